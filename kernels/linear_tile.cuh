@@ -23,7 +23,8 @@
 //   tables    of the matrices of a block, one after another, in as many places as the launch says;
 //             warp 0 fills a place again when all sums by its table have been added
 //   plane     from global memory to registers one or two pairs of units ahead; to L2 a band ahead
-//   x         of a tile in registers, until a tile of other columns comes; of 9 to 16 rows on 9.0
+//   x         of one or two rows on 9.0 all in shared memory, for all warps, if there is room; else
+//             of a tile in registers, until a tile of other columns comes; of 9 to 16 rows on 9.0
 //             three of the tile's eight units of columns in shared memory instead
 //   sums      of an item meet when all its runs have been decoded; two items are on their way, or
 //             one, as the launch says: if blocks have one item, or the largest tile needs the room;
@@ -32,27 +33,28 @@
 //             unit by unit, with the same bits of y
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin): 20 warps, which begin with 96 registers; the 16 that
-// decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 60
-// bytes, with 16 rows of x 68. Shared memory for tiles of at most 2704 bytes of bits: 115 KiB at
-// one row of x, 143 KiB at 8, 223 KiB at 16, or 191 KiB with sums of one item, where it suffices
-// for tiles of 3840 bytes; 16 KiB more for each further table. PTX for compute capability 8.0: 12
-// warps that decode, 128 registers.
-// cuBLASLt's best divided by ours, H200, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096,
-// 4096 x 14336, nvcc 13.5 (benches/record/2026-11-22-linear-tile.md):
-//   rows of x         1      8      16
-//                     0.85   0.80   0.65
-// What limits it (ncu, 28672 x 4096, one row): 67 instructions a unit, 47 of them in the loop,
-// which has 64 % of the warps' time: of that 30 % waits for results of arithmetic, 24 % for
-// look-ups and windows; 48 % of the issue slots are busy. A kernel without products would take
-// 16 us less of 135, one without the branch to escapes 11 less. With 16 rows besides x of each
-// tile, 8 KiB, for which all warps wait at once.
+// decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 76
+// bytes, with 16 rows of x 80. With x in shared memory 24 warps of 80 registers, of which 20 decode
+// (128 bytes). Shared memory for tiles of at most 2704 bytes of bits: 143 KiB at 8 rows of x, 223
+// KiB at 16, or 191 KiB with sums of one item, where it suffices for tiles of 3840 bytes; 16 KiB
+// more for each further table; at one row of 4096 columns 146 KiB. PTX for compute capability 8.0:
+// 12 warps that decode, 128 registers.
+// Microseconds on an H200, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336
+// (benches/record/2026-11-22-linear-tile.md):
+//   rows of x         1       8       16
+//                     129.6   139.9   178.9
+// What limits it: one warp alone on each scheduler takes 353 clocks for a unit, four of them 485: a
+// chain of four look-ups, and what is between tiles; and tensor cores lower the clock of the GPU,
+// from 1.97 to 1.81 GHz. With 16 rows besides x of each tile, 8 KiB, for which all warps wait at
+// once.
 //
 // Rejected, in the record with their figures: all of 16 rows of x in registers, which spills, and
 // fragments of it out of two loads, which are moved together for each product; tables in copies, so
 // that lanes do not meet in a bank; escapes fixed without a branch, in a function, or by one piece
 // of code for all units; x loaded for each unit, or brought with each tile, and more warps; other
 // splits of the registers; tiles brought by the warp that decodes them; one branch for two units,
-// for which the loop has an eighth fewer instructions
+// for which the loop has an eighth fewer instructions; the next unit's look-up before the branch;
+// one product a unit, of both halves of its columns by up to four rows of x
 //
 // Safety on any content: tiles are those of the launch; copies are bounded by the bitstream and by
 // the slot, windows by the slot, an edge's words by the tile's bytes, look-ups by the table. A tile
@@ -559,8 +561,8 @@ __device__ inline void wait_for_set(TileShared& common, u32 number, u32 sets, u3
 // Lanes of a warp that arrive at a slot after it has been written, or read: one, after __syncwarp,
 // except for racecheck (WIDE_ARRIVALS).
 constexpr u32 SLOT_LANES = WIDE_ARRIVALS;
-// Arrivals at a slot that is filled. On 9.0 one of them tells how many bytes come by a bulk copy; else
-// there are those of all lanes' copies besides.
+// Arrivals at a slot that is filled. On 9.0 one of them tells how many bytes come by a bulk copy;
+// else there are those of all lanes' copies besides.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 constexpr u32 SLOT_ARRIVALS = SLOT_LANES;
 __device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u32 lane) {
@@ -1034,7 +1036,9 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
 
 // All warps of the block together: one after the other they would take 2 us.
 __device__ __forceinline__ void make_barriers(TileShared& common, u32 warp, u32 lane) {
-    auto make = [](u64& barrier, u32 arrivals) { init_barrier(shared_address(&barrier), arrivals); };
+    auto make = [](u64& barrier, u32 arrivals) {
+        init_barrier(shared_address(&barrier), arrivals);
+    };
     const u32 of_slots = warp - TILE_HELPERS;
     if (warp >= TILE_HELPERS && lane < TILE_SLOTS)
         make(common.slot_full[of_slots][lane], SLOT_ARRIVALS),
