@@ -55,7 +55,7 @@ fn open(criterion: &mut Criterion) {
             let options = OpenOptions::new().memory_map(memory_map);
             let name = format!("open/{tensors} tensors of {weights} weights/{backend}");
             criterion.bench_function(&name, |bencher| {
-                bencher.iter(|| black_box(options.open(&path).unwrap()))
+                bencher.iter(|| black_box(options.open(&path).unwrap()));
             });
         }
     }
