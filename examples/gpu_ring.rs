@@ -96,9 +96,9 @@ fn allocation(device: &Device) {
             });
         });
         let place = memory[start..].as_mut_ptr().cast();
-        // SAFETY: the memory lives until it is unregistered.
         let register = milliseconds(|| {
-            unsafe { sys::cuMemHostRegister_v2(place, 64 * MIB, 1) }.result().unwrap()
+            // SAFETY: the memory lives until it is unregistered.
+            unsafe { sys::cuMemHostRegister_v2(place, 64 * MIB, 1) }.result().unwrap();
         });
         println!(
             "64 MiB ordinary, large pages {large}: touched in {touch:.2} ms, registered in \
@@ -115,9 +115,9 @@ fn registration(file: &File, bytes: usize, stream: &Arc<CudaStream>) {
     let map = unsafe { memmap2::Mmap::map(file) }.unwrap();
     let place = map.as_ptr().cast_mut().cast();
     let flags = sys::CU_MEMHOSTREGISTER_READ_ONLY;
-    // SAFETY: the mapping lives until it is unregistered.
     let register = milliseconds(|| {
-        unsafe { sys::cuMemHostRegister_v2(place, bytes, flags) }.result().unwrap()
+        // SAFETY: the mapping lives until it is unregistered.
+        unsafe { sys::cuMemHostRegister_v2(place, bytes, flags) }.result().unwrap();
     });
     let mut to = stream.alloc_zeros::<u8>(bytes).unwrap();
     let copy = milliseconds(|| {

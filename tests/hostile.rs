@@ -44,7 +44,7 @@ fn check_tensors(model: &df11::Model, original: &Model, what: &str) {
     for (tensor, expected) in model.tensors().zip(&original.tensors) {
         match tensor.decode::<u8>() {
             Ok(bytes) => {
-                assert!(bytes == expected.data, "{what}: wrong bytes of {:?}", tensor.name())
+                assert!(bytes == expected.data, "{what}: wrong bytes of {:?}", tensor.name());
             }
             Err(error) => assert!(is_typed(&error), "{what}: {error:?}"),
         }

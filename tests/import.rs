@@ -229,7 +229,7 @@ fn the_command_imports() {
 
     let damaged = copy("llama");
     edit(&damaged.path().join("model_layers_1.safetensors"), "model.layers.1.gaps", |gaps| {
-        gaps[9] ^= 1
+        gaps[9] ^= 1;
     });
     let out = folder.path().join("damaged.df11");
     let (code, _, error) =
@@ -386,7 +386,7 @@ fn arrays_that_are_missing_or_cut_short() {
                 assert!(place.contains(BLOCK) && remedy.contains("download"), "{place}; {remedy}");
             }
             Err(Error::Parameter { problem, .. }) => {
-                assert!(problem.contains("6 matrices"), "{problem}")
+                assert!(problem.contains("6 matrices"), "{problem}");
             }
             other => panic!("{array} less {count}: {:?}", other.map(|bytes| bytes.len())),
         }
@@ -430,7 +430,7 @@ fn damaged_positions_gaps_and_splits() {
     }
     for (at, value) in [(0, -1i64), (0, 2161), (5, 20_629), (5, i64::MAX)] {
         let result = change("split_positions", &|splits| {
-            splits[8 * at..][..8].copy_from_slice(&value.to_le_bytes())
+            splits[8 * at..][..8].copy_from_slice(&value.to_le_bytes());
         });
         assert!(matches!(result, Err(Error::Corrupt { .. })), "{at} {value}");
     }

@@ -195,7 +195,7 @@ fn original_files_come_back() {
                 assert!(!partial, "{}", row.file);
             }
             Err(Error::Unsupported { .. } | Error::Parameter { .. }) if partial => {
-                assert!(!out.exists())
+                assert!(!out.exists());
             }
             Err(Error::Corrupt { .. }) if beside => assert!(!out.exists()),
             // A longer path than the system takes.

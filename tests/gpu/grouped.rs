@@ -207,7 +207,7 @@ fn hostile_offsets_and_rows_stay_inside() {
         match round % 4 {
             0 => {
                 offsets[1 + random(&mut state) as usize % 5] =
-                    u32::MAX - (random(&mut state) % 5) as u32
+                    u32::MAX - (random(&mut state) % 5) as u32;
             }
             1 => offsets[random(&mut state) as usize % 4] = 14,
             2 => rows[random(&mut state) as usize % 15] = 9 + random(&mut state) as u32 % 1000,

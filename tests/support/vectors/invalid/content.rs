@@ -80,7 +80,7 @@ pub(super) fn content() -> Vec<Vector> {
             "hash-of-coded-tensor",
             "verify",
             "a coded tensor of other weights than its hash says",
-            { remade(coded.clone(), |model| model.tensor("w").arrays[4].1[100] ^= 0x80) },
+            remade(coded.clone(), |model| model.tensor("w").arrays[4].1[100] ^= 0x80),
         ),
         invalid("hash-of-empty-tensor", "verify", "another hash of a tensor without bytes", {
             let items = [Item::raw("x", Dtype::U8, &[0], vec![])];

@@ -413,10 +413,10 @@ pub(super) fn codes() -> Vec<Vector> {
         |name: &str, about: &str, bytes| Vector::invalid(name, "load", CORRUPT, about, bytes);
     vec![
         lengths("lengths-too-many", "code lengths whose codes do not fit", &|lengths| {
-            lengths[unused] = 3
+            lengths[unused] = 3;
         }),
         lengths("lengths-too-few", "code lengths that leave codes unused", &|lengths| {
-            lengths[shortest] = 2
+            lengths[shortest] = 2;
         }),
         lengths("lengths-limit", "a code length of 17", &|lengths| lengths[unused] = 17),
         lengths("lengths-255", "a code length of 255", &|lengths| lengths[unused] = 255),
@@ -447,7 +447,7 @@ pub(super) fn codes() -> Vec<Vector> {
             "verify",
             CORRUPT,
             "more LUTs than follow from the code lengths",
-            { remade(coded(), |model| model.tensor("w").arrays[0].1.extend([0; 512])) },
+            remade(coded(), |model| model.tensor("w").arrays[0].1.extend([0; 512])),
         ),
         Vector::invalid(
             "lut-fewer",

@@ -178,13 +178,13 @@ pub(super) fn beside() -> Vec<Vector> {
             "beside-container",
             CORRUPT,
             "a side file beside the container, with the name of a shard",
-            { with(&[File::beside("other.df11", b"{}")]) },
+            with(&[File::beside("other.df11", b"{}")]),
         ),
         open(
             "beside-first",
             CORRUPT,
             "a side file beside the container, before one that is stored",
-            { with(&[File::beside("a", b"1"), File::side("b", b"2")]) },
+            with(&[File::beside("a", b"1"), File::side("b", b"2")]),
         ),
         open("beside-twice", CORRUPT, "one path stored, and beside the container too", {
             with(&[File::side("a", b"1"), File::beside("a", b"1")])
@@ -193,13 +193,13 @@ pub(super) fn beside() -> Vec<Vector> {
             "beside-in-a-file",
             CORRUPT,
             "a path beside the container, below that of a stored file",
-            { with(&[File::side("a", b"1"), File::beside("a/b", b"1")]) },
+            with(&[File::side("a", b"1"), File::beside("a/b", b"1")]),
         ),
         open(
             "side-file-in-later-shard",
             CORRUPT,
             "a side file in a shard that is not the first",
-            { remade(plain(), |model| model.shard = (1, 2)) },
+            remade(plain(), |model| model.shard = (1, 2)),
         ),
         open("beside-in-later-shard", CORRUPT, "the same, beside the container", {
             remade(without_side_files(), |model| {

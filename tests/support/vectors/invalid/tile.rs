@@ -219,7 +219,7 @@ fn lengths() -> Vec<Vector> {
             tensor.arrays[1].0 = SECTION_CODEBOOK;
         }),
         tile("tile-codebook-short", "a codebook of 24 bytes", &|tensor| {
-            tensor.arrays[0].1.truncate(24)
+            tensor.arrays[0].1.truncate(24);
         }),
         grow("tile-codebook-odd", "a codebook that ends within a value", 0, 1),
         tile("tile-codebook-long", "a codebook with 4097 values", &|tensor| {
@@ -283,7 +283,7 @@ fn codebooks() -> Vec<Vector> {
             codebook.pairs.pop();
         }),
         edited("tile-code-without-escape", "no escape, and room for it", &|codebook| {
-            codebook.escape = 0
+            codebook.escape = 0;
         }),
         edited("tile-code-order", "values of one length that descend", &|codebook| {
             let last = codebook.pairs.len() - 1;
@@ -354,7 +354,7 @@ fn records() -> Vec<Vector> {
         }),
         of("tile-offset-last", "a last offset that is not bit_count", &moved(4, -8)),
         of("tile-bit-count", "bit_count that is not the last offset", &|arrays| {
-            arrays.parameters[2] -= 8
+            arrays.parameters[2] -= 8;
         }),
         of(
             "tile-ends-early",
