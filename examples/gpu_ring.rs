@@ -158,12 +158,11 @@ fn rings(
     ] {
         let streams = &[stream, &*second][..streams];
         let ring = Ring { device, file, bytes, piece: mib * MIB, streams, to };
-        // SAFETY: the buffers live to the end of the process, and are each used by one reader.
-        let buffers: Vec<[usize; 2]> = (0..readers)
-            .map(|_| {
-                [(); 2].map(|()| unsafe { result::malloc_host(mib * MIB, 0) }.unwrap() as usize)
-            })
-            .collect();
+        let allocate = |()| {
+            // SAFETY: the buffers live to the end of the process, and are each used by one reader.
+            unsafe { result::malloc_host(mib * MIB, 0) }.unwrap() as usize
+        };
+        let buffers: Vec<[usize; 2]> = (0..readers).map(|_| [(); 2].map(allocate)).collect();
         let times = (0..=TIMES).map(|_| milliseconds(|| ring.run(&buffers))).skip(1).collect();
         println!(
             "{readers} readers, 2 buffers of {mib} MiB each, {} streams: {:.2} ms",
