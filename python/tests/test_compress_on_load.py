@@ -250,12 +250,12 @@ def test_a_device_compresses_what_transformers_stacks_and_turns(
     assert df11.report(model, verify=True).verified
 
 
-def test_when_a_gpu_compresses_by_itself(folders: tuple[Path, Path]) -> None:
+def test_when_a_gpu_compresses_by_itself(several: tuple[Path, Path]) -> None:
     """One GPU into which all of it fits, also if nothing became smaller."""
     from df11._place import Placement
     from df11._quantizer import Df11Quantizer
 
-    gpu, files = torch.device("cuda", 0), list(folders[0].glob("*.safetensors"))
+    gpu, files = torch.device("cuda", 0), list(several[0].glob("*.safetensors"))
     whole = sum(path.stat().st_size for path in files)
     elsewhere = {"": gpu, "model.layers.0": torch.device("cpu")}
     for place, options, expected in [
