@@ -14,6 +14,7 @@ own, and vLLM's cache of compiled graphs, which does not know of them, would ret
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -65,9 +66,10 @@ def held_by(key: Tensor) -> Held:
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """As vLLM multiplies by a weight that is not compressed, to the bit."""
     if x.is_cuda and envs.VLLM_BATCH_INVARIANT:
-        from vllm.model_executor.layers.batch_invariant import linear_batch_invariant
-
-        return linear_batch_invariant(x, weight, bias)
+        # vLLM's own module of it has another name in each of the tested releases.
+        layers: Any = import_module("vllm.model_executor.layers.linear")
+        product: Tensor = layers.linear_batch_invariant(x, weight, bias)
+        return product
     return functional.linear(x, weight, bias)
 
 
