@@ -35,8 +35,11 @@ _NAMES = NAMES[1:]
 _BACKENDS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
 #: Rows of x for each expert, on average, from which on decoding all of them is faster.
 _MOST_ROWS = 8
-#: Where vLLM 0.26 chooses experts on the CPU. Later ones have a router for that.
+#: How vLLM 0.26 chooses experts on the CPU. Later ones have a router for that.
+_select_experts: Any = None
 _CPU_ROUTER = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"
+if current_platform.is_cpu() and find_spec(_CPU_ROUTER) is not None:
+    _select_experts = import_module(_CPU_ROUTER).select_experts
 #: What later ones than 0.26 take instead of the numbers of gated activations.
 _ActivationConfig: Any = getattr(activation, "ApplyMoEActivationConfig", None)
 
@@ -61,7 +64,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
     @property
     def is_monolithic(self) -> bool:
         """On the CPU with a vLLM that has no router there outside of its own kernel."""
-        return bool(current_platform.is_cpu()) and find_spec(_CPU_ROUTER) is not None
+        return _select_experts is not None
 
     def create_weights(
         self,
@@ -134,7 +137,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         self, layer: Any, x: Tensor, router_logits: Tensor, input_ids: Tensor | None = None
     ) -> Tensor:
         """As `apply`, and chooses experts before."""
-        topk_weights, topk_ids = import_module(_CPU_ROUTER).select_experts(
+        topk_weights, topk_ids = _select_experts(
             hidden_states=x,
             router_logits=router_logits,
             top_k=layer.top_k,
