@@ -6,7 +6,7 @@
 //                                      best; `wide`: 17 to 256 rows of x alone
 //   linear_bench ways ROUNDS           32, 64 and 128 rows of x by all ways to share strips and
 //                                      columns out among blocks
-//   linear_bench sums ROUNDS [X_ROWS]  16 to 256 rows of x, or so many, without cuBLASLt: each
+//   linear_bench sums ROUNDS [X_ROWS]  16 to 256 rows of x, or X_ROWS, without cuBLASLt: each
 //                                      matrix, and all four
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and numbers of warps

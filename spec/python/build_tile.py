@@ -24,7 +24,7 @@ class Tile:
     padding: str = "0"
 
     def describe(self, shift: int = 0) -> None:
-        """The record that a writer must make, but for a shift of at least this."""
+        """The record that a writer must make, except that its shift is at least this."""
         lengths = [len(lane) for lane in self.lanes]
         self.least, self.shift = min(lengths), shift
         while -(-(max(lengths) - self.least) >> self.shift) > 63:

@@ -189,7 +189,7 @@ class TileBits:
         return pos
 
     def verify(self) -> None:
-        """What 6.4 leaves to verification, but for the zeros from bit_count on."""
+        """What 6.4 leaves to verification, except the zeros from bit_count on."""
         record, pos = self.record, self.record.offset - self._origin
         if self.escaped & self._code.coded:
             raise Corrupt("bitstream", self._byte(pos), "a pair that has a code is escaped")

@@ -105,7 +105,7 @@ class RoundTrip(unittest.TestCase):
 
         c = Container(one(Tiles(data, 256, 264), data, (100, 264), change).pack())
         self.assertEqual(c.rows("t", 70, 20), data[528 * 70 : 528 * 90])
-        for first in (31, 32, 97):  # the offset behind the first strip, the record, the last record
+        for first in (31, 32, 97):  # the offset after the first strip, the record, the last record
             with self.assertRaises(Corrupt):
                 c.rows("t", first, 1)
 
