@@ -19,7 +19,7 @@ GiB. Either way one alone is measured while others wait.
 | latency | milliseconds per output token with 1, 8 and 64 requests |
 | throughput | requests/s of 512 requests at once, 128 tokens in and 128 out |
 | tokens | of BF16 and exact: greedy tokens of 128 prompts, one request at a time |
-| profile | microseconds of each kernel, with 64 requests, at saturation, and for prompts alone |
+| profile | microseconds of each kernel, with 1 and 64 requests, at saturation, for prompts alone |
 
 What fails or runs out of time says so; what was measured before counts.
 
@@ -449,6 +449,7 @@ class Engine:
         """For some kinds of steps, the kernels that take most: launches, and microseconds each."""
         found, steps = {}, 24
         windows = {
+            "1 request": (1, 8, steps),
             "64 requests": (64, 8, steps),
             "saturation": (options.requests, 8, steps),
             "16384 tokens of prompts": (64, 256, 1),

@@ -58,7 +58,7 @@ class Ahead:
         """
         self.device = device
         self._entries = {name: entry for file in files for name, entry in _header(file)}
-        self._waiting = deque(sorted(self._entries, key=dot_natural_key))
+        self._waiting = dict.fromkeys(sorted(self._entries, key=dot_natural_key))
         self._read: dict[str, Future[Tensor]] = {}
         self._ahead = 0
         #: Names of what was taken, for whoever empties this.
@@ -90,6 +90,7 @@ class Ahead:
         self.asked.append(name)
         read = self._read.pop(name, None)
         if read is None:
+            self._waiting.pop(name, None)
             read = self._threads.submit(self._bring, entry)
         else:
             self._ahead -= entry.nbytes
@@ -108,7 +109,8 @@ class Ahead:
 
     def _start(self) -> None:
         while self._waiting and self._ahead < AHEAD_BYTES:
-            name = self._waiting.popleft()
+            name = next(iter(self._waiting))
+            del self._waiting[name]
             entry = self._entries[name]
             self._read[name] = self._threads.submit(self._bring, entry)
             self._ahead += entry.nbytes

@@ -42,7 +42,16 @@ def test_any_order(
     monkeypatch.setattr(_reading, "AHEAD_BYTES", ahead)
     monkeypatch.setattr(_reading, "BUFFER_BYTES", 1000)
     paths, tensors = files
+    read: list[int] = []
+    bring = _reading.Ahead._bring
+
+    def counted(self: _reading.Ahead, entry: _reading._Entry) -> torch.Tensor:
+        read.append(entry.offset)
+        return bring(self, entry)
+
+    monkeypatch.setattr(_reading.Ahead, "_bring", counted)
     for order in (sorted(tensors), sorted(tensors, reverse=True)):
+        read.clear()
         reader = _reading.Ahead(paths, torch.device(device))
         slices = reader.slices()
         assert slices.keys() == tensors.keys()
@@ -52,6 +61,8 @@ def test_any_order(
             found = one[...]
             assert found.dtype == value.dtype and torch.equal(found.cpu(), value), name
         reader.close()
+        # Each tensor is read once, whoever asks for it first.
+        assert len(read) <= len(tensors)
 
 
 def test_files_that_are_wrong(files: tuple[list[str], dict[str, torch.Tensor]]) -> None:
