@@ -5,7 +5,8 @@ some sizes: from which size on a GPU is sooner done, which is what `--device aut
 
     cargo build --release
     cargo run --release --example weights -- /dev/shm/df11/base.safetensors rows 2
-    python3 benches/gpu_commands.py --df11 target/release/df11 --runs 5 /dev/shm/df11/base.safetensors
+    python3 benches/gpu_commands.py --df11 target/release/df11 --runs 5 \
+        /dev/shm/df11/base.safetensors
 
 Each size is a model of as many layers of seven matrices, whose weights are those of BASE in another
 order, beside BASE; put it on a tmpfs, or the disk is timed. Seconds are those of whole processes,
