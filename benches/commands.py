@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Times whole commands: `df11 compress` and `df11 decompress`, and zipnn beside them, on one thread and on all.
+"""Times whole commands: `df11 compress` and `df11 decompress`, and zipnn beside them, on one thread
+and on all.
 
     cargo build --release
     cargo run --release --example weights -- DIR/normal.safetensors normal
     cargo run --release --example weights -- DIR/rows.safetensors rows
     python3 -m venv .venv && .venv/bin/pip install zipnn torch
-    .venv/bin/python benches/commands.py --df11 target/release/df11 --runs 7 DIR/normal.safetensors DIR/rows.safetensors
+    .venv/bin/python benches/commands.py --df11 target/release/df11 --runs 7 \
+        DIR/normal.safetensors DIR/rows.safetensors
 
-Each round runs every command once, in turn, so that a drift of the machine's speed meets all of them. Rates are bytes of BF16 per
-second; CPU time is user + system of the process as the kernel accounts it. `cp` shows what reading and writing the same file costs. zipnn is timed in two ways: the call alone,
-between bytes in memory, and with its file read and written, as df11 does. DIR should be on a tmpfs, or the disk is timed.
+Each round runs every command once, in turn, so that a drift of the machine's speed meets all of
+them. Rates are bytes of BF16 per second; CPU time is user + system of the process as the kernel
+accounts it. `cp` shows what reading and writing the same file costs. zipnn is timed in two ways:
+the call alone, between bytes in memory, and with its file read and written, as df11 does. DIR
+should be on a tmpfs, or the disk is timed.
 """
 
 import argparse
@@ -58,10 +62,14 @@ def machine() -> dict:
     model = platform.processor() or platform.machine()
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        model = next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         pass
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit.stdout.strip(),
@@ -76,7 +84,9 @@ def remove(path: pathlib.Path) -> None:
 
 
 class Bench:
-    def __init__(self, df11: str, source: pathlib.Path, threads: list[int], layouts: list[str]) -> None:
+    def __init__(
+        self, df11: str, source: pathlib.Path, threads: list[int], layouts: list[str]
+    ) -> None:
         self.df11, self.source, self.threads, self.layouts = df11, source, threads, layouts
         self.size = source.stat().st_size
         self.containers = {layout: source.with_suffix(f".{layout}.df11") for layout in layouts}
@@ -85,7 +95,13 @@ class Bench:
         self.rows: list[dict] = []
 
     def note(self, name: str, wall: float, cpu: float, peak: int = 0) -> None:
-        row = {"source": self.source.name, "command": name, "wall_s": wall, "cpu_s": cpu, "peak_bytes": peak}
+        row = {
+            "source": self.source.name,
+            "command": name,
+            "wall_s": wall,
+            "cpu_s": cpu,
+            "peak_bytes": peak,
+        }
         self.rows.append(row)
 
     def round(self, zipnn: bool) -> None:
@@ -94,28 +110,52 @@ class Bench:
                 remove(container)
                 what = f"{layout}, {threads} threads"
                 options = ["-q", "--threads", str(threads)]
-                command = [self.df11, "compress", str(self.source), "-o", str(container), "--no-verify", *options]
+                command = [
+                    self.df11,
+                    "compress",
+                    str(self.source),
+                    "-o",
+                    str(container),
+                    "--no-verify",
+                    *options,
+                ]
                 self.note(f"df11 compress {what}", *run([*command, "--layout", layout])[:3])
                 remove(self.restored)
-                command = [self.df11, "decompress", str(container), "-o", str(self.restored), *options]
+                command = [
+                    self.df11,
+                    "decompress",
+                    str(container),
+                    "-o",
+                    str(self.restored),
+                    *options,
+                ]
                 self.note(f"df11 decompress {what}", *run(command)[:3])
-                self.note(f"df11 verify {what}", *run([self.df11, "verify", str(container), *options])[:3])
+                self.note(
+                    f"df11 verify {what}", *run([self.df11, "verify", str(container), *options])[:3]
+                )
         remove(self.restored)
-        self.note("cp, the cost of the files alone", *run(["cp", str(self.source), str(self.restored)])[:3])
+        self.note(
+            "cp, the cost of the files alone",
+            *run(["cp", str(self.source), str(self.restored)])[:3],
+        )
         if zipnn:
             for verb, source, target in (
                 ("compress", self.source, self.zipped),
                 ("decompress", self.zipped, self.restored),
             ):
                 remove(target)
-                _, _, peak, output = run([sys.executable, "-c", ZIPNN, verb, str(source), str(target)])
+                _, _, peak, output = run(
+                    [sys.executable, "-c", ZIPNN, verb, str(source), str(target)]
+                )
                 cpu, wall, cpu_files, wall_files = map(float, output.split())
                 self.note(f"zipnn {verb}, the call", wall, cpu, peak)
                 self.note(f"zipnn {verb}, with files", wall_files, cpu_files, peak)
 
     def ratio(self, one: str, other: str) -> float:
         """How many times the rate of another command, round by round."""
-        seconds = [[row["cpu_s"] for row in self.rows if row["command"] == name] for name in (one, other)]
+        seconds = [
+            [row["cpu_s"] for row in self.rows if row["command"] == name] for name in (one, other)
+        ]
         return statistics.median(theirs / ours for ours, theirs in zip(*seconds))
 
     def table(self) -> list[dict]:
@@ -137,11 +177,15 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sources", nargs="+", type=pathlib.Path)
     parser.add_argument("--df11", default="target/release/df11")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--layout", default="gap", help="one or more, with commas; the first is compared with zipnn")
+    parser.add_argument(
+        "--layout", default="gap", help="one or more, with commas; the first is compared with zipnn"
+    )
     parser.add_argument("--threads", default="1," + str(os.cpu_count()))
     parser.add_argument("--no-zipnn", action="store_true")
     parser.add_argument("--json", type=pathlib.Path, help="write all rows here")
@@ -168,13 +212,22 @@ def main() -> None:
                 f"  {row['command']:30} {row['wall_mb_s']:6} MB/s wall {row['cpu_mb_s']:6} MB/s CPU"
                 f" {row['cpu_mb_s_range']} peak {row['peak_mib']} MiB"
             )
-        pairs = [(verb, other) for other in ("the call", "with files") for verb in ("compress", "decompress")]
+        pairs = [
+            (verb, other)
+            for other in ("the call", "with files")
+            for verb in ("compress", "decompress")
+        ]
         for verb, other in [] if arguments.no_zipnn else pairs:
             ratio = bench.ratio(f"df11 {verb} {layouts[0]}, 1 threads", f"zipnn {verb}, {other}")
-            print(f"  df11 {verb} / zipnn {verb}, {other}: {ratio:.2f} times the rate, CPU time, median of rounds")
+            print(
+                f"  df11 {verb} / zipnn {verb}, {other}: "
+                f"{ratio:.2f} times the rate, CPU time, median of rounds"
+            )
     if arguments.json:
         rows = [row for bench in benches for row in bench.rows]
-        arguments.json.write_text(json.dumps({**about, "summary": summary, "rows": rows}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({**about, "summary": summary, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

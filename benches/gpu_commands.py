@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Times `df11 verify` and `df11 decompress` with the CPU and with a GPU decoding, for models of some sizes: from which size on a GPU is
-sooner done, which is what `--device auto` goes by (Work::small_bytes in src/cli/device.rs).
+"""Times `df11 verify` and `df11 decompress` with the CPU and with a GPU decoding, for models of
+some sizes: from which size on a GPU is sooner done, which is what `--device auto` goes by
+(Work::small_bytes in src/cli/device.rs).
 
     cargo build --release
     cargo run --release --example weights -- /dev/shm/df11/base.safetensors rows 2
-    python3 benches/gpu_commands.py --df11 target/release/df11 --runs 5 /dev/shm/df11/base.safetensors
+    python3 benches/gpu_commands.py --df11 target/release/df11 --runs 5 \
+        /dev/shm/df11/base.safetensors
 
-Each size is a model of as many layers of seven matrices, whose weights are those of BASE in another order, beside BASE; put it on a tmpfs, or the
-disk is timed. Seconds are those of whole processes, the start of the GPU and the load of the model included; rates are bytes of BF16 per
-second. Each round runs every command once, in turn; the first one warms the page cache and does not count.
+Each size is a model of as many layers of seven matrices, whose weights are those of BASE in another
+order, beside BASE; put it on a tmpfs, or the disk is timed. Seconds are those of whole processes,
+the start of the GPU and the load of the model included; rates are bytes of BF16 per second. Each
+round runs every command once, in turn; the first one warms the page cache and does not count.
 """
 
 import argparse
@@ -58,10 +61,15 @@ def make(path: pathlib.Path, base: pathlib.Path, size: int) -> None:
 class Bench:
     """The commands on a model of one size."""
 
-    def __init__(self, df11: str, base: pathlib.Path, size: int, threads: list[int], devices: list[str]) -> None:
+    def __init__(
+        self, df11: str, base: pathlib.Path, size: int, threads: list[int], devices: list[str]
+    ) -> None:
         self.df11, self.threads, self.devices = df11, threads, devices
         source = base.with_name(f"{size}.safetensors")
-        self.container, self.restored = source.with_suffix(".df11"), source.with_name(f"{size}-restored.safetensors")
+        self.container, self.restored = (
+            source.with_suffix(".df11"),
+            source.with_name(f"{size}-restored.safetensors"),
+        )
         make(source, base, size)
         self.size = source.stat().st_size
         self.container.unlink(missing_ok=True)
@@ -74,7 +82,16 @@ class Bench:
             for device in self.devices:
                 for verb in ("verify", "decompress"):
                     self.restored.unlink(missing_ok=True)
-                    command = [self.df11, verb, str(self.container), "--device", device, "--threads", str(threads), "--json"]
+                    command = [
+                        self.df11,
+                        verb,
+                        str(self.container),
+                        "--device",
+                        device,
+                        "--threads",
+                        str(threads),
+                        "--json",
+                    ]
                     command += ["-o", str(self.restored)] if verb == "decompress" else []
                     wall, cpu, peak, output = run(command)
                     decoded_by = json.loads(output)["device"]
@@ -117,7 +134,9 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("base", type=pathlib.Path)
     parser.add_argument("--df11", default="target/release/df11")
     parser.add_argument("--runs", type=int, default=5)
@@ -129,22 +148,27 @@ def main() -> None:
     threads = [int(count) for count in arguments.threads.split(",")]
     rows, summary = [], []
     for gib in map(float, arguments.gib.split(",")):
-        bench = Bench(arguments.df11, arguments.base, int(gib * 2**30), threads, arguments.devices.split(","))
+        bench = Bench(
+            arguments.df11, arguments.base, int(gib * 2**30), threads, arguments.devices.split(",")
+        )
         bench.round()
         bench.rows.clear()
         for _ in range(arguments.runs):
             bench.round()
         for row in bench.summary():
             print(
-                f"{row['bytes'] / 1e9:7.3f} GB  {row['verb']:10} {row['threads']:3} threads  {row['device']:4}"
-                f" {row['wall_s']:8.3f} s wall {row['cpu_s']:8.3f} s CPU {row['gb_s']:8.2f} GB/s  peak {row['peak_mib']} MiB",
+                f"{row['bytes'] / 1e9:7.3f} GB  {row['verb']:10} {row['threads']:3} threads"
+                f"  {row['device']:4} {row['wall_s']:8.3f} s wall {row['cpu_s']:8.3f} s CPU"
+                f" {row['gb_s']:8.2f} GB/s  peak {row['peak_mib']} MiB",
                 flush=True,
             )
         rows += bench.rows
         summary += bench.summary()
         bench.container.unlink()
     if arguments.json:
-        arguments.json.write_text(json.dumps({**machine(), "summary": summary, "rows": rows}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({**machine(), "summary": summary, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

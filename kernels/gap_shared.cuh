@@ -1,4 +1,5 @@
-// What a block of the gap kernels keeps in static shared memory, whatever its warps, and how it is reached.
+// What a block of the gap kernels keeps in static shared memory, with any number of warps, and how
+// it is reached.
 #pragma once
 #include "gap_task.cuh"
 #include "shared.cuh"
@@ -12,8 +13,8 @@ struct BlockMemory {
 };
 __shared__ BlockMemory shared_block;
 
-// Its address, in a register. Compute capability 9.0 has no immediate for it: at each use the compiler would make it of the block's
-// place in its cluster.
+// Its address, in a register. Compute capability 9.0 has no immediate for it: at each use the
+// compiler would make it of the block's place in its cluster.
 __device__ inline u32 block_address() {
     u32 address = u32(__cvta_generic_to_shared(&shared_block));
     asm volatile("" : "+r"(address));

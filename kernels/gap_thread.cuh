@@ -1,22 +1,26 @@
-// What one thread of the gap kernels does alone: a window on its bits, look-ups, and weights out of exponents.
+// What one thread of the gap kernels does alone: a window on its bits, look-ups, and weights out of
+// exponents.
 #pragma once
 #include "gap_shared.cuh"
 
-// Rows of a warp's bits: word j of lane l is in bits[(j + 1) * 32 + l], so that lanes never meet in a bank. Row 0 is never
-// decoded, and exists because positions are counted from two bits before the word: a window shifted by two is an index
-// times the four bytes of an entry.
+// Rows of a warp's bits: word j of lane l is in bits[(j + 1) * 32 + l], so that lanes never meet in
+// a bank. Row 0 is never decoded, and exists because positions are counted from two bits before the
+// word: a window shifted by two is an index times the four bytes of an entry.
 constexpr u32 POSITION_OF_BIT_0 = 30;
-constexpr u32 POSITION_MASK = 0x3FF;    // 64-byte threads: 512 bits + 15 of gap + 30 + two pairs of 32
+// Threads of 64 bytes: 512 bits + 15 of gap + 30 + two pairs of 32.
+constexpr u32 POSITION_MASK = 0x3FF;
 constexpr u32 INDEX_MASK = (TABLE_ENTRIES - 1) << 2;
 constexpr u32 PAIR_LENGTH_MASK = 0x3F;
 
-// A lane's bits and the table, by shared addresses: of its column's word in row 0, and of the first entry.
+// A lane's bits and the table, by shared addresses: of its column's word in row 0, and of the first
+// entry.
 struct Bits {
     u32 column, table;
 
-    // The bits from a position on, above two that precede them. Carries above POSITION_MASK are ignored.
+    // The bits from a position on, above two that precede them. Carries above POSITION_MASK are
+    // ignored.
     __device__ u32 window(u32 position) const {
-        // One instruction; the compiler would take two, and mask behind the shift.
+        // One instruction; the compiler would take two, and mask after the shift.
         u32 row = position & POSITION_MASK & ~31u;
         asm("mad.lo.u32 %0, %0, 4, %1;" : "+r"(row) : "r"(column));
         return __funnelshift_r(load_shared(row), load_shared(row + 128), position);
@@ -29,8 +33,8 @@ struct Bits {
 __device__ inline u32 first_length(u32 entry) { return entry >> 10 & 31; }
 __device__ inline u32 pair_length(u32 entry) { return entry & PAIR_LENGTH_MASK; }
 
-// A code of any length: exponent << 16 | length << 10 | length. Bits that are no code are a problem and count as one bit,
-// so that decoding ends.
+// Decodes a code of any length: exponent << 16 | length << 10 | length. Bits that are no code are a
+// problem and count as one bit, so that decoding ends.
 __device__ inline u32 decode_one(const Bits& bits, u32 position, u32& problems) {
     u32 window = bits.window(position), entry = bits.entry(window);
     u32 length = first_length(entry), symbol = entry >> 16 & 0xFF;
@@ -39,14 +43,18 @@ __device__ inline u32 decode_one(const Bits& bits, u32 position, u32& problems) 
         u32 code = __brev(window >> 2) >> 16;
         length = TABLE_BITS;
 #pragma unroll 1
-        do length++; while (length < MAX_CODE_LENGTH && code >= table.limits[length]);
+        do length++;
+        while (length < MAX_CODE_LENGTH && code >= table.limits[length]);
         symbol = table.symbols[(code >> (MAX_CODE_LENGTH - length)) + table.bases[length] & 0xFF];
-        if (code >= table.limits[length]) problems |= STATUS_NO_CODE, length = 1;
+        if (code >= table.limits[length]) {
+            problems |= STATUS_NO_CODE;
+            length = 1;
+        }
     }
     return symbol << 16 | length << 10 | length;
 }
 
-// The entry of any pair, and problems in the upper half.
+// Makes the entry of any pair, with problems in the upper half.
 __device__ __noinline__ u64 decode_any_pair(u32 column, u32 position) {
     const Bits bits = {column, block_address()};
     u32 problems = 0;
@@ -55,8 +63,9 @@ __device__ __noinline__ u64 decode_any_pair(u32 column, u32 position) {
     return u64(problems) << 32 | ((second >> 16) << 24 | first + first_length(second));
 }
 
-// The entry of a pair that does not fit the table's index.
-__device__ inline u32 decode_long_pair(const Bits& bits, u32 position, u32 window, u32 entry, u32& problems) {
+// Makes the entry of a pair that does not fit the table's index.
+__device__ inline u32 decode_long_pair(const Bits& bits, u32 position, u32 window, u32 entry,
+                                       u32& problems) {
     u32 length = first_length(entry);
     u32 next = bits.entry(window >> length);
     u32 next_length = first_length(next);
@@ -68,7 +77,8 @@ __device__ inline u32 decode_long_pair(const Bits& bits, u32 position, u32 windo
     return entry + (next << 8 & 0xFF000000u) + length + next_length;
 }
 
-// Two weights of exponents `low` and `low + 1` of four, and the same bytes of the plane: s eeeeeeee mmmmmmm twice.
+// Merges the first or last two of four exponents with the same bytes of the plane into two weights:
+// s eeeeeeee mmmmmmm twice.
 template <u32 LOW>
 __device__ inline u32 merge_pair(u32 exponents, u32 plane) {
     constexpr u32 twice = LOW ? 0x3322 : 0x1100, once = LOW ? 0x4342 : 0x4140;

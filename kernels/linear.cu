@@ -25,8 +25,8 @@
 //             the warp puts them in place before it multiplies
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-22-linear-kernel.md):
-// 96 registers, 18 warps; 149 KiB of shared memory with up to 8 rows of x, 183 KiB with 16. About 115
-// instructions a step with 16 rows, of them 60 to decode: 15 for the eight weights of a row.
+// 96 registers, 18 warps; 149 KiB of shared memory with up to 8 rows of x, 183 KiB with 16. About
+// 115 instructions a step with 16 rows, of them 60 to decode: 15 for the eight weights of a row.
 // cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
 //   rows of x             1       8       16
 //   H100                  1.40    1.39    1.34
@@ -237,8 +237,8 @@ __constant__ u32 linear_constants[] = {
     WIDE_LEAST_STRIPS,
     WIDE_ENDS,
     WIDE_MEETING,
-    // df11_linear_fast_256: dynamic shared memory and threads of a block, 0 where there is none; how
-    // large_shares shares out, and what of sums meets in memory.
+    // df11_linear_fast_256: dynamic shared memory and threads of a block, 0 where there is none;
+    // how large_shares shares out, and what of sums meets in memory.
     HAS_WIDE * WIDE_SHARED_BYTES,
     HAS_WIDE * LARGE_THREADS,
     LARGE_STRIPS,
@@ -246,10 +246,10 @@ __constant__ u32 linear_constants[] = {
     LARGE_PARTIAL_BYTES,
     LARGE_ROWS,
     LARGE_BANDS,
-    // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of dynamic
-    // shared memory (tile_shared_bytes) the bytes of a table, for each row of x and each of
-    // tile_sets, for each warp that decodes, and how many times such a warp needs a tile's bits; the
-    // most tile_sets; in _16 what each warp needs besides; the most tile_tables.
+    // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of
+    // dynamic shared memory (tile_shared_bytes) the bytes of a table, for each row of x and each of
+    // tile_sets, for each warp that decodes, and how many times such a warp needs a tile's bits;
+    // the most tile_sets; in _16 what each warp needs besides; the most tile_tables.
     TILE_HELPERS,
     tile_warps(LINEAR_ROWS),
     sizeof(TileTable),
@@ -260,15 +260,16 @@ __constant__ u32 linear_constants[] = {
     x_bytes_of_warp(2),
     MOST_TABLES,
     // df11_linear_tile_2: the warps that decode, or 0 where there is none; the most rows of x; the
-    // bytes of a row of x in shared memory are a multiple of the next, and as many more as the last.
+    // bytes of a row of x in shared memory are a multiple of the next, and as many more as the
+    // last.
     HAS_WIDE * tile_warps(FEWEST_ROWS),
     FEWEST_ROWS,
     SHARED_X_UNIT,
     SHARED_X_AFTER,
     // df11_linear_tile_{32,64}: threads of a block, or 0 where there are none; of dynamic shared
-    // memory (decoded_shared_bytes) the bytes that are always needed, for each stage of 32 and of 64
-    // rows of x, and for each of these rows; how many tiles' bits there are at once, and bytes of
-    // each besides those bits; the most stages.
+    // memory (decoded_shared_bytes) the bytes that are always needed, for each stage of 32 and of
+    // 64 rows of x, and for each of these rows; how many tiles' bits there are at once, and bytes
+    // of each besides those bits; the most stages.
     HAS_WIDE * DECODED_THREADS,
     DECODED_FIRST_BYTES,
     SETS * decoded_stage(32),

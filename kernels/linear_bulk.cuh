@@ -97,8 +97,13 @@ struct Stages {
     __device__ u32 empty() const { return full + MOST_STAGES * 8; }
     __device__ u32 x_empty() const { return full + 2 * MOST_STAGES * 8; }
     __device__ void next() {
-        place += bytes, full += 8;
-        if (place == end) place = first, full = first_full, phase ^= 1;
+        place += bytes;
+        full += 8;
+        if (place == end) {
+            place = first;
+            full = first_full;
+            phase ^= 1;
+        }
     }
 };
 // Keeps a value in a register: the compiler would make it again in each step.
@@ -119,8 +124,9 @@ __device__ __forceinline__ void ask_for_weights(const Work& work, Stages stages,
         const FastHead* heads =
             static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(m.whole_columns);
         for (u32 step = at.begin; step < at.end; step += WARPS) {
-            const u32 place = stages.place, full = stages.full,
-                      bytes = min(at.end - step, WARPS) * STEP_BYTES;
+            const u32 place = stages.place;
+            const u32 full = stages.full;
+            const u32 bytes = min(at.end - step, WARPS) * STEP_BYTES;
             if (filled) wait_for(stages.empty(), stages.phase ^ 1);
             arrive_expecting(full, at.exists ? bytes : 0);
             if (at.exists) copy_bulk_once(place, data + u64(step) * STEP_BYTES, bytes, full);
@@ -169,9 +175,9 @@ __device__ __forceinline__ void ask_for_x(const Work& work, Stages stages, u32 l
                     wait_for(stages.x_empty(), stages.phase ^ 1);
                 }
             }
-            const u32 count = min(min(at.end - step, WARPS) * STEP_COLUMNS,
-                                  work.columns() - step * STEP_COLUMNS),
-                      bytes = aligned ? count * 2 : 0;
+            const u32 count =
+                min(min(at.end - step, WARPS) * STEP_COLUMNS, work.columns() - step * STEP_COLUMNS);
+            const u32 bytes = aligned ? count * 2 : 0;
             if (!aligned)
                 for (u32 row = 0; row < at.rows; row++)
                     copy_x_slow(work.x(at, row) + step * STEP_COLUMNS, count,
@@ -198,8 +204,8 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
                                                u32 lane) {
     wait_for_launch_before();
     float* const all_sums = reinterpret_cast<float*>(linear_shared + 3 * MOST_STAGES * 8);
-    const u32 weights_place = kept(warp * STEP_BYTES + lane * 16),
-              head_place = kept(stages.bytes - WARPS + warp / TILE_STEPS * 8);
+    const u32 weights_place = kept(warp * STEP_BYTES + lane * 16);
+    const u32 head_place = kept(stages.bytes - WARPS + warp / TILE_STEPS * 8);
     const u32 x_place =
         kept(WARPS * STEP_BYTES + warp * 64 + lane % 8 * x_pitch_bytes(WARPS) + lane / 8 * 16);
     u32 problems = 0;
@@ -207,7 +213,8 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
         const Range at = work.range(item);
         const LinearMatrix& m = work.matrix(at);
         float sums[2][EIGHTS][4] = {};
-        const u32 end = kept(at.exists ? at.end : 0), rounds_end = kept(at.end + warp);
+        const u32 end = kept(at.exists ? at.end : 0);
+        const u32 rounds_end = kept(at.end + warp);
 #pragma unroll 1
         for (u32 step = at.begin + warp; step < rounds_end; step += WARPS) {
             wait_for(stages.full, stages.phase);
@@ -221,7 +228,8 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
             Head head = {};
             if (has) {
                 const u32 mine = stages.place + weights_place;
-                p0 = load_shared_16(mine), p1 = load_shared_16(mine + 512),
+                p0 = load_shared_16(mine);
+                p1 = load_shared_16(mine + 512);
                 codes = load_shared_16(mine + 1024);
                 head.words = load_shared_8(stages.place + head_place);
 #pragma unroll
@@ -257,12 +265,15 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
 
 template <u32 EIGHTS, u32 WARPS, u32 CLUSTER, class Work>
 __device__ __forceinline__ void linear_bulk(const Work& work) {
-    const u32 lane = kept(threadIdx.x % LANES), warp = kept(threadIdx.x / LANES);
+    const u32 lane = kept(threadIdx.x % LANES);
+    const u32 warp = kept(threadIdx.x / LANES);
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const u32 base = kept(shared_address(linear_shared)),
-              fixed = 3 * MOST_STAGES * 8 + sums_bytes(WARPS), first = base + fixed;
-    const u32 bytes = stage_bytes(WARPS, EIGHTS), count = min((room - fixed) / bytes, MOST_STAGES);
+    const u32 base = kept(shared_address(linear_shared));
+    const u32 fixed = 3 * MOST_STAGES * 8 + sums_bytes(WARPS);
+    const u32 first = base + fixed;
+    const u32 bytes = stage_bytes(WARPS, EIGHTS);
+    const u32 count = min((room - fixed) / bytes, MOST_STAGES);
     const Stages stages = {first, first + count * bytes, bytes, base, first, base};
     const bool aligned = work.aligned();
     // The weights' warp makes the barriers and asks at once; the others of the block wait for them,

@@ -54,8 +54,9 @@ template <u32 EIGHTS, class Work, u32 WARPS>
 __device__ __forceinline__ void ask_for_step(const Work& work, const Cursor<Work, WARPS>& at,
                                              u32 slot, u32 lane, bool aligned) {
     // Of x lane l has row l / 4, columns from l % 4 * 8 on; four 8 x 8 one after the other.
-    const u32 mine = slot + lane * 16, column = at.step * STEP_COLUMNS + lane % 4 * 8,
-              x_place = slot + STEP_BYTES + (lane % 4 * 8 + lane / 4) * 16;
+    const u32 mine = slot + lane * 16;
+    const u32 column = at.step * STEP_COLUMNS + lane % 4 * 8;
+    const u32 x_place = slot + STEP_BYTES + (lane % 4 * 8 + lane / 4) * 16;
     const u8* data = at.data + u64(at.step) * STEP_BYTES;
     copy_line_async(mine, data);
     copy_line_async(mine + 512, data + 512);
@@ -95,10 +96,12 @@ __device__ __forceinline__ void add_warps(const Work& work, const Range& at, flo
 #pragma unroll
     for (u32 k = 0; k < 4; k++) {
         float* const to = mine + (lane % 4 * 2 + k % 2) * SUMS_PITCH + 8 * (k / 2);
-        to[0] = low[k], to[16] = high[k];
+        to[0] = low[k];
+        to[16] = high[k];
     }
     group_barrier(0, WARPS * LANES);
-    const u32 x_row = first_row + threadIdx.x / STRIP_ROWS, row = threadIdx.x % STRIP_ROWS;
+    const u32 x_row = first_row + threadIdx.x / STRIP_ROWS;
+    const u32 row = threadIdx.x % STRIP_ROWS;
     if (threadIdx.x >= 8 * STRIP_ROWS || x_row >= at.rows) return;
     float sum = 0;
 #pragma unroll
@@ -177,8 +180,9 @@ __device__ __forceinline__ void linear_fast(const Work& work) {
             const u32 place = ring + slot, mine = place + lane * 16;
             wait_for_all_but<DEPTH - 1>();
             __syncwarp();
-            const uint4 p0 = load_shared_16(mine), p1 = load_shared_16(mine + 512),
-                        codes = load_shared_16(mine + 1024);
+            const uint4 p0 = load_shared_16(mine);
+            const uint4 p1 = load_shared_16(mine + 512);
+            const uint4 codes = load_shared_16(mine + 1024);
             uint4 x[EIGHTS];
 #pragma unroll
             for (u32 i = 0; i < EIGHTS; i++) x[i] = load_matrices(mine + STEP_BYTES + 512 * i);

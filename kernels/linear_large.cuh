@@ -10,7 +10,7 @@
 //   block     eight warps that multiply, 16 rows of a strip each, with 96 or 128 sums a thread, and
 //             four that ask; two warpgroups' products hide what each of them decodes
 //
-//      group 0                 | group 1                 | ...      28672 x 4096: groups of 64 stages
+//      group 0                 | group 1                 | ...    28672 x 4096: groups of 64 stages
 //      share 0        | share 1        | share 2         | ...                    shares of 112
 //        whole group 0, then a piece of group 1 | its other piece, ...
 //
@@ -29,16 +29,17 @@
 // back.
 //
 // Rejected, in the records with their figures:
-//   strips by multicast to two bands; groups of six strips for 192 rows; x by cp.async of 16 bytes; a
-//   slice kept in registers while others are loaded, of more than two pieces (four times the
+//   strips by multicast to two bands; groups of six strips for 192 rows; x by cp.async of 16 bytes;
+//   a slice kept in registers while others are loaded, of more than two pieces (four times the
 //   instructions, which come from L2 at every launch); the last block that comes adds all
 //
-// Safety: as linear.cu has it. A block waits for others no longer than LARGE_LOOKS looks at a counter.
+// Safety: as linear.cu has it. A block waits for others no longer than LARGE_LOOKS looks at a
+// counter.
 #pragma once
 #include "linear_wide.cuh"
 
-constexpr u32 LARGE_WARPS = 2 * LARGE_STRIPS,
-              LARGE_THREADS = (LARGE_WARPS + WIDE_ASKING) * LANES;
+constexpr u32 LARGE_WARPS = 2 * LARGE_STRIPS;
+constexpr u32 LARGE_THREADS = (LARGE_WARPS + WIDE_ASKING) * LANES;
 // Most stages of a ring, and the slices of a group's sums.
 constexpr u32 LARGE_RING = 8, LARGE_SLICES = 8;
 // A warp's sums of eight rows of x by 16 rows of a strip are a fragment; a slice is some of them.
@@ -56,11 +57,13 @@ struct LargeCursor {
         enter(launch);
     }
     __device__ void enter(const LinearLaunch& launch) {
-        share = item / bands, band = item % bands, at = end = 0;
+        share = item / bands;
+        band = item % bands;
+        at = end = 0;
         for (matrix = 0; matrix < launch.matrix_count; matrix++) {
-            const u32 rows = launch.matrices[matrix].rows,
-                      length = large_length(rows, launch.columns, bands),
-                      shares = large_shares(rows, launch.columns, bands);
+            const u32 rows = launch.matrices[matrix].rows;
+            const u32 length = large_length(rows, launch.columns, bands);
+            const u32 shares = large_shares(rows, launch.columns, bands);
             if (share >= shares) {
                 share -= shares;
                 continue;
@@ -74,16 +77,22 @@ struct LargeCursor {
     __device__ WidePiece piece(const LinearLaunch& launch) const {
         const u32 stages = wide_stage_count(launch.columns), group = at / stages;
         WidePiece p;
-        p.matrix = matrix, p.first_strip = group * LARGE_STRIPS;
+        p.matrix = matrix;
+        p.first_strip = group * LARGE_STRIPS;
         p.strips = min(strips_of(launch.matrices[matrix].rows) - p.first_strip, LARGE_STRIPS);
-        p.begin = at % stages, p.end = min(stages, p.begin + (end - at));
-        p.x_box = large_band_rows(launch.x_rows), p.x_first = band * p.x_box;
+        p.begin = at % stages;
+        p.end = min(stages, p.begin + (end - at));
+        p.x_box = large_band_rows(launch.x_rows);
+        p.x_first = band * p.x_box;
         p.x_rows = min(launch.x_rows - p.x_first, p.x_box);
         return p;
     }
     __device__ void next(const LinearLaunch& launch, const WidePiece& p) {
         at += p.end - p.begin;
-        if (at == end) item += gridDim.x, enter(launch);
+        if (at == end) {
+            item += gridDim.x;
+            enter(launch);
+        }
     }
 };
 
@@ -109,13 +118,14 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
 
 // Blocks that have pieces of a group meet at a counter: how many have come (bits 0 to 7), how many
 // slices are done (8 to 15), and which of them are left to the last one that comes (16 on). Each
-// stores its sums, and adds those of a slice of its own when all have come, in the order of columns;
-// of two pieces it does not store what it is to add. It does not wait long: then it stores that, too,
-// and leaves the slice to the last one. So no block depends on another one to run at the same time.
+// stores its sums, and adds those of a slice of its own when all have come, in the order of
+// columns; of two pieces it does not store what it is to add. It does not wait long: then it stores
+// that, too, and leaves the slice to the last one. So no block depends on another one to run at the
+// same time.
 struct LargeMeeting {
     u32* counter;
-    const float* first;  // of the first piece, this thread's place
-    const float* others; // of the second piece; the others come one after the other
+    const float* first;   // of the first piece, this thread's place
+    const float* others;  // of the second piece; the others come one after the other
     float* mine;
     u32 pieces, number, slices, stride;  // stride: from a piece to the next, in floats
     bool owns;
@@ -123,21 +133,26 @@ struct LargeMeeting {
     __device__ LargeMeeting(const LinearLaunch& launch, const LargeCursor& cursor,
                             const WidePiece& piece) {
         const LinearMatrix& m = launch.matrices[piece.matrix];
-        const u32 stages = wide_stage_count(launch.columns),
-                  length = large_length(m.rows, launch.columns, cursor.bands),
-                  all = large_groups(m.rows) * stages, begin = cursor.at - piece.begin,
-                  end = begin + stages, first_share = begin / length,
-                  last_share = (end - 1) / length;
-        pieces = last_share - first_share + 1, number = cursor.share - first_share;
+        const u32 stages = wide_stage_count(launch.columns);
+        const u32 length = large_length(m.rows, launch.columns, cursor.bands);
+        const u32 all = large_groups(m.rows) * stages;
+        const u32 begin = cursor.at - piece.begin;
+        const u32 end = begin + stages;
+        const u32 first_share = begin / length;
+        const u32 last_share = (end - 1) / length;
+        pieces = last_share - first_share + 1;
+        number = cursor.share - first_share;
         // A share that has more after the last piece comes early: it owns nothing.
         const u32 owners = pieces - (end < min((last_share + 1) * length, all));
-        slices = max(min(owners, LARGE_SLICES), 1), owns = number < slices;
+        slices = max(min(owners, LARGE_SLICES), 1);
+        owns = number < slices;
         const u32 item = cursor.item - number * cursor.bands;  // of the first piece
         counter = launch.counters + item;
         constexpr u64 PARTIAL = LARGE_PARTIAL_BYTES / 8;
         float* const partials = launch.partials + threadIdx.x * 4;
         first = partials + (2 * u64(item) + 1) * PARTIAL;
-        stride = 2 * cursor.bands * PARTIAL, others = partials + 2 * u64(item) * PARTIAL + stride;
+        stride = 2 * cursor.bands * PARTIAL;
+        others = partials + 2 * u64(item) * PARTIAL + stride;
         mine = partials + (2 * u64(cursor.item) + (number == 0)) * PARTIAL;
     }
     __device__ const float* partial(u32 piece) const {
@@ -206,12 +221,14 @@ __device__ inline u32 look_at(const u32* counter) {
     return value;
 }
 
-// Comes to a meeting. Which slices this block is to add; LEAVE: others have not come. By one thread.
+// Comes to a meeting. Which slices this block is to add; LEAVE: others have not come. By one
+// thread.
 constexpr u32 LEAVE = 1u << 31;
 __device__ __forceinline__ u32 come(const LargeMeeting& meeting) {
     // What all have stored before the barrier is there for those who see this one's arrival.
     __threadfence();
-    const u32 own_slice = meeting.own_slice(), state = atomicAdd(meeting.counter, 1);
+    const u32 own_slice = meeting.own_slice();
+    const u32 state = atomicAdd(meeting.counter, 1);
     if ((state & 0xFF) + 1 == meeting.pieces) return state >> 16 | own_slice;
     if (!own_slice) return 0;
 #pragma unroll 1
@@ -222,8 +239,8 @@ __device__ __forceinline__ u32 come(const LargeMeeting& meeting) {
 // Leaves its own slice to the last one that comes; if that one has come, it does not.
 __device__ __forceinline__ u32 leave(const LargeMeeting& meeting) {
     __threadfence();
-    const u32 own_slice = meeting.own_slice(),
-              state = atomicOr(meeting.counter, own_slice << 16);
+    const u32 own_slice = meeting.own_slice();
+    const u32 state = atomicOr(meeting.counter, own_slice << 16);
     return (state & 0xFF) == meeting.pieces ? own_slice : 0;
 }
 
@@ -232,6 +249,7 @@ template <u32 N>
 __device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, volatile u32* word,
                                            const WideOutput& output, float (&sums)[N / 2]) {
     auto tell = [&](u32 value) {
+        // One expression: of two statements the compiler makes other code.
         if (threadIdx.x == 0) __threadfence(), *word = value;
         barrier_of_large();
         value = *word;
@@ -295,8 +313,8 @@ __device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, volatile
 template <u32 N>
 __device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
     // By lane 0, so that the compiler takes it for the same in all lanes.
-    const u32 lane = kept(threadIdx.x % LANES),
-              warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
+    const u32 lane = kept(threadIdx.x % LANES);
+    const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
     let_next_launch_begin();
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
@@ -317,8 +335,8 @@ __device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
     for (LargeCursor cursor(launch); cursor.has(launch);) {
         const WidePiece piece = cursor.piece(launch);
         float sums[N / 2] = {};
-        const u32 last = multiply_stages<N>(launch, piece, LARGE_STRIPS * WIDE_STRIP_BYTES, ring,
-                                            share, sums);
+        const u32 last =
+            multiply_stages<N>(launch, piece, LARGE_STRIPS * WIDE_STRIP_BYTES, ring, share, sums);
         release(last, lane);
         const WideOutput output(launch, piece, share);
         const LargeMeeting meeting(launch, cursor, piece);

@@ -9,10 +9,12 @@ struct TileOf {
     u64 number;
 };
 __device__ inline TileOf tile_of(u32 columns, u64 number) {
-    const u32 steps = (columns + STEP_COLUMNS - 1) / STEP_COLUMNS,
-              across = (steps + TILE_STEPS - 1) / TILE_STEPS;
+    const u32 steps = (columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
+    const u32 across = (steps + TILE_STEPS - 1) / TILE_STEPS;
     TileOf at;
-    at.number = number, at.strip = u32(number / across), at.tile = u32(number % across);
+    at.number = number;
+    at.strip = u32(number / across);
+    at.tile = u32(number % across);
     at.steps = min(steps - at.tile * TILE_STEPS, TILE_STEPS);
     return at;
 }
@@ -42,7 +44,8 @@ __device__ inline bool is_entry(u32 exponent, u32 base) { return base - exponent
 
 // Counts of the 256 exponents in shared memory, by exponent and two lanes, 16 bits for each of
 // them; and their sums.
-constexpr u32 COUNT_WORDS = LANES / 2, PACK_COUNTS = 256 * COUNT_WORDS + 256;
+constexpr u32 COUNT_WORDS = LANES / 2;
+constexpr u32 PACK_COUNTS = 256 * COUNT_WORDS + 256;
 constexpr u32 PACK_SHARED_BYTES = PACK_WARPS * PACK_COUNTS * 4;
 
 // The base with the most weights in its 16 exponents; of several the largest.
@@ -80,8 +83,8 @@ __device__ __forceinline__ void count_tile(const PackTask& task, u32* counts, u3
 #pragma unroll
         for (u32 r = 0; r < 4; r++) {
             u32 count;
-            const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r,
-                      column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
+            const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r;
+            const u32 column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
             const uint4 unit =
                 load_weights(task.weights, task.pitch, task.rows, task.columns, row, column, count);
             weights += count;
@@ -101,8 +104,8 @@ __device__ __forceinline__ void count_tile(const PackTask& task, u32* counts, u3
 #pragma unroll
             for (u32 r = 0; r < 4; r++) {
                 u32 count;
-                const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r,
-                          column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
+                const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r;
+                const u32 column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
                 const uint4 unit = load_weights(task.weights, task.pitch, task.rows, task.columns,
                                                 row, column, count);
 #pragma unroll
@@ -120,12 +123,15 @@ __device__ __forceinline__ void count_tile(const PackTask& task, u32* counts, u3
 // Each head's first entry: the sum of the counts before, from the total on. One block.
 __device__ __forceinline__ void scan_heads(const PackTask& task) {
     __shared__ u32 warp_sums[LANES];
-    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES;
+    const u32 lane = threadIdx.x % LANES;
+    const u32 warp = threadIdx.x / LANES;
+    const u32 warps = blockDim.x / LANES;
     const u64 tiles = tiles_of(task.rows, task.columns);
     u32 before = *task.total;
     for (u64 begin = 0; begin < tiles; begin += blockDim.x) {
         const u64 at = begin + threadIdx.x;
-        const u32 count = at < tiles ? task.heads[at].count : 0, sum = inclusive_sum(count, lane);
+        const u32 count = at < tiles ? task.heads[at].count : 0;
+        const u32 sum = inclusive_sum(count, lane);
         __syncthreads();
         if (lane == LANES - 1) warp_sums[warp] = sum;
         __syncthreads();
@@ -146,7 +152,8 @@ __device__ __forceinline__ void pack_tile(const PackTask& task) {
     if (number >= tiles_of(task.rows, task.columns)) return;
     const TileOf at = tile_of(task.columns, number);
     const FastHead head = task.heads[number];
-    const u32 base = head.base, steps = (task.columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
+    const u32 base = head.base;
+    const u32 steps = (task.columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
     u64 next = head.first;
     u8* to = task.data + (u64(at.strip) * steps + at.tile * TILE_STEPS) * STEP_BYTES + lane * 16;
     for (u32 t = 0; t < at.steps; t++, to += STEP_BYTES) {
@@ -155,25 +162,25 @@ __device__ __forceinline__ void pack_tile(const PackTask& task) {
 #pragma unroll
         for (u32 r = 0; r < 4; r++) {
             u32 loaded;
-            const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r,
-                      first = (at.tile * TILE_STEPS + t) * STEP_COLUMNS;
-            units[r] = transpose_quads(
-                load_weights(task.weights, task.pitch, task.rows, task.columns, row,
-                             first + lane % 4 * 8, loaded),
-                lane);
+            const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r;
+            const u32 first = (at.tile * TILE_STEPS + t) * STEP_COLUMNS;
+            units[r] =
+                transpose_quads(load_weights(task.weights, task.pitch, task.rows, task.columns, row,
+                                             first + lane % 4 * 8, loaded),
+                                lane);
             u32 each[8];
 #pragma unroll
             for (u32 k = 0; k < 8; k++) {
                 const u32 exponent = weight_of(units[r], k) >> 7 & 255;
-                const bool other = is_entry(exponent, base),
-                           exists = row < task.rows &&
-                                    first + k / 2 * 8 + lane % 4 * 2 + k % 2 < task.columns;
+                const bool other = is_entry(exponent, base);
+                const bool exists =
+                    row < task.rows && first + k / 2 * 8 + lane % 4 * 2 + k % 2 < task.columns;
                 if (other && exists) outside |= 1u << (8 * r + k);
                 // What does not exist must be finite, since zeros of x meet it.
                 each[k] = !exists ? min(base, 15u) : other ? 0 : base - exponent;
             }
-            plane[2 * r] = encode_others(units[r].x, units[r].y),
-                      plane[2 * r + 1] = encode_others(units[r].z, units[r].w);
+            plane[2 * r] = encode_others(units[r].x, units[r].y);
+            plane[2 * r + 1] = encode_others(units[r].z, units[r].w);
             codes[r] = encode_codes(each);
         }
         *reinterpret_cast<uint4*>(to) = make_uint4(plane[0], plane[1], plane[2], plane[3]);
@@ -210,8 +217,8 @@ __device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
     u32 problems = 0;
 #pragma unroll 2
     for (u32 t = 0; t < at.steps; t++, from += STEP_BYTES) {
-        const uint4 p0 = __ldg(reinterpret_cast<const uint4*>(from)),
-                    p1 = __ldg(reinterpret_cast<const uint4*>(from + 512));
+        const uint4 p0 = __ldg(reinterpret_cast<const uint4*>(from));
+        const uint4 p1 = __ldg(reinterpret_cast<const uint4*>(from + 512));
         const uint4 codes = __ldg(reinterpret_cast<const uint4*>(from + 1024));
         u32 weights[4][4];
         decode_codes(weights[0], p0.x, p0.y, codes.x, head.base());
@@ -250,13 +257,16 @@ __device__ __forceinline__ void gather_tile(const GatherTask& task) {
     const u32 lane = threadIdx.x % LANES, across = (task.columns + 255) / 256;
     const u64 number = u64(blockIdx.x) * UNPACK_WARPS + threadIdx.x / LANES;
     if (number >= u64(task.count) * across) return;
-    const u32 place = u32(number / across), tile = u32(number % across),
-              column = tile * 256 + lane * 8;
+    const u32 place = u32(number / across);
+    const u32 tile = u32(number % across);
+    const u32 column = tile * 256 + lane * 8;
     const u64 row = task.wide ? __ldg(static_cast<const u64*>(task.indices) + place)
                               : __ldg(static_cast<const u32*>(task.indices) + place);
     u32 weights[1][4] = {}, problems = row < task.rows ? 0 : STATUS_INDEX;
-    const u32 strip = u32(row / STRIP_ROWS), of_strip = u32(row % STRIP_ROWS),
-              owner = of_strip % 8 * 4 + lane % 4, band = of_strip / 8;
+    const u32 strip = u32(row / STRIP_ROWS);
+    const u32 of_strip = u32(row % STRIP_ROWS);
+    const u32 owner = of_strip % 8 * 4 + lane % 4;
+    const u32 band = of_strip / 8;
     if (!problems) {
         const Head head = {__ldg(static_cast<const uint2*>(task.index) +
                                  u64(strip) * tiles_across(task.whole_columns) + tile)};

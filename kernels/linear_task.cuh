@@ -73,7 +73,8 @@ struct alignas(16) LinearMatrix {
 };
 static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 
-// A launch of df11_linear_fast_{8,16}: one argument, by value. At most this many rows of x, at least
+// A launch of df11_linear_fast_{8,16}: one argument, by value. At most this many rows of x, at
+// least
 // 1. Any multiple of LINEAR_GROUP
 // blocks, persistent; good is what fits the GPU at once, no more than `items`. Threads and dynamic
 // shared memory: df11_linear_constants tells them. df11_linear_fast_{32,64,128,192,256} take it
@@ -107,10 +108,11 @@ struct alignas(64) LinearLaunch {
     u32 x_mapped;   // for 17 rows of x and more: 1 if x_map is set
     u32 tile_tables;  // of df11_linear_tile_{8,16}: tables at once: 1, 2 or 4
     LinearMatrix matrices[LINEAR_MATRICES];
-    XMap x_map;  // a CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes
-                 // of WIDE_COLUMNS columns and all rows, or those of a band, 128-byte swizzle,
-                 // zeros for columns that do not exist. Without it, as if x or pitch is not a
-                 // multiple of 16 bytes, x is read slowly
+    // A CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes of
+    // WIDE_COLUMNS columns and all rows, or those of a band, 128-byte swizzle, zeros for columns
+    // that do not exist. Without it, as if x or pitch is not a multiple of 16 bytes, x is read
+    // slowly.
+    XMap x_map;
 };
 static_assert(sizeof(LinearLaunch) == 1024, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
@@ -140,8 +142,8 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
 // 17 to 128 rows of x: the machine code for compute capability 9.0 has
 // df11_linear_fast_{32,64,128}, for at most this many rows. A launch of 4 * (the sum of wide_items)
 // blocks of WIDE_THREADS, in clusters of four; it may have the attribute of programmatic stream
-// serialization. Of a matrix whole_strips, slices, first_item, first_strip and first_partial are not
-// read, nor are items, counters and partials. What differs from above:
+// serialization. Of a matrix whole_strips, slices, first_item, first_strip and first_partial are
+// not read, nor are items, counters and partials. What differs from above:
 //   wide_parts    of each matrix: wide_parts(rows, columns)
 //   wide_strips   of a block: any from 1 to WIDE_STRIPS; good is the even number of the least
 //                 wide_time, as a warpgroup takes as long for one strip as for two
@@ -173,8 +175,8 @@ __host__ __device__ constexpr u32 wide_clusters(u32 multiprocessors) {
     return clusters ? clusters : 1;
 }
 // Time that `items` take of which `clusters` run at once: how often as many do, times stages of a
-// part and strips of a block, of which fewer than four take as long as four, and what the ends take,
-// more if parts meet. In times of one strip's stage.
+// part and strips of a block, of which fewer than four take as long as four, and what the ends
+// take, more if parts meet. In times of one strip's stage.
 constexpr u32 WIDE_LEAST_STRIPS = 4, WIDE_ENDS = 25, WIDE_MEETING = 20;
 __host__ __device__ constexpr u64 wide_time(u64 items, u32 stages, u32 parts, u32 block_strips,
                                             u32 clusters) {
@@ -200,11 +202,11 @@ __host__ __device__ constexpr u32 wide_parts(u32 rows, u32 columns) {
 // 129 rows of x and more: df11_linear_fast_{192,256}, of the same machine code: any number of
 // blocks of LARGE_THREADS, persistent; good is one a multiprocessor, no more than `items`; the
 // attribute as above. Rows of x, at most LARGE_BANDS times LARGE_ROWS, come in bands; large_class
-// tells which of the two. Matrices have LARGE_STRIPS strips by all columns as groups; their stages, group after
-// group, are shared out evenly. Each share is an item for each band, one after the other, so that
-// blocks side by side read the same weights. What blocks have of a group's sums meets in memory and
-// is added in order. Of a matrix whole_strips, slices, first_item, first_strip and first_partial
-// are not read, nor are wide_parts and wide_strips. What differs from above:
+// tells which of the two. Matrices have LARGE_STRIPS strips by all columns as groups; their stages,
+// group after group, are shared out evenly. Each share is an item for each band, one after the
+// other, so that blocks side by side read the same weights. What blocks have of a group's sums
+// meets in memory and is added in order. Of a matrix whole_strips, slices, first_item, first_strip
+// and first_partial are not read, nor are wide_parts and wide_strips. What differs from above:
 //   items       the sum of large_shares(..) times large_bands(x_rows)
 //   counters    LINEAR_BLOCKS for each matrix, 0 before and after
 //   partials    LARGE_PARTIAL_BYTES for each item, aligned to 16
@@ -255,9 +257,9 @@ struct alignas(16) GroupedLaunch {
                    // 16 bytes
     const u32* x_index;  // `places` of them, or null: place i has row i
     const u32* offsets;  // experts + 1, on the device: ascending, the last at most `places`
-    const LinearMatrix* matrices;  // null, or `experts` of them, on the device, 16-byte aligned; of their
-                                   // fields those before bias, whole_columns and first_column are
-                                   // used
+    // Null, or `experts` of them, on the device, 16-byte aligned; of their fields those before
+    // bias, whole_columns and first_column are used.
+    const LinearMatrix* matrices;
     u16* y;
     u64 y_pitch;  // elements from a row of y to the next
     u32* status;
@@ -271,30 +273,30 @@ struct alignas(16) GroupedLaunch {
 };
 static_assert(sizeof(GroupedLaunch) == 192, "as Rust has it");
 
-// A launch of df11_linear_tile_{8,16}, of matrices in tiles of 32 x 256 as stored, whose columns are
-// a multiple of 8: the same argument, up to 8 rows of x, and 9 to 16. Any number of blocks, persistent,
-// of some warps that do not decode and a multiple of four that do; df11_linear_constants tells how
-// many of the former and the most of the latter. Good is one block a multiprocessor, no more than
-// `items`. Dynamic shared memory: tile_shared_bytes. Bits of y depend on the matrix and on the row
-// of x, and on nothing else.
+// A launch of df11_linear_tile_{8,16}, of matrices in tiles of 32 x 256 as stored, whose columns
+// are a multiple of 8: the same argument, up to 8 rows of x, and 9 to 16. Any number of blocks,
+// persistent, of some warps that do not decode and a multiple of four that do;
+// df11_linear_constants tells how many of the former and the most of the latter. Good is one block
+// a multiprocessor, no more than `items`. Dynamic shared memory: tile_shared_bytes. Bits of y
+// depend on the matrix and on the row of x, and on nothing else.
 //
 // The machine code for compute capability 9.0 has df11_linear_tile_2 for one or two rows of x: the
 // same argument and bits of y, more warps that decode, and x in shared memory besides.
 //
 // 17 to 64 rows of x: the machine code for compute capability 9.0 has df11_linear_tile_{32,64}, for
-// at most this many rows: the same argument, DECODED_THREADS threads, decoded_shared_bytes of dynamic
-// shared memory. Good is one block a multiprocessor, no more than the sum of RoundSplit.items. Of a
-// matrix whole_strips, slices, first_item, first_strip and first_partial are not read, nor are items.
-// What differs from above:
+// at most this many rows: the same argument, DECODED_THREADS threads, decoded_shared_bytes of
+// dynamic shared memory. Good is one block a multiprocessor, no more than the sum of
+// RoundSplit.items. Of a matrix whole_strips, slices, first_item, first_strip and first_partial are
+// not read, nor are items. What differs from above:
 //   counters      LINEAR_BLOCKS for each matrix
 //   partials      the sum of RoundSplit.places() times decoded_partial_bytes
 //   tile_sets     stages of a set: 2 to MOST_DECODED
 // Bits of y depend on the matrix, on the row of x, and on whether there are up to 32 or 64 rows.
 
 // Rows of a matrix by their indices on the device: df11_linear_gather of one in the fast layout,
-// df11_linear_tile_gather of one in tiles as stored; one argument by value; count *
-// ceil(columns / 256) warps, UNPACK_WARPS in a block. An index at or past `rows` sets the status and
-// gives zeros.
+// df11_linear_tile_gather of one in tiles as stored; one argument by value; UNPACK_WARPS warps in a
+// block, count * ceil(columns / 256) in all. An index at or past `rows` sets the status and gives
+// zeros.
 struct alignas(16) GatherTask {
     const u8* data;  // as in LinearMatrix, to rest_count
     const void* index;

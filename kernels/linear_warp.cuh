@@ -46,22 +46,30 @@ __device__ inline u32 place_entries(u32 (&weights)[ROWS][4], Head head, u32 step
 // words q of all. All lanes of the warp together.
 __device__ inline uint4 transpose_quads(uint4 v, u32 lane) {
     const bool odd = lane & 1, high = lane & 2;
-    const u32 a = __shfl_xor_sync(ALL_LANES, odd ? v.x : v.y, 1),
-              b = __shfl_xor_sync(ALL_LANES, odd ? v.z : v.w, 1);
-    if (odd)
-        v.x = a, v.z = b;
-    else
-        v.y = a, v.w = b;
-    const u32 c = __shfl_xor_sync(ALL_LANES, high ? v.x : v.z, 2),
-              d = __shfl_xor_sync(ALL_LANES, high ? v.y : v.w, 2);
-    if (high)
-        v.x = c, v.y = d;
-    else
-        v.z = c, v.w = d;
+    const u32 a = __shfl_xor_sync(ALL_LANES, odd ? v.x : v.y, 1);
+    const u32 b = __shfl_xor_sync(ALL_LANES, odd ? v.z : v.w, 1);
+    if (odd) {
+        v.x = a;
+        v.z = b;
+    } else {
+        v.y = a;
+        v.w = b;
+    }
+    const u32 c = __shfl_xor_sync(ALL_LANES, high ? v.x : v.z, 2);
+    const u32 d = __shfl_xor_sync(ALL_LANES, high ? v.y : v.w, 2);
+    if (high) {
+        v.x = c;
+        v.y = d;
+    } else {
+        v.z = c;
+        v.w = d;
+    }
     return v;
 }
 __device__ inline void transpose_quads(u32 (&words)[4], u32 lane) {
-    const uint4 v =
-        transpose_quads(make_uint4(words[0], words[1], words[2], words[3]), lane);
-    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+    const uint4 v = transpose_quads(make_uint4(words[0], words[1], words[2], words[3]), lane);
+    words[0] = v.x;
+    words[1] = v.y;
+    words[2] = v.z;
+    words[3] = v.w;
 }

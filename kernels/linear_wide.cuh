@@ -14,11 +14,11 @@
 //      warpgroup 3 | strips 6, 7 |
 //
 //   x         comes in boxes of 64 columns by all rows, a copy each, by a tensor map that the host
-//             makes: its order is wgmma's, as the fast layout has columns. If it is not aligned, word
-//             by word, and a fence makes it visible to products
-//   entries   those that ask put one for each product of 16 rows and 16 columns in a place of its own
-//             in a stage, and tell which have some; of products with several, or tiles with more than
-//             six, those that multiply load all of the tile
+//             makes: its order is wgmma's, as the fast layout has columns. If it is not aligned,
+//             word by word, and a fence makes it visible to products
+//   entries   those that ask put one for each product of 16 rows and 16 columns in a place of its
+//             own in a stage, and tell which have some; of products with several, or tiles with
+//             more than six, those that multiply load all of the tile
 //   parts     of an item meet in the cluster's shared memory: each block adds the sums of some rows
 //             of x, in the order of parts, out of all blocks. No workspace
 //
@@ -42,18 +42,19 @@
 //
 // Rejected, in the record with their figures:
 //   x word by word, or put in order in place, for a layout with columns in another order; x by
-//   cp.async, or by loads and stores, of 16 bytes; x by the warps that multiply; a warp for weights beside two or
-//   three for x; the fence by those that multiply; sums of parts through memory; x arranged by a
-//   kernel before; clusters that share x; two warpgroups of 128 rows each; mma.sync for 17 to 32
-//   rows
+//   cp.async, or by loads and stores, of 16 bytes; x by the warps that multiply; a warp for weights
+//   beside two or three for x; the fence by those that multiply; sums of parts through memory; x
+//   arranged by a kernel before; clusters that share x; two warpgroups of 128 rows each; mma.sync
+//   for 17 to 32 rows
 //
 // Safety: as linear.cu has it. Blocks wait for those of their cluster alone, which run at once.
 #pragma once
 #include "linear_bulk.cuh"
 #include "linear_wgmma.cuh"
 
-constexpr u32 WIDE_WARPS = 2 * WIDE_STRIPS, WIDE_ASKING = 4,
-              WIDE_THREADS = (WIDE_WARPS + WIDE_ASKING) * LANES;
+constexpr u32 WIDE_WARPS = 2 * WIDE_STRIPS;
+constexpr u32 WIDE_ASKING = 4;
+constexpr u32 WIDE_THREADS = (WIDE_WARPS + WIDE_ASKING) * LANES;
 constexpr u32 WIDE_STEPS = WIDE_COLUMNS / STEP_COLUMNS;
 static_assert(WIDE_STEPS == 2 && WIDE_WARPS == 16, "two buffers of weights, four warpgroups");
 
@@ -62,8 +63,11 @@ static_assert(WIDE_STEPS == 2 && WIDE_WARPS == 16, "two buffers of weights, four
 // A strip's head of a stage: for each half of its rows the base, which of its products have entries
 // (bits 0 to 3: 2 step + product; bits 4 to 7: several), and a place for the one of each product;
 // then the tile's first entry and the count.
-constexpr u32 WIDE_STRIP_BYTES = WIDE_STEPS * STEP_BYTES, WIDE_HALF_HEAD = 8 + 4 * 2 * WIDE_STEPS,
-              WIDE_HEAD = 64, WIDE_HEADS = WIDE_STRIPS * WIDE_HEAD, WIDE_ENTRIES = 6;
+constexpr u32 WIDE_STRIP_BYTES = WIDE_STEPS * STEP_BYTES;
+constexpr u32 WIDE_HALF_HEAD = 8 + 4 * 2 * WIDE_STEPS;
+constexpr u32 WIDE_HEAD = 64;
+constexpr u32 WIDE_HEADS = WIDE_STRIPS * WIDE_HEAD;
+constexpr u32 WIDE_ENTRIES = 6;
 static_assert(2 * WIDE_HALF_HEAD + 8 <= WIDE_HEAD, "a head");
 constexpr u32 WIDE_FIRST_BYTES = 2 * 8 + WIDE_HEADS;  // a stage
 __host__ __device__ constexpr u32 wide_stage_bytes(u32 n, u32 strips) {
@@ -73,8 +77,8 @@ constexpr u32 WIDE_SHARED_BYTES = 227 * 1024;
 
 // Lanes of a warp that arrive at a barrier for what all of them have read or written: one, after
 // __syncwarp. That orders what the others did, too: bar.warp.sync synchronizes them with the lane
-// that arrives (release), that with those that wait (acquire), and causality is transitive (PTX ISA,
-// memory consistency model). Racecheck does not follow it; for it each lane arrives.
+// that arrives (release), that with those that wait (acquire), and causality is transitive (PTX
+// ISA, memory consistency model). Racecheck does not follow it; for it each lane arrives.
 #ifdef EVERY_LANE_ARRIVES
 constexpr u32 WIDE_ARRIVALS = LANES, WIDE_FILLING = 2 + LANES;
 #else
@@ -106,8 +110,10 @@ struct WideItem : WidePiece {
         first_strip = (item * (WIDE_CLUSTER / parts) + rank / parts) * most;
         strips = min(max(all, first_strip) - first_strip, most);
         const u32 stages = wide_stage_count(launch.columns);
-        begin = stages * part / parts, end = stages * (part + 1) / parts;
-        x_first = 0, x_rows = x_box = launch.x_rows;
+        begin = stages * part / parts;
+        end = stages * (part + 1) / parts;
+        x_first = 0;
+        x_rows = x_box = launch.x_rows;
     }
 };
 
@@ -119,15 +125,21 @@ struct StageRing {
     __device__ StageRing(u32 at, u32 room, u32 stage_bytes) : barriers(at), bytes(stage_bytes) {
         first = (at + STAGES * WIDE_FIRST_BYTES + 1023) / 1024 * 1024;
         count = min((at + room - first) / bytes, STAGES);
-        place = first, full = at;
+        place = first;
+        full = at;
     }
     __device__ u32 empty() const { return full + STAGES * 8; }
     __device__ u32 heads() const {
         return barriers + STAGES * 16 + (full - barriers) * (WIDE_HEADS / 8);
     }
     __device__ void next() {
-        place += bytes, full += 8;
-        if (full == barriers + 8 * count) place = first, full = barriers, phase ^= 1;
+        place += bytes;
+        full += 8;
+        if (full == barriers + 8 * count) {
+            place = first;
+            full = barriers;
+            phase ^= 1;
+        }
     }
     // Those that fill a stage arrive twice, for weights and x, and those that multiply once a warp.
     __device__ void init_barriers(u32 warps) const {
@@ -199,7 +211,8 @@ __device__ __forceinline__ void copy_x_slowly(const LinearLaunch& launch, const 
                       piece.x_rows, max(launch.columns, mine) - mine, place + lane * 4);
     fence_shared();
 }
-// Rows of x from `row` on, 64 columns, zeros where there are none, by one lane; all together, alike.
+// Rows of x from `row` on, 64 columns, zeros where there are none, by one lane; all together,
+// alike.
 __device__ inline void copy_x_by_one(u32 to, const XMap& map, u32 column, u32 row, u32 barrier) {
     asm volatile(
         "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
@@ -215,7 +228,7 @@ struct WideHeads {
     const uint2* next;  // of the tile after next
     const u32* entries;
     u64 entry_count;
-    u32 tiles;          // from the one after next on
+    u32 tiles;  // from the one after next on
     Head head, after;
     u32 first[WIDE_ENTRIES];
 
@@ -224,7 +237,8 @@ struct WideHeads {
         const u32 tile = stage * WIDE_STEPS / TILE_STEPS;
         next = static_cast<const uint2*>(m.index) +
                u64(item.first_strip + strip) * tiles_across(m.whole_columns) + tile;
-        entries = static_cast<const u32*>(m.rest), entry_count = m.rest_count;
+        entries = static_cast<const u32*>(m.rest);
+        entry_count = m.rest_count;
         tiles = tiles_across(launch.columns) - tile;
         load_head(head), load_entries(launch.status), load_head(after);
     }
@@ -243,8 +257,8 @@ struct WideHeads {
         for (u32 i = 0; i < WIDE_ENTRIES; i++)
             if (i < head.count()) first[i] = __ldg(entries + at + i);
     }
-    // Writes the entries to the places of their products. Which have some, of the second half 16 bits
-    // higher.
+    // Writes the entries to the places of their products. Which have some, of the second half 16
+    // bits higher.
     __device__ u32 tell_entries(u32 stage, u32 to) const {
         constexpr u32 STAGES = TILE_STEPS / WIDE_STEPS;
         const u32 steps = head.words.y >> (16 + stage % STAGES * WIDE_STEPS) & 3;
@@ -255,8 +269,9 @@ struct WideHeads {
         for (u32 i = 0; i < WIDE_ENTRIES; i++) {
             const u32 entry = first[i];
             if (i >= head.count() || entry >> 27 != stage % STAGES) continue;
-            const u32 half = entry >> 20 & 1, place = (entry >> 25 & 2) + (entry >> 18 & 1),
-                      bit = 16 * half + place;
+            const u32 half = entry >> 20 & 1;
+            const u32 place = (entry >> 25 & 2) + (entry >> 18 & 1);
+            const u32 bit = 16 * half + place;
             products |= (products >> bit & 1) << (4 + bit) | 1u << bit;
             store_shared(to + half * WIDE_HALF_HEAD + 8 + 4 * place, entry);
         }
@@ -294,7 +309,8 @@ struct WideAsking {
     __device__ WideAsking(const LinearLaunch& l, const WidePiece& p, u32 first_stage, u32 lane_)
         : launch(l), piece(p), first(first_stage), lane(lane_) {
         const LinearMatrix& m = launch.matrices[piece.matrix];
-        policy = once_policy(), strip_bytes = u64(steps_of(m.whole_columns)) * STEP_BYTES;
+        policy = once_policy();
+        strip_bytes = u64(steps_of(m.whole_columns)) * STEP_BYTES;
         data = m.data + piece.first_strip * strip_bytes;
     }
     __device__ u32 weight_bytes(u32 stage) const {
@@ -367,24 +383,24 @@ __device__ __forceinline__ void decode_product(u32 (&weights)[4], u32 j, const u
     constexpr u32 PLACES = 0x07800780u;
 #pragma unroll
     for (u32 row = 0; row < 2; row++) {
-        const u32 of_row = row ? codes.y : codes.x,
-                  own = j ? __byte_perm(of_row, 0, 0x0321) : of_row,
-                  plane = row ? (j ? planes.w : planes.z) : (j ? planes.y : planes.x);
+        const u32 of_row = row ? codes.y : codes.x;
+        const u32 own = j ? __byte_perm(of_row, 0, 0x0321) : of_row;
+        const u32 plane = row ? (j ? planes.w : planes.z) : (j ? planes.y : planes.x);
         weights[row] = merge_fields(plane, base - (own & PLACES));
-        weights[row + 2] = merge_fields(__byte_perm(plane, 0, 0x2103),
-                                        less_shifted(base, own & PLACES >> 4));
+        weights[row + 2] =
+            merge_fields(__byte_perm(plane, 0, 0x2103), less_shifted(base, own & PLACES >> 4));
     }
 }
 // Puts an entry in its place, if it is of this lane and product.
 __device__ __forceinline__ void place_entry(u32 (&weights)[4], u32 entry, bool mine) {
-    const u32 place = (entry >> 19 & 1) + (entry >> 16 & 2),
-              order = entry >> 16 & 1 ? 0x5410 : 0x3254;
+    const u32 place = (entry >> 19 & 1) + (entry >> 16 & 2);
+    const u32 order = entry >> 16 & 1 ? 0x5410 : 0x3254;
 #pragma unroll
     for (u32 n = 0; n < 4; n++)
         if (mine && place == n) weights[n] = __byte_perm(weights[n], entry, order);
 }
-// Several of a product, out of all of the tile. `head`: the warp's half of it; `which`: bits 20 on of
-// an entry that is this lane's, in the step and the half.
+// Several of a product, out of all of the tile. `head`: the warp's half of it; `which`: bits 20 on
+// of an entry that is this lane's, in the step and the half.
 __device__ __forceinline__ void place_entries_slowly(u32 (&weights)[4], u32 head,
                                                      const u32* entries, u32 which, u32 product) {
     const uint2 all = load_shared_8(head + (which & 1 ? 1 : 2) * WIDE_HALF_HEAD);
@@ -407,7 +423,9 @@ struct WideShare {
     __device__ WideShare() {
         // By lane 0, so that the compiler takes it for the same in all lanes.
         const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
-        warpgroup = warp / 4, strip = warp / 2, half = warp % 2;
+        warpgroup = warp / 4;
+        strip = warp / 2;
+        half = warp % 2;
     }
 };
 
@@ -420,25 +438,28 @@ __device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const
     const u32 lane = kept(threadIdx.x % LANES);
     // A warpgroup's second strip may not exist: then nobody uses what it has of the first one.
     const u32 strip = min(share.strip, item.strips - 1);
-    const u32 planes = kept(strip * WIDE_STRIP_BYTES + share.half * 512 + lane * 16),
-              codes = kept(strip * WIDE_STRIP_BYTES + 1024 + share.half * 8 + lane * 16),
-              // By lane 0, so that the compiler does not make it again in each stage.
-              heads = __shfl_sync(ALL_LANES,
+    const u32 planes = kept(strip * WIDE_STRIP_BYTES + share.half * 512 + lane * 16);
+    const u32 codes = kept(strip * WIDE_STRIP_BYTES + 1024 + share.half * 8 + lane * 16);
+    // By lane 0, so that the compiler does not make it again in each stage.
+    const u32 heads = __shfl_sync(ALL_LANES,
                                   ring.heads() - ring.full * (WIDE_HEADS / 8) +
                                       min(threadIdx.x / (2 * LANES), item.strips - 1) * WIDE_HEAD +
                                       threadIdx.x / LANES % 2 * WIDE_HALF_HEAD,
-                                  0),
-              x_first = kept(describe_x(x_place));
+                                  0);
+    const u32 x_first = kept(describe_x(x_place));
     const u32 end = kept(item.end);
     u32 to_release = 0;
     // Two buffers of weights, of one product where there are many sums.
-    constexpr u32 PRODUCTS = N == 128 ? 1 : 2, GROUPS = 2 * WIDE_STEPS / PRODUCTS;
+    constexpr u32 PRODUCTS = N == 128 ? 1 : 2;
+    constexpr u32 GROUPS = 2 * WIDE_STEPS / PRODUCTS;
 #pragma unroll 1
     for (u32 stage = item.begin; stage < end; stage++) {
         wait_for(ring.full, ring.phase);
         const u32 head = ring.full * (WIDE_HEADS / 8) + heads;
         const uint2 base_and_more = load_shared_8(head);
-        const u32 x = (ring.place >> 4) + x_first, base = base_and_more.x, more = base_and_more.y;
+        const u32 x = (ring.place >> 4) + x_first;
+        const u32 base = base_and_more.x;
+        const u32 more = base_and_more.y;
         uint4 plane[WIDE_STEPS];
         uint2 code[WIDE_STEPS];
         auto load = [&](u32 i) {
@@ -461,8 +482,8 @@ __device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const
                 const u32 place = 2 * step + first + j;
                 if (!(more >> place & 1)) continue;
                 if (more >> (4 + place) & 1) {
-                    const u32 which = (stage * WIDE_STEPS + step) % TILE_STEPS << 6 |
-                                      lane << 1 | share.half;
+                    const u32 which =
+                        (stage * WIDE_STEPS + step) % TILE_STEPS << 6 | lane << 1 | share.half;
                     place_entries_slowly(mine[j], head, entries, which, first + j);
                 } else {
                     const u32 entry = load_shared(head + 8 + 4 * place);
@@ -500,21 +521,23 @@ struct WideOutput {
     __device__ WideOutput(const LinearLaunch& launch, const WidePiece& item,
                           const WideShare& share) {
         const LinearMatrix& m = launch.matrices[item.matrix];
-        const u32 lane = threadIdx.x % LANES,
-                  row = (item.first_strip + share.strip) * STRIP_ROWS + share.half * 16;
-        pitch = m.y_pitch, to = m.y + row + lane % 4 * 2 + (item.x_first + lane / 4) * pitch;
+        const u32 lane = threadIdx.x % LANES;
+        const u32 row = (item.first_strip + share.strip) * STRIP_ROWS + share.half * 16;
+        pitch = m.y_pitch;
+        to = m.y + row + lane % 4 * 2 + (item.x_first + lane / 4) * pitch;
         rows = share.strip < item.strips && row < m.rows ? m.rows - row : 0;
         x_rows = item.x_rows;
         const u64 places = reinterpret_cast<u64>(m.y) | pitch * 2;
-        whole = rows >= 16 && places % 4 == 0, eights = whole && places % 16 == 0;
+        whole = rows >= 16 && places % 4 == 0;
+        eights = whole && places % 16 == 0;
 #pragma unroll
         for (u32 k = 0; k < 2; k++) {
             const u32 at = lane / 4 + 8 * k;
             bias[k] = m.bias && at < rows ? widen_bf16(__ldg(m.bias + row + at)) : -0.f;
         }
     }
-    // COUNT fragments of 16 rows of a strip by eight rows of x, from row `first` of x on. BY_EIGHTS:
-    // eight rows of a strip by one store, if they are aligned.
+    // COUNT fragments of 16 rows of a strip by eight rows of x, from row `first` of x on.
+    // BY_EIGHTS: eight rows of a strip by one store, if they are aligned.
     template <u32 COUNT, bool BY_EIGHTS = false>
     __device__ __forceinline__ void store(u32 first, const float* sums) const {
         if constexpr (BY_EIGHTS)
@@ -612,14 +635,14 @@ __device__ __forceinline__ void add_parts(const WideItem& item, u32 room,
 template <u32 N>
 __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     // By lane 0, so that the compiler takes it for the same in all lanes.
-    const u32 lane = kept(threadIdx.x % LANES),
-              warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
+    const u32 lane = kept(threadIdx.x % LANES);
+    const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
     let_next_launch_begin();
     const WideItem item(launch);
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
     WideRing ring(kept(shared_address(linear_shared)), room,
-                        wide_stage_bytes(N, max(item.strips, 1)));
+                  wide_stage_bytes(N, max(item.strips, 1)));
     const u32 warpgroups = (item.strips + 1) / 2;
     if (threadIdx.x == 0) ring.init_barriers(max(warpgroups, 1) * 4);
     __syncthreads();

@@ -48,16 +48,20 @@ struct Shared {
                launch.matrices[at.matrix + 1].first_item <= item)
             at.matrix++;
         const LinearMatrix& m = launch.matrices[at.matrix];
-        at.strip = item - m.first_item, at.slices = 1, at.end = steps_of(launch.columns),
+        at.strip = item - m.first_item;
+        at.slices = 1;
+        at.end = steps_of(launch.columns);
         at.rows = launch.x_rows;
         if (at.strip >= m.whole_strips && m.slices > 1) {
-            const u32 number = at.strip - m.whole_strips,
-                      strips = (m.rows + STRIP_ROWS - 1) / STRIP_ROWS - m.whole_strips;
-            at.slices = m.slices,
+            const u32 number = at.strip - m.whole_strips;
+            const u32 strips = (m.rows + STRIP_ROWS - 1) / STRIP_ROWS - m.whole_strips;
+            at.slices = m.slices;
             at.stride = (strips + LINEAR_GROUP - 1) / LINEAR_GROUP * LINEAR_GROUP;
-            const u32 slice = number / at.stride, strip = number % at.stride,
-                      tiles = tiles_across(launch.columns);
-            at.first_partial = m.first_partial + strip, at.partial = m.first_partial + number;
+            const u32 slice = number / at.stride;
+            const u32 strip = number % at.stride;
+            const u32 tiles = tiles_across(launch.columns);
+            at.first_partial = m.first_partial + strip;
+            at.partial = m.first_partial + number;
             at.strip = m.whole_strips + strip;
             at.begin = tiles * slice / m.slices * TILE_STEPS;
             at.end = min(tiles * (slice + 1) / m.slices * TILE_STEPS, at.end);
@@ -92,7 +96,10 @@ struct Grouped {
     __device__ const u16* x(const Range& at, u32 row) const {
         u32 index = at.first_row + row;
         if (launch.x_index) index = __ldg(launch.x_index + index);
-        if (index >= launch.x_rows) index = 0, atomicOr(launch.status, STATUS_INDEX);
+        if (index >= launch.x_rows) {
+            index = 0;
+            atomicOr(launch.status, STATUS_INDEX);
+        }
         return launch.x + index * launch.x_pitch;
     }
     __device__ u16* y(const Range& at, u32 row) const {
@@ -135,8 +142,11 @@ struct Grouped {
             else
                 high = middle;
         }
-        at.matrix = low, at.strip = item % strips(), at.slices = 1,
-        at.end = steps_of(launch.columns), at.exists = true;
+        at.matrix = low;
+        at.strip = item % strips();
+        at.slices = 1;
+        at.end = steps_of(launch.columns);
+        at.exists = true;
         at.first_row = place(low) + (chunk - chunks[low]) * ROWS;
         at.rows = min(place(low + 1) - at.first_row, ROWS);
         return at;

@@ -2,7 +2,9 @@
 #pragma once
 #include "task.cuh"
 
-__device__ inline u32 shared_address(const void* place) { return u32(__cvta_generic_to_shared(place)); }
+__device__ inline u32 shared_address(const void* place) {
+    return u32(__cvta_generic_to_shared(place));
+}
 __device__ inline u32 load_shared(u32 address) {
     u32 word;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));

@@ -1,55 +1,52 @@
-// Decodes the `tile` layout (spec/format.md 6.4) into BF16: any set of tensors, element ranges, or columns of rows in one launch.
+// Decodes the `tile` layout (spec/format.md 6.4) into BF16: any set of tensors, element ranges, or
+// columns of rows in one launch.
 //
-//   tile      8192 weights: 32 rows x 256 columns of a matrix, or 8192 in a row; 32 lanes, each with its own stretch of bits
+//   tile      8192 weights: 32 rows x 256 columns of a matrix, or 8192 in a row; 32 lanes, each
+//             with its own stretch of bits
 //   unit      8 weights side by side: four codes of pairs, 8 plane bytes, one 16-byte store
 //   group     8 units of each lane: 8 rows x 256 columns, or 2048 in a row; a tile is 4 groups
 //
 //      lane l, unit j of a group of a matrix: row l / 4, columns 32 j + 8 (l % 4) to + 7
 //                  j = 0                     j = 1            ...  j = 7
-//      row 0  | l0 | l1 | l2 | l3 | l0 | l1 | l2 | l3 |  ...        256 columns: 512 bytes of output
+//      row 0  | l0 | l1 | l2 | l3 | l0 | l1 | l2 | l3 |  ...       256 columns: 512 bytes of output
 //      row 1  | l4 | l5 | l6 | l7 | l4 | ...
-//      Each lane has one row, and four lanes have it together, as the B fragment of mma.m16n8k16 wants it (the order of k is free).
+//      Each lane has one row, and four lanes have it together, as the B fragment of mma.m16n8k16
+//      wants it (the order of k is free).
 //
-//   grid      one persistent CUDA block a slot; each takes one contiguous share of all tiles of all tasks, in rounds of up to two tasks
+//   grid      a persistent CUDA block a slot; each takes one contiguous share of all tiles of all
+//             tasks, in rounds of up to two tasks
 //   warp      takes tile after tile of the round:
-//             1 record   32 bytes: where the bits start, how many each lane has; prefix sum over the lanes
-//             2 stage    the tile's bits to shared memory, cp.async; the plane to registers, 16 bytes a lane, PREFETCH loads ahead
-//             3 decode   62 bits of window for four look-ups of 12 bits, entries with both exponents in their BF16 places
-//             4 store    a group at a time: 8 stores one after the other, so that the 512 bytes of a row leave together
-//             Tiles that do not exist or are not wanted whole go unit by unit instead (decode_edge).
+//             1 look up  the record, 32 bytes: where the bits start, how many each lane has; prefix
+//                        sum over the lanes
+//             2 stage    the tile's bits to shared memory by cp.async; the plane to registers, 16
+//                        bytes a lane, PREFETCH loads ahead
+//             3 decode   62 bits of window for four look-ups of 12 bits, entries with both
+//                        exponents at their places in BF16
+//             4 store    a group at a time: 8 stores one after the other, so that the 512 bytes of
+//                        a row leave together
+//             Tiles that do not exist or are not wanted whole go unit by unit instead
+//             (decode_edge).
 //
-//   shared memory: a stage a warp, 2.8 KiB on common weights, 14.2 KiB at most; a block 33 KiB: two tables and the round
+//   shared memory: a stage a warp, 2.8 KiB on common weights, 14.2 KiB at most; a block 33 KiB: two
+//   tables and the round
 //
-// Budget (kernels/ptx/tile.sm_90.cubin: 80 registers, no spills), BF16 out / copy rate, H200, L2 cold
-// (benches/record/2026-11-20-tile-kernel-h200.md):
+// Budget (kernels/ptx/tile.sm_90.cubin: 80 registers, no spills), BF16 out / copy rate, H200, L2
+// cold:
 //   warps x blocks an SM   218 M weights, 7 tensors, one launch    4096 x 4096 alone
 //   8 x 3                  0.510   204.1 us, 2,138 of 4,189 GB/s    0.361   22.2 us
-//   12 x 2; 24 x 1         0.508; 0.509                             0.362; 0.352
-// A block may have any number of warps up to 24. The host takes the number of which most run at once, as near to 8 as possible
-// (src/gpu/fit.rs): 12 x 2 on compute capability 8.0, 24 x 1 on 8.6, 8.9 and 12.0; fewer where a tile of the launch has many bits.
-// Half of the columns of all seven, each part dense (benches/record/2026-11-22-tile-columns-h200.md): 0.488; half of the rows: 0.488.
-// A kernel that only streams the same bytes makes 0.49. Where the rest goes (ncu, the prototype): L2 81 % busy, DRAM 74 %, issue slots 35 %,
-// data pipe 19 %; half of all warp time waits for the plane. The chip is not short of instructions, but of order among its memory accesses.
-// Rejected, each against the version of its day (0.50 to 0.52):
-//   8 rows x 64 bytes a store, stored as decoded (16 x 64 steps)      0.30 to 0.40; with st.cs 0.45
-//   4 rows x 128 bytes; 8 x 256 bytes, four stores together          0.45; 0.48
-//   1 row x 512 bytes a store (another order of symbols)              0.50 to 0.51: no better, and no fragment of an mma
-//   rows gathered in shared memory, bulk copies (TMA) of 256 bytes     0.500, and 5 KiB a warp
-//   other instructions between the stores of a group                  0.34 to 0.49: look at the SASS after each change
-//   codes of single exponents, look-ups of two                        0.429, alone 0.231: 29 % of the units of a warp need more look-ups
-//   words handed out to lanes in turn, no lane lengths at all          0.46 and 10.64 bits (16-bit words), 0.44 and 10.77 (32-bit)
-//   tiles of 16,384 weights; of 4,096                                 0.500, alone 0.275; 0.504 at 10.65 bits
-//   bits of the next tile staged meanwhile                            0.507 (20 warps; with 24 it spills: 0.34 to 0.48)
-//   the plane's registers rotated by moves                            0.502, alone 0.336: a move waits for its load
-//   one plane load ahead; four                                        0.507, 0.502, alone 0.341, 0.349
-//   st.cs                                                             0.506, alone 0.342 (0.510 and 0.345 without, in one run)
-//   the tile's plane prefetched to L2 when it begins                  0.464, alone 0.324; for the first tiles of a round alone 0.501, 0.325
-//   places of tiles computed when they begin and again when they are decoded   0.510, alone 0.345 (0.356 once; ptxas 12.9 both)
-//   table of 11, 10 bits                                              0.511, 0.507 and 10.611, 10.623 bits
+//   12 x 2                 0.508                                    0.362
+//   24 x 1                 0.509                                    0.352
+// A block may have any number of warps up to 24. The host takes the number of which most run at
+// once, as near to 8 as possible (src/gpu/fit.rs): 12 x 2 on compute capability 8.0, 24 x 1 on 8.6,
+// 8.9 and 12.0; fewer if a tile of the launch has many bits. Half of the columns, or of the rows,
+// of all seven: 0.488 (benches/record/2026-11-22-tile-columns-h200.md). What limits it, and what
+// was tried and rejected: benches/record/2026-11-20-tile-kernel-h200.md.
 //
-// Safety on any content: tiles are those of the task, so that records and plane are loaded inside their arrays; staging is bounded by
-// the bitstream and by the stage, windows by the stage, stores by the geometry and the range alone: a tile decodes as many weights as it
-// has, whatever its bits. Contradictions set bits of the status word. Tables are built of any codebook, whose loads its length bounds.
+// Safety on any content: tiles are those of the task, so that records and plane are loaded inside
+// their arrays; staging is bounded by the bitstream and by the stage, windows by the stage, stores
+// by the geometry and the range alone: a tile decodes as many weights as it has, whatever its bits.
+// Contradictions set bits of the status word. Tables are built of any codebook, whose loads its
+// length bounds.
 #include "block.cuh"
 #include "tile_shared.cuh"
 #include "tile_task.cuh"
@@ -60,7 +57,8 @@
 #ifndef TILE_WARPS
 #define TILE_WARPS 24
 #endif
-// Of shapes with as many warps at once, the one whose blocks have about as many is taken (src/gpu/fit.rs).
+// Of shapes with as many warps at once, the one whose blocks have about as many is taken
+// (src/gpu/fit.rs).
 #ifndef TILE_GOOD_WARPS
 #define TILE_GOOD_WARPS 8
 #endif
@@ -69,48 +67,69 @@
 #endif
 static_assert(8 / 2 % TILE_PREFETCH == 0, "a group has four pairs of units");
 
-constexpr u32 UNIT = 8, UNITS_A_GROUP = 8, GROUPS = 4, UNITS = UNITS_A_GROUP * GROUPS, TILE_WEIGHTS = LANES * UNITS * UNIT;
-constexpr u32 TILE_ROWS = 32, TILE_COLUMNS = 256, GROUP_ROWS = 8, CHUNK = LANES * 2 * UNIT;  // CHUNK: plane bytes of a pair of units
+constexpr u32 UNIT = 8;
+constexpr u32 UNITS_A_GROUP = 8;
+constexpr u32 GROUPS = 4;
+constexpr u32 UNITS = UNITS_A_GROUP * GROUPS;
+constexpr u32 TILE_WEIGHTS = LANES * UNITS * UNIT;
+constexpr u32 TILE_ROWS = 32;
+constexpr u32 TILE_COLUMNS = 256;
+constexpr u32 GROUP_ROWS = 8;
+constexpr u32 CHUNK = LANES * 2 * UNIT;  // plane bytes of a pair of units
 
-// A lane's units of a group, STEP bytes apart, one after the other: where other work comes between them, the rows' 512 bytes
-// reach L2 in pieces, and the kernel loses up to a third of its speed.
+// Stores a lane's units of a group, STEP bytes apart, one after the other: if other work comes
+// between them, the rows' 512 bytes reach L2 in pieces, and the kernel loses up to a third of its
+// speed.
 template <u32 STEP>
 __device__ inline void store_group(u64 address, const uint4 (&weights)[UNITS_A_GROUP]) {
     __syncwarp();
 #pragma unroll
     for (u32 unit = 0; unit < UNITS_A_GROUP; unit++) {
         const uint4& w = weights[unit];
-        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                     ::"l"(address + STEP * unit), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w) : "memory");
+        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address + STEP * unit),
+                     "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
+                     : "memory");
     }
 }
 
-__device__ inline u32 share_begin(u32 total, u32 block) { return u32(u64(total) * block / gridDim.x); }
+__device__ inline u32 share_begin(u32 total, u32 block) {
+    return u32(u64(total) * block / gridDim.x);
+}
 
-// Finds the task that holds the share's next tile, and the one after; starts the copies of their tables.
-__device__ __forceinline__ void begin_round(const TileTask* tasks, u32 task_count, u32 at, u32 share_end, u32 guess, u32 lane) {
+// Finds the task that holds the share's next tile, and the one after; starts the copies of their
+// tables.
+__device__ __forceinline__ void begin_round(const TileTask* tasks, u32 task_count, u32 at,
+                                            u32 share_end, u32 guess, u32 lane) {
     u32 task = 0;  // as many begin at or before the tile
     for (u32 base = 0; base < task_count; base += LANES) {
         const TileTask* candidate = tasks + min(base + lane, task_count - 1);
-        task += __popc(__ballot_sync(ALL_LANES, base + lane < task_count && candidate->first_unit <= at));
+        task += __popc(
+            __ballot_sync(ALL_LANES, base + lane < task_count && candidate->first_unit <= at));
     }
     task--;
     const u32 more = task + 1 < task_count;
     const u32* words = reinterpret_cast<const u32*>(tasks + task);
     for (u32 i = threadIdx.x; i < TASK_WORDS << more; i += blockDim.x)
-        reinterpret_cast<u32*>(shared_round.tasks)[i] = task == 0 && i == threadIdx.x ? guess : words[i];
+        reinterpret_cast<u32*>(shared_round.tasks)[i] =
+            task == 0 && i == threadIdx.x ? guess : words[i];
     __syncthreads();
     const u32 first = at - shared_round.tasks[0].first_unit;
     const u32 count0 = min(shared_round.tasks[0].tiles - first, share_end - at);
     const u32 count1 = more ? min(shared_round.tasks[1].tiles, share_end - at - count0) : 0;
     for (u32 i = threadIdx.x; i < TABLE_ENTRIES / 4; i += blockDim.x) {
-        copy_async(shared_address(&shared_tables[0]) + 16 * i, reinterpret_cast<const u8*>(shared_round.tasks[0].table) + 16 * i);
-        if (count1) copy_async(shared_address(&shared_tables[1]) + 16 * i, reinterpret_cast<const u8*>(shared_round.tasks[1].table) + 16 * i);
+        copy_async(shared_address(&shared_tables[0]) + 16 * i,
+                   reinterpret_cast<const u8*>(shared_round.tasks[0].table) + 16 * i);
+        if (count1)
+            copy_async(shared_address(&shared_tables[1]) + 16 * i,
+                       reinterpret_cast<const u8*>(shared_round.tasks[1].table) + 16 * i);
     }
     commit_copies();
     if (threadIdx.x == 0) {
-        shared_round.first = first, shared_round.count0 = count0, shared_round.count = count0 + count1;
-        shared_round.next = blockDim.x / LANES, shared_round.behind = at + count0 + count1;
+        shared_round.first = first;
+        shared_round.count0 = count0;
+        shared_round.count = count0 + count1;
+        shared_round.next = blockDim.x / LANES;
+        shared_round.after = at + count0 + count1;
     }
     __syncthreads();
 }
@@ -126,66 +145,84 @@ constexpr u32 SLACK_SHIFT = 20, END_MASK = (1u << SLACK_SHIFT) - 1;
 
 // A tile of a warp, and where its lane's bits lie in the stage.
 struct Tile {
-    u32 task;            // of the round
-    u32 row, column;     // in tiles
-    u32 position;        // of the lane's bits
-    u32 end;             // of them; in the bits from SLACK_SHIFT on, how many of them may be left behind the last code
-    bool whole;          // all of it exists and is wanted, in units that 16-byte stores can write
-    u64 place;           // of its first element in the task's output
-    const u8* plane;     // of the tile; of the lane where it is whole
+    u32 task;         // of the round
+    u32 row, column;  // in tiles
+    u32 position;     // of the lane's bits
+    // Of them; in the bits from SLACK_SHIFT on, how many of them may be left after the last code.
+    u32 end;
+    bool whole;       // all of it exists and is wanted, in units that 16-byte stores can write
+    u64 place;        // of its first element in the task's output
+    const u8* plane;  // of the tile; of the lane if it is whole
     __device__ const TileTask& from() const { return shared_round.tasks[task]; }
     __device__ u32 table() const { return task * u32(sizeof(TileTable)); }
 };
 
 // The tile's corner.
 __device__ inline u64 row_of(const Tile& tile) { return u64(tile.row) * TILE_ROWS; }
-__device__ inline u64 column_of(const Tile& tile) { return u64(tile.column) * (tile.from().linear() ? TILE_WEIGHTS : TILE_COLUMNS); }
+__device__ inline u64 column_of(const Tile& tile) {
+    return u64(tile.column) * (tile.from().linear() ? TILE_WEIGHTS : TILE_COLUMNS);
+}
 // Sets `place`, and `whole`.
 __device__ inline void place_tile(Tile& tile) {
     const TileTask& t = tile.from();
-    const u64 column = column_of(tile), first = row_of(tile) * t.columns + column;
-    const u64 behind = first + (t.linear() ? TILE_WEIGHTS : (TILE_ROWS - 1) * t.columns + TILE_COLUMNS);
+    const u64 column = column_of(tile);
+    const u64 first = row_of(tile) * t.columns + column;
+    const u64 last =
+        first + (t.linear() ? TILE_WEIGHTS : (TILE_ROWS - 1) * t.columns + TILE_COLUMNS);
     const u64 aligned = reinterpret_cast<u64>(t.output) | (t.linear() ? 0 : 2 * t.pitch);
     tile.place = row_of(tile) * t.pitch + column;
-    tile.whole = aligned % 16 == 0 && first >= t.element_begin && behind <= t.element_end
-              && (t.linear() ? t.pitch == t.columns : column >= t.column_begin && column + TILE_COLUMNS <= t.column_end);
+    tile.whole = aligned % 16 == 0 && first >= t.element_begin && last <= t.element_end &&
+                 (t.linear() ? t.pitch == t.columns
+                             : column >= t.column_begin && column + TILE_COLUMNS <= t.column_end);
 }
 
-// Where a tile's plane starts. Within it, pairs of units follow each other, in each of them lanes; absent weights are left out.
+// Finds where a tile's plane starts. Within it, pairs of units follow each other, in each of them
+// lanes; absent weights are left out.
 __device__ inline const u8* plane_of(const Tile& tile) {
     const TileTask& t = tile.from();
     if (t.linear()) return t.plane + column_of(tile);
-    return t.plane + row_of(tile) * t.columns + column_of(tile) * min(u64(TILE_ROWS), t.rows - row_of(tile));
+    return t.plane + row_of(tile) * t.columns +
+           column_of(tile) * min(u64(TILE_ROWS), t.rows - row_of(tile));
 }
 
 __device__ inline Record load_record(const Tile& tile, u32 lane) {
-    const TileRecord* at = tile.from().records + (u64(tile.row) * tile.from().tiles_across + tile.column);
+    const TileRecord* at =
+        tile.from().records + (u64(tile.row) * tile.from().tiles_across + tile.column);
     return load_record(at, lane);
 }
 
-// Starts the copy of a tile's bits, and finds where the lane's begin and end.
-__device__ inline void stage_tile(Tile& tile, const Record& r, const Bits& bits, u32 lane, u32& problems) {
+// Starts the copy of a tile's bits, and finds where those of the lane begin and end.
+__device__ inline void stage_tile(Tile& tile, const Record& r, const Bits& bits, u32 lane,
+                                  u32& problems) {
     const u64 begin = r.head & OFFSET_MASK, end = r.next_head & OFFSET_MASK;
-    const u32 shift = u32(r.head >> 61), length = (u32(r.head >> 48) & 0x1FFF) + (excess_of(r, lane) << shift);
-    const u64 byte = begin >> 3 & ~15ull, left = max(tile.from().bits_bytes, byte) - byte;
+    const u32 shift = u32(r.head >> 61);
+    const u32 length = (u32(r.head >> 48) & 0x1FFF) + (excess_of(r, lane) << shift);
+    const u64 byte = begin >> 3 & ~15ull;
+    const u64 left = max(tile.from().bits_bytes, byte) - byte;
     const u64 wanted = end > begin ? ((end + 7) >> 3) - byte : 0;
     const u32 bytes = u32(min(min(wanted, left), u64(bits.room())));
     const u8* from = tile.from().bits + byte;
 #pragma unroll 4
-    for (u32 i = lane * 16; i < bytes; i += LANES * 16) copy_async(bits.stage + STAGE_BEFORE + i, from + i);
+    for (u32 i = lane * 16; i < bytes; i += LANES * 16)
+        copy_async(bits.stage + STAGE_BEFORE + i, from + i);
     commit_copies();
     const u32 sum = inclusive_sum(length, lane);
-    if (bytes != wanted || begin % 8 != 0 || (lane == LANES - 1 && (sum + 7 & ~7u) != end - begin)) problems |= STATUS_RECORDS;
+    if (bytes != wanted || begin % 8 != 0 || (lane == LANES - 1 && (sum + 7 & ~7u) != end - begin))
+        problems |= STATUS_RECORDS;
     tile.position = (u32(begin) & 127) + sum - length + POSITION_OF_BIT_0;
     tile.end = tile.position + length | (1u << shift) - 1 << SLACK_SHIFT;
 }
 
-// The n-th tile of the round: its record, its first plane bytes if it is whole, and its bits on their way to the stage.
-__device__ __forceinline__ Tile begin_tile(u32 n, const Bits& bits, u32 lane, uint4 (&ahead)[TILE_PREFETCH], u32& problems) {
+// The n-th tile of the round: its record, its first plane bytes if it is whole, and its bits on
+// their way to the stage.
+__device__ __forceinline__ Tile begin_tile(u32 n, const Bits& bits, u32 lane,
+                                           uint4 (&ahead)[TILE_PREFETCH], u32& problems) {
     Tile tile;
     tile.task = n >= shared_round.count0;
-    const u32 number = tile.task ? n - shared_round.count0 : shared_round.first + n, across = tile.from().across;
-    tile.row = tile.from().first_row + number / across, tile.column = tile.from().first_column + number % across;
+    const u32 number = tile.task ? n - shared_round.count0 : shared_round.first + n;
+    const u32 across = tile.from().across;
+    tile.row = tile.from().first_row + number / across;
+    tile.column = tile.from().first_column + number % across;
     const Record record = load_record(tile, lane);
     place_tile(tile);
     tile.plane = plane_of(tile);
@@ -199,8 +236,8 @@ __device__ __forceinline__ Tile begin_tile(u32 n, const Bits& bits, u32 lane, ui
     return tile;
 }
 
-__device__ __forceinline__ void decode_whole(Tile& tile, const Bits& bits, u32 lane, u16* to, uint4 (&ahead)[TILE_PREFETCH],
-                                             u32& problems) {
+__device__ __forceinline__ void decode_whole(Tile& tile, const Bits& bits, u32 lane, u16* to,
+                                             uint4 (&ahead)[TILE_PREFETCH], u32& problems) {
     const TileTask& t = tile.from();
     const u8* plane = tile.plane;
     const u32 table = tile.table();
@@ -224,51 +261,74 @@ __device__ __forceinline__ void decode_whole(Tile& tile, const Bits& bits, u32 l
             decode_unit(table, bits, position, e, problems);
             weights[unit + 1] = merge_unit(e, p.z, p.w);
         }
-        if (linear) store_group<2 * LANES * UNIT>(address, weights); else store_group<2 * 4 * UNIT>(address, weights);
+        if (linear)
+            store_group<2 * LANES * UNIT>(address, weights);
+        else
+            store_group<2 * 4 * UNIT>(address, weights);
         // Read again from shared memory, which is cheaper than registers.
         address += linear ? 2 * LANES * UNIT * UNITS_A_GROUP : 2 * GROUP_ROWS * t.pitch;
     }
     tile.position = position;
 }
 
-// A tile at the edge of its tensor or of the range asked for, unit by unit. Every weight that exists is decoded, those wanted are
-// stored. The position behind the lane's last code, and problems in the upper half.
+// Decodes a tile at the edge of its tensor or of the range asked for, unit by unit. Every weight
+// that exists is decoded, those wanted are stored. Returns the position after the lane's last
+// code, with problems in the upper half.
 __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* output) {
     u32 position = tile.position, problems = 0;
     const TileTask& t = tile.from();
     const bool linear = t.linear();
-    const u32 lanes_a_row = linear ? LANES : 4, half = UNIT * lanes_a_row;  // columns that a unit of all its lanes has
-    const u32 g = lane / lanes_a_row, l = lane % lanes_a_row, units = linear ? UNITS : UNITS_A_GROUP;
+    const u32 lanes_a_row = linear ? LANES : 4;
+    const u32 half = UNIT * lanes_a_row;  // columns that a unit of all its lanes has
+    const u32 g = lane / lanes_a_row;
+    const u32 l = lane % lanes_a_row;
+    const u32 units = linear ? UNITS : UNITS_A_GROUP;
     const u64 row0 = row_of(tile), column0 = column_of(tile);
     const u32 height = linear ? 1 : u32(min(u64(TILE_ROWS), t.rows - row0));
-    const u32 width = u32(min(u64(half * units), (linear ? t.rows * t.columns : t.columns) - column0));
-    // Whether the whole tile is in the range of elements. A vector may stand for a matrix, whose rows then end within units.
+    const u32 width =
+        u32(min(u64(half * units), (linear ? t.rows * t.columns : t.columns) - column0));
+    // Whether the whole tile is in the range of elements. A vector may stand for a matrix, whose
+    // rows then end within units.
     const u64 first_element = row0 * t.columns + column0;
-    const bool inside = first_element >= t.element_begin && first_element + (height - 1) * t.columns + width <= t.element_end;
+    const bool inside = first_element >= t.element_begin &&
+                        first_element + (height - 1) * t.columns + width <= t.element_end;
     const bool split = linear && t.rows > 1;
-    // Rows and columns count from the tile's, but those of such a matrix.
-    const u64 column_begin = t.column_begin - (split ? 0 : min(t.column_begin, column0)), column_end = t.column_end - (split ? 0 : column0);
+    // Rows and columns count from the tile's, except those of such a matrix.
+    const u64 column_begin = t.column_begin - (split ? 0 : min(t.column_begin, column0));
+    const u64 column_end = t.column_end - (split ? 0 : column0);
     if (!split) output += row0 * t.pitch + column0;
     const u8* plane = tile.plane;
     for (u32 i = lane * 128; i < height * width; i += LANES * 128) prefetch_l2(plane + i);
 #pragma unroll 1
     for (u32 i = 0; i < UNITS; i++) {
-        const u32 group = i / units, unit = i % units, first = unit * half + UNIT * l, row_of_tile = group * GROUP_ROWS + g;
+        const u32 group = i / units;
+        const u32 unit = i % units;
+        const u32 first = unit * half + UNIT * l;
+        const u32 row_of_tile = group * GROUP_ROWS + g;
         if (row_of_tile >= height || first >= width) continue;
-        const u32 count = min(width - first, UNIT), rows = min(height - group * GROUP_ROWS, LANES / lanes_a_row);
-        // The pair of units begins behind `before` columns of as many rows as the group has; it has `both` columns of each.
-        const u32 before = unit / 2 * 2 * half, both = min(width - before, 2 * half);
+        const u32 count = min(width - first, UNIT);
+        const u32 rows = min(height - group * GROUP_ROWS, LANES / lanes_a_row);
+        // The pair of units begins after `before` columns of as many rows as the group has; it has
+        // `both` columns of each.
+        const u32 before = unit / 2 * 2 * half;
+        const u32 both = min(width - before, 2 * half);
         const u32 of_lanes_before = min(UNIT * l, both) + min(max(both, half) - half, UNIT * l);
         const u32 of_first_unit = unit % 2 ? min(both - UNIT * l, UNIT) : 0;
-        const u8* from = plane + group * GROUP_ROWS * width + rows * before + g * both + of_lanes_before + of_first_unit;
+        const u8* from = plane + group * GROUP_ROWS * width + rows * before + g * both +
+                         of_lanes_before + of_first_unit;
         const u64 element = first_element + row_of_tile * t.columns + first;
         u32 row = row_of_tile, column = first;
-        // Numbers of 64 bits would take a call and spills.
-        if (split) row = u32(element) / u32(t.columns), column = u32(element) % u32(t.columns);
+        // With 64 bits this would take a call and spills.
+        if (split) {
+            row = u32(element) / u32(t.columns);
+            column = u32(element) % u32(t.columns);
+        }
         u16* to = output + (row * t.pitch + column);
-        const bool wanted = (inside || (element >= t.element_begin && element + UNIT <= t.element_end)) && column >= column_begin
-                         && column + UNIT <= column_end;
-        if (count == UNIT && wanted && reinterpret_cast<u64>(to) % 16 == 0 && reinterpret_cast<u64>(from) % 8 == 0) {
+        const bool wanted =
+            (inside || (element >= t.element_begin && element + UNIT <= t.element_end)) &&
+            column >= column_begin && column + UNIT <= column_end;
+        if (count == UNIT && wanted && reinterpret_cast<u64>(to) % 16 == 0 &&
+            reinterpret_cast<u64>(from) % 8 == 0) {
             u32 e[4];
             decode_unit(tile.table(), bits, position, e, problems);
             const uint2 p = __ldg(reinterpret_cast<const uint2*>(from));
@@ -283,8 +343,12 @@ __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* out
             position += e & LENGTH_MASK;
             for (u32 j = k; j < min(k + 2, count); j++, column++) {
                 const u32 exponent = (j == k ? e >> 7 : e >> 23) & 255;
-                if (split && column == t.columns) row++, column = 0;
-                const bool wanted = inside || (element + j >= t.element_begin && element + j < t.element_end);
+                if (split && column == t.columns) {
+                    row++;
+                    column = 0;
+                }
+                const bool wanted =
+                    inside || (element + j >= t.element_begin && element + j < t.element_end);
                 if (wanted && column >= column_begin && column < column_end)
                     output[row * t.pitch + column] = merge_one(exponent, __ldg(from + j));
             }
@@ -293,13 +357,18 @@ __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* out
     return u64(problems) << 32 | position;
 }
 
-__device__ __forceinline__ void decode_tasks(const TileTask* __restrict__ tasks, u32 task_count, u64 unit_count, u32* status, u64 output) {
-    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, total = u32(unit_count);
+__device__ __forceinline__ void decode_tasks(const TileTask* __restrict__ tasks, u32 task_count,
+                                             u64 unit_count, u32* status, u64 output) {
+    const u32 lane = threadIdx.x % LANES;
+    const u32 warp = threadIdx.x / LANES;
+    const u32 total = u32(unit_count);
     const u32 stage_bytes = stages_bytes() / (blockDim.x / LANES);
     const Bits bits = {shared_address(stages) + warp * stage_bytes, stage_bytes};
     u32 at = share_begin(total, blockIdx.x), problems = 0;
     // The first two tasks at once, should the share begin in the first: one latency less.
-    const u32 guess = threadIdx.x < min(task_count, 2u) * TASK_WORDS ? reinterpret_cast<const u32*>(tasks)[threadIdx.x] : 0;
+    const u32 guess = threadIdx.x < min(task_count, 2u) * TASK_WORDS
+                          ? reinterpret_cast<const u32*>(tasks)[threadIdx.x]
+                          : 0;
     for (u32 share_end; at < (share_end = share_begin(total, blockIdx.x + 1));) {
         begin_round(tasks, task_count, at, share_end, guess, lane);
         u32 number = warp;
@@ -310,41 +379,50 @@ __device__ __forceinline__ void decode_tasks(const TileTask* __restrict__ tasks,
         __syncthreads();
         while (number < shared_round.count) {
             u16* to = tile.from().output + output / 2;
-            if (tile.whole) decode_whole(tile, bits, lane, to, ahead, problems);
+            if (tile.whole)
+                decode_whole(tile, bits, lane, to, ahead, problems);
             else {
                 const u64 edge = decode_edge(tile, bits, lane, to);
-                tile.position = u32(edge), problems |= u32(edge >> 32);
+                tile.position = u32(edge);
+                problems |= u32(edge >> 32);
             }
-            if ((tile.end & END_MASK) - tile.position > tile.end >> SLACK_SHIFT) problems |= STATUS_LANE_END;
+            if ((tile.end & END_MASK) - tile.position > tile.end >> SLACK_SHIFT)
+                problems |= STATUS_LANE_END;
             number = take_tile(lane);
             if (number < shared_round.count) tile = begin_tile(number, bits, lane, ahead, problems);
             wait_for_copies();
             __syncwarp();
         }
-        at = shared_round.behind;
+        at = shared_round.after;
         __syncthreads();
     }
     if (problems) atomicOr(status, problems);
 }
 
-extern "C" __global__ void __launch_bounds__(TILE_WARPS * LANES, 1)
-df11_tile_decode(const TileTask* __restrict__ tasks, u32 task_count, u64 unit_count, u32* status, u64 output) {
+extern "C" __global__ void __launch_bounds__(TILE_WARPS* LANES, 1)
+    df11_tile_decode(const TileTask* __restrict__ tasks, u32 task_count, u64 unit_count,
+                     u32* status, u64 output) {
     decode_tasks(tasks, task_count, unit_count, status, output);
 }
-// The same with tasks by value, for matrices in memory that the caller may move: nothing of the launch lies in device memory.
-extern "C" __global__ void __launch_bounds__(TILE_WARPS * LANES, 1)
-df11_tile_decode_few(const __grid_constant__ TileTasks tasks, u32 task_count, u64 unit_count, u32* status, u64 output) {
+// The same with tasks by value, for matrices in memory that the caller may move: nothing of the
+// launch lies in device memory.
+extern "C" __global__ void __launch_bounds__(TILE_WARPS* LANES, 1)
+    df11_tile_decode_few(const __grid_constant__ TileTasks tasks, u32 task_count, u64 unit_count,
+                         u32* status, u64 output) {
     decode_tasks(tasks.tasks, task_count, unit_count, status, output);
 }
 
-// Derives decode tables from codebooks, one block of any number of threads each. Once, when a tensor is loaded.
+// Derives decode tables from codebooks, one block of any number of threads each. Once, when a
+// tensor is loaded.
 //
-// A codebook is words of two bytes: the length of the escape, 12 numbers of codes by length, and the pairs. Here words behind its end are 0.
+// A codebook is words of two bytes: the length of the escape, 12 numbers of codes by length, and
+// the pairs. Here words after its end are 0.
 constexpr u32 COUNTS_AT = 1, PAIRS_AT = COUNTS_AT + 12;
 static_assert(TABLE_BITS <= 12, "a codebook's lengths");
 
 extern "C" __global__ void df11_tile_tables(const TableTask* tasks) {
-    // By length: the first code, the bits from which on codes are longer, and the word of the first pair.
+    // By length: the first code, the bits from which on codes are longer, and the word of the first
+    // pair.
     __shared__ u32 codes[TABLE_BITS + 1], limits[TABLE_BITS + 1], pairs[TABLE_BITS + 1];
     const TableTask task = tasks[blockIdx.x];
     const u16* words = reinterpret_cast<const u16*>(task.codebook);
@@ -352,12 +430,15 @@ extern "C" __global__ void df11_tile_tables(const TableTask* tasks) {
     auto word = [&](u64 at) { return at < count ? u32(__ldg(words + at)) : 0; };
     const u32 escape = word(0);
     if (threadIdx.x == 0) {
-        // RFC 1951, 3.2.2. No overflow: lengths have at most 2^16 codes each, so that the codes of 12 bits are below 2^29.
+        // RFC 1951, 3.2.2. No overflow: lengths have at most 2^16 codes each, so that the codes of
+        // 12 bits are below 2^29.
         u32 code = 0, pair = PAIRS_AT;
         for (u32 length = 1; length <= TABLE_BITS; length++) {
             const u32 here = word(COUNTS_AT + length - 1);
-            codes[length] = code, pairs[length] = pair;
-            pair += here, code += here + (length == escape);
+            codes[length] = code;
+            pairs[length] = pair;
+            pair += here;
+            code += here + (length == escape);
             limits[length] = code << (TABLE_BITS - length);
             code *= 2;
         }
@@ -372,9 +453,11 @@ extern "C" __global__ void df11_tile_tables(const TableTask* tasks) {
             // Below the limit of the next shorter length too: then that one's.
             if (length > 1 && bits < limits[length - 1]) continue;
             // The escape is the last code of its length.
-            const u32 at = (bits >> (TABLE_BITS - length)) - codes[length], pair = word(pairs[length] + at);
-            entry = length == escape && at == word(COUNTS_AT + length - 1) ? FLAG | RARE | length << 15 | length + 16
-                                                                           : (pair >> 8) << 23 | (pair & 255) << 7 | length;
+            const u32 at = (bits >> (TABLE_BITS - length)) - codes[length];
+            const u32 pair = word(pairs[length] + at);
+            entry = length == escape && at == word(COUNTS_AT + length - 1)
+                        ? FLAG | RARE | length << 15 | length + 16
+                        : (pair >> 8) << 23 | (pair & 255) << 7 | length;
             break;
         }
         table.entries[index] = entry;
@@ -383,10 +466,16 @@ extern "C" __global__ void df11_tile_tables(const TableTask* tasks) {
 
 // What the host must know; build.py copies it into the manifest.
 __constant__ u32 tile_constants[] = {
-    sizeof(TileTask), sizeof(TileTable), sizeof(TableTask), TABLE_BITS,
-    // Bytes of a stage besides a tile's, the most warps of a block, and the number of warps that blocks best have; tasks
-    // of a launch by value.
-    STAGE_BEFORE + STAGE_AFTER, TILE_WARPS, TILE_GOOD_WARPS, FEW_TASKS,
+    sizeof(TileTask),
+    sizeof(TileTable),
+    sizeof(TableTask),
+    TABLE_BITS,
+    // Bytes of a stage besides a tile's, the most warps of a block, and the number of warps that
+    // blocks best have; tasks of a launch by value.
+    STAGE_BEFORE + STAGE_AFTER,
+    TILE_WARPS,
+    TILE_GOOD_WARPS,
+    FEW_TASKS,
 };
 
 extern "C" __global__ void df11_tile_constants(u32* out) {

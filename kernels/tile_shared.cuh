@@ -1,4 +1,5 @@
-// What a block of the tile kernel keeps in shared memory: tables and tasks of a round, whatever its warps, and a stage for each warp.
+// What a block of the tile kernel keeps in shared memory: tables and tasks of a round, with any
+// number of warps, and a stage for each warp.
 #pragma once
 #include "shared.cuh"
 #include "tile_task.cuh"
@@ -13,12 +14,13 @@ struct Round {
     u32 count0;  // tiles of the first task
     u32 count;   // of both
     u32 next;    // the tile that no warp has yet
-    u32 behind;  // the tile of the launch behind the round
+    u32 after;   // the tile of the launch after the round
 };
 __shared__ Round shared_round;
 constexpr u32 TASK_WORDS = sizeof(TileTask) / 4;
 
-// A stage holds a tile's bits behind one word that is not decoded, and before three that windows behind the end reach.
+// A stage holds one word that is not decoded, a tile's bits, and three words that windows after the
+// end reach.
 constexpr u32 STAGE_BEFORE = 16, STAGE_AFTER = 16;
 extern __shared__ __align__(128) u8 stages[];
 

@@ -7,19 +7,22 @@
 struct Bits {
     u32 stage, stage_bytes;
     __device__ u32 room() const { return stage_bytes - STAGE_BEFORE - STAGE_AFTER; }
-    // Three words from a position on; none behind the stage.
+    // Loads three words from a position on; none after the stage.
     __device__ void words(u32 position, u32& w0, u32& w1, u32& w2) const {
         u32 a = stage + min((position >> 5) * 4, room());
-        w0 = load_shared(a + STAGE_BEFORE - 4), w1 = load_shared(a + STAGE_BEFORE), w2 = load_shared(a + STAGE_BEFORE + 4);
+        w0 = load_shared(a + STAGE_BEFORE - 4);
+        w1 = load_shared(a + STAGE_BEFORE);
+        w2 = load_shared(a + STAGE_BEFORE + 4);
     }
 };
 
 // `table`: the bytes to the task's table from shared_tables.
 __device__ inline u32 entry_of(u32 table, u32 window) {
-    return *reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(shared_tables) + (window & INDEX_MASK | table));
+    return *reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(shared_tables) +
+                                         (window & INDEX_MASK | table));
 }
 
-// One pair, wherever it ends.
+// Decodes one pair, wherever it ends.
 __device__ inline u32 decode_pair(u32 table, const Bits& bits, u32 position) {
     u32 w0, w1, w2;
     bits.words(position, w0, w1, w2);
@@ -31,16 +34,20 @@ __device__ inline u32 decode_pair(u32 table, const Bits& bits, u32 position) {
     return e;
 }
 
-// Four pairs. Entries of escapes hold their whole length, so four look-ups find their codes without a branch. Afterwards escapes
-// are decoded again by themselves, for their exponents; and everything is, one by one, where the four do not fit the window.
-__device__ inline void decode_unit(u32 table, const Bits& bits, u32& position, u32 (&e)[4], u32& problems) {
+// Decodes four pairs. Entries of escapes hold their whole length, so four look-ups find their codes
+// without a branch. Afterwards escapes are decoded again alone, for their exponents; and all four
+// are, one by one, if they do not fit the window.
+__device__ inline void decode_unit(u32 table, const Bits& bits, u32& position, u32 (&e)[4],
+                                   u32& problems) {
     u32 w0, w1, w2;
     bits.words(position, w0, w1, w2);
-    u32 low = __funnelshift_r(w0, w1, position), high = __funnelshift_r(w1, w2, position);
+    u32 low = __funnelshift_r(w0, w1, position);
+    u32 high = __funnelshift_r(w1, w2, position);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         e[i] = entry_of(table, low);
-        low = __funnelshift_r(low, high, e[i]), high = __funnelshift_r(high, 0, e[i]);
+        low = __funnelshift_r(low, high, e[i]);
+        high = __funnelshift_r(high, 0, e[i]);
     }
     u32 total = (e[0] + e[1] + e[2] + e[3]) & 127;
     if (int(e[0] | e[1] | e[2] | e[3]) < 0) {
@@ -51,7 +58,10 @@ __device__ inline void decode_unit(u32 table, const Bits& bits, u32& position, u
             u32 one = e[0];
             if (all || int(one) < 0) one = decode_pair(table, bits, position + total);
             total += one & LENGTH_MASK;
-            e[0] = e[1], e[1] = e[2], e[2] = e[3], e[3] = one;
+            e[0] = e[1];
+            e[1] = e[2];
+            e[2] = e[3];
+            e[3] = one;
         }
         if (int(e[0] | e[1] | e[2] | e[3]) < 0) problems |= STATUS_NO_CODE;
     }

@@ -334,7 +334,8 @@ fn a_bad_source_is_refused_and_nothing_is_made() {
     let fixture = Fixture::new();
     fs::remove_file(&fixture.container).unwrap();
     let bf16 = r#"{"a":{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}"#;
-    let twice = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+    let twice = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
+        "a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
     safetensors(&fixture.path("short.safetensors"), bf16, 9);
     safetensors(&fixture.path("twice.safetensors"), twice, 1);
     fs::write(fixture.path("text.safetensors"), "no safetensors file at all").unwrap();
@@ -686,10 +687,8 @@ fn estimate_tells_which_gpu_holds_what() {
     assert_eq!(compressed["placement"], placed["placement"]);
     let blocks: usize = gpus.iter().map(|gpu| gpu["blocks"].as_array().unwrap().len()).sum();
     assert_eq!(blocks as u64, placed["blocks"].as_u64().unwrap());
-    assert_eq!(
-        json(&["estimate", model, "--gpus", "80GB", "--exponent-bits", "2.65"])["placement"]["fits"],
-        true
-    );
+    let assumed = json(&["estimate", model, "--gpus", "80GB", "--exponent-bits", "2.65"]);
+    assert_eq!(assumed["placement"]["fits"], true);
     assert!(good(&["estimate", model, "--gpus", "80GB"]).contains("It fits"));
     let taken = |residence| {
         let placed = json(&["estimate", container, "--gpus", "80GB", "--residence", residence]);

@@ -82,7 +82,11 @@ fn item() -> impl Strategy<Value = Item> {
 
 fn layout() -> impl Strategy<Value = Layout> {
     let gap = |bytes| Layout::Gap(df11::hazmat::gap::Geometry::new(bytes, 64).unwrap());
-    prop_oneof![2 => select(vec![8, 16, 32, 64]).prop_map(gap), 3 => Just(Layout::Tile), 1 => Just(Layout::Raw)]
+    prop_oneof![
+        2 => select(vec![8, 16, 32, 64]).prop_map(gap),
+        3 => Just(Layout::Tile),
+        1 => Just(Layout::Raw),
+    ]
 }
 
 fn case() -> impl Strategy<Value = Case> {

@@ -425,8 +425,8 @@ proptest! {
         dimensions in prop::collection::vec(0..5_u64, 200),
         seed: u64,
     ) {
-        let tensors: Vec<_> = names.into_iter().zip(&dimensions).map(|(name, &n)| (name, vec![n, 3])).collect();
-        let model = Model(tensors);
+        let named = names.into_iter().zip(&dimensions);
+        let model = Model(named.map(|(name, &n)| (name, vec![n, 3])).collect());
         let expected = partition(&blocks(&model.0));
         prop_assert_eq!(partition(&blocks(&renamed(&model, seed, true).0)), expected);
     }

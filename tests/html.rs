@@ -117,7 +117,8 @@ fn a_browser_draws_it() {
     // As a person at the keyboard: search, clear, sort, choose a bar, change the theme.
     let script = r##"
         const press = (key, on = document.activeElement) =>
-            on.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+            on.dispatchEvent(
+                new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
         const said = {};
         said.all = at("found").textContent;
         press("/");

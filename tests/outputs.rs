@@ -222,7 +222,8 @@ impl ReadAt for Changing {
 fn weights_file(rows: usize) -> Vec<u8> {
     let coded = 512 * rows;
     let header = format!(
-        r#"{{"m":{{"dtype":"BF16","shape":[{rows},256],"data_offsets":[0,{coded}]}},"r":{{"dtype":"I64","shape":[8],"data_offsets":[{coded},{}]}}}}"#,
+        r#"{{"m":{{"dtype":"BF16","shape":[{rows},256],"data_offsets":[0,{coded}]}},
+            "r":{{"dtype":"I64","shape":[8],"data_offsets":[{coded},{}]}}}}"#,
         coded + 64
     );
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();

@@ -11,7 +11,7 @@ use df11::{
 };
 use proptest::prelude::*;
 
-/// A block of a coded tensor with so many rows, and a small one beside it.
+/// A block of a coded tensor with this many rows, and a small one beside it.
 fn block(at: usize, rows: usize) -> [Item; 2] {
     let coded = Item::gap(
         &format!("{at}.coded"),

@@ -366,7 +366,7 @@ fn a_model_is_shared_between_threads() {
     shared::<df11::Block<'_>>();
 }
 
-/// Counts what it is told of, and asks to stop after so many bytes.
+/// Counts what it is told of, and asks to stop after a number of bytes.
 struct Watch {
     stop_after: u64,
     announced: AtomicU64,

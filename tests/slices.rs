@@ -11,7 +11,7 @@ use df11::{Dtype, Error, Layout, OpenOptions, Source, compress};
 use proptest::{prelude::*, test_runner::TestRunner};
 use safetensors::{Dtype as FileDtype, tensor::TensorView, tensor::serialize_to_file};
 
-/// The elements of a slice, of so many bytes each, index by index.
+/// The elements of a slice, of `each` bytes, index by index.
 fn sliced(bytes: &[u8], each: usize, shape: &[u64], ranges: &[Range<u64>]) -> Vec<u8> {
     let is_wanted = |index: usize| {
         let mut rest = index as u64;

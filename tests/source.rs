@@ -452,10 +452,17 @@ fn data_length(json: &[u8]) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 4000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
-    fn the_verdict_is_that_of_the_safetensors_crate(json in mutated(), more in prop_oneof![9 => Just(0), 1 => 0..3_usize]) {
+    fn the_verdict_is_that_of_the_safetensors_crate(
+        json in mutated(),
+        more in prop_oneof![9 => Just(0), 1 => 0..3_usize],
+    ) {
         let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
         bytes.extend(&json);
         bytes.resize(bytes.len() + data_length(&json) + more, 0);

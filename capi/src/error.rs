@@ -69,7 +69,7 @@ thread_local! {
 
 /// Runs a function of the interface: its error becomes a code, its text the thread's last one.
 pub(crate) fn call(work: impl FnOnce() -> Result<(), Failure>) -> Status {
-    // What a panic leaves half-done is dropped, or behind locks of the library that bear it.
+    // What a panic leaves half-done is dropped, or is under a lock that the library can recover.
     let answer = catch_unwind(AssertUnwindSafe(work));
     let (status, text) = match answer {
         Ok(Ok(())) => return Status::Ok,

@@ -6,13 +6,13 @@
 #include <cuda_runtime.h>
 #include <vector>
 
-#define CUDA(call)                                                                          \
-    do {                                                                                    \
-        cudaError_t e = (call);                                                             \
-        if (e != cudaSuccess) {                                                             \
-            fprintf(stderr, "%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e));       \
-            exit(3);                                                                        \
-        }                                                                                   \
+#define CUDA(call)                                                                    \
+    do {                                                                              \
+        cudaError_t e = (call);                                                       \
+        if (e != cudaSuccess) {                                                       \
+            fprintf(stderr, "%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e)); \
+            exit(3);                                                                  \
+        }                                                                             \
     } while (0)
 
 // Kernels of a file of PTX or machine code, as the crate loads them, instead of those compiled in.
@@ -59,7 +59,9 @@ static int sm_count() {
 
 __global__ void differences(const u32* a, const u32* b, u64 count, u64* sum) {
     u64 mine = 0;
-    for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < count; i += u64(gridDim.x) * blockDim.x) mine += a[i] != b[i];
+    for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < count;
+         i += u64(gridDim.x) * blockDim.x)
+        mine += a[i] != b[i];
     if (mine) atomicAdd(sum, mine);
 }
 
@@ -68,7 +70,8 @@ inline unsigned long long wrong_words(const void* a, const void* b, u64 elements
     unsigned long long *sum, wrong;
     CUDA(cudaMalloc(&sum, 8));
     CUDA(cudaMemset(sum, 0, 8));
-    differences<<<1024, 256>>>(static_cast<const u32*>(a), static_cast<const u32*>(b), elements / 2, (u64*)sum);
+    differences<<<1024, 256>>>(static_cast<const u32*>(a), static_cast<const u32*>(b), elements / 2,
+                               (u64*)sum);
     CUDA(cudaMemcpy(&wrong, sum, 8, cudaMemcpyDeviceToHost));
     CUDA(cudaFree(sum));
     return wrong;

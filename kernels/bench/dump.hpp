@@ -1,5 +1,6 @@
-// Reads what examples/gap_arrays.rs writes: tensors back to back, each of eight u64 (T, B, elements, bit_count, and the bytes of
-// gaps, output offsets, bitstream, weights), then 256 code lengths, gaps, output offsets, bitstream, plane, weights.
+// Reads what examples/gap_arrays.rs writes: tensors back to back, each of eight u64 (T, B,
+// elements, bit_count, and the bytes of gaps, output offsets, bitstream, weights), then 256 code
+// lengths, gaps, output offsets, bitstream, plane, weights.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +17,10 @@ struct Dump {
 
 inline Bytes read_file(const std::string& path) {
     FILE* file = fopen(path.c_str(), "rb");
-    if (!file) { fprintf(stderr, "cannot open %s\n", path.c_str()); exit(2); }
+    if (!file) {
+        fprintf(stderr, "cannot open %s\n", path.c_str());
+        exit(2);
+    }
     fseek(file, 0, SEEK_END);
     Bytes bytes(size_t(ftell(file)));
     fseek(file, 0, SEEK_SET);
@@ -34,7 +38,10 @@ inline std::vector<Dump> read_dumps(const std::string& path) {
         memcpy(numbers, at, 64);
         at += 64;
         Dump dump{numbers[0], numbers[1], numbers[2], numbers[3], {}, {}, {}, {}, {}, {}};
-        auto take = [&](Bytes& array, size_t length) { array.assign(at, at + length); at += length; };
+        auto take = [&](Bytes& array, size_t length) {
+            array.assign(at, at + length);
+            at += length;
+        };
         take(dump.lengths, 256);
         take(dump.gaps, numbers[4]);
         take(dump.offsets, numbers[5]);

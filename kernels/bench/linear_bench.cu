@@ -4,20 +4,20 @@
 //   linear_bench hostile COUNT SEED    changed data, heads and entries, for compute-sanitizer
 //   linear_bench bench ROUNDS          Llama 3.1 8B's matrices and 25600 x 5120 beside cuBLASLt's
 //                                      best; `wide`: 17 to 256 rows of x alone
-//   linear_bench ways ROUNDS           32, 64 and 128 rows of x by all ways to share strips and columns
-//                                      out among blocks
-//   linear_bench sums ROUNDS [X_ROWS]  16 to 256 rows of x, or so many, without cuBLASLt: each matrix,
-//                                      and all four
+//   linear_bench ways ROUNDS           32, 64 and 128 rows of x by all ways to share strips and
+//                                      columns out among blocks
+//   linear_bench sums ROUNDS [X_ROWS]  16 to 256 rows of x, or X_ROWS, without cuBLASLt: each
+//                                      matrix, and all four
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and numbers of warps
 //   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS, sums ROUNDS (1 to
-//                                      64 rows of x): the same of tiles as stored; several ROUNDS: of
-//                                      matrices in one launch; profile X_ROWS: some launches. Of
-//                                      other codes than
-//                                      the encoder's: CODE_BITS=N of the longest one at most,
-//                                      ESCAPE_COST=N bits that an escape counts more than it takes.
-//                                      TABLES=1: of a launch one table at once
-//   linear_bench crossover ROUNDS [X_ROWS ...]    from how many rows of x on decoding first is faster
+//                                      64 rows of x): the same of tiles as stored; several ROUNDS:
+//                                      of matrices in one launch; profile X_ROWS: some launches. Of
+//                                      other codes than the encoder's: CODE_BITS=N of the longest
+//                                      one at most, ESCAPE_COST=N bits that an escape counts more
+//                                      than it takes. TABLES=1: of a launch one table at once
+//   linear_bench crossover ROUNDS [X_ROWS ...]    from how many rows of x on decoding first is
+//                                                 faster
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -665,11 +665,11 @@ static void bench_others(Context& c, int rounds) {
             for (u32 i = 0; i < count; i++) of.push_back((s * 7919 + i * 104729) % 128256);
             indices.push_back(upload(of));
         }
-        std::vector<Contender> one = {{"gather", 0, [&](int k) {
-                                           launch_gather(gather_of(f, indices[k % 16], count, 0, out,
-                                                                   4096, c.status),
-                                                         c.stream);
-                                       }}};
+        std::vector<Contender> one = {
+            {"gather", 0, [&](int k) {
+                 launch_gather(gather_of(f, indices[k % 16], count, 0, out, 4096, c.status),
+                               c.stream);
+             }}};
         measure(c, one, 16, rounds);
         printf("gather %u rows of 128256x4096: %.2f us\n", count, median_of(one[0].seconds) * 1e6);
     }
@@ -703,11 +703,10 @@ static void bench_others(Context& c, int rounds) {
 static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
     const u32 shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
-    const std::vector<u32> batches = wide_only ? std::vector<u32>{17, 24, 32, 48, 64, 96, 128, 192, 256}
-                                     : with_variants
-                                         ? std::vector<u32>{1, 8, 16}
-                                         : std::vector<u32>{1,  2,  4,  8,  12, 16, 17,
-                                                            24, 32, 48, 64, 96, 128, 256};
+    const std::vector<u32> batches =
+        wide_only       ? std::vector<u32>{17, 24, 32, 48, 64, 96, 128, 192, 256}
+        : with_variants ? std::vector<u32>{1, 8, 16}
+                        : std::vector<u32>{1, 2, 4, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128, 256};
     struct Row {
         u32 x_rows;
         std::string name;

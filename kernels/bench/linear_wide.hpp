@@ -162,8 +162,8 @@ static bool check_wide(Context& c, bool early) {
                              {257, 384},  {1024, 4096}, {31, 33},    {1000, 5120}, {2048, 96},
                              {512, 2048}, {768, 2080},  {300, 4096}, {20000, 256}};
     for (auto& s : shapes)
-        for (u32 x_rows : {17u, 24u, 31u, 32u, 33u, 47u, 64u, 65u, 100u, 127u, 128u, 129u, 200u, 255u,
-                           256u})
+        for (u32 x_rows :
+             {17u, 24u, 31u, 32u, 33u, 47u, 64u, 65u, 100u, 127u, 128u, 129u, 200u, 255u, 256u})
             good &= check_one<Fast>(c, s[0], s[1], seed % 2 ? 0 : 1, x_rows, seed), seed++;
     for (int mode : {1, 2, 3, 5, 7})
         for (u32 x_rows : {32u, 64u, 128u, 256u})
@@ -253,10 +253,11 @@ static int crossover(Context& c, int rounds, u32 most, const std::vector<const c
     printf("sums of four in us; fused in parts of %u rows\n", most);
     for (size_t b = 0; b < batches.size(); b++) {
         const double* s = &sums[4 * b];
-        printf("x %4u: fused %8.1f, decoded %8.1f, cuBLASLt alone %8.1f (ratio %.3f), decoding alone "
-               "%6.1f: %s\n",
-               batches[b], s[0] * 1e6, s[1] * 1e6, s[2] * 1e6, s[2] / s[0], s[3] * 1e6,
-               s[0] <= s[1] ? "fused" : "decode");
+        printf(
+            "x %4u: fused %8.1f, decoded %8.1f, cuBLASLt alone %8.1f (ratio %.3f), decoding alone "
+            "%6.1f: %s\n",
+            batches[b], s[0] * 1e6, s[1] * 1e6, s[2] * 1e6, s[2] / s[0], s[3] * 1e6,
+            s[0] <= s[1] ? "fused" : "decode");
     }
     return 0;
 }

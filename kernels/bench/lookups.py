@@ -3,8 +3,9 @@
 
     python3 kernels/bench/lookups.py    # needs numpy, no GPU
 
-32 lanes read a word each: as many wavefronts as the bank with the most different addresses has. Pairs of exponents are drawn
-from N(0, 0.02^2); their code has at most 12 bits (package-merge) and 400 pairs and an escape.
+32 lanes read a word each: as many wavefronts as the bank with the most different addresses has.
+Pairs of exponents are drawn from N(0, 0.02^2); their code has at most 12 bits (package-merge) and
+400 pairs and an escape.
 """
 
 import numpy as np
@@ -56,10 +57,16 @@ counts = np.sort(counts)[::-1]
 counts = np.append(counts[:400], counts[400:].sum() + 1)
 length = lengths(counts.tolist())
 share = counts / counts.sum()
-print(f"{(share * length).sum():.3f} bits a pair;", {k: round(float(share[length > k].sum()), 4) for k in (8, 9, 10, 11)})
+print(
+    f"{(share * length).sum():.3f} bits a pair;",
+    {k: round(float(share[length > k].sum()), 4) for k in (8, 9, 10, 11)},
+)
 
 symbols = rng.choice(len(share), p=share, size=(WARPS, LANES))
-index = codes(length)[symbols] | rng.integers(0, 1 << LIMIT, symbols.shape) << length[symbols] & (1 << LIMIT) - 1
+index = (
+    codes(length)[symbols]
+    | rng.integers(0, 1 << LIMIT, symbols.shape) << length[symbols] & (1 << LIMIT) - 1
+)
 lane = np.arange(LANES)
 for copies, bits in ((1, 12), (8, 12), (16, 11), (16, 10), (32, 10), (32, 9)):
     own = BANKS // copies
@@ -67,7 +74,13 @@ for copies, bits in ((1, 12), (8, 12), (16, 11), (16, 10), (32, 10), (32, 9)):
     banks = lane // own * own + part % own
     first = wavefronts(banks, part * BANKS + banks)
     again = wavefronts(index % BANKS, index, length[symbols] > bits) if bits < LIMIT else 0.0
-    print(f"{copies:2} copies of {bits} bits, {copies * 4 << bits >> 10} KiB: {first:.2f}, longer codes {again:.2f}")
+    print(
+        f"{copies:2} copies of {bits} bits, {copies * 4 << bits >> 10} KiB: "
+        f"{first:.2f}, longer codes {again:.2f}"
+    )
 words = rng.integers(0, 1 << 20, symbols.shape)
 print(f"a word for each lane: {wavefronts(words % BANKS, words):.2f}")
-print(f"for 64 % of the lanes: {wavefronts(words % BANKS, words, rng.random(words.shape) < 0.645):.2f}")
+print(
+    "for 64 % of the lanes: "
+    f"{wavefronts(words % BANKS, words, rng.random(words.shape) < 0.645):.2f}"
+)

@@ -2,13 +2,13 @@
 
     python3 official.py FOLDER KERNELS REPEATS T B [T B ..] > rows.json
 
-FOLDER is what `gap_arrays FOLDER block T B ..` wrote, KERNELS a file of kernels/ptx (PTX or machine code). Needs a GPU,
-cupy, torch, numba and the packages dfloat11 0.5.0 and dahuffman.
+FOLDER is what `gap_arrays FOLDER block T B ..` wrote, KERNELS a file of kernels/ptx (PTX or machine
+code). Needs a GPU, cupy, torch, numba and the packages dfloat11 0.5.0 and dahuffman.
 
-The official side is the package's own: its code, tables and launch parameters for one block of seven matrices, and
-its PTX. Only its encoder, a Python loop over every weight, is compiled here (`encode`), and compared with the
-original on parts of the weights first. Every output is compared with the weights bit by bit. Calls alternate; before each, a
-write of 512 MiB empties the L2 cache.
+The official side is the package's own: its code, tables and launch parameters for one block of
+seven matrices, and its PTX. Only its encoder, a Python loop over every weight, is compiled here
+(`encode`), and compared with the original on parts of the weights first. Every output is compared
+with the weights bit by bit. Calls alternate; before each, a write of 512 MiB empties the L2 cache.
 """
 
 import contextlib
@@ -23,7 +23,13 @@ import numpy as np
 from numba import njit
 
 GAP_TASK = np.dtype(
-    [(name, "<u8") for name in "gaps offsets bitstream plane table output elements bit_count begin end first blocks unit".split()]
+    [
+        (name, "<u8")
+        for name in (
+            "gaps offsets bitstream plane table output elements bit_count "
+            "begin end first blocks unit"
+        ).split()
+    ]
     + [("threads_per_block", "<u4"), ("reserved", "<u4"), ("reserved2", "<u8", 2)]
 )
 assert GAP_TASK.itemsize == 128
@@ -34,7 +40,9 @@ WARM_UP = 3
 
 @njit
 def encode_loop(data, lengths, codes, encoded, gaps, positions, thread_bits, block_bits):
-    """The loop of dfloat11_utils.encode; returns bytes, gaps, positions, and what is left in the buffer."""
+    """The loop of dfloat11_utils.encode; returns bytes, gaps, positions, and what is left in the
+    buffer.
+    """
     count = gap_count = position_count = 0
     buffer = size = total = np.int64(0)
     for element in range(len(data)):
@@ -97,7 +105,14 @@ def read_dumps(path):
         gaps, offsets, bitstream, weights = sizes
         at += 64
         arrays = {"t": t, "b": b, "elements": elements, "bit_count": bit_count}
-        for name, size in [("lengths", 256), ("gaps", gaps), ("offsets", offsets), ("bitstream", bitstream), ("plane", elements), ("weights", weights)]:
+        for name, size in [
+            ("lengths", 256),
+            ("gaps", gaps),
+            ("offsets", offsets),
+            ("bitstream", bitstream),
+            ("plane", elements),
+            ("weights", weights),
+        ]:
             arrays[name] = data[at : at + size]
             at += size
         yield arrays
@@ -109,17 +124,38 @@ class Ours:
     def __init__(self, cp, module, path, output):
         self.kept, tasks, unit, place, self.stored = [], [], 0, 0, 0
         for dump in read_dumps(path):
-            device = {name: self.keep(cp.asarray(dump[name])) for name in ("lengths", "gaps", "offsets", "bitstream", "plane")}
+            device = {
+                name: self.keep(cp.asarray(dump[name]))
+                for name in ("lengths", "gaps", "offsets", "bitstream", "plane")
+            }
             table = self.keep(cp.zeros(GAP_TABLE_BYTES, cp.uint8))
-            make = self.keep(cp.asarray(np.array([device["lengths"].data.ptr, table.data.ptr], np.uint64)))
+            make = self.keep(
+                cp.asarray(np.array([device["lengths"].data.ptr, table.data.ptr], np.uint64))
+            )
             module.get_function("df11_gap_tables")((1,), (256,), (make,))
             blocks = -(-dump["bit_count"] // (8 * dump["t"] * dump["b"]))
             pointers = [device[name].data.ptr for name in ("gaps", "offsets", "bitstream", "plane")]
             tasks.append(
-                (*pointers, table.data.ptr, output.data.ptr + 2 * place, dump["elements"], dump["bit_count"], 0, dump["elements"], 0, blocks, unit, dump["b"], 0, [0, 0])
+                (
+                    *pointers,
+                    table.data.ptr,
+                    output.data.ptr + 2 * place,
+                    dump["elements"],
+                    dump["bit_count"],
+                    0,
+                    dump["elements"],
+                    0,
+                    blocks,
+                    unit,
+                    dump["b"],
+                    0,
+                    [0, 0],
+                )
             )
             unit, place = unit + blocks, place + dump["elements"]
-            self.stored += sum(dump[name].size for name in ("gaps", "offsets", "bitstream", "plane"))
+            self.stored += sum(
+                dump[name].size for name in ("gaps", "offsets", "bitstream", "plane")
+            )
         t = dump["t"]
         constants = cp.zeros(12, cp.uint32)
         module.get_function("df11_gap_constants")((1,), (1,), (constants,))
@@ -130,10 +166,18 @@ class Ours:
         self.kernel = module.get_function(f"df11_gap_decode_{t}")
         self.kernel.max_dynamic_shared_size_bytes = self.shared
         self.kernel.preferred_shared_memory_carveout = 100
-        resident = cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(self.kernel.kernel.ptr, self.threads, self.shared)
+        resident = cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
+            self.kernel.kernel.ptr, self.threads, self.shared
+        )
         self.grid = min(unit, cp.cuda.Device().attributes["MultiProcessorCount"] * resident)
         self.status = cp.zeros(1, cp.uint32)
-        self.arguments = (self.keep(cp.asarray(np.array(tasks, GAP_TASK).view(np.uint8))), np.uint32(len(tasks)), np.uint64(unit), self.status, np.uint64(0))
+        self.arguments = (
+            self.keep(cp.asarray(np.array(tasks, GAP_TASK).view(np.uint8))),
+            np.uint32(len(tasks)),
+            np.uint64(unit),
+            self.status,
+            np.uint64(0),
+        )
 
     def keep(self, array):
         self.kept.append(array)
@@ -147,12 +191,20 @@ class Official:
     """The block as dfloat11.compress_model stores it and as its hook decodes it."""
 
     def __init__(self, cp, torch, weights, output):
-        sys.modules["pkg_resources"] = types.SimpleNamespace(  # gone from setuptools; the package asks it for one path
-            resource_filename=lambda package, name: str(Path(sys.modules[package].__file__).with_name(name))
+        sys.modules["pkg_resources"] = (
+            types.SimpleNamespace(  # gone from setuptools; the package asks it for one path
+                resource_filename=lambda package, name: str(
+                    Path(sys.modules[package].__file__).with_name(name)
+                )
+            )
         )
         from dfloat11 import dfloat11, dfloat11_utils
 
-        assert (dfloat11.version, dfloat11.bytes_per_thread, dfloat11.threads_per_block[0]) == ("0.5.0", BYTES_PER_THREAD, THREADS_PER_BLOCK)
+        assert (dfloat11.version, dfloat11.bytes_per_thread, dfloat11.threads_per_block[0]) == (
+            "0.5.0",
+            BYTES_PER_THREAD,
+            THREADS_PER_BLOCK,
+        )
         words = torch.from_numpy(weights.view(np.int16))
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             _, counter = dfloat11_utils.get_codec(words.cuda())
@@ -160,8 +212,12 @@ class Official:
             luts = dfloat11_utils.get_luts(table).numpy()
         exponents = (weights >> 7).astype(np.uint8)
         for part in (exponents[:1], exponents[:99_991], exponents[-300_000:]):
-            theirs = dfloat11_utils.encode(part.tolist(), codec, BYTES_PER_THREAD, THREADS_PER_BLOCK)
-            for mine, original in zip(encode(part, codec, BYTES_PER_THREAD, THREADS_PER_BLOCK), theirs, strict=True):
+            theirs = dfloat11_utils.encode(
+                part.tolist(), codec, BYTES_PER_THREAD, THREADS_PER_BLOCK
+            )
+            for mine, original in zip(
+                encode(part, codec, BYTES_PER_THREAD, THREADS_PER_BLOCK), theirs, strict=True
+            ):
                 assert np.array_equal(mine, original)
         encoded, gaps, positions = encode(exponents, codec, BYTES_PER_THREAD, THREADS_PER_BLOCK)
         plane = ((weights >> 8) & 0x80 | weights & 0x7F).astype(np.uint8)
@@ -175,7 +231,12 @@ class Official:
         self.arguments = [*(array.data.ptr for array in arrays), output.data.ptr, *numbers]
 
     def run(self):
-        self.kernel(grid=(self.grid,), block=(THREADS_PER_BLOCK,), shared_mem=self.shared, args=self.arguments)
+        self.kernel(
+            grid=(self.grid,),
+            block=(THREADS_PER_BLOCK,),
+            shared_mem=self.shared,
+            args=self.arguments,
+        )
 
 
 def main():
@@ -184,12 +245,18 @@ def main():
 
     folder, kernels, repeats, *geometries = sys.argv[1:]
     weights = np.fromfile(Path(folder, "weights.bf16"), np.uint16)
-    original, output, flush = cp.asarray(weights), cp.zeros(len(weights) + 1024, cp.uint16), cp.zeros(512 << 20, cp.uint8)
+    original, output, flush = (
+        cp.asarray(weights),
+        cp.zeros(len(weights) + 1024, cp.uint16),
+        cp.zeros(512 << 20, cp.uint8),
+    )
     module = cp.RawModule(path=kernels)
     stream = cp.cuda.get_current_stream()
 
     def copy():
-        cp.cuda.runtime.memcpyAsync(output.data.ptr, original.data.ptr, original.nbytes, 3, stream.ptr)
+        cp.cuda.runtime.memcpyAsync(
+            output.data.ptr, original.data.ptr, original.nbytes, 3, stream.ptr
+        )
 
     runs = {"copy": copy}
     stored = {}
@@ -202,7 +269,9 @@ def main():
     for name, decoder in decoders.items():
         output.fill(0xA5A5)
         decoder.run()
-        wrong[name] = int((output[: len(weights)] != original).sum()) + int((output[len(weights) :] != 0xA5A5).sum())
+        wrong[name] = int((output[: len(weights)] != original).sum()) + int(
+            (output[len(weights) :] != 0xA5A5).sum()
+        )
         runs[name], stored[name] = decoder.run, decoder.stored
     times = {name: [] for name in runs}
     for repeat in range(int(repeats) + WARM_UP):
@@ -218,7 +287,10 @@ def main():
     for name, decoder in decoders.items():
         if name != "official":
             assert int(decoder.status[0]) == 0, name
-    rate = {name: weights.nbytes * (2 if name == "copy" else 1) / statistics.median(us) / 1e3 for name, us in times.items()}
+    rate = {
+        name: weights.nbytes * (2 if name == "copy" else 1) / statistics.median(us) / 1e3
+        for name, us in times.items()
+    }
     rows = []
     for name, us in times.items():
         row = {"what": name, "median_us": statistics.median(us), "gb_per_s": round(rate[name], 1)}

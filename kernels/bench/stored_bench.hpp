@@ -92,7 +92,8 @@ static bool check_stored(Context& c) {
     }
     // Stages that no tile fits.
     small_stages = true;
-    for (u32 x_rows : {1u, 9u, ring ? 8u : 40u}) good &= check_one<Tiles>(c, 256, 2048, 0, x_rows, seed++);
+    for (u32 x_rows : {1u, 9u, ring ? 8u : 40u})
+        good &= check_one<Tiles>(c, 256, 2048, 0, x_rows, seed++);
     small_stages = false;
     good &= check_all_parts<Tiles>(c);
     // Many items and matrices a block.
@@ -114,7 +115,8 @@ static int hostile_stored(Context& c, int count, u64 seed) {
     };
     u64 refused = 0;
     for (int i = 0; i < count; i++) {
-        const u32 rows = shapes[i % 4][0], columns = shapes[i % 4][1], x_rows = 1 + next() % (ring ? LINEAR_ROWS : DECODED_ROWS);
+        const u32 rows = shapes[i % 4][0], columns = shapes[i % 4][1],
+                  x_rows = 1 + next() % (ring ? LINEAR_ROWS : DECODED_ROWS);
         u16* w = make_weights(rows, columns, next(), i % 2);
         Tiles t = store_tiles(w, rows, columns);
         const u64 sizes[] = {t.bits_bytes, (t.tiles + 1) * 32, u64(rows) * columns,

@@ -158,7 +158,8 @@ static StoredVariant stored(u32 x_rows) {
     const void* compiled_in =
         x_rows <= 8 ? (const void*)df11_linear_tile_8 : (const void*)df11_linear_tile_16;
     // The kernels of the PTX have 12.
-    return {name, kernel_of(name, compiled_in), (x_rows + 7) / 8, ring ? 12 : tile_warps(LINEAR_ROWS)};
+    return {name, kernel_of(name, compiled_in), (x_rows + 7) / 8,
+            ring ? 12 : tile_warps(LINEAR_ROWS)};
 }
 // Of a launch of several matrices.
 static u32 most_tables = MOST_TABLES;

@@ -45,7 +45,8 @@ inline u16 to_bf16(float f) {
     memcpy(&b, &f, 4);
     return u16((b + 0x7FFF + (b >> 16 & 1)) >> 16);
 }
-// mode 0: N(0, sigma^2); 1: a sigma for each row; 2: uniform random bits (all patterns); 3: like 0 with 1 in 1000 random patterns
+// mode 0: N(0, sigma^2); 1: a sigma for each row; 2: uniform random bits (all patterns); 3: like 0
+// with 1 in 1000 random patterns
 inline Matrix make_matrix(u32 rows, u32 cols, u64 seed, int mode) {
     Matrix m{rows, cols, std::vector<u16>(u64(rows) * cols)};
     parallel(rows, [&](size_t r) {
@@ -102,7 +103,8 @@ inline std::vector<u8> code_lengths(const std::vector<u64>& counts, int limit) {
             if (b == packages.size() || (a < n && counts[used[a]] <= packages[b].first)) {
                 cur.push_back({counts[used[a]], {u16(a)}});
                 a++;
-            } else cur.push_back(std::move(packages[b++]));
+            } else
+                cur.push_back(std::move(packages[b++]));
         }
         if (cur.size() > 2 * n) cur.resize(2 * n);
         prev = std::move(cur);
@@ -132,10 +134,10 @@ inline std::vector<u32> reversed_codes(const std::vector<u8>& lengths) {
 // A code over pairs of exponents, e0 | e1 << 8. Length 0: no code, an escape and 16 bits.
 constexpr u32 ESCAPE = 65536;
 struct Code {
-    std::vector<u8> lengths; // 65536
+    std::vector<u8> lengths;  // 65536
     std::vector<u32> codes;
     u32 escape_length = 0, escape_code = 0;
-    std::vector<u32> table; // the kernel's, 2^limit entries
+    std::vector<u32> table;  // the kernel's, 2^limit entries
     std::vector<u8> codebook;
     double bits_a_weight = 0;
 };
@@ -144,7 +146,8 @@ inline Code code_of(const std::vector<u64>& counts, u64 pairs, int limit);
 inline Code make_code(const Matrix& m, int limit) {
     std::vector<u64> counts(65536, 0);
     std::vector<std::vector<u64>> parts(cpu_threads(), counts);
-    const size_t pairs = m.elements() / 2, per = (pairs + parts.size() - 1) / parts.size();
+    const size_t pairs = m.elements() / 2;
+    const size_t per = (pairs + parts.size() - 1) / parts.size();
     parallel(parts.size(), [&](size_t t) {
         for (size_t i = t * per; i < std::min(pairs, (t + 1) * per); i++)
             parts[t][exponent(m.w[2 * i]) | exponent(m.w[2 * i + 1]) << 8]++;
@@ -161,7 +164,8 @@ inline Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
     std::vector<u32> order;
     for (u32 i = 0; i < 65536; i++)
         if (counts[i]) order.push_back(i);
-    std::stable_sort(order.begin(), order.end(), [&](u32 a, u32 b) { return counts[a] > counts[b]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](u32 a, u32 b) { return counts[a] > counts[b]; });
     // The rarest pairs share the escape. Eight thresholds, the best one counts.
     double best = 1e30;
     std::vector<u8> best_lengths;
@@ -171,15 +175,21 @@ inline Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
         std::vector<u64> symbols;
         u64 escaped = 0;
         for (u32 pair : order)
-            if (counts[pair] > least) symbols.push_back(counts[pair]);
-            else escaped += counts[pair];
+            if (counts[pair] > least)
+                symbols.push_back(counts[pair]);
+            else
+                escaped += counts[pair];
         const size_t k = symbols.size();
         symbols.push_back(std::max<u64>(escaped, 1));
         if (symbols.size() > 1u << limit) continue;
         std::vector<u8> lengths = code_lengths(symbols, limit);
         double bits = (16.0 + escape_cost) * escaped;
         for (size_t i = 0; i < symbols.size(); i++) bits += double(symbols[i]) * lengths[i];
-        if (bits < best) best = bits, best_lengths = lengths, kept = k;
+        if (bits < best) {
+            best = bits;
+            best_lengths = lengths;
+            kept = k;
+        }
     }
     // Canonical order within a length: that of the values, the escape last.
     std::vector<std::pair<u32, u8>> symbols;
@@ -190,21 +200,26 @@ inline Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
     for (auto& [value, length] : symbols) lengths.push_back(length);
     const std::vector<u32> codes = reversed_codes(lengths);
     c.lengths.assign(65536, 0), c.codes.assign(65536, 0);
-    c.table.assign(size_t(1) << limit, 0x80000000u | 31u << 15 | 1); // no code
+    c.table.assign(size_t(1) << limit, 0x80000000u | 31u << 15 | 1);  // no code
     for (size_t i = 0; i < symbols.size(); i++) {
         const auto [value, length] = symbols[i];
         u32 entry = (value >> 8) << 23 | (value & 255) << 7 | length;
         if (value == ESCAPE) {
-            c.escape_length = length, c.escape_code = codes[i];
+            c.escape_length = length;
+            c.escape_code = codes[i];
             entry = 0x80000000u | u32(length) << 15 | (length + 16u);
         } else {
-            c.lengths[value] = length, c.codes[value] = codes[i];
+            c.lengths[value] = length;
+            c.codes[value] = codes[i];
         }
         for (u32 at = codes[i]; at < c.table.size(); at += 1u << length) c.table[at] = entry;
     }
-    auto put = [&](u32 word) { c.codebook.push_back(u8(word)), c.codebook.push_back(u8(word >> 8)); };
+    auto put = [&](u32 word) {
+        c.codebook.push_back(u8(word)), c.codebook.push_back(u8(word >> 8));
+    };
     put(c.escape_length);
-    for (u32 length = 1; length <= 12; length++) put(u32(std::count(lengths.begin(), lengths.end() - 1, length)));
+    for (u32 length = 1; length <= 12; length++)
+        put(u32(std::count(lengths.begin(), lengths.end() - 1, length)));
     for (u32 length = 1; length <= 12; length++)
         for (size_t i = 0; i < kept; i++)
             if (symbols[i].second == length) put(symbols[i].first);

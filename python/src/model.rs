@@ -313,7 +313,9 @@ impl Model {
     }
 
     #[pyo3(
-        signature = (devices=OneOrMore::One(0), memory=None, streamed=false, progress=None, blocks=None),
+        signature = (
+            devices=OneOrMore::One(0), memory=None, streamed=false, progress=None, blocks=None
+        ),
         text_signature = "($self, devices=0, memory=None, streamed=False, progress=None, \
         blocks=None)"
     )]

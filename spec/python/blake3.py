@@ -1,8 +1,9 @@
 """BLAKE3 in its default (unkeyed, 32-byte) mode, in plain Python.
 
-Written from the BLAKE3 paper, sections 2.1 to 2.6. The compression function works on *lanes*: a Python integer that holds one
-32-bit word of many inputs, each in a lane of 64 bits. The upper half of a lane takes the carries and is masked off, so the
-same code hashes one chunk or a thousand at once.
+Written from the BLAKE3 paper, sections 2.1 to 2.6. The compression function works on *lanes*: a
+Python integer that holds one 32-bit word of many inputs, each in a lane of 64 bits. The upper half
+of a lane takes the carries and is masked off, so the same code hashes one chunk or a thousand at
+once.
 """
 
 import sys
@@ -14,11 +15,26 @@ BATCH_CHUNKS = 512  # lanes per integer; larger ones leave the cache
 
 CHUNK_START, CHUNK_END, PARENT, ROOT = 1, 2, 4, 8
 
-IV = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)
+IV = (
+    0x6A09E667,
+    0xBB67AE85,
+    0x3C6EF372,
+    0xA54FF53A,
+    0x510E527F,
+    0x9B05688C,
+    0x1F83D9AB,
+    0x5BE0CD19,
+)
 PERMUTATION = (2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8)
 COLUMNS_AND_DIAGONALS = (
-    (0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15),
-    (0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14),
+    (0, 4, 8, 12),
+    (1, 5, 9, 13),
+    (2, 6, 10, 14),
+    (3, 7, 11, 15),
+    (0, 5, 10, 15),
+    (1, 6, 11, 12),
+    (2, 7, 8, 13),
+    (3, 4, 9, 14),
 )
 
 
@@ -30,8 +46,12 @@ def _from_lanes(lanes: int, count: int) -> array:
     return array("Q", lanes.to_bytes(8 * count, sys.byteorder))
 
 
-def _compress(cv: list[int], block: list[int], counter: array, length: int, flags: int) -> list[int]:
-    """The compression function (2.2) of as many inputs as `counter` has entries; returns the first eight words."""
+def _compress(
+    cv: list[int], block: list[int], counter: array, length: int, flags: int
+) -> list[int]:
+    """The compression function (2.2) of as many inputs as `counter` has entries; returns the first
+    eight words.
+    """
     ones = _to_lanes(array("Q", [1]) * len(counter))
     mask = ones * 0xFFFFFFFF
     low = _to_lanes(array("Q", (c & 0xFFFFFFFF for c in counter)))
@@ -89,7 +109,9 @@ def _parents(cvs: list[array], root: int) -> list[array]:
     pairs = len(cvs[0]) // 2
     block = [_to_lanes(word[side : 2 * pairs : 2]) for side in (0, 1) for word in cvs]
     ones = _to_lanes(array("Q", [1]) * pairs)
-    joined = _compress([ones * word for word in IV], block, array("Q", [0]) * pairs, BLOCK_BYTES, PARENT | root)
+    joined = _compress(
+        [ones * word for word in IV], block, array("Q", [0]) * pairs, BLOCK_BYTES, PARENT | root
+    )
     return [_from_lanes(new, pairs) + old[2 * pairs :] for new, old in zip(joined, cvs)]
 
 

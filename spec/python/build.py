@@ -1,7 +1,8 @@
-"""A tiny writer of df11 containers for tests, written from spec/format.md; it shares no code with the reader.
+"""A tiny writer of df11 containers for tests, written from spec/format.md; it shares no code with
+the reader.
 
-A Draft holds every record as a dict, so that a test can change any field; `pack` then writes the container with checksums
-that fit. Nothing here is fast.
+A Draft holds every record as a dict, so that a test can change any field; `pack` then writes the
+container with checksums that fit. Nothing here is fast.
 """
 
 import json
@@ -13,16 +14,36 @@ from blake3 import blake3
 
 MAGIC = b"\xdf\x44\x46\x31\x31\x0d\x0a\x1a"
 NONE = 2**64 - 1
-DTYPE_BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "U8": 8, "F16": 16, "BF16": 16, "F32": 32, "C64": 64, "I64": 64}
-DTYPE_IDS = {"BOOL": 1, "F4": 2, "F6_E2M3": 3, "U8": 5, "F16": 14, "BF16": 15, "F32": 18, "C64": 19, "I64": 21}
+DTYPE_BITS = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "U8": 8,
+    "F16": 16,
+    "BF16": 16,
+    "F32": 32,
+    "C64": 64,
+    "I64": 64,
+}
+DTYPE_IDS = {
+    "BOOL": 1,
+    "F4": 2,
+    "F6_E2M3": 3,
+    "U8": 5,
+    "F16": 14,
+    "BF16": 15,
+    "F32": 18,
+    "C64": 19,
+    "I64": 21,
+}
 
 FILE = ("<IIQQQ32sQQ", "kind reserved path_offset path_length length hash first_array array_count")
 BLOCK = ("<QQ", "name_offset name_length")
 SECTION = ("<IIQQQ", "kind reserved block offset length")
 TENSOR = (
     "<QQIIQQQQ64sQQ32s32s",
-    "name_offset name_length dtype encoding block file file_offset dimension_count shape first_array array_count "
-    "parameters hash",
+    "name_offset name_length dtype encoding block file file_offset dimension_count shape "
+    "first_array array_count parameters hash",
 )
 ARRAY = ("<QQQ", "section offset length")
 
@@ -41,7 +62,9 @@ class Source:
     data: bytes
     block: str = "b0"
     gap: tuple[int, int] | None = None  # bytes_per_thread, threads_per_block
-    tile: tuple[list[tuple[int, bytes]], list[int]] | None = None  # arrays and parameters, of build_tile.py
+    tile: tuple[list[tuple[int, bytes]], list[int]] | None = (
+        None  # arrays and parameters, of build_tile.py
+    )
     alias: str | None = None
     file: str = "model.safetensors"
 
@@ -70,8 +93,16 @@ class Draft:
         directory, offset = self._directory(), len(out)
         out += directory + bytes(-len(directory) % 256)
         fields = {
-            "magic": MAGIC, "major": 1, "minor": 0, "state": 1, "incompatible": 0, "compatible": 0,
-            "file_length": len(out) + 64, "offset": offset, "length": len(directory), "checksum": crc32(directory),
+            "magic": MAGIC,
+            "major": 1,
+            "minor": 0,
+            "state": 1,
+            "incompatible": 0,
+            "compatible": 0,
+            "file_length": len(out) + 64,
+            "offset": offset,
+            "length": len(directory),
+            "checksum": crc32(directory),
         }
         fields.update(self.header)
         head = struct.pack("<8sHHIQQQQQI", *fields.values())
@@ -82,22 +113,33 @@ class Draft:
     def _directory(self) -> bytes:
         checksums = self.checksums
         if checksums is None:
-            checksums = [crc32(c[i : i + 2**20]) for c in self.contents for i in range(0, len(c), 2**20)]
+            checksums = [
+                crc32(c[i : i + 2**20]) for c in self.contents for i in range(0, len(c), 2**20)
+            ]
         out = struct.pack("<QQ", self.shard_index, self.shard_count) + self.identity
         lists = self.files, self.blocks, self.sections, self.tensors, self.arrays
         for records, (layout, names) in zip(lists, (FILE, BLOCK, SECTION, TENSOR, ARRAY)):
             out += struct.pack("<Q", len(records))
             for record in records:
                 values = [record[name] for name in names.split()]
-                out += struct.pack(layout, *(struct.pack(f"<{len(v)}Q", *v) if isinstance(v, list) else v for v in values))
+                out += struct.pack(
+                    layout,
+                    *(struct.pack(f"<{len(v)}Q", *v) if isinstance(v, list) else v for v in values),
+                )
         out += struct.pack(f"<Q{len(checksums)}I", len(checksums), *checksums)
         no_metadata = struct.pack("<Q", 0)
-        return out + no_metadata + struct.pack("<Q", len(self.text)) + self.text + self.directory_tail
+        return (
+            out + no_metadata + struct.pack("<Q", len(self.text)) + self.text + self.directory_tail
+        )
 
     def set_text(self, paths: list[bytes], blocks: list[bytes], names: list[bytes]) -> None:
         """Lays out the text, and the fields that point into it."""
         self.text = b""
-        for records, values, key in ((self.files, paths, "path"), (self.blocks, blocks, "name"), (self.tensors, names, "name")):
+        for records, values, key in (
+            (self.files, paths, "path"),
+            (self.blocks, blocks, "name"),
+            (self.tensors, names, "name"),
+        ):
             for record, value in zip(records, values):
                 record[f"{key}_offset"], record[f"{key}_length"] = len(self.text), len(value)
                 self.text += value
@@ -138,7 +180,8 @@ def codes(lengths: bytes) -> dict[int, str]:
 
 
 def luts(code: dict[int, str]) -> bytes:
-    """The LUTs, entry by entry: index bits are written first bit first and reversed into a number."""
+    """The LUTs, entry by entry: index bits are written first bit first and reversed into a number.
+    """
     prefixes = sorted({c[:8] for c in code.values() if len(c) > 8}, key=lambda p: int(p[::-1], 2))
     tables = [[0] * 256 for _ in range(1 + len(prefixes))]
     for k, prefix in enumerate(prefixes, start=1):
@@ -151,7 +194,9 @@ def luts(code: dict[int, str]) -> bytes:
     return b"".join(struct.pack("<256H", *table) for table in tables)
 
 
-def gap_arrays(data: bytes, thread_bytes: int, block_threads: int) -> tuple[list[tuple[int, bytes]], int]:
+def gap_arrays(
+    data: bytes, thread_bytes: int, block_threads: int
+) -> tuple[list[tuple[int, bytes]], int]:
     """(kind of section, bytes) of the five arrays of a gap tensor, and bit_count."""
     weights = struct.unpack(f"<{len(data) // 2}H", data)
     exponents = [w >> 7 & 0xFF for w in weights]
@@ -162,7 +207,9 @@ def gap_arrays(data: bytes, thread_bytes: int, block_threads: int) -> tuple[list
         boundaries.append(boundaries[-1] + lengths[e])
     bit_count, bits = boundaries[-1], 8 * thread_bytes
     threads = -(-bit_count // bits)
-    stream = int("".join(code[e] for e in exponents)[::-1], 2).to_bytes(thread_bytes * threads, "little")
+    stream = int("".join(code[e] for e in exponents)[::-1], 2).to_bytes(
+        thread_bytes * threads, "little"
+    )
     gaps, firsts, k = [], [], 0
     for i in range(threads):
         while boundaries[k] < bits * i:
@@ -175,21 +222,35 @@ def gap_arrays(data: bytes, thread_bytes: int, block_threads: int) -> tuple[list
     packed = bytes(gaps[i] | gaps[i + 1] << 4 for i in range(0, threads, 2))
     offsets = struct.pack(f"<{len(firsts)}Q", *firsts)
     plane = bytes(w >> 8 & 0x80 | w & 0x7F for w in weights)
-    return [(1, lengths + luts(code)), (2, packed), (2, offsets), (3, stream), (4, plane)], bit_count
+    return [
+        (1, lengths + luts(code)),
+        (2, packed),
+        (2, offsets),
+        (3, stream),
+        (4, plane),
+    ], bit_count
 
 
 def safetensors(tensors: list[Source]) -> tuple[bytes, bytes]:
     """Prefix and data of a safetensors file with the tensors in the order given."""
     position, header = 0, {}
     for t in tensors:
-        header[t.name] = {"dtype": t.dtype, "shape": t.shape, "data_offsets": [position, position + len(t.data)]}
+        header[t.name] = {
+            "dtype": t.dtype,
+            "shape": t.shape,
+            "data_offsets": [position, position + len(t.data)],
+        }
         position += len(t.data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text, b"".join(t.data for t in tensors)
 
 
-def draft(sources: list[Source], side: dict[str, bytes] | None = None, block_names: list[str] | None = None) -> Draft:
+def draft(
+    sources: list[Source],
+    side: dict[str, bytes] | None = None,
+    block_names: list[str] | None = None,
+) -> Draft:
     """A complete draft: records, sections and text."""
     side = side or {}
     d = Draft()
@@ -210,13 +271,27 @@ def draft(sources: list[Source], side: dict[str, bytes] | None = None, block_nam
             positions[s.name] = position
             position += len(s.data)
         d.files.append(
-            dict(kind=0, reserved=0, length=position, hash=blake3(prefix + data), first_array=len(stored), array_count=1)
+            dict(
+                kind=0,
+                reserved=0,
+                length=position,
+                hash=blake3(prefix + data),
+                first_array=len(stored),
+                array_count=1,
+            )
         )
         store(NONE, 6, prefix)
     for path in sorted(side, key=str.encode):
         data = side[path]
         d.files.append(
-            dict(kind=1, reserved=0, length=len(data), hash=blake3(data), first_array=len(stored), array_count=int(bool(data)))
+            dict(
+                kind=1,
+                reserved=0,
+                length=len(data),
+                hash=blake3(data),
+                first_array=len(stored),
+                array_count=int(bool(data)),
+            )
         )
         if data:
             store(NONE, 7, data)
@@ -236,20 +311,36 @@ def draft(sources: list[Source], side: dict[str, bytes] | None = None, block_nam
                 store(block, kind, bytes(data))
         elif s.data:
             store(block, 5, s.data)
-        d.tensors.append(dict(
-            dtype=DTYPE_IDS[s.dtype], encoding=encoding, block=block, file=paths.index(s.file), file_offset=positions[s.name],
-            dimension_count=len(s.shape), shape=[*s.shape, *[0] * (8 - len(s.shape))], first_array=first,
-            array_count=len(stored) - first, parameters=parameters, hash=blake3(s.data),
-        ))
+        d.tensors.append(
+            dict(
+                dtype=DTYPE_IDS[s.dtype],
+                encoding=encoding,
+                block=block,
+                file=paths.index(s.file),
+                file_offset=positions[s.name],
+                dimension_count=len(s.shape),
+                shape=[*s.shape, *[0] * (8 - len(s.shape))],
+                first_array=first,
+                array_count=len(stored) - first,
+                parameters=parameters,
+                hash=blake3(s.data),
+            )
+        )
     d.blocks = [{} for _ in block_names]
     _lay_out(d, stored)
     texts = [paths + sorted(side, key=str.encode), block_names, [s.name for s in ordered]]
     d.set_text(*([value.encode() for value in values] for values in texts))
     files = sorted((path.encode(), f) for path, f in zip(texts[0], d.files))
-    d.identity = blake3(b"".join(
-        bytes([f["kind"] == 0]) + struct.pack("<Q", len(path)) + path + struct.pack("<Q", f["length"]) + f["hash"]
-        for path, f in files
-    ))
+    d.identity = blake3(
+        b"".join(
+            bytes([f["kind"] == 0])
+            + struct.pack("<Q", len(path))
+            + path
+            + struct.pack("<Q", f["length"])
+            + f["hash"]
+            for path, f in files
+        )
+    )
     return d
 
 
@@ -265,5 +356,7 @@ def _lay_out(d: Draft, stored: list[tuple[int, int, bytes]]) -> None:
     end = 4096
     for (block, kind), content in zip(keys, d.contents):
         offset = align(end, 4096)
-        d.sections.append(dict(kind=kind, reserved=0, block=block, offset=offset, length=len(content)))
+        d.sections.append(
+            dict(kind=kind, reserved=0, block=block, offset=offset, length=len(content))
+        )
         end = offset + len(content)

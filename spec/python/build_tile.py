@@ -1,6 +1,8 @@
-"""A tiny encoder of the tile encoding for tests, written from section 6.4 of spec/format.md; it shares no code with the reader.
+"""A tiny encoder of the tile encoding for tests, written from section 6.4 of spec/format.md; it
+shares no code with the reader.
 
-Bits are text, the first one first. A Tile keeps what its record says apart from its bits, so that a test can change either.
+Bits are text, the first one first. A Tile keeps what its record says apart from its bits, so that a
+test can change either.
 """
 
 import struct
@@ -22,7 +24,7 @@ class Tile:
     padding: str = "0"
 
     def describe(self, shift: int = 0) -> None:
-        """The record that a writer must make, but for a shift of at least this."""
+        """The record that a writer must make, except that its shift is at least this."""
         lengths = [len(lane) for lane in self.lanes]
         self.least, self.shift = min(lengths), shift
         while -(-(max(lengths) - self.least) >> self.shift) > 63:
@@ -32,7 +34,9 @@ class Tile:
     def bits(self) -> str:
         """The lanes, each cut or filled to the length that the record gives it."""
         ends = [self.least + (excess << self.shift) for excess in self.excess]
-        out = "".join(lane[:end] + self.padding * (end - len(lane)) for lane, end in zip(self.lanes, ends))
+        out = "".join(
+            lane[:end] + self.padding * (end - len(lane)) for lane, end in zip(self.lanes, ends)
+        )
         return out + self.padding * (-len(out) % 8)
 
 
@@ -45,14 +49,25 @@ def mirrored(value: int, width: int) -> str:
 
 
 class Tiles:
-    """A tensor in tiles. Pairs that occur less than `least` times are escaped; `fix` may change values of pairs (by tile and lane)
-    and say which to escape in any case."""
+    """A tensor in tiles. Pairs that occur less than `least` times are escaped; `fix` may change
+    values of pairs (by tile and lane) and say which to escape in any case.
+    """
 
-    def __init__(self, data: bytes, tile_columns: int, columns: int, least: int = 2, pairs: list | None = None, fix=None) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        tile_columns: int,
+        columns: int,
+        least: int = 2,
+        pairs: list | None = None,
+        fix=None,
+    ) -> None:
         weights = struct.unpack(f"<{len(data) // 2}H", data)
         self.tile_columns, self.columns = tile_columns, columns
         cut = list(self._cut(weights))
-        values = [[[v for unit in lane for v in self._pairs(unit)] for lane in lanes] for lanes, _ in cut]
+        values = [
+            [[v for unit in lane for v in self._pairs(unit)] for lane in lanes] for lanes, _ in cut
+        ]
         forced: set[tuple[int, int, int]] = set()
         if fix:
             fix(values, forced)
@@ -74,7 +89,10 @@ class Tiles:
 
         self.tiles = []
         for i, (_, plane) in enumerate(cut):
-            lanes = ["".join(bits(i, l, k, v) for k, v in enumerate(lane)) for l, lane in enumerate(values[i])]
+            lanes = [
+                "".join(bits(i, l, k, v) for k, v in enumerate(lane))
+                for l, lane in enumerate(values[i])
+            ]
             self.tiles.append(Tile(lanes, plane))
             self.tiles[-1].describe()
 
@@ -85,10 +103,16 @@ class Tiles:
             for left in range(0, self.columns, self.tile_columns):
                 lanes: list[list[tuple[int, ...]]] = [[] for _ in range(32)]
                 plane = bytearray()
-                for band, j_even, lane in ((b, j, l) for b in range(4) for j in range(0, 32, 2) for l in range(32)):
+                for band, j_even, lane in (
+                    (b, j, l) for b in range(4) for j in range(0, 32, 2) for l in range(32)
+                ):
                     for j in (j_even, j_even + 1):
                         if self.tile_columns == 256:
-                            row, column, there = top + 8 * band + lane // 4, left + 32 * j + lane % 4 * 8, j < 8
+                            row, column, there = (
+                                top + 8 * band + lane // 4,
+                                left + 32 * j + lane % 4 * 8,
+                                j < 8,
+                            )
                         else:
                             row, column, there = top, left + 256 * j + 8 * lane, band == 0
                         if there and row < rows and column < self.columns:
@@ -114,14 +138,26 @@ class Tiles:
     def arrays(self) -> tuple[list[tuple[int, bytearray]], list[int]]:
         """(kind of section, bytes) of the four arrays, and the parameters."""
         counts = [sum(of_pair == length for of_pair, _ in self.pairs) for length in range(1, 13)]
-        codebook = struct.pack(f"<{13 + len(self.pairs)}H", self.escape, *counts, *(value for _, value in self.pairs))
+        codebook = struct.pack(
+            f"<{13 + len(self.pairs)}H", self.escape, *counts, *(value for _, value in self.pairs)
+        )
         records, stream, plane = bytearray(), "", b""
         for tile in self.tiles:
-            fields = [(len(stream), 48), (tile.least, 13), (tile.shift, 3), *((e, 6) for e in tile.excess)]
+            fields = [
+                (len(stream), 48),
+                (tile.least, 13),
+                (tile.shift, 3),
+                *((e, 6) for e in tile.excess),
+            ]
             records += number("".join(mirrored(*f) for f in fields)).to_bytes(32, "little")
             stream += tile.bits()
             plane += tile.plane
         records += len(stream).to_bytes(32, "little")
         bits = number(stream).to_bytes(-(-len(stream) // 128) * 16, "little")
-        arrays = [(1, bytearray(codebook)), (2, records), (3, bytearray(bits)), (4, bytearray(plane))]
+        arrays = [
+            (1, bytearray(codebook)),
+            (2, records),
+            (3, bytearray(bits)),
+            (4, bytearray(plane)),
+        ]
         return arrays, [self.tile_columns, self.columns, len(stream), 0]

@@ -40,7 +40,10 @@ def check_digests(what: str, found: dict[str, bytes], expected: dict[str, str]) 
     for name, digest in expected.items():
         require(name in found, f"{what} {name!r} is missing")
         require(sha256(found[name]).hexdigest() == digest, f"{what} {name!r} has other bytes")
-    require(set(found) == set(expected), f"{what}s that the manifest does not list: {sorted(set(found) - set(expected))}")
+    require(
+        set(found) == set(expected),
+        f"{what}s that the manifest does not list: {sorted(set(found) - set(expected))}",
+    )
 
 
 def check_rows(container: Container, decoded: dict[str, bytes]) -> None:

@@ -39,11 +39,21 @@ ALIAS, STORED_RAW, GAP, TILE = 0, 1, 2, 3
 ENCODINGS = (ALIAS, STORED_RAW, GAP, TILE)
 BF16 = 15
 # Section 5: bits of an element by dtype.
-BITS = dict(enumerate([8, 4, 6, 6, 8, 8, 8, 8, 8, 8, 8, 16, 16, 16, 16, 32, 32, 32, 64, 64, 64, 64], start=1))
+BITS = dict(
+    enumerate(
+        [8, 4, 6, 6, 8, 8, 8, 8, 8, 8, 8, 16, 16, 16, 16, 32, 32, 32, 64, 64, 64, 64], start=1
+    )
+)
 # Section 5: names by dtype.
-NAMES = dict(enumerate((
-    "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64"
-).split(), start=1))
+NAMES = dict(
+    enumerate(
+        (
+            "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ "
+            "I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64"
+        ).split(),
+        start=1,
+    )
+)
 # Section 6: kinds of the sections that hold the arrays of each encoding, in order.
 GAP_KINDS = (CODEBOOK, INDEX, INDEX, BITSTREAM, PLANE)
 TILE_KINDS = (CODEBOOK, INDEX, BITSTREAM, PLANE)
@@ -160,7 +170,8 @@ class Cursor:
         return int.from_bytes(self.take(8, place), "little")
 
     def records(self, layout: str, place: str) -> list[tuple]:
-        """A list: the count is checked against the bytes that remain before anything is allocated."""
+        """A list: the count is checked against the bytes that remain before anything is allocated.
+        """
         size, at = struct.calcsize(layout), self.base + self.pos
         count = self.u64(place)
         if count > (len(self.data) - self.pos) // size:
@@ -214,7 +225,7 @@ class Directory:
         if data.strip(b"\0"):
             raise Corrupt(place, start + len(data) - len(data.lstrip(b"\0")), "not zero")
 
-    # --- open -------------------------------------------------------------------------------------------------------------
+    # --- open -------------------------------------------------------------------------------------
 
     def _check_header(self) -> None:
         """Section 2, in the order of section 9: steps 1 to 7."""
@@ -227,8 +238,8 @@ class Directory:
         if self.length < HEAD_BYTES + HEADER_BYTES:
             raise Corrupt("file", self.length, "too short for a container")
         header = self._read(0, HEADER_BYTES, "header")
-        _, _, self.version_minor, state, incompatible, self.compatible_features, *rest = struct.unpack(
-            "<8sHHIQQQQQII", header
+        _, _, self.version_minor, state, incompatible, self.compatible_features, *rest = (
+            struct.unpack("<8sHHIQQQQQII", header)
         )
         file_length, offset, length, self._directory_checksum, header_checksum = rest
         if crc32(header[:60]) != header_checksum:
@@ -240,7 +251,9 @@ class Directory:
         if file_length > MAX_FILE_BYTES:
             raise Limit("header.file_length", 32, f"{file_length}")
         if file_length != self.length:
-            raise Corrupt("header.file_length", 32, f"{file_length}, but the file has {self.length} bytes")
+            raise Corrupt(
+                "header.file_length", 32, f"{file_length}, but the file has {self.length} bytes"
+            )
         if length > MAX_DIRECTORY_BYTES:
             raise Limit("header.directory_length", 48, f"{length}")
         if offset % SECTION_ALIGNMENT or not HEAD_BYTES <= offset < file_length:
@@ -267,7 +280,8 @@ class Directory:
         self.blocks = [Block(*r) for r in c.records("<QQ", "blocks")]
         self.sections = [Section(*r) for r in c.records("<IIQQQ", "sections")]
         self.tensors = [
-            Tensor(*r[:9], r[9:17], r[17], r[18], r[19:23], r[23]) for r in c.records("<QQIIQQQQ8QQQ4Q32s", "tensors")
+            Tensor(*r[:9], r[9:17], r[17], r[18], r[19:23], r[23])
+            for r in c.records("<QQIIQQQQ8QQQ4Q32s", "tensors")
         ]
         self.arrays = [Array(*r) for r in c.records("<QQQ", "arrays")]
         self.checksums = [value for _, value in c.records("<I", "checksums")]
@@ -283,7 +297,9 @@ class Directory:
             raise Corrupt("shard_index", c.base, f"shard {self.shard_index} of {self.shard_count}")
 
     def _check_unknown_kinds(self) -> None:
-        """First, for Corrupt must not be reported of what a newer reader may understand (sections 1 and 3)."""
+        """First, for Corrupt must not be reported of what a newer reader may understand (sections 1
+        and 3).
+        """
         for i, f in enumerate(self.files):
             if f.kind not in (WEIGHTS, SIDE_FILE, BESIDE):
                 raise Unsupported(f"files[{i}].kind", f.at, f"kind {f.kind}")
@@ -295,7 +311,14 @@ class Directory:
         """Section 3, Text: the names tile the text."""
         end = 0
 
-        def take(place: str, at: int, offset: int, length: int, least: int = 1, most: int = MAX_NAME_BYTES) -> str:
+        def take(
+            place: str,
+            at: int,
+            offset: int,
+            length: int,
+            least: int = 1,
+            most: int = MAX_NAME_BYTES,
+        ) -> str:
             nonlocal end
             if length > most:
                 raise Limit(place, at, f"{length} bytes")
@@ -310,13 +333,24 @@ class Directory:
                 raise Corrupt(place, self._text_at + offset, "holds NUL")
             return name
 
-        self.paths = [take(f"files[{i}]", f.at + 8, f.path_offset, f.path_length) for i, f in enumerate(self.files)]
-        self.block_names = [take(f"blocks[{i}]", b.at, b.name_offset, b.name_length) for i, b in enumerate(self.blocks)]
-        self.names = [take(f"tensors[{i}]", t.at, t.name_offset, t.name_length) for i, t in enumerate(self.tensors)]
+        self.paths = [
+            take(f"files[{i}]", f.at + 8, f.path_offset, f.path_length)
+            for i, f in enumerate(self.files)
+        ]
+        self.block_names = [
+            take(f"blocks[{i}]", b.at, b.name_offset, b.name_length)
+            for i, b in enumerate(self.blocks)
+        ]
+        self.names = [
+            take(f"tensors[{i}]", t.at, t.name_offset, t.name_length)
+            for i, t in enumerate(self.tensors)
+        ]
         metadata = []
         for i, e in enumerate(self._entries):
             key = take(f"metadata[{i}]", e.at, e.key_offset, e.key_length, most=MAX_KEY_BYTES)
-            value = take(f"metadata[{i}]", e.at + 16, e.value_offset, e.value_length, 0, MAX_VALUE_BYTES)
+            value = take(
+                f"metadata[{i}]", e.at + 16, e.value_offset, e.value_length, 0, MAX_VALUE_BYTES
+            )
             metadata.append((key, value))
         self._check_metadata(metadata)
         if end != len(self._text):
@@ -348,11 +382,19 @@ class Directory:
             place, path = f"files[{i}]", self.paths[i]
             if f.reserved:
                 raise Corrupt(f"{place}.reserved", f.at + 4, "not zero")
-            if any(c in ("", ".", "..") for c in path.split("/")) or any(c in "\\:" or c < " " or "\x7f" <= c <= "\x9f" for c in path):
+            if any(c in ("", ".", "..") for c in path.split("/")) or any(
+                c in "\\:" or c < " " or "\x7f" <= c <= "\x9f" for c in path
+            ):
                 raise Corrupt(f"{place}.path", f.at + 8, f"{path!r} is no path")
             parts = path.split("/")
-            if len(parts) > MAX_PATH_COMPONENTS or any(len(p.encode()) > MAX_COMPONENT_BYTES for p in parts):
-                raise Limit(f"{place}.path", f.at + 8, f"{path!r} is too deep, or has a component that is too long")
+            if len(parts) > MAX_PATH_COMPONENTS or any(
+                len(p.encode()) > MAX_COMPONENT_BYTES for p in parts
+            ):
+                raise Limit(
+                    f"{place}.path",
+                    f.at + 8,
+                    f"{path!r} is too deep, or has a component that is too long",
+                )
             if f.kind == BESIDE and path.endswith(".df11"):
                 raise Corrupt(f"{place}.path", f.at + 8, f"{path!r} would be taken for a shard")
             order = (f.kind, path.encode())
@@ -425,7 +467,9 @@ class Directory:
 
     def _check_arrays(self) -> None:
         """Section 3, Array: ownership, packing, and the section each array lies in."""
-        owners: list[tuple[str, int, File | Tensor]] = [(f"files[{i}]", f.at + 64, f) for i, f in enumerate(self.files)]
+        owners: list[tuple[str, int, File | Tensor]] = [
+            (f"files[{i}]", f.at + 64, f) for i, f in enumerate(self.files)
+        ]
         owners += [(f"tensors[{i}]", t.at + 120, t) for i, t in enumerate(self.tensors)]
         total, ends = 0, [0] * len(self.sections)
         for place, at, owner in owners:
@@ -461,7 +505,9 @@ class Directory:
             raise Corrupt(f"{place}.length", a.at + 16, "does not fit the file")
 
     def _check_encoding(self, i: int) -> None:
-        """Section 6, as far as the directory tells. An unknown dtype or encoding is met when the tensor is loaded."""
+        """Section 6, as far as the directory tells. An unknown dtype or encoding is met when the
+        tensor is loaded.
+        """
         t, place = self.tensors[i], f"tensors[{i}]"
         if t.encoding == ALIAS:  # whatever its dtype
             self._check_parameters(t, place, 1)
@@ -481,9 +527,13 @@ class Directory:
         if any(t.parameters[named:]):
             raise Corrupt(f"{place}.parameters", t.at + 136 + 8 * named, "not zero")
 
-    def _check_layout(self, t: Tensor, place: str, kinds: tuple[int, ...], lengths: tuple[int, ...]) -> None:
+    def _check_layout(
+        self, t: Tensor, place: str, kinds: tuple[int, ...], lengths: tuple[int, ...]
+    ) -> None:
         if t.array_count != len(kinds):
-            raise Corrupt(f"{place}.array_count", t.at + 128, f"{t.array_count} arrays, not {len(kinds)}")
+            raise Corrupt(
+                f"{place}.array_count", t.at + 128, f"{t.array_count} arrays, not {len(kinds)}"
+            )
         for a, kind, length in zip(self._arrays(t), kinds, lengths):
             if self.sections[a.section].kind != kind:
                 raise Corrupt(f"{place}: array", a.at, "in the wrong kind of section")
@@ -539,7 +589,9 @@ class Directory:
             raise Corrupt(f"{place}.columns", t.at + 144, f"{columns}")
         if bit_count % 8 or not ceil_div(elements, 2) <= bit_count < 2**48:
             raise Corrupt(f"{place}.bit_count", t.at + 152, f"{bit_count}")
-        tiles = ceil_div(columns, tile_columns) * ceil_div(elements // columns, 8192 // tile_columns)
+        tiles = ceil_div(columns, tile_columns) * ceil_div(
+            elements // columns, 8192 // tile_columns
+        )
         if tiles > 2**32 - 1:
             raise Corrupt(f"{place}.columns", t.at + 144, f"{tiles} tiles")
         codebook = self._arrays(t)[0].length if t.array_count else 0

@@ -1,7 +1,8 @@
 """A reader of the df11 container, version 1.0, in plain Python.
 
-Written from spec/format.md alone, to find out whether that text suffices; section numbers in comments are those of that text.
-It is slow and meant to be read. The words are those of spec/terms.md.
+Written from spec/format.md alone, to find out whether that text suffices; section numbers in
+comments are those of that text. It is slow and meant to be read. The words are those of
+spec/terms.md.
 """
 
 import json
@@ -107,13 +108,20 @@ def parse_header(prefix: bytes) -> dict[str, HeaderTensor]:
         raise ValueError("not of the length that it says")
     text = prefix[8:].decode("utf-8")
     header = json.loads(
-        text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_integer, parse_float=_number
+        text,
+        object_pairs_hook=_unique,
+        parse_constant=_no_constant,
+        parse_int=_integer,
+        parse_float=_number,
     )
     if _depth(header) > MAX_DEPTH:
         raise ValueError("nested too deep")
-    json.dumps(header, ensure_ascii=False).encode()  # fails where an escape is half a surrogate pair
+    # Fails if an escape is half a surrogate pair.
+    json.dumps(header, ensure_ascii=False).encode()
     metadata = header.pop("__metadata__", None)
-    if metadata is not None and (type(metadata) is not dict or any(type(v) is not str for v in metadata.values())):
+    if metadata is not None and (
+        type(metadata) is not dict or any(type(v) is not str for v in metadata.values())
+    ):
         raise ValueError("__metadata__ is no object of strings")
     return {name: _header_tensor(entry) for name, entry in header.items()}
 
@@ -131,7 +139,9 @@ def unmarked(data: bytes) -> bytes:
 
 
 class Code:
-    """The code of a tensor (6.3): a table from the next 16 bits of the bitstream to code length and exponent."""
+    """The code of a tensor (6.3): a table from the next 16 bits of the bitstream to code length and
+    exponent.
+    """
 
     def __init__(self, lengths: bytes, place: str, at: int) -> None:
         used = [e for e in range(256) if lengths[e]]
@@ -144,7 +154,8 @@ class Code:
             raise Corrupt(place, at, "the code lengths do not form a code")
         self.lengths = lengths
         self.length_of, self.exponent_of = bytearray(whole), bytearray(whole)
-        self.codes: list[tuple[int, int, int]] = []  # (code with its first bit lowest, length, exponent)
+        # (code with its first bit lowest, length, exponent)
+        self.codes: list[tuple[int, int, int]] = []
         code, before = 0, 0
         for length, e in sorted((lengths[e], e) for e in used):
             code <<= length - before
@@ -163,13 +174,19 @@ class Code:
         for prefix, k in number.items():
             tables[0][prefix] = k
         for code, length, e in self.codes:
-            table, rest = (tables[0], length) if length <= 8 else (tables[number[code & 0xFF]], length - 8)
+            table, rest = (
+                (tables[0], length) if length <= 8 else (tables[number[code & 0xFF]], length - 8)
+            )
             for index in range(code if length <= 8 else code >> 8, 256, 1 << rest):
                 table[index] = length * 256 + e
         return b"".join(struct.pack("<256H", *table) for table in tables)
 
-    def exponents(self, data: bytes, start: int, end: int, count: int, place: str, at: int) -> bytes:
-        """`count` exponents from bit `start` of `data` on, which must end exactly at bit `end` (6.3, Decoding)."""
+    def exponents(
+        self, data: bytes, start: int, end: int, count: int, place: str, at: int
+    ) -> bytes:
+        """`count` exponents from bit `start` of `data` on, which must end exactly at bit `end`
+        (6.3, Decoding).
+        """
         if start > end or count > end - start:  # every code has at least one bit
             raise Corrupt(place, at, "the thread block has too few bits for its elements")
         length_of, exponent_of = self.length_of, self.exponent_of
@@ -177,10 +194,14 @@ class Code:
         try:
             for i in range(count):
                 byte = pos >> 3
-                bits = (data[byte] | data[byte + 1] << 8 | data[byte + 2] << 16) >> (pos & 7) & 0xFFFF
+                bits = (data[byte] | data[byte + 1] << 8 | data[byte + 2] << 16) >> (
+                    pos & 7
+                ) & 0xFFFF
                 out[i] = exponent_of[bits]
                 if not length_of[bits]:
-                    raise Corrupt(place, at, f"no code matches at bit {pos} of the thread blocks read")
+                    raise Corrupt(
+                        place, at, f"no code matches at bit {pos} of the thread blocks read"
+                    )
                 pos += length_of[bits]
         except IndexError:  # `data` reaches well past `end`, so the element does not belong here
             pos = -1
@@ -201,10 +222,13 @@ class GapIndex(NamedTuple):
 
 
 class Container(Directory):
-    """An open container: the directory and what it describes. Side files beside it are looked for in `folder`, the
-    folder of its model."""
+    """An open container: the directory and what it describes. Side files beside it are looked for
+    in `folder`, the folder of its model.
+    """
 
-    def __init__(self, source: bytes | str | os.PathLike, folder: str | os.PathLike | None = None) -> None:
+    def __init__(
+        self, source: bytes | str | os.PathLike, folder: str | os.PathLike | None = None
+    ) -> None:
         self.folder = None if folder is None else Path(folder)
         super().__init__(source)
 
@@ -239,7 +263,9 @@ class Container(Directory):
         chunk = start - start % CHECKSUM_CHUNK_BYTES
         parts = []
         while chunk < end:
-            data = self._read(s.offset + chunk, min(CHECKSUM_CHUNK_BYTES, s.length - chunk), "section")
+            data = self._read(
+                s.offset + chunk, min(CHECKSUM_CHUNK_BYTES, s.length - chunk), "section"
+            )
             number = self._first_checksum[a.section] + chunk // CHECKSUM_CHUNK_BYTES
             if crc32(data) != self.checksums[number]:
                 raise Corrupt(f"sections[{a.section}]", s.offset + chunk, "wrong checksum")
@@ -258,8 +284,9 @@ class Container(Directory):
         return self._decode(t, index, 0, len(index.offsets) - 1)
 
     def rows(self, name: str, first: int, count: int) -> bytes:
-        """The decoded bytes of some rows; of a gap or tile tensor, only the thread blocks or strips that hold them
-        are decoded."""
+        """The decoded bytes of some rows; of a gap or tile tensor, only the thread blocks or strips
+        that hold them are decoded.
+        """
         t = self._resolve(name)
         rows, per_row = row_size(t.shape[: t.dimension_count])
         if first < 0 or count < 0 or first + count > rows:
@@ -286,18 +313,33 @@ class Container(Directory):
         data = self._read_array(output_offsets)
         offsets = struct.unpack(f"<{len(data) // 8}Q", data)
         if offsets[0] != 0 or offsets[-1] != self._elements(t) or list(offsets) != sorted(offsets):
-            raise Corrupt("output_offsets", self._array_at(output_offsets), "not from 0 up to the number of elements")
+            raise Corrupt(
+                "output_offsets",
+                self._array_at(output_offsets),
+                "not from 0 up to the number of elements",
+            )
         thread_bytes, block_threads, bit_count, _ = t.parameters
-        return GapIndex(code, offsets, thread_bytes, block_threads, bit_count, ceil_div(bit_count, 8 * thread_bytes))
+        return GapIndex(
+            code,
+            offsets,
+            thread_bytes,
+            block_threads,
+            bit_count,
+            ceil_div(bit_count, 8 * thread_bytes),
+        )
 
     def _decode(self, t: Tensor, g: GapIndex, low: int, high: int) -> bytes:
         """The weights of thread blocks `low` up to `high` (6.3, Decoding)."""
         _, gaps, _, bitstream, plane = self._arrays(t)
         first, end = low * g.block_threads, min(high * g.block_threads, g.thread_count)
-        # One thread more: the last thread block ends where the one after it starts. A block's first thread is an even one.
+        # One thread more: the last thread block ends where the one after it starts. A block's first
+        # thread is an even one.
         gap_bytes = self._read_array(gaps, first // 2, min(end // 2 + 1, gaps.length))
-        # A code may reach two bytes into the next thread; the zeros are for reading past the end of the bitstream.
-        data = self._read_array(bitstream, first * g.thread_bytes, min(end * g.thread_bytes + 2, bitstream.length)) + bytes(3)
+        # A code may reach two bytes into the next thread; the zeros are for reading past the end of
+        # the bitstream.
+        data = self._read_array(
+            bitstream, first * g.thread_bytes, min(end * g.thread_bytes + 2, bitstream.length)
+        ) + bytes(3)
         origin = 8 * first * g.thread_bytes
 
         def start_bit(b: int) -> int:
@@ -312,7 +354,11 @@ class Container(Directory):
         for b in range(low, high):
             count = g.offsets[b + 1] - g.offsets[b]
             start, stop = start_bit(b), start_bit(b + 1)
-            parts.append(g.code.exponents(data, start, stop, count, f"thread block {b}", self._array_at(bitstream)))
+            parts.append(
+                g.code.exponents(
+                    data, start, stop, count, f"thread block {b}", self._array_at(bitstream)
+                )
+            )
         signs = self._read_array(plane, g.offsets[low], g.offsets[high])
         out = bytearray(2 * len(signs))
         for i, (e, s) in enumerate(zip(b"".join(parts), signs)):
@@ -320,7 +366,9 @@ class Container(Directory):
         return bytes(out)
 
     def _decode_strips(self, t: Tensor, start: int, end: int, verify: bool = False) -> bytes:
-        """The weights from element `start` to `end` of a tile tensor, of which only the strips that hold them are read (6.4)."""
+        """The weights from element `start` to `end` of a tile tensor, of which only the strips that
+        hold them are read (6.4).
+        """
         codebook, records, bitstream, plane = self._arrays(t)
         tile_columns, columns, bit_count, _ = t.parameters
         m = Matrix(tile_columns, columns, self._elements(t))
@@ -339,28 +387,40 @@ class Container(Directory):
                 tile.verify()
             signs = iter(self._read_array(plane, m.plane_start(i), m.plane_start(i + 1)))
             for unit in units:
-                for k, (e, s) in enumerate(zip(tile.exponents[unit.element], signs), start=unit.element - base):
+                for k, (e, s) in enumerate(
+                    zip(tile.exponents[unit.element], signs), start=unit.element - base
+                ):
                     out[2 * k], out[2 * k + 1] = (e & 1) << 7 | s & 0x7F, s & 0x80 | e >> 1
         return bytes(out[2 * (start - base) : 2 * (end - base)])
 
-    def _tile_records(self, records: Array, first: int, last: int, count: int, bit_count: int) -> list[Record]:
-        """The records of tiles `first` to `last`, and the one after them, checked (6.4, Decoding)."""
-        data, at = self._read_array(records, RECORD_BYTES * first, RECORD_BYTES * (last + 1)), self._array_at(records)
+    def _tile_records(
+        self, records: Array, first: int, last: int, count: int, bit_count: int
+    ) -> list[Record]:
+        """The records of tiles `first` to `last`, and the one after them, checked (6.4, Decoding).
+        """
+        data, at = (
+            self._read_array(records, RECORD_BYTES * first, RECORD_BYTES * (last + 1)),
+            self._array_at(records),
+        )
         table = [Record.read(data[i : i + RECORD_BYTES]) for i in range(0, len(data), RECORD_BYTES)]
         for i, record in enumerate(table, start=first):
             if record.offset % 8 or record.offset > bit_count or i == 0 and record.offset:
                 raise Corrupt(f"records[{i}]", at + RECORD_BYTES * i, f"offset {record.offset}")
         for i, (record, after) in enumerate(zip(table, table[1:]), start=first):
             if record.end() != after.offset:
-                raise Corrupt(f"records[{i}]", at + RECORD_BYTES * i, "does not end where the next one starts")
+                raise Corrupt(
+                    f"records[{i}]", at + RECORD_BYTES * i, "does not end where the next one starts"
+                )
         if last == count and int.from_bytes(data[-RECORD_BYTES:], "little") != bit_count:
             raise Corrupt(f"records[{count}]", at + RECORD_BYTES * count, "not bit_count and zeros")
         return table
 
-    # --- files ------------------------------------------------------------------------------------------------------------
+    # --- files ------------------------------------------------------------------------------------
 
     def _pieces(self, i: int) -> list[tuple[int, int, int]]:
-        """Section 7: (file_offset, bytes, tensor) of a weights file, after checking that they cover it."""
+        """Section 7: (file_offset, bytes, tensor) of a weights file, after checking that they cover
+        it.
+        """
         f = self.files[i]
         position = prefix = self._arrays(f)[0].length
         pieces = []
@@ -370,7 +430,11 @@ class Container(Directory):
                 pieces.append((t.file_offset, self._size(t), k))
         for offset, size, k in sorted(pieces):
             if offset != position:
-                raise Corrupt(f"tensors[{k}].file_offset", self.tensors[k].at + 40, "overlaps, or leaves a hole")
+                raise Corrupt(
+                    f"tensors[{k}].file_offset",
+                    self.tensors[k].at + 40,
+                    "overlaps, or leaves a hole",
+                )
             position += size
         if position != f.length:
             raise Corrupt(f"files[{i}].length", f.at + 24, "the tensors do not cover the file")
@@ -390,7 +454,9 @@ class Container(Directory):
         """The original of a side file beside the container (8)."""
         f, path = self.files[i], self.paths[i]
         if self.folder is None:
-            raise Unsupported(f"file {path}", f.at, "beside the container, and the folder is not known")
+            raise Unsupported(
+                f"file {path}", f.at, "beside the container, and the folder is not known"
+            )
         try:
             data = (self.folder / path).read_bytes()
         except OSError as e:
@@ -410,11 +476,12 @@ class Container(Directory):
             with open(target, "xb") as out:
                 out.write(data)
 
-    # --- verify -----------------------------------------------------------------------------------------------------------
+    # --- verify -----------------------------------------------------------------------------------
 
     def verify(self, max_hash_bytes: int | None = None) -> list[str]:
-        """Everything of section 9. Returns what could not be checked: Unsupported tensors, and hashes of more bytes than the
-        parameter allows."""
+        """Everything of section 9. Returns what could not be checked: Unsupported tensors, and
+        hashes of more bytes than the parameter allows.
+        """
         skipped: list[str] = []
         self._verify_stored()
         for i, name in enumerate(self.names):
@@ -432,10 +499,13 @@ class Container(Directory):
         return skipped
 
     def _verify_stored(self) -> None:
-        """All checksums, and the zeros between sections and between arrays (sections 2, 3 and 4)."""
+        """All checksums, and the zeros between sections and between arrays (sections 2, 3 and 4).
+        """
         for i, s in enumerate(self.sections):
             self._read_array(Array(s.at, i, 0, s.length))
-            following = self.sections[i + 1].offset if i + 1 < len(self.sections) else self.directory_offset
+            following = (
+                self.sections[i + 1].offset if i + 1 < len(self.sections) else self.directory_offset
+            )
             self._zeros(s.offset + s.length, following, "zeros after a section")
         ends = [0] * len(self.sections)
         for a in self.arrays:
@@ -443,7 +513,15 @@ class Container(Directory):
             self._zeros(base + ends[a.section], base + a.offset, "zeros between arrays")
             ends[a.section] = a.offset + a.length
 
-    def _hash(self, data: bytes, expected: bytes, label: str, at: int, most: int | None, skipped: list[str]) -> None:
+    def _hash(
+        self,
+        data: bytes,
+        expected: bytes,
+        label: str,
+        at: int,
+        most: int | None,
+        skipped: list[str],
+    ) -> None:
         if most is not None and len(data) > most:
             skipped.append(f"hash of {label}")
         elif blake3(data) != expected:
@@ -459,31 +537,45 @@ class Container(Directory):
         self._hash(data, t.hash, f"tensor {name}", t.at + 168, max_hash_bytes, skipped)
 
     def _verify_gap(self, t: Tensor, data: bytes) -> None:
-        """6.3: LUTs, every gap and output offset, and the bits from bit_count on, from the weights just decoded."""
+        """6.3: LUTs, every gap and output offset, and the bits from bit_count on, from the weights
+        just decoded.
+        """
         codebook, gaps, output_offsets, bitstream, _ = self._arrays(t)
         g = self._gap_index(t)
         if self._read_array(codebook, 256) != g.code.luts():
-            raise Corrupt("LUTs", self._array_at(codebook) + 256, "do not follow from the code lengths")
+            raise Corrupt(
+                "LUTs", self._array_at(codebook) + 256, "do not follow from the code lengths"
+            )
         exponents = ((high & 0x7F) << 1 | low >> 7 for low, high in zip(data[::2], data[1::2]))
         boundaries = [0, *accumulate(g.code.lengths[e] for e in exponents)]
         bits = 8 * g.thread_bytes
         firsts = [bisect_left(boundaries, bits * i) for i in range(g.thread_count)]
-        nibbles = [boundaries[first] - bits * i for i, first in enumerate(firsts)] + [0] * (g.thread_count % 2)
+        nibbles = [boundaries[first] - bits * i for i, first in enumerate(firsts)] + [0] * (
+            g.thread_count % 2
+        )
         expected = bytes(low | high << 4 for low, high in zip(nibbles[::2], nibbles[1::2]))
         if self._read_array(gaps) != expected:
             raise Corrupt("gaps", self._array_at(gaps), "do not follow from the bitstream")
         if g.offsets != (*firsts[:: g.block_threads], len(boundaries) - 1):
-            raise Corrupt("output_offsets", self._array_at(output_offsets), "do not follow from the bitstream")
+            raise Corrupt(
+                "output_offsets", self._array_at(output_offsets), "do not follow from the bitstream"
+            )
         tail = self._read_array(bitstream, g.bit_count // 8)
         if int.from_bytes(tail, "little") >> g.bit_count % 8:
-            raise Corrupt("bitstream", self._array_at(bitstream) + g.bit_count // 8, "not zero from bit_count on")
+            raise Corrupt(
+                "bitstream",
+                self._array_at(bitstream) + g.bit_count // 8,
+                "not zero from bit_count on",
+            )
 
     def _verify_tile(self, t: Tensor) -> None:
         """6.4: what decoding does not find."""
         self._decode_strips(t, 0, self._elements(t), verify=True)
         bitstream, end = self._arrays(t)[2], t.parameters[2] // 8
         if self._read_array(bitstream, end).strip(b"\0"):
-            raise Corrupt("bitstream", self._array_at(bitstream) + end, "not zero from bit_count on")
+            raise Corrupt(
+                "bitstream", self._array_at(bitstream) + end, "not zero from bit_count on"
+            )
 
     def _verify_file(self, i: int, max_hash_bytes: int | None, skipped: list[str]) -> None:
         f, path = self.files[i], self.paths[i]
@@ -496,7 +588,9 @@ class Container(Directory):
         self._hash(self.restore(path), f.hash, f"file {path}", f.at + 32, None, skipped)
 
     def _verify_prefix(self, i: int) -> None:
-        """Section 7: the header of a weights file has the tensors of the directory, also those that are Unsupported."""
+        """Section 7: the header of a weights file has the tensors of the directory, also those that
+        are Unsupported.
+        """
         f, array = self.files[i], self._arrays(self.files[i])[0]
         prefix, at = self._read_array(array), self._array_at(array)
         try:
@@ -518,7 +612,10 @@ class Container(Directory):
             dtype = NAMES.get(t.dtype)
             right_dtype = h.dtype == dtype if dtype else h.dtype not in NAMES.values()
             right_size = not dtype or h.end - h.start == self._size(t)
-            place = t.file_offset - len(prefix) == h.start and list(t.shape[: t.dimension_count]) == h.shape
+            place = (
+                t.file_offset - len(prefix) == h.start
+                and list(t.shape[: t.dimension_count]) == h.shape
+            )
             if not (right_dtype and right_size and place):
                 raise Corrupt("prefix", at + 8, f"{name!r} differs from the directory")
 

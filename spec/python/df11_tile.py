@@ -1,4 +1,5 @@
-"""The tile encoding (section 6.4 of spec/format.md): how a tensor is cut into tiles, its code, and the decoding of one tile.
+"""The tile encoding (section 6.4 of spec/format.md): how a tensor is cut into tiles, its code, and
+the decoding of one tile.
 
 See df11_reader.py, which reads the arrays.
 """
@@ -30,7 +31,10 @@ class Matrix:
     def __init__(self, tile_columns: int, columns: int, elements: int) -> None:
         self.tile_columns, self.columns, self.elements = tile_columns, columns, elements
         self.rows, self.tile_rows = elements // columns, TILE_WEIGHTS // tile_columns
-        self.across, self.down = ceil_div(columns, tile_columns), ceil_div(self.rows, self.tile_rows)
+        self.across, self.down = (
+            ceil_div(columns, tile_columns),
+            ceil_div(self.rows, self.tile_rows),
+        )
         self.tile_count = self.across * self.down
         # A strip: consecutive weights that are whole tiles.
         self.strip_tiles = self.across if tile_columns == 256 else 1
@@ -47,7 +51,9 @@ class Matrix:
         return row * self.columns + column * min(self.tile_rows, self.rows - row)
 
     def units(self, i: int) -> Iterator[Unit]:
-        """The units of a tile in the order of the plane. Those of one lane come in the order of the lane."""
+        """The units of a tile in the order of the plane. Those of one lane come in the order of the
+        lane.
+        """
         first_row, first_column = self.tile_corner(i)
         bands, js = (4, 8) if self.tile_columns == 256 else (1, 32)
         for band in range(bands):
@@ -60,11 +66,15 @@ class Matrix:
                             row, column = 0, 256 * j + 8 * lane
                         row, column = first_row + row, first_column + column
                         if row < self.rows and column < self.columns:
-                            yield Unit(lane, row * self.columns + column, min(8, self.columns - column))
+                            yield Unit(
+                                lane, row * self.columns + column, min(8, self.columns - column)
+                            )
 
 
 class PairCode:
-    """The code of a tensor: a table from the next 12 bits of the bitstream to code length and value of a pair, or ESCAPE."""
+    """The code of a tensor: a table from the next 12 bits of the bitstream to code length and value
+    of a pair, or ESCAPE.
+    """
 
     def __init__(self, codebook: bytes, at: int) -> None:
         def require(holds: bool, word: int, message: str) -> None:
@@ -74,7 +84,9 @@ class PairCode:
         numbers = struct.unpack(f"<{len(codebook) // 2}H", codebook)
         escape, counts, self.values = numbers[0], numbers[1:13], numbers[13:]
         require(escape <= MAX_PAIR_CODE_LENGTH, 0, f"an escape of {escape} bits")
-        require(sum(counts) == len(self.values), 1, f"{len(self.values)} values for {sum(counts)} codes")
+        require(
+            sum(counts) == len(self.values), 1, f"{len(self.values)} values for {sum(counts)} codes"
+        )
         lengths = [length for length, count in enumerate(counts, start=1) for _ in range(count)]
         codes = list(zip(lengths, self.values))
         for k, (before, code) in enumerate(zip(codes, codes[1:]), start=14):
@@ -85,7 +97,11 @@ class PairCode:
             codes = sorted([*codes, (escape, ESCAPE)])
         whole = 1 << MAX_PAIR_CODE_LENGTH
         total = sum(whole >> length for length, _ in codes)
-        require(total == whole or [length for length, _ in codes] == [1], 0, "the code lengths do not form a code")
+        require(
+            total == whole or [length for length, _ in codes] == [1],
+            0,
+            "the code lengths do not form a code",
+        )
         self.length_of, self.value_of = [0] * whole, [0] * whole
         code, before_length = 0, 0
         for length, value in codes:
@@ -118,7 +134,9 @@ class Record(NamedTuple):
 class TileBits:
     """The pairs of one tile, decoded: exponents by unit, and what verification needs."""
 
-    def __init__(self, units: list[Unit], code: PairCode, record: Record, data: bytes, origin: int, at: int) -> None:
+    def __init__(
+        self, units: list[Unit], code: PairCode, record: Record, data: bytes, origin: int, at: int
+    ) -> None:
         """`data` begins at bit `origin` of the bitstream, at byte `at` of the file."""
         self.record, self._data, self._origin, self._at = record, data, origin, at
         self.escaped: set[int] = set()
@@ -135,7 +153,9 @@ class TileBits:
                 pos = self._unit(unit, pos)
             self.used.append(pos - start)
             if not 0 <= length - self.used[-1] < 1 << record.shift:
-                raise Corrupt(f"lane {lane}", self._byte(start), f"{length} bits for pairs of {self.used[-1]}")
+                raise Corrupt(
+                    f"lane {lane}", self._byte(start), f"{length} bits for pairs of {self.used[-1]}"
+                )
             start += length
 
     def _byte(self, pos: int) -> int:
@@ -143,7 +163,10 @@ class TileBits:
 
     def _bits(self, pos: int, count: int) -> int:
         """Bits past the end of the data are zero."""
-        return int.from_bytes(self._data[pos >> 3 : (pos + count + 7) >> 3], "little") >> (pos & 7) & (1 << count) - 1
+        return (
+            int.from_bytes(self._data[pos >> 3 : (pos + count + 7) >> 3], "little") >> (pos & 7)
+            & (1 << count) - 1
+        )
 
     def _unit(self, unit: Unit, pos: int) -> int:
         exponents = bytearray()
@@ -159,12 +182,14 @@ class TileBits:
                 pos += 16
             exponents += value.to_bytes(2, "little")
         if unit.weights % 2 and exponents[-1] != exponents[-2]:
-            raise Corrupt("bitstream", self._byte(pos), "the last pair of an odd unit has two exponents")
+            raise Corrupt(
+                "bitstream", self._byte(pos), "the last pair of an odd unit has two exponents"
+            )
         self.exponents[unit.element] = bytes(exponents[: unit.weights])
         return pos
 
     def verify(self) -> None:
-        """What 6.4 leaves to verification, but for the zeros from bit_count on."""
+        """What 6.4 leaves to verification, except the zeros from bit_count on."""
         record, pos = self.record, self.record.offset - self._origin
         if self.escaped & self._code.coded:
             raise Corrupt("bitstream", self._byte(pos), "a pair that has a code is escaped")

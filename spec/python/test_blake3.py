@@ -20,7 +20,9 @@ class Blake3Test(unittest.TestCase):
     def test_published_vectors(self) -> None:
         for length, expected in VECTORS.items():
             with self.subTest(length=length):
-                self.assertEqual(blake3((bytes(range(251)) * (length // 251 + 1))[:length]).hex(), expected)
+                self.assertEqual(
+                    blake3((bytes(range(251)) * (length // 251 + 1))[:length]).hex(), expected
+                )
 
 
 if __name__ == "__main__":

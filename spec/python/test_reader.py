@@ -1,4 +1,5 @@
-"""Tests of the reader: what the tiny writer of build.py makes is read back, and what breaks a rule is refused as the text says.
+"""Tests of the reader: what the tiny writer of build.py makes is read back, and what breaks a rule
+is refused as the text says.
 
 Run: python3 -m unittest discover -s spec/python
 """
@@ -24,13 +25,18 @@ def weights(count: int, seed: int = 1, spread: float = 0.3) -> bytes:
     r = random.Random(seed)
 
     def weight() -> int:
-        return r.getrandbits(1) << 15 | max(0, 120 - int(r.expovariate(spread))) << 7 | r.getrandbits(7)
+        return (
+            r.getrandbits(1) << 15
+            | max(0, 120 - int(r.expovariate(spread))) << 7
+            | r.getrandbits(7)
+        )
 
     return struct.pack(f"<{count}H", *(weight() for _ in range(count)))
 
 
 def skewed() -> bytes:
-    """Exponents with Fibonacci counts, for codes up to the limit of 16 bits and more than one LUT."""
+    """Exponents with Fibonacci counts, for codes up to the limit of 16 bits and more than one LUT.
+    """
     counts = [1, 1]
     while len(counts) < 19:
         counts.append(counts[-1] + counts[-2])
@@ -71,7 +77,9 @@ class RoundTrip(unittest.TestCase):
         for path, data in SIDE.items():
             self.assertEqual(c.restore(path), data)
         prefix_length = 8 + int.from_bytes(c.restore("model.safetensors")[:8], "little")
-        self.assertEqual(c.restore("model.safetensors")[prefix_length:], b"".join(s.data for s in model()[:6]))
+        self.assertEqual(
+            c.restore("model.safetensors")[prefix_length:], b"".join(s.data for s in model()[:6])
+        )
 
     def test_files_are_restored_to_a_folder_and_read_from_a_path(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +102,14 @@ class RoundTrip(unittest.TestCase):
             self.check([Source("t", "BF16", (200,), data, gap=(8, 64))])
 
     def test_two_exponents_at_exact_ends_of_threads(self) -> None:
-        for count in (63, 64, 65, 4095, 4096, 4097):  # one bit each: a thread of 8 bytes holds 64, a thread block 4096
+        for count in (
+            63,
+            64,
+            65,
+            4095,
+            4096,
+            4097,
+        ):  # one bit each: a thread of 8 bytes holds 64, a thread block 4096
             data = struct.pack(f"<{count}H", *((i & 1) << 7 for i in range(count)))
             self.check([Source("t", "BF16", (count,), data, gap=(8, 64))])
 
@@ -102,23 +117,50 @@ class RoundTrip(unittest.TestCase):
         data = skewed()
         for thread_bytes in (8, 16, 32, 64):
             for block_threads in (64, 128, 256, 512, 1024):
-                self.check([Source("t", "BF16", (len(data) // 2,), data, gap=(thread_bytes, block_threads))])
+                self.check(
+                    [
+                        Source(
+                            "t", "BF16", (len(data) // 2,), data, gap=(thread_bytes, block_threads)
+                        )
+                    ]
+                )
 
     def test_limited_codes_have_several_luts(self) -> None:
         lengths = code_lengths({e: 2**e for e in range(60)})
         self.assertEqual(max(lengths), 16)
-        values = [e << 7 | e for e in range(200)] + [(200 + k) << 7 for k in range(8) for _ in range(64 << k)]
+        values = [e << 7 | e for e in range(200)] + [
+            (200 + k) << 7 for k in range(8) for _ in range(64 << k)
+        ]
         random.Random(4).shuffle(values)
-        c = self.check([Source("t", "BF16", (len(values),), struct.pack(f"<{len(values)}H", *values), gap=(8, 64))])
+        c = self.check(
+            [
+                Source(
+                    "t",
+                    "BF16",
+                    (len(values),),
+                    struct.pack(f"<{len(values)}H", *values),
+                    gap=(8, 64),
+                )
+            ]
+        )
         self.assertGreaterEqual(c.arrays[1].length, 256 + 3 * 512)
 
     def test_rows(self) -> None:
         data = weights(64 * 300, 5)
-        c = self.check([Source("t", "BF16", (64, 3, 100), data, gap=(8, 64)), Source("r", "BF16", (64, 3, 100), data)])
+        c = self.check(
+            [
+                Source("t", "BF16", (64, 3, 100), data, gap=(8, 64)),
+                Source("r", "BF16", (64, 3, 100), data),
+            ]
+        )
         self.assertGreater(len(c._gap_index(c.tensors[1]).offsets), 10)
         for name in "tr":
-            for first, count in [(0, 64), (0, 0), (64, 0), (63, 1), (0, 1)] + [(i, 64 // (i + 1)) for i in range(20)]:
-                self.assertEqual(c.rows(name, first, count), data[600 * first : 600 * (first + count)])
+            for first, count in [(0, 64), (0, 0), (64, 0), (63, 1), (0, 1)] + [
+                (i, 64 // (i + 1)) for i in range(20)
+            ]:
+                self.assertEqual(
+                    c.rows(name, first, count), data[600 * first : 600 * (first + count)]
+                )
         with self.assertRaises(IndexError):
             c.rows("t", 60, 5)
 
@@ -137,7 +179,9 @@ class RoundTrip(unittest.TestCase):
 
     def test_chunks(self) -> None:
         data = bytes(range(256)) * 10000
-        good = draft([Source("t", "U8", (10, 256000), data), Source("u", "U8", (3,), b"abc")]).pack()
+        good = draft(
+            [Source("t", "U8", (10, 256000), data), Source("u", "U8", (3,), b"abc")]
+        ).pack()
         c = Container(good)
         self.assertEqual((c.tensor("t"), c.rows("t", 3, 5)), (data, data[768000:2048000]))
         bad = bytearray(good)
@@ -176,7 +220,9 @@ class RoundTrip(unittest.TestCase):
                 self.assertRaises(Corrupt, c.verify)
 
     def test_files_beside_the_container(self) -> None:
-        data = gzip.decompress((Path(__file__).parent.parent / "vectors/valid/side-files-beside.df11.gz").read_bytes())
+        data = gzip.decompress(
+            (Path(__file__).parent.parent / "vectors/valid/side-files-beside.df11.gz").read_bytes()
+        )
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             c = Container(data, root)
@@ -189,7 +235,9 @@ class RoundTrip(unittest.TestCase):
                 self.assertEqual(c.restore("config.json"), b"{}")
             (root / "config.json").write_bytes(b"{ }")
             self.assertRaises(Corrupt, c.verify)
-            self.assertEqual(Container(data).verify(), ["file config.json", "file tokenizer/empty.txt"])
+            self.assertEqual(
+                Container(data).verify(), ["file config.json", "file tokenizer/empty.txt"]
+            )
 
     def test_alias_of_an_unsupported_tensor(self) -> None:
         d = draft(model())
@@ -215,13 +263,19 @@ def section_byte(i: int, at: int, change: Callable[[int], int]) -> Callable[[Dra
 
 
 def text(
-    paths: list[bytes] | None = None, blocks: list[bytes] | None = None, names: list[bytes] | None = None
+    paths: list[bytes] | None = None,
+    blocks: list[bytes] | None = None,
+    names: list[bytes] | None = None,
 ) -> Callable[[Draft], None]:
     def change(d: Draft) -> None:
         def old(records: list[dict], key: str) -> list[bytes]:
             return [d.text[r[f"{key}_offset"] :][: r[f"{key}_length"]] for r in records]
 
-        d.set_text(paths or old(d.files, "path"), blocks or old(d.blocks, "name"), names or old(d.tensors, "name"))
+        d.set_text(
+            paths or old(d.files, "path"),
+            blocks or old(d.blocks, "name"),
+            names or old(d.tensors, "name"),
+        )
 
     return change
 
@@ -253,14 +307,19 @@ def drop_array(d: Draft) -> None:
     d.arrays.pop()
 
 
-# Sections of model(): block 0: codebook 0, index 1, bitstream 2, plane 3, raw 4; block 1: the same, 5 to 9; prefix 10; side 11.
-# Tensors: a.weight 0, b.head 1 (alias), c.bias 2, d.weight 3, e.scalar 4, f.empty 5, g.four 6, h.six 7, ü.flag 8.
-# Files: two weights files 0 and 1, then config.json, empty.txt, sub/tokenizer.model.
+# Sections of model(): block 0: codebook 0, index 1, bitstream 2, plane 3, raw 4; block 1: the same,
+# 5 to 9; prefix 10; side 11. Tensors: a.weight 0, b.head 1 (alias), c.bias 2, d.weight 3, e.scalar
+# 4, f.empty 5, g.four 6, h.six 7, ü.flag 8. Files: two weights files 0 and 1, then config.json,
+# empty.txt, sub/tokenizer.model.
 BROKEN_AT_OPEN: list[tuple[str, type[FormatError], Callable[[Draft], None]]] = [
     ("magic", Corrupt, head(magic=b"\xdf\x44\x46\x31\x31\x0a\x0d\x1a")),
     ("major version", Unsupported, head(major=2)),
     ("major version 0", Unsupported, head(major=0)),
-    ("incomplete", Corrupt, head(state=0, incompatible=0, compatible=0, file_length=0, offset=0, length=0, checksum=0)),
+    (
+        "incomplete",
+        Corrupt,
+        head(state=0, incompatible=0, compatible=0, file_length=0, offset=0, length=0, checksum=0),
+    ),
     ("unknown state", Corrupt, head(state=2)),
     ("state before features", Corrupt, head(state=0, incompatible=1)),
     ("incompatible feature", Unsupported, head(incompatible=1 << 63)),
@@ -297,7 +356,11 @@ BROKEN_AT_OPEN: list[tuple[str, type[FormatError], Callable[[Draft], None]]] = [
     ("paths out of order", Corrupt, path(b"zzz")),
     ("path empty", Corrupt, path(b"")),
     ("path too long", Limit, path(b"a" * 4097)),
-    ("path twice", Corrupt, text(paths=[b"config.json", b"zz", b"config.json", b"empty.txt", b"sub/tokenizer.model"])),
+    (
+        "path twice",
+        Corrupt,
+        text(paths=[b"config.json", b"zz", b"config.json", b"empty.txt", b"sub/tokenizer.model"]),
+    ),
     ("path offset", Corrupt, put("files", 0, "path_offset", 1)),
     ("path length overflows", Limit, put("files", 0, "path_length", BIG)),
     ("block names twice", Corrupt, text(blocks=[b"x", b"x"])),
@@ -313,9 +376,21 @@ BROKEN_AT_OPEN: list[tuple[str, type[FormatError], Callable[[Draft], None]]] = [
     ("section length 0", Corrupt, put("sections", 1, "length", 0)),
     ("section length overflows", Corrupt, put("sections", 1, "length", BIG)),
     ("section longer than its arrays", Corrupt, grow(0)),
-    ("tensors out of order", Corrupt, lambda d: text(names=[b"b", b"a", b"c", b"d", b"e", b"f", b"g", b"h", b"i"])(d)),
-    ("tensors of one name", Corrupt, lambda d: text(names=[b"a", b"a", b"c", b"d", b"e", b"f", b"g", b"h", b"i"])(d)),
-    ("tensor name too long", Limit, lambda d: text(names=[b"a" * 4097, b"b", b"c", b"d", b"e", b"f", b"g", b"h", b"i"])(d)),
+    (
+        "tensors out of order",
+        Corrupt,
+        lambda d: text(names=[b"b", b"a", b"c", b"d", b"e", b"f", b"g", b"h", b"i"])(d),
+    ),
+    (
+        "tensors of one name",
+        Corrupt,
+        lambda d: text(names=[b"a", b"a", b"c", b"d", b"e", b"f", b"g", b"h", b"i"])(d),
+    ),
+    (
+        "tensor name too long",
+        Limit,
+        lambda d: text(names=[b"a" * 4097, b"b", b"c", b"d", b"e", b"f", b"g", b"h", b"i"])(d),
+    ),
     ("tensor block", Corrupt, put("tensors", 5, "block", 2)),
     ("tensor block NONE", Corrupt, put("tensors", 5, "block", BIG)),
     ("tensor of a side file", Corrupt, put("tensors", 5, "file", 2)),
@@ -323,8 +398,16 @@ BROKEN_AT_OPEN: list[tuple[str, type[FormatError], Callable[[Draft], None]]] = [
     ("tensor offset overflows", Corrupt, put("tensors", 0, "file_offset", BIG)),
     ("nine dimensions", Limit, put("tensors", 8, "dimension_count", 9)),
     ("shape past the dimensions", Corrupt, put("tensors", 2, "shape", [3, 1, 0, 0, 0, 0, 0, 0])),
-    ("overflow beside a zero", Limit, lambda d: d.tensors[5].update(dimension_count=3, shape=[0, 2**32, 2**32, 0, 0, 0, 0, 0])),
-    ("bits overflow beside a zero", Limit, put("tensors", 5, "shape", [0, 2**60, 0, 0, 0, 0, 0, 0])),
+    (
+        "overflow beside a zero",
+        Limit,
+        lambda d: d.tensors[5].update(dimension_count=3, shape=[0, 2**32, 2**32, 0, 0, 0, 0, 0]),
+    ),
+    (
+        "bits overflow beside a zero",
+        Limit,
+        put("tensors", 5, "shape", [0, 2**60, 0, 0, 0, 0, 0, 0]),
+    ),
     ("bits not whole bytes", Corrupt, put("tensors", 6, "shape", [3, 3, 0, 0, 0, 0, 0, 0])),
     ("first array", Corrupt, put("tensors", 5, "first_array", 0)),
     ("array count overflows", Corrupt, put("tensors", 0, "array_count", BIG)),
@@ -362,14 +445,29 @@ BROKEN_AT_LOAD: list[tuple[str, type[FormatError], str, Callable[[Draft], None]]
     ("a code length above 16", Corrupt, "a.weight", section_byte(0, 0, lambda _: 17)),
     ("a code length of 255", Corrupt, "a.weight", section_byte(0, 0, lambda _: 255)),
     ("too many codes", Corrupt, "a.weight", section_byte(0, 0, lambda _: 16)),
-    ("no code lengths", Corrupt, "a.weight", lambda d: d.contents[0].__setitem__(slice(0, 256), bytes(256))),
+    (
+        "no code lengths",
+        Corrupt,
+        "a.weight",
+        lambda d: d.contents[0].__setitem__(slice(0, 256), bytes(256)),
+    ),
     ("single code length 2", Corrupt, "e.scalar", section_byte(5, 127 - 768, lambda _: 2)),
     ("no code matches", Corrupt, "e.scalar", section_byte(7, -64, lambda _: 1)),
     ("first output offset", Corrupt, "a.weight", section_byte(1, 256, lambda _: 1)),
     ("last output offset", Corrupt, "a.weight", section_byte(1, 264, lambda v: v ^ 1)),
     ("first gap", Corrupt, "a.weight", section_byte(1, 0, lambda v: v + 1)),
-    ("bit count one less", Corrupt, "a.weight", lambda d: parameter(0, 2, d.tensors[0]["parameters"][2] - 1)(d)),
-    ("bit count one more", Corrupt, "a.weight", lambda d: parameter(0, 2, d.tensors[0]["parameters"][2] + 1)(d)),
+    (
+        "bit count one less",
+        Corrupt,
+        "a.weight",
+        lambda d: parameter(0, 2, d.tensors[0]["parameters"][2] - 1)(d),
+    ),
+    (
+        "bit count one more",
+        Corrupt,
+        "a.weight",
+        lambda d: parameter(0, 2, d.tensors[0]["parameters"][2] + 1)(d),
+    ),
 ]
 
 BROKEN_AT_VERIFY: list[tuple[str, Callable[[Draft], None]]] = [
@@ -382,7 +480,10 @@ BROKEN_AT_VERIFY: list[tuple[str, Callable[[Draft], None]]] = [
     ("weights file hash", put("files", 0, "hash", bytes(32))),
     ("side file hash", put("files", 2, "hash", bytes(32))),
     ("weights file length", lambda d: d.files[0].update(length=d.files[0]["length"] + 1)),
-    ("overlap in a weights file", lambda d: d.tensors[2].update(file_offset=d.tensors[2]["file_offset"] - 1)),
+    (
+        "overlap in a weights file",
+        lambda d: d.tensors[2].update(file_offset=d.tensors[2]["file_offset"] - 1),
+    ),
     ("empty tensor in the prefix", put("tensors", 5, "file_offset", 0)),
     ("prefix", section_byte(10, 9, lambda v: v ^ 1)),
     ("identity", lambda d: setattr(d, "identity", bytes(32))),
@@ -431,7 +532,13 @@ class Broken(unittest.TestCase):
             bad[s.offset + s.length] = 1
             with self.assertRaises(Corrupt):
                 Container(bytes(bad)).verify()
-        for at in (64, 4095, c.directory_offset + c.directory_length, len(good) - 65, len(good) - 1):
+        for at in (
+            64,
+            4095,
+            c.directory_offset + c.directory_length,
+            len(good) - 65,
+            len(good) - 1,
+        ):
             bad = bytearray(good)
             bad[at] ^= 1
             with self.assertRaises(Corrupt):
@@ -452,7 +559,10 @@ class Accidents(unittest.TestCase):
     """A small file, cut short at every length and changed at every byte."""
 
     def setUp(self) -> None:
-        self.sources = [Source("t", "BF16", (9,), weights(9), gap=(8, 64)), Source("u", "U8", (2,), b"ab")]
+        self.sources = [
+            Source("t", "BF16", (9,), weights(9), gap=(8, 64)),
+            Source("u", "U8", (2,), b"ab"),
+        ]
         self.data = draft(self.sources, {"s": b"side"}).pack()
 
     def test_every_truncation(self) -> None:
@@ -464,10 +574,16 @@ class Accidents(unittest.TestCase):
         c = Container(self.data)
         stored = [range(s.offset, s.offset + s.length) for s in c.sections]
         for at in range(len(self.data)):
-            for change in (0x01, 0xFF) if at < 64 or at >= c.directory_offset else (0x01 << at % 8,):
+            for change in (
+                (0x01, 0xFF) if at < 64 or at >= c.directory_offset else (0x01 << at % 8,)
+            ):
                 data = bytearray(self.data)
                 data[at] ^= change
-                self.check(bytes(data), opens=4096 <= at < c.directory_offset, loads=not any(at in r for r in stored[:5]))
+                self.check(
+                    bytes(data),
+                    opens=4096 <= at < c.directory_offset,
+                    loads=not any(at in r for r in stored[:5]),
+                )
 
     def check(self, data: bytes, opens: bool, loads: bool) -> None:
         try:
@@ -493,7 +609,9 @@ class Accidents(unittest.TestCase):
                 Container(bytes(data)).verify()
 
     def test_random_contents_are_safe(self) -> None:
-        """Hostile sections with checksums that fit: a typed error, or some bytes of the right length."""
+        """Hostile sections with checksums that fit: a typed error, or some bytes of the right
+        length.
+        """
         r = random.Random(7)
         data = weights(3000, 9)
         d = draft([Source("t", "BF16", (3000,), data, gap=(8, 64))])
@@ -517,7 +635,9 @@ class Accidents(unittest.TestCase):
         for _ in range(1500):
             directory = bytearray(clean)
             at = r.randrange(len(directory) // 4) * 4
-            directory[at : at + 4] = r.choice((bytes(4), b"\xff" * 4, r.randbytes(4), struct.pack("<I", r.randrange(20))))
+            directory[at : at + 4] = r.choice(
+                (bytes(4), b"\xff" * 4, r.randbytes(4), struct.pack("<I", r.randrange(20)))
+            )
             d._directory = lambda value=bytes(directory): value  # type: ignore[method-assign]
             try:
                 c = Container(d.pack())

@@ -1,4 +1,5 @@
-"""Tests of the tile encoding: what the tiny encoder of build_tile.py makes is read back, and what breaks a rule is refused at its level.
+"""Tests of the tile encoding: what the tiny encoder of build_tile.py makes is read back, and what
+breaks a rule is refused at its level.
 
 Run: python3 -m unittest discover -s spec/python
 """
@@ -16,7 +17,9 @@ from test_reader import ALL_PATTERNS, weights
 BIG = 2**64 - 1
 
 
-def one(tiles: Tiles, data: bytes, shape: tuple[int, ...] | None = None, change: Callable | None = None) -> Draft:
+def one(
+    tiles: Tiles, data: bytes, shape: tuple[int, ...] | None = None, change: Callable | None = None
+) -> Draft:
     """A container of one tensor; `change` may edit its arrays and parameters."""
     arrays, parameters = tiles.arrays()
     if change:
@@ -39,7 +42,15 @@ class RoundTrip(unittest.TestCase):
         return c
 
     def test_matrices(self) -> None:
-        for rows, columns in [(32, 256), (33, 264), (31, 248), (1, 8), (70, 8), (2, 1000), (64, 16)]:
+        for rows, columns in [
+            (32, 256),
+            (33, 264),
+            (31, 248),
+            (1, 8),
+            (70, 8),
+            (2, 1000),
+            (64, 16),
+        ]:
             for least in (1, 3):
                 self.check(weights(rows * columns, rows), 256, columns, least=least)
 
@@ -94,7 +105,7 @@ class RoundTrip(unittest.TestCase):
 
         c = Container(one(Tiles(data, 256, 264), data, (100, 264), change).pack())
         self.assertEqual(c.rows("t", 70, 20), data[528 * 70 : 528 * 90])
-        for first in (31, 32, 97):  # the offset behind the first strip, the record, the last record
+        for first in (31, 32, 97):  # the offset after the first strip, the record, the last record
             with self.assertRaises(Corrupt):
                 c.rows("t", first, 1)
 
@@ -136,7 +147,10 @@ BROKEN_AT_OPEN: list[tuple[str, Change]] = [
     ("columns no divisor", parameter(1, 24)),
     ("columns huge", parameter(1, 2**63)),
     ("bit_count 0", parameter(2, 0)),
-    ("bit_count less than pairs", lambda a, p: (p.__setitem__(2, 16376), a[2].__delitem__(slice(2048, None)))),
+    (
+        "bit_count less than pairs",
+        lambda a, p: (p.__setitem__(2, 16376), a[2].__delitem__(slice(2048, None))),
+    ),
     ("bit_count no multiple of 8", lambda _, p: p.__setitem__(2, p[2] - 4)),
     ("bit_count 2^48", parameter(2, 2**48)),
     ("bit_count of a longer bitstream", lambda _, p: p.__setitem__(2, p[2] + 128)),
@@ -236,7 +250,11 @@ class Broken(unittest.TestCase):
 
     def test_verify(self) -> None:
         tile = self.tiles.tiles[1]
-        room = next(l for l, e in enumerate(tile.excess) if tile.least + (e << tile.shift) > len(tile.lanes[l]))
+        room = next(
+            l
+            for l, e in enumerate(tile.excess)
+            if tile.least + (e << tile.shift) > len(tile.lanes[l])
+        )
 
         def least() -> None:
             if max(tile.excess) < 63:
@@ -279,7 +297,8 @@ class Broken(unittest.TestCase):
         self.assert_at("verify", one(Tiles(data, 8192, 600, least=1, fix=fix), data))
 
     def test_random_contents_are_safe(self) -> None:
-        """Hostile arrays with checksums that fit: a typed error, or some bytes of the right length."""
+        """Hostile arrays with checksums that fit: a typed error, or some bytes of the right length.
+        """
         r = random.Random(7)
         data = weights(3000, 9)
         arrays, parameters = Tiles(data, 8192, 3000).arrays()
@@ -288,7 +307,9 @@ class Broken(unittest.TestCase):
             content = changed[r.randrange(3)][1]
             for _ in range(r.choice((1, 2, 50))):
                 content[r.randrange(len(content))] = r.choice((0, 1, 255, r.randrange(256)))
-            c = Container(draft([Source("t", "BF16", (3000,), data, tile=(changed, parameters))]).pack())
+            c = Container(
+                draft([Source("t", "BF16", (3000,), data, tile=(changed, parameters))]).pack()
+            )
             try:
                 self.assertEqual(len(c.tensor("t")), len(data))
             except FormatError:

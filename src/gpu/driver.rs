@@ -77,8 +77,8 @@ const FUNCTIONS: &[&str] = &[
     "cuMemsetD8Async",
 ];
 
-/// Whether this machine has an NVIDIA driver. Where it has none, nobody expects a GPU; where it has
-/// one and [`devices`](super::devices) fails, something is to be mended. Some milliseconds.
+/// Whether this machine has an NVIDIA driver. Without one nobody expects a GPU; if there is one and
+/// [`devices`](super::devices) fails, something must be fixed. Takes some milliseconds.
 pub fn has_driver() -> bool {
     library().is_some()
 }

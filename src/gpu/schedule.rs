@@ -20,7 +20,7 @@ pub(super) struct Step {
     pub(super) slot: usize,
     /// Whether the block must be copied into it first.
     pub(super) fill: bool,
-    /// A slot to copy another block into, behind what still reads it, and that block.
+    /// A slot to copy another block into, after what still reads it, and that block.
     pub(super) ahead: Option<(usize, usize)>,
 }
 

@@ -3,9 +3,10 @@
     pip install torch transformers dahuffman==0.4.2; pip install --no-deps dfloat11==0.5.0
     python3 make.py [OUT]            # default: this folder; tests/import.rs reads what it writes
 
-Needs no GPU: `compress_model` runs as it is, without its own check, and what it imports for decoding is a stub.
-`originals.sha256` holds the hashes of the BF16 files that were compressed; they are not kept. A fixture is made again
-only on purpose: other versions of torch may draw other numbers.
+Needs no GPU: `compress_model` runs as it is, without its own check, and what it imports for
+decoding is a stub. `originals.sha256` holds the hashes of the BF16 files that were compressed; they
+are not kept. A fixture is made again only on purpose: other versions of torch may draw other
+numbers.
 """
 
 import hashlib
@@ -59,7 +60,9 @@ def fill(model, generator):
 
 
 def llama(out, originals):
-    """A file a block and one for the rest, as the package's published checkpoints are; odd widths, shapes from config.json."""
+    """A file a block and one for the rest, as the package's published checkpoints are; odd widths,
+    shapes from config.json.
+    """
     config = LlamaConfig(
         hidden_size=36,
         intermediate_size=151,
@@ -73,7 +76,9 @@ def llama(out, originals):
     model = LlamaForCausalLM(config).bfloat16()
     fill(model, torch.Generator().manual_seed(SEED))
     model.save_pretrained(originals / "llama")
-    compress_model(model, LLAMA_PATTERNS, str(out / "llama"), save_single_file=False, check_correctness=False)
+    compress_model(
+        model, LLAMA_PATTERNS, str(out / "llama"), save_single_file=False, check_correctness=False
+    )
     for path in (out / "llama").iterdir():
         if path.name != "config.json" and path.suffix != ".safetensors":
             path.unlink()
@@ -98,9 +103,24 @@ class Plain(nn.Module):
 
 
 def special(model):
-    """What floats do not compare: both zeros, subnormals, the largest finite number, infinities, NaN with its payload."""
+    """What floats do not compare: both zeros, subnormals, the largest finite number, infinities,
+    NaN with its payload.
+    """
     weight = model.blocks[0].to_q.weight.data.view(torch.int16).flatten()
-    patterns = [0x0000, 0x8000, 0x0001, 0x807F, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x7880, 0xF912]
+    patterns = [
+        0x0000,
+        0x8000,
+        0x0001,
+        0x807F,
+        0x7F7F,
+        0xFF7F,
+        0x7F80,
+        0xFF80,
+        0x7FC1,
+        0xFFFF,
+        0x7880,
+        0xF912,
+    ]
     weight[100 : 100 + len(patterns)] = torch.tensor(patterns, dtype=torch.int32).to(torch.int16)
 
 
@@ -111,7 +131,9 @@ def plain(out, originals):
     (originals / "plain").mkdir()
     save_file(model.state_dict(), originals / "plain" / "model.safetensors")
     patterns = {r"blocks\.[0-9]+": ["to_q", "to_out.0", "mixer"], "proj": []}
-    compress_model(model, patterns, str(out / "plain"), save_single_file=True, check_correctness=False)
+    compress_model(
+        model, patterns, str(out / "plain"), save_single_file=True, check_correctness=False
+    )
 
 
 def main():
@@ -122,7 +144,10 @@ def main():
             shutil.rmtree(out / make.__name__, ignore_errors=True)
             make(out, originals)
         paths = sorted(path.relative_to(originals) for path in originals.rglob("*.safetensors"))
-        lines = [f"{hashlib.sha256((originals / path).read_bytes()).hexdigest()}  {path.as_posix()}\n" for path in paths]
+        lines = [
+            f"{hashlib.sha256((originals / path).read_bytes()).hexdigest()}  {path.as_posix()}\n"
+            for path in paths
+        ]
     (out / "originals.sha256").write_text("".join(lines))
 
 

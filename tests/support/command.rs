@@ -92,7 +92,7 @@ pub(crate) fn fails<A: AsRef<OsStr>>(arguments: &[A], code: i32, parts: &[&str])
     assert_eq!(text(&output.stdout), "");
 }
 
-/// A safetensors file with this header and so many bytes of data.
+/// A safetensors file with this header and `data` bytes of data.
 pub(crate) fn safetensors(path: &Path, header: &str, data: usize) {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());

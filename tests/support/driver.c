@@ -1,12 +1,15 @@
-// A stand-in for the library of the NVIDIA driver, for tests/driver.rs: GPUs whose memory is the host's and which compute nothing.
+// A stand-in for the library of the NVIDIA driver, for tests/driver.rs: GPUs whose memory is the
+// host's and which compute nothing.
 //
 // The environment of the process says how it answers:
 //   DRIVER_<function>    the CUresult with which this function of the driver fails
-//   DRIVER_<kernel>      numbers that the kernel stores where its first parameter points, with commas between them
+//   DRIVER_<kernel>      numbers that the kernel stores where its first parameter points, with
+//                        commas between them
 //   DRIVER_machine_code  the CUresult with which it refuses kernels that are not PTX
 //   DRIVER_version, DRIVER_devices, DRIVER_capability, DRIVER_memory, DRIVER_bus_width
 //
-// It has the functions that src/gpu/driver.rs lists. One that the crate calls anew is added to both.
+// It has the functions that src/gpu/driver.rs lists. One that the crate calls anew is added to
+// both.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -153,7 +156,8 @@ int cuStreamCreate(Handle *to, unsigned flags) {
 int cuStreamDestroy_v2(Handle stream) NOTHING
 int cuStreamSynchronize(Handle stream) NOTHING
 // Nothing is ever captured.
-int cuStreamGetCaptureInfo_v2(Handle stream, int *status, uint64_t *id, Handle graph, Handle dependencies, size_t *count) {
+int cuStreamGetCaptureInfo_v2(Handle stream, int *status, uint64_t *id, Handle graph,
+                              Handle dependencies, size_t *count) {
     FAIL_IF_TOLD;
     *status = 0;
     return 0;
@@ -303,8 +307,8 @@ int cuTensorMapEncodeTiled(void *map) NOTHING
 int cuModuleUnload(Handle module) NOTHING
 int cuFuncSetAttribute(Handle function, int attribute, int value) NOTHING
 
-int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *to, Handle function, int threads, size_t shared_bytes,
-                                                         unsigned flags) {
+int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *to, Handle function, int threads,
+                                                         size_t shared_bytes, unsigned flags) {
     FAIL_IF_TOLD;
     *to = 1;
     return 0;
@@ -319,8 +323,9 @@ static int launch(Handle function, void **parameters) {
     return 0;
 }
 
-int cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared_bytes, Handle stream, void **parameters, void **extra) {
+int cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                   unsigned by, unsigned bz, unsigned shared_bytes, Handle stream,
+                   void **parameters, void **extra) {
     FAIL_IF_TOLD;
     return launch(function, parameters);
 }
@@ -337,7 +342,8 @@ struct Config {
 };
 
 // With the one attribute that the crate uses: programmatic stream serialization, allowed.
-int cuLaunchKernelEx(const struct Config *config, Handle function, void **parameters, void **extra) {
+int cuLaunchKernelEx(const struct Config *config, Handle function, void **parameters,
+                     void **extra) {
     FAIL_IF_TOLD;
     const struct Attribute *attribute = config->attributes;
     if (config->count != 1 || attribute->id != 6 || attribute->value[0] != 1) return INVALID_VALUE;

@@ -24,7 +24,9 @@ pub(crate) const CONSTANTS: [(&str, &str); 2] = [
 /// Likewise of the kernels that multiply, which are loaded when a matrix is asked for.
 pub(crate) const LINEAR_CONSTANTS: (&str, &str) = (
     "df11_linear_constants",
-    "1024,96,80,112,192,96,32,0,4,1,8,2048,8,4,1024,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,0,0,8,64,4,30,4,25,20,0,0,4,8,262144,256,8,4,16,16384,2048,640,2,2,3072,4,20,2,128,64,0,17408,32768,16384,1024,32,320,4",
+    "1024,96,80,112,192,96,32,0,4,1,8,2048,8,4,1024,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,0,0,8,64,4,\
+     30,4,25,20,0,0,4,8,262144,256,8,4,16,16384,2048,640,2,2,3072,4,20,2,128,64,0,17408,32768,\
+     16384,1024,32,320,4",
 );
 
 /// The stand-in's functions, by its source.
@@ -65,8 +67,8 @@ pub(crate) fn compile(defines: &[String]) -> Option<TempDir> {
 /// Set where the driver is the stand-in.
 const CHILD: &str = "DF11_TEST_STAND_IN";
 
-/// A process that runs the test of this name again, with the stand-in in this folder and so many
-/// GPUs.
+/// A process that runs the test of this name again, with the stand-in in this folder and this
+/// many GPUs.
 pub(crate) fn child(folder: &TempDir, name: &str, devices: u32) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -96,7 +98,7 @@ pub(crate) fn in_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Runs the test of this name again, with the stand-in and so many GPUs; whether this is the
+/// Runs the test of this name again, with the stand-in and this many GPUs; whether this is the
 /// process where it goes on.
 pub(crate) fn is_child(name: &str, devices: u32) -> bool {
     if in_child() {

@@ -132,7 +132,7 @@ impl Fused {
         Ok(Some(Arc::new(Self { linear, weights: weights.clone() })))
     }
 
-    /// None for so many rows that it is faster to decode first, and for other dtypes than BF16.
+    /// None if there are enough rows that decoding first is faster, and for dtypes other than BF16.
     pub(crate) fn multiply(&self, x: &Tensor) -> Result<Option<Tensor>> {
         let columns = *x.dims().last().unwrap_or(&1);
         let rows = x.elem_count() / columns.max(1);

@@ -208,7 +208,7 @@ impl Llama {
         self.head.forward(&last)?.to_dtype(DType::F32)?.squeeze(0)
     }
 
-    /// The most likely tokens after these, up to so many; ends before one that `is_end` names.
+    /// The most likely tokens after these, at most `most`; ends before one that `is_end` names.
     ///
     /// # Errors
     /// Failures of the device; weights that are damaged.

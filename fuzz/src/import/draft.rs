@@ -534,7 +534,9 @@ fn safetensors(tensors: &[Tensor]) -> Vec<u8> {
     for tensor in tensors {
         let start = data.len();
         data.extend_from_slice(&tensor.bytes);
-        let entry = json!({ "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, data.len()] });
+        let offsets = [start, data.len()];
+        let entry =
+            json!({ "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets });
         header.push(format!("{}:{entry}", json!(tensor.name)));
     }
     let mut header = format!("{{{}}}", header.join(",")).into_bytes();

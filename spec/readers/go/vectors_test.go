@@ -174,7 +174,8 @@ func signChunks(b, d []byte) {
 	}
 	sums := lists[5]
 	for s := lists[2]; len(s) > 0; s = s[32:] {
-		sums = signSection(b, sums, binary.LittleEndian.Uint64(s[16:]), binary.LittleEndian.Uint64(s[24:]))
+		offset, length := binary.LittleEndian.Uint64(s[16:]), binary.LittleEndian.Uint64(s[24:])
+		sums = signSection(b, sums, offset, length)
 	}
 }
 

@@ -42,7 +42,7 @@ fn tree(lengths: &[u8; 256]) -> Result<Vec<u16>> {
     Ok(nodes)
 }
 
-/// Follows up to eight bits, the least significant first, to a leaf or else to the node behind the
+/// Follows up to eight bits, the least significant first, to a leaf or else to the node after the
 /// eighth.
 fn descend(nodes: &[u16], mut node: usize, bits: u8) -> (u16, usize) {
     for i in 0..8 {
@@ -101,7 +101,7 @@ fn start(gaps: &[u8], bytes_per_thread: u64, thread: u64) -> Result<u64> {
     Ok(8 * bytes_per_thread * thread + u64::from(gap))
 }
 
-/// Reads one code, bit by bit (6.3, *Bit order*), and moves `position` behind it.
+/// Reads one code, bit by bit (6.3, *Bit order*), and moves `position` past it.
 fn exponent(nodes: &[u16], bitstream: &[u8], position: &mut u64) -> Result<u8> {
     let mut node = 1;
     for _ in 0..MAX_CODE_LENGTH {

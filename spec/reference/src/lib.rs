@@ -34,7 +34,7 @@ pub enum Kind {
 pub struct Error {
     /// What sort of problem.
     pub kind: Kind,
-    /// The section and the rule behind it, for people.
+    /// The section and its rule, for people.
     pub message: &'static str,
 }
 

@@ -82,23 +82,25 @@ macro_rules! records {
 // Fields that start with an underscore have no rule that a reader without BLAKE3 could check.
 records! {
     Header {
-        _magic: [u8; 8], _version_major: u16, _version_minor: u16, state: u32, incompatible_features: u64,
-        _compatible_features: u64, file_length: u64, directory_offset: u64, directory_length: u64,
-        directory_checksum: u32, header_checksum: u32,
+        _magic: [u8; 8], _version_major: u16, _version_minor: u16, state: u32,
+        incompatible_features: u64, _compatible_features: u64, file_length: u64,
+        directory_offset: u64, directory_length: u64, directory_checksum: u32, header_checksum: u32,
     }
     Directory {
-        shard_index: u64, shard_count: u64, _identity: [u8; 32], files: Vec<File>, blocks: Vec<Name>,
-        sections: Vec<Section>, tensors: Vec<Tensor>, arrays: Vec<Array>, checksums: Vec<u32>,
-        metadata: Vec<Entry>, text: Vec<u8>,
+        shard_index: u64, shard_count: u64, _identity: [u8; 32], files: Vec<File>,
+        blocks: Vec<Name>, sections: Vec<Section>, tensors: Vec<Tensor>, arrays: Vec<Array>,
+        checksums: Vec<u32>, metadata: Vec<Entry>, text: Vec<u8>,
     }
     File {
-        kind: u32, reserved: u32, path: Name, length: u64, _hash: [u8; 32], first_array: u64, array_count: u64,
+        kind: u32, reserved: u32, path: Name, length: u64, _hash: [u8; 32], first_array: u64,
+        array_count: u64,
     }
     Name { offset: u64, length: u64 }
     Section { kind: u32, reserved: u32, block: u64, offset: u64, length: u64 }
     Tensor {
-        name: Name, dtype: u32, encoding: u32, block: u64, file: u64, file_offset: u64, dimension_count: u64,
-        shape: [u64; 8], first_array: u64, array_count: u64, parameters: [u64; 4], hash: [u8; 32],
+        name: Name, dtype: u32, encoding: u32, block: u64, file: u64, file_offset: u64,
+        dimension_count: u64, shape: [u64; 8], first_array: u64, array_count: u64,
+        parameters: [u64; 4], hash: [u8; 32],
     }
     Array { section: u64, offset: u64, length: u64 }
     Entry { key: Name, value: Name }

@@ -143,7 +143,7 @@ fn number(bytes: &[u8], position: u64, count: u64) -> Result<u64> {
     (0..count).try_fold(0, |number, i| Ok(number | bit(bytes, position + i)? << i))
 }
 
-/// Reads the value of a pair, bit by bit, and moves `position` behind it.
+/// Reads the value of a pair, bit by bit, and moves `position` past it.
 fn pair(nodes: &Tree, bitstream: &[u8], position: &mut u64) -> Result<u32> {
     let mut node = 1;
     for _ in 0..MAX_CODE_LENGTH {

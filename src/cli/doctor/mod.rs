@@ -206,7 +206,7 @@ fn gpu() -> Finding {
 }
 
 /// A machine without a driver lacks nothing, but is told what a GPU would need; a driver that does
-/// not work is to be mended.
+/// not work must be fixed.
 #[cfg(feature = "cudarc")]
 fn no_gpu(error: df11::Error) -> Finding {
     let (problem, remedy) = refused(error);

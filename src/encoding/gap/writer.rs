@@ -60,7 +60,7 @@ impl<'a> Writer<'a> {
         self.end.bit
     }
 
-    /// Writes one code, behind which the weight `next` starts; false if it is none or the buffer is
+    /// Writes one code, after which the weight `next` starts; false if it is none or the buffer is
     /// full.
     pub(super) fn push(&mut self, code: Code, next: u64) -> bool {
         let written = self.end.push(self.stream, u64::from(code.bits), usize::from(code.length));

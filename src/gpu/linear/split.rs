@@ -206,8 +206,8 @@ pub(super) struct Large {
 }
 
 impl Large {
-    /// Launches for matrices with these rows and as many columns: so many in each that what they
-    /// need of a workspace is bounded.
+    /// Launches for matrices with these rows and as many columns, few enough in each to bound what
+    /// they need of a workspace.
     pub(super) fn all(rows: &[u64], columns: u64, bands: Bands) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for (at, &rows) in rows.iter().enumerate() {

@@ -31,7 +31,7 @@ func isDtypeName(name string) bool {
 }
 
 // measure sets Elements and Size of a tensor of a known dtype (5). A
-// dimension of zero does not mend an overflow of the others.
+// dimension of zero does not undo an overflow of the others.
 func (t *Tensor) measure() error {
 	product, empty := uint64(1), false
 	for _, n := range t.Shape[:t.DimensionCount] {

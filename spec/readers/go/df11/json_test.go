@@ -50,7 +50,8 @@ func TestHeaders(t *testing.T) {
 
 // A header cut anywhere, or with another byte anywhere, never panics.
 func TestHeaderBytes(t *testing.T) {
-	h := ` {"a\u00e4\ud83d\ude00": {"dtype": "U8", "x": [1.5e-3, {}], "shape": [], "data_offsets": [0, 1]}} `
+	h := ` {"a\u00e4\ud83d\ude00": {"dtype": "U8", "x": [1.5e-3, {}], ` +
+		`"shape": [], "data_offsets": [0, 1]}} `
 	for i := range h {
 		_, _ = parsePrefix(prefixOf(h[:i]))
 		for c := 0; c < 256; c++ {
