@@ -89,7 +89,7 @@ fn check_damage<E: Encoded>(mut tensor: E, range: (usize, usize), hits: &[(usize
     for &(array, at, value) in hits {
         let mut arrays = tensor.arrays();
         let count = arrays.len();
-        let array = &mut arrays[array % count];
+        let array = &mut *arrays[array % count];
         let at = at % array.len();
         array[at] ^= value;
     }

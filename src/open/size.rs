@@ -1,7 +1,6 @@
 //! How large a model must be for a GPU to be worth its start.
 
 use super::Model;
-use crate::Encoding;
 
 /// Coded bytes a thread below which the CPU has verified a model sooner than a GPU. An H200's host
 /// needed 0.35 s to start the GPU and to end, and then verified 2.9 GB/s with 2 threads and 9.8
@@ -13,8 +12,7 @@ const SMALL_BYTES: u64 = 400_000_000;
 /// Nobody then needs to look for one, which takes time too. The cost grows with the number of
 /// tensors.
 pub fn is_small(model: &Model) -> bool {
-    let is_coded = |encoding| matches!(encoding, Encoding::Gap | Encoding::Tile);
-    let coded = model.tensors().filter(|tensor| is_coded(tensor.encoding()));
+    let coded = model.tensors().filter(|tensor| matches!(tensor.coded(), Ok(Some(_))));
     let bytes = coded.filter_map(|tensor| tensor.byte_length().ok()).fold(0, u64::saturating_add);
     bytes < SMALL_BYTES.saturating_mul(rayon::current_num_threads() as u64)
 }

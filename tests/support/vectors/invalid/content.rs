@@ -180,14 +180,14 @@ pub(super) fn weights_files() -> Vec<Vector> {
         ),
         header_of("prefix-name", "another name in the header", &|items| items[1].name = "B".into()),
         header_of("prefix-dtype", "another dtype in the header", &|items| {
-            items[1].dtype.1 = "I8".into()
+            items[1].dtype.1 = "I8".into();
         }),
         header_of("prefix-shape", "another shape in the header", &|items| {
-            items[1].shape = vec![2, 2]
+            items[1].shape = vec![2, 2];
         }),
         header_of("prefix-order", "other data_offsets in the header", &|items| items.swap(0, 1)),
         header_of("prefix-tensor-missing", "a tensor that is not in the header", &|items| {
-            drop(items.pop())
+            drop(items.pop());
         }),
         header_of("prefix-tensor-more", "a tensor that is only in the header", &|items| {
             items.push(Item::raw("more", Dtype::U8, &[0], vec![]));

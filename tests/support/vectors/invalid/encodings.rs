@@ -29,7 +29,7 @@ pub(super) fn aliases() -> Vec<Vector> {
             }),
         ),
         alias("alias-to-nothing", "a target that does not exist", &|tensor| {
-            tensor.parameters[0] = 3
+            tensor.parameters[0] = 3;
         }),
         alias("alias-to-huge", "target 2^64 - 1", &|tensor| tensor.parameters[0] = HUGE),
         alias("alias-shape", "a target of another shape", &|tensor| tensor.shape = vec![2, 3]),
@@ -71,22 +71,22 @@ pub(super) fn encodings() -> Vec<Vector> {
     };
     vec![
         first("raw-shorter", "an array shorter than the tensor", &|tensor| {
-            tensor.arrays[0].1.truncate(4)
+            tensor.arrays[0].1.truncate(4);
         }),
         first("raw-longer", "an array longer than the tensor", &|tensor| {
-            tensor.arrays[0].1.push(0)
+            tensor.arrays[0].1.push(0);
         }),
         first("raw-without-array", "a tensor with elements and without an array", &|tensor| {
-            tensor.arrays.clear()
+            tensor.arrays.clear();
         }),
         first("raw-two-arrays", "two arrays", &|tensor| {
             tensor.arrays = vec![(SECTION_RAW, vec![1, 2]), (SECTION_RAW, vec![3, 4, 5])];
         }),
         first("raw-empty-with-array", "a tensor without elements and with an array", &|tensor| {
-            tensor.shape = vec![0]
+            tensor.shape = vec![0];
         }),
         first("raw-parameter", "a parameter that raw does not name", &|tensor| {
-            tensor.parameters[3] = 1
+            tensor.parameters[3] = 1;
         }),
         gap("gap-dtype", "gap for F16", &|tensor| tensor.dtype = Dtype::F16.id()),
         gap("gap-empty", "gap for a tensor without elements", &|tensor| tensor.shape = vec![0]),
@@ -124,7 +124,7 @@ pub(super) fn encodings() -> Vec<Vector> {
             tensor.arrays[0].1.truncate(512);
         }),
         gap("gap-codebook-luts", "129 LUTs", &|tensor| {
-            tensor.arrays[0].1.resize(256 + 512 * 129, 0)
+            tensor.arrays[0].1.resize(256 + 512 * 129, 0);
         }),
         gap("gap-gaps-length", "a byte of gaps too many", &|tensor| tensor.arrays[1].1.push(0)),
         gap("gap-offsets-length", "an output offset too many", &|tensor| {
@@ -134,7 +134,7 @@ pub(super) fn encodings() -> Vec<Vector> {
             tensor.arrays[3].1.extend([0; 8]);
         }),
         gap("gap-plane-length", "a byte of plane too few", &|tensor| {
-            tensor.arrays[4].1.truncate(elements as usize - 1)
+            tensor.arrays[4].1.truncate(elements as usize - 1);
         }),
     ]
 }

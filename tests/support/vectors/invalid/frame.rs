@@ -68,11 +68,11 @@ pub(super) fn frame() -> Vec<Vector> {
             header_of(&|header| header.file_length = length.into())
         }),
         head("file-length-limit", "file_length 2^63", &|header| {
-            header.file_length = (1 << 63).into()
+            header.file_length = (1 << 63).into();
         })
         .expecting(LIMIT),
         head("directory-length-limit", "directory_length above 256 MiB", &|header| {
-            header.directory_length = (MAX_DIRECTORY_BYTES + 1).into()
+            header.directory_length = (MAX_DIRECTORY_BYTES + 1).into();
         })
         .expecting(LIMIT),
         head(
@@ -81,13 +81,13 @@ pub(super) fn frame() -> Vec<Vector> {
             &|header| header.directory_length = (header.directory_length.get() - 256).into(),
         ),
         head("directory-in-head", "directory_offset 0", &|header| {
-            header.directory_offset = 0.into()
+            header.directory_offset = 0.into();
         }),
         head("directory-unaligned", "directory_offset is no multiple of 4096", &|header| {
-            header.directory_offset = (header.directory_offset.get() + 8).into()
+            header.directory_offset = (header.directory_offset.get() + 8).into();
         }),
         head("directory-past-end", "directory_offset 2^40", &|header| {
-            header.directory_offset = (1 << 40).into()
+            header.directory_offset = (1 << 40).into();
         }),
         head(
             "directory-offset-half",
@@ -165,7 +165,7 @@ pub(super) fn lists() -> Vec<Vector> {
         shard("shard-count-zero", "shard_count 0", 0, 0),
         shard("shard-index", "shard 2 of 2, counted from 0", 2, 2),
         of_draft("checksums-missing", "a checksum too few", |draft| {
-            draft.directory.checksums.truncate(2)
+            draft.directory.checksums.truncate(2);
         }),
         of_draft("checksums-left-over", "a checksum too many", |draft| {
             draft.directory.checksums.push(0.into());

@@ -46,7 +46,7 @@ pub(super) fn text() -> Vec<Vector> {
             draft.directory.tensors[1].name_offset = HUGE.into();
         }),
         of_draft("text-left-over", "text after the last name", |draft| {
-            draft.directory.text.push(b'x')
+            draft.directory.text.push(b'x');
         }),
         of_draft("text-first", "text before the first path", |draft| {
             draft.directory.text.insert(0, b'x');
@@ -190,15 +190,15 @@ pub(super) fn files() -> Vec<Vector> {
         path("of-weights", "a side file with the path of a weights file", "model.safetensors"),
         path("in-a-file", "a path below that of another file", "model.safetensors/config.json"),
         of_model("path-limit", "a path of 4097 bytes", |model| {
-            model.files[1].path = vec![b'p'; 4097]
+            model.files[1].path = vec![b'p'; 4097];
         })
         .expecting(LIMIT),
         of_model("path-component-limit", "a component of 256 bytes", |model| {
-            model.files[1].path = [&b"a/"[..], &[b'p'; 256]].concat()
+            model.files[1].path = [&b"a/"[..], &[b'p'; 256]].concat();
         })
         .expecting(LIMIT),
         of_model("path-components-limit", "33 components", |model| {
-            model.files[1].path = ["a"; 33].join("/").into()
+            model.files[1].path = ["a"; 33].join("/").into();
         })
         .expecting(LIMIT),
         of_model("path-empty", "an empty path", |model| model.files[1].path.clear()),
@@ -225,7 +225,7 @@ pub(super) fn files() -> Vec<Vector> {
             model.tensors.iter_mut().for_each(|tensor| tensor.file = 1);
         }),
         of_draft("file-kind", "an unknown kind of file", |draft| {
-            draft.directory.files[1].kind = 3.into()
+            draft.directory.files[1].kind = 3.into();
         })
         .expecting(UNSUPPORTED),
         open(
@@ -239,7 +239,7 @@ pub(super) fn files() -> Vec<Vector> {
         )
         .expecting(UNSUPPORTED),
         of_draft("file-reserved", "reserved is not zero", |draft| {
-            draft.directory.files[0].reserved = 1.into()
+            draft.directory.files[0].reserved = 1.into();
         }),
         of_draft("side-file-length", "a side file longer than its array", |draft| {
             draft.directory.files[1].length += 1;

@@ -23,11 +23,11 @@ pub(super) fn tensors() -> Vec<Vector> {
         first("dimensions-limit", "nine dimensions", &|tensor| tensor.dimension_count = 9.into())
             .expecting(LIMIT),
         first("dimensions-huge", "2^64 - 1 dimensions", &|tensor| {
-            tensor.dimension_count = HUGE.into()
+            tensor.dimension_count = HUGE.into();
         })
         .expecting(LIMIT),
         first("shape-beyond", "a dimension beyond dimension_count", &|tensor| {
-            tensor.shape[7] = 1.into()
+            tensor.shape[7] = 1.into();
         }),
         shaped("shape-overflow", "dimensions 2^63 and 4", &[1 << 63, 4]).expecting(OVERFLOW),
         of_model(
