@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Times `df11 verify` and `df11 decompress` with the CPU and with a GPU decoding, for models of
-some sizes: from which size on a GPU is sooner done, which is what `--device auto` goes by
-(Work::small_bytes in src/cli/device.rs).
+"""Times `df11 verify` with the CPU and with a GPU decoding, for models of some sizes: from which
+size on a GPU is sooner done, which is what `--device auto` goes by (SMALL_BYTES in
+src/open/size.rs).
 
     cargo build --release
     cargo run --release --example weights -- /dev/shm/df11/base.safetensors rows 2
@@ -66,10 +66,7 @@ class Bench:
     ) -> None:
         self.df11, self.threads, self.devices = df11, threads, devices
         source = base.with_name(f"{size}.safetensors")
-        self.container, self.restored = (
-            source.with_suffix(".df11"),
-            source.with_name(f"{size}-restored.safetensors"),
-        )
+        self.container = source.with_suffix(".df11")
         make(source, base, size)
         self.size = source.stat().st_size
         self.container.unlink(missing_ok=True)
@@ -80,48 +77,42 @@ class Bench:
     def round(self) -> None:
         for threads in self.threads:
             for device in self.devices:
-                for verb in ("verify", "decompress"):
-                    self.restored.unlink(missing_ok=True)
-                    command = [
-                        self.df11,
-                        verb,
-                        str(self.container),
-                        "--device",
-                        device,
-                        "--threads",
-                        str(threads),
-                        "--json",
-                    ]
-                    command += ["-o", str(self.restored)] if verb == "decompress" else []
-                    wall, cpu, peak, output = run(command)
-                    decoded_by = json.loads(output)["device"]
-                    self.rows.append(
-                        {
-                            "bytes": self.size,
-                            "verb": verb,
-                            "device": device,
-                            "threads": threads,
-                            "wall_s": wall,
-                            "cpu_s": cpu,
-                            "peak_bytes": peak,
-                            "decoded_by": decoded_by["name"] or decoded_by["kind"],
-                        }
-                    )
-        self.restored.unlink(missing_ok=True)
+                command = [
+                    self.df11,
+                    "verify",
+                    str(self.container),
+                    "--device",
+                    device,
+                    "--threads",
+                    str(threads),
+                    "--json",
+                ]
+                wall, cpu, peak, output = run(command)
+                decoded_by = json.loads(output)["device"]
+                self.rows.append(
+                    {
+                        "bytes": self.size,
+                        "device": device,
+                        "threads": threads,
+                        "wall_s": wall,
+                        "cpu_s": cpu,
+                        "peak_bytes": peak,
+                        "decoded_by": decoded_by["name"] or decoded_by["kind"],
+                    }
+                )
 
     def summary(self) -> list[dict]:
         """The medians of each command."""
         groups: dict[tuple, list[dict]] = {}
         for row in self.rows:
-            groups.setdefault((row["verb"], row["threads"], row["device"]), []).append(row)
+            groups.setdefault((row["threads"], row["device"]), []).append(row)
         rows = []
-        for (verb, threads, device), mine in sorted(groups.items()):
+        for (threads, device), mine in sorted(groups.items()):
             wall = statistics.median(row["wall_s"] for row in mine)
             cpu = statistics.median(row["cpu_s"] for row in mine)
             rows.append(
                 {
                     "bytes": self.size,
-                    "verb": verb,
                     "threads": threads,
                     "device": device,
                     "wall_s": round(wall, 4),
@@ -157,8 +148,8 @@ def main() -> None:
             bench.round()
         for row in bench.summary():
             print(
-                f"{row['bytes'] / 1e9:7.3f} GB  {row['verb']:10} {row['threads']:3} threads"
-                f"  {row['device']:4} {row['wall_s']:8.3f} s wall {row['cpu_s']:8.3f} s CPU"
+                f"{row['bytes'] / 1e9:7.3f} GB  {row['threads']:3} threads  {row['device']:4}"
+                f" {row['wall_s']:8.3f} s wall {row['cpu_s']:8.3f} s CPU"
                 f" {row['gb_s']:8.2f} GB/s  peak {row['peak_mib']} MiB",
                 flush=True,
             )

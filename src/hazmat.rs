@@ -21,7 +21,7 @@
 pub use crate::{
     encoding::{gap, tile},
     io::FileReader,
-    open::{Cpu, Decoder, PreparedTensor, Purpose, Shard, Tiles, code_lengths, histogram},
+    open::{Cpu, Decoder, PreparedTensor, Shard, Tiles, code_lengths, histogram, is_small},
     paths::check_path,
     source::hub_cache::{Located, locate},
     write::{Leftover, Loading, check_replaceable, leftovers, remove_leftovers, write_file},

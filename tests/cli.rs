@@ -242,16 +242,12 @@ fn the_cpu_decodes_where_it_is_sooner_done_or_asked_for() {
     );
     assert!(json(&["verify", container, "--level", "checksums"])["device"].is_null());
     assert!(good(&["verify", container]).trim_end().ends_with("  device     CPU"));
-    let out = fixture.path("back");
-    let said = good(&["decompress", container, "-o", out.to_str().unwrap(), "--device=cpu"]);
-    assert!(said.trim_end().ends_with("  device    CPU"), "{said}");
 }
 
 #[test]
 fn a_gpu_that_is_not_there_is_an_error_only_where_it_is_asked_for() {
     let fixture = Fixture::new();
-    let (container, out) = (fixture.container.to_str().unwrap(), fixture.path("back"));
-    let out = out.to_str().unwrap();
+    let container = fixture.container.to_str().unwrap();
     // Hides those that are there.
     let hidden = |arguments: &[&str]| {
         let mut command = Command::new(BINARY);
@@ -263,7 +259,7 @@ fn a_gpu_that_is_not_there_is_an_error_only_where_it_is_asked_for() {
             .unwrap()
     };
     for device in ["gpu", "0"] {
-        for verb in [&["verify", container][..], &["decompress", container, "-o", out], &["demo"]] {
+        for verb in [&["verify", container][..], &["demo"]] {
             let output = hidden(&[verb, &["--device", device]].concat());
             assert_fails(&output, 2, &["GPU"]);
             assert_eq!(text(&output.stdout), "");
@@ -285,9 +281,6 @@ fn a_gpu_that_is_not_there_is_an_error_only_where_it_is_asked_for() {
         2,
         &["decodes nothing"],
     );
-    // What costs nothing to see comes first.
-    fs::create_dir(out).unwrap();
-    fails(&["decompress", container, "-o", out, "--device", "gpu"], 2, &["exists"]);
     for wrong in ["cuda", "-1", "gpu0", ""] {
         assert_eq!(
             df11(&["verify", container, &format!("--device={wrong}")]).status.code(),

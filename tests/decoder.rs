@@ -1,20 +1,17 @@
-//! Verification and restoring through other decoders than the CPU: what they get is checked as
-//! well.
+//! Verification through other decoders than the CPU: what it gets is checked as well.
 
 #[path = "support/container.rs"]
 mod container;
 
 use std::{
     collections::HashMap,
-    fs,
     ops::Range,
-    path::Path,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use container::{Item, Model as Sample, normal_weights};
 use df11::{
-    DecompressOptions, Error, Level, Model, OpenOptions, Result, Tensor, decompress,
+    Error, Level, Model, OpenOptions, Result, Tensor,
     hazmat::{Cpu, Decoder, PreparedTensor, demo},
 };
 
@@ -104,13 +101,8 @@ impl PreparedTensor for PreparedLie<'_> {
     }
 }
 
-fn restore(model: &Model, out: &Path, decoder: &dyn Decoder) -> Result<u64> {
-    let options = DecompressOptions::new().decoder(decoder);
-    decompress(model, out, &options, &()).map(|restored| restored.bytes)
-}
-
 #[test]
-fn another_decoder_gives_the_same_answers_and_files() {
+fn another_decoder_gives_the_same_answers() {
     let folder = tempfile::tempdir().unwrap();
     let model = df11::open(demo::tiny_container(folder.path()).unwrap()).unwrap();
     let ahead = Ahead::of(&model);
@@ -122,14 +114,6 @@ fn another_decoder_gives_the_same_answers_and_files() {
     let expected = model.verify(Level::Full, &()).unwrap();
     assert_eq!(model.verify_with(Level::Full, &ahead, &()).unwrap(), expected);
     assert_eq!(ahead.read.swap(0, Relaxed), bytes, "all of it, once");
-
-    let out = folder.path().join("restored");
-    restore(&model, &out, &ahead).unwrap();
-    assert_eq!(ahead.read.load(Relaxed), bytes);
-    for file in fs::read_dir(folder.path().join("model")).unwrap() {
-        let file = file.unwrap();
-        assert!(fs::read(file.path()).unwrap() == fs::read(out.join(file.file_name())).unwrap());
-    }
     for block in model.blocks() {
         let bytes = block.layout().unwrap().bytes as usize;
         let (mut ours, mut theirs) = (vec![1; bytes], vec![2; bytes]);
@@ -140,21 +124,16 @@ fn another_decoder_gives_the_same_answers_and_files() {
 }
 
 #[test]
-fn what_a_decoder_makes_up_or_fails_at_is_noticed_and_leaves_nothing_behind() {
+fn what_a_decoder_makes_up_or_fails_at_is_noticed() {
     let folder = tempfile::tempdir().unwrap();
     let model = df11::open(demo::tiny_container(folder.path()).unwrap()).unwrap();
-    let before = fs::read_dir(folder.path()).unwrap().count();
     for victim in ["model.layers.2.mlp.up_proj.weight", "model.position_ids", "lm_head.weight"] {
         for fails in [false, true] {
             let liar = Liar { victim, fails };
-            let verified = model.verify_with(Level::Full, &liar, &()).unwrap_err();
-            let restored = restore(&model, &folder.path().join("restored"), &liar).unwrap_err();
-            for error in [&verified, &restored] {
-                assert_eq!(matches!(error, Error::Gpu { .. }), fails, "{error}");
-                assert_eq!(matches!(error, Error::Corrupt { .. }), !fails, "{error}");
-            }
-            assert_eq!(verified.to_string().contains(victim), !fails, "{verified}");
-            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), before);
+            let error = model.verify_with(Level::Full, &liar, &()).unwrap_err();
+            assert_eq!(matches!(error, Error::Gpu { .. }), fails, "{error}");
+            assert_eq!(matches!(error, Error::Corrupt { .. }), !fails, "{error}");
+            assert_eq!(error.to_string().contains(victim), !fails, "{error}");
         }
     }
 }

@@ -6,6 +6,8 @@ use std::{
     sync::Once,
 };
 
+#[path = "../../tests/support/array_witness.rs"]
+pub mod array_witness;
 pub mod bytes;
 pub mod draft;
 pub mod import;
@@ -13,7 +15,6 @@ pub mod model;
 pub mod samples;
 pub mod targets;
 pub mod tensors;
-pub mod tile;
 pub mod witness;
 
 /// The largest single allocation that any target may need, in bytes. The largest honest one is a

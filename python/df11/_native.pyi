@@ -126,18 +126,15 @@ def decompress(
     out: _Path,
     *,
     overwrite: bool = False,
-    device: _Device = None,
     progress: _Progress = None,
 ) -> int:
     """Give back the original files, byte for byte; returns their bytes.
 
     An `out` whose name ends in `.safetensors` is one file, where the model was made of one; any
     other is a folder. Each file is compared with the hash of the original before it gets its name.
-    `device` decodes: `cpu`, `gpu` (the first that can), the number of a GPU, or `auto` (the
-    default): a GPU where there is one that is sooner done.
 
-    Raises `ParameterError` where `out` exists, a shard is missing, or one file is asked for of a
-    model of several; `GpuError` where the GPU that was asked for is not there.
+    Raises `ParameterError` if `out` exists, a shard is missing, or one file is asked for of a
+    model of several.
     """
 
 def estimate(
@@ -154,8 +151,11 @@ def verify(
     """Check a container, or all shards of a folder.
 
     `structure` takes milliseconds; `checksums` reads all stored bytes; `full` decodes everything,
-    on the `device` (see `decompress`), and compares all hashes. Raises `CorruptError` at the first
-    thing that is wrong.
+    and compares all hashes. `device` decodes: `cpu`, `gpu` (the first that can), the number of a
+    GPU, or `auto` (the default): a GPU if there is one that is sooner done.
+
+    Raises `CorruptError` at the first thing that is wrong; `GpuError` if the GPU that was asked for
+    is not there.
     """
 
 def devices() -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
-//! What decodes for verification and for restored files.
+//! What decodes for verification.
 
 use df11::{
     Error, Model,
     gpu::{Device, GpuDecoder},
-    hazmat::{Cpu, Decoder, Purpose},
+    hazmat::{Cpu, Decoder, is_small},
 };
 use pyo3::prelude::*;
 
@@ -43,11 +43,7 @@ impl Choice {
     }
 
     /// A decoder for a model, which a GPU has loaded when this returns.
-    pub(crate) fn decoder(
-        self,
-        model: &Model,
-        purpose: Purpose,
-    ) -> df11::Result<Box<dyn Decoder + '_>> {
+    pub(crate) fn decoder(self, model: &Model) -> df11::Result<Box<dyn Decoder + '_>> {
         let on = |device: df11::Result<Device>| -> df11::Result<Box<dyn Decoder + '_>> {
             Ok(Box::new(GpuDecoder::fit(model, &device?)?))
         };
@@ -55,7 +51,7 @@ impl Choice {
             Self::Cpu => Ok(Box::new(Cpu)),
             Self::Gpu => on(Device::first()),
             Self::Number(ordinal) => on(Device::open(ordinal)),
-            Self::Auto if purpose.is_small(model) => Ok(Box::new(Cpu)),
+            Self::Auto if is_small(model) => Ok(Box::new(Cpu)),
             // What is wrong with the container is wrong on either.
             Self::Auto => match on(Device::first()) {
                 Err(Error::Gpu { .. } | Error::Unsupported { .. } | Error::Limit { .. }) => {

@@ -7,7 +7,7 @@ use std::{
 
 use df11::{
     Level, Observer, OpenOptions, Verification,
-    hazmat::{Purpose, Tiles, format::records::FILE_WEIGHTS},
+    hazmat::{Tiles, format::records::FILE_WEIGHTS},
 };
 use pyo3::{
     IntoPyObjectExt,
@@ -127,7 +127,7 @@ impl Check {
         if self.level < Level::Full {
             return model.verify(self.level, observer);
         }
-        model.verify_with(self.level, &*self.choice.decoder(model, Purpose::Verify)?, observer)
+        model.verify_with(self.level, &*self.choice.decoder(model)?, observer)
     }
 }
 

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use df11::{
-    CompressOptions, DecompressOptions, Layout, Report, Sources,
-    hazmat::{Decoder, Purpose, check_replaceable},
+    CompressOptions, DecompressOptions, Layout, Report, Sources, hazmat::check_replaceable,
 };
 use pyo3::{
     intern,
@@ -12,12 +11,7 @@ use pyo3::{
     types::{PyDict, PyTuple},
 };
 
-use crate::{
-    device::{Argument, Choice},
-    error::unknown_word,
-    model::open_to_stream,
-    work,
-};
+use crate::{error::unknown_word, model::open_to_stream, work};
 
 fn layout_of(py: Python<'_>, name: Option<&str>) -> PyResult<Layout> {
     match name {
@@ -107,31 +101,21 @@ pub(crate) fn estimate<'py>(
 
 /// Gives back the original files.
 #[pyfunction]
-#[pyo3(signature = (source, out, *, overwrite=false, device=None, progress=None))]
+#[pyo3(signature = (source, out, *, overwrite=false, progress=None))]
 pub(crate) fn decompress(
     py: Python<'_>,
     source: PathBuf,
     out: PathBuf,
     overwrite: bool,
-    device: Option<Argument>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<u64> {
-    let choice = device.map_or(Ok(Choice::Auto), |device| Choice::new(py, &device))?;
     work::watched(py, progress, |observer| {
         let models = open_to_stream(&source)?;
         let options = DecompressOptions::new().overwrite(overwrite);
         if overwrite {
             check_replaceable(&source, &out, "safetensors")?;
         }
-        // Before a GPU is started for nothing.
-        models.check_complete()?;
-        let mut decoders = Vec::new();
-        for component in models.components() {
-            options.check(&component.model, &out)?;
-            decoders.push(choice.decoder(&component.model, Purpose::Restore)?);
-        }
-        let decoders: Vec<&dyn Decoder> = decoders.iter().map(|decoder| &**decoder).collect();
-        let restored = df11::decompress_all(&models, &out, &options, &decoders, observer)?;
+        let restored = df11::decompress_all(&models, &out, &options, observer)?;
         Ok(restored.iter().map(|each| each.bytes).sum())
     })
 }

@@ -19,7 +19,7 @@ def test_files_come_back_byte_for_byte(container: Path, source: Path, tmp_path: 
     assert df11.decompress(container, back, progress=False) == source.stat().st_size
     assert back.read_bytes() == source.read_bytes()
     folder = tmp_path / "folder"
-    df11.decompress(str(container), str(folder), device="cpu", progress=False)
+    df11.decompress(str(container), str(folder), progress=False)
     assert (folder / "model.safetensors").read_bytes() == source.read_bytes()
 
 
@@ -99,7 +99,7 @@ def test_wrong_words_and_sources_are_told(container: Path, source: Path, tmp_pat
         ),
         (lambda: df11.verify(container, "some"), 'level "some" is not known; choose structure'),
         (
-            lambda: df11.decompress(container, out, device="tpu"),
+            lambda: df11.verify(container, device="tpu"),
             'device "tpu" is not known; choose auto',
         ),
         (lambda: df11.compress(tmp_path, out), "holds no safetensors files"),

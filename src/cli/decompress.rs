@@ -8,14 +8,13 @@ use std::{
 use clap::Args;
 use df11::{
     DecompressOptions, Error, Model, Models, Restored, decompress_all,
-    hazmat::{Purpose, check_replaceable, format::records::FILE_WEIGHTS},
+    hazmat::{check_replaceable, format::records::FILE_WEIGHTS},
     source::{Component, LeftOut},
 };
 use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
-    device::{Chosen, DecodedBy, DeviceArgs},
     session::{Threads, open_to_stream},
     sizes::{component_name, left_out_json},
     text::{self, Table},
@@ -47,8 +46,6 @@ pub(super) struct Decompress {
     #[arg(long)]
     keep_changed: bool,
     #[command(flatten)]
-    device: DeviceArgs,
-    #[command(flatten)]
     threads: Threads,
 }
 
@@ -61,17 +58,19 @@ impl Decompress {
             check_replaceable(&self.source, &out, "safetensors")?;
         }
         let removed = Session::tidy(&out);
-        let (parts, device) = self.threads.run(|| self.restore(&models, &out, session))?;
+        let options =
+            DecompressOptions::new().overwrite(self.force).keep_changed(self.keep_changed);
+        let progress = session.progress();
+        let parts = self.threads.run(|| Ok(decompress_all(&models, &out, &options, &progress)?))?;
         let seconds = start.elapsed().as_secs_f64();
         let restored = sum(&parts);
         let mut text = format!(
-            "{}\n  restored  {} in {}, {}; {}\n  device    {}",
+            "{}\n  restored  {} in {}, {}; {}",
             text::printable(&out.display().to_string()),
             text::bytes(restored.bytes),
             text::duration(seconds),
             text::rate(restored.bytes, seconds),
             proof(&restored),
-            device.text()
         );
         text.push_str(&exceptions(&restored));
         let mut json = document(&restored);
@@ -80,7 +79,6 @@ impl Decompress {
         json["output"] = json!(out.to_string_lossy());
         json["seconds"] = json!(seconds);
         json["bytes_per_second"] = json!(text::per_second(restored.bytes, seconds));
-        json["device"] = device.json();
         if models.is_pipeline() {
             let parts = models.components().iter().zip(&parts);
             text.push_str("\n\n");
@@ -96,27 +94,6 @@ impl Decompress {
         let mut answer = Answer { text, json };
         removed.add_to(&mut answer);
         Ok(answer)
-    }
-
-    /// What was written of each model, and what has decoded.
-    fn restore(
-        &self,
-        models: &Models,
-        out: &Path,
-        session: &Session,
-    ) -> Result<(Vec<Restored>, DecodedBy), Failure> {
-        let (overwrite, keep_changed) = (self.force, self.keep_changed);
-        let options = DecompressOptions::new().overwrite(overwrite).keep_changed(keep_changed);
-        // Before a GPU is started for nothing.
-        models.check_complete()?;
-        let mut chosen = Vec::new();
-        for component in models.components() {
-            options.check(&component.model, out)?;
-            chosen.push(self.device.choose(&component.model, Some(Purpose::Restore), session)?);
-        }
-        let decoders: Vec<_> = chosen.iter().map(Chosen::decoder).collect();
-        let restored = decompress_all(models, out, &options, &decoders, &session.progress())?;
-        Ok((restored, chosen.swap_remove(0).device))
     }
 }
 

@@ -113,7 +113,7 @@ fn demonstrate(
     let (model, seconds) = timed(|| df11::open(&container));
     let model = model?;
     steps.push(("open", 0, seconds));
-    let (chosen, seconds) = timed(|| device.choose(&model, None, session));
+    let (chosen, seconds) = timed(|| device.choose(&model, false, session));
     let chosen = chosen?;
     if chosen.device.is_gpu() {
         steps.push(("start, load", report.stored_bytes, seconds));
@@ -126,7 +126,7 @@ fn demonstrate(
     let tensors = verification?.tensors;
     steps.push(("verify", bytes, seconds));
 
-    let options = DecompressOptions::new().decoder(chosen.decoder());
+    let options = DecompressOptions::new();
     let (written, seconds) =
         timed(|| df11::decompress(&model, &restored, &options, &session.progress()));
     steps.push(("decompress", written?.bytes, seconds));

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use clap::Args;
 use df11::{
     Error, Model,
-    hazmat::{Cpu, Decoder, Purpose},
+    hazmat::{Cpu, Decoder, is_small},
 };
 use serde_json::{Value, json};
 
@@ -65,21 +65,21 @@ impl DeviceArgs {
     }
 
     /// Finds what decodes a model, on the pool that will; a GPU gets the model loaded. Where a GPU
-    /// is there but is not used, standard error says so. Without a purpose it is to show all that
-    /// the machine has.
+    /// is there but is not used, standard error says so. Where `only_large`, `auto` leaves a
+    /// small model to the CPU.
     pub(super) fn choose<'m>(
         self,
         model: &'m Model,
-        purpose: Option<Purpose>,
+        only_large: bool,
         session: &Session,
     ) -> Result<Chosen<'m>, Failure> {
         let chosen = match self.device {
             Choice::Cpu => Chosen::cpu(None),
             Choice::Gpu => gpu::first(model)?,
             Choice::Number(ordinal) => gpu::numbered(model, ordinal)?,
-            Choice::Auto if purpose.is_some_and(|purpose| purpose.is_small(model)) => Chosen::cpu(
-                Some("the CPU has decoded so little before a GPU has started".to_owned()),
-            ),
+            Choice::Auto if only_large && is_small(model) => Chosen::cpu(Some(
+                "the CPU has decoded so little before a GPU has started".to_owned(),
+            )),
             Choice::Auto => where_possible(model, session)?,
         };
         // Loading cannot be interrupted.

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::{Args, ValueEnum};
-use df11::{Error, Level, Model, Models, Verification, hazmat::Purpose, source::Component};
+use df11::{Error, Level, Model, Models, Verification, source::Component};
 use serde_json::{Value, json};
 
 use super::{
@@ -133,7 +133,7 @@ impl Verify {
             }
             return Ok((model.verify(level, &session.progress()).map_err(failed)?, None));
         }
-        let chosen = self.device.choose(model, Some(Purpose::Verify), session)?;
+        let chosen = self.device.choose(model, true, session)?;
         let found =
             model.verify_with(level, chosen.decoder(), &session.progress()).map_err(failed)?;
         Ok((found, Some(chosen.device)))

@@ -1,3 +1,6 @@
-//! How tensors are stored: pure functions between weights and the arrays of a section, without I/O.
+//! How tensors are stored: one folder an encoding, with pure functions between weights and the
+//! arrays of a section. What reads stored tensors knows an encoding by the traits in [`stored`].
+
 pub mod gap;
+pub(crate) mod stored;
 pub mod tile;

@@ -2,6 +2,7 @@
 //! no I/O.
 
 pub mod checksum;
+mod coded;
 pub mod directory;
 pub mod header;
 pub mod identity;
@@ -10,6 +11,7 @@ pub mod records;
 mod validate;
 mod validate_tensors;
 
+pub(crate) use coded::{Coded, section_of};
 pub use directory::Directory;
 pub use header::Header;
 pub use identity::{IdentifiedFile, identity};

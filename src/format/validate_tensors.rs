@@ -1,23 +1,17 @@
 //! The rules of tensors and their encodings (spec/format.md, sections 3, 5 and 6).
 
-use zerocopy::little_endian::U64;
-
 use super::{
-    records::{
-        ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_WEIGHTS, SECTION_BITSTREAM,
-        SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_RAW, TensorRecord,
-    },
+    coded::{Coded, section_of},
+    records::{ENCODING_ALIAS, ENCODING_RAW, FILE_WEIGHTS, SECTION_RAW, TensorRecord},
     validate::Check,
 };
 use crate::{
     Dtype, Error, Result,
     constants::{MAX_ALIASES, MAX_DIMENSIONS},
     dtype::elements,
-    encoding::{
-        gap::{GapSizes, Geometry},
-        tile,
-    },
 };
+
+const WRONG_ARRAYS: &str = "its arrays are not those of its encoding";
 
 impl Check<'_> {
     /// All tensors, after their names, files, blocks, sections and arrays.
@@ -89,8 +83,9 @@ impl Check<'_> {
         let Some(dtype) = dtype else { return Ok(()) };
         match tensor.encoding.get() {
             ENCODING_RAW => self.raw(i, tensor, bytes),
-            ENCODING_GAP => self.gap(i, tensor, dtype, elements(&shape)?),
-            ENCODING_TILE => self.tile(i, tensor, dtype, elements(&shape)?),
+            encoding if Coded::is_coded(encoding) => {
+                self.coded(i, tensor, dtype, elements(&shape)?)
+            }
             _ => Ok(()),
         }
     }
@@ -124,62 +119,24 @@ impl Check<'_> {
         }
     }
 
-    fn gap(&self, i: usize, tensor: &TensorRecord, dtype: Dtype, count: u64) -> Result<()> {
+    fn coded(&self, i: usize, tensor: &TensorRecord, dtype: Dtype, count: u64) -> Result<()> {
         self.parameters(i, tensor, 3)?;
         if dtype != Dtype::BF16 || count == 0 {
-            return Err(
-                self.tensor_corrupt(i, "only BF16 tensors with elements can be gap-encoded")
-            );
+            return Err(self.tensor_corrupt(i, "only BF16 tensors with elements can be coded"));
         }
-        let [bytes_per_thread, threads_per_block, bit_count, _] = tensor.parameters.map(U64::get);
-        let geometry = Geometry::from_parameters(bytes_per_thread, threads_per_block)
-            .map_err(|error| self.tensor_corrupt(i, error))?;
-        let codebook = self.directory.arrays[tensor.array_range()]
-            .first()
-            .map_or(0, |array| array.length.get());
-        let layout = GapSizes::lut_count_of(codebook)
-            .and_then(|lut_count| GapSizes::new(geometry, count, bit_count, lut_count))
-            .map_err(|error| self.tensor_corrupt(i, error))?;
-        self.array_kinds(
-            i,
-            tensor,
-            &[SECTION_CODEBOOK, SECTION_INDEX, SECTION_INDEX, SECTION_BITSTREAM, SECTION_PLANE],
-            &[
-                codebook,
-                layout.gaps_bytes(),
-                layout.output_offsets_bytes(),
-                layout.bitstream_bytes(),
-                layout.plane_bytes(),
-            ],
-        )
-    }
-
-    fn tile(&self, i: usize, tensor: &TensorRecord, dtype: Dtype, count: u64) -> Result<()> {
-        self.parameters(i, tensor, 3)?;
-        if dtype != Dtype::BF16 || count == 0 {
-            return Err(
-                self.tensor_corrupt(i, "only BF16 tensors with elements can be stored in tiles")
-            );
-        }
-        let [tile_columns, columns, bit_count, _] = tensor.parameters.map(U64::get);
-        let arrays = &self.directory.arrays[tensor.array_range()];
         // The plane first: once it is known to be there, no other size can be large for nothing.
-        if arrays.get(3).is_none_or(|plane| plane.length != count) {
-            return Err(self.tensor_corrupt(i, "its arrays are not those of its encoding"));
+        let plane = self.directory.arrays[tensor.array_range()].last();
+        if plane.is_none_or(|plane| plane.length != count) {
+            return Err(self.tensor_corrupt(i, WRONG_ARRAYS));
         }
-        let codebook = arrays[0].length.get();
-        let sizes = tile::Geometry::new(tile_columns, columns, count)
-            .and_then(|geometry| tile::Sizes::new(geometry, bit_count, codebook))
-            .map_err(|error| match error {
-                limit @ Error::Limit { .. } => limit,
-                error => self.tensor_corrupt(i, error),
-            })?;
-        self.array_kinds(
-            i,
-            tensor,
-            &[SECTION_CODEBOOK, SECTION_INDEX, SECTION_BITSTREAM, SECTION_PLANE],
-            &[codebook, sizes.records_bytes(), sizes.bitstream_bytes(), sizes.plane_bytes()],
-        )
+        let sizes = Coded::of(self.directory, tensor).map_err(|error| match error {
+            limit @ Error::Limit { .. } => limit,
+            error => self.tensor_corrupt(i, error),
+        })?;
+        let arrays = sizes.expect("a coded tensor").arrays();
+        let (kinds, lengths): (Vec<u32>, Vec<u64>) =
+            arrays.into_iter().map(|(kind, length)| (section_of(kind), length)).unzip();
+        self.array_kinds(i, tensor, &kinds, &lengths)
     }
 
     /// The parameters from `used` on are zero.
@@ -203,10 +160,6 @@ impl Check<'_> {
         let right = arrays.len() == kinds.len()
             && arrays.iter().zip(kinds).all(|(array, &kind)| self.section_of(array).kind == kind)
             && arrays.iter().zip(lengths).all(|(array, &length)| array.length == length);
-        if right {
-            Ok(())
-        } else {
-            Err(self.tensor_corrupt(i, "its arrays are not those of its encoding"))
-        }
+        if right { Ok(()) } else { Err(self.tensor_corrupt(i, WRONG_ARRAYS)) }
     }
 }

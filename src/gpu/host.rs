@@ -1,5 +1,4 @@
-//! Decoding on a GPU into host memory: where verification and restoring get their bytes from when a
-//! GPU decodes.
+//! Decoding on a GPU into host memory, for verification.
 //!
 //! ```text
 //! container → sections on the device → a block decoded there → pinned buffers → caller's memory
@@ -33,9 +32,8 @@ fn too_small(device: &Device, free: u64, error: Error) -> Error {
     Error::Gpu { problem, remedy: "free memory on the GPU, or decode on the CPU".to_owned() }
 }
 
-/// Decodes the tensors of one model on a GPU into host memory: for [`Model::verify_with`],
-/// [`Block::decode_with`](crate::Block::decode_with) and
-/// [`DecompressOptions::decoder`](crate::DecompressOptions::decoder).
+/// Decodes the tensors of one model on a GPU into host memory: for [`Model::verify_with`] and
+/// [`Block::decode_with`](crate::Block::decode_with).
 ///
 /// Memory on the device: what [`GpuModel`] takes, and two outputs of the largest block's size. On
 /// the host: 1 MiB of pinned memory for each thread that reads at once.

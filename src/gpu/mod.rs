@@ -10,7 +10,7 @@
 //! time, and [`devices`] and [`Device::open`] answer [`Error::Gpu`](crate::Error::Gpu) with what to
 //! do.
 //!
-//! [`GpuDecoder`] brings decoded bytes back to the host: for verification and for restoring files.
+//! [`GpuDecoder`] brings decoded bytes back to the host: for verification.
 //!
 //! ```no_run
 //! use df11::gpu::{Device, LoadOptions, Status};

@@ -1,6 +1,6 @@
 //! Tensors as a GPU needs them: where their arrays lie in sections, wherever those lie.
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, ops::Range, sync::Arc};
 
 use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
@@ -16,8 +16,10 @@ use crate::{
     constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD},
     encoding::{
         gap::GapSizes,
+        stored::ReadArrays as _,
         tile::{self, Codebook, Sizes},
     },
+    format::Coded,
     huffman,
     open::{Rect, Shard},
 };
@@ -153,12 +155,16 @@ pub(super) fn read_all(
 impl Stored {
     fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
         let tensor = model.tensor_at(id);
-        match tensor.encoding() {
-            Encoding::Gap => Ok(Self::Coded(Box::new(StoredGap::read(&tensor, id, validate)?))),
-            Encoding::Tile => Ok(Self::Coded(Box::new(StoredTile::read(&tensor, id, validate)?))),
-            _ if tensor.byte_length()? == 0 => Ok(Self::Empty),
-            _ => Ok(Self::Raw(ArrayPlace::of(&tensor, id.0, 0))),
-        }
+        Ok(match tensor.coded()? {
+            Some(Coded::Gap(layout)) => {
+                Self::Coded(Box::new(StoredGap::read(&tensor, id, layout, validate)?))
+            }
+            Some(Coded::Tile(sizes)) => {
+                Self::Coded(Box::new(StoredTile::read(&tensor, id, sizes, validate)?))
+            }
+            None if tensor.byte_length()? == 0 => Self::Empty,
+            None => Self::Raw(ArrayPlace::of(&tensor, id.0, 0)),
+        })
     }
 
     #[cfg(test)]
@@ -183,27 +189,32 @@ impl Stored {
     }
 }
 
+/// An array of this many bytes.
+fn whole_array<'m>(tensor: &Tensor<'m>, array: usize, bytes: u64) -> Result<Cow<'m, [u8]>> {
+    tensor.arrays().read(array, 0..bytes).map_err(|error| tensor.locate(error))
+}
+
 impl StoredGap {
-    fn read(tensor: &Tensor<'_>, id: TensorId, validate: bool) -> Result<Self> {
-        let index = tensor.gap_index()?;
+    fn read(tensor: &Tensor<'_>, id: TensorId, layout: GapSizes, validate: bool) -> Result<Self> {
+        let codebook = whole_array(tensor, 0, layout.codebook_bytes())?;
+        let host_offsets = whole_array(tensor, 2, layout.output_offsets_bytes())?;
         if validate {
-            let checked = huffman::read_codebook(&index.codebook)
-                .and_then(|_| index.layout.check_output_offsets(&index.output_offsets));
+            let checked = huffman::read_codebook(&codebook)
+                .and_then(|_| layout.check_output_offsets(&host_offsets));
             checked.map_err(|error| tensor.locate(error))?;
         }
-        let code_lengths =
-            index.codebook.first_chunk().expect("the layout's codebook has code lengths");
+        let code_lengths = codebook.first_chunk().expect("the layout's codebook has code lengths");
         let [gaps, output_offsets, bitstream, plane] =
             [1, 2, 3, 4].map(|array| ArrayPlace::of(tensor, id.0, array));
         Ok(Self {
             id,
-            layout: index.layout,
+            layout,
             gaps,
             output_offsets,
             bitstream,
             plane,
             code_lengths: Box::new(*code_lengths),
-            host_offsets: index.output_offsets.into_owned().into(),
+            host_offsets: host_offsets.into_owned().into(),
         })
     }
 
@@ -283,15 +294,13 @@ impl CodedTensor for StoredGap {
 }
 
 impl StoredTile {
-    fn read(tensor: &Tensor<'_>, id: TensorId, validate: bool) -> Result<Self> {
-        let index = tensor.tile_index()?;
-        let sizes = index.sizes;
-        let array = tensor.record().array_range().start + 1;
+    fn read(tensor: &Tensor<'_>, id: TensorId, sizes: Sizes, validate: bool) -> Result<Self> {
+        let codebook = whole_array(tensor, 0, sizes.codebook_bytes())?;
         // Not kept: the tiles of a range follow from its numbers.
-        let records = tensor.shard().read_array(array, 0..sizes.records_bytes())?;
+        let records = tensor.arrays().read(1, 0..sizes.records_bytes())?;
         if validate {
-            let checked = Codebook::from_bytes(&index.codebook)
-                .and_then(|_| tile::check_offsets(&sizes, &records));
+            let checked =
+                Codebook::from_bytes(&codebook).and_then(|_| tile::check_offsets(&sizes, &records));
             checked.map_err(|error| tensor.locate(error))?;
         }
         let [records_place, bitstream, plane] =
@@ -303,7 +312,7 @@ impl StoredTile {
             bitstream,
             plane,
             staged_bytes: tile::staged_bytes(&records) as u32,
-            codebook: index.codebook.into_owned().into(),
+            codebook: codebook.into_owned().into(),
         })
     }
 

@@ -1,5 +1,4 @@
-//! What decodes tensors into host memory: the seam through which verification and restoring get
-//! their bytes.
+//! What decodes tensors into host memory: the seam through which verification gets its bytes.
 
 use std::{fmt::Debug, ops::Range};
 

@@ -2,9 +2,11 @@
 
 use rayon::prelude::*;
 
-use super::{Encoding, Tensor, decoder::ranges, reader::TensorReader};
+use super::{Tensor, decoder::ranges, reader::TensorReader};
 use crate::{
     Dtype, Error, Result,
+    encoding::stored::ReadArrays as _,
+    format::Coded,
     huffman::{self, CodeLengths, Histogram},
 };
 
@@ -15,12 +17,8 @@ use crate::{
 /// [`Error::Corrupt`] or [`Error::Io`].
 pub fn code_lengths(tensor: &Tensor<'_>) -> Result<Option<CodeLengths>> {
     let target = tensor.target();
-    if target.encoding() != Encoding::Gap {
-        return Ok(None);
-    }
-    let array = target.record().array_range().start;
-    let length = target.shard().directory().arrays[array].length.get();
-    let codebook = target.shard().read_array(array, 0..length)?;
+    let Some(Coded::Gap(sizes)) = target.coded()? else { return Ok(None) };
+    let codebook = target.arrays().read(0, 0..sizes.codebook_bytes())?;
     huffman::read_codebook(&codebook).map(Some).map_err(|error| tensor.locate(error))
 }
 

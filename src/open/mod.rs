@@ -11,9 +11,9 @@ mod model;
 mod models;
 mod original;
 mod pieces;
-mod purpose;
 mod reader;
 mod shard;
+mod size;
 mod slice;
 mod tensor;
 mod tensor_slice;
@@ -35,10 +35,10 @@ pub use models::Models;
 pub(crate) use models::{list_of_components, listed_components};
 pub(crate) use original::original;
 pub(crate) use pieces::FilePieces;
-pub use purpose::Purpose;
 #[cfg(feature = "cudarc")]
 pub(crate) use reader::PIECE_BYTES;
 pub use shard::Shard;
+pub use size::is_small;
 #[cfg(feature = "cudarc")]
 pub(crate) use slice::{Rect, Slice};
 pub use tensor::{Encoding, Tensor};

@@ -4,11 +4,15 @@ use std::ops::Range;
 
 use super::{
     Shard,
+    reader::TensorArrays,
     tensor_slice::{Element, TensorSlice},
 };
 use crate::{
     Dtype, Error, Result, dtype,
-    format::records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, TensorRecord},
+    format::{
+        Coded,
+        records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, TensorRecord},
+    },
 };
 
 /// How a tensor is stored (spec/format.md, section 6).
@@ -217,28 +221,19 @@ impl<'m> Tensor<'m> {
     /// Bytes that are decoded together: ranges that begin and end at multiples of it cost the
     /// least.
     pub(crate) fn unit(&self) -> u64 {
-        let target = self.target();
-        let sizes = (target.encoding() == Encoding::Tile)
-            .then(|| super::reader::tile_sizes(&target).ok())
-            .flatten();
-        sizes.map_or(2, |sizes| 2 * sizes.geometry().strip_elements())
+        self.target().coded().ok().flatten().map_or(2, |sizes| sizes.unit())
     }
 
-    /// What the GPU needs to decode it, of a tensor in the `gap` encoding.
-    #[cfg(feature = "cudarc")]
-    pub(crate) fn gap_index(&self) -> Result<super::reader::GapIndex<'m>> {
-        super::reader::gap_index(self).map_err(|error| self.locate(error))
+    /// The sizes of a coded tensor, which is no alias; `None` for all others.
+    pub(crate) fn coded(&self) -> Result<Option<Coded>> {
+        if self.dtype().is_none() {
+            return Ok(None);
+        }
+        Coded::of(self.shard.directory(), self.record()).map_err(|error| self.locate(error))
     }
 
-    /// What the GPU needs to decode it, of a tensor in the `tile` encoding.
-    #[cfg(feature = "cudarc")]
-    pub(crate) fn tile_index(&self) -> Result<super::reader::TileIndex<'m>> {
-        super::reader::tile_index(self).map_err(|error| self.locate(error))
-    }
-
-    /// What the record of a `tile` tensor says of its sizes.
-    #[cfg(feature = "cudarc")]
-    pub(crate) fn tile_sizes(&self) -> Result<crate::encoding::tile::Sizes> {
-        super::reader::tile_sizes(self).map_err(|error| self.locate(error))
+    /// Its arrays, or its target's.
+    pub(crate) fn arrays(&self) -> TensorArrays<'m> {
+        TensorArrays::of(self)
     }
 }

@@ -2,10 +2,11 @@
 
 use std::{borrow::Cow, ops::Range};
 
-use super::{Encoding, Tensor, reader::tile_sizes};
+use super::Tensor;
 use crate::{
-    Dtype, Result,
+    Result,
     encoding::tile::{self, OwnedArrays, Sizes},
+    format::Coded,
 };
 
 /// A BF16 matrix of a container in tiles of 32 x 256, and its four arrays: codebook, records,
@@ -24,10 +25,7 @@ impl<'m> Tiles<'m> {
     /// [`Error::Corrupt`](crate::Error::Corrupt) if its record contradicts itself.
     pub fn of(tensor: &Tensor<'m>) -> Result<Option<Self>> {
         let target = tensor.target();
-        if tensor.dtype() != Some(Dtype::BF16) || target.encoding() != Encoding::Tile {
-            return Ok(None);
-        }
-        let sizes = tile_sizes(&target).map_err(|error| target.locate(error))?;
+        let Some(Coded::Tile(sizes)) = target.coded()? else { return Ok(None) };
         let is_matrix = sizes.geometry().is_matrix_of(&tensor.shape());
         Ok(is_matrix.then_some(Self { target, sizes }))
     }

@@ -6,23 +6,20 @@ use blake3::Hasher;
 use rayon::prelude::*;
 
 use super::{
-    Cpu, Decoder, Encoding, FilePieces, Model, Shard, Tensor,
+    Cpu, Decoder, FilePieces, Model, Shard, Tensor,
     beside::{self, Beside},
     decoder::read_parallel,
     head::check_zero,
     original::check_header,
     pieces::TensorPart,
-    reader::{gap_index, tile_index},
 };
 use crate::{
     Error, Result,
     constants::HEAD_BYTES,
-    encoding::tile::Codebook,
     format::{
         self, IdentifiedFile,
         records::{FILE_SIDE, FILE_WEIGHTS},
     },
-    huffman,
     progress::{Observer, advance},
 };
 
@@ -230,20 +227,13 @@ impl Verify<'_, '_> {
         }
     }
 
-    /// Code lengths, LUTs, and what of the gaps no thread reads; codes of pairs.
+    /// Codebooks, and what of the index no thread reads.
     fn codebooks(&self) -> Result<()> {
-        for tensor in self.tensors().filter(|tensor| tensor.encoding() == Encoding::Gap) {
-            let index = gap_index(&tensor)?;
-            let end = index.layout.gaps_bytes();
-            let last_gaps = self.shard.read_array(index.gaps_array(), end - 1..end)?;
-            huffman::verify_codebook(&index.codebook)
-                .and_then(|()| index.layout.check_unused_gap(last_gaps[0]))
-                .map_err(|error| tensor.locate(error))?;
-        }
-        for tensor in self.tensors().filter(|tensor| tensor.encoding() == Encoding::Tile) {
-            tile_index(&tensor)
-                .and_then(|index| Codebook::from_bytes(&index.codebook))
-                .map_err(|error| tensor.locate(error))?;
+        for tensor in self.tensors() {
+            if let Some(sizes) = tensor.coded()? {
+                let verified = sizes.verify_codebook(&tensor.arrays());
+                verified.map_err(|error| tensor.locate(error))?;
+            }
         }
         Ok(())
     }

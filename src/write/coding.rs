@@ -2,10 +2,7 @@
 
 use super::{gap, tile};
 use crate::{
-    format::records::{
-        ENCODING_GAP, ENCODING_TILE, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX,
-        SECTION_PLANE,
-    },
+    format::{Coded, section_of},
     huffman,
 };
 
@@ -17,41 +14,24 @@ pub(super) enum Coding {
 }
 
 impl Coding {
+    fn sizes(&self) -> Coded {
+        match self {
+            Self::Gap(coding) => Coded::Gap(coding.layout),
+            Self::Tile(coding) => Coded::Tile(coding.sizes),
+        }
+    }
+
     /// Section kind and length in bytes of each array; the first is the codebook.
     pub(super) fn arrays(&self) -> Vec<(u32, u64)> {
-        match self {
-            Self::Gap(coding) => vec![
-                (SECTION_CODEBOOK, coding.layout.codebook_bytes()),
-                (SECTION_INDEX, coding.layout.gaps_bytes()),
-                (SECTION_INDEX, coding.layout.output_offsets_bytes()),
-                (SECTION_BITSTREAM, coding.layout.bitstream_bytes()),
-                (SECTION_PLANE, coding.layout.plane_bytes()),
-            ],
-            Self::Tile(coding) => vec![
-                (SECTION_CODEBOOK, coding.sizes.codebook_bytes()),
-                (SECTION_INDEX, coding.sizes.records_bytes()),
-                (SECTION_BITSTREAM, coding.sizes.bitstream_bytes()),
-                (SECTION_PLANE, coding.sizes.plane_bytes()),
-            ],
-        }
+        let arrays = self.sizes().arrays().into_iter();
+        arrays.map(|(kind, length)| (section_of(kind), length)).collect()
     }
 
     /// The encoding and its parameters, as the tensor's record has them.
     pub(super) fn parameters(&self) -> (u32, [u64; 4]) {
-        match self {
-            Self::Gap(coding) => {
-                let geometry = coding.layout.geometry();
-                let (bytes, threads) = (geometry.bytes_per_thread(), geometry.threads_per_block());
-                (ENCODING_GAP, [bytes.into(), threads.into(), coding.layout.bit_count(), 0])
-            }
-            Self::Tile(coding) => {
-                let geometry = coding.sizes.geometry();
-                (
-                    ENCODING_TILE,
-                    [geometry.tile_columns(), geometry.columns(), coding.sizes.bit_count(), 0],
-                )
-            }
-        }
+        let sizes = self.sizes();
+        let [first, second, third] = sizes.parameters();
+        (sizes.encoding(), [first, second, third, 0])
     }
 
     /// The bytes of the codebook.

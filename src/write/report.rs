@@ -6,7 +6,10 @@ use super::{input::Input, plan::ContainerPlan};
 use crate::{
     Dtype,
     constants::ARRAY_ALIGNMENT,
-    format::records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE},
+    format::{
+        Coded,
+        records::{ENCODING_ALIAS, ENCODING_RAW},
+    },
     source::LeftOut,
 };
 
@@ -78,7 +81,7 @@ impl Report {
                         *self.raw_bytes.entry(dtype).or_default() += bytes;
                     }
                 }
-                ENCODING_GAP | ENCODING_TILE => {
+                encoding if Coded::is_coded(encoding) => {
                     let arrays = &directory.arrays[tensor.array_range()];
                     self.coded_tensors += 1;
                     self.coded_weights += tensor.dimensions().iter().product::<u64>();

@@ -4,7 +4,6 @@ use std::{
     collections::BTreeSet,
     fs::File,
     io::{self, Write},
-    iter,
     path::Path,
 };
 
@@ -21,7 +20,7 @@ use crate::{
     format::records::{FILE_BESIDE, FILE_WEIGHTS, FileRecord},
     io::{open_regular, write_all_at},
     open::{
-        Cpu, Decoder, FilePieces, Models, Shard,
+        Cpu, FilePieces, Models, Shard,
         beside::{self, Beside},
         hash, wrong_hash,
     },
@@ -31,10 +30,9 @@ use crate::{
 };
 
 /// Choices of [`decompress`].
-#[derive(Clone, Debug)]
-pub struct DecompressOptions<'d> {
+#[derive(Clone, Debug, Default)]
+pub struct DecompressOptions {
     pub(crate) overwrite: bool,
-    pub(crate) decoder: &'d dyn Decoder,
     pub(crate) keep_changed: bool,
 }
 
@@ -57,16 +55,10 @@ pub struct Restored {
     pub left_out: Vec<LeftOut>,
 }
 
-impl Default for DecompressOptions<'_> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl<'d> DecompressOptions<'d> {
-    /// On the CPU; an output that exists stays, and a changed side file is an error.
+impl DecompressOptions {
+    /// An output that exists stays, and a changed side file is an error.
     pub const fn new() -> Self {
-        Self { overwrite: false, decoder: &Cpu, keep_changed: false }
+        Self { overwrite: false, keep_changed: false }
     }
 
     /// Whether to replace an output that exists; a folder only if each file in it has the path of a
@@ -74,13 +66,6 @@ impl<'d> DecompressOptions<'d> {
     #[must_use]
     pub const fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
-        self
-    }
-
-    /// What decodes the weights: the CPU, unless set to a `gpu::GpuDecoder`.
-    #[must_use]
-    pub const fn decoder(mut self, decoder: &'d dyn Decoder) -> Self {
-        self.decoder = decoder;
         self
     }
 
@@ -92,12 +77,8 @@ impl<'d> DecompressOptions<'d> {
         self
     }
 
-    /// What [`decompress`] checks before it does anything; for callers that first make a costly
-    /// decoder.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] as [`decompress`].
-    pub fn check(&self, model: &Model, out: &Path) -> Result<()> {
+    /// What [`decompress`] checks before it does anything.
+    fn check(&self, model: &Model, out: &Path) -> Result<()> {
         check_absent(out, self.overwrite)?;
         if !model.is_complete() {
             let problem = format!("{} of the model's shards are open", model.shards().len());
@@ -125,55 +106,49 @@ impl<'d> DecompressOptions<'d> {
 /// # Errors
 /// [`Error::Parameter`] if the output exists, a shard is missing, or one file is asked for of a
 /// model of several; [`Error::Corrupt`], also if a side file is missing or changed; [`Error::Io`],
-/// also if the disk has too little free space, before anything is written; [`Error::Cancelled`],
-/// and what the decoder answers. Then nothing is left behind.
+/// also if the disk has too little free space, before anything is written; [`Error::Cancelled`].
+/// Then nothing is left behind.
 pub fn decompress(
     model: &Model,
     out: &Path,
-    options: &DecompressOptions<'_>,
+    options: &DecompressOptions,
     observer: &dyn Observer,
 ) -> Result<Restored> {
-    let restored = restore(&[("", model, options.decoder)], out, options, observer)?;
+    let restored = restore(&[("", model)], out, options, observer)?;
     Ok(restored.into_iter().next().unwrap_or_default())
 }
 
 /// As [`decompress`], of all models at a path; those of a pipeline go to where they were in its
-/// folder, which appears when all of it is whole. Each is decoded by the decoder of its place in
-/// `decoders`, or by that of the options if there is none. Returns what was restored of each, with
-/// paths relative to the output.
+/// folder, which appears when all of it is whole. Returns what was restored of each, with paths
+/// relative to the output.
 ///
 /// # Errors
 /// As [`decompress`], and [`Error::Parameter`] if components are missing.
 pub fn decompress_all(
     models: &Models,
     out: &Path,
-    options: &DecompressOptions<'_>,
-    decoders: &[&dyn Decoder],
+    options: &DecompressOptions,
     observer: &dyn Observer,
 ) -> Result<Vec<Restored>> {
     models.check_complete()?;
-    let decoders = decoders.iter().copied().chain(iter::repeat(options.decoder));
-    let parts = models.components().iter().zip(decoders);
-    let parts: Vec<ToRestore<'_>> = parts
-        .map(|(component, decoder)| (component.folder.as_str(), &component.model, decoder))
-        .collect();
+    let parts = models.components().iter();
+    let parts: Vec<(&str, &Model)> =
+        parts.map(|component| (component.folder.as_str(), &component.model)).collect();
     restore(&parts, out, options, observer)
 }
 
-/// The folder of a model, the model, and what decodes it.
-type ToRestore<'a> = (&'a str, &'a Model, &'a dyn Decoder);
-
+/// Restores models, each to its folder in the output.
 fn restore(
-    parts: &[ToRestore<'_>],
+    parts: &[(&str, &Model)],
     out: &Path,
-    options: &DecompressOptions<'_>,
+    options: &DecompressOptions,
     observer: &dyn Observer,
 ) -> Result<Vec<Restored>> {
     let mut restorers = Vec::new();
-    for &(name, model, decoder) in parts {
+    for &(name, model) in parts {
         options.check(model, out)?;
         let done = Restored::default();
-        restorers.push(Restorer { name, model, decoder, options, observer, done });
+        restorers.push(Restorer { name, model, options, observer, done });
     }
     let mut length = 0u64;
     for restorer in &restorers {
@@ -197,7 +172,7 @@ fn restore(
 fn restore_folder(
     mut restorers: Vec<Restorer<'_>>,
     out: &Path,
-    options: &DecompressOptions<'_>,
+    options: &DecompressOptions,
 ) -> Result<Vec<Restored>> {
     let mut bystanders = Vec::new();
     let (mut paths, mut length) = (Vec::new(), 0u64);
@@ -243,8 +218,7 @@ struct Restorer<'a> {
     /// Its folder in the output; empty for all of it.
     name: &'a str,
     model: &'a Model,
-    decoder: &'a dyn Decoder,
-    options: &'a DecompressOptions<'a>,
+    options: &'a DecompressOptions,
     observer: &'a dyn Observer,
     done: Restored,
 }
@@ -254,7 +228,7 @@ impl Restorer<'_> {
     fn check_weights(&self) -> Result<u64> {
         let mut length = 0u64;
         for (shard, file) in weights(self.model) {
-            FilePieces::new(shard, file, self.decoder)?;
+            FilePieces::new(shard, file, &Cpu)?;
             length = length.saturating_add(shard.directory().files[file].length.get());
         }
         Ok(length)
@@ -385,7 +359,7 @@ impl Restorer<'_> {
         };
         let mut hasher = Hasher::new();
         if is_weights(shard, file) {
-            let mut pieces = FilePieces::new(shard, file, self.decoder)?;
+            let mut pieces = FilePieces::new(shard, file, &Cpu)?;
             let mut buffer = Vec::new();
             // To hash while the next batch is written, as verification does while it is decoded,
             // took longer on 16 cores.

@@ -13,14 +13,14 @@
 //!    after `bit_count` are not zero. If the reference gives nothing, a range gives bytes or is
 //!    Corrupt: what is wrong may lie outside it.
 //! 3. Verification (`verify_codebook`, and `verify_index` of all spans, in one or in two) passes if
-//!    and only if `witness::verify_gap` does.
+//!    and only if `array_witness::verify_gap` does.
 
 use std::ops::Range;
 
 use crate::{
+    array_witness,
     bytes::{self, Bytes},
     tensors,
-    witness::{self, Failure},
 };
 use df11::{
     Error, Result,
@@ -217,7 +217,7 @@ impl Subject {
     fn check(&self, cuts: [u64; 3], valid: bool) {
         let arrays = self.arrays.each_ref().map(Vec::as_slice);
         let reference = df11_reference::decode_gap(arrays, self.parameters);
-        let reference_verifies = witness::verify_gap(arrays, self.parameters);
+        let reference_verifies = array_witness::verify_gap(arrays, self.parameters);
         let tensor = match self.tensor() {
             Ok(tensor) => tensor,
             Err(error) => {
@@ -226,7 +226,7 @@ impl Subject {
             }
         };
         let luts = self.luts_are_as_many_as_needed();
-        let zeros = witness::zeros_after(&self.arrays[BITSTREAM], self.parameters[BIT_COUNT]);
+        let zeros = array_witness::zeros_after(&self.arrays[BITSTREAM], self.parameters[BIT_COUNT]);
         let count = tensor.layout.elements();
         match (tensor.decode(0..count), &reference) {
             (Ok(ours), Ok(theirs)) => {
@@ -276,7 +276,7 @@ fn check_range(tensor: &EncodedTensor, range: Range<u64>, reference: Option<&[u8
 fn check_verification(
     tensor: &EncodedTensor,
     cut: u64,
-    reference: &std::result::Result<(), Failure>,
+    reference: &array_witness::Result,
 ) {
     let blocks = tensor.layout.thread_block_count();
     let cut = cut % blocks;

@@ -4,6 +4,7 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use crate::{
+    array_witness,
     bytes::Bytes,
     samples::{Sample, write_safetensors},
     tensors, witness,
@@ -85,7 +86,7 @@ fn tiles(bytes: &mut Bytes<'_>) {
     let tile::EncodedTensor { sizes, codebook, records, bitstream, plane } = &encoded;
     let parameters = [geometry.tile_columns(), geometry.columns(), sizes.bit_count()];
     let arrays = [&codebook[..], records, bitstream, plane];
-    witness::verify_tile(arrays, parameters).expect("every array is right");
+    array_witness::verify_tile(arrays, parameters).expect("every array is right");
     assert!(
         df11_reference::decode_tile(arrays, parameters).expect("the reference decodes") == weights
     );
@@ -101,7 +102,7 @@ fn check_arrays(encoded: &EncodedTensor, weights: &[u8]) {
         layout.bit_count(),
     ];
     let arrays = [&codebook[..], gaps, output_offsets, bitstream, plane];
-    witness::verify_gap(arrays, parameters).expect("every array is right");
+    array_witness::verify_gap(arrays, parameters).expect("every array is right");
     assert!(
         df11_reference::decode_gap(arrays, parameters).expect("the reference decodes") == weights
     );

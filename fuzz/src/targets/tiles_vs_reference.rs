@@ -11,11 +11,12 @@
 //!    of it. If the reference gives nothing, a range gives bytes or is Corrupt: what is wrong may
 //!    lie outside it.
 //! 3. Verification, of all strips at once or of some at a time, passes if and only if
-//!    `witness::verify_tile` does.
+//!    `array_witness::verify_tile` does.
 
 use crate::{
+    array_witness,
     bytes::{self, Bytes},
-    tensors, tile, witness,
+    tensors,
 };
 use df11::{
     Error, Result,
@@ -206,7 +207,7 @@ impl Subject {
             let escaped = |at| {
                 if every < 128 { at == pair } else { at % (every - 127) == pair % (every - 127) }
             };
-            let coded = tile::encode(&weights, arrays[CODEBOOK], columns, escaped);
+            let coded = array_witness::encode_tile(&weights, arrays[CODEBOOK], columns, escaped);
             self.parameters[BIT_COUNT] = coded.parameters[2];
             self.arrays[RECORDS] = coded.records;
             self.arrays[BITSTREAM] = coded.bitstream;
@@ -239,7 +240,7 @@ impl Subject {
     fn check(&self, cuts: [u64; 3], valid: bool) {
         let arrays = self.arrays.each_ref().map(Vec::as_slice);
         let reference = df11_reference::decode_tile(arrays, self.parameters);
-        let witness = witness::verify_tile(arrays, self.parameters);
+        let witness = array_witness::verify_tile(arrays, self.parameters);
         let tensor = match self.tensor() {
             Ok(tensor) => tensor,
             Err(error) => {

@@ -17,10 +17,10 @@ mod decode;
 mod encode;
 mod geometry;
 mod lanes;
-
 mod pair_table;
 mod sizes;
 mod span;
+mod stored;
 mod tracker;
 mod verify;
 mod whole;

@@ -30,9 +30,10 @@ use super::{
     task::{ENTRY_BYTES, STRIP_ROWS, good_exceptions},
 };
 use crate::{
-    Dtype, Encoding, Model, Result, Tensor,
+    Model, Result, Tensor,
     constants::ARRAY_ALIGNMENT,
     encoding::tile::{self, Sizes},
+    format::Coded,
     gpu::{
         Device, Status,
         coding::TILE_KERNEL,
@@ -77,10 +78,7 @@ pub(in crate::gpu) struct Wanted<'m> {
 
 /// The sizes of a tensor that becomes fast while it is loaded, if it has not too many exceptions.
 pub(in crate::gpu) fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<Sizes>> {
-    if tensor.dtype() != Some(Dtype::BF16) || tensor.encoding() != Encoding::Tile {
-        return Ok(None);
-    }
-    let sizes = tensor.tile_sizes()?;
+    let Some(Coded::Tile(sizes)) = tensor.coded()? else { return Ok(None) };
     let geometry = sizes.geometry();
     let is_matrix = geometry.is_matrix_of(&tensor.shape())
         && geometry.columns() <= MOST_COLUMNS

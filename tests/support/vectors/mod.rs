@@ -128,14 +128,21 @@ impl Vector {
         vector
     }
 
-    fn invalid(name: &str, level: &str, kinds: &[&str], about: &str, bytes: Vec<u8>) -> Self {
-        let expect = match kinds {
-            [kind] => Expect::One((*kind).into()),
-            kinds => Expect::AnyOf(kinds.iter().map(|&kind| kind.into()).collect()),
-        };
+    /// One that is Corrupt, found at this level at the latest.
+    fn invalid(name: &str, level: &str, about: &str, bytes: Vec<u8>) -> Self {
+        let expect = Expect::One("Corrupt".into());
         let mut vector = Self::new("invalid", name, expect, about, bytes);
         vector.row.level = Some(level.into());
         vector
+    }
+
+    /// The same, with other kinds of errors, of which any one is right.
+    fn expecting(mut self, kinds: &[&str]) -> Self {
+        self.row.expect = match kinds {
+            [kind] => Expect::One((*kind).into()),
+            kinds => Expect::AnyOf(kinds.iter().map(|&kind| kind.into()).collect()),
+        };
+        self
     }
 
     /// The bytes as stored.

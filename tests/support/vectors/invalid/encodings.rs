@@ -5,7 +5,7 @@ use df11::{
     hazmat::format::records::{SECTION_CODEBOOK, SECTION_RAW},
 };
 
-use super::{CORRUPT, HUGE, LIMIT, OVERFLOW, coded, open, plain, remade};
+use super::{HUGE, LIMIT, OVERFLOW, coded, of_model, open, remade};
 use crate::container::{Item, Model, Tensor, weights};
 use crate::vectors::Vector;
 
@@ -15,73 +15,37 @@ pub(super) fn aliases() -> Vec<Vector> {
         let other = Item::raw("c", Dtype::U8, &[6], vec![9; 6]).in_block("other");
         Model::new(&[a.clone(), a.alias("b"), other], &[])
     };
-    let alias = |edit: &dyn Fn(&mut Tensor)| remade(base(), |model| edit(model.tensor("b")));
+    let alias = |name: &str, about: &str, edit: &dyn Fn(&mut Tensor)| {
+        open(name, about, remade(base(), |model| edit(model.tensor("b"))))
+    };
     vec![
-        open(
-            "alias-to-itself",
-            CORRUPT,
-            "an alias of itself",
-            alias(&|tensor| tensor.parameters[0] = 1),
-        ),
+        alias("alias-to-itself", "an alias of itself", &|tensor| tensor.parameters[0] = 1),
         open(
             "alias-to-alias",
-            CORRUPT,
             "an alias of an alias",
             remade(base(), |model| {
                 let b = model.tensor("b").clone();
                 *model.tensor("a") = Tensor { name: b"a".into(), parameters: [1, 0, 0, 0], ..b };
             }),
         ),
-        open(
-            "alias-to-nothing",
-            CORRUPT,
-            "a target that does not exist",
-            alias(&|tensor| tensor.parameters[0] = 3),
-        ),
-        open(
-            "alias-to-huge",
-            CORRUPT,
-            "target 2^64 - 1",
-            alias(&|tensor| tensor.parameters[0] = HUGE),
-        ),
-        open(
-            "alias-shape",
-            CORRUPT,
-            "a target of another shape",
-            alias(&|tensor| tensor.shape = vec![2, 3]),
-        ),
-        open(
-            "alias-dtype",
-            CORRUPT,
-            "a target of another dtype",
-            alias(&|tensor| tensor.dtype = Dtype::I8.id()),
-        ),
-        open(
-            "alias-block",
-            CORRUPT,
-            "a target in another block",
-            alias(&|tensor| tensor.block = 1),
-        ),
-        open(
-            "alias-hash",
-            CORRUPT,
-            "a target of another hash",
-            alias(&|tensor| tensor.hash[0] ^= 1),
-        ),
-        open(
-            "alias-array",
-            CORRUPT,
-            "an alias with an array",
-            alias(&|tensor| {
-                tensor.arrays = vec![(SECTION_RAW, tensor.data.clone())];
-            }),
-        ),
-        open("aliases-limit", LIMIT, "16 aliases of one tensor", {
+        alias("alias-to-nothing", "a target that does not exist", &|tensor| {
+            tensor.parameters[0] = 3;
+        }),
+        alias("alias-to-huge", "target 2^64 - 1", &|tensor| tensor.parameters[0] = HUGE),
+        alias("alias-shape", "a target of another shape", &|tensor| tensor.shape = vec![2, 3]),
+        alias("alias-dtype", "a target of another dtype", &|tensor| tensor.dtype = Dtype::I8.id()),
+        alias("alias-block", "a target in another block", &|tensor| tensor.block = 1),
+        alias("alias-hash", "a target of another hash", &|tensor| tensor.hash[0] ^= 1),
+        alias("alias-array", "an alias with an array", &|tensor| {
+            tensor.arrays = vec![(SECTION_RAW, tensor.data.clone())];
+        }),
+        open("aliases-limit", "16 aliases of one tensor", {
             let a = Item::raw("a", Dtype::U8, &[6], vec![1, 2, 3, 4, 5, 6]);
             let aliases = (0..16).map(|at| a.alias(&format!("b{at:02}")));
             Model::new(&[a.clone()].into_iter().chain(aliases).collect::<Vec<_>>(), &[]).build()
-        }),
-        open("alias-of-unknown-dtype", CORRUPT, "an alias of an unknown dtype, of another hash", {
+        })
+        .expecting(LIMIT),
+        open("alias-of-unknown-dtype", "an alias of an unknown dtype, of another hash", {
             remade(base(), |model| {
                 for name in ["a", "b"] {
                     model.tensor(name).dtype = 99;
@@ -89,176 +53,89 @@ pub(super) fn aliases() -> Vec<Vector> {
                 model.tensor("b").hash[0] ^= 1;
             })
         }),
-        open(
-            "alias-parameter",
-            CORRUPT,
-            "an unused parameter",
-            alias(&|tensor| tensor.parameters[1] = 1),
-        ),
+        alias("alias-parameter", "an unused parameter", &|tensor| tensor.parameters[1] = 1),
     ]
 }
 
-#[allow(clippy::too_many_lines, reason = "a list, not steps")]
 pub(super) fn encodings() -> Vec<Vector> {
-    let first = |edit: &dyn Fn(&mut Tensor)| remade(plain(), |model| edit(model.tensor("a")));
-    let gap = |edit: &dyn Fn(&mut Tensor)| remade(coded(), |model| edit(model.tensor("w")));
+    let first = |name: &str, about: &str, edit: &dyn Fn(&mut Tensor)| {
+        of_model(name, about, |model| edit(model.tensor("a")))
+    };
+    let gap = |name: &str, about: &str, edit: &dyn Fn(&mut Tensor)| {
+        open(name, about, remade(coded(), |model| edit(model.tensor("w"))))
+    };
     let elements = coded().tensors[0].shape[0];
-    let parameter = |at: usize, value: u64| gap(&|tensor| tensor.parameters[at] = value);
+    let threads = coded().tensors[0].arrays[3].1.len() as u64 / 8;
+    let parameter = |name: &str, about: &str, at: usize, value: u64| {
+        gap(name, about, &|tensor| tensor.parameters[at] = value)
+    };
     vec![
-        open(
-            "raw-shorter",
-            CORRUPT,
-            "an array shorter than the tensor",
-            first(&|tensor| tensor.arrays[0].1.truncate(4)),
-        ),
-        open(
-            "raw-longer",
-            CORRUPT,
-            "an array longer than the tensor",
-            first(&|tensor| tensor.arrays[0].1.push(0)),
-        ),
-        open(
-            "raw-without-array",
-            CORRUPT,
-            "a tensor with elements and without an array",
-            first(&|tensor| tensor.arrays.clear()),
-        ),
-        open(
-            "raw-two-arrays",
-            CORRUPT,
-            "two arrays",
-            first(&|tensor| {
-                tensor.arrays = vec![(SECTION_RAW, vec![1, 2]), (SECTION_RAW, vec![3, 4, 5])];
-            }),
-        ),
-        open(
-            "raw-empty-with-array",
-            CORRUPT,
-            "a tensor without elements and with an array",
-            first(&|tensor| tensor.shape = vec![0]),
-        ),
-        open(
-            "raw-parameter",
-            CORRUPT,
-            "a parameter that raw does not name",
-            first(&|tensor| tensor.parameters[3] = 1),
-        ),
-        open("gap-dtype", CORRUPT, "gap for F16", gap(&|tensor| tensor.dtype = Dtype::F16.id())),
-        open(
-            "gap-empty",
-            CORRUPT,
-            "gap for a tensor without elements",
-            gap(&|tensor| tensor.shape = vec![0]),
-        ),
-        open(
-            "gap-arrays",
-            CORRUPT,
-            "gap with four arrays",
-            gap(&|tensor| drop(tensor.arrays.remove(2))),
-        ),
-        open(
-            "gap-array-order",
-            CORRUPT,
-            "output offsets before gaps",
-            gap(&|tensor| tensor.arrays.swap(1, 2)),
-        ),
-        open(
-            "gap-section",
-            CORRUPT,
-            "output offsets in the codebook section",
-            gap(&|tensor| {
-                tensor.arrays[2].0 = SECTION_CODEBOOK;
-            }),
-        ),
-        open("gap-bytes-per-thread", CORRUPT, "24 bytes a thread", parameter(0, 24)),
-        open("gap-bytes-per-thread-zero", CORRUPT, "no bytes a thread", parameter(0, 0)),
-        open(
-            "gap-bytes-per-thread-wide",
-            CORRUPT,
-            "2^32 + 8 bytes a thread",
-            parameter(0, (1 << 32) + 8),
-        ),
-        open("gap-threads-per-block", CORRUPT, "65 threads a block", parameter(1, 65)),
-        open("gap-threads-per-block-zero", CORRUPT, "no threads a block", parameter(1, 0)),
-        open("gap-parameter", CORRUPT, "a parameter that gap does not name", parameter(3, 1)),
-        open(
-            "gap-bit-count-small",
-            CORRUPT,
-            "fewer bits than elements",
-            parameter(2, elements - 1),
-        ),
-        open(
-            "gap-bit-count-large",
-            CORRUPT,
-            "more than 16 bits an element",
-            parameter(2, 16 * elements + 1),
-        ),
-        open("gap-bit-count-huge", CORRUPT, "bit_count 2^64 - 1", parameter(2, HUGE)),
-        open(
+        first("raw-shorter", "an array shorter than the tensor", &|tensor| {
+            tensor.arrays[0].1.truncate(4);
+        }),
+        first("raw-longer", "an array longer than the tensor", &|tensor| {
+            tensor.arrays[0].1.push(0);
+        }),
+        first("raw-without-array", "a tensor with elements and without an array", &|tensor| {
+            tensor.arrays.clear();
+        }),
+        first("raw-two-arrays", "two arrays", &|tensor| {
+            tensor.arrays = vec![(SECTION_RAW, vec![1, 2]), (SECTION_RAW, vec![3, 4, 5])];
+        }),
+        first("raw-empty-with-array", "a tensor without elements and with an array", &|tensor| {
+            tensor.shape = vec![0];
+        }),
+        first("raw-parameter", "a parameter that raw does not name", &|tensor| {
+            tensor.parameters[3] = 1;
+        }),
+        gap("gap-dtype", "gap for F16", &|tensor| tensor.dtype = Dtype::F16.id()),
+        gap("gap-empty", "gap for a tensor without elements", &|tensor| tensor.shape = vec![0]),
+        gap("gap-arrays", "gap with four arrays", &|tensor| drop(tensor.arrays.remove(2))),
+        gap("gap-array-order", "output offsets before gaps", &|tensor| tensor.arrays.swap(1, 2)),
+        gap("gap-section", "output offsets in the codebook section", &|tensor| {
+            tensor.arrays[2].0 = SECTION_CODEBOOK;
+        }),
+        parameter("gap-bytes-per-thread", "24 bytes a thread", 0, 24),
+        parameter("gap-bytes-per-thread-zero", "no bytes a thread", 0, 0),
+        parameter("gap-bytes-per-thread-wide", "2^32 + 8 bytes a thread", 0, (1 << 32) + 8),
+        parameter("gap-threads-per-block", "65 threads a block", 1, 65),
+        parameter("gap-threads-per-block-zero", "no threads a block", 1, 0),
+        parameter("gap-parameter", "a parameter that gap does not name", 3, 1),
+        parameter("gap-bit-count-small", "fewer bits than elements", 2, elements - 1),
+        parameter("gap-bit-count-large", "more than 16 bits an element", 2, 16 * elements + 1),
+        parameter("gap-bit-count-huge", "bit_count 2^64 - 1", 2, HUGE),
+        parameter(
             "gap-bit-count-threads",
-            CORRUPT,
             "bits for one thread more than the bitstream has",
-            {
-                let threads = coded().tensors[0].arrays[3].1.len() as u64 / 8;
-                parameter(2, 64 * threads + 1)
-            },
+            2,
+            64 * threads + 1,
         ),
-        open("gap-elements-overflow", OVERFLOW, "2^60 elements, whose bits exceed 2^64", {
+        open("gap-elements-overflow", "2^60 elements, whose bits exceed 2^64", {
             remade(coded(), |model| {
                 model.tensor("w").shape = vec![1 << 60];
                 model.files[0].length = 1 << 62;
             })
+        })
+        .expecting(OVERFLOW),
+        gap("gap-codebook-without-luts", "a codebook of code lengths alone", &|tensor| {
+            tensor.arrays[0].1.truncate(256);
         }),
-        open(
-            "gap-codebook-without-luts",
-            CORRUPT,
-            "a codebook of code lengths alone",
-            gap(&|tensor| {
-                tensor.arrays[0].1.truncate(256);
-            }),
-        ),
-        open(
-            "gap-codebook-length",
-            CORRUPT,
-            "a codebook with half a LUT",
-            gap(&|tensor| {
-                tensor.arrays[0].1.truncate(512);
-            }),
-        ),
-        open(
-            "gap-codebook-luts",
-            CORRUPT,
-            "129 LUTs",
-            gap(&|tensor| tensor.arrays[0].1.resize(256 + 512 * 129, 0)),
-        ),
-        open(
-            "gap-gaps-length",
-            CORRUPT,
-            "a byte of gaps too many",
-            gap(&|tensor| tensor.arrays[1].1.push(0)),
-        ),
-        open(
-            "gap-offsets-length",
-            CORRUPT,
-            "an output offset too many",
-            gap(&|tensor| {
-                tensor.arrays[2].1.extend([0; 8]);
-            }),
-        ),
-        open(
-            "gap-bitstream-length",
-            CORRUPT,
-            "a thread of bitstream too many",
-            gap(&|tensor| {
-                tensor.arrays[3].1.extend([0; 8]);
-            }),
-        ),
-        open(
-            "gap-plane-length",
-            CORRUPT,
-            "a byte of plane too few",
-            gap(&|tensor| tensor.arrays[4].1.truncate(elements as usize - 1)),
-        ),
+        gap("gap-codebook-length", "a codebook with half a LUT", &|tensor| {
+            tensor.arrays[0].1.truncate(512);
+        }),
+        gap("gap-codebook-luts", "129 LUTs", &|tensor| {
+            tensor.arrays[0].1.resize(256 + 512 * 129, 0);
+        }),
+        gap("gap-gaps-length", "a byte of gaps too many", &|tensor| tensor.arrays[1].1.push(0)),
+        gap("gap-offsets-length", "an output offset too many", &|tensor| {
+            tensor.arrays[2].1.extend([0; 8]);
+        }),
+        gap("gap-bitstream-length", "a thread of bitstream too many", &|tensor| {
+            tensor.arrays[3].1.extend([0; 8]);
+        }),
+        gap("gap-plane-length", "a byte of plane too few", &|tensor| {
+            tensor.arrays[4].1.truncate(elements as usize - 1);
+        }),
     ]
 }
 
@@ -277,7 +154,7 @@ fn recoded(
     for (stored, array) in tensor.arrays.iter_mut().zip(arrays) {
         stored.1 = array;
     }
-    Vector::invalid(name, level, CORRUPT, about, model.build())
+    Vector::invalid(name, level, about, model.build())
 }
 
 fn put(array: &mut [u8], index: usize, value: u64) {
@@ -393,7 +270,7 @@ fn both_wrong() -> Vector {
     tensor.arrays[1].1[32] += 8;
     put(&mut tensor.arrays[2].1, 1, 513);
     let about = "gap and output offset of a thread block skip a code, which the one before decodes";
-    Vector::invalid("offset-and-gap", "verify", CORRUPT, about, model.build())
+    Vector::invalid("offset-and-gap", "verify", about, model.build())
 }
 
 pub(super) fn codes() -> Vec<Vector> {
@@ -409,8 +286,7 @@ pub(super) fn codes() -> Vec<Vector> {
         edit(model.tensor("w"));
         model.build()
     };
-    let load =
-        |name: &str, about: &str, bytes| Vector::invalid(name, "load", CORRUPT, about, bytes);
+    let load = |name: &str, about: &str, bytes| Vector::invalid(name, "load", about, bytes);
     vec![
         lengths("lengths-too-many", "code lengths whose codes do not fit", &|lengths| {
             lengths[unused] = 3;
@@ -438,30 +314,22 @@ pub(super) fn codes() -> Vec<Vector> {
         Vector::invalid(
             "lut-unused",
             "verify",
-            CORRUPT,
             "a LUT entry that no code reaches and that is not 0",
             single(&|tensor| tensor.arrays[0].1[256 + 2] = 1),
         ),
         Vector::invalid(
             "lut-more",
             "verify",
-            CORRUPT,
             "more LUTs than follow from the code lengths",
             remade(coded(), |model| model.tensor("w").arrays[0].1.extend([0; 512])),
         ),
-        Vector::invalid(
-            "lut-fewer",
-            "verify",
-            CORRUPT,
-            "fewer LUTs than follow from the code lengths",
-            {
-                remade(coded(), |model| {
-                    let codebook = &mut model.tensor("w").arrays[0].1;
-                    let short = codebook.len() - 512;
-                    assert!(short > 256, "there are several LUTs");
-                    codebook.truncate(short);
-                })
-            },
-        ),
+        Vector::invalid("lut-fewer", "verify", "fewer LUTs than follow from the code lengths", {
+            remade(coded(), |model| {
+                let codebook = &mut model.tensor("w").arrays[0].1;
+                let short = codebook.len() - 512;
+                assert!(short > 256, "there are several LUTs");
+                codebook.truncate(short);
+            })
+        }),
     ]
 }

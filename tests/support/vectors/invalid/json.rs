@@ -2,7 +2,6 @@
 
 use df11::Dtype;
 
-use super::CORRUPT;
 use crate::container::{Item, Model, with_length};
 use crate::vectors::Vector;
 
@@ -14,7 +13,7 @@ fn of(name: &str, about: &str, shape: &[u64], json: &str) -> Vector {
     model.tensors[0].file_offset = prefix.len() as u64;
     model.files[0].arrays[0].1 = prefix;
     model.refresh();
-    Vector::invalid(&format!("header-{name}"), "verify", CORRUPT, about, model.build())
+    Vector::invalid(&format!("header-{name}"), "verify", about, model.build())
 }
 
 /// This value in a member that means nothing to a reader.

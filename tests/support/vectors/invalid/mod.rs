@@ -49,15 +49,26 @@ pub(super) fn vectors() -> Vec<Vector> {
     .collect()
 }
 
-const CORRUPT: &[&str] = &["Corrupt"];
 const LIMIT: &[&str] = &["Limit"];
 const UNSUPPORTED: &[&str] = &["Unsupported"];
 /// Where arithmetic overflows, a reader has the choice.
 const OVERFLOW: &[&str] = &["Limit", "Corrupt"];
 
 const HUGE: u64 = u64::MAX;
-fn open(name: &str, kinds: &[&str], about: &str, bytes: Vec<u8>) -> Vector {
-    Vector::invalid(name, "open", kinds, about, bytes)
+
+/// A vector that must not open. Those below are its usual ways to be made.
+fn open(name: &str, about: &str, bytes: Vec<u8>) -> Vector {
+    Vector::invalid(name, "open", about, bytes)
+}
+
+/// The plain model, laid out and then edited.
+fn of_draft(name: &str, about: &str, edit: impl FnOnce(&mut Draft)) -> Vector {
+    open(name, about, edited(edit))
+}
+
+/// The plain model, edited before it is laid out.
+fn of_model(name: &str, about: &str, edit: impl FnOnce(&mut Model)) -> Vector {
+    open(name, about, remade(plain(), edit))
 }
 
 /// Two raw tensors and a side file, in three sections.

@@ -2,7 +2,7 @@
 
 use df11::{Dtype, hazmat::format::records::SECTION_CODEBOOK};
 
-use super::{CORRUPT, HUGE, OVERFLOW, open, remade};
+use super::{HUGE, OVERFLOW, open, remade};
 use crate::{
     container::{
         Item, Model, Tensor, normal_weights,
@@ -71,7 +71,7 @@ fn tiled() -> Model {
 }
 
 fn vector(level: &str, name: &str, about: &str, arrays: Arrays) -> Vector {
-    Vector::invalid(name, level, CORRUPT, about, model(arrays).build())
+    Vector::invalid(name, level, about, model(arrays).build())
 }
 
 /// The arrays changed.
@@ -100,92 +100,54 @@ pub(super) fn vectors() -> Vec<Vector> {
         .collect()
 }
 
+/// The tensor's record or stored arrays changed.
+fn tile(name: &str, about: &str, edit: &dyn Fn(&mut Tensor)) -> Vector {
+    open(name, about, remade(tiled(), |model| edit(model.tensor("w"))))
+}
+
 fn parameters() -> Vec<Vector> {
-    let tile = |edit: &dyn Fn(&mut Tensor)| remade(tiled(), |model| edit(model.tensor("w")));
-    let parameter = |at: usize, value: u64| tile(&|tensor| tensor.parameters[at] = value);
+    let parameter = |name: &str, about: &str, at: usize, value: u64| {
+        tile(name, about, &|tensor| tensor.parameters[at] = value)
+    };
     let bit_count = tiled().tensors[0].parameters[2];
     vec![
-        open("tile-dtype", CORRUPT, "tile for F16", tile(&|tensor| tensor.dtype = Dtype::F16.id())),
-        open(
-            "tile-empty",
-            CORRUPT,
-            "tile for a tensor without elements",
-            tile(&|tensor| tensor.shape = vec![0]),
-        ),
-        open("tile-tile-columns", CORRUPT, "tiles of 512 columns", parameter(0, 512)),
-        open("tile-tile-columns-zero", CORRUPT, "tiles without columns", parameter(0, 0)),
-        open(
-            "tile-tile-columns-wide",
-            CORRUPT,
-            "tiles of 2^32 + 256 columns",
-            parameter(0, (1 << 32) + 256),
-        ),
-        open(
-            "tile-columns-of-row",
-            CORRUPT,
-            "tiles of 8192 columns in a matrix",
-            parameter(0, 8192),
-        ),
-        open("tile-columns-zero", CORRUPT, "no columns", parameter(1, 0)),
-        open(
-            "tile-columns-unaligned",
-            CORRUPT,
-            "columns that are no multiple of 8",
-            parameter(1, 132),
-        ),
-        open(
-            "tile-columns-divisor",
-            CORRUPT,
-            "columns that do not divide the elements",
-            parameter(1, 256),
-        ),
-        open(
-            "tile-columns-more",
-            CORRUPT,
-            "more columns than elements",
-            parameter(1, 2 * ELEMENTS),
-        ),
-        open("tile-columns-huge", CORRUPT, "2^64 - 8 columns", parameter(1, HUGE - 7)),
-        open(
+        tile("tile-dtype", "tile for F16", &|tensor| tensor.dtype = Dtype::F16.id()),
+        tile("tile-empty", "tile for a tensor without elements", &|tensor| tensor.shape = vec![0]),
+        parameter("tile-tile-columns", "tiles of 512 columns", 0, 512),
+        parameter("tile-tile-columns-zero", "tiles without columns", 0, 0),
+        parameter("tile-tile-columns-wide", "tiles of 2^32 + 256 columns", 0, (1 << 32) + 256),
+        parameter("tile-columns-of-row", "tiles of 8192 columns in a matrix", 0, 8192),
+        parameter("tile-columns-zero", "no columns", 1, 0),
+        parameter("tile-columns-unaligned", "columns that are no multiple of 8", 1, 132),
+        parameter("tile-columns-divisor", "columns that do not divide the elements", 1, 256),
+        parameter("tile-columns-more", "more columns than elements", 1, 2 * ELEMENTS),
+        parameter("tile-columns-huge", "2^64 - 8 columns", 1, HUGE - 7),
+        parameter(
             "tile-columns-other",
-            CORRUPT,
             "columns that make other tiles than there are records",
-            parameter(1, 8),
+            1,
+            8,
         ),
-        open("tile-parameter", CORRUPT, "a parameter that tile does not name", parameter(3, 1)),
-        open(
-            "tile-bit-count-small",
-            CORRUPT,
-            "fewer bits than pairs",
-            tile(&|tensor| {
-                tensor.parameters[2] = (ELEMENTS / 2 - 1) / 8 * 8;
-                tensor.arrays[2].1.truncate(16 * tensor.parameters[2].div_ceil(128) as usize);
-            }),
-        ),
-        open("tile-bit-count-zero", CORRUPT, "no bits", parameter(2, 0)),
-        open(
-            "tile-bit-count-unaligned",
-            CORRUPT,
-            "bits that are no multiple of 8",
-            parameter(2, bit_count - 4),
-        ),
-        open("tile-bit-count-large", CORRUPT, "2^48 bits", parameter(2, 1 << 48)),
-        open("tile-bit-count-huge", CORRUPT, "2^64 - 8 bits", parameter(2, HUGE - 7)),
-        open(
-            "tile-bit-count-array",
-            CORRUPT,
-            "more bits than the bitstream has",
-            parameter(2, bit_count + 128),
-        ),
-        open("tile-elements-overflow", OVERFLOW, "2^60 elements in one row", {
+        parameter("tile-parameter", "a parameter that tile does not name", 3, 1),
+        tile("tile-bit-count-small", "fewer bits than pairs", &|tensor| {
+            tensor.parameters[2] = (ELEMENTS / 2 - 1) / 8 * 8;
+            tensor.arrays[2].1.truncate(16 * tensor.parameters[2].div_ceil(128) as usize);
+        }),
+        parameter("tile-bit-count-zero", "no bits", 2, 0),
+        parameter("tile-bit-count-unaligned", "bits that are no multiple of 8", 2, bit_count - 4),
+        parameter("tile-bit-count-large", "2^48 bits", 2, 1 << 48),
+        parameter("tile-bit-count-huge", "2^64 - 8 bits", 2, HUGE - 7),
+        parameter("tile-bit-count-array", "more bits than the bitstream has", 2, bit_count + 128),
+        open("tile-elements-overflow", "2^60 elements in one row", {
             remade(tiled(), |model| {
                 let tensor = model.tensor("w");
                 (tensor.shape, tensor.parameters[0], tensor.parameters[1]) =
                     (vec![1 << 60], 8192, 1 << 60);
                 model.files[0].length = 1 << 62;
             })
-        }),
-        open("tile-count", CORRUPT, "2^32 tiles", {
+        })
+        .expecting(OVERFLOW),
+        open("tile-count", "2^32 tiles", {
             remade(tiled(), |model| {
                 let tensor = model.tensor("w");
                 (tensor.shape, tensor.parameters[1]) = (vec![1 << 37, 8], 8);
@@ -197,9 +159,6 @@ fn parameters() -> Vec<Vector> {
 
 /// Arrays: their number, sections and lengths.
 fn lengths() -> Vec<Vector> {
-    let tile = |name: &str, about: &str, edit: &dyn Fn(&mut Tensor)| {
-        open(name, CORRUPT, about, remade(tiled(), |model| edit(model.tensor("w"))))
-    };
     let grow = |name: &str, about: &str, array: usize, by: usize| {
         tile(name, about, &|tensor| tensor.arrays[array].1.extend(vec![0; by]))
     };
@@ -321,7 +280,7 @@ fn no_code() -> Vector {
     let mut arrays = Arrays::of(&data, 8192, 100, 1);
     arrays.bitstream[0] |= 2;
     let model = Model::new(&[Item::encoded("w", &[100], data, arrays)], &[]);
-    Vector::invalid("tile-no-code", "load", CORRUPT, "a bit that starts no code", model.build())
+    Vector::invalid("tile-no-code", "load", "a bit that starts no code", model.build())
 }
 
 pub(super) fn offset(arrays: &Arrays, record: usize) -> u64 {
@@ -422,7 +381,7 @@ fn odd_unit() -> Vector {
     let arrays = Arrays::with(&tiles, 8192, 3, &Codebook::of(&tiles, 1));
     let model = Model::new(&[Item::encoded("w", &[3], data, arrays)], &[]);
     let about = "the last pair of an odd unit has two exponents";
-    Vector::invalid("tile-odd-pair", "load", CORRUPT, about, model.build())
+    Vector::invalid("tile-odd-pair", "load", about, model.build())
 }
 
 fn for_verification() -> Vec<Vector> {

@@ -1,0 +1,372 @@
+//! What only `gap` has: threads, thread blocks, chunks, LUTs.
+
+use std::ops::Range;
+
+pub(crate) use df11::hazmat::gap::EncodedTensor;
+use df11::{
+    Error, Result,
+    hazmat::{
+        bf16,
+        gap::{ChunkEncoder, ChunkInput, ChunkOutput, GapDecoder, Geometry, encode_tensor},
+        huffman::{CodeLengths, Codes, Histogram, Luts, read_codebook, verify_codebook},
+    },
+};
+use proptest::prelude::*;
+
+use crate::{
+    Encoded, check, every_pattern, exponents,
+    normal::{self, Random},
+    only_corrupt, place, weights_of, witness,
+};
+
+const WHOLE: usize = usize::MAX;
+
+impl Encoded for EncodedTensor {
+    type Geometry = Geometry;
+
+    fn encode(weights: &[u8], geometry: Geometry) -> Self {
+        let tensor = encode_tensor(weights, geometry, WHOLE).unwrap();
+        let layout = tensor.layout;
+        let [codebook, gaps, output_offsets, bitstream, plane] =
+            slices(&tensor).map(|array| array.len() as u64);
+        assert_eq!((codebook, gaps), (layout.codebook_bytes(), layout.gaps_bytes()));
+        assert_eq!(output_offsets, layout.output_offsets_bytes());
+        assert_eq!((bitstream, plane), (layout.bitstream_bytes(), layout.plane_bytes()));
+        tensor
+    }
+
+    fn elements(&self) -> u64 {
+        self.layout.elements()
+    }
+
+    fn arrays(&mut self) -> Vec<&mut Vec<u8>> {
+        let Self { codebook, gaps, output_offsets, bitstream, plane, .. } = self;
+        vec![codebook, gaps, output_offsets, bitstream, plane]
+    }
+
+    fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
+        self.decode(elements)
+    }
+
+    fn verify(&self, each: u64) -> Result<()> {
+        verify_codebook(&self.codebook)?;
+        if let Some(last) = self.gaps.last() {
+            self.layout.check_unused_gap(*last)?;
+        }
+        let decoder = GapDecoder::new(&read_codebook(&self.codebook)?, &self.layout);
+        let blocks = self.layout.thread_block_count();
+        (0..blocks).step_by(each as usize).try_for_each(|start| {
+            let blocks = start..(start + each).min(blocks);
+            decoder.verify_index(&self.arrays().span(&self.layout, blocks)?)
+        })
+    }
+
+    fn reference(&self) -> df11_reference::Result<Vec<u8>> {
+        df11_reference::decode_gap(slices(self), parameters(self))
+    }
+
+    fn witness(&self) -> witness::Result {
+        witness::verify_gap(slices(self), parameters(self))
+    }
+}
+
+fn slices(tensor: &EncodedTensor) -> [&[u8]; 5] {
+    let EncodedTensor { codebook, gaps, output_offsets, bitstream, plane, .. } = tensor;
+    [codebook, gaps, output_offsets, bitstream, plane]
+}
+
+fn parameters(tensor: &EncodedTensor) -> [u64; 3] {
+    let geometry = tensor.layout.geometry();
+    let (bytes, threads) = (geometry.bytes_per_thread(), geometry.threads_per_block());
+    [bytes.into(), threads.into(), tensor.layout.bit_count()]
+}
+
+fn check_gap(weights: &[u8], geometry: Geometry) -> EncodedTensor {
+    check(weights, geometry)
+}
+
+/// Weights and a geometry for them.
+pub(crate) fn tensors() -> impl Strategy<Value = (Vec<u8>, Geometry)> {
+    let geometry = (
+        prop::sample::select(vec![8, 16, 32, 64]),
+        prop::sample::select(vec![64, 128, 256, 512, 1024]),
+    );
+    (exponents(), geometry, any::<u64>()).prop_map(|(exponents, (bytes, threads), seed)| {
+        (weights_of(exponents, seed), Geometry::new(bytes, threads).unwrap())
+    })
+}
+
+fn geometries() -> impl Iterator<Item = Geometry> {
+    [8, 16, 32, 64]
+        .into_iter()
+        .flat_map(|bytes| [64, 1024].map(|threads| Geometry::new(bytes, threads).unwrap()))
+}
+
+#[test]
+fn every_pattern_in_every_geometry() {
+    geometries().for_each(|geometry| drop(check_gap(&every_pattern(), geometry)));
+}
+
+#[test]
+fn few_exponents() {
+    for geometry in geometries() {
+        for count in [1, 2, 63, 64, 65, 127, 128, 4097, 20_000, 70_001] {
+            check_gap(&weights_of(std::iter::repeat_n(255, count), 1), geometry);
+            check_gap(
+                &weights_of((0..count).map(|at| if at % 3 == 0 { 0 } else { 129 }), 2),
+                geometry,
+            );
+        }
+    }
+}
+
+#[test]
+fn lengths_up_to_the_limit() {
+    // Fibonacci counts make the deepest codes; shuffled, and in order so that long codes stand
+    // together.
+    let mut exponents: Vec<u8> = Vec::new();
+    let (mut a, mut b) = (1, 1);
+    for symbol in 0..23 {
+        exponents.extend(std::iter::repeat_n(symbol * 11, a));
+        (a, b) = (b, a + b);
+    }
+    let tensor = check_gap(&weights_of(exponents.iter().copied(), 3), Geometry::default());
+    assert_eq!(tensor.codebook[..256].iter().max(), Some(&16));
+    let mut random = Random(4);
+    for at in (1..exponents.len()).rev() {
+        exponents.swap(at, (random.next() % (at as u64 + 1)) as usize);
+    }
+    check_gap(&weights_of(exponents, 5), Geometry::new(8, 64).unwrap());
+}
+
+#[test]
+fn counts_around_threads_and_thread_blocks() {
+    let geometry = Geometry::new(8, 64).unwrap();
+    // Equiprobable exponents have 8 bits each: 8 a thread, 512 a thread block.
+    for count in [256, 504, 511, 512, 513, 520, 1023, 1024, 1025, 16_384, 16_385, 33_000] {
+        check_gap(&weights_of((0..=255).cycle().take(count), 6), geometry);
+    }
+    let normal = normal::weights(7, 1, 40_000, |_| 0.02);
+    for count in (1..300).chain([16_383, 16_384, 16_387, 40_000]) {
+        check_gap(&normal[..2 * count], geometry);
+    }
+}
+
+#[test]
+fn a_last_thread_block_in_which_no_code_starts() {
+    let geometry = Geometry::new(8, 64).unwrap();
+    let normal = normal::weights(11, 1, 20_000, |_| 0.02);
+    let mut found = 0;
+    for count in (1500..1700).chain(19_000..19_400) {
+        let tensor = encode_tensor(&normal[..2 * count], geometry, WHOLE).unwrap();
+        let entries = tensor.output_offsets.as_chunks::<8>().0;
+        if entries[entries.len() - 1] == entries[entries.len() - 2] {
+            found += 1;
+            check_gap(&normal[..2 * count], geometry);
+            let last = count as u64 - 1;
+            assert_eq!(tensor.decode(last..last + 1).unwrap(), normal[2 * count - 2..2 * count]);
+        }
+    }
+    // Such a tensor may be rare, but then the numbers above must change.
+    assert!(found > 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn chunks_do_not_change_the_bytes((weights, geometry) in tensors(), chunk in 1usize..9000) {
+        let chunk = if weights.len() > 10_000 { chunk.max(8) } else { chunk };
+        let whole = encode_tensor(&weights, geometry, WHOLE).unwrap();
+        prop_assert!(encode_tensor(&weights, geometry, chunk).unwrap() == whole);
+    }
+
+    #[test]
+    fn lengths_are_optimal(counts in prop::collection::vec(1u64..2000, 2..60), limit in 6u8..=16) {
+        let mut histogram = [0; 256];
+        histogram[256 - counts.len()..].copy_from_slice(&counts);
+        let histogram = Histogram::from(histogram);
+        let lengths = CodeLengths::with_limit(&histogram, limit).unwrap();
+        prop_assert!(lengths.as_bytes().iter().all(|&length| length <= limit));
+        prop_assert_eq!(CodeLengths::from_bytes(lengths.as_bytes()).unwrap(), lengths.clone());
+        prop_assert_eq!(lengths.bits(&histogram).unwrap(), optimal_bits(&counts, limit));
+    }
+
+    #[test]
+    fn noise_as_a_codebook_is_harmless(bytes in prop::collection::vec(0u8..18, 256..2000)) {
+        only_corrupt(read_codebook(&bytes));
+        only_corrupt(verify_codebook(&bytes));
+    }
+}
+
+/// The least bits of any prefix code with this limit, by dynamic programming over the numbers of
+/// leaves and inner nodes on each level: an algorithm that shares nothing with package-merge.
+fn optimal_bits(counts: &[u64], limit: u8) -> u64 {
+    let mut sorted = counts.to_vec();
+    sorted.sort_unstable_by(|a, b| b.cmp(a));
+    let n = sorted.len();
+    let tail: Vec<u64> = (0..=n).map(|placed| sorted[placed..].iter().sum()).collect();
+    // best[placed][nodes]: the least cost with `placed` commonest symbols placed and `nodes` nodes
+    // open on this level.
+    let mut best = vec![vec![u64::MAX; 2 * n + 1]; n + 1];
+    best[0][1] = 0;
+    let mut least = u64::MAX;
+    for _ in 0..limit {
+        let mut next = vec![vec![u64::MAX; 2 * n + 1]; n + 1];
+        for placed in 0..n {
+            let reached = best[placed].iter().copied().enumerate().skip(1).take(n);
+            for (open, cost) in reached.filter(|&(_, cost)| cost < u64::MAX) {
+                // Every symbol not yet placed becomes one bit longer.
+                let cost = cost + tail[placed];
+                let nodes = (2 * open).min(2 * n);
+                for leaves in 0..=nodes.min(n - placed) {
+                    if placed + leaves == n {
+                        least = least.min(cost);
+                    } else if nodes > leaves {
+                        let inner = (nodes - leaves).min(n);
+                        let slot = &mut next[placed + leaves][inner];
+                        *slot = (*slot).min(cost);
+                    }
+                }
+            }
+        }
+        best = next;
+    }
+    least
+}
+
+/// Errors say which array is wrong; which rule is checked when, the test vectors show.
+#[test]
+fn errors_name_the_array() {
+    let weights = normal::weights(13, 1, 30_000, |_| 0.02);
+    let good = encode_tensor(&weights, Geometry::new(8, 64).unwrap(), WHOLE).unwrap();
+    let damaged = |damage: &dyn Fn(&mut EncodedTensor)| {
+        let mut bad = good.clone();
+        damage(&mut bad);
+        bad
+    };
+    assert_ne!(good.layout.bit_count() % 64, 0);
+    let bad = damaged(&|bad| *bad.bitstream.last_mut().unwrap() |= 0x80);
+    assert_eq!(place(bad.decode(0..30_000)), "bitstream");
+    assert_eq!(place(bad.verify(3)), "bitstream");
+
+    // An index that leaves out the first weight, and agrees with itself.
+    let bad = damaged(&|bad| {
+        let first = bf16::exponent(u16::from_le_bytes([weights[0], weights[1]]));
+        bad.gaps[0] |= bad.codebook[usize::from(first)];
+        bad.output_offsets[0] = 1;
+    });
+    assert_eq!(place(bad.decode(1..2)), "output offsets");
+    assert_eq!(place(bad.verify(3)), "output offsets");
+
+    // A gap inside a thread block, which decoding does not use.
+    let bad = damaged(&|bad| bad.gaps[5] ^= 0x10);
+    assert_eq!(bad.decode(0..30_000).unwrap(), weights);
+    assert_eq!(place(bad.verify(1)), "gaps");
+}
+
+#[test]
+fn a_changed_source_is_noticed() {
+    let weights = normal::weights(8, 1, 1 << 16, |_| 0.02);
+    let histogram = Histogram::of(&weights);
+    let lengths = CodeLengths::from_histogram(&histogram).unwrap();
+    let tensor = encode_tensor(&weights, Geometry::default(), WHOLE).unwrap();
+    let encoder = ChunkEncoder::new(&lengths, &tensor.layout);
+    let mut output = ChunkOutput::default();
+    let encode = |weights: &[u8], output: &mut ChunkOutput| {
+        let end_bit = tensor.layout.bit_count();
+        let input =
+            ChunkInput { weights, elements: 1 << 16, first_element: 0, start_bit: 0, end_bit };
+        encoder.encode(&input, output)
+    };
+    encode(&weights, &mut output).unwrap();
+    assert_eq!(output.bitstream().bytes, tensor.bitstream);
+    for at in [1, 1001, 70_001, 2 * (1 << 16) - 1] {
+        for flip in [0x7F, 0x01, 0x40] {
+            let mut changed = weights.clone();
+            changed[at] ^= flip;
+            let length =
+                |word: &[u8]| lengths.get(bf16::exponent(u16::from_le_bytes([word[0], word[1]])));
+            let (old, new) = (length(&weights[at - 1..]), length(&changed[at - 1..]));
+            assert_eq!(encode(&changed, &mut output).is_err(), old != new);
+        }
+    }
+    // Much longer, much shorter, and without codes.
+    for exponent in [100, 120, 255] {
+        assert!(
+            encode(&weights_of(std::iter::repeat_n(exponent, 1 << 16), 9), &mut output).is_err()
+        );
+    }
+    encode(&weights, &mut output).unwrap();
+    assert_eq!(output.bitstream().bytes, tensor.bitstream);
+}
+
+#[test]
+fn an_exponent_without_a_code_is_noticed_where_the_bits_agree() {
+    // Lengths 1, 2, 3, 3. One weight loses its code, another one's becomes longer by as much.
+    for count in [800, 40_000] {
+        let exponents: Vec<u8> = (0..count).map(|at| [1, 1, 1, 1, 2, 2, 3, 4][at % 8]).collect();
+        let tensor =
+            encode_tensor(&weights_of(exponents.iter().copied(), 12), Geometry::default(), WHOLE)
+                .unwrap();
+        let encoder = ChunkEncoder::new(&read_codebook(&tensor.codebook).unwrap(), &tensor.layout);
+        // Code by code, one bit is lost; in pairs of codes, those of both.
+        for (lost, longer, now) in
+            [(0, 1, 2), (1, 8, 2), (count - 8, 0, 2), (0, 8, 3), (count - 7, 8, 3)]
+        {
+            let mut changed = exponents.clone();
+            (changed[lost], changed[longer]) = (200, now);
+            let (weights, end_bit) = (weights_of(changed, 12), tensor.layout.bit_count());
+            let input = ChunkInput {
+                weights: &weights,
+                elements: count,
+                first_element: 0,
+                start_bit: 0,
+                end_bit,
+            };
+            assert!(encoder.encode(&input, &mut ChunkOutput::default()).is_err());
+        }
+    }
+}
+
+#[test]
+fn impossible_requests_are_the_callers_fault() {
+    let weights = normal::weights(10, 1, 1 << 15, |_| 0.02);
+    let tensor = encode_tensor(&weights, Geometry::default(), WHOLE).unwrap();
+    let (layout, arrays) = (&tensor.layout, tensor.arrays());
+    let parameter = |result: Result<()>| assert!(matches!(result, Err(Error::Parameter { .. })));
+    parameter(arrays.span(layout, 0..0).map(drop));
+    parameter(arrays.span(layout, 0..layout.thread_block_count() + 1).map(drop));
+    parameter(tensor.decode(5..5).map(drop));
+    parameter(tensor.decode(0..(1 << 15) + 1).map(drop));
+    parameter(Geometry::new(12, 64).map(drop));
+    parameter(encode_tensor(&[], Geometry::default(), 1).map(drop));
+    let decoder = GapDecoder::new(&read_codebook(&tensor.codebook).unwrap(), layout);
+    let span = arrays.span(layout, 0..1).unwrap();
+    parameter(decoder.decode(&span, 0..10, &tensor.plane[..10], &mut [0; 19]));
+    parameter(decoder.decode(&span, 0..10, &tensor.plane[..9], &mut [0; 18]));
+    // Weights that exist, but not in this span: what the index led to is at fault.
+    assert!(matches!(
+        decoder.decode(&span, 20_000..20_001, &[0], &mut [0; 2]),
+        Err(Error::Corrupt { .. })
+    ));
+    let mut short = span.clone();
+    short.bitstream = &short.bitstream[1..];
+    parameter(decoder.verify_index(&short));
+}
+
+#[test]
+fn luts_agree_with_the_codes() {
+    let counts: [u64; 256] = std::array::from_fn(|symbol| 1 + (symbol as u64).pow(5));
+    let lengths = CodeLengths::from_histogram(&counts.into()).unwrap();
+    let luts = Luts::new(&lengths);
+    let codes = Codes::new(&lengths);
+    for bits in 0..=u16::MAX {
+        let (symbol, length) = luts.find(bits).unwrap();
+        let code = codes.get(symbol);
+        assert_eq!(
+            (length, u32::from(bits) & ((1 << length) - 1)),
+            (code.length, u32::from(code.bits))
+        );
+    }
+}

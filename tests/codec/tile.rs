@@ -1,0 +1,407 @@
+//! What only `tile` has: units, lanes, tiles, strips, pairs and their escape.
+
+use std::ops::Range;
+
+pub(crate) use df11::hazmat::tile::EncodedTensor;
+use df11::{
+    Error, Result,
+    hazmat::{
+        huffman::Histogram,
+        tile::{
+            Codebook, EncodedStrips, Encoder, Geometry, PairHistogram, Sizes, TileDecoder,
+            encode_tensor,
+        },
+    },
+};
+use proptest::prelude::*;
+
+use crate::{
+    Encoded, check, every_pattern, exponents,
+    normal::{self, Random},
+    only_corrupt, place, range_of, weights_of, witness,
+};
+
+impl Encoded for EncodedTensor {
+    type Geometry = Geometry;
+
+    fn encode(weights: &[u8], geometry: Geometry) -> Self {
+        let tensor = encode_tensor(weights, geometry).unwrap();
+        let sizes = tensor.sizes;
+        let [_, records, bitstream, plane] = slices(&tensor).map(|array| array.len() as u64);
+        assert_eq!((records, plane), (sizes.records_bytes(), sizes.plane_bytes()));
+        assert_eq!(bitstream, sizes.bitstream_bytes());
+        tensor
+    }
+
+    fn elements(&self) -> u64 {
+        self.sizes.elements()
+    }
+
+    fn arrays(&mut self) -> Vec<&mut Vec<u8>> {
+        let Self { codebook, records, bitstream, plane, .. } = self;
+        vec![codebook, records, bitstream, plane]
+    }
+
+    fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
+        self.decode(elements)
+    }
+
+    fn verify(&self, each: u64) -> Result<()> {
+        self.verify(each)
+    }
+
+    fn reference(&self) -> df11_reference::Result<Vec<u8>> {
+        df11_reference::decode_tile(slices(self), parameters(self))
+    }
+
+    fn witness(&self) -> witness::Result {
+        witness::verify_tile(slices(self), parameters(self))
+    }
+}
+
+fn slices(tensor: &EncodedTensor) -> [&[u8]; 4] {
+    let EncodedTensor { codebook, records, bitstream, plane, .. } = tensor;
+    [codebook, records, bitstream, plane]
+}
+
+fn parameters(tensor: &EncodedTensor) -> [u64; 3] {
+    let geometry = tensor.sizes.geometry();
+    [geometry.tile_columns(), geometry.columns(), tensor.sizes.bit_count()]
+}
+
+fn check_tile(weights: &[u8], geometry: Geometry) -> EncodedTensor {
+    check(weights, geometry)
+}
+
+fn matrix(rows: u64, columns: u64) -> Geometry {
+    Geometry::new(256, columns, rows * columns).unwrap()
+}
+
+fn vector(elements: u64) -> Geometry {
+    Geometry::vector(elements).unwrap()
+}
+
+fn geometries(elements: u64) -> Vec<Geometry> {
+    [8, 128, 256, 1024, 8192]
+        .into_iter()
+        .filter(|columns| elements.is_multiple_of(*columns))
+        .map(|columns| matrix(elements / columns, columns))
+        .chain([vector(elements)])
+        .collect()
+}
+
+fn normal(elements: u64) -> Vec<u8> {
+    let mut weights = normal::weights(elements, 1, elements.next_multiple_of(2) as usize, |_| 0.02);
+    weights.truncate(2 * elements as usize);
+    weights
+}
+
+/// Weights and a geometry for them, some of them cut off where need be.
+pub(crate) fn tensors() -> impl Strategy<Value = (Vec<u8>, Geometry)> {
+    (exponents(), prop::option::of(1u64..60), any::<u64>()).prop_map(
+        |(mut exponents, columns, seed)| {
+            let columns =
+                columns.map(|units| 8 * units).filter(|&columns| columns <= exponents.len() as u64);
+            let Some(columns) = columns else {
+                let geometry = vector(exponents.len() as u64);
+                return (weights_of(exponents, seed), geometry);
+            };
+            let rows = exponents.len() as u64 / columns;
+            exponents.truncate((rows * columns) as usize);
+            (weights_of(exponents, seed), matrix(rows, columns))
+        },
+    )
+}
+
+#[test]
+fn every_pattern_in_every_geometry() {
+    for geometry in geometries(1 << 16) {
+        check_tile(&every_pattern(), geometry);
+    }
+    let ordered: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    for geometry in geometries(1 << 16) {
+        check_tile(&ordered, geometry);
+    }
+}
+
+#[test]
+fn vectors_around_units_lanes_and_tiles() {
+    for count in
+        (1..40).chain([255, 256, 257, 511, 512, 513, 1024, 8191, 8192, 8193, 8200, 16_384, 20_001])
+    {
+        check_tile(&normal(count), vector(count));
+    }
+}
+
+#[test]
+fn matrices_around_tiles() {
+    for columns in [8, 16, 56, 64, 72, 128, 192, 248, 256, 264, 320, 384, 896] {
+        for rows in [1, 2, 7, 8, 9, 16, 31, 32, 33, 40, 65] {
+            check_tile(&normal(rows * columns), matrix(rows, columns));
+        }
+    }
+}
+
+#[test]
+fn one_pair_only() {
+    for count in [1, 2, 7, 8192, 10_240] {
+        for geometry in geometries(count) {
+            let tensor =
+                check_tile(&weights_of(std::iter::repeat_n(255, count as usize), 1), geometry);
+            assert!(tensor.codebook.len() <= 28);
+        }
+    }
+}
+
+#[test]
+fn escapes_only() {
+    // Every pair at most once: values cost more than they save.
+    let exponents =
+        (0..16_384u64).map(|at| if at % 2 == 0 { (at / 2 % 256) as u8 } else { (at / 512) as u8 });
+    for geometry in geometries(16_384) {
+        let tensor = check_tile(&weights_of(exponents.clone(), 2), geometry);
+        assert_eq!(tensor.codebook[..2], [1, 0]);
+        assert_eq!(tensor.codebook.len(), 26);
+    }
+}
+
+#[test]
+fn rows_of_very_different_scales_need_a_shift() {
+    for rare in [1, 7, 100] {
+        let exponents = (0..8192u64 * 8).map(|at| match at / 256 % rare {
+            0 => (at.wrapping_mul(0x9E37_79B9) >> 13) as u8,
+            _ => 120,
+        });
+        let tensor = check_tile(&weights_of(exponents, 3), matrix(256, 256));
+        assert!(rare == 1 || tensor.records.chunks(32).any(|record| record[7] >> 5 > 0));
+    }
+}
+
+#[test]
+fn geometry_of_shapes() {
+    let choose = |shape: &[u64]| {
+        let geometry = Geometry::choose(shape).unwrap();
+        (geometry.tile_columns(), geometry.columns(), geometry.tile_count(), geometry.strip_count())
+    };
+    assert_eq!(choose(&[4096, 4096]), (256, 4096, 2048, 128));
+    assert_eq!(choose(&[33, 384]), (256, 384, 4, 2));
+    assert_eq!(choose(&[3, 11, 384]), (256, 384, 4, 2));
+    assert_eq!(choose(&[64, 16, 3, 3]), (256, 144, 2, 2));
+    assert_eq!(choose(&[8192]), (8192, 8192, 1, 1));
+    assert_eq!(choose(&[15, 4096]), (8192, 61_440, 8, 8));
+    assert_eq!(choose(&[4096, 120]), (8192, 491_520, 60, 60));
+    assert_eq!(choose(&[]), (8192, 1, 1, 1));
+    assert!(matches!(Geometry::choose(&[4, 0]), Err(Error::Parameter { .. })));
+    assert!(matches!(Geometry::choose(&[u64::MAX, 256]), Err(Error::Parameter { .. })));
+    for (tile_columns, columns, elements) in [
+        (128, 128, 4096),
+        (256, 4, 64),
+        (256, 12, 144),
+        (256, 256, 100),
+        (8192, 64, 128),
+        (256, 8, 0),
+        (8192, 0, 0),
+        (256, 0, 8),
+    ]
+    .into_iter()
+    .chain([(256, 8, 8 << 40), (8192, 1 << 46, 1 << 46), (256, u64::MAX - 7, u64::MAX - 7)])
+    {
+        assert!(matches!(
+            Geometry::new(tile_columns, columns, elements),
+            Err(Error::Corrupt { .. })
+        ));
+    }
+}
+
+#[test]
+fn sizes_of_parts() {
+    let good = encode_tensor(&normal(65 * 384), matrix(65, 384)).unwrap();
+    let sizes = good.sizes;
+    assert_eq!((sizes.tile_count(), sizes.strip_count(), sizes.records_bytes()), (6, 3, 224));
+    assert_eq!(sizes.elements_of(&(1..3)).unwrap(), 12_288..24_960);
+    assert_eq!(sizes.records_of(&(1..2)).unwrap(), 64..160);
+    assert_eq!(sizes.strips_of(&(12_287..12_289)).unwrap(), 0..2);
+    for bad in [0..0, 2..4, 3..4, 2..2] {
+        assert!(matches!(sizes.elements_of(&bad), Err(Error::Parameter { .. })));
+        assert!(matches!(sizes.bitstream_of(&good.records, &bad), Err(Error::Parameter { .. })));
+    }
+    assert!(matches!(sizes.strips_of(&(24_959..24_961)), Err(Error::Parameter { .. })));
+    let geometry = sizes.geometry();
+    for (bits, codebook) in
+        [(0, 26), (4, 26), (1 << 48, 26), (64, 24), (64, 27), (64, 26 + 2 * 4097)]
+    {
+        assert!(matches!(Sizes::new(geometry, bits, codebook), Err(Error::Corrupt { .. })));
+    }
+    assert!(Sizes::new(geometry, (1 << 48) - 8, 26 + 2 * 4096).is_ok());
+}
+
+fn book(escape: u16, counts: &[(usize, u16)], values: &[u16]) -> Vec<u8> {
+    let mut words = vec![0; 13];
+    words[0] = escape;
+    for &(length, count) in counts {
+        words[length] = count;
+    }
+    words.extend(values);
+    words.iter().flat_map(|word: &u16| word.to_le_bytes()).collect()
+}
+
+#[test]
+fn the_code_is_a_good_one() {
+    let weights = normal(1 << 22);
+    let mut histogram = PairHistogram::new();
+    histogram.add(&weights);
+    assert_eq!(histogram.exponents(), Histogram::of(&weights));
+    let bits = Codebook::from_histogram(&histogram).unwrap().expected_bits(&histogram).unwrap();
+    let (bits, entropy) = (bits as f64 / f64::from(1 << 22), histogram.exponents().entropy());
+    assert!(bits > entropy && bits < entropy + 0.028, "{bits} {entropy}");
+
+    let mut parts = PairHistogram::new();
+    for part in weights[..2 * 10_001].chunks(2 * 3_334) {
+        let mut histogram = PairHistogram::new();
+        histogram.add(part);
+        parts.merge(&histogram);
+    }
+    assert_eq!(parts.exponents(), Histogram::of(&weights[..2 * 10_001]));
+    assert!(matches!(
+        Codebook::from_histogram(&PairHistogram::new()),
+        Err(Error::Parameter { .. })
+    ));
+    assert_eq!(
+        Codebook::from_bytes(&book(0, &[(1, 1)], &[7])).unwrap().expected_bits(&histogram),
+        None
+    );
+}
+
+#[test]
+fn escapes_are_rare() {
+    // Of 32 lanes a GPU lets all wait for one that has an escape.
+    let mut histogram = PairHistogram::new();
+    histogram.add(&normal(1 << 22));
+    let book = Codebook::from_histogram(&histogram).unwrap().to_bytes();
+    let coded: std::collections::HashSet<u16> =
+        book[26..].as_chunks().0.iter().map(|&pair| u16::from_le_bytes(pair)).collect();
+    let rare = histogram.used().filter(|(pair, _)| !coded.contains(pair));
+    let share = rare.map(|(_, count)| count).sum::<u64>() as f64 / f64::from(1 << 21);
+    assert!(share > 0.0 && share < 0.0004, "{share}");
+}
+
+#[test]
+fn a_changed_source_is_noticed() {
+    let weights = normal(64 * 256);
+    let mut histogram = PairHistogram::new();
+    histogram.add(&weights_of([100, 100, 101, 101, 102, 102], 1));
+    let geometry = matrix(64, 256);
+    let encoder = Encoder::new(&Codebook::from_histogram(&histogram).unwrap(), geometry);
+    let few = Codebook::from_bytes(&book(0, &[(1, 1)], &[0x7575])).unwrap();
+    let encoder = if encoder.strip_bytes(0, &weights[..2 * 8192]).is_ok() {
+        Encoder::new(&few, geometry)
+    } else {
+        encoder
+    };
+    let mut output = EncodedStrips::default();
+    assert!(matches!(encoder.strip_bytes(0, &weights[..2 * 8192]), Err(Error::Parameter { .. })));
+    assert!(matches!(
+        encoder.encode_strip(0, &weights[..2 * 8192], 0, &mut output),
+        Err(Error::Parameter { .. })
+    ));
+    for (strip, bytes) in [(0, 2 * 8191), (2, 2 * 8192), (1, 0), (0, 4 * 8192), (u64::MAX, 0)] {
+        assert!(matches!(
+            encoder.strip_bytes(strip, &weights[..bytes]),
+            Err(Error::Parameter { .. })
+        ));
+    }
+}
+
+/// Errors say which array is wrong; which rule is checked when, the test vectors show.
+#[test]
+fn errors_name_the_array() {
+    let good = encode_tensor(&normal(64 * 512), matrix(64, 512)).unwrap();
+    let refused = |array: &str, damage: &dyn Fn(&mut EncodedTensor)| {
+        let mut bad = good.clone();
+        damage(&mut bad);
+        assert_eq!(place(bad.decode(0..good.sizes.elements())), array);
+        assert_eq!(place(bad.verify(1)), array);
+        assert_eq!(place(bad.verify(2)), array);
+    };
+    refused("records", &|bad| bad.records[32] ^= 8);
+    refused("records", &|bad| bad.records[128] ^= 8);
+    // One bit from a lane to its neighbour.
+    refused("bitstream", &|bad| {
+        let four = u32::from_le_bytes(bad.records[8..12].try_into().unwrap());
+        let four = if four & 63 < 63 && four >> 6 & 63 > 0 { four + 1 - 64 } else { four - 1 + 64 };
+        bad.records[8..11].copy_from_slice(&four.to_le_bytes()[..3]);
+    });
+    let mut bad = good.clone();
+    bad.records[32 * 3] ^= 8;
+    // A tile that does not need the damaged record is decoded all the same.
+    assert!(bad.decode(0..256).is_ok());
+    assert_eq!(place(bad.decode(32 * 512..32 * 512 + 1)), "records");
+    // What decodes, and must not verify.
+    let mut bad = good.clone();
+    assert_ne!(bad.sizes.bit_count() % 128, 0);
+    *bad.bitstream.last_mut().unwrap() |= 0x80;
+    assert!(bad.decode(0..good.sizes.elements()).is_ok());
+    assert_eq!(place(bad.verify(1)), "bitstream");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_order_of_strips_gives_the_same_bytes((weights, geometry) in tensors(), seed: u64) {
+        let whole = encode_tensor(&weights, geometry).unwrap();
+        let encoder = Encoder::new(&Codebook::from_bytes(&whole.codebook).unwrap(), geometry);
+        let strips: Vec<&[u8]> = weights.chunks(2 * geometry.strip_elements() as usize).collect();
+        let mut places = vec![0];
+        for (strip, weights) in strips.iter().enumerate() {
+            places.push(places[strip] + encoder.strip_bytes(strip as u64, weights).unwrap());
+        }
+        prop_assert_eq!(8 * places[strips.len()], whole.sizes.bit_count());
+        let mut order: Vec<usize> = (0..strips.len()).collect();
+        order.sort_by_key(|&strip| Random(seed ^ strip as u64).next());
+        let mut output = EncodedStrips::default();
+        for strip in order {
+            output.clear();
+            encoder.encode_strip(strip as u64, strips[strip], places[strip], &mut output).unwrap();
+            let span = whole.span(strip as u64..strip as u64 + 1).unwrap();
+            let is_last = strip + 1 == strips.len();
+            prop_assert!(span.bitstream == output.bitstream);
+            prop_assert!(span.plane == output.plane);
+            let own = span.records.len() - if is_last { 0 } else { 32 };
+            prop_assert!(span.records[..own] == output.records);
+        }
+    }
+
+    /// A range decodes from a span of more strips than it needs too.
+    #[test]
+    fn wider_spans_decode_the_same(
+        (weights, geometry) in tensors(),
+        range: (usize, usize),
+        more: u64,
+    ) {
+        let elements = range_of(weights.len() / 2, range);
+        let tensor = encode_tensor(&weights, geometry).unwrap();
+        let strips = tensor.sizes.strips_of(&elements).unwrap();
+        let wider = strips.start - more % (strips.start + 1)
+            ..strips.end + (more >> 32) % (tensor.sizes.strip_count() - strips.end + 1);
+        let codebook = Codebook::from_bytes(&tensor.codebook).unwrap();
+        let decoder = TileDecoder::new(&codebook, &tensor.sizes);
+        let part = &weights[2 * elements.start as usize..2 * elements.end as usize];
+        let mut output = vec![0; part.len()];
+        decoder.decode_strips(&tensor.span(wider).unwrap(), elements, &mut output).unwrap();
+        prop_assert!(output == part);
+    }
+
+    #[test]
+    fn noise_as_a_codebook_is_harmless(
+        escape in 0u16..14,
+        counts in prop::collection::vec(0u16..3, 12),
+        values in prop::collection::vec(any::<u16>(), 0..20),
+    ) {
+        let mut words = vec![escape];
+        words.extend(counts);
+        words.extend(values);
+        let bytes: Vec<u8> = words.into_iter().flat_map(u16::to_le_bytes).collect();
+        only_corrupt(Codebook::from_bytes(&bytes));
+    }
+}
