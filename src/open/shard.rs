@@ -23,6 +23,7 @@ use crate::{
     constants::CHECKSUM_CHUNK_BYTES,
     format::{Directory, directory::chunk_count, records::section_name},
     io::ReadAt,
+    parallel,
 };
 
 /// Locks against checking one chunk twice at the same time; more than there are threads.
@@ -223,11 +224,8 @@ impl Shard {
     ) -> Result<()> {
         let length = self.directory.arrays[array].length.get();
         let mut scratch = Vec::new();
-        for start in (0..length).step_by(CHECKSUM_CHUNK_BYTES as usize) {
-            let end = length.min(start + CHECKSUM_CHUNK_BYTES);
-            take(self.read_array_with(array, start..end, &mut scratch)?)?;
-        }
-        Ok(())
+        parallel::cut(0..length, CHECKSUM_CHUNK_BYTES, 1)
+            .try_for_each(|range| take(self.read_array_with(array, range, &mut scratch)?))
     }
 
     fn locate_array<'s>(
