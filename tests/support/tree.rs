@@ -98,7 +98,9 @@ impl Tree {
             places.push((key, section.len() as u64, array.bytes.len() as u64));
             section.extend_from_slice(&array.bytes);
         }
-        sections.iter_mut().for_each(|(key, section)| finish(key.1, section));
+        for (&(_, kind), section) in &mut sections {
+            finish(kind, section);
+        }
         let keys: Vec<_> = sections.keys().copied().collect();
         let arrays = places.iter().map(|(key, offset, length)| ArrayRecord {
             section: (keys.binary_search(key).expect("its section") as u64).into(),
