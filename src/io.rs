@@ -8,7 +8,7 @@ use std::{
     time::SystemTime,
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, constants::CHECKSUM_CHUNK_BYTES, parallel};
 
 /// Bytes of a known length that many threads may read at once, each at its own offset.
 ///
@@ -78,6 +78,24 @@ impl FileReader {
             Stamp::of(&file).map_err(|error| Error::io("reading the length of", path, error))?;
         let path = std::path::absolute(path).map_err(|error| Error::io("finding", path, error))?;
         Ok(Self { path, kept: Kept::new(file), stamp })
+    }
+
+    /// Hands on its first `length` bytes, at most 1 MiB at a time.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also if there are fewer; what `take` answers.
+    pub(crate) fn stream(
+        &self,
+        length: u64,
+        mut take: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut bytes = Vec::new();
+        parallel::cut(0..length, CHECKSUM_CHUNK_BYTES, 1).try_for_each(|part| {
+            bytes.resize((part.end - part.start) as usize, 0);
+            self.read_exact_at(part.start, &mut bytes)
+                .map_err(|error| Error::io("reading", &self.path, error))?;
+            take(&bytes)
+        })
     }
 
     fn reopen(&self) -> io::Result<File> {

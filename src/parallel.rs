@@ -3,9 +3,12 @@
 //! Order keeps reads and writes near each other in their files; rayon's own splitting would begin
 //! in several distant places.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    ops::Range,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use crate::{Error, Result};
@@ -50,6 +53,26 @@ pub(crate) fn for_each<S>(
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner)
         .map_or(Ok(()), |(_, error)| Err(error))
+}
+
+/// Where a piece for one thread ends that begins at `start`: after about `length`, at a multiple of
+/// `unit` if it does not end with the range.
+pub(crate) fn piece_end(start: u64, end: u64, length: u64, unit: u64) -> u64 {
+    let cut = start.saturating_add(length) / unit * unit;
+    // A unit may be longer than a piece.
+    let cut = if cut > start { cut } else { (start / unit + 1).saturating_mul(unit) };
+    cut.min(end)
+}
+
+/// Cuts a range into pieces of about this length, which end at multiples of `unit` or with it.
+pub(crate) fn cut(range: Range<u64>, length: u64, unit: u64) -> impl Iterator<Item = Range<u64>> {
+    let mut start = range.start;
+    std::iter::from_fn(move || {
+        let end = piece_end(start, range.end, length, unit);
+        let piece = start..end;
+        start = end;
+        (!piece.is_empty()).then_some(piece)
+    })
 }
 
 /// Cuts a buffer into parts of these lengths in bytes, one after the other, each for whichever

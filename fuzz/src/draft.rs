@@ -1,24 +1,21 @@
 //! A container taken apart, to be changed and put together again with all checksums right.
 
-use std::collections::BTreeMap;
+#[path = "../../tests/support/tree.rs"]
+#[allow(missing_docs, reason = "documented there, for tests")]
+mod tree;
 
 use df11::hazmat::{
-    constants::{
-        ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES, SECTION_ALIGNMENT,
-    },
+    constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEADER_BYTES},
     format::{
         Directory, Header,
-        directory::ShardRecord,
         records::{
             ArrayRecord, BlockRecord, ENCODING_ALIAS, FileRecord, MetadataRecord, SectionRecord,
             TensorRecord,
         },
     },
 };
-use zerocopy::{
-    FromBytes, FromZeros, Immutable, IntoBytes,
-    little_endian::{U32, U64},
-};
+use tree::{Array, Owner, Tree};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, little_endian::U32};
 
 use crate::bytes::Bytes;
 
@@ -94,29 +91,10 @@ const NAMES: &[&[u8]] = &[
     b"zzz",
 ];
 
-#[derive(Clone)]
-struct DraftArray {
-    kind: u32,
-    block: u64,
-    bytes: Vec<u8>,
-}
-
-#[derive(Clone)]
-struct Owner<R> {
-    record: R,
-    name: Vec<u8>,
-    arrays: Vec<DraftArray>,
-}
-
-/// A container as a tree: what belongs to a file or tensor is in it, and offsets are not there.
+/// A container as a tree, to be changed.
 #[derive(Clone)]
 pub struct Draft {
-    shard: ShardRecord,
-    files: Vec<Owner<FileRecord>>,
-    blocks: Vec<Vec<u8>>,
-    tensors: Vec<Owner<TensorRecord>>,
-    /// Keys and values.
-    metadata: Vec<(Vec<u8>, Vec<u8>)>,
+    tree: Tree,
     /// Bytes after the last array of the sections of this kind.
     trailing: Option<(u32, u8)>,
 }
@@ -124,40 +102,7 @@ pub struct Draft {
 impl Draft {
     /// Takes a valid container apart.
     pub fn new(container: &[u8]) -> Self {
-        let header =
-            Header::parse(container.first_chunk().expect("a header")).expect("a valid header");
-        let start = header.directory_offset.get();
-        let directory =
-            &container[start as usize..(start + header.directory_length.get()) as usize];
-        let directory = Directory::parse(directory, start).expect("a valid directory");
-        let arrays = |range: std::ops::Range<usize>| {
-            let array = |array: &ArrayRecord| {
-                let section = &directory.sections[array.section.get() as usize];
-                let at = (section.offset.get() + array.offset.get()) as usize;
-                let bytes = container[at..at + array.length.get() as usize].to_vec();
-                DraftArray { kind: section.kind.get(), block: section.block.get(), bytes }
-            };
-            directory.arrays[range].iter().map(array).collect()
-        };
-        let files = directory.files.iter().map(|file| Owner {
-            record: *file,
-            name: directory.file_path(file).into(),
-            arrays: arrays(file.array_range()),
-        });
-        let tensors = directory.tensors.iter().map(|tensor| Owner {
-            record: *tensor,
-            name: directory.tensor_name(tensor).into(),
-            arrays: arrays(tensor.array_range()),
-        });
-        let blocks = directory.blocks.iter().map(|block| directory.block_name(block).into());
-        Self {
-            shard: directory.shard,
-            files: files.collect(),
-            blocks: blocks.collect(),
-            tensors: tensors.collect(),
-            metadata: directory.metadata().map(|(key, value)| (key.into(), value.into())).collect(),
-            trailing: None,
-        }
+        Self { tree: Tree::parse(container), trailing: None }
     }
 
     /// One change that leaves offsets and lengths consistent.
@@ -166,7 +111,7 @@ impl Draft {
             0 | 1 => self.change_tensor(bytes),
             2 | 3 => {
                 let tensor = bytes.u8();
-                if let Some(tensor) = at(&mut self.tensors, tensor) {
+                if let Some(tensor) = at(&mut self.tree.tensors, tensor) {
                     change_arrays(&mut tensor.arrays, bytes);
                 }
             }
@@ -174,12 +119,12 @@ impl Draft {
             5 => self.change_blocks(bytes),
             6 => self.change_tensors(bytes),
             _ => match bytes.u8() % 4 {
-                0 => self.shard.shard_index = bytes.pick(VALUES).into(),
-                1 => self.shard.shard_count = bytes.pick(VALUES).into(),
+                0 => self.tree.shard.shard_index = bytes.pick(VALUES).into(),
+                1 => self.tree.shard.shard_count = bytes.pick(VALUES).into(),
                 2 => self.trailing = Some((bytes.u8().into(), bytes.u8())),
                 _ => {
                     let file = bytes.u8();
-                    if let Some(file) = at(&mut self.files, file) {
+                    if let Some(file) = at(&mut self.tree.files, file) {
                         change_arrays(&mut file.arrays, bytes);
                     }
                 }
@@ -189,7 +134,7 @@ impl Draft {
 
     fn change_tensor(&mut self, bytes: &mut Bytes<'_>) {
         let choice = bytes.u8();
-        let Some(Owner { record, name, arrays }) = at(&mut self.tensors, choice) else { return };
+        let Some(Owner { record, name, arrays }) = at(&mut self.tree.tensors, choice) else { return };
         match bytes.u8() % 8 {
             0 => record.dtype = u32::from(bytes.u8() % 25).into(),
             1 => {
@@ -224,17 +169,17 @@ impl Draft {
         let choice = bytes.u8();
         match bytes.u8() % 6 {
             0 => {
-                if let Some(file) = at(&mut self.files, choice) {
+                if let Some(file) = at(&mut self.tree.files, choice) {
                     change_name(&mut file.name, bytes);
                 }
             }
             1 => {
-                if let Some(file) = at(&mut self.files, choice) {
+                if let Some(file) = at(&mut self.tree.files, choice) {
                     file.record.length = number(bytes, file.record.length.get()).into();
                 }
             }
             2 => {
-                if let Some(file) = at(&mut self.files, choice) {
+                if let Some(file) = at(&mut self.tree.files, choice) {
                     file.record.kind = u32::from(bytes.u8() % 3).into();
                 }
             }
@@ -243,14 +188,14 @@ impl Draft {
                 record.kind = 1.into();
                 let content = bytes.run(usize::from(choice % 16)).to_vec();
                 record.length = (content.len() as u64).into();
-                let array = DraftArray { kind: 7, block: u64::MAX, bytes: content };
+                let array = Array { kind: 7, block: u64::MAX, bytes: content };
                 let arrays =
                     Some(array).filter(|array| !array.bytes.is_empty()).into_iter().collect();
-                self.files.push(Owner { record, name: bytes.pick(NAMES).to_vec(), arrays });
+                self.tree.files.push(Owner { record, name: bytes.pick(NAMES).to_vec(), arrays });
             }
-            4 => change_list(&mut self.files, bytes),
+            4 => change_list(&mut self.tree.files, bytes),
             _ => {
-                self.files.sort_by(|a, b| {
+                self.tree.files.sort_by(|a, b| {
                     (a.record.kind.get(), &a.name).cmp(&(b.record.kind.get(), &b.name))
                 });
             }
@@ -260,10 +205,10 @@ impl Draft {
     fn change_blocks(&mut self, bytes: &mut Bytes<'_>) {
         let choice = bytes.u8();
         match bytes.u8() % 3 {
-            0 => self.blocks.push(bytes.pick(NAMES).to_vec()),
-            1 => change_list(&mut self.blocks, bytes),
+            0 => self.tree.blocks.push(bytes.pick(NAMES).to_vec()),
+            1 => change_list(&mut self.tree.blocks, bytes),
             _ => {
-                if let Some(block) = at(&mut self.blocks, choice) {
+                if let Some(block) = at(&mut self.tree.blocks, choice) {
                     change_name(block, bytes);
                 }
             }
@@ -273,23 +218,23 @@ impl Draft {
     fn change_tensors(&mut self, bytes: &mut Bytes<'_>) {
         let choice = bytes.u8();
         match bytes.u8() % 4 {
-            0 => change_list(&mut self.tensors, bytes),
-            1 => self.tensors.sort_by(|a, b| a.name.cmp(&b.name)),
+            0 => change_list(&mut self.tree.tensors, bytes),
+            1 => self.tree.tensors.sort_by(|a, b| a.name.cmp(&b.name)),
             // An alias of a tensor, beside it.
             2 => {
-                let Some(tensor) = at(&mut self.tensors, choice) else { return };
+                let Some(tensor) = at(&mut self.tree.tensors, choice) else { return };
                 let mut alias = tensor.clone();
                 alias.name.push(b'0' + bytes.u8() % 3);
                 alias.arrays.clear();
                 alias.record.encoding = ENCODING_ALIAS.into();
-                let index = usize::from(choice) % self.tensors.len();
+                let index = usize::from(choice) % self.tree.tensors.len();
                 alias.record.parameters = [(index as u64).into(), 0.into(), 0.into(), 0.into()];
-                self.tensors.insert(index + 1, alias);
+                self.tree.tensors.insert(index + 1, alias);
             }
             // What an encoding or dtype of a later version may look like, or one of tiles without
             // arrays of tiles.
             _ => {
-                let Some(tensor) = at(&mut self.tensors, choice) else { return };
+                let Some(tensor) = at(&mut self.tree.tensors, choice) else { return };
                 tensor.record.encoding = (3 + u32::from(bytes.u8() % 2)).into();
                 tensor.record.dtype = (15 + 8 * u32::from(bytes.u8() % 2)).into();
                 tensor.record.shape[0] = number(bytes, tensor.record.shape[0].get()).into();
@@ -343,95 +288,13 @@ impl Draft {
 
     /// Places arrays, sections and text.
     fn lay_out(&self) -> (Directory, Vec<u8>) {
-        let mut sections: BTreeMap<(u64, u32), Vec<u8>> = BTreeMap::new();
-        let mut places = Vec::new();
-        let arrays = self.files.iter().flat_map(|file| &file.arrays);
-        for array in arrays.chain(self.tensors.iter().flat_map(|tensor| &tensor.arrays)) {
-            let key = (array.block, array.kind);
-            let section = sections.entry(key).or_default();
-            section.resize(section.len().next_multiple_of(ARRAY_ALIGNMENT as usize), 0);
-            places.push((key, section.len() as u64, array.bytes.len() as u64));
-            section.extend_from_slice(&array.bytes);
-        }
-        if let Some((kind, length)) = self.trailing {
-            let of_kind = sections.iter_mut().filter(|(key, _)| key.1 % 256 == kind);
-            of_kind.for_each(|(_, section)| section.resize(section.len() + usize::from(length), 7));
-        }
-        let keys: Vec<_> = sections.keys().copied().collect();
-        let arrays = places.iter().map(|(key, offset, length)| ArrayRecord {
-            section: (keys.binary_search(key).expect("its section") as u64).into(),
-            offset: (*offset).into(),
-            length: (*length).into(),
+        let (directory, contents) = self.tree.lay_out(|kind, section| {
+            if let Some((_, length)) = self.trailing.filter(|&(of, _)| kind % 256 == of) {
+                section.resize(section.len() + usize::from(length), 7);
+            }
         });
-        let mut contents = vec![0; HEAD_BYTES as usize];
-        let mut records = Vec::new();
-        for ((block, kind), section) in sections {
-            contents.resize(contents.len().next_multiple_of(SECTION_ALIGNMENT as usize), 0);
-            records.push(SectionRecord {
-                kind: kind.into(),
-                reserved: 0.into(),
-                block: block.into(),
-                offset: (contents.len() as u64).into(),
-                length: (section.len() as u64).into(),
-            });
-            contents.extend_from_slice(&section);
-        }
-        contents.resize(contents.len().next_multiple_of(SECTION_ALIGNMENT as usize), 0);
-        let mut directory = Directory {
-            shard: self.shard,
-            files: Vec::new(),
-            blocks: Vec::new(),
-            sections: records,
-            tensors: Vec::new(),
-            arrays: arrays.collect(),
-            checksums: Vec::new(),
-            metadata: Vec::new(),
-            text: Vec::new(),
-        };
-        self.number(&mut directory);
-        (directory, contents)
+        (directory, tree::join(&contents))
     }
-
-    /// Fills in indexes of arrays and places of names.
-    fn number(&self, directory: &mut Directory) {
-        let mut next = 0u64;
-        for file in &self.files {
-            let mut record = file.record;
-            (record.path_offset, record.path_length) = put(&mut directory.text, &file.name);
-            (record.first_array, record.array_count) =
-                (next.into(), (file.arrays.len() as u64).into());
-            next += file.arrays.len() as u64;
-            directory.files.push(record);
-        }
-        for block in &self.blocks {
-            let (name_offset, name_length) = put(&mut directory.text, block);
-            directory.blocks.push(BlockRecord { name_offset, name_length });
-        }
-        for tensor in &self.tensors {
-            let mut record = tensor.record;
-            (record.name_offset, record.name_length) = put(&mut directory.text, &tensor.name);
-            (record.first_array, record.array_count) =
-                (next.into(), (tensor.arrays.len() as u64).into());
-            next += tensor.arrays.len() as u64;
-            directory.tensors.push(record);
-        }
-        for (key, value) in &self.metadata {
-            let (key_offset, key_length) = put(&mut directory.text, key);
-            let (value_offset, value_length) = put(&mut directory.text, value);
-            directory.metadata.push(MetadataRecord {
-                key_offset,
-                key_length,
-                value_offset,
-                value_length,
-            });
-        }
-    }
-}
-
-fn put(text: &mut Vec<u8>, name: &[u8]) -> (U64, U64) {
-    let offset = text.len() as u64;
-    text.extend_from_slice(name);
-    (offset.into(), (name.len() as u64).into())
 }
 
 fn at<T>(items: &mut [T], choice: u8) -> Option<&mut T> {
@@ -476,7 +339,7 @@ fn change_list<T: Clone>(items: &mut Vec<T>, bytes: &mut Bytes<'_>) {
     }
 }
 
-fn change_arrays(arrays: &mut Vec<DraftArray>, bytes: &mut Bytes<'_>) {
+fn change_arrays(arrays: &mut Vec<Array>, bytes: &mut Bytes<'_>) {
     let choice = bytes.u8();
     match bytes.u8() % 6 {
         0..=2 => {

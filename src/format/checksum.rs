@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use crc32fast::Hasher;
 
-use super::directory::chunk_count;
-use crate::constants::CHECKSUM_CHUNK_BYTES;
+use crate::{constants::CHECKSUM_CHUNK_BYTES, parallel};
 
 /// Collects the CRC-32 of the pieces of one section and joins them into the checksums of its
 /// chunks.
@@ -79,14 +78,8 @@ impl SectionChecksums {
 
     /// The checksums of all chunks of a section of `section_length` bytes.
     pub fn finish(mut self, section_length: u64) -> Vec<u32> {
-        let mut checksums = Vec::with_capacity(chunk_count(section_length) as usize);
-        let mut start = 0;
-        while start < section_length {
-            let end = section_length.min(start + CHECKSUM_CHUNK_BYTES);
-            checksums.push(self.chunk(start, end));
-            start = end;
-        }
-        checksums
+        let chunks = parallel::cut(0..section_length, CHECKSUM_CHUNK_BYTES, 1);
+        chunks.map(|chunk| self.chunk(chunk.start, chunk.end)).collect()
     }
 
     fn chunk(&mut self, start: u64, end: u64) -> u32 {

@@ -15,6 +15,7 @@ use crate::{
     Error, Result,
     constants::CHECKSUM_CHUNK_BYTES,
     open::Shard,
+    parallel,
     progress::{Observer, advance},
 };
 
@@ -62,11 +63,11 @@ fn pieces<'m>(deliveries: &[Delivery<'m>]) -> Vec<UploadPiece<'m>> {
             Origin::Section(section) => directory.sections[section].length.get(),
             Origin::Array(array) => directory.arrays[array].length.get(),
         };
-        (0..length).step_by(PIECE_BYTES as usize).map(move |start| UploadPiece {
+        parallel::cut(0..length, PIECE_BYTES, 1).map(move |range| UploadPiece {
             shard,
             from,
-            range: start..length.min(start + PIECE_BYTES),
-            to: to + start,
+            to: to + range.start,
+            range,
         })
     };
     deliveries.iter().flat_map(cut).collect()

@@ -28,9 +28,6 @@ pub(crate) const MARK: &str = "\n  \"quantization_config\": {\"quant_method\": \
 /// The name of the file that may have the mark.
 pub(crate) const MARKED_NAME: &str = "config.json";
 
-/// Bytes that are read and hashed at a time.
-const PIECE_BYTES: usize = 1 << 20;
-
 /// What was found at the place of a recorded side file.
 pub(crate) enum Beside {
     /// The original.
@@ -100,14 +97,11 @@ fn is_absent(error: &io::Error) -> bool {
 
 fn hash_file(path: &Path) -> Result<[u8; 32]> {
     let reader = FileReader::open(path)?;
-    let (mut hasher, mut bytes) = (blake3::Hasher::new(), Vec::new());
-    for start in (0..reader.size()).step_by(PIECE_BYTES) {
-        bytes.resize((reader.size() - start).min(PIECE_BYTES as u64) as usize, 0);
-        reader
-            .read_exact_at(start, &mut bytes)
-            .map_err(|error| Error::io("reading", path, error))?;
-        hash(&mut hasher, &bytes);
-    }
+    let mut hasher = blake3::Hasher::new();
+    reader.stream(reader.size(), |bytes| {
+        hash(&mut hasher, bytes);
+        Ok(())
+    })?;
     Ok(*hasher.finalize().as_bytes())
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::{
-    decoder::{cut, ranges},
+    decoder::ranges,
     reader::{PIECE_BYTES, TensorReader},
     slice::{Rect, Slice},
 };
@@ -57,7 +57,7 @@ pub(super) fn read_slice(tensor: &TensorReader<'_>, slice: &Slice, out: &mut [u8
 fn parts(tensor: &TensorReader<'_>, rect: Rect) -> Vec<ThreadWork> {
     let rows = |row_bytes: u64, unit: u64| {
         let Rect { rows, columns, width } = rect.clone();
-        cut(rows, PIECE_BYTES / row_bytes, unit).map(move |rows| Rect {
+        parallel::cut(rows, PIECE_BYTES / row_bytes, unit).map(move |rows| Rect {
             rows,
             columns: columns.clone(),
             width,

@@ -81,29 +81,9 @@ impl PreparedTensor for TensorReader<'_> {
     }
 }
 
-/// Where a piece for one thread ends that begins at `start`: after about `length`, at a multiple of
-/// `unit` where it does not end with the range.
-pub(super) fn piece_end(start: u64, end: u64, length: u64, unit: u64) -> u64 {
-    let cut = start.saturating_add(length) / unit * unit;
-    // A unit may be longer than a piece.
-    let cut = if cut > start { cut } else { (start / unit + 1).saturating_mul(unit) };
-    cut.min(end)
-}
-
 /// Cuts a range into those of pieces, each for one thread.
 pub(super) fn ranges(range: Range<u64>, unit: u64) -> impl Iterator<Item = Range<u64>> {
-    cut(range, PIECE_BYTES, unit)
-}
-
-/// Cuts a range into some of about this length.
-pub(super) fn cut(range: Range<u64>, length: u64, unit: u64) -> impl Iterator<Item = Range<u64>> {
-    let mut start = range.start;
-    std::iter::from_fn(move || {
-        let end = piece_end(start, range.end, length, unit);
-        let piece = start..end;
-        start = end;
-        (!piece.is_empty()).then_some(piece)
-    })
+    parallel::cut(range, PIECE_BYTES, unit)
 }
 
 /// Cuts a range, and the bytes that it decodes to, into pieces.

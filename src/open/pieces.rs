@@ -5,7 +5,7 @@ use std::{mem, ops::Range, sync::Arc};
 
 use rayon::prelude::*;
 
-use super::{Decoder, PreparedTensor, Shard, Tensor, decoder::piece_end, reader::PIECE_BYTES};
+use super::{Decoder, PreparedTensor, Shard, Tensor, reader::PIECE_BYTES};
 use crate::{Error, Result, format::records::FileRecord, parallel};
 
 /// Decodes a weights file, some MiB at a time.
@@ -140,7 +140,7 @@ impl<'m> FilePieces<'m> {
             let prepared = self.prepare(index, tensor)?;
             let (length, unit) = (tensor.byte_length()?, prepared.unit());
             let room = (PIECE_BYTES.max(unit) * threads).saturating_sub(taken);
-            let mut end = piece_end(start, length, PIECE_BYTES, unit);
+            let mut end = parallel::piece_end(start, length, PIECE_BYTES, unit);
             if end - start > room {
                 // A cut goes between units, and so between elements.
                 end = (start + room) / unit * unit;

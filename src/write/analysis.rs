@@ -196,11 +196,11 @@ impl Pass<'_> {
         self.file.file.tensors.iter().enumerate().flat_map(|(index, tensor)| {
             let work = work(self.layout, tensor);
             let most = if work == Work::Whole { tensor.length } else { self.piece_bytes(index) };
-            (0..tensor.length).step_by(most.max(1) as usize).map(move |start| BatchPiece {
+            parallel::cut(0..tensor.length, most, 1).map(move |range| BatchPiece {
                 tensor: index,
-                start,
-                offset: tensor.offset + start,
-                length: most.min(tensor.length - start),
+                start: range.start,
+                offset: tensor.offset + range.start,
+                length: range.end - range.start,
                 work,
             })
         })

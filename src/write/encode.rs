@@ -96,7 +96,8 @@ impl Worker {
         match *job {
             Job::Bytes { array, ref bytes } => output.write_array(array, 0, bytes),
             Job::Prefix { array, file } => output.write_array(array, 0, &file.file.prefix),
-            Job::Raw { array, read, offset, length } => {
+            Job::Raw { array, read, ref range } => {
+                let (offset, length) = (range.start, range.end - range.start);
                 self.input.resize(length as usize, 0);
                 let target = pass.target(read, array);
                 target.file.read(target.tensor.offset + offset, &mut self.input)?;
@@ -129,12 +130,12 @@ impl Worker {
         }
         let first = chunk as u64 * coding.chunk_bytes;
         let end = target.tensor.length.min(first + coding.chunk_bytes);
-        let (mut start, mut bit) = (first, coding.chunk_bits[chunk]);
-        while start < end {
-            let length = MIN_CHUNK_BYTES.next_multiple_of(coding.piece_bytes).min(end - start);
+        let mut bit = coding.chunk_bits[chunk];
+        let each = MIN_CHUNK_BYTES.next_multiple_of(coding.piece_bytes);
+        for part in parallel::cut(first..end, each, 1) {
+            let (start, length) = (part.start, part.end - part.start);
             self.read(target, coding, start, length)?;
-            let is_last = start + length == end;
-            let end_bit = if is_last {
+            let end_bit = if part.end == end {
                 coding.chunk_bits[chunk + 1]
             } else {
                 bit + coding.lengths.bits(&Histogram::of(&self.input[..length as usize]))?
@@ -150,7 +151,7 @@ impl Worker {
             encoder.encode(&input, &mut self.output).map_err(|error| target.changed(error))?;
             self.write(target.first_array, target.output)?;
             advance(target.observer, length)?;
-            (start, bit) = (start + length, end_bit);
+            bit = end_bit;
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ use crate::{
     Error, Model, Result, Tensor,
     constants::CHECKSUM_CHUNK_BYTES,
     format::records::{FILE_SIDE, FILE_WEIGHTS, FileRecord},
-    io::{FileReader, ReadAt},
+    io::FileReader,
     open::{
         Cpu, Decoder, PreparedTensor, Shard,
         beside::{self, Beside},
@@ -284,18 +284,7 @@ impl<'a> Side<'a> {
     /// Hands on its bytes, at most 1 MiB at a time.
     fn for_each(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         match &self.place {
-            Place::Disk(file) => {
-                let reader = FileReader::open(file)?;
-                let mut bytes = Vec::new();
-                for start in (0..self.length).step_by(CHECKSUM_CHUNK_BYTES as usize) {
-                    bytes.resize(CHECKSUM_CHUNK_BYTES.min(self.length - start) as usize, 0);
-                    reader
-                        .read_exact_at(start, &mut bytes)
-                        .map_err(|error| Error::io("reading", file, error))?;
-                    take(&bytes)?;
-                }
-                Ok(())
-            }
+            Place::Disk(file) => FileReader::open(file)?.stream(self.length, take),
             Place::Memory(bytes) => bytes.chunks(CHECKSUM_CHUNK_BYTES as usize).try_for_each(take),
             Place::Stored(shard, file) => {
                 let mut arrays = shard.directory().files[*file].array_range();

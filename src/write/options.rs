@@ -103,6 +103,36 @@ impl CompressOptions {
     }
 }
 
+/// Choices of [`decompress`](super::decompress).
+#[derive(Clone, Debug, Default)]
+pub struct DecompressOptions {
+    pub(crate) overwrite: bool,
+    pub(crate) keep_changed: bool,
+}
+
+impl DecompressOptions {
+    /// An output that exists stays, and a changed side file is an error.
+    pub const fn new() -> Self {
+        Self { overwrite: false, keep_changed: false }
+    }
+
+    /// Whether to replace an output that exists; a folder only if each file in it has the path of a
+    /// new one.
+    #[must_use]
+    pub const fn overwrite(mut self, overwrite: bool) -> Self {
+        self.overwrite = overwrite;
+        self
+    }
+
+    /// Whether to copy side files beside the containers that are not what was compressed, and to go
+    /// without those that are missing, instead of failing.
+    #[must_use]
+    pub const fn keep_changed(mut self, keep_changed: bool) -> Self {
+        self.keep_changed = keep_changed;
+        self
+    }
+}
+
 /// Checks that a key is one that anybody may set; keys without a dot belong to the spec.
 pub(super) fn check_key(key: &str) -> Result<()> {
     if key.starts_with("df11.") {

@@ -1,7 +1,7 @@
 //! The plan of a container: with the first pass done, every array has its size and so its place.
 //! What is left to do is listed as jobs that touch disjoint bytes.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use super::{
     analysis::FileAnalysis,
@@ -71,8 +71,8 @@ pub(super) enum Job<'a> {
     Bytes { array: usize, bytes: Vec<u8> },
     /// The prefix of a weights file.
     Prefix { array: usize, file: &'a Weights<'a> },
-    /// A piece of a tensor that is stored raw; offset and length count from the tensor's start.
-    Raw { array: usize, read: usize, offset: u64, length: u64 },
+    /// A piece of a tensor that is stored raw: these of the tensor's bytes.
+    Raw { array: usize, read: usize, range: Range<u64> },
     /// A side file, with the hash of what was read of it first.
     Side { array: usize, file: &'a Side<'a> },
     /// A chunk of a tensor that is coded; its arrays start at `first_array`.

@@ -14,6 +14,7 @@ use crate::{
     Dtype,
     constants::{ARRAY_ALIGNMENT, MAX_ALIASES},
     format::records::{ENCODING_ALIAS, ENCODING_RAW, SECTION_RAW, TensorRecord},
+    parallel,
     source::SourceTensor,
 };
 
@@ -196,12 +197,8 @@ impl<'a> PlannedTensor<'a> {
         match self.encoding {
             PlannedEncoding::Alias(_) => return,
             PlannedEncoding::Raw => {
-                let mut offset = 0;
-                while offset < tensor.length {
-                    let length = RAW_JOB_BYTES.min(tensor.length - offset);
-                    jobs.push(Job::Raw { array: first_array, read, offset, length });
-                    offset += length;
-                }
+                let parts = parallel::cut(0..tensor.length, RAW_JOB_BYTES, 1);
+                jobs.extend(parts.map(|range| Job::Raw { array: first_array, read, range }));
             }
             PlannedEncoding::Coded(coding) => {
                 jobs.push(Job::Bytes { array: first_array, bytes: coding.codebook() });

@@ -11,6 +11,7 @@ use blake3::Hasher;
 
 use super::{
     folder::{ModelFolder, OutputFolder},
+    options::DecompressOptions,
     rename::{self, check_absent},
     replace::{Earlier, check_file},
     temporary::{file_beside, parent_of},
@@ -29,13 +30,6 @@ use crate::{
     source::{Found, LeftOut, leads_out},
 };
 
-/// Choices of [`decompress`].
-#[derive(Clone, Debug, Default)]
-pub struct DecompressOptions {
-    pub(crate) overwrite: bool,
-    pub(crate) keep_changed: bool,
-}
-
 /// What [`decompress`] has written.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -53,44 +47,6 @@ pub struct Restored {
     pub unchecked: Vec<String>,
     /// Files beside the containers that were not copied.
     pub left_out: Vec<LeftOut>,
-}
-
-impl DecompressOptions {
-    /// An output that exists stays, and a changed side file is an error.
-    pub const fn new() -> Self {
-        Self { overwrite: false, keep_changed: false }
-    }
-
-    /// Whether to replace an output that exists; a folder only if each file in it has the path of a
-    /// new one.
-    #[must_use]
-    pub const fn overwrite(mut self, overwrite: bool) -> Self {
-        self.overwrite = overwrite;
-        self
-    }
-
-    /// Whether to copy side files beside the containers that are not what was compressed, and to go
-    /// without those that are missing, instead of failing.
-    #[must_use]
-    pub const fn keep_changed(mut self, keep_changed: bool) -> Self {
-        self.keep_changed = keep_changed;
-        self
-    }
-
-    /// What [`decompress`] checks before it does anything.
-    fn check(&self, model: &Model, out: &Path) -> Result<()> {
-        check_absent(out, self.overwrite)?;
-        if !model.is_complete() {
-            let problem = format!("{} of the model's shards are open", model.shards().len());
-            return Err(Error::parameter(problem, "open the folder that holds all of them"));
-        }
-        let count = weights(model).count();
-        if is_safetensors(out) && count != 1 {
-            let problem = format!("the model was made of {count} weights files");
-            return Err(Error::parameter(problem, "name a folder as output"));
-        }
-        Ok(())
-    }
 }
 
 /// Writes the original files of a model, and proves by their hashes that they are the same, before
@@ -146,7 +102,7 @@ fn restore(
 ) -> Result<Vec<Restored>> {
     let mut restorers = Vec::new();
     for &(name, model) in parts {
-        options.check(model, out)?;
+        check(options, model, out)?;
         let done = Restored::default();
         restorers.push(Restorer { name, model, options, observer, done });
     }
@@ -192,6 +148,21 @@ fn restore_folder(
     }
     folder.finish()?;
     Ok(restorers.into_iter().map(Restorer::finish).collect())
+}
+
+/// What [`decompress`] checks before it does anything.
+fn check(options: &DecompressOptions, model: &Model, out: &Path) -> Result<()> {
+    check_absent(out, options.overwrite)?;
+    if !model.is_complete() {
+        let problem = format!("{} of the model's shards are open", model.shards().len());
+        return Err(Error::parameter(problem, "open the folder that holds all of them"));
+    }
+    let count = weights(model).count();
+    if is_safetensors(out) && count != 1 {
+        let problem = format!("the model was made of {count} weights files");
+        return Err(Error::parameter(problem, "name a folder as output"));
+    }
+    Ok(())
 }
 
 fn files(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {

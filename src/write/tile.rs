@@ -118,8 +118,7 @@ impl Chunks {
         let (geometry, group) = (self.geometry, Self::group(self.geometry));
         let first = chunk as u64 * self.strips;
         let end = geometry.strip_count().min(first + self.strips);
-        (first..end).step_by(group as usize).map(move |start| {
-            let strips = start..end.min(start + group);
+        parallel::cut(first..end, group, 1).map(move |strips| {
             let byte = |strip: u64| 2 * geometry.elements().min(strip * geometry.strip_elements());
             (strips.clone(), byte(strips.start)..byte(strips.end))
         })

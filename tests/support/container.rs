@@ -6,32 +6,32 @@
 
 #[path = "tile_arrays.rs"]
 pub(crate) mod tile_arrays;
+#[path = "tree.rs"]
+mod tree;
 
 use std::collections::BTreeMap;
 
 use df11::{
     Dtype,
     hazmat::{
-        constants::{
-            ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES, NONE,
-            SECTION_ALIGNMENT,
-        },
+        constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEADER_BYTES, NONE},
         format::{
             Directory, Header, IdentifiedFile,
             directory::ShardRecord,
             identity,
             records::{
-                ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW,
-                ENCODING_TILE, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord,
-                SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX,
-                SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord,
+                ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_BESIDE, FILE_SIDE,
+                FILE_WEIGHTS, FileRecord, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX,
+                SECTION_PLANE, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SectionRecord,
+                TensorRecord,
             },
         },
         gap::{Geometry, encode_tensor},
         tile,
     },
 };
-use zerocopy::{FromBytes, IntoBytes};
+use tree::{Array, Owner, Tree};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// How an [`Item`] is stored.
 #[derive(Clone, Debug)]
@@ -349,98 +349,52 @@ impl Model {
     }
 
     /// Lays out sections, arrays and text.
-    #[allow(clippy::too_many_lines, reason = "one record after the other")]
     pub(crate) fn draft(&self) -> Draft {
-        let mut sections: BTreeMap<(u64, u32), Vec<u8>> = BTreeMap::new();
-        for (block, kind, bytes) in &self.extra_sections {
-            sections.insert((*block, *kind), bytes.clone());
-        }
-        let mut places = Vec::new();
-        let mut text = Vec::new();
-        let mut put_text = |bytes: &[u8]| {
-            text.extend_from_slice(bytes);
-            (((text.len() - bytes.len()) as u64).into(), (bytes.len() as u64).into())
+        let arrays = |block: u64, arrays: &[Stored]| {
+            let array = |(kind, bytes): &Stored| Array { block, kind: *kind, bytes: bytes.clone() };
+            arrays.iter().map(array).collect()
         };
-        let mut put_arrays = |block: u64, arrays: &[Stored]| {
-            let first = places.len() as u64;
-            for (kind, bytes) in arrays {
-                let section = sections.entry((block, *kind)).or_default();
-                section.resize(section.len().next_multiple_of(ARRAY_ALIGNMENT as usize), 0);
-                places.push(((block, *kind), section.len() as u64, bytes.len() as u64));
-                section.extend(bytes);
-            }
-            (first.into(), (arrays.len() as u64).into())
-        };
-        let files = self.files.iter().map(|file| {
-            let (path_offset, path_length) = put_text(&file.path);
-            let (first_array, array_count) = put_arrays(NONE, &file.arrays);
-            FileRecord {
+        let files = self.files.iter().map(|file| Owner {
+            record: FileRecord {
                 kind: file.kind.into(),
-                reserved: 0.into(),
-                path_offset,
-                path_length,
                 length: file.length.into(),
                 hash: file.hash,
-                first_array,
-                array_count,
-            }
+                ..FileRecord::new_zeroed()
+            },
+            name: file.path.clone(),
+            arrays: arrays(NONE, &file.arrays),
         });
-        let files = files.collect();
-        let blocks = self.blocks.iter().map(|name| put_text(name));
-        let blocks = blocks
-            .map(|(name_offset, name_length)| BlockRecord { name_offset, name_length })
-            .collect();
-        let tensors = self.tensors.iter().map(|tensor| {
-            let (name_offset, name_length) = put_text(&tensor.name);
-            let (first_array, array_count) = put_arrays(tensor.block, &tensor.arrays);
-            let dimension = |at| tensor.shape.get(at).copied().unwrap_or(0).into();
-            TensorRecord {
-                name_offset,
-                name_length,
+        let tensors = self.tensors.iter().map(|tensor| Owner {
+            record: TensorRecord {
                 dtype: tensor.dtype.into(),
                 encoding: tensor.encoding.into(),
                 block: tensor.block.into(),
                 file: tensor.file.into(),
                 file_offset: tensor.file_offset.into(),
                 dimension_count: (tensor.shape.len() as u64).into(),
-                shape: std::array::from_fn(dimension),
-                first_array,
-                array_count,
+                shape: std::array::from_fn(|at| tensor.shape.get(at).copied().unwrap_or(0).into()),
                 parameters: tensor.parameters.map(Into::into),
                 hash: tensor.hash,
-            }
+                ..TensorRecord::new_zeroed()
+            },
+            name: tensor.name.clone(),
+            arrays: arrays(tensor.block, &tensor.arrays),
         });
-        let tensors = tensors.collect();
-        let metadata = self.metadata.iter().map(|(key, value)| {
-            let (key_offset, key_length) = put_text(key);
-            let (value_offset, value_length) = put_text(value);
-            MetadataRecord { key_offset, key_length, value_offset, value_length }
-        });
-        let metadata = metadata.collect();
-        let keys: Vec<(u64, u32)> = sections.keys().copied().collect();
-        let arrays = places.iter().map(|(key, offset, length)| ArrayRecord {
-            section: (keys.binary_search(key).unwrap() as u64).into(),
-            offset: (*offset).into(),
-            length: (*length).into(),
-        });
-        let directory = Directory {
+        let tree = Tree {
             shard: ShardRecord {
                 shard_index: self.shard.0.into(),
                 shard_count: self.shard.1.into(),
                 identity: self.identity,
             },
-            files,
-            blocks,
-            sections: Vec::new(),
-            tensors,
-            arrays: arrays.collect(),
-            checksums: Vec::new(),
-            metadata,
-            text: Vec::new(),
+            files: files.collect(),
+            blocks: self.blocks.clone(),
+            tensors: tensors.collect(),
+            metadata: self.metadata.clone(),
+            extra_sections: self.extra_sections.clone(),
         };
-        let mut draft = Draft { directory, contents: sections.into_values().collect() };
-        draft.directory.text = text;
-        draft.place(&keys);
+        let (directory, contents) = tree.lay_out(|_, _| ());
+        let mut draft = Draft { directory, contents };
+        draft.repair_checksums();
         draft
     }
 
@@ -476,23 +430,6 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// Section records and checksums that fit the contents.
-    fn place(&mut self, keys: &[(u64, u32)]) {
-        let mut offset = HEAD_BYTES;
-        for (&(block, kind), content) in keys.iter().zip(&self.contents) {
-            let length = content.len() as u64;
-            self.directory.sections.push(SectionRecord {
-                kind: kind.into(),
-                reserved: 0.into(),
-                block: block.into(),
-                offset: offset.into(),
-                length: length.into(),
-            });
-            offset = (offset + length).next_multiple_of(SECTION_ALIGNMENT);
-        }
-        self.repair_checksums();
-    }
-
     pub(crate) fn repair_checksums(&mut self) {
         let chunks =
             self.contents.iter().flat_map(|content| content.chunks(CHECKSUM_CHUNK_BYTES as usize));
@@ -559,21 +496,12 @@ impl Draft {
     }
 }
 
-fn pad(bytes: &mut Vec<u8>, alignment: u64) {
-    bytes.resize(bytes.len().next_multiple_of(alignment as usize), 0);
-}
-
 /// Head, sections, directory and footer around these bytes.
 pub(crate) fn seal(contents: &[Vec<u8>], directory: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![0; HEAD_BYTES as usize];
-    for content in contents {
-        pad(&mut bytes, SECTION_ALIGNMENT);
-        bytes.extend(content);
-    }
-    pad(&mut bytes, SECTION_ALIGNMENT);
+    let mut bytes = tree::join(contents);
     let header = Header::complete(bytes.len() as u64, directory).unwrap();
     bytes.extend(directory);
-    pad(&mut bytes, ARRAY_ALIGNMENT);
+    tree::pad(&mut bytes, ARRAY_ALIGNMENT);
     bytes.extend(header.as_bytes());
     bytes[..HEADER_BYTES as usize].copy_from_slice(header.as_bytes());
     bytes

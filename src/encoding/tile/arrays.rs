@@ -9,7 +9,7 @@ use super::{
     Codebook, Geometry, RECORD_BYTES, Sizes, Span, TILE_COLUMNS, TileDecoder, decode, record,
     staging::{check_offsets, staged_bytes},
 };
-use crate::{Error, Result};
+use crate::{Error, Result, parallel};
 
 /// The arrays of a BF16 matrix, in their order in the format, wherever they lie.
 #[derive(Clone, Copy, Debug)]
@@ -90,15 +90,13 @@ impl<'a> Arrays<'a> {
             return Err(Error::parameter(problem, "pass two bytes for each weight"));
         }
         let decoder = self.decoder()?;
-        let (each, mut jobs, mut rest) = (self.sizes.geometry().tile_rows(), Vec::new(), weights);
-        let mut first = rows.start;
-        while first < rows.end {
-            let end = rows.end.min((first / each + 1) * each);
-            let (part, after) = rest.split_at_mut((row_bytes * (end - first)) as usize);
-            jobs.push((first..end, part));
-            (first, rest) = (end, after);
-        }
-        jobs.into_par_iter()
+        let each = self.sizes.geometry().tile_rows();
+        let strips: Vec<_> = parallel::cut(rows, each, each).collect();
+        let lengths = strips.iter().map(|rows| row_bytes * (rows.end - rows.start));
+        let outs: Vec<_> = parallel::split(weights, lengths).collect();
+        strips
+            .into_par_iter()
+            .zip(outs)
             .try_for_each(|(rows, out)| self.decode_in_strip(&decoder, rows, &columns, out))
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Codebook, EncodedStrips, Encoder, Geometry, PairHistogram, Sizes, Span, TileDecoder};
-use crate::{Error, Result};
+use crate::{Error, Result, parallel};
 
 /// The four arrays of a tensor, and the numbers that its directory record holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,11 +78,8 @@ impl EncodedTensor {
     /// As [`TileDecoder::verify_strips`], [`Codebook::from_bytes`] and [`span`](Self::span).
     pub fn verify(&self, strips_a_span: u64) -> Result<()> {
         let decoder = TileDecoder::new(&Codebook::from_bytes(&self.codebook)?, &self.sizes);
-        let count = self.sizes.strip_count();
-        let each = strips_a_span.max(1);
-        (0..count.div_ceil(each)).try_for_each(|at| {
-            decoder.verify_strips(&self.span(at * each..((at + 1) * each).min(count))?)
-        })
+        parallel::cut(0..self.sizes.strip_count(), strips_a_span, 1)
+            .try_for_each(|strips| decoder.verify_strips(&self.span(strips)?))
     }
 }
 

@@ -19,6 +19,7 @@ use crate::{
         fault::OrFault,
         memory::{Buffer, Region},
     },
+    parallel,
 };
 
 /// Decoded weights at a time, in bytes.
@@ -44,9 +45,7 @@ pub(super) fn transcode(matrix: &TileMatrix, most: u64) -> Result<Outcome> {
     }
     let each = STRIP_ROWS * (SCRATCH_BYTES / (2 * STRIP_ROWS * columns));
     let transcoder = Transcoder::new(matrix, (rows, columns), each, most, &stream)?;
-    for first in (0..rows).step_by(each as usize) {
-        transcoder.run(&(first..rows.min(first + each)), columns, &stream)?;
-    }
+    parallel::cut(0..rows, each, 1).try_for_each(|rows| transcoder.run(&rows, columns, &stream))?;
     transcoder.finish(most, &stream)
 }
 
