@@ -6,13 +6,13 @@ from __future__ import annotations
 TESTED = {"transformers": ("5.17", "5.23"), "diffusers": ("0.40", "0.42")}
 
 
-#: Others that the tests run with: PyTorch 2.11 in CI, 2.13 by hand (docs/vllm.md). With those
-#: above they are the extras of the package.
+#: Others that the tests run with: PyTorch 2.11, and 2.13 with the newest vLLM. With those above
+#: they are the extras of the package.
 OTHERS = {
     "torch": ("2.11", "2.13"),
     "accelerate": ("1.15", "1.15"),
     "peft": ("0.21", "0.21"),
-    "vllm": ("0.26", "0.26"),
+    "vllm": ("0.26", "0.32"),
 }
 
 

@@ -211,10 +211,12 @@ def check_tied(container: Any, values: dict[str, Any], world: int) -> None:
 
 
 def experts(config: Any) -> Any:
-    from vllm.model_executor.layers.fused_moe import FusedMoE
+    from vllm.model_executor.layers import fused_moe
 
+    # 0.26 calls it so.
+    make = getattr(fused_moe, "FusedMoEFactory", None) or fused_moe.FusedMoE
     name = f"experts.{next(NUMBERS)}"  # vLLM wants one for each layer
-    made = FusedMoE(EXPERTS, 2, WIDTH, 320, renormalize=True, quant_config=config, prefix=name)
+    made = make(EXPERTS, 2, WIDTH, 320, renormalize=True, quant_config=config, prefix=name)
     return made.routed_experts
 
 

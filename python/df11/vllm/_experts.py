@@ -7,11 +7,13 @@ experts are decoded, and vLLM's own kernel multiplies.
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.model_executor.layers.fused_moe.activation import apply_moe_activation
+from vllm.model_executor.layers.fused_moe import activation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEKernel
@@ -33,6 +35,13 @@ _NAMES = NAMES[1:]
 _BACKENDS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
 #: Rows of x for each expert, on average, from which on decoding all of them is faster.
 _MOST_ROWS = 8
+#: How vLLM 0.26 chooses experts on the CPU. Later ones have a router for that.
+_select_experts: Any = None
+_CPU_ROUTER = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"
+if current_platform.is_cpu() and find_spec(_CPU_ROUTER) is not None:
+    _select_experts = import_module(_CPU_ROUTER).select_experts
+#: What later ones than 0.26 take instead of the numbers of gated activations.
+_ActivationConfig: Any = getattr(activation, "ApplyMoEActivationConfig", None)
 
 
 class Df11ExpertsMethod(FusedMoEMethodBase):
@@ -45,7 +54,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         self.dense: FusedMoEKernel | None = None
         self.is_grouped = False
         _refuse(moe)
-        self.backend = None if self.is_monolithic else select_unquantized_moe_backend(moe)
+        self.backend = None if current_platform.is_cpu() else select_unquantized_moe_backend(moe)
         if self.backend is not None and self.backend[0] not in _BACKENDS:
             raise ValueError(
                 f"df11 has no experts for the MoE backend {self.backend[0].value}; add "
@@ -54,8 +63,8 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
 
     @property
     def is_monolithic(self) -> bool:
-        """On the CPU, where vLLM has no router outside of its own kernel."""
-        return bool(current_platform.is_cpu())
+        """On the CPU with a vLLM that has no router there outside of its own kernel."""
+        return _select_experts is not None
 
     def create_weights(
         self,
@@ -128,9 +137,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         self, layer: Any, x: Tensor, router_logits: Tensor, input_ids: Tensor | None = None
     ) -> Tensor:
         """As `apply`, and chooses experts before."""
-        from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts
-
-        topk_weights, topk_ids = select_experts(
+        topk_weights, topk_ids = _select_experts(
             hidden_states=x,
             router_logits=router_logits,
             top_k=layer.top_k,
@@ -232,17 +239,14 @@ def _grouped(
 
 
 def _activated(layer: Any, up: Tensor) -> Tensor:
-    if up.is_cuda:
-        width = up.shape[1] // 2 if layer.activation.is_gated else up.shape[1]
-        out = up.new_empty(up.shape[0], width)
-        return apply_moe_activation(
-            layer.activation,
-            out,
-            up,
-            clamp_limit=getattr(layer, "swiglu_limit", None),
-            alpha=getattr(layer, "swiglu_alpha", None) or 1.0,
-            beta=getattr(layer, "swiglu_beta", None) or 0.0,
-        )
-    from vllm.model_executor.layers.fused_moe.cpu_fused_moe import _CPU_MOE_ACT_FN
-
-    return _CPU_MOE_ACT_FN[layer.activation](up)
+    width = up.shape[1] // 2 if layer.activation.is_gated else up.shape[1]
+    out, numbers = up.new_empty(up.shape[0], width), _quant_config(layer)
+    more: dict[str, Any] = {
+        "clamp_limit": numbers.gemm1_clamp_limit,
+        "alpha": numbers.gemm1_alpha or 1.0,
+        "beta": numbers.gemm1_beta or 0.0,
+    }
+    if _ActivationConfig is not None:
+        config = _ActivationConfig.from_configs(layer.moe_config, numbers)
+        more = {"activation_config": config}
+    return activation.apply_moe_activation(layer.activation, out, up, **more)

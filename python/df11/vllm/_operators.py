@@ -14,6 +14,7 @@ own, and vLLM's cache of compiled graphs, which does not know of them, would ret
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ from torch.nn import functional
 from .. import _engine
 from .._engine import CompressedTensor
 
+#: Has vLLM's batch-invariant product, whose own module has another name in each tested release.
+_layers: Any = import_module("vllm.model_executor.layers.linear")
 #: Bytes of a key. Compiled code may count on addresses being multiples of this.
 _KEY_BYTES = 16
 
@@ -65,9 +68,8 @@ def held_by(key: Tensor) -> Held:
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """As vLLM multiplies by a weight that is not compressed, to the bit."""
     if x.is_cuda and envs.VLLM_BATCH_INVARIANT:
-        from vllm.model_executor.layers.batch_invariant import linear_batch_invariant
-
-        return linear_batch_invariant(x, weight, bias)
+        product: Tensor = _layers.linear_batch_invariant(x, weight, bias)
+        return product
     return functional.linear(x, weight, bias)
 
 
