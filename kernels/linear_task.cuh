@@ -55,7 +55,7 @@ static_assert(sizeof(FastHead) == 8, "heads have no padding");
 // anything.
 struct TileTable;
 struct alignas(16) LinearMatrix {
-    const u8* data;            // aligned to 16
+    const u8* data;  // aligned to 16
     const void* index;
     const void* rest;
     const TileTable* table;
@@ -213,10 +213,10 @@ __host__ __device__ constexpr u32 wide_parts(u32 rows, u32 columns) {
 //   x_map       boxes of large_band_rows(x_rows) rows
 // Bits of y depend on the matrix, on the row of x, on how many bands there are and on which of the
 // kernels it is; no other row, no other matrix changes them.
-constexpr u32 LARGE_ROWS = 256;      // of a band, at most
-constexpr u32 LARGE_BANDS = 8;       // of x, at most
-constexpr u32 LARGE_STRIPS = 4;      // of a group
-constexpr u32 LARGE_STAGES = 8;      // a share has a multiple of these
+constexpr u32 LARGE_ROWS = 256;  // of a band, at most
+constexpr u32 LARGE_BANDS = 8;   // of x, at most
+constexpr u32 LARGE_STRIPS = 4;  // of a group
+constexpr u32 LARGE_STAGES = 8;  // a share has a multiple of these
 constexpr u32 LARGE_PARTIAL_BYTES = 2 * LARGE_STRIPS * STRIP_ROWS * LARGE_ROWS * 4;
 __host__ __device__ constexpr u32 large_groups(u32 rows) {
     return (strips_of(rows) + LARGE_STRIPS - 1) / LARGE_STRIPS;
@@ -336,14 +336,14 @@ constexpr u32 PACK_WARPS = 4;
 // ceil(tiles / UNPACK_WARPS) blocks of UNPACK_WARPS warps. Of each element that is in the range of
 // elements and in that of columns.
 struct alignas(16) UnpackTask {
-    const u8* data;         // of the matrix, as the three that follow
+    const u8* data;  // of the matrix, as the three that follow
     const FastHead* heads;
     const u32* entries;
     u64 entry_count;
     u16* output;  // of row 0, column 0, wanted or not; modulo 2^64
     u64 pitch;    // elements from a row to the next; slow unless both are multiples of 16 bytes
     u64 element_begin, element_end;
-    u32 rows, columns;            // of the matrix
+    u32 rows, columns;  // of the matrix
     u32 column_begin, column_end;
     u32 first_strip, first_tile;  // the first tile that holds what is wanted
     u32 across, tiles;            // of them in a strip, and in all

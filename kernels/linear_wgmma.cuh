@@ -4,9 +4,7 @@
 #include "task.cuh"
 
 // Before the first product, and after registers of weights or sums have been written.
-__device__ inline void fence_products() {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
+__device__ inline void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_products() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
@@ -27,23 +25,26 @@ __device__ inline u32 describe_x(u32 address) { return address >> 4 | 1 << 16; }
 #define PLACES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define PLACES_32 \
     PLACES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define PLACES_64                                                                                 \
-    PLACES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
-              " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define PLACES_96                                                                                \
-    PLACES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
-              " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define PLACES_128                                                                              \
-    PLACES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
-              " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95," \
-              " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109," \
-              " %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122," \
-              " %123, %124, %125, %126, %127"
+#define PLACES_64                                                                           \
+    PLACES_32                                                                               \
+        ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
+        " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PLACES_96                                                                           \
+    PLACES_64                                                                               \
+        ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
+        " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define PLACES_128                                                                          \
+    PLACES_64                                                                               \
+        ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
+        " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,"  \
+        " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109,"  \
+        " %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122,"    \
+        " %123, %124, %125, %126, %127"
 // The upper word of the descriptor: 1024 bytes from eight rows to the next, 128-byte swizzle.
-#define PRODUCT(N, PLACES, WEIGHTS, X)                                                     \
-    "{ .reg .pred add;\n.reg .b64 x;\nsetp.eq.u32 add, 0, 0;\nmov.b64 x, {" X                 \
-    ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" PLACES "}, {" \
-    WEIGHTS "}, x, add, 1, 1, 0; }"
+#define PRODUCT(N, PLACES, WEIGHTS, X)                                                 \
+    "{ .reg .pred add;\n.reg .b64 x;\nsetp.eq.u32 add, 0, 0;\nmov.b64 x, {" X          \
+    ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" PLACES \
+    "}, {" WEIGHTS "}, x, add, 1, 1, 0; }"
 #define WEIGHTS_AND_X "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(x)
 
 __device__ inline void multiply_wide(float (&d)[16], u32 a0, u32 a1, u32 a2, u32 a3, u32 x) {
@@ -75,10 +76,9 @@ __device__ inline void multiply_wide(float (&d)[128], u32 a0, u32 a1, u32 a2, u3
 
 // 64 rows of weights by N rows of x, both in shared memory.
 #define PRODUCT_OF_TWO(N, PLACES, W, X)                                                    \
-    "{ .reg .pred add;\n.reg .b64 w, x;\nsetp.eq.u32 add, 0, 0;\nmov.b64 w, {" W             \
-    ", 0x40000040};\nmov.b64 x, {" X                                                       \
-    ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" PLACES     \
-    "}, w, x, add, 1, 1, 0, 0; }"
+    "{ .reg .pred add;\n.reg .b64 w, x;\nsetp.eq.u32 add, 0, 0;\nmov.b64 w, {" W           \
+    ", 0x40000040};\nmov.b64 x, {" X ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" N \
+    "k16.f32.bf16.bf16 {" PLACES "}, w, x, add, 1, 1, 0, 0; }"
 __device__ inline void multiply_stored(float (&d)[16], u32 w, u32 x) {
     asm volatile(PRODUCT_OF_TWO("32", PLACES_16, "%16", "%17") : SUMS_16(0) : "r"(w), "r"(x));
 }

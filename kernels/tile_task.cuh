@@ -81,6 +81,6 @@ struct TileTasks {
 };
 
 // Bits of the status word.
-constexpr u32 STATUS_LANE_END = 16;  // a lane's codes have not as many bits as its record says
+constexpr u32 STATUS_LANE_END = 16;   // a lane's codes have not as many bits as its record says
 constexpr u32 STATUS_RECORDS = 32;    // a tile's lanes have not as many bits as its offsets say
 constexpr u32 STATUS_LAST_PAIR = 64;  // a pair of one weight has two exponents
