@@ -24,7 +24,10 @@ pub use crate::{
     open::{Cpu, Decoder, PreparedTensor, Shard, Tiles, code_lengths, histogram, is_small},
     paths::check_path,
     source::hub_cache::{Located, locate},
-    write::{Leftover, Loading, check_replaceable, leftovers, remove_leftovers, write_file},
+    write::{
+        Leftover, Loading, MIN_CODED_BYTES, check_replaceable, leftovers, remove_leftovers,
+        write_file,
+    },
 };
 
 /// BF16 weights as bytes: exponents and planes.

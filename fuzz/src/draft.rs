@@ -134,7 +134,8 @@ impl Draft {
 
     fn change_tensor(&mut self, bytes: &mut Bytes<'_>) {
         let choice = bytes.u8();
-        let Some(Owner { record, name, arrays }) = at(&mut self.tree.tensors, choice) else { return };
+        let tensor = at(&mut self.tree.tensors, choice);
+        let Some(Owner { record, name, arrays }) = tensor else { return };
         match bytes.u8() % 8 {
             0 => record.dtype = u32::from(bytes.u8() % 25).into(),
             1 => {

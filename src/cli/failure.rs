@@ -16,7 +16,8 @@ pub(super) enum Failure {
     Mismatch(String),
     /// What is there is good, but not all is there; the document says what was found.
     Incomplete(String, Value),
-    /// It could not be done.
+    /// It could not be done; or the source of a container is corrupt, which callers say by
+    /// `map_err(Failure::Other)`.
     Other(Error),
     /// Standard output takes nothing.
     Output(io::Error),

@@ -132,7 +132,10 @@ fn text_of(report: &Report) -> String {
 /// What is stored as it is, and why.
 fn raw(report: &Report) -> String {
     let of_dtype = |(dtype, &bytes): (&Dtype, &u64)| {
-        let reason = if *dtype == Dtype::BF16 { "would not shrink" } else { "only BF16 is coded" };
+        let reason = match dtype {
+            Dtype::BF16 => "small, would not shrink, or raw was asked for",
+            _ => "only BF16 is coded",
+        };
         format!("{} of {} ({reason})", text::bytes(bytes), dtype.name())
     };
     report.raw_bytes.iter().map(of_dtype).collect::<Vec<_>>().join(", ")

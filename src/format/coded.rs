@@ -59,10 +59,13 @@ impl Coded {
         let elements = dtype::elements(&tensor.dimensions())?;
         let codebook = directory.arrays[tensor.array_range()].first();
         let codebook = codebook.map_or(0, |array| array.length.get());
-        Ok(Some(match encoding {
-            ENCODING_GAP => Self::Gap(GapSizes::of_record(parameters, elements, codebook)?),
-            _ => Self::Tile(tile::Sizes::of_record(parameters, elements, codebook)?),
-        }))
+        Ok(match encoding {
+            ENCODING_GAP => Some(Self::Gap(GapSizes::of_record(parameters, elements, codebook)?)),
+            ENCODING_TILE => {
+                Some(Self::Tile(tile::Sizes::of_record(parameters, elements, codebook)?))
+            }
+            _ => None,
+        })
     }
 
     /// Its number.

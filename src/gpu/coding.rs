@@ -13,9 +13,9 @@ pub(super) enum KernelEncoding {
 pub(super) const CODINGS: [KernelEncoding; 2] = [KernelEncoding::Gap, KernelEncoding::Tile];
 
 /// Decode kernels: those of `gap`, one for each number of bytes a thread, then that of `tile`.
-pub(super) const KERNELS: usize = GAP_BYTES_PER_THREAD.len() + 1;
+pub(super) const KERNELS: usize = TILE_KERNEL + 1;
 /// The number of the decode kernel of `tile`.
-pub(super) const TILE_KERNEL: usize = KERNELS - 1;
+pub(super) const TILE_KERNEL: usize = GAP_BYTES_PER_THREAD.len();
 
 impl KernelEncoding {
     /// `None` for tensors that no kernel decodes.

@@ -19,8 +19,8 @@ pub(super) type ArrayId = (usize, usize);
 /// What decoding one block takes.
 #[derive(Debug)]
 pub(super) struct Needs {
-    /// The sections that hold its tensors' arrays, ascending; codebooks are not needed on a GPU. No
-    /// other block has arrays there.
+    /// The sections that hold its tensors' arrays, ascending, except those of codebooks, which lie
+    /// on a GPU only while decode tables are made of them. No other block has arrays there.
     pub(super) sections: Vec<SectionId>,
     /// Their bytes in device memory.
     pub(super) section_bytes: u64,

@@ -26,6 +26,7 @@ mod restore;
 mod temporary;
 mod tile;
 
+pub use analysis::MIN_CODED_BYTES;
 pub use card::Card;
 pub use compress::{compress, compress_all, convert, convert_all};
 pub use estimate::{Estimate, estimate, estimate_all, estimate_headers};

@@ -5,6 +5,7 @@ use std::{collections::HashMap, path::Path};
 use df11::{
     Dtype, Encoding, Models, Tensor,
     hazmat::{
+        MIN_CODED_BYTES,
         format::records::{FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS},
         huffman::Histogram,
     },
@@ -129,10 +130,19 @@ fn describe(tensor: &Tensor<'_>, twin: Option<&Tensor<'_>>, value: &mut Value) {
     value["shape"] = json!(tensor.shape());
     value["encoding"] = json!(tensor.encoding().name());
     let (reason, why) = match tensor.encoding() {
-        Encoding::Raw if tensor.dtype() == Some(Dtype::BF16) => {
-            (Some("would not shrink"), "its codes would take more bytes than they save".to_owned())
+        Encoding::Raw if tensor.dtype() != Some(Dtype::BF16) => {
+            (Some("not BF16"), "only BF16 is coded".to_owned())
         }
-        Encoding::Raw => (Some("not BF16"), "only BF16 is coded".to_owned()),
+        Encoding::Raw if tensor.byte_length().is_ok_and(|bytes| bytes < MIN_CODED_BYTES) => {
+            (Some("small"), "so small a tensor would save next to nothing".to_owned())
+        }
+        // The container does not tell which.
+        Encoding::Raw => (
+            Some("would not shrink, or raw was asked for"),
+            "its codes would take more bytes than they save, or it was compressed with \
+            --layout raw"
+                .to_owned(),
+        ),
         Encoding::Alias => (None, format!("the same bytes as {}", tensor.target().name())),
         _ => (None, String::new()),
     };
