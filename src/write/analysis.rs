@@ -19,8 +19,9 @@ use crate::{
 /// Bytes that are read, counted and hashed in one go; small enough for the second-level cache.
 const PIECE_BYTES: u64 = 256 << 10;
 
-/// Bytes of the smallest tensor that is coded. Smaller ones are stored raw: norms and biases would save a few KiB each, and on a GPU one
-/// warp would decode such a tensor for longer than all others take for the matrices of the block.
+/// Bytes of the smallest tensor that is coded. Smaller ones are stored raw: norms and biases would
+/// save a few KiB each, and on a GPU one warp would decode such a tensor for longer than all others
+/// take for the matrices of the block.
 pub const MIN_CODED_BYTES: u64 = 32 << 10;
 
 /// What the first pass found out about a weights file.
