@@ -69,7 +69,10 @@ constexpr u32 TILE_BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8, TILE_WIDTH = TILE_S
 // Bytes of the plane that a warp loads at once, two units of each lane; those of a band.
 constexpr u32 PLANE_PAIR = LANES * 16, PLANE_BAND = PLANE_PAIR * BAND_UNITS / 2;
 // Sums of a run in shared memory: for each row of x those of 32 rows of the strip.
-constexpr u32 MOST_RUNS = 16, RUN_PITCH = STRIP_ROWS;
+#ifndef RUNS
+#define RUNS 16
+#endif
+constexpr u32 MOST_RUNS = RUNS, RUN_PITCH = STRIP_ROWS;
 // Whether of 16 rows of x some are in shared memory, so that registers suffice.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 constexpr bool SHARES_X = true;
@@ -137,10 +140,16 @@ __host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 s
 // run.
 struct Runs {
     u32 length, count;
-    __device__ explicit Runs(u32 tiles)
-        : length(max((tiles + MOST_RUNS - 1) / MOST_RUNS, 1u)),
+    __host__ __device__ constexpr explicit Runs(u32 tiles)
+        : length(tiles ? (tiles + MOST_RUNS - 1) / MOST_RUNS : 1),
           count((tiles + length - 1) / length) {}
 };
+
+// Runs of the blocks of a cluster before one of them.
+template <u32 BLOCKS>
+__host__ __device__ constexpr u32 runs_before(u32 runs, u32 rank) {
+    return (runs * rank + BLOCKS - 1) / BLOCKS;
+}
 
 // A tile of the launch, the same for all lanes of a warp.
 struct TilePlace {
@@ -166,7 +175,9 @@ __device__ inline const u8* plane_of(const u8* plane, u32 whole_columns, u32 fir
 }
 
 // The tiles of a block in the order in which they are brought: of item after item first the first
-// tile of each run, then the second of each, ... Run after run takes the next warp.
+// tile of each run, then the second of each, ... Run after run takes the next warp. BLOCKS of a
+// cluster share the runs of an item.
+template <u32 BLOCKS>
 struct TileWalk {
     TilePlace at;
     u32 number;                 // of the item, among the block's that exist
@@ -174,12 +185,14 @@ struct TileWalk {
     u32 run, turn;              // of the item; of the run's tiles
     u32 warp;                   // that decodes it
     u32 item, end;              // of the launch; tiles of the item end here
-    u32 length, count;          // Runs
-    u32 begin;                  // tiles of the item begin here
+    u32 length, count, runs;    // of a run; of the block's and of all runs of the item
+    u32 first_run;              // of the block's
+    u32 begin;                  // tiles of the block begin here
     u32 first_warp;             // that has the first run of the item
     u32 rows;                   // of the strip
     const TileRecord* records;  // of the strip, from its first tile on
     const u8* plane;            // likewise
+    u32 most;                   // runs of an item that a block has
     bool exists;
 
     __device__ void find_item(const Shared& work) {
@@ -190,9 +203,17 @@ struct TileWalk {
             fill += range.matrix != at.matrix;
             at.matrix = range.matrix, at.strip = range.strip, begin = range.begin / TILE_STEPS,
             end = (range.end + TILE_STEPS - 1) / TILE_STEPS;
-            const Runs runs(end - begin);
-            length = runs.length, count = runs.count, run = 0, turn = 0;
-            at.tile = begin, warp = first_warp, exists = true;
+            const Runs all(end - begin);
+            const u32 rank = blockIdx.x % BLOCKS;
+            length = all.length, runs = all.count, run = 0, turn = 0;
+            first_run = runs_before<BLOCKS>(runs, rank);
+            count = runs_before<BLOCKS>(runs, rank + 1) - first_run;
+            begin += first_run * length, end = min(end, begin + count * length);
+            if (BLOCKS > 1 && count == 0) {
+                number++;
+                continue;
+            }
+            at.tile = begin, exists = true;
             const LinearMatrix& m = work.launch.matrices[at.matrix];
             rows = rows_left(work, at), records = record_of(m, at.strip, 0);
             plane = plane_of(m.data, m.whole_columns, m.first_column, at.strip, 0, rows);
@@ -200,30 +221,53 @@ struct TileWalk {
         }
     }
     __device__ void start(const Shared& work) {
-        at = {}, item = blockIdx.x, number = 0, fill = 0, first_warp = 0;
+        // The first matrix of the block, whichever it is, is 0, as MatrixWalk counts.
+        at = {}, item = blockIdx.x / BLOCKS * BLOCKS, number = 0, first_warp = 0;
+        at.matrix = fill = ~0u, warp = 0;
+        most = BLOCKS == 1 ? MOST_RUNS
+                           : runs_before<BLOCKS>(Runs(tiles_across(work.columns())).count, 1);
         find_item(work);
-        fill = 0;  // whichever matrix is the first, as MatrixWalk counts
+    }
+    // Twelve warps for eight runs of each item: two thirds of them have tiles of the same columns
+    // in all items, and keep their x.
+    __device__ bool by_thirds(u32 warps) const { return BLOCKS > 1 && warps == 12 && count == 8; }
+    __device__ u32 warp_of_run(u32 warps) const {
+        const u32 in_turn = first_warp + run, third = number % 3, odd = run % 2;
+        if (by_thirds(warps)) return run / 2 * 3 + (third == 0 ? 2 * odd : third == 1 ? odd + 1 : odd);
+        return in_turn < warps ? in_turn : in_turn - warps;
+    }
+    // The first run that the warp has of the item, or none.
+    __device__ u32 run_of(u32 of_warp, u32 warps) const {
+        if (!by_thirds(warps)) return of_warp >= first_warp ? of_warp - first_warp : count;
+        const u32 third = number % 3, place = of_warp % 3;
+        const u32 odd = third == 0 ? place / 2 : third == 1 ? place - 1 : place;
+        const bool has = third == 0 ? place != 1 : third == 1 ? place != 0 : place != 2;
+        return has ? of_warp / 3 * 2 + odd : count;
     }
     // From the start to the first tile of a warp.
-    __device__ void skip_to(const Shared& work, u32 of_warp) {
-        while (exists && first_warp + count <= of_warp)
-            first_warp += count, number++, item += gridDim.x, find_item(work);
-        run = of_warp - first_warp, at.tile = begin + run * length, warp = of_warp;
+    __device__ void skip_to(const Shared& work, u32 of_warp, u32 warps) {
+        for (; exists; number++, item += gridDim.x, find_item(work)) {
+            run = run_of(of_warp, warps);
+            if (run < count) break;
+            first_warp += count;
+        }
+        at.tile = begin + run * length, warp = of_warp;
     }
     __device__ void advance(const Shared& work, u32 warps) {
-        run++, at.tile += length, warp = warp + 1 == warps ? 0 : warp + 1;
+        run++, at.tile += length, warp = warp_of_run(warps);
         if (at.tile < end) return;
         // The last run may be shorter.
-        turn++, run = 0, warp = first_warp, at.tile = begin + turn;
+        turn++, run = 0, warp = warp_of_run(warps), at.tile = begin + turn;
         if (turn < length) return;
         for (first_warp += count; first_warp >= warps;) first_warp -= warps;
         number++, item += gridDim.x;
         find_item(work);
+        warp = warp_of_run(warps);
     }
     // How often a warp arrives at the item's barrier after the tile: MOST_RUNS times for all runs.
     __device__ u32 arrivals() const {
         if (turn + 1 < length && at.tile + 1 < end) return 0;
-        return run + 1 == count ? MOST_RUNS + 1 - count : 1;
+        return run + 1 == count ? most + 1 - count : 1;
     }
 };
 
@@ -304,39 +348,72 @@ __device__ __forceinline__ void decode_long_unit(Window& bits, u32 (&e)[4]) {
 }
 
 // Four pairs: 48 bits at most, except with escapes.
-__device__ __forceinline__ void decode_unit(Window& bits, u32 (&e)[4], u32& problems) {
-    const u32 before = bits.position;
-    u32 low[4], high = __funnelshift_r(bits.w1, bits.w2, bits.position);
-    low[0] = __funnelshift_r(bits.w0, bits.w1, bits.position);
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
+struct UnitLookups {
+    u32 low[4], high;
+    __device__ __forceinline__ void begin(const Window& bits) {
+        high = __funnelshift_r(bits.w1, bits.w2, bits.position);
+        low[0] = __funnelshift_r(bits.w0, bits.w1, bits.position);
+    }
+    __device__ __forceinline__ void look_up(const Window& bits, u32 (&e)[4], u32 i) {
         e[i] = entry_at(bits.table, low[i]);
-        if (i == 3) break;
+        if (i == 3) return;
         low[i + 1] = __funnelshift_r(low[i], high, e[i]), high = __funnelshift_r(high, 0, e[i]);
     }
     // Right in seven bits, unless there are several escapes.
-    u32 position = e[0] + e[1] + before + e[2] + e[3];
+    __device__ __forceinline__ static u32 position(const Window& bits, const u32 (&e)[4]) {
+        return e[0] + e[1] + bits.position + e[2] + e[3];
+    }
     // Rarely: an escape, or more bits than one word more makes up for.
-    if (position & (RARE_SUM | 64)) {
-        const u32 total = (position - before) & 127;
+    __device__ __forceinline__ static bool is_rare(u32 position) {
+        return position & (RARE_SUM | 64);
+    }
+    // Escapes, if the four fit the window.
+    __device__ __forceinline__ u32 settle_escapes(Window& bits, u32 (&e)[4], u32& position,
+                                                  u32& problems) const {
+        const u32 before = bits.position, total = (position - before) & 127;
+        // NO_CODE has a bit that the length of an escape has not.
+        problems |= (e[0] | e[1] | e[2] | e[3]) >> 19 & STATUS_NO_CODE;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 raw = __funnelshift_r(low[i], 0, e[i] >> 15);  // less two bits
+            const u32 escape = (raw << 5 & 0x7F80) | (raw << 13 & 0x7F800000);
+            e[i] = int(e[i]) < 0 ? escape : e[i];
+        }
+        position = before + total;
+        return total;
+    }
+    __device__ __forceinline__ void settle_rare(Window& bits, u32 (&e)[4], u32& position,
+                                                u32& problems) const {
+        const u32 before = bits.position, total = (position - before) & 127;
         if (total > WINDOW_BITS) {
             decode_long_unit(bits, e);
             position = bits.position;
             if (int(e[0] | e[1] | e[2] | e[3]) < 0) problems |= STATUS_NO_CODE;
-        } else {
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                if (int(e[i]) >= 0) continue;
-                const u32 raw = __funnelshift_r(low[i], 0, e[i] >> 15);  // less two bits
-                if (flagged(e[i]) == NO_CODE) problems |= STATUS_NO_CODE;
-                e[i] = (raw << 5 & 0x7F80) | (raw << 13 & 0x7F800000);
-            }
-            position = before + total;
-            if (position >= 64) position -= 32, bits.refill();
+            return;
         }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            if (int(e[i]) >= 0) continue;
+            const u32 raw = __funnelshift_r(low[i], 0, e[i] >> 15);  // less two bits
+            if (flagged(e[i]) == NO_CODE) problems |= STATUS_NO_CODE;
+            e[i] = (raw << 5 & 0x7F80) | (raw << 13 & 0x7F800000);
+        }
+        position = before + total;
+        if (position >= 64) position -= 32, bits.refill();
     }
-    bits.position = position & 31;
-    if (position & 32) bits.refill();
+    __device__ __forceinline__ static void advance(Window& bits, u32 position) {
+        bits.position = position & 31;
+        if (position & 32) bits.refill();
+    }
+};
+__device__ __forceinline__ void decode_unit(Window& bits, u32 (&e)[4], u32& problems) {
+    UnitLookups unit;
+    unit.begin(bits);
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) unit.look_up(bits, e, i);
+    u32 position = unit.position(bits, e);
+    if (unit.is_rare(position)) unit.settle_rare(bits, e, position, problems);
+    unit.advance(bits, position);
 }
 
 // A unit of x as A fragments. Of eight rows the lane's 16 bytes are a whole one as they are: one
@@ -520,7 +597,7 @@ __device__ inline void wait_parity(u32 barrier, u32 parity) {
 
 // What all warps of a block share, besides dynamic shared memory.
 struct TileShared {
-    u64 set_full[MOST_RUN_SETS], set_empty[MOST_RUN_SETS];  // sums of an item: there; added
+    u64 set_full[4], set_empty[4], other_full[4];  // sums of an item: there; added
     u64 slot_full[MOST_TILE_WARPS][TILE_SLOTS], slot_empty[MOST_TILE_WARPS][TILE_SLOTS];
     u64 filled[MOST_TABLES];  // a table, again
     u32 added;                // items whose sums have been added
@@ -599,9 +676,12 @@ __device__ inline void leave_slot(u32 empty, u32 lane) {
 // Dynamic shared memory, and the barriers, by shared addresses.
 struct TileBlock {
     u32 table, table_count, sets, set_count, xs, slots, slot_bytes;
-    u32 set_full, slot_full, slot_empty;
+    u32 runs;  // of an item, that the block has
+    u32 set_full, other_full, set_empty, slot_full, slot_empty;
+    // For the bits of each of two tiles.
+    __device__ u32 pair_room() const { return (slot_bytes - TICKET_BYTES - LANES * 16) / 2; }
     __device__ u32 bits_bytes() const { return slot_bytes - SLOT_HEAD; }
-    __device__ u32 sums(const TileWalk& walk, u32 x_rows) const {
+    __device__ u32 sums(const TileWalk<1>& walk, u32 x_rows) const {
         return sets + place_of(walk.number, set_count) * run_set_bytes(x_rows) +
                walk.run * x_rows * RUN_PITCH * 4;
     }
@@ -629,7 +709,7 @@ constexpr u32 TICKET_WHOLE = 1, TICKET_FIRST = 2, TICKET_END = 4;
 
 // Of the tile at which the walk is; whether it is whole is not known before its bits.
 __device__ __forceinline__ Ticket ticket_of(const Shared& work, const TileBlock& block,
-                                            const TileWalk& walk, bool aligned) {
+                                            const TileWalk<1>& walk, bool aligned) {
     Ticket t = {};
     t.plane = walk.plane + walk.at.tile * TILE_WIDTH * walk.rows;
     t.tile = walk.at.tile, t.number = walk.number, t.fill = walk.fill;
@@ -684,7 +764,7 @@ __device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock&
     static_assert(TILE_BRINGERS == 3, "every third bit");
     u32 problems = 0, begun = 0;
     Brought brought;
-    TileWalk walk;
+    TileWalk<1> walk;
     walk.start(work);
     // A tile is brought when the record of the one after has been asked for.
     Ticket ticket;
@@ -726,8 +806,8 @@ __device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock&
 // The block's matrices, one after the other.
 struct MatrixWalk {
     u32 item, matrix;  // of the launch; an item of the matrix, if there is one
-    __device__ void start(const Shared& work) {
-        item = blockIdx.x, matrix = ~0u;
+    __device__ void start(const Shared& work, u32 first) {
+        item = first, matrix = ~0u;
         next(work);
     }
     __device__ bool exists(const Shared& work) const { return item < work.items(); }
@@ -760,7 +840,7 @@ __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& bl
     const u32 lane = threadIdx.x, x_rows = work.launch.x_rows, sets = block.set_count;
     u32 number = 0, fills = 0;
     MatrixWalk filled;
-    filled.start(work);
+    filled.start(work, blockIdx.x);
     u32 matrix = filled.matrix;
     for (u32 i = 1; i < block.table_count; i++)
         fill_table(work, block, common, filled, fills, lane);
@@ -860,13 +940,13 @@ __device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 la
 
 // A warp's first tile, for which it asks itself. Its record is on its way while barriers are made.
 struct FirstTile {
-    TileWalk walk;
+    TileWalk<1> walk;
     Record record;
     u32 first;  // the block's first matrix, or none
-    __device__ __forceinline__ void ask(const Shared& work, u32 warp, u32 lane) {
+    __device__ __forceinline__ void ask(const Shared& work, u32 warp, u32 warps, u32 lane) {
         walk.start(work);
         first = walk.exists ? walk.at.matrix : ~0u;
-        walk.skip_to(work, warp);
+        walk.skip_to(work, warp, warps);
         if (walk.exists) record = load_record(walk.records + walk.at.tile, lane);
     }
     // With the block's first table. Its number in the strip if its x can be held, else none.
@@ -1062,7 +1142,7 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
     __shared__ TileShared common;
     const bool decodes = warp >= TILE_HELPERS;
     FirstTile first;
-    if (decodes) first.ask(work, warp - TILE_HELPERS, lane);
+    if (decodes) first.ask(work, warp - TILE_HELPERS, warps, lane);
     TileBlock block;
     block.set_full = shared_address(common.set_full),
     block.slot_full = shared_address(common.slot_full),
