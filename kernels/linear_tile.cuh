@@ -65,6 +65,15 @@
 #include "linear_wide.cuh"
 #include "tile_code.cuh"
 
+#ifndef SAME
+#define SAME 0
+#endif
+#ifndef AHEAD_16
+#define AHEAD_16 1
+#endif
+#ifndef X_HELD
+#define X_HELD 5
+#endif
 constexpr u32 TILE_BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8, TILE_WIDTH = TILE_STEPS * STEP_COLUMNS;
 // Bytes of the plane that a warp loads at once, two units of each lane; those of a band.
 constexpr u32 PLANE_PAIR = LANES * 16, PLANE_BAND = PLANE_PAIR * BAND_UNITS / 2;
@@ -104,12 +113,12 @@ __host__ __device__ constexpr u32 shared_x_pitch(u32 columns) {
 }
 // Pairs of units whose plane bytes are on their way.
 __host__ __device__ constexpr u32 plane_ahead(u32 eights) {
-    return eights > 1 ? 1 : 2;
+    return eights > 1 ? AHEAD_16 : 2;
 }
 // Units of a tile whose x a warp holds in registers. It has the others in shared memory, each lane
 // its own words.
 __host__ __device__ constexpr u32 units_held(u32 eights) {
-    return SHARES_X && eights > 1 ? 5 : BAND_UNITS;
+    return SHARES_X && eights > 1 ? X_HELD : BAND_UNITS;
 }
 __host__ __device__ constexpr u32 x_bytes_of_warp(u32 eights) {
     return (BAND_UNITS - units_held(eights)) * eights * LANES * 16;
@@ -151,12 +160,6 @@ __host__ __device__ constexpr u32 runs_before(u32 runs, u32 rank) {
     return (runs * rank + BLOCKS - 1) / BLOCKS;
 }
 
-// Of an item, that a block has at most.
-template <u32 BLOCKS>
-__host__ __device__ constexpr u32 most_runs(u32 columns) {
-    return BLOCKS == 1 ? MOST_RUNS : runs_before<BLOCKS>(Runs(tiles_across(columns)).count, 1);
-}
-
 // A tile of the launch, the same for all lanes of a warp.
 struct TilePlace {
     u32 matrix, strip;  // of the launch, of the matrix
@@ -182,35 +185,25 @@ __device__ inline const u8* plane_of(const u8* plane, u32 whole_columns, u32 fir
 
 // The tiles of a block in the order in which they are brought: of item after item first the first
 // tile of each run, then the second of each, ... Run after run takes the next warp. BLOCKS of a
-// cluster share the runs of as many strips, one below the other, and as many warps side by side have
-// the tiles of the same columns.
+// cluster share the runs of an item.
 template <u32 BLOCKS>
 struct TileWalk {
     TilePlace at;
     u32 number;                 // of the item, among the block's that exist
     u32 fill;                   // how often the table must have been filled again
     u32 run, turn;              // of the item; of the run's tiles
-    u32 below;                  // strips of the item before this one
     u32 warp;                   // that decodes it
     u32 item, end;              // of the launch; tiles of the item end here
-    u32 length, count;          // of a run; of the block's runs of the item
+    u32 length, count, runs;    // of a run; of the block's and of all runs of the item
+    u32 first_run;              // of the block's
     u32 begin;                  // tiles of the block begin here
     u32 first_warp;             // that has the first run of the item
-    u32 most;                   // runs of an item that a block has
-    u32 rows;                   // of the strip; none if it does not exist
+    u32 rows;                   // of the strip
     const TileRecord* records;  // of the strip, from its first tile on
     const u8* plane;            // likewise
+    u32 most;                   // runs of an item that a block has
     bool exists;
 
-    __device__ void find_strip(const Shared& work) {
-        const LinearMatrix& m = work.launch.matrices[at.matrix];
-        if (BLOCKS > 1 && at.strip * STRIP_ROWS >= m.rows) {
-            rows = 0;
-            return;
-        }
-        rows = rows_left(work, at), records = record_of(m, at.strip, 0);
-        plane = plane_of(m.data, m.whole_columns, m.first_column, at.strip, 0, rows);
-    }
     __device__ void find_item(const Shared& work) {
         exists = false;
         for (; item < work.items(); item += gridDim.x) {
@@ -220,53 +213,67 @@ struct TileWalk {
             at.matrix = range.matrix, at.strip = range.strip, begin = range.begin / TILE_STEPS,
             end = (range.end + TILE_STEPS - 1) / TILE_STEPS;
             const Runs all(end - begin);
-            const u32 rank = blockIdx.x % BLOCKS, before = runs_before<BLOCKS>(all.count, rank);
-            length = all.length, run = 0, turn = 0, below = 0;
-            count = runs_before<BLOCKS>(all.count, rank + 1) - before;
-            begin += before * length, end = min(end, begin + count * length);
-            if (count == 0) {
+            const u32 rank = blockIdx.x % BLOCKS;
+            length = all.length, runs = all.count, run = 0, turn = 0;
+            first_run = runs_before<BLOCKS>(runs, rank);
+            count = runs_before<BLOCKS>(runs, rank + 1) - first_run;
+            begin += first_run * length, end = min(end, begin + count * length);
+            if (BLOCKS > 1 && count == 0) {
                 number++;
                 continue;
             }
-            at.tile = begin, warp = first_warp, exists = true;
-            return find_strip(work);
+            at.tile = begin, exists = true;
+            const LinearMatrix& m = work.launch.matrices[at.matrix];
+            rows = rows_left(work, at), records = record_of(m, at.strip, 0);
+            plane = plane_of(m.data, m.whole_columns, m.first_column, at.strip, 0, rows);
+            return;
         }
     }
     __device__ void start(const Shared& work) {
         // The first matrix of the block, whichever it is, is 0, as MatrixWalk counts.
-        at = {}, at.matrix = fill = ~0u;
-        item = blockIdx.x / BLOCKS * BLOCKS, number = 0, first_warp = 0, warp = 0;
-        most = most_runs<BLOCKS>(work.columns());
+        at = {}, item = blockIdx.x / BLOCKS * BLOCKS, number = 0, first_warp = 0;
+        at.matrix = fill = ~0u, warp = 0;
+        most = BLOCKS == 1 ? MOST_RUNS
+                           : runs_before<BLOCKS>(Runs(tiles_across(work.columns())).count, 1);
         find_item(work);
+    }
+    // Twelve warps for eight runs of each item: two thirds of them have tiles of the same columns
+    // in all items, and keep their x.
+    __device__ bool by_thirds(u32 warps) const { return BLOCKS > 1 && warps == 12 && count == 8; }
+    __device__ u32 warp_of_run(u32 warps) const {
+        const u32 in_turn = first_warp + run, third = number % 3, odd = run % 2;
+        if (by_thirds(warps)) return run / 2 * 3 + (third == 0 ? 2 * odd : third == 1 ? odd + 1 : odd);
+        return in_turn < warps ? in_turn : in_turn - warps;
+    }
+    // The first run that the warp has of the item, or none.
+    __device__ u32 run_of(u32 of_warp, u32 warps) const {
+        if (!by_thirds(warps)) return of_warp >= first_warp ? of_warp - first_warp : count;
+        const u32 third = number % 3, place = of_warp % 3;
+        const u32 odd = third == 0 ? place / 2 : third == 1 ? place - 1 : place;
+        const bool has = third == 0 ? place != 1 : third == 1 ? place != 0 : place != 2;
+        return has ? of_warp / 3 * 2 + odd : count;
     }
     // From the start to the first tile of a warp.
-    __device__ void skip_to(const Shared& work, u32 of_warp) {
-        while (exists && first_warp + count * BLOCKS <= of_warp)
-            first_warp += count * BLOCKS, number++, item += gridDim.x, find_item(work);
-        if (!exists) return;
-        run = (of_warp - first_warp) / BLOCKS, below = (of_warp - first_warp) % BLOCKS;
-        at.tile = begin + run * length, warp = of_warp;
-        if (below) at.strip += below, find_strip(work);
-    }
-    __device__ void next_warp(u32 warps) { warp = warp + 1 == warps ? 0 : warp + 1; }
-    __device__ void advance(const Shared& work, u32 warps) {
-        if (BLOCKS > 1) {
-            below++, at.strip++;
-            if (below == BLOCKS) below = 0, at.strip -= BLOCKS;
-            find_strip(work);
-            if (below) return next_warp(warps);
+    __device__ void skip_to(const Shared& work, u32 of_warp, u32 warps) {
+        for (; exists; number++, item += gridDim.x, find_item(work)) {
+            run = run_of(of_warp, warps);
+            if (run < count) break;
+            first_warp += count;
         }
-        run++, at.tile += length, next_warp(warps);
+        at.tile = begin + run * length, warp = of_warp;
+    }
+    __device__ void advance(const Shared& work, u32 warps) {
+        run++, at.tile += length, warp = warp_of_run(warps);
         if (at.tile < end) return;
         // The last run may be shorter.
-        turn++, run = 0, warp = first_warp, at.tile = begin + turn;
+        turn++, run = 0, warp = warp_of_run(warps), at.tile = begin + turn;
         if (turn < length) return;
-        for (first_warp += count * BLOCKS; first_warp >= warps;) first_warp -= warps;
+        for (first_warp += count; first_warp >= warps;) first_warp -= warps;
         number++, item += gridDim.x;
         find_item(work);
+        warp = warp_of_run(warps);
     }
-    // How often a warp arrives at the item's barrier after the tile: `most` times for all runs of a
-    // strip.
+    // How often a warp arrives at the item's barrier after the tile: MOST_RUNS times for all runs.
     __device__ u32 arrivals() const {
         if (turn + 1 < length && at.tile + 1 < end) return 0;
         return run + 1 == count ? most + 1 - count : 1;
@@ -689,13 +696,14 @@ __device__ inline void leave_slot(u32 empty, u32 lane) {
 // Dynamic shared memory, and the barriers, by shared addresses.
 struct TileBlock {
     u32 table, table_count, sets, set_count, xs, slots, slot_bytes;
-    u32 runs;  // of an item, that the block has at most
+    u32 runs;  // of an item, that the block has
     u32 set_full, other_full, set_empty, slot_full, slot_empty;
+    // For the bits of each of two tiles.
+    __device__ u32 pair_room() const { return (slot_bytes - TICKET_BYTES - LANES * 16) / 2; }
     __device__ u32 bits_bytes() const { return slot_bytes - SLOT_HEAD; }
-    template <u32 BLOCKS>
-    __device__ u32 sums_of(const TileWalk<BLOCKS>& walk, u32 x_rows) const {
-        const u32 of_set = place_of(walk.number, set_count) * BLOCKS + walk.below;
-        return sets + (of_set * runs + walk.run) * x_rows * RUN_PITCH * 4;
+    __device__ u32 sums(const TileWalk<1>& walk, u32 x_rows) const {
+        return sets + place_of(walk.number, set_count) * run_set_bytes(x_rows) +
+               walk.run * x_rows * RUN_PITCH * 4;
     }
 };
 
@@ -718,28 +726,18 @@ struct alignas(16) Ticket {
 };
 static_assert(sizeof(Ticket) == TICKET_BYTES, "three words of 16 bytes");
 constexpr u32 TICKET_WHOLE = 1, TICKET_FIRST = 2, TICKET_END = 4;
-// Where blocks of a cluster share strips: the strip does not exist; x of the tile can be held; the
-// warp has no other run of the item.
-constexpr u32 TICKET_ABSENT = 64, TICKET_HAS_X = 128, TICKET_ONE_RUN = 256;
 
 // Of the tile at which the walk is; whether it is whole is not known before its bits.
-template <u32 BLOCKS>
 __device__ __forceinline__ Ticket ticket_of(const Shared& work, const TileBlock& block,
-                                            const TileWalk<BLOCKS>& walk, u32 warps,
-                                            bool aligned) {
+                                            const TileWalk<1>& walk, bool aligned) {
     Ticket t = {};
     t.plane = walk.plane + walk.at.tile * TILE_WIDTH * walk.rows;
     t.tile = walk.at.tile, t.number = walk.number, t.fill = walk.fill;
-    t.sums = block.sums_of(walk, work.launch.x_rows), t.arrivals = walk.arrivals();
+    t.sums = block.sums(walk, work.launch.x_rows), t.arrivals = walk.arrivals();
     t.matrix = walk.at.matrix, t.strip = walk.at.strip;
     if (aligned && walk.rows == STRIP_ROWS && columns_left(work, walk.at) == TILE_WIDTH)
         t.flags = TICKET_WHOLE;
     if (walk.turn == 0) t.flags |= TICKET_FIRST;
-    if (BLOCKS > 1) {
-        if (walk.rows == 0) t.flags |= TICKET_ABSENT;
-        if (aligned && columns_left(work, walk.at) == TILE_WIDTH) t.flags |= TICKET_HAS_X;
-        if (walk.count * BLOCKS <= warps) t.flags |= TICKET_ONE_RUN;
-    }
     return t;
 }
 
@@ -777,8 +775,7 @@ struct Brought {
 };
 static_assert(TILE_SLOTS == 2, "a bit tells the slot");
 
-// Brings all tiles except the first of each warp. One of TILE_BRINGERS warps.
-template <u32 BLOCKS = 1>
+// Brings all tiles but the first of each warp. One of TILE_BRINGERS warps.
 __device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock& block, u32 bringer,
                                             u32 warps, u32 lane) {
     const bool aligned = work.aligned();
@@ -787,7 +784,7 @@ __device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock&
     static_assert(TILE_BRINGERS == 3, "every third bit");
     u32 problems = 0, begun = 0;
     Brought brought;
-    TileWalk<BLOCKS> walk;
+    TileWalk<1> walk;
     walk.start(work);
     // A tile is brought when the record of the one after has been asked for.
     Ticket ticket;
@@ -811,7 +808,7 @@ __device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock&
                        block.slot_full + place * 8, lane, problems);
         }
         if (!walk.exists) break;
-        ticket = ticket_of(work, block, walk, warps, aligned), record = after;
+        ticket = ticket_of(work, block, walk, aligned), record = after;
         place = at, emptied = parity;
     }
     for (u32 warp = bringer; warp < warps; warp += TILE_BRINGERS) {
@@ -962,15 +959,14 @@ __device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 la
 }
 
 // A warp's first tile, for which it asks itself. Its record is on its way while barriers are made.
-template <u32 BLOCKS = 1>
 struct FirstTile {
-    TileWalk<BLOCKS> walk;
+    TileWalk<1> walk;
     Record record;
     u32 first;  // the block's first matrix, or none
-    __device__ __forceinline__ void ask(const Shared& work, u32 warp, u32 lane) {
+    __device__ __forceinline__ void ask(const Shared& work, u32 warp, u32 warps, u32 lane) {
         walk.start(work);
         first = walk.exists ? walk.at.matrix : ~0u;
-        walk.skip_to(work, warp);
+        walk.skip_to(work, warp, warps);
         if (walk.exists) record = load_record(walk.records + walk.at.tile, lane);
     }
     // With the block's first table. Its number in the strip if its x can be held, else none.
@@ -981,7 +977,7 @@ struct FirstTile {
                           warps * LANES);
         if (!walk.exists) return ~0u;
         const bool aligned = work.aligned();
-        bring_tile(work, block, ticket_of(work, block, walk, warps, aligned), record,
+        bring_tile(work, block, ticket_of(work, block, walk, aligned), record,
                    block.slots + warp * TILE_SLOTS * block.slot_bytes,
                    block.slot_full + warp * TILE_SLOTS * 8, lane, problems);
         return aligned && columns_left(work, walk.at) == TILE_WIDTH ? walk.at.tile : ~0u;
@@ -1058,7 +1054,7 @@ struct WarpX<1, true> {
 
 template <u32 EIGHTS, class X>
 __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlock& block,
-                                               TileShared& common, FirstTile<>& tile, u32 warp,
+                                               TileShared& common, FirstTile& tile, u32 warp,
                                                u32 warps, u32 lane) {
     constexpr u32 AHEAD = plane_ahead(EIGHTS), PAIRS = BAND_UNITS / 2;
     // So that it stays in a register: the assembler would read it again in each band.
@@ -1075,7 +1071,22 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
         const u32 place = warp * TILE_SLOTS + turn % TILE_SLOTS,
                   slot = block.slots + place * block.slot_bytes;
         wait_parity(block.slot_full + place * 8, turn / TILE_SLOTS % 2);
-        const uint4 one = load_shared_16(slot), two = load_shared_16(slot + 16);
+        const uint4 one = load_shared_16(slot);
+        uint4 two = load_shared_16(slot + 16);
+#if SAME & 1
+        two.w = __shfl_sync(ALL_LANES, two.w, 0);
+#endif
+#if SAME & 2
+        two.y = __shfl_sync(ALL_LANES, two.y, 0);
+#endif
+#if SAME & 4
+        two.x = __shfl_sync(ALL_LANES, two.x, 0);
+#endif
+#if SAME & 8
+        const u32 tile_of = __shfl_sync(ALL_LANES, one.z, 0);
+#else
+        const u32 tile_of = one.z;
+#endif
         if (two.w & TICKET_END) break;
         const bool first = two.w & TICKET_FIRST;
         // Of the lane, and the pairs of units that are on their way.
@@ -1093,7 +1104,7 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
                                               block.bits_bytes(), two.x, first, lane);
             x.forget();  // not kept over the call
         } else {
-            x.move_to(work, one.z, lane);
+            x.move_to(work, tile_of, lane);
             uint4 of_unit[EIGHTS] = {};
             Window bits;
             bits.begin(table_of(fill, block.table_count), slot + SLOT_HEAD, block.bits_bytes(),
@@ -1103,10 +1114,19 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
                 Sums<EIGHTS> sums;
                 const bool more = band + 1 < TILE_BANDS;
                 if (more && lane < PLANE_BAND / 128) prefetch_l2(plane + PLANE_BAND + lane * 112);
+#ifdef ROLL
+#pragma unroll 1
+                for (u32 begin = 0; begin < BAND_UNITS; begin += 2 * AHEAD)
+#pragma unroll
+                for (u32 u = 0; u < 2 * AHEAD; u += 2) {
+                    const u32 unit = begin + u, pair = unit / 2;
+                    uint4& p = ahead[u / 2];
+#else
 #pragma unroll
                 for (u32 unit = 0; unit < BAND_UNITS; unit += 2) {
                     const u32 pair = unit / 2;
                     uint4& p = ahead[pair % AHEAD];
+#endif
                     u32 e[4];
                     decode_unit(bits, e, problems);
                     // Not before: it would take registers while the unit is decoded.
@@ -1122,10 +1142,18 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
                 }
                 plane += PLANE_BAND;
                 // Late, so that other warps may be after this one.
+#ifdef RELOAD
+                const bool first = load_shared(slot + 28) & TICKET_FIRST;
+#endif
                 if (first && band == 0)
                     wait_for_set(common, load_shared(slot + 12), block.set_count, lane);
+#ifdef RELOAD
+                keep_sums<EIGHTS>(load_shared(slot + 16), sums_place(lane), sums, band,
+                                  load_shared(slot + 28) & TICKET_FIRST, work.launch.x_rows, lane);
+#else
                 keep_sums<EIGHTS>(two.x, sums_place(lane), sums, band, first, work.launch.x_rows,
                                   lane);
+#endif
             }
             const uint2 ends = load_shared_8(slot + TICKET_BYTES + lane * 8);
             problems |= check_end({ends.x, ends.y}, bits.place(slot + SLOT_HEAD));
@@ -1161,12 +1189,18 @@ template <u32 ROWS>
 __device__ __forceinline__ void linear_tile(const Shared& work) {
     constexpr u32 EIGHTS = (ROWS + 7) / 8;
     constexpr bool shares = ROWS <= FEWEST_ROWS;
-    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES,
+    const u32 lane = threadIdx.x % LANES,
+#ifdef UNIFORM
+              warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0),
+#else
+              warp = threadIdx.x / LANES,
+#endif
+             
               warps = blockDim.x / LANES - TILE_HELPERS;
     __shared__ TileShared common;
     const bool decodes = warp >= TILE_HELPERS;
-    FirstTile<> first;
-    if (decodes) first.ask(work, warp - TILE_HELPERS, lane);
+    FirstTile first;
+    if (decodes) first.ask(work, warp - TILE_HELPERS, warps, lane);
     TileBlock block;
     block.set_full = shared_address(common.set_full),
     block.slot_full = shared_address(common.slot_full),
@@ -1182,7 +1216,6 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
               xs = tile_fixed_bytes(work.launch.x_rows, tables, sets),
               fixed = xs + (shares ? work.launch.x_rows * shared_x_pitch(work.columns())
                                    : warps * x_bytes_of_warp(EIGHTS));
-    block.runs = MOST_RUNS;
     block.table = shared_address(linear_shared), block.table_count = tables,
     block.sets = block.table + tables * u32(sizeof(TileTable)), block.set_count = sets,
     block.xs = block.table + xs,

@@ -150,7 +150,7 @@ struct StoredVariant {
     const char* name;
     const void* kernel;
     u32 eights, warps;
-    bool pairs = false;  // linear_tile_cluster.cuh
+    bool pairs = false;  // linear_tile_pair.cuh
 };
 static StoredVariant stored(u32 x_rows) {
     if (x_rows > LINEAR_ROWS)
@@ -222,8 +222,7 @@ static void launch_stored(const StoredVariant& asked, const LinearLaunch& l, u32
     const u32 room = most_shared(v.kernel) / 16 * 16;
     LinearLaunch copy = l;
     auto bytes = [&](u32 tables, u32 sets) {
-        if (v.pairs)
-            return cluster_shared_bytes(v.warps, l.x_rows, l.columns, staged, tables, sets);
+        if (v.pairs) return pair_shared_bytes(v.warps, l.x_rows, l.columns, staged, tables, sets);
         return tile_shared_bytes(v.warps, l.x_rows, staged, tables, sets) + shared_x(v, l);
     };
     // Sums of two items if a block has as many, and tables of its matrices, if there is room for
@@ -235,6 +234,7 @@ static void launch_stored(const StoredVariant& asked, const LinearLaunch& l, u32
     copy.tile_tables = copy.tile_sets = 1;
     auto more_sets = [&] {
         if (each > 1 && bytes(copy.tile_tables, 2) <= room) copy.tile_sets = 2;
+        if (v.pairs && each > 2 && bytes(copy.tile_tables, 4) <= room) copy.tile_sets = 4;
     };
     if (each > l.matrix_count) more_sets();
     while (copy.tile_tables < wanted && bytes(copy.tile_tables * 2, copy.tile_sets) <= room)
