@@ -52,7 +52,6 @@
 #include "linear_large.cuh"
 #include "linear_pack.cuh"
 #include "linear_tile_gather.cuh"
-#include "linear_tile_pair.cuh"
 #include "linear_tile_wide.cuh"
 
 // Warps that multiply: how sums are split, so that another number gives other bits.

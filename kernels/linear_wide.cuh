@@ -14,11 +14,11 @@
 //      warpgroup 3 | strips 6, 7 |
 //
 //   x         comes in boxes of 64 columns by all rows, a copy each, by a tensor map that the host
-//             makes: its order is wgmma's, as the fast layout has columns. If it is not aligned, word
-//             by word, and a fence makes it visible to products
-//   entries   those that ask put one for each product of 16 rows and 16 columns in a place of its own
-//             in a stage, and tell which have some; of products with several, or tiles with more than
-//             six, those that multiply load all of the tile
+//             makes: its order is wgmma's, as the fast layout has columns. If it is not aligned,
+//             word by word, and a fence makes it visible to products
+//   entries   those that ask put one for each product of 16 rows and 16 columns in a place of its
+//             own in a stage, and tell which have some; of products with several, or tiles with
+//             more than six, those that multiply load all of the tile
 //   parts     of an item meet in the cluster's shared memory: each block adds the sums of some rows
 //             of x, in the order of parts, out of all blocks. No workspace
 //
@@ -42,10 +42,10 @@
 //
 // Rejected, in the record with their figures:
 //   x word by word, or put in order in place, for a layout with columns in another order; x by
-//   cp.async, or by loads and stores, of 16 bytes; x by the warps that multiply; a warp for weights beside two or
-//   three for x; the fence by those that multiply; sums of parts through memory; x arranged by a
-//   kernel before; clusters that share x; two warpgroups of 128 rows each; mma.sync for 17 to 32
-//   rows
+//   cp.async, or by loads and stores, of 16 bytes; x by the warps that multiply; a warp for weights
+//   beside two or three for x; the fence by those that multiply; sums of parts through memory; x
+//   arranged by a kernel before; clusters that share x; two warpgroups of 128 rows each; mma.sync
+//   for 17 to 32 rows
 //
 // Safety: as linear.cu has it. Blocks wait for those of their cluster alone, which run at once.
 #pragma once
@@ -73,13 +73,18 @@ constexpr u32 WIDE_SHARED_BYTES = 227 * 1024;
 
 // Lanes of a warp that arrive at a barrier for what all of them have read or written: one, after
 // __syncwarp. That orders what the others did, too: bar.warp.sync synchronizes them with the lane
-// that arrives (release), that with those that wait (acquire), and causality is transitive (PTX ISA,
-// memory consistency model). Racecheck does not follow it; for it each lane arrives.
+// that arrives (release), that with those that wait (acquire), and causality is transitive (PTX
+// ISA, memory consistency model). Racecheck does not follow it; for it each lane arrives.
 #ifdef EVERY_LANE_ARRIVES
 constexpr u32 WIDE_ARRIVALS = LANES, WIDE_FILLING = 2 + LANES;
 #else
 constexpr u32 WIDE_ARRIVALS = 1, WIDE_FILLING = 2;
 #endif
+// Lets those that fill a stage, or a slot, write to it again; a barrier's address, or 0.
+__device__ inline void release(u32 empty, u32 lane) {
+    __syncwarp();
+    if (empty && lane < WIDE_ARRIVALS) arrive(empty);
+}
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // Strips and columns that a block multiplies at once.
@@ -199,7 +204,8 @@ __device__ __forceinline__ void copy_x_slowly(const LinearLaunch& launch, const 
                       piece.x_rows, max(launch.columns, mine) - mine, place + lane * 4);
     fence_shared();
 }
-// Rows of x from `row` on, 64 columns, zeros where there are none, by one lane; all together, alike.
+// Rows of x from `row` on, 64 columns, zeros for those that do not exist, by one lane; all
+// together, alike.
 __device__ inline void copy_x_by_one(u32 to, const XMap& map, u32 column, u32 row, u32 barrier) {
     asm volatile(
         "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
@@ -243,8 +249,8 @@ struct WideHeads {
         for (u32 i = 0; i < WIDE_ENTRIES; i++)
             if (i < head.count()) first[i] = __ldg(entries + at + i);
     }
-    // Writes the entries to the places of their products. Which have some, of the second half 16 bits
-    // higher.
+    // Writes the entries to the places of their products. Which have some, of the second half 16
+    // bits higher.
     __device__ u32 tell_entries(u32 stage, u32 to) const {
         constexpr u32 STAGES = TILE_STEPS / WIDE_STEPS;
         const u32 steps = head.words.y >> (16 + stage % STAGES * WIDE_STEPS) & 3;
@@ -383,8 +389,8 @@ __device__ __forceinline__ void place_entry(u32 (&weights)[4], u32 entry, bool m
     for (u32 n = 0; n < 4; n++)
         if (mine && place == n) weights[n] = __byte_perm(weights[n], entry, order);
 }
-// Several of a product, out of all of the tile. `head`: the warp's half of it; `which`: bits 20 on of
-// an entry that is this lane's, in the step and the half.
+// Several of a product, out of all of the tile. `head`: the warp's half of it; `which`: bits 20 on
+// of an entry that is this lane's, in the step and the half.
 __device__ __forceinline__ void place_entries_slowly(u32 (&weights)[4], u32 head,
                                                      const u32* entries, u32 which, u32 product) {
     const uint2 all = load_shared_8(head + (which & 1 ? 1 : 2) * WIDE_HALF_HEAD);
@@ -393,12 +399,6 @@ __device__ __forceinline__ void place_entries_slowly(u32 (&weights)[4], u32 head
         const u32 entry = __ldg(entries + all.x + i);
         place_entry(weights, entry, entry >> 20 == which && (entry >> 18 & 1) == product);
     }
-}
-
-// Lets those that ask write to a stage again; a barrier's address, or 0.
-__device__ inline void release(u32 empty, u32 lane) {
-    __syncwarp();
-    if (empty && lane < WIDE_ARRIVALS) arrive(empty);
 }
 
 // Which rows of the block's strips a warp has.
@@ -513,8 +513,8 @@ struct WideOutput {
             bias[k] = m.bias && at < rows ? widen_bf16(__ldg(m.bias + row + at)) : -0.f;
         }
     }
-    // COUNT fragments of 16 rows of a strip by eight rows of x, from row `first` of x on. BY_EIGHTS:
-    // eight rows of a strip by one store, if they are aligned.
+    // COUNT fragments of 16 rows of a strip by eight rows of x, from row `first` of x on.
+    // BY_EIGHTS: eight rows of a strip by one store, if they are aligned.
     template <u32 COUNT, bool BY_EIGHTS = false>
     __device__ __forceinline__ void store(u32 first, const float* sums) const {
         if constexpr (BY_EIGHTS)

@@ -150,7 +150,6 @@ struct StoredVariant {
     const char* name;
     const void* kernel;
     u32 eights, warps;
-    bool pairs = false;  // linear_tile_pair.cuh
 };
 static StoredVariant stored(u32 x_rows) {
     if (x_rows > LINEAR_ROWS)
@@ -205,13 +204,10 @@ static void launch_decoded(const LinearLaunch& l, u32 staged, bool begins_early,
 static u32 shared_x(const StoredVariant& v, const LinearLaunch& l) {
     return v.warps == MOST_TILE_WARPS ? l.x_rows * shared_x_pitch(l.columns) : 0;
 }
-static StoredVariant forced_stored[2] = {};  // up to 8 rows, 16 rows
-static void launch_stored(const StoredVariant& asked, const LinearLaunch& l, u32 staged,
+static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 staged,
                           bool begins_early, cudaStream_t stream) {
     if (l.x_rows > LINEAR_ROWS) return launch_decoded(l, staged, begins_early, stream);
-    StoredVariant v = asked;
-    if (!v.pairs && forced_stored[l.x_rows > 8].kernel) v = forced_stored[l.x_rows > 8];
-    if (!v.pairs && l.x_rows <= FEWEST_ROWS && !ring && v.warps != MOST_TILE_WARPS) {
+    if (l.x_rows <= FEWEST_ROWS && !ring && v.warps != MOST_TILE_WARPS) {
         const char* name = "df11_linear_tile_2";
         const StoredVariant few = {name, kernel_of(name, (const void*)df11_linear_tile_2), 1,
                                    MOST_TILE_WARPS};
@@ -222,19 +218,16 @@ static void launch_stored(const StoredVariant& asked, const LinearLaunch& l, u32
     const u32 room = most_shared(v.kernel) / 16 * 16;
     LinearLaunch copy = l;
     auto bytes = [&](u32 tables, u32 sets) {
-        if (v.pairs) return pair_shared_bytes(v.warps, l.x_rows, l.columns, staged, tables, sets);
         return tile_shared_bytes(v.warps, l.x_rows, staged, tables, sets) + shared_x(v, l);
     };
     // Sums of two items if a block has as many, and tables of its matrices, if there is room for
     // the largest tile: sums first, unless each item has another matrix (src/gpu/linear/tiles.rs).
-    const u32 all = few_blocks ? few_blocks : u32(sm_count()),
-              blocks = v.pairs ? std::max(all / 2 * 2, 2u) : all,
+    const u32 blocks = few_blocks ? few_blocks : u32(sm_count()),
               each = (l.items + blocks - 1) / blocks,
               wanted = std::min({l.matrix_count, ring ? 1 : most_tables, each});
     copy.tile_tables = copy.tile_sets = 1;
     auto more_sets = [&] {
         if (each > 1 && bytes(copy.tile_tables, 2) <= room) copy.tile_sets = 2;
-        if (v.pairs && each > 2 && bytes(copy.tile_tables, 4) <= room) copy.tile_sets = 4;
     };
     if (each > l.matrix_count) more_sets();
     while (copy.tile_tables < wanted && bytes(copy.tile_tables * 2, copy.tile_sets) <= room)
