@@ -33,28 +33,30 @@
 //             unit by unit, with the same bits of y
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin): 20 warps, which begin with 96 registers; the 16 that
-// decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 76
-// bytes, with 16 rows of x 80. With x in shared memory 24 warps of 80 registers, of which 20 decode
-// (128 bytes). Shared memory for tiles of at most 2704 bytes of bits: 143 KiB at 8 rows of x, 223
-// KiB at 16, or 191 KiB with sums of one item, where it suffices for tiles of 3840 bytes; 16 KiB
-// more for each further table; at one row of 4096 columns 146 KiB. PTX for compute capability 8.0:
-// 12 warps that decode, 128 registers.
-// Microseconds on an H200, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336
-// (benches/record/2026-11-22-linear-tile.md):
+// decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 40
+// bytes, with 16 rows of x 44; each takes a load of local memory, which L1 seldom has. With x in
+// shared memory 24 warps of 80 registers, of which 20 decode (116 bytes, most of them at edges).
+// Shared memory for tiles of at most 2704 bytes of bits: 143 KiB at 8 rows of x, 223 KiB at 16, or
+// 191 KiB with sums of one item, which suffices for tiles of 3840 bytes; 16 KiB more for each
+// further table; at one row of 4096 columns 146 KiB. PTX for compute capability 8.0: 12 warps that
+// decode, 128 registers.
+// Microseconds, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336
+// (benches/record/2026-11-23-linear-tile.md):
 //   rows of x         1       8       16
-//                     129.6   139.9   178.9
-// What limits it: one warp alone on each scheduler takes 353 clocks for a unit, four of them 485: a
-// chain of four look-ups, and what is between tiles; and tensor cores lower the clock of the GPU,
-// from 1.97 to 1.81 GHz. With 16 rows besides x of each tile, 8 KiB, for which all warps wait at
-// once.
+//   H200              127.2   132.5   170.0
+//   H100              138.7   143.9   178.2
+// What limits it: latency. One warp alone on each scheduler takes 353 clocks for a unit: a chain of
+// four look-ups, and what is between tiles; and tensor cores lower the clock of the GPU, from 1.97
+// to 1.81 GHz. With 16 rows besides x of each tile, 8 KiB, which all multiprocessors ask of L2.
 //
-// Rejected, in the record with their figures: all of 16 rows of x in registers, which spills, and
+// Rejected, in the records with their figures: all of 16 rows of x in registers, which spills, and
 // fragments of it out of two loads, which are moved together for each product; tables in copies, so
-// that lanes do not meet in a bank; escapes fixed without a branch, in a function, or by one piece
-// of code for all units; x loaded for each unit, or brought with each tile, and more warps; other
+// that lanes do not meet in a bank; escapes fixed in each unit, in a function, or by one piece of
+// code for all units; x loaded for each unit, or brought with each tile, and more warps; other
 // splits of the registers; tiles brought by the warp that decodes them; one branch for two units,
 // for which the loop has an eighth fewer instructions; the next unit's look-up before the branch;
-// one product a unit, of both halves of its columns by up to four rows of x
+// one product a unit, of both halves of its columns by up to four rows of x; two tiles at once in a
+// warp; x of two strips shared by the blocks of a cluster
 //
 // Safety on any content: tiles are those of the launch; copies are bounded by the bitstream and by
 // the slot, windows by the slot, an edge's words by the tile's bytes, look-ups by the table. A tile

@@ -1,5 +1,5 @@
-// What the host hands to the tile kernels. Rust mirrors this file: src/gpu/ (sizes and constants are
-// read back from `df11_tile_constants` and compared by a test).
+// What the host hands to the tile kernels. Rust mirrors this file: src/gpu/ (sizes and constants
+// are read back from `df11_tile_constants` and compared by a test).
 #pragma once
 #include "task.cuh"
 
@@ -30,22 +30,23 @@ struct TileRecord {
 };
 static_assert(sizeof(TileRecord) == 32, "one sector");
 
-// One tensor, or a part of it, to decode: a range of its elements, and of them those in a range of
-// columns. 128 bytes, aligned to 16.
+// One tensor, or a part of it, to decode: a range of its elements, and of them those in a range
+// of columns. 128 bytes, aligned to 16.
 //
-// The host promises that each pointer has the bytes that section 6.4 of the format gives for `rows`,
-// `columns` and `bits_bytes`, that `element_begin < element_end <= rows * columns` and
-// `column_begin < column_end <= columns`, that the tiles are those that hold what is wanted (`across`
-// of each of some rows of tiles), and that output has room for it at `pitch`. The contents of the
-// arrays may be anything. If output and pitch are no multiples of 16 bytes, decoding is slow.
+// The host promises that each pointer has the bytes that section 6.4 of the format gives for
+// `rows`, `columns` and `bits_bytes`, that `element_begin < element_end <= rows * columns` and
+// `column_begin < column_end <= columns`, that the tiles are those that hold what is wanted
+// (`across` of each of some rows of tiles), and that output has room for it at `pitch`. The
+// contents of the arrays may be anything. If output and pitch are no multiples of 16 bytes,
+// decoding is slow.
 //
-// Launch: any number of blocks of 1 to `max_warps` warps (df11_tile_constants), with as many times a
-// stage of dynamic shared memory; a stage is a multiple of 16 and has what df11_tile_constants tells
-// besides the most bytes that a tile of the launch takes of its bitstream, from the 16 bytes with
-// its first bit to those with its last one. Tiles with more are not decoded right, and set the
-// status. unit_count = the sum of tiles, less than 2^32. Blocks are persistent, so more than fit the
-// GPU at once only wait. The launch's `output`, a multiple of 16, is added to the output of each
-// task, so that one table in memory serves any buffer.
+// Launch: any number of blocks of 1 to `max_warps` warps (df11_tile_constants), with as many
+// times a stage of dynamic shared memory; a stage is a multiple of 16 and has what
+// df11_tile_constants tells besides the most bytes that a tile of the launch takes of its
+// bitstream, from the 16 bytes with its first bit to those with its last one. Tiles with more are
+// not decoded right, and set the status. unit_count = the sum of tiles, less than 2^32. Blocks
+// are persistent, so more than fit the GPU at once only wait. The launch's `output`, a multiple
+// of 16, is added to the output of each task, so that one table in memory serves any buffer.
 struct alignas(16) TileTask {
     const u8* bits;             // aligned to 16
     const TileRecord* records;  // one more than tiles of the tensor
