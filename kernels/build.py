@@ -88,10 +88,10 @@ ALLOWED_SPILLS = {
     ("df11_gap_decode_32", "sm_80"): 28,
     ("df11_gap_decode_32", "sm_90"): 32,
     # Words that are needed between tiles, and of 16 rows of x some of a tile's bands.
-    ("df11_linear_tile_2", "sm_90a"): 128,
-    ("df11_linear_tile_8", "sm_90a"): 76,
-    ("df11_linear_tile_16", "sm_80"): 84,
-    ("df11_linear_tile_16", "sm_90a"): 80,
+    ("df11_linear_tile_2", "sm_90a"): 116,
+    ("df11_linear_tile_8", "sm_90a"): 40,
+    ("df11_linear_tile_16", "sm_80"): 36,
+    ("df11_linear_tile_16", "sm_90a"): 44,
 }
 # Registers of a thread that a kernel must begin with: its warps exchange theirs (`setmaxnreg` in
 # linear_wide.cuh and linear_tile.cuh: 104 for each of 512 threads, 64 for each of 128, of 640; in

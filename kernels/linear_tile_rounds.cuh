@@ -11,7 +11,7 @@ constexpr u32 DECODED_THREADS = (DECODERS + TILE_HELPERS + MULTIPLIERS) * LANES;
 constexpr u32 ATOM_COLUMNS = 64, ATOM_BYTES = BAND_ROWS * ATOM_COLUMNS * 2,
               SET_ATOMS = SET_WARPS * ATOM_BYTES;
 constexpr u32 TILE_ATOMS = TILE_WIDTH / ATOM_COLUMNS, MOST_DECODED = 4;
-// Of a stage, side by side, with so many rows of x; bytes of a set.
+// Of a stage, side by side, with up to n rows of x; bytes of a set.
 __host__ __device__ constexpr u32 stage_atoms(u32 n) { return n == 64 ? 1 : 2; }
 __host__ __device__ constexpr u32 decoded_stage(u32 n) { return stage_atoms(n) * SET_ATOMS; }
 // Rows of x, at most; strips and tiles of a strip in a round.

@@ -84,7 +84,7 @@ struct GroupSums {
         const float4* const all = reinterpret_cast<const float4*>(launch.partials) +
                                   (band * (N / 8) + part * COUNT) * MULTIPLIERS * LANES +
                                   threadIdx.x;
-        // As many loads at once as there are registers for: of so many items.
+        // Items whose loads are on their way at once: as many as there are registers for.
         constexpr u32 ITEMS = 4;
         float sum[PIECE_ROWS / 2] = {};
 #pragma unroll 1

@@ -38,7 +38,7 @@
 // 8, x 4.
 //
 // Rejected, in the record with their figures: all sums of a group added by the last block to come;
-// sums by loads and stores of GPU scope; whole groups an item, where that costs one round more;
+// sums by loads and stores of GPU scope; whole groups an item, if that costs one round more;
 // stages of one atom with 32 rows
 //
 // Safety on any content: as linear_tile.cuh has it.
@@ -355,7 +355,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
                                     block.bits_bytes(), stage, lane);
             for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS / ATOMS; i++) stage.at.next(stage.count);
         }
-        leave_slot(block.slot_empty + place * 8, lane);
+        release(block.slot_empty + place * 8, lane);
     }
     if (problems) atomicOr(work.status(), problems);
 }

@@ -84,6 +84,11 @@ constexpr u32 WIDE_ARRIVALS = LANES, WIDE_FILLING = 2 + LANES;
 #else
 constexpr u32 WIDE_ARRIVALS = 1, WIDE_FILLING = 2;
 #endif
+// Lets those that fill a stage, or a slot, write to it again; a barrier's address, or 0.
+__device__ inline void release(u32 empty, u32 lane) {
+    __syncwarp();
+    if (empty && lane < WIDE_ARRIVALS) arrive(empty);
+}
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // Strips and columns that a block multiplies at once.
@@ -409,12 +414,6 @@ __device__ __forceinline__ void place_entries_slowly(u32 (&weights)[4], u32 head
         const u32 entry = __ldg(entries + all.x + i);
         place_entry(weights, entry, entry >> 20 == which && (entry >> 18 & 1) == product);
     }
-}
-
-// Lets those that ask write to a stage again; a barrier's address, or 0.
-__device__ inline void release(u32 empty, u32 lane) {
-    __syncwarp();
-    if (empty && lane < WIDE_ARRIVALS) arrive(empty);
 }
 
 // Which rows of the block's strips a warp has.

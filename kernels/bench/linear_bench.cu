@@ -11,7 +11,8 @@
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and numbers of warps
 //   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS, sums ROUNDS (1 to
-//                                      64 rows of x): the same of tiles as stored; several ROUNDS:
+//                                      64 rows of x): the same of tiles as stored; spaced ROUNDS:
+//                                      as bench, each product after a small kernel; several ROUNDS:
 //                                      of matrices in one launch; profile X_ROWS: some launches. Of
 //                                      other codes than the encoder's: CODE_BITS=N of the longest
 //                                      one at most, ESCAPE_COST=N bits that an escape counts more
@@ -838,7 +839,7 @@ int main(int argc, char** argv) {
         }
         if (of == "hostile")
             return hostile_stored(c, atoi(argv[3]), strtoull(argv[4], nullptr, 10));
-        if (of == "bench") return bench_stored(c, atoi(argv[3]));
+        if (of == "bench" || of == "spaced") return bench_stored(c, atoi(argv[3]), of == "spaced");
         if (of == "sums") return sums_stored(c, atoi(argv[3]));
         if (of == "several") return several_stored(c, atoi(argv[3]));
     }

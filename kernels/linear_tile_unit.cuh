@@ -1,0 +1,202 @@
+// What a warp does with the tiles that it decodes (linear_tile.cuh): where the bits of a lane are,
+// weights out of them, products, and their sums.
+#pragma once
+#include "linear_tile_shape.cuh"
+
+// Where a lane's bits lie, counted from 30 bits before those that are staged; and its end, with the
+// bits that may be left after its last code from bit 20 on.
+struct LaneBits {
+    u32 position, end;
+};
+constexpr u32 LEFT_SHIFT = 20;
+// Whether the lane's codes end where its record says.
+__device__ inline u32 check_end(LaneBits bits, u32 position) {
+    const u32 end = bits.end & (1u << LEFT_SHIFT) - 1;
+    return end - position > bits.end >> LEFT_SHIFT ? STATUS_LANE_END : 0;
+}
+
+// A tile's bits in the bitstream.
+struct TileBits {
+    u64 byte;   // with the first bit, a multiple of 16
+    u32 bytes;  // that exist, from there on
+    LaneBits lane;
+};
+__device__ inline TileBits find_bits(const Record& r, u64 bits_bytes, u32 lane, u32& problems) {
+    const u64 begin = r.head & OFFSET_MASK, end = r.next_head & OFFSET_MASK;
+    const u32 shift = u32(r.head >> 61),
+              length = (u32(r.head >> 48) & 0x1FFF) + (excess_of(r, lane) << shift);
+    TileBits at;
+    at.byte = min(begin >> 3 & ~15ull, bits_bytes);
+    const u64 wanted = end > begin ? ((end + 7) >> 3) - (begin >> 3 & ~15ull) : 0;
+    at.bytes = u32(min(min(wanted, bits_bytes - at.byte), u64(1) << 20));
+    const u32 sum = inclusive_sum(length, lane);
+    if (at.bytes != wanted || begin % 8 != 0 ||
+        (lane == LANES - 1 && ((sum + 7) & ~7u) != end - begin))
+        problems |= STATUS_RECORDS;
+    at.lane.position = (u32(begin) & 127) + sum - length + POSITION_OF_BIT_0;
+    at.lane.end = at.lane.position + length | (1u << shift) - 1 << LEFT_SHIFT;
+    return at;
+}
+
+// The entry of the code with which a window begins, two bits above its end. `table`: bytes before
+// its table.
+__device__ __forceinline__ u32 entry_at(u32 table, u32 window) {
+    return *reinterpret_cast<const u32*>(linear_shared + ((window & INDEX_MASK) | table));
+}
+
+// A lane's next bits, 96 of them from the word with `position` on: it is read in order.
+struct Window {
+    u32 w0, w1, w2;
+    u32 position;    // of the next one in w0
+    u32 next, last;  // shared addresses: of the word after, and of the last one there is
+    u32 table;       // of entry_at
+    // `bits`: the shared address of the first staged bits.
+    __device__ void begin(u32 of_table, u32 bits, u32 bytes, u32 from) {
+        table = of_table;
+        const u32 at = bits - 4 + min(from >> 5, (bytes - 16) / 4) * 4;
+        w0 = load_shared(at), w1 = load_shared(at + 4), w2 = load_shared(at + 8);
+        next = at + 12, last = bits + bytes - 4, position = from & 31;
+    }
+    __device__ void refill() {
+        w0 = w1, w1 = w2, w2 = load_shared(next), next = min(next + 4, last);
+    }
+    // Counted as LaneBits; none if the end of the slot was met.
+    __device__ u32 place(u32 bits) const {
+        return next == last ? ~0u : (next - 12 - (bits - 4)) * 8 + position;
+    }
+};
+
+// Four pairs one by one, however many bits they take.
+__device__ __forceinline__ void decode_long_unit(Window& bits, u32 (&e)[4]) {
+#pragma unroll 1
+    for (u32 i = 0; i < 4; i++) {
+        const u32 low = __funnelshift_r(bits.w0, bits.w1, bits.position);
+        u32 entry = entry_at(bits.table, low), length = entry & LENGTH_MASK;
+        if (int(entry) < 0) entry = escaped(entry, low >> (flagged(entry) + 2));
+        length += bits.position, bits.position = length & 31;
+        if (length >= 32) bits.refill();
+        e[0] = e[1], e[1] = e[2], e[2] = e[3], e[3] = entry;
+    }
+}
+
+// The bit of an entry with FLAG that only NO_CODE has: escapes have at most TABLE_BITS bits.
+constexpr u32 NO_CODE_BIT = 1u << 19;
+static_assert(TABLE_BITS < 16 && (NO_CODE & 16) && STATUS_NO_CODE == 1, "a bit tells");
+
+// Four pairs: 48 bits at most, except with escapes.
+__device__ __forceinline__ void decode_unit(Window& bits, u32 (&e)[4], u32& problems) {
+    const u32 before = bits.position;
+    u32 low[4], high = __funnelshift_r(bits.w1, bits.w2, bits.position);
+    low[0] = __funnelshift_r(bits.w0, bits.w1, bits.position);
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        e[i] = entry_at(bits.table, low[i]);
+        if (i == 3) break;
+        low[i + 1] = __funnelshift_r(low[i], high, e[i]), high = __funnelshift_r(high, 0, e[i]);
+    }
+    // Right in seven bits, unless there are several escapes.
+    u32 position = e[0] + e[1] + before + e[2] + e[3];
+    // Rarely: an escape, or more bits than one word more makes up for.
+    if (position & (RARE_SUM | 64)) {
+        const u32 total = (position - before) & 127;
+        const bool fits = total <= WINDOW_BITS;
+        if (fits) problems |= (e[0] | e[1] | e[2] | e[3]) / NO_CODE_BIT & STATUS_NO_CODE;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 raw = __funnelshift_r(low[i], 0, e[i] >> 15),  // less two bits
+                escape = (raw << 5 & 0x7F80) | (raw << 13 & 0x7F800000);
+            e[i] = int(e[i]) < 0 ? escape : e[i];
+        }
+        position = before + total;
+        if (!fits) {
+            decode_long_unit(bits, e);
+            position = bits.position;
+            if (int(e[0] | e[1] | e[2] | e[3]) < 0) problems |= STATUS_NO_CODE;
+        }
+        if (position >= 64) position -= 32, bits.refill();
+    }
+    bits.position = position & 31;
+    if (position & 32) bits.refill();
+}
+
+// A unit of x as A fragments. Of eight rows the lane's 16 bytes are a whole one as they are: one
+// product is right in the first eight rows of sums, the other in the last eight, and the others
+// are of no use. Of 16 rows two fragments have the same pairs in the same places, so that a row has
+// the same bits in either.
+template <u32 EIGHTS>
+__device__ __forceinline__ void make_fragments(uint4 (&x)[EIGHTS]) {
+    if (EIGHTS == 1) return;
+    const uint4 low = x[0], high = x[EIGHTS - 1];
+    x[0] = make_uint4(low.x, high.x, low.z, high.z);
+    x[EIGHTS - 1] = make_uint4(low.y, high.y, low.w, high.w);
+    // Kept: the compiler would make them again for each product.
+#pragma unroll
+    for (u32 i = 0; i < EIGHTS; i++)
+        asm volatile("" : "+r"(x[i].x), "+r"(x[i].y), "+r"(x[i].z), "+r"(x[i].w));
+}
+template <u32 EIGHTS>
+struct Sums {
+    float even[4] = {}, odd[4] = {};
+    // `x`: of make_fragments.
+    __device__ __forceinline__ void add(const uint4& w, const uint4 (&x)[EIGHTS]) {
+        const uint4 &a = x[0], &b = x[EIGHTS - 1];
+        multiply(even, a.x, a.y, a.z, a.w, w.x, w.z);
+        multiply(odd, b.x, b.y, b.z, b.w, w.y, w.w);
+    }
+    // Those of two weights' rows by a row of x.
+    __device__ __forceinline__ float2 of(u32 eight) const {
+        const u32 at = eight * 2, other = EIGHTS == 1 ? 2 : at;
+        return make_float2(even[at] + odd[other], even[at + 1] + odd[other + 1]);
+    }
+};
+__device__ inline uint4 merge_words(const u32 (&e)[4], u32 p0, u32 p1) {
+    return make_uint4(merge_fields(__byte_perm(p0, 0, 0x1100), e[0]),
+                      merge_fields(__byte_perm(p0, 0, 0x3322), e[1]),
+                      merge_fields(__byte_perm(p1, 0, 0x1100), e[2]),
+                      merge_fields(__byte_perm(p1, 0, 0x3322), e[3]));
+}
+
+// Where the sums of a row of the strip are in those of a row of x: so that lanes never meet in a
+// bank.
+__device__ inline u32 run_place(u32 x_row, u32 row) { return row ^ x_row % 4 * BAND_ROWS; }
+// Where a lane's sums of the first band are.
+__device__ inline u32 sums_place(u32 lane) {
+    return (lane / 4 * RUN_PITCH + run_place(lane / 4, 0) + lane % 4 * 2) * 4;
+}
+
+// Adds a band's sums to those of the run. `to`: shared address of those of the run; `place`: of
+// sums_place.
+template <u32 EIGHTS>
+__device__ __forceinline__ void keep_sums(u32 to, u32 place, const Sums<EIGHTS>& sums, u32 band,
+                                          bool first, u32 x_rows, u32 lane) {
+    to += place ^ band * BAND_ROWS * 4;
+#pragma unroll
+    for (u32 i = 0; i < EIGHTS; i++) {
+        const u32 two = to + i * 8 * RUN_PITCH * 4;
+        if (lane / 4 + 8 * i >= x_rows) continue;
+        float2 sum = sums.of(i);
+        if (!first) {
+            const uint2 before = load_shared_8(two);
+            sum.x += __uint_as_float(before.x), sum.y += __uint_as_float(before.y);
+        }
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(two), "f"(sum.x), "f"(sum.y)
+                     : "memory");
+    }
+}
+
+// 16 bytes of the plane, or what was there.
+__device__ __forceinline__ void load_plane_where(uint4& to, const u8* from, bool exists) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p "
+        "ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+        : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
+        : "l"(from), "r"(u32(exists)));
+}
+
+// 16 bytes of x, if that row exists: else what was there, of which nothing is used.
+__device__ __forceinline__ void load_x_where(uint4& x, u64 from, bool exists) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+        : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+        : "l"(from), "r"(u32(exists)));
+}
