@@ -63,7 +63,7 @@ struct Brought {
 };
 static_assert(TILE_SLOTS == 2, "a bit tells the slot");
 
-// Brings all tiles but the first of each warp. One of TILE_BRINGERS warps.
+// Brings all tiles except the first of each warp. One of TILE_BRINGERS warps.
 __device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock& block, u32 bringer,
                                             u32 warps, u32 lane) {
     const bool aligned = work.aligned();
