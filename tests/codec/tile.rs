@@ -374,13 +374,16 @@ proptest! {
 
     /// A range decodes from a span of more strips than it needs too.
     #[test]
-    fn wider_spans_decode_the_same((weights, geometry) in tensors(), range: (usize, usize), more: u64) {
+    fn wider_spans_decode_the_same(
+        (weights, geometry) in tensors(), range: (usize, usize), more: u64,
+    ) {
         let elements = range_of(weights.len() / 2, range);
         let tensor = encode_tensor(&weights, geometry).unwrap();
         let strips = tensor.sizes.strips_of(&elements).unwrap();
         let wider = strips.start - more % (strips.start + 1)
             ..strips.end + (more >> 32) % (tensor.sizes.strip_count() - strips.end + 1);
-        let decoder = TileDecoder::new(&Codebook::from_bytes(&tensor.codebook).unwrap(), &tensor.sizes);
+        let codebook = Codebook::from_bytes(&tensor.codebook).unwrap();
+        let decoder = TileDecoder::new(&codebook, &tensor.sizes);
         let part = &weights[2 * elements.start as usize..2 * elements.end as usize];
         let mut output = vec![0; part.len()];
         decoder.decode_strips(&tensor.span(wider).unwrap(), elements, &mut output).unwrap();
@@ -388,7 +391,10 @@ proptest! {
     }
 
     #[test]
-    fn noise_as_a_codebook_is_harmless(escape in 0u16..14, counts in prop::collection::vec(0u16..3, 12), values in prop::collection::vec(any::<u16>(), 0..20)) {
+    fn noise_as_a_codebook_is_harmless(
+        escape in 0u16..14, counts in prop::collection::vec(0u16..3, 12),
+        values in prop::collection::vec(any::<u16>(), 0..20),
+    ) {
         let mut words = vec![escape];
         words.extend(counts);
         words.extend(values);
