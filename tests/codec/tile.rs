@@ -375,9 +375,7 @@ proptest! {
     /// A range decodes from a span of more strips than it needs too.
     #[test]
     fn wider_spans_decode_the_same(
-        (weights, geometry) in tensors(),
-        range: (usize, usize),
-        more: u64,
+        (weights, geometry) in tensors(), range: (usize, usize), more: u64,
     ) {
         let elements = range_of(weights.len() / 2, range);
         let tensor = encode_tensor(&weights, geometry).unwrap();
@@ -394,8 +392,7 @@ proptest! {
 
     #[test]
     fn noise_as_a_codebook_is_harmless(
-        escape in 0u16..14,
-        counts in prop::collection::vec(0u16..3, 12),
+        escape in 0u16..14, counts in prop::collection::vec(0u16..3, 12),
         values in prop::collection::vec(any::<u16>(), 0..20),
     ) {
         let mut words = vec![escape];
