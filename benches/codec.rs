@@ -98,7 +98,7 @@ fn bench(criterion: &mut Criterion, name: &str, weights: &[u8]) {
     let geometry = Geometry::default();
     let tensor = encode_tensor(weights, geometry, CHUNK).expect("the weights encode");
     let lengths = read_codebook(&tensor.codebook).expect("the codebook is valid");
-    let encoder = ChunkEncoder::new(&lengths, &tensor.layout);
+    let encoder = ChunkEncoder::new(&lengths, &tensor.sizes);
     let mut start_bit = 0;
     let chunks: Vec<ChunkInput> = (0..weights.len() / 2 / CHUNK)
         .map(|chunk| {
@@ -127,20 +127,20 @@ fn bench(criterion: &mut Criterion, name: &str, weights: &[u8]) {
         });
     });
 
-    let decoder = GapDecoder::new(&lengths, &tensor.layout);
+    let decoder = GapDecoder::new(&lengths, &tensor.sizes);
     let span = tensor
         .arrays()
-        .span(&tensor.layout, 0..tensor.layout.thread_block_count())
+        .span(&tensor.sizes, 0..tensor.sizes.thread_block_count())
         .expect("the span exists");
     let mut output = vec![0; weights.len()];
     decoder
-        .decode(&span, 0..tensor.layout.elements(), &tensor.plane, &mut output)
+        .decode(&span, 0..tensor.sizes.elements(), &tensor.plane, &mut output)
         .expect("it decodes");
     assert!(output == weights);
     group.bench_function(BenchmarkId::new("decode", name), |bencher| {
         bencher.iter(|| {
             decoder
-                .decode(&span, 0..tensor.layout.elements(), &tensor.plane, &mut output)
+                .decode(&span, 0..tensor.sizes.elements(), &tensor.plane, &mut output)
                 .expect("it decodes");
         });
     });

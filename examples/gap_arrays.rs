@@ -26,13 +26,13 @@ const CHUNK: usize = 1 << 20;
 
 /// One tensor: eight u64, the code lengths, the other arrays, and for `edges` the weights.
 fn record(tensor: &EncodedTensor, weights: &[u8]) -> Vec<u8> {
-    let geometry = tensor.layout.geometry();
+    let geometry = tensor.sizes.geometry();
     let mut bytes = Vec::new();
     for number in [
         u64::from(geometry.bytes_per_thread()),
         u64::from(geometry.threads_per_block()),
-        tensor.layout.elements(),
-        tensor.layout.bit_count(),
+        tensor.sizes.elements(),
+        tensor.sizes.bit_count(),
         tensor.gaps.len() as u64,
         tensor.output_offsets.len() as u64,
         tensor.bitstream.len() as u64,

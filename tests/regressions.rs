@@ -158,7 +158,7 @@ fn several_thread_blocks() -> (EncodedTensor, usize) {
         })
         .collect();
     let tensor = encode_tensor(&weights, Geometry::new(8, 64).unwrap(), weights.len()).unwrap();
-    let block = (1..tensor.layout.thread_block_count() as usize)
+    let block = (1..tensor.sizes.thread_block_count() as usize)
         .find(|block| tensor.gaps[32 * block] & 15 > 0);
     (tensor, block.unwrap())
 }
@@ -172,11 +172,11 @@ fn ending_in(tensor: &EncodedTensor, block: usize, extra_bits: u64) -> EncodedTe
     let mut tensor = tensor.clone();
     let (elements, gap) = (entry(&tensor, block), tensor.gaps[32 * block] & 15);
     let bits = 4096 * block as u64 + u64::from(gap);
-    tensor.layout = GapSizes::new(
-        tensor.layout.geometry(),
+    tensor.sizes = GapSizes::new(
+        tensor.sizes.geometry(),
         elements,
         bits + extra_bits,
-        tensor.layout.lut_count(),
+        tensor.sizes.lut_count(),
     )
     .unwrap();
     tensor.gaps.truncate(32 * block);
@@ -196,7 +196,7 @@ fn a_last_thread_block_without_elements_is_checked() {
     let (tensor, block) = several_thread_blocks();
     let valid = ending_in(&tensor, block, 0);
     verify_codebook(&valid.codebook).unwrap();
-    let elements = valid.layout.elements();
+    let elements = valid.sizes.elements();
     let weights = valid.decode(0..elements).unwrap();
     assert_eq!(weights, tensor.decode(0..elements).unwrap());
     assert_eq!(valid.decode(elements - 1..elements).unwrap(), weights[weights.len() - 2..]);
@@ -211,18 +211,18 @@ fn no_thread_block_is_left_out() {
     let (mut tensor, _) = several_thread_blocks();
     // The codes of thread block 1 belong to no weight.
     let count = entry(&tensor, 2) - entry(&tensor, 1);
-    let blocks = tensor.layout.thread_block_count() as usize;
+    let blocks = tensor.sizes.thread_block_count() as usize;
     for block in 2..=blocks {
         let moved = (entry(&tensor, block) - count).to_le_bytes();
         tensor.output_offsets[8 * block..][..8].copy_from_slice(&moved);
     }
-    let elements = tensor.layout.elements() - count;
+    let elements = tensor.sizes.elements() - count;
     tensor.plane.truncate(elements as usize);
-    tensor.layout = GapSizes::new(
-        tensor.layout.geometry(),
+    tensor.sizes = GapSizes::new(
+        tensor.sizes.geometry(),
         elements,
-        tensor.layout.bit_count(),
-        tensor.layout.lut_count(),
+        tensor.sizes.bit_count(),
+        tensor.sizes.lut_count(),
     )
     .unwrap();
     let boundary = entry(&tensor, 1);

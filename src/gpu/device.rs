@@ -92,7 +92,7 @@ struct Inner {
     linear: OnceLock<LinearKernels>,
     /// Of loads. A second one makes them slower: the copies of both get in each other's way.
     copies: Arc<CudaStream>,
-    staging: Mutex<Vec<Pinned>>,
+    spare_buffers: Mutex<Vec<Pinned>>,
     context: Arc<CudaContext>,
 }
 
@@ -145,8 +145,10 @@ impl Device {
         let context = CudaContext::new(ordinal).or_fault("starting the GPU")?;
         let copies = context.new_stream().or_fault("making a stream")?;
         let kernels = Kernels::load(&copies, bytes)?;
-        let (linear, staging) = (OnceLock::new(), Mutex::default());
-        Ok(Self { inner: Arc::new(Inner { info, kernels, linear, copies, staging, context }) })
+        let (linear, spare_buffers) = (OnceLock::new(), Mutex::default());
+        Ok(Self {
+            inner: Arc::new(Inner { info, kernels, linear, copies, spare_buffers, context }),
+        })
     }
 
     /// What the driver says of it.
@@ -205,8 +207,8 @@ impl Device {
     }
 
     /// The pinned buffers that are kept between loads.
-    pub(super) fn staging(&self) -> MutexGuard<'_, Vec<Pinned>> {
-        self.inner.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn spare_buffers(&self) -> MutexGuard<'_, Vec<Pinned>> {
+        self.inner.spare_buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Device memory of this many bytes, of any content.

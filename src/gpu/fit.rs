@@ -1,5 +1,5 @@
-//! How the blocks of a decode kernel fill a multiprocessor: GPUs differ in shared memory, so that
-//! the number of a block's warps is chosen when the kernels are loaded.
+//! How the thread blocks of a decode kernel fill a multiprocessor: GPUs differ in shared memory, so
+//! that the number of a thread block's warps is chosen when the kernels are loaded.
 
 use std::cmp::Reverse;
 

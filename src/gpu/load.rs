@@ -203,7 +203,7 @@ impl<'m> Loader<'m> {
         let (tensors, host) = self.fetch(options)?;
         for part in &mut self.parts {
             part.build_tables(&tensors)?;
-            part.stream(&host)?;
+            part.make_streamer(&host)?;
         }
         self.make_fast(options, &tensors)?;
         self.parts.iter().try_for_each(|part| part.check_arrays(self.model))?;

@@ -67,7 +67,7 @@ pub(super) struct Kernels {
     decode_few: CudaFunction,
     /// Multiprocessors of this GPU.
     processors: u32,
-    /// Shared memory that a block may have.
+    /// Shared memory that a thread block may have.
     room: u32,
     /// By kernel and bytes that each warp stages: blocks of a model ask for the same ones over and
     /// over.
@@ -82,11 +82,11 @@ struct Decode {
     demand: Demand,
 }
 
-/// The blocks of a launch.
+/// The thread blocks of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     fit: Fit,
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory of one.
     shared: u32,
 }
 
@@ -104,8 +104,8 @@ pub(super) struct Launch {
 }
 
 impl Kernels {
-    /// Loads them, and has blocks fit `most_shared` bytes of shared memory even where the GPU has
-    /// more.
+    /// Loads them, and has thread blocks fit `most_shared` bytes of shared memory even if the GPU
+    /// has more.
     pub(super) fn load(stream: &Arc<CudaStream>, most_shared: u32) -> Result<Self> {
         let context = stream.context();
         let attribute =
@@ -161,12 +161,12 @@ impl Kernels {
         self.processors
     }
 
-    /// Shared memory that a block may have, in bytes.
+    /// Shared memory that a thread block may have, in bytes.
     pub(super) fn room(&self) -> u32 {
         self.room
     }
 
-    /// How the blocks of a decode kernel fill this GPU if each warp stages this many bytes.
+    /// How the thread blocks of a decode kernel fill this GPU if each warp stages this many bytes.
     ///
     /// # Errors
     /// [`Error::Gpu`] if not even one warp fits.

@@ -317,7 +317,10 @@ impl Part {
     }
 
     /// Makes the slots for its streamed blocks, which come from these sections.
-    pub(super) fn stream(&mut self, host: &HashMap<SectionId, Arc<HostSection>>) -> Result<()> {
+    pub(super) fn make_streamer(
+        &mut self,
+        host: &HashMap<SectionId, Arc<HostSection>>,
+    ) -> Result<()> {
         if self.turns.is_empty() {
             return Ok(());
         }

@@ -114,7 +114,7 @@ pub(super) unsafe fn upload(
                     if result.is_err() {
                         stop.store(true, Ordering::Relaxed);
                     }
-                    result.map(|ring| device.staging().extend(ring))
+                    result.map(|ring| device.spare_buffers().extend(ring))
                 })
             })
             .collect();
@@ -144,7 +144,7 @@ pub(super) type Ring = [Pinned; BUFFERS];
 /// A ring for each reader: what is kept from loads before, and what is missing.
 pub(super) fn rings(device: &Device, readers: usize) -> Result<Vec<Ring>> {
     let mut buffers: Vec<Pinned> = {
-        let mut kept = device.staging();
+        let mut kept = device.spare_buffers();
         let from = kept.len().saturating_sub(readers * BUFFERS);
         kept.split_off(from)
     };

@@ -16,7 +16,7 @@ pub(super) enum Coding {
 impl Coding {
     fn sizes(&self) -> Coded {
         match self {
-            Self::Gap(coding) => Coded::Gap(coding.layout),
+            Self::Gap(coding) => Coded::Gap(coding.sizes),
             Self::Tile(coding) => Coded::Tile(coding.sizes),
         }
     }

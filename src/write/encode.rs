@@ -12,8 +12,8 @@ use super::{
 use crate::{
     Error, Result,
     encoding::{
-        gap::{ChunkEncoder, ChunkInput, ChunkOutput, PlacedBytes},
-        tile::{EncodedStrips, Encoder},
+        gap::{ChunkEncoder, ChunkInput, ChunkOutput, PlacedBytes, stored as gap_arrays},
+        tile::{EncodedStrips, Encoder, stored as tile_arrays},
     },
     huffman::Histogram,
     parallel,
@@ -116,8 +116,8 @@ impl Worker {
         }
     }
 
-    /// Encodes a chunk in parts of at most [`MIN_CHUNK_BYTES`]; only tensors of more than 4 GiB
-    /// have chunks of several, and those that come from long strips.
+    /// Encodes a chunk, in parts of [`MIN_CHUNK_BYTES`] or little more; only tensors of more than
+    /// 4 GiB have chunks of several parts, and those that come from long strips.
     fn gap_chunk(
         &mut self,
         target: Target<'_>,
@@ -126,7 +126,7 @@ impl Worker {
     ) -> Result<()> {
         if self.gap.as_ref().is_none_or(|&(array, _)| array != target.first_array) {
             self.gap =
-                Some((target.first_array, ChunkEncoder::new(&coding.lengths, &coding.layout)));
+                Some((target.first_array, ChunkEncoder::new(&coding.lengths, &coding.sizes)));
         }
         let first = chunk as u64 * coding.chunk_bytes;
         let end = target.tensor.length.min(first + coding.chunk_bytes);
@@ -164,7 +164,7 @@ impl Worker {
         start: u64,
         length: u64,
     ) -> Result<()> {
-        let (lookahead, part) = (2 * coding.layout.geometry().lookahead() as u64, length as usize);
+        let (lookahead, part) = (2 * coding.sizes.geometry().lookahead() as u64, length as usize);
         let length = (length + lookahead).min(target.tensor.length - start);
         self.input.resize(length as usize, 0);
         target.file.read(target.tensor.offset + start, &mut self.input)?;
@@ -189,9 +189,21 @@ impl Worker {
             Ok(())
         };
         let mut write = |at: [u64; 3], strips: &EncodedStrips| {
-            target.output.write_array(target.first_array + 1, at[0], &strips.records)?;
-            target.output.write_array(target.first_array + 2, at[1], &strips.bitstream)?;
-            target.output.write_array(target.first_array + 3, at[2], &strips.plane)?;
+            target.output.write_array(
+                target.first_array + tile_arrays::RECORDS,
+                at[0],
+                &strips.records,
+            )?;
+            target.output.write_array(
+                target.first_array + tile_arrays::BITSTREAM,
+                at[1],
+                &strips.bitstream,
+            )?;
+            target.output.write_array(
+                target.first_array + tile_arrays::PLANE,
+                at[2],
+                &strips.plane,
+            )?;
             advance(target.observer, 2 * strips.plane.len() as u64)
         };
         coding
@@ -209,10 +221,10 @@ impl Worker {
                 output.write_array(first_array + array, piece.offset, piece.bytes)
             }
         };
-        put(1, self.output.gaps())?;
-        put(2, self.output.output_offsets())?;
-        put(3, self.output.bitstream())?;
-        put(4, self.output.plane())
+        put(gap_arrays::GAPS, self.output.gaps())?;
+        put(gap_arrays::OUTPUT_OFFSETS, self.output.output_offsets())?;
+        put(gap_arrays::BITSTREAM, self.output.bitstream())?;
+        put(gap_arrays::PLANE, self.output.plane())
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) struct Counting {
 #[derive(Debug)]
 pub(super) struct GapCoding {
     pub(super) lengths: CodeLengths,
-    pub(super) layout: GapSizes,
+    pub(super) sizes: GapSizes,
     /// Of the exponents, in bits.
     pub(super) entropy_bits: f64,
     /// Bytes that are best read together.
@@ -62,7 +62,7 @@ impl Counting {
             histogram.merge(chunk);
         }
         let lengths = CodeLengths::from_histogram(&histogram)?;
-        let layout = GapSizes::plan(&lengths, &histogram, self.geometry)?;
+        let sizes = GapSizes::plan(&lengths, &histogram, self.geometry)?;
         let mut chunk_bits = vec![0];
         let mut bits = 0;
         for chunk in &self.histograms {
@@ -70,8 +70,8 @@ impl Counting {
             chunk_bits.push(bits);
         }
         let Self { piece_bytes, chunk_bytes, .. } = self;
-        let entropy_bits = histogram.entropy() * layout.elements() as f64;
-        Ok(GapCoding { lengths, layout, entropy_bits, piece_bytes, chunk_bytes, chunk_bits })
+        let entropy_bits = histogram.entropy() * sizes.elements() as f64;
+        Ok(GapCoding { lengths, sizes, entropy_bits, piece_bytes, chunk_bytes, chunk_bits })
     }
 }
 
@@ -84,10 +84,10 @@ impl GapCoding {
             if (88..128).contains(&exponent) { 1 << (exponent - 88) } else { 0 }
         });
         let lengths = CodeLengths::from_histogram(&Histogram::from(counts))?;
-        let layout = GapSizes::new(geometry, elements, bits, Luts::new(&lengths).len() as u64)?;
+        let sizes = GapSizes::new(geometry, elements, bits, Luts::new(&lengths).len() as u64)?;
         Ok(Self {
             lengths,
-            layout,
+            sizes,
             entropy_bits: bits as f64,
             piece_bytes: 0,
             chunk_bytes: 0,

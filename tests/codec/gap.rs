@@ -26,17 +26,17 @@ impl Encoded for EncodedTensor {
 
     fn encode(weights: &[u8], geometry: Geometry) -> Self {
         let tensor = encode_tensor(weights, geometry, WHOLE).unwrap();
-        let layout = tensor.layout;
+        let sizes = tensor.sizes;
         let [codebook, gaps, output_offsets, bitstream, plane] =
             slices(&tensor).map(|array| array.len() as u64);
-        assert_eq!((codebook, gaps), (layout.codebook_bytes(), layout.gaps_bytes()));
-        assert_eq!(output_offsets, layout.output_offsets_bytes());
-        assert_eq!((bitstream, plane), (layout.bitstream_bytes(), layout.plane_bytes()));
+        assert_eq!((codebook, gaps), (sizes.codebook_bytes(), sizes.gaps_bytes()));
+        assert_eq!(output_offsets, sizes.output_offsets_bytes());
+        assert_eq!((bitstream, plane), (sizes.bitstream_bytes(), sizes.plane_bytes()));
         tensor
     }
 
     fn elements(&self) -> u64 {
-        self.layout.elements()
+        self.sizes.elements()
     }
 
     fn arrays(&mut self) -> Vec<&mut Vec<u8>> {
@@ -51,13 +51,13 @@ impl Encoded for EncodedTensor {
     fn verify(&self, each: u64) -> Result<()> {
         verify_codebook(&self.codebook)?;
         if let Some(last) = self.gaps.last() {
-            self.layout.check_unused_gap(*last)?;
+            self.sizes.check_unused_gap(*last)?;
         }
-        let decoder = GapDecoder::new(&read_codebook(&self.codebook)?, &self.layout);
-        let blocks = self.layout.thread_block_count();
+        let decoder = GapDecoder::new(&read_codebook(&self.codebook)?, &self.sizes);
+        let blocks = self.sizes.thread_block_count();
         (0..blocks).step_by(each as usize).try_for_each(|start| {
             let blocks = start..(start + each).min(blocks);
-            decoder.verify_index(&self.arrays().span(&self.layout, blocks)?)
+            decoder.verify_index(&self.arrays().span(&self.sizes, blocks)?)
         })
     }
 
@@ -76,9 +76,9 @@ fn slices(tensor: &EncodedTensor) -> [&[u8]; 5] {
 }
 
 fn parameters(tensor: &EncodedTensor) -> [u64; 3] {
-    let geometry = tensor.layout.geometry();
+    let geometry = tensor.sizes.geometry();
     let (bytes, threads) = (geometry.bytes_per_thread(), geometry.threads_per_block());
-    [bytes.into(), threads.into(), tensor.layout.bit_count()]
+    [bytes.into(), threads.into(), tensor.sizes.bit_count()]
 }
 
 fn check_gap(weights: &[u8], geometry: Geometry) -> EncodedTensor {
@@ -245,7 +245,7 @@ fn errors_name_the_array() {
         damage(&mut bad);
         bad
     };
-    assert_ne!(good.layout.bit_count() % 64, 0);
+    assert_ne!(good.sizes.bit_count() % 64, 0);
     let bad = damaged(&|bad| *bad.bitstream.last_mut().unwrap() |= 0x80);
     assert_eq!(place(bad.decode(0..30_000)), "bitstream");
     assert_eq!(place(bad.verify(3)), "bitstream");
@@ -271,10 +271,10 @@ fn a_changed_source_is_noticed() {
     let histogram = Histogram::of(&weights);
     let lengths = CodeLengths::from_histogram(&histogram).unwrap();
     let tensor = encode_tensor(&weights, Geometry::default(), WHOLE).unwrap();
-    let encoder = ChunkEncoder::new(&lengths, &tensor.layout);
+    let encoder = ChunkEncoder::new(&lengths, &tensor.sizes);
     let mut output = ChunkOutput::default();
     let encode = |weights: &[u8], output: &mut ChunkOutput| {
-        let end_bit = tensor.layout.bit_count();
+        let end_bit = tensor.sizes.bit_count();
         let input =
             ChunkInput { weights, elements: 1 << 16, first_element: 0, start_bit: 0, end_bit };
         encoder.encode(&input, output)
@@ -309,14 +309,14 @@ fn an_exponent_without_a_code_is_noticed_where_the_bits_agree() {
         let tensor =
             encode_tensor(&weights_of(exponents.iter().copied(), 12), Geometry::default(), WHOLE)
                 .unwrap();
-        let encoder = ChunkEncoder::new(&read_codebook(&tensor.codebook).unwrap(), &tensor.layout);
+        let encoder = ChunkEncoder::new(&read_codebook(&tensor.codebook).unwrap(), &tensor.sizes);
         // Code by code, one bit is lost; in pairs of codes, those of both.
         for (lost, longer, now) in
             [(0, 1, 2), (1, 8, 2), (count - 8, 0, 2), (0, 8, 3), (count - 7, 8, 3)]
         {
             let mut changed = exponents.clone();
             (changed[lost], changed[longer]) = (200, now);
-            let (weights, end_bit) = (weights_of(changed, 12), tensor.layout.bit_count());
+            let (weights, end_bit) = (weights_of(changed, 12), tensor.sizes.bit_count());
             let input = ChunkInput {
                 weights: &weights,
                 elements: count,
@@ -333,16 +333,16 @@ fn an_exponent_without_a_code_is_noticed_where_the_bits_agree() {
 fn impossible_requests_are_the_callers_fault() {
     let weights = normal::weights(10, 1, 1 << 15, |_| 0.02);
     let tensor = encode_tensor(&weights, Geometry::default(), WHOLE).unwrap();
-    let (layout, arrays) = (&tensor.layout, tensor.arrays());
+    let (sizes, arrays) = (&tensor.sizes, tensor.arrays());
     let parameter = |result: Result<()>| assert!(matches!(result, Err(Error::Parameter { .. })));
-    parameter(arrays.span(layout, 0..0).map(drop));
-    parameter(arrays.span(layout, 0..layout.thread_block_count() + 1).map(drop));
+    parameter(arrays.span(sizes, 0..0).map(drop));
+    parameter(arrays.span(sizes, 0..sizes.thread_block_count() + 1).map(drop));
     parameter(tensor.decode(5..5).map(drop));
     parameter(tensor.decode(0..(1 << 15) + 1).map(drop));
     parameter(Geometry::new(12, 64).map(drop));
     parameter(encode_tensor(&[], Geometry::default(), 1).map(drop));
-    let decoder = GapDecoder::new(&read_codebook(&tensor.codebook).unwrap(), layout);
-    let span = arrays.span(layout, 0..1).unwrap();
+    let decoder = GapDecoder::new(&read_codebook(&tensor.codebook).unwrap(), sizes);
+    let span = arrays.span(sizes, 0..1).unwrap();
     parameter(decoder.decode(&span, 0..10, &tensor.plane[..10], &mut [0; 19]));
     parameter(decoder.decode(&span, 0..10, &tensor.plane[..9], &mut [0; 18]));
     // Weights that exist, but not in this span: what the index led to is at fault.

@@ -218,7 +218,7 @@ pub(crate) fn encode(
         (SECTION_PLANE, encoded.plane),
     ];
     let parameters =
-        [bytes_per_thread.into(), threads_per_block.into(), encoded.layout.bit_count(), 0];
+        [bytes_per_thread.into(), threads_per_block.into(), encoded.sizes.bit_count(), 0];
     (arrays, parameters)
 }
 

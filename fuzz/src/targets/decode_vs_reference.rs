@@ -61,11 +61,11 @@ const BIT_COUNT: usize = 2;
 
 impl Subject {
     fn new(tensor: EncodedTensor) -> Self {
-        let geometry = tensor.layout.geometry();
+        let geometry = tensor.sizes.geometry();
         let parameters = [
             geometry.bytes_per_thread().into(),
             geometry.threads_per_block().into(),
-            tensor.layout.bit_count(),
+            tensor.sizes.bit_count(),
         ];
         let EncodedTensor { codebook, gaps, output_offsets, bitstream, plane, .. } = tensor;
         Self { arrays: [codebook, gaps, output_offsets, bitstream, plane], parameters }
@@ -204,14 +204,13 @@ impl Subject {
         let [codebook, gaps, output_offsets, bitstream, plane] = self.arrays.clone();
         let geometry = Geometry::from_parameters(self.parameters[0], self.parameters[1])?;
         let luts = GapSizes::lut_count_of(codebook.len() as u64)?;
-        let layout = GapSizes::new(geometry, plane.len() as u64, self.parameters[BIT_COUNT], luts)?;
+        let sizes = GapSizes::new(geometry, plane.len() as u64, self.parameters[BIT_COUNT], luts)?;
         let lengths =
             [gaps.len(), output_offsets.len(), bitstream.len()].map(|length| length as u64);
-        if lengths != [layout.gaps_bytes(), layout.output_offsets_bytes(), layout.bitstream_bytes()]
-        {
+        if lengths != [sizes.gaps_bytes(), sizes.output_offsets_bytes(), sizes.bitstream_bytes()] {
             return Err(Error::corrupt("arrays", 0, "lengths"));
         }
-        Ok(EncodedTensor { layout, codebook, gaps, output_offsets, bitstream, plane })
+        Ok(EncodedTensor { sizes, codebook, gaps, output_offsets, bitstream, plane })
     }
 
     fn check(&self, cuts: [u64; 3], valid: bool) {
@@ -227,7 +226,7 @@ impl Subject {
         };
         let luts = self.luts_are_as_many_as_needed();
         let zeros = array_witness::zeros_after(&self.arrays[BITSTREAM], self.parameters[BIT_COUNT]);
-        let count = tensor.layout.elements();
+        let count = tensor.sizes.elements();
         match (tensor.decode(0..count), &reference) {
             (Ok(ours), Ok(theirs)) => {
                 assert!(ours == *theirs, "two results");
@@ -273,12 +272,8 @@ fn check_range(tensor: &EncodedTensor, range: Range<u64>, reference: Option<&[u8
     }
 }
 
-fn check_verification(
-    tensor: &EncodedTensor,
-    cut: u64,
-    reference: &array_witness::Result,
-) {
-    let blocks = tensor.layout.thread_block_count();
+fn check_verification(tensor: &EncodedTensor, cut: u64, reference: &array_witness::Result) {
+    let blocks = tensor.sizes.thread_block_count();
     let cut = cut % blocks;
     for ours in [verify(tensor, &[0, blocks]), verify(tensor, &[0, cut, blocks])] {
         match (ours, reference) {
@@ -292,8 +287,7 @@ fn check_verification(
 /// Verifies a tensor in spans that end at these thread blocks.
 fn verify(tensor: &EncodedTensor, cuts: &[u64]) -> Result<()> {
     verify_codebook(&tensor.codebook)?;
-    let decoder = GapDecoder::new(&read_codebook(&tensor.codebook)?, &tensor.layout);
+    let decoder = GapDecoder::new(&read_codebook(&tensor.codebook)?, &tensor.sizes);
     let mut spans = cuts.windows(2).map(|pair| pair[0]..pair[1]).filter(|span| !span.is_empty());
-    spans
-        .try_for_each(|blocks| decoder.verify_index(&tensor.arrays().span(&tensor.layout, blocks)?))
+    spans.try_for_each(|blocks| decoder.verify_index(&tensor.arrays().span(&tensor.sizes, blocks)?))
 }

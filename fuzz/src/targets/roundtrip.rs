@@ -94,12 +94,12 @@ fn tiles(bytes: &mut Bytes<'_>) {
 
 /// The reference decoder finds the same weights, and an index and LUTs as the format asks for.
 fn check_arrays(encoded: &EncodedTensor, weights: &[u8]) {
-    let EncodedTensor { layout, codebook, gaps, output_offsets, bitstream, plane } = encoded;
-    let geometry = layout.geometry();
+    let EncodedTensor { sizes, codebook, gaps, output_offsets, bitstream, plane } = encoded;
+    let geometry = sizes.geometry();
     let parameters = [
         geometry.bytes_per_thread().into(),
         geometry.threads_per_block().into(),
-        layout.bit_count(),
+        sizes.bit_count(),
     ];
     let arrays = [&codebook[..], gaps, output_offsets, bitstream, plane];
     array_witness::verify_gap(arrays, parameters).expect("every array is right");

@@ -20,15 +20,15 @@ pub struct GapDecoder {
     pub(super) lengths: CodeLengths,
     luts: Luts,
     table: Option<SymbolTable>,
-    pub(super) layout: GapSizes,
+    pub(super) sizes: GapSizes,
 }
 
 impl GapDecoder {
     /// Derives the tables of a tensor: some microseconds, for a big tensor some tens.
-    pub fn new(lengths: &CodeLengths, layout: &GapSizes) -> Self {
+    pub fn new(lengths: &CodeLengths, sizes: &GapSizes) -> Self {
         let luts = Luts::new(lengths);
-        let table = (layout.elements() >= SYMBOL_TABLE_ELEMENTS).then(|| SymbolTable::new(&luts));
-        Self { lengths: lengths.clone(), luts, table, layout: *layout }
+        let table = (sizes.elements() >= SYMBOL_TABLE_ELEMENTS).then(|| SymbolTable::new(&luts));
+        Self { lengths: lengths.clone(), luts, table, sizes: *sizes }
     }
 
     /// Decodes a range of weights, all of whose codes start in the span, into little-endian BF16
@@ -57,7 +57,7 @@ impl GapDecoder {
                 "pass n and 2n bytes",
             ));
         }
-        if !weights.len().is_multiple_of(2) || elements.end > self.layout.elements() {
+        if !weights.len().is_multiple_of(2) || elements.end > self.sizes.elements() {
             return Err(Error::parameter("no such range of weights", "ask for weights that exist"));
         }
         let mut merged = 0;
@@ -90,13 +90,13 @@ impl GapDecoder {
         span: &Span<'_>,
         mut hand: impl FnMut(ExponentRun<'_>) -> Result<()>,
     ) -> Result<()> {
-        span.check(&self.layout)?;
+        span.check(&self.sizes)?;
         let stream = span.bitstream;
         let mut waiting = span.thread_blocks.clone();
         let mut lanes: Vec<Lane> = Vec::with_capacity(LANES);
         loop {
             for thread_block in waiting.by_ref().take(LANES - lanes.len()) {
-                lanes.push(Lane::new(span.block_codes(&self.layout, thread_block)?));
+                lanes.push(Lane::new(span.block_codes(&self.sizes, thread_block)?));
             }
             if lanes.is_empty() {
                 break;
@@ -138,18 +138,18 @@ impl GapDecoder {
     }
 
     fn check_padding(&self, span: &Span<'_>) -> Result<()> {
-        if span.thread_blocks.end < self.layout.thread_block_count() {
+        if span.thread_blocks.end < self.sizes.thread_block_count() {
             return Ok(());
         }
-        let end = self.layout.bit_count();
-        if is_zero_from(span.bitstream, (end - span.first_bit(&self.layout)) as usize) {
+        let end = self.sizes.bit_count();
+        if is_zero_from(span.bitstream, (end - span.first_bit(&self.sizes)) as usize) {
             return Ok(());
         }
         Err(Error::corrupt("bitstream", end / 8, "the bits behind the last code are not zero"))
     }
 
     fn no_code(&self, span: &Span<'_>, at: NoCode) -> Error {
-        let byte = (span.first_bit(&self.layout) + at.bit as u64) / 8;
+        let byte = (span.first_bit(&self.sizes) + at.bit as u64) / 8;
         Error::corrupt("bitstream", byte, "the codes do not lead to the next boundary of the index")
     }
 }

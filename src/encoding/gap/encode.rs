@@ -31,7 +31,7 @@ pub struct ChunkEncoder {
     lengths: CodeLengths,
     codes: Codes,
     pairs: Option<PairTable>,
-    layout: GapSizes,
+    sizes: GapSizes,
 }
 
 /// One chunk of a tensor: consecutive weights, and some that follow them.
@@ -105,10 +105,10 @@ struct Ownership {
 }
 
 impl Ownership {
-    fn new(layout: &GapSizes, start_bit: u64, end_bit: u64) -> Self {
-        let unit_bits = layout.geometry().unit_bits();
+    fn new(sizes: &GapSizes, start_bit: u64, end_bit: u64) -> Self {
+        let unit_bits = sizes.geometry().unit_bits();
         let first = start_bit.div_ceil(unit_bits) * GAP_THREADS_PER_BYTE;
-        let end = (end_bit.div_ceil(unit_bits) * GAP_THREADS_PER_BYTE).min(layout.thread_count());
+        let end = (end_bit.div_ceil(unit_bits) * GAP_THREADS_PER_BYTE).min(sizes.thread_count());
         Self { base: start_bit / unit_bits * unit_bits, threads: first..end.max(first) }
     }
 
@@ -121,10 +121,10 @@ impl Ownership {
 
 impl ChunkEncoder {
     /// Prepares the tables of a tensor: some microseconds, for a big tensor some tens.
-    pub fn new(lengths: &CodeLengths, layout: &GapSizes) -> Self {
+    pub fn new(lengths: &CodeLengths, sizes: &GapSizes) -> Self {
         let codes = Codes::new(lengths);
-        let pairs = (layout.elements() >= PAIR_TABLE_ELEMENTS).then(|| PairTable::new(&codes));
-        Self { lengths: lengths.clone(), codes, pairs, layout: *layout }
+        let pairs = (sizes.elements() >= PAIR_TABLE_ELEMENTS).then(|| PairTable::new(&codes));
+        Self { lengths: lengths.clone(), codes, pairs, sizes: *sizes }
     }
 
     /// Encodes one chunk into `output`, in one pass over its weights; memory grows to about 1.5
@@ -139,8 +139,8 @@ impl ChunkEncoder {
     /// `output` holds nothing of use.
     pub fn encode(&self, input: &ChunkInput<'_>, output: &mut ChunkOutput) -> Result<()> {
         let is_last = self.check(input)?;
-        let geometry = self.layout.geometry();
-        let ownership = Ownership::new(&self.layout, input.start_bit, input.end_bit);
+        let geometry = self.sizes.geometry();
+        let ownership = Ownership::new(&self.sizes, input.start_bit, input.end_bit);
         let owned = ownership.bits(geometry);
         let end = (input.end_bit - ownership.base) as usize;
         self.place(input, &ownership, output);
@@ -166,7 +166,7 @@ impl ChunkEncoder {
             done =
                 writer.push(self.codes.get(bf16::exponent(u16::from_le_bytes(*weight))), element);
         }
-        if !(done && writer.finish(owned.end, is_last.then_some(self.layout.elements()))) {
+        if !(done && writer.finish(owned.end, is_last.then_some(self.sizes.elements()))) {
             return Err(changed());
         }
         output.owned = owned.start / 8..owned.end / 8;
@@ -181,7 +181,7 @@ impl ChunkEncoder {
         let held = (input.weights.len() / 2) as u64;
         let elements = input.elements as u64;
         let rest = self
-            .layout
+            .sizes
             .elements()
             .checked_sub(input.first_element)
             .and_then(|rest| rest.checked_sub(elements));
@@ -189,20 +189,20 @@ impl ChunkEncoder {
         else {
             return misfit("a chunk is empty or reaches beyond its tensor");
         };
-        if held < elements + rest.min(self.layout.geometry().lookahead() as u64)
+        if held < elements + rest.min(self.sizes.geometry().lookahead() as u64)
             || held > elements + rest
         {
             return misfit("a chunk has too few or too many weights behind it");
         }
         if input.start_bit >= input.end_bit
-            || input.end_bit > self.layout.bit_count()
+            || input.end_bit > self.sizes.bit_count()
             || (input.first_element == 0) != (input.start_bit == 0)
             || input.end_bit - input.start_bit > u64::from(MAX_CODE_LENGTH) * elements
             || input.elements > usize::MAX / 32
         {
             return misfit("the bits of a chunk do not fit its tensor");
         }
-        if (rest == 0) != (input.end_bit == self.layout.bit_count()) {
+        if (rest == 0) != (input.end_bit == self.sizes.bit_count()) {
             return Err(changed());
         }
         Ok(rest == 0)
@@ -210,7 +210,7 @@ impl ChunkEncoder {
 
     /// Where the pieces of the chunk belong in their arrays.
     fn place(&self, input: &ChunkInput<'_>, ownership: &Ownership, output: &mut ChunkOutput) {
-        let geometry = self.layout.geometry();
+        let geometry = self.sizes.geometry();
         let first = ownership.threads.start;
         output.bitstream_offset = first * u64::from(geometry.bytes_per_thread());
         output.gaps_offset = first / GAP_THREADS_PER_BYTE;

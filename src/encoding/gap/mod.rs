@@ -20,7 +20,7 @@ mod lanes;
 mod pair_table;
 mod sizes;
 mod span;
-mod stored;
+pub(crate) mod stored;
 mod tracker;
 mod verify;
 mod whole;

@@ -25,11 +25,11 @@ impl<'a> Arrays<'a> {
     /// # Errors
     /// [`Error::Parameter`] if the span is empty or reaches beyond the tensor, or an array is
     /// shorter than the layout says.
-    pub fn span(&self, layout: &GapSizes, thread_blocks: Range<u64>) -> Result<Span<'a>> {
+    pub fn span(&self, sizes: &GapSizes, thread_blocks: Range<u64>) -> Result<Span<'a>> {
         Ok(Span {
-            gaps: part(self.gaps, &layout.gaps_of(&thread_blocks)?)?,
-            output_offsets: part(self.output_offsets, &layout.output_offsets_of(&thread_blocks)?)?,
-            bitstream: part(self.bitstream, &layout.bitstream_of(&thread_blocks)?)?,
+            gaps: part(self.gaps, &sizes.gaps_of(&thread_blocks)?)?,
+            output_offsets: part(self.output_offsets, &sizes.output_offsets_of(&thread_blocks)?)?,
+            bitstream: part(self.bitstream, &sizes.bitstream_of(&thread_blocks)?)?,
             thread_blocks,
         })
     }
@@ -70,11 +70,11 @@ pub(super) struct BlockCodes {
 
 impl Span<'_> {
     /// Checks that the arrays have the sizes that the layout gives them.
-    pub(super) fn check(&self, layout: &GapSizes) -> Result<()> {
+    pub(super) fn check(&self, sizes: &GapSizes) -> Result<()> {
         let fits = |array: &[u8], range: Range<u64>| array.len() as u64 == range.end - range.start;
-        if fits(self.gaps, layout.gaps_of(&self.thread_blocks)?)
-            && fits(self.output_offsets, layout.output_offsets_of(&self.thread_blocks)?)
-            && fits(self.bitstream, layout.bitstream_of(&self.thread_blocks)?)
+        if fits(self.gaps, sizes.gaps_of(&self.thread_blocks)?)
+            && fits(self.output_offsets, sizes.output_offsets_of(&self.thread_blocks)?)
+            && fits(self.bitstream, sizes.bitstream_of(&self.thread_blocks)?)
             && usize::try_from(8 * self.bitstream.len() as u64).is_ok()
         {
             return Ok(());
@@ -98,26 +98,26 @@ impl Span<'_> {
     }
 
     /// The first bit of the span, counted from the start of the tensor's bitstream.
-    pub(super) fn first_bit(&self, layout: &GapSizes) -> u64 {
-        self.thread_blocks.start * layout.geometry().thread_block_bits()
+    pub(super) fn first_bit(&self, sizes: &GapSizes) -> u64 {
+        self.thread_blocks.start * sizes.geometry().thread_block_bits()
     }
 
     /// The first boundary at or after the start of a thread block, in bits from the start of the
     /// span; the end of the last code for the thread block after the last.
-    fn boundary(&self, layout: &GapSizes, thread_block: u64) -> usize {
-        if thread_block == layout.thread_block_count() {
-            return (layout.bit_count() - self.first_bit(layout)) as usize;
+    fn boundary(&self, sizes: &GapSizes, thread_block: u64) -> usize {
+        if thread_block == sizes.thread_block_count() {
+            return (sizes.bit_count() - self.first_bit(sizes)) as usize;
         }
         let blocks = thread_block - self.thread_blocks.start;
-        let threads = blocks * u64::from(layout.geometry().threads_per_block());
-        (blocks * layout.geometry().thread_block_bits()) as usize + self.gap(threads)
+        let threads = blocks * u64::from(sizes.geometry().threads_per_block());
+        (blocks * sizes.geometry().thread_block_bits()) as usize + self.gap(threads)
     }
 
     /// Where the codes of a thread block of a checked span lie.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if gaps and output offsets contradict each other or the layout.
-    pub(super) fn block_codes(&self, layout: &GapSizes, thread_block: u64) -> Result<BlockCodes> {
+    pub(super) fn block_codes(&self, sizes: &GapSizes, thread_block: u64) -> Result<BlockCodes> {
         let corrupt = |problem: &str| {
             Err(Error::corrupt(
                 "output offsets",
@@ -128,14 +128,14 @@ impl Span<'_> {
         let (element, next) =
             (self.output_offset(thread_block), self.output_offset(thread_block + 1));
         let (start, end) =
-            (self.boundary(layout, thread_block), self.boundary(layout, thread_block + 1));
+            (self.boundary(sizes, thread_block), self.boundary(sizes, thread_block + 1));
         if thread_block == 0 && (element, start) != (0, 0) {
             return corrupt("the first thread block must start at the first weight, with gap 0");
         }
-        if thread_block + 1 == layout.thread_block_count() && next != layout.elements() {
+        if thread_block + 1 == sizes.thread_block_count() && next != sizes.elements() {
             return corrupt("the last entry must be the number of elements");
         }
-        if element > next || next > layout.elements() {
+        if element > next || next > sizes.elements() {
             return corrupt("entries must ascend to the number of elements");
         }
         let count = next - element;

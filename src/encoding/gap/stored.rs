@@ -9,11 +9,12 @@ use crate::{
     huffman,
 };
 
-const CODEBOOK: usize = 0;
-const GAPS: usize = 1;
-const OUTPUT_OFFSETS: usize = 2;
-const BITSTREAM: usize = 3;
-const PLANE: usize = 4;
+// Its arrays by number, in the order of a tensor's record.
+pub(crate) const CODEBOOK: usize = 0;
+pub(crate) const GAPS: usize = 1;
+pub(crate) const OUTPUT_OFFSETS: usize = 2;
+pub(crate) const BITSTREAM: usize = 3;
+pub(crate) const PLANE: usize = 4;
 
 impl GapSizes {
     /// Of a tensor whose record has these parameters, and whose codebook has as many bytes.

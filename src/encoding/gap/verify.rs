@@ -21,11 +21,11 @@ impl GapDecoder {
     /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] if the span's
     /// arrays have other sizes than its layout.
     pub fn verify_index(&self, span: &Span<'_>) -> Result<()> {
-        let mut crossings = Crossings::new(self.layout.geometry().thread_bits() as usize);
+        let mut crossings = Crossings::new(self.sizes.geometry().thread_bits() as usize);
         self.walk(span, |decoded| self.check_boundaries(span, &decoded, &mut crossings))?;
-        let is_last = span.thread_blocks.end == self.layout.thread_block_count();
+        let is_last = span.thread_blocks.end == self.sizes.thread_block_count();
         match span.gaps.last() {
-            Some(&last) if is_last => self.layout.check_unused_gap(last),
+            Some(&last) if is_last => self.sizes.check_unused_gap(last),
             _ => Ok(()),
         }
     }
@@ -37,7 +37,7 @@ impl GapDecoder {
         decoded: &ExponentRun<'_>,
         crossings: &mut Crossings,
     ) -> Result<()> {
-        let thread_bits = self.layout.geometry().thread_bits() as usize;
+        let thread_bits = self.sizes.geometry().thread_bits() as usize;
         let lengths = self.lengths.as_bytes();
         let length = |exponent: u8| usize::from(lengths[usize::from(exponent)]);
         let mut bit = decoded.bit;
@@ -65,10 +65,9 @@ impl GapDecoder {
 
     /// Checks the gap of a thread, counted from the first one of the span.
     fn check_gap(&self, span: &Span<'_>, thread: usize, gap: usize) -> Result<()> {
-        let first =
-            span.thread_blocks.start * u64::from(self.layout.geometry().threads_per_block());
+        let first = span.thread_blocks.start * u64::from(self.sizes.geometry().threads_per_block());
         let index = first + thread as u64;
-        if index < self.layout.thread_count() && span.gap(thread as u64) != gap {
+        if index < self.sizes.thread_count() && span.gap(thread as u64) != gap {
             let problem = format!("the gap of thread {index} must be {gap}");
             return Err(Error::corrupt("gaps", index / GAP_THREADS_PER_BYTE, problem));
         }

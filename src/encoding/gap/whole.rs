@@ -12,7 +12,7 @@ use crate::huffman::{CodeLengths, Histogram, codebook};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodedTensor {
     /// Elements, bits, threads.
-    pub layout: GapSizes,
+    pub sizes: GapSizes,
     /// Code lengths and LUTs.
     pub codebook: Vec<u8>,
     /// Half a byte a thread.
@@ -40,17 +40,17 @@ pub fn encode_tensor(
     let weights = if odd { &[] } else { weights };
     let histogram = Histogram::of(weights);
     let lengths = CodeLengths::from_histogram(&histogram)?;
-    let layout = GapSizes::plan(&lengths, &histogram, geometry)?;
+    let sizes = GapSizes::plan(&lengths, &histogram, geometry)?;
     let zeros = |bytes: u64| vec![0; bytes as usize];
     let mut tensor = EncodedTensor {
-        layout,
+        sizes,
         codebook: codebook(&lengths),
-        gaps: zeros(layout.gaps_bytes()),
-        output_offsets: zeros(layout.output_offsets_bytes()),
-        bitstream: zeros(layout.bitstream_bytes()),
-        plane: zeros(layout.plane_bytes()),
+        gaps: zeros(sizes.gaps_bytes()),
+        output_offsets: zeros(sizes.output_offsets_bytes()),
+        bitstream: zeros(sizes.bitstream_bytes()),
+        plane: zeros(sizes.plane_bytes()),
     };
-    let encoder = ChunkEncoder::new(&lengths, &layout);
+    let encoder = ChunkEncoder::new(&lengths, &sizes);
     let mut output = ChunkOutput::default();
     let (mut first, mut start_bit) = (0, 0);
     while 2 * first < weights.len() {
@@ -91,11 +91,10 @@ impl EncodedTensor {
     /// # Errors
     /// As [`GapDecoder::decode`], and [`Error::Corrupt`](crate::Error::Corrupt) for a bad codebook.
     pub fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
-        let decoder =
-            GapDecoder::new(&crate::huffman::read_codebook(&self.codebook)?, &self.layout);
-        self.layout.check_output_offsets(&self.output_offsets)?;
-        let thread_blocks = self.layout.thread_blocks_of(&self.output_offsets, &elements)?;
-        let span = self.arrays().span(&self.layout, thread_blocks)?;
+        let decoder = GapDecoder::new(&crate::huffman::read_codebook(&self.codebook)?, &self.sizes);
+        self.sizes.check_output_offsets(&self.output_offsets)?;
+        let thread_blocks = self.sizes.thread_blocks_of(&self.output_offsets, &elements)?;
+        let span = self.arrays().span(&self.sizes, thread_blocks)?;
         let plane = &self.plane[elements.start as usize..elements.end as usize];
         let mut weights = vec![0; 2 * plane.len()];
         decoder.decode(&span, elements, plane, &mut weights)?;

@@ -30,7 +30,7 @@ mod record;
 mod sizes;
 mod stage;
 mod staging;
-mod stored;
+pub(crate) mod stored;
 mod table;
 mod wanted;
 mod whole;

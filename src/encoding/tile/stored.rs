@@ -8,10 +8,11 @@ use crate::{
     encoding::stored::{ArrayKind, CodedSizes, DecodeArrays, ReadArrays, Scratch, decode_rows},
 };
 
-const CODEBOOK: usize = 0;
-const RECORDS: usize = 1;
-const BITSTREAM: usize = 2;
-const PLANE: usize = 3;
+// Its arrays by number, in the order of a tensor's record.
+pub(crate) const CODEBOOK: usize = 0;
+pub(crate) const RECORDS: usize = 1;
+pub(crate) const BITSTREAM: usize = 2;
+pub(crate) const PLANE: usize = 3;
 
 impl Sizes {
     /// Of a tensor whose record has these parameters, and whose codebook has as many bytes.

@@ -427,7 +427,7 @@ pub(in crate::gpu) fn upload(
         // Whoever waits for a slot or sends waits no longer.
         drop((free, arrivals));
         for thread in threads {
-            device.staging().extend(thread.join().expect("a reader does not panic"));
+            device.spare_buffers().extend(thread.join().expect("a reader does not panic"));
         }
         result
     });

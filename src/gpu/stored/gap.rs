@@ -4,7 +4,7 @@ use super::{Addresses, ArrayPlace, CodedTensor, whole_array};
 use crate::{
     Error, Result, Tensor,
     constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD},
-    encoding::gap::GapSizes,
+    encoding::gap::{GapSizes, stored as arrays},
     gpu::{
         coding::KernelEncoding,
         needs::TensorId,
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug)]
 pub(in crate::gpu) struct StoredGap {
     id: TensorId,
-    layout: GapSizes,
+    sizes: GapSizes,
     gaps: ArrayPlace,
     output_offsets: ArrayPlace,
     bitstream: ArrayPlace,
@@ -31,22 +31,24 @@ impl StoredGap {
     pub(super) fn read(
         tensor: &Tensor<'_>,
         id: TensorId,
-        layout: GapSizes,
+        sizes: GapSizes,
         validate: bool,
     ) -> Result<Self> {
-        let codebook = whole_array(tensor, 0, layout.codebook_bytes())?;
-        let host_offsets = whole_array(tensor, 2, layout.output_offsets_bytes())?;
+        let codebook = whole_array(tensor, arrays::CODEBOOK, sizes.codebook_bytes())?;
+        let host_offsets =
+            whole_array(tensor, arrays::OUTPUT_OFFSETS, sizes.output_offsets_bytes())?;
         if validate {
             let checked = huffman::read_codebook(&codebook)
-                .and_then(|_| layout.check_output_offsets(&host_offsets));
+                .and_then(|_| sizes.check_output_offsets(&host_offsets));
             checked.map_err(|error| tensor.locate(error))?;
         }
         let code_lengths = codebook.first_chunk().expect("the layout's codebook has code lengths");
         let [gaps, output_offsets, bitstream, plane] =
-            [1, 2, 3, 4].map(|array| ArrayPlace::of(tensor, id.0, array));
+            [arrays::GAPS, arrays::OUTPUT_OFFSETS, arrays::BITSTREAM, arrays::PLANE]
+                .map(|array| ArrayPlace::of(tensor, id.0, array));
         Ok(Self {
             id,
-            layout,
+            sizes,
             gaps,
             output_offsets,
             bitstream,
@@ -64,7 +66,7 @@ impl StoredGap {
         let place = |section| ArrayPlace { section: (0, section), offset: 256 };
         Self {
             id: (0, 0),
-            layout: tensor.layout,
+            sizes: tensor.sizes,
             gaps: place(0),
             output_offsets: place(1),
             bitstream: place(2),
@@ -81,7 +83,7 @@ impl CodedTensor for StoredGap {
     }
 
     fn kernel(&self) -> usize {
-        let bytes = self.layout.geometry().bytes_per_thread();
+        let bytes = self.sizes.geometry().bytes_per_thread();
         GAP_BYTES_PER_THREAD
             .iter()
             .position(|&known| known == bytes)
@@ -100,7 +102,7 @@ impl CodedTensor for StoredGap {
         addresses: &dyn Addresses,
     ) -> Result<(Task, u64)> {
         let elements = part.elements();
-        let thread_blocks = self.layout.thread_blocks_of(&self.host_offsets, &elements)?;
+        let thread_blocks = self.sizes.thread_blocks_of(&self.host_offsets, &elements)?;
         if thread_blocks.end > u64::from(u32::MAX) {
             let count = thread_blocks.end;
             return Err(Error::limit(
@@ -117,14 +119,14 @@ impl CodedTensor for StoredGap {
             plane: addresses.array(self.plane),
             table: addresses.table(self.id),
             output,
-            elements: self.layout.elements(),
-            bit_count: self.layout.bit_count(),
+            elements: self.sizes.elements(),
+            bit_count: self.sizes.bit_count(),
             element_begin: elements.start,
             element_end: elements.end,
             first_thread_block: thread_blocks.start,
             thread_blocks: units,
             first_unit,
-            threads_per_block: self.layout.geometry().threads_per_block(),
+            threads_per_block: self.sizes.geometry().threads_per_block(),
             ..GapTask::default()
         };
         Ok((task.into(), units))

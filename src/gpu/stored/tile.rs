@@ -7,7 +7,7 @@ use crate::{
     Error, Result, Tensor,
     encoding::{
         stored::ReadArrays as _,
-        tile::{self, Codebook, Sizes},
+        tile::{self, Codebook, Sizes, stored as arrays},
     },
     gpu::{
         coding::{KernelEncoding, TILE_KERNEL},
@@ -35,16 +35,16 @@ impl StoredTile {
         sizes: Sizes,
         validate: bool,
     ) -> Result<Self> {
-        let codebook = whole_array(tensor, 0, sizes.codebook_bytes())?;
+        let codebook = whole_array(tensor, arrays::CODEBOOK, sizes.codebook_bytes())?;
         // Not kept: the tiles of a range follow from its numbers.
-        let records = tensor.arrays().read(1, 0..sizes.records_bytes())?;
+        let records = tensor.arrays().read(arrays::RECORDS, 0..sizes.records_bytes())?;
         if validate {
             let checked =
                 Codebook::from_bytes(&codebook).and_then(|_| tile::check_offsets(&sizes, &records));
             checked.map_err(|error| tensor.locate(error))?;
         }
-        let [records_place, bitstream, plane] =
-            [1, 2, 3].map(|array| ArrayPlace::of(tensor, id.0, array));
+        let [records_place, bitstream, plane] = [arrays::RECORDS, arrays::BITSTREAM, arrays::PLANE]
+            .map(|array| ArrayPlace::of(tensor, id.0, array));
         Ok(Self {
             id,
             sizes,
