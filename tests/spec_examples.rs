@@ -140,8 +140,8 @@ fn appendix_a() -> String {
     assert_eq!(dump.at, bytes.len());
     format!(
         "[smallest.df11](vectors/valid/smallest.df11.gz) (compressed there) has one tensor `w` of \
-        dtype U8 and shape [3],\nwith the bytes 01 02 03, in one block and one file. It has {} \
-        bytes; numbers at the left are offsets.\n\n```\n{}```\n",
+        dtype U8\nand shape [3], with the bytes 01 02 03, in one block and one file. It has {} \
+        bytes; numbers at\nthe left are offsets.\n\n```\n{}```\n",
         bytes.len(),
         dump.text.trim_start_matches('\n')
     )
@@ -224,7 +224,7 @@ fn tile_example() -> String {
         in lane 0:\n\n{}\n\
          | pair | value | length | code |\n|---|---|---|---|\n{}\n\
          The {used} bits of lane 0 in their order are {}; the other 31 lanes have none. So least \
-         is 0, shift 0, the excess of lane 0 is {used}, and bit_count is\n{bit_count}. The arrays \
+         is 0, shift\n0, the excess of lane 0 is {used}, and bit_count is {bit_count}. The arrays \
          are\n\n```\n\
          codebook   {}  no escape; 1 pair of 1 bit, 2 of 2\n           {}\n\
          records    {}  tile 0\n           {}\n           {}  after it: offset \
