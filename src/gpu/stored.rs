@@ -132,8 +132,8 @@ impl Stored {
     fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
         let tensor = model.tensor_at(id);
         Ok(match tensor.coded()? {
-            Some(Coded::Gap(layout)) => {
-                Self::Coded(Box::new(StoredGap::read(&tensor, id, layout, validate)?))
+            Some(Coded::Gap(sizes)) => {
+                Self::Coded(Box::new(StoredGap::read(&tensor, id, sizes, validate)?))
             }
             Some(Coded::Tile(sizes)) => {
                 Self::Coded(Box::new(StoredTile::read(&tensor, id, sizes, validate)?))
