@@ -16,11 +16,11 @@ __host__ __device__ constexpr u32 bulk_shared_bytes(u32 warps, u32 eights, u32 s
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// What the launch before has written is there; nothing to wait for unless both run at once.
+// What all launches before have written is there; nothing to wait for unless two run at once. Only
+// then may the next launch begin: a kernel that waits for this one alone, as compilers make them,
+// may so read what was written before it.
 __device__ inline void wait_for_launch_before() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-__device__ inline void let_next_launch_begin() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 #else
@@ -258,7 +258,7 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
             if (8 * i < at.rows)
                 add_warps<WARPS>(work, at, partials_of(work), all_sums, sums[0][i], sums[1][i],
                                  8 * i, warp, lane);
-        add_slices<WARPS>(work, at);
+        add_slices<0>(work, at, threadIdx.x, WARPS * LANES);
     }
     if (problems) atomicOr(work.status(), problems);
 }
@@ -293,7 +293,6 @@ __device__ __forceinline__ void linear_bulk(const Work& work) {
     } else {
         if (CLUSTER > 1) arrive_at_cluster();
         asm volatile("bar.sync 2, %0;" ::"n"((WARPS + 2) * LANES) : "memory");
-        let_next_launch_begin();
         if (warp == WARPS + 1) {
             if (CLUSTER > 1) wait_for_cluster();
             ask_for_x<WARPS, CLUSTER>(work, stages, lane, aligned);

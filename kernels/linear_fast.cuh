@@ -113,30 +113,32 @@ __device__ __forceinline__ void add_warps(const Work& work, const Range& at, flo
                sum);
 }
 
-// If a strip has slices, the last block to come here adds theirs, in order.
-template <u32 WARPS>
-__device__ __forceinline__ void add_slices(const Shared& work, const Range& at) {
+// If a strip has slices, the last block to come here adds theirs, in order. The threads of a group,
+// which meet at its barrier.
+template <u32 GROUP>
+__device__ __forceinline__ void add_slices(const Shared& work, const Range& at, u32 thread,
+                                           u32 threads) {
     if (at.slices == 1) return;
     __shared__ u32 before;
     const LinearLaunch& launch = work.launch;
     u32* counter = launch.counters + work.matrix(at).first_strip + at.strip;
     __threadfence();
-    group_barrier(0, WARPS * LANES);
-    if (threadIdx.x == 0) before = atomicAdd(counter, 1);
-    group_barrier(0, WARPS * LANES);
+    group_barrier(GROUP, threads);
+    if (thread == 0) before = atomicAdd(counter, 1);
+    group_barrier(GROUP, threads);
     if (before + 1 != at.slices) return;
     __threadfence();
-    if (threadIdx.x == 0) *counter = 0;
+    if (thread == 0) *counter = 0;
     const u32 size = partial_floats(at.rows);
-    for (u32 i = threadIdx.x; i < at.rows * STRIP_ROWS; i += WARPS * LANES) {
+    for (u32 i = thread; i < at.rows * STRIP_ROWS; i += threads) {
         const float* partial = launch.partials + u64(at.first_partial) * size + i;
         float sum = 0;
         for (u32 k = 0; k < at.slices; k++) sum += __ldcg(partial + u64(k) * at.stride * size);
         store_product(work, at, i / STRIP_ROWS, i % STRIP_ROWS, sum);
     }
 }
-template <u32 WARPS, u32 ROWS>
-__device__ inline void add_slices(const Grouped<ROWS>&, const Range&) {}
+template <u32 GROUP, u32 ROWS>
+__device__ inline void add_slices(const Grouped<ROWS>&, const Range&, u32, u32) {}
 __device__ inline float* partials_of(const Shared& work) { return work.launch.partials; }
 template <u32 ROWS>
 __device__ inline float* partials_of(const Grouped<ROWS>&) {
@@ -210,7 +212,7 @@ __device__ __forceinline__ void linear_fast(const Work& work) {
             if (8 * i < at.rows)
                 add_warps<WARPS>(work, at, partials_of(work), all_sums, sums[0][i], sums[1][i],
                                  8 * i, warp, lane);
-        add_slices<WARPS>(work, at);
+        add_slices<0>(work, at, threadIdx.x, WARPS * LANES);
     }
     if (problems) atomicOr(work.status(), problems);
 }

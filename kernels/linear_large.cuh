@@ -315,7 +315,6 @@ __device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
     // By lane 0, so that the compiler takes it for the same in all lanes.
     const u32 lane = kept(threadIdx.x % LANES);
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
-    let_next_launch_begin();
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
     // A word for meetings comes before all.

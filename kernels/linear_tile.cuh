@@ -7,7 +7,8 @@
 //             its sums in shared memory; bits of y depend on runs, not on which warp had which
 //   unit      eight weights of each lane: B of two mma.m16n8k16, whose k has any order; x is A
 //   block     persistent, one a multiprocessor:
-//             warp 0         adds the sums of the runs of item after item, in order; stores y
+//             warp 0         adds the sums of the runs of item after item, in order; stores y;
+//                            those of the last item together with the next three
 //             warps 1 to 3   bring tiles: record, where each lane's bits begin, and the bits, by
 //                            a bulk copy of one lane on 9.0, else by cp.async, into a slot of the
 //                            warp that decodes the tile
@@ -76,10 +77,21 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
     // So that it stays in a register: the assembler would read it again in each band.
     lane = __shfl_sync(ALL_LANES, lane, lane);
     u32 problems = 0, fill = 0;
-    const u32 whole = tile.bring(work, block, warp, warps, lane, problems);
-    wait_for_launch_before();
-    X x(work, block, whole, warp, warps, lane);
+    X x;
+    tile.ask_for_first_table(work, block, warp, warps, lane);
+    const u32 whole = tile.whole(work);
+    // What takes longer first.
+    if (X::COMES_FIRST) {
+        wait_for_launch_before();
+        x.ask(work, block, whole, warp, warps, lane);
+    }
+    tile.bring(work, block, warp, lane, problems);
+    if (!X::COMES_FIRST) {
+        wait_for_launch_before();
+        x.ask(work, block, whole, warp, warps, lane);
+    }
     wait_for_copies();
+    x.arrange();
     group_barrier(1, warps * LANES);
     asm volatile("" ::: "memory");
 #pragma unroll 1
@@ -170,9 +182,6 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
     block.slot_empty = shared_address(common.slot_empty);
     make_barriers(common, warp, lane);
     __syncthreads();
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    let_next_launch_begin();
-#endif
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
     const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tile_tables, sets = work.launch.tile_sets,
@@ -184,15 +193,13 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
     block.xs = block.table + xs,
     block.slots = block.table + fixed,
     block.slot_bytes = (room - fixed) / (warps * TILE_SLOTS * 16) * 16;
-    const float* const sums = reinterpret_cast<float*>(linear_shared + tables * sizeof(TileTable));
     // Together as many registers as the block begins with, which build.py compares.
     constexpr bool exchanges = SHARES_X && !shares;
     if (!decodes) {
         if constexpr (exchanges) asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-        if (warp == 0)
-            add_runs(work, block, sums, common);
-        else
-            bring_tiles(work, block, warp - 1, warps, lane);
+        const u32 items = warp == 0 ? add_runs(work, block, common)
+                                    : bring_tiles(work, block, warp - 1, warps, lane);
+        if (items) add_last(work, common, items - 1);
     } else {
         if constexpr (exchanges) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
         using X = typename WarpX<EIGHTS, shares>::Type;

@@ -33,19 +33,97 @@ __device__ __forceinline__ void fill_table(const Shared& work, const TileBlock& 
     tell(&common.fills, fills, common.filled + place_of(fills, block.table_count), lane);
 }
 
-// Adds the runs' sums of item after item, in order, and fills tables as their places become free.
-// One warp, the first.
-__device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& block,
-                                         const float* sums, TileShared& common) {
+// Where a lane's sums of an item go: by a row of x of those that it has, those of QUAD rows of the
+// strip, from `row` on.
+constexpr u32 QUAD = 4, QUADS = STRIP_ROWS / QUAD, LANE_X_ROWS = LANES / QUADS;
+struct ItemOutput {
+    u16* y;          // of the first of the rows that exist
+    float* partial;  // or null: of a slice, which is added to others later
+    u64 y_pitch;
+    u32 rows;  // that exist
+    bool aligned;
+    float bias[QUAD];
+
+    __device__ __forceinline__ ItemOutput(const Shared& work, const Range& at, u32 row) {
+        const LinearMatrix& m = work.matrix(at);
+        const u32 first = at.strip * STRIP_ROWS + row;
+        rows = min(max(m.rows, first) - first, QUAD);
+        y = m.y + first, y_pitch = m.y_pitch;
+        aligned = (reinterpret_cast<u64>(m.y) | m.y_pitch * 2) % 8 == 0 && rows == QUAD;
+#pragma unroll
+        for (u32 i = 0; i < QUAD; i++)
+            bias[i] = m.bias && i < rows ? widen_bf16(__ldg(m.bias + first + i)) : 0;
+        partial = at.slices == 1 ? nullptr
+                                 : work.launch.partials +
+                                       u64(at.partial) * partial_floats(work.launch.x_rows) + row;
+    }
+    __device__ __forceinline__ void store(u32 x_row, const float (&sum)[QUAD]) const {
+        if (partial) {
+            __stcg(reinterpret_cast<float4*>(partial + x_row * STRIP_ROWS),
+                   make_float4(sum[0], sum[1], sum[2], sum[3]));
+            return;
+        }
+        u16 rounded[QUAD];
+#pragma unroll
+        for (u32 i = 0; i < QUAD; i++) rounded[i] = round_to_bf16(sum[i] + bias[i]);
+        u16* const to = y + x_row * y_pitch;
+        if (aligned) {
+            *reinterpret_cast<uint2*>(to) = make_uint2(u32(rounded[1]) << 16 | rounded[0],
+                                                       u32(rounded[3]) << 16 | rounded[2]);
+            return;
+        }
+#pragma unroll
+        for (u32 i = 0; i < QUAD; i++)
+            if (i < rows) to[i] = rounded[i];
+    }
+};
+// An item's sums by LANE_X_ROWS rows of x, from `first` on, as far as they exist: those of its
+// runs are added in order. A warp; `set`: shared address of the sums.
+__device__ __forceinline__ void add_rows(const ItemOutput& to, u32 set, u32 runs, u32 first,
+                                         u32 x_rows, u32 lane) {
+    const u32 x_row = first + lane / QUADS;
+    if (x_row >= x_rows) return;
+    u32 from = set + (x_row * RUN_PITCH + run_place(x_row, lane % QUADS * QUAD)) * 4;
+    float sum[QUAD] = {};
+#pragma unroll 8
+    for (u32 run = 0; run < runs; run++, from += x_rows * RUN_PITCH * 4) {
+        const uint4 v = load_shared_16(from);
+        sum[0] += __uint_as_float(v.x), sum[1] += __uint_as_float(v.y);
+        sum[2] += __uint_as_float(v.z), sum[3] += __uint_as_float(v.w);
+    }
+    to.store(x_row, sum);
+}
+// Of the runs of an item, of which there are `place` others.
+__device__ inline u32 sums_of_item(const Shared& work, u32 place) {
+    const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tile_tables;
+    return shared_address(linear_shared) + tables * u32(sizeof(TileTable)) +
+           place * run_set_bytes(work.launch.x_rows);
+}
+__device__ inline u32 runs_of(const Range& at) {
+    return Runs((at.end + TILE_STEPS - 1) / TILE_STEPS - at.begin / TILE_STEPS).count;
+}
+
+// The block's last item; there is one.
+__device__ __forceinline__ u32 last_item(const Shared& work) {
+    u32 item = work.items() - 1 - (work.items() - 1 - blockIdx.x) % gridDim.x;
+    while (!work.range(item).exists) item -= gridDim.x;
+    return item;
+}
+// Adds the sums of item after item except the last one, and fills tables as their places become
+// free. One warp, the first. How many items the block has.
+__device__ __forceinline__ u32 add_runs(const Shared& work, const TileBlock& block,
+                                        TileShared& common) {
     const u32 lane = threadIdx.x, x_rows = work.launch.x_rows, sets = block.set_count;
     u32 number = 0, fills = 0;
     MatrixWalk filled;
     filled.start(work);
     u32 matrix = filled.matrix;
+    if (matrix == ~0u) return 0;
     for (u32 i = 1; i < block.table_count; i++)
         fill_table(work, block, common, filled, fills, lane);
     wait_for_launch_before();
-    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
+    const u32 last = last_item(work);
+    for (u32 item = blockIdx.x;; item += gridDim.x) {
         const Range at = work.range(item);
         if (!at.exists) continue;
         if (at.matrix != matrix) {
@@ -53,37 +131,35 @@ __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& bl
             matrix = at.matrix;
             fill_table(work, block, common, filled, fills, lane);
         }
-        const Runs runs((at.end + TILE_STEPS - 1) / TILE_STEPS - at.begin / TILE_STEPS);
-        const u32 place = place_of(number, sets);
+        if (item == last) return number + 1;
+        const ItemOutput to(work, at, lane % QUADS * QUAD);
+        const u32 runs = runs_of(at), place = place_of(number, sets);
         wait_parity(block.set_full + 8 * place, turns_of(number, sets) % 2);
-        const float* const set = sums + place * (run_set_bytes(x_rows) / 4);
-        // Four rows of x at once: each adds in order, and waits.
-        constexpr u32 ROWS = 4;
-        for (u32 first = 0; first < x_rows; first += ROWS) {
-            float sum[ROWS] = {};
-            const float* from[ROWS];
-#pragma unroll
-            for (u32 i = 0; i < ROWS; i++) {
-                const u32 row = min(first + i, x_rows - 1);
-                from[i] = set + row * RUN_PITCH + run_place(row, lane);
-            }
-#pragma unroll 4
-            for (u32 run = 0; run < runs.count; run++)
-#pragma unroll
-                for (u32 i = 0; i < ROWS; i++) sum[i] += from[i][run * x_rows * RUN_PITCH];
-#pragma unroll
-            for (u32 i = 0; i < ROWS; i++) {
-                if (first + i >= x_rows) break;
-                if (at.slices == 1)
-                    store_product(work, at, first + i, lane, sum[i]);
-                else
-                    __stcg(work.launch.partials + u64(at.partial) * partial_floats(x_rows) +
-                               (first + i) * STRIP_ROWS + lane,
-                           sum[i]);
-            }
-        }
+        for (u32 first = 0; first < x_rows; first += LANE_X_ROWS)
+            add_rows(to, sums_of_item(work, place), runs, first, x_rows, lane);
+        __syncwarp();
         number++;
         tell(&common.added, number, common.set_empty + place, lane);
-        add_slices<1>(work, at);
+        add_slices<0>(work, at, lane, LANES);
     }
+}
+// Adds the sums of the block's last item, its `number`-th. All helpers together: they have nothing
+// else to do, and find out where sums go before those are there. A function of its own, so that the
+// loops before have no more to keep in registers.
+__device__ __noinline__ void add_last(const Shared work, TileShared& common, u32 number) {
+    static_assert(TILE_HELPERS * LANE_X_ROWS >= LINEAR_ROWS, "each helper has some rows of x");
+    const u32 x_rows = work.launch.x_rows, sets = work.launch.tile_sets,
+              place = place_of(number, sets), lane = threadIdx.x % LANES,
+              first = threadIdx.x / LANES * LANE_X_ROWS;
+    const Range at = work.range(last_item(work));
+    const ItemOutput to(work, at, lane % QUADS * QUAD);
+    const u32 runs = runs_of(at);
+    if (first < x_rows) {
+        // Those that bring tiles may be a turn before the sums.
+        wait_for_set(common, number, sets, lane);
+        wait_parity(shared_address(common.set_full + place), turns_of(number, sets) % 2);
+        add_rows(to, sums_of_item(work, place), runs, first, x_rows, lane);
+        __syncwarp();
+    }
+    add_slices<2>(work, at, threadIdx.x, TILE_HELPERS * LANES);
 }

@@ -63,9 +63,10 @@ struct Brought {
 };
 static_assert(TILE_SLOTS == 2, "a bit tells the slot");
 
-// Brings all tiles except the first of each warp. One of TILE_BRINGERS warps.
-__device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock& block, u32 bringer,
-                                            u32 warps, u32 lane) {
+// Brings all tiles except the first of each warp. One of TILE_BRINGERS warps. How many items the
+// block has.
+__device__ __forceinline__ u32 bring_tiles(const Shared& work, const TileBlock& block, u32 bringer,
+                                           u32 warps, u32 lane) {
     const bool aligned = work.aligned();
     // Bits of warps: this one's, and those that have their first tile.
     const u32 of_bringer = 0x49249249u << bringer;
@@ -109,6 +110,7 @@ __device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock&
         show_slot(block.slot_full + at * 8, 0, lane);
     }
     if (problems) atomicOr(work.status(), problems);
+    return walk.number;
 }
 
 // A warp's first tile, for which it asks itself. Its record is on its way while barriers are made.
@@ -122,17 +124,23 @@ struct FirstTile {
         walk.skip_to(work, warp);
         if (walk.exists) record = load_record(walk.records + walk.at.tile, lane);
     }
-    // With the block's first table. Its number in the strip if its x can be held, else none.
-    __device__ __forceinline__ u32 bring(const Shared& work, const TileBlock& block, u32 warp,
-                                         u32 warps, u32 lane, u32& problems) {
+    __device__ __forceinline__ void ask_for_first_table(const Shared& work, const TileBlock& block,
+                                                        u32 warp, u32 warps, u32 lane) const {
         if (first != ~0u)
             ask_for_table(work.launch.matrices[first].table, block.table, warp * LANES + lane,
                           warps * LANES);
-        if (!walk.exists) return ~0u;
-        const bool aligned = work.aligned();
-        bring_tile(work, block, ticket_of(work, block, walk, aligned), record,
+    }
+    // Its number in the strip if its x can be held, else none.
+    __device__ __forceinline__ u32 whole(const Shared& work) const {
+        const bool is_whole = walk.exists && work.aligned() &&
+                              columns_left(work, walk.at) == TILE_WIDTH;
+        return is_whole ? walk.at.tile : ~0u;
+    }
+    __device__ __forceinline__ void bring(const Shared& work, const TileBlock& block, u32 warp,
+                                          u32 lane, u32& problems) {
+        if (!walk.exists) return;
+        bring_tile(work, block, ticket_of(work, block, walk, work.aligned()), record,
                    block.slots + warp * TILE_SLOTS * block.slot_bytes,
                    block.slot_full + warp * TILE_SLOTS * 8, lane, problems);
-        return aligned && columns_left(work, walk.at) == TILE_WIDTH ? walk.at.tile : ~0u;
     }
 };

@@ -456,7 +456,6 @@ __device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
     __shared__ DecodedShared common;
     make_barriers(common, warp, lane);
     __syncthreads();
-    let_next_launch_begin();
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
     TileBlock tiles = {};

@@ -17,56 +17,107 @@ template <u32 EIGHTS>
 __device__ __forceinline__ u32 rest_place(u32 rest, u32 unit, u32 eight) {
     return rest + ((unit - units_held(EIGHTS)) * EIGHTS + eight) * LANES * 16;
 }
-// A lane's columns of a tile of x, for all rows: an A fragment, or two, for each unit. `rest`: the
-// lane's place for the units that are not held.
+// Where a lane's columns of a tile of x begin, in one of each eight rows.
 template <u32 EIGHTS>
-__device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 lane, u32 rest,
-                                            uint4 (&x)[units_held(EIGHTS)][EIGHTS]) {
-    constexpr u32 HELD = units_held(EIGHTS);
+struct XColumns {
     u64 from[EIGHTS];
+    u32 row, rows;  // the first of the lane's rows; all of them
+    __device__ __forceinline__ XColumns(const Shared& work, u32 tile, u32 lane)
+        : row(lane / 4), rows(work.launch.x_rows) {
 #pragma unroll
-    for (u32 i = 0; i < EIGHTS; i++)
-        from[i] = reinterpret_cast<u64>(work.launch.x + (lane / 4 + 8 * i) * work.launch.x_pitch +
-                                        tile * TILE_WIDTH + lane % 4 * 8);
-#pragma unroll
-    for (u32 unit = 0; unit < BAND_UNITS; unit++) {
-        uint4 one[EIGHTS];
-#pragma unroll
-        for (u32 i = 0; i < EIGHTS; i++) {
-            one[i] = make_uint4(0, 0, 0, 0);
-            load_x_where(one[i], from[i] + unit * STEP_COLUMNS * 2,
-                         lane / 4 + 8 * i < work.launch.x_rows);
-        }
-        make_fragments(one);
-#pragma unroll
-        for (u32 i = 0; i < EIGHTS; i++) {
-            if (HELD == BAND_UNITS) {
-                x[unit][i] = one[i];
-                continue;
-            }
-            // Those held go by shared memory too: each fragment is then one load. Words of two
-            // would be moved together for each product, which costs eight instructions a unit.
-            const u32 at = rest_place<EIGHTS>(rest, max(unit, HELD), i);
-            store_shared_16(at, one[i]);
-            if (unit < HELD) x[unit][i] = load_stored(at);
-        }
+        for (u32 i = 0; i < EIGHTS; i++)
+            from[i] = reinterpret_cast<u64>(work.launch.x + (row + 8 * i) * work.launch.x_pitch +
+                                            tile * TILE_WIDTH + lane % 4 * 8);
     }
-}
+    __device__ __forceinline__ bool exists(u32 eight) const { return row + 8 * eight < rows; }
+    __device__ __forceinline__ u64 of(u32 unit, u32 eight) const {
+        return from[eight] + unit * STEP_COLUMNS * 2;
+    }
+};
 
-// x of a warp that decodes: of a tile in registers, until it has one of other columns.
+// x of a warp that decodes: an A fragment, or two, for each unit of a tile; those of the first units
+// in registers, of the others in shared memory, each lane its own words; until it has a tile of
+// other columns.
 template <u32 EIGHTS>
 struct HeldX {
-    u32 held, rest;  // the tile; see load_x_tile
-    uint4 x[units_held(EIGHTS)][EIGHTS] = {};
+    static constexpr u32 HELD = units_held(EIGHTS);
+    // Of 16 rows all multiprocessors together ask L2 for 17 MB.
+    static constexpr bool COMES_FIRST = HELD < BAND_UNITS;
+    u32 held, rest;  // the tile; the lane's place for the units that are not held
+    uint4 x[HELD][EIGHTS] = {};
 
-    // `tile`: the first one, if it is whole.
-    __device__ __forceinline__ HeldX(const Shared& work, const TileBlock& block, u32 tile, u32 warp,
-                                     u32, u32 lane)
-        : held(tile), rest(block.xs + warp * x_bytes_of_warp(EIGHTS) + lane * 16) {
-        if (held != ~0u) load_x_tile(work, held, lane, rest, x);
+    // Of a tile's x as it lies, later; none of tile ~0u.
+    __device__ __forceinline__ void ask(const Shared& work, const TileBlock& block, u32 tile,
+                                        u32 warp, u32, u32 lane) {
+        held = tile, rest = block.xs + warp * x_bytes_of_warp(EIGHTS) + lane * 16;
+        if (held == ~0u) return;
+        const XColumns<EIGHTS> columns(work, held, lane);
+#pragma unroll
+        for (u32 unit = 0; unit < BAND_UNITS; unit++)
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; i++)
+                if (unit < HELD)
+                    load_x_where(x[unit][i], columns.of(unit, i), columns.exists(i));
+                else if (columns.exists(i))
+                    copy_async(rest_place<EIGHTS>(rest, unit, i),
+                               reinterpret_cast<const u8*>(columns.of(unit, i)));
+        commit_copies();
+    }
+    // Makes fragments of what has come.
+    __device__ __forceinline__ void arrange() {
+        if (held == ~0u || EIGHTS == 1) return;
+        uint4 other[EIGHTS];
+#pragma unroll
+        for (u32 unit = HELD; unit < BAND_UNITS; unit++) {
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; i++)
+                other[i] = load_stored(rest_place<EIGHTS>(rest, unit, i));
+            make_fragments(other);
+            if (unit + 1 < BAND_UNITS) keep(other, unit);
+        }
+        // Those held go by shared memory too: each fragment is then one load. Words of two would be
+        // moved together for each product, which costs eight instructions a unit. Through the place
+        // of the last unit, whose fragments come there afterwards.
+#pragma unroll
+        for (u32 unit = 0; unit < HELD; unit++) {
+            make_fragments(x[unit]);
+            if (HELD == BAND_UNITS) continue;
+            keep(x[unit], BAND_UNITS - 1);
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; i++)
+                x[unit][i] = load_stored(rest_place<EIGHTS>(rest, BAND_UNITS - 1, i));
+        }
+        if (HELD < BAND_UNITS) keep(other, BAND_UNITS - 1);
+    }
+    __device__ __forceinline__ void keep(const uint4 (&fragments)[EIGHTS], u32 unit) const {
+#pragma unroll
+        for (u32 i = 0; i < EIGHTS; i++)
+            store_shared_16(rest_place<EIGHTS>(rest, unit, i), fragments[i]);
     }
     __device__ __forceinline__ void move_to(const Shared& work, u32 tile, u32 lane) {
-        if (tile != held) held = tile, load_x_tile(work, held, lane, rest, x);
+        if (tile == held) return;
+        held = tile;
+        const XColumns<EIGHTS> columns(work, held, lane);
+#pragma unroll
+        for (u32 unit = 0; unit < BAND_UNITS; unit++) {
+            uint4 one[EIGHTS];
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; i++) {
+                one[i] = make_uint4(0, 0, 0, 0);
+                load_x_where(one[i], columns.of(unit, i), columns.exists(i));
+            }
+            make_fragments(one);
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; i++) {
+                if (HELD == BAND_UNITS) {
+                    x[unit][i] = one[i];
+                    continue;
+                }
+                const u32 at = rest_place<EIGHTS>(rest, max(unit, HELD), i);
+                store_shared_16(at, one[i]);
+                if (unit < HELD) x[unit][i] = load_stored(at);
+            }
+        }
     }
     __device__ __forceinline__ void forget() {
         held = ~0u;
@@ -84,13 +135,15 @@ struct HeldX {
 };
 // x of all warps: in shared memory as it lies, with pitch shared_x_pitch.
 struct SharedX {
+    static constexpr bool COMES_FIRST = false;
     u32 row, at;  // shared addresses: of the lane's columns of the first tile, and of the tile
     bool exists;  // the lane's row
 
-    __device__ __forceinline__ SharedX(const Shared& work, const TileBlock& block, u32, u32 warp,
-                                       u32 warps, u32 lane)
-        : row(block.xs + lane / 4 * shared_x_pitch(work.columns()) + lane % 4 * 16),
-          exists(lane / 4 < work.launch.x_rows) {
+    __device__ __forceinline__ void arrange() {}
+    __device__ __forceinline__ void ask(const Shared& work, const TileBlock& block, u32, u32 warp,
+                                        u32 warps, u32 lane) {
+        row = block.xs + lane / 4 * shared_x_pitch(work.columns()) + lane % 4 * 16;
+        exists = lane / 4 < work.launch.x_rows;
         const LinearLaunch& l = work.launch;
         if (!work.aligned()) return;
         for (u32 r = 0; r < l.x_rows; r++)

@@ -636,7 +636,6 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     // By lane 0, so that the compiler takes it for the same in all lanes.
     const u32 lane = kept(threadIdx.x % LANES);
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
-    let_next_launch_begin();
     const WideItem item(launch);
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));

@@ -12,7 +12,8 @@
 //   linear_bench variants ROUNDS       other depths and numbers of warps
 //   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS, sums ROUNDS (1 to
 //                                      64 rows of x): the same of tiles as stored; spaced ROUNDS:
-//                                      as bench, each product after a small kernel; several ROUNDS:
+//                                      as bench, each product after a small kernel; spaced ROUNDS
+//                                      early: which lets it begin before it ends; several ROUNDS:
 //                                      of matrices in one launch; profile X_ROWS: some launches. Of
 //                                      other codes than the encoder's: CODE_BITS=N of the longest
 //                                      one at most, ESCAPE_COST=N bits that an escape counts more
@@ -839,7 +840,9 @@ int main(int argc, char** argv) {
         }
         if (of == "hostile")
             return hostile_stored(c, atoi(argv[3]), strtoull(argv[4], nullptr, 10));
-        if (of == "bench" || of == "spaced") return bench_stored(c, atoi(argv[3]), of == "spaced");
+        if (of == "bench") return bench_stored(c, atoi(argv[3]), Spaces::NONE);
+        if (of == "spaced")
+            return bench_stored(c, atoi(argv[3]), argc > 4 ? Spaces::EARLY : Spaces::PLAIN);
         if (of == "sums") return sums_stored(c, atoi(argv[3]));
         if (of == "several") return several_stored(c, atoi(argv[3]));
     }
