@@ -78,20 +78,24 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
     lane = __shfl_sync(ALL_LANES, lane, lane);
     u32 problems = 0, fill = 0;
     X x;
+    x.place(block, warp, lane);
     tile.ask_for_first_table(work, block, warp, warps, lane);
     const u32 whole = tile.whole(work);
     // What takes longer first.
     if (X::COMES_FIRST) {
         wait_for_launch_before();
-        x.ask(work, block, whole, warp, warps, lane);
+        x.ask(work, whole, warp, warps, lane);
     }
     tile.bring(work, block, warp, lane, problems);
     if (!X::COMES_FIRST) {
         wait_for_launch_before();
-        x.ask(work, block, whole, warp, warps, lane);
+        x.ask(work, whole, warp, warps, lane);
     }
-    wait_for_copies();
-    x.arrange();
+    // Of the table, which was the first.
+    if (X::COMES_FIRST)
+        commit_copies(), wait_for_all_but<1>();
+    else
+        wait_for_copies();
     group_barrier(1, warps * LANES);
     asm volatile("" ::: "memory");
 #pragma unroll 1
@@ -134,10 +138,10 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
                     u32 e[4];
                     decode_unit(bits, e, problems);
                     // Not before: it would take registers while the unit is decoded.
-                    x.take(of_unit, unit);
+                    x.take(of_unit, unit, lane);
                     sums.add(merge_words(e, p.x, p.y), of_unit);
                     decode_unit(bits, e, problems);
-                    x.take(of_unit, unit + 1);
+                    x.take(of_unit, unit + 1, lane);
                     const uint4 w = merge_words(e, p.z, p.w);
                     // Of the band after, if there is one.
                     load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR,

@@ -62,7 +62,7 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 t
                 x[i] = first < width
                            ? load_x(work, g + 8 * i, at.tile * TILE_WIDTH + first, aligned)
                            : w;
-            make_fragments(x);
+            make_fragments(x, lane);
             if (g < rows && first < width) {
                 u32 e[4];
 #pragma unroll

@@ -124,15 +124,14 @@ __device__ __forceinline__ void decode_unit(Window& bits, u32 (&e)[4], u32& prob
 // are of no use. Of 16 rows two fragments have the same pairs in the same places, so that a row has
 // the same bits in either.
 template <u32 EIGHTS>
-__device__ __forceinline__ void make_fragments(uint4 (&x)[EIGHTS]) {
+__device__ __forceinline__ void make_fragments(uint4 (&x)[EIGHTS], u32 lane) {
     if (EIGHTS == 1) return;
+    // Zero, which the assembler cannot know: words that are moved alone it would move again for each
+    // product, as a fragment's registers are side by side.
+    const u32 zero = lane >> 5;
     const uint4 low = x[0], high = x[EIGHTS - 1];
-    x[0] = make_uint4(low.x, high.x, low.z, high.z);
-    x[EIGHTS - 1] = make_uint4(low.y, high.y, low.w, high.w);
-    // Kept: the compiler would make them again for each product.
-#pragma unroll
-    for (u32 i = 0; i < EIGHTS; i++)
-        asm volatile("" : "+r"(x[i].x), "+r"(x[i].y), "+r"(x[i].z), "+r"(x[i].w));
+    x[0] = make_uint4(low.x | zero, high.x | zero, low.z | zero, high.z | zero);
+    x[EIGHTS - 1] = make_uint4(low.y | zero, high.y | zero, low.w | zero, high.w | zero);
 }
 template <u32 EIGHTS>
 struct Sums {

@@ -3,15 +3,6 @@
 #include "linear_tile_block.cuh"
 #include "linear_tile_unit.cuh"
 
-// Volatile: the assembler would take the registers that were stored there.
-__device__ __forceinline__ uint4 load_stored(u32 address) {
-    uint4 v;
-    asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
-}
 // Where a lane has eight rows of a unit that is not held. `rest`: of the first one.
 template <u32 EIGHTS>
 __device__ __forceinline__ u32 rest_place(u32 rest, u32 unit, u32 eight) {
@@ -37,20 +28,23 @@ struct XColumns {
 
 // x of a warp that decodes: an A fragment, or two, for each unit of a tile; those of the first units
 // in registers, of the others in shared memory, each lane its own words; until it has a tile of
-// other columns.
+// other columns. Each unit waits for its own x alone.
 template <u32 EIGHTS>
 struct HeldX {
     static constexpr u32 HELD = units_held(EIGHTS);
     // Of 16 rows all multiprocessors together ask L2 for 17 MB.
     static constexpr bool COMES_FIRST = HELD < BAND_UNITS;
     u32 held, rest;  // the tile; the lane's place for the units that are not held
+    bool raw;        // x has been asked for, and is as it lies
     uint4 x[HELD][EIGHTS] = {};
 
-    // Of a tile's x as it lies, later; none of tile ~0u.
-    __device__ __forceinline__ void ask(const Shared& work, const TileBlock& block, u32 tile,
-                                        u32 warp, u32, u32 lane) {
-        held = tile, rest = block.xs + warp * x_bytes_of_warp(EIGHTS) + lane * 16;
-        if (held == ~0u) return;
+    __device__ __forceinline__ void place(const TileBlock& block, u32 warp, u32 lane) {
+        rest = block.xs + warp * x_bytes_of_warp(EIGHTS) + lane * 16, held = ~0u, raw = false;
+    }
+    // None of tile ~0u.
+    __device__ __forceinline__ void ask(const Shared& work, u32 tile, u32, u32, u32 lane) {
+        if (tile == held) return;
+        held = tile, raw = EIGHTS > 1;
         const XColumns<EIGHTS> columns(work, held, lane);
 #pragma unroll
         for (u32 unit = 0; unit < BAND_UNITS; unit++)
@@ -61,76 +55,37 @@ struct HeldX {
                 else if (columns.exists(i))
                     copy_async(rest_place<EIGHTS>(rest, unit, i),
                                reinterpret_cast<const u8*>(columns.of(unit, i)));
-        commit_copies();
-    }
-    // Makes fragments of what has come.
-    __device__ __forceinline__ void arrange() {
-        if (held == ~0u || EIGHTS == 1) return;
-        uint4 other[EIGHTS];
-#pragma unroll
-        for (u32 unit = HELD; unit < BAND_UNITS; unit++) {
-#pragma unroll
-            for (u32 i = 0; i < EIGHTS; i++)
-                other[i] = load_stored(rest_place<EIGHTS>(rest, unit, i));
-            make_fragments(other);
-            if (unit + 1 < BAND_UNITS) keep(other, unit);
-        }
-        // Those held go by shared memory too: each fragment is then one load. Words of two would be
-        // moved together for each product, which costs eight instructions a unit. Through the place
-        // of the last unit, whose fragments come there afterwards.
-#pragma unroll
-        for (u32 unit = 0; unit < HELD; unit++) {
-            make_fragments(x[unit]);
-            if (HELD == BAND_UNITS) continue;
-            keep(x[unit], BAND_UNITS - 1);
-#pragma unroll
-            for (u32 i = 0; i < EIGHTS; i++)
-                x[unit][i] = load_stored(rest_place<EIGHTS>(rest, BAND_UNITS - 1, i));
-        }
-        if (HELD < BAND_UNITS) keep(other, BAND_UNITS - 1);
-    }
-    __device__ __forceinline__ void keep(const uint4 (&fragments)[EIGHTS], u32 unit) const {
-#pragma unroll
-        for (u32 i = 0; i < EIGHTS; i++)
-            store_shared_16(rest_place<EIGHTS>(rest, unit, i), fragments[i]);
     }
     __device__ __forceinline__ void move_to(const Shared& work, u32 tile, u32 lane) {
-        if (tile == held) return;
-        held = tile;
-        const XColumns<EIGHTS> columns(work, held, lane);
-#pragma unroll
-        for (u32 unit = 0; unit < BAND_UNITS; unit++) {
-            uint4 one[EIGHTS];
-#pragma unroll
-            for (u32 i = 0; i < EIGHTS; i++) {
-                one[i] = make_uint4(0, 0, 0, 0);
-                load_x_where(one[i], columns.of(unit, i), columns.exists(i));
-            }
-            make_fragments(one);
-#pragma unroll
-            for (u32 i = 0; i < EIGHTS; i++) {
-                if (HELD == BAND_UNITS) {
-                    x[unit][i] = one[i];
-                    continue;
-                }
-                const u32 at = rest_place<EIGHTS>(rest, max(unit, HELD), i);
-                store_shared_16(at, one[i]);
-                if (unit < HELD) x[unit][i] = load_stored(at);
-            }
-        }
+        ask(work, tile, 0, 0, lane);
     }
     __device__ __forceinline__ void forget() {
-        held = ~0u;
+        if (HELD < BAND_UNITS) wait_for_copies();
+        held = ~0u, raw = false;
 #pragma unroll
-        for (u32 unit = 0; unit < units_held(EIGHTS); unit++)
+        for (u32 unit = 0; unit < HELD; unit++)
 #pragma unroll
             for (u32 i = 0; i < EIGHTS; i++) x[unit][i] = make_uint4(0, 0, 0, 0);
     }
-    __device__ __forceinline__ void take(uint4 (&to)[EIGHTS], u32 unit) const {
+    // In the order of the units, from the first band on.
+    __device__ __forceinline__ void take(uint4 (&to)[EIGHTS], u32 unit, u32 lane) {
+        if (unit < HELD) {
+            if (raw) make_fragments(x[unit], lane);
 #pragma unroll
-        for (u32 i = 0; i < EIGHTS; i++)
-            to[i] = unit < units_held(EIGHTS) ? x[unit][i]
-                                              : load_shared_16(rest_place<EIGHTS>(rest, unit, i));
+            for (u32 i = 0; i < EIGHTS; i++) to[i] = x[unit][i];
+        } else {
+            if (raw && unit == HELD) commit_copies(), wait_for_copies();
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; i++)
+                to[i] = load_shared_16(rest_place<EIGHTS>(rest, unit, i));
+            if (raw) {
+                make_fragments(to, lane);
+#pragma unroll
+                for (u32 i = 0; i < EIGHTS; i++)
+                    store_shared_16(rest_place<EIGHTS>(rest, unit, i), to[i]);
+            }
+        }
+        if (unit + 1 == BAND_UNITS) raw = false;
     }
 };
 // x of all warps: in shared memory as it lies, with pitch shared_x_pitch.
@@ -139,16 +94,16 @@ struct SharedX {
     u32 row, at;  // shared addresses: of the lane's columns of the first tile, and of the tile
     bool exists;  // the lane's row
 
-    __device__ __forceinline__ void arrange() {}
-    __device__ __forceinline__ void ask(const Shared& work, const TileBlock& block, u32, u32 warp,
-                                        u32 warps, u32 lane) {
-        row = block.xs + lane / 4 * shared_x_pitch(work.columns()) + lane % 4 * 16;
+    __device__ __forceinline__ void place(const TileBlock& block, u32, u32) { row = block.xs; }
+    __device__ __forceinline__ void ask(const Shared& work, u32, u32 warp, u32 warps, u32 lane) {
+        const u32 first = row;
+        row += lane / 4 * shared_x_pitch(work.columns()) + lane % 4 * 16;
         exists = lane / 4 < work.launch.x_rows;
         const LinearLaunch& l = work.launch;
         if (!work.aligned()) return;
         for (u32 r = 0; r < l.x_rows; r++)
             for (u32 i = (warp * LANES + lane) * 8; i < l.columns; i += warps * LANES * 8)
-                copy_async(block.xs + r * shared_x_pitch(l.columns) + i * 2,
+                copy_async(first + r * shared_x_pitch(l.columns) + i * 2,
                            reinterpret_cast<const u8*>(l.x + r * l.x_pitch + i));
         commit_copies();
     }
@@ -157,7 +112,7 @@ struct SharedX {
     }
     __device__ __forceinline__ void forget() {}
     // Of a row that does not exist what was there, of which nothing is used.
-    __device__ __forceinline__ void take(uint4 (&to)[1], u32 unit) const {
+    __device__ __forceinline__ void take(uint4 (&to)[1], u32 unit, u32) const {
         asm volatile(
             "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
             : "+r"(to[0].x), "+r"(to[0].y), "+r"(to[0].z), "+r"(to[0].w)
