@@ -91,6 +91,7 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
         wait_for_launch_before();
         x.ask(work, whole, warp, warps, lane);
     }
+    x.ask_rest(work, lane);
     // Of the table, which was the first.
     if (X::COMES_FIRST)
         commit_copies(), wait_for_all_but<1>();
@@ -186,8 +187,6 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
     block.slot_empty = shared_address(common.slot_empty);
     make_barriers(common, warp, lane);
     __syncthreads();
-    u32 room;
-    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
     const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tile_tables, sets = work.launch.tile_sets,
               xs = tile_fixed_bytes(work.launch.x_rows, tables, sets),
               fixed = xs + (shares ? work.launch.x_rows * shared_x_pitch(work.columns())
@@ -195,8 +194,7 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
     block.table = shared_address(linear_shared), block.table_count = tables,
     block.sets = block.table + tables * u32(sizeof(TileTable)), block.set_count = sets,
     block.xs = block.table + xs,
-    block.slots = block.table + fixed,
-    block.slot_bytes = (room - fixed) / (warps * TILE_SLOTS * 16) * 16;
+    block.slots = block.table + fixed, block.slot_bytes = work.launch.tile_slot_bytes;
     // Together as many registers as the block begins with, which build.py compares.
     constexpr bool exchanges = SHARES_X && !shares;
     if (!decodes) {

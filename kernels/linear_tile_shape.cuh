@@ -72,3 +72,11 @@ __host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 s
               slots = TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
     return tile_fixed_bytes(x_rows, tables, sets) + warps * (x_bytes_of_warp(eights) + slots);
 }
+// What each slot has of a block's dynamic shared memory: what sums, tables and x leave. `xs`: bytes
+// of x that all warps share.
+__host__ __device__ constexpr u32 tile_slot_bytes(u32 shared, u32 warps, u32 x_rows, u32 tables,
+                                                  u32 sets, u32 xs) {
+    const u32 own = xs ? 0 : x_bytes_of_warp((x_rows + 7) / 8),
+              left = shared - tile_fixed_bytes(x_rows, tables, sets) - xs - warps * own;
+    return left / (warps * TILE_SLOTS * 16) * 16;
+}

@@ -9,7 +9,8 @@ struct Runs {
     u32 length, count;
     __device__ explicit Runs(u32 tiles)
         : length(max((tiles + MOST_RUNS - 1) / MOST_RUNS, 1u)),
-          count((tiles + length - 1) / length) {}
+          // Without a division if there is a tile a run: blocks begin with this.
+          count(length == 1 ? tiles : (tiles + length - 1) / length) {}
 };
 
 // A tile of the launch, the same for all lanes of a warp.
@@ -76,7 +77,7 @@ struct TileWalk {
     }
     // From the start to the first tile of a warp.
     __device__ void skip_to(const Shared& work, u32 of_warp) {
-        while (exists && first_warp + count <= of_warp)
+        while (exists && (of_warp - first_warp) * length >= end - begin)
             first_warp += count, number++, item += gridDim.x, find_item(work);
         run = of_warp - first_warp, at.tile = begin + run * length, warp = of_warp;
     }

@@ -43,21 +43,32 @@ struct HeldX {
     }
     // None of tile ~0u.
     __device__ __forceinline__ void ask(const Shared& work, u32 tile, u32, u32, u32 lane) {
-        if (tile == held) return;
         held = tile, raw = EIGHTS > 1;
+        if (held == ~0u) return;
         const XColumns<EIGHTS> columns(work, held, lane);
 #pragma unroll
-        for (u32 unit = 0; unit < BAND_UNITS; unit++)
+        for (u32 unit = 0; unit < HELD; unit++)
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; i++) {
+                x[unit][i] = make_uint4(0, 0, 0, 0);
+                load_x_where(x[unit][i], columns.of(unit, i), columns.exists(i));
+            }
+    }
+    __device__ __forceinline__ void ask_rest(const Shared& work, u32 lane) {
+        if (held == ~0u) return;
+        const XColumns<EIGHTS> columns(work, held, lane);
+#pragma unroll
+        for (u32 unit = HELD; unit < BAND_UNITS; unit++)
 #pragma unroll
             for (u32 i = 0; i < EIGHTS; i++)
-                if (unit < HELD)
-                    load_x_where(x[unit][i], columns.of(unit, i), columns.exists(i));
-                else if (columns.exists(i))
+                if (columns.exists(i))
                     copy_async(rest_place<EIGHTS>(rest, unit, i),
                                reinterpret_cast<const u8*>(columns.of(unit, i)));
     }
     __device__ __forceinline__ void move_to(const Shared& work, u32 tile, u32 lane) {
+        if (tile == held) return;
         ask(work, tile, 0, 0, lane);
+        ask_rest(work, lane);
     }
     __device__ __forceinline__ void forget() {
         if (HELD < BAND_UNITS) wait_for_copies();
@@ -95,6 +106,7 @@ struct SharedX {
     bool exists;  // the lane's row
 
     __device__ __forceinline__ void place(const TileBlock& block, u32, u32) { row = block.xs; }
+    __device__ __forceinline__ void ask_rest(const Shared&, u32) {}
     __device__ __forceinline__ void ask(const Shared& work, u32, u32 warp, u32 warps, u32 lane) {
         const u32 first = row;
         row += lane / 4 * shared_x_pitch(work.columns()) + lane % 4 * 16;

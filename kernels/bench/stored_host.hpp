@@ -235,6 +235,8 @@ static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 sta
         copy.tile_tables *= 2;
     more_sets();
     const u32 shared = std::min(bytes(copy.tile_tables, copy.tile_sets), room);
+    copy.tile_slot_bytes = tile_slot_bytes(shared, v.warps, l.x_rows, copy.tile_tables,
+                                           copy.tile_sets, shared_x(v, l));
     CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
     void* arguments[] = {&copy};
     cudaLaunchConfig_t config = {};

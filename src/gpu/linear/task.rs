@@ -113,6 +113,9 @@ pub(super) struct LinearLaunch {
     /// Of matrices as stored: decode tables that a block has at once, 1, 2 or 4.
     pub(super) tile_tables: u32,
     pub(super) matrices: [LinearMatrix; MATRICES],
+    /// Of matrices as stored, up to [`ROWS`] rows of x: bytes of a slot, in which a tile's bits
+    /// are.
+    pub(super) tile_slot_bytes: u32,
     pub(super) x_map: XMap,
 }
 

@@ -107,6 +107,8 @@ struct Shape {
     sets: u32,
     /// Dynamic shared memory.
     shared: u32,
+    /// What each of a warp's stages has of it.
+    slot: u32,
 }
 
 impl Needs {
@@ -173,14 +175,16 @@ impl Needs {
         let free = room.checked_sub(fixed)? / STAGE_UNIT * STAGE_UNIT;
         let each = self.of_warp(x_rows, staged.0);
         let warps = (free / each / WARP_GROUP * WARP_GROUP).clamp(WARP_GROUP, self.most_warps);
-        let shared = fixed + free.min(warps * each);
+        let left = free.min(warps * each);
+        let slot = (left / warps).saturating_sub(self.x_of_warp(x_rows)) / self.stages / 16 * 16;
         let least = self.of_warp(x_rows, staged.0.min(LEAST_STAGE));
-        (free >= warps * least).then_some(Shape { warps, tables, sets, shared })
+        let shape = Shape { warps, tables, sets, shared: fixed + left, slot };
+        (free >= warps * least).then_some(shape)
     }
 
     /// Whether stages hold the largest tile.
     fn holds(self, shape: Shape, x_rows: u32, staged: Staged) -> bool {
-        let Shape { warps, tables, sets, shared } = shape;
+        let Shape { warps, tables, sets, shared, .. } = shape;
         shared == self.fixed(tables, sets, x_rows) + warps * self.of_warp(x_rows, staged.0)
     }
 
@@ -190,8 +194,12 @@ impl Needs {
 
     /// With stages of this many bytes.
     fn of_warp(self, x_rows: u32, bytes: u32) -> u32 {
-        let besides = if u64::from(x_rows) <= FEW_ROWS { 0 } else { self.most_warp };
-        self.warp + besides + self.stages * bytes
+        self.warp + self.x_of_warp(x_rows) + self.stages * bytes
+    }
+
+    /// What a warp has of x in shared memory.
+    fn x_of_warp(self, x_rows: u32) -> u32 {
+        if u64::from(x_rows) <= FEW_ROWS { 0 } else { self.most_warp }
     }
 }
 
@@ -263,7 +271,8 @@ impl TileKernels {
         let items = launch.items.div_ceil(self.processors);
         let work = Work { items, matrices: launch.matrix_count };
         let (function, shape) = self.kernel(launch.x_rows, launch.columns, staged, work);
-        let launch = &LinearLaunch { tile_tables: shape.tables, tile_sets: shape.sets, ..*launch };
+        let Shape { tables: tile_tables, sets: tile_sets, slot: tile_slot_bytes, .. } = shape;
+        let launch = &LinearLaunch { tile_tables, tile_sets, tile_slot_bytes, ..*launch };
         let config = LaunchConfig {
             grid_dim: (launch.items.min(self.processors), 1, 1),
             block_dim: ((self.needs.helpers + shape.warps) * LANES, 1, 1),
