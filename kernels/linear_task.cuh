@@ -104,7 +104,7 @@ struct alignas(64) LinearLaunch {
     u32* status;       // bits are set where what is stored contradicts itself
     u8 wide_parts[LINEAR_MATRICES];  // for 17 rows of x and more: see below; else of no use
     u32 wide_strips;                 // likewise
-    u32 tile_sets;  // of df11_linear_tile_{2,8,16}: items whose sums are on their way at once, 1 or 2
+    u32 tile_sets;  // of df11_linear_tile_{2,8,16}: items whose sums are on their way at once, 1, 2
     u32 x_mapped;   // for 17 rows of x and more: 1 if x_map is set
     u32 tile_tables;  // of df11_linear_tile_{2,8,16}: tables at once: 1, 2 or 4
     LinearMatrix matrices[LINEAR_MATRICES];

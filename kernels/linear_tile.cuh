@@ -26,7 +26,8 @@
 //   plane     from global memory to registers one or two pairs of units ahead; to L2 a band ahead
 //   x         of one or two rows on 9.0 all in shared memory, for all warps, if there is room; else
 //             of a tile in registers, until a tile of other columns comes; of 9 to 16 rows on 9.0
-//             three of the tile's eight units of columns in shared memory instead
+//             three of the tile's eight units of columns in shared memory instead, and
+//             each unit waits for its own
 //   sums      of an item meet when all its runs have been decoded; two items are on their way, or
 //             one, as the launch says: if blocks have one item, or the largest tile needs the room;
 //             a run waits for an item before after its first band
@@ -35,7 +36,7 @@
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin): 20 warps, which begin with 96 registers; the 16 that
 // decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 40
-// bytes, with 16 rows of x 44; each takes a load of local memory, which L1 seldom has. With x in
+// bytes, with 16 rows of x 32; each takes a load of local memory, which L1 seldom has. With x in
 // shared memory 24 warps of 80 registers, of which 20 decode (116 bytes, most of them at edges).
 // Shared memory for tiles of at most 2704 bytes of bits: 143 KiB at 8 rows of x, 223 KiB at 16, or
 // 191 KiB with sums of one item, which suffices for tiles of 3840 bytes; 16 KiB more for each
@@ -44,8 +45,8 @@
 // Microseconds, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336
 // (benches/record/2026-11-23-linear-tile.md):
 //   rows of x         1       8       16
-//   H200              127.2   132.5   170.0
-//   H100              138.7   143.9   178.2
+//   H200              126.3   127.4   153.6
+//   H100              138.2   138.2   165.4
 // What limits it: latency. One warp alone on each scheduler takes 353 clocks for a unit: a chain of
 // four look-ups, and what is between tiles; and tensor cores lower the clock of the GPU, from 1.97
 // to 1.81 GHz. With 16 rows besides x of each tile, 8 KiB, which all multiprocessors ask of L2.
@@ -57,7 +58,8 @@
 // splits of the registers; tiles brought by the warp that decodes them; one branch for two units,
 // for which the loop has an eighth fewer instructions; the next unit's look-up before the branch;
 // one product a unit, of both halves of its columns by up to four rows of x; two tiles at once in a
-// warp; x of two strips shared by the blocks of a cluster
+// warp; x of two strips shared by the blocks of a cluster; sums of the last item by the warps that
+// decode; x of 16 rows after the bits of the first tile
 //
 // Safety on any content: tiles are those of the launch; copies are bounded by the bitstream and by
 // the slot, windows by the slot, an edge's words by the tile's bytes, look-ups by the table. A tile

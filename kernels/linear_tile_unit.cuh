@@ -126,8 +126,8 @@ __device__ __forceinline__ void decode_unit(Window& bits, u32 (&e)[4], u32& prob
 template <u32 EIGHTS>
 __device__ __forceinline__ void make_fragments(uint4 (&x)[EIGHTS], u32 lane) {
     if (EIGHTS == 1) return;
-    // Zero, which the assembler cannot know: words that are moved alone it would move again for each
-    // product, as a fragment's registers are side by side.
+    // Zero, of which the assembler does not know: it would move words again for each product, as
+    // the registers of a fragment are side by side.
     const u32 zero = lane >> 5;
     const uint4 low = x[0], high = x[EIGHTS - 1];
     x[0] = make_uint4(low.x | zero, high.x | zero, low.z | zero, high.z | zero);

@@ -26,13 +26,13 @@ struct XColumns {
     }
 };
 
-// x of a warp that decodes: an A fragment, or two, for each unit of a tile; those of the first units
-// in registers, of the others in shared memory, each lane its own words; until it has a tile of
-// other columns. Each unit waits for its own x alone.
+// x of a warp that decodes: an A fragment, or two, for each unit of a tile; of the first units in
+// registers, of the others in shared memory, each lane its own words; until it has a tile of other
+// columns. Each unit waits for its own x alone.
 template <u32 EIGHTS>
 struct HeldX {
     static constexpr u32 HELD = units_held(EIGHTS);
-    // Of 16 rows all multiprocessors together ask L2 for 17 MB.
+    // Before the bits of the first tile: of 16 rows all multiprocessors together ask L2 for 17 MB.
     static constexpr bool COMES_FIRST = HELD < BAND_UNITS;
     u32 held, rest;  // the tile; the lane's place for the units that are not held
     bool raw;        // x has been asked for, and is as it lies
@@ -41,7 +41,7 @@ struct HeldX {
     __device__ __forceinline__ void place(const TileBlock& block, u32 warp, u32 lane) {
         rest = block.xs + warp * x_bytes_of_warp(EIGHTS) + lane * 16, held = ~0u, raw = false;
     }
-    // None of tile ~0u.
+    // For what registers hold; none of tile ~0u.
     __device__ __forceinline__ void ask(const Shared& work, u32 tile, u32, u32, u32 lane) {
         held = tile, raw = EIGHTS > 1;
         if (held == ~0u) return;
@@ -54,6 +54,7 @@ struct HeldX {
                 load_x_where(x[unit][i], columns.of(unit, i), columns.exists(i));
             }
     }
+    // For the rest, after the bits: it is needed later.
     __device__ __forceinline__ void ask_rest(const Shared& work, u32 lane) {
         if (held == ~0u) return;
         const XColumns<EIGHTS> columns(work, held, lane);
