@@ -1,5 +1,5 @@
 //! Containers that were cut, damaged, forged or mixed up: a typed error or the right bytes, never a
-//! panic, never wrong weights.
+//! panic, never wrong weights; from this crate and from the reference decoder.
 
 #[path = "support/container.rs"]
 mod container;
@@ -35,6 +35,20 @@ fn open(bytes: Arc<[u8]>) -> df11::Result<df11::Model> {
     OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))])
 }
 
+/// What the reference decoder makes of a container: each tensor that decodes.
+fn reference(bytes: &[u8]) -> df11_reference::Result<Vec<Option<Vec<u8>>>> {
+    let container = df11_reference::Container::open(bytes)?;
+    Ok((0..container.tensors().len()).map(|tensor| container.decode(tensor).ok()).collect())
+}
+
+/// The reference decoder opens the container, and no tensor that it decodes is wrong.
+fn check_reference(bytes: &[u8], is_right: impl Fn(&[u8], &[u8]) -> bool, original: &Model) {
+    let tensors = reference(bytes).unwrap();
+    for (tensor, expected) in tensors.iter().zip(&original.tensors) {
+        assert!(tensor.as_ref().is_none_or(|bytes| is_right(bytes, &expected.data)));
+    }
+}
+
 fn is_typed(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::Limit { .. } | Error::Unsupported { .. })
 }
@@ -57,6 +71,8 @@ fn every_truncation_is_an_error() {
         (0..bytes.len()).into_par_iter().for_each(|length| {
             let error = open(bytes[..length].into()).unwrap_err();
             assert!(matches!(error, Error::Corrupt { .. }), "{length} bytes: {error:?}");
+            let error = reference(&bytes[..length]).unwrap_err();
+            assert_eq!(error.kind, df11_reference::Kind::Corrupt, "{length} bytes: {error:?}");
         });
     }
 }
@@ -85,6 +101,9 @@ fn flip_every_bit(original: &Model) {
                     Ok(model) => {
                         if is_stored || byte % 97 == bit {
                             check_tensors(&model, original, &format!("byte {byte}, bit {bit}"));
+                        }
+                        if is_stored {
+                            check_reference(flipped, |bytes, expected| bytes == expected, original);
                         }
                         // Outside sections only zeros are left to find.
                         let level = if is_stored { Level::Full } else { Level::Structure };
@@ -147,7 +166,9 @@ fn forge_content(original: &Model) {
         let mut draft = draft.clone();
         draft.contents[section][bit / 8] ^= 1 << (bit % 8);
         draft.repair_checksums();
-        let model = open(draft.pack().into()).unwrap();
+        let bytes = draft.pack();
+        check_reference(&bytes, |bytes, expected| bytes.len() == expected.len(), original);
+        let model = open(bytes.into()).unwrap();
         for (tensor, expected) in model.tensors().zip(&original.tensors) {
             match tensor.decode::<u8>() {
                 Ok(bytes) => assert_eq!(bytes.len(), expected.data.len()),
@@ -226,7 +247,7 @@ fn forge_directory(draft: &Draft) {
 fn check_forged(draft: &Draft, at: usize, value: u64) {
     let bytes =
         draft.pack_with(|directory| directory[at..at + 8].copy_from_slice(&value.to_le_bytes()));
-    let reference = df11_reference::Container::open(&bytes).map(drop);
+    let reference = reference(&bytes).map(drop);
     match open(bytes.as_slice().into()) {
         Ok(model) => {
             assert!(reference.is_ok(), "{at}, {value}: only df11 opens it: {reference:?}");

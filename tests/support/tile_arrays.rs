@@ -1,6 +1,6 @@
 //! Encodes the arrays of `tile` bit by bit, from section 6.4 of the specification alone: what the
-//! test vectors and the tests of the reference decoder are made with. Each step can be edited
-//! before the next, so that a test breaks one rule.
+//! test vectors are made with. Each step can be edited before the next, so that a test breaks one
+//! rule.
 //!
 //! weights → [`Tile`]s of pairs → with a [`Codebook`], [`Bits`] of each tile → [`Arrays`]
 #![allow(dead_code, unreachable_pub, reason = "each user needs another part")]
@@ -16,7 +16,7 @@ const ESCAPE: u32 = 1 << 16;
 pub enum Pair {
     /// As its code, or after the escape if it has none.
     Coded(u16),
-    /// Behind the escape in any case.
+    /// After the escape in any case.
     Escaped(u16),
 }
 
