@@ -30,8 +30,8 @@
 //! # }
 //! ```
 
-pub(crate) mod arrays;
 mod block;
+pub(crate) mod caller;
 mod coding;
 mod device;
 mod driver;

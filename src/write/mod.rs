@@ -1,7 +1,6 @@
 //! Writing: `first pass → plan → second pass → container`, and back to the original files.
 
 mod analysis;
-mod arrays;
 mod blocks;
 mod card;
 mod coding;
@@ -23,6 +22,7 @@ mod rename;
 mod replace;
 mod report;
 mod restore;
+mod sections;
 mod temporary;
 mod tile;
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use super::{
     analysis::FileAnalysis,
-    arrays::ArrayLayout,
+    sections::ArrayLayout,
     coding::Coding,
     fingerprint::Fingerprint,
     input::{Side, Weights},

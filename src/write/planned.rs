@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::{
     analysis::TensorAnalysis,
-    arrays::ArrayLayout,
+    sections::ArrayLayout,
     coding::Coding,
     input::Weights,
     plan::{Contents, Job, Read, add_text},
