@@ -43,6 +43,7 @@ mod launches;
 pub(crate) mod limits;
 pub(crate) mod linear;
 mod load;
+mod loaded;
 mod memory;
 mod model;
 mod module;
