@@ -1,5 +1,4 @@
-//! What of a model is loaded: its blocks and tensors by name, and the parts on the GPUs that they lie
-//! on.
+//! What of a model is loaded: its blocks and tensors by name, and the part of each GPU.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -90,9 +90,9 @@ impl GpuModel {
     /// over the bus.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) if there is no piece, or no such tensor or row;
-    /// where a tensor is not loaded, a row does not fill whole bytes, the tensors lie on several
-    /// GPUs, or an offset is no multiple of 16; [`Error::Gpu`](crate::Error::Gpu).
+    /// [`Error::Parameter`](crate::Error::Parameter) if there is no piece, no such tensor or no
+    /// such row, a tensor is not loaded, a row does not fill whole bytes, the tensors lie on
+    /// several GPUs, or an offset is no multiple of 16; [`Error::Gpu`](crate::Error::Gpu).
     pub fn program(&self, pieces: &[Piece<'_>]) -> Result<GpuProgram> {
         GpuProgram::new(&self.inner, pieces)
     }

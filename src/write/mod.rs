@@ -5,7 +5,9 @@ mod blocks;
 mod card;
 mod coding;
 mod compress;
+mod compressor;
 mod config;
+mod copy;
 mod encode;
 mod estimate;
 mod fingerprint;
@@ -23,6 +25,7 @@ mod replace;
 mod report;
 mod restore;
 mod sections;
+mod shard_paths;
 mod temporary;
 mod tile;
 

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use super::compress::shard_path;
+use super::shard_paths::shard_path;
 use crate::{
     Error, OpenOptions, Result,
     format::{

@@ -227,57 +227,32 @@ pub(super) fn headers() -> Vec<Vector> {
     let entry = |name: &str, about: &str, entry: &str| {
         invalid(name, about, of(format!(r#"{{"a":{entry}}}"#).as_bytes()))
     };
+    // A header of these dtype, shape and data_offsets, and more.
+    let members = |name: &str, about: &str, [dtype, shape, offsets]: [&str; 3], more: &str| {
+        let members = format!(r#""dtype":{dtype},"shape":{shape},"data_offsets":{offsets}{more}"#);
+        entry(name, about, &format!("{{{members}}}"))
+    };
     // The good header with this before its first member.
     let before = |name: &str, about: &str, text: &str| {
         invalid(name, about, of(good.replacen('{', text, 1).as_bytes()))
     };
+    let u8 = r#""U8""#;
     vec![
         entry("entry-list", "an entry that is a list", r#"["U8",[4],[0,4]]"#),
-        entry(
+        members(
             "dtype-object",
             "a dtype that is an object",
-            r#"{"dtype":{"U8":null},"shape":[4],"data_offsets":[0,4]}"#,
+            [r#"{"U8":null}"#, "[4]", "[0,4]"],
+            "",
         ),
-        entry(
-            "dtype-case",
-            "a dtype in other letters",
-            r#"{"dtype":"u8","shape":[4],"data_offsets":[0,4]}"#,
-        ),
-        entry(
-            "shape-fraction",
-            "a dimension of 4.0",
-            r#"{"dtype":"U8","shape":[4.0],"data_offsets":[0,4]}"#,
-        ),
-        entry(
-            "shape-exponent",
-            "a dimension of 4e0",
-            r#"{"dtype":"U8","shape":[4e0],"data_offsets":[0,4]}"#,
-        ),
-        entry(
-            "shape-text",
-            "a dimension that is a string",
-            r#"{"dtype":"U8","shape":["4"],"data_offsets":[0,4]}"#,
-        ),
-        entry(
-            "shape-huge",
-            "a dimension of 2^64",
-            r#"{"dtype":"U8","shape":[18446744073709551616],"data_offsets":[0,4]}"#,
-        ),
-        entry(
-            "offset-minus-zero",
-            "an offset of -0",
-            r#"{"dtype":"U8","shape":[4],"data_offsets":[-0,4]}"#,
-        ),
-        entry(
-            "offset-true",
-            "an offset that is true",
-            r#"{"dtype":"U8","shape":[4],"data_offsets":[false,4]}"#,
-        ),
-        entry(
-            "offsets-three",
-            "three data_offsets",
-            r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4,4]}"#,
-        ),
+        members("dtype-case", "a dtype in other letters", [r#""u8""#, "[4]", "[0,4]"], ""),
+        members("shape-fraction", "a dimension of 4.0", [u8, "[4.0]", "[0,4]"], ""),
+        members("shape-exponent", "a dimension of 4e0", [u8, "[4e0]", "[0,4]"], ""),
+        members("shape-text", "a dimension that is a string", [u8, r#"["4"]"#, "[0,4]"], ""),
+        members("shape-huge", "a dimension of 2^64", [u8, "[18446744073709551616]", "[0,4]"], ""),
+        members("offset-minus-zero", "an offset of -0", [u8, "[4]", "[-0,4]"], ""),
+        members("offset-true", "an offset that is true", [u8, "[4]", "[false,4]"], ""),
+        members("offsets-three", "three data_offsets", [u8, "[4]", "[0,4,4]"], ""),
         entry(
             "member-missing",
             "an entry without a shape",
@@ -288,10 +263,11 @@ pub(super) fn headers() -> Vec<Vector> {
             "an entry with one member twice",
             r#"{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}"#,
         ),
-        entry(
+        members(
             "key-twice-escaped",
             "one key twice, once with an escape, in a member that no reader knows",
-            r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":{"b":1,"\u0062":2}}"#,
+            [u8, "[4]", "[0,4]"],
+            r#","x":{"b":1,"\u0062":2}"#,
         ),
         before("metadata-number", "__metadata__ with a number", r#"{"__metadata__":{"x":1},"#),
         before("metadata-list", "__metadata__ that is a list", r#"{"__metadata__":[],"#),
@@ -315,11 +291,7 @@ pub(super) fn headers() -> Vec<Vector> {
             ]
             .concat())
         }),
-        entry(
-            "nan",
-            "NaN, which is no JSON",
-            r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":NaN}"#,
-        ),
+        members("nan", "NaN, which is no JSON", [u8, "[4]", "[0,4]"], r#","x":NaN"#),
         before("control", "a control character in a string", "{\"__metadata__\":{\"x\":\"\t\"},"),
     ]
 }
