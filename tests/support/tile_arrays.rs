@@ -156,6 +156,18 @@ impl Codebook {
     }
 }
 
+/// The bytes of a codebook with these numbers, right or wrong: how many pairs have each length, and
+/// values.
+pub fn codebook_of(escape: u16, counts: &[(usize, u16)], values: &[u16]) -> Vec<u8> {
+    let mut words = vec![0; 1 + usize::from(MAX_CODE_LENGTH)];
+    words[0] = escape;
+    for &(length, count) in counts {
+        words[length] = count;
+    }
+    words.extend(values);
+    words.into_iter().flat_map(u16::to_le_bytes).collect()
+}
+
 /// Optimal lengths of at most twelve bits for symbols with their counts.
 fn code_lengths(symbols: &[(u64, u32)]) -> BTreeMap<u32, u16> {
     if let [(_, only)] = symbols {
