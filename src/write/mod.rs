@@ -30,11 +30,10 @@ mod temporary;
 mod tile;
 
 pub use analysis::MIN_CODED_BYTES;
-pub use card::Card;
 pub use compress::{compress, compress_all, convert, convert_all};
 pub use estimate::{Estimate, estimate, estimate_all, estimate_headers};
 pub use loading::Loading;
-pub use options::{CompressOptions, DecompressOptions, Layout};
+pub use options::{Card, CompressOptions, DecompressOptions, Layout};
 pub use rename::write_file;
 pub use replace::check_replaceable;
 pub use report::Report;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::input::Input;
 use crate::{
     Error, Result,
-    paths::{PIPELINE, PathTree, ends_as_container},
+    paths::{PIPELINE, PathTree, ends_as_container, shard_path},
 };
 
 /// Where the container of each weights file goes in a folder; of a pipeline's files without
@@ -36,12 +36,6 @@ pub(super) fn shard_paths(input: &Input<'_>, in_pipeline: bool) -> Result<Vec<St
         paths.push(path);
     }
     Ok(paths)
-}
-
-/// Where a weights file's container goes in a folder.
-pub(super) fn shard_path(weights: &str) -> String {
-    let stem = weights.strip_suffix(".safetensors").unwrap_or(weights);
-    format!("{stem}.df11")
 }
 
 /// Refuses files of which one would take the place of another in a folder of containers.
