@@ -307,10 +307,10 @@ pub(super) fn neighbours() -> Vec<Vector> {
     ];
     // The header of one model, the directory of another, in which `b` is Unsupported.
     let with =
-        |name: &str, about: &str, header: &dyn Fn(&mut Item), newer: &dyn Fn(&mut Tensor)| {
+        |name: &str, about: &str, header: &dyn Fn(&mut [Item]), newer: &dyn Fn(&mut Tensor)| {
             let mut model = Model::new(&items, &[]);
             let mut others = items.clone();
-            others.iter_mut().for_each(header);
+            header(&mut others);
             let prefix = crate::container::prefix(others.iter());
             let before = model.files[0].arrays[0].1.len() as u64;
             for tensor in &mut model.tensors {
@@ -323,40 +323,30 @@ pub(super) fn neighbours() -> Vec<Vector> {
         };
     let encoding = |tensor: &mut Tensor| tensor.encoding = 77;
     let dtype = |tensor: &mut Tensor| tensor.dtype = 99;
-    let posit = |item: &mut Item| {
-        if item.name == "b" {
-            item.dtype.1 = "POSIT8".into();
-        }
-    };
-    let third = |edit: fn(&mut Item)| {
-        move |item: &mut Item| {
-            posit(item);
-            if item.name == "c" {
-                edit(item);
-            }
+    let posit = |items: &mut [Item]| items[1].dtype.1 = "POSIT8".into();
+    let and = |edit: fn(&mut [Item])| {
+        move |items: &mut [Item]| {
+            posit(items);
+            edit(items);
         }
     };
     vec![
         with(
             "neighbour-of-unknown-encoding",
             "another dtype beside a tensor of an unknown encoding",
-            &|item| {
-                if item.name == "c" {
-                    item.dtype.1 = "I8".into();
-                }
-            },
+            &|items| items[2].dtype.1 = "I8".into(),
             &encoding,
         ),
         with(
             "neighbour-of-unknown-dtype",
             "another dtype beside a tensor of an unknown one",
-            &third(|item| item.dtype.1 = "I8".into()),
+            &and(|items| items[2].dtype.1 = "I8".into()),
             &dtype,
         ),
         with(
             "neighbour-name",
             "another name beside a tensor of an unknown dtype",
-            &third(|item| item.name = "C".into()),
+            &and(|items| items[2].name = "C".into()),
             &dtype,
         ),
         with(
@@ -374,12 +364,7 @@ pub(super) fn neighbours() -> Vec<Vector> {
         with(
             "unknown-dtype-shape",
             "another shape of a tensor of an unknown dtype",
-            &|item| {
-                posit(item);
-                if item.name == "b" {
-                    item.shape = vec![2, 2];
-                }
-            },
+            &and(|items| items[1].shape = vec![2, 2]),
             &dtype,
         ),
         with(
@@ -394,12 +379,7 @@ pub(super) fn neighbours() -> Vec<Vector> {
         with(
             "unknown-dtype-ends-early",
             "a tensor of an unknown dtype ends before the next one starts",
-            &|item| {
-                posit(item);
-                if item.name == "b" {
-                    item.length = 3;
-                }
-            },
+            &and(|items| items[1].length = 3),
             &dtype,
         ),
     ]
