@@ -61,6 +61,11 @@ impl Inner {
     pub(super) fn tensor(&self, name: &str) -> Result<(&str, &TensorEntry)> {
         find(&self.tensors, "tensor", name)
     }
+
+    /// A tensor of a block that is loaded.
+    pub(super) fn own_tensor(&self, name: &str) -> (&str, &TensorEntry) {
+        self.tensor(name).expect("blocks name their own tensors")
+    }
 }
 
 fn find<'m, T>(all: &'m Names<T>, what: &str, name: &str) -> Result<(&'m str, &'m T)> {
