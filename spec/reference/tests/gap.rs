@@ -91,3 +91,32 @@ fn parameters_out_of_range_never_panic() {
         }
     }
 }
+
+/// 1024 weights in two thread blocks. Every code has eight bits, and that of exponent 0 is 0.
+fn two_thread_blocks() -> [Vec<u8>; 5] {
+    let codebook = [&[8; 256][..], &luts(&[8; 256])].concat();
+    let offsets = [0u64, 512, 1024].into_iter().flat_map(u64::to_le_bytes).collect();
+    [codebook, vec![0; 64], offsets, vec![0; 1024], vec![0; 1024]]
+}
+
+#[test]
+fn thread_blocks_follow_each_other() {
+    let good = two_thread_blocks();
+    assert_eq!(decode(&good, [8, 64, 8192]).unwrap(), [0; 2048]);
+    let late = "6.3: a thread block does not end where the next one starts";
+    for (array, at, byte, rule) in [
+        (1, 0, 1, "6.3: gap(0) is not 0"),
+        (1, 32, 1, late),
+        (2, 0, 1, "6.3: output offsets do not start at 0"),
+        (2, 8, 1, late),
+        (2, 15, 1, "an index, an offset or a count leads outside"),
+        (2, 17, 1, "6.3: output offsets descend"),
+        (2, 17, 3, late),
+        (2, 17, 5, "an index, an offset or a count leads outside"),
+    ] {
+        let mut arrays = good.clone();
+        arrays[array][at] = byte;
+        let error = decode(&arrays, [8, 64, 8192]).unwrap_err();
+        assert_eq!(error.message, rule, "array {array}, byte {at}");
+    }
+}
