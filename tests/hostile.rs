@@ -183,6 +183,25 @@ fn forge_content(original: &Model) {
     });
 }
 
+/// Of a section of two chunks, what lies in the wrong one is not decoded, and all else is.
+#[test]
+fn a_wrong_chunk_is_found_by_whoever_reads_it() {
+    let data = (0..0x0010_0400u32).map(|at| (at >> 7) as u8).collect();
+    let both = Item::raw("both", Dtype::U8, &[0x0010_0400], data);
+    let second = Item::raw("second", Dtype::U8, &[3], vec![1, 2, 3]);
+    let original = Model::new(&[both, second], &[]);
+    for (byte, wrong) in [(5, [true, false]), (0x0010_0005, [true, true])] {
+        let mut draft = original.draft();
+        draft.contents[0][byte] ^= 1;
+        let bytes = draft.pack();
+        let found: Vec<bool> = reference(&bytes).unwrap().iter().map(Option::is_none).collect();
+        assert_eq!(found, wrong, "the reference, byte {byte}");
+        let model = open(bytes.into()).unwrap();
+        let found = model.tensors().map(|tensor| tensor.decode::<u8>().is_err());
+        assert_eq!(found.collect::<Vec<_>>(), wrong, "byte {byte}");
+    }
+}
+
 /// Every array of coded tensors cut short at every byte, or longer by a few zeros, in a container
 /// that is right otherwise.
 #[test]
