@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use df11::hazmat::gap::{
-    ChunkEncoder, ChunkInput, ChunkOutput, GapDecoder, Geometry, encode_tensor,
+    GapDecoder, Geometry, PortionEncoder, PortionInput, PortionOutput, encode_tensor,
 };
 use df11::hazmat::huffman::{Histogram, read_codebook};
 use df11::hazmat::tile;
@@ -98,15 +98,15 @@ fn bench(criterion: &mut Criterion, name: &str, weights: &[u8]) {
     let geometry = Geometry::default();
     let tensor = encode_tensor(weights, geometry, CHUNK).expect("the weights encode");
     let lengths = read_codebook(&tensor.codebook).expect("the codebook is valid");
-    let encoder = ChunkEncoder::new(&lengths, &tensor.sizes);
+    let encoder = PortionEncoder::new(&lengths, &tensor.sizes);
     let mut start_bit = 0;
-    let chunks: Vec<ChunkInput> = (0..weights.len() / 2 / CHUNK)
+    let chunks: Vec<PortionInput> = (0..weights.len() / 2 / CHUNK)
         .map(|chunk| {
             let (from, to) = (2 * chunk * CHUNK, 2 * (chunk + 1) * CHUNK);
             let bits = lengths
                 .bits(&Histogram::of(&weights[from..to]))
                 .expect("every exponent has a code");
-            let input = ChunkInput {
+            let input = PortionInput {
                 weights: &weights[from..(to + 2 * geometry.lookahead()).min(weights.len())],
                 elements: CHUNK,
                 first_element: (chunk * CHUNK) as u64,
@@ -117,7 +117,7 @@ fn bench(criterion: &mut Criterion, name: &str, weights: &[u8]) {
             input
         })
         .collect();
-    let mut output = ChunkOutput::default();
+    let mut output = PortionOutput::default();
     group.bench_function(BenchmarkId::new("encode", name), |bencher| {
         bencher.iter(|| {
             for chunk in &chunks {

@@ -64,7 +64,7 @@ pub mod huffman {
 #[cfg(feature = "cudarc")]
 pub mod gpu {
     pub use crate::gpu::{
-        arrays::TableAddresses,
+        caller::TableAddresses,
         limits::{seconds_between, timestamp},
         linear::{FastPacker, TileAddresses},
         pinned_range::PinnedRange,

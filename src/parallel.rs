@@ -56,19 +56,19 @@ pub(crate) fn for_each<S>(
 }
 
 /// Where a piece for one thread ends that begins at `start`: after about `length`, at a multiple of
-/// `unit` if it does not end with the range.
-pub(crate) fn piece_end(start: u64, end: u64, length: u64, unit: u64) -> u64 {
-    let cut = start.saturating_add(length) / unit * unit;
-    // A unit may be longer than a piece.
-    let cut = if cut > start { cut } else { (start / unit + 1).saturating_mul(unit) };
+/// `grain` if it does not end with the range.
+pub(crate) fn piece_end(start: u64, end: u64, length: u64, grain: u64) -> u64 {
+    let cut = start.saturating_add(length) / grain * grain;
+    // A grain may be longer than a piece.
+    let cut = if cut > start { cut } else { (start / grain + 1).saturating_mul(grain) };
     cut.min(end)
 }
 
-/// Cuts a range into pieces of about this length, which end at multiples of `unit` or with it.
-pub(crate) fn cut(range: Range<u64>, length: u64, unit: u64) -> impl Iterator<Item = Range<u64>> {
+/// Cuts a range into pieces of about this length, which end at multiples of `grain` or with it.
+pub(crate) fn cut(range: Range<u64>, length: u64, grain: u64) -> impl Iterator<Item = Range<u64>> {
     let mut start = range.start;
     std::iter::from_fn(move || {
-        let end = piece_end(start, range.end, length, unit);
+        let end = piece_end(start, range.end, length, grain);
         let piece = start..end;
         start = end;
         (!piece.is_empty()).then_some(piece)

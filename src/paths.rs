@@ -44,6 +44,17 @@ pub fn check_path(path: &str) -> Result<()> {
     check_components(path)
 }
 
+/// The folder of a path, with its trailing `/`; empty for what lies in none.
+pub(crate) fn folder_of(path: &str) -> &str {
+    path.rfind('/').map_or("", |slash| &path[..=slash])
+}
+
+/// Where a weights file's container goes in a folder.
+pub(crate) fn shard_path(weights: &str) -> String {
+    let stem = weights.strip_suffix(".safetensors").unwrap_or(weights);
+    format!("{stem}.df11")
+}
+
 fn check_components(path: &str) -> Result<()> {
     let count = path.split('/').count() as u64;
     if count > MAX_PATH_COMPONENTS {

@@ -1,5 +1,5 @@
 //! Containers that were cut, damaged, forged or mixed up: a typed error or the right bytes, never a
-//! panic, never wrong weights.
+//! panic, never wrong weights; from this crate and from the reference decoder.
 
 #[path = "support/container.rs"]
 mod container;
@@ -35,6 +35,20 @@ fn open(bytes: Arc<[u8]>) -> df11::Result<df11::Model> {
     OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))])
 }
 
+/// What the reference decoder makes of a container: each tensor that decodes.
+fn reference(bytes: &[u8]) -> df11_reference::Result<Vec<Option<Vec<u8>>>> {
+    let container = df11_reference::Container::open(bytes)?;
+    Ok((0..container.tensors().len()).map(|tensor| container.decode(tensor).ok()).collect())
+}
+
+/// The reference decoder opens the container, and no tensor that it decodes is wrong.
+fn check_reference(bytes: &[u8], is_right: impl Fn(&[u8], &[u8]) -> bool, original: &Model) {
+    let tensors = reference(bytes).unwrap();
+    for (tensor, expected) in tensors.iter().zip(&original.tensors) {
+        assert!(tensor.as_ref().is_none_or(|bytes| is_right(bytes, &expected.data)));
+    }
+}
+
 fn is_typed(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::Limit { .. } | Error::Unsupported { .. })
 }
@@ -57,6 +71,8 @@ fn every_truncation_is_an_error() {
         (0..bytes.len()).into_par_iter().for_each(|length| {
             let error = open(bytes[..length].into()).unwrap_err();
             assert!(matches!(error, Error::Corrupt { .. }), "{length} bytes: {error:?}");
+            let error = reference(&bytes[..length]).unwrap_err();
+            assert_eq!(error.kind, df11_reference::Kind::Corrupt, "{length} bytes: {error:?}");
         });
     }
 }
@@ -85,6 +101,9 @@ fn flip_every_bit(original: &Model) {
                     Ok(model) => {
                         if is_stored || byte % 97 == bit {
                             check_tensors(&model, original, &format!("byte {byte}, bit {bit}"));
+                        }
+                        if is_stored {
+                            check_reference(flipped, |bytes, expected| bytes == expected, original);
                         }
                         // Outside sections only zeros are left to find.
                         let level = if is_stored { Level::Full } else { Level::Structure };
@@ -147,7 +166,9 @@ fn forge_content(original: &Model) {
         let mut draft = draft.clone();
         draft.contents[section][bit / 8] ^= 1 << (bit % 8);
         draft.repair_checksums();
-        let model = open(draft.pack().into()).unwrap();
+        let bytes = draft.pack();
+        check_reference(&bytes, |bytes, expected| bytes.len() == expected.len(), original);
+        let model = open(bytes.into()).unwrap();
         for (tensor, expected) in model.tensors().zip(&original.tensors) {
             match tensor.decode::<u8>() {
                 Ok(bytes) => assert_eq!(bytes.len(), expected.data.len()),
@@ -160,6 +181,25 @@ fn forge_content(original: &Model) {
         }
         assert!(model.verify(Level::Full, &()).is_err(), "section {section}, bit {bit}");
     });
+}
+
+/// Of a section of two chunks, what lies in the wrong one is not decoded, and all else is.
+#[test]
+fn a_wrong_chunk_is_found_by_whoever_reads_it() {
+    let data = (0..0x0010_0400u32).map(|at| (at >> 7) as u8).collect();
+    let both = Item::raw("both", Dtype::U8, &[0x0010_0400], data);
+    let second = Item::raw("second", Dtype::U8, &[3], vec![1, 2, 3]);
+    let original = Model::new(&[both, second], &[]);
+    for (byte, wrong) in [(5, [true, false]), (0x0010_0005, [true, true])] {
+        let mut draft = original.draft();
+        draft.contents[0][byte] ^= 1;
+        let bytes = draft.pack();
+        let found: Vec<bool> = reference(&bytes).unwrap().iter().map(Option::is_none).collect();
+        assert_eq!(found, wrong, "the reference, byte {byte}");
+        let model = open(bytes.into()).unwrap();
+        let found = model.tensors().map(|tensor| tensor.decode::<u8>().is_err());
+        assert_eq!(found.collect::<Vec<_>>(), wrong, "byte {byte}");
+    }
 }
 
 /// Every array of coded tensors cut short at every byte, or longer by a few zeros, in a container
@@ -226,7 +266,7 @@ fn forge_directory(draft: &Draft) {
 fn check_forged(draft: &Draft, at: usize, value: u64) {
     let bytes =
         draft.pack_with(|directory| directory[at..at + 8].copy_from_slice(&value.to_le_bytes()));
-    let reference = df11_reference::Container::open(&bytes).map(drop);
+    let reference = reference(&bytes).map(drop);
     match open(bytes.as_slice().into()) {
         Ok(model) => {
             assert!(reference.is_ok(), "{at}, {value}: only df11 opens it: {reference:?}");

@@ -1,60 +1,31 @@
 //! What fuzzing found, each case in its smallest form.
 
+#[path = "support/container.rs"]
+mod container;
+
+use container::{Draft, Item, Model as Contents};
 use df11::{
-    Error, Level, Model, OpenOptions, Result, Source, compress,
+    Dtype, Error, Level, Model, OpenOptions, Result,
     hazmat::{
         code_lengths,
-        format::{Directory, Header},
         gap::{EncodedTensor, GapSizes, Geometry, encode_tensor},
         histogram,
         huffman::verify_codebook,
     },
 };
-use zerocopy::IntoBytes;
 
-/// A container of two files and three small tensors in one of them, all raw, after `edit` of its
-/// directory and its bytes before that.
-fn edited(edit: impl FnOnce(&mut Directory, &mut Vec<u8>)) -> Vec<u8> {
-    let folder = tempfile::tempdir().unwrap();
-    let tensor = |dtype, shape: &[usize], data| {
-        safetensors::tensor::TensorView::new(dtype, shape.to_vec(), data).unwrap()
-    };
-    let tensors = [
-        ("layer.a", tensor(safetensors::Dtype::U8, &[5], &[1; 5])),
-        ("layer.b", tensor(safetensors::Dtype::BF16, &[2], &[2; 4])),
-        ("layer.none", tensor(safetensors::Dtype::BF16, &[0, 3], &[])),
+/// A container of two files, with three small tensors in the first one, all raw; edited.
+fn edited(edit: impl FnOnce(&mut Draft)) -> Vec<u8> {
+    let items = [
+        Item::raw("layer.a", Dtype::U8, &[5], vec![1; 5]).in_file("a.safetensors"),
+        Item::raw("layer.b", Dtype::BF16, &[2], vec![2; 4]).in_file("a.safetensors"),
+        Item::raw("layer.none", Dtype::BF16, &[0, 3], vec![]).in_file("a.safetensors"),
+        Item::raw("other", Dtype::U8, &[1], vec![3]).in_file("b.safetensors"),
     ];
-    let source = folder.path().join("model");
-    std::fs::create_dir(&source).unwrap();
-    std::fs::write(source.join("a.safetensors"), safetensors::serialize(tensors, None).unwrap())
-        .unwrap();
-    let none: [(&str, safetensors::tensor::TensorView<'_>); 0] = [];
-    std::fs::write(source.join("b.safetensors"), safetensors::serialize(none, None).unwrap())
-        .unwrap();
-    let out = folder.path().join("model.df11");
-    compress(&Source::open(&source).unwrap(), &out, &df11::CompressOptions::default(), &())
-        .unwrap();
-    let mut contents = std::fs::read(out).unwrap();
-
-    let header = Header::parse(contents.first_chunk().unwrap()).unwrap();
-    let start = header.directory_offset.get();
-    let end = (start + header.directory_length.get()) as usize;
-    let mut directory = Directory::parse(&contents[start as usize..end], start).unwrap();
-    contents.truncate(start as usize);
-    edit(&mut directory, &mut contents);
-    let mut checksums = directory.sections.iter().map(|section| {
-        let section = &contents[section.offset.get() as usize..section.end() as usize];
-        df11_reference::crc32(section).into()
-    });
-    directory.checksums.fill_with(|| checksums.next().unwrap());
-    drop(checksums);
-    let directory = directory.to_bytes();
-    let header = Header::complete(start, &directory).unwrap();
-    contents.extend_from_slice(&directory);
-    contents.resize(contents.len().next_multiple_of(256), 0);
-    contents.extend_from_slice(header.as_bytes());
-    contents[..64].copy_from_slice(header.as_bytes());
-    contents
+    let mut draft = Contents::new(&items, &[]).draft();
+    edit(&mut draft);
+    draft.repair_checksums();
+    draft.pack()
 }
 
 fn open(container: Vec<u8>) -> Result<Model> {
@@ -65,11 +36,11 @@ const UNKNOWN: u32 = 77;
 
 #[test]
 fn an_unknown_encoding_is_refused_before_anything_of_its_size_is_allocated() {
-    let model = open(edited(|directory, _| {
+    let model = open(edited(|Draft { directory, .. }| {
         directory.files[0].length = (1 << 62).into();
         for tensor in &mut directory.tensors[..2] {
             tensor.encoding = UNKNOWN.into();
-            tensor.dtype = df11::Dtype::BF16.id().into();
+            tensor.dtype = Dtype::BF16.id().into();
             tensor.shape[0] = (1 << 59).into();
         }
     }));
@@ -82,7 +53,7 @@ fn an_unknown_encoding_is_refused_before_anything_of_its_size_is_allocated() {
 
 #[test]
 fn lengths_that_a_directory_claims_do_not_overflow_when_added_up() {
-    let model = open(edited(|directory, _| {
+    let model = open(edited(|Draft { directory, .. }| {
         directory.files[0].length = u64::MAX.into();
         directory.files[1].length = u64::MAX.into();
     }));
@@ -98,7 +69,7 @@ fn lengths_that_a_directory_claims_do_not_overflow_when_added_up() {
 fn only_a_known_dtype_gives_a_shape_a_meaning() {
     let shape = [1u64 << 40, 1 << 40, 0, 0, 0, 0, 0, 0].map(u64::into);
     let change = |dtype: u32| {
-        edited(move |directory, _| {
+        edited(move |Draft { directory, .. }| {
             let tensor = &mut directory.tensors[2];
             (tensor.dtype, tensor.dimension_count, tensor.shape) = (dtype.into(), 3.into(), shape);
         })
@@ -111,9 +82,9 @@ fn only_a_known_dtype_gives_a_shape_a_meaning() {
         assert!(error.to_string().contains("dtype 77 is not supported"), "{error}");
     }
     assert!(code_lengths(&tensor).unwrap().is_none());
-    assert!(matches!(open(change(df11::Dtype::BF16.id())), Err(Error::Limit { .. })));
+    assert!(matches!(open(change(Dtype::BF16.id())), Err(Error::Limit { .. })));
     // The place in the file is a rule for every tensor.
-    let outside = edited(|directory, _| {
+    let outside = edited(|Draft { directory, .. }| {
         directory.tensors[2].dtype = UNKNOWN.into();
         directory.tensors[2].file_offset = (directory.files[0].length.get() + 1).into();
     });
@@ -123,7 +94,7 @@ fn only_a_known_dtype_gives_a_shape_a_meaning() {
 #[test]
 fn verification_names_what_it_does_not_know() {
     // A tensor without bytes is never read.
-    let encoding = edited(|directory, _| directory.tensors[2].encoding = UNKNOWN.into());
+    let encoding = edited(|Draft { directory, .. }| directory.tensors[2].encoding = UNKNOWN.into());
     let found = open(encoding).unwrap().verify(Level::Full, &()).unwrap();
     assert!(
         found.unchecked.iter().any(|what| what.contains("layer.none")),
@@ -131,13 +102,14 @@ fn verification_names_what_it_does_not_know() {
         found.unchecked
     );
     // A dtype of a later version stands in the original header too.
-    let dtype = edited(|directory, contents| {
-        directory.tensors[1].dtype = UNKNOWN.into();
-        let at = contents.windows(4).position(|window| window == b"BF16").unwrap();
-        contents[at..at + 4].copy_from_slice(b"XF16");
-        let at = contents.windows(4).position(|window| window == b"BF16").unwrap();
-        contents[at..at + 4].copy_from_slice(b"XF16");
-        directory.tensors[2].dtype = UNKNOWN.into();
+    let dtype = edited(|Draft { directory, contents }| {
+        let of = |content: &[u8]| content.windows(4).position(|window| window == b"BF16");
+        for tensor in [1, 2] {
+            directory.tensors[tensor].dtype = UNKNOWN.into();
+            let prefixes = contents.iter_mut().find(|content| of(content).is_some()).unwrap();
+            let at = of(prefixes).unwrap();
+            prefixes[at..at + 4].copy_from_slice(b"XF16");
+        }
     });
     // It is compared with the directory at every level; the bytes cannot be.
     for level in [Level::Structure, Level::Checksums, Level::Full] {

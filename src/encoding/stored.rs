@@ -27,13 +27,13 @@ pub(crate) trait CodedSizes: Debug {
 
     /// Decoded bytes that are made together: parts that are cut at multiples of it decode nothing
     /// twice.
-    fn unit(&self) -> u64 {
+    fn grain(&self) -> u64 {
         2
     }
 
     /// Rows of this width in bytes that are decoded together, if columns of them can be decoded
     /// without the others.
-    fn unit_rows(&self, _width: u64) -> Option<u64> {
+    fn grain_rows(&self, _width: u64) -> Option<u64> {
         None
     }
 

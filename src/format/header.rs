@@ -119,8 +119,7 @@ impl Header {
         self.file_length.get() - HEADER_BYTES
     }
 
-    /// The length of a file whose directory is where and as long as the header says.
-    fn expected_file_length(&self) -> Result<u64> {
+    fn limited_directory_length(&self) -> Result<u64> {
         let length = self.directory_length.get();
         if length > MAX_DIRECTORY_BYTES {
             return Err(Error::limit(
@@ -129,6 +128,12 @@ impl Header {
                 MAX_DIRECTORY_BYTES,
             ));
         }
+        Ok(length)
+    }
+
+    /// The length of a file whose directory is where and as long as the header says.
+    fn expected_file_length(&self) -> Result<u64> {
+        let length = self.limited_directory_length()?;
         self.directory_offset
             .get()
             .checked_add(length)
@@ -214,14 +219,7 @@ impl Header {
             );
             return Err(corrupt(std::mem::offset_of!(Self, file_length), problem));
         }
-        let length = self.directory_length.get();
-        if length > MAX_DIRECTORY_BYTES {
-            return Err(Error::limit(
-                "the directory's length in bytes",
-                length,
-                MAX_DIRECTORY_BYTES,
-            ));
-        }
+        self.limited_directory_length()?;
         let offset = self.directory_offset.get();
         if offset < HEAD_BYTES || !offset.is_multiple_of(SECTION_ALIGNMENT) {
             let problem =

@@ -9,6 +9,7 @@ pub mod identity;
 mod parse;
 pub mod records;
 mod validate;
+mod validate_sections;
 mod validate_tensors;
 
 pub(crate) use coded::{Coded, section_of};

@@ -5,7 +5,7 @@ use cudarc::driver::{CudaStream, CudaViewMut, sys::CUdeviceptr};
 
 use super::{
     Device, Status,
-    model::{BlockEntry, Inner, TensorEntry},
+    loaded::{BlockEntry, Inner, TensorEntry},
     route::Ready,
 };
 use crate::{BlockLayout, Dtype, Result};
@@ -73,7 +73,10 @@ impl<'m> GpuBlock<'m> {
     /// Its tensors, in the order of [`GpuBlock::layout`].
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = GpuTensor<'m>> + use<'m> {
         let model = self.model;
-        self.entry.tensors.iter().map(|name| model.own_tensor(name))
+        self.entry.tensors.iter().map(|name| {
+            let (name, entry) = model.own_tensor(name);
+            GpuTensor::new(name, entry)
+        })
     }
 
     /// Where each tensor goes in the output: as [`Block::layout`](crate::Block::layout).

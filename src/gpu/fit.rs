@@ -11,34 +11,34 @@ pub(super) const LANES: u32 = 32;
 /// What a decode kernel asks of shared memory, in bytes, and what it bears.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
-    /// Of a block, whatever its warps.
-    pub(super) block: u32,
+    /// Of a thread block, whatever its warps.
+    pub(super) thread_block: u32,
     pub(super) warp: u32,
-    /// The most warps of a block.
+    /// The most warps of a thread block.
     pub(super) most_warps: u32,
-    /// Of what fits equally well, blocks of about this many warps are best.
+    /// Of what fits equally well, thread blocks of about this many warps are best.
     pub(super) good_warps: u32,
 }
 
 /// How a decode kernel fills a multiprocessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fit {
-    /// Warps of a block.
+    /// Warps of a thread block.
     pub(super) warps: u32,
-    /// Blocks that run at once.
-    pub(super) blocks: u32,
+    /// Thread blocks that run at once.
+    pub(super) thread_blocks: u32,
 }
 
 impl Demand {
-    /// Shared memory of a block of this many warps.
+    /// Shared memory of a thread block of this many warps.
     pub(super) fn with(self, warps: u32) -> u32 {
-        self.block + warps * self.warp
+        self.thread_block + warps * self.warp
     }
 
-    /// The fit with most warps at once; of equal ones that with about as many a block as are good.
-    /// None if no warp fits.
+    /// The fit with most warps at once; of equal ones that with about as many a thread block as are
+    /// good. None if no warp fits.
     ///
-    /// `room` is the shared memory that a block may have, `resident` tells how many blocks of this
+    /// `room` is the shared memory that a thread block may have, `resident` tells how many of this
     /// many warps a multiprocessor runs at once.
     pub(super) fn fill(
         self,
@@ -46,16 +46,16 @@ impl Demand {
         resident: impl Fn(u32) -> Result<u32>,
     ) -> Result<Option<Fit>> {
         let fits = (1..=self.most_warps).filter(|&warps| self.with(warps) <= room).map(|warps| {
-            // A multiprocessor has as much as one block may have and 1 KiB, so that this changes
-            // nothing except for tests of a small room.
-            let blocks = resident(warps)?.min(room / self.with(warps));
-            Ok(Fit { warps, blocks })
+            // A multiprocessor has as much as one thread block may have and 1 KiB, so that this
+            // changes nothing except for tests of a small room.
+            let thread_blocks = resident(warps)?.min(room / self.with(warps));
+            Ok(Fit { warps, thread_blocks })
         });
         let fits = fits.collect::<Result<Vec<_>>>()?;
         let best = |fit: &Fit| {
-            (fit.warps * fit.blocks, Reverse(fit.warps.abs_diff(self.good_warps)), fit.warps)
+            (fit.warps * fit.thread_blocks, Reverse(fit.warps.abs_diff(self.good_warps)), fit.warps)
         };
-        Ok(fits.into_iter().filter(|fit| fit.blocks > 0).max_by_key(best))
+        Ok(fits.into_iter().filter(|fit| fit.thread_blocks > 0).max_by_key(best))
     }
 }
 
@@ -82,7 +82,7 @@ mod tests {
     /// A kind of GPU: what ptxas said of a target that its code is like, and its multiprocessor.
     struct Processor {
         target: &'static str,
-        /// Shared memory that a block may have.
+        /// Shared memory that a thread block may have.
         room: u32,
         warps: u32,
     }
@@ -93,7 +93,8 @@ mod tests {
         taken: &Value,
         [warp, most_warps, good_warps]: [u32; 3],
     ) -> Option<Fit> {
-        let needs = Demand { block: number(&taken["static_shared"]), warp, most_warps, good_warps };
+        let needs =
+            Demand { thread_block: number(&taken["static_shared"]), warp, most_warps, good_warps };
         let registers = number(&taken["registers"]).next_multiple_of(8) * LANES;
         let resident = |warps| {
             let shared = (processor.room + 1024) / (needs.with(warps) + 1024).next_multiple_of(128);
@@ -118,7 +119,7 @@ mod tests {
     }
 
     fn expected(fits: [(u32, u32); KERNELS]) -> [Option<Fit>; KERNELS] {
-        fits.map(|(warps, blocks)| Some(Fit { warps, blocks }))
+        fits.map(|(warps, thread_blocks)| Some(Fit { warps, thread_blocks }))
     }
 
     #[test]
@@ -137,6 +138,6 @@ mod tests {
     #[test]
     fn a_kernel_that_fits_nowhere_has_no_fit() {
         let tiny = Processor { target: "sm_80", room: 20_000, warps: 48 };
-        assert_eq!(fits(&tiny), [Some(Fit { warps: 1, blocks: 1 }), None, None, None, None]);
+        assert_eq!(fits(&tiny), [Some(Fit { warps: 1, thread_blocks: 1 }), None, None, None, None]);
     }
 }

@@ -244,8 +244,8 @@ impl PreparedTensor for PreparedOnGpu<'_> {
             .map_err(|error| error.in_file(self.tensor.shard().path()))
     }
 
-    fn unit(&self) -> u64 {
-        self.cpu.as_ref().map_or(2, |cpu| cpu.unit())
+    fn grain(&self) -> u64 {
+        self.cpu.as_ref().map_or(2, |cpu| cpu.grain())
     }
 
     /// Of `gap` nothing is left: each GPU thread starts at its gap, and the status word says where

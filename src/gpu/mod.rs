@@ -30,10 +30,11 @@
 //! # }
 //! ```
 
-pub(crate) mod arrays;
 mod block;
+pub(crate) mod caller;
 mod coding;
 mod device;
+mod distribution;
 mod driver;
 mod fault;
 mod fit;
@@ -43,6 +44,7 @@ mod launches;
 pub(crate) mod limits;
 pub(crate) mod linear;
 mod load;
+mod loaded;
 mod memory;
 mod model;
 mod module;
@@ -57,6 +59,7 @@ mod schedule;
 mod status;
 mod stored;
 mod streamer;
+mod tables;
 mod task;
 mod upload;
 pub(crate) mod visit;

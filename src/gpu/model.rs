@@ -1,12 +1,12 @@
 //! A model on GPUs: its blocks and tensors, and rows of them.
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
+pub(super) use super::loaded::Inner;
 use super::{
     Device, GpuBlock, GpuProgram, GpuTensor, Matrix, Piece, Plan, memory::Buffer, part::Part,
-    route::Route, stored::Stored,
 };
-use crate::{BlockLayout, Dtype, Error, Result, open::none_such};
+use crate::Result;
 
 /// A model whose blocks lie compressed in the memory of GPUs, or pinned on the host where those are
 /// too small, ready to be decoded.
@@ -21,76 +21,6 @@ use crate::{BlockLayout, Dtype, Error, Result, open::none_such};
 #[derive(Clone, Debug)]
 pub struct GpuModel {
     inner: Arc<Inner>,
-}
-
-/// What the model has, by name; `None` for what the plan left out.
-pub(super) type Names<T> = HashMap<String, Option<T>>;
-
-#[derive(Debug)]
-pub(super) struct Inner {
-    pub(super) plan: Plan,
-    /// Those that are loaded.
-    pub(super) blocks: Vec<BlockEntry>,
-    pub(super) block_names: Names<usize>,
-    pub(super) tensors: Names<TensorEntry>,
-    pub(super) parts: Vec<Part>,
-    /// For each part, the tasks of all blocks.
-    pub(super) tasks: Vec<Buffer>,
-    pub(super) copied_bytes: u64,
-}
-
-#[derive(Debug)]
-pub(super) struct BlockEntry {
-    pub(super) name: String,
-    pub(super) tensors: Vec<String>,
-    pub(super) layout: BlockLayout,
-    pub(super) part: usize,
-    pub(super) route: Route,
-}
-
-#[derive(Debug)]
-pub(super) struct TensorEntry {
-    pub(super) dtype: Dtype,
-    pub(super) shape: Vec<u64>,
-    pub(super) bytes: u64,
-    /// The index of its block among those that are loaded.
-    pub(super) block: usize,
-    pub(super) stored: Arc<Stored>,
-}
-
-impl Inner {
-    pub(super) fn part(&self, index: usize) -> (&Part, &Buffer) {
-        (&self.parts[index], &self.tasks[index])
-    }
-
-    pub(super) fn block(&self, index: usize) -> &BlockEntry {
-        &self.blocks[index]
-    }
-
-    pub(super) fn entry(&self, tensor: &str) -> Result<&TensorEntry> {
-        Ok(find(&self.tensors, "tensor", tensor)?.1)
-    }
-
-    pub(super) fn tensor(&self, name: &str) -> Result<GpuTensor<'_>> {
-        let (name, entry) = find(&self.tensors, "tensor", name)?;
-        Ok(GpuTensor::new(name, entry))
-    }
-
-    /// A tensor of a block that is loaded.
-    pub(super) fn own_tensor(&self, name: &str) -> GpuTensor<'_> {
-        self.tensor(name).expect("blocks name their own tensors")
-    }
-}
-
-fn find<'m, T>(all: &'m Names<T>, what: &str, name: &str) -> Result<(&'m str, &'m T)> {
-    match all.get_key_value(name) {
-        Some((name, Some(found))) => Ok((name, found)),
-        Some((_, None)) => {
-            let problem = format!("{what} {name:?} is not loaded: the plan leaves its block out");
-            Err(Error::parameter(problem, "load the model by a plan that places that block"))
-        }
-        None => Err(none_such(what, name)),
-    }
 }
 
 impl GpuModel {
@@ -129,22 +59,20 @@ impl GpuModel {
     /// The block with this name. Constant time.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the model has no such block, or the plan [left it out](Plan::of).
+    /// [`Error::Parameter`](crate::Error::Parameter) if the model has no such block, or the plan
+    /// [left it out](Plan::of).
     pub fn block(&self, name: &str) -> Result<GpuBlock<'_>> {
-        Ok(self.block_at(*find(&self.inner.block_names, "block", name)?.1))
-    }
-
-    pub(super) fn block_at(&self, index: usize) -> GpuBlock<'_> {
-        GpuBlock::new(&self.inner, self.inner.block(index))
+        Ok(GpuBlock::new(&self.inner, self.inner.block_named(name)?))
     }
 
     /// The tensor with this name. Constant time.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the model has no such tensor, or the plan [left its block
-    /// out](Plan::of).
+    /// [`Error::Parameter`](crate::Error::Parameter) if the model has no such tensor, or the plan
+    /// [left its block out](Plan::of).
     pub fn tensor(&self, name: &str) -> Result<GpuTensor<'_>> {
-        self.inner.tensor(name)
+        let (name, entry) = self.inner.tensor(name)?;
+        Ok(GpuTensor::new(name, entry))
     }
 
     /// The size of a buffer into which any block that is loaded can be decoded, in bytes.
@@ -162,9 +90,9 @@ impl GpuModel {
     /// over the bus.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if there is no piece, or no such tensor or row; where a tensor is not
-    /// loaded, a row does not fill whole bytes, the tensors lie on several GPUs, or an offset is no
-    /// multiple of 16; [`Error::Gpu`].
+    /// [`Error::Parameter`](crate::Error::Parameter) if there is no piece, no such tensor or no
+    /// such row, a tensor is not loaded, a row does not fill whole bytes, the tensors lie on
+    /// several GPUs, or an offset is no multiple of 16; [`Error::Gpu`](crate::Error::Gpu).
     pub fn program(&self, pieces: &[Piece<'_>]) -> Result<GpuProgram> {
         GpuProgram::new(&self.inner, pieces)
     }
@@ -184,8 +112,9 @@ impl GpuModel {
     /// device loads the kernels that multiply.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the model has no such tensor, or has it in another form, streamed,
-    /// or not loaded; [`Error::Limit`] from 2^32 rows or columns on; [`Error::Gpu`].
+    /// [`Error::Parameter`](crate::Error::Parameter) if the model has no such tensor, or has it in
+    /// another form, streamed, or not loaded; [`Error::Limit`](crate::Error::Limit) from 2^32 rows
+    /// or columns on; [`Error::Gpu`](crate::Error::Gpu).
     pub fn matrix(&self, tensor: &str) -> Result<Matrix> {
         Matrix::stored(&self.inner, tensor)
     }

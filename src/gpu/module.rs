@@ -278,9 +278,9 @@ impl Kernels {
     }
 
     fn config(&self, Shape { fit, shared }: Shape, units: u64) -> LaunchConfig {
-        let blocks = u64::from(self.processors) * u64::from(fit.blocks);
+        let most = u64::from(self.processors) * u64::from(fit.thread_blocks);
         LaunchConfig {
-            grid_dim: (units.min(blocks) as u32, 1, 1),
+            grid_dim: (units.min(most) as u32, 1, 1),
             block_dim: (fit.warps * LANES, 1, 1),
             shared_mem_bytes: shared,
         }
@@ -303,17 +303,17 @@ pub(super) fn load_module(
 }
 
 impl Decode {
-    /// Lets the kernel have as much shared memory as a block may. `numbers`: bytes a warp, the most
-    /// warps of a block, and how many are good.
+    /// Lets the kernel have as much shared memory as a thread block may. `numbers`: bytes a warp,
+    /// the most warps of a thread block, and how many are good.
     fn prepare(function: CudaFunction, numbers: [u32; 3], room: u32) -> Result<Self> {
         let action = "preparing a decode kernel";
-        let block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
+        let thread_block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
         let [warp, most_warps, good_warps] = numbers;
         let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
-        let most = room.saturating_sub(block).cast_signed();
+        let most = room.saturating_sub(thread_block).cast_signed();
         set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most)?;
         set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
-        Ok(Self { function, demand: Demand { block, warp, most_warps, good_warps } })
+        Ok(Self { function, demand: Demand { thread_block, warp, most_warps, good_warps } })
     }
 }
 

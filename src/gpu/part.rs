@@ -11,7 +11,8 @@ use rayon::prelude::*;
 
 use super::{
     Device,
-    coding::{CODINGS, KernelEncoding},
+    coding::KernelEncoding,
+    distribution::SLOTS,
     host_section::HostSection,
     linear::{self, FastArrays, FastLoad, Outcome, Residence, Wanted},
     memory::{Buffer, Region},
@@ -19,19 +20,16 @@ use super::{
         self, ArrayId, FastMatrix, FastNeeds, Needs, SectionId, TensorId, arrays_bytes,
         section_bytes,
     },
-    placement::{Plan, SLOTS},
+    placement::Plan,
     stored::{Addresses, ArrayPlace, CodedTensor, Tensors},
     streamer::{Streamer, Transfer},
-    task::TableTask,
+    tables::{Tables, allocate_tables, build_tables},
     upload::{self, Delivery, Origin},
 };
 use crate::{
     Model, Result,
     progress::{Observer, advance},
 };
-
-/// Where a codebook begins, while tables are made.
-const CODEBOOK_ALIGNMENT: usize = 16;
 
 /// Sections and decode tables of one GPU.
 #[derive(Debug)]
@@ -68,9 +66,6 @@ struct HeldArray {
     index: usize,
     address: CUdeviceptr,
 }
-
-/// Device addresses of decode tables.
-type Tables = HashMap<TensorId, CUdeviceptr>;
 
 /// The same, except for what lies in a slot.
 pub(super) struct SlotMap<'p> {
@@ -346,55 +341,6 @@ impl Part {
         };
         (0..SLOTS.min(self.turns.len())).map(map).collect()
     }
-}
-
-/// Device memory for decode tables, of any content yet; none for no tensor.
-fn allocate_tables(
-    device: &Device,
-    coded: impl Iterator<Item = (TensorId, KernelEncoding)>,
-) -> Result<Option<(Buffer, Tables)>> {
-    let coded: Vec<(TensorId, KernelEncoding)> = coded.collect();
-    if coded.is_empty() {
-        return Ok(None);
-    }
-    let bytes = coded.iter().map(|(_, coding)| coding.table_bytes()).sum();
-    let memory = device.allocate(bytes, "the model's decode tables")?;
-    let mut next = memory.pointer();
-    let place = |(tensor, coding): (TensorId, KernelEncoding)| {
-        let at = next;
-        next += coding.table_bytes();
-        (tensor, at)
-    };
-    let tables = coded.into_iter().map(place).collect();
-    Ok(Some((memory, tables)))
-}
-
-/// Builds decode tables, and waits.
-fn build_tables(device: &Device, tables: &Tables, stored: &Tensors) -> Result<()> {
-    let stream = device.copies();
-    for coding in CODINGS {
-        let (mut codebooks, mut tasks) = (Vec::new(), Vec::new());
-        for (tensor, &table) in tables {
-            let coded = stored[tensor].coded().expect("coded tensors have tables");
-            if coded.coding() != coding {
-                continue;
-            }
-            let (codebook, bytes) = (codebooks.len() as u64, coded.codebook().len() as u64);
-            tasks.push(TableTask { codebook, table, codebook_bytes: bytes });
-            codebooks.extend(coded.codebook());
-            codebooks.resize(codebooks.len().next_multiple_of(CODEBOOK_ALIGNMENT), 0);
-        }
-        if tasks.is_empty() {
-            continue;
-        }
-        let codebooks = Buffer::of(stream, &codebooks)?;
-        for task in &mut tasks {
-            task.codebook += codebooks.pointer();
-        }
-        let tasks = Buffer::of(stream, &tasks)?;
-        device.kernels().build_tables(coding, stream, &tasks)?;
-    }
-    Ok(())
 }
 
 /// Cancels as another observer, and does not count.

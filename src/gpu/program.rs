@@ -8,8 +8,8 @@ use cudarc::driver::{CudaStream, CudaViewMut, sys::CUdeviceptr};
 use super::{
     Device, Status,
     launches::OUTPUT_ALIGNMENT,
+    loaded::{Inner, TensorEntry},
     memory::Buffer,
-    model::{Inner, TensorEntry},
     route::{Cut, Ready, Route},
     stored::Stored,
 };

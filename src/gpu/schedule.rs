@@ -1,7 +1,7 @@
 //! Which slot a streamed block is decoded from, and what is copied ahead: decided on the host,
 //! without a GPU.
 
-use super::placement::SLOTS;
+use super::distribution::SLOTS;
 
 /// What the slots hold, or will hold when the copies that were started are done. Blocks are
 /// numbered in the order in which they are used, which starts anew after the last one.

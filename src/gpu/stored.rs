@@ -87,9 +87,9 @@ pub(super) trait CodedTensor: std::fmt::Debug + Send + Sync {
         0
     }
 
-    /// Whether one task decodes a part of its bytes; any does that lies in one piece.
-    fn takes(&self, part: &Rect) -> bool {
-        part.is_run()
+    /// Whether one task decodes this rectangle of its bytes; any does that lies in one piece.
+    fn takes(&self, rect: &Rect) -> bool {
+        rect.is_run()
     }
 
     /// Itself, if it is in tiles.
@@ -97,11 +97,11 @@ pub(super) trait CodedTensor: std::fmt::Debug + Send + Sync {
         None
     }
 
-    /// The task that decodes a part that it [takes](Self::takes) to `output`, after others of this
-    /// many units, and its own units.
+    /// The task that decodes a rectangle that it [takes](Self::takes) to `output`, after others of
+    /// this many units, and its own units.
     fn task(
         &self,
-        part: &Rect,
+        rect: &Rect,
         output: u64,
         first_unit: u64,
         addresses: &dyn Addresses,
@@ -148,11 +148,11 @@ impl Stored {
         Self::Raw(ArrayPlace { section: (0, section), offset })
     }
 
-    /// Whether a part of its bytes is decoded at once; any is that lies in one piece.
-    pub(super) fn takes(&self, part: &Rect) -> bool {
+    /// Whether a rectangle of its bytes is decoded at once; any is that lies in one piece.
+    pub(super) fn takes(&self, rect: &Rect) -> bool {
         match self {
-            Self::Coded(coded) => coded.takes(part),
-            Self::Raw(_) | Self::Empty => part.is_run() || part.width <= MOST_PITCH,
+            Self::Coded(coded) => coded.takes(rect),
+            Self::Raw(_) | Self::Empty => rect.is_run() || rect.width <= MOST_PITCH,
         }
     }
 

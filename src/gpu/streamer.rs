@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::{CudaEvent, CudaStream, result, sys::CUdeviceptr};
 
 use super::{
-    Device, fault::OrFault, host_section::HostSection, memory::Buffer, placement::SLOTS,
+    Device, distribution::SLOTS, fault::OrFault, host_section::HostSection, memory::Buffer,
     schedule::Schedule,
 };
 use crate::Result;

@@ -116,7 +116,7 @@ impl<'m> Block<'m> {
             let (out, after) = after.split_at_mut((range.end - range.start) as usize);
             let length = out.len() as u64;
             parts.extend(
-                pieces(0..length, tensor.unit(), out)
+                pieces(0..length, tensor.grain(), out)
                     .into_iter()
                     .map(|(range, out)| (tensor, range, out)),
             );

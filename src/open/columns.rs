@@ -55,17 +55,17 @@ pub(super) fn read_slice(tensor: &TensorReader<'_>, slice: &Slice, out: &mut [u8
 
 /// Cuts a rect into parts of about [`PIECE_BYTES`].
 fn parts(tensor: &TensorReader<'_>, rect: Rect) -> Vec<ThreadWork> {
-    let rows = |row_bytes: u64, unit: u64| {
+    let rows = |row_bytes: u64, grain: u64| {
         let Rect { rows, columns, width } = rect.clone();
-        parallel::cut(rows, PIECE_BYTES / row_bytes, unit).map(move |rows| Rect {
+        parallel::cut(rows, PIECE_BYTES / row_bytes, grain).map(move |rows| Rect {
             rows,
             columns: columns.clone(),
             width,
         })
     };
     if rect.rows.end - rect.rows.start > 1 {
-        if let Some(unit) = tensor.unit_rows(rect.width) {
-            return rows(rect.columns.end - rect.columns.start, unit)
+        if let Some(grain) = tensor.grain_rows(rect.width) {
+            return rows(rect.columns.end - rect.columns.start, grain)
                 .map(ThreadWork::Columns)
                 .collect();
         }
@@ -73,6 +73,6 @@ fn parts(tensor: &TensorReader<'_>, rect: Rect) -> Vec<ThreadWork> {
             return rows(rect.width, 1).map(ThreadWork::OfWholeRows).collect();
         }
     }
-    let unit = tensor.unit();
-    rect.runs().flat_map(|run| ranges(run, unit)).map(ThreadWork::Run).collect()
+    let grain = tensor.grain();
+    rect.runs().flat_map(|run| ranges(run, grain)).map(ThreadWork::Run).collect()
 }

@@ -37,7 +37,7 @@ pub trait PreparedTensor: Send + Sync {
     /// Bytes of the tensor that are decoded together: parts that are cut at multiples of it decode
     /// nothing twice. Any other range can be read too. More than some MiB only for matrices with
     /// rows of some 10,000 weights in the `tile` encoding.
-    fn unit(&self) -> u64 {
+    fn grain(&self) -> u64 {
         2
     }
 
@@ -68,8 +68,8 @@ impl Decoder for Cpu {
 }
 
 impl PreparedTensor for TensorReader<'_> {
-    fn unit(&self) -> u64 {
-        TensorReader::unit(self)
+    fn grain(&self) -> u64 {
+        TensorReader::grain(self)
     }
 
     fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
@@ -82,13 +82,17 @@ impl PreparedTensor for TensorReader<'_> {
 }
 
 /// Cuts a range into those of pieces, each for one thread.
-pub(super) fn ranges(range: Range<u64>, unit: u64) -> impl Iterator<Item = Range<u64>> {
-    parallel::cut(range, PIECE_BYTES, unit)
+pub(super) fn ranges(range: Range<u64>, grain: u64) -> impl Iterator<Item = Range<u64>> {
+    parallel::cut(range, PIECE_BYTES, grain)
 }
 
 /// Cuts a range, and the bytes that it decodes to, into pieces.
-pub(super) fn pieces(range: Range<u64>, unit: u64, out: &mut [u8]) -> Vec<(Range<u64>, &mut [u8])> {
-    let ranges: Vec<_> = ranges(range, unit).collect();
+pub(super) fn pieces(
+    range: Range<u64>,
+    grain: u64,
+    out: &mut [u8],
+) -> Vec<(Range<u64>, &mut [u8])> {
+    let ranges: Vec<_> = ranges(range, grain).collect();
     let parts: Vec<_> =
         parallel::split(out, ranges.iter().map(|range| range.end - range.start)).collect();
     ranges.into_iter().zip(parts).collect()
@@ -100,7 +104,7 @@ pub(super) fn read_parallel(
     range: Range<u64>,
     out: &mut [u8],
 ) -> Result<()> {
-    let pieces = pieces(range, tensor.unit(), out);
+    let pieces = pieces(range, tensor.grain(), out);
     pieces.into_par_iter().try_for_each(|(range, out)| tensor.read(range, out))
 }
 
@@ -109,19 +113,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_follow_each_other_and_end_at_units() {
+    fn pieces_follow_each_other_and_end_at_grains() {
         let length = 5 * PIECE_BYTES + 1234;
-        for unit in [2, 96, 300_000, PIECE_BYTES, 3 * PIECE_BYTES, 10 * PIECE_BYTES] {
+        for grain in [2, 96, 300_000, PIECE_BYTES, 3 * PIECE_BYTES, 10 * PIECE_BYTES] {
             for start in [0, 2, 299_998, PIECE_BYTES + 2] {
                 let mut out = vec![0; (length - start) as usize];
                 let mut end = start;
-                for (range, out) in pieces(start..length, unit, &mut out) {
+                for (range, out) in pieces(start..length, grain, &mut out) {
                     assert_eq!((range.start, range.end - range.start), (end, out.len() as u64));
                     assert!(
-                        range.end == length || range.end.is_multiple_of(unit),
-                        "{range:?} of {unit}"
+                        range.end == length || range.end.is_multiple_of(grain),
+                        "{range:?} of {grain}"
                     );
-                    assert!(!out.is_empty() && out.len() as u64 <= unit.max(PIECE_BYTES));
+                    assert!(!out.is_empty() && out.len() as u64 <= grain.max(PIECE_BYTES));
                     end = range.end;
                 }
                 assert_eq!(end, length);

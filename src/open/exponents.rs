@@ -32,7 +32,7 @@ pub fn histogram(tensor: &Tensor<'_>) -> Result<Histogram> {
         return Err(Error::parameter(problem, "ask for those of a BF16 tensor"));
     }
     let reader = TensorReader::new(tensor)?;
-    ranges(0..tensor.byte_length()?, reader.unit())
+    ranges(0..tensor.byte_length()?, reader.grain())
         .par_bridge()
         .map(|range| {
             let mut bytes = vec![0; (range.end - range.start) as usize];

@@ -131,19 +131,19 @@ impl<'m> FilePieces<'m> {
     }
 
     /// The parts of the next batch: together as many bytes as there are threads, times a piece, or
-    /// a unit where that is more.
+    /// a grain where that is more.
     fn take_parts(&mut self) -> Result<Vec<TensorPart<'m>>> {
         let threads = rayon::current_num_threads() as u64;
         let (mut parts, mut taken) = (Vec::new(), 0);
         while let Some(&tensor) = self.tensors.get(self.next.0) {
             let (index, start) = self.next;
             let prepared = self.prepare(index, tensor)?;
-            let (length, unit) = (tensor.byte_length()?, prepared.unit());
-            let room = (PIECE_BYTES.max(unit) * threads).saturating_sub(taken);
-            let mut end = parallel::piece_end(start, length, PIECE_BYTES, unit);
+            let (length, grain) = (tensor.byte_length()?, prepared.grain());
+            let room = (PIECE_BYTES.max(grain) * threads).saturating_sub(taken);
+            let mut end = parallel::piece_end(start, length, PIECE_BYTES, grain);
             if end - start > room {
-                // A cut goes between units, and so between elements.
-                end = (start + room) / unit * unit;
+                // A cut goes between grains, and so between elements.
+                end = (start + room) / grain * grain;
             }
             if end <= start {
                 break;

@@ -78,8 +78,8 @@ impl<'m> TensorReader<'m> {
     }
 
     /// Bytes that are decoded together.
-    pub(super) fn unit(&self) -> u64 {
-        self.coded.as_ref().map_or(2, |(sizes, _)| sizes.unit())
+    pub(super) fn grain(&self) -> u64 {
+        self.coded.as_ref().map_or(2, |(sizes, _)| sizes.grain())
     }
 
     /// Decodes a range of the tensor's bytes, on this thread.
@@ -104,8 +104,8 @@ impl<'m> TensorReader<'m> {
 
     /// Rows of this width in bytes that are decoded together, if columns of them can be decoded
     /// without the others.
-    pub(super) fn unit_rows(&self, width: u64) -> Option<u64> {
-        self.coded.as_ref().map_or(Some(1), |(sizes, _)| sizes.unit_rows(width))
+    pub(super) fn grain_rows(&self, width: u64) -> Option<u64> {
+        self.coded.as_ref().map_or(Some(1), |(sizes, _)| sizes.grain_rows(width))
     }
 
     /// Decodes some columns of some rows, on this thread.

@@ -220,8 +220,8 @@ impl<'m> Tensor<'m> {
 
     /// Bytes that are decoded together: ranges that begin and end at multiples of it cost the
     /// least.
-    pub(crate) fn unit(&self) -> u64 {
-        self.target().coded().ok().flatten().map_or(2, |sizes| sizes.unit())
+    pub(crate) fn grain(&self) -> u64 {
+        self.target().coded().ok().flatten().map_or(2, |sizes| sizes.grain())
     }
 
     /// The sizes of a coded tensor, which is no alias; `None` for all others.

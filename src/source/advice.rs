@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{LeftOut, SideFile, Source, WeightsFile, folder_of, variant};
-use crate::{Dtype, Error, Result};
+use super::{LeftOut, SideFile, Source, WeightsFile, variant};
+use crate::{Dtype, Error, Result, paths::folder_of};
 
 /// The largest configuration that is looked at, in bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;

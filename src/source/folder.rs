@@ -11,15 +11,12 @@ use super::{
     index::{self, Index},
     safetensors::WeightsFile,
     variant,
-    walk::{Found, HIDDEN, UNREADABLE, walk, walk_within},
+    walk::{Found, HIDDEN, LeftOut, MAX_SIDE_BYTES, UNREADABLE, walk, walk_within},
 };
 use crate::{
     Error, Result,
-    paths::{check_path, is_safetensors},
+    paths::{check_path, folder_of, is_safetensors},
 };
-
-/// The largest side file, in bytes.
-pub(crate) const MAX_SIDE_BYTES: u64 = 256 << 20;
 
 /// Other formats of weights: copies of the same weights, more often than not.
 const OTHER_FORMATS: &[&str] =
@@ -48,15 +45,6 @@ pub struct SideFile {
     pub file: PathBuf,
     /// Its length in bytes when it was found, at most 256 MiB.
     pub length: u64,
-}
-
-/// A file or folder that is not part of the source.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeftOut {
-    /// The path relative to the source, with replacement characters where it is not UTF-8.
-    pub path: String,
-    /// Why, in a few words.
-    pub reason: String,
 }
 
 impl Source {
@@ -272,12 +260,12 @@ fn place(
     indexes: &BTreeMap<String, Index>,
     imported: &BTreeSet<String>,
 ) -> Place {
-    if index::is_index(&file.path) && imported.contains(index::folder_of(&file.path)) {
+    if index::is_index(&file.path) && imported.contains(folder_of(&file.path)) {
         Place::LeftOut("an index of files that become one".to_owned())
     } else if named.contains(file.path.as_str()) {
         Place::Weights
     } else if is_safetensors(&file.path) {
-        match indexes.get(index::folder_of(&file.path)) {
+        match indexes.get(folder_of(&file.path)) {
             Some(index) => Place::LeftOut(format!("not named by {}", index.path)),
             None => Place::Weights,
         }

@@ -5,9 +5,16 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use serde::Deserialize;
 
 use super::{
-    folder::MAX_SIDE_BYTES, safetensors::WeightsFile, unique::Unique, variant, walk::Found,
+    safetensors::WeightsFile,
+    unique::Unique,
+    variant,
+    walk::{Found, MAX_SIDE_BYTES},
 };
-use crate::{Error, Result, io::read_regular, paths::check_path};
+use crate::{
+    Error, Result,
+    io::read_regular,
+    paths::{check_path, folder_of},
+};
 
 /// How the name of an index ends.
 const SUFFIX: &str = ".safetensors.index.json";
@@ -106,11 +113,6 @@ pub(super) fn read_all(found: &[Found]) -> Result<BTreeMap<String, Index>> {
         Ok((folder.to_owned(), Index::read(chosen)?))
     };
     candidates.into_iter().map(choose).collect()
-}
-
-/// The folder of a path, with its trailing `/`; empty for the source itself.
-pub(crate) fn folder_of(path: &str) -> &str {
-    path.rfind('/').map_or("", |slash| &path[..=slash])
 }
 
 /// Weights files that the indexes of a folder name. Indexes that cannot be read name none.

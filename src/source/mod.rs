@@ -14,12 +14,13 @@ mod unique;
 mod variant;
 mod walk;
 
-pub use folder::{LeftOut, SideFile};
-pub(crate) use folder::{MAX_SIDE_BYTES, Source};
+pub use folder::SideFile;
+pub(crate) use folder::Source;
 pub(crate) use header::{Header, HeaderTensor};
-pub(crate) use index::{folder_of, named_files};
+pub(crate) use index::named_files;
 pub use pipeline::Component;
 pub(crate) use pipeline::Sources;
 pub(crate) use safetensors::MAX_HEADER_BYTES;
 pub use safetensors::{SourceTensor, WeightsFile};
-pub(crate) use walk::{Found, HIDDEN, leads_out, walk};
+pub use walk::LeftOut;
+pub(crate) use walk::{Found, HIDDEN, MAX_SIDE_BYTES, leads_out, walk};

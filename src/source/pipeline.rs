@@ -12,9 +12,9 @@ use std::{collections::BTreeSet, path::Path};
 use super::{
     Source,
     advice::little_to_code,
-    folder::{LeftOut, open_files},
+    folder::open_files,
     hub_cache, index, variant,
-    walk::{Found, walk},
+    walk::{Found, LeftOut, walk},
 };
 use crate::{
     Error, Result,

@@ -18,6 +18,15 @@ impl<'de> Deserialize<'de> for Unique {
     }
 }
 
+/// Takes values that have no keys.
+macro_rules! accept {
+    ($($visit:ident $value:ty),*) => {
+        $(fn $visit<E>(self, _: $value) -> Result<Self, E> {
+            Ok(self)
+        })*
+    };
+}
+
 impl<'de> Visitor<'de> for Unique {
     type Value = Self;
 
@@ -29,25 +38,7 @@ impl<'de> Visitor<'de> for Unique {
         Ok(self)
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
-        Ok(self)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
-        Ok(self)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
-        Ok(self)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
-        Ok(self)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
-        Ok(self)
-    }
+    accept! { visit_bool bool, visit_i64 i64, visit_u64 u64, visit_f64 f64, visit_str &str }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Self, A::Error> {
         while values.next_element::<Self>()?.is_some() {}

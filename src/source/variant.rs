@@ -4,8 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{folder::LeftOut, index::folder_of, walk::Found};
-use crate::{Error, Result, paths::has_extension};
+use super::walk::{Found, LeftOut};
+use crate::{
+    Error, Result,
+    paths::{folder_of, has_extension},
+};
 
 /// What the names of weights files begin with that may have variants.
 const STEMS: [&str; 2] = ["diffusion_pytorch_model", "model"];

@@ -5,11 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::folder::LeftOut;
 use crate::{
     Error, Result,
     paths::{check_path, is_safetensors},
 };
+
+/// The largest side file, in bytes.
+pub(crate) const MAX_SIDE_BYTES: u64 = 256 << 20;
 
 /// Why a link that leads nowhere is left out, and a file that may not be looked at.
 pub(super) const UNREADABLE: &str = "it cannot be read";
@@ -26,6 +28,15 @@ pub(crate) struct Found {
     pub(crate) length: u64,
     /// Where it lies, if it is a link that leads out of the folder.
     outside: Option<PathBuf>,
+}
+
+/// A file or folder that is not part of the source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The path relative to the source, with replacement characters where it is not UTF-8.
+    pub path: String,
+    /// Why, in a few words.
+    pub reason: String,
 }
 
 impl Found {

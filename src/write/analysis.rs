@@ -185,11 +185,11 @@ impl Pass<'_> {
         &self.file.file.tensors[index]
     }
 
-    /// Bytes of a tensor's pieces, except for the last one: whole units of where they are read
+    /// Bytes of a tensor's pieces, except for the last one: whole grains of where they are read
     /// from.
     fn piece_bytes(&self, index: usize) -> u64 {
-        let unit = self.file.unit(index);
-        (PIECE_BYTES / unit * unit).max(unit)
+        let grain = self.file.grain(index);
+        (PIECE_BYTES / grain * grain).max(grain)
     }
 
     /// All pieces of the file, in its order.

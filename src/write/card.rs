@@ -2,27 +2,12 @@
 
 use std::path::Path;
 
-use super::{folder::OutputFolder, loading::Loading, report::Report};
+use super::{folder::OutputFolder, loading::Loading, options::Card, report::Report};
 use crate::{
     Result,
     constants::VERSION_MAJOR,
     open::card::{has_front_matter, seal},
 };
-
-/// What a model card says beyond what the files tell.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct Card {
-    /// The repository of the Hub that was compressed, as `org/name`.
-    pub base_model: Option<String>,
-}
-
-impl Card {
-    /// A card that names this repository of the Hub, if it is known.
-    pub const fn new(base_model: Option<String>) -> Self {
-        Self { base_model }
-    }
-}
 
 /// Writes the card of a folder that will be `out`.
 pub(super) fn write(

@@ -6,7 +6,7 @@ use crate::{
     huffman,
 };
 
-/// How a tensor would be coded, with the size of everything and the place of each chunk.
+/// How a tensor would be coded, with the size of everything and the place of each portion.
 #[derive(Debug)]
 pub(super) enum Coding {
     Gap(Box<gap::GapCoding>),
@@ -43,10 +43,10 @@ impl Coding {
     }
 
     /// Parts that are encoded alone, numbered in order.
-    pub(super) fn chunk_count(&self) -> usize {
+    pub(super) fn portion_count(&self) -> usize {
         match self {
-            Self::Gap(coding) => coding.chunk_bits.len() - 1,
-            Self::Tile(coding) => coding.chunk_count(),
+            Self::Gap(coding) => coding.portion_bits.len() - 1,
+            Self::Tile(coding) => coding.portion_count(),
         }
     }
 

@@ -1,26 +1,24 @@
-//! Compression of a model: the two passes over each weights file, and the finished containers.
+//! Compression of models, one or the components of a pipeline, into one container or a folder.
 
 use std::{collections::BTreeMap, path::Path};
 
 use super::{
-    analysis::{self, FileAnalysis},
-    blocks::Blocks,
-    card, config, encode,
-    folder::{ModelFolder, OutputFolder},
-    input::{Input, Side},
-    options::{CompressOptions, Layout, check_metadata},
-    output::{ClosedOutput, Output},
-    plan::{ContainerPlan, Contents},
+    analysis, card,
+    compressor::Compressor,
+    folder::OutputFolder,
+    input::Input,
+    options::{CompressOptions, check_metadata},
     rename::check_absent,
-    replace::{Earlier, check_file},
+    replace::Earlier,
     report::Report,
+    shard_paths::{check_outputs, shard_paths},
     temporary::parent_of,
 };
 use crate::{
-    Error, Model, OpenOptions, Result, format,
-    open::{Cpu, Level, Models, card::card_path, list_of_components},
-    paths::{PIPELINE, PathTree, ends_as_container, is_container},
-    progress::{Observer, Stage},
+    Error, Model, Result,
+    open::{Models, card::card_path, list_of_components},
+    paths::is_container,
+    progress::Observer,
     source::{Component, Source, Sources},
 };
 
@@ -33,10 +31,10 @@ use crate::{
 ///
 /// Works on all threads of the current rayon pool; the result is the same for any number of them.
 /// Memory is at most 32 MiB, 6 MiB a thread, and 0.02 % of the model (the work list and the
-/// directory), whatever the size of its tensors. With [`Layout::Tile`] a thread also holds strips
-/// of 32 rows: 0.25 KiB for each column of the widest matrix if that is more (32 MiB where it has
-/// 131,072; with more than 262,144 columns a matrix is cut as a vector). The output appears under
-/// its name when it is whole; whatever fails before leaves nothing behind.
+/// directory), whatever the size of its tensors. With [`Layout::Tile`](crate::Layout::Tile) a
+/// thread also holds strips of 32 rows: 0.25 KiB for each column of the widest matrix if that is
+/// more (32 MiB where it has 131,072; with more than 262,144 columns a matrix is cut as a vector).
+/// The output appears under its name when it is whole; whatever fails before leaves nothing behind.
 ///
 /// # Errors
 /// [`Error::Parameter`] if the output exists (or something takes its name meanwhile), holds files
@@ -104,9 +102,10 @@ pub fn compress_all(
 /// without those files in between. `out` is as for [`compress`]; side files go into the container
 /// or beside it as its form asks for, whatever the form of `model`.
 ///
-/// Weights are decoded where compression reads them, three times (with [`Layout::Tile`] large
-/// tensors four times), and what is decoded is compared with the container's hashes. Memory is as
-/// for [`compress`], and some 3 MiB a thread for decoding.
+/// Weights are decoded where compression reads them, three times (with
+/// [`Layout::Tile`](crate::Layout::Tile) large /// tensors four times), and what is decoded is
+/// compared with the container's hashes. Memory is as for [`compress`], and some 3 MiB a thread for
+/// decoding.
 ///
 /// # Errors
 /// As [`compress`], [`Error::Corrupt`] if the model is damaged, and [`Error::Parameter`] if shards
@@ -230,177 +229,6 @@ fn write_folder(
     Ok(reports)
 }
 
-/// The weights files, by index, and the side files of one container.
-pub(super) struct ShardSource<'a> {
-    pub(super) weights: Vec<usize>,
-    side: &'a [Side<'a>],
-    beside: &'a [Side<'a>],
-    metadata: Option<&'a BTreeMap<String, String>>,
-}
-
-/// One compression, from the input to the parts of each container.
-pub(super) struct Compressor<'a> {
-    pub(super) input: &'a Input<'a>,
-    layout: Layout,
-    observer: &'a dyn Observer,
-    blocks: Blocks,
-}
-
-impl<'a> Compressor<'a> {
-    pub(super) fn new(input: &'a Input<'a>, layout: Layout, observer: &'a dyn Observer) -> Self {
-        Self { input, layout, observer, blocks: Blocks::new(input) }
-    }
-
-    pub(super) fn shards(&self, single: bool) -> Vec<ShardSource<'a>> {
-        let files = 0..self.input.weights.len();
-        let (side, metadata) = (&*self.input.side, Some(&self.input.metadata));
-        if single {
-            return vec![ShardSource { weights: files.collect(), side, beside: &[], metadata }];
-        }
-        if files.is_empty() {
-            return vec![ShardSource { weights: Vec::new(), side: &[], beside: side, metadata }];
-        }
-        let shard = |file| {
-            let weights = vec![file];
-            match file {
-                0 => ShardSource { weights, side: &[], beside: side, metadata },
-                _ => ShardSource { weights, side: &[], beside: &[], metadata: None },
-            }
-        };
-        files.map(shard).collect()
-    }
-
-    /// Bytes of the first pass over all files, as the observer counts them.
-    pub(super) fn analysed_bytes(&self) -> u64 {
-        self.input.weights.iter().map(|file| analysis::bytes(file, self.layout)).sum()
-    }
-
-    pub(super) fn analyse(&self, shard: &ShardSource<'_>) -> Result<Vec<FileAnalysis>> {
-        self.observer.enter(Stage::Analyse);
-        let weights = shard.weights.iter().map(|&file| &self.input.weights[file]);
-        weights.map(|file| analysis::analyse(file, self.layout, self.observer)).collect()
-    }
-
-    pub(super) fn contents<'b>(
-        &'b self,
-        shard: &ShardSource<'b>,
-        analyses: &'b [FileAnalysis],
-    ) -> Result<Contents<'b>> {
-        let files = shard.weights.iter().map(|&file| &self.input.weights[file]);
-        Ok(Contents {
-            weights: files.zip(analyses).collect(),
-            side: hashed(shard.side)?,
-            beside: hashed(shard.beside)?,
-            metadata: shard.metadata,
-            blocks: shard
-                .weights
-                .iter()
-                .map(|&file| self.blocks.of_tensors[file].clone())
-                .collect(),
-            block_names: &self.blocks.names,
-        })
-    }
-
-    /// Both passes over one shard; the container lacks its directory still.
-    fn write(&self, shard: &ShardSource<'_>, path: &Path, report: &mut Report) -> Result<Output> {
-        let analyses = self.analyse(shard)?;
-        let mut plan = ContainerPlan::new(&self.contents(shard, &analyses)?)?;
-        report.add(&plan, plan.file_length());
-        let output = Output::create(path, &mut plan)?;
-        self.observer.enter(Stage::Encode);
-        encode::encode(&plan, &output, self.observer)?;
-        self.observer.advance(plan.alias_bytes);
-        Ok(output)
-    }
-
-    fn single(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
-        check_file(out)?;
-        let mut report = Report::new(self.input, true);
-        let mut output = self.write(&self.shards(true)[0], out, &mut report)?;
-        let identity = format::identity(output.files());
-        output.seal(0, 1, identity)?;
-        if options.verify {
-            self.verify(output.temporary_path(), 1).map_err(|error| error.in_file(out))?;
-        }
-        output.finish(options.overwrite)?;
-        Ok(report)
-    }
-
-    /// Fills a folder, or a part of one. Returns the model's identity too.
-    fn folder(
-        &self,
-        folder: &ModelFolder<'_>,
-        options: &CompressOptions,
-        in_pipeline: bool,
-    ) -> Result<(Report, [u8; 32])> {
-        let paths = shard_paths(self.input, in_pipeline)?;
-        let mut report = Report::new(self.input, false);
-        let mut outputs = Vec::new();
-        for (shard, path) in self.shards(false).iter().zip(&paths) {
-            outputs.push(self.write(shard, &folder.path_of(path)?, &mut report)?.close());
-        }
-        let identity = format::identity(outputs.iter().flat_map(ClosedOutput::files));
-        let count = outputs.len() as u64;
-        for (index, output) in outputs.into_iter().enumerate() {
-            let mut output = output.open()?;
-            output.seal(index as u64, count, identity)?;
-            output.finish(false)?;
-        }
-        config::write_side_files(self.input, folder)?;
-        if options.verify {
-            self.verify(&folder.path(), count)?;
-        }
-        Ok((report, identity))
-    }
-
-    /// Decodes and compares all, and counts what is there against what went in: shards, files and
-    /// tensors.
-    fn verify(&self, path: &Path, shards: u64) -> Result<()> {
-        self.observer.enter(Stage::Verify);
-        // Read, not mapped: pages of a mapping would count as this process's memory.
-        let models = OpenOptions::new().memory_map(false).open_all(path)?;
-        // Of a pipeline, what belongs to no component; the others were verified when they were
-        // written.
-        let model = &models.components().last().expect("a model").model;
-        let found = model.verify_stage(Level::Full, &Cpu, self.observer)?;
-        let weights = &self.input.weights;
-        let tensors: u64 = weights.iter().map(|weights| weights.file.tensors.len() as u64).sum();
-        let files = (weights.len() + self.input.side.len()) as u64;
-        let wanted = [shards, files, tensors];
-        let there = [model.shards().len() as u64, found.files, found.tensors];
-        if there == wanted && found.unchecked.is_empty() {
-            return Ok(());
-        }
-        let problem = format!("{there:?} shards, files and tensors are there, not {wanted:?}");
-        Err(Error::corrupt("directory", 0, problem).in_file(path))
-    }
-}
-
-/// Refuses files of which one would take the place of another in a folder of containers.
-fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> {
-    let remedy = "write one file: give the output a name that ends in .df11";
-    if let Some(hidden) =
-        shards.iter().find(|path| path.split('/').any(|name| name.starts_with('.')))
-    {
-        let problem =
-            format!("{hidden:?} would be hidden, and hidden files of a folder are not opened");
-        return Err(Error::parameter(problem, remedy));
-    }
-    // Whatever ends so is a shard to whoever opens the folder.
-    if let Some(side) = input.side.iter().find(|side| ends_as_container(&side.path)) {
-        let problem = format!("the side file {:?} would be taken for a container", side.path);
-        return Err(Error::parameter(problem, remedy));
-    }
-    let side = input.side.iter().map(|side| &*side.path);
-    match PathTree::new(shards.iter().map(String::as_str).chain(side)).clash() {
-        None => Ok(()),
-        Some((first, second)) => {
-            let problem = format!("the folder cannot hold both {first:?} and {second:?}");
-            Err(Error::parameter(problem, remedy))
-        }
-    }
-}
-
 /// Refuses an output inside the folder of a model, whose shards it would be taken for.
 fn check_outside(model: &Model, out: &Path) -> Result<()> {
     let (Some(Ok(folder)), Ok(parent)) =
@@ -413,45 +241,4 @@ fn check_outside(model: &Model, out: &Path) -> Result<()> {
     }
     let problem = format!("{} lies in the folder that is converted", out.display());
     Err(Error::parameter(problem, "choose an output outside of it"))
-}
-
-/// Side files, each with its hash.
-fn hashed<'a>(files: &'a [Side<'a>]) -> Result<Vec<(&'a Side<'a>, [u8; 32])>> {
-    files.iter().map(|file| Ok((file, file.hash()?))).collect()
-}
-
-/// Where the container of each weights file goes in a folder; of a pipeline's files without
-/// weights, where their one container goes.
-///
-/// # Errors
-/// [`Error::Parameter`] if two would have one path, or there is none.
-pub(super) fn shard_paths(input: &Input<'_>, in_pipeline: bool) -> Result<Vec<String>> {
-    if input.weights.is_empty() {
-        let problem = "the model has no weights file, so a folder would hold nothing";
-        let remedy = "write one file: give the output a name that ends in .df11";
-        let alone = || Error::parameter(problem, remedy);
-        return in_pipeline.then(|| vec![PIPELINE.to_owned()]).ok_or_else(alone);
-    }
-    let mut owners = BTreeMap::new();
-    let mut paths = Vec::new();
-    for weights in &input.weights {
-        let path = shard_path(&weights.file.path);
-        if let Some(other) = owners.insert(path.clone(), &weights.file.path) {
-            return Err(Error::parameter(
-                format!(
-                    "the containers of {other:?} and {:?} would both be {path:?}",
-                    weights.file.path
-                ),
-                "make one file with -o NAME.df11, which keeps all names, or rename one of them",
-            ));
-        }
-        paths.push(path);
-    }
-    Ok(paths)
-}
-
-/// Where a weights file's container goes in a folder.
-pub(super) fn shard_path(weights: &str) -> String {
-    let stem = weights.strip_suffix(".safetensors").unwrap_or(weights);
-    format!("{stem}.df11")
 }

@@ -11,7 +11,7 @@ use super::{folder::ModelFolder, input::Input};
 use crate::{
     Result,
     open::beside::{MARK, MARKED_NAME, place},
-    source::folder_of,
+    paths::folder_of,
 };
 
 /// Whether this is the configuration of weights, given their files' paths: it lies beside them.

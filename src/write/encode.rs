@@ -3,7 +3,7 @@
 use super::{
     coding::Coding,
     fingerprint::{Fingerprint, Shared},
-    gap::{self, MIN_CHUNK_BYTES},
+    gap::{self, MIN_PORTION_BYTES},
     input::{Side, Weights, changed},
     output::Output,
     plan::{ContainerPlan, Job, Read},
@@ -12,7 +12,7 @@ use super::{
 use crate::{
     Error, Result,
     encoding::{
-        gap::{ChunkEncoder, ChunkInput, ChunkOutput, PlacedBytes, stored as gap_arrays},
+        gap::{PlacedBytes, PortionEncoder, PortionInput, PortionOutput, stored as gap_arrays},
         tile::{EncodedStrips, Encoder, stored as tile_arrays},
     },
     huffman::Histogram,
@@ -25,11 +25,11 @@ use crate::{
 #[derive(Default)]
 struct Worker {
     input: Vec<u8>,
-    output: ChunkOutput,
+    output: PortionOutput,
     scratch: tile::Scratch,
-    /// The tables of the tensor of the last chunk, and the tensor's first array, by which it is
+    /// The tables of the tensor of the last portion, and the tensor's first array, by which it is
     /// known.
-    gap: Option<(usize, ChunkEncoder)>,
+    gap: Option<(usize, PortionEncoder)>,
     tile: Option<(usize, Encoder)>,
 }
 
@@ -106,41 +106,41 @@ impl Worker {
                 advance(pass.observer, length)
             }
             Job::Side { array, file } => side(array, file, output),
-            Job::Chunk { first_array, read, coding, chunk } => {
+            Job::Portion { first_array, read, coding, portion } => {
                 let target = pass.target(read, first_array);
                 match coding {
-                    Coding::Gap(coding) => self.gap_chunk(target, coding, chunk),
-                    Coding::Tile(coding) => self.tile_chunk(target, coding, chunk),
+                    Coding::Gap(coding) => self.gap_portion(target, coding, portion),
+                    Coding::Tile(coding) => self.tile_portion(target, coding, portion),
                 }
             }
         }
     }
 
-    /// Encodes a chunk, in parts of [`MIN_CHUNK_BYTES`] or little more; only tensors of more than
-    /// 4 GiB have chunks of several parts, and those that come from long strips.
-    fn gap_chunk(
+    /// Encodes a portion, in parts of [`MIN_PORTION_BYTES`] or little more; only tensors of more
+    /// than 4 GiB have portions of several parts, and those that come from long strips.
+    fn gap_portion(
         &mut self,
         target: Target<'_>,
         coding: &gap::GapCoding,
-        chunk: usize,
+        portion: usize,
     ) -> Result<()> {
         if self.gap.as_ref().is_none_or(|&(array, _)| array != target.first_array) {
             self.gap =
-                Some((target.first_array, ChunkEncoder::new(&coding.lengths, &coding.sizes)));
+                Some((target.first_array, PortionEncoder::new(&coding.lengths, &coding.sizes)));
         }
-        let first = chunk as u64 * coding.chunk_bytes;
-        let end = target.tensor.length.min(first + coding.chunk_bytes);
-        let mut bit = coding.chunk_bits[chunk];
-        let each = MIN_CHUNK_BYTES.next_multiple_of(coding.piece_bytes);
+        let first = portion as u64 * coding.portion_bytes;
+        let end = target.tensor.length.min(first + coding.portion_bytes);
+        let mut bit = coding.portion_bits[portion];
+        let each = MIN_PORTION_BYTES.next_multiple_of(coding.piece_bytes);
         for part in parallel::cut(first..end, each, 1) {
             let (start, length) = (part.start, part.end - part.start);
             self.read(target, coding, start, length)?;
             let end_bit = if part.end == end {
-                coding.chunk_bits[chunk + 1]
+                coding.portion_bits[portion + 1]
             } else {
                 bit + coding.lengths.bits(&Histogram::of(&self.input[..length as usize]))?
             };
-            let input = ChunkInput {
+            let input = PortionInput {
                 weights: &self.input,
                 elements: length as usize / 2,
                 first_element: start / 2,
@@ -172,11 +172,11 @@ impl Worker {
         Ok(())
     }
 
-    fn tile_chunk(
+    fn tile_portion(
         &mut self,
         target: Target<'_>,
         coding: &tile::TileCoding,
-        chunk: usize,
+        portion: usize,
     ) -> Result<()> {
         let encoder = match self.tile.take() {
             Some((array, encoder)) if array == target.first_array => encoder,
@@ -207,7 +207,7 @@ impl Worker {
             advance(target.observer, 2 * strips.plane.len() as u64)
         };
         coding
-            .encode_chunk(&encoder, chunk, &mut self.scratch, &read, &mut write)
+            .encode_portion(&encoder, portion, &mut self.scratch, &read, &mut write)
             .map_err(|error| target.changed(error))?;
         self.tile = Some((target.first_array, encoder));
         Ok(())

@@ -4,12 +4,13 @@ use std::{collections::BTreeMap, path::Path};
 
 use super::{
     analysis::{self, FileAnalysis},
-    compress::{Compressor, ShardSource, shard_paths},
+    compressor::{Compressor, ShardSource},
     input::Input,
     options::Layout,
     outline::{self, Draft},
     plan::ContainerPlan,
     report::Report,
+    shard_paths::shard_paths,
 };
 use crate::{
     Error, Model, Result,

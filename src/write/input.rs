@@ -120,7 +120,7 @@ trait Tensors: Sync {
     fn read(&self, index: usize, range: Range<u64>, out: &mut [u8]) -> Result<()>;
 
     /// Bytes of a tensor that are best read together.
-    fn unit(&self, index: usize) -> u64;
+    fn grain(&self, index: usize) -> u64;
 
     /// Compares hashes with those that are stored.
     fn check_hashes(&self, file: &[u8; 32], tensors: &[&[u8; 32]]) -> Result<()>;
@@ -161,8 +161,8 @@ impl<'a> Weights<'a> {
     }
 
     /// Bytes of a tensor that are best read together: a multiple of them costs nothing twice.
-    pub(super) fn unit(&self, index: usize) -> u64 {
-        self.decoded.as_ref().map_or(2, |decoded| decoded.unit(index))
+    pub(super) fn grain(&self, index: usize) -> u64 {
+        self.decoded.as_ref().map_or(2, |decoded| decoded.grain(index))
     }
 
     /// Compares hashes that the first pass found with those that the container has, if it comes
@@ -177,8 +177,8 @@ impl Tensors for Decoded<'_> {
         self.prepare(index)?.read(range, out)
     }
 
-    fn unit(&self, index: usize) -> u64 {
-        self.tensors[index].unit()
+    fn grain(&self, index: usize) -> u64 {
+        self.tensors[index].grain()
     }
 
     fn check_hashes(&self, file: &[u8; 32], tensors: &[&[u8; 32]]) -> Result<()> {

@@ -1,12 +1,13 @@
 //! Writing: `first pass → plan → second pass → container`, and back to the original files.
 
 mod analysis;
-mod arrays;
 mod blocks;
 mod card;
 mod coding;
 mod compress;
+mod compressor;
 mod config;
+mod copy;
 mod encode;
 mod estimate;
 mod fingerprint;
@@ -23,15 +24,16 @@ mod rename;
 mod replace;
 mod report;
 mod restore;
+mod sections;
+mod shard_paths;
 mod temporary;
 mod tile;
 
 pub use analysis::MIN_CODED_BYTES;
-pub use card::Card;
 pub use compress::{compress, compress_all, convert, convert_all};
 pub use estimate::{Estimate, estimate, estimate_all, estimate_headers};
 pub use loading::Loading;
-pub use options::{CompressOptions, DecompressOptions, Layout};
+pub use options::{Card, CompressOptions, DecompressOptions, Layout};
 pub use rename::write_file;
 pub use replace::check_replaceable;
 pub use report::Report;

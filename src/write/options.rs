@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::card::Card;
 use crate::{
     Error, Result,
     constants::{MAX_KEY_BYTES, MAX_METADATA_BYTES, MAX_VALUE_BYTES},
@@ -177,4 +176,19 @@ pub(super) fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<()> 
         return Err(Error::limit("the length of all metadata in bytes", bytes, MAX_METADATA_BYTES));
     }
     Ok(())
+}
+
+/// What a model card says beyond what the files tell.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Card {
+    /// The repository of the Hub that was compressed, as `org/name`.
+    pub base_model: Option<String>,
+}
+
+impl Card {
+    /// A card that names this repository of the Hub, if it is known.
+    pub const fn new(base_model: Option<String>) -> Self {
+        Self { base_model }
+    }
 }

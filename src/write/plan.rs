@@ -5,11 +5,11 @@ use std::{collections::BTreeMap, ops::Range};
 
 use super::{
     analysis::FileAnalysis,
-    arrays::ArrayLayout,
     coding::Coding,
     fingerprint::Fingerprint,
     input::{Side, Weights},
     planned::{self, PlannedTensor},
+    sections::ArrayLayout,
 };
 use crate::{
     Error, Result,
@@ -75,8 +75,8 @@ pub(super) enum Job<'a> {
     Raw { array: usize, read: usize, range: Range<u64> },
     /// A side file, with the hash of what was read of it first.
     Side { array: usize, file: &'a Side<'a> },
-    /// A chunk of a tensor that is coded; its arrays start at `first_array`.
-    Chunk { first_array: usize, read: usize, coding: &'a Coding, chunk: usize },
+    /// A portion of a tensor that is coded; its arrays start at `first_array`.
+    Portion { first_array: usize, read: usize, coding: &'a Coding, portion: usize },
 }
 
 impl<'a> ContainerPlan<'a> {

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 
 use super::{
     analysis::TensorAnalysis,
-    arrays::ArrayLayout,
     coding::Coding,
     input::Weights,
     plan::{Contents, Job, Read, add_text},
+    sections::ArrayLayout,
 };
 use crate::{
     Dtype,
@@ -202,8 +202,13 @@ impl<'a> PlannedTensor<'a> {
             }
             PlannedEncoding::Coded(coding) => {
                 jobs.push(Job::Bytes { array: first_array, bytes: coding.codebook() });
-                let chunks = 0..coding.chunk_count();
-                jobs.extend(chunks.map(|chunk| Job::Chunk { first_array, read, coding, chunk }));
+                let portions = 0..coding.portion_count();
+                jobs.extend(portions.map(|portion| Job::Portion {
+                    first_array,
+                    read,
+                    coding,
+                    portion,
+                }));
             }
         }
         reads.push(Read { file, tensor, fingerprint: self.analysis.fingerprint });

@@ -7,7 +7,6 @@ use std::{
     path::Path,
 };
 
-use super::compress::shard_path;
 use crate::{
     Error, OpenOptions, Result,
     format::{
@@ -19,7 +18,7 @@ use crate::{
         card::is_card,
         listed_components,
     },
-    paths::{PIPELINE, has_extension, is_container},
+    paths::{PIPELINE, has_extension, is_container, shard_path},
 };
 
 const REMEDY: &str = "choose another output, or move that file away first";

@@ -2,8 +2,8 @@
 //! all sizes follow.
 //!
 //! ```text
-//! strips  | 0 | 1 | 2 | 3 | 4 | 5 | 6 |
-//! chunks  |0          |1          |2  |     where each chunk's bits start, in bytes
+//! strips    | 0 | 1 | 2 | 3 | 4 | 5 | 6 |
+//! portions  |0          |1          |2  |     where each portion's bits start, in bytes
 //! ```
 //! Q: Why measured, and not computed as in `gap`? The bits of a strip depend on how its weights
 //! fall on lanes, which no histogram tells. So the weights are looked at once more when the code is
@@ -27,13 +27,13 @@ use crate::{
 
 /// Tensors of up to this many bytes are counted and measured at once, by one thread.
 pub(super) const WHOLE_BYTES: u64 = 4 << 20;
-/// Bytes of a chunk in a tensor of up to [`MAX_CHUNKS`] of them.
-const MIN_CHUNK_BYTES: u64 = 1 << 20;
+/// Bytes of a portion in a tensor of up to [`MAX_PORTIONS`] of them.
+const MIN_PORTION_BYTES: u64 = 1 << 20;
 /// Bytes of the strips that are read, measured or encoded in one go; small enough for the
 /// second-level cache.
 const GROUP_BYTES: u64 = 256 << 10;
-/// Bounds the list of chunks of one tensor to 32 KiB, whatever its size.
-const MAX_CHUNKS: u64 = 4096;
+/// Bounds the list of portions of one tensor to 32 KiB, whatever its size.
+const MAX_PORTIONS: u64 = 4096;
 /// A strip is 32 rows, and a thread holds one whole: wider matrices are cut as vectors. A row of
 /// 262,144 weights is none of a matrix of today's models.
 const MAX_STRIP_BYTES: u64 = 16 << 20;
@@ -41,7 +41,7 @@ const MAX_STRIP_BYTES: u64 = 16 << 20;
 /// A codebook of 900 pairs, as large matrices have.
 const TYPICAL_CODEBOOK_BYTES: usize = 26 + 2 * 900;
 
-/// A tensor's code, and where each chunk's bits go.
+/// A tensor's code, and where each portion's bits go.
 #[derive(Debug)]
 pub(super) struct TileCoding {
     pub(super) sizes: Sizes,
@@ -49,16 +49,16 @@ pub(super) struct TileCoding {
     pub(super) codebook: Vec<u8>,
     /// Of the exponents, in bits.
     pub(super) entropy_bits: f64,
-    chunks: Chunks,
-    /// The first byte of each chunk's bits, and the byte after the last one's.
-    chunk_starts: Vec<u64>,
+    portions: Portions,
+    /// The first byte of each portion's bits, and the byte after the last one's.
+    portion_starts: Vec<u64>,
 }
 
-/// How a tensor is cut into chunks of strips.
+/// How a tensor is cut into portions of strips.
 #[derive(Clone, Copy, Debug)]
-struct Chunks {
+struct Portions {
     geometry: Geometry,
-    /// Of a chunk but the last.
+    /// Of a portion but the last.
     strips: u64,
 }
 
@@ -98,10 +98,10 @@ pub(super) fn geometry(shape: &[u64]) -> Result<Geometry> {
     }
 }
 
-impl Chunks {
+impl Portions {
     fn new(geometry: Geometry) -> Self {
-        let least = MIN_CHUNK_BYTES.div_ceil(2 * geometry.strip_elements());
-        Self { geometry, strips: geometry.strip_count().div_ceil(MAX_CHUNKS).max(least) }
+        let least = MIN_PORTION_BYTES.div_ceil(2 * geometry.strip_elements());
+        Self { geometry, strips: geometry.strip_count().div_ceil(MAX_PORTIONS).max(least) }
     }
 
     /// The strips that are read in one go.
@@ -113,10 +113,10 @@ impl Chunks {
         self.geometry.strip_count().div_ceil(self.strips) as usize
     }
 
-    /// The strips of a chunk, in groups, each with the bytes of its weights in the tensor.
-    fn groups(&self, chunk: usize) -> impl Iterator<Item = (Range<u64>, Range<u64>)> + use<> {
+    /// The strips of a portion, in groups, each with the bytes of its weights in the tensor.
+    fn groups(&self, portion: usize) -> impl Iterator<Item = (Range<u64>, Range<u64>)> + use<> {
         let (geometry, group) = (self.geometry, Self::group(self.geometry));
-        let first = chunk as u64 * self.strips;
+        let first = portion as u64 * self.strips;
         let end = geometry.strip_count().min(first + self.strips);
         parallel::cut(first..end, group, 1).map(move |strips| {
             let byte = |strip: u64| 2 * geometry.elements().min(strip * geometry.strip_elements());
@@ -141,7 +141,7 @@ pub(super) type Read<'a> = &'a (dyn Fn(Range<u64>, &mut Vec<u8>) -> Result<()> +
 struct Measuring {
     codebook: Codebook,
     encoder: Encoder,
-    chunks: Chunks,
+    portions: Portions,
 }
 
 impl Measuring {
@@ -153,12 +153,12 @@ impl Measuring {
             return Ok(None);
         }
         let encoder = Encoder::new(&codebook, geometry);
-        Ok(Some(Self { codebook, encoder, chunks: Chunks::new(geometry) }))
+        Ok(Some(Self { codebook, encoder, portions: Portions::new(geometry) }))
     }
 
     /// The bytes that the bits of a group take.
     fn group(&self, group: Range<u64>, weights: &[u8]) -> Result<u64> {
-        strips(self.chunks.geometry, group, weights).try_fold(0, |sum, (strip, weights)| {
+        strips(self.portions.geometry, group, weights).try_fold(0, |sum, (strip, weights)| {
             Ok(sum + self.encoder.strip_bytes(strip, weights)?)
         })
     }
@@ -166,21 +166,21 @@ impl Measuring {
     fn finish(
         self,
         histogram: &PairHistogram,
-        chunk_bytes: impl Iterator<Item = u64>,
+        portion_bytes: impl Iterator<Item = u64>,
     ) -> Result<TileCoding> {
-        let mut chunk_starts = vec![0];
+        let mut portion_starts = vec![0];
         let mut end = 0;
-        for bytes in chunk_bytes {
+        for bytes in portion_bytes {
             end += bytes;
-            chunk_starts.push(end);
+            portion_starts.push(end);
         }
-        let (codebook, geometry) = (self.codebook.to_bytes(), self.chunks.geometry);
+        let (codebook, geometry) = (self.codebook.to_bytes(), self.portions.geometry);
         Ok(TileCoding {
             sizes: Sizes::new(geometry, 8 * end, codebook.len() as u64)?,
             codebook,
             entropy_bits: histogram.exponents().entropy() * geometry.elements() as f64,
-            chunks: self.chunks,
-            chunk_starts,
+            portions: self.portions,
+            portion_starts,
         })
     }
 }
@@ -193,9 +193,9 @@ impl TileCoding {
         weights: &[u8],
     ) -> Result<Option<Self>> {
         let Some(measuring) = Measuring::new(geometry, histogram)? else { return Ok(None) };
-        let mut bytes = vec![0; measuring.chunks.count()];
-        for (chunk, bytes) in bytes.iter_mut().enumerate() {
-            for (group, range) in measuring.chunks.groups(chunk) {
+        let mut bytes = vec![0; measuring.portions.count()];
+        for (portion, bytes) in bytes.iter_mut().enumerate() {
+            for (group, range) in measuring.portions.groups(portion) {
                 *bytes +=
                     measuring.group(group, &weights[range.start as usize..range.end as usize])?;
             }
@@ -214,12 +214,12 @@ impl TileCoding {
             observer.advance(2 * geometry.elements());
             return Ok(None);
         };
-        let chunks = measuring.chunks;
-        let bytes: Vec<AtomicU64> = (0..chunks.count()).map(|_| AtomicU64::new(0)).collect();
-        parallel::for_each(bytes.len(), Vec::new, |weights, chunk| {
-            for (group, range) in chunks.groups(chunk) {
+        let portions = measuring.portions;
+        let bytes: Vec<AtomicU64> = (0..portions.count()).map(|_| AtomicU64::new(0)).collect();
+        parallel::for_each(bytes.len(), Vec::new, |weights, portion| {
+            for (group, range) in portions.groups(portion) {
                 read(range, weights)?;
-                bytes[chunk].fetch_add(measuring.group(group, weights)?, Ordering::Relaxed);
+                bytes[portion].fetch_add(measuring.group(group, weights)?, Ordering::Relaxed);
                 advance(observer, weights.len() as u64)?;
             }
             Ok(())
@@ -227,7 +227,7 @@ impl TileCoding {
         measuring.finish(histogram, bytes.into_iter().map(AtomicU64::into_inner)).map(Some)
     }
 
-    /// The coding of a tensor that nobody has read, whose codes take this many bits, and no chunks
+    /// The coding of a tensor that nobody has read, whose codes take this many bits; no portions
     /// to encode.
     pub(super) fn assume(shape: &[u64], bits: u64) -> Result<Self> {
         let geometry = geometry(shape)?;
@@ -236,14 +236,14 @@ impl TileCoding {
             sizes: Sizes::new(geometry, bits.next_multiple_of(8), codebook.len() as u64)?,
             codebook,
             entropy_bits: bits as f64,
-            chunks: Chunks::new(geometry),
-            chunk_starts: vec![0],
+            portions: Portions::new(geometry),
+            portion_starts: vec![0],
         })
     }
 
-    /// The number of chunks.
-    pub(super) fn chunk_count(&self) -> usize {
-        self.chunk_starts.len() - 1
+    /// The number of portions.
+    pub(super) fn portion_count(&self) -> usize {
+        self.portion_starts.len() - 1
     }
 
     /// The encoder of its strips.
@@ -251,27 +251,27 @@ impl TileCoding {
         Ok(Encoder::new(&Codebook::from_bytes(&self.codebook)?, self.sizes.geometry()))
     }
 
-    /// Encodes a chunk, a group of strips at a time: `read` brings their weights, `write` takes
+    /// Encodes a portion, a group of strips at a time: `read` brings their weights, `write` takes
     /// what they add to the arrays, at these bytes of records, bitstream and plane.
     ///
     /// # Errors
     /// [`Error::Parameter`] if the weights are not those that were measured, and what `read` and
     /// `write` answer.
-    pub(super) fn encode_chunk(
+    pub(super) fn encode_portion(
         &self,
         encoder: &Encoder,
-        chunk: usize,
+        portion: usize,
         scratch: &mut Scratch,
         read: Read<'_>,
         write: &mut dyn FnMut([u64; 3], &EncodedStrips) -> Result<()>,
     ) -> Result<()> {
         let Scratch { weights, output } = scratch;
-        let mut byte = self.chunk_starts[chunk];
-        let end = self.chunk_starts[chunk + 1];
-        for (group, range) in self.chunks.groups(chunk) {
+        let mut byte = self.portion_starts[portion];
+        let end = self.portion_starts[portion + 1];
+        for (group, range) in self.portions.groups(portion) {
             output.clear();
             read(range, weights)?;
-            for (strip, weights) in strips(self.chunks.geometry, group.clone(), weights) {
+            for (strip, weights) in strips(self.portions.geometry, group.clone(), weights) {
                 encoder.encode_strip(
                     strip,
                     weights,
@@ -290,7 +290,7 @@ impl TileCoding {
             )?;
             byte += output.bitstream.len() as u64;
         }
-        let is_last = chunk + 1 == self.chunk_count();
+        let is_last = portion + 1 == self.portion_count();
         if byte == if is_last { self.sizes.bitstream_bytes() } else { end } {
             Ok(())
         } else {
@@ -299,8 +299,8 @@ impl TileCoding {
     }
 }
 
-/// What a thread keeps from chunk to chunk: the weights of a group of strips and what they become,
-/// about 1 MiB; more for matrices whose strips are longer.
+/// What a thread keeps from portion to portion: the weights of a group of strips and what they
+/// become, about 1 MiB; more for matrices whose strips are longer.
 #[derive(Default)]
 pub(super) struct Scratch {
     weights: Vec<u8>,

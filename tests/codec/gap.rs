@@ -7,7 +7,7 @@ use df11::{
     Error, Result,
     hazmat::{
         bf16,
-        gap::{ChunkEncoder, ChunkInput, ChunkOutput, GapDecoder, Geometry, encode_tensor},
+        gap::{GapDecoder, Geometry, PortionEncoder, PortionInput, PortionOutput, encode_tensor},
         huffman::{CodeLengths, Codes, Histogram, Luts, read_codebook, verify_codebook},
     },
 };
@@ -271,12 +271,12 @@ fn a_changed_source_is_noticed() {
     let histogram = Histogram::of(&weights);
     let lengths = CodeLengths::from_histogram(&histogram).unwrap();
     let tensor = encode_tensor(&weights, Geometry::default(), WHOLE).unwrap();
-    let encoder = ChunkEncoder::new(&lengths, &tensor.sizes);
-    let mut output = ChunkOutput::default();
-    let encode = |weights: &[u8], output: &mut ChunkOutput| {
+    let encoder = PortionEncoder::new(&lengths, &tensor.sizes);
+    let mut output = PortionOutput::default();
+    let encode = |weights: &[u8], output: &mut PortionOutput| {
         let end_bit = tensor.sizes.bit_count();
         let input =
-            ChunkInput { weights, elements: 1 << 16, first_element: 0, start_bit: 0, end_bit };
+            PortionInput { weights, elements: 1 << 16, first_element: 0, start_bit: 0, end_bit };
         encoder.encode(&input, output)
     };
     encode(&weights, &mut output).unwrap();
@@ -309,7 +309,7 @@ fn an_exponent_without_a_code_is_noticed_where_the_bits_agree() {
         let tensor =
             encode_tensor(&weights_of(exponents.iter().copied(), 12), Geometry::default(), WHOLE)
                 .unwrap();
-        let encoder = ChunkEncoder::new(&read_codebook(&tensor.codebook).unwrap(), &tensor.sizes);
+        let encoder = PortionEncoder::new(&read_codebook(&tensor.codebook).unwrap(), &tensor.sizes);
         // Code by code, one bit is lost; in pairs of codes, those of both.
         for (lost, longer, now) in
             [(0, 1, 2), (1, 8, 2), (count - 8, 0, 2), (0, 8, 3), (count - 7, 8, 3)]
@@ -317,14 +317,14 @@ fn an_exponent_without_a_code_is_noticed_where_the_bits_agree() {
             let mut changed = exponents.clone();
             (changed[lost], changed[longer]) = (200, now);
             let (weights, end_bit) = (weights_of(changed, 12), tensor.sizes.bit_count());
-            let input = ChunkInput {
+            let input = PortionInput {
                 weights: &weights,
                 elements: count,
                 first_element: 0,
                 start_bit: 0,
                 end_bit,
             };
-            assert!(encoder.encode(&input, &mut ChunkOutput::default()).is_err());
+            assert!(encoder.encode(&input, &mut PortionOutput::default()).is_err());
         }
     }
 }

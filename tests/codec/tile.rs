@@ -18,7 +18,8 @@ use proptest::prelude::*;
 use crate::{
     Encoded, check, every_pattern, exponents,
     normal::{self, Random},
-    only_corrupt, place, range_of, weights_of, witness,
+    only_corrupt, place, range_of, weights_of,
+    witness::{self, codebook_of},
 };
 
 impl Encoded for EncodedTensor {
@@ -235,16 +236,6 @@ fn sizes_of_parts() {
     assert!(Sizes::new(geometry, (1 << 48) - 8, 26 + 2 * 4096).is_ok());
 }
 
-fn book(escape: u16, counts: &[(usize, u16)], values: &[u16]) -> Vec<u8> {
-    let mut words = vec![0; 13];
-    words[0] = escape;
-    for &(length, count) in counts {
-        words[length] = count;
-    }
-    words.extend(values);
-    words.iter().flat_map(|word: &u16| word.to_le_bytes()).collect()
-}
-
 #[test]
 fn the_code_is_a_good_one() {
     let weights = normal(1 << 22);
@@ -267,7 +258,7 @@ fn the_code_is_a_good_one() {
         Err(Error::Parameter { .. })
     ));
     assert_eq!(
-        Codebook::from_bytes(&book(0, &[(1, 1)], &[7])).unwrap().expected_bits(&histogram),
+        Codebook::from_bytes(&codebook_of(0, &[(1, 1)], &[7])).unwrap().expected_bits(&histogram),
         None
     );
 }
@@ -292,7 +283,7 @@ fn a_changed_source_is_noticed() {
     histogram.add(&weights_of([100, 100, 101, 101, 102, 102], 1));
     let geometry = matrix(64, 256);
     let encoder = Encoder::new(&Codebook::from_histogram(&histogram).unwrap(), geometry);
-    let few = Codebook::from_bytes(&book(0, &[(1, 1)], &[0x7575])).unwrap();
+    let few = Codebook::from_bytes(&codebook_of(0, &[(1, 1)], &[0x7575])).unwrap();
     let encoder = if encoder.strip_bytes(0, &weights[..2 * 8192]).is_ok() {
         Encoder::new(&few, geometry)
     } else {

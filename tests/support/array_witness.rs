@@ -6,7 +6,7 @@
 #[allow(missing_docs, reason = "documented there, for tests")]
 mod tile_arrays;
 
-pub use tile_arrays::Arrays;
+pub use tile_arrays::{Arrays, codebook_of};
 use tile_arrays::{Codebook, Pair, tiles};
 
 /// The broken rule.

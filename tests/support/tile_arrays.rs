@@ -1,6 +1,6 @@
 //! Encodes the arrays of `tile` bit by bit, from section 6.4 of the specification alone: what the
-//! test vectors and the tests of the reference decoder are made with. Each step can be edited
-//! before the next, so that a test breaks one rule.
+//! test vectors are made with. Each step can be edited before the next, so that a test breaks one
+//! rule.
 //!
 //! weights → [`Tile`]s of pairs → with a [`Codebook`], [`Bits`] of each tile → [`Arrays`]
 #![allow(dead_code, unreachable_pub, reason = "each user needs another part")]
@@ -16,7 +16,7 @@ const ESCAPE: u32 = 1 << 16;
 pub enum Pair {
     /// As its code, or after the escape if it has none.
     Coded(u16),
-    /// Behind the escape in any case.
+    /// After the escape in any case.
     Escaped(u16),
 }
 
@@ -154,6 +154,18 @@ impl Codebook {
         };
         all.into_iter().map(code).collect()
     }
+}
+
+/// The bytes of a codebook with these numbers, right or wrong: how many pairs have each length, and
+/// values.
+pub fn codebook_of(escape: u16, counts: &[(usize, u16)], values: &[u16]) -> Vec<u8> {
+    let mut words = vec![0; 1 + usize::from(MAX_CODE_LENGTH)];
+    words[0] = escape;
+    for &(length, count) in counts {
+        words[length] = count;
+    }
+    words.extend(values);
+    words.into_iter().flat_map(u16::to_le_bytes).collect()
 }
 
 /// Optimal lengths of at most twelve bits for symbols with their counts.

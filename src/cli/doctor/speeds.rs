@@ -24,7 +24,7 @@ const SAMPLE: Shape =
 const SEED: u64 = 11;
 const TIMES: usize = 5;
 const REPEATS: usize = 8;
-const CHUNK_ELEMENTS: usize = 1 << 19;
+const PORTION_ELEMENTS: usize = 1 << 19;
 
 /// The findings, and the weights that were used: none where the folder has no place for them.
 pub(super) fn findings(
@@ -86,7 +86,7 @@ fn largest(source: &Source) -> Result<Vec<u8>> {
 fn codec(weights: &[u8]) -> Result<Vec<Finding>> {
     // What is hashed does not fit into the caches that hold a tensor.
     let large = weights.repeat(REPEATS);
-    let encoded = encode_tensor(weights, Geometry::default(), CHUNK_ELEMENTS)?;
+    let encoded = encode_tensor(weights, Geometry::default(), PORTION_ELEMENTS)?;
     let elements = 0..weights.len() as u64 / 2;
     let finding = |name, what: &str, bytes: usize, work: &dyn Fn()| {
         let seconds = median_seconds(TIMES, work);
@@ -100,7 +100,7 @@ fn codec(weights: &[u8]) -> Result<Vec<Finding>> {
     let hash = || {
         black_box(blake3::hash(&large));
     };
-    let encode = || drop(black_box(encode_tensor(weights, Geometry::default(), CHUNK_ELEMENTS)));
+    let encode = || drop(black_box(encode_tensor(weights, Geometry::default(), PORTION_ELEMENTS)));
     let decode = || drop(black_box(encoded.decode(elements.clone())));
     Ok(vec![
         finding("checksum", "of CRC-32", large.len(), &checksum),

@@ -1,13 +1,14 @@
-//! Encoding chunk by chunk: parallel, in bounded memory, and with the same bytes for any chunking.
+//! Encoding portion by portion: parallel, in bounded memory, and with the same bytes however the
+//! tensor is cut.
 //!
-//! The bitstream is owned in *units* of two threads, which share a gap byte. A chunk owns the units
-//! whose first bit lies in its codes. It writes each of them whole, with the codes of a few weights
-//! after the chunk, and leaves out the bits before its first unit, which belong to the chunk
-//! before. So chunks write disjoint bytes.
+//! The bitstream is owned in *couples* of two threads, which share a gap byte. A portion owns the
+//! couples whose first bit lies in its codes. It writes each of them whole, with the codes of a few
+//! weights after the portion, and leaves out the bits before its first couple, which belong to the
+//! portion before. So portions write disjoint bytes.
 //!
 //! ```text
-//! weights    ······|  chunk              |lookahead|··
-//! units      |     u0    |     u1    |     u2    |     u3    |
+//! weights    ······|  portion            |lookahead|··
+//! couples    |     c0    |     c1    |     c2    |     c3    |
 //! owned                  |###########|###########|
 //! ```
 
@@ -25,36 +26,36 @@ use crate::{Error, Result, bf16};
 /// saves.
 const PAIR_TABLE_ELEMENTS: u64 = 1 << 14;
 
-/// Encodes the chunks of one tensor; share it between threads.
+/// Encodes the portions of one tensor; share it between threads.
 #[derive(Clone, Debug)]
-pub struct ChunkEncoder {
+pub struct PortionEncoder {
     lengths: CodeLengths,
     codes: Codes,
     pairs: Option<PairTable>,
     sizes: GapSizes,
 }
 
-/// One chunk of a tensor: consecutive weights, and some that follow them.
+/// One portion of a tensor: consecutive weights, and some that follow them.
 #[derive(Clone, Copy, Debug)]
-pub struct ChunkInput<'a> {
-    /// Little-endian weights, two bytes each: those of the chunk, then the next
+pub struct PortionInput<'a> {
+    /// Little-endian weights, two bytes each: those of the portion, then the next
     /// [`Geometry::lookahead`] ones, or all to the end of the tensor where there are fewer. More do
     /// no harm.
     pub weights: &'a [u8],
-    /// The number of weights in the chunk, at least 1.
+    /// The number of weights in the portion, at least 1.
     pub elements: usize,
-    /// The index of the chunk's first weight in the tensor.
+    /// The index of the portion's first weight in the tensor.
     pub first_element: u64,
-    /// The bit at which the chunk's first code starts: the bits of all chunks before it.
+    /// The bit at which the portion's first code starts: the bits of all portions before it.
     pub start_bit: u64,
-    /// The bit after the chunk's last code: `start_bit` plus [`CodeLengths::bits`] of the chunk's
-    /// histogram.
+    /// The bit after the portion's last code: `start_bit` plus [`CodeLengths::bits`] of the
+    /// portion's histogram.
     pub end_bit: u64,
 }
 
-/// What one chunk adds to the arrays of its tensor; reuse it, it keeps its buffers.
+/// What one portion adds to the arrays of its tensor; reuse it, it keeps its buffers.
 #[derive(Debug, Default)]
-pub struct ChunkOutput {
+pub struct PortionOutput {
     stream: Vec<u8>,
     owned: Range<usize>,
     bitstream_offset: u64,
@@ -74,7 +75,7 @@ pub struct PlacedBytes<'a> {
     pub bytes: &'a [u8],
 }
 
-impl ChunkOutput {
+impl PortionOutput {
     /// Bytes of the bitstream.
     pub fn bitstream(&self) -> PlacedBytes<'_> {
         PlacedBytes { offset: self.bitstream_offset, bytes: &self.stream[self.owned.clone()] }
@@ -96,20 +97,20 @@ impl ChunkOutput {
     }
 }
 
-/// The bits and threads that a chunk owns.
+/// The bits and threads that a portion owns.
 struct Ownership {
-    /// The unit boundary at or before the chunk's first bit, from which bits are counted.
+    /// The couple boundary at or before the portion's first bit, from which bits are counted.
     base: u64,
-    /// Owned threads, an even first one; empty if the chunk lies within one unit.
+    /// Owned threads, an even first one; empty if the portion lies within one couple.
     threads: Range<u64>,
 }
 
 impl Ownership {
     fn new(sizes: &GapSizes, start_bit: u64, end_bit: u64) -> Self {
-        let unit_bits = sizes.geometry().unit_bits();
-        let first = start_bit.div_ceil(unit_bits) * GAP_THREADS_PER_BYTE;
-        let end = (end_bit.div_ceil(unit_bits) * GAP_THREADS_PER_BYTE).min(sizes.thread_count());
-        Self { base: start_bit / unit_bits * unit_bits, threads: first..end.max(first) }
+        let couple_bits = sizes.geometry().couple_bits();
+        let first = start_bit.div_ceil(couple_bits) * GAP_THREADS_PER_BYTE;
+        let end = (end_bit.div_ceil(couple_bits) * GAP_THREADS_PER_BYTE).min(sizes.thread_count());
+        Self { base: start_bit / couple_bits * couple_bits, threads: first..end.max(first) }
     }
 
     /// The owned bits, counted from the base.
@@ -119,7 +120,7 @@ impl Ownership {
     }
 }
 
-impl ChunkEncoder {
+impl PortionEncoder {
     /// Prepares the tables of a tensor: some microseconds, for a big tensor some tens.
     pub fn new(lengths: &CodeLengths, sizes: &GapSizes) -> Self {
         let codes = Codes::new(lengths);
@@ -127,17 +128,17 @@ impl ChunkEncoder {
         Self { lengths: lengths.clone(), codes, pairs, sizes: *sizes }
     }
 
-    /// Encodes one chunk into `output`, in one pass over its weights; memory grows to about 1.5
+    /// Encodes one portion into `output`, in one pass over its weights; memory grows to about 1.5
     /// bytes a weight.
     ///
     /// Bytes come out only for weights that have codes and that end at the bit that the histograms
     /// promised.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the chunk does not fit the layout or lacks lookahead, and if its
+    /// [`Error::Parameter`] if the portion does not fit the layout or lacks lookahead, and if its
     /// weights are not those of the histograms, as when the source changed between two passes. Then
     /// `output` holds nothing of use.
-    pub fn encode(&self, input: &ChunkInput<'_>, output: &mut ChunkOutput) -> Result<()> {
+    pub fn encode(&self, input: &PortionInput<'_>, output: &mut PortionOutput) -> Result<()> {
         let is_last = self.check(input)?;
         let geometry = self.sizes.geometry();
         let ownership = Ownership::new(&self.sizes, input.start_bit, input.end_bit);
@@ -173,10 +174,10 @@ impl ChunkEncoder {
         Ok(())
     }
 
-    /// Checks a chunk against the layout; whether it is the last one.
-    fn check(&self, input: &ChunkInput<'_>) -> Result<bool> {
+    /// Checks a portion against the layout; whether it is the last one.
+    fn check(&self, input: &PortionInput<'_>) -> Result<bool> {
         let misfit = |problem: &str| {
-            Err(Error::parameter(problem, "cut the tensor into consecutive chunks"))
+            Err(Error::parameter(problem, "cut the tensor into consecutive portions"))
         };
         let held = (input.weights.len() / 2) as u64;
         let elements = input.elements as u64;
@@ -187,12 +188,12 @@ impl ChunkEncoder {
             .and_then(|rest| rest.checked_sub(elements));
         let Some(rest) = rest.filter(|_| elements > 0 && input.weights.len().is_multiple_of(2))
         else {
-            return misfit("a chunk is empty or reaches beyond its tensor");
+            return misfit("a portion is empty or reaches beyond its tensor");
         };
         if held < elements + rest.min(self.sizes.geometry().lookahead() as u64)
             || held > elements + rest
         {
-            return misfit("a chunk has too few or too many weights behind it");
+            return misfit("a portion has too few or too many weights after it");
         }
         if input.start_bit >= input.end_bit
             || input.end_bit > self.sizes.bit_count()
@@ -200,7 +201,7 @@ impl ChunkEncoder {
             || input.end_bit - input.start_bit > u64::from(MAX_CODE_LENGTH) * elements
             || input.elements > usize::MAX / 32
         {
-            return misfit("the bits of a chunk do not fit its tensor");
+            return misfit("the bits of a portion do not fit its tensor");
         }
         if (rest == 0) != (input.end_bit == self.sizes.bit_count()) {
             return Err(changed());
@@ -208,8 +209,8 @@ impl ChunkEncoder {
         Ok(rest == 0)
     }
 
-    /// Where the pieces of the chunk belong in their arrays.
-    fn place(&self, input: &ChunkInput<'_>, ownership: &Ownership, output: &mut ChunkOutput) {
+    /// Where the pieces of the portion belong in their arrays.
+    fn place(&self, input: &PortionInput<'_>, ownership: &Ownership, output: &mut PortionOutput) {
         let geometry = self.sizes.geometry();
         let first = ownership.threads.start;
         output.bitstream_offset = first * u64::from(geometry.bytes_per_thread());
@@ -220,7 +221,7 @@ impl ChunkEncoder {
         output.plane.resize(input.elements, 0);
     }
 
-    /// Splits and writes the chunk's own weights; false if they are not those that the histograms
+    /// Splits and writes the portion's own weights; false if they are not those that the histograms
     /// counted.
     fn write_chunk(
         &self,

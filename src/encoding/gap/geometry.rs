@@ -74,14 +74,14 @@ impl Geometry {
         self.thread_bits() * self.threads_per_block as u64
     }
 
-    /// Bits of a unit: the threads whose gaps share a byte, which is what a chunk owns whole.
-    pub const fn unit_bits(self) -> u64 {
+    /// Bits of a couple: the threads whose gaps share a byte, which is what a portion owns whole.
+    pub const fn couple_bits(self) -> u64 {
         GAP_THREADS_PER_BYTE * self.thread_bits()
     }
 
-    /// The weights that an encoder must see after a chunk: as many as a unit of one-bit codes
+    /// The weights that an encoder must see after a portion: as many as a couple of one-bit codes
     /// holds, at most 1024.
     pub const fn lookahead(self) -> usize {
-        self.unit_bits() as usize
+        self.couple_bits() as usize
     }
 }

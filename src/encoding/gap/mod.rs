@@ -27,7 +27,7 @@ mod whole;
 mod writer;
 
 pub use decode::GapDecoder;
-pub use encode::{ChunkEncoder, ChunkInput, ChunkOutput, PlacedBytes};
+pub use encode::{PlacedBytes, PortionEncoder, PortionInput, PortionOutput};
 pub use geometry::Geometry;
 pub use sizes::GapSizes;
 pub use span::{Arrays, Span};

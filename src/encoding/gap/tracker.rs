@@ -1,11 +1,11 @@
-//! Collects the gaps and output offsets that a chunk owns while its bits are written.
+//! Collects the gaps and output offsets that a portion owns while its bits are written.
 
 use std::ops::Range;
 
 use super::Geometry;
 use crate::constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES};
 
-/// The index arrays of a chunk, filled thread by thread.
+/// The index arrays of a portion, filled thread by thread.
 #[derive(Debug, Default)]
 pub(super) struct IndexArrays {
     pub(super) gaps: Vec<u8>,

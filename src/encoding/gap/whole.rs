@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    Arrays, ChunkEncoder, ChunkInput, ChunkOutput, GapDecoder, GapSizes, Geometry, PlacedBytes,
+    Arrays, GapDecoder, GapSizes, Geometry, PlacedBytes, PortionEncoder, PortionInput,
+    PortionOutput,
 };
 use crate::Result;
 use crate::huffman::{CodeLengths, Histogram, codebook};
@@ -25,18 +26,18 @@ pub struct EncodedTensor {
     pub plane: Vec<u8>,
 }
 
-/// Encodes `n` little-endian BF16 weights (`2n` bytes) in chunks of `chunk_elements`, which do not
-/// change the result.
+/// Encodes `n` little-endian BF16 weights (`2n` bytes) in portions of `portion_elements`, which do
+/// not change the result.
 ///
 /// # Errors
 /// [`Error::Parameter`](crate::Error::Parameter) where there are no weights, an odd byte or no
-/// elements a chunk.
+/// elements a portion.
 pub fn encode_tensor(
     weights: &[u8],
     geometry: Geometry,
-    chunk_elements: usize,
+    portion_elements: usize,
 ) -> Result<EncodedTensor> {
-    let odd = !weights.len().is_multiple_of(2) || chunk_elements == 0;
+    let odd = !weights.len().is_multiple_of(2) || portion_elements == 0;
     let weights = if odd { &[] } else { weights };
     let histogram = Histogram::of(weights);
     let lengths = CodeLengths::from_histogram(&histogram)?;
@@ -50,17 +51,17 @@ pub fn encode_tensor(
         bitstream: zeros(sizes.bitstream_bytes()),
         plane: zeros(sizes.plane_bytes()),
     };
-    let encoder = ChunkEncoder::new(&lengths, &sizes);
-    let mut output = ChunkOutput::default();
+    let encoder = PortionEncoder::new(&lengths, &sizes);
+    let mut output = PortionOutput::default();
     let (mut first, mut start_bit) = (0, 0);
     while 2 * first < weights.len() {
-        let elements = chunk_elements.min(weights.len() / 2 - first);
+        let elements = portion_elements.min(weights.len() / 2 - first);
         let end = first + elements;
         let end_bit = start_bit + lengths.bits(&Histogram::of(&weights[2 * first..2 * end]))?;
         let lookahead = (2 * (end + geometry.lookahead())).min(weights.len());
         let weights = &weights[2 * first..lookahead];
         encoder.encode(
-            &ChunkInput { weights, elements, first_element: first as u64, start_bit, end_bit },
+            &PortionInput { weights, elements, first_element: first as u64, start_bit, end_bit },
             &mut output,
         )?;
         put(&mut tensor.gaps, output.gaps());

@@ -16,7 +16,6 @@
 //! ```
 
 mod ahead;
-mod arrays;
 mod choice;
 mod codebook;
 mod coded;
@@ -26,6 +25,7 @@ mod exponents;
 mod geometry;
 mod histogram;
 mod lanes;
+mod matrix;
 mod record;
 mod sizes;
 mod stage;
@@ -37,13 +37,13 @@ mod whole;
 mod window;
 mod writer;
 
-pub use arrays::{Arrays, OwnedArrays};
-pub(crate) use arrays::{CutArray, cut};
 pub use codebook::Codebook;
 pub use decode::{Span, TileDecoder};
 pub use encode::{EncodedStrips, Encoder};
 pub use geometry::Geometry;
 pub use histogram::PairHistogram;
+pub use matrix::{Arrays, OwnedArrays};
+pub(crate) use matrix::{CutArray, cut};
 pub use sizes::Sizes;
 #[cfg(feature = "cudarc")]
 pub(crate) use staging::rebase;

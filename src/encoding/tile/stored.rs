@@ -46,11 +46,11 @@ impl CodedSizes for Sizes {
         ]
     }
 
-    fn unit(&self) -> u64 {
+    fn grain(&self) -> u64 {
         2 * self.geometry().strip_elements()
     }
 
-    fn unit_rows(&self, width: u64) -> Option<u64> {
+    fn grain_rows(&self, width: u64) -> Option<u64> {
         (2 * self.geometry().columns() == width).then(|| self.geometry().tile_rows())
     }
 
@@ -113,7 +113,7 @@ impl DecodeArrays for TileArrays {
         scratch: &mut Scratch,
         out: &mut [u8],
     ) -> Result<()> {
-        if self.sizes.unit_rows(2 * width).is_none() {
+        if self.sizes.grain_rows(2 * width).is_none() {
             return decode_rows(self, arrays, (rows, columns, width), scratch, out);
         }
         let elements = rows.start * width..rows.end * width;

@@ -96,12 +96,12 @@ impl CodedTensor for StoredGap {
 
     fn task(
         &self,
-        part: &Rect,
+        rect: &Rect,
         output: u64,
         first_unit: u64,
         addresses: &dyn Addresses,
     ) -> Result<(Task, u64)> {
-        let elements = part.elements();
+        let elements = rect.elements();
         let thread_blocks = self.sizes.thread_blocks_of(&self.host_offsets, &elements)?;
         if thread_blocks.end > u64::from(u32::MAX) {
             let count = thread_blocks.end;

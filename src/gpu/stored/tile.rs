@@ -115,30 +115,30 @@ impl CodedTensor for StoredTile {
         Some(self)
     }
 
-    fn takes(&self, part: &Rect) -> bool {
-        part.is_run() || self.has_rows_of(part.width)
+    fn takes(&self, rect: &Rect) -> bool {
+        rect.is_run() || self.has_rows_of(rect.width)
     }
 
     fn task(
         &self,
-        part: &Rect,
+        rect: &Rect,
         output: u64,
         first_unit: u64,
         addresses: &dyn Addresses,
     ) -> Result<(Task, u64)> {
-        let (geometry, elements) = (self.sizes.geometry(), part.elements());
+        let (geometry, elements) = (self.sizes.geometry(), rect.elements());
         // As wide as the kernel shall take the matrix for, and which columns are wanted.
         let (columns, wanted) =
-            if self.has_rows_of(part.width) && !(self.is_vector() && part.is_run()) {
-                (part.width / 2, part.columns.start / 2..part.columns.end / 2)
+            if self.has_rows_of(rect.width) && !(self.is_vector() && rect.is_run()) {
+                (rect.width / 2, rect.columns.start / 2..rect.columns.end / 2)
             } else {
                 (geometry.columns(), 0..geometry.columns())
             };
         let tiles = self.tiles(&elements, &wanted)?;
         let most = u64::from(u32::MAX);
-        let behind = first_unit + tiles.count();
-        if behind > most {
-            return Err(Error::limit("tiles of one launch on the GPU", behind, most));
+        let end = first_unit + tiles.count();
+        if end > most {
+            return Err(Error::limit("tiles of one launch on the GPU", end, most));
         }
         let source = TileSource {
             arrays: self.arrays(addresses),

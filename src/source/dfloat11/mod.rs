@@ -45,8 +45,8 @@ use self::{
     merged::{BytesOf, Entry, Merged},
     shapes::ModelGeometry,
 };
-use super::{MAX_HEADER_BYTES, Source, SourceTensor, WeightsFile, index::folder_of, walk::Found};
-use crate::{Dtype, Error, Result};
+use super::{MAX_HEADER_BYTES, Source, SourceTensor, WeightsFile, walk::Found};
+use crate::{Dtype, Error, Result, paths::folder_of};
 
 const CODES: &str = "encoded_exponent";
 const PLANE: &str = "sign_mantissa";

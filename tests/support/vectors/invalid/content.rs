@@ -227,57 +227,32 @@ pub(super) fn headers() -> Vec<Vector> {
     let entry = |name: &str, about: &str, entry: &str| {
         invalid(name, about, of(format!(r#"{{"a":{entry}}}"#).as_bytes()))
     };
+    // A header of these dtype, shape and data_offsets, and more.
+    let members = |name: &str, about: &str, [dtype, shape, offsets]: [&str; 3], more: &str| {
+        let members = format!(r#""dtype":{dtype},"shape":{shape},"data_offsets":{offsets}{more}"#);
+        entry(name, about, &format!("{{{members}}}"))
+    };
     // The good header with this before its first member.
     let before = |name: &str, about: &str, text: &str| {
         invalid(name, about, of(good.replacen('{', text, 1).as_bytes()))
     };
+    let u8 = r#""U8""#;
     vec![
         entry("entry-list", "an entry that is a list", r#"["U8",[4],[0,4]]"#),
-        entry(
+        members(
             "dtype-object",
             "a dtype that is an object",
-            r#"{"dtype":{"U8":null},"shape":[4],"data_offsets":[0,4]}"#,
+            [r#"{"U8":null}"#, "[4]", "[0,4]"],
+            "",
         ),
-        entry(
-            "dtype-case",
-            "a dtype in other letters",
-            r#"{"dtype":"u8","shape":[4],"data_offsets":[0,4]}"#,
-        ),
-        entry(
-            "shape-fraction",
-            "a dimension of 4.0",
-            r#"{"dtype":"U8","shape":[4.0],"data_offsets":[0,4]}"#,
-        ),
-        entry(
-            "shape-exponent",
-            "a dimension of 4e0",
-            r#"{"dtype":"U8","shape":[4e0],"data_offsets":[0,4]}"#,
-        ),
-        entry(
-            "shape-text",
-            "a dimension that is a string",
-            r#"{"dtype":"U8","shape":["4"],"data_offsets":[0,4]}"#,
-        ),
-        entry(
-            "shape-huge",
-            "a dimension of 2^64",
-            r#"{"dtype":"U8","shape":[18446744073709551616],"data_offsets":[0,4]}"#,
-        ),
-        entry(
-            "offset-minus-zero",
-            "an offset of -0",
-            r#"{"dtype":"U8","shape":[4],"data_offsets":[-0,4]}"#,
-        ),
-        entry(
-            "offset-true",
-            "an offset that is true",
-            r#"{"dtype":"U8","shape":[4],"data_offsets":[false,4]}"#,
-        ),
-        entry(
-            "offsets-three",
-            "three data_offsets",
-            r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4,4]}"#,
-        ),
+        members("dtype-case", "a dtype in other letters", [r#""u8""#, "[4]", "[0,4]"], ""),
+        members("shape-fraction", "a dimension of 4.0", [u8, "[4.0]", "[0,4]"], ""),
+        members("shape-exponent", "a dimension of 4e0", [u8, "[4e0]", "[0,4]"], ""),
+        members("shape-text", "a dimension that is a string", [u8, r#"["4"]"#, "[0,4]"], ""),
+        members("shape-huge", "a dimension of 2^64", [u8, "[18446744073709551616]", "[0,4]"], ""),
+        members("offset-minus-zero", "an offset of -0", [u8, "[4]", "[-0,4]"], ""),
+        members("offset-true", "an offset that is true", [u8, "[4]", "[false,4]"], ""),
+        members("offsets-three", "three data_offsets", [u8, "[4]", "[0,4,4]"], ""),
         entry(
             "member-missing",
             "an entry without a shape",
@@ -288,10 +263,11 @@ pub(super) fn headers() -> Vec<Vector> {
             "an entry with one member twice",
             r#"{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}"#,
         ),
-        entry(
+        members(
             "key-twice-escaped",
             "one key twice, once with an escape, in a member that no reader knows",
-            r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":{"b":1,"\u0062":2}}"#,
+            [u8, "[4]", "[0,4]"],
+            r#","x":{"b":1,"\u0062":2}"#,
         ),
         before("metadata-number", "__metadata__ with a number", r#"{"__metadata__":{"x":1},"#),
         before("metadata-list", "__metadata__ that is a list", r#"{"__metadata__":[],"#),
@@ -315,11 +291,7 @@ pub(super) fn headers() -> Vec<Vector> {
             ]
             .concat())
         }),
-        entry(
-            "nan",
-            "NaN, which is no JSON",
-            r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":NaN}"#,
-        ),
+        members("nan", "NaN, which is no JSON", [u8, "[4]", "[0,4]"], r#","x":NaN"#),
         before("control", "a control character in a string", "{\"__metadata__\":{\"x\":\"\t\"},"),
     ]
 }
@@ -335,10 +307,10 @@ pub(super) fn neighbours() -> Vec<Vector> {
     ];
     // The header of one model, the directory of another, in which `b` is Unsupported.
     let with =
-        |name: &str, about: &str, header: &dyn Fn(&mut Item), newer: &dyn Fn(&mut Tensor)| {
+        |name: &str, about: &str, header: &dyn Fn(&mut [Item]), newer: &dyn Fn(&mut Tensor)| {
             let mut model = Model::new(&items, &[]);
             let mut others = items.clone();
-            others.iter_mut().for_each(header);
+            header(&mut others);
             let prefix = crate::container::prefix(others.iter());
             let before = model.files[0].arrays[0].1.len() as u64;
             for tensor in &mut model.tensors {
@@ -351,40 +323,30 @@ pub(super) fn neighbours() -> Vec<Vector> {
         };
     let encoding = |tensor: &mut Tensor| tensor.encoding = 77;
     let dtype = |tensor: &mut Tensor| tensor.dtype = 99;
-    let posit = |item: &mut Item| {
-        if item.name == "b" {
-            item.dtype.1 = "POSIT8".into();
-        }
-    };
-    let third = |edit: fn(&mut Item)| {
-        move |item: &mut Item| {
-            posit(item);
-            if item.name == "c" {
-                edit(item);
-            }
+    let posit = |items: &mut [Item]| items[1].dtype.1 = "POSIT8".into();
+    let and = |edit: fn(&mut [Item])| {
+        move |items: &mut [Item]| {
+            posit(items);
+            edit(items);
         }
     };
     vec![
         with(
             "neighbour-of-unknown-encoding",
             "another dtype beside a tensor of an unknown encoding",
-            &|item| {
-                if item.name == "c" {
-                    item.dtype.1 = "I8".into();
-                }
-            },
+            &|items| items[2].dtype.1 = "I8".into(),
             &encoding,
         ),
         with(
             "neighbour-of-unknown-dtype",
             "another dtype beside a tensor of an unknown one",
-            &third(|item| item.dtype.1 = "I8".into()),
+            &and(|items| items[2].dtype.1 = "I8".into()),
             &dtype,
         ),
         with(
             "neighbour-name",
             "another name beside a tensor of an unknown dtype",
-            &third(|item| item.name = "C".into()),
+            &and(|items| items[2].name = "C".into()),
             &dtype,
         ),
         with(
@@ -402,12 +364,7 @@ pub(super) fn neighbours() -> Vec<Vector> {
         with(
             "unknown-dtype-shape",
             "another shape of a tensor of an unknown dtype",
-            &|item| {
-                posit(item);
-                if item.name == "b" {
-                    item.shape = vec![2, 2];
-                }
-            },
+            &and(|items| items[1].shape = vec![2, 2]),
             &dtype,
         ),
         with(
@@ -422,12 +379,7 @@ pub(super) fn neighbours() -> Vec<Vector> {
         with(
             "unknown-dtype-ends-early",
             "a tensor of an unknown dtype ends before the next one starts",
-            &|item| {
-                posit(item);
-                if item.name == "b" {
-                    item.length = 3;
-                }
-            },
+            &and(|items| items[1].length = 3),
             &dtype,
         ),
     ]

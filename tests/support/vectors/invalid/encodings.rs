@@ -166,7 +166,19 @@ fn get(array: &[u8], index: usize) -> u64 {
 }
 
 pub(super) fn index() -> Vec<Vector> {
-    let last = |array: &Vec<u8>| array.len() / 8 - 1;
+    // An output offset moved by this, counted from the last one.
+    let moved = |name: &str, about: &str, from_last: usize, by: i64| {
+        recoded("load", name, about, |arrays, _| {
+            let at = arrays[2].len() / 8 - 1 - from_last;
+            let offset = get(&arrays[2], at);
+            put(&mut arrays[2], at, offset.wrapping_add_signed(by));
+        })
+    };
+    let bits = |name: &str, about: &str, by: i64| {
+        recoded("load", name, about, |_, parameters| {
+            parameters[2] = parameters[2].wrapping_add_signed(by);
+        })
+    };
     vec![
         recoded("load", "offsets-start", "output offsets that do not start at 0", |arrays, _| {
             put(&mut arrays[2], 0, 1);
@@ -175,38 +187,12 @@ pub(super) fn index() -> Vec<Vector> {
             let second = get(&arrays[2], 2);
             put(&mut arrays[2], 1, second + 1);
         }),
-        recoded(
-            "load",
-            "offsets-end",
-            "output offsets that end after the elements",
-            |arrays, _| {
-                let at = last(&arrays[2]);
-                let end = get(&arrays[2], at);
-                put(&mut arrays[2], at, end + 1);
-            },
-        ),
-        recoded(
-            "load",
-            "offsets-end-early",
-            "output offsets that end before the elements",
-            |arrays, _| {
-                let at = last(&arrays[2]);
-                let end = get(&arrays[2], at);
-                put(&mut arrays[2], at, end - 1);
-            },
-        ),
+        moved("offsets-end", "output offsets that end after the elements", 0, 1),
+        moved("offsets-end-early", "output offsets that end before the elements", 0, -1),
         recoded("load", "offsets-huge", "an output offset of 2^64 - 1", |arrays, _| {
             put(&mut arrays[2], 1, HUGE);
         }),
-        recoded(
-            "load",
-            "offset-inside",
-            "an inner output offset that is one too small",
-            |arrays, _| {
-                let first = get(&arrays[2], 1);
-                put(&mut arrays[2], 1, first - 1);
-            },
-        ),
+        moved("offset-inside", "an inner output offset that is one too small", 2, -1),
         recoded("load", "gap-first", "gap(0) is 1", |arrays, _| arrays[1][0] |= 1),
         recoded(
             "load",
@@ -228,22 +214,8 @@ pub(super) fn index() -> Vec<Vector> {
                 *arrays[1].last_mut().unwrap() |= 0x10;
             },
         ),
-        recoded(
-            "load",
-            "bit-count",
-            "bit_count is one more than the codes have",
-            |_, parameters| {
-                parameters[2] += 1;
-            },
-        ),
-        recoded(
-            "load",
-            "bit-count-less",
-            "bit_count ends within the last code",
-            |_, parameters| {
-                parameters[2] -= 1;
-            },
-        ),
+        bits("bit-count", "bit_count is one more than the codes have", 1),
+        bits("bit-count-less", "bit_count ends within the last code", -1),
         recoded("verify", "bits-after-end", "a bit after bit_count", |arrays, parameters| {
             arrays[3][(parameters[2] / 8) as usize] |= 1 << (parameters[2] % 8);
         }),

@@ -6,7 +6,7 @@ use super::{HUGE, OVERFLOW, open, remade};
 use crate::{
     container::{
         Item, Model, Tensor, normal_weights,
-        tile_arrays::{Arrays, Bits, Codebook, LANES, Pair, tiles},
+        tile_arrays::{Arrays, Bits, Codebook, LANES, Pair, codebook_of, tiles},
         weights,
     },
     vectors::Vector,
@@ -199,17 +199,6 @@ fn lengths() -> Vec<Vector> {
     ]
 }
 
-/// A codebook of these numbers.
-fn numbers(escape: u16, counts: &[(usize, u16)], values: &[u16]) -> Vec<u8> {
-    let mut words = vec![0; 13];
-    words[0] = escape;
-    for &(length, count) in counts {
-        words[length] = count;
-    }
-    words.extend(values);
-    words.into_iter().flat_map(u16::to_le_bytes).collect()
-}
-
 fn codebooks() -> Vec<Vector> {
     let with = |name: &str, about: &str, codebook: Vec<u8>| {
         changed("load", name, about, |arrays| arrays.codebook = codebook)
@@ -221,19 +210,19 @@ fn codebooks() -> Vec<Vector> {
     };
     let longest = |codebook: &Codebook| codebook.pairs.last().unwrap().0;
     vec![
-        with("tile-code-none", "neither pairs nor an escape", numbers(0, &[], &[])),
+        with("tile-code-none", "neither pairs nor an escape", codebook_of(0, &[], &[])),
         with(
             "tile-code-escape-of-13",
             "an escape of 13 bits",
-            numbers(13, &[(1, 2)], &[0x7C7C, 0x7C7B]),
+            codebook_of(13, &[(1, 2)], &[0x7C7C, 0x7C7B]),
         ),
         with(
             "tile-code-escape-huge",
             "an escape of 65535 bits",
-            numbers(u16::MAX, &[(1, 2)], &[0x7C7B, 0x7C7C]),
+            codebook_of(u16::MAX, &[(1, 2)], &[0x7C7B, 0x7C7C]),
         ),
-        with("tile-code-single", "a single pair of two bits", numbers(0, &[(2, 1)], &[0x7C7C])),
-        with("tile-code-single-escape", "a single escape of two bits", numbers(2, &[], &[])),
+        with("tile-code-single", "a single pair of two bits", codebook_of(0, &[(2, 1)], &[0x7C7C])),
+        with("tile-code-single-escape", "a single escape of two bits", codebook_of(2, &[], &[])),
         edited("tile-code-too-many", "a code more than fits", &|codebook| {
             let length = longest(codebook);
             codebook.pairs.push((length, u16::MAX));
@@ -268,7 +257,7 @@ fn codebooks() -> Vec<Vector> {
         }),
         with("tile-code-counts-huge", "twelve times 65535 codes", {
             let counts: Vec<(usize, u16)> = (1..=12).map(|length| (length, u16::MAX)).collect();
-            numbers(0, &counts, &[0x7C7B, 0x7C7C])
+            codebook_of(0, &counts, &[0x7C7B, 0x7C7C])
         }),
         no_code(),
     ]

@@ -184,8 +184,8 @@ pub(crate) fn cut<'a>(
 ) -> Result<OwnedArrays> {
     require(sizes, &rows, &columns)?;
     let geometry = sizes.geometry();
-    let between = |range: &Range<u64>, unit: u64, count| {
-        range.start.is_multiple_of(unit) && (range.end.is_multiple_of(unit) || range.end == count)
+    let between = |range: &Range<u64>, grain: u64, count| {
+        range.start.is_multiple_of(grain) && (range.end.is_multiple_of(grain) || range.end == count)
     };
     let (high, wide) = (geometry.tile_rows(), geometry.tile_columns());
     if !between(&rows, high, geometry.rows()) || !between(&columns, wide, geometry.columns()) {

@@ -1,0 +1,197 @@
+//! How blocks are shared out among GPUs: what some of them take on one, and which are streamed.
+
+use std::ops::Range;
+
+use super::{
+    coding::KernelEncoding,
+    linear::Residence,
+    needs::{Needs, TensorId},
+    task::Task,
+};
+use crate::{Error, Result};
+
+/// Output buffers that a plan leaves room for on each GPU: one block is used while the next one is
+/// decoded.
+pub(super) const OUTPUTS: u64 = 2;
+/// Slots on a GPU for streamed blocks: one is decoded from while the next block arrives in the
+/// other.
+pub(super) const SLOTS: usize = 2;
+/// A block that takes less than this part of the largest one is not worth streaming.
+const SMALL: u64 = 64;
+
+/// Where a block lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The index of its GPU among those of the plan.
+    pub device: usize,
+    /// Whether it stays pinned on the host and is copied into a slot on the GPU ahead of each use.
+    pub streamed: bool,
+}
+
+/// What one GPU holds, as it is added up.
+#[derive(Clone, Default)]
+pub(super) struct Tally {
+    /// Of resident blocks, sections or what lies there in their place.
+    section_bytes: u64,
+    /// Of the largest streamed block.
+    slot_bytes: u64,
+    streamed: usize,
+    table_bytes: u64,
+    tasks: u64,
+    output_bytes: u64,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, block: &Needs, streamed: bool, residence: Residence) {
+        if streamed {
+            self.slot_bytes = self.slot_bytes.max(block.section_bytes);
+            self.streamed += 1;
+        } else {
+            self.section_bytes += block.section_bytes;
+        }
+        // A streamed block is decoded from each slot, or in place.
+        self.tasks += block.tensors * if streamed { SLOTS as u64 + 1 } else { 1 };
+        self.table_bytes += table_bytes(&block.coded);
+        self.output_bytes = self.output_bytes.max(block.decoded_bytes);
+        if residence == Residence::Fast {
+            self.make_fast(block);
+        }
+    }
+
+    /// Exchanges what a resident block takes as it is stored.
+    pub(super) fn make_fast(&mut self, block: &Needs) {
+        let Some(fast) = &block.fast else { return };
+        self.section_bytes = self.section_bytes - block.section_bytes + fast.bytes;
+        self.table_bytes = self.table_bytes - table_bytes(&block.coded) + table_bytes(&fast.coded);
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        let slots = self.slot_bytes * SLOTS.min(self.streamed) as u64;
+        let decoding = self.table_bytes + self.tasks * size_of::<Task>() as u64;
+        // Sizes of decoded tensors are whatever the directory says.
+        (self.section_bytes + slots + decoding)
+            .saturating_add(OUTPUTS.saturating_mul(self.output_bytes))
+    }
+}
+
+fn table_bytes(coded: &[(TensorId, KernelEncoding)]) -> u64 {
+    coded.iter().map(|(_, coding)| coding.table_bytes()).sum()
+}
+
+/// All blocks resident, each GPU filled before the next one; `None` if that is too much.
+pub(super) fn fill(
+    blocks: &[&Needs],
+    memory: &[u64],
+    residence: Residence,
+) -> Option<Vec<Placement>> {
+    let mut placements = Vec::with_capacity(blocks.len());
+    for (device, &memory) in memory.iter().enumerate() {
+        let mut tally = Tally::default();
+        for block in &blocks[placements.len()..] {
+            tally.add(block, false, residence);
+            if tally.bytes() > memory {
+                break;
+            }
+            placements.push(Placement { device, streamed: false });
+        }
+    }
+    (placements.len() == blocks.len()).then_some(placements)
+}
+
+pub(super) fn too_large_to_be_fast(blocks: &[&Needs], memory: &[u64]) -> Error {
+    let mut tally = Tally::default();
+    for block in blocks {
+        tally.add(block, false, Residence::Fast);
+    }
+    let (needed, there) =
+        (tally.bytes(), memory.iter().fold(0, |sum: u64, &one| sum.saturating_add(one)));
+    let problem = format!(
+        "in the fast layout the model takes {needed} bytes on one GPU, and the plan has {there}"
+    );
+    Error::parameter(
+        problem,
+        "prefer auto, which keeps as stored what does not fit, or plan for more memory",
+    )
+}
+
+/// A run of blocks for each GPU, some of them streamed.
+pub(super) fn stream(blocks: &[&Needs], memory: &[u64]) -> Result<Vec<Placement>> {
+    let mut placements = Vec::with_capacity(blocks.len());
+    for (device, run) in runs(blocks, memory).into_iter().enumerate() {
+        let streamed = fewest_streamed(&blocks[run], device, memory[device])?;
+        placements.extend(streamed.into_iter().map(|streamed| Placement { device, streamed }));
+    }
+    Ok(placements)
+}
+
+/// Cuts the blocks into one run a GPU, in proportion to memory.
+fn runs(blocks: &[&Needs], memory: &[u64]) -> Vec<Range<usize>> {
+    let sum = |values: &mut dyn Iterator<Item = u64>| values.map(u128::from).sum::<u128>();
+    let all = sum(&mut blocks.iter().map(|block| block.section_bytes));
+    let total = sum(&mut memory.iter().copied()).max(1);
+    let last = memory.len() - 1;
+    let (mut runs, mut start, mut bytes, mut share) = (Vec::new(), 0, 0u128, 0u128);
+    for (device, &memory) in memory.iter().enumerate() {
+        share += u128::from(memory);
+        let mut end = start;
+        while let Some(block) = blocks.get(end) {
+            let block = u128::from(block.section_bytes);
+            // A block goes where its middle lies; the last GPU takes what is left.
+            if device < last && (2 * bytes + block) * total > 2 * all * share {
+                break;
+            }
+            bytes += block;
+            end += 1;
+        }
+        runs.push(start..end);
+        start = end;
+    }
+    runs
+}
+
+fn tally(run: &[&Needs], streamed: &[bool]) -> u64 {
+    let mut tally = Tally::default();
+    run.iter()
+        .zip(streamed)
+        .for_each(|(block, &streamed)| tally.add(block, streamed, Residence::Stored));
+    tally.bytes()
+}
+
+/// Which blocks of a run are streamed: the fewest with which it fits.
+fn fewest_streamed(run: &[&Needs], device: usize, memory: u64) -> Result<Vec<bool>> {
+    // More parts streamed take less memory, except for roundings: the search ends at a number that
+    // fits.
+    let (mut low, mut high) = (0, run.len());
+    while low < high {
+        let middle = low.midpoint(high);
+        if tally(run, &spread(run, middle)) <= memory { high = middle } else { low = middle + 1 }
+    }
+    let streamed = spread(run, high);
+    let needed = tally(run, &streamed);
+    if needed <= memory {
+        return Ok(streamed);
+    }
+    let problem = format!(
+        "GPU {device} of the plan may use {memory} bytes, and streaming all its blocks takes \
+        {needed}"
+    );
+    Err(Error::parameter(problem, "allow more memory, or use more GPUs"))
+}
+
+/// Streams about `parts` of as many parts of a run's bytes as it has blocks, spread evenly.
+fn spread(run: &[&Needs], parts: usize) -> Vec<bool> {
+    let smallest =
+        run.iter().map(|block| block.section_bytes).max().map_or(0, |largest| largest / SMALL);
+    // Bytes that should have been streamed so far less those that are, times the number of blocks.
+    // Containers are smaller than 2^63 bytes, so that nothing overflows.
+    let mut due = 0i128;
+    let streamed = run.iter().map(|block| {
+        let bytes = i128::from(block.section_bytes);
+        let whole = bytes * run.len() as i128;
+        due += bytes * parts as i128;
+        let streamed = parts == run.len() || (block.section_bytes >= smallest && 2 * due > whole);
+        due -= if streamed { whole } else { 0 };
+        streamed
+    });
+    streamed.collect()
+}
