@@ -7,6 +7,8 @@ experts are decoded, and vLLM's own kernel multiplies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -46,6 +48,9 @@ _ActivationConfig: Any = getattr(activation, "ApplyMoEActivationConfig", None)
 
 class Df11ExpertsMethod(FusedMoEMethodBase):
     """The experts of a layer: gate and up below each other for each expert, and down."""
+
+    #: The layer's activation: writes what it makes of its second argument into the first one.
+    activate: Callable[[Tensor, Tensor], Tensor]
 
     def __init__(self, options: Options, moe: FusedMoEConfig) -> None:
         super().__init__(moe)
@@ -90,21 +95,27 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         for name in _NAMES:
             finish(layer, name, self.options)
         self.is_grouped = all(_is_grouped(layer, name) for name in _NAMES)
+        numbers = self.get_fused_moe_quant_config(layer)
+        self.activate = _activation_of(layer, numbers)
         if self.backend is None or self.dense is not None:
             return
         backend, experts = self.backend
         assert experts is not None
         self.dense = make_unquantized_moe_kernel(
-            quant_config=_quant_config(layer),
+            quant_config=numbers,
             moe_config=self.moe,
             backend=backend,
             experts_cls=experts,
             routing_tables=layer._expert_routing_tables(),
         )
 
-    def get_fused_moe_quant_config(self, layer: Any) -> FusedMoEQuantConfig | None:
-        """Nothing is scaled."""
-        return _quant_config(layer)
+    def get_fused_moe_quant_config(self, layer: Any) -> FusedMoEQuantConfig:
+        """Nothing is scaled; the numbers of gated activations are those of the layer."""
+        return FusedMoEQuantConfig.make(
+            gemm1_alpha=getattr(layer, "swiglu_alpha", None),
+            gemm1_beta=getattr(layer, "swiglu_beta", None),
+            gemm1_clamp_limit=getattr(layer, "swiglu_limit", None),
+        )
 
     def apply(
         self,
@@ -118,7 +129,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         """The weighted sum of what each token's experts say: [tokens, hidden]."""
         few = topk_ids.numel() <= _MOST_ROWS * layer.local_num_experts
         if self.dense is None or (few and self.is_grouped and not self.options.exact):
-            return _multiply(layer, x, topk_weights, topk_ids)
+            return self._multiply(layer, x, topk_weights, topk_ids)
         return self.dense.apply(
             hidden_states=x,
             w1=_dense(layer, "w13_weight"),
@@ -132,6 +143,27 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
             shared_experts=None,
             shared_experts_input=None,
         )
+
+    def _multiply(self, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        """By the experts that were chosen."""
+        tokens, chosen = topk_ids.shape
+        if layer.apply_router_weight_on_input:
+            x = x * topk_weights.to(x.dtype)
+            topk_weights = torch.ones_like(topk_weights)
+        experts = layer.local_num_experts
+        order, offsets, rows = route(topk_ids, layer.expert_map, experts)
+        up = _grouped(x, offsets, rows, layer, "w13_weight", experts)
+        width = up.shape[1] // 2 if layer.activation.is_gated else up.shape[1]
+        hidden = up.new_empty(up.shape[0], width)
+        self.activate(hidden, up)
+        down = _grouped(hidden, offsets, None, layer, "w2_weight", experts)
+        if layer.expert_map is not None:
+            here = torch.arange(order.numel(), device=x.device) < offsets[-1]
+            down = torch.where(here[:, None], down, 0)
+        y = torch.empty_like(down)
+        y[order] = down
+        weighted = y.view(tokens, chosen, -1).float() * topk_weights[:, :, None]
+        return weighted.sum(1).to(x.dtype)
 
     def apply_monolithic(
         self, layer: Any, x: Tensor, router_logits: Tensor, input_ids: Tensor | None = None
@@ -173,39 +205,11 @@ def _is_grouped(layer: Any, name: str) -> bool:
     return compressed and [part.form for part in weight.parts] == [FAST]
 
 
-def _quant_config(layer: Any) -> FusedMoEQuantConfig:
-    return FusedMoEQuantConfig.make(
-        gemm1_alpha=getattr(layer, "swiglu_alpha", None),
-        gemm1_beta=getattr(layer, "swiglu_beta", None),
-        gemm1_clamp_limit=getattr(layer, "swiglu_limit", None),
-    )
-
-
 def _dense(layer: Any, name: str) -> Tensor:
     """All experts of a layer, decoded."""
     weight = getattr(layer, name)
     compressed = isinstance(weight, CompressedTensor)
     return weight.decode() if compressed else weight
-
-
-def _multiply(layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-    """By the experts that were chosen."""
-    tokens, chosen = topk_ids.shape
-    if layer.apply_router_weight_on_input:
-        x = x * topk_weights.to(x.dtype)
-        topk_weights = torch.ones_like(topk_weights)
-    experts = layer.local_num_experts
-    order, offsets, rows = route(topk_ids, layer.expert_map, experts)
-    up = _grouped(x, offsets, rows, layer, "w13_weight", experts)
-    hidden = _activated(layer, up)
-    down = _grouped(hidden, offsets, None, layer, "w2_weight", experts)
-    if layer.expert_map is not None:
-        here = torch.arange(order.numel(), device=x.device) < offsets[-1]
-        down = torch.where(here[:, None], down, 0)
-    y = torch.empty_like(down)
-    y[order] = down
-    weighted = y.view(tokens, chosen, -1).float() * topk_weights[:, :, None]
-    return weighted.sum(1).to(x.dtype)
 
 
 def route(
@@ -238,15 +242,14 @@ def _grouped(
     return torch.cat([y, flat.new_zeros(flat.shape[0] - ends[-1], weight.shape[1])])
 
 
-def _activated(layer: Any, up: Tensor) -> Tensor:
-    width = up.shape[1] // 2 if layer.activation.is_gated else up.shape[1]
-    out, numbers = up.new_empty(up.shape[0], width), _quant_config(layer)
-    more: dict[str, Any] = {
-        "clamp_limit": numbers.gemm1_clamp_limit,
-        "alpha": numbers.gemm1_alpha or 1.0,
-        "beta": numbers.gemm1_beta or 0.0,
-    }
+def _activation_of(layer: Any, numbers: FusedMoEQuantConfig) -> Callable[..., Tensor]:
+    """The activation of a layer, with its numbers as this vLLM takes them."""
     if _ActivationConfig is not None:
-        config = _ActivationConfig.from_configs(layer.moe_config, numbers)
-        more = {"activation_config": config}
-    return activation.apply_moe_activation(layer.activation, out, up, **more)
+        given = {"activation_config": _ActivationConfig.from_configs(layer.moe_config, numbers)}
+    else:
+        given = {
+            "clamp_limit": numbers.gemm1_clamp_limit,
+            "alpha": numbers.gemm1_alpha or 1.0,
+            "beta": numbers.gemm1_beta or 0.0,
+        }
+    return partial(activation.apply_moe_activation, layer.activation, **given)
