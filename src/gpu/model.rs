@@ -2,9 +2,9 @@
 
 use std::{ops::Range, sync::Arc};
 
-pub(super) use super::loaded::Inner;
 use super::{
-    Device, GpuBlock, GpuProgram, GpuTensor, Matrix, Piece, Plan, memory::Buffer, part::Part,
+    Device, GpuBlock, GpuProgram, GpuTensor, Matrix, Piece, Plan, loaded::Inner, memory::Buffer,
+    part::Part,
 };
 use crate::Result;
 

@@ -17,7 +17,7 @@ use crate::{
     gpu::{
         Device, Status,
         launches::OUTPUT_ALIGNMENT,
-        model::Inner,
+        loaded::Inner,
         route::check_contexts,
         stored::{Addresses as _, CodedTensor},
         task::{FEW_TASKS, TileArrays, TileTask},

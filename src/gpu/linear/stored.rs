@@ -12,7 +12,7 @@ use crate::{
     gpu::{
         Device, Status,
         coding::KernelEncoding,
-        model::Inner,
+        loaded::Inner,
         task::{TileArrays, TileSource, TileTask, Tiles},
     },
 };

@@ -272,7 +272,7 @@ impl TileKernels {
         let work = Work { items, matrices: launch.matrix_count };
         let (function, shape) = self.kernel(launch.x_rows, launch.columns, staged, work);
         let Shape { tables: tile_tables, sets: tile_sets, slot: tile_slot_bytes, .. } = shape;
-        let launch = &LinearLaunch { tile_tables, tile_sets, tile_slot_bytes, ..*launch };
+        let launch = &LinearLaunch { tile_sets, tile_tables, tile_slot_bytes, ..*launch };
         let config = LaunchConfig {
             grid_dim: (launch.items.min(self.processors), 1, 1),
             block_dim: ((self.needs.helpers + shape.warps) * LANES, 1, 1),
