@@ -152,6 +152,8 @@ __device__ __noinline__ void add_last(const Shared work, TileShared& common, u32
               place = place_of(number, sets), lane = threadIdx.x % LANES,
               first = threadIdx.x / LANES * LANE_X_ROWS;
     const Range at = work.range(last_item(work));
+    // A bias may be what the launch before has written.
+    wait_for_launch_before();
     const ItemOutput to(work, at, lane % QUADS * QUAD);
     const u32 runs = runs_of(at);
     if (first < x_rows) {
