@@ -103,8 +103,8 @@ pub fn compress_all(
 /// or beside it as its form asks for, whatever the form of `model`.
 ///
 /// Weights are decoded where compression reads them, three times (with
-/// [`Layout::Tile`](crate::Layout::Tile) large /// tensors four times), and what is decoded is
-/// compared with the container's hashes. Memory is as for [`compress`], and some 3 MiB a thread for
+/// [`Layout::Tile`](crate::Layout::Tile) large tensors four times), and what is decoded is compared
+/// with the container's hashes. Memory is as for [`compress`], and some 3 MiB a thread for
 /// decoding.
 ///
 /// # Errors

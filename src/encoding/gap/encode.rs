@@ -156,7 +156,7 @@ impl PortionEncoder {
         let mut writer = Writer::new(&mut output.stream, start, tracker);
         let (weights, lookahead) = input.weights.split_at(2 * input.elements);
         let mut done =
-            self.write_chunk(weights, input.first_element, &mut output.plane, &mut writer);
+            self.write_portion(weights, input.first_element, &mut output.plane, &mut writer);
         done = done && writer.bit() == end;
         let mut element = input.first_element + input.elements as u64;
         for weight in lookahead.as_chunks::<2>().0 {
@@ -223,7 +223,7 @@ impl PortionEncoder {
 
     /// Splits and writes the portion's own weights; false if they are not those that the histograms
     /// counted.
-    fn write_chunk(
+    fn write_portion(
         &self,
         weights: &[u8],
         first: u64,

@@ -164,10 +164,10 @@ impl Linear {
     /// With compute capability 9.0 and a driver of CUDA 12.3 or newer, a launch begins while the
     /// kernel before it on the stream ends (programmatic stream serialization): it reads the
     /// matrices, which were whole when [`GpuModel::matrix`](crate::gpu::GpuModel::matrix) or
-    /// [`Matrix::to_fast`] returned, and waits for that kernel before it reads x or writes. Then it
-    /// lets the next launch begin likewise: a kernel of the caller that has the attribute must wait
-    /// (`griddepcontrol.wait`) before it reads y or writes x, and may take what lies before this
-    /// launch for written; any other waits by itself.
+    /// [`Matrix::to_fast`] returned, and waits for that kernel before it reads x or a bias, or
+    /// writes. Then it lets the next launch begin likewise: a kernel of the caller that has the
+    /// attribute must wait (`griddepcontrol.wait`) before it reads y or writes x, and may take what
+    /// lies before this launch for written; any other waits by itself.
     ///
     /// # Errors
     /// [`Error::Parameter`] for another number of outputs than of matrices, rows that overlap, a
