@@ -83,7 +83,7 @@ impl Dtype {
     pub fn bytes(self, shape: &[u64]) -> Result<u64> {
         let bits = product(shape)?
             .checked_mul(self.bits())
-            .ok_or_else(|| Error::limit("a tensor's size in bits", u64::MAX, u64::MAX - 1))?;
+            .ok_or_else(|| Error::overflow("a tensor's size in bits"))?;
         if shape.contains(&0) {
             return Ok(0);
         }
@@ -113,7 +113,7 @@ fn product(shape: &[u64]) -> Result<u64> {
         .iter()
         .filter(|&&dimension| dimension != 0)
         .try_fold(1u64, |product, &dimension| product.checked_mul(dimension))
-        .ok_or_else(|| Error::limit("the product of a tensor's dimensions", u64::MAX, u64::MAX - 1))
+        .ok_or_else(|| Error::overflow("the product of a tensor's dimensions"))
 }
 
 #[cfg(test)]

@@ -108,6 +108,16 @@ impl Error {
         Self::Limit { what: what.to_string(), value, limit }
     }
 
+    /// [`Error::Limit`] if a value exceeds its limit.
+    pub(crate) fn check_limit(what: impl Display, value: u64, limit: u64) -> Result<()> {
+        if value <= limit { Ok(()) } else { Err(Self::limit(what, value, limit)) }
+    }
+
+    /// An [`Error::Limit`] for a quantity that 64 bits do not hold.
+    pub(crate) fn overflow(what: impl Display) -> Self {
+        Self::limit(what, u64::MAX, u64::MAX - 1)
+    }
+
     /// An [`Error::Parameter`] with its remedy.
     pub fn parameter(problem: impl Display, remedy: impl Display) -> Self {
         Self::Parameter { problem: problem.to_string(), remedy: remedy.to_string() }

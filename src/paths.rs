@@ -18,13 +18,7 @@ use crate::{
 /// [`MAX_PATH_COMPONENTS`] components or one of more than [`MAX_COMPONENT_BYTES`];
 /// [`Error::Corrupt`] if it breaks another rule, with the offset of the offending byte in the path.
 pub fn check_path(path: &str) -> Result<()> {
-    if path.len() as u64 > MAX_NAME_BYTES {
-        return Err(Error::limit(
-            "the length of a path in bytes",
-            path.len() as u64,
-            MAX_NAME_BYTES,
-        ));
-    }
+    Error::check_limit("the length of a path in bytes", path.len() as u64, MAX_NAME_BYTES)?;
     let corrupt = |offset: usize, problem: &str| {
         Err(Error::corrupt(format!("path {path:?}"), offset as u64, problem))
     };
@@ -57,16 +51,11 @@ pub(crate) fn shard_path(weights: &str) -> String {
 
 fn check_components(path: &str) -> Result<()> {
     let count = path.split('/').count() as u64;
-    if count > MAX_PATH_COMPONENTS {
-        let what = format!("the number of components of path {path:?}");
-        return Err(Error::limit(what, count, MAX_PATH_COMPONENTS));
-    }
+    let what = format_args!("the number of components of path {path:?}");
+    Error::check_limit(what, count, MAX_PATH_COMPONENTS)?;
     let longest = path.split('/').map(str::len).max().unwrap_or(0) as u64;
-    if longest > MAX_COMPONENT_BYTES {
-        let what = format!("the length in bytes of a component of path {path:?}");
-        return Err(Error::limit(what, longest, MAX_COMPONENT_BYTES));
-    }
-    Ok(())
+    let what = format_args!("the length in bytes of a component of path {path:?}");
+    Error::check_limit(what, longest, MAX_COMPONENT_BYTES)
 }
 
 /// Paths in the order of a tree: what lies in a folder comes directly after a file with the

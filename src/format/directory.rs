@@ -21,7 +21,17 @@ use crate::constants::CHECKSUM_CHUNK_BYTES;
 
 /// The fixed-width start of the directory.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct ShardRecord {
@@ -33,11 +43,18 @@ pub struct ShardRecord {
     pub identity: [u8; 32],
 }
 
+impl ShardRecord {
+    /// Of one shard of a model.
+    pub fn new(shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Self {
+        Self { shard_index: shard_index.into(), shard_count: shard_count.into(), identity }
+    }
+}
+
 /// A container's directory.
 ///
 /// [`Directory::parse`] returns only validated ones: every index, offset and name in it can be used
 /// as it is. A directory that was put together by hand is validated when its bytes are parsed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Directory {
     /// Which shard of which model this is.
     pub shard: ShardRecord,
@@ -102,6 +119,11 @@ impl Directory {
             let key = self.text_at(entry.key_offset, entry.key_length);
             (key, self.text_at(entry.value_offset, entry.value_length))
         })
+    }
+
+    /// The number of checksums of all sections.
+    pub fn chunk_count(&self) -> u64 {
+        self.sections.iter().map(|section| chunk_count(section.length.get())).sum()
     }
 
     /// The index of the tensor with this name, by binary search.

@@ -1,5 +1,7 @@
 //! Header and footer (spec/format.md, section 2).
 
+use std::mem::offset_of;
+
 use zerocopy::{
     FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U16, U32, U64},
@@ -70,6 +72,10 @@ fn corrupt(offset: usize, problem: impl std::fmt::Display) -> Error {
     Error::corrupt("header", offset as u64, problem)
 }
 
+fn check_file_length(bytes: u64) -> Result<()> {
+    Error::check_limit("the file's length in bytes", bytes, MAX_FILE_BYTES)
+}
+
 impl Header {
     /// The header of a container that is still being written; every reader rejects it.
     pub fn unfinished() -> Self {
@@ -94,9 +100,7 @@ impl Header {
         header.directory_length = length.into();
         header.directory_checksum = crc32fast::hash(directory).into();
         let file_length = header.expected_file_length()?;
-        if file_length > MAX_FILE_BYTES {
-            return Err(Error::limit("the file's length in bytes", file_length, MAX_FILE_BYTES));
-        }
+        check_file_length(file_length)?;
         header.file_length = file_length.into();
         Ok(header.sealed())
     }
@@ -109,7 +113,7 @@ impl Header {
     }
 
     const fn checked_bytes() -> usize {
-        std::mem::offset_of!(Self, header_checksum)
+        offset_of!(Self, header_checksum)
     }
 
     /// Where the footer starts, in bytes; the zeros after the directory end there.
@@ -119,24 +123,17 @@ impl Header {
         self.file_length.get() - HEADER_BYTES
     }
 
-    fn limited_directory_length(&self) -> Result<u64> {
+    fn check_directory_length(&self) -> Result<()> {
         let length = self.directory_length.get();
-        if length > MAX_DIRECTORY_BYTES {
-            return Err(Error::limit(
-                "the directory's length in bytes",
-                length,
-                MAX_DIRECTORY_BYTES,
-            ));
-        }
-        Ok(length)
+        Error::check_limit("the directory's length in bytes", length, MAX_DIRECTORY_BYTES)
     }
 
     /// The length of a file whose directory is where and as long as the header says.
     fn expected_file_length(&self) -> Result<u64> {
-        let length = self.limited_directory_length()?;
+        self.check_directory_length()?;
         self.directory_offset
             .get()
-            .checked_add(length)
+            .checked_add(self.directory_length.get())
             .and_then(|end| align(end, ARRAY_ALIGNMENT))
             .and_then(|end| end.checked_add(HEADER_BYTES))
             .ok_or_else(|| Error::limit("the file's length in bytes", u64::MAX, MAX_FILE_BYTES))
@@ -173,22 +170,17 @@ impl Header {
         Self::check_version(bytes)?;
         let header: Self = zerocopy::transmute!(*bytes);
         if header != header.sealed() {
-            let offset = std::mem::offset_of!(Self, header_checksum);
             let problem = "the header's checksum does not match";
-            return Err(corrupt(offset, problem).remedied("the file is damaged"));
+            return Err(corrupt(Self::checked_bytes(), problem).remedied("the file is damaged"));
         }
         match header.state.get() {
             STATE_COMPLETE => {}
             STATE_UNFINISHED => {
-                let error =
-                    corrupt(std::mem::offset_of!(Self, state), "the file was never finished");
+                let error = corrupt(offset_of!(Self, state), "the file was never finished");
                 return Err(error.remedied("write it again"));
             }
             state => {
-                return Err(corrupt(
-                    std::mem::offset_of!(Self, state),
-                    format_args!("state {state}"),
-                ));
+                return Err(corrupt(offset_of!(Self, state), format_args!("state {state}")));
             }
         }
         let unknown = header.incompatible_features.get() & !KNOWN_FEATURES;
@@ -209,28 +201,26 @@ impl Header {
     /// bounds.
     pub fn check_placement(&self, actual_length: u64) -> Result<()> {
         let stated = self.file_length.get();
-        if stated > MAX_FILE_BYTES {
-            return Err(Error::limit("the file's length in bytes", stated, MAX_FILE_BYTES));
-        }
+        check_file_length(stated)?;
         if stated != actual_length {
             let problem = format!(
                 "the file has {actual_length} bytes and its header says {stated}; it is truncated \
                 or has trailing bytes, fetch it again"
             );
-            return Err(corrupt(std::mem::offset_of!(Self, file_length), problem));
+            return Err(corrupt(offset_of!(Self, file_length), problem));
         }
-        self.limited_directory_length()?;
+        self.check_directory_length()?;
         let offset = self.directory_offset.get();
         if offset < HEAD_BYTES || !offset.is_multiple_of(SECTION_ALIGNMENT) {
             let problem =
                 format!("directory_offset {offset} is not aligned to {SECTION_ALIGNMENT} bytes");
-            return Err(corrupt(std::mem::offset_of!(Self, directory_offset), problem));
+            return Err(corrupt(offset_of!(Self, directory_offset), problem));
         }
         let expected = self.expected_file_length()?;
         if expected != stated {
             let problem =
                 format!("the directory ends such that the file has {expected} bytes, not {stated}");
-            return Err(corrupt(std::mem::offset_of!(Self, directory_length), problem));
+            return Err(corrupt(offset_of!(Self, directory_length), problem));
         }
         Ok(())
     }

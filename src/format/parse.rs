@@ -2,10 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned, little_endian::U64};
 
-use super::{
-    directory::Directory,
-    validate::{Places, validate},
-};
+use super::{directory::Directory, validate::validate};
 use crate::{Error, Result};
 
 struct Cursor<'a> {
@@ -29,9 +26,8 @@ impl Cursor<'_> {
         Ok(record)
     }
 
-    /// A list, and where its first record lies. Nothing is allocated before the count is known to
-    /// fit.
-    fn list<T>(&mut self, name: &str) -> Result<(Vec<T>, usize)>
+    /// A list. Nothing is allocated before the count is known to fit.
+    fn list<T>(&mut self, name: &str) -> Result<Vec<T>>
     where
         T: FromBytes + Unaligned + Immutable + KnownLayout + Clone,
     {
@@ -44,9 +40,8 @@ impl Cursor<'_> {
             })?;
         let (records, _) = <[T]>::ref_from_prefix_with_elems(rest, count)
             .map_err(|_| self.corrupt(format_args!("it ends within {name}")))?;
-        let start = self.position;
         self.position += size_of_val(records);
-        Ok((records.to_vec(), start))
+        Ok(records.to_vec())
     }
 }
 
@@ -60,32 +55,22 @@ impl Directory {
     /// says, step 9.
     pub fn parse(bytes: &[u8], directory_offset: u64) -> Result<Self> {
         let mut cursor = Cursor { bytes, position: 0 };
-        let shard = cursor.record("its first fields")?;
-        let (files, files_at) = cursor.list("files")?;
-        let (blocks, blocks_at) = cursor.list("blocks")?;
-        let (sections, sections_at) = cursor.list("sections")?;
-        let (tensors, tensors_at) = cursor.list("tensors")?;
-        let (arrays, arrays_at) = cursor.list("arrays")?;
-        let (checksums, checksums_at) = cursor.list("checksums")?;
-        let (metadata, metadata_at) = cursor.list("entries of metadata")?;
-        let (text, text_at) = cursor.list("bytes of text")?;
-        if cursor.position != bytes.len() {
-            return Err(cursor
-                .corrupt(format_args!("{} bytes are left over", bytes.len() - cursor.position)));
-        }
-        let places = Places {
-            files: files_at,
-            blocks: blocks_at,
-            sections: sections_at,
-            tensors: tensors_at,
-            arrays: arrays_at,
-            checksums: checksums_at,
-            metadata: metadata_at,
-            text: text_at,
+        let directory = Self {
+            shard: cursor.record("its first fields")?,
+            files: cursor.list("files")?,
+            blocks: cursor.list("blocks")?,
+            sections: cursor.list("sections")?,
+            tensors: cursor.list("tensors")?,
+            arrays: cursor.list("arrays")?,
+            checksums: cursor.list("checksums")?,
+            metadata: cursor.list("entries of metadata")?,
+            text: cursor.list("bytes of text")?,
         };
-        let directory =
-            Self { shard, files, blocks, sections, tensors, arrays, checksums, metadata, text };
-        validate(&directory, places, directory_offset)?;
+        if cursor.position != bytes.len() {
+            let left = bytes.len() - cursor.position;
+            return Err(cursor.corrupt(format_args!("{left} bytes are left over")));
+        }
+        validate(&directory, directory_offset)?;
         Ok(directory)
     }
 }

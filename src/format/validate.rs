@@ -5,7 +5,7 @@ use std::{collections::HashSet, ops::RangeInclusive};
 use zerocopy::little_endian::U64;
 
 use super::{
-    directory::Directory,
+    directory::{Directory, ShardRecord},
     records::{
         ArrayRecord, BlockRecord, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord,
         SECTION_SKIPPABLE, SectionRecord, TensorRecord, section_name,
@@ -20,8 +20,7 @@ use crate::{
     paths::{PathTree, check_path, ends_as_container},
 };
 
-/// Where a record lies in the directory, for error messages.
-#[derive(Clone, Copy)]
+/// Where the first record of each list lies in the directory, for error messages.
 pub(super) struct Places {
     pub(super) files: usize,
     pub(super) blocks: usize,
@@ -33,9 +32,30 @@ pub(super) struct Places {
     pub(super) text: usize,
 }
 
+impl Places {
+    fn of(directory: &Directory) -> Self {
+        let mut end = size_of::<ShardRecord>();
+        let mut next = |bytes: usize| {
+            let start = end + size_of::<u64>();
+            end = start + bytes;
+            start
+        };
+        Self {
+            files: next(size_of_val(&*directory.files)),
+            blocks: next(size_of_val(&*directory.blocks)),
+            sections: next(size_of_val(&*directory.sections)),
+            tensors: next(size_of_val(&*directory.tensors)),
+            arrays: next(size_of_val(&*directory.arrays)),
+            checksums: next(size_of_val(&*directory.checksums)),
+            metadata: next(size_of_val(&*directory.metadata)),
+            text: next(size_of_val(&*directory.text)),
+        }
+    }
+}
+
 /// Checks everything that the directory says about itself.
-pub(super) fn validate(directory: &Directory, places: Places, directory_offset: u64) -> Result<()> {
-    let check = Check { directory, places };
+pub(super) fn validate(directory: &Directory, directory_offset: u64) -> Result<()> {
+    let check = Check { directory, places: Places::of(directory) };
     check.kinds()?;
     check.shard()?;
     check.text()?;
@@ -57,18 +77,17 @@ pub(super) fn corrupt(offset: usize, problem: impl std::fmt::Display) -> Error {
     Error::corrupt("directory", offset as u64, problem)
 }
 
-pub(super) fn overflow(what: &str) -> Error {
-    Error::limit(what, u64::MAX, u64::MAX - 1)
+/// A rule about the bytes of the directory from here on.
+pub(super) fn require(holds: bool, offset: usize, problem: impl std::fmt::Display) -> Result<()> {
+    if holds { Ok(()) } else { Err(corrupt(offset, problem)) }
 }
 
 impl Check<'_> {
     /// What only a newer reader can read is Unsupported, whatever else there is (step 10).
     fn kinds(&self) -> Result<()> {
         let unknown = |what: &str, kind: u32| {
-            Err(Error::unsupported(
-                format_args!("{what} kind {kind}"),
-                "update df11 to read this file",
-            ))
+            let what = format_args!("{what} kind {kind}");
+            Err(Error::unsupported(what, "update df11 to read this file"))
         };
         for file in &self.directory.files {
             if !matches!(file.kind.get(), FILE_WEIGHTS | FILE_SIDE | FILE_BESIDE) {
@@ -110,6 +129,16 @@ impl Check<'_> {
         (at, at + std::mem::offset_of!(MetadataRecord, value_offset))
     }
 
+    /// A rule about a tensor.
+    pub(super) fn require(
+        &self,
+        index: usize,
+        holds: bool,
+        problem: impl std::fmt::Display,
+    ) -> Result<()> {
+        if holds { Ok(()) } else { Err(self.tensor_corrupt(index, problem)) }
+    }
+
     pub(super) fn tensor_corrupt(&self, index: usize, problem: impl std::fmt::Display) -> Error {
         let name = self.directory.tensor_name(&self.directory.tensors[index]);
         corrupt(self.tensor_at(index), format_args!("tensor {name:?}: {problem}"))
@@ -118,17 +147,14 @@ impl Check<'_> {
     fn shard(&self) -> Result<()> {
         let (index, count) =
             (self.directory.shard.shard_index.get(), self.directory.shard.shard_count.get());
-        if count > MAX_SHARDS {
-            return Err(Error::limit("shard_count", count, MAX_SHARDS));
-        }
-        if index >= count {
-            return Err(corrupt(0, format_args!("shard {index} of {count}")));
-        }
+        Error::check_limit("shard_count", count, MAX_SHARDS)?;
+        require(index < count, 0, format_args!("shard {index} of {count}"))?;
         let weights_alone = self.directory.files.iter().all(|file| file.kind == FILE_WEIGHTS);
-        if index > 0 && !(weights_alone && self.directory.metadata.is_empty()) {
-            return Err(corrupt(0, "side files or metadata in a shard that is not the first"));
-        }
-        Ok(())
+        require(
+            index == 0 || weights_alone && self.directory.metadata.is_empty(),
+            0,
+            "side files or metadata in a shard that is not the first",
+        )
     }
 
     /// Names, paths, keys and values lie back to back, are UTF-8 without NUL, and of legal length.
@@ -156,11 +182,8 @@ impl Check<'_> {
         for (at, offset, length, lengths) in names.chain(entries) {
             position = self.name(at, offset, length, &lengths, position)?;
         }
-        if position == directory.text.len() {
-            Ok(())
-        } else {
-            Err(corrupt(self.places.text + position, "text goes on after the last name"))
-        }
+        let is_end = position == directory.text.len();
+        require(is_end, self.places.text + position, "text goes on after the last name")
     }
 
     fn name(
@@ -172,25 +195,17 @@ impl Check<'_> {
         position: usize,
     ) -> Result<usize> {
         let length = length.get();
-        if length > *lengths.end() {
-            return Err(Error::limit(
-                "the length in bytes of a name or value",
-                length,
-                *lengths.end(),
-            ));
-        }
-        if length < *lengths.start() || offset.get() != position as u64 {
-            return Err(corrupt(at, "a name is empty or does not follow the one before"));
-        }
+        Error::check_limit("the length in bytes of a name or value", length, *lengths.end())?;
+        let is_next = length >= *lengths.start() && offset.get() == position as u64;
+        require(is_next, at, "a name is empty or does not follow the one before")?;
         let end = position + length as usize;
         let bytes = self
             .directory
             .text
             .get(position..end)
             .ok_or_else(|| corrupt(at, "a name ends beyond text"))?;
-        if std::str::from_utf8(bytes).is_err() || bytes.contains(&0) {
-            return Err(corrupt(self.places.text + position, "a name is not UTF-8 without NUL"));
-        }
+        let is_text = std::str::from_utf8(bytes).is_ok() && !bytes.contains(&0);
+        require(is_text, self.places.text + position, "a name is not UTF-8 without NUL")?;
         Ok(end)
     }
 
@@ -199,28 +214,17 @@ impl Check<'_> {
         let mut bytes = 0;
         let mut before = None;
         for (i, (key, value)) in self.directory.metadata().enumerate() {
-            if before.is_some_and(|before| before >= key) {
-                return Err(corrupt(self.entry_at(i).0, "keys of metadata are not ascending"));
-            }
+            let ascends = before.is_none_or(|before| before < key);
+            require(ascends, self.entry_at(i).0, "keys of metadata are not ascending")?;
             before = Some(key);
             bytes += (key.len() + value.len()) as u64;
         }
-        if bytes > MAX_METADATA_BYTES {
-            return Err(Error::limit(
-                "the length of all metadata in bytes",
-                bytes,
-                MAX_METADATA_BYTES,
-            ));
-        }
-        Ok(())
+        Error::check_limit("the length of all metadata in bytes", bytes, MAX_METADATA_BYTES)
     }
 
     fn files(&self) -> Result<()> {
         let directory = self.directory;
-        let count = directory.files.len() as u64;
-        if count > MAX_FILES {
-            return Err(Error::limit("the number of files", count, MAX_FILES));
-        }
+        Error::check_limit("the number of files", directory.files.len() as u64, MAX_FILES)?;
         let mut paths = HashSet::new();
         let mut before: Option<(u32, &str)> = None;
         for (i, file) in directory.files.iter().enumerate() {
@@ -230,20 +234,14 @@ impl Check<'_> {
                 Error::Corrupt { .. } => corrupt(at, error),
                 other => other,
             })?;
-            if before.is_some_and(|before| before >= (kind, path)) || !paths.insert(path) {
-                return Err(corrupt(at, format_args!("path {path:?} is out of order")));
-            }
+            let ascends = before.is_none_or(|before| before < (kind, path)) && paths.insert(path);
+            require(ascends, at, format_args!("path {path:?} is out of order"))?;
             before = Some((kind, path));
             let empty = kind == FILE_BESIDE || kind == FILE_SIDE && file.length.get() == 0;
-            if file.reserved.get() != 0 || file.array_count.get() != u64::from(!empty) {
-                return Err(corrupt(at, format_args!("file {path:?} has a wrong field")));
-            }
-            if kind == FILE_BESIDE && ends_as_container(path) {
-                return Err(corrupt(
-                    at,
-                    format_args!("side file {path:?} would be taken for a shard"),
-                ));
-            }
+            let right = file.reserved == 0 && file.array_count.get() == u64::from(!empty);
+            require(right, at, format_args!("file {path:?} has a wrong field"))?;
+            let is_shard = kind == FILE_BESIDE && ends_as_container(path);
+            require(!is_shard, at, format_args!("side file {path:?} would be taken for a shard"))?;
         }
         self.folders()
     }
@@ -256,23 +254,15 @@ impl Check<'_> {
             let problem = format!("path {path:?} lies in file {file:?}");
             return Err(corrupt(self.places.files, problem));
         }
-        let count = tree.folders();
-        if count > MAX_FOLDERS {
-            return Err(Error::limit("the number of folders of all paths", count, MAX_FOLDERS));
-        }
-        Ok(())
+        Error::check_limit("the number of folders of all paths", tree.folders(), MAX_FOLDERS)
     }
 
     fn blocks(&self) -> Result<()> {
         let mut names = HashSet::new();
         for (i, block) in self.directory.blocks.iter().enumerate() {
             let name = self.directory.block_name(block);
-            if !names.insert(name) {
-                return Err(corrupt(
-                    self.block_at(i),
-                    format_args!("two blocks are named {name:?}"),
-                ));
-            }
+            let problem = format_args!("two blocks are named {name:?}");
+            require(names.insert(name), self.block_at(i), problem)?;
         }
         Ok(())
     }

@@ -1,51 +1,46 @@
 //! The rules of sections, their arrays and their checksums (spec/format.md, sections 2 to 4).
 
 use super::{
-    directory::chunk_count,
     records::{
         ArrayRecord, FILE_WEIGHTS, SECTION_CODEBOOK, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE,
         SectionRecord, section_name,
     },
-    validate::{Check, corrupt, overflow},
+    validate::{Check, corrupt, require},
 };
 use crate::{
-    Result,
+    Error, Result,
     constants::{ARRAY_ALIGNMENT, HEAD_BYTES, NONE, SECTION_ALIGNMENT, align},
 };
 
 impl Check<'_> {
     pub(super) fn sections(&self, directory_offset: u64) -> Result<()> {
+        let overflow = || Error::overflow("a section's end");
         let mut end = HEAD_BYTES;
         let mut before = None;
         for (i, section) in self.directory.sections.iter().enumerate() {
             let (at, kind, block) = (self.section_at(i), section.kind.get(), section.block.get());
             self.section_kind(at, kind, block)?;
-            if before.is_some_and(|before| before >= (block, kind)) {
-                return Err(corrupt(at, "sections are not ascending by block and kind"));
-            }
+            let ascends = before.is_none_or(|before| before < (block, kind));
+            require(ascends, at, "sections are not ascending by block and kind")?;
             before = Some((block, kind));
-            let start = align(end, SECTION_ALIGNMENT).ok_or_else(|| overflow("a section's end"))?;
-            if section.reserved.get() != 0
-                || section.length.get() == 0
-                || section.offset.get() != start
-            {
-                let problem = format!("section {i} must start at {start} and have a length");
-                return Err(corrupt(at, problem));
-            }
-            end = start
-                .checked_add(section.length.get())
-                .ok_or_else(|| overflow("a section's end"))?;
+            let start = align(end, SECTION_ALIGNMENT).ok_or_else(overflow)?;
+            let length = section.length.get();
+            require(
+                section.reserved == 0 && length > 0 && section.offset.get() == start,
+                at,
+                format_args!("section {i} must start at {start} and have a length"),
+            )?;
+            end = start.checked_add(length).ok_or_else(overflow)?;
         }
-        let start =
-            align(end, SECTION_ALIGNMENT).ok_or_else(|| overflow("the last section's end"))?;
-        if start == directory_offset {
-            Ok(())
-        } else {
-            let problem = format!(
+        let start = align(end, SECTION_ALIGNMENT)
+            .ok_or_else(|| Error::overflow("the last section's end"))?;
+        require(
+            start == directory_offset,
+            self.places.sections,
+            format_args!(
                 "the sections end at {start}, and the directory starts at {directory_offset}"
-            );
-            Err(corrupt(self.places.sections, problem))
-        }
+            ),
+        )
     }
 
     fn section_kind(&self, at: usize, kind: u32, block: u64) -> Result<()> {
@@ -54,11 +49,7 @@ impl Check<'_> {
             SECTION_PREFIX | SECTION_SIDE => block == NONE,
             _ => block == NONE || block < self.directory.blocks.len() as u64,
         };
-        if legal {
-            Ok(())
-        } else {
-            Err(corrupt(at, format_args!("a section of kind {kind} in block {block}")))
-        }
+        require(legal, at, format_args!("a section of kind {kind} in block {block}"))
     }
 
     /// Arrays belong to records in order and are packed in their sections.
@@ -74,21 +65,20 @@ impl Check<'_> {
                     .map(|(i, tensor)| (self.tensor_at(i), tensor.first_array, tensor.array_count)),
             );
         for (at, first, count) in owners {
-            if first.get() != next {
-                return Err(corrupt(at, format_args!("first_array must be {next}")));
-            }
-            next = next.checked_add(count.get()).ok_or_else(|| overflow("the count of arrays"))?;
+            require(first.get() == next, at, format_args!("first_array must be {next}"))?;
+            next = next
+                .checked_add(count.get())
+                .ok_or_else(|| Error::overflow("the count of arrays"))?;
         }
-        if next != directory.arrays.len() as u64 {
-            let problem =
-                format!("records own {next} arrays, and there are {}", directory.arrays.len());
-            return Err(corrupt(self.places.arrays, problem));
-        }
+        let count = directory.arrays.len();
+        let problem = format_args!("records own {next} arrays, and there are {count}");
+        require(next == count as u64, self.places.arrays, problem)?;
         self.packing()?;
         self.owners()
     }
 
     fn packing(&self) -> Result<()> {
+        let overflow = || Error::overflow("an array's end");
         let sections = &self.directory.sections;
         let mut ends: Vec<Option<u64>> = vec![None; sections.len()];
         for (i, array) in self.directory.arrays.iter().enumerate() {
@@ -97,26 +87,23 @@ impl Check<'_> {
                 .ok()
                 .and_then(|section| ends.get_mut(section))
                 .ok_or_else(|| corrupt(at, "an array is in no section"))?;
-            let start = align(end.unwrap_or(0), ARRAY_ALIGNMENT)
-                .ok_or_else(|| overflow("an array's end"))?;
-            if array.offset.get() != start || array.length.get() == 0 {
-                return Err(corrupt(
-                    at,
-                    format_args!("an array must start at {start} and have a length"),
-                ));
-            }
-            let stop =
-                start.checked_add(array.length.get()).ok_or_else(|| overflow("an array's end"))?;
-            *end = Some(stop);
+            let start = align(end.unwrap_or(0), ARRAY_ALIGNMENT).ok_or_else(overflow)?;
+            let length = array.length.get();
+            require(
+                array.offset.get() == start && length > 0,
+                at,
+                format_args!("an array must start at {start} and have a length"),
+            )?;
+            *end = Some(start.checked_add(length).ok_or_else(overflow)?);
         }
         for (i, (section, end)) in sections.iter().zip(ends).enumerate() {
             let (length, end) = (section.length.get(), end.unwrap_or(0));
             let known = section_name(section.kind.get()).is_some();
-            if end > length || (known && end != length) {
-                let problem =
-                    format!("section {i} has {length} bytes, and its arrays end at {end}");
-                return Err(corrupt(self.section_at(i), problem));
-            }
+            require(
+                end <= length && (!known || end == length),
+                self.section_at(i),
+                format_args!("section {i} has {length} bytes, and its arrays end at {end}"),
+            )?;
         }
         Ok(())
     }
@@ -125,27 +112,23 @@ impl Check<'_> {
     fn owners(&self) -> Result<()> {
         let directory = self.directory;
         for (i, file) in directory.files.iter().enumerate() {
-            let wanted =
-                if file.kind.get() == FILE_WEIGHTS { SECTION_PREFIX } else { SECTION_SIDE };
+            let at = self.file_at(i);
+            let wanted = if file.kind == FILE_WEIGHTS { SECTION_PREFIX } else { SECTION_SIDE };
             for array in &directory.arrays[file.array_range()] {
-                if self.section_of(array).kind.get() != wanted
-                    || array.length.get() > file.length.get()
-                {
-                    return Err(corrupt(
-                        self.file_at(i),
-                        "a file's array is in the wrong section or too long",
-                    ));
-                }
-                if wanted == SECTION_SIDE && array.length != file.length {
-                    return Err(corrupt(self.file_at(i), "a side file's array has another length"));
-                }
+                require(
+                    self.section_of(array).kind == wanted
+                        && array.length.get() <= file.length.get(),
+                    at,
+                    "a file's array is in the wrong section or too long",
+                )?;
+                let fits = wanted != SECTION_SIDE || array.length == file.length;
+                require(fits, at, "a side file's array has another length")?;
             }
         }
         for (i, tensor) in directory.tensors.iter().enumerate() {
             for array in &directory.arrays[tensor.array_range()] {
-                if self.section_of(array).block != tensor.block {
-                    return Err(self.tensor_corrupt(i, "an array is in a section of another block"));
-                }
+                let is_own = self.section_of(array).block == tensor.block;
+                self.require(i, is_own, "an array is in a section of another block")?;
             }
         }
         Ok(())
@@ -157,16 +140,8 @@ impl Check<'_> {
     }
 
     pub(super) fn checksums(&self) -> Result<()> {
-        let expected: u64 =
-            self.directory.sections.iter().map(|section| chunk_count(section.length.get())).sum();
-        if expected == self.directory.checksums.len() as u64 {
-            Ok(())
-        } else {
-            let problem = format!(
-                "{} checksums, and the sections need {expected}",
-                self.directory.checksums.len()
-            );
-            Err(corrupt(self.places.checksums, problem))
-        }
+        let (count, expected) = (self.directory.checksums.len(), self.directory.chunk_count());
+        let problem = format_args!("{count} checksums, and the sections need {expected}");
+        require(count as u64 == expected, self.places.checksums, problem)
     }
 }

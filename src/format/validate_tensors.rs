@@ -20,45 +20,33 @@ impl Check<'_> {
         let mut aliases = vec![0; self.directory.tensors.len()];
         for (i, tensor) in self.directory.tensors.iter().enumerate() {
             let name = self.directory.tensor_name(tensor);
-            if before.is_some_and(|before| before >= name.as_bytes()) {
-                return Err(self.tensor_corrupt(i, "names are not ascending"));
-            }
+            let ascends = before.is_none_or(|before| before < name.as_bytes());
+            self.require(i, ascends, "names are not ascending")?;
             before = Some(name.as_bytes());
             self.tensor(i, tensor)?;
             if tensor.encoding == ENCODING_ALIAS {
-                self.count_alias(i, tensor, &mut aliases)?;
+                self.count_alias(tensor, &mut aliases)?;
             }
         }
         Ok(())
     }
 
     /// One alias more of a target that `alias` accepted.
-    fn count_alias(&self, i: usize, tensor: &TensorRecord, aliases: &mut [u8]) -> Result<()> {
+    fn count_alias(&self, tensor: &TensorRecord, aliases: &mut [u64]) -> Result<()> {
         let count = &mut aliases[tensor.parameters[0].get() as usize];
         *count += 1;
-        if u64::from(*count) <= MAX_ALIASES {
-            return Ok(());
-        }
-        let name = self.directory.tensor_name(&self.directory.tensors[i]);
-        let what = format!("the number of aliases of the target of tensor {name:?}");
-        Err(Error::limit(what, (*count).into(), MAX_ALIASES))
+        let name = self.directory.tensor_name(tensor);
+        let what = format_args!("the number of aliases of the target of tensor {name:?}");
+        Error::check_limit(what, *count, MAX_ALIASES)
     }
 
     fn tensor(&self, i: usize, tensor: &TensorRecord) -> Result<()> {
         let dimensions = tensor.dimension_count.get();
-        if dimensions > MAX_DIMENSIONS {
-            return Err(Error::limit(
-                "a tensor's number of dimensions",
-                dimensions,
-                MAX_DIMENSIONS,
-            ));
-        }
-        if tensor.shape[dimensions as usize..].iter().any(|&dimension| dimension != 0) {
-            return Err(self.tensor_corrupt(i, "a dimension beyond dimension_count is not zero"));
-        }
-        if tensor.block.get() >= self.directory.blocks.len() as u64 {
-            return Err(self.tensor_corrupt(i, "its block does not exist"));
-        }
+        Error::check_limit("a tensor's number of dimensions", dimensions, MAX_DIMENSIONS)?;
+        let is_zero = tensor.shape[dimensions as usize..].iter().all(|&dimension| dimension == 0);
+        self.require(i, is_zero, "a dimension beyond dimension_count is not zero")?;
+        let has_block = tensor.block.get() < self.directory.blocks.len() as u64;
+        self.require(i, has_block, "its block does not exist")?;
         let file = usize::try_from(tensor.file.get())
             .ok()
             .and_then(|file| self.directory.files.get(file))
@@ -74,9 +62,9 @@ impl Check<'_> {
             }
             Some(bytes) => bytes?,
         };
-        if tensor.file_offset.get().checked_add(bytes).is_none_or(|end| end > file.length.get()) {
-            return Err(self.tensor_corrupt(i, "it ends beyond its weights file"));
-        }
+        let end = tensor.file_offset.get().checked_add(bytes);
+        let is_inside = end.is_some_and(|end| end <= file.length.get());
+        self.require(i, is_inside, "it ends beyond its weights file")?;
         if tensor.encoding == ENCODING_ALIAS {
             return self.alias(i, tensor);
         }
@@ -103,11 +91,7 @@ impl Check<'_> {
             && target.dimension_count == tensor.dimension_count
             && target.shape == tensor.shape
             && target.hash == tensor.hash;
-        if same {
-            Ok(())
-        } else {
-            Err(self.tensor_corrupt(i, "the target of the alias is not its equal"))
-        }
+        self.require(i, same, "the target of the alias is not its equal")
     }
 
     fn raw(&self, i: usize, tensor: &TensorRecord, bytes: u64) -> Result<()> {
@@ -121,14 +105,11 @@ impl Check<'_> {
 
     fn coded(&self, i: usize, tensor: &TensorRecord, dtype: Dtype, count: u64) -> Result<()> {
         self.parameters(i, tensor, 3)?;
-        if dtype != Dtype::BF16 || count == 0 {
-            return Err(self.tensor_corrupt(i, "only BF16 tensors with elements can be coded"));
-        }
+        let is_codable = dtype == Dtype::BF16 && count > 0;
+        self.require(i, is_codable, "only BF16 tensors with elements can be coded")?;
         // The plane first: once it is known to be there, no other size can be large for nothing.
         let plane = self.directory.arrays[tensor.array_range()].last();
-        if plane.is_none_or(|plane| plane.length != count) {
-            return Err(self.tensor_corrupt(i, WRONG_ARRAYS));
-        }
+        self.require(i, plane.is_some_and(|plane| plane.length == count), WRONG_ARRAYS)?;
         let sizes = Coded::of(self.directory, tensor).map_err(|error| match error {
             limit @ Error::Limit { .. } => limit,
             error => self.tensor_corrupt(i, error),
@@ -141,11 +122,8 @@ impl Check<'_> {
 
     /// The parameters from `used` on are zero.
     fn parameters(&self, i: usize, tensor: &TensorRecord, used: usize) -> Result<()> {
-        if tensor.parameters[used..].iter().all(|&parameter| parameter == 0) {
-            Ok(())
-        } else {
-            Err(self.tensor_corrupt(i, "an unused parameter is not zero"))
-        }
+        let is_zero = tensor.parameters[used..].iter().all(|&parameter| parameter == 0);
+        self.require(i, is_zero, "an unused parameter is not zero")
     }
 
     /// The arrays are in sections of these kinds and have these lengths in bytes.
@@ -160,6 +138,6 @@ impl Check<'_> {
         let right = arrays.len() == kinds.len()
             && arrays.iter().zip(kinds).all(|(array, &kind)| self.section_of(array).kind == kind)
             && arrays.iter().zip(lengths).all(|(array, &length)| array.length == length);
-        if right { Ok(()) } else { Err(self.tensor_corrupt(i, WRONG_ARRAYS)) }
+        self.require(i, right, WRONG_ARRAYS)
     }
 }

@@ -68,13 +68,11 @@ impl<'m> Block<'m> {
         for tensor in self.tensors() {
             // Tensors that cannot be decoded, and aliases, may be of any size.
             let length = tensor.byte_length()?;
-            let start = align(bytes, ARRAY_ALIGNMENT);
-            let (start, end) =
-                start.and_then(|start| Some((start, start.checked_add(length)?))).ok_or_else(
-                    || Error::limit("the size of a block in bytes", u64::MAX, u64::MAX - 1),
-                )?;
-            tensors.push(start..end);
-            bytes = end;
+            let range =
+                align(bytes, ARRAY_ALIGNMENT).and_then(|at| Some(at..at.checked_add(length)?));
+            let range = range.ok_or_else(|| Error::overflow("the size of a block in bytes"))?;
+            bytes = range.end;
+            tensors.push(range);
         }
         Ok(BlockLayout { bytes, tensors })
     }

@@ -119,10 +119,8 @@ impl HeaderTensor {
     fn check(&self) -> Result<()> {
         let (name, Range { start, end }) = (&self.name, self.data.clone());
         check_name(name)?;
-        if self.shape.len() as u64 > MAX_DIMENSIONS {
-            let what = format!("the number of dimensions of {name:?}");
-            return Err(Error::limit(what, self.shape.len() as u64, MAX_DIMENSIONS));
-        }
+        let what = format_args!("the number of dimensions of {name:?}");
+        Error::check_limit(what, self.shape.len() as u64, MAX_DIMENSIONS)?;
         if start > end {
             let problem = format!("the data of {name:?} spans {start}..{end}, which is no range");
             return Err(Error::corrupt(name, LENGTH_BYTES, problem));
@@ -140,13 +138,8 @@ impl HeaderTensor {
 }
 
 fn check_name(name: &str) -> Result<()> {
-    if name.len() as u64 > MAX_NAME_BYTES {
-        return Err(Error::limit(
-            "the length of a tensor name in bytes",
-            name.len() as u64,
-            MAX_NAME_BYTES,
-        ));
-    }
+    let length = name.len() as u64;
+    Error::check_limit("the length of a tensor name in bytes", length, MAX_NAME_BYTES)?;
     if name.is_empty() || name.contains('\0') {
         let what = format!("the tensor name {name:?} (empty, or with a NUL)");
         let remedy = "rename the tensor; the format allows names of 1 to 4096 bytes without NUL";

@@ -42,13 +42,8 @@ struct Json {
 impl Index {
     /// Reads and validates an index; the cost grows with its length.
     pub(super) fn read(found: &Found) -> Result<Self> {
-        if found.length > MAX_SIDE_BYTES {
-            return Err(Error::limit(
-                format!("{}: its length in bytes", found.path),
-                found.length,
-                MAX_SIDE_BYTES,
-            ));
-        }
+        let what = format_args!("{}: its length in bytes", found.path);
+        Error::check_limit(what, found.length, MAX_SIDE_BYTES)?;
         let bytes = read_regular(&found.file)?;
         let invalid =
             |error| Error::corrupt(&found.path, 0, format!("not a sharding index: {error}"));

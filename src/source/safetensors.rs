@@ -139,11 +139,8 @@ fn read_prefix(path: &str, reader: &dyn ReadAt) -> Result<Vec<u8>> {
                 return Err(Error::corrupt(path, LENGTH_BYTES, problem));
             }
         }
-        return Err(Error::limit(
-            format!("{path}: the header's length in bytes"),
-            header,
-            MAX_HEADER_BYTES,
-        ));
+        let what = format_args!("{path}: the header's length in bytes");
+        return Err(Error::limit(what, header, MAX_HEADER_BYTES));
     }
     if header > size - LENGTH_BYTES {
         return Err(truncated(path, size, LENGTH_BYTES + header));
@@ -179,7 +176,7 @@ fn source_tensor(tensor: &HeaderTensor, start: u64) -> Result<SourceTensor> {
         Error::unsupported(what, "convert the tensor, or update df11")
     })?;
     let ends = start.checked_add(data.end);
-    ends.ok_or_else(|| Error::limit("where a tensor ends, in bytes", u64::MAX, u64::MAX - 1))?;
+    ends.ok_or_else(|| Error::overflow("where a tensor ends, in bytes"))?;
     let length = data.end - data.start;
     Ok(SourceTensor {
         name: name.clone(),

@@ -159,23 +159,13 @@ pub(super) fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<()> 
             let problem = format!("the metadata entry {key:?} has an empty key, or a NUL");
             return Err(Error::parameter(problem, "keys and values are text"));
         }
-        if key_bytes > MAX_KEY_BYTES {
-            return Err(Error::limit(
-                format!("the length of key {key:?} in bytes"),
-                key_bytes,
-                MAX_KEY_BYTES,
-            ));
-        }
-        if value_bytes > MAX_VALUE_BYTES {
-            let what = format!("the length of the value of {key:?} in bytes");
-            return Err(Error::limit(what, value_bytes, MAX_VALUE_BYTES));
-        }
+        let what = format_args!("the length of key {key:?} in bytes");
+        Error::check_limit(what, key_bytes, MAX_KEY_BYTES)?;
+        let what = format_args!("the length of the value of {key:?} in bytes");
+        Error::check_limit(what, value_bytes, MAX_VALUE_BYTES)?;
         bytes += key_bytes + value_bytes;
     }
-    if bytes > MAX_METADATA_BYTES {
-        return Err(Error::limit("the length of all metadata in bytes", bytes, MAX_METADATA_BYTES));
-    }
-    Ok(())
+    Error::check_limit("the length of all metadata in bytes", bytes, MAX_METADATA_BYTES)
 }
 
 /// What a model card says beyond what the files tell.

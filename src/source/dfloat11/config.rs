@@ -12,7 +12,7 @@ use crate::{Error, Result, io::read_regular, source::unique::Unique};
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// The most patterns, and the most bytes that one takes when it is compiled: 16 MiB for all of
 /// them, where a checkpoint has a handful of some KB.
-const MAX_PATTERNS: usize = 256;
+const MAX_PATTERNS: u64 = 256;
 const MAX_PATTERN_BYTES: usize = 64 << 10;
 /// What the package's kernel is made for.
 const BYTES_PER_THREAD: u64 = super::coded::BYTES_PER_THREAD;
@@ -53,16 +53,13 @@ impl Config {
     /// geometry that its kernel does not have, or a pattern beyond ours; [`Error::Limit`] for a
     /// config, or a number of patterns, that no checkpoint has; [`Error::Io`].
     pub(super) fn read(file: &Path) -> Result<Option<Self>> {
-        match fs::metadata(file) {
-            Ok(metadata) if metadata.is_file() && metadata.len() > MAX_CONFIG_BYTES => {
-                let what = format!("{}: its length in bytes", file.display());
-                return Err(Error::limit(what, metadata.len(), MAX_CONFIG_BYTES));
-            }
-            Ok(metadata) if metadata.is_file() => {}
+        let length = match fs::metadata(file) {
+            Ok(metadata) if metadata.is_file() => metadata.len(),
             _ => return Ok(None),
-        }
+        };
+        let place = file.display();
+        Error::check_limit(format_args!("{place}: its length in bytes"), length, MAX_CONFIG_BYTES)?;
         let bytes = read_regular(file)?;
-        let place = file.display().to_string();
         let invalid = |error| {
             Error::corrupt(&place, 0, format!("not the config of a DFloat11 checkpoint: {error}"))
         };
@@ -79,10 +76,8 @@ impl Config {
             );
             return Err(Error::unsupported(what, "compress the original BF16 files"));
         }
-        if own.pattern_dict.len() > MAX_PATTERNS {
-            let what = format!("{place}: the number of patterns in its pattern_dict");
-            return Err(Error::limit(what, own.pattern_dict.len() as u64, MAX_PATTERNS as u64));
-        }
+        let what = format_args!("{place}: the number of patterns in its pattern_dict");
+        Error::check_limit(what, own.pattern_dict.len() as u64, MAX_PATTERNS)?;
         let patterns = own.pattern_dict.into_iter().map(|(pattern, attributes)| {
             let mut regex = RegexBuilder::new(&format!("^(?:{pattern})$"));
             let regex = regex.size_limit(MAX_PATTERN_BYTES).build().map_err(|error| {

@@ -48,7 +48,7 @@ impl Merged {
         coded: Vec<Arc<CodedBlock>>,
         entries: Vec<(String, Entry)>,
     ) -> Result<Self> {
-        let too_large = || Error::limit("the bytes of a checkpoint", u64::MAX, u64::MAX - 1);
+        let too_large = || Error::overflow("the bytes of a checkpoint");
         let mut json = Vec::new();
         let mut segments = Vec::with_capacity(entries.len());
         let mut end = 0u64;

@@ -248,10 +248,8 @@ impl Import {
         let mut splits = vec![0];
         if self.stored.contains_key(&format!("{module}{SPLITS}")) {
             let array = self.array(module, SPLITS)?;
-            if array.length > MAX_SPLIT_BYTES {
-                let what = format!("{}: its length in bytes", array.path);
-                return Err(Error::limit(what, array.length, MAX_SPLIT_BYTES));
-            }
+            let what = format_args!("{}: its length in bytes", array.path);
+            Error::check_limit(what, array.length, MAX_SPLIT_BYTES)?;
             let mut bytes = vec![0; array.length as usize];
             array.read(0, &mut bytes)?;
             splits.extend(
@@ -320,7 +318,7 @@ impl Import {
     fn add(&mut self, name: String, entry: Entry) -> Result<()> {
         self.header += (Value::from(name.as_str()).to_string().len() + ENTRY_BYTES) as u64;
         if self.header > MAX_HEADER_BYTES {
-            let what = format!("{}: the header's length in bytes", self.path());
+            let what = format_args!("{}: the header's length in bytes", self.path());
             return Err(Error::limit(what, self.header, MAX_HEADER_BYTES));
         }
         if self.entries.contains_key(&name) {
