@@ -14,10 +14,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Model, Shard, hash};
+use super::{OriginalFile, hash};
 use crate::{
     Error, Result,
-    format::records::{FILE_BESIDE, FileRecord},
     io::{FileReader, ReadAt, read_regular},
     source::MAX_SIDE_BYTES,
 };
@@ -40,20 +39,25 @@ pub(crate) enum Beside {
     Missing,
 }
 
-/// The side files of a model that lie beside its containers: shard, and index of the file in it.
-pub(crate) fn recorded(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {
-    model.shards().iter().flat_map(|shard| {
-        let files = shard.directory().files.iter().enumerate();
-        let beside = files.filter(|(_, file)| file.kind == FILE_BESIDE);
-        beside.map(move |(index, _)| (shard, index))
-    })
+impl Beside {
+    /// The error for what is not the original of this file.
+    pub(crate) fn refused(&self, file: OriginalFile<'_>) -> Error {
+        let problem = match self {
+            Self::Missing => "it is missing beside the containers",
+            _ => "it was changed after the model was compressed",
+        };
+        Error::corrupt(format!("file {:?}", file.path()), 0, problem)
+            .remedied("fetch it again, or see --keep-changed of decompress")
+            .in_file(file.shard().path())
+    }
 }
 
 /// Looks for a recorded side file in the folder of its model, and compares its hash.
 ///
 /// # Errors
 /// [`Error::Io`] if a file that is there cannot be read.
-pub(crate) fn find(root: &Path, path: &str, record: &FileRecord) -> Result<Beside> {
+pub(crate) fn find(root: &Path, recorded: OriginalFile<'_>) -> Result<Beside> {
+    let (path, length, wanted) = (recorded.path(), recorded.length(), recorded.record().hash);
     let file = root.join(path);
     let metadata = match fs::metadata(&file) {
         Ok(metadata) if metadata.is_file() => metadata,
@@ -61,8 +65,7 @@ pub(crate) fn find(root: &Path, path: &str, record: &FileRecord) -> Result<Besid
         Err(error) if is_absent(&error) => return Ok(Beside::Missing),
         Err(error) => return Err(Error::io("looking at", &file, error)),
     };
-    let length = record.length.get();
-    if metadata.len() == length && hash_file(&file)? == record.hash {
+    if metadata.len() == length && hash_file(&file)? == wanted {
         return Ok(Beside::Original(file));
     }
     let is_marked = path.rsplit('/').next() == Some(MARKED_NAME)
@@ -70,7 +73,7 @@ pub(crate) fn find(root: &Path, path: &str, record: &FileRecord) -> Result<Besid
         && metadata.len() == length + MARK.len() as u64;
     if is_marked {
         let bytes = read_regular(&file)?;
-        let original = unmark(&bytes).filter(|bytes| blake3::hash(bytes) == record.hash);
+        let original = unmark(&bytes).filter(|bytes| blake3::hash(bytes) == wanted);
         if let Some(original) = original {
             return Ok(Beside::Marked(original));
         }
@@ -78,31 +81,18 @@ pub(crate) fn find(root: &Path, path: &str, record: &FileRecord) -> Result<Besid
     Ok(Beside::Changed(file))
 }
 
-/// The error for a recorded side file that is not the original.
-pub(crate) fn refused(shard: &Shard, path: &str, problem: &str) -> Error {
-    Error::corrupt(format!("file {path:?}"), 0, problem)
-        .remedied("fetch it again, or see --keep-changed of decompress")
-        .in_file(shard.path())
-}
-
-/// What [`refused`] says of a file with other bytes.
-pub(crate) const CHANGED: &str = "it was changed after the model was compressed";
-
-/// What [`refused`] says of a file that is not there.
-pub(crate) const MISSING: &str = "it is missing beside the containers";
-
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-fn hash_file(path: &Path) -> Result<[u8; 32]> {
+fn hash_file(path: &Path) -> Result<blake3::Hash> {
     let reader = FileReader::open(path)?;
     let mut hasher = blake3::Hasher::new();
     reader.stream(reader.size(), |bytes| {
         hash(&mut hasher, bytes);
         Ok(())
     })?;
-    Ok(*hasher.finalize().as_bytes())
+    Ok(hasher.finalize())
 }
 
 /// Where the mark goes: after the first brace.

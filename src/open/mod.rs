@@ -33,7 +33,7 @@ pub use model::Model;
 pub(crate) use model::none_such;
 pub use models::Models;
 pub(crate) use models::{list_of_components, listed_components};
-pub(crate) use original::original;
+pub(crate) use original::OriginalFile;
 pub(crate) use pieces::FilePieces;
 #[cfg(feature = "cudarc")]
 pub(crate) use reader::PIECE_BYTES;
@@ -44,7 +44,6 @@ pub(crate) use slice::{Rect, Slice};
 pub use tensor::{Encoding, Tensor};
 pub use tensor_slice::{Element, TensorSlice};
 pub use tiles::Tiles;
-pub(crate) use verify::wrong_hash;
 pub use verify::{Level, Verification};
 
 use crate::{

@@ -1,15 +1,14 @@
 //! A model: the shards that belong together, with their blocks joined.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     path::{Path, PathBuf},
 };
 
-use super::{Block, Shard, Tensor, card::is_card, original::check_header};
+use super::{Block, OriginalFile, Shard, Tensor, card::is_card};
 use crate::{
     Error, Result,
-    format::records::{FILE_WEIGHTS, FileRecord},
-    paths::PathTree,
+    paths::{PathTree, is_container},
     source::{Found, LeftOut},
 };
 
@@ -67,12 +66,36 @@ impl Model {
         Self { others: others.into_iter().map(|folder| folder + "/").collect(), ..self }
     }
 
+    /// The original files, shard by shard.
+    pub(crate) fn files(&self) -> impl Iterator<Item = OriginalFile<'_>> {
+        self.shards.iter().flat_map(Shard::files)
+    }
+
+    /// Those that lie beside the containers.
+    pub(crate) fn files_beside(&self) -> impl Iterator<Item = OriginalFile<'_>> {
+        self.files().filter(OriginalFile::is_beside)
+    }
+
+    /// Files in its folder that no container records, and what was passed over.
+    pub(crate) fn bystanders(&self) -> Result<(Vec<Found>, Vec<LeftOut>)> {
+        let (mut found, left_out) = self.walk()?;
+        let beside: HashSet<&str> = self.files_beside().map(|file| file.path()).collect();
+        found.retain(|file| !is_container(&file.path) && !beside.contains(&*file.path));
+        Ok((found, left_out))
+    }
+
+    /// Refuses a model of which some shards are not open.
+    pub(crate) fn check_complete(&self) -> Result<()> {
+        if self.is_complete() {
+            return Ok(());
+        }
+        let problem = format!("{} of the model's shards are open", self.shards.len());
+        Err(Error::parameter(problem, "open the folder that holds all of them"))
+    }
+
     /// The files in its folder, as by [`walk`](crate::source::walk), without those of other models
     /// and the card that compression wrote; none of a single container.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the folder cannot be read.
-    pub(crate) fn walk(&self) -> Result<(Vec<Found>, Vec<LeftOut>)> {
+    fn walk(&self) -> Result<(Vec<Found>, Vec<LeftOut>)> {
         let Some(root) = self.folder() else { return Ok(Default::default()) };
         let (mut found, mut left_out) = crate::source::walk(root)?;
         let is_own = |path: &str| !self.others.iter().any(|folder| path.starts_with(folder));
@@ -123,11 +146,8 @@ impl Model {
     pub fn missing_files(&self) -> Result<Vec<String>> {
         let (found, _) = self.walk()?;
         let mut named = crate::source::named_files(&found);
-        for shard in &self.shards {
-            let directory = shard.directory();
-            for file in &directory.files {
-                named.remove(directory.file_path(file));
-            }
+        for file in self.files() {
+            named.remove(file.path());
         }
         Ok(named.into_iter().collect())
     }
@@ -149,17 +169,13 @@ impl Model {
     /// [`Error::Parameter`] if no open shard has a weights file of this path; [`Error::Corrupt`] if
     /// the header is damaged; [`Error::Io`].
     pub fn weights_header(&self, path: &str) -> Result<Vec<u8>> {
-        for shard in &self.shards {
-            let directory = shard.directory();
-            let is_it =
-                |file: &FileRecord| file.kind == FILE_WEIGHTS && directory.file_path(file) == path;
-            if let Some(file) = directory.files.iter().position(is_it) {
-                // Its length comes first.
-                return Ok(check_header(shard, file)?.split_off(size_of::<u64>()));
-            }
-        }
-        let problem = format!("the model has no weights file {path:?}");
-        Err(Error::parameter(problem, "name one that it was compressed from"))
+        let file = self.files().find(|file| file.is_weights() && file.path() == path);
+        let file = file.ok_or_else(|| {
+            let problem = format!("the model has no weights file {path:?}");
+            Error::parameter(problem, "name one that it was compressed from")
+        })?;
+        // Its length comes first.
+        Ok(file.check_header()?.split_off(size_of::<u64>()))
     }
 
     /// All blocks, in the order in which the model runs them.
@@ -178,9 +194,7 @@ impl Model {
 
     /// All tensors, shard by shard, ascending by name in each.
     pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
-        self.shards.iter().flat_map(|shard| {
-            (0..shard.directory().tensors.len()).map(move |index| Tensor::new(shard, index))
-        })
+        self.shards.iter().flat_map(Shard::tensors)
     }
 
     /// A tensor by shard and index.
@@ -221,15 +235,9 @@ fn check_shards(shards: &[Shard]) -> Result<()> {
 
 /// Names of tensors are unique in a model, and one folder can hold all its files (section 8).
 fn check_names(shards: &[Shard]) -> Result<()> {
-    check_unique(shards, "tensor", |shard| {
-        let directory = shard.directory();
-        Box::new(directory.tensors.iter().map(|tensor| directory.tensor_name(tensor)))
-    })?;
-    let paths = shards.iter().flat_map(|shard| {
-        let directory = shard.directory();
-        directory.files.iter().map(|file| directory.file_path(file))
-    });
-    match PathTree::new(paths).clash() {
+    check_tensor_names(shards)?;
+    let files = shards.iter().flat_map(Shard::files);
+    match PathTree::new(files.map(|file| file.path())).clash() {
         None => Ok(()),
         Some((first, second)) => {
             let problem =
@@ -239,23 +247,17 @@ fn check_names(shards: &[Shard]) -> Result<()> {
     }
 }
 
-type Names<'a> = Box<dyn Iterator<Item = &'a str> + 'a>;
-
-/// No two shards have one of these names in common; in one shard they are unique already.
-fn check_unique<'a>(
-    shards: &'a [Shard],
-    what: &str,
-    names: impl Fn(&'a Shard) -> Names<'a>,
-) -> Result<()> {
+/// No two shards have a tensor's name in common; in one shard names are unique already.
+fn check_tensor_names(shards: &[Shard]) -> Result<()> {
     if shards.len() < 2 {
         return Ok(());
     }
-    let mut owners: HashMap<&str, usize> = HashMap::new();
-    for (index, shard) in shards.iter().enumerate() {
-        for name in names(shard) {
-            if let Some(other) = owners.insert(name, index) {
-                let problem =
-                    format!("{what} {name:?} is in {} too", shards[other].path().display());
+    let mut owners = HashMap::new();
+    for shard in shards {
+        for tensor in shard.tensors() {
+            let name = tensor.name();
+            if let Some(other) = owners.insert(name, shard) {
+                let problem = format!("tensor {name:?} is in {} too", other.path().display());
                 return Err(Error::corrupt("directory", 0, problem).in_file(shard.path()));
             }
         }

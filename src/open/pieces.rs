@@ -5,17 +5,15 @@ use std::{mem, ops::Range, sync::Arc};
 
 use rayon::prelude::*;
 
-use super::{Decoder, PreparedTensor, Shard, Tensor, reader::PIECE_BYTES};
-use crate::{Error, Result, format::records::FileRecord, parallel};
+use super::{Decoder, OriginalFile, PreparedTensor, Tensor, reader::PIECE_BYTES};
+use crate::{Error, Result, parallel};
 
 /// Decodes a weights file, some MiB at a time.
 pub(crate) struct FilePieces<'m> {
-    shard: &'m Shard,
-    file: usize,
+    file: OriginalFile<'m>,
     decoder: &'m dyn Decoder,
     /// The tensors of the file, in its order.
     tensors: Vec<Tensor<'m>>,
-    prefix: u64,
     /// The tensor to go on with, and from which of its bytes on.
     next: (usize, u64),
     started: bool,
@@ -58,29 +56,16 @@ impl TensorPart<'_> {
 impl<'m> FilePieces<'m> {
     /// Prepares a weights file and checks that its tensors cover it (section 7), and that all can
     /// be decoded.
-    pub(crate) fn new(shard: &'m Shard, file: usize, decoder: &'m dyn Decoder) -> Result<Self> {
-        let directory = shard.directory();
-        let record = &directory.files[file];
-        let prefix = directory.arrays[record.array_range().start].length.get();
-        let mut tensors: Vec<Tensor<'m>> =
-            shard.tensors_of(file).iter().map(|&index| Tensor::new(shard, index)).collect();
-        let lengths = tensors.iter().map(Tensor::byte_length).collect::<Result<Vec<u64>>>()?;
-        let mut order: Vec<usize> = (0..tensors.len()).collect();
+    pub(crate) fn new(file: OriginalFile<'m>, decoder: &'m dyn Decoder) -> Result<Self> {
+        let with_length = |tensor: Tensor<'m>| Ok((tensor, tensor.byte_length()?));
+        let mut tensors: Vec<_> = file.tensors().map(with_length).collect::<Result<_>>()?;
         // A tensor without bytes goes before what starts where it does.
-        order.sort_by_key(|&i| (tensors[i].record().file_offset.get(), lengths[i]));
-        check_cover(shard, record, prefix, order.iter().map(|&i| (tensors[i], lengths[i])))?;
-        tensors.iter().try_for_each(Tensor::check_known)?;
-        tensors = order.into_iter().filter(|&i| lengths[i] > 0).map(|i| tensors[i]).collect();
-        Ok(Self {
-            shard,
-            file,
-            decoder,
-            tensors,
-            prefix,
-            next: (0, 0),
-            started: false,
-            prepared: None,
-        })
+        tensors.sort_by_key(|(tensor, length)| (tensor.record().file_offset.get(), *length));
+        check_cover(file, &tensors)?;
+        file.tensors().try_for_each(|tensor| tensor.check_known())?;
+        let tensors = tensors.into_iter().filter(|&(_, length)| length > 0);
+        let tensors = tensors.map(|(tensor, _)| tensor).collect();
+        Ok(Self { file, decoder, tensors, next: (0, 0), started: false, prepared: None })
     }
 
     /// The next bytes of the file, in a buffer of any content: the prefix alone, then a piece for
@@ -92,9 +77,8 @@ impl<'m> FilePieces<'m> {
     ) -> Result<Option<Batch<'m>>> {
         if !self.started {
             self.started = true;
-            let array = self.shard.directory().files[self.file].array_range().start;
             bytes.clear();
-            bytes.extend_from_slice(&self.shard.read_array(array, 0..self.prefix)?);
+            bytes.extend_from_slice(&self.file.prefix()?);
             made(0, &bytes)?;
             return Ok(Some(Batch { bytes, parts: Vec::new() }));
         }
@@ -170,18 +154,14 @@ impl<'m> FilePieces<'m> {
     }
 }
 
-fn check_cover<'m>(
-    shard: &Shard,
-    record: &FileRecord,
-    prefix: u64,
-    tensors: impl Iterator<Item = (Tensor<'m>, u64)>,
-) -> Result<()> {
-    let path = shard.directory().file_path(record);
+/// Tensors with their lengths in bytes cover the file after its prefix.
+fn check_cover(file: OriginalFile<'_>, tensors: &[(Tensor<'_>, u64)]) -> Result<()> {
     let hole = |position: u64| {
+        let path = file.path();
         let problem = format!("no tensor, or more than one, holds byte {position} of {path:?}");
-        Err(Error::corrupt("directory", 0, problem).in_file(shard.path()))
+        Err(Error::corrupt("directory", 0, problem).in_file(file.shard().path()))
     };
-    let mut position = prefix;
+    let mut position = file.prefix_length();
     for (tensor, length) in tensors {
         let start = tensor.record().file_offset.get();
         if start != position {
@@ -189,5 +169,5 @@ fn check_cover<'m>(
         }
         position += length;
     }
-    if position == record.length.get() { Ok(()) } else { hole(position) }
+    if position == file.length() { Ok(()) } else { hole(position) }
 }

@@ -16,7 +16,7 @@ use std::{
 };
 
 use super::{
-    Tensor,
+    OriginalFile, Tensor,
     head::{fetch, open_directory},
 };
 use crate::{
@@ -123,6 +123,16 @@ impl Shard {
         &self.directory
     }
 
+    /// The original files that it records, in the order of the directory.
+    pub(super) fn files(&self) -> impl Iterator<Item = OriginalFile<'_>> {
+        (0..self.directory.files.len()).map(|index| OriginalFile::new(self, index))
+    }
+
+    /// Its tensors, ascending by name.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
+        (0..self.directory.tensors.len()).map(|index| Tensor::new(self, index))
+    }
+
     /// The tensor with this name.
     pub(crate) fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         self.directory.find_tensor(name).map(|index| Tensor::new(self, index))
@@ -154,16 +164,21 @@ impl Shard {
     ) -> Error {
         let record = &self.directory.sections[section];
         let kind = section_name(record.kind.get()).unwrap_or("unknown");
-        let place = record.block_index().map_or_else(
-            || format!("{kind} section"),
-            |block| {
-                format!(
-                    "{kind} section of block {}",
-                    self.directory.block_name(&self.directory.blocks[block as usize])
-                )
-            },
-        );
+        let place = match record.block_index() {
+            None => format!("{kind} section"),
+            Some(block) => {
+                let name = self.directory.block_name(&self.directory.blocks[block as usize]);
+                format!("{kind} section of block {name}")
+            }
+        };
         Error::corrupt(place, offset, problem).in_file(&self.path)
+    }
+
+    /// An error about decoded bytes that are not those of the original.
+    pub(super) fn wrong_hash(&self, what: impl std::fmt::Display) -> Error {
+        Error::corrupt(what, 0, "its bytes do not have the hash in the directory")
+            .remedied("the container is damaged, fetch or make it again")
+            .in_file(&self.path)
     }
 
     /// Bytes of the container outside sections: padding. Nothing is checked.
@@ -204,6 +219,11 @@ impl Shard {
                 Cow::Owned(scratch)
             }
         })
+    }
+
+    /// All bytes of an array.
+    pub(super) fn read_whole_array(&self, array: usize) -> Result<Cow<'_, [u8]>> {
+        self.read_array(array, 0..self.directory.arrays[array].length.get())
     }
 
     /// Hands on all bytes of an array, some at a time.
@@ -281,9 +301,7 @@ impl Shard {
         if self.is_checked(index) {
             return Ok(());
         }
-        let range = self.chunk_range(section, chunk);
-        let base = self.directory.sections[section].offset.get();
-        let bytes = self.read_unchecked(base + range.start..base + range.end)?;
+        let bytes = self.read_section_unchecked(section, self.chunk_range(section, chunk))?;
         self.accept_chunk(section, chunk, &bytes)
     }
 
@@ -363,11 +381,9 @@ impl Shard {
             })
             .collect();
         chunks.into_par_iter().try_for_each(|(section, chunk)| {
-            let range = self.chunk_range(section, chunk);
-            let base = self.directory.sections[section].offset.get();
-            let bytes = self.read_unchecked(base + range.start..base + range.end)?;
+            let bytes = self.read_section_unchecked(section, self.chunk_range(section, chunk))?;
             self.accept_chunk(section, chunk, &bytes)?;
-            done(range.end - range.start)
+            done(bytes.len() as u64)
         })
     }
 }

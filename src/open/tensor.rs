@@ -191,6 +191,14 @@ impl<'m> Tensor<'m> {
         blake3::Hash::from_bytes(self.record().hash)
     }
 
+    /// Compares the hash of bytes that should be its own.
+    pub(crate) fn check_hash(&self, hash: blake3::Hash) -> Result<()> {
+        if hash == self.hash() {
+            return Ok(());
+        }
+        Err(self.shard.wrong_hash(format_args!("tensor {:?}", self.name())))
+    }
+
     /// A slice of it, as indexing with ranges gives it: of the first dimensions the indices in
     /// `ranges`, of the others all. The one index of a scalar is 0. Decodes nothing.
     ///

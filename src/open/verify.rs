@@ -6,20 +6,16 @@ use blake3::Hasher;
 use rayon::prelude::*;
 
 use super::{
-    Cpu, Decoder, FilePieces, Model, Shard, Tensor,
+    Cpu, Decoder, FilePieces, Model, OriginalFile, Shard,
     beside::{self, Beside},
     decoder::read_parallel,
     head::check_zero,
-    original::check_header,
     pieces::TensorPart,
 };
 use crate::{
     Error, Result,
     constants::HEAD_BYTES,
-    format::{
-        self, IdentifiedFile,
-        records::{FILE_SIDE, FILE_WEIGHTS},
-    },
+    format::{self, IdentifiedFile},
     progress::{Observer, advance},
 };
 
@@ -83,11 +79,9 @@ impl Model {
                 shard.directory().sections.iter().map(|section| section.length.get()).sum()
             }
             Level::Full => shard
-                .directory()
-                .files
-                .iter()
-                .filter(|file| file.kind == FILE_WEIGHTS)
-                .fold(0, |sum: u64, file| sum.saturating_add(file.length.get())),
+                .files()
+                .filter(OriginalFile::is_weights)
+                .fold(0, |sum: u64, file| sum.saturating_add(file.length())),
         };
         // Lengths of original files are whatever the directory says, until they are restored.
         self.shards().iter().map(bytes).fold(0, u64::saturating_add)
@@ -115,7 +109,7 @@ impl Model {
     /// The side files beside the containers.
     fn verify_beside(&self, found: &mut Verification) -> Result<()> {
         let Some(root) = self.folder() else {
-            let count = beside::recorded(self).count();
+            let count = self.files_beside().count();
             if count > 0 {
                 let what = format!(
                     "{count} side files beside the container, since its folder is not open"
@@ -124,13 +118,10 @@ impl Model {
             }
             return Ok(());
         };
-        for (shard, index) in beside::recorded(self) {
-            let record = &shard.directory().files[index];
-            let path = shard.directory().file_path(record);
-            match beside::find(root, path, record)? {
+        for file in self.files_beside() {
+            match beside::find(root, file)? {
                 Beside::Original(_) | Beside::Marked(_) => found.files += 1,
-                Beside::Changed(_) => return Err(beside::refused(shard, path, beside::CHANGED)),
-                Beside::Missing => return Err(beside::refused(shard, path, beside::MISSING)),
+                other => return Err(other.refused(file)),
             }
         }
         Ok(())
@@ -161,12 +152,10 @@ struct Verify<'a, 'm> {
 impl Verify<'_, '_> {
     fn run(mut self) -> Result<()> {
         self.padding()?;
-        let files = &self.shard.directory().files;
-        let of = |kind: u32| (0..files.len()).filter(move |&file| files[file].kind == kind);
-        let (weights, side): (Vec<usize>, Vec<usize>) =
-            (of(FILE_WEIGHTS).collect(), of(FILE_SIDE).collect());
-        for &file in &weights {
-            check_header(self.shard, file)?;
+        let stored = self.shard.files().filter(|file| !file.is_beside());
+        let (weights, side): (Vec<_>, Vec<_>) = stored.partition(OriginalFile::is_weights);
+        for file in &weights {
+            file.check_header()?;
         }
         if self.level == Level::Structure {
             return weights.iter().try_for_each(|&file| self.cover(file));
@@ -179,14 +168,6 @@ impl Verify<'_, '_> {
         self.codebooks()?;
         side.iter().try_for_each(|&file| self.side(file))?;
         weights.iter().try_for_each(|&file| self.weights(file))
-    }
-
-    fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
-        (0..self.shard.directory().tensors.len()).map(|index| Tensor::new(self.shard, index))
-    }
-
-    fn tensors_of(&self, file: usize) -> impl Iterator<Item = Tensor<'_>> {
-        self.shard.tensors_of(file).iter().map(|&index| Tensor::new(self.shard, index))
     }
 
     /// Zeros between sections, and between arrays.
@@ -220,8 +201,8 @@ impl Verify<'_, '_> {
         check_zero("space between sections", start, &self.shard.read_unchecked(range)?)
     }
 
-    fn cover(&self, file: usize) -> Result<()> {
-        match FilePieces::new(self.shard, file, self.decoder) {
+    fn cover(&self, file: OriginalFile<'_>) -> Result<()> {
+        match FilePieces::new(file, self.decoder) {
             Ok(_) | Err(Error::Unsupported { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -229,7 +210,7 @@ impl Verify<'_, '_> {
 
     /// Codebooks, and what of the index no thread reads.
     fn codebooks(&self) -> Result<()> {
-        for tensor in self.tensors() {
+        for tensor in self.shard.tensors() {
             if let Some(sizes) = tensor.coded()? {
                 let verified = sizes.verify_codebook(&tensor.arrays());
                 verified.map_err(|error| tensor.locate(error))?;
@@ -238,29 +219,22 @@ impl Verify<'_, '_> {
         Ok(())
     }
 
-    fn side(&mut self, file: usize) -> Result<()> {
-        let directory = self.shard.directory();
-        let record = &directory.files[file];
+    fn side(&mut self, file: OriginalFile<'_>) -> Result<()> {
         let mut hasher = Hasher::new();
-        for array in record.array_range() {
-            self.shard.stream_array(array, |bytes| {
-                hasher.update(bytes);
-                Ok(())
-            })?;
-        }
+        file.stream(|bytes| {
+            hasher.update(bytes);
+            Ok(())
+        })?;
         self.found.files += 1;
-        compare(&hasher, &record.hash, || format!("file {:?}", directory.file_path(record)))
+        file.check_hash(hasher.finalize())
     }
 
     /// Decodes a weights file once, and compares the hashes of its tensors and its own.
-    fn weights(&mut self, file: usize) -> Result<()> {
-        let directory = self.shard.directory();
-        let record = &directory.files[file];
-        let path = directory.file_path(record);
-        let pieces = match FilePieces::new(self.shard, file, self.decoder) {
+    fn weights(&mut self, file: OriginalFile<'_>) -> Result<()> {
+        let pieces = match FilePieces::new(file, self.decoder) {
             Ok(pieces) => pieces,
             Err(Error::Unsupported { what, .. }) => {
-                self.found.unchecked.push(format!("file {path:?}: {what}"));
+                self.found.unchecked.push(format!("file {:?}: {what}", file.path()));
                 return self.supported_tensors(file);
             }
             Err(error) => return Err(error),
@@ -284,27 +258,23 @@ impl Verify<'_, '_> {
         })?;
         self.found.files += 1;
         self.empty_tensors(file)?;
-        compare(&file_hasher, &record.hash, || format!("file {path:?}"))
+        file.check_hash(file_hasher.finalize())
     }
 
     /// Tensors without bytes are in no batch.
-    fn empty_tensors(&mut self, file: usize) -> Result<()> {
-        let empty = Hasher::new();
-        let mut count = 0;
-        for tensor in self.tensors_of(file) {
+    fn empty_tensors(&mut self, file: OriginalFile<'_>) -> Result<()> {
+        for tensor in file.tensors() {
             if tensor.byte_length()? == 0 {
-                compare(&empty, &tensor.record().hash, || format!("tensor {:?}", tensor.name()))?;
-                count += 1;
+                tensor.check_hash(blake3::hash(&[]))?;
+                self.found.tensors += 1;
             }
         }
-        self.found.tensors += count;
         Ok(())
     }
 
     /// The tensors of a file that cannot be restored as a whole.
-    fn supported_tensors(&mut self, file: usize) -> Result<()> {
-        let mut count = 0;
-        for tensor in self.tensors_of(file) {
+    fn supported_tensors(&mut self, file: OriginalFile<'_>) -> Result<()> {
+        for tensor in file.tensors() {
             let prepared = match self.decoder.prepare(tensor) {
                 Ok(prepared) => prepared,
                 Err(Error::Unsupported { .. }) => continue,
@@ -316,10 +286,9 @@ impl Verify<'_, '_> {
             prepared.verify_index(0..length)?;
             let mut hasher = Hasher::new();
             super::hash(&mut hasher, &bytes);
-            compare(&hasher, &tensor.record().hash, || format!("tensor {:?}", tensor.name()))?;
-            count += 1;
+            tensor.check_hash(hasher.finalize())?;
+            self.found.tensors += 1;
         }
-        self.found.tensors += count;
         Ok(())
     }
 }
@@ -338,22 +307,10 @@ fn hash_parts(hasher: &mut Hasher, parts: &[TensorPart<'_>], mut bytes: &[u8]) -
         super::hash(hasher, head);
         (bytes, length) = (tail, 0);
         if is_last {
-            compare(hasher, &part.tensor.record().hash, || {
-                format!("tensor {:?}", part.tensor.name())
-            })?;
+            part.tensor.check_hash(hasher.finalize())?;
             hasher.reset();
             completed += 1;
         }
     }
     Ok(completed)
-}
-
-fn compare(hasher: &Hasher, expected: &[u8; 32], what: impl Fn() -> String) -> Result<()> {
-    if hasher.finalize() == *expected { Ok(()) } else { Err(wrong_hash(what())) }
-}
-
-/// An error about decoded bytes that are not those of the original.
-pub(crate) fn wrong_hash(place: impl std::fmt::Display) -> Error {
-    Error::corrupt(place, 0, "its bytes do not have the hash in the directory")
-        .remedied("the container is damaged, fetch or make it again")
 }

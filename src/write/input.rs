@@ -19,14 +19,11 @@ use super::{
 use crate::{
     Error, Model, Result, Tensor,
     constants::CHECKSUM_CHUNK_BYTES,
-    format::records::{FILE_SIDE, FILE_WEIGHTS, FileRecord},
     io::FileReader,
     open::{
-        Cpu, Decoder, PreparedTensor, Shard,
+        Cpu, Decoder, OriginalFile, PreparedTensor,
         beside::{self, Beside},
-        original, wrong_hash,
     },
-    paths::is_container,
     source::{LeftOut, Source, SourceTensor, WeightsFile},
 };
 
@@ -63,29 +60,26 @@ impl<'a> Input<'a> {
 
     /// The original files of a model, all of whose shards are open.
     pub(super) fn of_model(model: &'a Model) -> Result<Self> {
-        if !model.is_complete() {
-            let problem = format!("{} of the model's shards are open", model.shards().len());
-            return Err(Error::parameter(problem, "open the folder that holds all of them"));
-        }
+        model.check_complete()?;
         let (mut weights, mut side) = (Vec::new(), Vec::new());
-        for shard in model.shards() {
-            for (index, record) in shard.directory().files.iter().enumerate() {
-                if record.kind == FILE_WEIGHTS {
-                    weights.push(
-                        Weights::of_shard(shard, index)
-                            .map_err(|error| error.in_file(shard.path()))?,
-                    );
-                } else {
-                    let place = Place::recorded(model, shard, index)?;
-                    side.push(Side::recorded(shard, record, place));
-                }
+        for file in model.files() {
+            if file.is_weights() {
+                let decoded = Weights::decoded(file);
+                weights.push(decoded.map_err(|error| error.in_file(file.shard().path()))?);
+            } else {
+                side.push(Side::recorded(model, file)?);
             }
         }
         weights.sort_by(|a, b| a.file.path.cmp(&b.file.path));
         side.sort_by(|a, b| a.path.cmp(&b.path));
         let metadata =
             model.metadata().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-        let left_out = bystanders(model)?;
+        let (bystanders, mut left_out) = model.bystanders()?;
+        left_out.extend(bystanders.into_iter().map(|file| {
+            let reason = "not recorded in the containers".to_owned();
+            LeftOut { path: file.path, reason }
+        }));
+        left_out.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(Self { weights, side, left_out, metadata, notes: Vec::new() })
     }
 
@@ -128,8 +122,7 @@ trait Tensors: Sync {
 
 /// The tensors of a weights file that are stored in a container.
 struct Decoded<'a> {
-    shard: &'a Shard,
-    file: usize,
+    file: OriginalFile<'a>,
     /// In the order of the file's description.
     tensors: Vec<Tensor<'a>>,
     /// Those that were read last, by index.
@@ -139,15 +132,15 @@ struct Decoded<'a> {
 type Prepared<'a> = Arc<dyn PreparedTensor + 'a>;
 
 impl<'a> Weights<'a> {
-    fn of_shard(shard: &'a Shard, file: usize) -> Result<Self> {
-        let description = original(shard, file)?;
+    fn decoded(file: OriginalFile<'a>) -> Result<Self> {
+        let (shard, description) = (file.shard(), file.description()?);
         let find = |tensor: &SourceTensor| {
             // The description was compared with the directory.
             shard.tensor(&tensor.name).expect("the directory has the tensors of its prefixes")
         };
         let tensors: Vec<Tensor<'a>> = description.tensors.iter().map(find).collect();
         tensors.iter().try_for_each(Tensor::check_known)?;
-        let decoded = Decoded { shard, file, tensors, prepared: Mutex::default() };
+        let decoded = Decoded { file, tensors, prepared: Mutex::default() };
         Ok(Self { file: Cow::Owned(description), decoded: Some(Box::new(decoded)) })
     }
 
@@ -182,18 +175,9 @@ impl Tensors for Decoded<'_> {
     }
 
     fn check_hashes(&self, file: &[u8; 32], tensors: &[&[u8; 32]]) -> Result<()> {
-        let wrong = |place: String| Err(wrong_hash(place).in_file(self.shard.path()));
         let mut pairs = self.tensors.iter().zip(tensors);
-        if let Some((tensor, _)) = pairs.find(|(tensor, hash)| tensor.hash().as_bytes() != **hash) {
-            return wrong(format!("tensor {:?}", tensor.name()));
-        }
-        let directory = self.shard.directory();
-        let record = &directory.files[self.file];
-        if record.hash == *file {
-            Ok(())
-        } else {
-            wrong(format!("file {:?}", directory.file_path(record)))
-        }
+        pairs.try_for_each(|(tensor, &hash)| tensor.check_hash((*hash).into()))?;
+        self.file.check_hash((*file).into())
     }
 }
 
@@ -212,28 +196,6 @@ impl<'a> Decoded<'a> {
     }
 }
 
-/// Files in the folder of a model that no container records; they are no part of it.
-fn bystanders(model: &Model) -> Result<Vec<LeftOut>> {
-    let (found, mut left_out) = model.walk()?;
-    let recorded: Vec<&str> = beside::recorded(model)
-        .map(|(shard, file)| path_of(shard, &shard.directory().files[file]))
-        .collect();
-    let strange = found.into_iter().filter(|file| {
-        // Those of kind `beside` are in ascending order, and in one shard alone.
-        !is_container(&file.path) && recorded.binary_search(&&*file.path).is_err()
-    });
-    left_out.extend(strange.map(|file| {
-        let reason = "not recorded in the containers".to_owned();
-        LeftOut { path: file.path, reason }
-    }));
-    left_out.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(left_out)
-}
-
-fn path_of<'s>(shard: &'s Shard, record: &FileRecord) -> &'s str {
-    shard.directory().file_path(record)
-}
-
 /// A file that travels with the weights.
 pub(super) struct Side<'a> {
     pub(super) path: String,
@@ -246,27 +208,25 @@ pub(super) struct Side<'a> {
 pub(super) enum Place<'a> {
     Disk(PathBuf),
     Memory(Vec<u8>),
-    /// In a container, by the index of the file.
-    Stored(&'a Shard, usize),
+    /// In a container.
+    Stored(OriginalFile<'a>),
 }
 
 impl<'a> Place<'a> {
     /// Where the original of a recorded side file is.
-    fn recorded(model: &Model, shard: &'a Shard, index: usize) -> Result<Self> {
-        let record = &shard.directory().files[index];
-        if record.kind == FILE_SIDE {
-            return Ok(Self::Stored(shard, index));
+    fn recorded(model: &Model, file: OriginalFile<'a>) -> Result<Self> {
+        if !file.is_beside() {
+            return Ok(Self::Stored(file));
         }
-        let path = path_of(shard, record);
         let Some(root) = model.folder() else {
+            let path = file.path();
             let problem = format!("{path:?} lies beside the container, in the folder of the model");
             return Err(Error::parameter(problem, "name the folder instead of the container"));
         };
-        match beside::find(root, path, record)? {
-            Beside::Original(file) => Ok(Self::Disk(file)),
+        match beside::find(root, file)? {
+            Beside::Original(found) => Ok(Self::Disk(found)),
             Beside::Marked(bytes) => Ok(Self::Memory(bytes)),
-            Beside::Changed(_) => Err(beside::refused(shard, path, beside::CHANGED)),
-            Beside::Missing => Err(beside::refused(shard, path, beside::MISSING)),
+            other => Err(other.refused(file)),
         }
     }
 }
@@ -276,20 +236,17 @@ impl<'a> Side<'a> {
         Self { path, length, place, hash: OnceLock::new() }
     }
 
-    fn recorded(shard: &Shard, record: &FileRecord, place: Place<'a>) -> Self {
-        let path = path_of(shard, record).to_owned();
-        Self { path, length: record.length.get(), place, hash: record.hash.into() }
+    fn recorded(model: &Model, file: OriginalFile<'a>) -> Result<Self> {
+        let (place, hash) = (Place::recorded(model, file)?, file.record().hash.into());
+        Ok(Self { path: file.path().to_owned(), length: file.length(), place, hash })
     }
 
     /// Hands on its bytes, at most 1 MiB at a time.
-    fn for_each(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    fn for_each(&self, take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         match &self.place {
             Place::Disk(file) => FileReader::open(file)?.stream(self.length, take),
             Place::Memory(bytes) => bytes.chunks(CHECKSUM_CHUNK_BYTES as usize).try_for_each(take),
-            Place::Stored(shard, file) => {
-                let mut arrays = shard.directory().files[*file].array_range();
-                arrays.try_for_each(|array| shard.stream_array(array, &mut take))
-            }
+            Place::Stored(file) => file.stream(take),
         }
     }
 
@@ -302,15 +259,13 @@ impl<'a> Side<'a> {
             take(bytes)
         })?;
         let hash = *hasher.finalize().as_bytes();
-        if *self.hash.get_or_init(|| hash) == hash {
-            return Ok(hash);
+        if let Place::Stored(file) = &self.place {
+            file.check_hash(hash.into())?;
         }
-        Err(match &self.place {
-            Place::Stored(shard, _) => {
-                wrong_hash(format!("file {:?}", self.path)).in_file(shard.path())
-            }
-            Place::Disk(_) | Place::Memory(_) => changed(format_args!("{:?}", self.path)),
-        })
+        if *self.hash.get_or_init(|| hash) != hash {
+            return Err(changed(format_args!("{:?}", self.path)));
+        }
+        Ok(hash)
     }
 
     /// Its hash; compared with that in its container, where it comes from one.

@@ -140,14 +140,11 @@ impl Earlier {
                 return in_the_way(folder, path, why);
             }
             recorded.insert((*path).to_owned());
-            for file in directory.files.iter().filter(|file| file.kind == FILE_BESIDE) {
-                let side = directory.file_path(file);
+            for file in model.files_beside() {
                 // One that was edited since is nobody's to delete.
-                if matches!(
-                    beside::find(&root, side, file)?,
-                    Beside::Original(_) | Beside::Marked(_)
-                ) {
-                    recorded.insert(format!("{part}{side}"));
+                let found = beside::find(&root, file)?;
+                if matches!(found, Beside::Original(_) | Beside::Marked(_)) {
+                    recorded.insert(format!("{part}{}", file.path()));
                 }
             }
         }

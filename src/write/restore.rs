@@ -14,16 +14,15 @@ use super::{
 };
 use crate::{
     Error, Model, Result,
-    format::records::{FILE_BESIDE, FILE_WEIGHTS, FileRecord},
     io::write_all_at,
     open::{
-        Cpu, FilePieces, Models, Shard,
+        Cpu, FilePieces, Models, OriginalFile,
         beside::{self, Beside},
-        hash, wrong_hash,
+        hash,
     },
-    paths::{is_container, is_safetensors},
+    paths::is_safetensors,
     progress::{Observer, Stage, advance},
-    source::{Found, LeftOut, leads_out},
+    source::{Component, Found, LeftOut, leads_out},
 };
 
 /// What [`decompress`] has written.
@@ -66,7 +65,7 @@ pub fn decompress(
     options: &DecompressOptions,
     observer: &dyn Observer,
 ) -> Result<Restored> {
-    let restored = restore(&[("", model)], out, options, observer)?;
+    let restored = restore(vec![Component::new("", model)], out, options, observer)?;
     Ok(restored.into_iter().next().unwrap_or_default())
 }
 
@@ -83,24 +82,23 @@ pub fn decompress_all(
     observer: &dyn Observer,
 ) -> Result<Vec<Restored>> {
     models.check_complete()?;
-    let parts = models.components().iter();
-    let parts: Vec<(&str, &Model)> =
-        parts.map(|component| (component.folder.as_str(), &component.model)).collect();
-    restore(&parts, out, options, observer)
+    let components = models.components().iter();
+    let components = components.map(|one| Component::new(one.folder.as_str(), &one.model));
+    restore(components.collect(), out, options, observer)
 }
 
 /// Restores models, each to its folder in the output.
 fn restore(
-    parts: &[(&str, &Model)],
+    components: Vec<Component<&Model>>,
     out: &Path,
     options: &DecompressOptions,
     observer: &dyn Observer,
 ) -> Result<Vec<Restored>> {
     let mut restorers = Vec::new();
-    for &(name, model) in parts {
-        check(options, model, out)?;
+    for component in components {
+        check(options, component.model, out)?;
         let done = Restored::default();
-        restorers.push(Restorer { name, model, options, observer, done });
+        restorers.push(Restorer { component, options, observer, done });
     }
     let mut length = 0u64;
     for restorer in &restorers {
@@ -113,10 +111,10 @@ fn restore(
     }
     // One model, and one weights file of it, as checked.
     let mut restorer = restorers.remove(0);
-    let (shard, file) = weights(restorer.model).next().expect("a weights file");
+    let file = weights(restorer.component.model).next().expect("a weights file");
     check_file(out)?;
     check_space(out, length)?;
-    restorer.restore_alone(shard, file, out)?;
+    restorer.restore_alone(file, out)?;
     Ok(vec![restorer.done])
 }
 
@@ -130,8 +128,7 @@ fn restore_folder(
     let (mut paths, mut length) = (Vec::new(), 0u64);
     for restorer in &mut restorers {
         let found = restorer.bystanders()?;
-        let recorded =
-            files(restorer.model).map(|(shard, file)| shard.directory().files[file].length.get());
+        let recorded = restorer.component.model.files().map(|file| file.length());
         let lengths = recorded.chain(found.iter().map(|found| found.length));
         length = lengths.fold(length, u64::saturating_add);
         paths.extend(restorer.paths(&found));
@@ -140,7 +137,7 @@ fn restore_folder(
     check_space(out, length)?;
     let folder = OutputFolder::create(out, options.overwrite.then(|| Earlier::of(paths)))?;
     for (restorer, found) in restorers.iter_mut().zip(bystanders) {
-        restorer.restore_all(&folder.part(restorer.name), found)?;
+        restorer.restore_all(&folder.part(&restorer.component.folder), found)?;
     }
     folder.finish()?;
     Ok(restorers.into_iter().map(Restorer::finish).collect())
@@ -149,10 +146,7 @@ fn restore_folder(
 /// What [`decompress`] checks before it does anything.
 fn check(options: &DecompressOptions, model: &Model, out: &Path) -> Result<()> {
     check_absent(out, options.overwrite)?;
-    if !model.is_complete() {
-        let problem = format!("{} of the model's shards are open", model.shards().len());
-        return Err(Error::parameter(problem, "open the folder that holds all of them"));
-    }
+    model.check_complete()?;
     let count = weights(model).count();
     if is_safetensors(out) && count != 1 {
         let problem = format!("the model was made of {count} weights files");
@@ -161,30 +155,13 @@ fn check(options: &DecompressOptions, model: &Model, out: &Path) -> Result<()> {
     Ok(())
 }
 
-fn files(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {
-    model
-        .shards()
-        .iter()
-        .flat_map(|shard| (0..shard.directory().files.len()).map(move |file| (shard, file)))
-}
-
-fn weights(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {
-    files(model).filter(|&(shard, file)| is_weights(shard, file))
-}
-
-fn path_of(shard: &Shard, file: usize) -> &str {
-    shard.directory().file_path(&shard.directory().files[file])
-}
-
-fn is_weights(shard: &Shard, file: usize) -> bool {
-    shard.directory().files[file].kind == FILE_WEIGHTS
+fn weights(model: &Model) -> impl Iterator<Item = OriginalFile<'_>> {
+    model.files().filter(OriginalFile::is_weights)
 }
 
 /// What restores one model.
 struct Restorer<'a> {
-    /// Its folder in the output; empty for all of it.
-    name: &'a str,
-    model: &'a Model,
+    component: Component<&'a Model>,
     options: &'a DecompressOptions,
     observer: &'a dyn Observer,
     done: Restored,
@@ -194,30 +171,28 @@ impl Restorer<'_> {
     /// Bytes of the weights files. Lengths are claims until tensors are found to cover the files.
     fn check_weights(&self) -> Result<u64> {
         let mut length = 0u64;
-        for (shard, file) in weights(self.model) {
-            FilePieces::new(shard, file, &Cpu)?;
-            length = length.saturating_add(shard.directory().files[file].length.get());
+        for file in weights(self.component.model) {
+            FilePieces::new(file, &Cpu)?;
+            length = length.saturating_add(file.length());
         }
         Ok(length)
     }
 
-    fn restore_alone(&mut self, shard: &Shard, file: usize, out: &Path) -> Result<()> {
+    fn restore_alone(&mut self, file: OriginalFile<'_>, out: &Path) -> Result<()> {
         let output = file_beside(out)?;
-        self.restore(shard, file, output.as_file(), out)?;
+        self.restore(file, output.as_file(), out)?;
         rename::file(output, out, self.options.overwrite)
     }
 
     fn restore_all(&mut self, folder: &ModelFolder<'_>, bystanders: Vec<Found>) -> Result<()> {
         // Small files first: what is wrong with them shows at once.
-        for (shard, file) in beside::recorded(self.model) {
-            self.restore_beside(shard, &shard.directory().files[file], folder)?;
+        let model = self.component.model;
+        for file in model.files_beside() {
+            self.restore_beside(file, folder)?;
         }
-        for (shard, file) in files(self.model) {
-            if shard.directory().files[file].kind == FILE_BESIDE {
-                continue;
-            }
-            let (output, path) = folder.create_file(path_of(shard, file))?;
-            self.restore(shard, file, &output, &path)?;
+        for file in model.files().filter(|file| !file.is_beside()) {
+            let (output, path) = folder.create_file(file.path())?;
+            self.restore(file, &output, &path)?;
         }
         for found in bystanders {
             self.done.bytes += copy(&found.file, folder, &found.path, None)?;
@@ -228,40 +203,34 @@ impl Restorer<'_> {
 
     /// Paths of all files that are restored or copied, relative to the output.
     fn paths(&self, bystanders: &[Found]) -> Vec<String> {
-        let recorded = files(self.model).map(|(shard, file)| path_of(shard, file));
+        let recorded = self.component.model.files().map(|file| file.path());
         let all = recorded.chain(bystanders.iter().map(|found| found.path.as_str()));
-        all.map(|path| self.outer(path)).collect()
-    }
-
-    /// A path of the model, relative to the output.
-    fn outer(&self, path: &str) -> String {
-        if self.name.is_empty() { path.to_owned() } else { format!("{}/{path}", self.name) }
+        all.map(|path| self.component.path_of(path)).collect()
     }
 
     /// What was done, with paths relative to the output.
-    fn finish(mut self) -> Restored {
-        let mut done = std::mem::take(&mut self.done);
+    fn finish(self) -> Restored {
+        let Self { component, mut done, .. } = self;
         for paths in [&mut done.changed, &mut done.missing, &mut done.unchecked] {
             for path in paths.iter_mut() {
-                *path = self.outer(path);
+                *path = component.path_of(path);
             }
         }
-        done.left_out.iter_mut().for_each(|file| file.path = self.outer(&file.path));
+        done.left_out.iter_mut().for_each(|file| file.path = component.path_of(&file.path));
         done
     }
 
     /// Copies a recorded side file, if it is the original or may be another one.
     fn restore_beside(
         &mut self,
-        shard: &Shard,
-        record: &FileRecord,
+        recorded: OriginalFile<'_>,
         folder: &ModelFolder<'_>,
     ) -> Result<()> {
-        let path = shard.directory().file_path(record);
-        let root = self.model.folder();
-        match root.map_or(Ok(Beside::Missing), |root| beside::find(root, path, record))? {
+        let path = recorded.path();
+        let root = self.component.model.folder();
+        match root.map_or(Ok(Beside::Missing), |root| beside::find(root, recorded))? {
             Beside::Original(file) => {
-                self.done.bytes += copy(&file, folder, path, Some(&record.hash))?;
+                self.done.bytes += copy(&file, folder, path, Some(&recorded.record().hash))?;
                 self.done.files += 1;
             }
             Beside::Marked(original) => {
@@ -282,8 +251,7 @@ impl Restorer<'_> {
                 self.done.changed.push(path.to_owned());
             }
             Beside::Missing if self.options.keep_changed => self.done.missing.push(path.to_owned()),
-            Beside::Changed(_) => return Err(beside::refused(shard, path, beside::CHANGED)),
-            Beside::Missing => return Err(beside::refused(shard, path, beside::MISSING)),
+            other => return Err(other.refused(recorded)),
         }
         Ok(())
     }
@@ -292,17 +260,12 @@ impl Restorer<'_> {
     /// the place of one that is recorded, and without weights, which loaders could take for the
     /// model's.
     fn bystanders(&mut self) -> Result<Vec<Found>> {
-        let (found, left_out) = self.model.walk()?;
+        let model = self.component.model;
+        let (found, left_out) = model.bystanders()?;
         self.done.left_out = left_out;
-        let recorded: BTreeSet<&str> =
-            files(self.model).map(|(shard, file)| path_of(shard, file)).collect();
-        let beside: BTreeSet<&str> =
-            beside::recorded(self.model).map(|(shard, file)| path_of(shard, file)).collect();
+        let recorded: BTreeSet<&str> = model.files().map(|file| file.path()).collect();
         let mut bystanders = Vec::new();
         for file in found {
-            if is_container(&file.path) || beside.contains(&*file.path) {
-                continue;
-            }
             let reason = if clashes(&file.path, &recorded) {
                 "an original file has its place"
             } else if file.check_inside().is_err() {
@@ -319,14 +282,13 @@ impl Restorer<'_> {
     }
 
     /// Writes one original file, which will be at `path`, and compares its hash.
-    fn restore(&mut self, shard: &Shard, file: usize, output: &File, path: &Path) -> Result<()> {
-        let record = &shard.directory().files[file];
+    fn restore(&mut self, file: OriginalFile<'_>, output: &File, path: &Path) -> Result<()> {
         let write = |offset: u64, bytes: &[u8]| {
             write_all_at(output, bytes, offset).map_err(|error| Error::io("writing", path, error))
         };
         let mut hasher = Hasher::new();
-        if is_weights(shard, file) {
-            let mut pieces = FilePieces::new(shard, file, &Cpu)?;
+        if file.is_weights() {
+            let mut pieces = FilePieces::new(file, &Cpu)?;
             let mut buffer = Vec::new();
             // To hash while the next batch is written, as verification does while it is decoded,
             // took longer on 16 cores.
@@ -337,29 +299,19 @@ impl Restorer<'_> {
             }
         } else {
             let mut offset = 0;
-            for array in record.array_range() {
-                shard.stream_array(array, |bytes| {
-                    write(offset, bytes)?;
-                    hash(&mut hasher, bytes);
-                    offset += bytes.len() as u64;
-                    Ok(())
-                })?;
-            }
+            file.stream(|bytes| {
+                write(offset, bytes)?;
+                hash(&mut hasher, bytes);
+                offset += bytes.len() as u64;
+                Ok(())
+            })?;
         }
-        check_hash(shard, record, &hasher)?;
+        file.check_hash(hasher.finalize())?;
         output.sync_all().map_err(|error| Error::io("syncing", path, error))?;
-        self.done.bytes += record.length.get();
+        self.done.bytes += file.length();
         self.done.files += 1;
         Ok(())
     }
-}
-
-fn check_hash(shard: &Shard, record: &FileRecord, hasher: &Hasher) -> Result<()> {
-    if hasher.finalize() == record.hash {
-        return Ok(());
-    }
-    let place = format!("file {:?}", shard.directory().file_path(record));
-    Err(wrong_hash(place).in_file(shard.path()))
 }
 
 /// Whether a path equals a recorded one, or one of the two lies in the other.
