@@ -1,33 +1,26 @@
 //! One compression: the two passes over each weights file, and the finished containers.
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 use super::{
     analysis::{self, FileAnalysis},
     blocks::Blocks,
     config, encode,
     folder::ModelFolder,
-    input::{Input, Side},
+    input::Input,
     options::{CompressOptions, Layout},
-    output::{ClosedOutput, Output},
+    output::Output,
     plan::{ContainerPlan, Contents},
     replace::check_file,
     report::Report,
     shard_paths::shard_paths,
 };
 use crate::{
-    Error, OpenOptions, Result, format,
+    Error, OpenOptions, Result,
+    format::{self, directory::ShardRecord},
     open::{Cpu, Level},
     progress::{Observer, Stage},
 };
-
-/// The weights files, by index, and the side files of one container.
-pub(super) struct ShardSource<'a> {
-    pub(super) weights: Vec<usize>,
-    side: &'a [Side<'a>],
-    beside: &'a [Side<'a>],
-    metadata: Option<&'a BTreeMap<String, String>>,
-}
 
 /// One compression, from the input to the parts of each container.
 pub(super) struct Compressor<'a> {
@@ -42,23 +35,28 @@ impl<'a> Compressor<'a> {
         Self { input, layout, observer, blocks: Blocks::new(input) }
     }
 
-    pub(super) fn shards(&self, single: bool) -> Vec<ShardSource<'a>> {
-        let files = 0..self.input.weights.len();
-        let (side, metadata) = (&*self.input.side, Some(&self.input.metadata));
+    /// What goes into each container: into one, or into one for each weights file.
+    pub(super) fn shards(&self, single: bool) -> Vec<Contents<'_>> {
+        let Input { weights, side, metadata, .. } = self.input;
+        let Blocks { of_tensors: blocks, names: block_names } = &self.blocks;
+        let metadata = Some(metadata);
+        let all = Contents { weights, side, beside: &[], metadata, blocks, block_names };
         if single {
-            return vec![ShardSource { weights: files.collect(), side, beside: &[], metadata }];
+            return vec![all];
         }
-        if files.is_empty() {
-            return vec![ShardSource { weights: Vec::new(), side: &[], beside: side, metadata }];
+        // The first one also has what belongs to no weights file.
+        let first = Contents { side: &[], beside: side, ..all };
+        if weights.is_empty() {
+            return vec![first];
         }
         let shard = |file| {
-            let weights = vec![file];
+            let (weights, blocks) = (&weights[file..=file], &blocks[file..=file]);
             match file {
-                0 => ShardSource { weights, side: &[], beside: side, metadata },
-                _ => ShardSource { weights, side: &[], beside: &[], metadata: None },
+                0 => Contents { weights, blocks, ..first },
+                _ => Contents { weights, blocks, beside: &[], metadata: None, ..first },
             }
         };
-        files.map(shard).collect()
+        (0..weights.len()).map(shard).collect()
     }
 
     /// Bytes of the first pass over all files, as the observer counts them.
@@ -66,36 +64,16 @@ impl<'a> Compressor<'a> {
         self.input.weights.iter().map(|file| analysis::bytes(file, self.layout)).sum()
     }
 
-    pub(super) fn analyse(&self, shard: &ShardSource<'_>) -> Result<Vec<FileAnalysis>> {
+    pub(super) fn analyse(&self, shard: &Contents<'_>) -> Result<Vec<FileAnalysis>> {
         self.observer.enter(Stage::Analyse);
-        let weights = shard.weights.iter().map(|&file| &self.input.weights[file]);
+        let weights = shard.weights.iter();
         weights.map(|file| analysis::analyse(file, self.layout, self.observer)).collect()
     }
 
-    pub(super) fn contents<'b>(
-        &'b self,
-        shard: &ShardSource<'b>,
-        analyses: &'b [FileAnalysis],
-    ) -> Result<Contents<'b>> {
-        let files = shard.weights.iter().map(|&file| &self.input.weights[file]);
-        Ok(Contents {
-            weights: files.zip(analyses).collect(),
-            side: hashed(shard.side)?,
-            beside: hashed(shard.beside)?,
-            metadata: shard.metadata,
-            blocks: shard
-                .weights
-                .iter()
-                .map(|&file| self.blocks.of_tensors[file].clone())
-                .collect(),
-            block_names: &self.blocks.names,
-        })
-    }
-
     /// Both passes over one shard; the container lacks its directory still.
-    fn write(&self, shard: &ShardSource<'_>, path: &Path, report: &mut Report) -> Result<Output> {
+    fn write(&self, shard: &Contents<'_>, path: &Path, report: &mut Report) -> Result<Output> {
         let analyses = self.analyse(shard)?;
-        let mut plan = ContainerPlan::new(&self.contents(shard, &analyses)?)?;
+        let mut plan = ContainerPlan::new(shard, &analyses)?;
         report.add(&plan, plan.file_length());
         let output = Output::create(path, &mut plan)?;
         self.observer.enter(Stage::Encode);
@@ -109,7 +87,7 @@ impl<'a> Compressor<'a> {
         let mut report = Report::new(self.input, true);
         let mut output = self.write(&self.shards(true)[0], out, &mut report)?;
         let identity = format::identity(output.files());
-        output.seal(0, 1, identity)?;
+        output.seal(ShardRecord::new(0, 1, identity))?;
         if options.verify {
             self.verify(output.temporary_path(), 1).map_err(|error| error.in_file(out))?;
         }
@@ -128,13 +106,14 @@ impl<'a> Compressor<'a> {
         let mut report = Report::new(self.input, false);
         let mut outputs = Vec::new();
         for (shard, path) in self.shards(false).iter().zip(&paths) {
-            outputs.push(self.write(shard, &folder.path_of(path)?, &mut report)?.close());
+            let mut output = self.write(shard, &folder.path_of(path)?, &mut report)?;
+            output.close();
+            outputs.push(output);
         }
-        let identity = format::identity(outputs.iter().flat_map(ClosedOutput::files));
+        let identity = format::identity(outputs.iter().flat_map(Output::files));
         let count = outputs.len() as u64;
-        for (index, output) in outputs.into_iter().enumerate() {
-            let mut output = output.open()?;
-            output.seal(index as u64, count, identity)?;
+        for (index, mut output) in (0..).zip(outputs) {
+            output.seal(ShardRecord::new(index, count, identity))?;
             output.finish(false)?;
         }
         config::write_side_files(self.input, folder)?;
@@ -165,9 +144,4 @@ impl<'a> Compressor<'a> {
         let problem = format!("{there:?} shards, files and tensors are there, not {wanted:?}");
         Err(Error::corrupt("directory", 0, problem).in_file(path))
     }
-}
-
-/// Side files, each with its hash.
-fn hashed<'a>(files: &'a [Side<'a>]) -> Result<Vec<(&'a Side<'a>, [u8; 32])>> {
-    files.iter().map(|file| Ok((file, file.hash()?))).collect()
 }

@@ -1,10 +1,12 @@
 //! Second pass: all jobs of a plan, on all threads, each to its place in the container.
 
+use std::ops::Range;
+
 use super::{
     coding::Coding,
-    fingerprint::{Fingerprint, Shared},
+    fingerprint::Fingerprint,
     gap::{self, MIN_PORTION_BYTES},
-    input::{Side, Weights, changed},
+    input::{Side, changed},
     output::Output,
     plan::{ContainerPlan, Job, Read},
     tile,
@@ -18,7 +20,6 @@ use crate::{
     huffman::Histogram,
     parallel,
     progress::{Observer, advance},
-    source::SourceTensor,
 };
 
 /// What a thread keeps from job to job: about 4 MiB.
@@ -37,10 +38,7 @@ struct Worker {
 #[derive(Clone, Copy)]
 struct Target<'a> {
     first_array: usize,
-    file: &'a Weights<'a>,
-    tensor: &'a SourceTensor,
-    /// What has been read of it.
-    seen: &'a Shared,
+    read: &'a Read<'a>,
     output: &'a Output,
     observer: &'a dyn Observer,
 }
@@ -55,59 +53,35 @@ pub(super) fn encode(
     output: &Output,
     observer: &dyn Observer,
 ) -> Result<()> {
-    let pass = Pass {
-        reads: &plan.reads,
-        seen: plan.reads.iter().map(|_| Shared::default()).collect(),
-        output,
-        observer,
-    };
     parallel::for_each(plan.jobs.len(), Worker::default, |worker, index| {
-        worker.run(&plan.jobs[index], &pass)
+        worker.run(&plan.jobs[index], &plan.reads, output, observer)
     })?;
-    let mut all = plan.reads.iter().zip(&pass.seen);
-    match all.find(|(read, seen)| seen.get() != read.fingerprint) {
-        Some((Read { file, tensor, .. }, _)) => {
-            Err(changed(format_args!("{}: tensor {:?}", file.file.path, tensor.name)))
-        }
+    match plan.reads.iter().find(|read| read.seen.get() != read.fingerprint) {
+        Some(read) => Err(read.changed()),
         None => Ok(()),
     }
 }
 
-/// The second pass over all tensors of a container.
-struct Pass<'a> {
-    reads: &'a [Read<'a>],
-    /// What it has read of each.
-    seen: Vec<Shared>,
-    output: &'a Output,
-    observer: &'a dyn Observer,
-}
-
-impl<'a> Pass<'a> {
-    fn target(&'a self, read: usize, first_array: usize) -> Target<'a> {
-        let Read { file, tensor, .. } = self.reads[read];
-        let Self { output, observer, .. } = *self;
-        Target { first_array, file, tensor, seen: &self.seen[read], output, observer }
-    }
-}
-
 impl Worker {
-    fn run(&mut self, job: &Job<'_>, pass: &Pass<'_>) -> Result<()> {
-        let output = pass.output;
+    fn run(
+        &mut self,
+        job: &Job<'_>,
+        reads: &[Read<'_>],
+        output: &Output,
+        observer: &dyn Observer,
+    ) -> Result<()> {
         match *job {
-            Job::Bytes { array, ref bytes } => output.write_array(array, 0, bytes),
+            Job::Codebook { array, coding } => output.write_array(array, 0, &coding.codebook()),
             Job::Prefix { array, file } => output.write_array(array, 0, &file.file.prefix),
             Job::Raw { array, read, ref range } => {
-                let (offset, length) = (range.start, range.end - range.start);
-                self.input.resize(length as usize, 0);
-                let target = pass.target(read, array);
-                target.file.read(target.tensor.offset + offset, &mut self.input)?;
-                target.seen.add(Fingerprint::of(offset, &self.input));
-                output.write_array(array, offset, &self.input)?;
-                advance(pass.observer, length)
+                let target = Target { first_array: array, read: &reads[read], output, observer };
+                target.read(range.clone(), 0, &mut self.input)?;
+                target.write(0, range.start, &self.input)?;
+                advance(observer, self.input.len() as u64)
             }
             Job::Side { array, file } => side(array, file, output),
             Job::Portion { first_array, read, coding, portion } => {
-                let target = pass.target(read, first_array);
+                let target = Target { first_array, read: &reads[read], output, observer };
                 match coding {
                     Coding::Gap(coding) => self.gap_portion(target, coding, portion),
                     Coding::Tile(coding) => self.tile_portion(target, coding, portion),
@@ -129,12 +103,13 @@ impl Worker {
                 Some((target.first_array, PortionEncoder::new(&coding.lengths, &coding.sizes)));
         }
         let first = portion as u64 * coding.portion_bytes;
-        let end = target.tensor.length.min(first + coding.portion_bytes);
+        let end = target.read.tensor.length.min(first + coding.portion_bytes);
         let mut bit = coding.portion_bits[portion];
         let each = MIN_PORTION_BYTES.next_multiple_of(coding.piece_bytes);
+        let lookahead = 2 * coding.sizes.geometry().lookahead() as u64;
         for part in parallel::cut(first..end, each, 1) {
             let (start, length) = (part.start, part.end - part.start);
-            self.read(target, coding, start, length)?;
+            target.read(part.clone(), lookahead, &mut self.input)?;
             let end_bit = if part.end == end {
                 coding.portion_bits[portion + 1]
             } else {
@@ -149,26 +124,13 @@ impl Worker {
             };
             let (_, encoder) = self.gap.as_ref().expect("it was just made");
             encoder.encode(&input, &mut self.output).map_err(|error| target.changed(error))?;
-            self.write(target.first_array, target.output)?;
+            target.put(gap_arrays::GAPS, self.output.gaps())?;
+            target.put(gap_arrays::OUTPUT_OFFSETS, self.output.output_offsets())?;
+            target.put(gap_arrays::BITSTREAM, self.output.bitstream())?;
+            target.put(gap_arrays::PLANE, self.output.plane())?;
             advance(target.observer, length)?;
             bit = end_bit;
         }
-        Ok(())
-    }
-
-    /// Reads part of a tensor and what the encoder must see after it.
-    fn read(
-        &mut self,
-        target: Target<'_>,
-        coding: &gap::GapCoding,
-        start: u64,
-        length: u64,
-    ) -> Result<()> {
-        let (lookahead, part) = (2 * coding.sizes.geometry().lookahead() as u64, length as usize);
-        let length = (length + lookahead).min(target.tensor.length - start);
-        self.input.resize(length as usize, 0);
-        target.file.read(target.tensor.offset + start, &mut self.input)?;
-        target.seen.add(Fingerprint::of(start, &self.input[..part]));
         Ok(())
     }
 
@@ -182,28 +144,11 @@ impl Worker {
             Some((array, encoder)) if array == target.first_array => encoder,
             _ => coding.encoder()?,
         };
-        let read = |range: std::ops::Range<u64>, weights: &mut Vec<u8>| {
-            weights.resize((range.end - range.start) as usize, 0);
-            target.file.read(target.tensor.offset + range.start, weights)?;
-            target.seen.add(Fingerprint::of(range.start, weights));
-            Ok(())
-        };
+        let read = |range, weights: &mut Vec<u8>| target.read(range, 0, weights);
         let mut write = |at: [u64; 3], strips: &EncodedStrips| {
-            target.output.write_array(
-                target.first_array + tile_arrays::RECORDS,
-                at[0],
-                &strips.records,
-            )?;
-            target.output.write_array(
-                target.first_array + tile_arrays::BITSTREAM,
-                at[1],
-                &strips.bitstream,
-            )?;
-            target.output.write_array(
-                target.first_array + tile_arrays::PLANE,
-                at[2],
-                &strips.plane,
-            )?;
+            target.write(tile_arrays::RECORDS, at[0], &strips.records)?;
+            target.write(tile_arrays::BITSTREAM, at[1], &strips.bitstream)?;
+            target.write(tile_arrays::PLANE, at[2], &strips.plane)?;
             advance(target.observer, 2 * strips.plane.len() as u64)
         };
         coding
@@ -211,20 +156,6 @@ impl Worker {
             .map_err(|error| target.changed(error))?;
         self.tile = Some((target.first_array, encoder));
         Ok(())
-    }
-
-    fn write(&self, first_array: usize, output: &Output) -> Result<()> {
-        let put = |array: usize, piece: PlacedBytes<'_>| {
-            if piece.bytes.is_empty() {
-                Ok(())
-            } else {
-                output.write_array(first_array + array, piece.offset, piece.bytes)
-            }
-        };
-        put(gap_arrays::GAPS, self.output.gaps())?;
-        put(gap_arrays::OUTPUT_OFFSETS, self.output.output_offsets())?;
-        put(gap_arrays::BITSTREAM, self.output.bitstream())?;
-        put(gap_arrays::PLANE, self.output.plane())
     }
 }
 
@@ -239,13 +170,41 @@ fn side(array: usize, file: &Side<'_>, output: &Output) -> Result<()> {
 }
 
 impl Target<'_> {
+    /// Reads a range of the tensor's bytes into `bytes`, and up to `lookahead` more that others read
+    /// as their own.
+    fn read(&self, range: Range<u64>, lookahead: u64, bytes: &mut Vec<u8>) -> Result<()> {
+        let Read { file, tensor, seen, .. } = self.read;
+        let end = tensor.length.min(range.end + lookahead);
+        bytes.resize((end - range.start) as usize, 0);
+        file.read(tensor.offset + range.start, bytes)?;
+        let own = &bytes[..(range.end - range.start) as usize];
+        seen.add(Fingerprint::of(range.start, own));
+        Ok(())
+    }
+
+    /// Writes bytes of one of the tensor's arrays, if there are any.
+    fn write(&self, array: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.output.write_array(self.first_array + array, offset, bytes)
+    }
+
+    fn put(&self, array: usize, piece: PlacedBytes<'_>) -> Result<()> {
+        self.write(array, piece.offset, piece.bytes)
+    }
+
     /// Weights that are not those of the first pass.
     fn changed(&self, error: Error) -> Error {
         match error {
-            Error::Parameter { .. } => {
-                changed(format_args!("{}: tensor {:?}", self.file.file.path, self.tensor.name))
-            }
+            Error::Parameter { .. } => self.read.changed(),
             other => other,
         }
+    }
+}
+
+impl Read<'_> {
+    fn changed(&self) -> Error {
+        changed(format_args!("{}: tensor {:?}", self.file.file.path, self.tensor.name))
     }
 }

@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, path::Path};
 
 use super::{
     analysis::{self, FileAnalysis},
-    compressor::{Compressor, ShardSource},
+    compressor::Compressor,
     input::Input,
     options::Layout,
     outline::{self, Draft},
-    plan::ContainerPlan,
+    plan::{ContainerPlan, Contents},
     report::Report,
     shard_paths::shard_paths,
 };
@@ -31,8 +31,7 @@ pub fn estimate(
     layout: Layout,
     observer: &dyn Observer,
 ) -> Result<Estimate> {
-    let input = Input::of_source(source);
-    Estimate::read(&input, out, false, layout, observer)
+    Estimate::new(&Input::of_source(source), out, false, layout, None, observer)
 }
 
 /// As [`estimate`], of all models at a path, as [`compress_all`](super::compress_all) would make
@@ -57,10 +56,8 @@ pub fn estimate_all(
         // Of the length of an identity, which is known when all is written.
         identities.insert(folder.clone(), "0".repeat(2 * blake3::OUT_LEN));
         let out = if folder.is_empty() { out.to_owned() } else { out.join(folder) };
-        let Estimate { report, drafts } = match exponent_bits {
-            None => Estimate::read(&input, &out, in_pipeline, layout, observer),
-            Some(bits) => Estimate::assumed(&input, &out, in_pipeline, layout, bits),
-        }?;
+        let Estimate { report, drafts } =
+            Estimate::new(&input, &out, in_pipeline, layout, exponent_bits, observer)?;
         Ok(Estimate { report: report.of_component(folder), drafts })
     });
     estimates.collect()
@@ -78,7 +75,7 @@ pub fn estimate_headers(
     layout: Layout,
     exponent_bits: f64,
 ) -> Result<Estimate> {
-    Estimate::assumed(&Input::of_source(source), out, false, layout, exponent_bits)
+    Estimate::new(&Input::of_source(source), out, false, layout, Some(exponent_bits), &())
 }
 
 /// What compression would make.
@@ -90,64 +87,43 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// By the first pass.
-    fn read(
+    /// By the first pass, or by headers with codes of this many bits.
+    fn new(
         input: &Input<'_>,
         out: &Path,
         in_pipeline: bool,
         layout: Layout,
+        exponent_bits: Option<f64>,
         observer: &dyn Observer,
     ) -> Result<Self> {
+        exponent_bits.map_or(Ok(()), check_bits)?;
         let compressor = Compressor::new(input, layout, observer);
-        observer.begin(compressor.analysed_bytes());
-        Self::new(&compressor, out, in_pipeline, |shard| compressor.analyse(shard))
-    }
-
-    /// By headers, with codes of this length.
-    fn assumed(
-        input: &Input<'_>,
-        out: &Path,
-        in_pipeline: bool,
-        layout: Layout,
-        exponent_bits: f64,
-    ) -> Result<Self> {
-        if !(1.0..=8.0).contains(&exponent_bits) {
-            let problem = format!("{exponent_bits} bits for the code of an exponent");
-            let remedy = "name some from 1 to 8; trained models have 2.6 to 2.7";
-            return Err(Error::parameter(problem, remedy));
+        if exponent_bits.is_none() {
+            observer.begin(compressor.analysed_bytes());
         }
-        let compressor = Compressor::new(input, layout, &());
-        let mut estimate = Self::new(&compressor, out, in_pipeline, |shard| {
-            let files = shard.weights.iter().map(|&file| &input.weights[file]);
-            files.map(|file| analysis::assume(file, layout, exponent_bits)).collect()
-        })?;
-        let note =
-            format!("no weight was read: codes of {exponent_bits} bits a weight are assumed");
-        estimate.report.notes.push(note);
-        Ok(estimate)
-    }
-
-    fn new(
-        compressor: &Compressor<'_>,
-        out: &Path,
-        in_pipeline: bool,
-        analyse: impl Fn(&ShardSource<'_>) -> Result<Vec<FileAnalysis>>,
-    ) -> Result<Self> {
         let single = is_container(out);
         let paths = if single {
             vec![out.to_owned()]
         } else {
-            let paths = shard_paths(compressor.input, in_pipeline)?;
+            let paths = shard_paths(input, in_pipeline)?;
             paths.iter().map(|path| out.join(path)).collect()
         };
-        let mut report = Report::new(compressor.input, single);
+        let mut report = Report::new(input, single);
         let mut drafts = Vec::new();
         for (shard, path) in compressor.shards(single).iter().zip(paths) {
-            let analyses = analyse(shard)?;
-            let plan = ContainerPlan::new(&compressor.contents(shard, &analyses)?)?;
+            let analyses = match exponent_bits {
+                None => compressor.analyse(shard)?,
+                Some(bits) => assume(shard, layout, bits)?,
+            };
+            let plan = ContainerPlan::new(shard, &analyses)?;
             report.add(&plan, plan.file_length());
             drafts.push(Draft::new(path, plan));
         }
+        report.notes.extend(
+            exponent_bits.map(|bits| {
+                format!("no weight was read: codes of {bits} bits a weight are assumed")
+            }),
+        );
         Ok(Self { report, drafts })
     }
 
@@ -160,4 +136,17 @@ impl Estimate {
     pub fn outline(&self) -> Result<Model> {
         outline::open(&self.drafts)
     }
+}
+
+fn check_bits(exponent_bits: f64) -> Result<()> {
+    if (1.0..=8.0).contains(&exponent_bits) {
+        return Ok(());
+    }
+    let problem = format!("{exponent_bits} bits for the code of an exponent");
+    let remedy = "name some from 1 to 8; trained models have 2.6 to 2.7";
+    Err(Error::parameter(problem, remedy))
+}
+
+fn assume(shard: &Contents<'_>, layout: Layout, exponent_bits: f64) -> Result<Vec<FileAnalysis>> {
+    shard.weights.iter().map(|file| analysis::assume(file, layout, exponent_bits)).collect()
 }

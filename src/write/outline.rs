@@ -9,7 +9,7 @@ use zerocopy::{IntoBytes, little_endian::U32};
 use super::{output::seal, plan::ContainerPlan};
 use crate::{
     Model, OpenOptions, Result,
-    format::{self, Directory, Header, IdentifiedFile, directory::chunk_count},
+    format::{self, Directory, Header, IdentifiedFile, directory::ShardRecord},
     io::ReadAt,
 };
 
@@ -34,13 +34,10 @@ impl Draft {
         Self { path, directory: plan.directory, directory_offset: plan.directory_offset }
     }
 
-    fn seal(&self, shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Result<Outline> {
+    fn seal(&self, shard: ShardRecord) -> Result<Outline> {
         let mut directory = self.directory.clone();
-        let sections = directory.sections.iter();
-        let chunks: u64 = sections.map(|section| chunk_count(section.length.get())).sum();
-        directory.checksums = vec![U32::ZERO; chunks as usize];
-        let (header, directory) =
-            seal(&mut directory, self.directory_offset, shard_index, shard_count, identity)?;
+        directory.checksums = vec![U32::ZERO; directory.chunk_count() as usize];
+        let (header, directory) = seal(&mut directory, self.directory_offset, shard)?;
         Ok(Outline { header, directory })
     }
 }
@@ -80,7 +77,7 @@ pub(super) fn open(drafts: &[Draft]) -> Result<Model> {
         format::identity(drafts.iter().flat_map(|draft| IdentifiedFile::of(&draft.directory)));
     let count = drafts.len() as u64;
     let outlines = (0..).zip(drafts).map(|(index, draft)| {
-        let outline = draft.seal(index, count, identity)?;
+        let outline = draft.seal(ShardRecord::new(index, count, identity))?;
         Ok((draft.path.clone(), Box::new(outline) as Box<dyn ReadAt>))
     });
     OpenOptions::new().open_readers(outlines.collect::<Result<_>>()?)

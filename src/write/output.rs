@@ -24,7 +24,9 @@ use crate::{
 /// A container being written. Dropped before [`Output::finish`], it leaves nothing behind.
 #[derive(Debug)]
 pub(super) struct Output {
-    file: NamedTempFile,
+    temporary: TempPath,
+    /// The file; `None` while it is closed.
+    file: Option<File>,
     path: PathBuf,
     directory: Directory,
     directory_offset: u64,
@@ -35,11 +37,12 @@ impl Output {
     /// Creates the temporary file beside `path`, with the header of an unfinished container, and
     /// takes the plan's directory.
     pub(super) fn create(path: &Path, plan: &mut ContainerPlan<'_>) -> Result<Self> {
-        let file = file_beside(path)?;
-        let directory = std::mem::replace(&mut plan.directory, empty_directory());
+        let (file, temporary) = file_beside(path)?.into_parts();
+        let directory = std::mem::take(&mut plan.directory);
         let sections = directory.sections.len();
         let output = Self {
-            file,
+            temporary,
+            file: Some(file),
             path: path.to_owned(),
             directory,
             directory_offset: plan.directory_offset,
@@ -50,8 +53,12 @@ impl Output {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        write_all_at(self.file.as_file(), bytes, offset)
+        write_all_at(self.file(), bytes, offset)
             .map_err(|error| Error::io("writing", &self.path, error))
+    }
+
+    fn file(&self) -> &File {
+        self.file.as_ref().expect("it is open while it is written")
     }
 
     /// Writes bytes of an array, `offset` counted from the array's start. Any thread may write any
@@ -77,18 +84,16 @@ impl Output {
 
     /// Closes the file until it is sealed, since a model may have more shards than a process may
     /// have files open.
-    pub(super) fn close(self) -> ClosedOutput {
-        let Self { file, path, directory, directory_offset, checksums } = self;
-        ClosedOutput { file: file.into_temp_path(), path, directory, directory_offset, checksums }
+    pub(super) fn close(&mut self) {
+        self.file = None;
     }
 
     /// Writes directory, footer and header, and makes sure that they are on the disk.
-    pub(super) fn seal(
-        &mut self,
-        shard_index: u64,
-        shard_count: u64,
-        identity: [u8; 32],
-    ) -> Result<()> {
+    pub(super) fn seal(&mut self, shard: ShardRecord) -> Result<()> {
+        if self.file.is_none() {
+            let file = File::options().write(true).open(&self.temporary);
+            self.file = Some(file.map_err(|error| Error::io("opening", &self.path, error))?);
+        }
         for (section, checksums) in self.directory.sections.iter().zip(self.checksums.drain(..)) {
             let checksums = checksums.into_inner().unwrap_or_else(PoisonError::into_inner);
             self.directory.checksums.extend(
@@ -98,8 +103,7 @@ impl Output {
                     .map(zerocopy::little_endian::U32::new),
             );
         }
-        let (header, bytes) =
-            seal(&mut self.directory, self.directory_offset, shard_index, shard_count, identity)?;
+        let (header, bytes) = seal(&mut self.directory, self.directory_offset, shard)?;
         self.write_at(self.directory_offset, &bytes)?;
         self.write_at(header.footer_offset(), header.as_bytes())?;
         self.sync()?;
@@ -108,43 +112,18 @@ impl Output {
     }
 
     fn sync(&self) -> Result<()> {
-        self.file.as_file().sync_all().map_err(|error| Error::io("syncing", &self.path, error))
+        self.file().sync_all().map_err(|error| Error::io("syncing", &self.path, error))
     }
 
     /// Where the sealed container is until [`Output::finish`].
     pub(super) fn temporary_path(&self) -> &Path {
-        self.file.path()
+        &self.temporary
     }
 
     /// Gives the sealed container its name; in place of what has it only with `overwrite`.
     pub(super) fn finish(self, overwrite: bool) -> Result<()> {
-        rename::file(self.file, &self.path, overwrite)
-    }
-}
-
-/// A container whose sections are written, and whose file is closed.
-#[derive(Debug)]
-pub(super) struct ClosedOutput {
-    file: TempPath,
-    path: PathBuf,
-    directory: Directory,
-    directory_offset: u64,
-    checksums: Vec<Mutex<SectionChecksums>>,
-}
-
-impl ClosedOutput {
-    /// As [`Output::files`].
-    pub(super) fn files(&self) -> impl Iterator<Item = IdentifiedFile<'_>> {
-        IdentifiedFile::of(&self.directory)
-    }
-
-    /// Opens it again.
-    pub(super) fn open(self) -> Result<Output> {
-        let Self { file, path, directory, directory_offset, checksums } = self;
-        let handle = File::options().write(true).open(&file);
-        let handle = handle.map_err(|error| Error::io("opening", &path, error))?;
-        let file = NamedTempFile::from_parts(handle, file);
-        Ok(Output { file, path, directory, directory_offset, checksums })
+        let file = self.file.expect("it is open since it was sealed");
+        rename::file(NamedTempFile::from_parts(file, self.temporary), &self.path, overwrite)
     }
 }
 
@@ -153,28 +132,10 @@ impl ClosedOutput {
 pub(super) fn seal(
     directory: &mut Directory,
     directory_offset: u64,
-    shard_index: u64,
-    shard_count: u64,
-    identity: [u8; 32],
+    shard: ShardRecord,
 ) -> Result<(Header, Vec<u8>)> {
-    directory.shard =
-        ShardRecord { shard_index: shard_index.into(), shard_count: shard_count.into(), identity };
+    directory.shard = shard;
     let bytes = directory.to_bytes();
     let header = Header::complete(directory_offset, &bytes)?;
     Ok((header, bytes))
-}
-
-fn empty_directory() -> Directory {
-    use zerocopy::FromZeros;
-    Directory {
-        shard: ShardRecord::new_zeroed(),
-        files: Vec::new(),
-        blocks: Vec::new(),
-        sections: Vec::new(),
-        tensors: Vec::new(),
-        arrays: Vec::new(),
-        checksums: Vec::new(),
-        metadata: Vec::new(),
-        text: Vec::new(),
-    }
 }

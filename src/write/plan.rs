@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, ops::Range};
 use super::{
     analysis::FileAnalysis,
     coding::Coding,
-    fingerprint::Fingerprint,
+    fingerprint::{Fingerprint, Shared},
     input::{Side, Weights},
     planned::{self, PlannedTensor},
     sections::ArrayLayout,
@@ -16,7 +16,6 @@ use crate::{
     constants::{ARRAY_ALIGNMENT, HEADER_BYTES, MAX_DIRECTORY_BYTES, MAX_FILES, MAX_FOLDERS, NONE},
     format::{
         Directory,
-        directory::{ShardRecord, chunk_count},
         records::{
             BlockRecord, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord,
             SECTION_PREFIX, SECTION_SIDE,
@@ -27,24 +26,25 @@ use crate::{
 };
 
 /// What goes into one container.
+#[derive(Clone, Copy)]
 pub(super) struct Contents<'a> {
-    /// Weights files, ascending by path, each with what the first pass found.
-    pub(super) weights: Vec<(&'a Weights<'a>, &'a FileAnalysis)>,
-    /// Side files that are stored, ascending by path, each with its hash.
-    pub(super) side: Vec<(&'a Side<'a>, [u8; 32])>,
+    /// Weights files, ascending by path.
+    pub(super) weights: &'a [Weights<'a>],
+    /// Side files that are stored, ascending by path.
+    pub(super) side: &'a [Side<'a>],
     /// Side files that lie beside the container, likewise.
-    pub(super) beside: Vec<(&'a Side<'a>, [u8; 32])>,
+    pub(super) beside: &'a [Side<'a>],
     /// Keys and values for runtimes; nothing in a shard that is not the first.
     pub(super) metadata: Option<&'a BTreeMap<String, String>>,
     /// For each weights file and each of its tensors, the index of its block in `block_names`.
-    pub(super) blocks: Vec<Vec<usize>>,
+    pub(super) blocks: &'a [Vec<usize>],
     /// Names of all blocks of the model, in order.
     pub(super) block_names: &'a [String],
 }
 
 /// Where everything goes.
 pub(super) struct ContainerPlan<'a> {
-    /// Complete except for checksums and identity.
+    /// Complete except for checksums, and which shard of which model it is.
     pub(super) directory: Directory,
     pub(super) directory_offset: u64,
     pub(super) jobs: Vec<Job<'a>>,
@@ -62,13 +62,15 @@ pub(super) struct Read<'a> {
     pub(super) tensor: &'a SourceTensor,
     /// What the first pass has read.
     pub(super) fingerprint: Fingerprint,
+    /// What the second pass has read.
+    pub(super) seen: Shared,
 }
 
 /// Bytes to produce, of tensors by their index in [`ContainerPlan::reads`]. Any job may run at any
 /// time, on any thread.
 pub(super) enum Job<'a> {
-    /// Bytes that are known already.
-    Bytes { array: usize, bytes: Vec<u8> },
+    /// The codebook of a tensor that is coded.
+    Codebook { array: usize, coding: &'a Coding },
     /// The prefix of a weights file.
     Prefix { array: usize, file: &'a Weights<'a> },
     /// A piece of a tensor that is stored raw: these of the tensor's bytes.
@@ -80,14 +82,14 @@ pub(super) enum Job<'a> {
 }
 
 impl<'a> ContainerPlan<'a> {
-    /// Lays out a container.
-    pub(super) fn new(contents: &Contents<'a>) -> Result<Self> {
-        let mut tensors = planned::list(contents);
+    /// Lays out a container, given what the first pass found out about each weights file.
+    pub(super) fn new(contents: &Contents<'a>, analyses: &'a [FileAnalysis]) -> Result<Self> {
+        let mut tensors = planned::list(contents, analyses);
         planned::find_aliases(&mut tensors);
         let blocks = used_blocks(&tensors);
         let mut layout = ArrayLayout::default();
         let mut text = Vec::new();
-        let files = file_records(contents, &mut layout, &mut text);
+        let files = file_records(contents, analyses, &mut layout, &mut text)?;
         let block_records =
             blocks.keys().map(|&block| named(&mut text, &contents.block_names[block])).collect();
         let (mut jobs, mut reads) = (file_jobs(contents), Vec::new());
@@ -101,17 +103,15 @@ impl<'a> ContainerPlan<'a> {
             .collect();
         let metadata = metadata_records(contents, &mut text);
         let (sections, arrays, directory_offset) = layout.place()?;
-        let shard = ShardRecord { shard_index: 0.into(), shard_count: 1.into(), identity: [0; 32] };
         let directory = Directory {
-            shard,
             files,
             blocks: block_records,
             sections,
             tensors: records,
             arrays,
-            checksums: Vec::new(),
             metadata,
             text,
+            ..Directory::default()
         };
         let plan = Self {
             directory,
@@ -127,32 +127,20 @@ impl<'a> ContainerPlan<'a> {
 
     /// The length of the container, in bytes.
     pub(super) fn file_length(&self) -> u64 {
-        let chunks: u64 =
-            self.directory.sections.iter().map(|section| chunk_count(section.length.get())).sum();
-        let directory = self.directory.to_bytes().len() as u64 + 4 * chunks;
+        let checksums = 4 * self.directory.chunk_count();
+        let directory = self.directory.to_bytes().len() as u64 + checksums;
         self.directory_offset + directory.next_multiple_of(ARRAY_ALIGNMENT) + HEADER_BYTES
     }
 
     fn check_limits(&self) -> Result<()> {
         let length = self.file_length() - self.directory_offset;
-        if length > MAX_DIRECTORY_BYTES {
-            return Err(Error::limit(
-                "the directory's length in bytes",
-                length,
-                MAX_DIRECTORY_BYTES,
-            ));
-        }
+        Error::check_limit("the directory's length in bytes", length, MAX_DIRECTORY_BYTES)?;
         let directory = &self.directory;
         let files = directory.files.len() as u64;
-        if files > MAX_FILES {
-            return Err(Error::limit("the number of files of one container", files, MAX_FILES));
-        }
+        Error::check_limit("the number of files of one container", files, MAX_FILES)?;
         let tree = PathTree::new(directory.files.iter().map(|file| directory.file_path(file)));
-        if tree.folders() > MAX_FOLDERS {
-            let what = "the number of folders of the files of one container";
-            return Err(Error::limit(what, tree.folders(), MAX_FOLDERS));
-        }
-        Ok(())
+        let what = "the number of folders of the files of one container";
+        Error::check_limit(what, tree.folders(), MAX_FOLDERS)
     }
 }
 
@@ -179,9 +167,10 @@ fn named(text: &mut Vec<u8>, name: &str) -> BlockRecord {
 
 fn file_records(
     contents: &Contents<'_>,
+    analyses: &[FileAnalysis],
     layout: &mut ArrayLayout,
     text: &mut Vec<u8>,
-) -> Vec<FileRecord> {
+) -> Result<Vec<FileRecord>> {
     let mut records = Vec::new();
     let mut add = |kind: u32, path: &str, length: u64, hash: [u8; 32], stored: u64| {
         let (path_offset, path_length) = add_text(text, path);
@@ -198,17 +187,17 @@ fn file_records(
             array_count: u64::from(stored > 0).into(),
         });
     };
-    for (file, analysis) in &contents.weights {
-        let file = &file.file;
+    for (weights, analysis) in contents.weights.iter().zip(analyses) {
+        let file = &weights.file;
         add(FILE_WEIGHTS, &file.path, file.length, analysis.hash, file.prefix.len() as u64);
     }
-    for (file, hash) in &contents.side {
-        add(FILE_SIDE, &file.path, file.length, *hash, file.length);
+    for file in contents.side {
+        add(FILE_SIDE, &file.path, file.length, file.hash()?, file.length);
     }
-    for (file, hash) in &contents.beside {
-        add(FILE_BESIDE, &file.path, file.length, *hash, 0);
+    for file in contents.beside {
+        add(FILE_BESIDE, &file.path, file.length, file.hash()?, 0);
     }
-    records
+    Ok(records)
 }
 
 fn metadata_records(contents: &Contents<'_>, text: &mut Vec<u8>) -> Vec<MetadataRecord> {
@@ -228,10 +217,8 @@ fn metadata_records(contents: &Contents<'_>, text: &mut Vec<u8>) -> Vec<Metadata
 
 /// The jobs of the files' arrays; they are the first arrays of the container.
 fn file_jobs<'a>(contents: &Contents<'a>) -> Vec<Job<'a>> {
-    let prefixes =
-        contents.weights.iter().enumerate().map(|(array, &(file, _))| Job::Prefix { array, file });
-    let side = contents.side.iter().filter(|(file, _)| file.length > 0);
-    let first = contents.weights.len();
-    let side = side.enumerate().map(|(i, &(file, _))| Job::Side { array: first + i, file });
+    let prefixes = (0..).zip(contents.weights).map(|(array, file)| Job::Prefix { array, file });
+    let side = contents.side.iter().filter(|file| file.length > 0);
+    let side = (contents.weights.len()..).zip(side).map(|(array, file)| Job::Side { array, file });
     prefixes.chain(side).collect()
 }

@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 
 use super::{
-    analysis::TensorAnalysis,
+    analysis::{FileAnalysis, TensorAnalysis},
     coding::Coding,
+    fingerprint::Shared,
     input::Weights,
     plan::{Contents, Job, Read, add_text},
     sections::ArrayLayout,
@@ -46,13 +47,17 @@ pub(super) struct PlannedTensor<'a> {
 }
 
 /// All tensors, ascending by name.
-pub(super) fn list<'a>(contents: &Contents<'a>) -> Vec<PlannedTensor<'a>> {
+pub(super) fn list<'a>(
+    contents: &Contents<'a>,
+    analyses: &'a [FileAnalysis],
+) -> Vec<PlannedTensor<'a>> {
     let mut tensors: Vec<PlannedTensor<'a>> = contents
         .weights
         .iter()
-        .zip(&contents.blocks)
+        .zip(analyses)
+        .zip(contents.blocks)
         .enumerate()
-        .flat_map(|(file_index, (&(file, analysis), blocks))| {
+        .flat_map(|(file_index, ((file, analysis), blocks))| {
             file.file.tensors.iter().zip(&analysis.tensors).zip(blocks).map(
                 move |((tensor, analysis), &block)| PlannedTensor {
                     name: &tensor.name,
@@ -201,7 +206,7 @@ impl<'a> PlannedTensor<'a> {
                 jobs.extend(parts.map(|range| Job::Raw { array: first_array, read, range }));
             }
             PlannedEncoding::Coded(coding) => {
-                jobs.push(Job::Bytes { array: first_array, bytes: coding.codebook() });
+                jobs.push(Job::Codebook { array: first_array, coding });
                 let portions = 0..coding.portion_count();
                 jobs.extend(portions.map(|portion| Job::Portion {
                     first_array,
@@ -211,6 +216,7 @@ impl<'a> PlannedTensor<'a> {
                 }));
             }
         }
-        reads.push(Read { file, tensor, fingerprint: self.analysis.fingerprint });
+        let fingerprint = self.analysis.fingerprint;
+        reads.push(Read { file, tensor, fingerprint, seen: Shared::default() });
     }
 }
