@@ -5,6 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::{
+    PreparedTensor,
     decoder::ranges,
     reader::{PIECE_BYTES, TensorReader},
     slice::{Rect, Slice},

@@ -67,20 +67,6 @@ impl Decoder for Cpu {
     }
 }
 
-impl PreparedTensor for TensorReader<'_> {
-    fn grain(&self) -> u64 {
-        TensorReader::grain(self)
-    }
-
-    fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-        TensorReader::read(self, range, out)
-    }
-
-    fn verify_index(&self, range: Range<u64>) -> Result<()> {
-        TensorReader::verify_index(self, range)
-    }
-}
-
 /// Cuts a range into those of pieces, each for one thread.
 pub(super) fn ranges(range: Range<u64>, grain: u64) -> impl Iterator<Item = Range<u64>> {
     parallel::cut(range, PIECE_BYTES, grain)

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::{Tensor, decoder::ranges, reader::TensorReader};
+use super::{PreparedTensor, Tensor, decoder::ranges, reader::TensorReader};
 use crate::{
     Dtype, Error, Result,
     encoding::stored::ReadArrays as _,

@@ -34,7 +34,6 @@ use crate::{
 #[derive(Debug)]
 pub struct Model {
     shards: Vec<Shard>,
-    shard_count: u64,
     folder: Option<PathBuf>,
     /// Folders in it, each with a `/` at its end, that hold other models.
     others: Vec<String>,
@@ -55,10 +54,8 @@ impl Model {
         shards.sort_by_key(|shard| shard.directory().shard.shard_index.get());
         check_shards(&shards)?;
         check_names(&shards)?;
-        let shard_count =
-            shards.first().map_or(0, |shard| shard.directory().shard.shard_count.get());
         let (blocks, block_names) = join_blocks(&shards);
-        Ok(Self { shards, shard_count, folder, others: Vec::new(), blocks, block_names })
+        Ok(Self { shards, folder, others: Vec::new(), blocks, block_names })
     }
 
     /// Of a folder of which some subfolders hold other models.
@@ -117,7 +114,7 @@ impl Model {
 
     /// Whether all shards of the model are open; a single shard of several opens alone.
     pub fn is_complete(&self) -> bool {
-        self.shards.len() as u64 == self.shard_count
+        self.shards.len() as u64 == self.shard_count()
     }
 
     /// Keys and values that the writer kept for runtimes, ascending by key. They are in shard 0;
@@ -135,7 +132,7 @@ impl Model {
     pub fn missing_shards(&self) -> Vec<u64> {
         let mut open =
             self.shards.iter().map(|shard| shard.directory().shard.shard_index.get()).peekable();
-        (0..self.shard_count).filter(|&index| open.next_if_eq(&index).is_none()).collect()
+        (0..self.shard_count()).filter(|&index| open.next_if_eq(&index).is_none()).collect()
     }
 
     /// Paths of weights files that are in no open shard, as far as they are known: from an index
@@ -154,7 +151,7 @@ impl Model {
 
     /// The number of shards that the model has.
     pub fn shard_count(&self) -> u64 {
-        self.shard_count
+        self.shards[0].directory().shard.shard_count.get()
     }
 
     /// The hash by which the shards of the model know each other.

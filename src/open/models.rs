@@ -126,11 +126,7 @@ impl Models {
 
 /// The value of the metadata that lists components, by their folders.
 pub(crate) fn list_of_components(identities: &BTreeMap<String, String>) -> (String, String) {
-    let list: serde_json::Map<_, _> = identities
-        .iter()
-        .map(|(folder, identity)| (folder.clone(), identity.clone().into()))
-        .collect();
-    (COMPONENTS.to_owned(), serde_json::Value::from(list).to_string())
+    (COMPONENTS.to_owned(), serde_json::json!(identities).to_string())
 }
 
 /// Folders and identities that a directory lists, if it does.

@@ -3,7 +3,7 @@
 
 use std::{borrow::Cow, cell::RefCell, ops::Range};
 
-use super::{Shard, Tensor, slice::Rect};
+use super::{PreparedTensor, Tensor, slice::Rect};
 use crate::{
     Error, Result,
     encoding::stored::{DecodeArrays, ReadArrays, Scratch},
@@ -18,24 +18,22 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// The arrays of a tensor that is no alias, and the tensor's own name, for errors.
+/// The arrays of a tensor, or of its target; errors name the tensor itself.
 #[derive(Clone, Copy)]
 pub(crate) struct TensorArrays<'m> {
-    shard: &'m Shard,
+    tensor: Tensor<'m>,
     first_array: usize,
-    name: &'m str,
 }
 
 impl<'m> TensorArrays<'m> {
     pub(super) fn of(tensor: &Tensor<'m>) -> Self {
-        let first_array = tensor.target().record().array_range().start;
-        Self { shard: tensor.shard(), first_array, name: tensor.name() }
+        Self { tensor: *tensor, first_array: tensor.target().record().array_range().start }
     }
 }
 
 impl<'m> ReadArrays<'m> for TensorArrays<'m> {
     fn read(&self, array: usize, range: Range<u64>) -> Result<Cow<'m, [u8]>> {
-        self.shard.read_array(self.first_array + array, range)
+        self.tensor.shard().read_array(self.first_array + array, range)
     }
 
     fn read_with<'s>(
@@ -44,11 +42,11 @@ impl<'m> ReadArrays<'m> for TensorArrays<'m> {
         range: Range<u64>,
         scratch: &'s mut Vec<u8>,
     ) -> Result<&'s [u8]> {
-        self.shard.read_array_with(self.first_array + array, range, scratch)
+        self.tensor.shard().read_array_with(self.first_array + array, range, scratch)
     }
 
     fn locate(&self, error: Error) -> Error {
-        error.within(format_args!("tensor {:?}", self.name)).in_file(self.shard.path())
+        self.tensor.locate(error)
     }
 }
 
@@ -77,13 +75,31 @@ impl<'m> TensorReader<'m> {
         Ok(Self { arrays, length, coded })
     }
 
-    /// Bytes that are decoded together.
-    pub(super) fn grain(&self) -> u64 {
+    /// Rows of this width in bytes that are decoded together, if columns of them can be decoded
+    /// without the others.
+    pub(super) fn grain_rows(&self, width: u64) -> Option<u64> {
+        self.coded.as_ref().map_or(Some(1), |(sizes, _)| sizes.grain_rows(width))
+    }
+
+    /// Decodes some columns of some rows, on this thread.
+    pub(super) fn read_rect(&self, rect: &Rect, out: &mut [u8]) -> Result<()> {
+        let Rect { rows, columns, width } = rect;
+        let Some((_, decoder)) = &self.coded else {
+            let each = (columns.end - columns.start) as usize;
+            let mut runs = rect.clone().runs().zip(out.chunks_mut(each));
+            return runs.try_for_each(|(run, out)| self.read(run, out));
+        };
+        let part = (rows.clone(), columns.start / 2..columns.end / 2, width / 2);
+        SCRATCH.with_borrow_mut(|scratch| decoder.decode_columns(&self.arrays, part, scratch, out))
+    }
+}
+
+impl PreparedTensor for TensorReader<'_> {
+    fn grain(&self) -> u64 {
         self.coded.as_ref().map_or(2, |(sizes, _)| sizes.grain())
     }
 
-    /// Decodes a range of the tensor's bytes, on this thread.
-    pub(crate) fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+    fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
         assert!(
             range.end <= self.length && range.end - range.start == out.len() as u64,
             "range of the tensor"
@@ -102,26 +118,7 @@ impl<'m> TensorReader<'m> {
         })
     }
 
-    /// Rows of this width in bytes that are decoded together, if columns of them can be decoded
-    /// without the others.
-    pub(super) fn grain_rows(&self, width: u64) -> Option<u64> {
-        self.coded.as_ref().map_or(Some(1), |(sizes, _)| sizes.grain_rows(width))
-    }
-
-    /// Decodes some columns of some rows, on this thread.
-    pub(super) fn read_rect(&self, rect: &Rect, out: &mut [u8]) -> Result<()> {
-        let Rect { rows, columns, width } = rect;
-        let Some((_, decoder)) = &self.coded else {
-            let each = (columns.end - columns.start) as usize;
-            let mut runs = rect.clone().runs().zip(out.chunks_mut(each));
-            return runs.try_for_each(|(run, out)| self.read(run, out));
-        };
-        let part = (rows.clone(), columns.start / 2..columns.end / 2, width / 2);
-        SCRATCH.with_borrow_mut(|scratch| decoder.decode_columns(&self.arrays, part, scratch, out))
-    }
-
-    /// Checks the whole index of a range of the tensor's bytes against its codes.
-    pub(super) fn verify_index(&self, range: Range<u64>) -> Result<()> {
+    fn verify_index(&self, range: Range<u64>) -> Result<()> {
         match &self.coded {
             Some((_, decoder)) if !range.is_empty() => SCRATCH.with_borrow_mut(|scratch| {
                 decoder.verify(&self.arrays, range.start / 2..range.end / 2, scratch)

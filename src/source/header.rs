@@ -4,7 +4,7 @@ use std::{collections::HashMap, fmt, ops::Range};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+    de::{DeserializeSeed, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
 use super::unique::{Unique, depth};
@@ -182,8 +182,9 @@ impl<'de> Deserialize<'de> for Entries {
                     if name == METADATA_KEY {
                         map.next_value::<Option<HashMap<String, String>>>()?;
                     } else {
-                        let Entry { dtype_name, shape, data } = map.next_value()?;
-                        tensors.push(HeaderTensor { name, dtype_name, shape, data });
+                        let Entry { dtype: dtype_name, shape, data_offsets: (start, end) } =
+                            map.next_value_seed(Object)?;
+                        tensors.push(HeaderTensor { name, dtype_name, shape, data: start..end });
                     }
                 }
                 Ok(Entries(tensors))
@@ -193,41 +194,33 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-/// A tensor's entry: an object, never a list, which a derived reader takes for one.
+/// A tensor's entry.
+#[derive(Deserialize)]
 struct Entry {
-    dtype_name: String,
+    dtype: String,
     shape: Vec<u64>,
-    data: Range<u64>,
+    data_offsets: (u64, u64),
 }
 
-impl<'de> Deserialize<'de> for Entry {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Members;
-        impl<'de> Visitor<'de> for Members {
-            type Value = Entry;
+/// Reads an [`Entry`] from an object, and never from a list, which a derived reader takes for one.
+struct Object;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object with dtype, shape and data_offsets")
-            }
+impl<'de> DeserializeSeed<'de> for Object {
+    type Value = Entry;
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entry, A::Error> {
-                let (mut dtype, mut shape, mut data) = (None, None, None);
-                while let Some(key) = map.next_key::<String>()? {
-                    match &*key {
-                        "dtype" => dtype = Some(map.next_value()?),
-                        "shape" => shape = Some(map.next_value()?),
-                        "data_offsets" => data = Some(map.next_value::<(u64, u64)>()?),
-                        _ => drop(map.next_value::<IgnoredAny>()?),
-                    }
-                }
-                let (start, end) = data.ok_or_else(|| A::Error::missing_field("data_offsets"))?;
-                Ok(Entry {
-                    dtype_name: dtype.ok_or_else(|| A::Error::missing_field("dtype"))?,
-                    shape: shape.ok_or_else(|| A::Error::missing_field("shape"))?,
-                    data: start..end,
-                })
-            }
-        }
-        deserializer.deserialize_map(Members)
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Entry, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Object {
+    type Value = Entry;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with dtype, shape and data_offsets")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Entry, A::Error> {
+        Entry::deserialize(MapAccessDeserializer::new(map))
     }
 }

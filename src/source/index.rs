@@ -6,8 +6,7 @@ use serde::Deserialize;
 
 use super::{
     safetensors::WeightsFile,
-    unique::Unique,
-    variant,
+    unique, variant,
     walk::{Found, MAX_SIDE_BYTES},
 };
 use crate::{
@@ -47,8 +46,7 @@ impl Index {
         let bytes = read_regular(&found.file)?;
         let invalid =
             |error| Error::corrupt(&found.path, 0, format!("not a sharding index: {error}"));
-        serde_json::from_slice::<Unique>(&bytes).map_err(invalid)?;
-        let json: Json = serde_json::from_slice(&bytes).map_err(invalid)?;
+        let json: Json = unique::from_slice(&bytes).map_err(invalid)?;
         let mut files = BTreeMap::<String, Vec<String>>::new();
         for (tensor, file) in json.weight_map {
             if check_path(&file).is_err() {

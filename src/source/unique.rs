@@ -5,7 +5,9 @@
 
 use std::{collections::HashSet, fmt};
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor,
+};
 
 /// Any JSON value in which no object has two equal keys.
 ///
@@ -56,6 +58,12 @@ impl<'de> Visitor<'de> for Unique {
         }
         Ok(self)
     }
+}
+
+/// Reads JSON without duplicate keys.
+pub(super) fn from_slice<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
+    serde_json::from_slice::<Unique>(json)?;
+    serde_json::from_slice(json)
 }
 
 /// How many arrays and objects lie in each other at most, in JSON that is valid.

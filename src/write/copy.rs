@@ -1,15 +1,14 @@
 //! Copies of files in an output, and whether its disk has room.
 
-use std::{
-    fs::File,
-    io::{self, Write},
-    path::Path,
-};
+use std::path::Path;
 
 use blake3::Hasher;
 
 use super::{folder::ModelFolder, temporary::parent_of};
-use crate::{Error, Result, io::open_regular};
+use crate::{
+    Error, Result,
+    io::{FileReader, ReadAt},
+};
 
 /// Copies a file into the folder, and compares its hash if one is known. Returns its length in
 /// bytes.
@@ -19,36 +18,19 @@ pub(super) fn copy(
     path: &str,
     expected: Option<&[u8; 32]>,
 ) -> Result<u64> {
-    let mut source = open_regular(from)?;
-    let (mut target, to) = folder.create_file(path)?;
+    let source = FileReader::open(from)?;
     let mut hasher = Hasher::new();
-    let mut tee = Tee { target: &mut target, hasher: &mut hasher };
-    let bytes =
-        io::copy(&mut source, &mut tee).map_err(|error| Error::io("copying to", &to, error))?;
-    if expected.is_some_and(|expected| hasher.finalize() != *expected) {
+    folder.fill(path, |write| {
+        source.stream(source.size(), |bytes| {
+            hasher.update(bytes);
+            write(bytes)
+        })?;
+        if expected.is_none_or(|expected| hasher.finalize() == *expected) {
+            return Ok(source.size());
+        }
         let problem = format!("{} changed while it was copied", from.display());
-        return Err(Error::parameter(problem, "try again when nothing writes to it"));
-    }
-    target.sync_all().map_err(|error| Error::io("syncing", &to, error))?;
-    Ok(bytes)
-}
-
-/// Writes to a file and hashes what it writes.
-struct Tee<'a> {
-    target: &'a mut File,
-    hasher: &'a mut Hasher,
-}
-
-impl Write for Tee<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.target.write(bytes)?;
-        self.hasher.update(&bytes[..written]);
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.target.flush()
-    }
+        Err(Error::parameter(problem, "try again when nothing writes to it"))
+    })
 }
 
 /// Refuses to begin what the disk of an output has no room for.
@@ -62,11 +44,8 @@ pub(super) fn check_space(out: &Path, bytes: u64) -> Result<()> {
         return Ok(());
     }
     let problem = format!("{bytes} bytes are to be written, and {free} are free");
-    Err(Error::io(
-        "looking at the disk of",
-        folder,
-        io::Error::new(io::ErrorKind::StorageFull, problem),
-    ))
+    let full = std::io::Error::new(std::io::ErrorKind::StorageFull, problem);
+    Err(Error::io("looking at the disk of", folder, full))
 }
 
 #[cfg(not(unix))]

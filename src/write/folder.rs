@@ -164,11 +164,23 @@ impl ModelFolder<'_> {
         Ok((file, path))
     }
 
-    /// Writes a file.
-    pub(super) fn write(&self, bytes: &[u8], relative: &str) -> Result<()> {
+    /// Creates a file and fills it with what `give` hands on, some bytes at a time.
+    pub(super) fn fill<T>(
+        &self,
+        relative: &str,
+        give: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<T>,
+    ) -> Result<T> {
         let (mut file, path) = self.create_file(relative)?;
-        let written = file.write_all(bytes).and_then(|()| file.sync_all());
-        written.map_err(|error| Error::io("writing", &path, error))
+        let given = give(&mut |bytes| {
+            file.write_all(bytes).map_err(|error| Error::io("writing", &path, error))
+        })?;
+        file.sync_all().map_err(|error| Error::io("syncing", &path, error))?;
+        Ok(given)
+    }
+
+    /// Writes a file of these bytes.
+    pub(super) fn write(&self, bytes: &[u8], relative: &str) -> Result<()> {
+        self.fill(relative, |write| write(bytes))
     }
 }
 

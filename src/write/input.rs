@@ -4,7 +4,6 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, VecDeque},
-    io::Write,
     ops::Range,
     path::PathBuf,
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -285,11 +284,7 @@ impl<'a> Side<'a> {
 
     /// Puts it into a folder.
     pub(super) fn write_into(&self, folder: &ModelFolder<'_>) -> Result<()> {
-        let (mut target, path) = folder.create_file(&self.path)?;
-        self.read(|bytes| {
-            target.write_all(bytes).map_err(|error| Error::io("writing", &path, error))
-        })?;
-        target.sync_all().map_err(|error| Error::io("syncing", &path, error))
+        folder.fill(&self.path, |write| self.read(write)).map(drop)
     }
 }
 

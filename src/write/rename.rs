@@ -51,7 +51,7 @@ pub(super) fn file(file: NamedTempFile, to: &Path, overwrite: bool) -> Result<()
 /// name.
 fn keeping(file: NamedTempFile, to: &Path) -> std::result::Result<fs::File, PersistError> {
     let PersistError { error, file } = match file.persist_noclobber(to) {
-        Err(refused) if cannot_link(&refused.error) => refused,
+        Err(refused) if may_be_lacking(&refused.error) => refused,
         result => return result,
     };
     if fs::File::create_new(to).is_err() {
@@ -62,8 +62,9 @@ fn keeping(file: NamedTempFile, to: &Path) -> std::result::Result<fs::File, Pers
     })
 }
 
-/// Whether a file system may lack hard links; a folder that may not be written answers the same.
-fn cannot_link(error: &io::Error) -> bool {
+/// Whether a file system may lack what was asked for: hard links, or folders that can be opened and
+/// synced. A folder that may not be written or opened answers the same.
+fn may_be_lacking(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)
 }
@@ -138,19 +139,14 @@ pub(super) fn sync_parent(path: &Path) -> Result<()> {
     sync_folder(parent_of(path))
 }
 
-/// Makes the names in a folder last, where the system and the file system can.
+/// Makes the names in a folder last, where the system and the file system can; elsewhere the system
+/// decides when.
 pub(super) fn sync_folder(folder: &Path) -> Result<()> {
     if !cfg!(unix) {
         return Ok(());
     }
     match fs::File::open(folder).and_then(|folder| folder.sync_all()) {
-        Err(error) if !cannot_sync(&error) => Err(Error::io("syncing", folder, error)),
+        Err(error) if !may_be_lacking(&error) => Err(Error::io("syncing", folder, error)),
         _ => Ok(()),
     }
-}
-
-/// Whether folders cannot be synced here, or may not be opened: then the system decides when.
-fn cannot_sync(error: &io::Error) -> bool {
-    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
-    matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)
 }

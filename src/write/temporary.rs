@@ -35,25 +35,24 @@ pub(super) struct TemporaryFolder {
 pub(super) fn file_beside(path: &Path) -> Result<NamedTempFile> {
     let folder = parent_of(path);
     let make = || builder(0o666).tempfile_in(folder);
-    locked("file", folder, make, |file| Some(file.as_file().try_clone()), |file| file.path())
-        .map(|(file, _)| file)
+    let (file, _) = locked("file", folder, make, |file| Some(file.as_file().try_clone()))?;
+    Ok(file)
 }
 
 /// A temporary folder in the folder of `path`; deleted with all that is in it when dropped.
 pub(super) fn folder_beside(path: &Path) -> Result<TemporaryFolder> {
-    let parent = parent_of(path);
-    let make = || builder(0o777).tempdir_in(parent);
-    let (folder, lock) =
-        locked("folder", parent, make, |folder| open_folder(folder.path()), TempDir::path)?;
-    Ok(TemporaryFolder { folder, _lock: lock })
+    locked_folder(path, &builder(0o777))
 }
 
 /// A temporary folder for what has the output's name, while another output takes it.
 pub(super) fn aside_of(path: &Path) -> Result<TemporaryFolder> {
+    locked_folder(path, Builder::new().prefix(ASIDE).rand_bytes(DRAWN))
+}
+
+fn locked_folder(path: &Path, builder: &Builder<'_, '_>) -> Result<TemporaryFolder> {
     let parent = parent_of(path);
-    let make = || Builder::new().prefix(ASIDE).rand_bytes(DRAWN).tempdir_in(parent);
-    let (folder, lock) =
-        locked("folder", parent, make, |folder| open_folder(folder.path()), TempDir::path)?;
+    let make = || builder.tempdir_in(parent);
+    let (folder, lock) = locked("folder", parent, make, |folder| open_folder(folder.path()))?;
     Ok(TemporaryFolder { folder, _lock: lock })
 }
 
@@ -74,18 +73,17 @@ fn builder(mode: u32) -> Builder<'static, 'static> {
 
 /// Makes something temporary and locks it. Another run may have taken it for a leftover between
 /// the two; then it is made again.
-fn locked<T>(
+fn locked<T: AsRef<Path>>(
     what: &str,
     folder: &Path,
     make: impl Fn() -> std::io::Result<T>,
     open: impl Fn(&T) -> Option<std::io::Result<File>>,
-    path: impl Fn(&T) -> &Path,
 ) -> Result<(T, Option<File>)> {
     let creating = |error| Error::io(&format!("creating a {what} in"), folder, error);
     for _ in 0..ATTEMPTS {
         let new = make().map_err(creating)?;
         let Some(Ok(file)) = open(&new) else { return Ok((new, None)) };
-        if lock(&file) != Lock::Taken && path(&new).symlink_metadata().is_ok() {
+        if lock(&file) != Lock::Taken && new.as_ref().symlink_metadata().is_ok() {
             return Ok((new, Some(file)));
         }
     }

@@ -6,7 +6,7 @@ use regex_lite::{Regex, RegexBuilder};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{Error, Result, io::read_regular, source::unique::Unique};
+use crate::{Error, Result, io::read_regular, source::unique};
 
 /// The longest config.json, in bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -63,8 +63,7 @@ impl Config {
         let invalid = |error| {
             Error::corrupt(&place, 0, format!("not the config of a DFloat11 checkpoint: {error}"))
         };
-        serde_json::from_slice::<Unique>(&bytes).map_err(invalid)?;
-        let json: Value = serde_json::from_slice(&bytes).map_err(invalid)?;
+        let json: Value = unique::from_slice(&bytes).map_err(invalid)?;
         let Some(own) = json.get("dfloat11_config") else { return Ok(None) };
         let own = Json::deserialize(own).map_err(invalid)?;
         let (Threads::One(threads_per_block) | Threads::List([threads_per_block])) =
