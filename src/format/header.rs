@@ -152,10 +152,9 @@ impl Header {
             return Err(no_container("no magic at its start"));
         }
         if start.version_major.get() != VERSION_MAJOR {
-            return Err(Error::unsupported(
-                format_args!("format version {}.{}", start.version_major, start.version_minor),
-                "update df11 to read this file",
-            ));
+            let what =
+                format_args!("format version {}.{}", start.version_major, start.version_minor);
+            return Err(Error::unsupported(what, "update df11 to read this file"));
         }
         Ok(())
     }
@@ -185,10 +184,8 @@ impl Header {
         }
         let unknown = header.incompatible_features.get() & !KNOWN_FEATURES;
         if unknown != 0 {
-            return Err(Error::unsupported(
-                format_args!("feature set {unknown:#x} of this file"),
-                "update df11 to read this file",
-            ));
+            let what = format_args!("feature set {unknown:#x} of this file");
+            return Err(Error::unsupported(what, "update df11 to read this file"));
         }
         Ok(header)
     }

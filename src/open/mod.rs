@@ -136,10 +136,8 @@ impl OpenOptions {
     /// As [`open`].
     pub fn open_readers(&self, readers: Vec<(PathBuf, Box<dyn ReadAt>)>) -> Result<Model> {
         if readers.is_empty() {
-            return Err(Error::parameter(
-                "a model has at least one container",
-                "pass one or more readers",
-            ));
+            let problem = "a model has at least one container";
+            return Err(Error::parameter(problem, "pass one or more readers"));
         }
         let shards = readers
             .into_iter()

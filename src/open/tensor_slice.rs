@@ -133,10 +133,8 @@ impl<'m> TensorSlice<'m> {
         let (given, length) = (size_of_val(out) as u64, self.byte_length());
         if given != length {
             let name = self.tensor.name();
-            return Err(Error::parameter(
-                format!("tensor {name:?} needs an output of {length} bytes, not {given}"),
-                "pass a slice of the right length",
-            ));
+            let problem = format!("tensor {name:?} needs an output of {length} bytes, not {given}");
+            return Err(Error::parameter(problem, "pass a slice of the right length"));
         }
         self.read(&self.reader::<E>()?, out)
     }

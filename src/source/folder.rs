@@ -84,10 +84,8 @@ impl Source {
         if !metadata.is_dir() {
             if variant.is_some() {
                 let problem = format!("{} is one file, and has no variants", path.display());
-                return Err(Error::parameter(
-                    problem,
-                    "name the file of the variant, or the folder",
-                ));
+                let remedy = "name the file of the variant, or the folder";
+                return Err(Error::parameter(problem, remedy));
             }
             let root = path.parent().unwrap_or(Path::new(""));
             return Ok(open_file(path)?.complete(root)?.advised());
@@ -181,16 +179,12 @@ fn open_file(path: &Path) -> Result<Source> {
         Error::parameter(format!("{} is no portable file name", path.display()), "rename the file")
     })?;
     if index::is_index(name) {
-        return Err(Error::parameter(
-            format!("{name} is an index and holds no weights"),
-            "name its folder",
-        ));
+        let problem = format!("{name} is an index and holds no weights");
+        return Err(Error::parameter(problem, "name its folder"));
     }
     if is_other_format(name) {
-        return Err(Error::parameter(
-            format!("{name} is no safetensors file"),
-            "convert it to safetensors first",
-        ));
+        let problem = format!("{name} is no safetensors file");
+        return Err(Error::parameter(problem, "convert it to safetensors first"));
     }
     let weights = vec![WeightsFile::open(path, name)?];
     Ok(Source { weights, side: Vec::new(), left_out: Vec::new(), notes: Vec::new() })
@@ -209,12 +203,13 @@ fn check_readable(left_out: &[LeftOut]) -> Result<()> {
 
 /// A source of the files of a folder, which may have no weights.
 pub(super) fn open_files(
-    mut found: Vec<Found>,
+    found: Vec<Found>,
     mut left_out: Vec<LeftOut>,
     variant: Option<&str>,
 ) -> Result<Source> {
     check_readable(&left_out)?;
-    left_out.extend(variant::choose(&mut found, variant)?);
+    let (found, others) = variant::choose(found, variant)?;
+    left_out.extend(others);
     let mut indexes = index::read_all(&found)?;
     // Their loader takes all files; an index, if there is one, knows only those that were not
     // coded.

@@ -28,6 +28,12 @@ fn parse(name: &str) -> Option<(&'static str, Option<&str>)> {
     }
 }
 
+/// The folder and stem of a file, and its variant; `None` for names that have none.
+fn parse_path(path: &str) -> Option<((&str, &'static str), Option<&str>)> {
+    let (folder, name) = path.split_at(folder_of(path).len());
+    parse(name).map(|(stem, variant)| ((folder, stem), variant))
+}
+
 /// What stands before or after the number, of which one is empty.
 fn without_number(text: &str) -> &str {
     let is_number = |part: &str| {
@@ -54,56 +60,56 @@ fn index_word(rest: &str) -> Option<&str> {
 
 /// Whether a path is that of the index of a variant.
 pub(super) fn is_index(path: &str) -> bool {
-    let name = &path[folder_of(path).len()..];
-    has_extension(path, "json") && parse(name).is_some_and(|(_, variant)| variant.is_some())
+    has_extension(path, "json") && parse_path(path).is_some_and(|(_, variant)| variant.is_some())
 }
 
-/// Takes out of the files of a folder those of variants that are not wanted, and returns them.
+/// Leaves out of the files of a folder those of variants that are not wanted.
 ///
 /// Of each folder and stem the wanted variant is taken if it is there, else the files without a
 /// variant, else the only variant: what diffusers loads.
 ///
 /// # Errors
 /// [`Error::Parameter`] if several variants are there and nothing tells which.
-pub(super) fn choose(found: &mut Vec<Found>, wanted: Option<&str>) -> Result<Vec<LeftOut>> {
-    let mut groups: BTreeMap<(String, &str), BTreeSet<Option<String>>> = BTreeMap::new();
-    for file in found.iter() {
-        let folder = folder_of(&file.path);
-        if let Some((stem, variant)) = parse(&file.path[folder.len()..]) {
-            groups.entry((folder.to_owned(), stem)).or_default().insert(variant.map(str::to_owned));
-        }
+pub(super) fn choose(
+    found: Vec<Found>,
+    wanted: Option<&str>,
+) -> Result<(Vec<Found>, Vec<LeftOut>)> {
+    let mut groups: BTreeMap<_, BTreeSet<Option<&str>>> = BTreeMap::new();
+    for (group, variant) in found.iter().filter_map(|file| parse_path(&file.path)) {
+        groups.entry(group).or_default().insert(variant);
     }
     let mut chosen = BTreeMap::new();
     for ((folder, stem), variants) in groups {
-        let wanted =
-            wanted.map(str::to_owned).filter(|wanted| variants.contains(&Some(wanted.clone())));
         let choice = match variants.first() {
-            _ if wanted.is_some() => wanted,
-            Some(first) if first.is_none() || variants.len() == 1 => first.clone(),
+            _ if wanted.is_some() && variants.contains(&wanted) => wanted,
+            Some(&first) if first.is_none() || variants.len() == 1 => first,
             _ => return Err(undecided(&format!("{folder}{stem}"), &variants)),
         };
         chosen.insert((folder, stem), choice);
     }
-    let mut left_out = Vec::new();
-    found.retain(|file| {
-        let folder = folder_of(&file.path);
-        let Some((stem, variant)) = parse(&file.path[folder.len()..]) else { return true };
-        let choice = chosen[&(folder.to_owned(), stem)].as_deref();
-        let reason = match (choice == variant, variant, choice) {
-            (true, ..) => return true,
-            (_, Some(variant), _) => reason(variant),
-            (_, None, choice) => {
-                format!("the variant {} is taken instead", choice.unwrap_or_default())
+    let why_not = |file: &Found| {
+        let (group, variant) = parse_path(&file.path)?;
+        match (variant, chosen[&group]) {
+            (variant, choice) if variant == choice => None,
+            (Some(variant), _) => Some(reason(variant)),
+            (None, choice) => {
+                Some(format!("the variant {} is taken instead", choice.unwrap_or_default()))
             }
-        };
-        left_out.push(LeftOut { path: file.path.clone(), reason });
-        false
-    });
-    Ok(left_out)
+        }
+    };
+    let reasons: Vec<Option<String>> = found.iter().map(why_not).collect();
+    let (mut taken, mut left_out) = (Vec::new(), Vec::new());
+    for (file, reason) in found.into_iter().zip(reasons) {
+        match reason {
+            None => taken.push(file),
+            Some(reason) => left_out.push(LeftOut { path: file.path, reason }),
+        }
+    }
+    Ok((taken, left_out))
 }
 
-fn undecided(place: &str, variants: &BTreeSet<Option<String>>) -> Error {
-    let names: Vec<&str> = variants.iter().flatten().map(String::as_str).collect();
+fn undecided(place: &str, variants: &BTreeSet<Option<&str>>) -> Error {
+    let names: Vec<&str> = variants.iter().copied().flatten().collect();
     let problem =
         format!("{place}: there are the variants {}, and no other files", names.join(", "));
     Error::parameter(problem, "choose one with --variant")
@@ -115,8 +121,7 @@ fn undecided(place: &str, variants: &BTreeSet<Option<String>>) -> Error {
 /// [`Error::Parameter`] with those that are.
 pub(super) fn check(found: &[Found], wanted: Option<&str>) -> Result<()> {
     let Some(wanted) = wanted else { return Ok(()) };
-    let names = found.iter().filter_map(|file| parse(&file.path[folder_of(&file.path).len()..])?.1);
-    let names: BTreeSet<&str> = names.collect();
+    let names: BTreeSet<&str> = found.iter().filter_map(|file| parse_path(&file.path)?.1).collect();
     if names.contains(wanted) {
         return Ok(());
     }

@@ -164,10 +164,8 @@ impl Walk {
     /// A model must not lose weights without notice.
     fn leave_out_unless_weights(&mut self, path: String, reason: &str) -> Result<()> {
         if is_safetensors(&path) {
-            return Err(Error::parameter(
-                format!("{path:?}: {reason}"),
-                "download the file again, or rename it",
-            ));
+            let problem = format!("{path:?}: {reason}");
+            return Err(Error::parameter(problem, "download the file again, or rename it"));
         }
         self.leave_out(path, reason);
         Ok(())

@@ -43,27 +43,15 @@ impl Loading {
         if !folder.is_dir() {
             return Self::by_attaching(out);
         }
-        match Config::read(folder) {
-            Config::Transformers(class) => Self {
-                library: Some("transformers"),
-                python: format!(
-                    "import df11, transformers\nmodel = transformers.{}.from_pretrained({}, \
-                    device_map=\"auto\")",
-                    class.name(),
-                    quoted(out)
-                ),
-                is_served: class.is_served(),
-            },
-            Config::Diffusers(class) => Self {
-                library: Some("diffusers"),
-                python: format!(
-                    "import df11, diffusers\nmodel = diffusers.{class}.from_pretrained({})",
-                    quoted(out)
-                ),
-                is_served: false,
-            },
-            Config::Other => Self::by_attaching(out),
-        }
+        let Some(Class { library, name, is_served }) = Class::read(folder) else {
+            return Self::by_attaching(out);
+        };
+        let place = if library == "transformers" { ", device_map=\"auto\"" } else { "" };
+        let python = format!(
+            "import df11, {library}\nmodel = {library}.{name}.from_pretrained({}{place})",
+            quoted(out)
+        );
+        Self { library: Some(library), python, is_served }
     }
 
     fn by_attaching(out: &Path) -> Self {
@@ -73,55 +61,35 @@ impl Loading {
     }
 }
 
-/// A class of transformers.
+/// The class by which a library loads a folder's model.
 struct Class {
-    architecture: Option<String>,
-    /// Whether its code is in the model's own folder.
-    is_custom: bool,
+    library: &'static str,
+    name: String,
+    is_served: bool,
 }
 
 impl Class {
-    fn name(&self) -> &str {
-        match &self.architecture {
-            Some(name) if name.ends_with("ForCausalLM") => "AutoModelForCausalLM",
-            Some(name) if !self.is_custom => name,
-            _ => "AutoModel",
+    /// As config.json tells, which has the mark of this compression; `None` for a model that neither
+    /// transformers nor diffusers loads by itself.
+    fn read(folder: &Path) -> Option<Self> {
+        let bytes = fs::read(folder.join(MARKED_NAME)).ok()?;
+        let json: Value = serde_json::from_slice(&bytes).ok()?;
+        unmark(&bytes)?;
+        let name = |value: &Value| value.as_str().filter(|name| is_name(name)).map(str::to_owned);
+        if let Some(name) = name(&json["_class_name"]) {
+            return Some(Self { library: "diffusers", name, is_served: false });
         }
-    }
-
-    fn is_served(&self) -> bool {
-        let ends = ["ForCausalLM", "ForConditionalGeneration"];
-        self.architecture.as_ref().is_some_and(|name| ends.iter().any(|end| name.ends_with(end)))
-    }
-}
-
-/// What config.json says of a folder's model.
-enum Config {
-    /// A model of transformers, with the mark of this compression.
-    Transformers(Class),
-    /// A class of diffusers, with the same mark.
-    Diffusers(String),
-    /// A model that neither of them loads by itself.
-    Other,
-}
-
-impl Config {
-    fn read(folder: &Path) -> Self {
-        let Ok(bytes) = fs::read(folder.join(MARKED_NAME)) else { return Self::Other };
-        let Ok(json) = serde_json::from_slice::<Value>(&bytes) else { return Self::Other };
-        if unmark(&bytes).is_none() {
-            return Self::Other;
-        }
-        if let Some(name) = json["_class_name"].as_str().filter(|name| is_name(name)) {
-            return Self::Diffusers(name.to_owned());
-        }
-        Self::Transformers(Class {
-            architecture: json["architectures"][0]
-                .as_str()
-                .filter(|name| is_name(name))
-                .map(str::to_owned),
-            is_custom: json.get("auto_map").is_some(),
-        })
+        let architecture = name(&json["architectures"][0]).unwrap_or_default();
+        let is_causal = architecture.ends_with("ForCausalLM");
+        let is_served = is_causal || architecture.ends_with("ForConditionalGeneration");
+        // The code of a custom class is in the model's own folder.
+        let is_custom = json.get("auto_map").is_some();
+        let name = match architecture {
+            _ if is_causal => "AutoModelForCausalLM".to_owned(),
+            name if !name.is_empty() && !is_custom => name,
+            _ => "AutoModel".to_owned(),
+        };
+        Some(Self { library: "transformers", name, is_served })
     }
 }
 
@@ -135,7 +103,7 @@ fn of_pipeline(folder: &Path, out: &Path) -> Loading {
     let mut python = "import df11, diffusers\n".to_owned();
     let mut given = String::new();
     for (name, path) in components(folder) {
-        if matches!(Config::read(&path), Config::Other) {
+        if Class::read(&path).is_none() {
             let _ = writeln!(
                 python,
                 "{name} = df11.attach(module, {})  # its own class",

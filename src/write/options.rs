@@ -136,10 +136,8 @@ impl DecompressOptions {
 pub(super) fn check_key(key: &str) -> Result<()> {
     if key.starts_with("df11.") {
         let problem = format!("the metadata key {key:?} is one of this software's own");
-        return Err(Error::parameter(
-            problem,
-            "put another name before the dot, as in tool.setting",
-        ));
+        let remedy = "put another name before the dot, as in tool.setting";
+        return Err(Error::parameter(problem, remedy));
     }
     let is_private =
         key.split_once('.').is_some_and(|(owner, rest)| !owner.is_empty() && !rest.is_empty());

@@ -241,10 +241,9 @@ impl Restorer<'_> {
             Beside::Changed(file)
                 if self.options.keep_changed && root.is_some_and(|root| leads_out(root, &file)) =>
             {
-                return Err(Error::parameter(
-                    format!("{} is a link that leads out of the folder", file.display()),
-                    "put the file itself there, or remove the link",
-                ));
+                let problem = format!("{} is a link that leads out of the folder", file.display());
+                let remedy = "put the file itself there, or remove the link";
+                return Err(Error::parameter(problem, remedy));
             }
             Beside::Changed(file) if self.options.keep_changed => {
                 self.done.bytes += copy(&file, folder, path, None)?;

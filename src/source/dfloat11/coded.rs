@@ -14,10 +14,7 @@
 //! the first gap is needed; all gaps are compared nevertheless, and each thread block must end
 //! where the next begins.
 
-use super::{
-    file_range::{AGAIN, FileRange},
-    table,
-};
+use super::{file_range::FileRange, table};
 use crate::{Error, Result, bf16};
 
 pub(super) const BYTES_PER_THREAD: u64 = 8;
@@ -64,18 +61,13 @@ impl CodedBlock {
         let gap_bytes = (GAP_BITS * threads_per_block * blocks).div_ceil(8);
         if block.gaps.length != gap_bytes {
             let problem = format!("must be {gap_bytes} bytes for {blocks} thread blocks");
-            return Err(
-                Error::corrupt(&block.gaps.path, block.gaps.length, problem).remedied(AGAIN)
-            );
+            return Err(block.gaps.damaged(block.gaps.length, problem));
         }
         let allowed = [POSITION_BYTES * blocks.max(1), POSITION_BYTES * (blocks + 1)];
         if !allowed.contains(&block.positions.length) {
-            let problem = format!(
-                "must be {} or {} bytes for {blocks} thread blocks",
-                allowed[0], allowed[1]
-            );
-            return Err(Error::corrupt(&block.positions.path, block.positions.length, problem)
-                .remedied(AGAIN));
+            let [least, most] = allowed;
+            let problem = format!("must be {least} or {most} bytes for {blocks} thread blocks");
+            return Err(block.positions.damaged(block.positions.length, problem));
         }
         block.check_positions()?;
         Ok(block)
@@ -96,7 +88,7 @@ impl CodedBlock {
 
     /// Positions ascend from 0 to the number of weights.
     fn check_positions(&self) -> Result<()> {
-        let (mut before, mut offset) = (0, 0);
+        let (mut before, mut offset, last) = (0, 0, self.weights());
         let mut bytes = Vec::new();
         while offset < self.positions.length {
             bytes.resize(CHECK_BYTES.min(self.positions.length - offset) as usize, 0);
@@ -104,25 +96,19 @@ impl CodedBlock {
             for position in bytes.as_chunks().0 {
                 let position = u64::from(u32::from_le_bytes(*position));
                 let first = offset == 0;
-                if position < before || position > self.weights() || first && position != 0 {
-                    let problem = format!(
-                        "must ascend from 0 to {}, and {position} follows {before}",
-                        self.weights()
-                    );
-                    return Err(self.bad_position(offset, &problem));
+                if position < before || position > last || first && position != 0 {
+                    let problem =
+                        format!("must ascend from 0 to {last}, and {position} follows {before}");
+                    return Err(self.positions.damaged(offset, problem));
                 }
                 (before, offset) = (position, offset + POSITION_BYTES);
             }
         }
-        if before != self.weights() {
-            let problem = format!("must end with the number of weights, {}", self.weights());
-            return Err(self.bad_position(offset - POSITION_BYTES, &problem));
+        if before != last {
+            let problem = format!("must end with the number of weights, {last}");
+            return Err(self.positions.damaged(offset - POSITION_BYTES, problem));
         }
         Ok(())
-    }
-
-    fn bad_position(&self, offset: u64, problem: &str) -> Error {
-        Error::corrupt(&self.positions.path, offset, problem).remedied(AGAIN)
     }
 
     /// Fills `buf` with bytes of the block's weights, of which `from` is the first.
@@ -184,10 +170,8 @@ impl CodedBlock {
     }
 
     fn not_ascending(&self, index: u64) -> Error {
-        self.bad_position(
-            POSITION_BYTES * index,
-            "the thread block has more weights than bits, or less than none",
-        )
+        let problem = "the thread block has more weights than bits, or less than none";
+        self.positions.damaged(POSITION_BYTES * index, problem)
     }
 
     fn position(&self, index: u64) -> Result<u64> {
@@ -263,8 +247,8 @@ impl CodedBlock {
             if bit != start + u64::from(gaps.get(thread)) {
                 let problem =
                     format!("the gap of thread {thread} is not where its first code begins");
-                let byte = self.gap_byte(block.index, thread);
-                return Err(Error::corrupt(&self.gaps.path, byte, problem).remedied(AGAIN));
+                let first = block.index * self.threads_per_block;
+                return Err(self.gaps.damaged(GAP_BITS * (first + thread) / 8, problem));
             }
             let look = &codes[(start / 8) as usize..][..LOOK_BYTES];
             let mut look = u128::from_be_bytes(look.try_into().expect("16 bytes")) << (bit - start);
@@ -297,20 +281,14 @@ impl CodedBlock {
 
     fn wrong_end(&self, block: ThreadBlock) -> Error {
         let problem = format!("thread block {} does not end where the next begins", block.index);
-        Error::corrupt(&self.codes.path, (block.index + 1) * self.block_bytes(), problem)
-            .remedied(AGAIN)
-    }
-
-    fn gap_byte(&self, block: u64, thread: u64) -> u64 {
-        GAP_BITS * (block * self.threads_per_block + thread) / 8
+        self.codes.damaged((block.index + 1) * self.block_bytes(), problem)
     }
 
     fn no_code(&self, block: ThreadBlock, bit: u64, no_code: &table::NoCode) -> Error {
         match no_code {
             table::NoCode::Unused => {
                 let byte = block.index * self.block_bytes() + bit / 8;
-                Error::corrupt(&self.codes.path, byte, "no code begins with these bits")
-                    .remedied(AGAIN)
+                self.codes.damaged(byte, "no code begins with these bits")
             }
             table::NoCode::Ambiguous => Error::unsupported(
                 format!(

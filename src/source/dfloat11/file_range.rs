@@ -17,6 +17,11 @@ pub(super) struct FileRange {
 }
 
 impl FileRange {
+    /// An error about its bytes from this one on.
+    pub(super) fn damaged(&self, offset: u64, problem: impl std::fmt::Display) -> Error {
+        Error::corrupt(&self.path, offset, problem).remedied(AGAIN)
+    }
+
     /// Fills `buf` with the bytes from `offset` on.
     ///
     /// # Errors

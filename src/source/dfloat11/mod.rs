@@ -130,15 +130,11 @@ struct Import {
 impl Import {
     fn new(files: Vec<WeightsFile>, config_path: PathBuf) -> Result<Self> {
         let config = Config::read(&config_path)?.ok_or_else(|| {
-            Error::parameter(
-                format!(
-                    "a DFloat11 checkpoint needs {} with its \
-                dfloat11_config",
-                    config_path.display()
-                ),
-                "download the checkpoint's config.json to that place; its pattern_dict names the \
-                matrices",
-            )
+            let place = config_path.display();
+            let problem = format!("a DFloat11 checkpoint needs {place} with its dfloat11_config");
+            let remedy = "download the checkpoint's config.json to that place; its pattern_dict \
+                          names the matrices";
+            Error::parameter(problem, remedy)
         })?;
         let mut stored = BTreeMap::new();
         for (index, file) in files.iter().enumerate() {
@@ -150,10 +146,8 @@ impl Import {
                         "{} and {} both have a tensor {:?}",
                         files[other].path, file.path, tensor.name
                     );
-                    return Err(Error::parameter(
-                        problem,
-                        "remove the file that is no part of the checkpoint",
-                    ));
+                    let remedy = "remove the file that is no part of the checkpoint";
+                    return Err(Error::parameter(problem, remedy));
                 }
             }
         }
@@ -260,7 +254,7 @@ impl Import {
             let ascending = splits.is_sorted() && splits.last().is_none_or(|&last| last <= weights);
             if !ascending || !bytes.len().is_multiple_of(8) {
                 let problem = format!("must be ascending positions among {weights} weights");
-                return Err(Error::corrupt(&array.path, 0, problem).remedied(AGAIN));
+                return Err(array.damaged(0, problem));
             }
         }
         splits.push(weights);
@@ -283,10 +277,8 @@ impl Import {
                 )
             };
             let problem = format!("{}: {problem}", self.config_path.display());
-            return Err(Error::parameter(
-                problem,
-                "get the config.json that belongs to these weights",
-            ));
+            let remedy = "get the config.json that belongs to these weights";
+            return Err(Error::parameter(problem, remedy));
         };
         Ok(if attributes.is_empty() {
             vec![None]
