@@ -9,7 +9,10 @@ use std::{
 };
 
 use rayon::prelude::*;
-use safetensors::{Dtype, SafeTensorError, View, tensor::serialize_to_file};
+use safetensors::{
+    Dtype, SafeTensorError,
+    tensor::{TensorView, serialize_to_file},
+};
 
 use crate::{CompressOptions, Error, Result, Source, bf16, compress};
 
@@ -71,21 +74,9 @@ struct Tensor {
     bytes: Vec<u8>,
 }
 
-impl View for &Tensor {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> std::borrow::Cow<'_, [u8]> {
-        (&self.bytes).into()
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len()
+impl Tensor {
+    fn view(&self) -> Result<(&str, TensorView<'_>), SafeTensorError> {
+        Ok((&self.name, TensorView::new(self.dtype, self.shape.clone(), &self.bytes)?))
     }
 }
 
@@ -160,12 +151,8 @@ pub fn checkpoint(folder: &Path, shape: Shape, seed: u64) -> Result<PathBuf> {
     let frequencies =
         (0..32).flat_map(|i| (1e4f32.powf(-(i as f32) / 32.0)).to_le_bytes()).collect();
     builder.push("model.rotary_emb.inv_freq", Dtype::F32, vec![32], frequencies);
-    builder.push(
-        "model.position_ids",
-        Dtype::I64,
-        vec![1, 64],
-        (0..64u64).flat_map(u64::to_le_bytes).collect(),
-    );
+    let positions = (0..64u64).flat_map(u64::to_le_bytes).collect();
+    builder.push("model.position_ids", Dtype::I64, vec![1, 64], positions);
     builder.push("lm_head.weight", Dtype::BF16, vec![shape.vocabulary, shape.hidden], head);
     write(&folder.join("model"), shape, &[first, builder.tensors])
 }
@@ -177,8 +164,9 @@ fn write(folder: &Path, shape: Shape, shards: &[Vec<Tensor>; 2]) -> Result<PathB
     for (index, shard) in shards.iter().enumerate() {
         let name = format!("model-{:05}-of-00002.safetensors", index + 1);
         let path = folder.join(&name);
-        let views = shard.iter().map(|tensor| (tensor.name.as_str(), tensor));
-        serialize_to_file(views, Some(metadata.clone()), &path)
+        let views = shard.iter().map(Tensor::view).collect::<Result<Vec<_>, _>>();
+        views
+            .and_then(|views| serialize_to_file(views, Some(metadata.clone()), &path))
             .map_err(|error| Error::io("writing", &path, system_error(error)))?;
         map.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone().into())));
     }
@@ -193,13 +181,12 @@ fn write(folder: &Path, shape: Shape, shards: &[Vec<Tensor>; 2]) -> Result<PathB
         "tie_word_embeddings": true,
         "torch_dtype": "bfloat16",
     });
+    let tokenizer =
+        serde_json::json!({ "version": "1.0", "model": { "type": "BPE", "vocab": {} } });
     for (name, json) in [
         ("model.safetensors.index.json", index),
         ("config.json", config),
-        (
-            "tokenizer.json",
-            serde_json::json!({ "version": "1.0", "model": { "type": "BPE", "vocab": {} } }),
-        ),
+        ("tokenizer.json", tokenizer),
     ] {
         let path = folder.join(name);
         fs::write(&path, format!("{json:#}\n"))

@@ -6,7 +6,7 @@
 use std::{
     ops::Range,
     sync::{
-        Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -35,7 +35,7 @@ pub(crate) fn for_each<S>(
             }
             if let Err(error) = work(&mut state, index) {
                 next.store(count, Ordering::Relaxed);
-                let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut failure = lock(&failure);
                 if failure.as_ref().is_none_or(|&(first, _)| index < first) {
                     *failure = Some((index, error));
                 }
@@ -53,6 +53,11 @@ pub(crate) fn for_each<S>(
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner)
         .map_or(Ok(()), |(_, error)| Err(error))
+}
+
+/// Locks what stays right when a thread that holds it panics.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Where a piece for one thread ends that begins at `start`: after about `length`, at a multiple of

@@ -94,6 +94,15 @@ impl<'a> PathTree<'a> {
     }
 }
 
+/// What transformers and diffusers read first.
+pub(crate) const CONFIG: &str = "config.json";
+
+/// Whether this is the configuration of weights, given their files' paths: it lies beside them.
+pub(crate) fn is_config<'a>(path: &str, mut weights: impl Iterator<Item = &'a str>) -> bool {
+    path.strip_prefix(folder_of(path)) == Some(CONFIG)
+        && weights.any(|weights| folder_of(weights) == folder_of(path))
+}
+
 /// The file by which diffusers knows the folder of a pipeline.
 pub(crate) const MODEL_INDEX: &str = "model_index.json";
 
@@ -160,6 +169,21 @@ mod tests {
         }
         let deep = ["a"; 33].join("/");
         assert!(matches!(check_path(&deep), Err(Error::Limit { value: 33, .. })));
+    }
+
+    #[test]
+    fn a_configuration_lies_beside_its_weights() {
+        let weights = ["text_encoder/model.safetensors", "unet/a.safetensors"];
+        for (path, expected) in [
+            ("text_encoder/config.json", true),
+            ("unet/config.json", true),
+            ("config.json", false),
+            ("unet/generation_config.json", false),
+            ("unet/a/config.json", false),
+        ] {
+            assert_eq!(is_config(path, weights.into_iter()), expected, "{path}");
+        }
+        assert!(is_config("config.json", ["model.safetensors"].into_iter()));
     }
 
     #[test]

@@ -25,10 +25,9 @@ struct Run {
     crc: Hasher,
 }
 
-/// The CRC-32 of one piece of a section, cut at the ends of chunks: start and length in bytes, and
-/// the CRC.
+/// The CRC-32 of one piece of a section, cut at the ends of chunks: where each run starts, in bytes.
 #[derive(Debug, Default)]
-pub struct PieceChecksum(Vec<(u64, u64, Hasher)>);
+pub struct PieceChecksum(Vec<(u64, Run)>);
 
 impl PieceChecksum {
     /// Computes the CRCs of `bytes`, which lie at `offset` in their section. This is where the time
@@ -40,8 +39,9 @@ impl PieceChecksum {
             let (part, rest) = bytes.split_at(bytes.len().min(room as usize));
             let mut crc = Hasher::new();
             crc.update(part);
-            parts.push((offset, part.len() as u64, crc));
-            offset += part.len() as u64;
+            let length = part.len() as u64;
+            parts.push((offset, Run { length, crc }));
+            offset += length;
             bytes = rest;
         }
         Self(parts)
@@ -51,8 +51,8 @@ impl PieceChecksum {
 impl SectionChecksums {
     /// Adds a piece. Pieces must not overlap.
     pub fn add(&mut self, piece: PieceChecksum) {
-        for (start, length, crc) in piece.0 {
-            self.insert(start, Run { length, crc });
+        for (start, run) in piece.0 {
+            self.insert(start, run);
         }
     }
 

@@ -18,14 +18,12 @@ use super::{OriginalFile, hash};
 use crate::{
     Error, Result,
     io::{FileReader, ReadAt, read_regular},
+    paths::CONFIG,
     source::MAX_SIDE_BYTES,
 };
 
 /// The line in `config.json`.
 pub(crate) const MARK: &str = "\n  \"quantization_config\": {\"quant_method\": \"df11\"},";
-
-/// The name of the file that may have the mark.
-pub(crate) const MARKED_NAME: &str = "config.json";
 
 /// What was found at the place of a recorded side file.
 pub(crate) enum Beside {
@@ -68,7 +66,7 @@ pub(crate) fn find(root: &Path, recorded: OriginalFile<'_>) -> Result<Beside> {
     if metadata.len() == length && hash_file(&file)? == wanted {
         return Ok(Beside::Original(file));
     }
-    let is_marked = path.rsplit('/').next() == Some(MARKED_NAME)
+    let is_marked = path.rsplit('/').next() == Some(CONFIG)
         && length <= MAX_SIDE_BYTES
         && metadata.len() == length + MARK.len() as u64;
     if is_marked {

@@ -10,7 +10,7 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -297,7 +297,7 @@ impl Shard {
     /// Checks one chunk of a mapped section, unless another thread did so meanwhile.
     fn check_chunk(&self, section: usize, chunk: u64) -> Result<()> {
         let index = self.first_chunks[section] + chunk as usize;
-        let _lock = self.locks[index % LOCKS].lock().unwrap_or_else(PoisonError::into_inner);
+        let _lock = parallel::lock(&self.locks[index % LOCKS]);
         if self.is_checked(index) {
             return Ok(());
         }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{LeftOut, SideFile, Source, WeightsFile, variant};
-use crate::{Dtype, Error, Result, paths::folder_of};
+use crate::{Dtype, Error, Result, paths::is_config};
 
 /// The largest configuration that is looked at, in bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -61,10 +61,8 @@ pub(super) fn little_to_code<'a>(
 /// That transformers would not find compressed weights, because a configuration names another
 /// quantization.
 fn quantized_already(source: &Source, side: &SideFile) -> Result<Option<String>> {
-    let folder = folder_of(&side.path);
-    let is_config = side.path.strip_prefix(folder) == Some("config.json")
-        && source.weights.iter().any(|file| folder_of(&file.path) == folder);
-    if !is_config || side.length > MAX_CONFIG_BYTES {
+    let mut weights = source.weights.iter().map(|file| &*file.path);
+    if !is_config(&side.path, &mut weights) || side.length > MAX_CONFIG_BYTES {
         return Ok(None);
     }
     let bytes =

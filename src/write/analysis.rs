@@ -92,7 +92,7 @@ pub(super) fn analyse(
     let mut file_hasher = Hasher::new();
     file_hasher.update(&file.file.prefix);
     let pass = Pass { file, layout, observer };
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     let mut buffer = Vec::new();
     for batch in batches(pass.pieces(), rayon::current_num_threads() as u64) {
         if observer.is_cancelled() {
@@ -257,6 +257,7 @@ fn whole(tensor: &SourceTensor, weights: &[u8]) -> Result<Option<tile::TileCodin
 }
 
 /// The tensor that the pass is in, and those before.
+#[derive(Default)]
 struct Progress {
     hasher: Hasher,
     fingerprint: Fingerprint,
@@ -267,17 +268,6 @@ struct Progress {
 }
 
 impl Progress {
-    fn new() -> Self {
-        Self {
-            hasher: Hasher::new(),
-            fingerprint: Fingerprint::default(),
-            exponents: None,
-            pairs: tile::Counts::new(),
-            coding: None,
-            analyses: Vec::new(),
-        }
-    }
-
     fn take(
         &mut self,
         pass: &Pass<'_>,

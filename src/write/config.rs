@@ -10,15 +10,9 @@ use serde_json::Value;
 use super::{folder::ModelFolder, input::Input};
 use crate::{
     Result,
-    open::beside::{MARK, MARKED_NAME, place},
-    paths::folder_of,
+    open::beside::{MARK, place},
+    paths::is_config,
 };
-
-/// Whether this is the configuration of weights, given their files' paths: it lies beside them.
-fn is_config<'a>(path: &str, mut weights: impl Iterator<Item = &'a str>) -> bool {
-    path.strip_prefix(folder_of(path)) == Some(MARKED_NAME)
-        && weights.any(|weights| folder_of(weights) == folder_of(path))
-}
 
 /// A configuration of transformers or diffusers that names no quantization, or one that begins with
 /// a mark, with one more.
@@ -96,20 +90,5 @@ mod tests {
             assert_eq!(marked(config), None, "{config}");
             assert_eq!(unmark(config.as_bytes()), None, "{config}");
         }
-    }
-
-    #[test]
-    fn a_configuration_lies_beside_its_weights() {
-        let weights = ["text_encoder/model.safetensors", "unet/a.safetensors"];
-        for (path, expected) in [
-            ("text_encoder/config.json", true),
-            ("unet/config.json", true),
-            ("config.json", false),
-            ("unet/generation_config.json", false),
-            ("unet/a/config.json", false),
-        ] {
-            assert_eq!(is_config(path, weights.into_iter()), expected, "{path}");
-        }
-        assert!(is_config("config.json", ["model.safetensors"].into_iter()));
     }
 }

@@ -6,7 +6,7 @@ use std::{
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
 };
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
     replace::Earlier,
     temporary::{TemporaryFolder, aside_of, folder_beside, lock_folder},
 };
-use crate::{Error, Result, paths::check_path};
+use crate::{Error, Result, parallel, paths::check_path};
 
 /// A folder being filled. Dropped before [`OutputFolder::finish`], it leaves nothing behind.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl OutputFolder {
     /// The place of a file in the folder, whose own folder is made.
     fn path_of(&self, relative: &str) -> Result<PathBuf> {
         check_path(relative)?;
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = parallel::lock(&self.made);
         let mut folder = PathBuf::new();
         let names: Vec<&str> = relative.split('/').collect();
         for name in &names[..names.len() - 1] {
@@ -80,7 +80,7 @@ impl OutputFolder {
 
     /// Gives the folder its name, in place of an earlier output.
     pub(super) fn finish(self) -> Result<()> {
-        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let made = parallel::lock(&self.made).clone();
         for folder in made.iter().map(PathBuf::as_path).chain([Path::new("")]) {
             sync_folder(&self.path().join(folder))?;
         }

@@ -6,7 +6,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     ops::Range,
     path::PathBuf,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use blake3::Hasher;
@@ -23,6 +23,7 @@ use crate::{
         Cpu, Decoder, OriginalFile, PreparedTensor,
         beside::{self, Beside},
     },
+    parallel,
     source::{LeftOut, Source, SourceTensor, WeightsFile},
 };
 
@@ -183,7 +184,7 @@ impl Tensors for Decoded<'_> {
 impl<'a> Decoded<'a> {
     /// Prepares a tensor, or finds that it is among the last ones.
     fn prepare(&self, index: usize) -> Result<Prepared<'a>> {
-        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut prepared = parallel::lock(&self.prepared);
         if let Some((_, found)) = prepared.iter().find(|(of, _)| *of == index) {
             return Ok(Arc::clone(found));
         }

@@ -11,8 +11,8 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    open::beside::{MARKED_NAME, unmark},
-    paths::{MODEL_INDEX, PIPELINE},
+    open::beside::unmark,
+    paths::{CONFIG, MODEL_INDEX, PIPELINE},
 };
 
 /// How to load an output with Python.
@@ -72,7 +72,7 @@ impl Class {
     /// As config.json tells, which has the mark of this compression; `None` for a model that neither
     /// transformers nor diffusers loads by itself.
     fn read(folder: &Path) -> Option<Self> {
-        let bytes = fs::read(folder.join(MARKED_NAME)).ok()?;
+        let bytes = fs::read(folder.join(CONFIG)).ok()?;
         let json: Value = serde_json::from_slice(&bytes).ok()?;
         unmark(&bytes)?;
         let name = |value: &Value| value.as_str().filter(|name| is_name(name)).map(str::to_owned);

@@ -19,6 +19,7 @@ use crate::{
         directory::ShardRecord,
     },
     io::write_all_at,
+    parallel,
 };
 
 /// A container being written. Dropped before [`Output::finish`], it leaves nothing behind.
@@ -73,7 +74,7 @@ impl Output {
         let in_section = record.offset.get() + offset;
         self.write_at(self.directory.sections[section].offset.get() + in_section, bytes)?;
         let piece = PieceChecksum::new(in_section, bytes);
-        self.checksums[section].lock().unwrap_or_else(PoisonError::into_inner).add(piece);
+        parallel::lock(&self.checksums[section]).add(piece);
         Ok(())
     }
 

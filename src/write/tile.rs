@@ -65,16 +65,17 @@ struct Portions {
 /// Counts pairs, in a histogram for each thread.
 pub(super) struct Counts(Vec<Mutex<Option<PairHistogram>>>);
 
-impl Counts {
-    pub(super) fn new() -> Self {
+impl Default for Counts {
+    fn default() -> Self {
         Self((0..rayon::current_num_threads()).map(|_| Mutex::default()).collect())
     }
+}
 
+impl Counts {
     /// Counts consecutive weights of a tensor, from an even element on.
     pub(super) fn add(&self, weights: &[u8]) {
         let slot = rayon::current_thread_index().unwrap_or(0) % self.0.len();
-        let mut histogram = self.0[slot].lock().unwrap_or_else(PoisonError::into_inner);
-        histogram.get_or_insert_default().add(weights);
+        parallel::lock(&self.0[slot]).get_or_insert_default().add(weights);
     }
 
     /// What was counted since the last time.

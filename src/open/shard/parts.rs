@@ -1,9 +1,6 @@
 //! Reading for a GPU: whole chunks, or arrays in parts that are checked when all have been read.
 
-use std::{
-    ops::Range,
-    sync::{Arc, PoisonError},
-};
+use std::{ops::Range, sync::Arc};
 
 use rayon::prelude::*;
 
@@ -12,6 +9,7 @@ use crate::{
     Error, Result,
     constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES},
     io::ReadAt,
+    parallel,
 };
 
 /// Bytes that are checked while they are in the cache of the core that read them.
@@ -105,7 +103,7 @@ impl Shard {
             return self.accept_checksum(section, chunk, part.hasher.finalize());
         }
         let index = self.first_chunks[section] + chunk as usize;
-        let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = parallel::lock(&self.parts);
         let parts = all.entry(index).or_default();
         parts.push(part);
         if parts.iter().map(|part| part.range.end - part.range.start).sum::<u64>()
@@ -150,7 +148,7 @@ impl Shard {
 mod tests {
     use std::path::PathBuf;
 
-    use super::{CHECKSUM_CHUNK_BYTES, PoisonError, Shard};
+    use super::{CHECKSUM_CHUNK_BYTES, Shard, parallel};
     use crate::{Error, OpenOptions, Result};
 
     /// Reads all arrays of all sections in parts of this many bytes, the last ones first; each part
@@ -186,10 +184,7 @@ mod tests {
         {
             let shard = open(&bytes);
             read_in_parts(&shard, each).unwrap();
-            assert!(
-                shard.parts.lock().unwrap_or_else(PoisonError::into_inner).is_empty(),
-                "{each}"
-            );
+            assert!(parallel::lock(&shard.parts).is_empty(), "{each}");
             let sections = shard.directory.sections.len();
             assert!((0..sections).all(|section| {
                 let length = shard.directory.sections[section].length.get();

@@ -46,7 +46,10 @@ use self::{
     shapes::ModelGeometry,
 };
 use super::{MAX_HEADER_BYTES, Source, SourceTensor, WeightsFile, walk::Found};
-use crate::{Dtype, Error, Result, paths::folder_of};
+use crate::{
+    Dtype, Error, Result,
+    paths::{CONFIG, folder_of},
+};
 
 const CODES: &str = "encoded_exponent";
 const PLANE: &str = "sign_mantissa";
@@ -54,7 +57,6 @@ const POSITIONS: &str = "output_positions";
 const SPLITS: &str = "split_positions";
 /// What makes a block out of tensors, besides [`SPLITS`].
 const ARRAYS: [&str; 5] = [CODES, PLANE, "luts", POSITIONS, "gaps"];
-const CONFIG: &str = "config.json";
 /// What a folder's files become where none of them has tensors that are not coded.
 const MERGED: &str = "model.safetensors";
 /// Positions of 131,072 matrices in one block; a block of thousands of experts has fewer.
