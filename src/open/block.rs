@@ -94,15 +94,9 @@ impl<'m> Block<'m> {
     pub fn decode_with(&self, decoder: &dyn Decoder, buffer: &mut [u8]) -> Result<()> {
         let layout = self.layout()?;
         if buffer.len() as u64 != layout.bytes {
-            return Err(Error::parameter(
-                format!(
-                    "block {:?} needs a buffer of {} bytes, not {}",
-                    self.name(),
-                    layout.bytes,
-                    buffer.len()
-                ),
-                "ask Block::layout for the size",
-            ));
+            let (name, needed, given) = (self.name(), layout.bytes, buffer.len());
+            let problem = format!("block {name:?} needs a buffer of {needed} bytes, not {given}");
+            return Err(Error::parameter(problem, "ask Block::layout for the size"));
         }
         let tensors: Vec<Box<dyn PreparedTensor + '_>> =
             self.tensors().map(|tensor| decoder.prepare(tensor)).collect::<Result<_>>()?;
@@ -113,11 +107,8 @@ impl<'m> Block<'m> {
             padding.fill(0);
             let (out, after) = after.split_at_mut((range.end - range.start) as usize);
             let length = out.len() as u64;
-            parts.extend(
-                pieces(0..length, tensor.grain(), out)
-                    .into_iter()
-                    .map(|(range, out)| (tensor, range, out)),
-            );
+            let pieces = pieces(0..length, tensor.grain(), out).into_iter();
+            parts.extend(pieces.map(|(range, out)| (tensor, range, out)));
             (rest, position) = (after, range.end);
         }
         parts.into_par_iter().try_for_each(|(tensor, range, out)| tensor.read(range, out))

@@ -47,11 +47,8 @@ pub(super) fn open_directory(reader: &dyn ReadAt, path: &Path) -> Result<(Header
     let (directory, padding) = tail.split_at(header.directory_length.get() as usize);
     let (padding, footer) = padding.split_at(padding.len() - HEADER_BYTES as usize);
     if footer != header_bytes {
-        return Err(Error::corrupt(
-            "footer",
-            header.footer_offset(),
-            "it is no copy of the header",
-        ));
+        let problem = "it is no copy of the header";
+        return Err(Error::corrupt("footer", header.footer_offset(), problem));
     }
     check_zero("space after the directory", start + directory.len() as u64, padding)?;
     if crc32fast::hash(directory) != header.directory_checksum.get() {

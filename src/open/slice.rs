@@ -157,9 +157,9 @@ impl Rect {
     #[cfg(feature = "cudarc")]
     pub(crate) fn elements(&self) -> Range<u64> {
         let Self { rows, columns, width } = self;
-        let (first, behind) =
-            (rows.start * width + columns.start, (rows.end - 1) * width + columns.end);
-        first / 2..behind / 2
+        let first = rows.start * width + columns.start;
+        let end = (rows.end - 1) * width + columns.end;
+        first / 2..end / 2
     }
 
     /// Its size in bytes.
@@ -170,15 +170,10 @@ impl Rect {
 
 fn check(name: &str, shape: &[u64], ranges: &[Range<u64>]) -> Result<()> {
     if ranges.len() > shape.len() {
-        let problem = format!(
-            "{} ranges for the {} dimensions of tensor {name:?}",
-            ranges.len(),
-            shape.len()
-        );
-        return Err(Error::parameter(
-            problem,
-            "name one for each dimension, or for the first ones",
-        ));
+        let (count, rank) = (ranges.len(), shape.len());
+        let problem = format!("{count} ranges for the {rank} dimensions of tensor {name:?}");
+        let remedy = "name one for each dimension, or for the first ones";
+        return Err(Error::parameter(problem, remedy));
     }
     for (dimension, (range, count)) in ranges.iter().zip(shape).enumerate() {
         if range.start > range.end || range.end > *count {

@@ -125,11 +125,10 @@ impl Source {
     ) -> Result<Self> {
         let source = open_files(found, left_out, variant)?;
         if source.weights.is_empty() {
-            return Err(Error::parameter(
-                format!("{} holds no safetensors files", folder.display()),
-                "name a .safetensors file or the folder of a model, and convert other formats \
-                first",
-            ));
+            let problem = format!("{} holds no safetensors files", folder.display());
+            let remedy = "name a .safetensors file or the folder of a model, and convert other \
+                          formats first";
+            return Err(Error::parameter(problem, remedy));
         }
         source.complete(folder)
     }
@@ -160,11 +159,11 @@ impl Source {
         let mut owners = HashMap::new();
         for file in &self.weights {
             for tensor in &file.tensors {
-                if let Some(other) = owners.insert(tensor.name.as_str(), &file.path) {
-                    return Err(Error::parameter(
-                        format!("{other} and {} both have a tensor {:?}", file.path, tensor.name),
-                        "compress each of them, or each component folder, on its own",
-                    ));
+                let (name, path) = (tensor.name.as_str(), &file.path);
+                if let Some(other) = owners.insert(name, path) {
+                    let problem = format!("{other} and {path} both have a tensor {name:?}");
+                    let remedy = "compress each of them, or each component folder, on its own";
+                    return Err(Error::parameter(problem, remedy));
                 }
             }
         }
@@ -221,21 +220,17 @@ pub(super) fn open_files(
         indexes.values().flat_map(|index| index.files.keys()).map(String::as_str).collect();
 
     let (mut weights, mut side) = (Vec::new(), Vec::new());
-    for file in &found {
-        match place(file, &named, &indexes, &imported) {
+    for file in found {
+        match place(&file, &named, &indexes, &imported) {
             Place::Weights => {
                 file.check_inside()?;
                 weights.push(WeightsFile::open(&file.file, &file.path)?);
             }
             Place::Side => {
                 file.check_inside()?;
-                side.push(SideFile {
-                    path: file.path.clone(),
-                    file: file.file.clone(),
-                    length: file.length,
-                });
+                side.push(SideFile { path: file.path, file: file.file, length: file.length });
             }
-            Place::LeftOut(reason) => left_out.push(LeftOut { path: file.path.clone(), reason }),
+            Place::LeftOut(reason) => left_out.push(LeftOut { path: file.path, reason }),
         }
     }
     indexes.values().try_for_each(|index| index.check(&weights))?;

@@ -69,11 +69,8 @@ impl Header {
         })?;
         let invalid = |error: serde_json::Error| {
             let offset = LENGTH_BYTES + byte_of(json, error.line(), error.column());
-            Error::corrupt(
-                path,
-                offset,
-                format!("the header is no valid safetensors header: {error}"),
-            )
+            let problem = format!("the header is no valid safetensors header: {error}");
+            Error::corrupt(path, offset, problem)
         };
         serde_json::from_str::<Unique>(json).map_err(invalid)?;
         if depth(json) > MAX_DEPTH {

@@ -141,24 +141,19 @@ pub(super) fn snapshot(root: &Path) -> Result<Option<PathBuf>> {
         entries.map_err(listing)?.iter().map(fs::DirEntry::path).collect();
     folders.retain(|path| path.is_dir());
     folders.sort();
+    let entry = format!("{} is a cache entry of the Hub", root.display());
     match &folders[..] {
         [only] => Ok(Some(only.clone())),
-        [] => Err(Error::parameter(
-            format!("{} is a cache entry of the Hub without a snapshot", root.display()),
-            "fetch the model with hf download",
-        )),
+        [] => {
+            let problem = format!("{entry} without a snapshot");
+            Err(Error::parameter(problem, "fetch the model with hf download"))
+        }
         several => {
-            let names: Vec<String> =
-                several.iter().map(|path| path.display().to_string()).collect();
-            Err(Error::parameter(
-                format!(
-                    "{} is a cache entry of the Hub with {} snapshots, and refs/main names none \
-                    of them",
-                    root.display(),
-                    several.len()
-                ),
-                format!("name one: {}", names.join(", ")),
-            ))
+            let count = several.len();
+            let problem =
+                format!("{entry} with {count} snapshots, and refs/main names none of them");
+            let names: Vec<_> = several.iter().map(|path| path.to_string_lossy()).collect();
+            Err(Error::parameter(problem, format!("name one: {}", names.join(", "))))
         }
     }
 }

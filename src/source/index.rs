@@ -75,13 +75,11 @@ impl Index {
 
     /// Checks that the folder has every file that the index names.
     pub(super) fn check_files(&self, present: &BTreeSet<&str>) -> Result<()> {
-        match self.files.keys().find(|file| !present.contains(file.as_str())) {
-            Some(file) => Err(Error::parameter(
-                format!("{} names {file}, which is missing", self.path),
-                "download the missing file, or name a single file instead of the folder",
-            )),
-            None => Ok(()),
-        }
+        let missing = self.files.keys().find(|file| !present.contains(file.as_str()));
+        let Some(file) = missing else { return Ok(()) };
+        let problem = format!("{} names {file}, which is missing", self.path);
+        let remedy = "download the missing file, or name a single file instead of the folder";
+        Err(Error::parameter(problem, remedy))
     }
 }
 
@@ -98,10 +96,8 @@ pub(super) fn read_all(found: &[Found]) -> Result<BTreeMap<String, Index>> {
         };
         let chosen = chosen.ok_or_else(|| {
             let problem = format!("{} and {} divide the same folder", files[0].path, files[1].path);
-            Error::parameter(
-                problem,
-                "move one of them, and the files that it names, to a folder of its own",
-            )
+            let remedy = "move one of them, and the files that it names, to a folder of its own";
+            Error::parameter(problem, remedy)
         })?;
         Ok((folder.to_owned(), Index::read(chosen)?))
     };

@@ -43,14 +43,10 @@ impl Found {
     /// Refuses a link that leads out of the folder: what it leads to is no part of the model.
     pub(crate) fn check_inside(&self) -> Result<()> {
         let Some(target) = &self.outside else { return Ok(()) };
-        Err(Error::parameter(
-            format!(
-                "{} is a link that leads out of the folder, to {}",
-                self.file.display(),
-                target.display()
-            ),
-            "put the file itself there if it belongs to the model, or remove the link",
-        ))
+        let (link, target) = (self.file.display(), target.display());
+        let problem = format!("{link} is a link that leads out of the folder, to {target}");
+        let remedy = "put the file itself there if it belongs to the model, or remove the link";
+        Err(Error::parameter(problem, remedy))
     }
 }
 

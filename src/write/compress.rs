@@ -179,15 +179,12 @@ fn write(
     if !is_container(out) {
         return write_folder(inputs, out, options, observer);
     }
-    match &inputs[..] {
-        [input] => {
-            Ok(vec![Compressor::new(&input.model, options.layout, observer).single(out, options)?])
-        }
-        _ => Err(Error::parameter(
-            "a pipeline is several models, and one container holds one",
-            "name a folder as output: a name that does not end in .df11",
-        )),
-    }
+    let [input] = &inputs[..] else {
+        let problem = "a pipeline is several models, and one container holds one";
+        let remedy = "name a folder as output: a name that does not end in .df11";
+        return Err(Error::parameter(problem, remedy));
+    };
+    Ok(vec![Compressor::new(&input.model, options.layout, observer).single(out, options)?])
 }
 
 /// Fills a folder with the containers and side files of all models.

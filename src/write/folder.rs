@@ -188,12 +188,13 @@ impl ModelFolder<'_> {
 /// one which exists is another name to this disk.
 fn creating(relative: &str, path: &Path, error: io::Error) -> Error {
     match error.kind() {
-        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => Error::parameter(
-            format!(
+        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => {
+            let problem = format!(
                 "this disk takes {relative:?} for another name of a file or folder that is there"
-            ),
-            "write to a disk that tells names apart by case and by Unicode form",
-        ),
+            );
+            let remedy = "write to a disk that tells names apart by case and by Unicode form";
+            Error::parameter(problem, remedy)
+        }
         _ => Error::io("creating", path, error),
     }
 }

@@ -22,16 +22,14 @@ pub(super) fn shard_paths(input: &Input<'_>, in_pipeline: bool) -> Result<Vec<St
     }
     let mut owners = BTreeMap::new();
     let mut paths = Vec::new();
-    for weights in &input.weights {
-        let path = shard_path(&weights.file.path);
-        if let Some(other) = owners.insert(path.clone(), &weights.file.path) {
-            return Err(Error::parameter(
-                format!(
-                    "the containers of {other:?} and {:?} would both be {path:?}",
-                    weights.file.path
-                ),
-                "make one file with -o NAME.df11, which keeps all names, or rename one of them",
-            ));
+    for file in input.weights.iter().map(|weights| &weights.file.path) {
+        let path = shard_path(file);
+        if let Some(other) = owners.insert(path.clone(), file) {
+            let problem =
+                format!("the containers of {other:?} and {file:?} would both be {path:?}");
+            let remedy =
+                "make one file with -o NAME.df11, which keeps all names, or rename one of them";
+            return Err(Error::parameter(problem, remedy));
         }
         paths.push(path);
     }

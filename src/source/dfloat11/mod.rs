@@ -144,10 +144,8 @@ impl Import {
                 let twice: Option<(usize, _)> =
                     stored.insert(tensor.name.clone(), (index, tensor.clone()));
                 if let Some((other, _)) = twice {
-                    let problem = format!(
-                        "{} and {} both have a tensor {:?}",
-                        files[other].path, file.path, tensor.name
-                    );
+                    let (other, path, name) = (&files[other].path, &file.path, &tensor.name);
+                    let problem = format!("{other} and {path} both have a tensor {name:?}");
                     let remedy = "remove the file that is no part of the checkpoint";
                     return Err(Error::parameter(problem, remedy));
                 }
