@@ -255,11 +255,7 @@ impl Shard {
         let Some(view) = self.reader.view(base + range.start, range.end - range.start) else {
             return self.read_section(section, range, scratch).map(Located::Scratch);
         };
-        if self.check_checksums {
-            for chunk in self.unchecked_chunks(section, &range) {
-                self.check_chunk(section, chunk)?;
-            }
-        }
+        self.check_range(section, &range)?;
         Ok(Located::View(view))
     }
 
@@ -273,14 +269,17 @@ impl Shard {
         self.read_unchecked(base + range.start..base + range.end)
     }
 
-    /// The chunks of a section that a range touches and that were not checked yet.
+    /// The chunks of a section that a range touches and that were not checked yet; none if checksums
+    /// are of no interest.
     fn unchecked_chunks(
         &self,
         section: usize,
         range: &Range<u64>,
     ) -> impl Iterator<Item = u64> + use<'_> {
-        let chunks = range.start / CHECKSUM_CHUNK_BYTES..range.end.div_ceil(CHECKSUM_CHUNK_BYTES);
-        chunks.filter(move |&chunk| !self.is_checked(self.first_chunks[section] + chunk as usize))
+        let first = range.start / CHECKSUM_CHUNK_BYTES;
+        let end = if self.check_checksums { range.end.div_ceil(CHECKSUM_CHUNK_BYTES) } else { 0 };
+        (first..end)
+            .filter(move |&chunk| !self.is_checked(self.first_chunks[section] + chunk as usize))
     }
 
     fn is_checked(&self, index: usize) -> bool {
@@ -292,6 +291,10 @@ impl Shard {
         let length = self.directory.sections[section].length.get();
         let start = chunk * CHECKSUM_CHUNK_BYTES;
         start..length.min(start + CHECKSUM_CHUNK_BYTES)
+    }
+
+    fn check_range(&self, section: usize, range: &Range<u64>) -> Result<()> {
+        self.unchecked_chunks(section, range).try_for_each(|chunk| self.check_chunk(section, chunk))
     }
 
     /// Checks one chunk of a mapped section, unless another thread did so meanwhile.
@@ -329,11 +332,7 @@ impl Shard {
         range: Range<u64>,
         scratch: &mut Vec<u8>,
     ) -> Result<Range<usize>> {
-        let unchecked: Vec<u64> = if self.check_checksums {
-            self.unchecked_chunks(section, &range).collect()
-        } else {
-            Vec::new()
-        };
+        let unchecked: Vec<u64> = self.unchecked_chunks(section, &range).collect();
         let mut wide = range.clone();
         for &chunk in &unchecked {
             let chunk = self.chunk_range(section, chunk);
@@ -358,14 +357,9 @@ impl Shard {
 
     /// Checks the chunks of an array that were not checked yet.
     pub(crate) fn check_array(&self, array: usize) -> Result<()> {
-        if !self.check_checksums {
-            return Ok(());
-        }
         let record = &self.directory.arrays[array];
-        let (section, start) = (record.section.get() as usize, record.offset.get());
-        let range = start..start + record.length.get();
-        self.unchecked_chunks(section, &range)
-            .try_for_each(|chunk| self.check_chunk(section, chunk))
+        let start = record.offset.get();
+        self.check_range(record.section.get() as usize, &(start..start + record.length.get()))
     }
 
     /// Checks every chunk again, in parallel, whatever was checked before.

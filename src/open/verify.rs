@@ -157,12 +157,12 @@ impl Verify<'_, '_> {
         for file in &weights {
             file.check_header()?;
         }
-        if self.level == Level::Structure {
-            return weights.iter().try_for_each(|&file| self.cover(file));
+        if self.level > Level::Structure {
+            let (observer, counts) = (self.observer, self.level == Level::Checksums);
+            let done = |bytes| advance(observer, if counts { bytes } else { 0 });
+            self.shard.check_all_chunks(&done)?;
         }
-        let (observer, counts) = (self.observer, self.level == Level::Checksums);
-        self.shard.check_all_chunks(&|bytes| advance(observer, if counts { bytes } else { 0 }))?;
-        if self.level == Level::Checksums {
+        if self.level < Level::Full {
             return weights.iter().try_for_each(|&file| self.cover(file));
         }
         self.codebooks()?;

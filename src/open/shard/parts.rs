@@ -135,9 +135,6 @@ impl Shard {
 
     /// Checks the chunks of a section that were not checked yet, in parallel.
     pub(crate) fn check_section(&self, section: usize) -> Result<()> {
-        if !self.check_checksums {
-            return Ok(());
-        }
         let all = 0..self.directory.sections[section].length.get();
         let chunks: Vec<u64> = self.unchecked_chunks(section, &all).collect();
         chunks.into_par_iter().try_for_each(|chunk| self.check_chunk(section, chunk))
