@@ -231,15 +231,7 @@ mod tests {
         zerocopy::transmute!(header)
     }
 
-    #[test]
-    fn a_complete_header_leads_back() {
-        let header = Header::complete(8192, b"directory").unwrap();
-        assert_eq!(Header::parse(&bytes(header)).unwrap(), header);
-        assert_eq!(header.file_length.get(), 8192 + 256 + 64);
-        header.check_placement(8192 + 256 + 64).unwrap();
-        assert!(matches!(header.check_placement(8192 + 256 + 63), Err(Error::Corrupt { .. })));
-    }
-
+    /// And one of the version is no damage. What else a header may say, vectors prove.
     #[test]
     fn every_flipped_bit_is_found() {
         let good = bytes(Header::complete(4096, b"directory").unwrap());
@@ -253,27 +245,5 @@ mod tests {
                 other => panic!("bit {bit}: {other:?}"),
             }
         }
-    }
-
-    #[test]
-    fn an_unfinished_or_newer_file_is_named_as_such() {
-        assert!(matches!(Header::parse(&bytes(Header::unfinished())), Err(Error::Corrupt { .. })));
-        let mut newer = Header::complete(4096, b"").unwrap();
-        newer.version_minor = 9.into();
-        newer.compatible_features = u64::MAX.into();
-        Header::parse(&bytes(newer.sealed())).unwrap();
-        newer.incompatible_features = 1.into();
-        assert!(matches!(Header::parse(&bytes(newer.sealed())), Err(Error::Unsupported { .. })));
-    }
-
-    #[test]
-    fn sizes_that_overflow_are_limits() {
-        let mut header = Header::complete(4096, b"").unwrap();
-        header.directory_offset = (u64::MAX - 4095).into();
-        assert!(matches!(header.check_placement(4096 + 64), Err(Error::Corrupt { .. })));
-        header.directory_length = 4096.into();
-        assert!(matches!(header.check_placement(4096 + 64), Err(Error::Limit { .. })));
-        header.directory_length = (MAX_DIRECTORY_BYTES + 1).into();
-        assert!(matches!(header.check_placement(4096 + 64), Err(Error::Limit { .. })));
     }
 }
