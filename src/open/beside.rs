@@ -51,9 +51,6 @@ impl Beside {
 }
 
 /// Looks for a recorded side file in the folder of its model, and compares its hash.
-///
-/// # Errors
-/// [`Error::Io`] if a file that is there cannot be read.
 pub(crate) fn find(root: &Path, recorded: OriginalFile<'_>) -> Result<Beside> {
     let (path, length, wanted) = (recorded.path(), recorded.length(), recorded.record().hash);
     let file = root.join(path);

@@ -12,9 +12,6 @@ use crate::{Dtype, Error, Result, paths::is_config};
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// A sentence for each thing that is worth one, except what [`little_to_code`] says.
-///
-/// # Errors
-/// [`Error::Io`] if a configuration cannot be read.
 pub(super) fn advice(source: &Source) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     let is_bf16 = |file: &LeftOut| file.reason == variant::reason("bf16");

@@ -42,10 +42,7 @@ impl HeaderTensor {
 }
 
 impl Header {
-    /// Reads the prefix (length, JSON, padding) of a file with this many bytes.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] or [`Error::Limit`], which name `path`.
+    /// Reads the prefix (length, JSON, padding) of a file with this many bytes; errors name `path`.
     pub(crate) fn read(path: &str, prefix: &[u8], length: u64) -> Result<Self> {
         let stated = prefix.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
         if stated.and_then(|stated| stated.checked_add(LENGTH_BYTES)) != Some(prefix.len() as u64) {

@@ -69,9 +69,6 @@ impl ReadAt for Outline {
 }
 
 /// Opens the outlines of all containers of one model.
-///
-/// # Errors
-/// As [`OpenOptions::open`].
 pub(super) fn open(drafts: &[Draft]) -> Result<Model> {
     let identity =
         format::identity(drafts.iter().flat_map(|draft| IdentifiedFile::of(&draft.directory)));

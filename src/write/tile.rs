@@ -268,35 +268,27 @@ impl TileCoding {
     ) -> Result<()> {
         let Scratch { weights, output } = scratch;
         let mut byte = self.portion_starts[portion];
-        let end = self.portion_starts[portion + 1];
+        // The last portion ends with the array, which is a number of whole words.
+        let end = match portion + 1 {
+            next if next == self.portion_count() => self.sizes.bitstream_bytes(),
+            next => self.portion_starts[next],
+        };
         for (group, range) in self.portions.groups(portion) {
             output.clear();
             read(range, weights)?;
             for (strip, weights) in strips(self.portions.geometry, group.clone(), weights) {
-                encoder.encode_strip(
-                    strip,
-                    weights,
-                    byte + output.bitstream.len() as u64,
-                    output,
-                )?;
+                let at = byte + output.bitstream.len() as u64;
+                encoder.encode_strip(strip, weights, at, output)?;
             }
-            let last = group.end == self.sizes.strip_count();
-            let limit = if last { self.sizes.bitstream_bytes() } else { end };
-            if byte + output.bitstream.len() as u64 > limit {
+            let next = byte + output.bitstream.len() as u64;
+            if next > end {
                 return Err(changed());
             }
-            write(
-                [self.sizes.records_of(&group)?.start, byte, self.sizes.plane_of(&group)?.start],
-                output,
-            )?;
-            byte += output.bitstream.len() as u64;
+            let (records, plane) = (self.sizes.records_of(&group)?, self.sizes.plane_of(&group)?);
+            write([records.start, byte, plane.start], output)?;
+            byte = next;
         }
-        let is_last = portion + 1 == self.portion_count();
-        if byte == if is_last { self.sizes.bitstream_bytes() } else { end } {
-            Ok(())
-        } else {
-            Err(changed())
-        }
+        if byte == end { Ok(()) } else { Err(changed()) }
     }
 }
 

@@ -22,10 +22,7 @@ impl FileRange {
         Error::corrupt(&self.path, offset, problem).remedied(AGAIN)
     }
 
-    /// Fills `buf` with the bytes from `offset` on.
-    ///
-    /// # Errors
-    /// [`Error::Io`]; also if it has fewer bytes.
+    /// Fills `buf` with the bytes from `offset` on; an error if it has fewer.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         let inside = offset.checked_add(buf.len() as u64).is_some_and(|end| end <= self.length);
         let read = if inside {
