@@ -238,14 +238,13 @@ impl Restorer<'_> {
                 self.done.bytes += original.len() as u64;
                 self.done.files += 1;
             }
-            Beside::Changed(file)
-                if self.options.keep_changed && root.is_some_and(|root| leads_out(root, &file)) =>
-            {
-                let problem = format!("{} is a link that leads out of the folder", file.display());
-                let remedy = "put the file itself there, or remove the link";
-                return Err(Error::parameter(problem, remedy));
-            }
             Beside::Changed(file) if self.options.keep_changed => {
+                if root.is_some_and(|root| leads_out(root, &file)) {
+                    let problem =
+                        format!("{} is a link that leads out of the folder", file.display());
+                    let remedy = "put the file itself there, or remove the link";
+                    return Err(Error::parameter(problem, remedy));
+                }
                 self.done.bytes += copy(&file, folder, path, None)?;
                 self.done.changed.push(path.to_owned());
             }
