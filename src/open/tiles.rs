@@ -52,7 +52,7 @@ impl<'m> Tiles<'m> {
     /// # Panics
     /// For an index from 4 on.
     pub fn array(&self, index: usize) -> Result<Cow<'m, [u8]>> {
-        self.target.shard().read_array(self.arrays()[index], 0..self.array_lengths()[index])
+        self.target.shard().read_whole_array(self.arrays()[index])
     }
 
     /// All four in the mapping of the container, unread and unchecked ([`check`](Self::check)

@@ -76,11 +76,12 @@ enum Finding {
     Whole(Option<tile::TileCoding>),
 }
 
-/// The bytes that the first pass over one file tells the observer of: all tensors, and once more
+/// The bytes that the first pass over all files tells the observer of: all tensors, and once more
 /// those that are measured on their own.
-pub(super) fn bytes(file: &Weights<'_>, layout: Layout) -> u64 {
+pub(super) fn bytes(files: &[Weights<'_>], layout: Layout) -> u64 {
     let times = |tensor| if work(layout, tensor) == Work::Pairs { 2 } else { 1 };
-    file.file.tensors.iter().map(|tensor| times(tensor) * tensor.length).sum()
+    let tensors = files.iter().flat_map(|file| &file.file.tensors);
+    tensors.map(|tensor| times(tensor) * tensor.length).sum()
 }
 
 /// Makes the first pass over one file.

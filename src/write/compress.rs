@@ -171,9 +171,7 @@ fn write(
     let mut bytes = 0;
     for Component { model, .. } in &mut inputs {
         model.add_options(options)?;
-        let analysed: u64 =
-            model.weights.iter().map(|file| analysis::bytes(file, options.layout)).sum();
-        bytes += analysed + passes * model.tensor_bytes();
+        bytes += analysis::bytes(&model.weights, options.layout) + passes * model.tensor_bytes();
     }
     observer.begin(bytes);
     if !is_container(out) {

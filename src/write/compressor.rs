@@ -59,11 +59,6 @@ impl<'a> Compressor<'a> {
         (0..weights.len()).map(shard).collect()
     }
 
-    /// Bytes of the first pass over all files, as the observer counts them.
-    pub(super) fn analysed_bytes(&self) -> u64 {
-        self.input.weights.iter().map(|file| analysis::bytes(file, self.layout)).sum()
-    }
-
     pub(super) fn analyse(&self, shard: &Contents<'_>) -> Result<Vec<FileAnalysis>> {
         self.observer.enter(Stage::Analyse);
         let weights = shard.weights.iter();

@@ -99,7 +99,7 @@ impl Estimate {
         exponent_bits.map_or(Ok(()), check_bits)?;
         let compressor = Compressor::new(input, layout, observer);
         if exponent_bits.is_none() {
-            observer.begin(compressor.analysed_bytes());
+            observer.begin(analysis::bytes(&input.weights, layout));
         }
         let single = is_container(out);
         let paths = if single {

@@ -114,7 +114,9 @@ fn restore(
     let file = weights(restorer.component.model).next().expect("a weights file");
     check_file(out)?;
     check_space(out, length)?;
-    restorer.restore_alone(file, out)?;
+    let output = file_beside(out)?;
+    restorer.restore(file, output.as_file(), out)?;
+    rename::file(output, out, options.overwrite)?;
     Ok(vec![restorer.done])
 }
 
@@ -176,12 +178,6 @@ impl Restorer<'_> {
             length = length.saturating_add(file.length());
         }
         Ok(length)
-    }
-
-    fn restore_alone(&mut self, file: OriginalFile<'_>, out: &Path) -> Result<()> {
-        let output = file_beside(out)?;
-        self.restore(file, output.as_file(), out)?;
-        rename::file(output, out, self.options.overwrite)
     }
 
     fn restore_all(&mut self, folder: &ModelFolder<'_>, bystanders: Vec<Found>) -> Result<()> {
