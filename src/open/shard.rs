@@ -49,12 +49,6 @@ pub struct Shard {
     tensors_of_files: OnceLock<Vec<Vec<usize>>>,
 }
 
-/// Bytes of a section: in a mapping, or in the caller's scratch.
-enum Located<'s> {
-    View(&'s [u8]),
-    Scratch(Range<usize>),
-}
-
 impl std::fmt::Debug for Shard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shard").field("path", &self.path).finish_non_exhaustive()
@@ -202,23 +196,25 @@ impl Shard {
         range: Range<u64>,
         scratch: &'s mut Vec<u8>,
     ) -> Result<&'s [u8]> {
-        Ok(match self.locate_array(array, range, scratch)? {
-            Located::View(view) => view,
-            Located::Scratch(part) => &scratch[part],
-        })
+        let (section, range) = self.in_section(array, range);
+        if let Some(view) = self.view_section_range(section, &range)? {
+            return Ok(view);
+        }
+        let part = self.read_section(section, range, scratch)?;
+        Ok(&scratch[part])
     }
 
     /// As [`Shard::read_array_with`], with memory of its own.
     pub(crate) fn read_array(&self, array: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
-        let mut scratch = Vec::new();
-        Ok(match self.locate_array(array, range, &mut scratch)? {
-            Located::View(view) => Cow::Borrowed(view),
-            Located::Scratch(part) => {
-                scratch.truncate(part.end);
-                scratch.drain(..part.start);
-                Cow::Owned(scratch)
-            }
-        })
+        let (section, range) = self.in_section(array, range);
+        if let Some(view) = self.view_section_range(section, &range)? {
+            return Ok(Cow::Borrowed(view));
+        }
+        let mut bytes = Vec::new();
+        let part = self.read_section(section, range, &mut bytes)?;
+        bytes.truncate(part.end);
+        bytes.drain(..part.start);
+        Ok(Cow::Owned(bytes))
     }
 
     /// All bytes of an array.
@@ -238,25 +234,25 @@ impl Shard {
             .try_for_each(|range| take(self.read_array_with(array, range, &mut scratch)?))
     }
 
-    fn locate_array<'s>(
-        &'s self,
-        array: usize,
-        range: Range<u64>,
-        scratch: &mut Vec<u8>,
-    ) -> Result<Located<'s>> {
+    /// The section of an array, and where in it some of the array's bytes are.
+    fn in_section(&self, array: usize, range: Range<u64>) -> (usize, Range<u64>) {
         let record = &self.directory.arrays[array];
         assert!(
             range.start <= range.end && range.end <= record.length.get(),
             "range within the array"
         );
-        let (section, start) = (record.section.get() as usize, record.offset.get());
-        let range = start + range.start..start + range.end;
+        let start = record.offset.get();
+        (record.section.get() as usize, start + range.start..start + range.end)
+    }
+
+    /// Bytes of a section that is mapped, whose chunks have been checked.
+    fn view_section_range(&self, section: usize, range: &Range<u64>) -> Result<Option<&[u8]>> {
         let base = self.directory.sections[section].offset.get();
-        let Some(view) = self.reader.view(base + range.start, range.end - range.start) else {
-            return self.read_section(section, range, scratch).map(Located::Scratch);
-        };
-        self.check_range(section, &range)?;
-        Ok(Located::View(view))
+        let view = self.reader.view(base + range.start, range.end - range.start);
+        if view.is_some() {
+            self.check_range(section, range)?;
+        }
+        Ok(view)
     }
 
     /// Bytes of a section whose checksums are of no interest.
@@ -357,9 +353,9 @@ impl Shard {
 
     /// Checks the chunks of an array that were not checked yet.
     pub(crate) fn check_array(&self, array: usize) -> Result<()> {
-        let record = &self.directory.arrays[array];
-        let start = record.offset.get();
-        self.check_range(record.section.get() as usize, &(start..start + record.length.get()))
+        let all = 0..self.directory.arrays[array].length.get();
+        let (section, range) = self.in_section(array, all);
+        self.check_range(section, &range)
     }
 
     /// Checks every chunk again, in parallel, whatever was checked before.
