@@ -17,8 +17,10 @@ pub(super) struct Entry {
     pub(super) part: BytesOf,
 }
 
-/// Where a tensor's bytes come from.
+/// Where bytes of the merged file come from.
 pub(super) enum BytesOf {
+    /// Made for it: what comes before the tensors.
+    Prefix(Vec<u8>),
     /// As they are, from this offset of a file.
     Stored { file: usize, offset: u64 },
     /// Decoded, from this weight of a block.
@@ -29,8 +31,7 @@ pub(super) enum BytesOf {
 pub(super) struct Merged {
     files: Vec<WeightsFile>,
     coded: Vec<Arc<CodedBlock>>,
-    prefix: Vec<u8>,
-    /// In ascending order of their starts; each with bytes.
+    /// In ascending order of their starts, without holes; each with bytes.
     segments: Vec<Segment>,
     size: u64,
 }
@@ -73,33 +74,27 @@ impl Merged {
         let mut prefix = (json.len() as u64).to_le_bytes().to_vec();
         prefix.extend(json);
         let start = prefix.len() as u64;
+        let size = end.checked_add(start).ok_or_else(too_large)?;
         for segment in &mut segments {
             segment.start += start;
         }
-        let size = end.checked_add(start).ok_or_else(too_large)?;
-        Ok(Self { files, coded, prefix, segments, size })
+        segments.insert(0, Segment { start: 0, length: start, part: BytesOf::Prefix(prefix) });
+        Ok(Self { files, coded, segments, size })
     }
 
+    /// Fills `buf` with bytes that the file has.
     fn read(&self, mut offset: u64, mut buf: &mut [u8]) -> Result<()> {
-        let mut next =
+        let first =
             self.segments.partition_point(|segment| segment.start + segment.length <= offset);
-        while !buf.is_empty() {
-            let (from, length) = match self.segments.get(next) {
-                _ if offset < self.prefix.len() as u64 => {
-                    (offset, self.prefix.len() as u64 - offset)
-                }
-                Some(segment) => (offset - segment.start, segment.start + segment.length - offset),
-                None => unreachable!("the range was checked, and segments are contiguous"),
-            };
-            let (part, rest) = buf.split_at_mut(length.min(buf.len() as u64) as usize);
-            let count = part.len() as u64;
-            if offset < self.prefix.len() as u64 {
-                part.copy_from_slice(&self.prefix[from as usize..][..part.len()]);
-            } else {
-                self.segments[next].part.read(self, from, part)?;
-                next += 1;
-            }
+        for segment in &self.segments[first..] {
+            let from = offset - segment.start;
+            let count = (segment.length - from).min(buf.len() as u64);
+            let (part, rest) = buf.split_at_mut(count as usize);
+            segment.part.read(self, from, part)?;
             (offset, buf) = (offset + count, rest);
+            if buf.is_empty() {
+                break;
+            }
         }
         Ok(())
     }
@@ -107,10 +102,14 @@ impl Merged {
 
 impl BytesOf {
     fn read(&self, merged: &Merged, from: u64, buf: &mut [u8]) -> Result<()> {
-        match *self {
-            Self::Stored { file, offset } => merged.files[file].read_exact_at(offset + from, buf),
-            Self::Coded { coded, first } => merged.coded[coded].read(2 * first + from, buf),
+        match self {
+            Self::Prefix(bytes) => buf.copy_from_slice(&bytes[from as usize..][..buf.len()]),
+            Self::Stored { file, offset } => {
+                merged.files[*file].read_exact_at(offset + from, buf)?
+            }
+            Self::Coded { coded, first } => merged.coded[*coded].read(2 * first + from, buf)?,
         }
+        Ok(())
     }
 }
 
