@@ -7,10 +7,6 @@
 use std::{fmt, path::Path, sync::Arc};
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use serde::{
-    Deserialize,
-    de::{self, IntoDeserializer},
-};
 
 use super::header::{Header, HeaderTensor, LENGTH_BYTES, named};
 use crate::{
@@ -125,19 +121,15 @@ fn read_prefix(path: &str, reader: &dyn ReadAt) -> Result<Vec<u8>> {
     read(0, &mut length)?;
     let header = u64::from_le_bytes(length);
     if header > MAX_HEADER_BYTES {
-        let mut start = vec![0; LFS_POINTER.len().min(usize::try_from(size).unwrap_or(usize::MAX))];
+        let mut start = vec![0; size.min(LFS_POINTER.len() as u64) as usize];
         read(0, &mut start)?;
         if start == LFS_POINTER {
             let problem = "this is a Git LFS pointer, not the weights; run `git lfs pull`";
             return Err(Error::corrupt(path, 0, problem));
         }
-        let mut first = [0; 1];
-        if size > LENGTH_BYTES {
-            read(LENGTH_BYTES, &mut first)?;
-            if first != *b"{" {
-                let problem = "this is no safetensors file; name one, or the folder of a model";
-                return Err(Error::corrupt(path, LENGTH_BYTES, problem));
-            }
+        if start.get(LENGTH_BYTES as usize).is_some_and(|&first| first != b'{') {
+            let problem = "this is no safetensors file; name one, or the folder of a model";
+            return Err(Error::corrupt(path, LENGTH_BYTES, problem));
         }
         let what = format_args!("{path}: the header's length in bytes");
         return Err(Error::limit(what, header, MAX_HEADER_BYTES));
@@ -158,12 +150,9 @@ fn truncated(path: &str, actual: u64, expected: u64) -> Error {
 /// The tensors of a prefix (length, JSON, padding) in ascending order of their data.
 fn parse_prefix(path: &str, prefix: &[u8]) -> Result<Vec<SourceTensor>> {
     let header = Header::parse(path, prefix)?;
-    let start = prefix.len() as u64;
-    let tensors = header
-        .tensors
-        .iter()
-        .map(|tensor| source_tensor(tensor, start).map_err(|error| named(error, path)))
-        .collect::<Result<Vec<_>>>()?;
+    let tensor = |tensor| source_tensor(tensor, prefix.len() as u64);
+    let tensors = header.tensors.iter().map(tensor).collect::<Result<_>>();
+    let tensors = tensors.map_err(|error| named(error, path))?;
     confirm(path, header)?;
     Ok(tensors)
 }
@@ -195,9 +184,8 @@ fn confirm(path: &str, header: Header) -> Result<()> {
     };
     let size = |number: u64| usize::try_from(number).map_err(|error| problem(&error));
     let infos = header.tensors.into_iter().map(|tensor| {
-        let name: de::value::StrDeserializer<'_, de::value::Error> =
-            tensor.dtype_name.as_str().into_deserializer();
-        let dtype = safetensors::Dtype::deserialize(name).map_err(|error| problem(&error))?;
+        let dtype = serde_json::from_value(tensor.dtype_name.into());
+        let dtype = dtype.map_err(|error| problem(&error))?;
         let shape = tensor.shape.into_iter().map(size).collect::<Result<_>>()?;
         let data_offsets = (size(tensor.data.start)?, size(tensor.data.end)?);
         Ok((tensor.name, TensorInfo { dtype, shape, data_offsets }))
