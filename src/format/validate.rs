@@ -34,6 +34,7 @@ pub(super) struct Places {
 
 impl Places {
     fn of(directory: &Directory) -> Self {
+        // Each list is a count and its records.
         let mut end = size_of::<ShardRecord>();
         let mut next = |bytes: usize| {
             let start = end + size_of::<u64>();

@@ -57,7 +57,7 @@ impl<'m> OriginalFile<'m> {
         Err(self.shard.wrong_hash(format_args!("file {:?}", self.path())))
     }
 
-    /// Hands on what is stored of it as it is, some at a time: a side file, or a prefix.
+    /// Hands on the bytes of a side file that is stored, some at a time.
     pub(crate) fn stream(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         self.record().array_range().try_for_each(|array| self.shard.stream_array(array, &mut take))
     }
@@ -68,17 +68,17 @@ impl<'m> OriginalFile<'m> {
         shard.tensors_of(self.index).iter().map(|&index| Tensor::new(shard, index))
     }
 
-    /// In bytes, of a weights file.
+    /// The length of a weights file's prefix, in bytes.
     pub(super) fn prefix_length(&self) -> u64 {
         self.array().length.get()
     }
 
-    /// Of what is stored of it as it is.
+    /// The array of a weights file: its prefix.
     fn array(&self) -> &'m ArrayRecord {
         &self.shard.directory().arrays[self.record().array_range().start]
     }
 
-    /// What comes before the tensors of a weights file.
+    /// The bytes of a weights file before its tensors.
     pub(super) fn prefix(&self) -> Result<Cow<'m, [u8]>> {
         self.shard.read_whole_array(self.record().array_range().start)
     }
