@@ -75,7 +75,7 @@ pub(super) enum Job<'a> {
     Prefix { array: usize, file: &'a Weights<'a> },
     /// A piece of a tensor that is stored raw: these of the tensor's bytes.
     Raw { array: usize, read: usize, range: Range<u64> },
-    /// A side file, with the hash of what was read of it first.
+    /// A side file that is stored.
     Side { array: usize, file: &'a Side<'a> },
     /// A portion of a tensor that is coded; its arrays start at `first_array`.
     Portion { first_array: usize, read: usize, coding: &'a Coding, portion: usize },
