@@ -14,24 +14,17 @@ pub(super) enum Coding {
 }
 
 impl Coding {
-    fn sizes(&self) -> Coded {
-        match self {
+    /// The encoding and its parameters, as the tensor's record has them; section kind and length in
+    /// bytes of each array, of which the first is the codebook.
+    pub(super) fn stored(&self) -> (u32, [u64; 4], Vec<(u32, u64)>) {
+        let sizes = match self {
             Self::Gap(coding) => Coded::Gap(coding.sizes),
             Self::Tile(coding) => Coded::Tile(coding.sizes),
-        }
-    }
-
-    /// Section kind and length in bytes of each array; the first is the codebook.
-    pub(super) fn arrays(&self) -> Vec<(u32, u64)> {
-        let arrays = self.sizes().arrays().into_iter();
-        arrays.map(|(kind, length)| (section_of(kind), length)).collect()
-    }
-
-    /// The encoding and its parameters, as the tensor's record has them.
-    pub(super) fn parameters(&self) -> (u32, [u64; 4]) {
-        let sizes = self.sizes();
+        };
         let [first, second, third] = sizes.parameters();
-        (sizes.encoding(), [first, second, third, 0])
+        let arrays = sizes.arrays().into_iter();
+        let arrays = arrays.map(|(kind, length)| (section_of(kind), length)).collect();
+        (sizes.encoding(), [first, second, third, 0], arrays)
     }
 
     /// The bytes of the codebook.

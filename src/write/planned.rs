@@ -78,15 +78,12 @@ pub(super) fn list<'a>(
 /// Coded, if that makes the tensor smaller, with all its alignment.
 fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis) -> PlannedEncoding<'a> {
     let aligned = |bytes: u64| bytes.next_multiple_of(ARRAY_ALIGNMENT);
-    match &analysis.coding {
-        Some(coding)
-            if coding.arrays().iter().map(|&(_, bytes)| aligned(bytes)).sum::<u64>()
-                < aligned(tensor.length) =>
-        {
-            PlannedEncoding::Coded(coding)
-        }
-        _ => PlannedEncoding::Raw,
-    }
+    let is_smaller = |coding: &&Coding| {
+        let (.., arrays) = coding.stored();
+        arrays.iter().map(|&(_, bytes)| aligned(bytes)).sum::<u64>() < aligned(tensor.length)
+    };
+    let coding = analysis.coding.as_ref().filter(is_smaller);
+    coding.map_or(PlannedEncoding::Raw, PlannedEncoding::Coded)
 }
 
 /// What makes two tensors equal: hash, dtype, shape.
@@ -142,9 +139,8 @@ impl<'a> PlannedTensor<'a> {
         for (field, &dimension) in shape.iter_mut().zip(&self.tensor.shape) {
             *field = dimension.into();
         }
-        let arrays = self.arrays();
+        let (encoding, parameters, arrays) = self.stored();
         let first_array = layout.add(block, &arrays);
-        let (encoding, parameters) = self.parameters();
         TensorRecord {
             name_offset: name_offset.into(),
             name_length: name_length.into(),
@@ -173,21 +169,14 @@ impl<'a> PlannedTensor<'a> {
         }
     }
 
-    /// Section kind and length in bytes of each array.
-    fn arrays(&self) -> Vec<(u32, u64)> {
+    /// The encoding and its parameters, as the tensor's record has them; section kind and length in
+    /// bytes of each array.
+    fn stored(&self) -> (u32, [u64; 4], Vec<(u32, u64)>) {
         match self.encoding {
-            PlannedEncoding::Alias(_) => Vec::new(),
-            PlannedEncoding::Raw if self.tensor.length == 0 => Vec::new(),
-            PlannedEncoding::Raw => vec![(SECTION_RAW, self.tensor.length)],
-            PlannedEncoding::Coded(coding) => coding.arrays(),
-        }
-    }
-
-    fn parameters(&self) -> (u32, [u64; 4]) {
-        match self.encoding {
-            PlannedEncoding::Alias(target) => (ENCODING_ALIAS, [target as u64, 0, 0, 0]),
-            PlannedEncoding::Raw => (ENCODING_RAW, [0; 4]),
-            PlannedEncoding::Coded(coding) => coding.parameters(),
+            PlannedEncoding::Alias(target) => (ENCODING_ALIAS, [target as u64, 0, 0, 0], vec![]),
+            PlannedEncoding::Raw if self.tensor.length == 0 => (ENCODING_RAW, [0; 4], vec![]),
+            PlannedEncoding::Raw => (ENCODING_RAW, [0; 4], vec![(SECTION_RAW, self.tensor.length)]),
+            PlannedEncoding::Coded(coding) => coding.stored(),
         }
     }
 
