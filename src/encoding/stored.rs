@@ -88,9 +88,6 @@ pub(crate) trait DecodeArrays: Send + Sync {
     ) -> Result<()>;
 
     /// Decodes some columns of some rows of this width, all in weights.
-    ///
-    /// # Errors
-    /// As [`decode`](Self::decode).
     fn decode_columns(
         &self,
         arrays: &dyn ReadArrays<'_>,
@@ -102,9 +99,6 @@ pub(crate) trait DecodeArrays: Send + Sync {
     }
 
     /// Checks the whole index of some weights against their codes.
-    ///
-    /// # Errors
-    /// As [`decode`](Self::decode).
     fn verify(
         &self,
         arrays: &dyn ReadArrays<'_>,
