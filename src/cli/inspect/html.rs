@@ -94,7 +94,7 @@ fn document(found: &InspectedPath<'_>, other: Option<&InspectedPath<'_>>) -> Val
         "containers": containers,
         "container_bytes": stored_bytes(&found.parts),
         "original_bytes": original_bytes,
-        "total": sum_of_all(&found.parts).json_of_bits(),
+        "total": sizes(&sum_of_all(&found.parts)),
         "blocks": blocks,
         "tensors": tensors,
         "files": files,
@@ -118,10 +118,13 @@ fn exponents(found: &InspectedPath<'_>) -> Option<Histogram> {
 }
 
 fn sizes(figures: &Figures) -> Value {
-    let mut value = figures.json_of_bits();
-    value["stored"] = json!(figures.stored_bytes);
-    value["decoded"] = json!(figures.decoded_bytes);
-    value
+    json!({
+        "weights": figures.weights,
+        "bits_per_weight": figures.bits_per_weight(),
+        "entropy": figures.entropy(),
+        "stored": figures.stored_bytes,
+        "decoded": figures.decoded_bytes,
+    })
 }
 
 /// Dtype, shape and encoding of a tensor, why it is not coded, and its twin in another model.
