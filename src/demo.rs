@@ -9,7 +9,10 @@ use std::{
 };
 
 use rayon::prelude::*;
-use safetensors::{Dtype, SafeTensorError, View, tensor::serialize_to_file};
+use safetensors::{
+    Dtype, SafeTensorError,
+    tensor::{TensorView, serialize_to_file},
+};
 
 use crate::{CompressOptions, Error, Result, Source, bf16, compress};
 
@@ -69,24 +72,6 @@ struct Tensor {
     dtype: Dtype,
     shape: Vec<usize>,
     bytes: Vec<u8>,
-}
-
-impl View for &Tensor {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> std::borrow::Cow<'_, [u8]> {
-        (&self.bytes).into()
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len()
-    }
 }
 
 struct Builder {
@@ -177,7 +162,10 @@ fn write(folder: &Path, shape: Shape, shards: &[Vec<Tensor>; 2]) -> Result<PathB
     for (index, shard) in shards.iter().enumerate() {
         let name = format!("model-{:05}-of-00002.safetensors", index + 1);
         let path = folder.join(&name);
-        let views = shard.iter().map(|tensor| (tensor.name.as_str(), tensor));
+        let views = shard.iter().map(|Tensor { name, dtype, shape, bytes }| {
+            let view = TensorView::new(*dtype, shape.clone(), bytes);
+            (name, view.expect("the bytes fit the shape"))
+        });
         serialize_to_file(views, Some(metadata.clone()), &path)
             .map_err(|error| Error::io("writing", &path, system_error(error)))?;
         map.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone().into())));
