@@ -24,11 +24,12 @@ const IS_COPIED: u64 = 1 << 1;
 #[repr(C, align(256))]
 struct Chunk([u8; 256]);
 
-/// A decoded tensor on the CPU that has no owner yet.
+/// A decoded tensor on the CPU, to which the structures point.
 pub(crate) struct Decoded {
     chunks: Vec<Chunk>,
     bytes: usize,
     shape: Vec<i64>,
+    strides: Vec<i64>,
     dtype: DataType,
 }
 
@@ -72,7 +73,7 @@ struct Versioned {
 /// A structure that owns a tensor until its deleter is called.
 trait Managed: Sized {
     /// Of its capsule.
-    const NAME: &CStr;
+    const NAME: &'static CStr;
 
     fn new(tensor: Tensor, context: *mut c_void) -> Self;
 
@@ -80,7 +81,7 @@ trait Managed: Sized {
 }
 
 impl Managed for Plain {
-    const NAME: &CStr = c"dltensor";
+    const NAME: &'static CStr = c"dltensor";
 
     fn new(tensor: Tensor, context: *mut c_void) -> Self {
         Self { tensor, context, deleter: Some(delete) }
@@ -92,7 +93,7 @@ impl Managed for Plain {
 }
 
 impl Managed for Versioned {
-    const NAME: &CStr = c"dltensor_versioned";
+    const NAME: &'static CStr = c"dltensor_versioned";
 
     fn new(tensor: Tensor, context: *mut c_void) -> Self {
         Self { version: VERSION, context, deleter: Some(delete), flags: IS_COPIED, tensor }
@@ -101,13 +102,6 @@ impl Managed for Versioned {
     fn context(&self) -> *mut c_void {
         self.context
     }
-}
-
-/// What the structures point to.
-struct Owner {
-    chunks: Vec<Chunk>,
-    shape: Vec<i64>,
-    strides: Vec<i64>,
 }
 
 impl Decoded {
@@ -119,8 +113,8 @@ impl Decoded {
         bytes: u64,
     ) -> df11::Result<Self> {
         let code = dtype.and_then(data_type);
-        let (Some(dtype), Ok(shape)) = (code, shape.iter().map(|&n| i64::try_from(n)).collect())
-        else {
+        let shape: Result<Vec<i64>, _> = shape.iter().map(|&n| i64::try_from(n)).collect();
+        let (Some(dtype), Ok(shape)) = (code, shape) else {
             let problem =
                 format!("tensor {name:?} has a dtype or a shape that DLPack does not know");
             return Err(Error::parameter(problem, "decode its bytes with decode_into"));
@@ -129,7 +123,11 @@ impl Decoded {
         let chunks = chunks.map_err(|_| {
             Error::parameter(format!("no memory for {bytes} bytes"), "decode fewer rows at once")
         })?;
-        Ok(Self { chunks, bytes: bytes as usize, shape, dtype })
+        let mut strides = vec![1; shape.len()];
+        for axis in (1..strides.len()).rev() {
+            strides[axis - 1] = strides[axis] * shape[axis].max(1);
+        }
+        Ok(Self { chunks, bytes: bytes as usize, shape, strides, dtype })
     }
 
     /// Where it is decoded to.
@@ -140,14 +138,6 @@ impl Decoded {
     /// The capsule that `__dlpack__` answers with; `versioned` if the caller knows DLPack 1.
     pub(crate) fn capsule(self, py: Python<'_>, versioned: bool) -> PyResult<Bound<'_, PyCapsule>> {
         if versioned { capsule::<Versioned>(py, self) } else { capsule::<Plain>(py, self) }
-    }
-
-    fn own(self) -> Owner {
-        let mut strides = vec![1; self.shape.len()];
-        for axis in (1..strides.len()).rev() {
-            strides[axis - 1] = strides[axis] * self.shape[axis].max(1);
-        }
-        Owner { chunks: self.chunks, shape: self.shape, strides }
     }
 }
 
@@ -162,15 +152,14 @@ fn capsule<M: Managed>(py: Python<'_>, decoded: Decoded) -> PyResult<Bound<'_, P
 
 /// Makes a structure that owns the tensor, until its deleter is called.
 fn release<M: Managed>(decoded: Decoded) -> NonNull<c_void> {
-    let dtype = decoded.dtype;
-    let owner = Box::leak(Box::new(decoded.own()));
+    let owner = Box::leak(Box::new(decoded));
     let data = if owner.chunks.is_empty() { null_mut() } else { owner.chunks.as_mut_ptr().cast() };
     let tensor = Tensor {
         data,
         device: CPU,
         // No truncation: the format allows few dimensions.
         ndim: i32::try_from(owner.shape.len()).unwrap_or(i32::MAX),
-        dtype,
+        dtype: owner.dtype,
         shape: owner.shape.as_mut_ptr(),
         strides: owner.strides.as_mut_ptr(),
         byte_offset: 0,
@@ -185,7 +174,7 @@ unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
     // SAFETY: the caller's promise.
     let managed = unsafe { Box::from_raw(managed) };
     // SAFETY: `release` leaked it, and only one structure points to it.
-    drop(unsafe { Box::from_raw(managed.context().cast::<Owner>()) });
+    drop(unsafe { Box::from_raw(managed.context().cast::<Decoded>()) });
 }
 
 /// # Safety

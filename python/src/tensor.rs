@@ -4,7 +4,6 @@ use std::{ops::Range, sync::Arc};
 
 use df11::Dtype;
 use pyo3::{
-    IntoPyObjectExt,
     exceptions::{PyIndexError, PyTypeError},
     intern,
     prelude::*,
@@ -18,16 +17,19 @@ use crate::{dlpack, error::OrRaise, memory::Output, tiles::Tiles, work};
 #[derive(Clone)]
 pub(crate) struct Tensor {
     model: Arc<df11::Model>,
+    #[pyo3(get)]
     name: String,
 }
 
 /// A slice of a tensor.
 #[pyclass(frozen, module = "df11")]
 pub(crate) struct Slice {
+    #[pyo3(get)]
     tensor: Tensor,
     /// Of the first dimensions.
     ranges: Vec<Range<u64>>,
     shape: Vec<u64>,
+    #[pyo3(get, name = "nbytes")]
     bytes: u64,
 }
 
@@ -107,11 +109,6 @@ fn array<'py>(of: &Bound<'py, PyAny>, library: &str) -> PyResult<Bound<'py, PyAn
 
 #[pymethods]
 impl Tensor {
-    #[getter]
-    fn name(&self) -> &str {
-        &self.name
-    }
-
     #[getter]
     fn block(&self) -> &str {
         self.view().block_name()
@@ -239,11 +236,6 @@ impl Tensor {
 #[pymethods]
 impl Slice {
     #[getter]
-    fn tensor<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.tensor.clone().into_bound_py_any(py)
-    }
-
-    #[getter]
     fn ranges<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.ranges.iter().map(|range| (range.start, range.end)))
     }
@@ -256,11 +248,6 @@ impl Slice {
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.shape)
-    }
-
-    #[getter]
-    fn nbytes(&self) -> u64 {
-        self.bytes
     }
 
     fn decode_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -17,7 +17,7 @@ use super::{
     Answer, Failure, Session,
     containers::{LayoutArgs, compressed_already, default_out},
     session::Threads,
-    sizes::Sizes,
+    sizes::{Sizes, container_bytes},
     text,
 };
 
@@ -144,7 +144,7 @@ impl Estimate {
             return Err(compressed_already(&self.source, remedy));
         }
         let model = OpenOptions::new().open_all(&self.source)?.single("--gpus")?;
-        let stored: u64 = model.shards().iter().map(df11::hazmat::Shard::file_length).sum();
+        let stored = container_bytes(&model);
         let text = format!("{}: {}", text::path(&self.source), text::bytes(stored));
         let source = self.source.to_string_lossy();
         let json = json!({ "command": "estimate", "source": source, "stored_bytes": stored });

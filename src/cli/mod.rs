@@ -92,7 +92,7 @@ impl Verb {
             Self::Doctor(verb) => verb.run(session),
             Self::Demo(verb) => verb.run(session),
             Self::Bench(verb) => verb.run(session),
-            Self::Completions(verb) => verb.run(),
+            Self::Completions(verb) => Ok(verb.run()),
             Self::Man(verb) => verb.run(),
         }
     }

@@ -59,9 +59,6 @@ pub(crate) trait ReadArrays<'m> {
     fn read(&self, array: usize, range: Range<u64>) -> Result<Cow<'m, [u8]>>;
 
     /// As [`read`](Self::read), into scratch if they are not mapped.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
     fn read_with<'s>(
         &'s self,
         array: usize,

@@ -12,7 +12,7 @@ use df11::{
 };
 use serde_json::{Value, json};
 
-use super::{Inspected, report::stored_bytes, sum_of_all};
+use super::{Inspected, picture::escape, report::stored_bytes, sum_of_all};
 use crate::cli::figures::Figures;
 
 const PAGE: &str = include_str!("page/page.html");
@@ -47,10 +47,6 @@ pub(super) fn page(found: &InspectedPath<'_>, other: Option<&InspectedPath<'_>>)
         out.push_str(texts.get(piece).unwrap_or(&piece));
     }
     out
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 fn name(path: &Path) -> String {

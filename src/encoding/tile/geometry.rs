@@ -155,9 +155,6 @@ impl Geometry {
     }
 
     /// Checks that there are such rows and columns, one or more of each.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if not.
     pub(super) fn check_window(&self, rows: &Range<u64>, columns: &Range<u64>) -> Result<()> {
         let within = |range: &Range<u64>, count| range.start < range.end && range.end <= count;
         if within(rows, self.rows()) && within(columns, self.columns()) {

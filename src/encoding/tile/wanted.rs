@@ -36,9 +36,6 @@ impl Wanted {
     }
 
     /// Some columns of some rows.
-    ///
-    /// # Errors
-    /// As [`Geometry::check_window`].
     pub(super) fn columns(
         geometry: &Geometry,
         rows: &Range<u64>,
