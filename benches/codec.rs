@@ -128,10 +128,7 @@ fn bench(criterion: &mut Criterion, name: &str, weights: &[u8]) {
     });
 
     let decoder = GapDecoder::new(&lengths, &tensor.sizes);
-    let span = tensor
-        .arrays()
-        .span(&tensor.sizes, 0..tensor.sizes.thread_block_count())
-        .expect("the span exists");
+    let span = tensor.span(0..tensor.sizes.thread_block_count()).expect("the span exists");
     let mut output = vec![0; weights.len()];
     decoder
         .decode(&span, 0..tensor.sizes.elements(), &tensor.plane, &mut output)

@@ -76,11 +76,7 @@ pub const OUTPUT_OFFSET_BYTES: usize = 8;
 /// Where an index is expected: none.
 pub const NONE: u64 = u64::MAX;
 
-/// The smallest multiple of `alignment` (a power of two) that is at least `value`; `None` if it
-/// exceeds 2^64 − 1.
+/// The smallest multiple of `alignment` that is at least `value`; `None` if it exceeds 2^64 − 1.
 pub const fn align(value: u64, alignment: u64) -> Option<u64> {
-    match value.checked_add(alignment - 1) {
-        Some(sum) => Some(sum & !(alignment - 1)),
-        None => None,
-    }
+    value.checked_next_multiple_of(alignment)
 }

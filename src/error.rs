@@ -1,10 +1,6 @@
 //! The error type: each variant says who is at fault, where, and what to do about it.
 
-use std::{
-    fmt::{self, Display},
-    io,
-    path::Path,
-};
+use std::{fmt::Display, io, path::Path};
 
 /// The result of every fallible call in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -32,7 +28,7 @@ pub enum Error {
         remedy: String,
     },
     /// The bytes break a rule of their format: the file is damaged, truncated or was never valid.
-    #[error("{place}, byte {offset}: {problem}{}", Remedy(remedy))]
+    #[error("{place}, byte {offset}: {problem}{}", end(.remedy.as_ref()))]
     Corrupt {
         /// The file, section or array in which the problem lies.
         place: String,
@@ -164,11 +160,7 @@ impl Error {
     }
 }
 
-/// A remedy at the end of a message.
-struct Remedy<'a>(&'a Option<String>);
-
-impl Display for Remedy<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.as_ref().map_or(Ok(()), |remedy| write!(f, "; {remedy}"))
-    }
+/// The end of a message: its remedy, if it has one.
+fn end(remedy: Option<&String>) -> String {
+    remedy.map_or_else(String::new, |remedy| format!("; {remedy}"))
 }

@@ -90,9 +90,7 @@ pub(crate) fn split(
     lengths: impl IntoIterator<Item = u64>,
 ) -> impl Iterator<Item = &mut [u8]> {
     lengths.into_iter().scan(buffer, |rest, length| {
-        let (part, behind) = std::mem::take(rest).split_at_mut(length as usize);
-        *rest = behind;
-        Some(part)
+        Some(rest.split_off_mut(..length as usize).expect("the buffer has as many bytes"))
     })
 }
 

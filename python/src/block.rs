@@ -11,6 +11,7 @@ use crate::{error::OrRaise, memory::Output, tensor::Tensor, work};
 #[pyclass(frozen, module = "df11")]
 pub(crate) struct Block {
     model: Arc<df11::Model>,
+    #[pyo3(get)]
     name: String,
 }
 
@@ -26,11 +27,6 @@ impl Block {
 
 #[pymethods]
 impl Block {
-    #[getter]
-    fn name(&self) -> &str {
-        &self.name
-    }
-
     #[getter]
     fn tensors(&self) -> Vec<Tensor> {
         self.view().tensors().map(|tensor| Tensor::new(&self.model, &tensor)).collect()

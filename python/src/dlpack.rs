@@ -19,19 +19,17 @@ const VERSION: (u32, u32) = (1, 0);
 /// The memory is the receiver's alone.
 const IS_COPIED: u64 = 1 << 1;
 
-const PLAIN: &CStr = c"dltensor";
-const VERSIONED: &CStr = c"dltensor_versioned";
-
 /// Memory for decoded tensors, aligned as DLPack asks.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C, align(256))]
 struct Chunk([u8; 256]);
 
-/// A decoded tensor on the CPU that has no owner yet.
+/// A decoded tensor on the CPU, to which the structures point.
 pub(crate) struct Decoded {
     chunks: Vec<Chunk>,
     bytes: usize,
     shape: Vec<i64>,
+    strides: Vec<i64>,
     dtype: DataType,
 }
 
@@ -72,11 +70,38 @@ struct Versioned {
     tensor: Tensor,
 }
 
-/// What the structures point to.
-struct Owner {
-    chunks: Vec<Chunk>,
-    shape: Vec<i64>,
-    strides: Vec<i64>,
+/// A structure that owns a tensor until its deleter is called.
+trait Managed: Sized {
+    /// Of its capsule.
+    const NAME: &'static CStr;
+
+    fn new(tensor: Tensor, context: *mut c_void) -> Self;
+
+    fn context(&self) -> *mut c_void;
+}
+
+impl Managed for Plain {
+    const NAME: &'static CStr = c"dltensor";
+
+    fn new(tensor: Tensor, context: *mut c_void) -> Self {
+        Self { tensor, context, deleter: Some(delete) }
+    }
+
+    fn context(&self) -> *mut c_void {
+        self.context
+    }
+}
+
+impl Managed for Versioned {
+    const NAME: &'static CStr = c"dltensor_versioned";
+
+    fn new(tensor: Tensor, context: *mut c_void) -> Self {
+        Self { version: VERSION, context, deleter: Some(delete), flags: IS_COPIED, tensor }
+    }
+
+    fn context(&self) -> *mut c_void {
+        self.context
+    }
 }
 
 impl Decoded {
@@ -88,8 +113,8 @@ impl Decoded {
         bytes: u64,
     ) -> df11::Result<Self> {
         let code = dtype.and_then(data_type);
-        let (Some(dtype), Ok(shape)) = (code, shape.iter().map(|&n| i64::try_from(n)).collect())
-        else {
+        let shape: Result<Vec<i64>, _> = shape.iter().map(|&n| i64::try_from(n)).collect();
+        let (Some(dtype), Ok(shape)) = (code, shape) else {
             let problem =
                 format!("tensor {name:?} has a dtype or a shape that DLPack does not know");
             return Err(Error::parameter(problem, "decode its bytes with decode_into"));
@@ -98,7 +123,11 @@ impl Decoded {
         let chunks = chunks.map_err(|_| {
             Error::parameter(format!("no memory for {bytes} bytes"), "decode fewer rows at once")
         })?;
-        Ok(Self { chunks, bytes: bytes as usize, shape, dtype })
+        let mut strides = vec![1; shape.len()];
+        for axis in (1..strides.len()).rev() {
+            strides[axis - 1] = strides[axis] * shape[axis].max(1);
+        }
+        Ok(Self { chunks, bytes: bytes as usize, shape, strides, dtype })
     }
 
     /// Where it is decoded to.
@@ -108,104 +137,54 @@ impl Decoded {
 
     /// The capsule that `__dlpack__` answers with; `versioned` if the caller knows DLPack 1.
     pub(crate) fn capsule(self, py: Python<'_>, versioned: bool) -> PyResult<Bound<'_, PyCapsule>> {
-        let dtype = self.dtype;
-        let owner = self.own();
-        if versioned {
-            let make = |tensor, context| Versioned {
-                version: VERSION,
-                context,
-                deleter: Some(delete_versioned),
-                flags: IS_COPIED,
-                tensor,
-            };
-            let pointer = release(owner, dtype, make);
-            // SAFETY: the pointer is that of the structure which the name promises, and the
-            // destructor takes it from its capsule.
-            unsafe {
-                PyCapsule::new_with_pointer_and_destructor(
-                    py,
-                    pointer,
-                    VERSIONED,
-                    Some(drop_versioned),
-                )
-            }
-        } else {
-            let make = |tensor, context| Plain { tensor, context, deleter: Some(delete_plain) };
-            let pointer = release(owner, dtype, make);
-            // SAFETY: as above.
-            unsafe {
-                PyCapsule::new_with_pointer_and_destructor(py, pointer, PLAIN, Some(drop_plain))
-            }
-        }
+        if versioned { capsule::<Versioned>(py, self) } else { capsule::<Plain>(py, self) }
     }
+}
 
-    fn own(self) -> Owner {
-        let mut strides = vec![1; self.shape.len()];
-        for axis in (1..strides.len()).rev() {
-            strides[axis - 1] = strides[axis] * self.shape[axis].max(1);
-        }
-        Owner { chunks: self.chunks, shape: self.shape, strides }
+fn capsule<M: Managed>(py: Python<'_>, decoded: Decoded) -> PyResult<Bound<'_, PyCapsule>> {
+    let pointer = release::<M>(decoded);
+    // SAFETY: the pointer is that of the structure which the name promises, and the destructor
+    // takes it from its capsule.
+    unsafe {
+        PyCapsule::new_with_pointer_and_destructor(py, pointer, M::NAME, Some(drop_capsule::<M>))
     }
 }
 
 /// Makes a structure that owns the tensor, until its deleter is called.
-fn release<M>(
-    owner: Owner,
-    dtype: DataType,
-    make: impl FnOnce(Tensor, *mut c_void) -> M,
-) -> NonNull<c_void> {
-    let owner = Box::leak(Box::new(owner));
+fn release<M: Managed>(decoded: Decoded) -> NonNull<c_void> {
+    let owner = Box::leak(Box::new(decoded));
     let data = if owner.chunks.is_empty() { null_mut() } else { owner.chunks.as_mut_ptr().cast() };
     let tensor = Tensor {
         data,
         device: CPU,
         // No truncation: the format allows few dimensions.
         ndim: i32::try_from(owner.shape.len()).unwrap_or(i32::MAX),
-        dtype,
+        dtype: owner.dtype,
         shape: owner.shape.as_mut_ptr(),
         strides: owner.strides.as_mut_ptr(),
         byte_offset: 0,
     };
-    let managed = make(tensor, std::ptr::from_mut(owner).cast());
+    let managed = M::new(tensor, std::ptr::from_mut(owner).cast());
     NonNull::from(Box::leak(Box::new(managed))).cast()
 }
 
 /// # Safety
 /// `managed` was made by `release`, and is not used afterwards.
-unsafe extern "C" fn delete_plain(managed: *mut Plain) {
+unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
     // SAFETY: the caller's promise.
     let managed = unsafe { Box::from_raw(managed) };
     // SAFETY: `release` leaked it, and only one structure points to it.
-    drop(unsafe { Box::from_raw(managed.context.cast::<Owner>()) });
+    drop(unsafe { Box::from_raw(managed.context().cast::<Decoded>()) });
 }
 
 /// # Safety
-/// As [`delete_plain`].
-unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
-    // SAFETY: the caller's promise.
-    let managed = unsafe { Box::from_raw(managed) };
-    // SAFETY: `release` leaked it, and only one structure points to it.
-    drop(unsafe { Box::from_raw(managed.context.cast::<Owner>()) });
-}
-
-/// # Safety
-/// Called by Python, of a capsule that `Decoded::capsule` made.
-unsafe extern "C" fn drop_plain(capsule: *mut ffi::PyObject) {
+/// Called by Python, of a capsule that `capsule` made.
+unsafe extern "C" fn drop_capsule<M: Managed>(capsule: *mut ffi::PyObject) {
     // SAFETY: the capsule is alive while its destructor runs, and the name is static. None if a
     // receiver took the tensor, which changed the capsule's name.
-    if let Some(managed) = unsafe { take(capsule, PLAIN) } {
+    if let Some(managed) = unsafe { take(capsule, M::NAME) } {
         // SAFETY: nobody took it, so that it is still the one of `release`.
-        unsafe { delete_plain(managed.cast()) }
-    }
-}
-
-/// # Safety
-/// As [`drop_plain`].
-unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: as in `drop_plain`.
-    if let Some(managed) = unsafe { take(capsule, VERSIONED) } {
-        // SAFETY: as in `drop_plain`.
-        unsafe { delete_versioned(managed.cast()) }
+        unsafe { delete::<M>(managed.cast()) }
     }
 }
 

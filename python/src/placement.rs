@@ -25,21 +25,17 @@ pub(crate) enum Blocks {
 }
 
 impl Blocks {
-    /// Whether a block is loaded.
-    fn has(&self, name: &str) -> bool {
+    /// Of those that are loaded.
+    fn names(&self) -> Vec<&str> {
         match self {
-            Self::Placed(placed) => placed.contains_key(name),
-            Self::Named(named) => named.iter().any(|named| named == name),
+            Self::Placed(placed) => placed.keys().map(String::as_str).collect(),
+            Self::Named(named) => named.iter().map(String::as_str).collect(),
         }
     }
 
     /// That they are all the model's.
     fn check(&self, model: &df11::Model) -> df11::Result<()> {
-        let mut names: Box<dyn Iterator<Item = &String>> = match self {
-            Self::Placed(placed) => Box::new(placed.keys()),
-            Self::Named(named) => Box::new(named.iter()),
-        };
-        let absent = names.find(|name| model.block(name).is_err());
+        let absent = self.names().into_iter().find(|name| model.block(name).is_err());
         absent.map_or(Ok(()), |name| {
             Err(Error::parameter(
                 format!("there is no block {name:?}"),
@@ -75,8 +71,10 @@ impl Wanted {
     pub(crate) fn plan(&self, model: &df11::Model, devices: usize) -> df11::Result<Plan> {
         let Self { memory, streamed, blocks } = self;
         blocks.as_ref().map_or(Ok(()), |blocks| blocks.check(model))?;
-        let is_loaded =
-            |block: df11::Block<'_>| blocks.as_ref().is_none_or(|blocks| blocks.has(block.name()));
+        let names = blocks.as_ref().map(Blocks::names);
+        let is_loaded = |block: df11::Block<'_>| {
+            names.as_ref().is_none_or(|names| names.contains(&block.name()))
+        };
         match (memory, blocks) {
             (Some(_), Some(Blocks::Placed(_))) => Err(Error::parameter(
                 "memory and places of blocks are both given",

@@ -4,7 +4,6 @@ use std::{ops::Range, sync::Arc};
 
 use df11::Dtype;
 use pyo3::{
-    IntoPyObjectExt,
     exceptions::{PyIndexError, PyTypeError},
     intern,
     prelude::*,
@@ -18,16 +17,19 @@ use crate::{dlpack, error::OrRaise, memory::Output, tiles::Tiles, work};
 #[derive(Clone)]
 pub(crate) struct Tensor {
     model: Arc<df11::Model>,
+    #[pyo3(get)]
     name: String,
 }
 
 /// A slice of a tensor.
 #[pyclass(frozen, module = "df11")]
 pub(crate) struct Slice {
+    #[pyo3(get)]
     tensor: Tensor,
     /// Of the first dimensions.
     ranges: Vec<Range<u64>>,
     shape: Vec<u64>,
+    #[pyo3(get, name = "nbytes")]
     bytes: u64,
 }
 
@@ -72,37 +74,31 @@ impl Tensor {
         self.model.tensor(&self.name).expect("a tensor of the model")
     }
 
-    /// Decodes a slice on the CPU; all of it where no range is named.
-    fn decode(&self, ranges: &[Range<u64>], bytes: &mut [u8]) -> df11::Result<()> {
-        self.view().slice(ranges)?.decode_into(bytes)
-    }
-
     fn slice(&self, ranges: Vec<Range<u64>>, shape: Vec<u64>) -> df11::Result<Slice> {
         let bytes = self.view().slice(&ranges)?.byte_length();
         Ok(Slice { tensor: self.clone(), ranges, shape, bytes })
     }
 
-    fn capsule<'py>(
-        &self,
-        py: Python<'py>,
-        ranges: &[Range<u64>],
-        shape: &[u64],
-        bytes: u64,
-        versioned: bool,
-    ) -> PyResult<Bound<'py, PyCapsule>> {
-        let decoded = work::briefly(py, || {
-            self.view().check_known()?;
-            let mut decoded = dlpack::Decoded::new(&self.name, self.view().dtype(), shape, bytes)?;
-            self.decode(ranges, decoded.bytes())?;
-            Ok(decoded)
-        })?;
-        decoded.capsule(py, versioned)
+    /// All of it.
+    fn whole(&self, py: Python<'_>) -> PyResult<Slice> {
+        self.slice(Vec::new(), self.view().shape()).or_raise(py)
     }
 }
 
-/// Whether a caller of `__dlpack__` knows DLPack 1.
-fn is_versioned(max_version: Option<(u32, u32)>) -> bool {
-    max_version.is_some_and(|(major, _)| major >= 1)
+impl Slice {
+    /// Decodes it on the CPU.
+    fn decode(&self, bytes: &mut [u8]) -> df11::Result<()> {
+        self.tensor.view().slice(&self.ranges)?.decode_into(bytes)
+    }
+
+    fn decode_new(&self) -> df11::Result<dlpack::Decoded> {
+        let tensor = self.tensor.view();
+        tensor.check_known()?;
+        let mut decoded =
+            dlpack::Decoded::new(tensor.name(), tensor.dtype(), &self.shape, self.bytes)?;
+        self.decode(decoded.bytes())?;
+        Ok(decoded)
+    }
 }
 
 /// What `df11/_arrays.py` makes of a tensor or a slice.
@@ -113,11 +109,6 @@ fn array<'py>(of: &Bound<'py, PyAny>, library: &str) -> PyResult<Bound<'py, PyAn
 
 #[pymethods]
 impl Tensor {
-    #[getter]
-    fn name(&self) -> &str {
-        &self.name
-    }
-
     #[getter]
     fn block(&self) -> &str {
         self.view().block_name()
@@ -170,9 +161,7 @@ impl Tensor {
     }
 
     fn decode_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut output = Output::new(buffer, self.nbytes(py)?)?;
-        let bytes = output.bytes();
-        work::briefly(py, || self.decode(&[], bytes))
+        self.whole(py)?.decode_into(py, buffer)
     }
 
     fn decode_rows_into(
@@ -230,10 +219,7 @@ impl Tensor {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        // Nobody else has what is decoded for the caller, and it is there when the call returns.
-        let _ = (stream, copy);
-        dlpack::check_device(py, dl_device)?;
-        self.capsule(py, &[], &self.view().shape(), self.nbytes(py)?, is_versioned(max_version))
+        self.whole(py)?.__dlpack__(py, stream, max_version, dl_device, copy)
     }
 
     #[expect(clippy::unused_self, reason = "a method by protocol")]
@@ -250,11 +236,6 @@ impl Tensor {
 #[pymethods]
 impl Slice {
     #[getter]
-    fn tensor<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.tensor.clone().into_bound_py_any(py)
-    }
-
-    #[getter]
     fn ranges<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.ranges.iter().map(|range| (range.start, range.end)))
     }
@@ -269,15 +250,10 @@ impl Slice {
         PyTuple::new(py, &self.shape)
     }
 
-    #[getter]
-    fn nbytes(&self) -> u64 {
-        self.bytes
-    }
-
     fn decode_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut output = Output::new(buffer, self.bytes)?;
         let bytes = output.bytes();
-        work::briefly(py, || self.tensor.decode(&self.ranges, bytes))
+        work::briefly(py, || self.decode(bytes))
     }
 
     fn numpy(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
@@ -297,9 +273,11 @@ impl Slice {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
+        // Nobody else has what is decoded for the caller, and it is there when the call returns.
         let _ = (stream, copy);
         dlpack::check_device(py, dl_device)?;
-        self.tensor.capsule(py, &self.ranges, &self.shape, self.bytes, is_versioned(max_version))
+        let decoded = work::briefly(py, || self.decode_new())?;
+        decoded.capsule(py, max_version.is_some_and(|(major, _)| major >= 1))
     }
 
     #[expect(clippy::unused_self, reason = "a method by protocol")]

@@ -22,8 +22,11 @@ use crate::work;
 pub(crate) struct Tiles {
     model: Arc<df11::Model>,
     name: String,
+    #[pyo3(get)]
     rows: u64,
+    #[pyo3(get)]
     columns: u64,
+    #[pyo3(get)]
     staged_bytes: u32,
 }
 
@@ -56,21 +59,6 @@ impl Tiles {
 
 #[pymethods]
 impl Tiles {
-    #[getter]
-    fn rows(&self) -> u64 {
-        self.rows
-    }
-
-    #[getter]
-    fn columns(&self) -> u64 {
-        self.columns
-    }
-
-    #[getter]
-    fn staged_bytes(&self) -> u32 {
-        self.staged_bytes
-    }
-
     #[getter]
     fn lengths(&self) -> (u64, u64, u64, u64) {
         self.tiles().array_lengths().into()

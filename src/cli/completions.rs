@@ -4,7 +4,7 @@ use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 use serde_json::json;
 
-use super::{Answer, Cli, Failure};
+use super::{Answer, Cli};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -23,13 +23,12 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    #[expect(clippy::unnecessary_wraps, reason = "as every verb")]
-    pub(super) fn run(&self) -> Result<Answer, Failure> {
+    pub(super) fn run(&self) -> Answer {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "df11", &mut script);
         let text = String::from_utf8_lossy(&script).trim_end().to_owned();
         let json =
             json!({ "command": "completions", "shell": self.shell.to_string(), "script": text });
-        Ok(Answer { text, json })
+        Answer { text, json }
     }
 }

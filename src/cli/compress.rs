@@ -8,14 +8,11 @@ use df11::{
     hazmat::{check_replaceable, locate},
     is_compressed,
 };
-use serde_json::json;
 
 use super::{
     Answer, Failure, Session,
-    containers::{
-        LayoutArgs, Verification, add_loading, compressed_already, default_out, result_text,
-    },
-    estimate,
+    containers::{self, LayoutArgs, Verification, compressed_already, default_out},
+    estimate::Estimate,
     session::Threads,
     sizes::Sizes,
 };
@@ -80,9 +77,15 @@ pub(super) struct Compress {
 
 impl Compress {
     /// The work of `--dry-run`.
-    fn estimate(&self) -> estimate::Estimate {
-        let (source, out, variant) = (self.source.clone(), self.out.clone(), self.variant.clone());
-        estimate::Estimate::sizes(source, out, variant, self.layout, self.threads)
+    fn estimate(&self) -> Estimate {
+        Estimate {
+            source: self.source.clone(),
+            out: self.out.clone(),
+            variant: self.variant.clone(),
+            layout: self.layout,
+            threads: self.threads,
+            ..Estimate::default()
+        }
     }
 
     /// Values by key.
@@ -132,15 +135,9 @@ impl Compress {
         })?;
         drop(progress);
         let seconds = start.elapsed().as_secs_f64();
-        let folders = source.components().iter().map(|component| component.folder.as_str());
-        let sizes = Sizes::new(folders, reports);
-        let mut json = sizes.json("compress", &self.source, &out, seconds);
-        json["written"] = json!(true);
-        json["verified"] = json!(verify);
-        let mut answer = Answer { text: result_text(&out, &sizes, seconds, verify), json };
-        removed.add_to(&mut answer);
-        add_loading(&mut answer, &out);
-        Ok(answer)
+        let sizes = Sizes::new(source.components(), reports);
+        let json = sizes.json("compress", &self.source, &out, seconds);
+        Ok(containers::answer(json, &sizes, &out, seconds, verify, &removed))
     }
 }
 

@@ -11,9 +11,9 @@ use df11::{
         gap::Geometry,
     },
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Answer, Failure, sizes::Sizes, text};
+use super::{Answer, Failure, session::Removed, sizes::Sizes, text};
 
 #[derive(Args)]
 pub(super) struct Verification {
@@ -31,7 +31,7 @@ impl Verification {
     }
 }
 
-#[derive(Args, Clone, Copy)]
+#[derive(Args, Clone, Copy, Default)]
 pub(super) struct LayoutArgs {
     /// How BF16 tensors are stored [default: tile, or gap where its geometry is named]
     #[arg(long, value_enum, hide_default_value = true)]
@@ -74,8 +74,33 @@ impl LayoutArgs {
     }
 }
 
+/// What is told of containers that were written: `json` is the document of their sizes.
+pub(super) fn answer(
+    mut json: Value,
+    sizes: &Sizes,
+    out: &Path,
+    seconds: f64,
+    verified: bool,
+    removed: &Removed,
+) -> Answer {
+    json["written"] = json!(true);
+    json["verified"] = json!(verified);
+    let text = format!(
+        "{}\n{}\n  time      {}, {}{}",
+        text::path(out),
+        sizes.text(),
+        text::duration(seconds),
+        text::rate(sizes.total.source_bytes, seconds),
+        if verified { ", verified bit for bit" } else { ", not verified" }
+    );
+    let mut answer = Answer { text, json };
+    removed.add_to(&mut answer);
+    add_loading(&mut answer, out);
+    answer
+}
+
 /// Ends an answer with the way to load what was written.
-pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
+fn add_loading(answer: &mut Answer, out: &Path) {
     let python = Loading::of(out).python;
     answer.text.push_str("\n\nLoad it with Python:");
     for line in python.lines() {
@@ -83,9 +108,7 @@ pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
         answer.text.push_str(&text::printable(line));
     }
     if out.is_file() && has_config(out) {
-        let folder = out.with_extension("");
-        let (out, folder) = (out.display().to_string(), folder.display().to_string());
-        let (out, folder) = (text::printable(&out), text::printable(&folder));
+        let (out, folder) = (text::path(out), text::path(&out.with_extension("")));
         let hint =
             format!("\nTransformers and vLLM load folders: df11 convert {out} {folder}-df11");
         answer.text.push_str(&hint);
@@ -102,17 +125,6 @@ fn has_config(container: &Path) -> bool {
     })
 }
 
-pub(super) fn result_text(out: &Path, sizes: &Sizes, seconds: f64, verified: bool) -> String {
-    format!(
-        "{}\n{}\n  time      {}, {}{}",
-        text::printable(&out.display().to_string()),
-        sizes.text(),
-        text::duration(seconds),
-        text::rate(sizes.total.source_bytes, seconds),
-        if verified { ", verified bit for bit" } else { ", not verified" }
-    )
-}
-
 /// `SRC.df11` beside the source, or `SRC-df11` of a pipeline, which becomes a folder; the extension
 /// of a file gives way.
 pub(super) fn default_out(place: &Located, models: &Sources) -> Result<PathBuf, Failure> {
@@ -123,13 +135,7 @@ pub(super) fn default_out(place: &Located, models: &Sources) -> Result<PathBuf, 
         let name = name.rsplit('/').next().unwrap_or(name);
         return Ok(PathBuf::from(format!("{name}{end}")));
     }
-    let reading = |error| Error::io("opening", source, error);
-    // A path that ends in `.` or `..` has no name of its own.
-    let named = if source.file_name().is_some() {
-        source.to_owned()
-    } else {
-        source.canonicalize().map_err(reading)?
-    };
+    let named = named(source)?;
     let name = if named.is_dir() { named.file_name() } else { named.file_stem() };
     let mut name = name
         .ok_or_else(|| {
@@ -138,6 +144,14 @@ pub(super) fn default_out(place: &Located, models: &Sources) -> Result<PathBuf, 
         .to_owned();
     name.push(end);
     Ok(named.with_file_name(name))
+}
+
+/// A path with a name: one that ends in `.` or `..` has none of its own.
+pub(super) fn named(path: &Path) -> Result<PathBuf, Error> {
+    if path.file_name().is_some() {
+        return Ok(path.to_owned());
+    }
+    path.canonicalize().map_err(|error| Error::io("opening", path, error))
 }
 
 /// A source that needs no compression.

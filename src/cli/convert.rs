@@ -4,11 +4,10 @@ use std::{path::PathBuf, time::Instant};
 
 use clap::Args;
 use df11::{Card, CompressOptions, convert_all, hazmat::check_replaceable};
-use serde_json::json;
 
 use super::{
     Answer, Failure, Session,
-    containers::{LayoutArgs, Verification, add_loading, result_text},
+    containers::{self, LayoutArgs, Verification},
     session::{Threads, open_to_stream},
     sizes::Sizes,
 };
@@ -65,14 +64,8 @@ impl Convert {
             self.threads.run(|| Ok(convert_all(&models, &self.out, &options, &progress)?))?;
         drop(progress);
         let seconds = start.elapsed().as_secs_f64();
-        let folders = models.components().iter().map(|component| component.folder.as_str());
-        let sizes = Sizes::new(folders, reports);
-        let mut json = sizes.json("convert", &self.source, &self.out, seconds);
-        json["written"] = json!(true);
-        json["verified"] = json!(verify);
-        let mut answer = Answer { text: result_text(&self.out, &sizes, seconds, verify), json };
-        removed.add_to(&mut answer);
-        add_loading(&mut answer, &self.out);
-        Ok(answer)
+        let sizes = Sizes::new(models.components(), reports);
+        let json = sizes.json("convert", &self.source, &self.out, seconds);
+        Ok(containers::answer(json, &sizes, &self.out, seconds, verify, &removed))
     }
 }

@@ -15,8 +15,9 @@ use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
+    containers::named,
     session::{Threads, open_to_stream},
-    sizes::{component_name, left_out_json},
+    sizes::{component_name, left_out_json, of_component},
     text::{self, Table},
 };
 
@@ -66,7 +67,7 @@ impl Decompress {
         let restored = sum(&parts);
         let mut text = format!(
             "{}\n  restored  {} in {}, {}; {}",
-            text::printable(&out.display().to_string()),
+            text::path(&out),
             text::bytes(restored.bytes),
             text::duration(seconds),
             text::rate(restored.bytes, seconds),
@@ -84,11 +85,7 @@ impl Decompress {
             text.push_str("\n\n");
             text.push_str(&table(parts.clone()));
             json["components"] = parts
-                .map(|(component, restored)| {
-                    let mut json = document(restored);
-                    json["component"] = json!(component.folder);
-                    json
-                })
+                .map(|(component, restored)| of_component(&component.folder, document(restored)))
                 .collect();
         }
         let mut answer = Answer { text, json };
@@ -105,11 +102,7 @@ fn default_out(source: &Path, models: &Models) -> Result<PathBuf, Failure> {
             "give one with -o",
         )
     };
-    let named = if source.file_name().is_some() {
-        source.to_owned()
-    } else {
-        source.canonicalize().map_err(|error| Error::io("opening", source, error))?
-    };
+    let named = named(source)?;
     let name = named.file_name().and_then(|name| name.to_str()).ok_or_else(unnamed)?;
     let name = [".df11", "-df11", "_df11"].iter().find_map(|end| name.strip_suffix(end));
     let name = name.filter(|name| !name.is_empty()).ok_or_else(unnamed)?;

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -18,14 +17,11 @@ use serde_json::{Value, json};
 use super::{
     Answer, Failure, Session,
     device::{DecodedBy, DeviceArgs},
-    figures::{self, Figures, Row, has_weights, tensor_rows},
+    figures::{self, Row, has_weights, sum_of, tensor_rows},
     measure::timed,
-    session::Threads,
+    session::{Threads, temporary_folder},
     text::{self, Table},
 };
-
-/// Bytes of two files that are compared at a time.
-const COMPARE_BYTES: usize = 1 << 20;
 
 const AFTER_HELP: &str = "\
 Makes a checkpoint as Hugging Face models have it (two shards, grouped-query attention, a tied \
@@ -63,16 +59,8 @@ impl Demo {
             make_empty(folder)?;
             folder.as_path()
         } else {
-            temporary = tempfile::Builder::new().prefix("df11-demo.").tempdir();
-            match &temporary {
-                Ok(folder) => folder.path(),
-                Err(error) => {
-                    let source = std::io::Error::from(error.kind());
-                    return Err(
-                        Error::io("creating a folder in", std::env::temp_dir(), source).into()
-                    );
-                }
-            }
+            temporary = temporary_folder("demo", &std::env::temp_dir())?;
+            temporary.path()
         };
         self.threads.run(|| demonstrate(folder, self.seed, self.device, session))
     }
@@ -203,8 +191,9 @@ fn compare_folders(left: &Path, right: &Path) -> Result<u64, Failure> {
     if names != others {
         return Err(Failure::Mismatch(format!("the files are {others:?}, not {names:?}")));
     }
+    let read = |path: PathBuf| fs::read(&path).map_err(|error| Error::io("reading", &path, error));
     for name in &names {
-        if !equal(&left.join(name), &right.join(name))? {
+        if read(left.join(name))? != read(right.join(name))? {
             return Err(Failure::Mismatch(format!("file {} differs", name.display())));
         }
     }
@@ -222,36 +211,6 @@ fn names(folder: &Path) -> Result<Vec<std::ffi::OsString>, Failure> {
     Ok(names)
 }
 
-fn equal(left: &Path, right: &Path) -> Result<bool, Failure> {
-    let open =
-        |path: &Path| fs::File::open(path).map_err(|error| Error::io("opening", path, error));
-    let (mut left_file, mut right_file) = (open(left)?, open(right)?);
-    let mut buffers = [vec![0; COMPARE_BYTES], vec![0; COMPARE_BYTES]];
-    loop {
-        let [a, b] = &mut buffers;
-        let count = fill(&mut left_file, a).map_err(|error| Error::io("reading", left, error))?;
-        let other = fill(&mut right_file, b).map_err(|error| Error::io("reading", right, error))?;
-        if count != other || a[..count] != b[..count] {
-            return Ok(false);
-        }
-        if count == 0 {
-            return Ok(true);
-        }
-    }
-}
-
-/// Reads until the buffer is full or the file ends.
-fn fill(file: &mut fs::File, buffer: &mut [u8]) -> std::io::Result<usize> {
-    let mut count = 0;
-    while count < buffer.len() {
-        match file.read(&mut buffer[count..])? {
-            0 => break,
-            read => count += read,
-        }
-    }
-    Ok(count)
-}
-
 fn answer(
     model: &Model,
     source: &Source,
@@ -260,7 +219,7 @@ fn answer(
     outcome: &Outcome<'_>,
 ) -> Result<Answer, Failure> {
     let rows = model.blocks().map(block_row).collect::<df11::Result<Vec<Row>>>()?;
-    let total = Figures::of(rows.iter().map(|row| row.figures.clone()));
+    let total = sum_of(&rows);
     let mut table = Table::new(["step", "time", "rate"]);
     for &(name, bytes, seconds) in steps {
         let rate = if bytes == 0 { String::new() } else { text::rate(bytes, seconds) };
@@ -297,7 +256,7 @@ fn answer(
         "ratio": report.ratio(),
         "bits_per_weight": report.bits_per_weight(),
         "entropy_bits_per_weight": report.entropy(),
-        "blocks": rows.iter().map(row_json).collect::<Vec<_>>(),
+        "blocks": rows.iter().map(Row::json).collect::<Vec<_>>(),
         "steps": steps.iter().map(step_json).collect::<Vec<_>>(),
     });
     Ok(Answer { text, json })
@@ -306,17 +265,7 @@ fn answer(
 fn block_row(block: Block<'_>) -> df11::Result<Row> {
     let rows =
         tensor_rows(block, |tensor| has_weights(tensor).then(|| histogram(tensor)).transpose())?;
-    Ok(Row {
-        name: block.name().to_owned(),
-        figures: Figures::of(rows.into_iter().map(|row| row.figures)),
-    })
-}
-
-fn row_json(row: &Row) -> Value {
-    let mut value = row.figures.json();
-    value["name"] = json!(row.name);
-    value["tensor_count"] = json!(row.figures.tensors);
-    value
+    Ok(Row::of_block(block, &rows))
 }
 
 fn step_json(&(name, bytes, seconds): &(&'static str, u64, f64)) -> Value {

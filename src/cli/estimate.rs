@@ -17,7 +17,7 @@ use super::{
     Answer, Failure, Session,
     containers::{LayoutArgs, compressed_already, default_out},
     session::Threads,
-    sizes::Sizes,
+    sizes::{Sizes, container_bytes},
     text,
 };
 
@@ -35,61 +35,39 @@ Examples:
 should be but empty will do.";
 
 /// Tell the exact sizes that compress would give, and which GPUs hold them; write nothing
-#[derive(Args)]
+#[derive(Args, Default)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Estimate {
     /// A safetensors file, the folder of a model or a pipeline, or with --gpus a container or a
     /// folder of them
     #[arg(value_name = "SRC")]
-    source: PathBuf,
+    pub(super) source: PathBuf,
     /// The output that is meant; *.df11 is one file, anything else a folder
     #[arg(short, long, value_name = "OUT")]
-    out: Option<PathBuf>,
+    pub(super) out: Option<PathBuf>,
     /// Take the weights of a variant where it is there: fp16 is that of model.fp16.safetensors
     #[arg(long, value_name = "NAME")]
-    variant: Option<String>,
+    pub(super) variant: Option<String>,
     #[command(flatten)]
-    layout: LayoutArgs,
+    pub(super) layout: LayoutArgs,
     /// Place the blocks on GPUs with this memory: 80GiB, 8x80GiB, 24GiB,2x16GiB. 1 GB is 10^9 bytes
     /// and 1 GiB 2^30; a card that is sold with 80 GB has 80 GiB
     #[cfg(feature = "cudarc")]
     #[arg(long, value_name = "[N×]MEMORY,..")]
-    gpus: Option<super::gpus::Gpus>,
+    pub(super) gpus: Option<super::gpus::Gpus>,
     /// With --gpus: how matrices lie on them
     #[cfg(feature = "cudarc")]
     #[arg(long, value_name = "RESIDENCE", requires = "gpus", default_value = "stored")]
-    residence: super::gpus::ResidenceArg,
+    pub(super) residence: super::gpus::ResidenceArg,
     /// Read no weight, and take this for the bits of an exponent's code; trained models have 2.6 to
     /// 2.7
     #[arg(long, value_name = "BITS")]
-    exponent_bits: Option<f64>,
+    pub(super) exponent_bits: Option<f64>,
     #[command(flatten)]
-    threads: Threads,
+    pub(super) threads: Threads,
 }
 
 impl Estimate {
-    /// Of sizes alone.
-    pub(super) const fn sizes(
-        source: PathBuf,
-        out: Option<PathBuf>,
-        variant: Option<String>,
-        layout: LayoutArgs,
-        threads: Threads,
-    ) -> Self {
-        Self {
-            source,
-            out,
-            variant,
-            layout,
-            #[cfg(feature = "cudarc")]
-            gpus: None,
-            #[cfg(feature = "cudarc")]
-            residence: super::gpus::ResidenceArg::Stored,
-            exponent_bits: None,
-            threads,
-        }
-    }
-
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let place = locate(&self.source)?;
         if is_compressed(&place.path)? {
@@ -115,18 +93,15 @@ impl Estimate {
         let seconds = start.elapsed().as_secs_f64();
         let reports =
             estimates.iter_mut().map(|estimate| std::mem::take(&mut estimate.report)).collect();
-        let sizes = Sizes::new(
-            source.components().iter().map(|component| component.folder.as_str()),
-            reports,
-        );
+        let sizes = Sizes::new(source.components(), reports);
         let mut answer = self.answer(&out, &sizes, seconds);
         self.place(|| estimates[0].outline(), &mut answer)?;
         Ok(answer)
     }
 
     fn answer(&self, out: &Path, sizes: &Sizes, seconds: f64) -> Answer {
-        let out_text = text::printable(&out.display().to_string());
-        let mut text = format!("{out_text} (estimated, nothing written)\n{}", sizes.text());
+        let mut text =
+            format!("{} (estimated, nothing written)\n{}", text::path(out), sizes.text());
         if self.exponent_bits.is_none() {
             let rate = text::rate(sizes.total.source_bytes, seconds);
             text = format!("{text}\n  time      {}, {rate}", text::duration(seconds));
@@ -138,37 +113,39 @@ impl Estimate {
 
     /// Components of a pipeline share the memory of a GPU, and nothing tells which are there
     /// together.
-    #[cfg(feature = "cudarc")]
     fn check_places_one(&self, source: &Sources) -> Result<(), Failure> {
-        if self.gpus.is_none() || !source.is_pipeline() {
+        if !self.places() || !source.is_pipeline() {
             return Ok(());
         }
         let problem = "--gpus takes one model, and this is a pipeline";
         Err(Error::parameter(problem, "name a component of it").into())
     }
 
+    /// Whether blocks are to be placed on GPUs.
+    #[cfg(feature = "cudarc")]
+    const fn places(&self) -> bool {
+        self.gpus.is_some()
+    }
+
     #[cfg(not(feature = "cudarc"))]
-    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as with GPUs")]
-    fn check_places_one(&self, _: &Sources) -> Result<(), Failure> {
-        Ok(())
+    #[expect(clippy::unused_self, reason = "as with GPUs")]
+    const fn places(&self) -> bool {
+        false
     }
 
     /// A model that is compressed already has its sizes; only its placement is to be told.
     fn place_compressed(&self) -> Result<Answer, Failure> {
         #[cfg(feature = "cudarc")]
-        let (wanted, remedy) = (
-            self.gpus.is_some(),
-            "say where its blocks are to go with --gpus alone, or look into it with df11 inspect",
-        );
+        let remedy =
+            "say where its blocks are to go with --gpus alone, or look into it with df11 inspect";
         #[cfg(not(feature = "cudarc"))]
-        let (wanted, remedy) = (false, "look into it with df11 inspect");
-        if !wanted || self.exponent_bits.is_some() {
+        let remedy = "look into it with df11 inspect";
+        if !self.places() || self.exponent_bits.is_some() {
             return Err(compressed_already(&self.source, remedy));
         }
         let model = OpenOptions::new().open_all(&self.source)?.single("--gpus")?;
-        let stored: u64 = model.shards().iter().map(df11::hazmat::Shard::file_length).sum();
-        let path = text::printable(&self.source.display().to_string());
-        let text = format!("{path}: {}", text::bytes(stored));
+        let stored = container_bytes(&model);
+        let text = format!("{}: {}", text::path(&self.source), text::bytes(stored));
         let source = self.source.to_string_lossy();
         let json = json!({ "command": "estimate", "source": source, "stored_bytes": stored });
         let mut answer = Answer { text, json };

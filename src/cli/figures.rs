@@ -7,7 +7,7 @@ use super::text::{self, Table};
 
 /// Sums over tensors. Aliases count as tensors and elements; their bytes are those of another
 /// tensor.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(super) struct Figures {
     pub(super) tensors: u64,
     pub(super) elements: u64,
@@ -22,8 +22,8 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    pub(super) fn of(tensors: impl Iterator<Item = Figures>) -> Self {
-        tensors.fold(Self { entropy_bits: Some(0.0), ..Self::default() }, |sum, one| Self {
+    pub(super) fn of<'a>(parts: impl Iterator<Item = &'a Figures>) -> Self {
+        parts.fold(Self { entropy_bits: Some(0.0), ..Self::default() }, |sum, one| Self {
             tensors: sum.tensors + one.tensors,
             elements: sum.elements.saturating_add(one.elements),
             decoded_bytes: sum.decoded_bytes.saturating_add(one.decoded_bytes),
@@ -64,15 +64,6 @@ impl Figures {
         self.entropy_bits.filter(|_| self.weights > 0).map(|bits| bits / self.weights as f64)
     }
 
-    /// What pages draw: weights, and bits of each.
-    pub(super) fn json_of_bits(&self) -> Value {
-        json!({
-            "weights": self.weights,
-            "bits_per_weight": self.bits_per_weight(),
-            "entropy": self.entropy(),
-        })
-    }
-
     pub(super) fn json(&self) -> Value {
         json!({
             "elements": self.elements,
@@ -102,6 +93,26 @@ fn count(number: u64) -> String {
 pub(super) struct Row {
     pub(super) name: String,
     pub(super) figures: Figures,
+}
+
+impl Row {
+    /// A block with the rows of its tensors.
+    pub(super) fn of_block(block: Block<'_>, tensors: &[Self]) -> Self {
+        Self { name: block.name().to_owned(), figures: sum_of(tensors) }
+    }
+
+    /// The row of a block, for programs.
+    pub(super) fn json(&self) -> Value {
+        let mut value = self.figures.json();
+        value["name"] = json!(self.name);
+        value["tensor_count"] = json!(self.figures.tensors);
+        value
+    }
+}
+
+/// The sum of some rows.
+pub(super) fn sum_of(rows: &[Row]) -> Figures {
+    Figures::of(rows.iter().map(|row| &row.figures))
 }
 
 /// The rows of a block's tensors; `measure` gives a tensor's histogram, if it is wanted.

@@ -86,13 +86,11 @@ impl Gpus {
         let mut rows = Vec::new();
         for (device, (&memory, &taken)) in self.0.iter().zip(plan.device_bytes()).enumerate() {
             let blocks = run(plan.placements(), device);
-            let streamed = plan.placements()[blocks.clone()]
-                .iter()
-                .flatten()
-                .filter(|place| place.streamed)
-                .count();
-            let fast = |at: &usize| plan.residences()[*at] == Residence::Fast;
-            let fast: Vec<&str> = blocks.clone().filter(fast).map(|at| names[at]).collect();
+            let those = |are: &dyn Fn(usize) -> bool| -> Vec<&str> {
+                blocks.clone().filter(|&at| are(at)).map(|at| names[at]).collect()
+            };
+            let fast = those(&|at| plan.residences()[at] == Residence::Fast);
+            let streamed = those(&|at| plan.placements()[at].is_some_and(|place| place.streamed));
             let name = |at: Option<usize>| at.map_or("", |at| names[at]);
             let (first, last) = (name(blocks.clone().next()), name(blocks.clone().last()));
             table.row([
@@ -101,17 +99,15 @@ impl Gpus {
                 text::bytes(taken),
                 blocks.len().to_string(),
                 fast.len().to_string(),
-                streamed.to_string(),
+                streamed.len().to_string(),
                 text::printable(first),
                 text::printable(last),
             ]);
-            let is_streamed =
-                |&at: &usize| plan.placements()[at].is_some_and(|place| place.streamed);
             rows.push(json!({
                 "gpu": device, "memory_bytes": memory, "taken_bytes": taken,
                 "blocks": names[blocks.clone()],
                 "fast": fast,
-                "streamed": blocks.filter(is_streamed).map(|at| names[at]).collect::<Vec<_>>(),
+                "streamed": streamed,
             }));
         }
         let fits = plan.host_bytes() == 0;

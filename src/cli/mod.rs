@@ -32,7 +32,7 @@ use df11::hazmat::constants::{VERSION_MAJOR, VERSION_MINOR};
 
 use answer::Answer;
 use failure::Failure;
-use session::{Common, Session};
+use session::Session;
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     format!("{} (format {VERSION_MAJOR}.{VERSION_MINOR})", env!("CARGO_PKG_VERSION"))
@@ -61,7 +61,7 @@ struct Cli {
     #[command(subcommand)]
     verb: Verb,
     #[command(flatten)]
-    common: Common,
+    session: Session,
 }
 
 #[derive(Subcommand)]
@@ -92,7 +92,7 @@ impl Verb {
             Self::Doctor(verb) => verb.run(session),
             Self::Demo(verb) => verb.run(session),
             Self::Bench(verb) => verb.run(session),
-            Self::Completions(verb) => verb.run(),
+            Self::Completions(verb) => Ok(verb.run()),
             Self::Man(verb) => verb.run(),
         }
     }
@@ -108,9 +108,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return usage.exit_code().unsigned_abs() as u8;
         }
     };
-    let session = Session::start(&cli.common);
+    let Cli { verb, session } = cli;
+    Session::start();
     let print = |answer: Answer| session.print(&answer).map(|()| answer.exit_code());
-    match cli.verb.run(&session).and_then(print) {
+    match verb.run(&session).and_then(print) {
         Ok(code) => code,
         Err(failure) => session.fail(&failure),
     }

@@ -12,18 +12,20 @@ use df11::{
     hazmat::{Leftover, remove_leftovers},
 };
 use serde_json::json;
+use tempfile::TempDir;
 
 use super::{
     Answer, Failure,
     progress::Progress,
-    text::{bytes, printable},
+    text::{self, printable},
 };
 
 /// Set by Ctrl-C and never reset; long work asks for it between pieces.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
+// One run of the command. (Its doc comment would be the help of the command.)
 #[derive(Args)]
-pub(super) struct Common {
+pub(super) struct Session {
     /// Answer with one JSON document on standard output
     #[arg(long, global = true)]
     json: bool,
@@ -32,7 +34,7 @@ pub(super) struct Common {
     quiet: bool,
 }
 
-#[derive(Args, Clone, Copy)]
+#[derive(Args, Clone, Copy, Default)]
 pub(super) struct Threads {
     /// Number of threads; all cores unless given. It never changes the result
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -65,6 +67,13 @@ pub(super) fn open_to_stream(path: &Path) -> Result<Models, Error> {
     OpenOptions::new().memory_map(false).open_all(path)
 }
 
+/// A folder of a verb for its temporary files, which goes when it is dropped.
+pub(super) fn temporary_folder(verb: &str, place: &Path) -> Result<TempDir, Error> {
+    let folder = tempfile::Builder::new().prefix(&format!("df11-{verb}.")).tempdir_in(place);
+    // Only the kind: the rest names a folder that is not there.
+    folder.map_err(|error| Error::io("creating a folder in", place, error.kind().into()))
+}
+
 /// At a limit of file sizes a write is to fail, as on a full disk, instead of ending the process.
 fn ignore_file_size_signal() {
     /// As on all systems that we know; the crate names no constant for it.
@@ -76,19 +85,13 @@ fn ignore_file_size_signal() {
     let _ = signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default());
 }
 
-/// One run of the command.
-pub(super) struct Session {
-    json: bool,
-    quiet: bool,
-}
-
 impl Session {
-    pub(super) fn start(common: &Common) -> Self {
+    /// Takes over the signals.
+    pub(super) fn start() {
         // Where no handler can be installed, Ctrl-C ends the process at once, as it does without
         // one.
         let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
         ignore_file_size_signal();
-        Self { json: common.json, quiet: common.quiet }
     }
 
     /// A progress bar on a terminal, nothing elsewhere; both can be interrupted.
@@ -104,7 +107,7 @@ impl Session {
 
     /// Tells on standard error what the answer tells programs in a field.
     pub(super) fn notice(&self, text: &str) {
-        if !self.json && !self.quiet {
+        if self.wants_text() {
             let _ = writeln!(io::stderr(), "df11: {}", printable(text));
         }
     }
@@ -117,9 +120,14 @@ impl Session {
         Removed(remove_leftovers(parent).unwrap_or_default())
     }
 
-    /// Whether the answer's text, and its document, will be printed.
-    pub(super) const fn wants(&self) -> Wants {
-        Wants { text: !self.json && !self.quiet, json: self.json }
+    /// Whether the answer's document will be printed.
+    pub(super) const fn wants_json(&self) -> bool {
+        self.json
+    }
+
+    /// Whether the answer's text will be printed.
+    pub(super) const fn wants_text(&self) -> bool {
+        !self.json && !self.quiet
     }
 
     pub(super) fn print(&self, answer: &Answer) -> Result<(), Failure> {
@@ -143,13 +151,6 @@ impl Session {
     }
 }
 
-/// What will be printed of an answer.
-#[derive(Clone, Copy)]
-pub(super) struct Wants {
-    pub(super) text: bool,
-    pub(super) json: bool,
-}
-
 /// What was removed before a verb began.
 pub(super) struct Removed(Vec<Leftover>);
 
@@ -157,8 +158,7 @@ impl Removed {
     /// Adds it to an answer.
     pub(super) fn add_to(&self, answer: &mut Answer) {
         for leftover in &self.0 {
-            let path = printable(&leftover.path.display().to_string());
-            let size = bytes(leftover.bytes);
+            let (path, size) = (text::path(&leftover.path), text::bytes(leftover.bytes));
             let line =
                 format!("\n  removed   {path}, {size}, left behind by a run that was killed");
             answer.text.push_str(&line);

@@ -3,7 +3,11 @@
 
 use std::path::Path;
 
-use df11::{Dtype, Model, Report, hazmat::Shard, source::LeftOut};
+use df11::{
+    Dtype, Model, Report,
+    hazmat::Shard,
+    source::{Component, LeftOut},
+};
 use serde_json::{Value, json};
 
 use super::text::{self, Table};
@@ -11,6 +15,12 @@ use super::text::{self, Table};
 /// What a component of a pipeline is called, by its folder; the files of no component have none.
 pub(super) fn component_name(folder: &str) -> &str {
     if folder.is_empty() { "other files" } else { folder }
+}
+
+/// A document about a component, with its folder.
+pub(super) fn of_component(folder: &str, mut json: Value) -> Value {
+    json["component"] = json!(folder);
+    json
 }
 
 /// Bytes of the containers of a model.
@@ -27,9 +37,10 @@ pub(super) struct Sizes {
 
 impl Sizes {
     /// Of models with their reports, in the same order.
-    pub(super) fn new<'a>(folders: impl Iterator<Item = &'a str>, reports: Vec<Report>) -> Self {
+    pub(super) fn new<M>(models: &[Component<M>], reports: Vec<Report>) -> Self {
         let total = Report::sum(&reports);
-        Self { models: folders.map(str::to_owned).zip(reports).collect(), total }
+        let folders = models.iter().map(|component| component.folder.clone());
+        Self { models: folders.zip(reports).collect(), total }
     }
 
     /// Sizes, bits and counts, a line each; of a pipeline with a table of its components.
@@ -84,12 +95,9 @@ impl Sizes {
         json["seconds"] = json!(seconds);
         json["bytes_per_second"] = json!(text::per_second(self.total.source_bytes, seconds));
         if self.models.len() > 1 {
-            let components = self.models.iter().map(|(name, report)| {
-                let mut json = json_of(report);
-                json["component"] = json!(name);
-                json
-            });
-            json["components"] = components.collect();
+            let models = self.models.iter();
+            json["components"] =
+                models.map(|(folder, report)| of_component(folder, json_of(report))).collect();
         }
         json
     }

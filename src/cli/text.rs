@@ -1,6 +1,6 @@
 //! Text for people: sizes, rates, tables. Units are decimal, as in the names of models and disks.
 
-use std::fmt::Write;
+use std::{fmt::Write, path::Path};
 
 /// `2.35 GB`.
 pub(super) fn bytes(bytes: u64) -> String {
@@ -65,6 +65,11 @@ pub(super) fn printable(text: &str) -> String {
         }
     }
     out
+}
+
+/// A path that cannot drive the terminal.
+pub(super) fn path(path: &Path) -> String {
+    printable(&path.display().to_string())
 }
 
 /// Characters that reorder the text around them.

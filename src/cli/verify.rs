@@ -1,6 +1,6 @@
 //! `df11 verify`: is every bit there?
 
-use std::{path::PathBuf, time::Instant};
+use std::{path::PathBuf, slice, time::Instant};
 
 use clap::{Args, ValueEnum};
 use df11::{Error, Level, Model, Models, Verification, source::Component};
@@ -10,7 +10,7 @@ use super::{
     Answer, Failure, Session,
     device::{DecodedBy, DeviceArgs},
     session::{Threads, open_to_stream},
-    sizes::{component_name, container_bytes},
+    sizes::{component_name, container_bytes, of_component},
     text::{self, Table},
 };
 
@@ -81,20 +81,6 @@ impl Verified<'_> {
     /// What could not be checked, with paths relative to the folder of all models.
     fn unchecked(&self) -> Vec<String> {
         self.verification.unchecked.iter().map(|what| self.component.sentence(what)).collect()
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "good": self.verification.unchecked.is_empty(),
-            "complete": self.component.model.is_complete(),
-            "tensors": self.verification.tensors,
-            "files": self.verification.files,
-            "bytes": self.verification.bytes,
-            "stored_bytes": container_bytes(&self.component.model),
-            "unchecked": self.unchecked(),
-            "device": self.device.as_ref().map(DecodedBy::json),
-            "seconds": self.seconds,
-        })
     }
 }
 
@@ -179,9 +165,9 @@ impl Verify {
 
     fn answer(&self, models: &Models, found: &[Verified<'_>]) -> Answer {
         let json = self.json(models, found);
-        let path = text::printable(&self.source.display().to_string());
         let mut text = format!(
-            "{path}\n  {}\n  time       {}",
+            "{}\n  {}\n  time       {}",
+            text::path(&self.source),
             self.result(&json),
             text::duration(found.iter().map(|each| each.seconds).sum())
         );
@@ -224,36 +210,37 @@ impl Verify {
     }
 
     fn json(&self, models: &Models, found: &[Verified<'_>]) -> Value {
-        let sum =
-            |value: fn(&Verified<'_>) -> u64| found.iter().map(value).fold(0, u64::saturating_add);
-        let mut json = json!({
-            "command": "verify",
-            "source": self.source.to_string_lossy(),
-            "level": self.level.name(),
-            "good": found.iter().all(|each| each.verification.unchecked.is_empty()),
-            "complete": models.missing().is_empty()
-                && found.iter().all(|each| each.component.model.is_complete()),
-            "tensors": sum(|each| each.verification.tensors),
-            "files": sum(|each| each.verification.files),
-            "bytes": sum(|each| each.verification.bytes),
-            "stored_bytes": sum(|each| container_bytes(&each.component.model)),
-            "unchecked": found.iter().flat_map(Verified::unchecked).collect::<Vec<_>>(),
-            "device": found[0].device.as_ref().map(DecodedBy::json),
-            "seconds": found.iter().map(|each| each.seconds).sum::<f64>(),
-        });
+        let mut json = document(found);
+        json["command"] = json!("verify");
+        json["source"] = json!(self.source.to_string_lossy());
+        json["level"] = json!(self.level.name());
+        json["complete"] = json!(models.missing().is_empty() && json["complete"] == true);
         if models.is_pipeline() {
             json["missing_components"] = json!(models.missing());
-            json["components"] = found
-                .iter()
-                .map(|each| {
-                    let mut json = each.json();
-                    json["component"] = json!(each.component.folder);
-                    json
-                })
-                .collect();
+            let each = |one: &Verified<'_>| {
+                of_component(&one.component.folder, document(slice::from_ref(one)))
+            };
+            json["components"] = found.iter().map(each).collect();
         }
         json
     }
+}
+
+/// What was found of one model, or of several together.
+fn document(found: &[Verified<'_>]) -> Value {
+    let sum =
+        |value: fn(&Verified<'_>) -> u64| found.iter().map(value).fold(0, u64::saturating_add);
+    json!({
+        "good": found.iter().all(|each| each.verification.unchecked.is_empty()),
+        "complete": found.iter().all(|each| each.component.model.is_complete()),
+        "tensors": sum(|each| each.verification.tensors),
+        "files": sum(|each| each.verification.files),
+        "bytes": sum(|each| each.verification.bytes),
+        "stored_bytes": sum(|each| container_bytes(&each.component.model)),
+        "unchecked": found.iter().flat_map(Verified::unchecked).collect::<Vec<_>>(),
+        "device": found[0].device.as_ref().map(DecodedBy::json),
+        "seconds": found.iter().map(|each| each.seconds).sum::<f64>(),
+    })
 }
 
 /// A line for each component.

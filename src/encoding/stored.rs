@@ -59,9 +59,6 @@ pub(crate) trait ReadArrays<'m> {
     fn read(&self, array: usize, range: Range<u64>) -> Result<Cow<'m, [u8]>>;
 
     /// As [`read`](Self::read), into scratch if they are not mapped.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
     fn read_with<'s>(
         &'s self,
         array: usize,
@@ -88,9 +85,6 @@ pub(crate) trait DecodeArrays: Send + Sync {
     ) -> Result<()>;
 
     /// Decodes some columns of some rows of this width, all in weights.
-    ///
-    /// # Errors
-    /// As [`decode`](Self::decode).
     fn decode_columns(
         &self,
         arrays: &dyn ReadArrays<'_>,
@@ -102,9 +96,6 @@ pub(crate) trait DecodeArrays: Send + Sync {
     }
 
     /// Checks the whole index of some weights against their codes.
-    ///
-    /// # Errors
-    /// As [`decode`](Self::decode).
     fn verify(
         &self,
         arrays: &dyn ReadArrays<'_>,

@@ -1,7 +1,7 @@
 //! Canonical codes, as RFC 1951 section 3.2.2 assigns them: shorter codes first, then by symbol.
 
 use super::CodeLengths;
-use crate::constants::{MAX_CODE_LENGTH, SYMBOLS};
+use crate::constants::SYMBOLS;
 
 /// The code of an exponent, ready to be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,17 +22,12 @@ pub struct Codes {
 impl Codes {
     /// Assigns the codes, in some hundred steps.
     pub fn new(lengths: &CodeLengths) -> Self {
+        let all = (0..=255).map(|symbol| (symbol, lengths.get(symbol)));
+        let mut symbols: Vec<(u8, u8)> = all.filter(|&(_, length)| length > 0).collect();
+        symbols.sort_by_key(|&(_, length)| length);
         let mut codes = [Code::default(); SYMBOLS];
-        let mut next = 0u32;
-        for length in 1..=MAX_CODE_LENGTH {
-            for (code, _) in
-                codes.iter_mut().zip(lengths.as_bytes()).filter(|(_, of)| **of == length)
-            {
-                let bits = (next as u16).reverse_bits() >> (u16::BITS - u32::from(length));
-                *code = Code { bits, length };
-                next += 1;
-            }
-            next <<= 1;
+        for (symbol, code) in assign(symbols.into_iter()) {
+            codes[usize::from(symbol)] = code;
         }
         Self { codes }
     }
@@ -47,6 +42,18 @@ impl Codes {
     pub fn used(&self) -> impl Iterator<Item = (u8, Code)> + Clone + '_ {
         (0..=255).map(|symbol| (symbol, self.get(symbol))).filter(|(_, code)| code.length > 0)
     }
+}
+
+/// Gives symbols their codes; they come with their lengths, in the order of their codes.
+pub(crate) fn assign<S>(symbols: impl Iterator<Item = (S, u8)>) -> impl Iterator<Item = (S, Code)> {
+    let (mut next, mut before) = (0u32, 0);
+    symbols.map(move |(symbol, length)| {
+        next <<= length - before;
+        before = length;
+        let bits = (next as u16).reverse_bits() >> (u16::BITS - u32::from(length));
+        next += 1;
+        (symbol, Code { bits, length })
+    })
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod lut;
 pub(crate) mod package_merge;
 mod symbol_table;
 
+pub(crate) use codes::assign;
 pub use codes::{Code, Codes};
 pub use histogram::Histogram;
 pub use lengths::CodeLengths;

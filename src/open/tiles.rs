@@ -94,14 +94,8 @@ impl<'m> Tiles<'m> {
     /// [`Error::Corrupt`](crate::Error::Corrupt), [`Error::Io`](crate::Error::Io).
     pub fn cut(&self, rows: Range<u64>, columns: Range<u64>) -> Result<OwnedArrays> {
         let (codebook, records) = (self.array(0)?, self.array(1)?);
-        let [.., bitstream, plane] = self.arrays();
-        let read = |part, range| {
-            let array = match part {
-                tile::CutArray::Bitstream => bitstream,
-                tile::CutArray::Plane => plane,
-            };
-            self.target.shard().read_array(array, range)
-        };
+        let read =
+            |array: usize, range| self.target.shard().read_array(self.arrays()[array], range);
         tile::cut(&self.sizes, (&codebook, &records), rows, columns, read)
             .map_err(|error| self.target.locate(error))
     }

@@ -56,8 +56,7 @@ impl Encoded for EncodedTensor {
         let decoder = GapDecoder::new(&read_codebook(&self.codebook)?, &self.sizes);
         let blocks = self.sizes.thread_block_count();
         (0..blocks).step_by(each as usize).try_for_each(|start| {
-            let blocks = start..(start + each).min(blocks);
-            decoder.verify_index(&self.arrays().span(&self.sizes, blocks)?)
+            decoder.verify_index(&self.span(start..(start + each).min(blocks))?)
         })
     }
 
@@ -333,16 +332,16 @@ fn an_exponent_without_a_code_is_noticed_where_the_bits_agree() {
 fn impossible_requests_are_the_callers_fault() {
     let weights = normal::weights(10, 1, 1 << 15, |_| 0.02);
     let tensor = encode_tensor(&weights, Geometry::default(), WHOLE).unwrap();
-    let (sizes, arrays) = (&tensor.sizes, tensor.arrays());
+    let sizes = &tensor.sizes;
     let parameter = |result: Result<()>| assert!(matches!(result, Err(Error::Parameter { .. })));
-    parameter(arrays.span(sizes, 0..0).map(drop));
-    parameter(arrays.span(sizes, 0..sizes.thread_block_count() + 1).map(drop));
+    parameter(tensor.span(0..0).map(drop));
+    parameter(tensor.span(0..sizes.thread_block_count() + 1).map(drop));
     parameter(tensor.decode(5..5).map(drop));
     parameter(tensor.decode(0..(1 << 15) + 1).map(drop));
     parameter(Geometry::new(12, 64).map(drop));
     parameter(encode_tensor(&[], Geometry::default(), 1).map(drop));
     let decoder = GapDecoder::new(&read_codebook(&tensor.codebook).unwrap(), sizes);
-    let span = arrays.span(sizes, 0..1).unwrap();
+    let span = tensor.span(0..1).unwrap();
     parameter(decoder.decode(&span, 0..10, &tensor.plane[..10], &mut [0; 19]));
     parameter(decoder.decode(&span, 0..10, &tensor.plane[..9], &mut [0; 18]));
     // Weights that exist, but not in this span: what the index led to is at fault.

@@ -289,5 +289,5 @@ fn verify(tensor: &EncodedTensor, cuts: &[u64]) -> Result<()> {
     verify_codebook(&tensor.codebook)?;
     let decoder = GapDecoder::new(&read_codebook(&tensor.codebook)?, &tensor.sizes);
     let mut spans = cuts.windows(2).map(|pair| pair[0]..pair[1]).filter(|span| !span.is_empty());
-    spans.try_for_each(|blocks| decoder.verify_index(&tensor.arrays().span(&tensor.sizes, blocks)?))
+    spans.try_for_each(|blocks| decoder.verify_index(&tensor.span(blocks)?))
 }

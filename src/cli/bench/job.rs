@@ -1,6 +1,6 @@
 //! One thing that is measured.
 
-use crate::cli::Failure;
+use crate::cli::{Failure, measure::timed};
 
 /// Some work on some bytes, and the job whose rate limits it.
 pub(super) struct Job<'a> {
@@ -8,7 +8,7 @@ pub(super) struct Job<'a> {
     /// 0 where the cost does not grow with the weights.
     pub(super) bytes: u64,
     pub(super) limit: Option<&'static str>,
-    pub(super) work: Box<dyn Fn() -> Result<(), Failure> + Send + Sync + 'a>,
+    work: Box<dyn Fn() -> Result<(), Failure> + Send + Sync + 'a>,
 }
 
 impl<'a> Job<'a> {
@@ -19,5 +19,11 @@ impl<'a> Job<'a> {
         work: impl Fn() -> Result<(), Failure> + Send + Sync + 'a,
     ) -> Self {
         Self { name, bytes, limit, work: Box::new(work) }
+    }
+
+    /// Seconds of the work, done once.
+    pub(super) fn time(&self) -> Result<f64, Failure> {
+        let (result, seconds) = timed(&self.work);
+        result.map(|()| seconds)
     }
 }

@@ -6,13 +6,13 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use df11::{CompressOptions, DecompressOptions, Layout, Level, OpenOptions, Source, hazmat::Shard};
+use df11::{CompressOptions, DecompressOptions, Layout, Level, OpenOptions, Source};
 
 use super::{
     job::Job,
     limits::{self, CHECKSUM, COPY, HASH},
 };
-use crate::cli::{Failure, Session};
+use crate::cli::{Failure, Session, sizes::container_bytes};
 
 /// All jobs, the limits first. Compresses once, for those that read.
 pub(super) fn all<'a>(
@@ -58,7 +58,7 @@ fn reading<'a>(
 ) -> Result<Vec<Job<'a>>, Failure> {
     let bytes = bytes_of(source);
     let model = df11::open(container)?;
-    let stored = model.shards().iter().map(Shard::file_length).sum();
+    let stored = container_bytes(&model);
     let mut largest = 0;
     for block in model.blocks() {
         largest = largest.max(block.layout()?.bytes);

@@ -11,18 +11,17 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use df11::{
-    Error, Source,
+    Source,
     hazmat::demo::{self, Shape},
 };
 use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
-    measure::{median, timed},
-    session::pool,
+    measure::median,
+    session::{pool, temporary_folder},
     text::{self, Table},
 };
-use job::Job;
 
 /// 105 M weights of their own in eight layers.
 const SHAPE: Shape =
@@ -84,6 +83,10 @@ struct Series {
 }
 
 impl Series {
+    fn new(threads: usize, name: &str, bytes: u64, limit: Option<&'static str>) -> Self {
+        Self { threads, name: name.to_owned(), bytes, limit, seconds: Vec::new() }
+    }
+
     fn rate(&self) -> f64 {
         text::per_second(self.bytes, median(&self.seconds))
     }
@@ -97,10 +100,7 @@ impl Bench {
             df11::gpu::Device::open(0)?;
         }
         let folder = self.folder.clone().unwrap_or_else(std::env::temp_dir);
-        let temporary = tempfile::Builder::new().prefix("df11-bench.").tempdir_in(&folder);
-        let temporary = temporary.map_err(|error| {
-            Error::io("creating a folder in", &folder, std::io::Error::from(error.kind()))
-        })?;
+        let temporary = temporary_folder("bench", &folder)?;
         let source = match &self.source {
             Some(source) => source.clone(),
             None => demo::checkpoint(temporary.path(), self.shape(), 11)?,
@@ -145,10 +145,11 @@ impl Bench {
     ) -> Result<Vec<Series>, Failure> {
         let jobs = jobs::all(source, folder, session)?;
         let pools: Vec<_> = self.thread_counts().into_iter().map(pool).collect::<Result<_, _>>()?;
-        let mut series: Vec<Series> = pools
-            .iter()
-            .flat_map(|pool| jobs.iter().map(|job| job.series(pool.current_num_threads())))
-            .collect();
+        let of = |threads| {
+            jobs.iter().map(move |job| Series::new(threads, job.name, job.bytes, job.limit))
+        };
+        let mut series: Vec<Series> =
+            pools.iter().flat_map(|pool| of(pool.current_num_threads())).collect();
         for repetition in 0..=self.repetitions {
             let mut next = series.iter_mut();
             for pool in &pools {
@@ -238,21 +239,4 @@ fn result_json(series: &[Series], one: &Series) -> Value {
         "limit": one.limit,
         "limit_bytes_per_second": limit_of(series, one),
     })
-}
-
-impl Job<'_> {
-    fn series(&self, threads: usize) -> Series {
-        Series {
-            threads,
-            name: self.name.to_owned(),
-            bytes: self.bytes,
-            limit: self.limit,
-            seconds: Vec::new(),
-        }
-    }
-
-    fn time(&self) -> Result<f64, Failure> {
-        let (result, seconds) = timed(&self.work);
-        result.map(|()| seconds)
-    }
 }

@@ -19,6 +19,7 @@ use super::{Finding, refused};
 use crate::cli::{
     Failure, Session,
     measure::{median, timed},
+    session::temporary_folder,
     text::{per_second, percent, rate},
 };
 
@@ -60,8 +61,7 @@ fn not_measured(error: Error) -> Finding {
 
 /// A container with one block of as many matrices, and the temporary folder that holds it.
 fn sample(weights: &[u8], folder: &Path) -> df11::Result<(TempDir, PathBuf)> {
-    let temporary = tempfile::Builder::new().prefix("df11-doctor.").tempdir_in(folder);
-    let temporary = temporary.map_err(|error| Error::io("creating a folder in", folder, error))?;
+    let temporary = temporary_folder("doctor", folder)?;
     let matrices: Vec<(String, Vec<u8>)> = (0..MATRICES)
         .map(|index| {
             // The same weights in another order: equal matrices would be stored once.

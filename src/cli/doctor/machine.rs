@@ -43,13 +43,9 @@ fn memory() -> Finding {
 /// Instructions that checksums, hashes and decoding are fast with.
 fn instructions() -> Finding {
     let known = known_instructions();
-    let names = |present| {
-        let names: Vec<&str> = known
-            .iter()
-            .filter(|(_, is_there, _)| *is_there == present)
-            .map(|(name, ..)| *name)
-            .collect();
-        names
+    let names = |present| -> Vec<&str> {
+        let those = known.iter().filter(|(_, is_there, _)| *is_there == present);
+        those.map(|(name, ..)| *name).collect()
     };
     let (present, missing) = (names(true), names(false));
     let needed = known.iter().any(|(_, is_there, needed)| *needed && !is_there);

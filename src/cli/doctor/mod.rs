@@ -129,10 +129,9 @@ fn leftovers(folder: &Path) -> Finding {
         Ok(found) => found,
         Err(error) => return Finding::good("leftovers", format!("unknown: {error}"), json!(null)),
     };
-    let paths = found.iter().map(|leftover| leftover.path.to_string_lossy().into_owned());
-    let value = found.iter().zip(paths.clone()).map(|(leftover, path)| {
-        let df11::hazmat::Leftover { bytes, is_output, .. } = leftover;
-        json!({ "path": path, "bytes": bytes, "is_output": is_output })
+    let paths: Vec<_> = found.iter().map(|leftover| leftover.path.to_string_lossy()).collect();
+    let value = found.iter().zip(&paths).map(|(leftover, path)| {
+        json!({ "path": path, "bytes": leftover.bytes, "is_output": leftover.is_output })
     });
     let value = value.collect();
     if found.is_empty() {
@@ -143,7 +142,6 @@ fn leftovers(folder: &Path) -> Finding {
         );
     }
     let bytes = found.iter().map(|leftover| leftover.bytes).fold(0, u64::saturating_add);
-    let paths: Vec<String> = paths.collect();
     let text =
         format!("{} left in {place} by killed runs: {}", text::bytes(bytes), paths.join(", "));
     let remedy = if found.iter().any(|leftover| leftover.is_output) {

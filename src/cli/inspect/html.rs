@@ -12,7 +12,7 @@ use df11::{
 };
 use serde_json::{Value, json};
 
-use super::{Inspected, report::stored_bytes, sum_of_all};
+use super::{Inspected, picture::escape, report::stored_bytes, sum_of_all};
 use crate::cli::figures::Figures;
 
 const PAGE: &str = include_str!("page/page.html");
@@ -47,10 +47,6 @@ pub(super) fn page(found: &InspectedPath<'_>, other: Option<&InspectedPath<'_>>)
         out.push_str(texts.get(piece).unwrap_or(&piece));
     }
     out
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 fn name(path: &Path) -> String {
@@ -94,7 +90,7 @@ fn document(found: &InspectedPath<'_>, other: Option<&InspectedPath<'_>>) -> Val
         "containers": containers,
         "container_bytes": stored_bytes(&found.parts),
         "original_bytes": original_bytes,
-        "total": sum_of_all(&found.parts).json_of_bits(),
+        "total": sizes(&sum_of_all(&found.parts)),
         "blocks": blocks,
         "tensors": tensors,
         "files": files,
@@ -118,10 +114,13 @@ fn exponents(found: &InspectedPath<'_>) -> Option<Histogram> {
 }
 
 fn sizes(figures: &Figures) -> Value {
-    let mut value = figures.json_of_bits();
-    value["stored"] = json!(figures.stored_bytes);
-    value["decoded"] = json!(figures.decoded_bytes);
-    value
+    json!({
+        "weights": figures.weights,
+        "bits_per_weight": figures.bits_per_weight(),
+        "entropy": figures.entropy(),
+        "stored": figures.stored_bytes,
+        "decoded": figures.decoded_bytes,
+    })
 }
 
 /// Dtype, shape and encoding of a tensor, why it is not coded, and its twin in another model.

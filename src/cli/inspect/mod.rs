@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
-    figures::{Figures, Row, has_weights, tensor_rows},
+    figures::{Figures, Row, has_weights, sum_of, tensor_rows},
     session::Threads,
-    sizes::component_name,
+    sizes::{component_name, of_component},
     text::printable,
 };
 
@@ -107,10 +107,10 @@ impl Inspect {
         // A form that nobody sees is not made: of many tensors it takes far more memory than they
         // do.
         let (mut text, mut json) = (String::new(), Value::Null);
-        if session.wants().text {
+        if session.wants_text() {
             text = self.text_of_all(&models, &found.parts);
         }
-        if session.wants().json {
+        if session.wants_json() {
             json = self.json_of_all(&models, &found.parts);
         }
         let mut answer = Answer { text, json };
@@ -180,11 +180,7 @@ impl Inspect {
         }
         let components: Vec<Value> = parts
             .iter()
-            .map(|(component, findings)| {
-                let mut json = of(findings);
-                json["component"] = json!(component.folder);
-                json
-            })
+            .map(|(component, findings)| of_component(&component.folder, of(findings)))
             .collect();
         json!({
             "command": "inspect",
@@ -253,20 +249,13 @@ impl Inspect {
             .map(|block| tensor_rows(block, &mut measure))
             .collect::<df11::Result<_>>()?;
 
-        let blocks: Vec<Row> = model
-            .blocks()
-            .zip(&tensors)
-            .map(|(block, rows)| Row { name: block.name().to_owned(), figures: sum_of(rows) })
-            .collect();
+        let blocks: Vec<Row> =
+            model.blocks().zip(&tensors).map(|(block, rows)| Row::of_block(block, rows)).collect();
         Ok(Findings { model, total: sum_of(&blocks), blocks, tensors, exponents })
     }
 }
 
 /// Figures of all components.
 fn sum_of_all(parts: &[Inspected<'_>]) -> Figures {
-    Figures::of(parts.iter().map(|(_, findings)| findings.total.clone()))
-}
-
-fn sum_of(rows: &[Row]) -> Figures {
-    Figures::of(rows.iter().map(|row| row.figures.clone()))
+    Figures::of(parts.iter().map(|(_, findings)| &findings.total))
 }

@@ -239,8 +239,8 @@ fn label(svg: &mut String, class: &str, x: f64, y: f64, text: &str) {
         writeln!(svg, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escape(text));
 }
 
-/// Text as XML takes it; characters that XML cannot hold are replaced.
-fn escape(text: &str) -> String {
+/// Text as XML and HTML take it; characters that XML cannot hold are replaced.
+pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

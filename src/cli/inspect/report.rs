@@ -171,10 +171,7 @@ pub(super) fn json(findings: &Findings<'_>, source: &Path, tensors: bool) -> Val
         .blocks()
         .enumerate()
         .map(|(index, block)| {
-            let row = &findings.blocks[index];
-            let mut value = row.figures.json();
-            value["name"] = json!(row.name);
-            value["tensor_count"] = json!(row.figures.tensors);
+            let mut value = findings.blocks[index].json();
             if tensors {
                 let rows = block.tensors().zip(&findings.tensors[index]);
                 value["tensors"] =

@@ -30,5 +30,5 @@ pub use decode::GapDecoder;
 pub use encode::{PlacedBytes, PortionEncoder, PortionInput, PortionOutput};
 pub use geometry::Geometry;
 pub use sizes::GapSizes;
-pub use span::{Arrays, Span};
+pub use span::Span;
 pub use whole::{EncodedTensor, encode_tensor};

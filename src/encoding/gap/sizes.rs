@@ -7,6 +7,7 @@ use crate::constants::{
     CODE_LENGTHS_BYTES, GAP_THREADS_PER_BYTE, LUT_BYTES, MAX_CODE_LENGTH, MAX_LUTS,
     OUTPUT_OFFSET_BYTES,
 };
+use crate::encoding::check_range;
 use crate::huffman::{CodeLengths, Histogram, Luts};
 use crate::{Error, Result};
 
@@ -180,13 +181,7 @@ impl GapSizes {
     }
 
     fn check_span(&self, span: &Range<u64>) -> Result<()> {
-        if span.start < span.end && span.end <= self.thread_block_count() {
-            return Ok(());
-        }
-        Err(Error::parameter(
-            format!("thread blocks {}..{} of {}", span.start, span.end, self.thread_block_count()),
-            "ask for one or more thread blocks that exist",
-        ))
+        check_range("thread blocks", span, self.thread_block_count())
     }
 
     /// Checks the whole array of output offsets as far as that goes without decoding: it ascends
@@ -246,12 +241,7 @@ impl GapSizes {
         output_offsets: &[u8],
         elements: &Range<u64>,
     ) -> Result<Range<u64>> {
-        if elements.start >= elements.end || elements.end > self.elements {
-            return Err(Error::parameter(
-                format!("elements {}..{} of {}", elements.start, elements.end, self.elements),
-                "ask for one or more elements that exist",
-            ));
-        }
+        check_range("elements", elements, self.elements)?;
         let entries = self.entries_of(output_offsets)?;
         let entries = &entries[..entries.len() - 1];
         let start =

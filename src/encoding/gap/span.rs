@@ -1,46 +1,10 @@
-//! Borrowed arrays of a tensor, whole or for a span of thread blocks.
+//! A span of thread blocks, with the parts of the arrays that decoding it needs.
 
 use std::ops::Range;
 
 use super::GapSizes;
 use crate::constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES};
 use crate::{Error, Result};
-
-/// The arrays of a whole tensor but its codebook, as stored.
-#[derive(Clone, Copy, Debug)]
-pub struct Arrays<'a> {
-    /// Half a byte a thread.
-    pub gaps: &'a [u8],
-    /// 8 bytes a thread block, and 8 more.
-    pub output_offsets: &'a [u8],
-    /// Whole threads.
-    pub bitstream: &'a [u8],
-    /// One byte a weight.
-    pub plane: &'a [u8],
-}
-
-impl<'a> Arrays<'a> {
-    /// The parts for a span of thread blocks; no byte is read.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if the span is empty or reaches beyond the tensor, or an array is
-    /// shorter than the layout says.
-    pub fn span(&self, sizes: &GapSizes, thread_blocks: Range<u64>) -> Result<Span<'a>> {
-        Ok(Span {
-            gaps: part(self.gaps, &sizes.gaps_of(&thread_blocks)?)?,
-            output_offsets: part(self.output_offsets, &sizes.output_offsets_of(&thread_blocks)?)?,
-            bitstream: part(self.bitstream, &sizes.bitstream_of(&thread_blocks)?)?,
-            thread_blocks,
-        })
-    }
-}
-
-fn part<'a>(array: &'a [u8], range: &Range<u64>) -> Result<&'a [u8]> {
-    let range = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());
-    range
-        .and_then(|(start, end)| array.get(start..end))
-        .ok_or_else(|| Error::parameter("an array is shorter than its layout", "pass whole arrays"))
-}
 
 /// Consecutive thread blocks of a tensor, with just the bytes that decoding them needs.
 #[derive(Clone, Debug)]

@@ -18,9 +18,6 @@ pub(crate) const PLANE: usize = 4;
 
 impl GapSizes {
     /// Of a tensor whose record has these parameters, and whose codebook has as many bytes.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new) and [`Geometry::new`].
     pub(crate) fn of_record(
         [bytes_per_thread, threads_per_block, bit_count]: [u64; 3],
         elements: u64,

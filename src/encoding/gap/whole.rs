@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::{
-    Arrays, GapDecoder, GapSizes, Geometry, PlacedBytes, PortionEncoder, PortionInput,
-    PortionOutput,
+    GapDecoder, GapSizes, Geometry, PlacedBytes, PortionEncoder, PortionInput, PortionOutput, Span,
 };
 use crate::Result;
+use crate::encoding::part;
 use crate::huffman::{CodeLengths, Histogram, codebook};
 
 /// The five arrays of a tensor, and the numbers that its directory record holds.
@@ -81,10 +81,19 @@ fn put(array: &mut [u8], piece: PlacedBytes<'_>) {
 }
 
 impl EncodedTensor {
-    /// The arrays as a reader sees them.
-    pub fn arrays(&self) -> Arrays<'_> {
-        let Self { gaps, output_offsets, bitstream, plane, .. } = self;
-        Arrays { gaps, output_offsets, bitstream, plane }
+    /// The parts of the arrays for a span of thread blocks.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`](crate::Error::Parameter) if the span is empty or reaches beyond the
+    /// tensor, or an array is shorter than its size.
+    pub fn span(&self, thread_blocks: Range<u64>) -> Result<Span<'_>> {
+        let sizes = &self.sizes;
+        Ok(Span {
+            gaps: part(&self.gaps, sizes.gaps_of(&thread_blocks)?)?,
+            output_offsets: part(&self.output_offsets, sizes.output_offsets_of(&thread_blocks)?)?,
+            bitstream: part(&self.bitstream, sizes.bitstream_of(&thread_blocks)?)?,
+            thread_blocks,
+        })
     }
 
     /// Decodes a range of weights into little-endian BF16.
@@ -95,7 +104,7 @@ impl EncodedTensor {
         let decoder = GapDecoder::new(&crate::huffman::read_codebook(&self.codebook)?, &self.sizes);
         self.sizes.check_output_offsets(&self.output_offsets)?;
         let thread_blocks = self.sizes.thread_blocks_of(&self.output_offsets, &elements)?;
-        let span = self.arrays().span(&self.sizes, thread_blocks)?;
+        let span = self.span(thread_blocks)?;
         let plane = &self.plane[elements.start as usize..elements.end as usize];
         let mut weights = vec![0; 2 * plane.len()];
         decoder.decode(&span, elements, plane, &mut weights)?;

@@ -8,7 +8,7 @@
 
 use super::table::Table;
 use super::{MAX_CODE_BITS, PAIRS, PairHistogram, VALUE_BITS, choice};
-use crate::huffman::Code;
+use crate::huffman::{Code, assign};
 use crate::{Error, Result};
 
 const COUNTS: usize = MAX_CODE_BITS as usize;
@@ -123,20 +123,10 @@ impl Codebook {
         bytes
     }
 
-    /// The number of pairs with codes.
-    pub const fn coded(&self) -> usize {
-        self.pairs.len()
-    }
-
     /// What each pair is written as, from pair 0 on: the number of its bits in the low 16 bits, and
     /// these bits above, the first one lowest. Pairs that cannot be written have 64 bits.
     pub fn entries(&self) -> Vec<u64> {
         Table::new(self).into()
-    }
-
-    /// Bits of the code of the escape, where there is one.
-    pub const fn escape(&self) -> Option<u8> {
-        if self.escape == 0 { None } else { Some(self.escape) }
     }
 
     /// Whether a pair has a code.
@@ -161,20 +151,14 @@ impl Codebook {
 
     /// Pairs and escape with their codes, as RFC 1951 section 3.2.2 assigns them.
     pub(super) fn codes(&self) -> impl Iterator<Item = (Value, Code)> + '_ {
-        let (mut next, mut before) = (0u32, 0);
-        self.lengths().map(move |(value, length)| {
-            next <<= length - before;
-            before = length;
-            let bits = (next as u16).reverse_bits() >> (u16::BITS - u32::from(length));
-            next += 1;
-            (value, Code { bits, length })
-        })
+        assign(self.lengths())
     }
 
     /// The bits that the codes of these weights take, those of escaped pairs with their values;
     /// `None` where a pair occurs that has no code, and there is no escape.
     pub fn expected_bits(&self, histogram: &PairHistogram) -> Option<u64> {
-        let mut lengths = vec![self.escape().map_or(0, |length| length + VALUE_BITS); PAIRS];
+        let escaped = if self.escape == 0 { 0 } else { self.escape + VALUE_BITS };
+        let mut lengths = vec![escaped; PAIRS];
         for (value, length) in self.lengths().filter(|&(value, _)| value != ESCAPE) {
             lengths[value as usize] = length;
         }

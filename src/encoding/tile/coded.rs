@@ -145,16 +145,10 @@ impl CodedTile<'_> {
         let mut ends = [0; LANES];
         let mut pairs = [0; LANES];
         let mut odd = None;
-        for (band, k) in self.tile.steps() {
-            for (lane, pairs) in pairs.iter_mut().enumerate() {
-                for unit in
-                    [2 * k, 2 * k + 1].into_iter().filter_map(|j| self.tile.unit(band, j, lane))
-                {
-                    *pairs += unit.count.div_ceil(2);
-                    if unit.count % 2 == 1 {
-                        odd = Some((lane, *pairs));
-                    }
-                }
+        for (lane, unit) in self.tile.units() {
+            pairs[lane] += unit.count.div_ceil(2);
+            if unit.count % 2 == 1 {
+                odd = Some((lane, pairs[lane]));
             }
         }
         for (lane, exponents) in lanes.iter_mut().enumerate() {
@@ -185,21 +179,14 @@ impl CodedTile<'_> {
     fn merge_partial(&self, lanes: &Units, plane: &[u8], weights: &mut [u8]) {
         let mut taken = [0; LANES];
         let mut rest = plane;
-        for (band, k) in self.tile.steps() {
-            for (lane, taken) in taken.iter_mut().enumerate() {
-                for unit in
-                    [2 * k, 2 * k + 1].into_iter().filter_map(|j| self.tile.unit(band, j, lane))
-                {
-                    let plane = rest.split_off(..unit.count).unwrap_or_default();
-                    let placed = lanes[lane].as_flattened().as_chunks::<2>().0[*taken..].iter();
-                    let weights =
-                        weights[2 * unit.at..2 * (unit.at + unit.count)].as_chunks_mut::<2>().0;
-                    for ((weight, placed), plane) in weights.iter_mut().zip(placed).zip(plane) {
-                        *weight = stage::join(*placed, *plane);
-                    }
-                    *taken += unit.count;
-                }
+        for (lane, unit) in self.tile.units() {
+            let plane = rest.split_off(..unit.count).unwrap_or_default();
+            let placed = lanes[lane].as_flattened().as_chunks::<2>().0[taken[lane]..].iter();
+            let weights = weights[2 * unit.at..2 * (unit.at + unit.count)].as_chunks_mut::<2>().0;
+            for ((weight, placed), plane) in weights.iter_mut().zip(placed).zip(plane) {
+                *weight = stage::join(*placed, *plane);
             }
+            taken[lane] += unit.count;
         }
     }
 

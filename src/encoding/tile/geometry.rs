@@ -1,5 +1,7 @@
 //! How a tensor is cut into strips, tiles, lanes and units.
 
+use std::ops::Range;
+
 use super::{LANES, TILE_COLUMNS, TILE_ELEMENTS, UNIT};
 use crate::{Error, Result};
 
@@ -152,6 +154,17 @@ impl Geometry {
         self.tile_columns == TILE_ELEMENTS
     }
 
+    /// Checks that there are such rows and columns, one or more of each.
+    pub(super) fn check_window(&self, rows: &Range<u64>, columns: &Range<u64>) -> Result<()> {
+        let within = |range: &Range<u64>, count| range.start < range.end && range.end <= count;
+        if within(rows, self.rows()) && within(columns, self.columns()) {
+            return Ok(());
+        }
+        let (height, width) = (self.rows(), self.columns());
+        let problem = format!("{rows:?} x {columns:?} of {height} x {width} weights");
+        Err(Error::parameter(problem, "ask for one or more rows and columns that exist"))
+    }
+
     /// The tiles of a strip that exists, in order.
     pub(super) fn tiles(&self, strip: u64) -> impl Iterator<Item = Tile> + use<> {
         let elements =
@@ -205,15 +218,20 @@ impl Tile {
         self.width * self.height
     }
 
-    /// Units `j` of a band, in pairs as the plane has them: `(band, k)` stands for `j = 2k` and
-    /// `2k + 1`.
-    pub(super) fn steps(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+    /// The units that exist with their lanes, in the order of the plane: band by band, two
+    /// neighbouring units of each lane.
+    pub(super) fn units(self) -> impl Iterator<Item = (usize, Unit)> {
         let (bands, pairs) = if self.is_vector { (1, 16) } else { (BAND_ROWS / 2, 4) };
-        (0..bands).flat_map(move |band| (0..pairs).map(move |k| (band, k)))
+        let steps = (0..bands).flat_map(move |band| (0..pairs).map(move |k| (band, k)));
+        let lanes = steps.flat_map(|(band, k)| (0..LANES).map(move |lane| (band, k, lane)));
+        lanes.flat_map(move |(band, k, lane)| {
+            let unit = move |j| self.unit(band, j, lane).map(|unit| (lane, unit));
+            [2 * k, 2 * k + 1].into_iter().filter_map(unit)
+        })
     }
 
-    /// Unit `j` of a band in a lane, where it exists.
-    pub(super) const fn unit(&self, band: usize, j: usize, lane: usize) -> Option<Unit> {
+    /// Unit `j` of a band in a lane, if it exists.
+    const fn unit(&self, band: usize, j: usize, lane: usize) -> Option<Unit> {
         let (row, column) = if self.is_vector {
             (0, LANES * UNIT * j + UNIT * lane)
         } else {

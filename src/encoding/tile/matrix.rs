@@ -6,19 +6,17 @@ use std::{borrow::Cow, ops::Range};
 use rayon::prelude::*;
 
 use super::{
-    Codebook, Geometry, RECORD_BYTES, Sizes, Span, TILE_COLUMNS, TileDecoder, decode, record,
+    Codebook, Geometry, RECORD_BYTES, Sizes, Span, TILE_COLUMNS, TileDecoder, record,
     staging::{check_offsets, staged_bytes},
+    stored::{BITSTREAM, CODEBOOK, PLANE, RECORDS},
 };
-use crate::{Error, Result, parallel};
+use crate::{Error, Result, encoding::part, parallel};
 
 /// The arrays of a BF16 matrix, in their order in the format, wherever they lie.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrays<'a> {
     sizes: Sizes,
-    codebook: &'a [u8],
-    records: &'a [u8],
-    bitstream: &'a [u8],
-    plane: &'a [u8],
+    arrays: [&'a [u8]; 4],
 }
 
 /// The arrays of a matrix of its own, in their order in the format.
@@ -47,7 +45,7 @@ impl<'a> Arrays<'a> {
         if lengths != expected {
             return corrupt(format!("arrays of {lengths:?} bytes where {expected:?} are expected"));
         }
-        Ok(Self { sizes, codebook, records, bitstream, plane })
+        Ok(Self { sizes, arrays })
     }
 
     /// The number of rows.
@@ -64,7 +62,7 @@ impl<'a> Arrays<'a> {
     /// those with its last one: what kernels need to know.
     pub fn staged_bytes(&self) -> u32 {
         // No truncation: it is less than a tile has at most.
-        staged_bytes(self.records) as u32
+        staged_bytes(self.arrays[RECORDS]) as u32
     }
 
     /// Checks what kernels rely on: the codebook, and that offsets ascend.
@@ -72,8 +70,8 @@ impl<'a> Arrays<'a> {
     /// # Errors
     /// [`Error::Corrupt`].
     pub fn check(&self) -> Result<()> {
-        Codebook::from_bytes(self.codebook)?;
-        check_offsets(&self.sizes, self.records)
+        Codebook::from_bytes(self.arrays[CODEBOOK])?;
+        check_offsets(&self.sizes, self.arrays[RECORDS])
     }
 
     /// Decodes some columns of some rows into little-endian BF16, row by row, on the current pool.
@@ -83,7 +81,7 @@ impl<'a> Arrays<'a> {
     /// [`Error::Corrupt`] if the arrays contradict themselves: then `weights` holds anything.
     /// [`Error::Parameter`] for rows or columns that do not exist, and another size of `weights`.
     pub fn decode(&self, rows: Range<u64>, columns: Range<u64>, weights: &mut [u8]) -> Result<()> {
-        require(&self.sizes, &rows, &columns)?;
+        self.sizes.geometry().check_window(&rows, &columns)?;
         let row_bytes = 2 * (columns.end - columns.start);
         if weights.len() as u64 != row_bytes * (rows.end - rows.start) {
             let problem = format!("{} bytes for {rows:?} x {columns:?}", weights.len());
@@ -106,8 +104,9 @@ impl<'a> Arrays<'a> {
     /// # Errors
     /// As [`decode`](Self::decode).
     pub fn gather(&self, rows: &[u64], columns: Range<u64>, weights: &mut [u8]) -> Result<()> {
+        let geometry = self.sizes.geometry();
         rows.iter()
-            .try_for_each(|&row| require(&self.sizes, &(row..row.saturating_add(1)), &columns))?;
+            .try_for_each(|&row| geometry.check_window(&(row..row.saturating_add(1)), &columns))?;
         let row_bytes = (2 * (columns.end - columns.start)) as usize;
         if weights.len() != row_bytes * rows.len() {
             let problem = format!("{} bytes for {} rows x {columns:?}", weights.len(), rows.len());
@@ -119,7 +118,7 @@ impl<'a> Arrays<'a> {
     }
 
     fn decoder(&self) -> Result<TileDecoder> {
-        Ok(TileDecoder::new(&Codebook::from_bytes(self.codebook)?, &self.sizes))
+        Ok(TileDecoder::new(&Codebook::from_bytes(self.arrays[CODEBOOK])?, &self.sizes))
     }
 
     /// Rows of one strip.
@@ -142,36 +141,22 @@ impl<'a> Arrays<'a> {
     /// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`] if offsets contradict
     /// themselves.
     pub fn cut(&self, rows: Range<u64>, columns: Range<u64>) -> Result<OwnedArrays> {
-        let part =
-            |array: &'a [u8], range: Range<u64>| &array[range.start as usize..range.end as usize];
-        let read = |which, range| {
-            Ok(match which {
-                CutArray::Bitstream => part(self.bitstream, range).into(),
-                CutArray::Plane => part(self.plane, range).into(),
-            })
-        };
-        cut(&self.sizes, (self.codebook, self.records), rows, columns, read)
+        let [codebook, records, ..] = self.arrays;
+        let read = |array: usize, range| part(self.arrays[array], range).map(Cow::Borrowed);
+        cut(&self.sizes, (codebook, records), rows, columns, read)
     }
 
     fn span(&self, strips: Range<u64>) -> Result<Span<'a>> {
-        let part =
-            |array: &'a [u8], range: Range<u64>| &array[range.start as usize..range.end as usize];
-        let records = part(self.records, self.sizes.records_of(&strips)?);
-        let bits = self.sizes.bitstream_of(records, &strips)?;
-        let plane = part(self.plane, self.sizes.plane_of(&strips)?);
-        Ok(decode::Span { records, bitstream: part(self.bitstream, bits), plane, strips })
+        let [_, records, bitstream, plane] = self.arrays;
+        let records = part(records, self.sizes.records_of(&strips)?)?;
+        let bitstream = part(bitstream, self.sizes.bitstream_of(records, &strips)?)?;
+        let plane = part(plane, self.sizes.plane_of(&strips)?)?;
+        Ok(Span { strips, records, bitstream, plane })
     }
 }
 
-/// An array of which [`cut`] reads some bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CutArray {
-    Bitstream,
-    Plane,
-}
-
-/// As [`Arrays::cut`], of arrays that are read some bytes at a time: `read` is asked for nothing
-/// else than what the result holds, strip by strip.
+/// As [`Arrays::cut`], of arrays that are read some bytes at a time: `read`, which gets an array's
+/// number, is asked for nothing else than what the result holds, strip by strip.
 ///
 /// # Errors
 /// As [`Arrays::cut`], and those of `read`.
@@ -180,10 +165,10 @@ pub(crate) fn cut<'a>(
     (codebook, records): (&[u8], &[u8]),
     rows: Range<u64>,
     columns: Range<u64>,
-    mut read: impl FnMut(CutArray, Range<u64>) -> Result<Cow<'a, [u8]>>,
+    mut read: impl FnMut(usize, Range<u64>) -> Result<Cow<'a, [u8]>>,
 ) -> Result<OwnedArrays> {
-    require(sizes, &rows, &columns)?;
     let geometry = sizes.geometry();
+    geometry.check_window(&rows, &columns)?;
     let between = |range: &Range<u64>, grain: u64, count| {
         range.start.is_multiple_of(grain) && (range.end.is_multiple_of(grain) || range.end == count)
     };
@@ -206,28 +191,14 @@ pub(crate) fn cut<'a>(
             record::set_offset(&mut one, offset);
             kept.extend(one);
         }
-        bitstream.extend_from_slice(&read(CutArray::Bitstream, bytes[0]..bytes[1])?);
+        bitstream.extend_from_slice(&read(BITSTREAM, bytes[0]..bytes[1])?);
         let height = high.min(geometry.rows() - strip * high);
         let from = strip * high * geometry.columns() + columns.start * height;
-        plane.extend_from_slice(&read(
-            CutArray::Plane,
-            from..from + (columns.end - columns.start) * height,
-        )?);
+        plane.extend_from_slice(&read(PLANE, from..from + (columns.end - columns.start) * height)?);
     }
     kept.extend(record::last(8 * bitstream.len() as u64));
     bitstream.resize(bitstream.len().next_multiple_of(16), 0);
     Ok([codebook.to_vec(), kept, bitstream, plane])
-}
-
-fn require(sizes: &Sizes, rows: &Range<u64>, columns: &Range<u64>) -> Result<()> {
-    let geometry = sizes.geometry();
-    let within = |range: &Range<u64>, count| range.start < range.end && range.end <= count;
-    if within(rows, geometry.rows()) && within(columns, geometry.columns()) {
-        return Ok(());
-    }
-    let problem =
-        format!("{rows:?} x {columns:?} of {} x {} weights", geometry.rows(), geometry.columns());
-    Err(Error::parameter(problem, "ask for one or more rows and columns that exist"))
 }
 
 #[cfg(test)]

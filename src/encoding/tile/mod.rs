@@ -42,8 +42,8 @@ pub use decode::{Span, TileDecoder};
 pub use encode::{EncodedStrips, Encoder};
 pub use geometry::Geometry;
 pub use histogram::PairHistogram;
+pub(crate) use matrix::cut;
 pub use matrix::{Arrays, OwnedArrays};
-pub(crate) use matrix::{CutArray, cut};
 pub use sizes::Sizes;
 #[cfg(feature = "cudarc")]
 pub(crate) use staging::rebase;

@@ -27,9 +27,7 @@ pub(super) fn set_offset(record: &mut [u8; RECORD_BYTES], offset: u64) {
 }
 
 fn head(record: &[u8; RECORD_BYTES]) -> u64 {
-    let mut head = [0; 8];
-    head.copy_from_slice(&record[..8]);
-    u64::from_le_bytes(head)
+    u64::from_le_bytes(*record.first_chunk().expect("a record has 32 bytes"))
 }
 
 /// The lengths of a tile's lanes, as its record states them.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::codebook::{HEAD_BYTES, VALUE_BYTES};
 use super::{Geometry, RECORD_BYTES, record};
-use crate::{Error, Result};
+use crate::{Error, Result, encoding::check_range};
 
 /// The most bits of a tensor, and one.
 const BIT_COUNT_END: u64 = 1 << 48;
@@ -93,28 +93,14 @@ impl Sizes {
         self.elements()
     }
 
-    /// The size of all four arrays, in bytes, without alignment.
-    pub const fn encoded_bytes(&self) -> u64 {
-        self.codebook_bytes() + self.records_bytes() + self.bitstream_bytes() + self.plane_bytes()
-    }
-
-    /// The strip that holds a weight.
-    pub const fn strip_of(&self, element: u64) -> u64 {
-        element / self.geometry.strip_elements()
-    }
-
     /// The strips that hold a range of weights.
     ///
     /// # Errors
     /// [`Error::Parameter`] if the range is empty or reaches beyond the tensor.
     pub fn strips_of(&self, elements: &Range<u64>) -> Result<Range<u64>> {
-        if elements.start >= elements.end || elements.end > self.elements() {
-            return Err(Error::parameter(
-                format!("elements {}..{} of {}", elements.start, elements.end, self.elements()),
-                "ask for one or more elements that exist",
-            ));
-        }
-        Ok(self.strip_of(elements.start)..self.strip_of(elements.end - 1) + 1)
+        check_range("elements", elements, self.elements())?;
+        let each = self.geometry.strip_elements();
+        Ok(elements.start / each..elements.end.div_ceil(each))
     }
 
     /// The weights of some strips.
@@ -123,12 +109,7 @@ impl Sizes {
     /// [`Error::Parameter`] if the strips are none or reach beyond the tensor; so for the other
     /// three.
     pub fn elements_of(&self, strips: &Range<u64>) -> Result<Range<u64>> {
-        if strips.start >= strips.end || strips.end > self.strip_count() {
-            return Err(Error::parameter(
-                format!("strips {}..{} of {}", strips.start, strips.end, self.strip_count()),
-                "ask for one or more strips that exist",
-            ));
-        }
+        check_range("strips", strips, self.strip_count())?;
         let each = self.geometry.strip_elements();
         Ok(strips.start * each..(strips.end * each).min(self.elements()))
     }

@@ -16,9 +16,6 @@ pub(crate) const PLANE: usize = 3;
 
 impl Sizes {
     /// Of a tensor whose record has these parameters, and whose codebook has as many bytes.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new) and [`Geometry::new`].
     pub(crate) fn of_record(
         [tile_columns, columns, bit_count]: [u64; 3],
         elements: u64,

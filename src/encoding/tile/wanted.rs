@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::geometry::{Geometry, Tile};
-use crate::{Error, Result};
+use crate::Result;
 
 /// A range of weights, and of them those in some columns of the matrix. They go to a dense output,
 /// row by row.
@@ -36,20 +36,13 @@ impl Wanted {
     }
 
     /// Some columns of some rows.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if a row or a column does not exist, or there is none of them.
     pub(super) fn columns(
         geometry: &Geometry,
         rows: &Range<u64>,
         columns: &Range<u64>,
     ) -> Result<Self> {
-        let (height, width) = (geometry.rows(), geometry.columns());
-        if rows.is_empty() || columns.is_empty() || rows.end > height || columns.end > width {
-            let problem =
-                format!("rows {rows:?} and columns {columns:?} of {height} x {width} weights");
-            return Err(Error::parameter(problem, "ask for one or more of each that exist"));
-        }
+        geometry.check_window(rows, columns)?;
+        let width = geometry.columns();
         let origin = rows.start * (columns.end - columns.start) + columns.start;
         Ok(Self {
             elements: rows.start * width..rows.end * width,

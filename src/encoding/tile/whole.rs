@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Codebook, EncodedStrips, Encoder, Geometry, PairHistogram, Sizes, Span, TileDecoder};
-use crate::{Error, Result, parallel};
+use crate::{Error, Result, encoding::part, parallel};
 
 /// The four arrays of a tensor, and the numbers that its directory record holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,9 +54,9 @@ impl EncodedTensor {
     /// [`Error::Parameter`] if the strips are none or reach beyond the tensor, or an array is
     /// shorter than its size; [`Error::Corrupt`] as [`Sizes::bitstream_of`].
     pub fn span(&self, strips: Range<u64>) -> Result<Span<'_>> {
-        let records = part(&self.records, &self.sizes.records_of(&strips)?)?;
-        let bitstream = part(&self.bitstream, &self.sizes.bitstream_of(records, &strips)?)?;
-        let plane = part(&self.plane, &self.sizes.plane_of(&strips)?)?;
+        let records = part(&self.records, self.sizes.records_of(&strips)?)?;
+        let bitstream = part(&self.bitstream, self.sizes.bitstream_of(records, &strips)?)?;
+        let plane = part(&self.plane, self.sizes.plane_of(&strips)?)?;
         Ok(Span { strips, records, bitstream, plane })
     }
 
@@ -81,11 +81,4 @@ impl EncodedTensor {
         parallel::cut(0..self.sizes.strip_count(), strips_a_span, 1)
             .try_for_each(|strips| decoder.verify_strips(&self.span(strips)?))
     }
-}
-
-fn part<'a>(array: &'a [u8], range: &Range<u64>) -> Result<&'a [u8]> {
-    let range = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());
-    range
-        .and_then(|(start, end)| array.get(start..end))
-        .ok_or_else(|| Error::parameter("an array is shorter than its size", "pass whole arrays"))
 }

@@ -134,7 +134,7 @@ struct All {
 }
 
 fn series(name: &str, bytes: u64, limit: Option<&'static str>) -> Series {
-    Series { threads: 0, name: name.to_owned(), bytes, limit, seconds: Vec::new() }
+    Series::new(0, name, bytes, limit)
 }
 
 /// Bytes of the tensors of a block, without padding.

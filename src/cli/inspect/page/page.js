@@ -18,19 +18,15 @@ const number = (value) => value.toLocaleString("en");
 const bits = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 
-/** An element with attributes and children; text is never read as markup. */
-function make(name, attributes = {}, ...children) {
-  const element = document.createElement(name);
+/** Makes elements of a namespace, with attributes and children; text is never read as markup. */
+const maker = (namespace) => (name, attributes = {}, ...children) => {
+  const element = document.createElementNS(namespace, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   element.append(...children);
   return element;
-}
-function draw(name, attributes, ...children) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
+};
+const make = maker("http://www.w3.org/1999/xhtml");
+const draw = maker("http://www.w3.org/2000/svg");
 
 // ---- sizes ----
 function tiles(of) {
