@@ -8,7 +8,6 @@ Each also decodes every `tile` tensor of spec/vectors as gpu.md says, cuts slice
 fast layout of it and decodes that, and gives damaged tensors to the decoder.
 """
 
-import gzip
 import json
 import random
 import struct
@@ -21,12 +20,12 @@ from pathlib import Path
 SPEC = Path(__file__).resolve().parent
 sys.path.insert(0, str(SPEC / "python"))
 
+from check_vectors import read
 from df11_reader import Container, FormatError
+from df11_tile import LANES, Record
 from gpu_fast import Fast, check_fast, check_products, columns_of, decode_row, exponents_of
 from gpu_tile import (
-    LANES,
     Corrupt,
-    Record,
     Run,
     Tensor,
     build_in_parallel,
@@ -46,10 +45,6 @@ TILE, BF16 = 3, 15
 
 
 # --- the vectors
-
-
-def read(path: Path) -> bytes:
-    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
 
 
 def tensors(data: bytes) -> Iterator[tuple[str, Tensor]]:

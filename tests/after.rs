@@ -6,32 +6,26 @@ mod command;
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Output},
 };
 
-use command::{BINARY, Fixture, assert_fails, fails, good, json, names, text};
+use command::{Fixture, Folder, assert_fails, names, text};
 use df11::{Level, hazmat::demo};
 
-/// A folder made of the tiny checkpoint, whose configuration says that it is a Llama.
-fn llama() -> (Fixture, PathBuf) {
+/// A folder with the tiny checkpoint, whose configuration says that it is a Llama.
+fn llama() -> Fixture {
     let fixture = Fixture::new();
-    let config = fixture.model.join("config.json");
-    let text =
-        fs::read_to_string(&config).unwrap().replacen('{', "{\n  \"model_type\": \"llama\",", 1);
-    fs::write(config, text).unwrap();
-    let out = fixture.path("tiny-df11");
-    (fixture, out)
-}
-
-fn compress(fixture: &Fixture, out: &Path) -> String {
-    good(&["compress", fixture.model.to_str().unwrap(), "-o", out.to_str().unwrap()])
+    let config = String::from_utf8(fixture.read("model/config.json")).unwrap();
+    fixture.write("model/config.json", config.replacen('{', "{\n  \"model_type\": \"llama\",", 1));
+    fixture
 }
 
 #[test]
 fn a_folder_gets_a_card_that_does_not_come_back() {
-    let (fixture, out) = llama();
-    compress(&fixture, &out);
+    let fixture = llama();
+    fixture.good("compress model -o tiny-df11");
+    let out = fixture.path("tiny-df11");
     let card = fs::read_to_string(out.join("README.md")).unwrap();
     let stored: u64 = names(&out)
         .iter()
@@ -52,148 +46,136 @@ fn a_folder_gets_a_card_that_does_not_come_back() {
     }
     assert!(!card.contains("base_model"), "nothing tells which: {card}");
     assert!(model.verify(Level::Full, &()).unwrap().unchecked.is_empty());
-    let back = fixture.arg("back");
-    let restored = json(&["decompress", out.to_str().unwrap(), "-o", &back]);
-    assert_eq!(names(Path::new(&back)), names(&fixture.model));
+    let restored = fixture.json("decompress tiny-df11 -o back");
+    assert_eq!(names(&fixture.path("back")), names(&fixture.model));
     assert!(restored["unchecked"].as_array().unwrap().is_empty(), "{restored}");
     // A card that nobody edited is replaced, and one that somebody did is not.
-    let again =
-        ["compress", fixture.model.to_str().unwrap(), "-o", out.to_str().unwrap(), "--force"];
-    good(&again);
-    fs::write(out.join("README.md"), format!("{card}mine\n")).unwrap();
-    fails(&again, 2, &["README.md", "not part of an earlier output"]);
-    let restored = json(&["decompress", out.to_str().unwrap(), "-o", &fixture.arg("back-2")]);
+    let again = "compress model -o tiny-df11 --force";
+    fixture.good(again);
+    fixture.write("tiny-df11/README.md", format!("{card}mine\n"));
+    fixture.fails(again, 2, &["README.md", "not part of an earlier output"]);
+    let restored = fixture.json("decompress tiny-df11 -o back-2");
     assert_eq!(restored["unchecked"], serde_json::json!(["README.md"]));
 }
 
 #[test]
 fn a_card_of_the_models_own_is_carried() {
-    let (fixture, out) = llama();
-    fs::write(fixture.model.join("README.md"), "mine\n").unwrap();
-    compress(&fixture, &out);
-    assert_eq!(fs::read(out.join("README.md")).unwrap(), b"mine\n");
-    let card = fs::read_to_string(out.join("DF11.md")).unwrap();
-    assert!(card.starts_with("# tiny-df11\n") && card.contains("from_pretrained"), "{card}");
-    let back = fixture.arg("back");
-    good(&["decompress", out.to_str().unwrap(), "-o", &back]);
-    assert_eq!(names(Path::new(&back)), names(&fixture.model));
+    let fixture = llama();
+    fixture.write("model/README.md", "mine\n");
+    fixture.good("compress model -o tiny-df11");
+    assert_eq!(fixture.read("tiny-df11/README.md"), b"mine\n");
+    let card = |folder: &str| fs::read_to_string(fixture.path(folder).join("DF11.md"));
+    let own = card("tiny-df11").unwrap();
+    assert!(own.starts_with("# tiny-df11\n") && own.contains("from_pretrained"), "{own}");
+    fixture.good("decompress tiny-df11 -o back");
+    assert_eq!(names(&fixture.path("back")), names(&fixture.model));
     // A conversion writes its own.
-    let converted = fixture.arg("gap");
-    good(&["convert", out.to_str().unwrap(), &converted, "--layout", "gap"]);
-    assert!(fs::read_to_string(Path::new(&converted).join("DF11.md")).unwrap().contains("# gap\n"));
-    let plain = fixture.arg("plain");
-    good(&["compress", fixture.model.to_str().unwrap(), "-o", &plain, "--no-card"]);
-    assert!(!Path::new(&plain).join("DF11.md").exists());
+    fixture.good("convert tiny-df11 gap --layout gap");
+    assert!(card("gap").unwrap().contains("# gap\n"));
+    fixture.good("compress model -o plain --no-card");
+    assert!(card("plain").is_err());
 }
 
 #[test]
 fn the_end_says_how_to_load() {
-    let (fixture, out) = llama();
-    let said = compress(&fixture, &out);
-    let line = format!(
-        "model = transformers.AutoModelForCausalLM.from_pretrained({out:?}, device_map=\"auto\")"
-    );
+    let fixture = llama();
+    let said = fixture.good("compress model -o tiny-df11");
+    let line = "model = transformers.AutoModelForCausalLM.from_pretrained(\"tiny-df11\", \
+                device_map=\"auto\")";
     assert_eq!(said.lines().last().unwrap().trim(), line);
-    let file = fixture.arg("one.df11");
-    let said = good(&["compress", fixture.model.to_str().unwrap(), "-o", &file]);
-    assert!(said.contains(&format!("df11.attach(module, {file:?})")), "{said}");
+    let said = fixture.good("compress model -o one.df11");
+    assert!(said.contains("df11.attach(module, \"one.df11\")"), "{said}");
     assert!(said.lines().last().unwrap().contains("df11 convert"), "{said}");
     // Without a config there is no folder for them.
-    let weights = fixture.model.join("model-00001-of-00002.safetensors");
-    let alone = good(&["compress", weights.to_str().unwrap(), "-o", &fixture.arg("alone.df11")]);
+    let weights = "model/model-00001-of-00002.safetensors";
+    let alone = fixture.good(&format!("compress {weights} -o alone.df11"));
     assert!(alone.contains("df11.attach") && !alone.contains("df11 convert"), "{alone}");
-    let report = json(&["convert", &file, &fixture.arg("folder")]);
+    let report = fixture.json("convert one.df11 folder");
     assert!(report["load"].as_str().unwrap().contains("from_pretrained"), "{report}");
 }
 
 #[test]
 fn decompress_has_a_default_output() {
     let fixture = Fixture::new();
-    let folder = fixture.arg("tiny-df11");
-    json(&["compress", fixture.model.to_str().unwrap(), "-o", &folder]);
-    fails(&["decompress", fixture.container.to_str().unwrap()], 2, &["model exists", "--force"]);
-    assert_eq!(json(&["decompress", &folder])["output"], fixture.arg("tiny"));
+    fixture.json("compress model -o tiny-df11");
+    fixture.fails("decompress model.df11", 2, &["model exists", "--force"]);
+    let report = fixture.json(&format!("decompress {}", fixture.arg("tiny-df11")));
+    assert_eq!(report["output"], fixture.arg("tiny"));
     assert_eq!(names(&fixture.path("tiny")), names(&fixture.model));
     // One file comes back as one.
-    let first = fixture.model.join("model-00001-of-00002.safetensors");
-    let single = fixture.arg("first.df11");
-    json(&["compress", first.to_str().unwrap(), "-o", &single]);
-    json(&["decompress", &single]);
-    assert!(fs::read(fixture.path("first.safetensors")).unwrap() == fs::read(first).unwrap());
-    fs::rename(&folder, fixture.path("other")).unwrap();
-    fails(&["decompress", &fixture.arg("other")], 2, &["tells no name", "-o"]);
+    let first = "model/model-00001-of-00002.safetensors";
+    fixture.json(&format!("compress {first} -o first.df11"));
+    fixture.json("decompress first.df11");
+    assert!(fixture.read("first.safetensors") == fixture.read(first));
+    fs::rename(fixture.path("tiny-df11"), fixture.path("other")).unwrap();
+    fixture.fails("decompress other", 2, &["tells no name", "-o"]);
 }
 
-/// A cache of the Hub with the tiny checkpoint in it.
-struct Cache {
-    fixture: Fixture,
-}
+/// A fixture with a cache of the Hub in `home`, of which the command knows, and an empty folder
+/// `here`, where it runs. The cache has the tiny checkpoint.
+struct Cache(Fixture);
 
 impl Cache {
     fn new() -> Self {
         let fixture = Fixture::new();
         let entry = fixture.path("home/hub/models--tiny--llama-1.5");
-        fs::create_dir_all(entry.join("blobs")).unwrap();
-        fs::create_dir_all(entry.join("snapshots")).unwrap();
-        fs::create_dir_all(entry.join("refs/pr")).unwrap();
-        let other = fixture.path("other");
-        fs::create_dir(&other).unwrap();
+        for folder in [entry.join("blobs"), entry.join("snapshots"), fixture.path("here")] {
+            fs::create_dir_all(folder).unwrap();
+        }
         fs::rename(&fixture.model, entry.join("snapshots/0123")).unwrap();
-        fs::rename(demo::checkpoint(&other, demo::TINY, 5).unwrap(), entry.join("snapshots/4567"))
-            .unwrap();
-        fs::write(entry.join("refs/main"), "0123").unwrap();
-        fs::write(entry.join("refs/pr/1"), "4567").unwrap();
-        fs::create_dir(fixture.path("here")).unwrap();
-        Self { fixture }
+        let other = demo::checkpoint(fixture.root(), demo::TINY, 5).unwrap();
+        fs::rename(other, entry.join("snapshots/4567")).unwrap();
+        fixture.write("home/hub/models--tiny--llama-1.5/refs/main", "0123");
+        fixture.write("home/hub/models--tiny--llama-1.5/refs/pr/1", "4567");
+        Self(fixture)
     }
 
-    fn run(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(BINARY);
-        command.args(arguments).current_dir(self.fixture.path("here"));
+    fn run(&self, line: &str) -> Output {
+        let mut command = self.0.command(line);
+        command.current_dir(self.0.path("here"));
         command.env_remove("HF_HUB_CACHE").env_remove("HUGGINGFACE_HUB_CACHE");
-        command.env("HF_HOME", self.fixture.path("home")).output().unwrap()
+        command.env("HF_HOME", self.0.path("home")).output().unwrap()
     }
 }
 
 #[test]
 fn a_repository_is_found_in_the_cache_of_the_hub() {
     let cache = Cache::new();
-    let output = cache.run(&["compress", "tiny/llama-1.5", "--json"]);
+    let identity = |path: &str| df11::open(cache.0.path(path)).unwrap().identity();
+    let output = cache.run("compress tiny/llama-1.5 --json");
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(names(&cache.fixture.path("here")), ["llama-1.5.df11"]);
-    let model = df11::open(cache.fixture.path("here/llama-1.5.df11")).unwrap();
-    assert_eq!(model.identity(), df11::open(&cache.fixture.container).unwrap().identity());
+    assert_eq!(names(&cache.0.path("here")), ["llama-1.5.df11"]);
+    assert_eq!(identity("here/llama-1.5.df11"), identity("model.df11"));
 
-    let output = cache.run(&["compress", "tiny/llama-1.5@pr/1", "-o", "out"]);
+    let output = cache.run("compress tiny/llama-1.5@pr/1 -o out");
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let card = fs::read_to_string(cache.fixture.path("here/out/README.md")).unwrap();
+    let card = fs::read_to_string(cache.0.path("here/out/README.md")).unwrap();
     assert!(card.contains("\nbase_model: tiny/llama-1.5\n"), "{card}");
-    assert_ne!(df11::open(cache.fixture.path("here/out")).unwrap().identity(), model.identity());
-    assert!(cache.run(&["estimate", "tiny/llama-1.5@4567"]).status.success());
+    assert_ne!(identity("here/out"), identity("model.df11"));
+    assert!(cache.run("estimate tiny/llama-1.5@4567").status.success());
 
-    for (name, command) in [
+    for (name, remedy) in [
         ("tiny/other", "hf download tiny/other"),
         ("tiny/llama-1.5@v2", "hf download tiny/llama-1.5 --revision v2"),
+        // A path that is wrong is no repository.
+        ("../here/x", "check the path"),
+        ("nowhere", "check the path"),
     ] {
-        assert_fails(&cache.run(&["compress", name]), 2, &[command]);
+        assert_fails(&cache.run(&format!("compress {name}")), 2, &[remedy]);
     }
-    // A path that is wrong is no repository.
-    assert_fails(&cache.run(&["compress", "../here/x"]), 2, &["check the path"]);
-    assert_fails(&cache.run(&["compress", "nowhere"]), 2, &["check the path"]);
 }
 
 #[test]
 fn info_is_inspect() {
     let fixture = Fixture::new();
-    let container = fixture.container.to_str().unwrap();
-    assert_eq!(good(&["info", container]), good(&["inspect", container]));
+    assert_eq!(fixture.good("info model.df11"), fixture.good("inspect model.df11"));
 }
 
 #[test]
 fn units_are_what_they_say() {
     let fixture = Fixture::new();
     let memory = |size: &str| {
-        let report = json(&["estimate", fixture.container.to_str().unwrap(), "--gpus", size]);
+        let report = fixture.json(&format!("estimate model.df11 --gpus {size}"));
         report["placement"]["gpus"][0]["memory_bytes"].as_u64().unwrap()
     };
     assert_eq!((memory("80GB"), memory("80GiB")), (80_000_000_000, 80 << 30));
@@ -213,11 +195,11 @@ fn shell(name: &str, script: &str) -> Option<String> {
 
 #[test]
 fn shells_load_the_completions() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let file = |shell: &str| {
-        let path = folder.path().join(format!("_df11.{shell}"));
-        fs::write(&path, good(&["completions", shell])).unwrap();
-        path.into_os_string().into_string().unwrap()
+        let name = format!("_df11.{shell}");
+        folder.write(&name, folder.good(&format!("completions {shell}")));
+        folder.arg(&name)
     };
     let script = format!(
         "source {}; COMP_WORDS=(df11 decom); COMP_CWORD=1; _df11 df11 decom df11; echo \
@@ -237,18 +219,14 @@ fn shells_load_the_completions() {
     if let Some(said) = shell("fish", &format!("source {fish}; complete -C 'df11 decom'")) {
         assert!(said.contains("decompress"), "{said}");
     }
-    fails_usage(&["completions", "csh"]);
-}
-
-fn fails_usage(arguments: &[&str]) {
-    let output = command::df11(arguments);
-    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert_eq!(folder.run("completions csh").status.code(), Some(2));
 }
 
 #[test]
 fn there_is_a_manual_page() {
-    let page = good(&["man"]);
+    let folder = Folder::new();
+    let page = folder.good("man");
     assert!(page.contains(".TH df11 1") && page.contains("compress"), "{page}");
-    assert!(good(&["man", "compress"]).contains("no\\-verify"));
-    fails(&["man", "nothing"], 2, &["no verb"]);
+    assert!(folder.good("man compress").contains("no\\-verify"));
+    folder.fails("man nothing", 2, &["no verb"]);
 }

@@ -153,6 +153,7 @@ fn check(case: &Case) {
         block.decode_into(&mut buffer).unwrap();
         for (tensor, range) in block.tensors().zip(layout.tensors) {
             let item = case.items.iter().find(|item| item.name == tensor.name()).unwrap();
+            assert_eq!(range.start % 256, 0);
             assert!(buffer[range.start as usize..range.end as usize] == item.data);
         }
     }

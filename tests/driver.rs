@@ -15,6 +15,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
+use rayon::prelude::*;
 use serde_json::Value;
 use stand_in::{CONSTANTS, LIBRARY_NAMES, folder, functions};
 use tempfile::TempDir;
@@ -154,11 +155,11 @@ fn old_drivers_are_refused() {
 fn a_driver_that_lacks_a_function_is_refused() {
     let functions = functions();
     assert!(functions.len() > 40 && functions.contains(&"cuInit"), "{functions:?}");
-    for function in functions {
+    functions.into_par_iter().for_each(|function| {
         let Some(driver) = Driver::compile(&[format!("{function}=another")]) else { return };
         let line = driver.refusal(&[]);
         assert_eq!(line, format!("the NVIDIA driver lacks the function {function}; {NEWER}"));
-    }
+    });
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use command::{BINARY, Fixture, assert_fails, good, json, names, text};
+use command::{BINARY, Fixture, Folder, assert_fails, names, text};
 
 const RENAMES: &str = "rename,renameat,renameat2";
 
@@ -29,18 +29,22 @@ fn has_strace() -> bool {
     false
 }
 
-/// Runs the command with these faults. Returns what it did, and whether one was injected.
-fn inject(faults: &[&str], arguments: &[&str]) -> (Output, bool) {
+/// Runs the command under strace with these options. Returns what it did, and strace's log.
+fn trace(folder: &Folder, options: &[String], line: &str) -> (Output, String) {
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut command = Command::new("strace");
-    command.args(["-f", "-qq", "-o"]).arg(log.path());
-    command.args(["-e", &format!("trace={RENAMES},fsync,link,linkat,mkdir,flock")]);
-    for fault in faults {
-        command.args(["-e", &format!("inject={fault}")]);
-    }
-    let output = command.arg(BINARY).args(arguments).stdin(Stdio::null()).output().unwrap();
-    let injected = fs::read_to_string(log.path()).unwrap().contains("(INJECTED)");
-    (output, injected)
+    command.args(["-f", "-qq", "-y", "-o"]).arg(log.path()).args(options).arg(BINARY);
+    command.args(line.split_whitespace()).current_dir(folder.root()).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    (output, fs::read_to_string(log.path()).unwrap())
+}
+
+/// Runs the command with these faults. Returns what it did, and whether one was injected.
+fn inject(folder: &Folder, faults: &[&str], line: &str) -> (Output, bool) {
+    let mut options = vec![format!("-etrace={RENAMES},fsync,link,linkat,mkdir,flock")];
+    options.extend(faults.iter().map(|fault| format!("-einject={fault}")));
+    let (output, log) = trace(folder, &options, line);
+    (output, log.contains("(INJECTED)"))
 }
 
 /// The files of a folder without subfolders, with their contents.
@@ -72,55 +76,49 @@ fn the_only_whole_copy_is_never_deleted() {
     let plain = if cfg!(target_arch = "x86_64") { "rename" } else { "renameat" };
     for (also, calls) in [(None, RENAMES), (None, plain), (Some(cannot), plain)] {
         let renames = format!("{calls}:error=EIO:when");
-        let fixture = Fixture::new();
-        let out = fixture.arg("out");
-        good(&["compress", &fixture.arg("model"), "-o", &out, "--layout=gap"]);
-        let before = contents(Path::new(&out)).unwrap();
-        let store = tempfile::tempdir().unwrap();
-        good(&[
-            "compress",
-            &fixture.arg("model"),
-            "-o",
-            store.path().join("out").to_str().unwrap(),
-        ]);
-        let after = contents(&store.path().join("out")).unwrap();
-        let arguments = ["compress", &fixture.arg("model"), "-o", &out, "--force"];
+        let (fixture, store) = (Fixture::new(), Fixture::new());
+        let out = fixture.path("out");
+        fixture.good("compress model -o out --layout=gap");
+        let before = contents(&out).unwrap();
+        store.good("compress model -o out");
+        let after = contents(&store.path("out")).unwrap();
         let mut most = 0;
         for first in 1..6 {
             // This rename and all that follow fail; or only this one.
             for count in ["+", ""] {
                 let fault = format!("{renames}={first}{count}");
                 let faults: Vec<&str> = also.into_iter().chain([&*fault]).collect();
-                let (output, injected) = inject(&faults, &arguments);
+                let line = format!("compress model -o {} --force", out.display());
+                let (output, injected) = inject(&fixture, &faults, &line);
                 let whole = |wanted: &Vec<(String, Vec<u8>)>| {
-                    let mut all = folders(fixture.folder.path()).into_iter();
+                    let mut all = folders(fixture.root()).into_iter();
                     all.find(|path| contents(path).as_ref() == Some(wanted))
                 };
                 let (old, new) = (whole(&before), whole(&after));
                 assert!(old.is_some() || new.is_some(), "{fault}: {}", text(&output.stderr));
                 if output.status.success() {
-                    assert_eq!(contents(Path::new(&out)).as_ref(), Some(&after), "{fault}");
+                    assert_eq!(contents(&out).as_ref(), Some(&after), "{fault}");
                 } else {
                     most = first;
                     assert_eq!(output.status.code(), Some(2), "{output:?}");
                     assert_eq!(text(&output.stderr).lines().count(), 1, "{output:?}");
                 }
                 // What is not under its name is said to be where it is.
-                if contents(Path::new(&out)).is_none() {
+                if contents(&out).is_none() {
                     let place = old.or(new).unwrap();
                     let error = text(&output.stderr);
                     assert!(error.contains(place.to_str().unwrap()), "{place:?} in {error}");
                 } else if !injected && also.is_none() {
                     assert!(output.status.success());
                 }
-                for path in folders(fixture.folder.path()) {
+                for path in folders(fixture.root()) {
                     let name = path.file_name().unwrap().to_string_lossy().into_owned();
-                    if name.starts_with(".df11-") && path.parent() == Some(fixture.folder.path()) {
+                    if name.starts_with(".df11-") && path.parent() == Some(fixture.root()) {
                         fs::remove_dir_all(&path).unwrap();
                     }
                 }
                 let _ = fs::remove_dir_all(&out);
-                good(&["compress", &fixture.arg("model"), "-o", &out, "--layout=gap"]);
+                fixture.good("compress model -o out --layout=gap");
             }
         }
         assert!(most > 1 || (also.is_none() && calls == plain), "no rename failed");
@@ -141,14 +139,13 @@ fn without_renames_that_keep_nothing_is_replaced_either() {
         ("other.df11", &[renames, links]),
         ("other", &[renames, links]),
     ] {
-        let out = fixture.arg(name);
-        let (output, injected) = inject(cannot, &["compress", &fixture.arg("model"), "-o", &out]);
-        assert!(injected && output.status.success(), "{}", text(&output.stderr));
-        assert_eq!(json(&["verify", &out])["good"], true);
-        let arguments = ["compress", &fixture.arg("model"), "-o", &out, "--force", "--layout=gap"];
-        let (output, _) = inject(cannot, &arguments);
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        assert_eq!(json(&["verify", &out])["good"], true);
+        for flags in ["", "--force --layout=gap"] {
+            let line = format!("compress model -o {name} {flags}");
+            let (output, injected) = inject(&fixture, cannot, &line);
+            assert!(output.status.success(), "{}", text(&output.stderr));
+            assert!(injected || !flags.is_empty());
+            assert_eq!(fixture.json(&format!("verify {name}"))["good"], true);
+        }
     }
     assert_eq!(fixture.names(), ["model", "model.df11", "new", "new.df11", "other", "other.df11"]);
 }
@@ -159,41 +156,37 @@ fn a_folder_that_cannot_be_synced_is_an_error() {
         return;
     }
     let fixture = Fixture::new();
-    let container = fixture.arg("model.df11");
-    let one = fixture.model.join("model-00001-of-00002.safetensors");
-    let single = fixture.arg("one.df11");
-    good(&["compress", one.to_str().unwrap(), "-o", &single]);
-    let [file, folder, back, plain] =
-        ["new.df11", "new", "back", "new.safetensors"].map(|name| fixture.arg(name));
-    for arguments in [
-        ["compress", &fixture.arg("model"), "-o", &file],
-        ["compress", &fixture.arg("model"), "-o", &folder],
-        ["decompress", &container, "-o", &back],
-        ["decompress", &single, "-o", &plain],
+    fixture.good("compress model/model-00001-of-00002.safetensors -o one.df11");
+    for (source, out) in [
+        ("compress model", "new.df11"),
+        ("compress model", "new"),
+        ("decompress model.df11", "back"),
+        ("decompress one.df11", "new.safetensors"),
     ] {
+        let line = &format!("{source} -o {}", fixture.arg(out));
+        let remove = || {
+            let out = fixture.path(out);
+            if out.is_dir() { fs::remove_dir_all(&out) } else { fs::remove_file(&out) }
+        };
         // The last sync of each run is that of the output's folder.
-        let syncs = count_of_syncs(&arguments);
-        let out = PathBuf::from(arguments[3]);
-        if out.is_dir() { fs::remove_dir_all(&out) } else { fs::remove_file(&out) }.unwrap();
-        let (output, injected) = inject(&[&format!("fsync:error=EIO:when={syncs}")], &arguments);
-        assert!(injected, "{arguments:?}");
-        assert_fails(&output, 2, &["syncing", fixture.folder.path().to_str().unwrap()]);
+        let syncs = count_of_syncs(&fixture, line);
+        remove().unwrap();
+        let (output, injected) =
+            inject(&fixture, &[&format!("fsync:error=EIO:when={syncs}")], line);
+        assert!(injected, "{line}");
+        assert_fails(&output, 2, &["syncing", fixture.root().to_str().unwrap()]);
         // Some file systems cannot sync folders, which is no error.
-        let _ = if out.is_dir() { fs::remove_dir_all(&out) } else { fs::remove_file(&out) };
-        let (output, _) = inject(&[&format!("fsync:error=EINVAL:when={syncs}")], &arguments);
+        let _ = remove();
+        let (output, _) = inject(&fixture, &[&format!("fsync:error=EINVAL:when={syncs}")], line);
         assert!(output.status.success(), "{}", text(&output.stderr));
     }
 }
 
-fn count_of_syncs(arguments: &[&str]) -> usize {
-    let log = tempfile::NamedTempFile::new().unwrap();
-    let mut command = Command::new("strace");
-    command.args(["-f", "-qq", "-y", "-e", "trace=fsync", "-o"]).arg(log.path()).arg(BINARY);
-    let output = command.args(arguments).stdin(Stdio::null()).output().unwrap();
+fn count_of_syncs(fixture: &Fixture, line: &str) -> usize {
+    let (output, log) = trace(fixture, &["-etrace=fsync".to_owned()], line);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let log = fs::read_to_string(log.path()).unwrap();
     let syncs: Vec<&str> = log.lines().filter(|line| line.contains("fsync(")).collect();
-    let parent = Path::new(arguments[3]).parent().unwrap().to_str().unwrap();
-    assert!(syncs.last().unwrap().contains(&format!("<{parent}>")), "{arguments:?}: {syncs:?}");
+    let folder = format!("<{}>", fixture.root().display());
+    assert!(syncs.last().unwrap().contains(&folder), "{line}: {syncs:?}");
     syncs.len()
 }

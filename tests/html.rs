@@ -10,7 +10,7 @@ mod container;
 
 use std::{fs, path::Path, process::Command};
 
-use command::{Fixture, fails, good, json, text};
+use command::{Folder, text};
 use container::{Item, normal_weights, prefix};
 use df11::Dtype;
 use serde_json::Value;
@@ -18,21 +18,26 @@ use serde_json::Value;
 /// Names that would be markup, or the end of the data.
 const HOSTILE: &str = "</script><script>document.title='ran'</script><!--";
 
-/// A page of a container of these tensors.
-fn page(fixture: &Fixture, name: &str, items: &[Item]) -> String {
-    let (file, out) =
-        (fixture.arg(&format!("{name}.safetensors")), fixture.arg(&format!("{name}.df11")));
+/// A container of these tensors.
+fn compressed(folder: &Folder, name: &str, items: &[Item]) {
     let mut bytes = prefix(items.iter());
     for item in items {
         bytes.extend_from_slice(&item.data);
     }
-    fs::write(&file, bytes).unwrap();
-    json(&["compress", &file, "-o", &out]);
-    out
+    folder.write(&format!("{name}.safetensors"), bytes);
+    folder.json(&format!("compress {name}.safetensors -o {name}.df11"));
 }
 
 fn weights(name: &str, seed: u64) -> Item {
     Item::raw(name, Dtype::BF16, &[256, 128], normal_weights(256 * 128, seed))
+}
+
+/// A folder with a container of a matrix, and of a tensor with a hostile name.
+fn tiny() -> Folder {
+    let folder = Folder::new();
+    let hostile = Item::raw(HOSTILE, Dtype::F32, &[4], vec![0; 16]);
+    compressed(&folder, "tiny", &[weights("a.weight", 1), hostile]);
+    folder
 }
 
 /// The page as a browser has drawn it, after `script` has run in it; `None` if there is no
@@ -80,13 +85,10 @@ fn text_of<'a>(dom: &'a str, id: &str) -> &'a str {
 
 #[test]
 fn the_page_is_whole_in_itself() {
-    let fixture = Fixture::new();
-    let items = [weights("a.weight", 1), Item::raw(HOSTILE, Dtype::F32, &[4], vec![0; 16])];
-    let container = page(&fixture, "tiny", &items);
-    let html = fixture.arg("page.html");
-    let said = good(&["inspect", &container, "--html", &html]);
+    let folder = tiny();
+    let said = folder.good("inspect tiny.df11 --html page.html");
     assert!(said.contains("html"), "{said}");
-    let page = fs::read_to_string(&html).unwrap();
+    let page = fs::read_to_string(folder.path("page.html")).unwrap();
     assert!(page.contains("default-src 'none'"));
     for word in [" src=", " href=", "@import", "url(", "fetch(", "XMLHttpRequest"] {
         assert!(!page.contains(word), "{word}: the page loads something");
@@ -102,18 +104,15 @@ fn the_page_is_whole_in_itself() {
         .collect();
     assert!(names.contains(&HOSTILE) && names.contains(&"a.weight"), "{names:?}");
 
-    fails(&["inspect", &container, "--html", &html], 2, &["exists", "--force"]);
-    good(&["inspect", &container, "--html", &html, "--force"]);
-    fails(&["inspect", &container, "--html", &fixture.arg("page.svg")], 2, &["end it in .html"]);
+    folder.fails("inspect tiny.df11 --html page.html", 2, &["exists", "--force"]);
+    folder.good("inspect tiny.df11 --html page.html --force");
+    folder.fails("inspect tiny.df11 --html page.svg", 2, &["end it in .html"]);
 }
 
 #[test]
 fn a_browser_draws_it() {
-    let fixture = Fixture::new();
-    let items = [weights("a.weight", 1), Item::raw(HOSTILE, Dtype::F32, &[4], vec![0; 16])];
-    let container = page(&fixture, "tiny", &items);
-    let html = fixture.path("page.html");
-    good(&["inspect", &container, "--html", html.to_str().unwrap()]);
+    let folder = tiny();
+    folder.good("inspect tiny.df11 --html page.html");
     // As a person at the keyboard: search, clear, sort, choose a bar, change the theme.
     let script = r##"
         const press = (key, on = document.activeElement) =>
@@ -144,7 +143,7 @@ fn a_browser_draws_it() {
         said.sort = document.querySelector("[aria-sort=ascending]").textContent;
         document.body.append(make("pre", { id: "said" }, JSON.stringify(said)));
     "##;
-    let Some(dom) = drawn(&html, script) else { return };
+    let Some(dom) = drawn(&folder.path("page.html"), script) else { return };
     assert_ne!(text_of(&dom, "title"), "ran");
     assert_eq!(dom.matches("<title>tiny.df11</title>").count(), 1, "no name is run");
     let said: Value = serde_json::from_str(text_of(&dom, "said")).unwrap();
@@ -159,20 +158,13 @@ fn a_browser_draws_it() {
 
 #[test]
 fn two_containers_are_compared() {
-    let fixture = Fixture::new();
-    let one = page(
-        &fixture,
-        "one",
-        &[weights("a.weight", 1), weights("b.weight", 2), weights("c.weight", 3)],
-    );
-    let two = page(
-        &fixture,
-        "two",
-        &[weights("a.weight", 1), weights("b.weight", 9), weights("d.weight", 4)],
-    );
-    let html = fixture.path("page.html");
-    good(&["inspect", &one, &two, "--html", html.to_str().unwrap()]);
-    let Some(dom) = drawn(&html, "") else { return };
+    let folder = Folder::new();
+    let shared = weights("a.weight", 1);
+    let one = [shared.clone(), weights("b.weight", 2), weights("c.weight", 3)];
+    compressed(&folder, "one", &one);
+    compressed(&folder, "two", &[shared, weights("b.weight", 9), weights("d.weight", 4)]);
+    folder.good("inspect one.df11 two.df11 --html page.html");
+    let Some(dom) = drawn(&folder.path("page.html"), "") else { return };
     assert_eq!(text_of(&dom, "title"), "one.df11 and two.df11");
     for row in [
         "in two.df11 too, with the same bits</td><td class=\"\">1<",

@@ -1,11 +1,16 @@
 //! Imports point up the table of ARCHITECTURE.md: what `src/` imports, held against its column "may
 //! use".
 
+#[path = "support/files.rs"]
+mod files;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
+
+use files::files;
 
 /// For each module, those that it may use; `None` for all of the public API.
 type Layers = BTreeMap<String, Option<BTreeSet<String>>>;
@@ -138,15 +143,12 @@ fn named(path: &Path, names: &BTreeMap<String, String>, layers: &Layers) -> BTre
         .collect()
 }
 
-fn files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
+/// The files in a folder of `src/`, or in all of it.
+fn sources(folder: &str) -> Vec<PathBuf> {
+    let src = root().join("src").join(folder);
+    let mut paths: Vec<PathBuf> = files(&src).into_keys().map(|name| src.join(name)).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    paths
 }
 
 #[test]
@@ -168,11 +170,9 @@ fn every_module_has_a_row() {
 fn imports_point_up_the_table() {
     let (layers, names, src) = (layers(), root_names(), root().join("src"));
     assert_eq!(names.get("Model").map(String::as_str), Some("open"), "{names:?}");
-    let mut found = Vec::new();
-    files(&src, &mut found);
     let mut wrong = Vec::new();
     let mut seen = 0;
-    for path in &found {
+    for path in &sources("") {
         let relative = path.strip_prefix(&src).unwrap();
         let module = relative.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs");
         let Some(Some(allowed)) = layers.get(module) else { continue };
@@ -189,9 +189,7 @@ fn imports_point_up_the_table() {
 #[test]
 fn the_command_uses_the_library_as_others_do() {
     let (layers, names) = (layers(), root_names());
-    let mut found = Vec::new();
-    files(&root().join("src/cli"), &mut found);
-    for path in found {
+    for path in sources("cli") {
         let used = named(&path, &names, &layers);
         assert!(used.iter().all(|used| used == "cli"), "{} uses {used:?}", path.display());
     }

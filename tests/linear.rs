@@ -19,7 +19,7 @@ use df11::{
     },
     hazmat::gpu::{FastPacker, TableAddresses, TileAddresses},
 };
-use stand_in::{child, compile, functions, in_child, is_child, run_child};
+use stand_in::{child, compile, devices, functions, in_child, run_child};
 
 fn sample() -> df11::Model {
     let tile = |name, rows: u64, columns: u64| {
@@ -64,10 +64,8 @@ fn fast(matrix: &Matrix) -> Matrix {
 
 #[test]
 fn matrices_know_their_sizes() {
-    if !is_child("matrices_know_their_sizes", 1) {
-        return;
-    }
-    let model = load(&Device::open(0).unwrap());
+    let Some([device]) = devices("matrices_know_their_sizes") else { return };
+    let model = load(&device);
     for (name, rows, columns) in
         [("a", 100, 520), ("tied", 100, 520), ("stack", 96, 520), ("wide", 40, 4096)]
     {
@@ -92,10 +90,7 @@ fn matrices_know_their_sizes() {
 
 #[test]
 fn other_tensors_are_no_matrices() {
-    if !is_child("other_tensors_are_no_matrices", 1) {
-        return;
-    }
-    let device = Device::open(0).unwrap();
+    let Some([device]) = devices("other_tensors_are_no_matrices") else { return };
     let model = load(&device);
     for (name, remedy) in [
         ("folded", "GpuModel::program"),
@@ -115,10 +110,8 @@ fn other_tensors_are_no_matrices() {
 
 #[test]
 fn slices_are_matrices_of_their_own() {
-    if !is_child("slices_are_matrices_of_their_own", 1) {
-        return;
-    }
-    let model = load(&Device::open(0).unwrap());
+    let Some([device]) = devices("slices_are_matrices_of_their_own") else { return };
+    let model = load(&device);
     let whole = model.matrix("a").unwrap();
     let size = |matrix: &Matrix| (matrix.row_count(), matrix.column_count());
     let low = whole.rows(32..100).unwrap();
@@ -145,14 +138,11 @@ fn slices_are_matrices_of_their_own() {
 
 #[test]
 fn products_are_prepared_and_checked() {
-    if !is_child("products_are_prepared_and_checked", 2) {
-        return;
-    }
-    let device = Device::open(0).unwrap();
+    let Some([device, second]) = devices("products_are_prepared_and_checked") else { return };
     let model = load(&device);
     let [a, b, narrow, wide] =
         ["a", "b", "narrow", "wide"].map(|name| fast(&model.matrix(name).unwrap()));
-    let other = fast(&load(&Device::open(1).unwrap()).matrix("a").unwrap());
+    let other = fast(&load(&second).matrix("a").unwrap());
     assert!(refused(Linear::new(&[])).contains("name one matrix or more"));
     assert!(
         refused(Linear::new(&[a.clone(), narrow.clone()]))
@@ -218,14 +208,11 @@ fn products_are_prepared_and_checked() {
 
 #[test]
 fn experts_are_prepared_and_checked() {
-    if !is_child("experts_are_prepared_and_checked", 2) {
-        return;
-    }
-    let device = Device::open(0).unwrap();
+    let Some([device, second]) = devices("experts_are_prepared_and_checked") else { return };
     let model = load(&device);
     let [stack, a, narrow] =
         ["stack", "a", "narrow"].map(|name| fast(&model.matrix(name).unwrap()));
-    let other = fast(&load(&Device::open(1).unwrap()).matrix("stack").unwrap());
+    let other = fast(&load(&second).matrix("stack").unwrap());
     let experts = stack.split_rows(3).unwrap();
     assert!(experts.iter().all(|expert| (expert.row_count(), expert.column_count()) == (32, 520)));
     assert!(refused(stack.split_rows(5)).contains("96 rows of \"stack\" are not 5 parts"));
@@ -277,10 +264,9 @@ const AT: TileAddresses = TileAddresses {
 
 #[test]
 fn matrices_in_memory_of_the_caller_are_checked() {
-    if !is_child("matrices_in_memory_of_the_caller_are_checked", 2) {
+    let Some([device, second]) = devices("matrices_in_memory_of_the_caller_are_checked") else {
         return;
-    }
-    let device = Device::open(0).unwrap();
+    };
     let (stream, status) = (device.context().new_stream().unwrap(), Status::new(&device).unwrap());
     // SAFETY: the stand-in runs no kernels, so that nothing is read or written; so for all that
     // follows.
@@ -328,7 +314,7 @@ fn matrices_in_memory_of_the_caller_are_checked() {
     decode_all(&[]).unwrap();
     decode_all(&all.repeat(9)).unwrap();
     assert!(refused(decode_all(&[(&stored, 8)])).contains("256 bytes"));
-    let other = tiles(&Device::open(1).unwrap(), (100, 520), AT).unwrap();
+    let other = tiles(&second, (100, 520), AT).unwrap();
     assert!(refused(decode_all(&[(&stored, 256), (&other, 256)])).contains("different GPUs"));
 
     assert!(refused(GroupedLinear::of_parts(&stored, 1)).contains("in the fast layout"));
@@ -341,10 +327,7 @@ fn matrices_in_memory_of_the_caller_are_checked() {
 
 #[test]
 fn packers_take_strips_in_order() {
-    if !is_child("packers_take_strips_in_order", 1) {
-        return;
-    }
-    let device = Device::open(0).unwrap();
+    let Some([device]) = devices("packers_take_strips_in_order") else { return };
     let stream = device.context().new_stream().unwrap();
     // SAFETY: the stand-in runs no kernels, so that nothing is read or written; so for all that
     // follows.
@@ -369,10 +352,7 @@ fn packers_take_strips_in_order() {
 
 #[test]
 fn tables_and_arrays_come_to_the_caller() {
-    if !is_child("tables_and_arrays_come_to_the_caller", 1) {
-        return;
-    }
-    let device = Device::open(0).unwrap();
+    let Some([device]) = devices("tables_and_arrays_come_to_the_caller") else { return };
     let stream = device.context().new_stream().unwrap();
     let table = TableAddresses { codebook: 2, codebook_bytes: 30, table: 16 };
     // SAFETY: the stand-in runs no kernels, so that nothing is read or written.
@@ -403,11 +383,7 @@ fn tables_and_arrays_come_to_the_caller() {
 /// waits.
 #[test]
 fn calls_allocate_nothing_and_wait_for_nothing() {
-    const NAME: &str = "calls_allocate_nothing_and_wait_for_nothing";
-    if !is_child(NAME, 1) {
-        return;
-    }
-    let device = Device::open(0).unwrap();
+    let Some([device]) = devices("calls_allocate_nothing_and_wait_for_nothing") else { return };
     let model = load(&device);
     let matrices: Vec<Matrix> = ["a", "b", "stack"]
         .into_iter()

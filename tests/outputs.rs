@@ -6,8 +6,8 @@ mod command;
 
 use std::{
     fs, io,
-    path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    path::Path,
+    process::{Child, Output, Stdio},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -16,16 +16,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use command::{BINARY, Fixture, assert_fails, df11, fails, good, json, names, text};
+use command::{Fixture, Folder, assert_fails, names, text};
 use df11::{
     CompressOptions, Error, Layout, Level, ReadAt, Source, hazmat::demo, source::WeightsFile,
 };
 
 /// Starts the command.
-fn start(arguments: &[&str]) -> Child {
-    let mut command = Command::new(BINARY);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().unwrap()
+fn start(folder: &Folder, line: &str) -> Child {
+    folder.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// Waits until work has begun in a folder, which shows in a temporary file or folder.
@@ -40,155 +38,125 @@ fn wait_for_part(folder: &Path) {
     panic!("no work in a minute");
 }
 
-/// A folder with a model that takes some time: its checkpoint, container and folder of shards.
-struct Big {
-    fixture: Fixture,
-    model: String,
-    container: String,
-    shards: String,
-}
-
-impl Big {
-    fn new() -> Self {
-        let fixture = Fixture::new();
-        let store = fixture.path("big");
-        fs::create_dir(&store).unwrap();
-        let model = demo::checkpoint(&store, demo::DEMO, 1).unwrap();
-        let model = model.to_str().unwrap().to_owned();
-        let [container, shards] = ["big/model.df11", "big/shards"].map(|name| fixture.arg(name));
-        good(&["compress", &model, "-o", &container, "--no-verify"]);
-        good(&["compress", &model, "-o", &shards, "--no-verify"]);
-        Self { fixture, model, container, shards }
-    }
+/// A fixture with the checkpoint of a model that takes some time, in `big/model`.
+fn big() -> Fixture {
+    let fixture = Fixture::new();
+    fs::create_dir(fixture.path("big")).unwrap();
+    demo::checkpoint(&fixture.path("big"), demo::DEMO, 1).unwrap();
+    fixture
 }
 
 #[test]
 fn what_appears_under_the_outputs_name_meanwhile_stays() {
-    let big = Big::new();
-    let out = |name: &str| big.fixture.arg(name);
-    let [file, folder, plain] = [out("new.df11"), out("new"), out("new.safetensors")];
-    let single = out("big/one.df11");
-    let one = Path::new(&big.model).join("model-00001-of-00002.safetensors");
-    good(&["compress", one.to_str().unwrap(), "-o", &single, "--no-verify"]);
-    let before = big.fixture.names();
-    for arguments in [
-        ["compress", &big.model, "-o", &file, "--threads=1"],
-        ["compress", &big.model, "-o", &folder, "--threads=1"],
-        ["convert", &big.container, &file, "--layout=gap", "--threads=1"],
-        ["convert", &big.shards, &folder, "--layout=gap", "--threads=1"],
-        ["decompress", &big.container, "-o", &folder, "--threads=1"],
-        ["decompress", &single, "-o", &plain, "--threads=1"],
+    let big = big();
+    for (source, out) in [
+        ("big/model", "big/model.df11"),
+        ("big/model", "big/shards"),
+        ("big/model/model-00001-of-00002.safetensors", "big/one.df11"),
     ] {
-        let output = PathBuf::from(arguments.into_iter().find(|a| a.contains("/new")).unwrap());
-        let child = start(&arguments);
-        wait_for_part(big.fixture.folder.path());
-        let precious = if output.extension().is_none() {
-            fs::create_dir(&output).unwrap();
-            output.join("precious")
-        } else {
-            output.clone()
-        };
-        fs::write(&precious, "precious").unwrap();
+        big.good(&format!("compress {source} -o {out} --no-verify"));
+    }
+    let before = big.names();
+    for (line, output) in [
+        ("compress big/model -o new.df11", "new.df11"),
+        ("compress big/model -o new", "new"),
+        ("convert big/model.df11 new.df11 --layout=gap", "new.df11"),
+        ("convert big/shards new --layout=gap", "new"),
+        ("decompress big/model.df11 -o new", "new"),
+        ("decompress big/one.df11 -o new.safetensors", "new.safetensors"),
+    ] {
+        let child = start(&big, &format!("{line} --threads=1"));
+        wait_for_part(big.root());
+        let is_folder = output == "new";
+        let precious = if is_folder { "new/precious" } else { output };
+        big.write(precious, "precious");
         assert_fails(&child.wait_with_output().unwrap(), 2, &["exists", "--force"]);
-        assert_eq!(fs::read(&precious).unwrap(), b"precious", "{arguments:?}");
-        if output.is_dir() { fs::remove_dir_all(&output) } else { fs::remove_file(&output) }
-            .unwrap();
-        assert_eq!(big.fixture.names(), before, "{arguments:?}");
+        assert_eq!(big.read(precious), b"precious", "{line}");
+        let output = big.path(output);
+        if is_folder { fs::remove_dir_all(output) } else { fs::remove_file(output) }.unwrap();
+        assert_eq!(big.names(), before, "{line}");
     }
 }
 
 #[test]
 fn an_empty_folder_that_appears_meanwhile_is_no_output_either() {
-    let big = Big::new();
-    let folder = big.fixture.arg("new");
-    let child = start(&["compress", &big.model, "-o", &folder, "--no-verify"]);
-    wait_for_part(big.fixture.folder.path());
-    fs::create_dir(&folder).unwrap();
+    let big = big();
+    let child = start(&big, "compress big/model -o new --no-verify");
+    wait_for_part(big.root());
+    fs::create_dir(big.path("new")).unwrap();
     assert_fails(&child.wait_with_output().unwrap(), 2, &["exists", "--force"]);
-    assert!(names(Path::new(&folder)).is_empty());
+    assert!(names(&big.path("new")).is_empty());
 }
 
 #[test]
 fn of_two_writers_to_one_name_one_wins() {
-    let big = Big::new();
-    for name in ["new.df11", "new"] {
-        let out = big.fixture.arg(name);
-        let arguments = ["compress", &big.model, "-o", &out, "--threads=1", "--no-verify"];
-        let writers = [start(&arguments), start(&arguments)];
+    let big = big();
+    for out in ["new.df11", "new"] {
+        let line = format!("compress big/model -o {out} --threads=1 --no-verify");
+        let writers = [start(&big, &line), start(&big, &line)];
         let outputs = writers.map(|writer| writer.wait_with_output().unwrap());
         let (won, lost): (Vec<&Output>, Vec<&Output>) =
             outputs.iter().partition(|output| output.status.success());
         assert_eq!((won.len(), lost.len()), (1, 1), "{outputs:?}");
         assert_fails(lost[0], 2, &["exists"]);
-        assert_eq!(json(&["verify", &out])["good"], true);
+        assert_eq!(big.json(&format!("verify {out}"))["good"], true);
     }
-    assert_eq!(big.fixture.names(), ["big", "model", "model.df11", "new", "new.df11"]);
+    assert_eq!(big.names(), ["big", "model", "model.df11", "new", "new.df11"]);
 }
 
 #[test]
 fn a_picture_replaces_what_is_there_only_by_force() {
     let fixture = Fixture::new();
-    let (container, picture) = (fixture.arg("model.df11"), fixture.arg("picture.svg"));
-    fs::write(&picture, "precious").unwrap();
-    let arguments = ["inspect", &container, "--picture", &picture];
-    fails(&arguments, 2, &["exists", "--force"]);
-    assert_eq!(fs::read(&picture).unwrap(), b"precious");
-    good(&[&arguments[..], &["--force"]].concat());
-    assert!(fs::read(&picture).unwrap().starts_with(b"<svg "));
+    fixture.write("picture.svg", "precious");
+    fixture.fails("inspect model.df11 --picture picture.svg", 2, &["exists", "--force"]);
+    assert_eq!(fixture.read("picture.svg"), b"precious");
+    fixture.good("inspect model.df11 --picture picture.svg --force");
+    assert!(fixture.read("picture.svg").starts_with(b"<svg "));
     assert_eq!(fixture.names(), ["model", "model.df11", "picture.svg"]);
 }
 
 /// A folder with weights files of these names, of one tensor each.
-fn checkpoint(folder: &Path, files: &[&str]) {
-    fs::create_dir_all(folder).unwrap();
+fn checkpoint(fixture: &Fixture, folder: &str, files: &[&str]) {
     let mut map = serde_json::Map::new();
     for (index, name) in files.iter().enumerate() {
         let header =
             format!(r#"{{"t{index}":{{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}}}"#);
-        command::safetensors(&folder.join(name), &header, 16);
+        fixture.safetensors(&format!("{folder}/{name}"), &header, 16);
         map.insert(format!("t{index}"), (*name).into());
     }
     let json = serde_json::json!({ "metadata": {}, "weight_map": map });
-    fs::write(folder.join("model.safetensors.index.json"), json.to_string()).unwrap();
+    fixture.write(&format!("{folder}/model.safetensors.index.json"), json.to_string());
 }
 
 #[test]
 fn weights_files_whose_containers_would_share_a_name_are_refused() {
-    let fixture = Fixture::new();
     for files in
         [&["X", "X.safetensors"][..], &["X", "X.safetensors", "Y"], &["a.safetensors", "a"]]
     {
-        let (source, out) = (fixture.path("source"), fixture.path("out"));
-        checkpoint(&source, files);
-        let [source_arg, out_arg] = [&source, &out].map(|path| path.to_str().unwrap());
-        let output = df11(&["compress", source_arg, "-o", out_arg]);
+        let fixture = Fixture::new();
+        checkpoint(&fixture, "source", files);
+        let output = fixture.run("compress source -o out");
         assert_fails(&output, 2, &[files[0], files[1], ".df11", "one file"]);
-        assert!(!out.exists());
+        assert!(!fixture.path("out").exists());
         // One container has the paths themselves.
-        let (single, back) = (fixture.arg("single.df11"), fixture.path("back"));
-        good(&["compress", source_arg, "-o", &single]);
-        good(&["decompress", &single, "-o", back.to_str().unwrap()]);
+        fixture.good("compress source -o single.df11");
+        fixture.good("decompress single.df11 -o back");
         for file in files {
-            assert_eq!(fs::read(back.join(file)).unwrap(), fs::read(source.join(file)).unwrap());
+            let [back, source] = ["back", "source"].map(|folder| format!("{folder}/{file}"));
+            assert_eq!(fixture.read(&back), fixture.read(&source));
         }
-        for path in [&source, &back] {
-            fs::remove_dir_all(path).unwrap();
-        }
-        fs::remove_file(single).unwrap();
     }
 }
 
 #[test]
 fn names_without_the_extension_of_safetensors_are_no_problem_by_themselves() {
     let fixture = Fixture::new();
-    let (source, out, back) = (fixture.path("source"), fixture.arg("out"), fixture.path("back"));
-    checkpoint(&source, &["X", "Y.safetensors"]);
-    let report = json(&["compress", source.to_str().unwrap(), "-o", &out]);
-    assert_eq!(report["shards"], 2);
+    checkpoint(&fixture, "source", &["X", "Y.safetensors"]);
+    assert_eq!(fixture.json("compress source -o out")["shards"], 2);
     let made = ["README.md", "X.df11", "Y.df11", "model.safetensors.index.json"];
-    assert_eq!(names(Path::new(&out)), made);
-    good(&["decompress", &out, "-o", back.to_str().unwrap()]);
-    assert_eq!(names(&back), names(&source));
+    assert_eq!(names(&fixture.path("out")), made);
+    fixture.good("decompress out -o back");
+    assert_eq!(names(&fixture.path("back")), names(&fixture.path("source")));
 }
 
 /// Bytes of which one changes after it was read some times.
@@ -279,99 +247,73 @@ fn a_source_that_changes_between_the_passes_is_noticed_and_named() {
 #[test]
 fn force_replaces_a_folder_only_if_it_knows_every_file_in_it() {
     let fixture = Fixture::new();
-    let [model, out, back] = ["model", "out", "back"].map(|name| fixture.arg(name));
-    let compress = ["compress", &model, "-o", &out, "--force"];
-    let decompress = ["decompress", &out, "-o", &back, "--force"];
-    for arguments in [compress, decompress] {
-        good(&arguments);
-        good(&arguments);
-        let folder = Path::new(arguments[3]);
-        let before = names(folder);
-        for (name, is_folder) in
-            [("notes.txt", false), (".hidden", false), ("photos/cat.jpg", true)]
-        {
-            let precious = folder.join(name);
-            fs::create_dir_all(precious.parent().unwrap()).unwrap();
-            fs::write(&precious, "precious").unwrap();
-            fails(&arguments, 2, &[name, "not part of an earlier output"]);
-            assert_eq!(fs::read(&precious).unwrap(), b"precious");
-            fs::remove_file(&precious).unwrap();
-            if is_folder {
-                fs::remove_dir(precious.parent().unwrap()).unwrap();
-            }
+    for (line, folder) in
+        [("compress model -o out --force", "out"), ("decompress out -o back --force", "back")]
+    {
+        fixture.good(line);
+        fixture.good(line);
+        let before = names(&fixture.path(folder));
+        for name in ["notes.txt", ".hidden", "photos/cat.jpg"] {
+            let precious = format!("{folder}/{name}");
+            fixture.write(&precious, "precious");
+            fixture.fails(line, 2, &[name, "not part of an earlier output"]);
+            assert_eq!(fixture.read(&precious), b"precious");
+            fs::remove_file(fixture.path(&precious)).unwrap();
+            let _ = fs::remove_dir(fixture.path(&format!("{folder}/photos")));
         }
         // Of the same model, but no shard of it, or none that this output would have.
-        let other = folder.join("other.df11");
-        fs::copy(&fixture.container, &other).unwrap();
-        fails(&arguments, 2, &[".df11", "not part of an earlier output"]);
-        assert_eq!(fs::read(&other).unwrap(), fs::read(&fixture.container).unwrap());
-        fs::remove_file(&other).unwrap();
-        good(&arguments);
-        assert_eq!(names(folder), before);
+        let other = format!("{folder}/other.df11");
+        fixture.write(&other, fixture.read("model.df11"));
+        fixture.fails(line, 2, &[".df11", "not part of an earlier output"]);
+        assert_eq!(fixture.read(&other), fixture.read("model.df11"));
+        fs::remove_file(fixture.path(&other)).unwrap();
+        fixture.good(line);
+        assert_eq!(names(&fixture.path(folder)), before);
     }
     // The containers of an earlier output may have other names than the new ones.
-    let single = fixture.path("single");
-    fs::create_dir(&single).unwrap();
-    checkpoint(&single, &["only.safetensors"]);
-    fails(
-        &["compress", &model, "-o", single.to_str().unwrap(), "--force"],
-        2,
-        &["only.safetensors"],
-    );
-    fs::remove_file(single.join("model.safetensors.index.json")).unwrap();
-    fs::write(single.join("notes.md"), "as it was").unwrap();
-    fs::remove_file(Path::new(&out).join("config.json")).unwrap();
-    good(&["compress", single.to_str().unwrap(), "-o", &fixture.arg("small")]);
-    good(&["compress", &model, "-o", &fixture.arg("small"), "--force"]);
-    assert_eq!(json(&["verify", &fixture.arg("small")])["good"], true);
+    checkpoint(&fixture, "single", &["only.safetensors"]);
+    fixture.fails("compress model -o single --force", 2, &["only.safetensors"]);
+    fs::remove_file(fixture.path("single/model.safetensors.index.json")).unwrap();
+    fixture.write("single/notes.md", "as it was");
+    fixture.good("compress single -o small");
+    fixture.good("compress model -o small --force");
+    assert_eq!(fixture.json("verify small")["good"], true);
 }
 
 #[test]
 fn outputs_that_could_not_be_opened_again_are_refused() {
     let fixture = Fixture::new();
-    let [model, leftover, out] =
-        ["model", ".df11-aB3dEf.part", "out"].map(|name| fixture.arg(name));
-    fails(&["compress", &model, "-o", &leftover], 2, &["name of temporary files"]);
-    good(&["compress", &model, "-o", &out]);
-    let inside = fixture.arg("out/again");
-    fails(&["convert", &out, &inside], 2, &["lies in the folder that is converted"]);
-    assert_eq!(json(&["verify", &out])["good"], true);
-    let hidden = fixture.path(".hidden.safetensors");
-    let shard = fixture.path("model/model-00001-of-00002.safetensors");
-    fs::copy(shard, &hidden).unwrap();
-    fails(
-        &["compress", hidden.to_str().unwrap(), "-o", &fixture.arg("shown")],
-        2,
-        &["would be hidden"],
-    );
+    fixture.fails("compress model -o .df11-aB3dEf.part", 2, &["name of temporary files"]);
+    fixture.good("compress model -o out");
+    fixture.fails("convert out out/again", 2, &["lies in the folder that is converted"]);
+    assert_eq!(fixture.json("verify out")["good"], true);
+    fixture.write(".hidden.safetensors", fixture.read("model/model-00001-of-00002.safetensors"));
+    fixture.fails("compress .hidden.safetensors -o shown", 2, &["would be hidden"]);
     assert!(!fixture.path("shown").exists());
 }
 
 #[test]
 fn force_does_not_delete_what_is_like_an_earlier_output() {
     let fixture = Fixture::new();
-    let [model, out] = ["model", "out"].map(|name| fixture.arg(name));
-    let arguments = ["compress", &model, "-o", &out, "--force"];
+    let line = "compress model -o out --force";
+    let refused = |name: &str| fixture.fails(line, 2, &[name, "not part of an earlier output"]);
     // Containers by themselves that somebody keeps there: of a folder, and of one file.
-    fs::create_dir(&out).unwrap();
-    let (whole, lone) = (fixture.path("out/precious.df11"), fixture.path("out/lone.df11"));
-    let shard = fixture.path("lone.safetensors");
-    fs::copy(fixture.path("model/model-00001-of-00002.safetensors"), &shard).unwrap();
-    fs::copy(&fixture.container, &whole).unwrap();
-    fails(&arguments, 2, &["precious.df11", "not part of an earlier output"]);
-    fs::remove_file(&whole).unwrap();
-    good(&["compress", shard.to_str().unwrap(), "-o", lone.to_str().unwrap()]);
-    fails(&arguments, 2, &["lone.df11", "not part of an earlier output"]);
-    fs::remove_file(&lone).unwrap();
+    fixture.write("out/precious.df11", fixture.read("model.df11"));
+    refused("precious.df11");
+    fs::remove_file(fixture.path("out/precious.df11")).unwrap();
+    fixture.write("lone.safetensors", fixture.read("model/model-00001-of-00002.safetensors"));
+    fixture.good("compress lone.safetensors -o out/lone.df11");
+    refused("lone.df11");
+    fs::remove_file(fixture.path("out/lone.df11")).unwrap();
     // A side file of an earlier output that has been edited since, and is in the new one no more.
-    fs::write(fixture.path("model/notes.md"), "as it was").unwrap();
-    good(&arguments);
+    fixture.write("model/notes.md", "as it was");
+    fixture.good(line);
     fs::remove_file(fixture.path("model/notes.md")).unwrap();
-    fs::write(fixture.path("out/notes.md"), "edited").unwrap();
-    fails(&arguments, 2, &["notes.md", "not part of an earlier output"]);
-    assert_eq!(fs::read(fixture.path("out/notes.md")).unwrap(), b"edited");
-    fs::write(fixture.path("out/notes.md"), "as it was").unwrap();
-    good(&arguments);
+    fixture.write("out/notes.md", "edited");
+    refused("notes.md");
+    assert_eq!(fixture.read("out/notes.md"), b"edited");
+    fixture.write("out/notes.md", "as it was");
+    fixture.good(line);
     assert!(!fixture.path("out/notes.md").exists());
 }
 
@@ -379,115 +321,93 @@ fn force_does_not_delete_what_is_like_an_earlier_output() {
 #[test]
 fn force_does_not_delete_links_and_what_is_no_file() {
     let fixture = Fixture::new();
-    let [model, out] = ["model", "out"].map(|name| fixture.arg(name));
-    let arguments = ["compress", &model, "-o", &out, "--force"];
-    good(&arguments);
-    let config = Path::new(&out).join("config.json");
+    let line = "compress model -o out --force";
+    fixture.good(line);
+    let config = fixture.path("out/config.json");
     fs::rename(&config, fixture.path("config.json")).unwrap();
     std::os::unix::fs::symlink(fixture.path("config.json"), &config).unwrap();
-    fails(&arguments, 2, &["config.json", "not part of an earlier output"]);
+    fixture.fails(line, 2, &["config.json", "not part of an earlier output"]);
     fs::remove_file(&config).unwrap();
-    assert!(Command::new("mkfifo").arg(&config).status().unwrap().success());
-    fails(&arguments, 2, &["config.json", "not part of an earlier output"]);
-    let pipe = fixture.arg("pipe.df11");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    fails(&["compress", &model, "-o", &pipe, "--force"], 2, &["pipe.df11", "no regular file"]);
+    assert!(fixture.shell("mkfifo out/config.json pipe.df11").status.success());
+    fixture.fails(line, 2, &["config.json", "not part of an earlier output"]);
+    fixture.fails("compress model -o pipe.df11 --force", 2, &["pipe.df11", "no regular file"]);
 }
 
 #[test]
 fn what_appears_in_a_folder_that_is_being_replaced_stays() {
-    let big = Big::new();
-    let out = big.fixture.arg("big/shards");
-    let child = start(&["compress", &big.model, "-o", &out, "--force", "--threads=1"]);
-    wait_for_part(&big.fixture.path("big"));
-    fs::write(Path::new(&out).join("notes.txt"), "precious").unwrap();
+    let big = big();
+    big.good("compress big/model -o big/shards --no-verify");
+    let child = start(&big, "compress big/model -o big/shards --force --threads=1");
+    wait_for_part(&big.path("big"));
+    big.write("big/shards/notes.txt", "precious");
     let output = child.wait_with_output().unwrap();
     assert_fails(&output, 2, &["notes.txt", "not part of an earlier output"]);
-    assert_eq!(fs::read(Path::new(&out).join("notes.txt")).unwrap(), b"precious");
-    assert_eq!(names(&big.fixture.path("big")), ["model", "model.df11", "shards"]);
+    assert_eq!(big.read("big/shards/notes.txt"), b"precious");
+    assert_eq!(names(&big.path("big")), ["model", "shards"]);
 }
 
 #[test]
 fn a_model_that_lacks_a_shard_is_incomplete_not_good() {
     let fixture = Fixture::new();
-    let out = fixture.arg("out");
-    good(&["compress", &fixture.arg("model"), "-o", &out]);
-    fs::remove_file(Path::new(&out).join("model-00002-of-00002.df11")).unwrap();
+    fixture.good("compress model -o out");
+    fs::remove_file(fixture.path("out/model-00002-of-00002.df11")).unwrap();
     for level in ["structure", "checksums", "full"] {
-        let arguments = ["verify", &out, "--level", level, "--json"];
-        let output = df11(&arguments);
-        assert_fails(
-            &output,
-            2,
-            &["incomplete", "shard 2 of 2", "model-00002-of-00002.safetensors"],
-        );
+        let output = fixture.run(&format!("verify out --level {level} --json"));
+        let file = "model-00002-of-00002.safetensors";
+        assert_fails(&output, 2, &["incomplete", "shard 2 of 2", file]);
         let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((&found["good"], &found["complete"]), (&false.into(), &false.into()), "{found}");
         assert_eq!(found["missing_shards"], serde_json::json!([1]));
-        assert_eq!(found["missing_files"], serde_json::json!(["model-00002-of-00002.safetensors"]));
+        assert_eq!(found["missing_files"], serde_json::json!([file]));
         assert_eq!(found["error"]["exit_code"], 2);
     }
-    let quiet = df11(&["verify", &out, "-q"]);
-    assert_fails(&quiet, 2, &["incomplete"]);
+    assert_fails(&fixture.run("verify out -q"), 2, &["incomplete"]);
     // Damage of what is there comes first.
-    let first = Path::new(&out).join("model-00001-of-00002.df11");
-    let mut bytes = fs::read(&first).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 4;
-    fs::write(&first, bytes).unwrap();
-    fails(&["verify", &out], 1, &["model-00001-of-00002.df11", "damaged"]);
+    fixture.flip_middle_byte("out/model-00001-of-00002.df11");
+    fixture.fails("verify out", 1, &["model-00001-of-00002.df11", "damaged"]);
 }
 
-/// Kills runs in the middle of their work, as many as there are outputs.
+/// Temporary files and folders there.
 #[cfg(unix)]
-fn kill_in_the_middle(big: &Big, outs: &[&str]) {
-    let runs = outs.iter().map(|out| start(&["compress", &big.model, "-o", out, "--threads=1"]));
-    let runs: Vec<Child> = runs.collect();
-    while count_of_parts(big) < outs.len() {
+fn parts(folder: &Folder) -> Vec<String> {
+    let mut names = folder.names();
+    names.retain(|name| name.starts_with(".df11-"));
+    names
+}
+
+#[cfg(unix)]
+#[test]
+fn leftovers_of_killed_runs_are_found_told_and_removed() {
+    let big = big();
+    let outs = ["new.df11", "new"];
+    let runs = outs.map(|out| start(&big, &format!("compress big/model -o {out} --threads=1")));
+    while parts(&big).len() < runs.len() {
         thread::sleep(Duration::from_micros(200));
     }
     for mut run in runs {
         run.kill().unwrap();
         run.wait().unwrap();
     }
-}
-
-#[cfg(unix)]
-fn count_of_parts(big: &Big) -> usize {
-    big.fixture.names().iter().filter(|name| name.starts_with(".df11-")).count()
-}
-
-#[cfg(unix)]
-#[test]
-fn leftovers_of_killed_runs_are_found_told_and_removed() {
-    let big = Big::new();
-    kill_in_the_middle(&big, &[&big.fixture.arg("new.df11"), &big.fixture.arg("new")]);
-    let parts: Vec<String> =
-        big.fixture.names().into_iter().filter(|name| name.starts_with(".df11-")).collect();
-    assert_eq!(parts.len(), 2);
-    let folder = big.fixture.folder.path().to_str().unwrap();
-    let found = json(&["doctor", "--folder", folder]);
+    let left = parts(&big);
+    assert_eq!(left.len(), 2);
+    let found = big.json("doctor --folder .");
     let check = &found["checks"]["leftovers"];
     assert_eq!(check["status"], "warn", "{check}");
-    assert!(parts.iter().all(|part| check["value"].to_string().contains(part.as_str())), "{check}");
+    assert!(left.iter().all(|part| check["value"].to_string().contains(part.as_str())), "{check}");
 
     // What a run still uses is nobody's leftover, and is there till its end.
-    let slow = start(&["compress", &big.model, "-o", &big.fixture.arg("slow.df11"), "--threads=1"]);
+    let slow = start(&big, "compress big/model -o slow.df11 --threads=1");
     // It removes the leftovers itself.
-    while count_of_parts(&big) != 1 || parts.iter().any(|part| big.fixture.path(part).exists()) {
+    while parts(&big).len() != 1 || left.iter().any(|part| big.path(part).exists()) {
         thread::sleep(Duration::from_micros(200));
     }
-    fs::write(big.fixture.path(&parts[0]), "as a killed run leaves it").unwrap();
-    let parts = [parts[0].clone()];
-    let said =
-        df11(&["decompress", &big.fixture.arg("model.df11"), "-o", &big.fixture.arg("back")]);
+    big.write(&left[0], "as a killed run leaves it");
+    let said = big.run("decompress model.df11 -o back");
     assert!(said.status.success(), "{}", text(&said.stderr));
-    for part in &parts {
-        assert!(text(&said.stdout).contains(part.as_str()), "{}", text(&said.stdout));
-    }
+    assert!(text(&said.stdout).contains(&left[0]), "{}", text(&said.stdout));
     assert!(slow.wait_with_output().unwrap().status.success());
-    assert_eq!(big.fixture.names(), ["back", "big", "model", "model.df11", "slow.df11"]);
-    assert_eq!(json(&["doctor", "--folder", folder])["checks"]["leftovers"]["status"], "ok");
+    assert_eq!(big.names(), ["back", "big", "model", "model.df11", "slow.df11"]);
+    assert_eq!(big.json("doctor --folder .")["checks"]["leftovers"]["status"], "ok");
 }
 
 #[cfg(unix)]
@@ -496,20 +416,18 @@ fn nothing_but_leftovers_is_removed() {
     let fixture = Fixture::new();
     let others = [".df11-notes", ".df11-abcdef.part.txt", ".df11-abc-ef.part", "df11-abcdef.part"];
     for name in others {
-        fs::write(fixture.path(name), "precious").unwrap();
+        fixture.write(name, "precious");
     }
     std::os::unix::fs::symlink(&fixture.model, fixture.path(".df11-abcdef.part")).unwrap();
-    fs::create_dir(fixture.path(".df11-old.abcdef")).unwrap();
-    fs::write(fixture.path(".df11-old.abcdef/old"), "an earlier output").unwrap();
-    fs::write(fixture.path(".df11-uvwxyz.part"), "a leftover").unwrap();
-    let found = json(&["compress", &fixture.arg("model"), "-o", &fixture.arg("new.df11")]);
+    fixture.write(".df11-old.abcdef/old", "an earlier output");
+    fixture.write(".df11-uvwxyz.part", "a leftover");
+    let found = fixture.json("compress model -o new.df11");
     assert_eq!(found["removed"].as_array().unwrap().len(), 1, "{found}");
     let left = fixture.names();
     assert!(!left.contains(&".df11-uvwxyz.part".to_owned()));
     for name in others.iter().chain(&[".df11-abcdef.part", ".df11-old.abcdef"]) {
         assert!(left.contains(&(*name).to_owned()), "{name}");
     }
-    let folder = fixture.folder.path().to_str().unwrap();
-    let found = json(&["doctor", "--folder", folder]);
+    let found = fixture.json("doctor --folder .");
     assert!(found["checks"]["leftovers"].to_string().contains(".df11-old.abcdef"), "{found}");
 }

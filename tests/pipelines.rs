@@ -5,19 +5,16 @@
 mod command;
 #[path = "support/container.rs"]
 mod container;
+#[path = "support/files.rs"]
+mod files;
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, ops::Deref, path::Path};
 
-use command::{BINARY, assert_fails, df11, fails, good, json, names, text};
+use command::{Folder, assert_fails, names, text};
 use container::{Item, normal_weights, prefix};
 use df11::Dtype;
+use files::files;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 const MODEL_INDEX: &str = r#"{
   "_class_name": "StableDiffusionXLPipeline",
@@ -33,89 +30,62 @@ const CLIP: &str =
     "{\n  \"architectures\": [\"CLIPTextModel\"],\n  \"model_type\": \"clip_text_model\"\n}\n";
 
 /// A folder with a pipeline in `pipe`, as diffusers saves one.
-struct Fixture {
-    folder: TempDir,
+struct Fixture(Folder);
+
+impl Deref for Fixture {
+    type Target = Folder;
+
+    fn deref(&self) -> &Folder {
+        &self.0
+    }
 }
 
 impl Fixture {
     fn new() -> Self {
-        let fixture = Self { folder: tempfile::tempdir().unwrap() };
-        fixture.write("model_index.json", MODEL_INDEX.as_bytes());
-        fixture.write("scheduler/scheduler_config.json", b"{}\n");
-        fixture.write("tokenizer/vocab.json", b"{\"a\": 0}\n");
+        let fixture = Self(Folder::new());
+        fixture.write("pipe/model_index.json", MODEL_INDEX);
+        fixture.write("pipe/scheduler/scheduler_config.json", "{}\n");
+        fixture.write("pipe/tokenizer/vocab.json", "{\"a\": 0}\n");
         for name in ["text_encoder", "text_encoder_2"] {
-            fixture.write(&format!("{name}/config.json"), CLIP.as_bytes());
+            fixture.write(&format!("pipe/{name}/config.json"), CLIP);
         }
         // Both have the same tensor names, of which no single container may hold two.
         let tensors =
             |seed| [bf16("text_model.a.weight", seed), bf16("text_model.b.weight", seed + 1)];
-        fixture.safetensors("text_encoder/model.safetensors", &tensors(1));
+        fixture.weights("text_encoder/model.safetensors", &tensors(1));
         let [first, second] = tensors(3);
-        fixture.safetensors("text_encoder_2/model-00001-of-00002.safetensors", &[first]);
-        fixture.safetensors("text_encoder_2/model-00002-of-00002.safetensors", &[second]);
+        fixture.weights("text_encoder_2/model-00001-of-00002.safetensors", &[first]);
+        fixture.weights("text_encoder_2/model-00002-of-00002.safetensors", &[second]);
         let index = json!({ "metadata": {}, "weight_map": {
             "text_model.a.weight": "model-00001-of-00002.safetensors",
             "text_model.b.weight": "model-00002-of-00002.safetensors",
         } });
-        fixture.write("text_encoder_2/model.safetensors.index.json", index.to_string().as_bytes());
-        fixture.write("unet/config.json", b"{\"_class_name\": \"UNet2DConditionModel\"}\n");
-        fixture.safetensors("unet/diffusion_pytorch_model.safetensors", &[bf16("down.weight", 5)]);
-        fixture.write("vae/config.json", b"{\"_class_name\": \"AutoencoderKL\"}\n");
+        fixture.write("pipe/text_encoder_2/model.safetensors.index.json", index.to_string());
+        fixture.write("pipe/unet/config.json", "{\"_class_name\": \"UNet2DConditionModel\"}\n");
+        fixture.weights("unet/diffusion_pytorch_model.safetensors", &[bf16("down.weight", 5)]);
+        fixture.write("pipe/vae/config.json", "{\"_class_name\": \"AutoencoderKL\"}\n");
         let raw = Item::raw("decoder.weight", Dtype::F32, &[64, 64], vec![7; 4 * 64 * 64]);
-        fixture.safetensors("vae/diffusion_pytorch_model.safetensors", &[raw]);
+        fixture.weights("vae/diffusion_pytorch_model.safetensors", &[raw]);
         fixture
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// As an argument.
-    fn arg(&self, name: &str) -> String {
-        self.path(name).into_os_string().into_string().unwrap()
-    }
-
-    /// A file of the pipeline.
-    fn write(&self, name: &str, bytes: &[u8]) {
-        let path = self.path("pipe").join(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, bytes).unwrap();
-    }
-
-    fn safetensors(&self, name: &str, items: &[Item]) {
+    /// A weights file of the pipeline.
+    fn weights(&self, name: &str, items: &[Item]) {
         let mut bytes = prefix(items.iter());
         for item in items {
             bytes.extend_from_slice(&item.data);
         }
-        self.write(name, &bytes);
+        self.write(&format!("pipe/{name}"), bytes);
     }
 
     /// The compressed pipeline, in `pipe-df11`.
     fn compress(&self) -> Value {
-        json(&["compress", &self.arg("pipe")])
+        self.json("compress pipe")
     }
 }
 
 fn bf16(name: &str, seed: u64) -> Item {
     Item::raw(name, Dtype::BF16, &[256, 128], normal_weights(256 * 128, seed))
-}
-
-/// All files below a folder, by path.
-fn files(root: &Path) -> BTreeMap<String, Vec<u8>> {
-    fn add(root: &Path, folder: &Path, files: &mut BTreeMap<String, Vec<u8>>) {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                add(root, &path, files);
-            } else {
-                let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
-                files.insert(name, fs::read(path).unwrap());
-            }
-        }
-    }
-    let mut found = BTreeMap::new();
-    add(root, root, &mut found);
-    found
 }
 
 fn names_of(components: &Value) -> Vec<&str> {
@@ -134,7 +104,7 @@ fn a_pipeline_becomes_a_folder_of_models_and_comes_back() {
     let fixture = Fixture::new();
     let original = files(&fixture.path("pipe"));
     let report = fixture.compress();
-    assert_eq!(report["output"], fixture.arg("pipe-df11"));
+    assert_eq!(report["output"], "pipe-df11");
     assert_eq!(names_of(&report["components"]), COMPONENTS);
     let sum = |key: &str| {
         report["components"]
@@ -170,12 +140,11 @@ fn a_pipeline_becomes_a_folder_of_models_and_comes_back() {
     let config: Value = serde_json::from_slice(&made["text_encoder_2/config.json"]).unwrap();
     assert_eq!(config["quantization_config"]["quant_method"], "df11");
 
-    let out = fixture.arg("pipe-df11");
-    let verified = json(&["verify", &out]);
+    let verified = fixture.json("verify pipe-df11");
     assert_eq!((&verified["good"], &verified["complete"]), (&true.into(), &true.into()));
     assert_eq!(names_of(&verified["components"]), COMPONENTS);
     assert_eq!(verified["files"], original.len());
-    let restored = json(&["decompress", &out, "-o", &fixture.arg("back")]);
+    let restored = fixture.json("decompress pipe-df11 -o back");
     assert_eq!(restored["files"], original.len());
     assert!(restored["unchecked"].as_array().unwrap().is_empty(), "{restored}");
     assert!(files(&fixture.path("back")) == original);
@@ -184,114 +153,101 @@ fn a_pipeline_becomes_a_folder_of_models_and_comes_back() {
 #[test]
 fn people_are_told_by_component_and_in_sum() {
     let fixture = Fixture::new();
-    let said = good(&["compress", &fixture.arg("pipe")]);
+    let said = fixture.good("compress pipe");
     for name in ["text_encoder_2", "unet", "total"] {
         assert!(said.lines().any(|line| line.trim_start().starts_with(name)), "{name} in {said}");
     }
     let vae = said.lines().find(|line| line.trim_start().starts_with("vae")).unwrap();
     assert!(vae.contains("F32: stored as it is"), "{said}");
-    let out = fixture.arg("pipe-df11");
     for verb in ["verify", "inspect"] {
-        let said = good(&[verb, &out]);
+        let said = fixture.good(&format!("{verb} pipe-df11"));
         for name in COMPONENTS {
             assert!(said.contains(name), "{verb}: {name} in {said}");
         }
     }
-    let inspected = json(&["inspect", &out]);
+    let inspected = fixture.json("inspect pipe-df11");
     assert_eq!(names_of(&inspected["components"]), COMPONENTS);
-    let estimated = json(&["estimate", &fixture.arg("pipe")]);
+    let estimated = fixture.json("estimate pipe");
     let sizes: u64 = files(&fixture.path("pipe-df11"))
         .iter()
         .filter(|(name, _)| Path::new(name).extension().is_some_and(|end| end == "df11"))
         .map(|(_, bytes)| bytes.len() as u64)
         .sum();
     assert_eq!(estimated["stored_bytes"], sizes);
-    fails(
-        &["estimate", &fixture.arg("pipe"), "--gpus", "8GB"],
-        2,
-        &["pipeline", "name a component"],
-    );
-    let report = json(&["doctor", "--folder", &out]);
+    fixture.fails("estimate pipe --gpus 8GB", 2, &["pipeline", "name a component"]);
+    let report = fixture.json("doctor --folder pipe-df11");
     assert_eq!(report["checks"]["models"]["value"].as_array().unwrap().len(), COMPONENTS.len());
 }
 
 #[test]
 fn no_single_file_holds_a_pipeline() {
     let fixture = Fixture::new();
-    let out = fixture.arg("pipe.df11");
-    fails(&["compress", &fixture.arg("pipe"), "-o", &out], 2, &["pipeline", "folder"]);
-    assert_eq!(names(fixture.folder.path()), ["pipe"]);
+    fixture.fails("compress pipe -o pipe.df11", 2, &["pipeline", "folder"]);
+    assert_eq!(fixture.names(), ["pipe"]);
 }
 
 #[test]
 fn what_is_lost_or_changed_is_found() {
     let fixture = Fixture::new();
     fixture.compress();
-    let (out, path) = (fixture.arg("pipe-df11"), fixture.path("pipe-df11"));
-    let back = fixture.arg("back");
-    let original = fs::read(path.join("scheduler/scheduler_config.json")).unwrap();
-    fs::write(path.join("scheduler/scheduler_config.json"), "[]\n").unwrap();
-    fails(&["verify", &out], 1, &["scheduler/scheduler_config.json", "changed"]);
-    fails(
-        &["decompress", &out, "-o", &back],
-        1,
-        &["scheduler/scheduler_config.json", "--keep-changed"],
-    );
-    assert!(!Path::new(&back).exists());
-    let restored = json(&["decompress", &out, "-o", &back, "--keep-changed"]);
-    assert_eq!(restored["changed"], json!(["scheduler/scheduler_config.json"]));
-    fs::write(path.join("scheduler/scheduler_config.json"), original).unwrap();
+    let (path, scheduler) = (fixture.path("pipe-df11"), "scheduler/scheduler_config.json");
+    let original = fixture.read(&format!("pipe/{scheduler}"));
+    fixture.write(&format!("pipe-df11/{scheduler}"), "[]\n");
+    fixture.fails("verify pipe-df11", 1, &[scheduler, "changed"]);
+    fixture.fails("decompress pipe-df11 -o back", 1, &[scheduler, "--keep-changed"]);
+    assert!(!fixture.path("back").exists());
+    let restored = fixture.json("decompress pipe-df11 -o back --keep-changed");
+    assert_eq!(restored["changed"], json!([scheduler]));
+    fixture.write(&format!("pipe-df11/{scheduler}"), original);
 
     // A component that is gone, with all that names it.
     fs::rename(path.join("vae"), fixture.path("away")).unwrap();
-    let output = df11(&["verify", &out]);
+    let output = fixture.run("verify pipe-df11");
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("vae") && text(&output.stderr).contains("missing"));
-    fails(&["decompress", &out, "-o", &fixture.arg("back-2")], 2, &["vae", "missing"]);
+    fixture.fails("decompress pipe-df11 -o back-2", 2, &["vae", "missing"]);
     // Another model in its place.
     fs::rename(path.join("unet"), path.join("vae")).unwrap();
     fs::rename(fixture.path("away"), path.join("unet")).unwrap();
-    fails(&["verify", &out], 2, &["is another model"]);
-    assert_eq!(names(fixture.folder.path()), ["back", "pipe", "pipe-df11"]);
+    fixture.fails("verify pipe-df11", 2, &["is another model"]);
+    assert_eq!(fixture.names(), ["back", "pipe", "pipe-df11"]);
 }
 
 #[test]
 fn an_earlier_output_is_replaced_and_nothing_else() {
     let fixture = Fixture::new();
     fixture.compress();
-    let (pipe, out) = (fixture.arg("pipe"), fixture.path("pipe-df11"));
+    let out = fixture.path("pipe-df11");
     let before = files(&out);
-    fails(&["compress", &pipe], 2, &["exists", "--force"]);
-    good(&["compress", &pipe, "--force"]);
+    fixture.fails("compress pipe", 2, &["exists", "--force"]);
+    fixture.good("compress pipe --force");
     assert!(files(&out) == before);
     // Of fewer components too: those of the earlier output are known.
     fs::rename(fixture.path("pipe/text_encoder_2"), fixture.path("away")).unwrap();
-    good(&["compress", &pipe, "--force"]);
+    fixture.good("compress pipe --force");
     assert!(!out.join("text_encoder_2").exists());
     fs::rename(fixture.path("away"), fixture.path("pipe/text_encoder_2")).unwrap();
     for stray in ["notes.txt", "unet/notes.txt"] {
         fs::write(out.join(stray), "mine").unwrap();
-        fails(&["compress", &pipe, "--force"], 2, &[stray, "not part of an earlier output"]);
+        let refused = [stray, "not part of an earlier output"];
+        fixture.fails("compress pipe --force", 2, &refused);
         fs::remove_file(out.join(stray)).unwrap();
     }
     // And what decompress wrote.
-    let back = fixture.arg("back");
-    good(&["decompress", out.to_str().unwrap(), "-o", &back]);
-    good(&["decompress", out.to_str().unwrap(), "-o", &back, "--force"]);
-    fs::write(fixture.path("back/vae/mine"), "mine").unwrap();
-    fails(&["decompress", out.to_str().unwrap(), "-o", &back, "--force"], 2, &["mine"]);
+    fixture.good("decompress pipe-df11 -o back");
+    fixture.good("decompress pipe-df11 -o back --force");
+    fixture.write("back/vae/mine", "mine");
+    fixture.fails("decompress pipe-df11 -o back --force", 2, &["mine"]);
 }
 
 #[test]
 fn strays_in_the_folder_are_named() {
     let fixture = Fixture::new();
     fixture.compress();
-    let out = fixture.path("pipe-df11");
-    for stray in ["notes.md", "unet/more.md"] {
-        fs::write(out.join(stray), "mine").unwrap();
-    }
-    fs::write(out.join("vae/diffusion_pytorch_model.safetensors"), "stray").unwrap();
-    let restored = json(&["decompress", out.to_str().unwrap(), "-o", &fixture.arg("back")]);
+    fixture.write("pipe-df11/notes.md", "mine");
+    fixture.write("pipe-df11/unet/more.md", "mine");
+    fixture.write("pipe-df11/vae/diffusion_pytorch_model.safetensors", "stray");
+    let restored = fixture.json("decompress pipe-df11 -o back");
     assert_eq!(restored["unchecked"], json!(["unet/more.md", "notes.md"]));
     assert_eq!(restored["left_out"][0]["path"], "vae/diffusion_pytorch_model.safetensors");
 }
@@ -300,10 +256,8 @@ fn strays_in_the_folder_are_named() {
 fn the_variant_that_loads_by_default_is_taken() {
     let fixture = Fixture::new();
     let half = Item::raw("down.weight", Dtype::F16, &[256, 128], vec![3; 2 * 256 * 128]);
-    fixture.safetensors("unet/diffusion_pytorch_model.fp16.safetensors", &[half]);
-    fixture
-        .safetensors("vae/diffusion_pytorch_model.bf16.safetensors", &[bf16("decoder.weight", 9)]);
-    let (pipe, out) = (fixture.arg("pipe"), fixture.arg("pipe-df11"));
+    fixture.weights("unet/diffusion_pytorch_model.fp16.safetensors", &[half]);
+    fixture.weights("vae/diffusion_pytorch_model.bf16.safetensors", &[bf16("decoder.weight", 9)]);
     let report = fixture.compress();
     let left: Vec<&str> = report["left_out"]
         .as_array()
@@ -328,15 +282,15 @@ fn the_variant_that_loads_by_default_is_taken() {
         ["config.json", "diffusion_pytorch_model.df11"]
     );
     // A variant that is asked for, if there is one, and what is there elsewhere: as diffusers.
-    json(&["compress", &pipe, "--force", "--variant", "bf16"]);
+    fixture.json("compress pipe --force --variant bf16");
     assert!(fixture.path("pipe-df11/vae/diffusion_pytorch_model.bf16.df11").exists());
     assert!(fixture.path("pipe-df11/unet/diffusion_pytorch_model.df11").exists());
-    assert_eq!(json(&["verify", &out])["good"], true);
-    fails(&["compress", &pipe, "--force", "--variant", "fp8"], 2, &["fp8", "bf16", "fp16"]);
-    let file = fixture.arg("pipe/unet/diffusion_pytorch_model.safetensors");
-    fails(&["estimate", &file, "--variant", "fp16"], 2, &["one file"]);
+    assert_eq!(fixture.json("verify pipe-df11")["good"], true);
+    fixture.fails("compress pipe --force --variant fp8", 2, &["fp8", "bf16", "fp16"]);
+    let file = "pipe/unet/diffusion_pytorch_model.safetensors";
+    fixture.fails(&format!("estimate {file} --variant fp16"), 2, &["one file"]);
     // A component alone has its variants too.
-    let unet = json(&["estimate", &fixture.arg("pipe/unet")]);
+    let unet = fixture.json("estimate pipe/unet");
     assert_eq!((&unet["coded_tensors"], &unet["raw_tensors"]), (&1.into(), &0.into()));
 }
 
@@ -345,7 +299,7 @@ fn sharded_variants_and_their_indexes() {
     let fixture = Fixture::new();
     let half = |name: &str| Item::raw(name, Dtype::F16, &[2, 2], vec![3; 8]);
     for (name, tensor) in [("00001", "text_model.a.weight"), ("00002", "text_model.b.weight")] {
-        fixture.safetensors(
+        fixture.weights(
             &format!("text_encoder_2/model.fp16-{name}-of-00002.safetensors"),
             &[half(tensor)],
         );
@@ -354,10 +308,10 @@ fn sharded_variants_and_their_indexes() {
         "text_model.a.weight": "model.fp16-00001-of-00002.safetensors",
         "text_model.b.weight": "model.fp16-00002-of-00002.safetensors",
     } });
-    fixture.write("text_encoder_2/model.safetensors.index.fp16.json", index.to_string().as_bytes());
-    let report = json(&["estimate", &fixture.arg("pipe")]);
+    fixture.write("pipe/text_encoder_2/model.safetensors.index.fp16.json", index.to_string());
+    let report = fixture.json("estimate pipe");
     assert_eq!(report["left_out"].as_array().unwrap().len(), 3, "{report}");
-    let variant = json(&["estimate", &fixture.arg("pipe"), "--variant", "fp16"]);
+    let variant = fixture.json("estimate pipe --variant fp16");
     assert_eq!(variant["left_out"].as_array().unwrap().len(), 3, "{variant}");
     let component = &variant["components"][1];
     assert_eq!(
@@ -369,7 +323,7 @@ fn sharded_variants_and_their_indexes() {
 #[test]
 fn weights_beside_the_components_are_left_out_and_named() {
     let fixture = Fixture::new();
-    fixture.safetensors("all-in-one.safetensors", &[bf16("w", 1)]);
+    fixture.weights("all-in-one.safetensors", &[bf16("w", 1)]);
     let report = fixture.compress();
     assert_eq!(report["left_out"][0]["path"], "all-in-one.safetensors");
     assert!(
@@ -381,33 +335,30 @@ fn weights_beside_the_components_are_left_out_and_named() {
 #[test]
 fn an_interrupted_run_leaves_nothing() {
     let fixture = Fixture::new();
-    let (pipe, path) = (fixture.arg("pipe"), fixture.folder.path());
-    fixture.safetensors("vae/another.safetensors", &[bf16("decoder.weight", 5)]);
-    fails(&["compress", &pipe], 2, &["vae", "both have a tensor"]);
-    fs::remove_file(path.join("pipe/vae/another.safetensors")).unwrap();
+    fixture.weights("vae/another.safetensors", &[bf16("decoder.weight", 5)]);
+    fixture.fails("compress pipe", 2, &["vae", "both have a tensor"]);
+    fs::remove_file(fixture.path("pipe/vae/another.safetensors")).unwrap();
     // The last component has no room, after others are written.
     let large = Item::raw("decoder.weight", Dtype::F32, &[1024, 1024], vec![7; 4 << 20]);
-    fixture.safetensors("vae/diffusion_pytorch_model.safetensors", &[large]);
-    let script = format!("ulimit -f 2000; exec {BINARY} compress {pipe} --quiet");
-    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    fixture.weights("vae/diffusion_pytorch_model.safetensors", &[large]);
+    let output = fixture.shell("ulimit -f 2000; df11 compress pipe --quiet");
     assert_fails(&output, 2, &["limit of file sizes"]);
-    assert_eq!(names(path), ["pipe"]);
+    assert_eq!(fixture.names(), ["pipe"]);
 }
 
 #[test]
 fn a_pipeline_is_converted() {
     let fixture = Fixture::new();
     fixture.compress();
-    let (out, gap, back) = (fixture.arg("pipe-df11"), fixture.arg("gap"), fixture.arg("tile"));
-    let report = json(&["convert", &out, &gap, "--layout", "gap"]);
+    let report = fixture.json("convert pipe-df11 gap --layout gap");
     assert_eq!(names_of(&report["components"]), COMPONENTS);
-    json(&["convert", &gap, &back]);
+    fixture.json("convert gap tile");
     // The card has the folder's name.
     let all = |folder: &str| {
-        let mut all = files(Path::new(folder));
+        let mut all = files(&fixture.path(folder));
         assert!(all.remove("README.md").is_some());
         all
     };
-    assert!(all(&back) == all(&out));
-    fails(&["convert", &out, &fixture.arg("one.df11")], 2, &["pipeline", "folder"]);
+    assert!(all("tile") == all("pipe-df11"));
+    fixture.fails("convert pipe-df11 one.df11", 2, &["pipeline", "folder"]);
 }

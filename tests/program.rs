@@ -17,7 +17,7 @@ use df11::{
     gpu::{Device, GpuDecoder, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status},
     hazmat::Decoder,
 };
-use stand_in::is_child;
+use stand_in::devices;
 
 const POISON: u8 = 0xA5;
 /// Three blocks: raw tensors of 40 rows, of 120, 9 and 64 bytes, and a coded one.
@@ -74,9 +74,7 @@ type Cut<'n> = (&'n str, Option<(u64, u64)>, u64);
 /// Columns of raw tensors, which the driver copies row by row, and what cannot be sliced on a GPU.
 #[test]
 fn slices_are_dense_in_the_output() {
-    if !is_child("slices_are_dense_in_the_output", 1) {
-        return;
-    }
+    let Some([_]) = devices("slices_are_dense_in_the_output") else { return };
     let original = sample();
     for plan in [Plan::resident(&original), Plan::all_streamed(&original)] {
         let model = load(&original, &plan.unwrap());
@@ -112,9 +110,7 @@ fn load(original: &df11::Model, plan: &Plan) -> GpuModel {
 
 #[test]
 fn pieces_of_any_blocks_go_to_their_places() {
-    if !is_child("pieces_of_any_blocks_go_to_their_places", 1) {
-        return;
-    }
+    let Some([_]) = devices("pieces_of_any_blocks_go_to_their_places") else { return };
     let original = sample();
     for plan in [Plan::resident(&original), Plan::all_streamed(&original)] {
         let model = load(&original, &plan.unwrap());
@@ -147,9 +143,7 @@ fn pieces_of_any_blocks_go_to_their_places() {
 
 #[test]
 fn slots_serve_programs_of_one_streamed_block() {
-    if !is_child("slots_serve_programs_of_one_streamed_block", 1) {
-        return;
-    }
+    let Some([_]) = devices("slots_serve_programs_of_one_streamed_block") else { return };
     let original = sample();
     let resident = load(&original, &Plan::resident(&original).unwrap());
     let model = load(&original, &Plan::all_streamed(&original).unwrap());
@@ -185,9 +179,7 @@ fn slots_serve_programs_of_one_streamed_block() {
 
 #[test]
 fn impossible_programs_are_refused() {
-    if !is_child("impossible_programs_are_refused", 2) {
-        return;
-    }
+    let Some([_, _]) = devices("impossible_programs_are_refused") else { return };
     let original = sample();
     let model = load(&original, &Plan::resident(&original).unwrap());
     let coded = original.tensor("0.coded").unwrap();
@@ -223,9 +215,7 @@ fn impossible_programs_are_refused() {
 
 #[test]
 fn blocks_that_are_not_loaded_are_told() {
-    if !is_child("blocks_that_are_not_loaded_are_told", 2) {
-        return;
-    }
+    let Some([_, _]) = devices("blocks_that_are_not_loaded_are_told") else { return };
     let original = sample();
     let last = original.blocks().last().unwrap().name().to_owned();
     let on = |device, streamed| Some(Placement { device, streamed });
@@ -298,11 +288,8 @@ fn blocks_that_are_not_loaded_are_told() {
 
 #[test]
 fn plans_of_other_numbers_of_gpus_are_refused() {
-    if !is_child("plans_of_other_numbers_of_gpus_are_refused", 2) {
-        return;
-    }
+    let Some(devices) = devices::<2>("plans_of_other_numbers_of_gpus_are_refused") else { return };
     let original = sample();
-    let devices = [0, 1].map(|ordinal| Device::open(ordinal).unwrap());
     let first = |_: df11::Block<'_>| Some(Placement { device: 0, streamed: false });
     for count in [1, 3] {
         let plan = Plan::of(&original, count, first).unwrap();

@@ -1,14 +1,16 @@
 //! The committed PTX and machine code belong to the kernels' sources. Needs neither CUDA nor a GPU.
 
+#[path = "support/files.rs"]
+mod files;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
     fs, io,
     path::{Path, PathBuf},
 };
 
+use files::sha256;
 use serde::Deserialize;
-use sha2::{Digest as _, Sha256};
 
 const COMMAND: &str = "just ptx";
 
@@ -96,13 +98,6 @@ fn read(name: &str) -> String {
     fs::read_to_string(kernels().join(name))
         .unwrap_or_else(|error| panic!("{}", missing(name, &error)))
         .replace("\r\n", "\n")
-}
-
-fn sha256(bytes: impl AsRef<[u8]>) -> String {
-    Sha256::digest(bytes).iter().fold(String::new(), |mut hex, byte| {
-        write!(hex, "{byte:02x}").unwrap();
-        hex
-    })
 }
 
 #[test]

@@ -18,7 +18,7 @@ use df11::{
     Dtype, Error, OpenOptions, ReadAt,
     gpu::{Device, LoadOptions, Placement, Plan, Preference, Residence},
 };
-use stand_in::{child, compile, in_child, is_child, run_child};
+use stand_in::{child, compile, devices, in_child, run_child};
 
 /// Matrices, one of which comes in several parts, and tensors that are none.
 fn bytes() -> Vec<u8> {
@@ -46,10 +46,7 @@ fn fast() -> LoadOptions {
 
 #[test]
 fn matrices_lie_in_the_fast_layout_alone() {
-    if !is_child("matrices_lie_in_the_fast_layout_alone", 2) {
-        return;
-    }
-    let devices = [0, 1].map(|ordinal| Device::open(ordinal).unwrap());
+    let Some(devices) = devices::<2>("matrices_lie_in_the_fast_layout_alone") else { return };
     let model = open(bytes());
     let plan = Plan::of(&model, 2, |block| {
         Some(Placement { device: usize::from(block.name() == "rest"), streamed: false })
@@ -85,10 +82,8 @@ impl ReadAt for Counting {
 
 #[test]
 fn every_byte_is_read_once() {
-    if !is_child("every_byte_is_read_once", 1) {
-        return;
-    }
-    let (device, bytes, read) = (Device::open(0).unwrap(), bytes(), Arc::new(AtomicU64::new(0)));
+    let Some([device]) = devices("every_byte_is_read_once") else { return };
+    let (bytes, read) = (bytes(), Arc::new(AtomicU64::new(0)));
     let length = bytes.len() as u64;
     let reader = Box::new(Counting(bytes, Arc::clone(&read)));
     let model = OpenOptions::new().open_readers(vec![("sample".into(), reader)]).unwrap();
@@ -101,10 +96,8 @@ fn every_byte_is_read_once() {
 
 #[test]
 fn a_plan_says_itself_where_matrices_lie() {
-    if !is_child("a_plan_says_itself_where_matrices_lie", 1) {
-        return;
-    }
-    let (device, model) = (Device::open(0).unwrap(), open(bytes()));
+    let Some([device]) = devices("a_plan_says_itself_where_matrices_lie") else { return };
+    let model = open(bytes());
     let options = fast().plan(Plan::resident(&model).unwrap());
     let refused = model.load(&device, &options).unwrap_err();
     assert!(matches!(refused, Error::Parameter { .. }), "{refused:?}");
@@ -113,10 +106,7 @@ fn a_plan_says_itself_where_matrices_lie() {
 
 #[test]
 fn damage_is_told_and_the_device_still_loads() {
-    if !is_child("damage_is_told_and_the_device_still_loads", 1) {
-        return;
-    }
-    let device = Device::open(0).unwrap();
+    let Some([device]) = devices("damage_is_told_and_the_device_still_loads") else { return };
     let good = bytes();
     let model = open(good.clone());
     let sections = &model.shards()[0].directory().sections;

@@ -3,6 +3,8 @@
 
 #[path = "support/container.rs"]
 mod container;
+#[path = "support/files.rs"]
+mod files;
 
 use std::{
     fs,
@@ -14,6 +16,7 @@ use df11::{
     CompressOptions, DecompressOptions, Dtype, Error, Level, Restored, Source, compress, convert,
     decompress, hazmat::demo,
 };
+use files::files;
 use tempfile::TempDir;
 
 /// The first weights file of the checkpoint.
@@ -78,26 +81,11 @@ fn what_is_recorded_comes_back() {
     let fixture = Fixture::new();
     assert!(fixture.open().verify(Level::Full, &()).unwrap().unchecked.is_empty());
     let restored = fixture.restore(false).unwrap();
-    let original = fixture.path("model");
-    let count = container_files(&original, &original, &fixture.path("restored"));
-    assert_eq!(restored.files, count);
+    let original = files(&fixture.path("model"));
+    assert!(files(&fixture.path("restored")) == original);
+    assert_eq!(restored.files, original.len() as u64);
     assert!(restored.changed.is_empty() && restored.missing.is_empty());
     assert!(restored.unchecked.is_empty() && restored.left_out.is_empty());
-}
-
-/// Compares all files below a folder with those of another; their number.
-fn container_files(root: &Path, folder: &Path, other: &Path) -> u64 {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries
-        .map(|path| {
-            if path.is_dir() {
-                return container_files(root, &path, other);
-            }
-            let twin = other.join(path.strip_prefix(root).unwrap());
-            assert!(fs::read(&path).unwrap() == fs::read(twin).unwrap(), "{}", path.display());
-            1
-        })
-        .sum()
 }
 
 #[test]

@@ -1,10 +1,9 @@
-//! What comes in: single files, folders, and the same verdict as the safetensors crate.
+//! What comes in: single files and folders. The verdict on any header is that of the safetensors
+//! crate, which the fuzz target `safetensors_in` shows.
 
 use std::{fs, path::Path, sync::Arc};
 
 use df11::{Dtype, Error, Result, Source, source::WeightsFile};
-use proptest::prelude::*;
-use safetensors::SafeTensors;
 
 fn file(json: &str, data: usize) -> Vec<u8> {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
@@ -361,179 +360,22 @@ fn links_to_files_are_followed_and_others_are_not() {
     }
 }
 
-/// Pieces of headers, valid and not, that readers might take differently.
-const VALUES: &[&str] = &[
-    r#"{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}"#,
-    r#"{"dtype":"F32","shape":[2,1],"data_offsets":[2,10]}"#,
-    r#"{"shape":[],"data_offsets":[2,3],"dtype":"U8"}"#,
-    r#"{"dtype":"F4","shape":[2],"data_offsets":[10,11]}"#,
-    r#"{"dtype":"BF16","shape":[0],"data_offsets":[2,2]}"#,
-    r#"{"dtype":"BF16","shape":[0,9],"data_offsets":[0,0]}"#,
-    r#"["BF16",[1],[0,2]]"#,
-    r#"["BF16",[1],[0,2],0]"#,
-    r#"{"dtype":{"BF16":null},"shape":[1],"data_offsets":[0,2]}"#,
-    r#"{"dtype":14,"shape":[1],"data_offsets":[0,2]}"#,
-    r#"{"dtype":"BF16","shape":[1],"data_offsets":[0,2],"more":[{"x":1.5e3}]}"#,
-    r#"{"dtype":"BF16","shape":[1],"data_offsets":[0,2],"more":1e999}"#,
-    r#"{"dtype":"BF16","shape":[1],"data_offsets":[0,2],"more":"\ud800"}"#,
-    r#"{"dtype":"BF16","shape":[1.0],"data_offsets":[0,2]}"#,
-    r#"{"dtype":"BF16","shape":[-0],"data_offsets":[0,0]}"#,
-    r#"{"dtype":"BF16","shape":null,"data_offsets":[0,2]}"#,
-    r#"{"dtype":"bf16","shape":[1],"data_offsets":[0,2]}"#,
-    r#"{"dtype":"BF16","shape":[1],"data_offsets":[0,2,4]}"#,
-    r#"{"dtype":"BF16","shape":[1],"data_offsets":[0]}"#,
-    "null",
-    "{}",
-    r#"{"a":"b"}"#,
-    r#"{"a":1}"#,
-];
-const NAMES: &[&str] = &["a", "b", "c", "__metadata__", "../x", "\\u005f_metadata__", "é"];
-
-fn header() -> impl Strategy<Value = String> {
-    let entry = (prop::sample::select(NAMES), prop::sample::select(VALUES));
-    let space = prop::sample::select(&["", " ", "\n", "\t \r"][..]);
-    let entries = prop::collection::btree_map(
-        prop::sample::select(NAMES),
-        prop::sample::select(VALUES),
-        0..4,
-    );
-    let few = prop::collection::vec(entry, 0..3);
-    (entries, few, space).prop_map(|(unique, any, space)| {
-        let entries = unique.into_iter().chain(if any.len() == 2 { any } else { Vec::new() });
-        let entries: Vec<_> =
-            entries.map(|(name, value)| format!("{space}\"{name}\":{space}{value}")).collect();
-        format!("{{{}{space}}}{space}", entries.join(","))
-    })
-}
-
-/// A header of tensors one after the other, as writers make it.
-fn well_formed() -> impl Strategy<Value = String> {
-    let tensor = (prop::sample::select(Dtype::ALL), prop::collection::vec(0..5_u64, 0..4));
-    prop::collection::vec(tensor, 0..5).prop_map(|tensors| {
-        let mut at = 0;
-        let entries = tensors.iter().enumerate().filter_map(|(n, (dtype, shape))| {
-            let (from, length) = (at, dtype.bytes(shape).ok()?);
-            at += length;
-            Some(format!(
-                r#""t{n}":{{"dtype":"{}","shape":{shape:?},"data_offsets":[{from},{at}]}}"#,
-                dtype.name()
-            ))
-        });
-        format!("{{{}}}", entries.collect::<Vec<_>>().join(","))
-    })
-}
-
-fn mutated() -> impl Strategy<Value = Vec<u8>> {
-    let edit = (
-        any::<prop::sample::Index>(),
-        prop::sample::select(&b"0129\"{}[],:aF \xff\\"[..]),
-        0..3_u8,
-    );
-    let edits = prop::collection::vec(edit, 0..3);
-    (prop_oneof![header(), well_formed()], edits).prop_map(|(json, edits)| {
-        let mut json = json.into_bytes();
-        for (at, byte, kind) in edits {
-            let at = at.index(json.len().max(1)).min(json.len().saturating_sub(1));
-            match kind {
-                0 => json[at] = byte,
-                1 => json.insert(at, byte),
-                _ if json.len() > 1 => drop(json.remove(at)),
-                _ => {}
-            }
-        }
-        json
-    })
-}
-
-/// The data length with which a header would be complete, as far as the crate can tell.
-fn data_length(json: &[u8]) -> usize {
-    let metadata = serde_json::from_slice::<safetensors::tensor::Metadata>(json);
-    metadata.map_or(0, |metadata| metadata.data_len()).min(1 << 20)
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 4000,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
-
-    #[test]
-    fn the_verdict_is_that_of_the_safetensors_crate(
-        json in mutated(),
-        more in prop_oneof![9 => Just(0), 1 => 0..3_usize],
-    ) {
-        let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(&json);
-        bytes.resize(bytes.len() + data_length(&json) + more, 0);
-        match (parse(bytes.clone()), SafeTensors::deserialize(&bytes)) {
-            (Ok(ours), Ok(theirs)) => {
-                prop_assert_eq!(ours.tensors.len(), theirs.len());
-                for tensor in &ours.tensors {
-                    let other = theirs.tensor(&tensor.name).unwrap();
-                    prop_assert_eq!(other.dtype().to_string(), tensor.dtype.name());
-                    prop_assert_eq!(other.data().len() as u64, tensor.length);
-                    let offset = other.data().as_ptr() as usize - bytes.as_ptr() as usize;
-                    prop_assert_eq!(offset as u64, tensor.offset);
-                }
-            }
-            (Err(_), Err(_)) => {}
-            (Ok(ours), Err(error)) => prop_assert!(false, "only we accept {:?}: {error}", ours),
-            (Err(error), Ok(_)) => {
-                let text = error.to_string();
-                let reasons = [
-                    "occurs twice",
-                    "empty, or with a NUL",
-                    // Lists for entries, objects for dtypes.
-                    "expected an object with dtype, shape and data_offsets",
-                    "expected a string",
-                ];
-                let is_ours = reasons.iter().any(|reason| text.contains(reason));
-                prop_assert!(is_ours || matches!(error, Error::Limit { .. }), "only we reject: \
-                {text}");
-            }
-        }
-    }
-}
-
-/// The forms of an entry that readers in other languages do not take for one.
-#[test]
-fn entries_are_objects_and_dtypes_are_text() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
-    let parsed = |entry: &str| {
-        let json = format!(r#"{{"a":{entry}}}"#);
-        let bytes =
-            [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[1, 2, 3, 4]].concat();
-        std::fs::write(&path, bytes).unwrap();
-        Source::open(&path)
-    };
-    parsed(r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"more":[1.5]}"#).unwrap();
-    for entry in [
-        r#"["U8",[4],[0,4]]"#,
-        r#"{"dtype":{"U8":null},"shape":[4],"data_offsets":[0,4]}"#,
-        r#"{"dtype":"U8","shape":[4.0],"data_offsets":[0,4]}"#,
-        r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4,4]}"#,
-        r#"{"dtype":"U8","data_offsets":[0,4]}"#,
-    ] {
-        let error = parsed(entry).unwrap_err();
-        assert!(matches!(error, df11::Error::Corrupt { .. }), "{entry}: {error:?}");
-    }
-}
-
 /// What would make a container beyond the limits of the format is refused by its name.
 #[test]
 fn too_many_folders_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
+    // Memory makes folders faster than a disk, where there is such.
+    let memory = Path::new("/dev/shm");
+    let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+    let folder = folder.unwrap();
     let root = df11::hazmat::demo::tiny_checkpoint(folder.path()).unwrap();
     for at in 0..345 {
         let deep = root.join(format!("{at}/{}", ["f"; 29].join("/")));
-        std::fs::create_dir_all(&deep).unwrap();
-        std::fs::write(deep.join("x"), "").unwrap();
+        fs::create_dir_all(&deep).unwrap();
+        fs::write(deep.join("x"), "").unwrap();
     }
     let out = folder.path().join("out.df11");
     let source = Source::open(&root).unwrap();
     let error = df11::compress(&source, &out, &df11::CompressOptions::default(), &()).unwrap_err();
-    assert!(matches!(error, df11::Error::Limit { value: 10_350, limit: 10_000, .. }), "{error:?}");
+    assert!(matches!(error, Error::Limit { value: 10_350, limit: 10_000, .. }), "{error:?}");
     assert!(error.to_string().contains("folders") && !out.exists());
 }

@@ -57,10 +57,20 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// Changes a subject until the fuzzer's bytes end, 32 times at most; returns how often.
-pub fn change<'a>(bytes: &mut Bytes<'a>, mut once: impl FnMut(&mut Bytes<'a>)) -> usize {
+/// One of these, if there are any.
+pub fn at<T>(items: &mut [T], choice: u8) -> Option<&mut T> {
+    let count = items.len();
+    items.get_mut(usize::from(choice) % count.max(1))
+}
+
+/// Changes a subject until the fuzzer's bytes end, so many times at most; returns how often.
+pub fn change<'a>(
+    bytes: &mut Bytes<'a>,
+    most: usize,
+    mut once: impl FnMut(&mut Bytes<'a>),
+) -> usize {
     let mut changes = 0;
-    while !bytes.is_empty() && changes < 32 {
+    while !bytes.is_empty() && changes < most {
         once(bytes);
         changes += 1;
     }

@@ -17,7 +17,7 @@ use df11::hazmat::{
 use tree::{Array, Owner, Tree};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, little_endian::U32};
 
-use crate::bytes::Bytes;
+use crate::bytes::{self, Bytes, at};
 
 /// Values at which checks tend to break.
 const VALUES: &[u64] = &[
@@ -169,19 +169,12 @@ impl Draft {
     fn change_file(&mut self, bytes: &mut Bytes<'_>) {
         let choice = bytes.u8();
         match bytes.u8() % 6 {
-            0 => {
-                if let Some(file) = at(&mut self.tree.files, choice) {
-                    change_name(&mut file.name, bytes);
-                }
-            }
-            1 => {
-                if let Some(file) = at(&mut self.tree.files, choice) {
-                    file.record.length = number(bytes, file.record.length.get()).into();
-                }
-            }
-            2 => {
-                if let Some(file) = at(&mut self.tree.files, choice) {
-                    file.record.kind = u32::from(bytes.u8() % 3).into();
+            kind @ 0..=2 => {
+                let Some(file) = at(&mut self.tree.files, choice) else { return };
+                match kind {
+                    0 => change_name(&mut file.name, bytes),
+                    1 => file.record.length = number(bytes, file.record.length.get()).into(),
+                    _ => file.record.kind = u32::from(bytes.u8() % 3).into(),
                 }
             }
             3 => {
@@ -257,33 +250,29 @@ impl Draft {
             directory: Vec::new(),
             header: Vec::new(),
         };
-        let mut changes = 0;
-        while !bytes.is_empty() && changes < 16 {
-            changes += 1;
-            match bytes.u8() % 16 {
-                0..=2 => change_record(&mut directory.tensors, TensorRecord::FIELDS, bytes),
-                3 => change_record(&mut directory.files, FileRecord::FIELDS, bytes),
-                4 | 5 => change_record(&mut directory.sections, SectionRecord::FIELDS, bytes),
-                6 | 7 => change_record(&mut directory.arrays, ArrayRecord::FIELDS, bytes),
-                8 => change_record(&mut directory.blocks, BlockRecord::FIELDS, bytes),
-                9 => match bytes.u8() % 7 {
-                    0 => change_list(&mut directory.tensors, bytes),
-                    1 => change_list(&mut directory.files, bytes),
-                    2 => change_list(&mut directory.sections, bytes),
-                    3 => change_list(&mut directory.arrays, bytes),
-                    4 => change_list(&mut directory.metadata, bytes),
-                    5 => change_record(&mut directory.metadata, MetadataRecord::FIELDS, bytes),
-                    _ => change_list(&mut directory.blocks, bytes),
-                },
-                10 => frame.directory.push((bytes.u16(), bytes.u8())),
-                11 => {
-                    let field = HEADER_FIELDS[bytes.index(HEADER_FIELDS.len())];
-                    frame.header.push((field, bytes.take()));
-                }
-                12 => frame.repair = bytes.u8().is_multiple_of(2),
-                _ => frame.pokes.push((bytes.u32(), bytes.u8())),
+        bytes::change(bytes, 16, |bytes| match bytes.u8() % 16 {
+            0..=2 => change_record(&mut directory.tensors, TensorRecord::FIELDS, bytes),
+            3 => change_record(&mut directory.files, FileRecord::FIELDS, bytes),
+            4 | 5 => change_record(&mut directory.sections, SectionRecord::FIELDS, bytes),
+            6 | 7 => change_record(&mut directory.arrays, ArrayRecord::FIELDS, bytes),
+            8 => change_record(&mut directory.blocks, BlockRecord::FIELDS, bytes),
+            9 => match bytes.u8() % 7 {
+                0 => change_list(&mut directory.tensors, bytes),
+                1 => change_list(&mut directory.files, bytes),
+                2 => change_list(&mut directory.sections, bytes),
+                3 => change_list(&mut directory.arrays, bytes),
+                4 => change_list(&mut directory.metadata, bytes),
+                5 => change_record(&mut directory.metadata, MetadataRecord::FIELDS, bytes),
+                _ => change_list(&mut directory.blocks, bytes),
+            },
+            10 => frame.directory.push((bytes.u16(), bytes.u8())),
+            11 => {
+                let field = HEADER_FIELDS[bytes.index(HEADER_FIELDS.len())];
+                frame.header.push((field, bytes.take()));
             }
-        }
+            12 => frame.repair = bytes.u8().is_multiple_of(2),
+            _ => frame.pokes.push((bytes.u32(), bytes.u8())),
+        });
         frame.finish(directory)
     }
 
@@ -296,11 +285,6 @@ impl Draft {
         });
         (directory, tree::join(&contents))
     }
-}
-
-fn at<T>(items: &mut [T], choice: u8) -> Option<&mut T> {
-    let count = items.len();
-    items.get_mut(usize::from(choice) % count.max(1))
 }
 
 /// Another value for a field: a nearby or a special one.
@@ -351,8 +335,7 @@ fn change_arrays(arrays: &mut Vec<Array>, bytes: &mut Bytes<'_>) {
         }
         3 => {
             if let Some(array) = at(arrays, choice) {
-                let length = (array.bytes.len() + usize::from(bytes.u8())).saturating_sub(128);
-                array.bytes.resize(length, 0);
+                bytes::resize(&mut array.bytes, bytes);
             }
         }
         4 => {

@@ -9,6 +9,7 @@ use std::{
 #[path = "../../tests/support/array_witness.rs"]
 pub mod array_witness;
 pub mod bytes;
+pub mod compare;
 pub mod draft;
 pub mod import;
 pub mod model;

@@ -478,20 +478,18 @@ class Container(Directory):
 
     # --- verify -----------------------------------------------------------------------------------
 
-    def verify(self, max_hash_bytes: int | None = None) -> list[str]:
-        """Everything of section 9. Returns what could not be checked: Unsupported tensors, and
-        hashes of more bytes than the parameter allows.
-        """
+    def verify(self) -> list[str]:
+        """Everything of section 9. Returns what could not be checked: what is Unsupported."""
         skipped: list[str] = []
         self._verify_stored()
         for i, name in enumerate(self.names):
             try:
-                self._verify_tensor(i, max_hash_bytes, skipped)
+                self._verify_tensor(i)
             except Unsupported:
                 skipped.append(f"tensor {name}")
         for i, path in enumerate(self.paths):
             try:
-                self._verify_file(i, max_hash_bytes, skipped)
+                self._verify_file(i)
             except Unsupported:
                 skipped.append(f"file {path}")
         if self.shard_count == 1:
@@ -513,28 +511,18 @@ class Container(Directory):
             self._zeros(base + ends[a.section], base + a.offset, "zeros between arrays")
             ends[a.section] = a.offset + a.length
 
-    def _hash(
-        self,
-        data: bytes,
-        expected: bytes,
-        label: str,
-        at: int,
-        most: int | None,
-        skipped: list[str],
-    ) -> None:
-        if most is not None and len(data) > most:
-            skipped.append(f"hash of {label}")
-        elif blake3(data) != expected:
+    def _hash(self, data: bytes, expected: bytes, label: str, at: int) -> None:
+        if blake3(data) != expected:
             raise Corrupt(f"hash of {label}", at, "wrong hash")
 
-    def _verify_tensor(self, i: int, max_hash_bytes: int | None, skipped: list[str]) -> None:
+    def _verify_tensor(self, i: int) -> None:
         t, name = self.tensors[i], self.names[i]
         data = self.tensor(name)
         if t.encoding == GAP:
             self._verify_gap(t, data)
         elif t.encoding == TILE:
             self._verify_tile(t)
-        self._hash(data, t.hash, f"tensor {name}", t.at + 168, max_hash_bytes, skipped)
+        self._hash(data, t.hash, f"tensor {name}", t.at + 168)
 
     def _verify_gap(self, t: Tensor, data: bytes) -> None:
         """6.3: LUTs, every gap and output offset, and the bits from bit_count on, from the weights
@@ -577,15 +565,12 @@ class Container(Directory):
                 "bitstream", self._array_at(bitstream) + end, "not zero from bit_count on"
             )
 
-    def _verify_file(self, i: int, max_hash_bytes: int | None, skipped: list[str]) -> None:
+    def _verify_file(self, i: int) -> None:
         f, path = self.files[i], self.paths[i]
         if f.kind == WEIGHTS:
             self._verify_prefix(i)
             self._pieces(i)
-        if max_hash_bytes is not None and f.length > max_hash_bytes:
-            skipped.append(f"hash of file {path}")
-            return
-        self._hash(self.restore(path), f.hash, f"file {path}", f.at + 32, None, skipped)
+        self._hash(self.restore(path), f.hash, f"file {path}", f.at + 32)
 
     def _verify_prefix(self, i: int) -> None:
         """Section 7: the header of a weights file has the tensors of the directory, also those that

@@ -127,6 +127,9 @@ class Record(NamedTuple):
     def lengths(self) -> list[int]:
         return [self.least + (excess << self.shift) for excess in self.excess]
 
+    def start(self, lane: int) -> int:
+        return self.offset + sum(self.lengths()[:lane])
+
     def end(self) -> int:
         return ceil_div(self.offset + sum(self.lengths()), 8) * 8
 

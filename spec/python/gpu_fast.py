@@ -6,7 +6,9 @@ import random
 import struct
 from typing import NamedTuple
 
-from gpu_tile import EXCEPTIONS, LANES, Tensor, ceil, require, words
+from df11_directory import ceil_div
+from df11_tile import LANES
+from gpu_tile import EXCEPTIONS, Tensor, require, words
 
 WORD = 0xFFFFFFFF
 
@@ -32,11 +34,11 @@ class Fast(NamedTuple):
 
     @property
     def steps(self) -> int:
-        return ceil(self.columns, 32)
+        return ceil_div(self.columns, 32)
 
     @property
     def tiles(self) -> int:
-        return ceil(self.columns, 256)
+        return ceil_div(self.columns, 256)
 
     def bits_a_weight(self) -> float:
         stored = len(self.data) + len(self.heads) + len(self.exceptions)
@@ -112,9 +114,9 @@ def make_fast(weights: list[int], rows: int, columns: int) -> Fast:
     data: list[bytes] = []
     heads: list[bytes] = []
     exceptions: list[int] = []
-    for s in range(ceil(rows, 32)):
-        for tile in range(ceil(columns, 256)):
-            steps = range(8 * tile, min(8 * tile + 8, ceil(columns, 32)))
+    for s in range(ceil_div(rows, 32)):
+        for tile in range(ceil_div(columns, 256)):
+            steps = range(8 * tile, min(8 * tile + 8, ceil_div(columns, 32)))
             each = [rows_of_step(weights, rows, columns, s, t) for t in steps]
             exist = [w >> 7 & 255 for step in each for lane in step for row in lane for w in row]
             base, first, mask = best_base(exist), len(exceptions), 0
@@ -154,7 +156,7 @@ def unpack_step(f: Fast, s: int, t: int) -> tuple[list[list[list[int]]], int]:
 
 def decode_fast(f: Fast) -> tuple[list[int], int]:
     out, problems = [-1] * (f.rows * f.columns), 0
-    for s in range(ceil(f.rows, 32)):
+    for s in range(ceil_div(f.rows, 32)):
         for t in range(f.steps):
             lanes, status = unpack_step(f, s, t)
             problems |= status
@@ -173,7 +175,7 @@ def decode_fast(f: Fast) -> tuple[list[int], int]:
 
 def check_cut(f: Fast, weights: list[int]) -> None:
     """The last strip, and the columns from the second tile on."""
-    strips, (rows, columns) = ceil(f.rows, 32), (f.rows, f.columns)
+    strips, (rows, columns) = ceil_div(f.rows, 32), (f.rows, f.columns)
     if strips > 1:
         s = strips - 1
         data, heads = f.data[1536 * f.steps * s :], f.heads[8 * f.tiles * s :]
@@ -194,7 +196,7 @@ def check_fast(weights: list[int], rows: int, columns: int) -> Fast:
     back, status = decode_fast(f)
     require(status == 0 and back == weights, f"fast layout, {rows} x {columns}")
     count = len(f.exceptions) // 4
-    strips = ceil(rows, 32)
+    strips = ceil_div(rows, 32)
     size = 1536 * strips * f.steps + 8 * strips * f.tiles + 4 * count
     require(f.bits_a_weight() == 8 * size / (rows * columns), "bits a weight")
     if rows % 32 == columns % 256 == 0:

@@ -6,17 +6,11 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-LANES = 32
+from df11_directory import ceil_div
+from df11_tile import LANES, Record
+
 # The status.
 NO_CODE, RECORDS, LANE_END, LAST_PAIR, EXCEPTIONS = 1, 2, 4, 8, 16
-
-
-def align(x: int, a: int) -> int:
-    return -(-x // a) * a
-
-
-def ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 class Corrupt(Exception):
@@ -61,11 +55,11 @@ class Tensor(NamedTuple):
 
     @property
     def across(self) -> int:
-        return ceil(self.columns, self.tile_columns)
+        return ceil_div(self.columns, self.tile_columns)
 
     @property
     def tile_count(self) -> int:
-        return self.across * ceil(self.rows, self.tile_rows)
+        return self.across * ceil_div(self.rows, self.tile_rows)
 
     def corner(self, i: int) -> tuple[int, int]:
         return self.tile_rows * (i // self.across), self.tile_columns * (i % self.across)
@@ -79,7 +73,7 @@ class Tensor(NamedTuple):
 
     def check_lengths(self) -> None:
         accept(len(self.records) == 32 * (self.tile_count + 1), "records")
-        accept(len(self.bitstream) == 16 * ceil(self.bit_count, 128), "bitstream")
+        accept(len(self.bitstream) == 16 * ceil_div(self.bit_count, 128), "bitstream")
         accept(len(self.plane) == self.rows * self.columns, "plane")
 
 
@@ -144,28 +138,6 @@ def build_in_parallel(codebook: bytes) -> list[int]:
 
 
 # --- part 3: one lane
-
-
-class Record(NamedTuple):
-    offset: int
-    least: int
-    shift: int
-    excess: list[int]
-
-    @staticmethod
-    def read(data: bytes) -> "Record":
-        head, lanes = int.from_bytes(data[:8], "little"), int.from_bytes(data[8:], "little")
-        excess = [lanes >> 6 * lane & 63 for lane in range(LANES)]
-        return Record(head & (1 << 48) - 1, head >> 48 & 0x1FFF, head >> 61, excess)
-
-    def lengths(self) -> list[int]:
-        return [self.least + (excess << self.shift) for excess in self.excess]
-
-    def start(self, lane: int) -> int:
-        return self.offset + sum(self.lengths()[:lane])
-
-    def end(self) -> int:
-        return align(self.offset + sum(self.lengths()), 8)
 
 
 class Unit(NamedTuple):
@@ -271,8 +243,8 @@ class Run(NamedTuple):
 def runs(t: Tensor, a: int, b: int, c: int, d: int) -> Iterator[Run]:
     """Rows a..b and columns c..d."""
     high, wide = t.tile_rows, t.tile_columns
-    for s in range(a // high, ceil(b, high)):
-        i, k = s * t.across + c // wide, s * t.across + ceil(d, wide)
+    for s in range(a // high, ceil_div(b, high)):
+        i, k = s * t.across + c // wide, s * t.across + ceil_div(d, wide)
         rows = min(high, t.rows - high * s)
         begin = high * s * t.columns + c * rows
         bits = range(t.offset(i) // 8, t.offset(k) // 8)

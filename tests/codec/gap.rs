@@ -8,15 +8,15 @@ use df11::{
     hazmat::{
         bf16,
         gap::{GapDecoder, Geometry, PortionEncoder, PortionInput, PortionOutput, encode_tensor},
-        huffman::{CodeLengths, Codes, Histogram, Luts, read_codebook, verify_codebook},
+        huffman::{CodeLengths, Histogram, read_codebook, verify_codebook},
     },
 };
 use proptest::prelude::*;
 
 use crate::{
-    Encoded, check, every_pattern, exponents,
+    Encoded, check, every_pattern,
     normal::{self, Random},
-    only_corrupt, place, weights_of, witness,
+    place, weights_of, witness,
 };
 
 const WHOLE: usize = usize::MAX;
@@ -37,11 +37,6 @@ impl Encoded for EncodedTensor {
 
     fn elements(&self) -> u64 {
         self.sizes.elements()
-    }
-
-    fn arrays(&mut self) -> Vec<&mut Vec<u8>> {
-        let Self { codebook, gaps, output_offsets, bitstream, plane, .. } = self;
-        vec![codebook, gaps, output_offsets, bitstream, plane]
     }
 
     fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
@@ -82,17 +77,6 @@ fn parameters(tensor: &EncodedTensor) -> [u64; 3] {
 
 fn check_gap(weights: &[u8], geometry: Geometry) -> EncodedTensor {
     check(weights, geometry)
-}
-
-/// Weights and a geometry for them.
-pub(crate) fn tensors() -> impl Strategy<Value = (Vec<u8>, Geometry)> {
-    let geometry = (
-        prop::sample::select(vec![8, 16, 32, 64]),
-        prop::sample::select(vec![64, 128, 256, 512, 1024]),
-    );
-    (exponents(), geometry, any::<u64>()).prop_map(|(exponents, (bytes, threads), seed)| {
-        (weights_of(exponents, seed), Geometry::new(bytes, threads).unwrap())
-    })
 }
 
 fn geometries() -> impl Iterator<Item = Geometry> {
@@ -174,13 +158,6 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn chunks_do_not_change_the_bytes((weights, geometry) in tensors(), chunk in 1usize..9000) {
-        let chunk = if weights.len() > 10_000 { chunk.max(8) } else { chunk };
-        let whole = encode_tensor(&weights, geometry, WHOLE).unwrap();
-        prop_assert!(encode_tensor(&weights, geometry, chunk).unwrap() == whole);
-    }
-
-    #[test]
     fn lengths_are_optimal(counts in prop::collection::vec(1u64..2000, 2..60), limit in 6u8..=16) {
         let mut histogram = [0; 256];
         histogram[256 - counts.len()..].copy_from_slice(&counts);
@@ -189,12 +166,6 @@ proptest! {
         prop_assert!(lengths.as_bytes().iter().all(|&length| length <= limit));
         prop_assert_eq!(CodeLengths::from_bytes(lengths.as_bytes()).unwrap(), lengths.clone());
         prop_assert_eq!(lengths.bits(&histogram).unwrap(), optimal_bits(&counts, limit));
-    }
-
-    #[test]
-    fn noise_as_a_codebook_is_harmless(bytes in prop::collection::vec(0u8..18, 256..2000)) {
-        only_corrupt(read_codebook(&bytes));
-        only_corrupt(verify_codebook(&bytes));
     }
 }
 
@@ -352,20 +323,4 @@ fn impossible_requests_are_the_callers_fault() {
     let mut short = span.clone();
     short.bitstream = &short.bitstream[1..];
     parameter(decoder.verify_index(&short));
-}
-
-#[test]
-fn luts_agree_with_the_codes() {
-    let counts: [u64; 256] = std::array::from_fn(|symbol| 1 + (symbol as u64).pow(5));
-    let lengths = CodeLengths::from_histogram(&counts.into()).unwrap();
-    let luts = Luts::new(&lengths);
-    let codes = Codes::new(&lengths);
-    for bits in 0..=u16::MAX {
-        let (symbol, length) = luts.find(bits).unwrap();
-        let code = codes.get(symbol);
-        assert_eq!(
-            (length, u32::from(bits) & ((1 << length) - 1)),
-            (code.length, u32::from(code.bits))
-        );
-    }
 }

@@ -3,610 +3,501 @@
 /// A tensor by name and shape.
 pub(crate) type Tensor = (String, Vec<u64>);
 
-/// A list of tensors under construction.
-#[derive(Default)]
+/// The tensors of a model.
 pub(crate) struct Model(pub(crate) Vec<Tensor>);
 
 impl Model {
-    fn add(&mut self, name: impl Into<String>, shape: &[u64]) {
-        self.0.push((name.into(), shape.to_vec()));
-    }
-
-    /// `name.weight` and, as the second argument says, `name.bias`.
-    fn linear(&mut self, name: &str, bias: bool, shape: &[u64]) {
-        self.add(format!("{name}.weight"), shape);
-        if bias {
-            self.add(format!("{name}.bias"), &shape[..1]);
+    /// Lines of a name and a shape. Braces stand for each of their alternatives, among which `3..7`
+    /// are four numbers; `weight/bias` stands for both, of which the bias has one dimension.
+    fn of(lines: &str) -> Self {
+        let mut tensors = Vec::new();
+        for line in lines.lines() {
+            let mut words = line.split_whitespace();
+            let Some(name) = words.next() else { continue };
+            let shape: Vec<u64> = words.map(|size| size.parse().unwrap()).collect();
+            for name in expand(name) {
+                if let Some(stem) = name.strip_suffix("weight/bias") {
+                    tensors.push((format!("{stem}weight"), shape.clone()));
+                    tensors.push((format!("{stem}bias"), shape[..1].into()));
+                } else {
+                    tensors.push((name, shape.clone()));
+                }
+            }
         }
+        Self(tensors)
     }
 
-    fn norm(&mut self, name: &str, bias: bool, width: u64) {
-        self.linear(name, bias, &[width]);
+    fn add(&mut self, lines: &str) {
+        self.0.extend(Self::of(lines).0);
     }
 
-    fn linears(&mut self, prefix: &str, bias: bool, parts: &[(&str, u64, u64)]) {
-        for &(part, rows, columns) in parts {
-            self.linear(&format!("{prefix}.{part}"), bias, &[rows, columns]);
+    /// With these tensors too.
+    fn and(mut self, lines: &str) -> Self {
+        self.add(lines);
+        self
+    }
+}
+
+/// The names that a pattern stands for.
+fn expand(pattern: &str) -> Vec<String> {
+    let Some((before, rest)) = pattern.split_once('{') else { return vec![pattern.to_owned()] };
+    let (inner, after) = rest.split_once('}').unwrap();
+    let alternatives = inner.split(',').flat_map(|alternative| {
+        let bounds = alternative.split_once("..").map(|(from, to)| (from.parse(), to.parse()));
+        match bounds {
+            Some((Ok(from), Ok(to))) => (from..to).map(|n: u64| n.to_string()).collect(),
+            _ => vec![alternative.to_owned()],
         }
-    }
-
-    fn gated(&mut self, prefix: &str, width: u64, inner: u64) {
-        self.linears(
-            prefix,
-            false,
-            &[("gate_proj", inner, width), ("up_proj", inner, width), ("down_proj", width, inner)],
-        );
-    }
-
-    fn attention(&mut self, prefix: &str, width: u64, queries: u64, keys: u64) {
-        let parts = [
-            ("q_proj", queries, width),
-            ("k_proj", keys, width),
-            ("v_proj", keys, width),
-            ("o_proj", width, queries),
-        ];
-        self.linears(prefix, false, &parts);
-    }
-
-    fn llama_norms(&mut self, layer: &str, width: u64) {
-        self.norm(&format!("{layer}.input_layernorm"), false, width);
-        self.norm(&format!("{layer}.post_attention_layernorm"), false, width);
-    }
-
-    fn ends(&mut self, width: u64, vocabulary: u64) {
-        self.linear("model.embed_tokens", false, &[vocabulary, width]);
-        self.norm("model.norm", false, width);
-        self.linear("lm_head", false, &[vocabulary, width]);
-    }
+    });
+    let after = expand(after);
+    alternatives
+        .flat_map(|one| after.iter().map(move |after| format!("{before}{one}{after}")))
+        .collect()
 }
 
 pub(crate) fn llama_8b() -> Model {
-    let mut m = Model::default();
-    for layer in (0..32).map(|n| format!("model.layers.{n}")) {
-        m.attention(&format!("{layer}.self_attn"), 4096, 4096, 1024);
-        m.gated(&format!("{layer}.mlp"), 4096, 14336);
-        m.llama_norms(&layer, 4096);
-    }
-    m.ends(4096, 128_256);
-    m
+    Model::of(
+        "model.layers.{0..32}.self_attn.{q,o}_proj.weight 4096 4096
+        model.layers.{0..32}.self_attn.{k,v}_proj.weight 1024 4096
+        model.layers.{0..32}.mlp.{gate,up}_proj.weight 14336 4096
+        model.layers.{0..32}.mlp.down_proj.weight 4096 14336
+        model.layers.{0..32}.{input,post_attention}_layernorm.weight 4096
+        {model.embed_tokens,lm_head}.weight 128256 4096
+        model.norm.weight 4096",
+    )
 }
 
 pub(crate) fn phi3_mini() -> Model {
-    let mut m = Model::default();
-    for layer in (0..32).map(|n| format!("model.layers.{n}")) {
-        m.linears(
-            &format!("{layer}.self_attn"),
-            false,
-            &[("qkv_proj", 9216, 3072), ("o_proj", 3072, 3072)],
-        );
-        m.linears(
-            &format!("{layer}.mlp"),
-            false,
-            &[("gate_up_proj", 16384, 3072), ("down_proj", 3072, 8192)],
-        );
-        m.llama_norms(&layer, 3072);
-    }
-    m.ends(3072, 32064);
-    m
+    Model::of(
+        "model.layers.{0..32}.self_attn.qkv_proj.weight 9216 3072
+        model.layers.{0..32}.self_attn.o_proj.weight 3072 3072
+        model.layers.{0..32}.mlp.gate_up_proj.weight 16384 3072
+        model.layers.{0..32}.mlp.down_proj.weight 3072 8192
+        model.layers.{0..32}.{input,post_attention}_layernorm.weight 3072
+        {model.embed_tokens,lm_head}.weight 32064 3072
+        model.norm.weight 3072",
+    )
 }
 
 pub(crate) fn qwen3_30b_a3b() -> Model {
-    let mut m = Model::default();
-    for layer in (0..48).map(|n| format!("model.layers.{n}")) {
-        m.attention(&format!("{layer}.self_attn"), 2048, 4096, 512);
-        m.norm(&format!("{layer}.self_attn.q_norm"), false, 128);
-        m.norm(&format!("{layer}.self_attn.k_norm"), false, 128);
-        m.linear(&format!("{layer}.mlp.gate"), false, &[128, 2048]);
-        for expert in 0..128 {
-            m.gated(&format!("{layer}.mlp.experts.{expert}"), 2048, 768);
-        }
-        m.llama_norms(&layer, 2048);
-    }
-    m.ends(2048, 151_936);
-    m
+    Model::of(
+        "model.layers.{0..48}.self_attn.q_proj.weight 4096 2048
+        model.layers.{0..48}.self_attn.{k,v}_proj.weight 512 2048
+        model.layers.{0..48}.self_attn.o_proj.weight 2048 4096
+        model.layers.{0..48}.self_attn.{q,k}_norm.weight 128
+        model.layers.{0..48}.mlp.gate.weight 128 2048
+        model.layers.{0..48}.mlp.experts.{0..128}.{gate,up}_proj.weight 768 2048
+        model.layers.{0..48}.mlp.experts.{0..128}.down_proj.weight 2048 768
+        model.layers.{0..48}.{input,post_attention}_layernorm.weight 2048
+        {model.embed_tokens,lm_head}.weight 151936 2048
+        model.norm.weight 2048",
+    )
 }
 
 pub(crate) fn mixtral_8x7b() -> Model {
-    let mut m = Model::default();
-    for layer in (0..32).map(|n| format!("model.layers.{n}")) {
-        m.attention(&format!("{layer}.self_attn"), 4096, 4096, 1024);
-        m.linear(&format!("{layer}.block_sparse_moe.gate"), false, &[8, 4096]);
-        for expert in 0..8 {
-            let parts = [("w1", 14336, 4096), ("w2", 4096, 14336), ("w3", 14336, 4096)];
-            m.linears(&format!("{layer}.block_sparse_moe.experts.{expert}"), false, &parts);
-        }
-        m.llama_norms(&layer, 4096);
-    }
-    m.ends(4096, 32000);
-    m
+    Model::of(
+        "model.layers.{0..32}.self_attn.{q,o}_proj.weight 4096 4096
+        model.layers.{0..32}.self_attn.{k,v}_proj.weight 1024 4096
+        model.layers.{0..32}.block_sparse_moe.gate.weight 8 4096
+        model.layers.{0..32}.block_sparse_moe.experts.{0..8}.w{1,3}.weight 14336 4096
+        model.layers.{0..32}.block_sparse_moe.experts.{0..8}.w2.weight 4096 14336
+        model.layers.{0..32}.{input,post_attention}_layernorm.weight 4096
+        {model.embed_tokens,lm_head}.weight 32000 4096
+        model.norm.weight 4096",
+    )
 }
 
 /// With its FP8 scales, and the layer for multi-token prediction at index 61.
 pub(crate) fn deepseek_v3() -> Model {
-    let mut m = Model::default();
-    for n in 0..62 {
-        let layer = format!("model.layers.{n}");
-        let parts = [
-            ("q_a_proj", 1536, 7168),
-            ("q_b_proj", 24576, 1536),
-            ("kv_a_proj_with_mqa", 576, 7168),
-            ("kv_b_proj", 32768, 512),
-            ("o_proj", 7168, 16384),
-        ];
-        m.linears(&format!("{layer}.self_attn"), false, &parts);
-        for (part, rows, columns) in parts {
-            m.add(
-                format!("{layer}.self_attn.{part}.weight_scale_inv"),
-                &[rows / 128, columns / 128],
-            );
-        }
-        m.norm(&format!("{layer}.self_attn.q_a_layernorm"), false, 1536);
-        m.norm(&format!("{layer}.self_attn.kv_a_layernorm"), false, 512);
-        m.llama_norms(&layer, 7168);
-        if n < 3 {
-            m.gated(&format!("{layer}.mlp"), 7168, 18432);
-            continue;
-        }
-        m.linear(&format!("{layer}.mlp.gate"), false, &[256, 7168]);
-        m.add(format!("{layer}.mlp.gate.e_score_correction_bias"), &[256]);
-        m.gated(&format!("{layer}.mlp.shared_experts"), 7168, 2048);
-        for expert in 0..256 {
-            m.gated(&format!("{layer}.mlp.experts.{expert}"), 7168, 2048);
-        }
-    }
-    m.linear("model.layers.61.embed_tokens", false, &[129_280, 7168]);
-    m.linear("model.layers.61.eh_proj", false, &[7168, 14336]);
-    m.norm("model.layers.61.enorm", false, 7168);
-    m.linear("model.layers.61.shared_head.head", false, &[129_280, 7168]);
-    m.norm("model.layers.61.shared_head.norm", false, 7168);
-    m.ends(7168, 129_280);
-    m
+    Model::of(
+        "model.layers.{0..62}.self_attn.q_a_proj.weight 1536 7168
+        model.layers.{0..62}.self_attn.q_a_proj.weight_scale_inv 12 56
+        model.layers.{0..62}.self_attn.q_b_proj.weight 24576 1536
+        model.layers.{0..62}.self_attn.q_b_proj.weight_scale_inv 192 12
+        model.layers.{0..62}.self_attn.kv_a_proj_with_mqa.weight 576 7168
+        model.layers.{0..62}.self_attn.kv_a_proj_with_mqa.weight_scale_inv 4 56
+        model.layers.{0..62}.self_attn.kv_b_proj.weight 32768 512
+        model.layers.{0..62}.self_attn.kv_b_proj.weight_scale_inv 256 4
+        model.layers.{0..62}.self_attn.o_proj.weight 7168 16384
+        model.layers.{0..62}.self_attn.o_proj.weight_scale_inv 56 128
+        model.layers.{0..62}.self_attn.q_a_layernorm.weight 1536
+        model.layers.{0..62}.self_attn.kv_a_layernorm.weight 512
+        model.layers.{0..62}.{input,post_attention}_layernorm.weight 7168
+        model.layers.{0..3}.mlp.{gate,up}_proj.weight 18432 7168
+        model.layers.{0..3}.mlp.down_proj.weight 7168 18432
+        model.layers.{3..62}.mlp.gate.weight 256 7168
+        model.layers.{3..62}.mlp.gate.e_score_correction_bias 256
+        model.layers.{3..62}.mlp.shared_experts.{gate,up}_proj.weight 2048 7168
+        model.layers.{3..62}.mlp.shared_experts.down_proj.weight 7168 2048
+        model.layers.{3..62}.mlp.experts.{0..256}.{gate,up}_proj.weight 2048 7168
+        model.layers.{3..62}.mlp.experts.{0..256}.down_proj.weight 7168 2048
+        model.layers.61.{embed_tokens,shared_head.head}.weight 129280 7168
+        model.layers.61.eh_proj.weight 7168 14336
+        model.layers.61.{enorm,shared_head.norm}.weight 7168
+        {model.embed_tokens,lm_head}.weight 129280 7168
+        model.norm.weight 7168",
+    )
 }
 
 /// A mixture of experts with a lone layer for multi-token prediction, as in Qwen3-Next.
 pub(crate) fn qwen3_next() -> Model {
-    let mut m = Model::default();
-    for n in (0..48).map(Some).chain([None]) {
-        let layer = n.map_or("mtp.layers.0".to_owned(), |n| format!("model.layers.{n}"));
-        if n.is_some_and(|n| n % 4 != 3) {
-            m.linears(
-                &format!("{layer}.linear_attn"),
-                false,
-                &[
-                    ("in_proj_qkvz", 12288, 2048),
-                    ("in_proj_ba", 64, 2048),
-                    ("out_proj", 2048, 4096),
-                ],
-            );
-            m.add(format!("{layer}.linear_attn.A_log"), &[32]);
-            m.add(format!("{layer}.linear_attn.conv1d.weight"), &[8192, 1, 4]);
-        } else {
-            m.attention(&format!("{layer}.self_attn"), 2048, 8192, 512);
-        }
-        m.linear(&format!("{layer}.mlp.gate"), false, &[512, 2048]);
-        m.gated(&format!("{layer}.mlp.shared_expert"), 2048, 512);
-        for expert in 0..512 {
-            m.gated(&format!("{layer}.mlp.experts.{expert}"), 2048, 512);
-        }
-        m.llama_norms(&layer, 2048);
+    let layer = "LAYER.mlp.gate.weight 512 2048
+        LAYER.mlp.shared_expert.{gate,up}_proj.weight 512 2048
+        LAYER.mlp.shared_expert.down_proj.weight 2048 512
+        LAYER.mlp.experts.{0..512}.{gate,up}_proj.weight 512 2048
+        LAYER.mlp.experts.{0..512}.down_proj.weight 2048 512
+        LAYER.{input,post_attention}_layernorm.weight 2048\n";
+    let full = "LAYER.self_attn.q_proj.weight 8192 2048
+        LAYER.self_attn.{k,v}_proj.weight 512 2048
+        LAYER.self_attn.o_proj.weight 2048 8192\n";
+    let linear = "LAYER.linear_attn.in_proj_qkvz.weight 12288 2048
+        LAYER.linear_attn.in_proj_ba.weight 64 2048
+        LAYER.linear_attn.out_proj.weight 2048 4096
+        LAYER.linear_attn.A_log 32
+        LAYER.linear_attn.conv1d.weight 8192 1 4\n";
+    let mut lines = (layer.to_owned() + full).replace("LAYER", "mtp.layers.0");
+    for n in 0..48 {
+        let kind = if n % 4 == 3 { full } else { linear };
+        lines += &(layer.to_owned() + kind).replace("LAYER", &format!("model.layers.{n}"));
     }
-    m.linear("mtp.fc", false, &[2048, 4096]);
-    m.norm("mtp.norm", false, 2048);
-    m.ends(2048, 151_936);
-    m
+    Model::of(&lines).and(
+        "mtp.fc.weight 2048 4096
+        {model,mtp}.norm.weight 2048
+        {model.embed_tokens,lm_head}.weight 151936 2048",
+    )
 }
 
 /// Gemma 3 4B with its vision tower.
 pub(crate) fn gemma3_4b() -> Model {
-    let mut m = Model::default();
-    for layer in (0..34).map(|n| format!("language_model.model.layers.{n}")) {
-        m.attention(&format!("{layer}.self_attn"), 2560, 2048, 1024);
-        m.norm(&format!("{layer}.self_attn.q_norm"), false, 256);
-        m.norm(&format!("{layer}.self_attn.k_norm"), false, 256);
-        m.gated(&format!("{layer}.mlp"), 2560, 10240);
-        m.llama_norms(&layer, 2560);
-        m.norm(&format!("{layer}.pre_feedforward_layernorm"), false, 2560);
-        m.norm(&format!("{layer}.post_feedforward_layernorm"), false, 2560);
-    }
-    m.linear("language_model.model.embed_tokens", false, &[262_208, 2560]);
-    m.norm("language_model.model.norm", false, 2560);
-    m.clip_layers("vision_tower.vision_model.encoder.layers", 27, 1152, 4304);
-    m.linear("vision_tower.vision_model.embeddings.patch_embedding", true, &[1152, 3, 14, 14]);
-    m.linear("vision_tower.vision_model.embeddings.position_embedding", false, &[4096, 1152]);
-    m.norm("vision_tower.vision_model.post_layernorm", true, 1152);
-    m.add("multi_modal_projector.mm_input_projection_weight", &[1152, 2560]);
-    m.norm("multi_modal_projector.mm_soft_emb_norm", false, 1152);
-    m
+    clip_layers("vision_tower.vision_model.encoder.layers.{0..27}", 1152, 4304).and(
+        "language_model.model.layers.{0..34}.self_attn.q_proj.weight 2048 2560
+        language_model.model.layers.{0..34}.self_attn.{k,v}_proj.weight 1024 2560
+        language_model.model.layers.{0..34}.self_attn.o_proj.weight 2560 2048
+        language_model.model.layers.{0..34}.self_attn.{q,k}_norm.weight 256
+        language_model.model.layers.{0..34}.mlp.{gate,up}_proj.weight 10240 2560
+        language_model.model.layers.{0..34}.mlp.down_proj.weight 2560 10240
+        language_model.model.layers.{0..34}.{input,post_attention}_layernorm.weight 2560
+        language_model.model.layers.{0..34}.{pre,post}_feedforward_layernorm.weight 2560
+        language_model.model.embed_tokens.weight 262208 2560
+        language_model.model.norm.weight 2560
+        vision_tower.vision_model.embeddings.patch_embedding.weight/bias 1152 3 14 14
+        vision_tower.vision_model.embeddings.position_embedding.weight 4096 1152
+        vision_tower.vision_model.post_layernorm.weight/bias 1152
+        multi_modal_projector.mm_input_projection_weight 1152 2560
+        multi_modal_projector.mm_soft_emb_norm.weight 1152",
+    )
 }
 
-impl Model {
-    fn clip_layers(&mut self, prefix: &str, count: u64, width: u64, inner: u64) {
-        for layer in (0..count).map(|n| format!("{prefix}.{n}")) {
-            for part in ["q_proj", "k_proj", "v_proj", "out_proj"] {
-                self.linear(&format!("{layer}.self_attn.{part}"), true, &[width, width]);
-            }
-            self.linears(
-                &format!("{layer}.mlp"),
-                true,
-                &[("fc1", inner, width), ("fc2", width, inner)],
-            );
-            self.norm(&format!("{layer}.layer_norm1"), true, width);
-            self.norm(&format!("{layer}.layer_norm2"), true, width);
-        }
-    }
+/// Layers as those of CLIP, of this width; their perceptrons have another one inside.
+fn clip_layers(layers: &str, width: u64, inner: u64) -> Model {
+    Model::of(&format!(
+        "{layers}.self_attn.{{q_proj,k_proj,v_proj,out_proj}}.weight/bias {width} {width}
+        {layers}.mlp.fc1.weight/bias {inner} {width}
+        {layers}.mlp.fc2.weight/bias {width} {inner}
+        {layers}.layer_norm{{1,2}}.weight/bias {width}"
+    ))
 }
 
 pub(crate) fn clip_l() -> Model {
-    let mut m = Model::default();
-    m.add("logit_scale", &[]);
-    m.clip_layers("text_model.encoder.layers", 12, 768, 3072);
-    m.clip_layers("vision_model.encoder.layers", 24, 1024, 4096);
-    m.linear("text_model.embeddings.token_embedding", false, &[49408, 768]);
-    m.linear("text_model.embeddings.position_embedding", false, &[77, 768]);
-    m.norm("text_model.final_layer_norm", true, 768);
-    m.add("vision_model.embeddings.class_embedding", &[1024]);
-    m.linear("vision_model.embeddings.patch_embedding", false, &[1024, 3, 14, 14]);
-    m.linear("vision_model.embeddings.position_embedding", false, &[257, 1024]);
-    m.norm("vision_model.pre_layrnorm", true, 1024);
-    m.norm("vision_model.post_layernorm", true, 1024);
-    m.linear("visual_projection", false, &[768, 1024]);
-    m.linear("text_projection", false, &[768, 768]);
-    m
+    let mut m = clip_layers("text_model.encoder.layers.{0..12}", 768, 3072);
+    m.0.extend(clip_layers("vision_model.encoder.layers.{0..24}", 1024, 4096).0);
+    m.and(
+        "logit_scale
+        text_model.embeddings.token_embedding.weight 49408 768
+        text_model.embeddings.position_embedding.weight 77 768
+        text_model.final_layer_norm.weight/bias 768
+        vision_model.embeddings.class_embedding 1024
+        vision_model.embeddings.patch_embedding.weight 1024 3 14 14
+        vision_model.embeddings.position_embedding.weight 257 1024
+        vision_model.{pre_layrnorm,post_layernorm}.weight/bias 1024
+        visual_projection.weight 768 1024
+        text_projection.weight 768 768",
+    )
 }
 
 pub(crate) fn gpt2() -> Model {
-    let mut m = Model::default();
-    m.linear("wte", false, &[50257, 768]);
-    m.linear("wpe", false, &[1024, 768]);
-    for layer in (0..12).map(|n| format!("h.{n}")) {
-        m.norm(&format!("{layer}.ln_1"), true, 768);
-        m.linears(&format!("{layer}.attn"), true, &[("c_attn", 768, 2304), ("c_proj", 768, 768)]);
-        m.add(format!("{layer}.attn.bias"), &[1, 1, 1024, 1024]);
-        m.norm(&format!("{layer}.ln_2"), true, 768);
-        m.linears(&format!("{layer}.mlp"), true, &[("c_fc", 768, 3072), ("c_proj", 3072, 768)]);
-    }
-    m.norm("ln_f", true, 768);
-    m
+    Model::of(
+        "wte.weight 50257 768
+        wpe.weight 1024 768
+        h.{0..12}.{ln_1,ln_2}.weight/bias 768
+        h.{0..12}.attn.c_attn.weight/bias 768 2304
+        h.{0..12}.attn.c_proj.weight/bias 768 768
+        h.{0..12}.attn.bias 1 1 1024 1024
+        h.{0..12}.mlp.c_fc.weight/bias 768 3072
+        h.{0..12}.mlp.c_proj.weight/bias 3072 768
+        ln_f.weight/bias 768",
+    )
 }
 
 /// Flan-T5 base.
 pub(crate) fn flan_t5() -> Model {
-    let mut m = Model::default();
-    m.linear("shared", false, &[32128, 768]);
-    for tower in ["encoder", "decoder"] {
-        for n in 0..12 {
-            let block = format!("{tower}.block.{n}.layer");
-            let mut attentions = vec!["SelfAttention"];
-            attentions.extend((tower == "decoder").then_some("EncDecAttention"));
-            for (index, attention) in attentions.iter().enumerate() {
-                let parts = [("q", 768, 768), ("k", 768, 768), ("v", 768, 768), ("o", 768, 768)];
-                m.linears(&format!("{block}.{index}.{attention}"), false, &parts);
-                m.norm(&format!("{block}.{index}.layer_norm"), false, 768);
-            }
-            if n == 0 {
-                m.linear(
-                    &format!("{block}.0.SelfAttention.relative_attention_bias"),
-                    false,
-                    &[32, 12],
-                );
-            }
-            let last = format!("{block}.{}", attentions.len());
-            m.linears(
-                &format!("{last}.DenseReluDense"),
-                false,
-                &[("wi_0", 2048, 768), ("wi_1", 2048, 768), ("wo", 768, 2048)],
-            );
-            m.norm(&format!("{last}.layer_norm"), false, 768);
-        }
-        m.norm(&format!("{tower}.final_layer_norm"), false, 768);
-    }
-    m.linear("lm_head", false, &[32128, 768]);
-    m
+    Model::of(
+        "{shared,lm_head}.weight 32128 768
+        {en,de}coder.block.{0..12}.layer.0.SelfAttention.{q,k,v,o}.weight 768 768
+        {en,de}coder.block.0.layer.0.SelfAttention.relative_attention_bias.weight 32 12
+        {en,de}coder.block.{0..12}.layer.{0,1}.layer_norm.weight 768
+        encoder.block.{0..12}.layer.1.DenseReluDense.wi_{0,1}.weight 2048 768
+        encoder.block.{0..12}.layer.1.DenseReluDense.wo.weight 768 2048
+        decoder.block.{0..12}.layer.1.EncDecAttention.{q,k,v,o}.weight 768 768
+        decoder.block.{0..12}.layer.2.DenseReluDense.wi_{0,1}.weight 2048 768
+        decoder.block.{0..12}.layer.2.DenseReluDense.wo.weight 768 2048
+        decoder.block.{0..12}.layer.2.layer_norm.weight 768
+        {en,de}coder.final_layer_norm.weight 768",
+    )
 }
 
 /// all-MiniLM-L6-v2, whose names sentence-transformers prefixes with the index of the module.
 pub(crate) fn mini_lm(prefix: &str) -> Model {
-    let mut m = Model::default();
-    m.bert_layers(&format!("{prefix}encoder.layer"), 6, 384, 1536);
-    for (part, rows) in [("word", 30522), ("position", 512), ("token_type", 2)] {
-        m.linear(&format!("{prefix}embeddings.{part}_embeddings"), false, &[rows, 384]);
-    }
-    m.norm(&format!("{prefix}embeddings.LayerNorm"), true, 384);
-    m.linear(&format!("{prefix}pooler.dense"), true, &[384, 384]);
-    m
+    let lines = "LAYER.attention.self.{query,key,value}.weight/bias 384 384
+        LAYER.attention.output.dense.weight/bias 384 384
+        LAYER.attention.output.LayerNorm.weight/bias 384
+        LAYER.intermediate.dense.weight/bias 1536 384
+        LAYER.output.dense.weight/bias 384 1536
+        LAYER.output.LayerNorm.weight/bias 384
+        PREFIXembeddings.word_embeddings.weight 30522 384
+        PREFIXembeddings.position_embeddings.weight 512 384
+        PREFIXembeddings.token_type_embeddings.weight 2 384
+        PREFIXembeddings.LayerNorm.weight/bias 384
+        PREFIXpooler.dense.weight/bias 384 384";
+    Model::of(&lines.replace("LAYER", "PREFIXencoder.layer.{0..6}").replace("PREFIX", prefix))
 }
 
 /// The same with the dense module that some sentence encoders put after it.
 pub(crate) fn mini_lm_with_head() -> Model {
-    let mut m = mini_lm("0.auto_model.");
-    m.linear("2.linear", true, &[512, 384]);
-    m
+    mini_lm("0.auto_model.").and("2.linear.weight/bias 512 384")
 }
 
-impl Model {
-    fn bert_layers(&mut self, prefix: &str, count: u64, width: u64, inner: u64) {
-        for layer in (0..count).map(|n| format!("{prefix}.{n}")) {
-            for part in ["self.query", "self.key", "self.value", "output.dense"] {
-                self.linear(&format!("{layer}.attention.{part}"), true, &[width, width]);
-            }
-            self.norm(&format!("{layer}.attention.output.LayerNorm"), true, width);
-            self.linear(&format!("{layer}.intermediate.dense"), true, &[inner, width]);
-            self.linear(&format!("{layer}.output.dense"), true, &[width, inner]);
-            self.norm(&format!("{layer}.output.LayerNorm"), true, width);
-        }
-    }
+/// Two encoders of the same kind, told apart by a number.
+pub(crate) fn two_numbered_towers() -> Model {
+    mini_lm("model.{0,1}.")
 }
 
 /// A base vision transformer, or with `scales` its `DINOv2` form, which differs in its layer scales
 /// and names.
 pub(crate) fn vit(prefix: &str, scales: bool) -> Model {
-    let mut m = Model::default();
-    m.add(format!("{prefix}embeddings.cls_token"), &[1, 1, 768]);
-    m.add(format!("{prefix}embeddings.position_embeddings"), &[1, 197, 768]);
-    m.linear(&format!("{prefix}embeddings.patch_embeddings.projection"), true, &[768, 3, 16, 16]);
-    for layer in (0..12).map(|n| format!("{prefix}encoder.layer.{n}")) {
-        for part in ["attention.query", "attention.key", "attention.value", "output.dense"] {
-            m.linear(&format!("{layer}.attention.{part}"), true, &[768, 768]);
-        }
-        if scales {
-            m.add(format!("{layer}.layer_scale1.lambda1"), &[768]);
-            m.add(format!("{layer}.layer_scale2.lambda1"), &[768]);
-        }
-        m.linears(&format!("{layer}.mlp"), true, &[("fc1", 3072, 768), ("fc2", 768, 3072)]);
-        m.norm(&format!("{layer}.norm1"), true, 768);
-        m.norm(&format!("{layer}.norm2"), true, 768);
+    let mut lines = "PREFIXembeddings.cls_token 1 1 768
+        PREFIXembeddings.position_embeddings 1 197 768
+        PREFIXembeddings.patch_embeddings.projection.weight/bias 768 3 16 16
+        LAYER.attention.attention.{query,key,value}.weight/bias 768 768
+        LAYER.attention.output.dense.weight/bias 768 768
+        LAYER.mlp.fc1.weight/bias 3072 768
+        LAYER.mlp.fc2.weight/bias 768 3072
+        LAYER.norm{1,2}.weight/bias 768
+        PREFIXlayernorm.weight/bias 768\n"
+        .to_owned();
+    if scales {
+        lines += "LAYER.layer_scale{1,2}.lambda1 768";
     }
-    m.norm(&format!("{prefix}layernorm"), true, 768);
-    m
+    let lines = lines.replace("LAYER", "PREFIXencoder.layer.{0..12}");
+    Model::of(&lines.replace("PREFIX", prefix))
 }
 
 /// A base vision transformer as torchvision names it: the index is glued to a name.
 pub(crate) fn torchvision_vit() -> Model {
-    let mut m = Model::default();
-    m.add("class_token", &[1, 1, 768]);
-    m.add("encoder.pos_embedding", &[1, 197, 768]);
-    m.linear("conv_proj", true, &[768, 3, 16, 16]);
-    for layer in (0..12).map(|n| format!("encoder.layers.encoder_layer_{n}")) {
-        m.norm(&format!("{layer}.ln_1"), true, 768);
-        m.add(format!("{layer}.self_attention.in_proj_weight"), &[2304, 768]);
-        m.linear(&format!("{layer}.self_attention.out_proj"), true, &[768, 768]);
-        m.linears(&format!("{layer}.mlp"), true, &[("0", 3072, 768), ("3", 768, 3072)]);
-    }
-    m.norm("encoder.ln", true, 768);
-    m.linear("heads.head", true, &[1000, 768]);
-    m
+    Model::of(
+        "class_token 1 1 768
+        encoder.pos_embedding 1 197 768
+        conv_proj.weight/bias 768 3 16 16
+        encoder.layers.encoder_layer_{0..12}.ln_1.weight/bias 768
+        encoder.layers.encoder_layer_{0..12}.self_attention.in_proj_weight 2304 768
+        encoder.layers.encoder_layer_{0..12}.self_attention.out_proj.weight/bias 768 768
+        encoder.layers.encoder_layer_{0..12}.mlp.0.weight/bias 3072 768
+        encoder.layers.encoder_layer_{0..12}.mlp.3.weight/bias 768 3072
+        encoder.ln.weight/bias 768
+        heads.head.weight/bias 1000 768",
+    )
 }
 
 pub(crate) fn whisper_large() -> Model {
-    let mut m = Model::default();
-    m.clip_layers("model.encoder.layers", 32, 1280, 5120);
-    m.clip_layers("model.decoder.layers", 32, 1280, 5120);
-    for layer in (0..32).map(|n| format!("model.decoder.layers.{n}")) {
-        for part in ["q_proj", "k_proj", "v_proj", "out_proj"] {
-            m.linear(&format!("{layer}.encoder_attn.{part}"), true, &[1280, 1280]);
-        }
-        m.norm(&format!("{layer}.encoder_attn_layer_norm"), true, 1280);
-    }
-    m.linear("model.encoder.conv1", true, &[1280, 128, 3]);
-    m.linear("model.encoder.conv2", true, &[1280, 1280, 3]);
-    m.linear("model.encoder.embed_positions", false, &[1500, 1280]);
-    m.norm("model.encoder.layer_norm", true, 1280);
-    m.linear("model.decoder.embed_tokens", false, &[51866, 1280]);
-    m.linear("model.decoder.embed_positions", false, &[448, 1280]);
-    m.norm("model.decoder.layer_norm", true, 1280);
-    m
+    clip_layers("model.{en,de}coder.layers.{0..32}", 1280, 5120).and(
+        "model.decoder.layers.{0..32}.encoder_attn.{q,k,v,out}_proj.weight/bias 1280 1280
+        model.decoder.layers.{0..32}.encoder_attn_layer_norm.weight/bias 1280
+        model.encoder.conv1.weight/bias 1280 128 3
+        model.encoder.conv2.weight/bias 1280 1280 3
+        model.encoder.embed_positions.weight 1500 1280
+        model.decoder.embed_tokens.weight 51866 1280
+        model.decoder.embed_positions.weight 448 1280
+        model.{en,de}coder.layer_norm.weight/bias 1280",
+    )
 }
 
 pub(crate) fn mamba_2_8b() -> Model {
-    let mut m = Model::default();
-    m.linear("backbone.embeddings", false, &[50280, 2560]);
-    for layer in (0..64).map(|n| format!("backbone.layers.{n}")) {
-        m.add(format!("{layer}.mixer.A_log"), &[5120, 16]);
-        m.add(format!("{layer}.mixer.D"), &[5120]);
-        m.linear(&format!("{layer}.mixer.conv1d"), true, &[5120, 1, 4]);
-        m.linears(
-            &format!("{layer}.mixer"),
-            false,
-            &[("in_proj", 10240, 2560), ("x_proj", 192, 5120), ("out_proj", 2560, 5120)],
-        );
-        m.linear(&format!("{layer}.mixer.dt_proj"), true, &[5120, 160]);
-        m.norm(&format!("{layer}.norm"), false, 2560);
-    }
-    m.norm("backbone.norm_f", false, 2560);
-    m
+    Model::of(
+        "backbone.embeddings.weight 50280 2560
+        backbone.layers.{0..64}.mixer.A_log 5120 16
+        backbone.layers.{0..64}.mixer.D 5120
+        backbone.layers.{0..64}.mixer.conv1d.weight/bias 5120 1 4
+        backbone.layers.{0..64}.mixer.in_proj.weight 10240 2560
+        backbone.layers.{0..64}.mixer.x_proj.weight 192 5120
+        backbone.layers.{0..64}.mixer.out_proj.weight 2560 5120
+        backbone.layers.{0..64}.mixer.dt_proj.weight/bias 5120 160
+        backbone.layers.{0..64}.norm.weight 2560
+        backbone.norm_f.weight 2560",
+    )
 }
 
 pub(crate) fn flux_dev() -> Model {
-    let mut m = Model::default();
-    let w = 3072;
-    m.linear("x_embedder", true, &[w, 64]);
-    m.linear("context_embedder", true, &[w, 4096]);
-    for part in ["timestep", "guidance", "text"] {
-        let name = format!("time_text_embed.{part}_embedder");
-        m.linears(&name, true, &[("linear_1", w, 256), ("linear_2", w, w)]);
-    }
-    for block in (0..19).map(|n| format!("transformer_blocks.{n}")) {
-        m.joint_block(&block, w, 128);
-    }
-    for block in (0..38).map(|n| format!("single_transformer_blocks.{n}")) {
-        m.linears(
-            &format!("{block}.attn"),
-            true,
-            &[("to_q", w, w), ("to_k", w, w), ("to_v", w, w)],
-        );
-        m.norm(&format!("{block}.attn.norm_q"), false, 128);
-        m.norm(&format!("{block}.attn.norm_k"), false, 128);
-        m.linear(&format!("{block}.norm.linear"), true, &[3 * w, w]);
-        m.linears(&block, true, &[("proj_mlp", 4 * w, w), ("proj_out", w, 5 * w)]);
-    }
-    m.linear("norm_out.linear", true, &[2 * w, w]);
-    m.linear("proj_out", true, &[64, w]);
-    m
-}
-
-impl Model {
-    fn joint_block(&mut self, block: &str, w: u64, head: u64) {
-        for part in [
-            "to_q",
-            "to_k",
-            "to_v",
-            "add_q_proj",
-            "add_k_proj",
-            "add_v_proj",
-            "to_out.0",
-            "to_add_out",
-        ] {
-            self.linear(&format!("{block}.attn.{part}"), true, &[w, w]);
-        }
-        for part in ["norm_q", "norm_k", "norm_added_q", "norm_added_k"] {
-            self.norm(&format!("{block}.attn.{part}"), false, head);
-        }
-        for part in ["ff", "ff_context"] {
-            self.linear(&format!("{block}.{part}.net.0.proj"), true, &[4 * w, w]);
-            self.linear(&format!("{block}.{part}.net.2"), true, &[w, 4 * w]);
-        }
-        self.linear(&format!("{block}.norm1.linear"), true, &[6 * w, w]);
-        self.linear(&format!("{block}.norm1_context.linear"), true, &[6 * w, w]);
-    }
+    joint_blocks(19, 3072, 128).and(
+        "x_embedder.weight/bias 3072 64
+        context_embedder.weight/bias 3072 4096
+        time_text_embed.{timestep,guidance,text}_embedder.linear_1.weight/bias 3072 256
+        time_text_embed.{timestep,guidance,text}_embedder.linear_2.weight/bias 3072 3072
+        single_transformer_blocks.{0..38}.attn.to_{q,k,v}.weight/bias 3072 3072
+        single_transformer_blocks.{0..38}.attn.norm_{q,k}.weight 128
+        single_transformer_blocks.{0..38}.norm.linear.weight/bias 9216 3072
+        single_transformer_blocks.{0..38}.proj_mlp.weight/bias 12288 3072
+        single_transformer_blocks.{0..38}.proj_out.weight/bias 3072 15360
+        norm_out.linear.weight/bias 6144 3072
+        proj_out.weight/bias 64 3072",
+    )
 }
 
 pub(crate) fn sd35_large() -> Model {
-    let mut m = Model::default();
-    let w = 2432;
-    for block in (0..38).map(|n| format!("transformer_blocks.{n}")) {
-        m.joint_block(&block, w, 64);
-    }
-    m.linear("context_embedder", true, &[w, 4096]);
-    m.linear("pos_embed.proj", true, &[w, 16, 2, 2]);
-    m.add("pos_embed.pos_embed", &[1, 36864, w]);
-    for (part, inner) in [("timestep", 256), ("text", 2048)] {
-        let name = format!("time_text_embed.{part}_embedder");
-        m.linears(&name, true, &[("linear_1", w, inner), ("linear_2", w, w)]);
-    }
-    m.linear("norm_out.linear", true, &[2 * w, w]);
-    m.linear("proj_out", true, &[64, w]);
-    m
+    joint_blocks(38, 2432, 64).and(
+        "context_embedder.weight/bias 2432 4096
+        pos_embed.proj.weight/bias 2432 16 2 2
+        pos_embed.pos_embed 1 36864 2432
+        time_text_embed.timestep_embedder.linear_1.weight/bias 2432 256
+        time_text_embed.text_embedder.linear_1.weight/bias 2432 2048
+        time_text_embed.{timestep,text}_embedder.linear_2.weight/bias 2432 2432
+        norm_out.linear.weight/bias 4864 2432
+        proj_out.weight/bias 64 2432",
+    )
+}
+
+/// Blocks that attend to images and text together.
+fn joint_blocks(count: u64, width: u64, head: u64) -> Model {
+    let block = format!("transformer_blocks.{{0..{count}}}");
+    let (four, six) = (4 * width, 6 * width);
+    Model::of(&format!(
+        "{block}.attn.{{to_q,to_k,to_v,to_out.0,to_add_out}}.weight/bias {width} {width}
+        {block}.attn.add_{{q,k,v}}_proj.weight/bias {width} {width}
+        {block}.attn.norm_{{q,k,added_q,added_k}}.weight {head}
+        {block}.{{ff,ff_context}}.net.0.proj.weight/bias {four} {width}
+        {block}.{{ff,ff_context}}.net.2.weight/bias {width} {four}
+        {block}.{{norm1,norm1_context}}.linear.weight/bias {six} {width}"
+    ))
 }
 
 pub(crate) fn sdxl_unet() -> Model {
-    let mut m = Model::default();
-    m.linear("conv_in", true, &[320, 4, 3, 3]);
-    m.linears("time_embedding", true, &[("linear_1", 1280, 320), ("linear_2", 1280, 1280)]);
-    m.linears("add_embedding", true, &[("linear_1", 1280, 2816), ("linear_2", 1280, 1280)]);
-    for (n, input, width, depth) in [(0, 320, 320, 0), (1, 320, 640, 2), (2, 640, 1280, 10)] {
-        m.unet_stage(&format!("down_blocks.{n}"), &[input, width], width, depth);
-        if n < 2 {
-            m.linear(&format!("down_blocks.{n}.downsamplers.0.conv"), true, &[width, width, 3, 3]);
-        }
-    }
-    m.unet_stage("mid_block", &[1280, 1280], 1280, 0);
+    let mut m = Model::of(
+        "conv_in.weight/bias 320 4 3 3
+        {time,add}_embedding.linear_2.weight/bias 1280 1280
+        time_embedding.linear_1.weight/bias 1280 320
+        add_embedding.linear_1.weight/bias 1280 2816
+        down_blocks.0.downsamplers.0.conv.weight/bias 320 320 3 3
+        down_blocks.1.downsamplers.0.conv.weight/bias 640 640 3 3
+        up_blocks.0.upsamplers.0.conv.weight/bias 1280 1280 3 3
+        up_blocks.1.upsamplers.0.conv.weight/bias 640 640 3 3
+        conv_norm_out.weight/bias 320
+        conv_out.weight/bias 4 320 3 3",
+    );
+    m.unet_stage("down_blocks.0", &[320, 320], 320);
+    m.unet_stage("down_blocks.1", &[320, 640], 640);
+    m.unet_stage("down_blocks.2", &[640, 1280], 1280);
+    m.unet_stage("mid_block", &[1280, 1280], 1280);
+    m.unet_stage("up_blocks.0", &[2560, 2560, 1920], 1280);
+    m.unet_stage("up_blocks.1", &[1920, 1280, 960], 640);
+    m.unet_stage("up_blocks.2", &[960, 640, 640], 320);
+    m.unet_attention("down_blocks.1.attentions.{0,1}", 640, 2);
+    m.unet_attention("down_blocks.2.attentions.{0,1}", 1280, 10);
     m.unet_attention("mid_block.attentions.0", 1280, 10);
-    for (n, inputs, width, depth) in [
-        (0, [2560, 2560, 1920], 1280, 10),
-        (1, [1920, 1280, 960], 640, 2),
-        (2, [960, 640, 640], 320, 0),
-    ] {
-        m.unet_stage(&format!("up_blocks.{n}"), &inputs, width, depth);
-        if n < 2 {
-            m.linear(&format!("up_blocks.{n}.upsamplers.0.conv"), true, &[width, width, 3, 3]);
-        }
-    }
-    m.norm("conv_norm_out", true, 320);
-    m.linear("conv_out", true, &[4, 320, 3, 3]);
+    m.unet_attention("up_blocks.0.attentions.{0..3}", 1280, 10);
+    m.unet_attention("up_blocks.1.attentions.{0..3}", 640, 2);
     m
 }
 
 impl Model {
-    fn unet_stage(&mut self, stage: &str, inputs: &[u64], width: u64, depth: u64) {
+    fn unet_stage(&mut self, stage: &str, inputs: &[u64], width: u64) {
         for (n, &input) in inputs.iter().enumerate() {
             let resnet = format!("{stage}.resnets.{n}");
-            self.norm(&format!("{resnet}.norm1"), true, input);
-            self.linear(&format!("{resnet}.conv1"), true, &[width, input, 3, 3]);
-            self.linear(&format!("{resnet}.time_emb_proj"), true, &[width, 1280]);
-            self.norm(&format!("{resnet}.norm2"), true, width);
-            self.linear(&format!("{resnet}.conv2"), true, &[width, width, 3, 3]);
+            self.resnet(&resnet, input, width);
+            self.add(&format!("{resnet}.time_emb_proj.weight/bias {width} 1280"));
             if input != width {
-                self.linear(&format!("{resnet}.conv_shortcut"), true, &[width, input, 1, 1]);
-            }
-            if depth > 0 {
-                self.unet_attention(&format!("{stage}.attentions.{n}"), width, depth);
+                self.add(&format!("{resnet}.conv_shortcut.weight/bias {width} {input} 1 1"));
             }
         }
     }
 
-    fn unet_attention(&mut self, name: &str, w: u64, depth: u64) {
-        self.norm(&format!("{name}.norm"), true, w);
-        self.linears(name, true, &[("proj_in", w, w), ("proj_out", w, w)]);
-        for block in (0..depth).map(|n| format!("{name}.transformer_blocks.{n}")) {
-            for (attention, context) in [("attn1", w), ("attn2", 2048)] {
-                let parts = [("to_q", w, w), ("to_k", w, context), ("to_v", w, context)];
-                self.linears(&format!("{block}.{attention}"), false, &parts);
-                self.linear(&format!("{block}.{attention}.to_out.0"), true, &[w, w]);
-            }
-            self.linear(&format!("{block}.ff.net.0.proj"), true, &[8 * w, w]);
-            self.linear(&format!("{block}.ff.net.2"), true, &[w, 4 * w]);
-            for norm in 1..=3 {
-                self.norm(&format!("{block}.norm{norm}"), true, w);
-            }
-        }
+    fn resnet(&mut self, resnet: &str, input: u64, width: u64) {
+        self.add(&format!(
+            "{resnet}.norm1.weight/bias {input}
+            {resnet}.conv1.weight/bias {width} {input} 3 3
+            {resnet}.norm2.weight/bias {width}
+            {resnet}.conv2.weight/bias {width} {width} 3 3"
+        ));
+    }
+
+    fn unet_attention(&mut self, name: &str, width: u64, depth: u64) {
+        let block = format!("{name}.transformer_blocks.{{0..{depth}}}");
+        let (four, eight) = (4 * width, 8 * width);
+        self.add(&format!(
+            "{name}.norm.weight/bias {width}
+            {name}.proj_{{in,out}}.weight/bias {width} {width}
+            {block}.attn1.to_{{q,k,v}}.weight {width} {width}
+            {block}.attn2.to_q.weight {width} {width}
+            {block}.attn2.to_{{k,v}}.weight {width} 2048
+            {block}.attn{{1,2}}.to_out.0.weight/bias {width} {width}
+            {block}.ff.net.0.proj.weight/bias {eight} {width}
+            {block}.ff.net.2.weight/bias {width} {four}
+            {block}.norm{{1,2,3}}.weight/bias {width}"
+        ));
     }
 }
 
 /// Swin tiny: stages of blocks.
 pub(crate) fn swin_tiny() -> Model {
-    let mut m = Model::default();
-    m.linear("patch_embed.proj", true, &[96, 3, 4, 4]);
-    m.norm("patch_embed.norm", true, 96);
+    let mut m = Model::of(
+        "patch_embed.proj.weight/bias 96 3 4 4
+        patch_embed.norm.weight/bias 96
+        norm.weight/bias 768
+        head.weight/bias 1000 768",
+    );
     for (stage, depth) in [2, 2, 6, 2].into_iter().enumerate() {
-        let w = 96 << stage;
-        for block in (0..depth).map(|n| format!("layers.{stage}.blocks.{n}")) {
-            m.norm(&format!("{block}.norm1"), true, w);
-            m.linears(&format!("{block}.attn"), true, &[("qkv", 3 * w, w), ("proj", w, w)]);
-            m.add(format!("{block}.attn.relative_position_bias_table"), &[169, w / 32]);
-            m.norm(&format!("{block}.norm2"), true, w);
-            m.linears(&format!("{block}.mlp"), true, &[("fc1", 4 * w, w), ("fc2", w, 4 * w)]);
-        }
-        if stage < 3 {
-            m.norm(&format!("layers.{stage}.downsample.norm"), true, 4 * w);
-            m.linear(&format!("layers.{stage}.downsample.reduction"), false, &[2 * w, 4 * w]);
-        }
+        let block = format!("layers.{stage}.blocks.{{0..{depth}}}");
+        let (w, three, four, heads) = (96 << stage, 288 << stage, 384 << stage, 3 << stage);
+        m.add(&format!(
+            "{block}.norm{{1,2}}.weight/bias {w}
+            {block}.attn.qkv.weight/bias {three} {w}
+            {block}.attn.proj.weight/bias {w} {w}
+            {block}.attn.relative_position_bias_table 169 {heads}
+            {block}.mlp.fc1.weight/bias {four} {w}
+            {block}.mlp.fc2.weight/bias {w} {four}"
+        ));
     }
-    m.norm("norm", true, 768);
-    m.linear("head", true, &[1000, 768]);
-    m
+    m.and(
+        "layers.0.downsample.norm.weight/bias 384
+        layers.0.downsample.reduction.weight 192 384
+        layers.1.downsample.norm.weight/bias 768
+        layers.1.downsample.reduction.weight 384 768
+        layers.2.downsample.norm.weight/bias 1536
+        layers.2.downsample.reduction.weight 768 1536",
+    )
 }
 
 /// ResNet-18: flat blocks in stages whose numbers are glued to a name.
 pub(crate) fn resnet18() -> Model {
-    let mut m = Model::default();
-    m.linear("conv1", false, &[64, 3, 7, 7]);
-    m.norm("bn1", true, 64);
-    for stage in 0..4 {
-        let w = 64 << stage;
-        for n in 0..2 {
-            let block = format!("layer{}.{n}", stage + 1);
-            let input = if n == 0 && stage > 0 { w / 2 } else { w };
-            m.linear(&format!("{block}.conv1"), false, &[w, input, 3, 3]);
-            m.norm(&format!("{block}.bn1"), true, w);
-            m.linear(&format!("{block}.conv2"), false, &[w, w, 3, 3]);
-            m.norm(&format!("{block}.bn2"), true, w);
-            if input != w {
-                m.linear(&format!("{block}.downsample.0"), false, &[w, input, 1, 1]);
-                m.norm(&format!("{block}.downsample.1"), true, w);
-            }
+    let mut m = Model::of(
+        "conv1.weight 64 3 7 7
+        bn1.weight/bias 64
+        layer1.0.conv1.weight 64 64 3 3
+        fc.weight/bias 1000 512",
+    );
+    for stage in 1..=4 {
+        let (layer, w) = (format!("layer{stage}"), 32 << stage);
+        m.add(&format!(
+            "{layer}.{{0,1}}.bn{{1,2}}.weight/bias {w}
+            {layer}.{{0,1}}.conv2.weight {w} {w} 3 3
+            {layer}.1.conv1.weight {w} {w} 3 3"
+        ));
+        if stage > 1 {
+            let before = w / 2;
+            m.add(&format!(
+                "{layer}.0.conv1.weight {w} {before} 3 3
+                {layer}.0.downsample.0.weight {w} {before} 1 1
+                {layer}.0.downsample.1.weight/bias {w}"
+            ));
         }
-    }
-    m.linear("fc", true, &[1000, 512]);
-    m
-}
-
-/// Two encoders of the same kind, told apart by a number.
-pub(crate) fn two_numbered_towers() -> Model {
-    let (mut m, one) = (Model::default(), mini_lm(""));
-    for tower in 0..2 {
-        m.0.extend(
-            one.0.iter().map(|(name, shape)| (format!("model.{tower}.{name}"), shape.clone())),
-        );
     }
     m
 }
@@ -614,18 +505,18 @@ pub(crate) fn two_numbered_towers() -> Model {
 /// A mixture of experts whose matrices are quantized: several matrices make up one layer of an
 /// expert.
 pub(crate) fn quantized_mixtral() -> Model {
-    let mut m = Model::default();
+    let mut m = Model(Vec::new());
     for (name, shape) in mixtral_8x7b().0 {
-        match name
-            .strip_suffix(".weight")
-            .filter(|name| name.contains("experts") || name.contains("_proj"))
-        {
+        let matrix = name.strip_suffix(".weight");
+        match matrix.filter(|name| name.contains("experts") || name.contains("_proj")) {
             Some(name) => {
-                m.add(format!("{name}.qweight"), &[shape[1], shape[0] / 8]);
-                m.add(format!("{name}.qzeros"), &[shape[1] / 128, shape[0] / 8]);
-                m.add(format!("{name}.scales"), &[shape[1] / 128, shape[0]]);
+                let (rows, columns) = (shape[0], shape[1]);
+                let (packed, groups) = (rows / 8, columns / 128);
+                m.add(&format!("{name}.qweight {columns} {packed}"));
+                m.add(&format!("{name}.qzeros {groups} {packed}"));
+                m.add(&format!("{name}.scales {groups} {rows}"));
             }
-            None => m.add(name, &shape),
+            None => m.0.push((name, shape)),
         }
     }
     m
@@ -633,49 +524,47 @@ pub(crate) fn quantized_mixtral() -> Model {
 
 /// Nemotron-H 8B: each layer is one of three kinds.
 pub(crate) fn nemotron_h() -> Model {
-    let mut m = Model::default();
+    let mut m = Model::of(
+        "{backbone.embeddings,lm_head}.weight 131072 4096
+        backbone.layers.{0..52}.norm.weight 4096
+        backbone.norm_f.weight 4096",
+    );
     let pattern = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-";
     for (n, kind) in pattern.chars().enumerate() {
-        let mixer = format!("backbone.layers.{n}.mixer");
-        match kind {
+        let lines = match kind {
             'M' => {
-                m.add(format!("{mixer}.A_log"), &[128]);
-                m.linear(&format!("{mixer}.conv1d"), true, &[10240, 1, 4]);
-                m.norm(&format!("{mixer}.norm"), false, 8192);
-                m.linears(&mixer, false, &[("in_proj", 18560, 4096), ("out_proj", 4096, 8192)]);
+                "MIXER.A_log 128
+                MIXER.conv1d.weight/bias 10240 1 4
+                MIXER.norm.weight 8192
+                MIXER.in_proj.weight 18560 4096
+                MIXER.out_proj.weight 4096 8192"
             }
-            '*' => m.attention(&mixer, 4096, 4096, 1024),
-            _ => m.linears(&mixer, false, &[("up_proj", 21504, 4096), ("down_proj", 4096, 21504)]),
-        }
-        m.norm(&format!("backbone.layers.{n}.norm"), false, 4096);
+            '*' => {
+                "MIXER.{q,o}_proj.weight 4096 4096
+                MIXER.{k,v}_proj.weight 1024 4096"
+            }
+            _ => {
+                "MIXER.up_proj.weight 21504 4096
+                MIXER.down_proj.weight 4096 21504"
+            }
+        };
+        m.add(&lines.replace("MIXER", &format!("backbone.layers.{n}.mixer")));
     }
-    m.linear("backbone.embeddings", false, &[131_072, 4096]);
-    m.norm("backbone.norm_f", false, 4096);
-    m.linear("lm_head", false, &[131_072, 4096]);
     m
 }
 
 /// The decoder of a diffusion VAE: flat blocks in stages.
 pub(crate) fn vae_decoder() -> Model {
-    let mut m = Model::default();
-    m.linear("decoder.conv_in", true, &[512, 16, 3, 3]);
-    let stages =
-        [("mid_block", 512, 512, 2), ("up_blocks.0", 512, 512, 3), ("up_blocks.1", 512, 512, 3)];
-    for (stage, input, width, count) in
-        stages.into_iter().chain([("up_blocks.2", 512, 256, 3), ("up_blocks.3", 256, 128, 3)])
-    {
-        for n in 0..count {
-            let (resnet, input) =
-                (format!("decoder.{stage}.resnets.{n}"), if n == 0 { input } else { width });
-            m.norm(&format!("{resnet}.norm1"), true, input);
-            m.linear(&format!("{resnet}.conv1"), true, &[width, input, 3, 3]);
-            m.norm(&format!("{resnet}.norm2"), true, width);
-            m.linear(&format!("{resnet}.conv2"), true, &[width, width, 3, 3]);
-        }
-    }
-    for part in ["to_q", "to_k", "to_v", "to_out.0"] {
-        m.linear(&format!("decoder.mid_block.attentions.0.{part}"), true, &[512, 512]);
-    }
-    m.linear("decoder.conv_out", true, &[3, 128, 3, 3]);
+    let mut m = Model::of(
+        "decoder.conv_in.weight/bias 512 16 3 3
+        decoder.mid_block.attentions.0.{to_q,to_k,to_v,to_out.0}.weight/bias 512 512
+        decoder.conv_out.weight/bias 3 128 3 3",
+    );
+    m.resnet("decoder.mid_block.resnets.{0,1}", 512, 512);
+    m.resnet("decoder.up_blocks.{0,1}.resnets.{0..3}", 512, 512);
+    m.resnet("decoder.up_blocks.2.resnets.0", 512, 256);
+    m.resnet("decoder.up_blocks.2.resnets.{1,2}", 256, 256);
+    m.resnet("decoder.up_blocks.3.resnets.0", 256, 128);
+    m.resnet("decoder.up_blocks.3.resnets.{1,2}", 128, 128);
     m
 }

@@ -1,9 +1,9 @@
-//! The command, run as people and programs run it, on a small model.
+//! The command, run as people and programs run it, in a folder with a small model.
 #![allow(dead_code, reason = "each user needs another part")]
 
 use std::{
-    ffi::OsStr,
     fs,
+    ops::Deref,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
@@ -14,39 +14,120 @@ use tempfile::TempDir;
 
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_df11");
 
-pub(crate) fn df11<A: AsRef<OsStr>>(arguments: &[A]) -> Output {
-    Command::new(BINARY).args(arguments).stdin(Stdio::null()).output().unwrap()
-}
-
 pub(crate) fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// A folder with the tiny checkpoint in `model`, and its container.
+/// A folder of its own for a test, in which the command runs. Its arguments are the words of a
+/// line.
+pub(crate) struct Folder(TempDir);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.root().join(name)
+    }
+
+    /// The whole path, as an argument.
+    pub(crate) fn arg(&self, name: &str) -> String {
+        self.path(name).into_os_string().into_string().unwrap()
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        names(self.root())
+    }
+
+    pub(crate) fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.path(name)).unwrap()
+    }
+
+    /// Writes a file, and makes the folders above it.
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+
+    /// Writes a safetensors file with this header and `data` bytes of data.
+    pub(crate) fn safetensors(&self, name: &str, header: &str, data: usize) {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.resize(bytes.len() + data, 0);
+        self.write(name, bytes);
+    }
+
+    pub(crate) fn flip_middle_byte(&self, name: &str) {
+        let mut bytes = self.read(name);
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 4;
+        self.write(name, bytes);
+    }
+
+    pub(crate) fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(BINARY);
+        command.args(line.split_whitespace()).current_dir(self.root()).stdin(Stdio::null());
+        command
+    }
+
+    pub(crate) fn run(&self, line: &str) -> Output {
+        self.command(line).output().unwrap()
+    }
+
+    pub(crate) fn good(&self, line: &str) -> String {
+        let output = self.run(line);
+        assert_eq!(output.status.code(), Some(0), "{line}: {}", text(&output.stderr));
+        let told = "nothing on standard error, and no bar, where it is no terminal";
+        assert_eq!(text(&output.stderr), "", "{line}: {told}");
+        text(&output.stdout).to_owned()
+    }
+
+    pub(crate) fn json(&self, line: &str) -> Value {
+        serde_json::from_str(&self.good(&format!("{line} --json"))).unwrap()
+    }
+
+    /// As [`assert_fails`], with nothing on standard output.
+    pub(crate) fn fails(&self, line: &str, code: i32, parts: &[&str]) {
+        let output = self.run(line);
+        assert_fails(&output, code, parts);
+        assert_eq!(text(&output.stdout), "", "{line}");
+    }
+
+    /// Runs a line of shell here, in which `df11` is the command.
+    pub(crate) fn shell(&self, line: &str) -> Output {
+        let line = format!("df11() {{ '{BINARY}' \"$@\"; }}; {line}");
+        let mut command = Command::new("sh");
+        command.args(["-c", &line]).current_dir(self.root()).stdin(Stdio::null());
+        command.output().unwrap()
+    }
+}
+
+/// A folder with the tiny checkpoint in `model`, and its container in `model.df11`.
 pub(crate) struct Fixture {
-    pub(crate) folder: TempDir,
+    folder: Folder,
     pub(crate) model: PathBuf,
     pub(crate) container: PathBuf,
 }
 
 impl Fixture {
     pub(crate) fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let container = demo::tiny_container(folder.path()).unwrap();
-        Self { model: folder.path().join("model"), container, folder }
+        let folder = Folder::new();
+        let container = demo::tiny_container(folder.root()).unwrap();
+        Self { model: folder.path("model"), container, folder }
     }
+}
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
+impl Deref for Fixture {
+    type Target = Folder;
 
-    /// As an argument.
-    pub(crate) fn arg(&self, name: &str) -> String {
-        self.path(name).into_os_string().into_string().unwrap()
-    }
-
-    pub(crate) fn names(&self) -> Vec<String> {
-        names(self.folder.path())
+    fn deref(&self) -> &Folder {
+        &self.folder
     }
 }
 
@@ -58,23 +139,6 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-pub(crate) fn good<A: AsRef<OsStr>>(arguments: &[A]) -> String {
-    let output = df11(arguments);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert_eq!(
-        text(&output.stderr),
-        "",
-        "nothing on standard error, and no bar, where it is no terminal"
-    );
-    text(&output.stdout).to_owned()
-}
-
-pub(crate) fn json<A: AsRef<OsStr>>(arguments: &[A]) -> Value {
-    let mut arguments: Vec<&OsStr> = arguments.iter().map(AsRef::as_ref).collect();
-    arguments.push(OsStr::new("--json"));
-    serde_json::from_str(&good(&arguments)).unwrap()
-}
-
 /// Checks the exit code and the one line, in which all of `parts` occur.
 pub(crate) fn assert_fails(output: &Output, code: i32, parts: &[&str]) {
     let error = text(&output.stderr);
@@ -84,18 +148,4 @@ pub(crate) fn assert_fails(output: &Output, code: i32, parts: &[&str]) {
     for part in parts {
         assert!(error.contains(part), "{part:?} in {error}");
     }
-}
-
-pub(crate) fn fails<A: AsRef<OsStr>>(arguments: &[A], code: i32, parts: &[&str]) {
-    let output = df11(arguments);
-    assert_fails(&output, code, parts);
-    assert_eq!(text(&output.stdout), "");
-}
-
-/// A safetensors file with this header and `data` bytes of data.
-pub(crate) fn safetensors(path: &Path, header: &str, data: usize) {
-    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-    bytes.extend_from_slice(header.as_bytes());
-    bytes.resize(bytes.len() + data, 0);
-    fs::write(path, bytes).unwrap();
 }

@@ -8,6 +8,7 @@ use std::{
     process::Command,
 };
 
+use df11::gpu::Device;
 use tempfile::TempDir;
 
 pub(crate) const SOURCE: &str = include_str!("driver.c");
@@ -98,14 +99,14 @@ pub(crate) fn in_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Runs the test of this name again, with the stand-in and this many GPUs; whether this is the
-/// process where it goes on.
-pub(crate) fn is_child(name: &str, devices: u32) -> bool {
+/// The GPUs of the process where the test of this name goes on. None in any other: that one runs
+/// the test again, with the stand-in and as many GPUs.
+pub(crate) fn devices<const N: usize>(name: &str) -> Option<[Device; N]> {
     if in_child() {
-        return true;
+        return Some(std::array::from_fn(|ordinal| Device::open(ordinal).unwrap()));
     }
     if let Some(folder) = compile(&[]) {
-        run_child(child(&folder, name, devices));
+        run_child(child(&folder, name, N as u32));
     }
-    false
+    None
 }

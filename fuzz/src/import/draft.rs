@@ -9,7 +9,10 @@ use super::{
     Folder,
     encode::{Arrays, Lengths, encode},
 };
-use crate::{bytes::Bytes, tensors};
+use crate::{
+    bytes::{Bytes, at},
+    tensors,
+};
 
 /// The most weights of a block that is made up.
 const MOST_WEIGHTS: usize = 3000;
@@ -382,11 +385,6 @@ impl Draft {
         }
         folder
     }
-}
-
-fn at<T>(items: &mut [T], choice: u8) -> Option<&mut T> {
-    let count = items.len();
-    items.get_mut(usize::from(choice) % count.max(1))
 }
 
 fn value(bytes: &mut Bytes<'_>) -> Value {

@@ -5,11 +5,11 @@ pub mod draft;
 pub mod encode;
 pub mod judge;
 
-use std::{fs, path::Path};
+use std::fs;
 
 use df11::{Error, Result, Source, source::WeightsFile};
 
-use crate::bytes::Bytes;
+use crate::{bytes::Bytes, samples::memory_folder};
 
 /// A checkpoint as files: their names and bytes.
 #[derive(Clone, Debug, Default)]
@@ -31,11 +31,7 @@ impl Folder {
     /// # Errors
     /// What the importer refuses the folder with; always a typed error.
     pub fn import(&self, bytes: &mut Bytes<'_>) -> Result<Imported> {
-        // Memory is faster than a disk, where there is such a folder.
-        let memory = Path::new("/dev/shm");
-        let folder =
-            if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
-        let folder = folder.expect("a temporary folder");
+        let folder = memory_folder();
         for (name, content) in &self.files {
             fs::write(folder.path().join(name), content).expect("a temporary file");
         }

@@ -6,7 +6,8 @@ use std::{collections::BTreeSet, fs, path::Path};
 use crate::{
     array_witness,
     bytes::Bytes,
-    samples::{Sample, write_safetensors},
+    compare,
+    samples::{Sample, memory_folder, write_safetensors},
     tensors, witness,
 };
 use df11::{
@@ -61,8 +62,7 @@ fn codec(bytes: &mut Bytes<'_>) {
     let whole = encode_tensor(&weights, geometry, weights.len()).expect("weights encode");
     assert!(encoded == whole, "chunks change the result");
     assert!(encoded.decode(0..count).expect("what was encoded decodes") == weights);
-    let (start, end) = (cuts[0] % count, cuts[1] % (count + 1));
-    let range = start.min(end)..start.max(end).max(start + 1);
+    let range = compare::range(count, cuts);
     let part = encoded.decode(range.clone()).expect("any range decodes");
     assert!(part == weights[2 * range.start as usize..2 * range.end as usize]);
     verify_codebook(&encoded.codebook).expect("the LUTs follow from the code lengths");
@@ -78,8 +78,7 @@ fn tiles(bytes: &mut Bytes<'_>) {
     let encoded = tile::encode_tensor(&weights, geometry).expect("weights encode");
     let count = weights.len() as u64 / 2;
     assert!(encoded.decode(0..count).expect("what was encoded decodes") == weights);
-    let (start, end) = (cuts[0] % count, cuts[1] % (count + 1));
-    let range = start.min(end)..start.max(end).max(start + 1);
+    let range = compare::range(count, cuts);
     let part = encoded.decode(range.clone()).expect("any range decodes");
     assert!(part == weights[2 * range.start as usize..2 * range.end as usize]);
     encoded.verify(1 + spans).expect("what was encoded is right");
@@ -113,10 +112,7 @@ fn check_arrays(encoded: &EncodedTensor, weights: &[u8]) {
 
 /// A model of one or two files goes through a container, or one for each file, and comes back.
 fn files(bytes: &mut Bytes<'_>) {
-    // Memory is faster than a disk, where there is such a folder.
-    let memory = Path::new("/dev/shm");
-    let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
-    let folder = folder.expect("a temporary folder");
+    let folder = memory_folder();
     let (source, out, restored) =
         (folder.path().join("source"), folder.path().join("out"), folder.path().join("restored"));
     fs::create_dir(&source).expect("a folder");

@@ -82,15 +82,3 @@ func TestCreateFile(t *testing.T) {
 		t.Error("a failed file is still there")
 	}
 }
-
-func TestPaths(t *testing.T) {
-	for path, kind := range map[string]Kind{
-		"a/b": 0, "..a": 0, "": Corrupt, "/a": Corrupt, "a/": Corrupt, "a//b": Corrupt,
-		".": Corrupt, "a/..": Corrupt, "a\\b": Corrupt, "c:": Corrupt, "\u0085": Corrupt,
-		"\x7f": Corrupt, strings.Repeat("a", 256): Limit, strings.Repeat("a/", 32) + "a": Limit,
-	} {
-		if got := KindOf(checkPath(path)); got != kind {
-			t.Errorf("%.20q: %v", path, got)
-		}
-	}
-}
