@@ -6,13 +6,15 @@ import json
 import os
 import random
 import shutil
+import socket
 import struct
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,6 +23,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"U8": 1, "BOOL": 1, "F16": 2, "BF16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1}
+
+#: For tests that run on the CPU, and if there is one on a GPU.
+on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 # Tensors by name: dtype, shape, bytes.
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
@@ -106,6 +111,26 @@ def run(script: str, *arguments: object, **environment: str) -> str:
 
 
 @pytest.fixture(scope="session")
+def flux_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A small pipeline of diffusers in BF16, and compressed; nobody writes to them."""
+    from pipelines import save
+
+    import df11
+
+    root = tmp_path_factory.mktemp("pipeline")
+    save(root / "bf16")
+    df11.compress(root / "bf16", root / "df11", progress=False)
+    return root / "bf16", root / "df11"
+
+
+def free_port() -> int:
+    """A port at which ranks may meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
 def without_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which no driver's library can be loaded, even if the machine has one."""
     folder = tmp_path_factory.mktemp("no-driver")
@@ -144,6 +169,33 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from models import Folders
 
     return Folders(tmp_path_factory.mktemp("models"))
+
+
+class Decoded(NamedTuple):
+    """A matrix that an operator has decoded."""
+
+    count: int
+    dense: weakref.ref[Any]
+    #: How many decoded before were still there.
+    others: int
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Decoded]:
+    """What operators decode."""
+    from df11 import _ops
+
+    found: list[Decoded] = []
+    decode = _ops.decode
+
+    def watched(*arguments: Any) -> Any:
+        dense = decode(*arguments)
+        others = sum(each.dense() is not None for each in found)
+        found.append(Decoded(dense.numel(), weakref.ref(dense), others))
+        return dense
+
+    monkeypatch.setattr(_ops, "decode", watched)
+    return found
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

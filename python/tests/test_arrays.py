@@ -142,18 +142,6 @@ def test_torch_buffers_are_decoded_into(container: Path) -> None:
     assert torch.equal(tensor, model["model.layers.0.mlp.weight"].torch())
 
 
-def test_safetensors_agrees(container: Path, source: Path) -> None:
-    torch = pytest.importorskip("torch")
-    safetensors = pytest.importorskip("safetensors.torch")
-    model = df11.open(container)
-    for name, expected in safetensors.load_file(source).items():
-        tensor = model[name].torch()
-        assert tensor.dtype == expected.dtype and tensor.shape == expected.shape
-        assert torch.equal(
-            tensor.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8)
-        ), name
-
-
 def test_capsules_follow_the_protocol(container: Path) -> None:
     tensor = df11.open(container)["model.layers.0.mlp.weight"]
     assert tensor.__dlpack_device__() == tensor.rows(0, 1).__dlpack_device__() == (1, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conftest import on_devices
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("numpy")
@@ -16,7 +17,6 @@ from df11 import _encoding, _native, _ops  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 #: Whole tiles, partial ones at each edge, and rows of less than a tile.
 SHAPES = [(64, 512), (70, 264), (32, 520), (16, 1024), (201, 136), (128, 256)]
 
@@ -33,7 +33,7 @@ def weights(shape: tuple[int, int], kind: str) -> torch.Tensor:
     return (scale * torch.randn(shape, generator=generator)).to(torch.bfloat16)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 @pytest.mark.parametrize("kind", ["normal", "rows", "any", "one"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_arrays_are_those_of_the_container(

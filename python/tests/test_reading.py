@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conftest import on_devices
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -12,8 +13,6 @@ pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402
 
 from df11 import _reading  # noqa: E402
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def files(tmp_path: Path) -> tuple[list[str], dict[str, torch.Tensor]]:
     return list(map(str, paths)), tensors
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 @pytest.mark.parametrize("ahead", [0, 9000, 1 << 30])
 def test_any_order(
     files: tuple[list[str], dict[str, torch.Tensor]],

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from conftest import ROOT, run
 
-import df11
-
 START = ROOT / "python/data/purelib"
 #: As the interpreter does with site-packages.
 AS_INSTALLED = f"import site; site.addsitedir({str(START)!r})\n"
@@ -32,12 +30,7 @@ print(type(model.lm_head.weight).__name__)
     assert out.splitlines()[-1] == "CompressedTensor"
 
 
-def test_diffusers_alone(tmp_path: Path) -> None:
-    pytest.importorskip("diffusers")
-    from pipelines import save
-
-    save(tmp_path / "bf16")
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+def test_diffusers_alone(flux_folders: tuple[Path, Path]) -> None:
     out = run(
         AS_INSTALLED
         + """
@@ -46,7 +39,7 @@ from diffusers import FluxTransformer2DModel
 model = FluxTransformer2DModel.from_pretrained(sys.argv[1], subfolder="transformer")
 print(type(model.transformer_blocks[0].attn.to_q.weight).__name__)
 """,
-        tmp_path / "df11",
+        flux_folders[1],
     )
     assert out.splitlines()[-1] == "CompressedTensor"
 

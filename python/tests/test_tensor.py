@@ -205,6 +205,7 @@ VIEWS: dict[str, tuple[str, Function, bool]] = {
     "stacked otherwise": ("q", lambda w: torch.cat([w, w], dim=1), False),
     "chosen rows": ("q", lambda w: w[IDS], False),
     "selected rows": ("q", lambda w: w.index_select(0, IDS[1]), False),
+    "chosen elements": ("q", lambda w: w[IDS[1], IDS[1]], False),
     "chosen by a mask": ("q", lambda w: w[torch.arange(128) % 3 == 0], False),
     "chosen experts": ("experts", lambda w: w[IDS], False),
     "chosen transposed experts": ("experts", lambda w: w.mT[IDS], False),
