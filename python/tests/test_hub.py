@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import run
+from conftest import AS_INSTALLED, run
 from hub import Hub, Repository
 from models import Folders, compressed, load, saved, tokenizer
 
@@ -24,10 +24,10 @@ TOKENS = torch.arange(1, 60).reshape(1, -1)
 #: Runs CASES one after the other, with the folder of the fixture, and prints what each said.
 RUNNER = """
 import contextlib, io, json, sys, traceback
-from transformers import AutoModelForCausalLM
-import df11, torch, transformers
 from pathlib import Path
+from transformers import AutoModelForCausalLM
 root, load = Path(sys.argv[1]), AutoModelForCausalLM.from_pretrained
+import df11, torch, transformers
 transformers.utils.logging.set_verbosity_error()
 expected = torch.load(root / "expected.pt")
 
@@ -57,13 +57,18 @@ for name, code in json.loads(sys.argv[2]).items():
     said[name] = out.getvalue()
 print(json.dumps(said))
 """
-CASES = {
-    # The first thing that a process does.
-    "a single container": """
+#: What it begins with to load a model before df11 is imported.
+ALONE = """
+import sys, transformers
+alone = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/df11")
+assert type(alone.lm_head.weight).__name__ == "CompressedTensor"
+"""
+SINGLE = """
 print(refused(lambda: load(root / "one.df11")))
-""",
+"""
+CASES = {
     "a local folder": """
-same(load(root / "df11"))
+same(alone)
 assert not hasattr(transformers.modeling_utils._get_resolved_checkpoint_files, "_df11")
 assert "holds no *.df11" in refused(lambda: load(root / "marked"))
 """,
@@ -142,9 +147,11 @@ class Said:
             "org/marked": Repository(root / "marked"),
             "org/bf16": Repository(root / "bf16"),
         }
-        self.on_line = self.run(CASES)
+        self.on_line = self.run(CASES, AS_INSTALLED + ALONE)
         self.downloaded = self.hub.downloaded()
-        self.off_line = self.run({"a repository": CASES["a repository"]}, HF_HUB_OFFLINE="1")
+        # Also if it is the first thing that a process does.
+        again = {"a single container": SINGLE, "a repository": CASES["a repository"]}
+        self.off_line = self.run(again, HF_HUB_OFFLINE="1")
 
     def fill_cache(self, commit: str) -> None:
         """As huggingface_hub lays it out: blobs, links to them, and a branch that names a commit;
@@ -158,20 +165,22 @@ class Said:
             shutil.copyfile(file, place / "blobs" / file.name)
             (place / "snapshots" / commit / file.name).symlink_to(f"../../blobs/{file.name}")
 
-    def run(self, cases: dict[str, str], **environment: str) -> dict[str, str]:
+    def run(self, cases: dict[str, str], begin: str = "", **environment: str) -> dict[str, str]:
+        """What cases say in a process that begins so."""
         settings = {
             "HF_HOME": str(self.root / "home"),
             "HF_ENDPOINT": self.hub.url,
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
         }
-        said = run(RUNNER, self.root, json.dumps(cases), **settings, **environment)
+        said = run(begin + RUNNER, self.root, json.dumps(cases), **settings, **environment)
         return dict(json.loads(said.splitlines()[-1]))
 
-    def of(self, case: str) -> list[str]:
+    def of(self, case: str, is_off_line: bool = False) -> list[str]:
         """The lines of one that went well."""
-        *lines, last = self.on_line[case].splitlines()
-        assert last == "DONE", self.on_line[case]
+        said = (self.off_line if is_off_line else self.on_line)[case]
+        *lines, last = said.splitlines()
+        assert last == "DONE", said
         return lines
 
     def got(self, repository: str) -> set[str]:
@@ -191,7 +200,7 @@ def test_a_repository_is_fetched_and_then_in_the_cache(said: Said) -> None:
     assert {name for name in got if name.endswith(".df11")} == said.containers
     assert "config.json" in got
     assert not [name for name in got if "safetensors" in name or name.endswith(".bin")], got
-    assert said.off_line == {"a repository": "some words of it\nDONE\n"}
+    assert said.of("a repository", is_off_line=True) == ["some words of it"]
     assert not said.hub.asked
 
 
@@ -219,7 +228,8 @@ def test_a_repository_without_containers(said: Said) -> None:
         assert "opening org/tiny" in line and "hf download org/tiny --local-dir tiny" in line
 
 
-def test_a_local_folder_leaves_transformers_as_it_is(said: Said) -> None:
+def test_a_local_folder_without_import_of_df11(said: Said) -> None:
+    """It leaves transformers as it is."""
     said.of("a local folder")
 
 
@@ -256,7 +266,7 @@ def test_a_single_container_says_what_loads_it(said: Said, tmp_path: Path) -> No
             df11.ParameterError, match=r"is one container.* df11 convert .*one-df11"
         ):
             kind.from_pretrained(one)
-    assert "is one container" in "".join(said.of("a single container"))
+    assert "is one container" in "".join(said.of("a single container", is_off_line=True))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(OSError, match="not a valid JSON"):
         transformers.AutoConfig.from_pretrained(tmp_path)

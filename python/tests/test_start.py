@@ -1,4 +1,7 @@
-"""Compressed models without `import df11`, by the file that Python reads at its start."""
+"""Compressed models without `import df11`, by the file that Python reads at its start.
+
+`test_hub` loads one of transformers so.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import ROOT, run
-
-START = ROOT / "python/data/purelib"
-#: As the interpreter does with site-packages.
-AS_INSTALLED = f"import site; site.addsitedir({str(START)!r})\n"
-
-
-def test_transformers_alone(folders: Any) -> None:
-    out = run(
-        AS_INSTALLED
-        + """
-import sys
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], device_map="cpu")
-print(type(model.lm_head.weight).__name__)
-""",
-        folders.df11("llama"),
-    )
-    assert out.splitlines()[-1] == "CompressedTensor"
+from conftest import AS_INSTALLED, run
 
 
 def test_diffusers_alone(flux_folders: tuple[Path, Path]) -> None:

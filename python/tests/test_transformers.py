@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import on_devices, run
+from conftest import on_devices
 from models import (
     CAUSAL,
     Folders,
@@ -386,14 +386,6 @@ def test_auto_without_a_gpu(folders: Folders) -> None:
         pytest.skip("there is a GPU")
     model = load(folders.df11("llama"), "auto")
     assert model.device == torch.device("cpu")
-
-
-@pytest.mark.parametrize(
-    "order",
-    ["import df11, transformers.quantizers.auto", "import transformers.quantizers.auto, df11"],
-)
-def test_registration_does_not_depend_on_the_order(order: str) -> None:
-    run(f"{order}\nassert 'df11' in transformers.quantizers.auto.AUTO_QUANTIZER_MAPPING")
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
