@@ -83,18 +83,22 @@ def container(
     return path
 
 
+#: For tests that ask for `container`, and to which its layout is all the same.
+one_layout = pytest.mark.parametrize("container", ["tile"], indirect=True)
+
+
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file that takes some seconds to compress: 512 MB."""
+    """A file that takes a second to compress: 256 MB."""
     row = normal(1 << 16)
     path = tmp_path_factory.mktemp("large") / "model.safetensors"
-    length = 4 * 1024 * len(row)
+    length = 2 * 1024 * len(row)
     header = json.dumps(
         {"a": {"dtype": "BF16", "shape": [length // 2], "data_offsets": [0, length]}}
     ).encode()
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
-        for _ in range(4 * 1024):
+        for _ in range(2 * 1024):
             file.write(row)
     return path
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import run
+from conftest import one_layout, run
 
 import df11
 import df11._native
@@ -99,6 +99,7 @@ def dynamic(elf: bytes) -> list[str]:
     return [elf[start : elf.index(b"\0", start)].decode() for start in names]
 
 
+@one_layout
 def test_the_command_comes_along(container: Path, large: Path, tmp_path: Path) -> None:
     def command(*arguments: object) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "df11", *map(str, arguments)]
