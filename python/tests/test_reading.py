@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import on_devices
+from safetensors.torch import save_file
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from safetensors.torch import save_file  # noqa: E402
-
-from df11 import _reading  # noqa: E402
+from df11 import _reading
 
 
 @pytest.fixture

@@ -9,18 +9,12 @@ import pytest
 import vllm_layers
 from conftest import free_port
 from torch import multiprocessing
+from weights import container_of
 
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from safetensors.torch import save_file
-
-    import df11
-
-    folder: Path = tmp_path_factory.mktemp("layers")
-    save_file(vllm_layers.checkpoint(), folder / "model.safetensors")
-    df11.compress(folder / "model.safetensors", folder / "model.df11", progress=False)
-    return folder / "model.df11"
+    return Path(container_of(vllm_layers.checkpoint(), tmp_path_factory.mktemp("layers")).path)
 
 
 RANKS = {"one": (1, False), "two": (2, False), "experts apart": (2, True)}
