@@ -193,17 +193,6 @@ def test_save_pretrained_gives_the_folder_again(
     assert torch.equal(load(source)(prompt()).logits, again(prompt()).logits)
 
 
-def test_several_files(folders: Folders, tmp_path: Path) -> None:
-    model = load(folders.bf16("llama-tied"))
-    bf16, folder = saved(model, tmp_path, max_shard_size="400KB")
-    assert len(list(bf16.glob("*.safetensors"))) > 2
-    found = load(folder)
-    assert torch.equal(found(prompt()).logits, model(prompt()).logits)
-    found.save_pretrained(tmp_path / "saved")
-    names = [{file.name for file in (tmp_path / at).glob("*.df11")} for at in ("saved", "df11")]
-    assert names[0] == names[1]
-
-
 def test_the_base_model_and_a_new_head(folders: Folders) -> None:
     folder = folders.df11("qwen3")
     base = transformers.AutoModel.from_pretrained(folder, device_map="cpu")
