@@ -151,10 +151,10 @@ def test_nothing_is_left_in_folders(
 
 def test_memory(folders: Folders, tmp_path: Path) -> None:
     """Host memory: one file and the result, and not the BF16 model beside it."""
-    changes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
+    changes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
     config = transformers.LlamaConfig(**{**SMALL, **changes, "head_dim": 128}, dtype="bfloat16")
     model = seeded(transformers.LlamaForCausalLM(config))
-    model.save_pretrained(tmp_path / "large", max_shard_size="10MB")
+    model.save_pretrained(tmp_path / "large", max_shard_size="16MB")
     files = [path.stat().st_size for path in (tmp_path / "large").glob("*.safetensors")]
     out = run(
         """

@@ -268,7 +268,10 @@ def run(
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "cpu":
             patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        multiprocessing.start_processes(on_rank, (root, free_port()), nprocs=2, start_method=how)
+        options = {"nprocs": 2, "join": False, "daemon": True, "start_method": how}
+        ranks = multiprocessing.start_processes(on_rank, (root, free_port()), **options)
+        # Returns as soon as one of them has ended.
+        assert ranks.join(300) or ranks.join(300), "one of them waits for the other"
     return [json.loads((root / f"found-{rank}.json").read_text("utf-8")) for rank in range(2)]
 
 
