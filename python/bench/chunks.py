@@ -9,11 +9,12 @@ ten times, the best of three. Weights N(0, 0.02²).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
+import tools
 import torch
 from decode_step import capture, replays
+from tools import numbers
 
 from df11 import _ops
 from df11._engine import pack_rows
@@ -23,13 +24,10 @@ SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 
 def main() -> None:
     """Prints a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", default="193,384,512,1024,4096,16384")
-    parser.add_argument("--megabytes", default="20,40,60,120,240")
+    parser = tools.parser(__doc__)
+    parser.add_argument("--rows", type=numbers, default=[193, 384, 512, 1024, 4096, 16384])
+    parser.add_argument("--megabytes", type=numbers, default=[20, 40, 60, 120, 240])
     options = parser.parse_args()
-    sizes = [int(size) for size in options.megabytes.split(",")]
     device = torch.device("cuda", torch.cuda.current_device())
     generator = torch.Generator(device).manual_seed(1)
     weights, packed = [], []
@@ -39,8 +37,8 @@ def main() -> None:
         result = pack_rows(device, *shape, lambda a, b, weight=weight: weight[a:b])
         assert result is not None
         packed.append(result)
-    print("rows  cuBLAS  " + "  ".join(f"{size} MB" for size in sizes))
-    for rows in map(int, options.rows.split(",")):
+    print("rows  cuBLAS  " + "  ".join(f"{size} MB" for size in options.megabytes))
+    for rows in options.rows:
         xs = [torch.randn(rows, shape[1], device=device).to(torch.bfloat16) for shape in SHAPES]
 
         def dense(xs: list[torch.Tensor] = xs) -> torch.Tensor:
@@ -54,7 +52,7 @@ def main() -> None:
             return y
 
         found = [timed(dense)]
-        for size in sizes:
+        for size in options.megabytes:
             _ops.TEMPORARY_BYTES = size * 10**6
             found.append(timed(decoded))
         print(rows, *(f"{us:.0f}" for us in found), sep="  ", flush=True)

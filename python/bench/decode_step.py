@@ -23,12 +23,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
+import tools
 import torch
 import transformers
-from llm import GEOMETRIES, MODES, Bench, free, numbers, scratch
+from llm import MODES, Bench
+from tools import free, numbers, words
 from torch.profiler import ProfilerActivity, profile
 
 Step = Callable[[], torch.Tensor]
@@ -51,18 +52,12 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """The command's options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--geometry", choices=GEOMETRIES, default="llama-3.1-8b")
-    parser.add_argument("--layers", type=int, help="layers, instead of the geometry's")
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(MODES))
+    parser = tools.parser(__doc__, "--geometry", "--layers", "--work", "--out")
+    parser.add_argument("--kinds", type=words, default=list(MODES))
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 128])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
-    parser.add_argument("--work", type=Path, default=scratch() / "df11-bench")
-    parser.add_argument("--out", type=Path, help="rows are appended to this file")
     return parser.parse_args()
 
 

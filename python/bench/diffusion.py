@@ -13,18 +13,16 @@ PyTorch's flash attention, and timed with its default one.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import diffusers
+import tools
 import torch
 from accelerate import init_empty_weights
-from llm import show
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import df11
@@ -45,24 +43,13 @@ SCALE = 0.02
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    shared = ("--device", "--layout", "--mode", "--residence", "--work", "--out")
+    parser = tools.parser(__doc__, *shared)
     parser.add_argument("--geometry", choices=GEOMETRIES, default="flux.1-dev")
-    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--layout", choices=["gap", "tile"], help="how weights are stored")
     parser.add_argument(
         "--tokens", type=int, nargs=2, default=[4096, 512], metavar=("IMAGE", "TEXT")
     )
     parser.add_argument("--steps", type=int, default=12, help="timed calls of each")
-    parser.add_argument("--mode", choices=["exact", "fused"], default="exact")
-    parser.add_argument("--residence", choices=["stored", "fast", "auto"], default="stored")
-    parser.add_argument(
-        "--work",
-        type=Path,
-        default=Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / "df11-bench",
-    )
-    parser.add_argument("--out", type=Path, help="rows are appended to this file")
     return Bench(parser.parse_args()).run()
 
 
@@ -77,16 +64,7 @@ class Bench:
 
     def row(self, **figures: Any) -> None:
         """Prints a row, and keeps it."""
-        print(
-            "   " + "  ".join(f"{name}={show(value)}" for name, value in figures.items()),
-            flush=True,
-        )
-        if self.options.out:
-            with self.options.out.open("a") as out:
-                print(
-                    json.dumps({"part": "diffusion", "geometry": self.options.geometry, **figures}),
-                    file=out,
-                )
+        tools.tell(self.options.out, "diffusion", figures, geometry=self.options.geometry)
 
     @torch.no_grad()
     def run(self) -> int:
@@ -114,7 +92,7 @@ class Bench:
                 if self.device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats()
                     before = torch.cuda.memory_allocated()
-                seconds = self.seconds(model, inputs)
+                seconds = tools.seconds(self.device, lambda model=model: model(**inputs))
                 if step > 1:
                     times[kind].append(seconds)
                 if self.device.type == "cuda":
@@ -201,15 +179,6 @@ class Bench:
             "img_ids": ids.to(torch.bfloat16),
             "txt_ids": torch.zeros(text, 3, device=self.device, dtype=torch.bfloat16),
         }
-
-    def seconds(self, model: Any, inputs: dict[str, torch.Tensor]) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        model(**inputs)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
 
 
 if __name__ == "__main__":

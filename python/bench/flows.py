@@ -6,7 +6,7 @@
     python bench/llm.py --only write                       # enough for gradients and online
     python bench/flows.py --only gradients,online --out rows.jsonl
     python bench/llm.py --only make --geometry tiny --device cpu --work WORK
-    python bench/flows.py --model WORK/tiny-3 --device cpu --tokens 64   # tries the script itself
+    python bench/flows.py --model WORK/tiny-2 --device cpu --tokens 64   # tries the script itself
 
 | part | what it measures |
 |---|---|
@@ -32,9 +32,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import tools
 import torch
 import transformers
-from llm import scratch, show
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import df11
@@ -50,17 +50,14 @@ FLASH = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS))
-    parser.add_argument("--model", type=Path, default=scratch() / "df11-bench/llama-3.1-8b-32")
-    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    parser = tools.parser(__doc__, "--device", "--out")
+    parser.add_argument("--only", type=tools.words, default=list(PARTS))
+    model = tools.scratch() / "df11-bench/llama-3.1-8b-32"
+    parser.add_argument("--model", type=Path, default=model)
     parser.add_argument("--batch", type=int, default=4, help="sequences of a training step")
     parser.add_argument("--tokens", type=int, default=2048, help="of a sequence")
     parser.add_argument("--steps", type=int, default=6, help="timed training steps")
     parser.add_argument("--compared", type=int, default=200, help="steps of `gradients`")
-    parser.add_argument("--out", type=Path, help="rows are appended to this file")
     parser.add_argument("--child", nargs=2, metavar=("PART", "KIND"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -95,12 +92,9 @@ def compare(part: str, options: argparse.Namespace) -> int:
             for name in ("seconds", "weights", "host_peak")
             if first.get(name)
         }
-        row = {"part": part, "kind": kind, **row, **more}
+        row = {"kind": kind, **row, **more}
         row["identical"] = row.pop("bits") == first["bits"]
-        print("   " + "  ".join(f"{name}={show(value)}" for name, value in row.items()), flush=True)
-        if options.out:
-            with options.out.open("a") as out:
-                print(json.dumps(row), file=out)
+        tools.tell(options.out, part, row)
         if not row["identical"] and kind != "fast":
             return 1
     return 0
@@ -114,24 +108,23 @@ def lora(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     model, adapters = adapted(model)
     optimizer = torch.optim.AdamW(adapters.values(), lr=1e-4)
     tokens = examples(model, (options.batch, options.tokens), options)
-    losses, seconds = [], []
+    losses, seconds, device = [], [], torch.device(options.device)
     for step in range(options.steps + 1):
-        synchronize(options)
+        tools.synchronize(device)
         start = time.perf_counter()
         with sdpa_kernel(FLASH):
             loss = model(input_ids=tokens, labels=tokens).loss
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        synchronize(options)
+        tools.synchronize(device)
         if step:
             seconds.append(time.perf_counter() - start)
         losses.append(loss.item())
-    on_gpu = options.device.startswith("cuda")
     return {
         "weights": weights,
         "seconds": statistics.median(seconds),
-        "peak": torch.cuda.max_memory_allocated() if on_gpu else 0,
+        "peak": torch.cuda.max_memory_allocated() if device.type == "cuda" else 0,
         "losses": losses,
         # Later ones depend on the order in which flash attention adds in its backward pass.
         "bits": losses[:1],
@@ -236,11 +229,6 @@ def bytes_of(model: Any) -> int:
 def resident(which: str = "VmRSS") -> int:
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(which + ":"))
-
-
-def synchronize(options: argparse.Namespace) -> None:
-    if options.device.startswith("cuda"):
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -27,55 +27,24 @@ model other bits from run to run.
 from __future__ import annotations
 
 import argparse
-import gc
-import json
 import shutil
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import checkpoints
+import tools
 import torch
 import transformers
+from tools import free, numbers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import df11
 
-GEOMETRIES: dict[str, dict[str, Any]] = {
-    "llama-3.1-8b": {
-        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-        "rope_theta": 5e5, "max_position_embeddings": 131072,
-    },
-    "llama-3.2-1b": {
-        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-        "rope_theta": 5e5, "max_position_embeddings": 131072, "tie_word_embeddings": True,
-    },
-    "qwen3-4b": {
-        "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "head_dim": 128,
-        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "vocab_size": 151936, "rope_theta": 1e6, "max_position_embeddings": 40960,
-        "tie_word_embeddings": True,
-    },
-    "qwen3-30b-a3b": {
-        "model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768,
-        "head_dim": 128, "num_hidden_layers": 48, "num_attention_heads": 32,
-        "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
-        "norm_topk_prob": True, "vocab_size": 151936, "rope_theta": 1e6,
-        "max_position_embeddings": 40960,
-    },
-    "tiny": {
-        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
-        "max_position_embeddings": 4096,
-    },
-}  # fmt: skip
 # How weights are held: arguments of `df11.Config`; None is BF16 as it is.
 MODES: dict[str, dict[str, str] | None] = {
     "bf16": None,
@@ -93,8 +62,6 @@ ATTENTION: dict[str, list[SDPBackend]] = {
     "plain": [SDPBackend.MATH],
     "default": [],
 }
-SHARDS = 8
-SCALE = 0.02
 CACHE_TOKENS = 512
 
 
@@ -119,18 +86,8 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--geometry", choices=GEOMETRIES, default="llama-3.1-8b")
-    parser.add_argument("--layers", type=int, help="layers, instead of the geometry's")
-    parser.add_argument("--layout", choices=["gap", "tile"], help="how weights are stored")
-    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--only", type=lambda text: text.split(","), default=PARTS[1:-1], metavar="PART,…"
-    )
-    parser.add_argument("--mode", choices=["exact", "fused"], default="exact")
-    parser.add_argument("--residence", choices=["stored", "fast", "auto"], default="stored")
+    parser = tools.parser(__doc__, *tools.OPTIONS)
+    parser.add_argument("--only", type=tools.words, default=PARTS[1:-1], metavar="PART,…")
     parser.add_argument("--steps", type=int, default=256, help="greedy steps that are compared")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a timed generate()")
     parser.add_argument(
@@ -154,65 +111,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--capacity", type=float, default=1.25, help="of BF16 weights, the memory of `capacity`"
     )
-    parser.add_argument(
-        "--work", type=Path, default=scratch() / "df11-bench", help="32 GB for the 8B geometry"
-    )
-    parser.add_argument("--out", type=Path, help="rows are appended to this file")
     options = parser.parse_args()
     if unknown := [part for part in options.only if part not in PARTS]:
         parser.error(f"{unknown[0]} is none of {', '.join(PARTS)}")
     return options
-
-
-def scratch() -> Path:
-    """Memory, if there is enough of it, for files."""
-    memory = Path("/dev/shm")
-    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 40e9 else Path("/tmp")
-
-
-def write_shards(model: Any, folder: Path) -> None:
-    """What `save_pretrained` writes, in threads, which takes two thirds of its time."""
-    tied = set(model.all_tied_weights_keys)
-    state = {name: value for name, value in model.state_dict().items() if name not in tied}
-    shards: list[list[str]] = [[] for _ in range(SHARDS)]
-    sizes = [0] * SHARDS
-    for name in sorted(state, key=lambda name: -state[name].nbytes):
-        at = sizes.index(min(sizes))
-        shards[at].append(name)
-        sizes[at] += state[name].nbytes
-    files = {f"model-{at}-of-{SHARDS}.safetensors": names for at, names in enumerate(shards, 1)}
-
-    def write(file: str) -> None:
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        end = 0
-        for name in files[file]:
-            value, begin, end = state[name], end, end + state[name].nbytes
-            shape = list(value.shape)
-            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        with (folder / file).open("wb") as out:
-            out.write(len(text).to_bytes(8, "little") + text)
-            for name in files[file]:
-                out.write(state[name].cpu().contiguous().view(torch.uint8).numpy().data)
-
-    with ThreadPoolExecutor(SHARDS) as threads:
-        list(threads.map(write, files))
-    index = {
-        "metadata": {"total_size": sum(sizes)},
-        "weight_map": {name: file for file, names in files.items() for name in names},
-    }
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-def free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 class Timing(NamedTuple):
@@ -236,18 +138,8 @@ class Bench:
         self.options = options
         self.device = torch.device(options.device)
         self.on_gpu = self.device.type == "cuda"
-        geometry = dict(GEOMETRIES[options.geometry])
-        if options.layers:
-            geometry["num_hidden_layers"] = options.layers
-        theta = geometry.pop("rope_theta", 1e4)
-        geometry["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-        self.config = transformers.AutoConfig.for_model(
-            **{"model_type": "llama", "tie_word_embeddings": False, **geometry},
-            dtype="bfloat16",
-            bos_token_id=0,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
+        self.told = checkpoints.config_of(options.geometry, options.layers)
+        self.config = transformers.AutoConfig.for_model(**self.told)
         name = f"{options.geometry}-{self.config.num_hidden_layers}"
         self.folders = {
             "bf16": options.work / name / "bf16",
@@ -262,19 +154,8 @@ class Bench:
 
     def row(self, part: str, **figures: Any) -> None:
         """Prints a row, and keeps it."""
-        line = {
-            "part": part,
-            "geometry": self.options.geometry,
-            "layers": self.config.num_hidden_layers,
-            **figures,
-        }
-        print(
-            f"   {part}  " + "  ".join(f"{name}={show(value)}" for name, value in figures.items()),
-            flush=True,
-        )
-        if self.options.out:
-            with self.options.out.open("a") as out:
-                print(json.dumps(line), file=out)
+        told = {"geometry": self.options.geometry, "layers": self.config.num_hidden_layers}
+        tools.tell(self.options.out, part, figures, **told)
 
     def tell(self, what: str, batch: int, times: dict[str, float]) -> None:
         """Milliseconds, and how many times as fast as BF16 each is."""
@@ -335,15 +216,10 @@ class Bench:
             yield
 
     def sync(self) -> None:
-        if self.on_gpu:
-            torch.cuda.synchronize(self.device)
+        tools.synchronize(self.device)
 
     def seconds(self, work: Callable[[], Any]) -> float:
-        self.sync()
-        start = time.perf_counter()
-        work()
-        self.sync()
-        return time.perf_counter() - start
+        return tools.seconds(self.device, work)
 
     def prompt(self, rows: int, length: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(rows * 10007 + length)
@@ -371,7 +247,7 @@ class Bench:
             part = bf16.with_name("bf16.part")
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
-            seconds = self.seconds(lambda: self.write_checkpoint(part))
+            seconds = self.seconds(lambda: checkpoints.write(part, self.told, self.device))
             part.rename(bf16)
             self.row("make", step="write", bytes=self.bf16_bytes, seconds=seconds)
 
@@ -391,17 +267,6 @@ class Bench:
                 ratio=report.ratio,
                 seconds=seconds,
             )
-
-    def write_checkpoint(self, folder: Path) -> None:
-        torch.manual_seed(17)
-        with self.device:
-            model = transformers.AutoModelForCausalLM.from_config(self.config)
-        for name, value in model.named_parameters():
-            value.data.normal_(1.0 if "norm" in name else 0.0, SCALE)
-        model.config.architectures = [type(model).__name__]
-        model.config.save_pretrained(folder)
-        model.generation_config.save_pretrained(folder)
-        write_shards(model, folder)
 
     def load(self) -> None:
         tokens = self.prompt(1, 16)
@@ -637,16 +502,6 @@ class Bench:
 
     def clean(self) -> None:
         shutil.rmtree(self.options.work, ignore_errors=True)
-
-
-def show(value: Any) -> str:
-    if isinstance(value, list):
-        return ",".join(map(show, value))
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, int) and not isinstance(value, bool) and value > 10**7:
-        return f"{value / 1e9:.3f}G"
-    return str(value)
 
 
 if __name__ == "__main__":

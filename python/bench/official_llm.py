@@ -28,6 +28,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "kernels" / "bench")]
 
 import llm  # noqa: E402
 import official as kernel  # noqa: E402
+import tools  # noqa: E402
 
 sys.modules["pkg_resources"] = (
     types.SimpleNamespace(  # gone from setuptools; the package asks it for one path
@@ -69,7 +70,7 @@ def main() -> int:
             for _ in range(bench.options.rounds)
         ]
         bench.row("official", batch=rows, tokens_per_second=llm.rate(timings))
-        llm.free()
+        tools.free()
     return 0 if identical else 1
 
 

@@ -24,9 +24,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import tools
 import torch
 from decode_step import capture, median, replays
-from llm import GEOMETRIES, MODES, Bench, numbers, scratch
+from llm import MODES, Bench
+from tools import numbers, words
 from torch import distributed
 from torch.nn.attention import SDPBackend
 from transformers.distributed import DistributedConfig
@@ -57,19 +59,13 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """The command's options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--geometry", choices=GEOMETRIES, default="llama-3.1-8b")
-    parser.add_argument("--layers", type=int, help="layers, instead of the geometry's")
+    parser = tools.parser(__doc__, "--geometry", "--layers", "--work", "--out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(MODES))
+    parser.add_argument("--kinds", type=words, default=list(MODES))
     parser.add_argument("--steps", type=int, default=64, help="greedy steps that are compared")
     parser.add_argument("--prompt", type=int, default=37, help="tokens before them")
     parser.add_argument("--batches", type=numbers, default=[1, 8])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--work", type=Path, default=scratch() / "df11-bench")
-    parser.add_argument("--out", type=Path, help="rows are appended to this file")
     return parser.parse_args()
 
 

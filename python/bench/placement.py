@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import llm
+import tools
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -59,7 +60,7 @@ def main() -> int:
         bench.row("placement", gpu=gpu["gpu"], **figures, planned=planned, taken=bytes_)
     bench.row("placement", blocks_where_planned=same, blocks=len(found))
     del loaded, model
-    llm.free()
+    tools.free()
     identical = generates(bench, memory)
     return 0 if same and identical else 1
 
@@ -91,7 +92,7 @@ def generates(bench: llm.Bench, memory: dict[int, int]) -> bool:
         mine = model(tokens).logits.to(bench.device)
         tokens_per_second = llm.rate([bench.time_generate(model, 1, 16)])
         del model
-        llm.free()
+        tools.free()
         theirs = bench.load_model("bf16")(tokens).logits
     identical = torch.equal(mine.view(torch.int16), theirs.view(torch.int16))
     bench.row(

@@ -7,7 +7,7 @@
     python bench/vllm_serve.py --memory 20 --length -1 --parts throughput --out DIR    # GB for vLLM
     python bench/vllm_serve.py --together 13 --out DIR                    # starts side by side
 
-Weights are seeded (`vllm_models`), made once in --work. Each kind is an engine in a process of its
+Weights are seeded (`checkpoints`), made once in --work. Each kind is an engine in a process of its
 own with time limits; all have the same flags. Rows of JSON go to DIR/results.jsonl, what vLLM says
 to a file for each engine, a table to standard output.
 
@@ -45,8 +45,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import checkpoints
+import tools
 import torch
-from vllm_models import GEOMETRIES, INDEX, MIXTURES, write
+from tools import numbers, words
 
 #: Options of each kind for --model-loader-extra-config; None: BF16.
 KINDS: dict[str, dict[str, str] | None] = {
@@ -87,11 +89,7 @@ def main() -> int:
 
 def arguments(argv: list[str]) -> argparse.Namespace:
     """The command's options, and `argv` itself."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--geometry", choices=GEOMETRIES, default="llama-3.1-8b")
-    parser.add_argument("--layers", type=int, help="layers, instead of the geometry's")
+    parser = tools.parser(__doc__, "--geometry", "--layers")
     parser.add_argument("--kinds", type=words, default=["bf16", "exact", "stored", "fast"])
     parser.add_argument("--parts", type=words, default=list(PARTS))
     parser.add_argument("--gpus", type=int, default=1, help="of tensor parallelism")
@@ -100,9 +98,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=2048, help="tokens of a request; -1: all")
     parser.add_argument("--chunk", type=int, help="tokens of a step, instead of vLLM's own choice")
     parser.add_argument("--graphs", type=int, help="tokens of the largest CUDA graph")
-    parser.add_argument(
-        "--batches", type=lambda t: [int(n) for n in t.split(",")], default=[1, 8, 64]
-    )
+    parser.add_argument("--batches", type=numbers, default=[1, 8, 64])
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--norms", choices=["inductor", "vllm"], default="inductor")
@@ -118,15 +114,14 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     return options
 
 
-def words(text: str) -> list[str]:
-    """A list of words."""
-    return text.split(",")
+def config_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The model's."""
+    return checkpoints.config_of(options.geometry, options.layers)
 
 
 def folders(options: argparse.Namespace) -> tuple[Path, Path]:
     """The checkpoint in BF16, and the compressed one."""
-    layers = options.layers or GEOMETRIES[options.geometry]["num_hidden_layers"]
-    root = options.work / f"{options.geometry}-{layers}"
+    root = options.work / f"{options.geometry}-{config_of(options)['num_hidden_layers']}"
     return root / "bf16", root / "df11"
 
 
@@ -288,9 +283,7 @@ def configure(options: argparse.Namespace) -> None:
     if (bf16 / "config.json").exists():
         return
     bf16.mkdir(parents=True, exist_ok=True)
-    config = dict(GEOMETRIES[options.geometry])
-    config["num_hidden_layers"] = options.layers or config["num_hidden_layers"]
-    (bf16 / "config.json").write_text(json.dumps(config))
+    (bf16 / "config.json").write_text(json.dumps(config_of(options)))
 
 
 def warm(options: argparse.Namespace) -> None:
@@ -308,8 +301,9 @@ def make(options: argparse.Namespace) -> None:
     configure(options)
     bf16, compressed = folders(options)
     begin = time.perf_counter()
-    if not (bf16 / INDEX).exists():
-        write(bf16, json.loads((bf16 / "config.json").read_text()))
+    if not (bf16 / checkpoints.INDEX).exists():
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        checkpoints.write(bf16, config_of(options), device)
     tell({"written_s": time.perf_counter() - begin})
     if not compressed.exists():
         report = df11.compress(bf16, compressed, verify=False, progress=False)
@@ -364,7 +358,7 @@ def serve(options: argparse.Namespace) -> None:
         kernel_config=kernel_config(options),
         **extra,
     )
-    engine = Engine(llm, GEOMETRIES[options.geometry]["vocab_size"], traces)
+    engine = Engine(llm, config_of(options)["vocab_size"], traces)
     tell({"start_s": round(time.perf_counter() - begin, 1)})
     engine.generate(1, 16, 4)
     stage("ready")
@@ -381,7 +375,7 @@ def serve(options: argparse.Namespace) -> None:
 def kernel_config(options: argparse.Namespace) -> dict[str, Any]:
     """Which kernels vLLM takes, instead of its own choice."""
     config: dict[str, Any] = {}
-    if options.geometry in MIXTURES:
+    if "num_experts" in config_of(options):
         config["moe_backend"] = "triton"
     if options.norms == "vllm":
         config["ir_op_priority"] = {"rms_norm": "vllm_c", "fused_add_rms_norm": "vllm_c"}

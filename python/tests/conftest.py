@@ -6,13 +6,15 @@ import json
 import os
 import random
 import shutil
+import socket
 import struct
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,6 +23,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"U8": 1, "BOOL": 1, "F16": 2, "BF16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1}
+
+#: For tests that run on the CPU, and if there is one on a GPU.
+on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 # Tensors by name: dtype, shape, bytes.
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
@@ -78,20 +83,28 @@ def container(
     return path
 
 
+#: For tests that ask for `container`, and to which its layout is all the same.
+one_layout = pytest.mark.parametrize("container", ["tile"], indirect=True)
+
+
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file that takes some seconds to compress: 512 MB."""
+    """A file that takes a second to compress: 256 MB."""
     row = normal(1 << 16)
     path = tmp_path_factory.mktemp("large") / "model.safetensors"
-    length = 4 * 1024 * len(row)
+    length = 2 * 1024 * len(row)
     header = json.dumps(
         {"a": {"dtype": "BF16", "shape": [length // 2], "data_offsets": [0, length]}}
     ).encode()
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
-        for _ in range(4 * 1024):
+        for _ in range(2 * 1024):
             file.write(row)
     return path
+
+
+#: What the interpreter does with site-packages, where a file imports df11 when it is needed.
+AS_INSTALLED = f"import site; site.addsitedir({str(ROOT / 'python/data/purelib')!r})\n"
 
 
 def run(script: str, *arguments: object, **environment: str) -> str:
@@ -103,6 +116,26 @@ def run(script: str, *arguments: object, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def flux_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A small pipeline of diffusers in BF16, and compressed; nobody writes to them."""
+    from pipelines import save
+
+    import df11
+
+    root = tmp_path_factory.mktemp("pipeline")
+    save(root / "bf16")
+    df11.compress(root / "bf16", root / "df11", progress=False)
+    return root / "bf16", root / "df11"
+
+
+def free_port() -> int:
+    """A port at which ranks may meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
@@ -144,6 +177,33 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from models import Folders
 
     return Folders(tmp_path_factory.mktemp("models"))
+
+
+class Decoded(NamedTuple):
+    """A matrix that an operator has decoded."""
+
+    count: int
+    dense: weakref.ref[Any]
+    #: How many decoded before were still there.
+    others: int
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Decoded]:
+    """What operators decode."""
+    from df11 import _ops
+
+    found: list[Decoded] = []
+    decode = _ops.decode
+
+    def watched(*arguments: Any) -> Any:
+        dense = decode(*arguments)
+        others = sum(each.dense() is not None for each in found)
+        found.append(Decoded(dense.numel(), weakref.ref(dense), others))
+        return dense
+
+    monkeypatch.setattr(_ops, "decode", watched)
+    return found
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -35,15 +35,6 @@ MOE: dict[str, Any] = {
     "moe_intermediate_size": 320,
 }
 
-#: What an encoder is asked for of these.
-_OF_BERT = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-)
-
 #: The config's class, and what is not as in SMALL.
 CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"tie_word_embeddings": False}),
@@ -148,6 +139,29 @@ def compressed(source: Path, out: Path, **options: Any) -> Path:
     return out
 
 
+def saved(model: Any, root: Path, **options: Any) -> tuple[Path, Path]:
+    """Saves a model, and compresses what was saved: both folders."""
+    model.save_pretrained(root / "bf16", **options)
+    return root / "bf16", compressed(root / "bf16", root / "df11")
+
+
+def adapted(model: Any, **options: Any) -> Any:
+    """A model with a LoRA whose values matter; nothing else is trained."""
+    import peft
+
+    projections = ["q_proj", "v_proj", "up_proj", "down_proj"]
+    default = {"r": 4, "target_modules": projections, "init_lora_weights": False}
+    torch.manual_seed(5)
+    config = peft.LoraConfig(**{**default, "task_type": "CAUSAL_LM", **options})
+    return peft.get_peft_model(model.requires_grad_(False), config)
+
+
+def prompt(rows: int = 2, length: int = 37) -> Any:
+    """Seeded tokens."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(1, SMALL["vocab_size"] - 1, (rows, length), generator=generator)
+
+
 def load(folder: Path, device: Any = "cpu", **options: Any) -> Any:
     """The causal model of a folder."""
     return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map=device, **options)
@@ -167,7 +181,8 @@ def same_weights(model: Any, original: Any) -> bool:
 
 def bert_config(**options: Any) -> Any:
     """Of a small encoder."""
-    sizes = {name: SMALL[name] for name in _OF_BERT}
+    others = ("num_key_value_heads", "head_dim", "bos_token_id", "eos_token_id")
+    sizes = {name: size for name, size in SMALL.items() if name not in others}
     return transformers.BertConfig(**sizes, **options, dtype="bfloat16")
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import SAMPLE
+from conftest import SAMPLE, one_layout
 
 import df11
 
@@ -43,6 +43,7 @@ def test_numpy_types_are_those_of_ml_dtypes_where_it_is(
     _arrays._ml_dtypes.cache_clear()
 
 
+@one_layout
 def test_ml_dtypes_is_looked_for_once(container: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each failing import takes locks that a fork of a process with threads may find taken for
     ever.
@@ -78,6 +79,7 @@ def test_ml_dtypes_is_looked_for_once(container: Path, monkeypatch: pytest.Monke
     _arrays._ml_dtypes.cache_clear()
 
 
+@one_layout
 def test_objects_are_not_overwritten(container: Path) -> None:
     """Their addresses are the memory of such an array, and Python would follow them."""
     np = pytest.importorskip("numpy")
@@ -142,18 +144,7 @@ def test_torch_buffers_are_decoded_into(container: Path) -> None:
     assert torch.equal(tensor, model["model.layers.0.mlp.weight"].torch())
 
 
-def test_safetensors_agrees(container: Path, source: Path) -> None:
-    torch = pytest.importorskip("torch")
-    safetensors = pytest.importorskip("safetensors.torch")
-    model = df11.open(container)
-    for name, expected in safetensors.load_file(source).items():
-        tensor = model[name].torch()
-        assert tensor.dtype == expected.dtype and tensor.shape == expected.shape
-        assert torch.equal(
-            tensor.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8)
-        ), name
-
-
+@one_layout
 def test_capsules_follow_the_protocol(container: Path) -> None:
     tensor = df11.open(container)["model.layers.0.mlp.weight"]
     assert tensor.__dlpack_device__() == tensor.rows(0, 1).__dlpack_device__() == (1, 0)
@@ -171,6 +162,7 @@ def test_capsules_follow_the_protocol(container: Path) -> None:
         tensor.__dlpack__(dl_device=(2, 0))
 
 
+@one_layout
 def test_memory_of_capsules_is_freed(container: Path) -> None:
     torch = pytest.importorskip("torch")
     tensor = df11.open(container)["model.embed.weight"]

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import safetensors.torch as safetensors
 import torch
+import transformers
+from conftest import on_devices
+from models import Folders, saved
 
 import df11
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class Layer(torch.nn.Module):
@@ -80,11 +81,23 @@ def compressed(module: Any, folder: Path, name: str = "net") -> Path:
     return folder / f"{name}.df11"
 
 
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The container of a `Net`."""
+    return compressed(fill(Net()), tmp_path_factory.mktemp("net"))
+
+
+@pytest.fixture
+def attached(net: Path) -> Any:
+    """A `Net` with its weights."""
+    return df11.attach(Net(), net, device="cpu")
+
+
 def tokens() -> Any:
     return torch.randint(0, 600, (2, 21), generator=torch.Generator().manual_seed(9))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 @pytest.mark.parametrize("tied", [True, False])
 def test_any_module(tmp_path: Path, tied: bool, device: str) -> None:
     original = fill(Net(tied))
@@ -103,20 +116,19 @@ def test_any_module(tmp_path: Path, tied: bool, device: str) -> None:
     assert (module.head.weight is module.embed.weight) == tied
 
 
-def test_a_module_on_the_meta_device(tmp_path: Path) -> None:
+def test_a_module_on_the_meta_device(net: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     original = fill(Net())
-    path = compressed(original, tmp_path)
     with accelerate.init_empty_weights():
         module = Net()
     module.head.weight = module.embed.weight  # which init_empty_weights unties
-    df11.attach(module, path, device="cpu")
+    df11.attach(module, net, device="cpu")
     with torch.no_grad():
         assert torch.equal(module(tokens()), original(tokens()))
     with torch.device("meta"):
         module = Net()
     with pytest.raises(ValueError, match="init_empty_weights"):
-        df11.attach(module, path, device="cpu")
+        df11.attach(module, net, device="cpu")
 
 
 def test_a_part_and_a_whole(tmp_path: Path) -> None:
@@ -132,38 +144,32 @@ def test_a_part_and_a_whole(tmp_path: Path) -> None:
     assert len(df11.report(part).unused_tensors) > 10
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
-    path = compressed(fill(Net()), tmp_path)
+def test_what_is_refused(net: Path, attached: Any, tmp_path: Path) -> None:
     with pytest.raises(df11.MissingError, match=r"head\.bias"):
         module = Net()
         module.head = torch.nn.Linear(WIDTH, 600)
-        df11.attach(module, path, device="cpu")
+        df11.attach(module, net, device="cpu")
     with pytest.raises(df11.MissingError, match="belongs to a parameter"):
-        df11.attach(torch.nn.Bilinear(2, 3, 4), path, device="cpu")
+        df11.attach(torch.nn.Bilinear(2, 3, 4), net, device="cpu")
     with pytest.raises(ValueError, match=rf"shape \({WIDTH}, 600\)"):
         module = Net(tied=False)
         module.embed = torch.nn.Embedding(WIDTH, 600)
-        df11.attach(module, path, device="cpu")
-    module = df11.attach(Net(), path, device="cpu")
+        df11.attach(module, net, device="cpu")
     with pytest.raises(ValueError, match="already"):
-        df11.attach(module, path, device="cpu")
+        df11.attach(attached, net, device="cpu")
     with pytest.raises(df11.Error):
         df11.attach(Net(), tmp_path / "nothing.df11", device="cpu")
     with pytest.raises(ValueError, match="CPU"):
-        df11.attach(Net(), path, device="mps")
+        df11.attach(Net(), net, device="mps")
     assert not df11.report(Net())
     with pytest.raises(ValueError, match="no compressed weights"):
         df11.save(Net(), tmp_path)
 
 
-def test_saving(tmp_path: Path) -> None:
-    path = compressed(fill(Net()), tmp_path)
-    module = df11.attach(Net(), path, device="cpu")
-    df11.save(module, tmp_path / "copy")
-    assert (tmp_path / "copy" / "net.df11").read_bytes() == path.read_bytes()
-    state = df11.state_dict(module)
-    module = Net()
-    module.load_state_dict(state)
+def test_saving(net: Path, attached: Any, tmp_path: Path) -> None:
+    df11.save(attached, tmp_path)
+    assert (tmp_path / "net.df11").read_bytes() == net.read_bytes()
+    Net().load_state_dict(df11.state_dict(attached))
 
 
 def test_f32_stays_as_it_is(tmp_path: Path) -> None:
@@ -177,7 +183,7 @@ def test_f32_stays_as_it_is(tmp_path: Path) -> None:
     assert "stored as it is" in str(report)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 @pytest.mark.parametrize("kind", ["flux", "sd3", "unet"])
 def test_diffusers(tmp_path: Path, kind: str, device: str) -> None:
     pytest.importorskip("diffusers")
@@ -185,14 +191,12 @@ def test_diffusers(tmp_path: Path, kind: str, device: str) -> None:
 
     original, inputs = getattr(pipelines, kind)(), pipelines.inputs(kind)
     fill(original)
-    config = dict(original.config)
-    original.save_pretrained(tmp_path / "bf16")
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    bf16, folder = saved(original, tmp_path)
     mark = b'\n  "quantization_config": {"quant_method": "df11"},'
-    marked = (tmp_path / "df11" / "config.json").read_bytes()
-    assert marked.replace(mark, b"", 1) == (tmp_path / "bf16" / "config.json").read_bytes()
-    model = type(original).from_config(config)
-    df11.attach(model, tmp_path / "df11", device=device)
+    marked = (folder / "config.json").read_bytes()
+    assert marked.replace(mark, b"", 1) == (bf16 / "config.json").read_bytes()
+    model = type(original).from_config(dict(original.config))
+    df11.attach(model, folder, device=device)
     inputs = {name: value.to(device) for name, value in inputs.items()}
     with torch.no_grad():
         expected = original.to(device)(**inputs).sample
@@ -228,7 +232,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 SENTENCES = ["A plane is taking off.", "Ein Flugzeug hebt ab.", "x", "The cat sits outside " * 40]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 def test_sentence_encoder(encoder: tuple[Path, Path], device: str) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     bf16, folder = encoder
@@ -250,18 +254,17 @@ def test_sentence_encoder(encoder: tuple[Path, Path], device: str) -> None:
     assert df11.report(attached).ratio < 0.73
 
 
-def test_ordinary_parameters_that_change_are_found(tmp_path: Path) -> None:
-    module = df11.attach(Net(), compressed(fill(Net()), tmp_path), device="cpu")
+def test_ordinary_parameters_that_change_are_found(attached: Any) -> None:
     with torch.no_grad():
-        module.norm.weight.add_(1)
-        module(tokens())
+        attached.norm.weight.add_(1)
+        attached(tokens())
     with pytest.raises(df11.CorruptError, match=r"norm\.weight"):
-        df11.report(module, verify=True)
+        df11.report(attached, verify=True)
 
 
 @pytest.mark.gpu
-def test_a_report_tells_what_kernels_met(tmp_path: Path) -> None:
-    module = df11.attach(Net(), compressed(fill(Net()), tmp_path), device="cuda")
+def test_a_report_tells_what_kernels_met(net: Path) -> None:
+    module = df11.attach(Net(), net, device="cuda")
     assert df11.report(module)
     module.embed(torch.tensor([1 << 20], device="cuda"))
     with pytest.raises(df11.CorruptError):
@@ -269,20 +272,15 @@ def test_a_report_tells_what_kernels_met(tmp_path: Path) -> None:
     assert df11.report(module)
 
 
-def test_parts_are_saved_by_themselves(tmp_path: Path) -> None:
-    for part in ("one", "two"):
-        (tmp_path / part).mkdir()
-        compressed(fill(Net(), len(part)), tmp_path / part)
-    pair = torch.nn.ModuleList(
-        df11.attach(Net(), tmp_path / part / "net.df11", device="cpu") for part in ("one", "two")
-    )
+def test_parts_are_saved_by_themselves(net: Path, tmp_path: Path) -> None:
+    other = compressed(fill(Net(), 2), tmp_path)
+    pair = torch.nn.ModuleList(df11.attach(Net(), path, device="cpu") for path in (net, other))
     with pytest.raises(ValueError, match="save each part by itself"):
         df11.save(pair, tmp_path / "saved")
 
 
-def test_a_pipeline_is_all_of_its_components(tmp_path: Path) -> None:
-    path = compressed(fill(Net()), tmp_path)
-    parts = {name: df11.attach(Net(), path, device="cpu") for name in ("one", "two")}
+def test_a_pipeline_is_all_of_its_components(net: Path) -> None:
+    parts = {name: df11.attach(Net(), net, device="cpu") for name in ("one", "two")}
     pipeline = types.SimpleNamespace(components={**parts, "scheduler": object()})
     one, both = df11.report(parts["one"]), df11.report(pipeline, verify=True)
     assert both.device_bytes == 2 * one.device_bytes
@@ -290,10 +288,9 @@ def test_a_pipeline_is_all_of_its_components(tmp_path: Path) -> None:
     assert both.paths == 2 * one.paths
 
 
-def test_several_devices_that_are_no_gpus(tmp_path: Path) -> None:
-    path = compressed(fill(Net()), tmp_path)
-    df11.attach(Net(), path, device=["cpu"])
-    df11.attach(Net(), path, device=["cpu", "cpu"])
+def test_several_devices_that_are_no_gpus(net: Path) -> None:
+    df11.attach(Net(), net, device=["cpu"])
+    df11.attach(Net(), net, device=["cpu", "cpu"])
 
 
 def test_memory_is_for_each_gpu_or_for_all() -> None:
@@ -308,12 +305,10 @@ def test_memory_is_for_each_gpu_or_for_all() -> None:
             limited(caps, wrong)
 
 
-def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_fails_leaves_nothing(
+    attached: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from df11 import _source
-
-    module = df11.attach(Net(), compressed(fill(Net()), tmp_path), device="cpu")
-    folder = tmp_path / "out"
-    folder.mkdir()
 
     def full(source: Path, part: Path) -> None:
         Path(part).write_bytes(b"cont")
@@ -321,8 +316,8 @@ def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(_source.shutil, "copyfile", full)
     with pytest.raises(OSError, match="No space"):
-        _source.copy_containers(module.__dict__["_df11"], folder)
-    assert list(folder.iterdir()) == []
+        _source.copy_containers(attached.__dict__["_df11"], tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_diffusers_keeps_in_f32_stays_in_f32(tmp_path: Path) -> None:
@@ -335,13 +330,12 @@ def test_what_diffusers_keeps_in_f32_stays_in_f32(tmp_path: Path) -> None:
     fill(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(model), "_keep_in_fp32_modules", None)
-        model.to(torch.bfloat16).save_pretrained(tmp_path / "bf16")
-    file = tmp_path / "bf16" / "diffusion_pytorch_model.safetensors"
+        bf16, folder = saved(model.to(torch.bfloat16), tmp_path)
+    file = bf16 / "diffusion_pytorch_model.safetensors"
     assert {value.dtype for value in safetensors.load_file(str(file)).values()} == {torch.bfloat16}
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
 
-    original = type(model).from_pretrained(tmp_path / "bf16", torch_dtype=torch.bfloat16)
-    attached = df11.attach(type(model).from_config(config), tmp_path / "df11", device="cpu")
+    original = type(model).from_pretrained(bf16, torch_dtype=torch.bfloat16)
+    attached = df11.attach(type(model).from_config(config), folder, device="cpu")
     expected = {name: value.dtype for name, value in original.named_parameters()}
     assert {name: value.dtype for name, value in attached.named_parameters()} == expected
     kept = [name for name, kind in expected.items() if kind == torch.float32]
@@ -354,21 +348,17 @@ def test_what_diffusers_keeps_in_f32_stays_in_f32(tmp_path: Path) -> None:
     assert df11.report(attached, verify=True).verified
 
 
-def test_what_transformers_keeps_in_f32_stays_in_f32(tmp_path: Path) -> None:
+def test_what_transformers_keeps_in_f32_stays_in_f32(folders: Folders) -> None:
     """The model says it, in a module of one's own too, and not its parts."""
-    transformers = pytest.importorskip("transformers")
-    from models import config_of, seeded
-
-    model = seeded(transformers.AutoModelForCausalLM.from_config(config_of("llama")))
-    model.save_pretrained(tmp_path / "bf16")
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    bf16, folder = folders.both("llama")
+    kind = transformers.LlamaForCausalLM
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(model), "_keep_in_fp32_modules_strict", {"mlp.down_proj", "norm"})
-        original = type(model).from_pretrained(tmp_path / "bf16")
-        loaded = type(model).from_pretrained(tmp_path / "df11", device_map="cpu")
-        attached = df11.attach(type(model)(original.config), tmp_path / "df11", device="cpu")
-        wrapped = torch.nn.ModuleDict({"inner": type(model)(original.config)})
-        df11.attach(wrapped, tmp_path / "df11", device="cpu")
+        patch.setattr(kind, "_keep_in_fp32_modules_strict", {"mlp.down_proj", "norm"})
+        original = kind.from_pretrained(bf16)
+        loaded = kind.from_pretrained(folder, device_map="cpu")
+        attached = df11.attach(kind(original.config), folder, device="cpu")
+        wrapped = torch.nn.ModuleDict({"inner": kind(original.config)})
+        df11.attach(wrapped, folder, device="cpu")
     expected = {name: value.dtype for name, value in original.named_parameters()}
     assert set(expected.values()) == {torch.bfloat16, torch.float32}
     for other in (loaded, attached, wrapped["inner"]):
@@ -416,8 +406,8 @@ def arguments_of(part: Any) -> tuple[Any, ...]:
     }.get(type(part).__name__, ())
 
 
-def test_no_mark_outlives_its_model(tmp_path: Path) -> None:
-    module = df11.attach(Net(), compressed(fill(Net()), tmp_path), device="cpu")
+def test_no_mark_outlives_its_model(net: Path) -> None:
+    module = df11.attach(Net(), net, device="cpu")
     parts = [module.norm, module.layers[0].norm]
     source = weakref.ref(module.__dict__["_df11"])
     del module

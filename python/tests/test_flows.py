@@ -18,7 +18,7 @@ import pytest
 import torch
 import transformers
 from conftest import ROOT
-from models import Folders, bert_config, compressed, load, seeded, tokenizer
+from models import Folders, adapted, bert_config, load, saved, seeded, tokenizer
 
 import df11
 from df11._tensor import CompressedTensor
@@ -97,10 +97,8 @@ def test_evaluation_by_the_trainer(both: tuple[Path, Path], tmp_path: Path) -> N
     examples = [{"input_ids": row, "labels": row} for row in PROMPT]
     losses = []
     for folder in both:
-        model = peft.get_peft_model(
-            load(folder).requires_grad_(False), peft.LoraConfig(target_modules=["q_proj"])
-        )
-        losses.append(transformers.Trainer(model, options, eval_dataset=examples).evaluate())
+        trainer = transformers.Trainer(adapted(load(folder)), options, eval_dataset=examples)
+        losses.append(trainer.evaluate())
     assert losses[0]["eval_loss"] == losses[1]["eval_loss"]
 
 
@@ -133,27 +131,11 @@ def test_half_and_float(both: tuple[Path, Path]) -> None:
 # ---- PEFT ----
 
 
-def adapter(folder: Path, place: Path, **options: Any) -> Path:
-    """Writes an adapter for a model, with values that matter."""
-    model = peft.get_peft_model(
-        load(folder).requires_grad_(False),
-        peft.LoraConfig(
-            target_modules=["q_proj", "up_proj"],
-            task_type="CAUSAL_LM",
-            init_lora_weights=False,
-            **options,
-        ),
-    )
-    model.save_pretrained(place)
-    return place
-
-
 def test_adapters_by_their_own_folder(both: tuple[Path, Path], tmp_path: Path) -> None:
     """`AutoPeftModel` finds the compressed base by the name in the adapter."""
-    torch.manual_seed(4)
-    place = adapter(both[1], tmp_path / "adapter")
-    model = peft.AutoPeftModelForCausalLM.from_pretrained(place, device_map="cpu")
-    expected = peft.PeftModel.from_pretrained(load(both[0]), place)
+    adapted(load(both[1])).save_pretrained(tmp_path)
+    model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path, device_map="cpu")
+    expected = peft.PeftModel.from_pretrained(load(both[0]), tmp_path)
     assert isinstance(model.get_parameter(f"base_model.model.{BASE}"), CompressedTensor)
     with torch.no_grad():
         assert torch.equal(model(PROMPT).logits, expected(PROMPT).logits)
@@ -165,12 +147,12 @@ BASE = WEIGHT.replace("up_proj", "up_proj.base_layer")
 
 
 def test_adapters_by_transformers(both: tuple[Path, Path], tmp_path: Path) -> None:
-    torch.manual_seed(4)
-    places = [adapter(both[0], tmp_path / name) for name in ("one", "two")]
     models = [load(folder).requires_grad_(False) for folder in both]
-    for model in models:
-        for place in places:
-            model.load_adapter(str(place), adapter_name=place.name)
+    for name, projection in (("one", "q_proj"), ("two", "up_proj")):
+        adapter = adapted(load(both[0]), target_modules=[projection])
+        adapter.save_pretrained(tmp_path / name)
+        for model in models:
+            model.load_adapter(str(tmp_path / name), adapter_name=name)
     seen = []
     for name in ("one", "two"):
         for model in models:
@@ -211,8 +193,8 @@ def test_preparing_for_few_bits_decodes_all(both: tuple[Path, Path]) -> None:
     assert torch.equal(model.get_parameter(WEIGHT), original.get_parameter(WEIGHT))
 
 
-def test_merging_in_place_is_refused(both: tuple[Path, Path], tmp_path: Path) -> None:
-    model = peft.PeftModel.from_pretrained(load(both[1]), adapter(both[1], tmp_path / "adapter"))
+def test_merging_in_place_is_refused(both: tuple[Path, Path]) -> None:
+    model = adapted(load(both[1]))
     for merge in (model.merge_and_unload, model.merge_adapter):
         with pytest.raises(RuntimeError, match=r"df11\.merge_adapter"):
             merge()
@@ -224,11 +206,7 @@ def test_merging_in_place_is_refused(both: tuple[Path, Path], tmp_path: Path) ->
 def test_accelerator_prepares_and_trains(both: tuple[Path, Path]) -> None:
     losses = []
     for folder in both:
-        torch.manual_seed(6)
-        accelerator = accelerate.Accelerator(cpu=True)
-        model = peft.get_peft_model(
-            load(folder).requires_grad_(False), peft.LoraConfig(target_modules=["q_proj"])
-        )
+        accelerator, model = accelerate.Accelerator(cpu=True), adapted(load(folder))
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
         data = torch.utils.data.DataLoader(list(PROMPT), batch_size=1)
         model, optimizer, data = accelerator.prepare(model, optimizer, data)
@@ -245,25 +223,16 @@ def test_accelerator_prepares_and_trains(both: tuple[Path, Path]) -> None:
     assert losses[:3] == losses[3:] and len(set(losses)) > 1
 
 
-def test_offloading_to_disk_is_refused(both: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='"cpu" in the place of "disk"'):
-        load(both[1], {"": "disk"}, offload_folder=tmp_path)
-
-
 # ---- sentence-transformers ----
 
 
 def test_cross_encoders(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     model = seeded(transformers.BertForSequenceClassification(bert_config(num_labels=1)))
-    model.save_pretrained(tmp_path / "bf16")
     tokenizer().save_pretrained(tmp_path / "bf16")
-    compressed(tmp_path / "bf16", tmp_path / "df11")
+    folders = saved(model, tmp_path)
     pairs = [("small", "models"), ("of", "many")]
-    scores = [
-        library.CrossEncoder(str(tmp_path / name), device="cpu").predict(pairs)
-        for name in ("df11", "bf16")
-    ]
+    scores = [library.CrossEncoder(str(folder), device="cpu").predict(pairs) for folder in folders]
     assert (scores[0] == scores[1]).all()
 
 

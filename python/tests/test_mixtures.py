@@ -10,14 +10,14 @@ import pytest
 import safetensors.torch as safetensors
 import torch
 import transformers
-from models import Folders, compressed, load, seeded
+from conftest import Decoded, on_devices
+from models import SMALL, Folders, compressed, load, prompt, seeded
 
 import df11
 from df11._tensor import CompressedTensor
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 IMPLEMENTATIONS = ["eager", "batched_mm", "grouped_mm"]
 
 
@@ -30,12 +30,7 @@ def transposed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root / "bf16", compressed(root / "bf16", root / "df11")
 
 
-def prompt(rows: int, length: int) -> Any:
-    generator = torch.Generator().manual_seed(3)
-    return torch.randint(1, 500, (rows, length), generator=generator)
-
-
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
 def test_experts_compute_as_in_bf16(
@@ -53,22 +48,14 @@ def test_experts_compute_as_in_bf16(
 
 
 @torch.no_grad()
-def test_only_routed_experts_are_decoded(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_routed_experts_are_decoded(folders: Folders, decoded: list[Decoded]) -> None:
     original, model = (each.model.layers[0].mlp for each in folders.pair("mixtral"))
-    x, real, decoded = torch.randn(1, 1, 128).bfloat16(), df11._ops.decode, list[int]()
-
-    def counted(arrays: Any, parts: Any, device: Any) -> torch.Tensor:
-        dense = real(arrays, parts, device)
-        decoded.append(dense.numel())
-        return dense
-
-    monkeypatch.setattr(df11._ops, "decode", counted)
-    found = model(x)
-    monkeypatch.undo()
-    assert torch.equal(found, original(x))
+    x = torch.randn(1, 1, 128).bfloat16()
+    assert torch.equal(model(x), original(x))
     experts = sum(value.numel() for value in model.experts.parameters())
     gate = model.gate.weight.numel()
-    assert sum(count for count in decoded if count > gate) == experts // 2  # two of four
+    large = [each.count for each in decoded if each.count > gate]
+    assert sum(large) == experts // 2  # two of four
 
 
 def transpose_experts(file: Path) -> None:
@@ -83,17 +70,12 @@ def transpose_experts(file: Path) -> None:
 
 def vision_language_model() -> Any:
     text = {
-        "hidden_size": 128,
-        "intermediate_size": 320,
+        **SMALL,
         "moe_intermediate_size": 192,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "decoder_sparse_step": 1,
-        "vocab_size": 512,
         "rope_parameters": {"rope_type": "default", "mrope_section": [8, 4, 4], "rope_theta": 1e4},
     }
     vision = {
@@ -113,7 +95,7 @@ def vision_language_model() -> Any:
     return transformers.Qwen3VLMoeForConditionalGeneration(config)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_experts_that_transformers_transposes(
     transposed: tuple[Path, Path], implementation: str, device: str

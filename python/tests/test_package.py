@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import run
+from conftest import one_layout, run
 
 import df11
 import df11._native
@@ -99,41 +99,34 @@ def dynamic(elf: bytes) -> list[str]:
     return [elf[start : elf.index(b"\0", start)].decode() for start in names]
 
 
+@one_layout
 def test_the_command_comes_along(container: Path, large: Path, tmp_path: Path) -> None:
-    def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    def started(*arguments: object) -> subprocess.Popen[str]:
         line = [sys.executable, "-m", "df11", *map(str, arguments)]
-        return subprocess.run(
-            line, capture_output=True, text=True, check=False, cwd=LIBRARY.parents[1]
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(line, **pipes, text=True, cwd=LIBRARY.parents[1])
 
-    assert command("--version").stdout.startswith(f"df11 {df11.__version__} (format ")
-    assert "all bits are there" in command("verify", container).stdout
-    assert (
-        command("verify", tmp_path / "absent").returncode,
-        command("frobnicate").returncode,
-    ) == (2, 2)
-    assert command("--help").returncode == 0
+    def command(*arguments: object) -> tuple[int, str, str]:
+        process = started(*arguments)
+        out, said = process.communicate()
+        return process.returncode, out, said
+
+    assert command("--version")[1].startswith(f"df11 {df11.__version__} (format ")
+    assert "all bits are there" in command("verify", container)[1]
+    assert (command("verify", tmp_path / "absent")[0], command("frobnicate")[0]) == (2, 2)
+    assert command("--help")[0] == 0
     # Ctrl-C is the command's own.
-    line = [
-        sys.executable,
-        "-m",
-        "df11",
-        "compress",
-        str(large),
-        "-o",
-        str(tmp_path / "large.df11"),
-    ]
-    with subprocess.Popen(
-        line, stderr=subprocess.PIPE, text=True, cwd=LIBRARY.parents[1]
-    ) as process:
-        while not list(tmp_path.iterdir()):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate()
+    process = started("compress", large, "-o", tmp_path / "large.df11")
+    while not list(tmp_path.iterdir()):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
     assert (process.returncode, said) == (130, "df11: interrupted; nothing is left half-written\n")
     assert list(tmp_path.iterdir()) == []
-    done = command("decompress", container, "-o", tmp_path / "back.safetensors", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
+    status, _, said = command(
+        "decompress", container, "-o", tmp_path / "back.safetensors", "--json"
+    )
+    assert (status, said) == (0, "")
 
 
 @pytest.mark.skipif(bool(df11.devices()), reason="there is a driver")

@@ -1,15 +1,12 @@
 """Tensor parallelism of transformers models: two processes, each with its own shards.
 
-All cases run in one pair of processes, which is this file as a program; tests look at what they
-wrote.
+All cases run in one pair of processes; tests look at what they wrote.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models import SMALL, config_of, greedy, seeded
+from conftest import free_port
+from models import SMALL, config_of, greedy, load, prompt, saved, seeded
+from torch import multiprocessing
 
 import df11
 from df11 import _plan
@@ -52,7 +51,7 @@ ODD = {
 OWN = {"even": ("LlamaConfig", EVEN), "odd": ("Qwen2Config", ODD)}
 #: Of these and of `models.CAUSAL`, logits are compared.
 MODELS = ["even", "odd", "llama-tied", "llama-bias", "phi3", "gemma2", "mixtral", "qwen3-moe"]
-PROMPT = torch.randint(1, 500, (2, 19), generator=torch.Generator().manual_seed(3))
+PROMPT = prompt(2, 19)
 STEPS = 6
 
 
@@ -87,14 +86,6 @@ def _compare(original: Any, model: Any) -> dict[str, Any]:
     """Of all steps whether logits are the same, with and without gradients, and what is held."""
     pairs = zip(greedy(original, PROMPT, STEPS), greedy(model, PROMPT, STEPS), strict=True)
     report = df11.report(model, verify=True)
-    shapes = [
-        (name, tuple(value.shape), tuple(local(value).shape))
-        for name, value in original.named_parameters()
-    ]
-    mine = [
-        (name, tuple(value.shape), tuple(local(value).shape))
-        for name, value in model.named_parameters()
-    ]
     return {
         "same": [torch.equal(one, other) for one, other in pairs],
         "same_with_gradients": torch.equal(_logits(original), _logits(model)),
@@ -102,15 +93,18 @@ def _compare(original: Any, model: Any) -> dict[str, Any]:
         "verified": report.verified,
         "residences": report.residences,
         "modes": report.modes,
-        "differing_shapes": [
-            one[0] for one, other in zip(shapes, mine, strict=True) if one != other
-        ],
+        "differing_shapes": sorted({name for name, *_ in _shapes(original) ^ _shapes(model)}),
         "kinds": {
             name: type(local(value)).__name__
             for name, value in model.named_parameters()
             if value.dim() > 1
         },
     }
+
+
+def _shapes(model: Any) -> set[tuple[Any, ...]]:
+    """Of each parameter its name, its shape, and that of the slice which is here."""
+    return {(name, value.shape, local(value).shape) for name, value in model.named_parameters()}
 
 
 def _models(root: Path, name: str) -> dict[str, Any]:
@@ -179,9 +173,7 @@ def _whole_again(root: Path) -> dict[str, Any]:
     """A state dict of whole weights, which all have; and a folder, which one of them saves."""
     model = _load(root / "odd" / "df11")
     state = df11.state_dict(model)
-    expected = transformers.AutoModelForCausalLM.from_pretrained(
-        root / "odd" / "bf16", device_map="cpu"
-    ).state_dict()
+    expected = load(root / "odd" / "bf16").state_dict()
     model.save_pretrained(root / "saved")
     torch.distributed.barrier()
     saved = _load(root / "saved")
@@ -204,6 +196,11 @@ def _experts(root: Path) -> dict[str, Any]:
     return _compare(*_of_both(root, "qwen3-moe", told=told))
 
 
+def _alone(root: Path) -> dict[str, Any]:
+    """What a process holds that has the whole model."""
+    return {"held": df11.report(load(root / "even" / "df11")).device_bytes}
+
+
 def _refusal(root: Path) -> dict[str, Any]:
     """Other ways to distribute a model."""
     try:
@@ -220,6 +217,7 @@ CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "used": _used,
     "whole again": _whole_again,
     "experts": _experts,
+    "alone": _alone,
     "refusal": _refusal,
 }
 
@@ -233,22 +231,21 @@ ON_GPUS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-def main(root: Path) -> None:
-    """Runs all cases, and writes what came out."""
+def on_rank(rank: int, root: Path, port: int) -> None:
+    """Runs all cases in one of two processes, and writes what came out."""
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in told.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(1)
     # As the fixture compressed_on_gpus; and cuDNN's attention has other bits from run to run.
     if torch.cuda.is_available():
         _plan.LEAST_SAVED = -(1 << 20)
     torch.backends.cuda.enable_cudnn_sdp(False)
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     found: dict[str, Any] = {}
     for name, case in {**CASES, **(ON_GPUS if torch.cuda.is_available() else {})}.items():
         try:
             found[name] = case(root)
         except Exception:
             found[name] = {"failed": traceback.format_exc()}
-    rank = torch.distributed.get_rank()
     (root / f"found-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     torch.distributed.destroy_process_group()
 
@@ -265,24 +262,16 @@ def run(
     """Of each process what each case gave."""
     root = tmp_path_factory.mktemp("parallel")
     for name in MODELS:
-        seeded(transformers.AutoModelForCausalLM.from_config(_config(name))).save_pretrained(
-            root / name / "bf16"
-        )
-        df11.compress(root / name / "bf16", root / name / "df11", progress=False)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", __file__, os.fspath(root)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    if request.param == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+        saved(seeded(transformers.AutoModelForCausalLM.from_config(_config(name))), root / name)
+    # Forks, as importing libraries takes as long as some cases; not of a process that uses GPUs.
+    how = "spawn" if torch.cuda.is_available() else "fork"
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "cpu":
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        options = {"nprocs": 2, "join": False, "daemon": True, "start_method": how}
+        ranks = multiprocessing.start_processes(on_rank, (root, free_port()), **options)
+        # Returns as soon as one of them has ended.
+        assert ranks.join(300) or ranks.join(300), "one of them waits for the other"
     return [json.loads((root / f"found-{rank}.json").read_text("utf-8")) for rank in range(2)]
 
 
@@ -306,16 +295,11 @@ def test_logits_are_those_of_the_parallel_bf16_model(
         assert CompressedTensor.__name__ in result["kinds"].values()
 
 
-def test_each_process_holds_its_slices_alone(found: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_each_process_holds_its_slices_alone(found: list[dict[str, Any]]) -> None:
     for result in _each(found, "even"):
         assert set(result["kinds"].values()) == {CompressedTensor.__name__}
         assert set(result["residences"].values()) == {"stored", "ordinary"}
-    seeded(transformers.AutoModelForCausalLM.from_config(_config("even"))).save_pretrained(
-        tmp_path / "bf16"
-    )
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
-    alone = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "df11", device_map="cpu")
-    whole = df11.report(alone).device_bytes
+    whole = _each(found, "alone")[0]["held"]
     # On GPUs also tables, which count in models as small as this one.
     tables = 16384 * 16 if "fast" in found[0] else 0
     held = [result["held"] - tables for result in _each(found, "even")]
@@ -376,7 +360,3 @@ def test_whole_experts_are_distributed(found: list[dict[str, Any]]) -> None:
 def test_what_is_not_tensor_parallel_is_refused(found: list[dict[str, Any]]) -> None:
     for result in _each(found, "refusal"):
         assert "fsdp_size" in result["error"]
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from conftest import on_devices
+from safetensors.torch import save_file
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from safetensors.torch import save_file  # noqa: E402
-
-from df11 import _reading  # noqa: E402
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+from df11 import _reading
 
 
 @pytest.fixture
@@ -31,7 +27,7 @@ def files(tmp_path: Path) -> tuple[list[str], dict[str, torch.Tensor]]:
     return list(map(str, paths)), tensors
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 @pytest.mark.parametrize("ahead", [0, 9000, 1 << 30])
 def test_any_order(
     files: tuple[list[str], dict[str, torch.Tensor]],

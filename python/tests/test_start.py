@@ -1,4 +1,7 @@
-"""Compressed models without `import df11`, by the file that Python reads at its start."""
+"""Compressed models without `import df11`, by the file that Python reads at its start.
+
+`test_hub` loads one of transformers so.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +9,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import ROOT, run
-
-import df11
-
-START = ROOT / "python/data/purelib"
-#: As the interpreter does with site-packages.
-AS_INSTALLED = f"import site; site.addsitedir({str(START)!r})\n"
+from conftest import AS_INSTALLED, run
 
 
-def test_transformers_alone(folders: Any) -> None:
-    out = run(
-        AS_INSTALLED
-        + """
-import sys
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], device_map="cpu")
-print(type(model.lm_head.weight).__name__)
-""",
-        folders.df11("llama"),
-    )
-    assert out.splitlines()[-1] == "CompressedTensor"
-
-
-def test_diffusers_alone(tmp_path: Path) -> None:
-    pytest.importorskip("diffusers")
-    from pipelines import save
-
-    save(tmp_path / "bf16")
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+def test_diffusers_alone(flux_folders: tuple[Path, Path]) -> None:
     out = run(
         AS_INSTALLED
         + """
@@ -46,7 +23,7 @@ from diffusers import FluxTransformer2DModel
 model = FluxTransformer2DModel.from_pretrained(sys.argv[1], subfolder="transformer")
 print(type(model.transformer_blocks[0].attn.to_q.weight).__name__)
 """,
-        tmp_path / "df11",
+        flux_folders[1],
     )
     assert out.splitlines()[-1] == "CompressedTensor"
 

@@ -9,7 +9,7 @@ import peft
 import pytest
 import torch
 import transformers
-from models import Folders, load, same_weights
+from models import Folders, adapted, load, same_weights
 
 import df11
 from df11._tensor import CompressedTensor
@@ -21,15 +21,6 @@ PROJECTION = "model.layers.0.mlp.down_proj.weight"
 @pytest.fixture(scope="module", name="both")
 def folders_of_llama(folders: Folders) -> tuple[Path, Path]:
     return folders.both("llama")
-
-
-def adapted(folder: Path) -> Any:
-    model = load(folder)
-    torch.manual_seed(5)
-    options = peft.LoraConfig(
-        r=4, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM"
-    )
-    return peft.get_peft_model(model.requires_grad_(False), options)
 
 
 class Recorder(transformers.TrainerCallback):
@@ -46,7 +37,9 @@ class Recorder(transformers.TrainerCallback):
 
 
 def trained(folder: Path, out: Path) -> tuple[list[float], list[int], dict[str, Any], Any]:
-    model, recorder = adapted(folder), Recorder()
+    # Two layers show that gradients pass from one to the other.
+    model = adapted(load(folder, num_hidden_layers=2), init_lora_weights=True)
+    recorder = Recorder()
     generator = torch.Generator().manual_seed(7)
     rows = torch.randint(1, 500, (16, 12), generator=generator)
     options = transformers.TrainingArguments(
@@ -80,7 +73,7 @@ def test_trainer_and_checkpointing(both: tuple[Path, Path], tmp_path: Path) -> N
 
 def test_no_decoded_weight_waits_for_backward(both: tuple[Path, Path]) -> None:
     """What backward reads are compressed arrays: memory of a decoded weight may be used again."""
-    model = adapted(both[1])
+    model = adapted(load(both[1]))
     weights = [p for p in model.parameters() if isinstance(p, CompressedTensor)]
     shapes = {tuple(weight.shape) for weight in weights}
     shapes |= {shape[::-1] for shape in shapes}
@@ -99,12 +92,7 @@ def test_no_decoded_weight_waits_for_backward(both: tuple[Path, Path]) -> None:
 
 
 def test_merged_into_a_new_container(both: tuple[Path, Path], tmp_path: Path) -> None:
-    model = adapted(both[1])
-    generator = torch.Generator().manual_seed(6)
-    for name, value in model.named_parameters():
-        if "lora_B" in name:
-            value.data.copy_(0.05 * torch.randn(value.shape, generator=generator))
-    model.save_pretrained(tmp_path / "adapter")
+    adapted(load(both[1])).save_pretrained(tmp_path / "adapter")
     report = df11.merge_adapter(both[1], tmp_path / "adapter", tmp_path / "merged")
     assert 0.5 < report.ratio < 0.9
     base = load(both[0])

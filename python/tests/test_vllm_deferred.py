@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from weights import container_of, normals
 
-import df11
 from df11._engine import Tensors
 from df11.vllm._deferred import Source, Target, windows
 
@@ -18,11 +17,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def values() -> dict[str, Any]:
     """Tensors of a checkpoint, by name."""
-    generator = torch.Generator().manual_seed(3)
-
-    def normal(*shape: int) -> Any:
-        return (0.02 * torch.randn(shape, generator=generator)).to(torch.bfloat16)
-
+    normal = normals(3)
     return {
         "up": normal(640, 512),
         "gate": normal(640, 512),
@@ -34,11 +29,7 @@ def values() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def container(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    safetensors = pytest.importorskip("safetensors.torch")
-    folder: Path = tmp_path_factory.mktemp("deferred")
-    safetensors.save_file(values, folder / "model.safetensors")
-    df11.compress(folder / "model.safetensors", folder / "model.df11", progress=False)
-    return Tensors(df11.open(folder / "model.df11"))
+    return Tensors(container_of(values, tmp_path_factory.mktemp("deferred")))
 
 
 def source(container: Any, name: str) -> Any:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
 import vllm_layers
+from conftest import free_port
 from torch import multiprocessing
+from weights import container_of
 
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from safetensors.torch import save_file
-
-    import df11
-
-    folder: Path = tmp_path_factory.mktemp("layers")
-    save_file(vllm_layers.checkpoint(), folder / "model.safetensors")
-    df11.compress(folder / "model.safetensors", folder / "model.df11", progress=False)
-    return folder / "model.df11"
+    return Path(container_of(vllm_layers.checkpoint(), tmp_path_factory.mktemp("layers")).path)
 
 
 RANKS = {"one": (1, False), "two": (2, False), "experts apart": (2, True)}
@@ -31,12 +25,9 @@ def failures(
     request: pytest.FixtureRequest, container: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
     """What went wrong on some rank, by case."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     out = tmp_path_factory.mktemp("ranks")
     world, is_apart = RANKS[request.param]
-    arguments = (world, port, str(container), str(out), is_apart)
+    arguments = (world, free_port(), str(container), str(out), is_apart)
     # Forks, as importing vLLM takes longer than all cases.
     multiprocessing.start_processes(
         vllm_layers.on_rank, arguments, nprocs=world, start_method="fork"

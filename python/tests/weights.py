@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import write_safetensors
+from safetensors.torch import save_file
 
 import df11
 from df11._container import Tensors
 from df11._tensor import CompressedTensor
 
 
+def normals(seed: int) -> Callable[..., torch.Tensor]:
+    """What makes weights of a shape, others each time."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: (0.02 * torch.randn(shape, generator=generator)).bfloat16()
+
+
 def seeded_weights() -> dict[str, torch.Tensor]:
     """Matrices that end at many places of their tiles, experts, a convolution, all patterns."""
-    generator = torch.Generator().manual_seed(11)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return (torch.randn(shape, generator=generator) * 0.02).bfloat16()
-
+    normal = normals(11)
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16)
     return {
         "every": every.view(torch.bfloat16).view(256, 256),  # NaN, infinities, subnormal numbers
@@ -38,12 +41,8 @@ def seeded_weights() -> dict[str, torch.Tensor]:
 
 def container_of(weights: dict[str, torch.Tensor], folder: Path) -> Any:
     """An open container of these weights."""
-    tensors = {
-        name: ("BF16", tuple(value.shape), value.contiguous().view(torch.int16).numpy().tobytes())
-        for name, value in weights.items()
-    }
-    source = write_safetensors(folder / "weights.safetensors", tensors)
-    df11.compress(source, folder / "weights.df11", layout="tile", progress=False)
+    save_file(weights, folder / "weights.safetensors")
+    df11.compress(folder / "weights.safetensors", folder / "weights.df11", progress=False)
     return df11.open(folder / "weights.df11")
 
 

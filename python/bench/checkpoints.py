@@ -1,0 +1,143 @@
+"""Geometries of models that people serve, and checkpoints of them: seeded weights, N(0, 0.02²)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+    "rms_norm_eps": 1e-5, "dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": None,
+    "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
+_QWEN = {**_LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+_MOE = {
+    **_QWEN, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+    "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+_TINY = {
+    "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 2048,
+    "max_position_embeddings": 4096, "rope_theta": 1e4,
+}  # fmt: skip
+#: Configs of transformers, except `rope_theta`.
+GEOMETRIES: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": {
+        **_LLAMA, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 128256, "rope_theta": 5e5, "max_position_embeddings": 131072,
+    },
+    "llama-3.2-1b": {
+        **_LLAMA, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+        "vocab_size": 128256, "rope_theta": 5e5, "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-4b": {
+        **_QWEN, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 151936, "rope_theta": 1e6, "max_position_embeddings": 40960,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-30b-a3b": {
+        **_MOE, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936,
+        "rope_theta": 1e6, "max_position_embeddings": 40960,
+    },
+    "tiny": {**_LLAMA, **_TINY},
+    "tiny-moe": {
+        **_MOE, **_TINY, "moe_intermediate_size": 512, "num_experts": 8, "num_experts_per_tok": 2,
+    },
+}  # fmt: skip
+INDEX = "model.safetensors.index.json"
+SHARDS = 8
+SCALE = 0.02
+
+
+def config_of(geometry: str, layers: int | None) -> dict[str, Any]:
+    """The config of a geometry, with another number of layers if one is given."""
+    config = dict(GEOMETRIES[geometry])
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
+    config["num_hidden_layers"] = layers or config["num_hidden_layers"]
+    return config
+
+
+def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a checkpoint."""
+    width, heads = config["hidden_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * heads, config["num_key_value_heads"] * heads
+    yield "model.embed_tokens.weight", (config["vocab_size"], width)
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{at}.{name}.weight", (width,)
+        yield f"{at}.self_attn.q_proj.weight", (queries, width)
+        yield f"{at}.self_attn.k_proj.weight", (keys, width)
+        yield f"{at}.self_attn.v_proj.weight", (keys, width)
+        yield f"{at}.self_attn.o_proj.weight", (width, queries)
+        if config["model_type"].startswith("qwen3"):
+            for name in ("q_norm", "k_norm"):
+                yield f"{at}.self_attn.{name}.weight", (heads,)
+        inner, blocks = config["intermediate_size"], [f"{at}.mlp"]
+        if "num_experts" in config:
+            yield f"{at}.mlp.gate.weight", (config["num_experts"], width)
+            inner = config["moe_intermediate_size"]
+            blocks = [f"{at}.mlp.experts.{expert}" for expert in range(config["num_experts"])]
+        for block in blocks:
+            yield f"{block}.gate_proj.weight", (inner, width)
+            yield f"{block}.up_proj.weight", (inner, width)
+            yield f"{block}.down_proj.weight", (width, inner)
+    yield "model.norm.weight", (width,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], width)
+
+
+def write(folder: Path, config: dict[str, Any], device: torch.device | str) -> None:
+    """Writes a checkpoint: `config.json`, and weights in files of about the same size.
+
+    They are drawn on the device, and written by threads, which halves the time.
+    """
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = list(tensors(config))
+    seeds = {name: seed for seed, (name, _) in enumerate(shapes)}
+    files: list[dict[str, tuple[int, ...]]] = [{} for _ in range(SHARDS)]
+    sizes = [0] * SHARDS
+    for name, shape in sorted(shapes, key=lambda one: -torch.Size(one[1]).numel()):
+        at = sizes.index(min(sizes))
+        files[at][name] = shape
+        sizes[at] += 2 * torch.Size(shape).numel()
+
+    def write_file(at: int) -> str:
+        file, header, end = f"model-{at + 1:05}.safetensors", {}, 0
+        for name, shape in files[at].items():
+            begin, end = end, end + 2 * torch.Size(shape).numel()
+            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+        text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+        text += b" " * (-len(text) % 8)
+        with (folder / file).open("wb") as out:
+            out.write(len(text).to_bytes(8, "little") + text)
+            for name, shape in files[at].items():
+                value = drawn(shape, 1.0 if "norm" in name else 0.0, seeds[name], device)
+                out.write(value.cpu().view(torch.uint8).numpy().data)
+        return file
+
+    with ThreadPoolExecutor(SHARDS) as threads:
+        names = list(threads.map(write_file, range(SHARDS)))
+    places = {name: file for file, mine in zip(names, files, strict=True) for name in mine}
+    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": places}
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def drawn(
+    shape: tuple[int, ...], mean: float, seed: int, device: torch.device | str
+) -> torch.Tensor:
+    """Seeded BF16 weights."""
+    generator = torch.Generator(device).manual_seed(17 + seed)
+    value = torch.empty(shape, device=device)
+    return value.normal_(mean, SCALE, generator=generator).to(torch.bfloat16)
