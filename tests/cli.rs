@@ -4,12 +4,7 @@
 #[path = "support/command.rs"]
 mod command;
 
-use std::{
-    ffi::OsStr,
-    fs,
-    path::Path,
-    process::{Output, Stdio},
-};
+use std::{ffi::OsStr, fs, path::Path, process::Output};
 
 use command::{Fixture, assert_fails, names, text};
 use df11::hazmat::demo;
@@ -341,8 +336,6 @@ mod unix {
         io::Read,
         os::unix::{fs::PermissionsExt, process::CommandExt},
         process::Command,
-        thread,
-        time::{Duration, Instant},
     };
 
     use super::*;
@@ -353,8 +346,7 @@ mod unix {
     #[test]
     fn a_reader_that_goes_away_is_no_failure() {
         let fixture = Fixture::new();
-        let mut command = fixture.command("inspect model.df11 --tensors");
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = fixture.start("inspect model.df11 --tensors");
         drop(child.stdout.take());
         let mut error = String::new();
         child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
@@ -450,19 +442,6 @@ mod unix {
         assert!(names(&folder).is_empty());
     }
 
-    /// Waits until the work has begun, which shows in a temporary file of some size.
-    fn wait_for_part(folder: &Path) {
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(60) {
-            if names(folder).iter().any(|name| Path::new(name).extension() == Some("part".as_ref()))
-            {
-                return;
-            }
-            thread::sleep(Duration::from_micros(200));
-        }
-        panic!("no work in a minute");
-    }
-
     #[test]
     fn an_interruption_leaves_nothing_behind() {
         let fixture = Fixture::new();
@@ -470,9 +449,8 @@ mod unix {
         let model = demo::checkpoint(big.path(), demo::DEMO, 1).unwrap();
         for out in ["new.df11", "new"] {
             let line = format!("compress {} -o {out} --threads 1", model.display());
-            let mut command = fixture.command(&line);
-            let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-            wait_for_part(fixture.root());
+            let child = fixture.start(&line);
+            fixture.wait_for_part("");
             let mut kill = Command::new("kill");
             assert!(kill.args(["-INT", &child.id().to_string()]).status().unwrap().success());
             assert_fails(&child.wait_with_output().unwrap(), 130, &["interrupted"]);

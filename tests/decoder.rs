@@ -11,7 +11,7 @@ use std::{
 
 use container::{Item, Model as Sample, normal_weights};
 use df11::{
-    Error, Level, Model, OpenOptions, Result, Tensor,
+    Error, Level, Model, Result, Tensor,
     hazmat::{Cpu, Decoder, PreparedTensor, demo},
 };
 
@@ -154,8 +154,7 @@ fn the_gap_of_no_thread_must_be_zero_for_any_decoder() {
     let gaps = draft.first_array("a") + 1;
     draft.array(gaps)[at] |= 0x10;
     draft.repair_checksums();
-    let readers: Vec<(_, Box<dyn df11::ReadAt>)> = vec![("a".into(), Box::new(draft.pack()))];
-    let model = OpenOptions::new().open_readers(readers).unwrap();
+    let model = container::open(draft.pack()).unwrap();
     let ahead = Ahead::of(&model);
     for decoder in [&Cpu as &dyn Decoder, &ahead] {
         let error = model.verify_with(Level::Full, decoder, &()).unwrap_err();

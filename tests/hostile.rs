@@ -6,7 +6,7 @@ mod container;
 
 use std::{fs, ops::Range, path::Path, sync::Arc};
 
-use container::{Draft, Item, Model, normal_weights, parse};
+use container::{Draft, Item, Model, normal_weights, open, parse};
 use df11::{Dtype, Error, Level, OpenOptions};
 use rayon::prelude::*;
 
@@ -29,10 +29,6 @@ fn model(coded: &Item, other: Option<Item>) -> Model {
     let items: Vec<Item> =
         [coded.clone(), coded.alias("tied"), raw, none].into_iter().chain(other).collect();
     Model::new(&items, &[("config.json", b"{}\n"), ("empty", b"")])
-}
-
-fn open(bytes: Arc<[u8]>) -> df11::Result<df11::Model> {
-    OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))])
 }
 
 /// What the reference decoder makes of a container: each tensor that decodes.
@@ -69,7 +65,7 @@ fn check_tensors(model: &df11::Model, original: &Model, what: &str) {
 fn every_truncation_is_an_error() {
     for bytes in samples().map(|sample| sample.build()) {
         (0..bytes.len()).into_par_iter().for_each(|length| {
-            let error = open(bytes[..length].into()).unwrap_err();
+            let error = open(bytes[..length].to_vec()).unwrap_err();
             assert!(matches!(error, Error::Corrupt { .. }), "{length} bytes: {error:?}");
             let error = reference(&bytes[..length]).unwrap_err();
             assert_eq!(error.kind, df11_reference::Kind::Corrupt, "{length} bytes: {error:?}");
@@ -168,7 +164,7 @@ fn forge_content(original: &Model) {
         draft.repair_checksums();
         let bytes = draft.pack();
         check_reference(&bytes, |bytes, expected| bytes.len() == expected.len(), original);
-        let model = open(bytes.into()).unwrap();
+        let model = open(bytes).unwrap();
         for (tensor, expected) in model.tensors().zip(&original.tensors) {
             match tensor.decode::<u8>() {
                 Ok(bytes) => assert_eq!(bytes.len(), expected.data.len()),
@@ -196,7 +192,7 @@ fn a_wrong_chunk_is_found_by_whoever_reads_it() {
         let bytes = draft.pack();
         let found: Vec<bool> = reference(&bytes).unwrap().iter().map(Option::is_none).collect();
         assert_eq!(found, wrong, "the reference, byte {byte}");
-        let model = open(bytes.into()).unwrap();
+        let model = open(bytes).unwrap();
         let found = model.tensors().map(|tensor| tensor.decode::<u8>().is_err());
         assert_eq!(found.collect::<Vec<_>>(), wrong, "byte {byte}");
     }
@@ -220,7 +216,7 @@ fn cut_array(original: &Model, name: &str, array: usize) {
         let what = format!("{name}, array {array}: {length} of {whole} bytes");
         let mut cut = original.clone();
         cut.tensor(name).arrays[array].1.resize(length, 0);
-        match open(cut.build().into()) {
+        match open(cut.build()) {
             Err(error) => assert!(matches!(error, Error::Corrupt { .. }), "{what}: {error:?}"),
             Ok(model) => {
                 check_tensors(&model, original, &what);
@@ -267,7 +263,7 @@ fn check_forged(draft: &Draft, at: usize, value: u64) {
     let bytes =
         draft.pack_with(|directory| directory[at..at + 8].copy_from_slice(&value.to_le_bytes()));
     let reference = reference(&bytes).map(drop);
-    match open(bytes.as_slice().into()) {
+    match open(bytes) {
         Ok(model) => {
             assert!(reference.is_ok(), "{at}, {value}: only df11 opens it: {reference:?}");
             for tensor in model.tensors() {
@@ -303,7 +299,7 @@ fn forged_records_of_tiles_are_found() {
                 bytes[at..at + 2].copy_from_slice(&u16::to_le_bytes(value));
                 let same = bytes == before;
                 forged.repair_checksums();
-                let verified = open(forged.pack().into()).and_then(|model| {
+                let verified = open(forged.pack()).and_then(|model| {
                     check_tensors_typed(&model);
                     model.verify(Level::Full, &())
                 });

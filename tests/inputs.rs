@@ -52,7 +52,7 @@ fn sums_of_sizes_do_not_wrap() {
 mod unix {
     use std::{
         os::unix::{fs::symlink, net::UnixListener},
-        process::{Output, Stdio},
+        process::Output,
         thread,
         time::{Duration, Instant},
     };
@@ -62,8 +62,7 @@ mod unix {
 
     /// Runs the command; what has not ended after this time hangs.
     fn ends(folder: &Folder, line: &str) -> Output {
-        let mut command = folder.command(line);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = folder.start(line);
         let start = Instant::now();
         while child.try_wait().unwrap().is_none() {
             if start.elapsed() > Duration::from_secs(20) {

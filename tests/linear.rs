@@ -11,7 +11,7 @@ mod stand_in;
 
 use container::{Item, Model, normal_weights};
 use df11::{
-    Dtype, Error, OpenOptions, Result,
+    Dtype, Error, Result,
     gpu::{
         Device, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions,
         Matrix, Plan, Residence, Routing, Status, Transcoded,
@@ -40,8 +40,7 @@ fn sample() -> df11::Model {
         Item::raw("raw", Dtype::BF16, &[4, 8], vec![0; 64]),
         Item::raw("floats", Dtype::F32, &[4, 4], vec![0; 64]),
     ];
-    let bytes = Model::new(&items, &[]).build();
-    OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap()
+    Model::new(&items, &[]).open()
 }
 
 fn load(device: &Device) -> GpuModel {
@@ -513,9 +512,8 @@ fn more_rows_by_matrices_as_stored_need_a_workspace() {
 fn all_calls() -> Result<()> {
     let device = Device::open(0)?;
     let weights = normal_weights(40 * 4096, 1);
-    let wide = Model::new(&[Item::tile("wide", &[40, 4096], weights, (256, 4096))], &[]).build();
-    let model = OpenOptions::new().open_readers(vec![("wide".into(), Box::new(wide))])?;
-    let model = model.load(&device, &LoadOptions::new())?;
+    let wide = Model::new(&[Item::tile("wide", &[40, 4096], weights, (256, 4096))], &[]).open();
+    let model = wide.load(&device, &LoadOptions::new())?;
     let matrix = model.matrix("wide")?;
     let Transcoded::Fast(fast) = matrix.to_fast(5)? else {
         panic!("the stand-in counts no exceptions")

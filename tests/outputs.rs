@@ -6,37 +6,19 @@ mod command;
 
 use std::{
     fs, io,
-    path::Path,
-    process::{Child, Output, Stdio},
+    process::Output,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use command::{Fixture, Folder, assert_fails, names, text};
 use df11::{
     CompressOptions, Error, Layout, Level, ReadAt, Source, hazmat::demo, source::WeightsFile,
 };
-
-/// Starts the command.
-fn start(folder: &Folder, line: &str) -> Child {
-    folder.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
-/// Waits until work has begun in a folder, which shows in a temporary file or folder.
-fn wait_for_part(folder: &Path) {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(60) {
-        if names(folder).iter().any(|name| name.starts_with(".df11-")) {
-            return;
-        }
-        thread::sleep(Duration::from_micros(200));
-    }
-    panic!("no work in a minute");
-}
 
 /// A fixture with the checkpoint of a model that takes some time, in `big/model`.
 fn big() -> Fixture {
@@ -65,8 +47,8 @@ fn what_appears_under_the_outputs_name_meanwhile_stays() {
         ("decompress big/model.df11 -o new", "new"),
         ("decompress big/one.df11 -o new.safetensors", "new.safetensors"),
     ] {
-        let child = start(&big, &format!("{line} --threads=1"));
-        wait_for_part(big.root());
+        let child = big.start(&format!("{line} --threads=1"));
+        big.wait_for_part("");
         let is_folder = output == "new";
         let precious = if is_folder { "new/precious" } else { output };
         big.write(precious, "precious");
@@ -81,8 +63,8 @@ fn what_appears_under_the_outputs_name_meanwhile_stays() {
 #[test]
 fn an_empty_folder_that_appears_meanwhile_is_no_output_either() {
     let big = big();
-    let child = start(&big, "compress big/model -o new --no-verify");
-    wait_for_part(big.root());
+    let child = big.start("compress big/model -o new --no-verify");
+    big.wait_for_part("");
     fs::create_dir(big.path("new")).unwrap();
     assert_fails(&child.wait_with_output().unwrap(), 2, &["exists", "--force"]);
     assert!(names(&big.path("new")).is_empty());
@@ -93,7 +75,7 @@ fn of_two_writers_to_one_name_one_wins() {
     let big = big();
     for out in ["new.df11", "new"] {
         let line = format!("compress big/model -o {out} --threads=1 --no-verify");
-        let writers = [start(&big, &line), start(&big, &line)];
+        let writers = [big.start(&line), big.start(&line)];
         let outputs = writers.map(|writer| writer.wait_with_output().unwrap());
         let (won, lost): (Vec<&Output>, Vec<&Output>) =
             outputs.iter().partition(|output| output.status.success());
@@ -337,8 +319,8 @@ fn force_does_not_delete_links_and_what_is_no_file() {
 fn what_appears_in_a_folder_that_is_being_replaced_stays() {
     let big = big();
     big.good("compress big/model -o big/shards --no-verify");
-    let child = start(&big, "compress big/model -o big/shards --force --threads=1");
-    wait_for_part(&big.path("big"));
+    let child = big.start("compress big/model -o big/shards --force --threads=1");
+    big.wait_for_part("big");
     big.write("big/shards/notes.txt", "precious");
     let output = child.wait_with_output().unwrap();
     assert_fails(&output, 2, &["notes.txt", "not part of an earlier output"]);
@@ -380,7 +362,7 @@ fn parts(folder: &Folder) -> Vec<String> {
 fn leftovers_of_killed_runs_are_found_told_and_removed() {
     let big = big();
     let outs = ["new.df11", "new"];
-    let runs = outs.map(|out| start(&big, &format!("compress big/model -o {out} --threads=1")));
+    let runs = outs.map(|out| big.start(&format!("compress big/model -o {out} --threads=1")));
     while parts(&big).len() < runs.len() {
         thread::sleep(Duration::from_micros(200));
     }
@@ -396,7 +378,7 @@ fn leftovers_of_killed_runs_are_found_told_and_removed() {
     assert!(left.iter().all(|part| check["value"].to_string().contains(part.as_str())), "{check}");
 
     // What a run still uses is nobody's leftover, and is there till its end.
-    let slow = start(&big, "compress big/model -o slow.df11 --threads=1");
+    let slow = big.start("compress big/model -o slow.df11 --threads=1");
     // It removes the leftovers itself.
     while parts(&big).len() != 1 || left.iter().any(|part| big.path(part).exists()) {
         thread::sleep(Duration::from_micros(200));

@@ -6,7 +6,7 @@ mod container;
 
 use container::{Item, Model, normal_weights};
 use df11::{
-    Error, OpenOptions,
+    Error,
     gpu::{Placement, Plan, Preference, Residence},
 };
 use proptest::prelude::*;
@@ -26,8 +26,7 @@ fn block(at: usize, rows: usize) -> [Item; 2] {
 fn model(rows: &[usize]) -> df11::Model {
     let items: Vec<Item> =
         rows.iter().enumerate().flat_map(|(at, &rows)| block(at, rows)).collect();
-    let bytes = Model::new(&items, &[]).build();
-    OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap()
+    Model::new(&items, &[]).open()
 }
 
 /// Of the blocks that are loaded.
@@ -119,8 +118,7 @@ fn too_little_is_told_with_what_is_needed() {
 
 #[test]
 fn containers_without_weights_have_a_plan() {
-    let bytes = Model::new(&[], &[("config.json", b"{}\n")]).build();
-    let model = OpenOptions::new().open_readers(vec![("empty".into(), Box::new(bytes))]).unwrap();
+    let model = Model::new(&[], &[("config.json", b"{}\n")]).open();
     let plan = Plan::fit(&model, &[0, 0]).unwrap();
     assert_eq!((plan.placements().len(), plan.device_bytes()), (0, &[0, 0][..]));
 }
@@ -194,8 +192,7 @@ fn matrices() -> df11::Model {
         Item::raw("norm", df11::Dtype::BF16, &[256], normal_weights(256, 1)).in_block("layer"),
         Item::gap("gap", &[300, 64], normal_weights(19_200, 2), (8, 64)).in_block("gap"),
     ];
-    let bytes = Model::new(&items, &[]).build();
-    OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap()
+    Model::new(&items, &[]).open()
 }
 
 #[test]

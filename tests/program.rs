@@ -13,7 +13,7 @@ mod stand_in;
 
 use container::{Item, Model, normal_weights};
 use df11::{
-    Dtype, Error, OpenOptions,
+    Dtype, Error,
     gpu::{Device, GpuDecoder, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status},
     hazmat::Decoder,
 };
@@ -37,8 +37,7 @@ fn sample() -> df11::Model {
     }
     items.push(items[0].alias("tied"));
     items.push(Item::raw("none", Dtype::BF16, &[7, 0], vec![]));
-    let bytes = Model::new(&items, &[]).build();
-    OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap()
+    Model::new(&items, &[]).open()
 }
 
 /// Runs a program of raw tensors, whose memory is the host's, and compares each piece, and what

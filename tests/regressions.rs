@@ -3,9 +3,9 @@
 #[path = "support/container.rs"]
 mod container;
 
-use container::{Draft, Item, Model as Contents};
+use container::{Draft, Item, Model, open};
 use df11::{
-    Dtype, Error, Level, Model, OpenOptions, Result,
+    Dtype, Error, Level,
     hazmat::{
         code_lengths,
         gap::{EncodedTensor, GapSizes, Geometry, encode_tensor},
@@ -22,14 +22,10 @@ fn edited(edit: impl FnOnce(&mut Draft)) -> Vec<u8> {
         Item::raw("layer.none", Dtype::BF16, &[0, 3], vec![]).in_file("a.safetensors"),
         Item::raw("other", Dtype::U8, &[1], vec![3]).in_file("b.safetensors"),
     ];
-    let mut draft = Contents::new(&items, &[]).draft();
+    let mut draft = Model::new(&items, &[]).draft();
     edit(&mut draft);
     draft.repair_checksums();
     draft.pack()
-}
-
-fn open(container: Vec<u8>) -> Result<Model> {
-    OpenOptions::new().open_readers(vec![("model.df11".into(), Box::new(container))])
 }
 
 const UNKNOWN: u32 = 77;
@@ -176,29 +172,4 @@ fn a_last_thread_block_without_elements_is_checked() {
     let late = ending_in(&tensor, block, 1);
     assert!(matches!(late.decode(0..elements), Err(Error::Corrupt { .. })));
     assert!(matches!(late.decode(elements - 1..elements), Err(Error::Corrupt { .. })));
-}
-
-#[test]
-fn no_thread_block_is_left_out() {
-    let (mut tensor, _) = several_thread_blocks();
-    // The codes of thread block 1 belong to no weight.
-    let count = entry(&tensor, 2) - entry(&tensor, 1);
-    let blocks = tensor.sizes.thread_block_count() as usize;
-    for block in 2..=blocks {
-        let moved = (entry(&tensor, block) - count).to_le_bytes();
-        tensor.output_offsets[8 * block..][..8].copy_from_slice(&moved);
-    }
-    let elements = tensor.sizes.elements() - count;
-    tensor.plane.truncate(elements as usize);
-    tensor.sizes = GapSizes::new(
-        tensor.sizes.geometry(),
-        elements,
-        tensor.sizes.bit_count(),
-        tensor.sizes.lut_count(),
-    )
-    .unwrap();
-    let boundary = entry(&tensor, 1);
-    for range in [0..elements, 0..boundary, boundary..elements, 0..1] {
-        assert!(matches!(tensor.decode(range), Err(Error::Corrupt { .. })));
-    }
 }

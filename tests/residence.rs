@@ -15,7 +15,7 @@ use std::sync::{
 
 use container::{Item, Model, normal_weights};
 use df11::{
-    Dtype, Error, OpenOptions, ReadAt,
+    Dtype, Error, ReadAt,
     gpu::{Device, LoadOptions, Placement, Plan, Preference, Residence},
 };
 use stand_in::{child, compile, devices, in_child, run_child};
@@ -36,8 +36,8 @@ fn bytes() -> Vec<u8> {
     Model::new(&items, &[]).build()
 }
 
-fn open(bytes: Vec<u8>) -> df11::Model {
-    OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap()
+fn open(bytes: impl ReadAt + 'static) -> df11::Model {
+    container::open(bytes).unwrap()
 }
 
 fn fast() -> LoadOptions {
@@ -85,8 +85,7 @@ fn every_byte_is_read_once() {
     let Some([device]) = devices("every_byte_is_read_once") else { return };
     let (bytes, read) = (bytes(), Arc::new(AtomicU64::new(0)));
     let length = bytes.len() as u64;
-    let reader = Box::new(Counting(bytes, Arc::clone(&read)));
-    let model = OpenOptions::new().open_readers(vec![("sample".into(), reader)]).unwrap();
+    let model = open(Counting(bytes, Arc::clone(&read)));
     let opened = read.swap(0, Ordering::Relaxed);
     model.load(&device, &fast()).unwrap();
     // Records are looked at before: 32 bytes for 8192 weights. One chunk more would be a sixth.

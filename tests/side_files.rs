@@ -326,9 +326,7 @@ fn no_container_restores_to_32_times_its_length() {
     let bytes = Model::new(&items, &[]).build();
     let original = Model::new(&items, &[]).files[0].length;
     assert!(original > 20 * bytes.len() as u64 && original < 32 * bytes.len() as u64, "{original}");
-    let model =
-        df11::OpenOptions::new().open_readers(vec![("most".into(), Box::new(bytes))]).unwrap();
-    model.verify(Level::Full, &()).unwrap();
+    container::open(bytes).unwrap().verify(Level::Full, &()).unwrap();
 }
 
 #[test]

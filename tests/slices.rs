@@ -7,7 +7,7 @@ mod container;
 use std::ops::Range;
 
 use container::{Item, Model, normal_weights};
-use df11::{Dtype, Error, Layout, OpenOptions, Source, compress};
+use df11::{Dtype, Error, Layout, Source, compress};
 use proptest::{prelude::*, test_runner::TestRunner};
 use safetensors::{Dtype as FileDtype, tensor::TensorView, tensor::serialize_to_file};
 
@@ -116,8 +116,7 @@ fn columns_do_not_need_the_codes_of_others() {
         draft.array(records)[32 * tile + 8..32 * tile + 32].fill(0xFF);
     }
     draft.repair_checksums();
-    let model =
-        OpenOptions::new().open_readers(vec![("m".into(), Box::new(draft.pack()))]).unwrap();
+    let model = container::open(draft.pack()).unwrap();
     let damaged = model.tensor("m").unwrap();
     for columns in [0..256, 512..1024, 600..700] {
         check(&damaged, &weights, 2, &[0..64, columns]);
@@ -139,9 +138,7 @@ fn weights_and_other_dtypes() {
         Item::raw("scalar", Dtype::F32, &[], bytes[..4].to_vec()),
         Item::raw("weights", Dtype::BF16, &[12, 10], bytes.clone()),
     ];
-    let model = OpenOptions::new()
-        .open_readers(vec![("m".into(), Box::new(Model::new(&items, &[]).build()))])
-        .unwrap();
+    let model = Model::new(&items, &[]).open();
     let tensor = |name: &str| model.tensor(name).unwrap();
     check(&tensor("floats"), &bytes, 4, &[1..4, 3..9]);
     check(&tensor("bytes"), &bytes, 1, &[0..2, 1..2, 5..6]);

@@ -363,7 +363,7 @@ fn links_to_files_are_followed_and_others_are_not() {
 /// What would make a container beyond the limits of the format is refused by its name.
 #[test]
 fn too_many_folders_are_refused() {
-    // Memory makes folders faster than a disk, where there is such.
+    // In memory folders are made faster than on a disk.
     let memory = Path::new("/dev/shm");
     let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let folder = folder.unwrap();

@@ -41,6 +41,13 @@ fn numbers(text: &str) -> Vec<u64> {
     text.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
 }
 
+/// The numbers in the last cell of the row of this name.
+fn numbers_of(heading: &str, name: &str) -> Vec<u64> {
+    let table = rows(heading);
+    let row = table.iter().find(|row| row[0] == name).unwrap_or_else(|| panic!("no row {name}"));
+    numbers(row.last().unwrap())
+}
+
 /// The size of a type such as `u64[4]`.
 fn size_of_type(text: &str) -> u64 {
     let numbers = numbers(text);
@@ -168,12 +175,7 @@ fn section_kinds() {
 
 #[test]
 fn gap_parameters() {
-    let table = rows("### 6.3 gap");
-    let of = |name: &str| {
-        let row =
-            table.iter().find(|row| row[0] == name).unwrap_or_else(|| panic!("no row {name}"));
-        numbers(row.last().unwrap())
-    };
+    let of = |name| numbers_of("### 6.3 gap", name);
     assert_eq!(of("bytes_per_thread"), c::GAP_BYTES_PER_THREAD.map(u64::from));
     assert_eq!(of("threads_per_block"), c::GAP_THREADS_PER_BLOCK.map(u64::from));
     let codebook =
@@ -186,12 +188,7 @@ fn gap_parameters() {
 /// The numbers of the tables of 6.4, by what geometry and sizes allow.
 #[test]
 fn tile_parameters() {
-    let table = rows("### 6.4 tile");
-    let of = |name: &str| {
-        let row =
-            table.iter().find(|row| row[0] == name).unwrap_or_else(|| panic!("no row {name}"));
-        numbers(row.last().unwrap())
-    };
+    let of = |name| numbers_of("### 6.4 tile", name);
     for tile_columns in 0..10_000 {
         let columns = if tile_columns == 8192 { 40 * 264 } else { 264 };
         let geometry = Geometry::new(tile_columns, columns, 40 * 264);

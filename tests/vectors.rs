@@ -115,7 +115,7 @@ fn read(bytes: &[u8], memory: bool) -> Result<Found, Failure> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vector.df11");
     let opened = if memory {
-        OpenOptions::new().open_readers(vec![(path, Box::new(bytes.to_vec()))])
+        container::open(bytes.to_vec())
     } else {
         fs::write(&path, bytes).unwrap();
         OpenOptions::new().memory_map(false).open(path)
@@ -175,8 +175,7 @@ fn is_in_time(found: &str, must: &str) -> bool {
 #[test]
 fn original_files_come_back() {
     for (row, bytes) in stored().filter(|(row, _)| row.expect.is_valid() && !row.files.is_empty()) {
-        let model =
-            OpenOptions::new().open_readers(vec![("vector".into(), Box::new(bytes))]).unwrap();
+        let model = container::open(bytes).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("out");
         let directory = model.shards()[0].directory();

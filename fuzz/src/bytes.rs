@@ -63,7 +63,7 @@ pub fn at<T>(items: &mut [T], choice: u8) -> Option<&mut T> {
     items.get_mut(usize::from(choice) % count.max(1))
 }
 
-/// Changes a subject until the fuzzer's bytes end, so many times at most; returns how often.
+/// Changes a subject until the fuzzer's bytes end, `most` times at most; returns how often.
 pub fn change<'a>(
     bytes: &mut Bytes<'a>,
     most: usize,

@@ -21,7 +21,7 @@ pub fn weights(count: usize, seed: u64) -> Vec<u8> {
     (0..count).flat_map(|i| bf16::weight(exponent(), i as u8).to_le_bytes()).collect()
 }
 
-/// A temporary folder in memory, which is faster than a disk, where there is such.
+/// A temporary folder: in memory if the system has a folder there, which is faster than a disk.
 pub fn memory_folder() -> TempDir {
     let memory = Path::new("/dev/shm");
     let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };

@@ -23,7 +23,7 @@ def vector(name: str) -> bytes:
 
 
 def sealed(data: bytearray, valid: Container) -> bytes:
-    """With checksums that fit, where a valid container has them."""
+    """With checksums that fit, in the places of a valid container."""
     lists = valid.files, valid.blocks, valid.sections, valid.tensors, valid.arrays
     sizes = zip(lists, (80, 16, 32, 200, 24))
     at = valid.directory_offset + 48 + 8 * 6 + sum(len(records) * size for records, size in sizes)

@@ -5,7 +5,9 @@ use std::{
     fs,
     ops::Deref,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use df11::hazmat::demo;
@@ -78,6 +80,21 @@ impl Folder {
 
     pub(crate) fn run(&self, line: &str) -> Output {
         self.command(line).output().unwrap()
+    }
+
+    /// Starts the command.
+    pub(crate) fn start(&self, line: &str) -> Child {
+        let mut command = self.command(line);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Waits until work has begun in a folder, which shows in a temporary file or folder.
+    pub(crate) fn wait_for_part(&self, folder: &str) {
+        let start = Instant::now();
+        while !names(&self.path(folder)).iter().any(|name| name.starts_with(".df11-")) {
+            assert!(start.elapsed() < Duration::from_secs(60), "no work in a minute");
+            thread::sleep(Duration::from_micros(200));
+        }
     }
 
     pub(crate) fn good(&self, line: &str) -> String {

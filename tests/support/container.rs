@@ -12,7 +12,7 @@ mod tree;
 use std::collections::BTreeMap;
 
 use df11::{
-    Dtype,
+    Dtype, OpenOptions, ReadAt,
     hazmat::{
         constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEADER_BYTES, NONE},
         format::{
@@ -401,6 +401,10 @@ impl Model {
     pub(crate) fn build(&self) -> Vec<u8> {
         self.draft().pack()
     }
+
+    pub(crate) fn open(&self) -> df11::Model {
+        open(self.build()).unwrap()
+    }
 }
 
 impl File {
@@ -505,6 +509,11 @@ pub(crate) fn seal(contents: &[Vec<u8>], directory: &[u8]) -> Vec<u8> {
     bytes.extend(header.as_bytes());
     bytes[..HEADER_BYTES as usize].copy_from_slice(header.as_bytes());
     bytes
+}
+
+/// Opens a container in memory.
+pub(crate) fn open(bytes: impl ReadAt + 'static) -> df11::Result<df11::Model> {
+    OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))])
 }
 
 /// The header of a container.

@@ -188,39 +188,29 @@ func (v *vector) runValid(b []byte) error {
 	return nil
 }
 
-// checkTensors compares all tensors that decode; all others are Unsupported.
+// checkTensors compares all tensors that decode.
 func (v *vector) checkTensors(c *df11.Container) error {
-	found := 0
-	for i := range c.Tensors {
-		var out bytes.Buffer
-		t := &c.Tensors[i]
-		err := c.Load(t, &out)
-		want, ok := v.Tensors[t.Name]
-		if !ok && df11.KindOf(err) == df11.Unsupported {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if sum(out.Bytes()) != want {
-			return fmt.Errorf("tensor %q is wrong", t.Name)
-		}
-		found++
-	}
-	if found != len(v.Tensors) {
-		return fmt.Errorf("%d tensors and not %d", found, len(v.Tensors))
-	}
-	return nil
+	return checkAll(len(c.Tensors), v.Tensors, func(i int, out io.Writer) (string, error) {
+		return c.Tensors[i].Name, c.Load(&c.Tensors[i], out)
+	})
 }
 
 // checkFiles compares all files that can be restored.
 func (v *vector) checkFiles(c *df11.Container) error {
+	return checkAll(len(c.Files), v.Files, func(i int, out io.Writer) (string, error) {
+		return c.Files[i].Path, c.WriteFile(i, out)
+	})
+}
+
+// checkAll compares what write gives by name with wanted hashes; all others
+// are Unsupported.
+func checkAll(count int, wanted map[string]string,
+	write func(int, io.Writer) (string, error)) error {
 	found := 0
-	for i := range c.Files {
+	for i := 0; i < count; i++ {
 		var out bytes.Buffer
-		f := &c.Files[i]
-		err := c.WriteFile(i, &out)
-		want, ok := v.Files[f.Path]
+		name, err := write(i, &out)
+		want, ok := wanted[name]
 		if !ok && df11.KindOf(err) == df11.Unsupported {
 			continue
 		}
@@ -228,12 +218,12 @@ func (v *vector) checkFiles(c *df11.Container) error {
 			return err
 		}
 		if sum(out.Bytes()) != want {
-			return fmt.Errorf("file %q is wrong", f.Path)
+			return fmt.Errorf("%q is wrong", name)
 		}
 		found++
 	}
-	if found != len(v.Files) {
-		return fmt.Errorf("%d files and not %d", found, len(v.Files))
+	if found != len(wanted) {
+		return fmt.Errorf("%d tensors or files and not %d", found, len(wanted))
 	}
 	return nil
 }
