@@ -10,10 +10,10 @@
 use super::crossings::{Crossings, GROUP};
 use super::pair_table::{self, PairTable, VALID};
 use super::tracker::Tracker;
-use crate::huffman::{
-    Code, CodeLengths,
-    bits::{End, MOST_BITS},
-};
+use crate::huffman::{Code, CodeLengths};
+
+/// The most bits that fit beside the up to 7 of a byte begun.
+const MOST_BITS: usize = 56;
 
 /// The end of a bitstream that is being written.
 pub(super) struct Writer<'a> {
@@ -21,6 +21,28 @@ pub(super) struct Writer<'a> {
     end: End,
     tracker: Tracker<'a>,
     crossings: Crossings,
+}
+
+#[derive(Clone, Copy)]
+struct End {
+    /// The bits written, counted from the start of the buffer.
+    bit: usize,
+    /// The `bit % 8` bits of the byte begun.
+    begun: u64,
+}
+
+impl End {
+    /// Appends up to [`MOST_BITS`] bits; `None` if the buffer is full.
+    #[inline]
+    fn push(&mut self, stream: &mut [u8], bits: u64, length: usize) -> Option<()> {
+        let held = self.bit % 8;
+        self.begun |= bits << held;
+        let at = self.bit / 8;
+        stream.get_mut(at..at + 8)?.copy_from_slice(&self.begun.to_le_bytes());
+        self.bit += length;
+        self.begun >>= (held + length) & !7;
+        Some(())
+    }
 }
 
 impl<'a> Writer<'a> {

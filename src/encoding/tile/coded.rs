@@ -145,12 +145,12 @@ impl CodedTile<'_> {
         let mut ends = [0; LANES];
         let mut pairs = [0; LANES];
         let mut odd = None;
-        for (lane, unit) in self.tile.units() {
+        self.tile.units().for_each(|(lane, unit)| {
             pairs[lane] += unit.count.div_ceil(2);
             if unit.count % 2 == 1 {
                 odd = Some((lane, pairs[lane]));
             }
-        }
+        });
         for (lane, exponents) in lanes.iter_mut().enumerate() {
             ends[lane] = lookup
                 .lane::<VERIFY>(self.window, self.starts[lane], pairs[lane], exponents)
@@ -179,7 +179,7 @@ impl CodedTile<'_> {
     fn merge_partial(&self, lanes: &Units, plane: &[u8], weights: &mut [u8]) {
         let mut taken = [0; LANES];
         let mut rest = plane;
-        for (lane, unit) in self.tile.units() {
+        self.tile.units().for_each(|(lane, unit)| {
             let plane = rest.split_off(..unit.count).unwrap_or_default();
             let placed = lanes[lane].as_flattened().as_chunks::<2>().0[taken[lane]..].iter();
             let weights = weights[2 * unit.at..2 * (unit.at + unit.count)].as_chunks_mut::<2>().0;
@@ -187,7 +187,7 @@ impl CodedTile<'_> {
                 *weight = stage::join(*placed, *plane);
             }
             taken[lane] += unit.count;
-        }
+        });
     }
 
     fn bad_bits(&self, bit: usize, problem: &str) -> Error {

@@ -7,9 +7,9 @@
 use super::exponents::Exponents;
 use super::record::{self, Lengths};
 use super::table::{self, Table};
-use super::writer::LaneBuffer;
+use super::writer::{End, LaneBuffer};
 use super::{Codebook, Geometry, LANES};
-use crate::{Error, Result, huffman::bits::End};
+use crate::{Error, Result};
 
 /// The bitstream ends at a multiple of this many bytes.
 const STREAM_ALIGNMENT: usize = 16;
@@ -94,7 +94,7 @@ impl Encoder {
             }
             let lengths = Lengths::of(&bits);
             output.records.extend(lengths.write(8 * byte(output)));
-            join(&buffers, &bits, &lengths, &mut output.bitstream).expect("it has room for them");
+            join(&buffers, &bits, &lengths, &mut output.bitstream);
         }
         if strip + 1 == self.geometry.strip_count() {
             let end = byte(output);
@@ -151,16 +151,15 @@ fn join(
     bits: &[usize; LANES],
     lengths: &Lengths,
     bitstream: &mut Vec<u8>,
-) -> Option<()> {
+) {
     let (start, bytes) = (bitstream.len(), tile_bytes(lengths));
     bitstream.resize(start + bytes + End::SLACK, 0);
     let mut end = End::default();
     for ((buffer, &bits), length) in buffers.iter().zip(bits).zip(lengths.lanes()) {
-        end.copy(&mut bitstream[start..], buffer, bits)?;
-        end.skip(&mut bitstream[start..], length - bits)?;
+        end.copy(&mut bitstream[start..], buffer, bits);
+        end.skip(&mut bitstream[start..], length - bits);
     }
     bitstream.truncate(start + bytes);
-    Some(())
 }
 
 fn changed() -> Error {

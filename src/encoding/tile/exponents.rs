@@ -43,25 +43,35 @@ impl Exponents {
             Some(places) => {
                 self.pairs = [2 * UNIT_PAIRS * places.steps(); LANES];
                 if plane.is_empty() {
-                    self.take_regular::<false>(places, weights, plane);
+                    self.take_exponents(places, weights);
                 } else {
-                    self.take_regular::<true>(places, weights, plane);
+                    self.take_both(places, weights, plane);
                 }
             }
             None => self.take_any(tile, weights, plane),
         }
     }
 
-    /// Splits a tile in which every lane has as many units, by runs of four lanes. The order of the
-    /// plane has two units of a lane side by side.
-    fn take_regular<const PLANE: bool>(
-        &mut self,
-        places: Places,
-        weights: &[u8],
-        plane: &mut [u8],
-    ) {
-        let mut planes = plane.as_chunks_mut::<{ 2 * UNIT * LANES }>().0.iter_mut();
+    /// The exponents of a tile in which every lane has as many units, by runs of four lanes.
+    fn take_exponents(&mut self, places: Places, weights: &[u8]) {
         for (units, at) in self.units.as_chunks_mut::<2>().0.iter_mut().zip(places.iter()) {
+            for (half, units) in units.iter_mut().enumerate() {
+                let runs = units.as_flattened_mut().as_chunks_mut::<RUN>().0;
+                for (group, run) in runs.iter_mut().enumerate() {
+                    let at = 2 * (at + half * places.pair / 2 + group * places.group);
+                    let words = weights[at..at + 2 * RUN].as_chunks::<2>().0;
+                    for (exponent, word) in run.iter_mut().zip(words) {
+                        *exponent = bf16::exponent(u16::from_le_bytes(*word));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same with the plane, whose order has two units of a lane side by side.
+    fn take_both(&mut self, places: Places, weights: &[u8], plane: &mut [u8]) {
+        let steps = self.units.as_chunks_mut::<2>().0.iter_mut().zip(places.iter());
+        for ((units, at), plane) in steps.zip(plane.as_chunks_mut::<{ 2 * UNIT * LANES }>().0) {
             let mut ordered = [[[0; UNIT]; LANES]; 2];
             for (half, (units, ordered)) in units.iter_mut().zip(&mut ordered).enumerate() {
                 let runs = units.as_flattened_mut().as_chunks_mut::<RUN>().0.iter_mut();
@@ -72,7 +82,6 @@ impl Exponents {
                     bf16::split(&weights[at..at + 2 * RUN], exponents, plane);
                 }
             }
-            let Some(plane) = planes.next().filter(|_| PLANE) else { continue };
             for (lane, plane) in plane.as_chunks_mut::<{ 2 * UNIT }>().0.iter_mut().enumerate() {
                 plane[..UNIT].copy_from_slice(&ordered[0][lane]);
                 plane[UNIT..].copy_from_slice(&ordered[1][lane]);
@@ -83,7 +92,7 @@ impl Exponents {
     fn take_any(&mut self, tile: &Tile, weights: &[u8], plane: &mut [u8]) {
         self.pairs = [0; LANES];
         let mut plane = plane.iter_mut();
-        for (lane, unit) in tile.units() {
+        tile.units().for_each(|(lane, unit)| {
             let exponents = &mut self.units[self.pairs[lane] / UNIT_PAIRS][lane];
             let words = weights[2 * unit.at..2 * (unit.at + unit.count)].as_chunks::<2>().0;
             for (exponent, word) in exponents.iter_mut().zip(words) {
@@ -97,6 +106,6 @@ impl Exponents {
                 exponents[unit.count] = exponents[unit.count - 1];
             }
             self.pairs[lane] += unit.count.div_ceil(2);
-        }
+        });
     }
 }

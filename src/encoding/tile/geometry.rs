@@ -219,7 +219,7 @@ impl Tile {
     }
 
     /// The units that exist with their lanes, in the order of the plane: band by band, two
-    /// neighbouring units of each lane.
+    /// neighbouring units of each lane. `for_each` makes plain loops of it.
     pub(super) fn units(self) -> impl Iterator<Item = (usize, Unit)> {
         let (bands, pairs) = if self.is_vector { (1, 16) } else { (BAND_ROWS / 2, 4) };
         let steps = (0..bands).flat_map(move |band| (0..pairs).map(move |k| (band, k)));
