@@ -263,13 +263,12 @@ def run(
     root = tmp_path_factory.mktemp("parallel")
     for name in MODELS:
         saved(seeded(transformers.AutoModelForCausalLM.from_config(_config(name))), root / name)
-    # Forks, as importing libraries takes as long as some cases; not of a process that uses GPUs.
-    how = "spawn" if torch.cuda.is_available() else "fork"
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "cpu":
             patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        options = {"nprocs": 2, "join": False, "daemon": True, "start_method": how}
-        ranks = multiprocessing.start_processes(on_rank, (root, free_port()), **options)
+        # No forks: PyTorch's gradients do not work in forks of a process that has had some.
+        options = {"nprocs": 2, "join": False, "daemon": True}
+        ranks = multiprocessing.spawn(on_rank, (root, free_port()), **options)
         # Returns as soon as one of them has ended.
         assert ranks.join(300) or ranks.join(300), "one of them waits for the other"
     return [json.loads((root / f"found-{rank}.json").read_text("utf-8")) for rank in range(2)]
