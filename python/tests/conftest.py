@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import socket
 import struct
 import subprocess
 import sys
@@ -129,13 +128,6 @@ def flux_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     save(root / "bf16")
     df11.compress(root / "bf16", root / "df11", progress=False)
     return root / "bf16", root / "df11"
-
-
-def free_port() -> int:
-    """A port at which ranks may meet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,15 @@
 """Tensor parallelism of transformers models: two processes, each with its own shards.
 
-All cases run in one pair of processes; tests look at what they wrote.
+All cases run in one pair of processes, which is this file as a program; tests look at what they
+wrote.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -16,9 +19,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import free_port
 from models import SMALL, config_of, greedy, load, prompt, saved, seeded
-from torch import multiprocessing
 
 import df11
 from df11 import _plan
@@ -231,10 +232,8 @@ ON_GPUS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-def on_rank(rank: int, root: Path, port: int) -> None:
-    """Runs all cases in one of two processes, and writes what came out."""
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in told.items()}, MASTER_ADDR="127.0.0.1")
+def main(root: Path) -> None:
+    """Runs all cases, and writes what came out."""
     torch.set_num_threads(1)
     # As the fixture compressed_on_gpus; and cuDNN's attention has other bits from run to run.
     if torch.cuda.is_available():
@@ -246,6 +245,7 @@ def on_rank(rank: int, root: Path, port: int) -> None:
             found[name] = case(root)
         except Exception:
             found[name] = {"failed": traceback.format_exc()}
+    rank = torch.distributed.get_rank()
     (root / f"found-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     torch.distributed.destroy_process_group()
 
@@ -263,15 +263,13 @@ def run(
     root = tmp_path_factory.mktemp("parallel")
     for name in MODELS:
         saved(seeded(transformers.AutoModelForCausalLM.from_config(_config(name))), root / name)
-    # Forks, as importing libraries takes as long as some cases; not of a process that uses GPUs.
-    how = "spawn" if torch.cuda.is_available() else "fork"
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "cpu":
-            patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        options = {"nprocs": 2, "join": False, "daemon": True, "start_method": how}
-        ranks = multiprocessing.start_processes(on_rank, (root, free_port()), **options)
-        # Returns as soon as one of them has ended.
-        assert ranks.join(300) or ranks.join(300), "one of them waits for the other"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", __file__, os.fspath(root)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    if request.param == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((root / f"found-{rank}.json").read_text("utf-8")) for rank in range(2)]
 
 
@@ -360,3 +358,7 @@ def test_whole_experts_are_distributed(found: list[dict[str, Any]]) -> None:
 def test_what_is_not_tensor_parallel_is_refused(found: list[dict[str, Any]]) -> None:
     for result in _each(found, "refusal"):
         assert "fsdp_size" in result["error"]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

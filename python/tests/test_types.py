@@ -27,36 +27,41 @@ module: torch.nn.Module
 """
 
 
-def checked(folder: Path, code: str) -> str:
-    """What mypy says of some code."""
-    (folder / "code.py").write_text(GIVEN + code)
-    command = [sys.executable, "-m", "mypy", "--config-file", SETTINGS, "code.py"]
+#: Each is on a line of its own.
+WRONG = [
+    "df11.Config(mode=1)",
+    "df11.attach(module)",
+    "df11.report(module, verify='yes')",
+    "df11.report(module).ratio.upper()",
+    "df11.compress('a', 'b', overwrite=1.5)",
+    "df11.merge_adapter('a', 'b')",
+]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What mypy says of the code of each document, `0.py` and so on, and of wrong calls."""
+    folder = tmp_path_factory.mktemp("types")
+    for at, name in enumerate(DOCUMENTS):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        assert blocks
+        (folder / f"{at}.py").write_text(GIVEN + "\n".join(blocks))
+    (folder / "wrong.py").write_text(GIVEN + "\n".join(WRONG))
+    files = sorted(path.name for path in folder.iterdir())
+    command = [sys.executable, "-m", "mypy", "--config-file", SETTINGS, *files]
     environment = {**os.environ, "MYPYPATH": str(ROOT / "python")}
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env=environment, check=False
-    )
-    return "" if done.returncode == 0 else done.stdout + done.stderr
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+    return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_code_of_documents(name: str, tmp_path: Path) -> None:
-    text = (ROOT / name).read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert blocks
-    assert checked(tmp_path, "\n".join(blocks)) == ""
+@pytest.mark.parametrize("at", range(len(DOCUMENTS)), ids=DOCUMENTS)
+def test_code_of_documents(at: int, said: str) -> None:
+    assert "checked" in said and f"{at}.py:" not in said, said
 
 
-def test_wrong_calls_are_found(tmp_path: Path) -> None:
-    wrong = [
-        "df11.Config(mode=1)",
-        "df11.attach(module)",
-        "df11.report(module, verify='yes')",
-        "df11.report(module).ratio.upper()",
-        "df11.compress('a', 'b', overwrite=1.5)",
-        "df11.merge_adapter('a', 'b')",
-    ]
-    said = checked(tmp_path, "\n".join(wrong))
-    lines = re.findall(r"code\.py:(\d+): error:", said)
+def test_wrong_calls_are_found(said: str) -> None:
+    lines = re.findall(r"wrong\.py:(\d+): error:", said)
     first = GIVEN.count("\n") + 1
-    assert lines == [str(first + at) for at in range(len(wrong))], said
+    assert lines == [str(first + at) for at in range(len(WRONG))], said
     assert "not callable" not in said

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 import vllm_layers
-from conftest import free_port
 from torch import multiprocessing
 from weights import container_of
 
@@ -25,9 +25,12 @@ def failures(
     request: pytest.FixtureRequest, container: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
     """What went wrong on some rank, by case."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     out = tmp_path_factory.mktemp("ranks")
     world, is_apart = RANKS[request.param]
-    arguments = (world, free_port(), str(container), str(out), is_apart)
+    arguments = (world, port, str(container), str(out), is_apart)
     # Forks, as importing vLLM takes longer than all cases.
     multiprocessing.start_processes(
         vllm_layers.on_rank, arguments, nprocs=world, start_method="fork"
