@@ -87,8 +87,8 @@ impl<'m> OriginalFile<'m> {
     /// (spec/format.md, section 7). Only the prefix can be read from the result.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a wrong prefix; [`Error::Unsupported`] for one with a dtype of a newer
-    /// version; [`Error::Io`].
+    /// [`Error::Corrupt`] for a wrong prefix; [`Error::Unsupported`] for one with a dtype of a
+    /// newer version; [`Error::Io`].
     pub(crate) fn description(&self) -> Result<WeightsFile> {
         let reader = PrefixReader { bytes: self.check_header()?, length: self.length() };
         WeightsFile::parse(self.path(), Arc::new(reader)).map_err(|error| match error {

@@ -265,8 +265,8 @@ impl Shard {
         self.read_unchecked(base + range.start..base + range.end)
     }
 
-    /// The chunks of a section that a range touches and that were not checked yet; none if checksums
-    /// are of no interest.
+    /// The chunks of a section that a range touches and that were not checked yet; none if
+    /// checksums are of no interest.
     fn unchecked_chunks(
         &self,
         section: usize,

@@ -69,8 +69,8 @@ struct Class {
 }
 
 impl Class {
-    /// As config.json tells, which has the mark of this compression; `None` for a model that neither
-    /// transformers nor diffusers loads by itself.
+    /// As config.json tells, which has the mark of this compression; `None` for a model that
+    /// neither transformers nor diffusers loads by itself.
     fn read(folder: &Path) -> Option<Self> {
         let bytes = fs::read(folder.join(CONFIG)).ok()?;
         let json: Value = serde_json::from_slice(&bytes).ok()?;
