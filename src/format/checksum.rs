@@ -25,7 +25,7 @@ struct Run {
     crc: Hasher,
 }
 
-/// The CRC-32 of one piece of a section, cut at the ends of chunks: where each run starts, in
+/// The CRC-32 of one piece of a section, cut at the ends of chunks: runs, and where each starts, in
 /// bytes.
 #[derive(Debug, Default)]
 pub struct PieceChecksum(Vec<(u64, Run)>);

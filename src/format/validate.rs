@@ -197,8 +197,8 @@ impl Check<'_> {
     ) -> Result<usize> {
         let length = length.get();
         Error::check_limit("the length in bytes of a name or value", length, *lengths.end())?;
-        let is_next = length >= *lengths.start() && offset.get() == position as u64;
-        require(is_next, at, "a name is empty or does not follow the one before")?;
+        let follows = length >= *lengths.start() && offset.get() == position as u64;
+        require(follows, at, "a name is empty or does not follow the one before")?;
         let end = position + length as usize;
         let bytes = self
             .directory

@@ -170,8 +170,8 @@ fn side(array: usize, file: &Side<'_>, output: &Output) -> Result<()> {
 }
 
 impl Target<'_> {
-    /// Reads a range of the tensor's bytes into `bytes`, and up to `lookahead` more that others
-    /// read as their own.
+    /// Reads a range of the tensor's bytes into `bytes`, and up to `lookahead` more, which are of
+    /// another range.
     fn read(&self, range: Range<u64>, lookahead: u64, bytes: &mut Vec<u8>) -> Result<()> {
         let Read { file, tensor, seen, .. } = self.read;
         let end = tensor.length.min(range.end + lookahead);

@@ -103,13 +103,13 @@ impl Merged {
 impl BytesOf {
     fn read(&self, merged: &Merged, from: u64, buf: &mut [u8]) -> Result<()> {
         match self {
-            Self::Prefix(bytes) => buf.copy_from_slice(&bytes[from as usize..][..buf.len()]),
-            Self::Stored { file, offset } => {
-                merged.files[*file].read_exact_at(offset + from, buf)?
+            Self::Prefix(bytes) => {
+                buf.copy_from_slice(&bytes[from as usize..][..buf.len()]);
+                Ok(())
             }
-            Self::Coded { coded, first } => merged.coded[*coded].read(2 * first + from, buf)?,
+            Self::Stored { file, offset } => merged.files[*file].read_exact_at(offset + from, buf),
+            Self::Coded { coded, first } => merged.coded[*coded].read(2 * first + from, buf),
         }
-        Ok(())
     }
 }
 
