@@ -72,7 +72,7 @@ struct Versioned {
 
 /// A structure that owns a tensor until its deleter is called.
 trait Managed: Sized {
-    /// Of its capsule.
+    /// The name of its capsule.
     const NAME: &'static CStr;
 
     fn new(tensor: Tensor, context: *mut c_void) -> Self;

@@ -25,7 +25,7 @@ pub(crate) enum Blocks {
 }
 
 impl Blocks {
-    /// Of those that are loaded.
+    /// The names of the blocks that are loaded.
     fn names(&self) -> Vec<&str> {
         match self {
             Self::Placed(placed) => placed.keys().map(String::as_str).collect(),

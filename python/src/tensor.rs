@@ -79,7 +79,7 @@ impl Tensor {
         Ok(Slice { tensor: self.clone(), ranges, shape, bytes })
     }
 
-    /// All of it.
+    /// All of the tensor, as a slice.
     fn whole(&self, py: Python<'_>) -> PyResult<Slice> {
         self.slice(Vec::new(), self.view().shape()).or_raise(py)
     }
@@ -91,6 +91,7 @@ impl Slice {
         self.tensor.view().slice(&self.ranges)?.decode_into(bytes)
     }
 
+    /// Decodes it into new memory.
     fn decode_new(&self) -> df11::Result<dlpack::Decoded> {
         let tensor = self.tensor.view();
         tensor.check_known()?;

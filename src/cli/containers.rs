@@ -146,7 +146,7 @@ pub(super) fn default_out(place: &Located, models: &Sources) -> Result<PathBuf, 
     Ok(named.with_file_name(name))
 }
 
-/// A path with a name: one that ends in `.` or `..` has none of its own.
+/// The same path, or the one that it stands for if it ends in `.` or `..` and so has no name.
 pub(super) fn named(path: &Path) -> Result<PathBuf, Error> {
     if path.file_name().is_some() {
         return Ok(path.to_owned());

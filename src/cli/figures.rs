@@ -96,7 +96,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// A block with the rows of its tensors.
+    /// The row of a block, from those of its tensors.
     pub(super) fn of_block(block: Block<'_>, tensors: &[Self]) -> Self {
         Self { name: block.name().to_owned(), figures: sum_of(tensors) }
     }

@@ -67,7 +67,7 @@ pub(super) fn printable(text: &str) -> String {
     out
 }
 
-/// A path that cannot drive the terminal.
+/// A path as text that cannot drive the terminal.
 pub(super) fn path(path: &Path) -> String {
     printable(&path.display().to_string())
 }
