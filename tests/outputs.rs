@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicU32, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use command::{Fixture, Folder, assert_fails, names, text};
@@ -357,15 +357,23 @@ fn parts(folder: &Folder) -> Vec<String> {
     names
 }
 
+/// Looks very often: what is waited for may be short.
+#[cfg(unix)]
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < end, "never: {what}");
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn leftovers_of_killed_runs_are_found_told_and_removed() {
     let big = big();
     let outs = ["new.df11", "new"];
     let runs = outs.map(|out| big.start(&format!("compress big/model -o {out} --threads=1")));
-    while parts(&big).len() < runs.len() {
-        thread::sleep(Duration::from_micros(200));
-    }
+    wait_until("both runs have begun to write", || parts(&big).len() == runs.len());
     for mut run in runs {
         run.kill().unwrap();
         run.wait().unwrap();
@@ -380,9 +388,9 @@ fn leftovers_of_killed_runs_are_found_told_and_removed() {
     // What a run still uses is nobody's leftover, and is there till its end.
     let slow = big.start("compress big/model -o slow.df11 --threads=1");
     // It removes the leftovers itself.
-    while parts(&big).len() != 1 || left.iter().any(|part| big.path(part).exists()) {
-        thread::sleep(Duration::from_micros(200));
-    }
+    wait_until("a third run writes, and the leftovers are gone", || {
+        parts(&big).len() == 1 && !left.iter().any(|part| big.path(part).exists())
+    });
     big.write(&left[0], "as a killed run leaves it");
     let said = big.run("decompress model.df11 -o back");
     assert!(said.status.success(), "{}", text(&said.stderr));
