@@ -1,6 +1,6 @@
 //! The GPUs of the machine: looked for without a panic, whatever is missing.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaStream, result, sys::CUdevice_attribute as Attribute,
@@ -14,7 +14,7 @@ use super::{
     module::Kernels,
     pinned::Pinned,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, parallel};
 
 /// The compute capability that the kernels are compiled for.
 const MIN_CAPABILITY: (i32, i32) = (8, 0);
@@ -208,7 +208,7 @@ impl Device {
 
     /// The pinned buffers that are kept between loads.
     pub(super) fn spare_buffers(&self) -> MutexGuard<'_, Vec<Pinned>> {
-        self.inner.spare_buffers.lock().unwrap_or_else(PoisonError::into_inner)
+        parallel::lock(&self.inner.spare_buffers)
     }
 
     /// Device memory of this many bytes, of any content.

@@ -17,6 +17,7 @@ use super::{Device, GpuModel, LoadOptions, Plan, Status, memory::Buffer, pinned:
 use crate::{
     Encoding, Error, Model, Result, Tensor,
     open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor},
+    parallel,
 };
 
 /// Decoded blocks that the device holds at once: the parts of one batch may belong to two.
@@ -176,12 +177,12 @@ impl<'m> GpuDecoder<'m> {
             output.memory.read_at(at, &lane.stream, bytes)?;
             out.copy_from_slice(bytes);
         }
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
+        parallel::lock(&self.lanes).push(lane);
         Ok(())
     }
 
     fn lane(&self) -> Result<Lane> {
-        let free = self.lanes.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let free = parallel::lock(&self.lanes).pop();
         free.map_or_else(|| Lane::new(&self.device), Ok)
     }
 }

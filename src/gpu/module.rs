@@ -4,7 +4,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use cudarc::{
@@ -24,7 +24,7 @@ use super::{
     memory::Buffer,
     task::{FEW_TASKS, FewTasks, TableTask, Task, TileTask},
 };
-use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD};
+use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD, parallel};
 
 /// The kernels of one encoding.
 struct Source {
@@ -171,7 +171,7 @@ impl Kernels {
     /// # Errors
     /// [`Error::Gpu`] if not even one warp fits.
     pub(super) fn shape(&self, kernel: usize, staged_bytes: u32) -> Result<Shape> {
-        let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shapes = parallel::lock(&self.shapes);
         if let Some(&shape) = shapes.get(&(kernel, staged_bytes)) {
             return Ok(shape);
         }

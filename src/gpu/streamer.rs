@@ -2,7 +2,7 @@
 //! without a wait of the host.
 #![expect(unsafe_code, reason = "copies to the device, each with its proof")]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{CudaEvent, CudaStream, result, sys::CUdeviceptr};
 
@@ -10,7 +10,7 @@ use super::{
     Device, distribution::SLOTS, fault::OrFault, host_section::HostSection, memory::Buffer,
     schedule::Schedule,
 };
-use crate::Result;
+use crate::{Result, parallel};
 
 /// A section on its way into a slot.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl Streamer {
         stream: &CudaStream,
         decode: impl FnOnce(usize) -> Result<()>,
     ) -> Result<()> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = parallel::lock(&self.state);
         let result = self.step(&mut state, block, stream, decode);
         if result.is_err() {
             state.schedule.forget();

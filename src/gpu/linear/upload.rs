@@ -15,7 +15,7 @@ use std::{
     num::NonZero,
     ops::Range,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
         mpsc::{self, Receiver, Sender},
     },
@@ -45,6 +45,7 @@ use crate::{
         task::{Task, TileArrays, TileSource, TileTask, Tiles},
         upload::{BUFFERS, PIECE_BYTES, Ring, rings},
     },
+    parallel,
     progress::{Observer, advance},
 };
 
@@ -275,7 +276,7 @@ impl Readers<'_> {
     }
 
     fn free_slot(&self) -> Option<usize> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+        parallel::lock(&self.free).recv().ok()
     }
 
     /// Reads a job's bytes and starts to copy them into a slot, after what is decoded from it.
