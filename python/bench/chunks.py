@@ -47,7 +47,7 @@ def main() -> None:
             return y
 
         def decoded(xs: list[torch.Tensor] = xs) -> torch.Tensor:
-            for x, (arrays, part) in zip(xs, packed, strict=True):
+            for x, (arrays, (part,)) in zip(xs, packed, strict=True):
                 y = torch.ops.df11.linear(x, arrays, part, None, False)
             return y
 

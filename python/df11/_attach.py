@@ -128,8 +128,7 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     names = {
         spot.key: join(path, spot.place.name)
         for path, source in sources(model)
-        for weight in source.weights
-        for spot in weight.spots
+        for spot in source.spots
     }
     out: dict[str, torch.Tensor] = {}
     found = [entry for entry in entries(model) if entry.is_persistent]

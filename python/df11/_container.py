@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, each
 from ._memory import memory_at
 from ._tensor import CompressedTensor, rebuild
-from ._torch import dtype_of
+from ._torch import known_dtype_of
 
 #: Threads that cut tiles out; each copies at the speed of memory.
 _THREADS = 8
@@ -76,10 +76,7 @@ class Tensors(Mapping[str, Tensor]):
         stored = self.container[name]
         if (found := self._compressed(name, stored)) is not None:
             return found
-        if dtype_of(stored) is None:
-            raise TypeError(
-                f"tensor {name!r} has dtype {stored.dtype}, which PyTorch does not know"
-            )
+        known_dtype_of(name, stored.dtype)
         decoded: Tensor = stored.torch()
         return decoded
 

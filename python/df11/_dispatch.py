@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ._matrices import FAST, PART, Part, lay_out, window, windows
+from ._matrices import FAST, lay_out, parts_of, window, windows
 from ._ops import TEMPORARY_BYTES
 
 REMEDY = (
@@ -290,8 +290,7 @@ def _cut(self: Any, view: _View) -> Any:
         return self.like(shape=view.shape, **options)
     arrays, flat = window(self.arrays, self.flat_parts, view.rows.start, view.rows.stop)
     cut = []
-    for at in range(0, len(flat), PART):
-        part = Part(*flat[at : at + PART])
+    for part in parts_of(flat):
         begin, end = (part.column_begin + side for side in (view.columns.start, view.columns.stop))
         cut.append(part._replace(column_begin=begin, column_end=end))
     return self.like(arrays, cut, view.shape, **options)
@@ -317,8 +316,7 @@ def _of(self: Any, some: Iterable[Any], shape: Sequence[int]) -> Any:
     for mine, numbers in some:
         arrays += mine
         flat += numbers
-    parts = [Part(*flat[at : at + PART]) for at in range(0, len(flat), PART)]
-    return self.like(arrays, parts, shape)
+    return self.like(arrays, parts_of(flat), shape)
 
 
 _HANDLERS[aten._unsafe_view.default] = partial(_viewed, aten.view.default)

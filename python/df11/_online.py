@@ -100,19 +100,22 @@ def folder_of(files: Sequence[str] | None) -> Path:
     return first.parent
 
 
-def check_taken(container: Any, files: Sequence[str]) -> None:
-    """Checks that these weights files are those in the container.
+def made_of(files: Sequence[str] | None) -> Made:
+    """Compresses the weights files of a checkpoint.
 
     # Errors
-    `ValueError` if one is not, such as that of a variant.
+    Those of `folder_of` and `Made`; `ValueError` if a file is not compressed, such as that of a
+    variant.
     """
-    taken = {Path(name).name for name in container.weights_files}
-    left = [Path(file).name for file in files if Path(file).name not in taken]
+    made = Made(folder_of(files))
+    taken = {Path(name).name for name in made.container.weights_files}
+    left = [Path(file).name for file in files or () if Path(file).name not in taken]
     if left:
         raise ValueError(
             f"df11 compresses the weights that load by default, and {left[0]} is not among them; "
             "run `df11 compress MODEL -o FOLDER --variant …` and load FOLDER"
         )
+    return made
 
 
 def _check_alone(folder: Path) -> None:

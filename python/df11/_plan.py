@@ -107,7 +107,7 @@ def aligned(count: int) -> int:
 def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> str | None:
     """Why a weight does not stay compressed, if it does not."""
     stored, value = [container[name] for name in item.sources], item.value
-    other = [kind for one in stored if (kind := dtype_of(one)) != value.dtype]
+    other = [kind for one in stored if (kind := dtype_of(one.dtype)) != value.dtype]
     if other:
         return f"stored as {other[0]}, used as {value.dtype}".replace("torch.", "")
     if is_buffer:

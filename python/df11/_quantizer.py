@@ -44,7 +44,7 @@ from ._container import Tensors
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
 from ._load import check_gpus, check_options, load
 from ._names import join
-from ._online import Made, check_taken
+from ._online import Made, made_of
 from ._online import folder_of as bf16_folder
 from ._packing import PACKED, Packer
 from ._parallel import gathered, is_first, local, prepare
@@ -133,6 +133,13 @@ auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (
     *getattr(auto, "LOADING_ATTRIBUTES_CONFIG_TYPES", ()),
     Config,
 )
+
+
+def refuse_decoding(*_: Any, **__: Any) -> Any:
+    """What `dequantize()` of a model does."""
+    raise NotImplementedError(
+        "run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory"
+    )
 
 
 @register_quantizer(METHOD)
@@ -245,9 +252,8 @@ class Df11Quantizer(HfQuantizer):
         if self._packs(files):
             assert self.placement is not None
             said, device = self.quantization_config, self.placement.devices[0]
-            self.packer = Packer(
-                bf16_folder(files), device, self.dtype, said.mode == "exact", said.residence
-            )
+            folder, exact = bf16_folder(files), said.mode == "exact"
+            self.packer = Packer(model, folder, device, self.dtype, exact, said.residence)
             slices = self.packer.slices(files)
             if slices is not None and checkpoint_files is not None:
                 self._handed = Handed(slices, None)
@@ -284,9 +290,8 @@ class Df11Quantizer(HfQuantizer):
     def _prepare(self, files: list[str] | None) -> Path | None:
         """Opens the containers, or makes them; where a file beside them would be."""
         if not self.pre_quantized:
-            self.made = Made(bf16_folder(files))
+            self.made = made_of(files)
             self.container = self.made.container
-            check_taken(self.container, files or ())
             return None
         if not files:
             raise ValueError("df11 loads from a folder of containers; name one in from_pretrained")
@@ -338,7 +343,7 @@ class Df11Quantizer(HfQuantizer):
             del model.config.transformers_weights
         if self.packer is not None:
             self._handed = None
-            model.__dict__[KEY] = self.packer.finish(model)
+            model.__dict__[KEY] = self.packer.finish()
             check_gpus([self.packer.device])
         else:
             self._load(model)
@@ -377,10 +382,7 @@ class Df11Quantizer(HfQuantizer):
             )
         return None, {}
 
-    def _dequantize(self, model: Any, dtype: Any = None) -> Any:
-        raise NotImplementedError(
-            "run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory"
-        )
+    _dequantize = refuse_decoding
 
 
 def _home(file: str) -> torch.device:
@@ -496,7 +498,7 @@ def changed(model: Any) -> list[str]:
 
 def others(model: Any) -> dict[str, torch.Tensor]:
     """Parameters that the containers lack, such as a new head."""
-    held = {spot.key for weight in model.__dict__[KEY].weights for spot in weight.spots}
+    held = {spot.key for spot in model.__dict__[KEY].spots}
     return {
         join(path, attribute): gathered(value.detach()).cpu().contiguous()
         for path, module in model.named_modules()

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers.core_model_loading import dot_natural_key
 
-from ._torch import dtype_of
+from ._torch import known_dtype_of
 
 _Event: Any = torch.cuda.Event
 THREADS = 4
@@ -41,6 +41,7 @@ class _Entry(NamedTuple):
     offset: int
     nbytes: int
     dtype: str
+    kind: torch.dtype
     shape: list[int]
 
 
@@ -54,7 +55,7 @@ class Ahead:
         """Reads the headers of files.
 
         # Errors
-        `SafetensorError` for what is no such file; `KeyError` for a dtype that PyTorch lacks.
+        `SafetensorError` for what is no such file; `TypeError` for a dtype that PyTorch lacks.
         """
         self.device = device
         self._entries = {name: entry for file in files for name, entry in _header(file)}
@@ -78,7 +79,7 @@ class Ahead:
 
     def dtype(self, name: str) -> torch.dtype:
         """The dtype in which a tensor is stored."""
-        return _dtype(self._entries[name])
+        return self._entries[name].kind
 
     def take(self, name: str) -> Tensor:
         """A tensor, which is the caller's; others are read meanwhile.
@@ -127,7 +128,7 @@ class Ahead:
                 _fill(data, file)
             else:
                 self._fill_by_copies(data, file)
-        return data.view(_dtype(entry)).view(entry.shape)
+        return data.view(entry.kind).view(entry.shape)
 
     def _fill_by_copies(self, data: Tensor, file: BinaryIO) -> None:
         own = self._own
@@ -172,17 +173,10 @@ def _header(path: str) -> list[tuple[str, _Entry]]:
     entries = []
     for name, one in header.items():
         begin, end = one["data_offsets"]
-        entry = _Entry(path, 8 + length + begin, end - begin, one["dtype"], one["shape"])
-        _dtype(entry)
-        entries.append((name, entry))
+        kind = known_dtype_of(name, one["dtype"])
+        place = (path, 8 + length + begin, end - begin)
+        entries.append((name, _Entry(*place, one["dtype"], kind, one["shape"])))
     return entries
-
-
-def _dtype(entry: _Entry) -> torch.dtype:
-    found = dtype_of(entry)
-    if found is None:
-        raise KeyError(entry.dtype)
-    return found
 
 
 def _fill(buffer: Tensor, file: BinaryIO) -> None:

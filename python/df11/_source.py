@@ -187,6 +187,11 @@ class Source:
         """The open container."""
         return self.tensors.container
 
+    @property
+    def spots(self) -> Iterator[Spot]:
+        """Where its weights are."""
+        return (spot for weight in self.weights for spot in weight.spots)
+
     def found(self) -> Iterator[tuple[Weight, Tensor]]:
         """Each weight with what is in its place now; none that were taken away since."""
         for weight in self.weights:

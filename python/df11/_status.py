@@ -178,7 +178,7 @@ def _parameters(model: Any, found: list[Source]) -> list[tuple[str, torch.Tensor
     """The parameters around the sources, by name."""
     if isinstance(model, nn.Module):
         return list(model.named_parameters())
-    spots = [spot for source in found for weight in source.weights for spot in weight.spots]
+    spots = (spot for source in found for spot in source.spots)
     modules = [module for spot in spots if (module := spot.module) is not None]
     return [pair for module in modules for pair in module.named_parameters()]
 

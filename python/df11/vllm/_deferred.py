@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from .._engine import CompressedTensor, Tensors, dtype_of, view_of
+from .._engine import CompressedTensor, Tensors, known_dtype_of, view_of
 
 _aten = torch.ops.aten
 _FILLS = (_aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default)
@@ -65,10 +65,7 @@ class Source:
         self.tensors, self.name = tensors, name
         self.stored = tensors.container[name]
         self.shape = tuple(self.stored.shape)
-        kind = dtype_of(self.stored)
-        if kind is None:
-            raise TypeError(f"tensor {name!r} has dtype {self.stored.dtype}, unknown to PyTorch")
-        self.dtype: torch.dtype = kind
+        self.dtype = known_dtype_of(name, self.stored.dtype)
 
     def tensor(self) -> Deferred:
         """What vLLM's code gets."""
@@ -175,8 +172,8 @@ class Target:
             self.complete(self)
             self.pieces.clear()
 
-    def ordered(self) -> list[Piece]:
-        """All pieces by their place.
+    def ordered(self, name: str = "a layer") -> list[Piece]:
+        """All pieces by their place. `name`: what has them, for errors.
 
         # Errors
         `ValueError` if they leave something out or overlap.
@@ -184,7 +181,10 @@ class Target:
         pieces = sorted(self.pieces, key=lambda piece: (piece.row, piece.column))
         found = sum(piece.rows * piece.columns for piece in pieces)
         if found != self.rows * self.columns:
-            raise ValueError(f"{found:,} of {self.rows * self.columns:,} weights are there")
+            raise ValueError(
+                f"the checkpoint lacks weights of {name}: {found:,} of "
+                f"{self.rows * self.columns:,} weights are there"
+            )
         return pieces
 
 

@@ -41,9 +41,8 @@ def _packed(target: Target, pieces: list[Piece]) -> CompressedTensor | None:
     )
     if result is None:
         return None
-    arrays, part = result
     shape = target.shape if rows == target.rows else (rows, target.columns)
-    return CompressedTensor(arrays, [part], shape)
+    return CompressedTensor(*result, shape)
 
 
 def without_padding(target: Target, pieces: list[Piece]) -> int:
