@@ -108,7 +108,7 @@ def save(model: Any, folder: str | Path) -> None:
     paths = {shard["path"] for source in found for shard in source.container.shards}
     if len({Path(path).name for path in paths}) < len(paths):
         raise ValueError(
-            "containers of the model's parts have the same names; save each part by itself"
+            "containers of the model's modules have the same names; save each module by itself"
         )
     Path(folder).mkdir(parents=True, exist_ok=True)
     for source in found:

@@ -188,7 +188,7 @@ class _Device:
             if tiles not in own
         ]
         if whole:
-            _native.upload(self.tensors.container, index, whole, self.bar.part)
+            _native.upload(self.tensors.container, index, whole, self.bar.show)
         for tiles, mine in own.items():
             for view, array in zip(arrays[tiles], mine, strict=False):
                 view.copy_(array)
@@ -361,5 +361,5 @@ def _carved(lengths: Mapping[Tiles, Sequence[int]], **where: Any) -> dict[Tiles,
     """Arrays of these lengths, all in one slab."""
     sizes = [aligned(length) for mine in lengths.values() for length in mine]
     slab = torch.empty(sum(sizes), dtype=torch.uint8, **where)
-    pieces = iter(torch.split(slab, sizes))
-    return {name: [next(pieces)[:length] for length in mine] for name, mine in lengths.items()}
+    views = iter(torch.split(slab, sizes))
+    return {name: [next(views)[:length] for length in mine] for name, mine in lengths.items()}

@@ -178,14 +178,14 @@ def _frombuffer(buffer: Any, offset: int = 0, count: int = -1) -> Tensor:
 
 def _around(name: str, part: Part) -> Tiles:
     """The tiles around a window."""
-    rows = _whole_units((part.row_begin, part.row_end), TILE_ROWS, part.rows)
-    columns = _whole_units((part.column_begin, part.column_end), TILE_COLUMNS, part.columns)
+    rows = _rounded_out((part.row_begin, part.row_end), TILE_ROWS, part.rows)
+    columns = _rounded_out((part.column_begin, part.column_end), TILE_COLUMNS, part.columns)
     return Tiles(name, rows, columns, (rows, columns) == ((0, part.rows), (0, part.columns)))
 
 
-def _whole_units(inner: Range, unit: int, end: int) -> Range:
-    """The smallest range of whole units around another one."""
-    return inner[0] // unit * unit, min(-(-inner[1] // unit) * unit, end)
+def _rounded_out(inner: Range, step: int, end: int) -> Range:
+    """The smallest range around another one that begins and ends on multiples, or at the end."""
+    return inner[0] // step * step, min(-(-inner[1] // step) * step, end)
 
 
 def _within(tiles: Tiles, part: Part, whole: set[str]) -> tuple[Tiles, Part]:

@@ -47,8 +47,8 @@ def _row(name: str, total: dict[str, float | None]) -> list[str]:
 
 def show_bytes(count: float) -> str:
     """A number of bytes for people."""
-    for unit in ("B", "kB", "MB"):
+    for symbol in ("B", "kB", "MB"):
         if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+            return f"{count:.0f} {symbol}" if symbol == "B" else f"{count:.1f} {symbol}"
         count /= 1000
     return f"{count:.2f} GB"

@@ -40,8 +40,8 @@ def look_up(where: Mapping[str, Value], name: str) -> Value | None:
 
 def common(paths: list[str]) -> str:
     """The innermost module around all of these."""
-    parts = [path.split(".") if path else [] for path in paths]
+    split = [path.split(".") if path else [] for path in paths]
     same = 0
-    while same < min(map(len, parts)) and len({path[same] for path in parts}) == 1:
+    while same < min(map(len, split)) and len({path[same] for path in split}) == 1:
         same += 1
-    return ".".join(parts[0][:same])
+    return ".".join(split[0][:same])

@@ -164,7 +164,7 @@ def wanted_by(root: nn.Module) -> Callable[[str, torch.dtype | None], torch.dtyp
     """Of a parameter's name and its stored dtype, the dtype that the library of its module would
     load it in.
 
-    diffusers names parts of names in `_keep_in_fp32_modules`; transformers has a plan of patterns
+    diffusers lists words of names in `_keep_in_fp32_modules`; transformers has a plan of patterns
     for each dtype. The outermost module that says something counts, for it is what is loaded.
     Everything else is as it is stored.
     """
@@ -187,10 +187,10 @@ def _keeps(module: Any) -> Callable[[str, torch.dtype], bool] | None:
     plan = getattr(module, "_get_dtype_plan", None)
     if plan is not None:
         return lambda name, stored: planned(plan(stored), name) is not None
-    parts = getattr(module, "_keep_in_fp32_modules", None)
-    if parts is None:
+    words = getattr(module, "_keep_in_fp32_modules", None)
+    if words is None:
         return None
-    named = {parts} if isinstance(parts, str) else set(parts)
+    named = {words} if isinstance(words, str) else set(words)
     return lambda name, _: not named.isdisjoint(name.split("."))
 
 

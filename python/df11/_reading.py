@@ -135,12 +135,12 @@ class Ahead:
         if not hasattr(own, "buffers"):
             empty = [torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in (0, 1)]
             own.buffers = deque((buffer, _Event()) for buffer in empty)
-        for part in torch.split(data, BUFFER_BYTES):
+        for room in torch.split(data, BUFFER_BYTES):
             buffer, copied = own.buffers[0]
             own.buffers.rotate()
             copied.synchronize()
-            _fill(buffer[: len(part)], file)
-            part.copy_(buffer[: len(part)], non_blocking=True)
+            _fill(buffer[: len(room)], file)
+            room.copy_(buffer[: len(room)], non_blocking=True)
             copied.record()
         for _, copied in own.buffers:
             copied.synchronize()

@@ -202,15 +202,15 @@ class Source:
 def sources(model: Any) -> list[tuple[str, Source]]:
     """The sources in a module or in the components of a pipeline, with their module's path."""
     if isinstance(model, nn.Module):
-        parts: Iterable[Any] = [model]
+        members: Iterable[Any] = [model]
     else:
         components = getattr(model, "components", None)
-        parts = components.values() if isinstance(components, dict) else [model]
-        parts = [
-            part if isinstance(part, nn.Module) else getattr(part, "model", None) for part in parts
+        members = components.values() if isinstance(components, dict) else [model]
+        members = [
+            one if isinstance(one, nn.Module) else getattr(one, "model", None) for one in members
         ]
     modules = [
-        pair for part in parts if isinstance(part, nn.Module) for pair in part.named_modules()
+        pair for one in members if isinstance(one, nn.Module) for pair in one.named_modules()
     ]
     found = ((path, module.__dict__.get(KEY)) for path, module in modules)
     return [(path, source) for path, source in found if source is not None]
@@ -249,9 +249,9 @@ def _copy(source: Source, folder: Path) -> None:
         if made is None and target.exists() and target.samefile(path):
             continue
         # Under its name only when it is whole.
-        part = target.with_name(f".{target.name}.part")
+        partial = target.with_name(f".{target.name}.part")
         try:
-            shutil.copyfile(path if made is None else made.file(shard["path"]), part)
-            part.replace(target)
+            shutil.copyfile(path if made is None else made.file(shard["path"]), partial)
+            partial.replace(target)
         finally:
-            part.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)

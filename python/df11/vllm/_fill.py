@@ -1,8 +1,8 @@
 """Loads what vLLM's code has recorded: from containers in one pass, or of dense values.
 
 ```text
- pieces of one container, whole rows ──▶ as stored, or in the fast layout
- other pieces (dense ones, windows beside each other) ──▶ packed into the fast layout on a GPU,
+ patches of one container, whole rows ──▶ as stored, or in the fast layout
+ other patches (dense ones, windows beside each other) ──▶ packed into the fast layout on a GPU,
                                                           ordinary weights on the CPU
 ```
 """
@@ -30,7 +30,7 @@ from .._engine import (
     bring,
     why_ordinary,
 )
-from ._deferred import Piece, Source, Target
+from ._deferred import Patch, Source, Target
 from ._layers import NAMES, give, target_of
 from ._options import Options
 from ._packing import pack, without_padding
@@ -114,17 +114,17 @@ def _entries(model: nn.Module) -> list[_Entry]:
 def _stored(entry: _Entry, on_gpu: bool) -> _Stored | None:
     """Finds which tiles of a container it is; None if it has to be made of dense values."""
     target = entry.target
-    pieces = target.ordered(entry.name)
-    rows = without_padding(target, pieces)
-    pieces = [piece for piece in pieces if piece.row < rows]
-    sources = [piece.values for piece in pieces if isinstance(piece.values, Source)]
-    if len(sources) < len(pieces) or any(p.columns != target.columns for p in pieces):
+    patches = target.ordered(entry.name)
+    rows = without_padding(target, patches)
+    patches = [patch for patch in patches if patch.row < rows]
+    sources = [patch.values for patch in patches if isinstance(patch.values, Source)]
+    if len(sources) < len(patches) or any(p.columns != target.columns for p in patches):
         return None
     if len({id(source.tensors) for source in sources}) != 1 or target.dtype != torch.bfloat16:
         return None
     tensors, because = sources[0].tensors, None
     shape = target.shape if rows == target.rows else (rows, target.columns)
-    value = _stacked(pieces, shape)
+    value = _stacked(patches, shape)
     item = Item(entry.name, value, list(dict.fromkeys(source.name for source in sources)))
     item.reason = why_ordinary(item, tensors.container, False, on_gpu)
     if not all(part.is_aligned for part in value.parts):
@@ -138,13 +138,13 @@ def _stored(entry: _Entry, on_gpu: bool) -> _Stored | None:
     return _Stored(entry, item, tensors, because)
 
 
-def _stacked(pieces: list[Piece], shape: tuple[int, ...]) -> CompressedTensor:
+def _stacked(patches: list[Patch], shape: tuple[int, ...]) -> CompressedTensor:
     """Windows of a container's tensors below each other, as a tensor in the container."""
     arrays, parts = [], []
-    for piece in pieces:
-        assert isinstance(piece.values, Source)
-        whole = piece.values.compressed()
-        (top, bottom), (left, right) = piece.source_rows, piece.source_columns
+    for patch in patches:
+        assert isinstance(patch.values, Source)
+        whole = patch.values.compressed()
+        (top, bottom), (left, right) = patch.source_rows, patch.source_columns
         arrays += whole.arrays
         parts.append(
             whole.parts[0]._replace(
@@ -213,7 +213,7 @@ def _load(
                 value = _padded(value, target).to(device)
             for layer, name in layers:
                 give(layer, name, value, target)
-            target.pieces.clear()
+            target.patches.clear()
 
 
 def _padded(dense: Tensor, target: Target) -> Tensor:
