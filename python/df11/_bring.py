@@ -29,7 +29,7 @@ from ._container import Tensors, Tiles, of_windows
 from ._errors import GpuError
 from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part
 from ._memory import memory_at
-from ._plan import Group, Item, Residence, aligned, matrix_of
+from ._plan import EXCEPTIONAL, Group, Item, Residence, aligned, matrix_of
 from ._progress import Bar
 from ._tensor import CompressedTensor
 from ._torch import raw_stream
@@ -87,7 +87,7 @@ def _compressed(
         elif item.is_compressed:
             mine.append(item)
         else:
-            item.reason = "too many exceptions for the fast layout"
+            item.reason = EXCEPTIONAL
     others = [items for items in others if items]
     found = [to.tensors.around(_values(items)) for items in others]
     arrays_of = to.arrays([tiles for _, tiles in found], residence)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -79,6 +79,10 @@ class Tensors(Mapping[str, Tensor]):
         known_dtype_of(name, stored.dtype)
         decoded: Tensor = stored.torch()
         return decoded
+
+    def stored(self, name: str) -> Any:
+        """The container's own tensor."""
+        return self.container[name]
 
     def _compressed(self, name: str, stored: Any) -> CompressedTensor | None:
         """The tensor as it is stored; None if it is not in tiles of 32 rows."""
@@ -245,23 +249,25 @@ class Kept(Unplaced):
 
 
 class Slice:
-    """A tensor of a container for loaders that take slices of safetensors files."""
+    """A tensor for loaders that take slices of safetensors files, of `Tensors` or of what is like
+    them. `wrap`: what they get it in.
+    """
 
-    def __init__(self, tensors: Tensors, name: str, kind: type[Unplaced] = Unplaced) -> None:
-        self.tensors, self.name, self.kind = tensors, name, kind
+    def __init__(self, reader: Any, name: str, wrap: Callable[[Tensor], Any] = Unplaced) -> None:
+        self.reader, self.name, self.wrap = reader, name, wrap
 
     def get_shape(self) -> list[int]:
         """Its shape."""
-        self.tensors.used.add(self.name)
-        return list(self.tensors.container[self.name].shape)
+        self.reader.used.add(self.name)
+        return list(self.reader.stored(self.name).shape)
 
     def get_dtype(self) -> str:
         """Its dtype, as safetensors calls it."""
-        return str(self.tensors.container[self.name].dtype)
+        return str(self.reader.stored(self.name).dtype)
 
-    def __getitem__(self, key: Any) -> Unplaced:
-        value = self.tensors[self.name]
-        return self.kind(value if key is ... else value[key])
+    def __getitem__(self, key: Any) -> Any:
+        value = self.reader[self.name]
+        return self.wrap(value if key is ... else value[key])
 
 
 def with_dtype(value: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -20,7 +20,7 @@ from ._encoding import LEAST_BYTES, encode, is_encodable
 from ._load import place_others
 from ._online import stamp
 from ._parameters import entries, warn_of_conversions
-from ._plan import EXCEPTIONS, NO_TILES, SMALL, aligned, matrix_of
+from ._plan import EXCEPTIONAL, NO_TILES, SMALL, aligned, fast_bytes, matrix_of
 from ._pretrained import LastConversion
 from ._reading import Ahead
 from ._source import Source, Spot, Weight, sum_of
@@ -69,7 +69,7 @@ class Packer(LastConversion):
         """Compresses what the loader would put into the model."""
         used = next(iter(values.values())).dtype
         for name in sources:
-            if (stored := self.reader.dtype(name)) != used:
+            if (stored := self.reader.stored(name).kind) != used:
                 self._conversions[stored, used] += 1
         return {name: self._parameter(name, value) for name, value in values.items()}
 
@@ -85,13 +85,12 @@ class Packer(LastConversion):
 
     def _fast(self, value: Tensor) -> CompressedTensor | str:
         """The weight in the fast layout, or why it is not."""
-        rows, columns = matrix_of(value)
-        if columns % 8:
+        if value.shape[-1] % 8:
             return "rows of no multiple of eight weights"
-        if _native.strips_bytes(rows, columns) * (1 + EXCEPTIONS) >= value.nbytes:
+        if fast_bytes(value) >= value.nbytes:
             return SMALL
         if (packed := pack_dense(self.device, value)) is None:
-            return "too many exceptions for the fast layout"
+            return EXCEPTIONAL
         return CompressedTensor(*packed, value.shape, exact=self.exact)
 
     def _stored(self, value: Tensor) -> CompressedTensor | str:

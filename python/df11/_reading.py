@@ -24,6 +24,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers.core_model_loading import dot_natural_key
 
+from ._container import Slice
 from ._torch import known_dtype_of
 
 _Event: Any = torch.cuda.Event
@@ -64,6 +65,8 @@ class Ahead:
         self._ahead = 0
         #: Names of what was taken, for whoever empties this.
         self.asked: list[str] = []
+        #: Names of which somebody wanted to know the shape.
+        self.used: set[str] = set()
         self._own = threading.local()
         is_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if is_gpu else None  # type: ignore[no-untyped-call]
@@ -71,17 +74,13 @@ class Ahead:
 
     def slices(self) -> dict[str, Any]:
         """What a loader takes for a checkpoint."""
-        return {name: _Slice(self, name) for name in self._entries}
+        return {name: Slice(self, name, lambda value: value) for name in self._entries}
 
-    def entry(self, name: str) -> _Entry:
+    def stored(self, name: str) -> _Entry:
         """Where a tensor is."""
         return self._entries[name]
 
-    def dtype(self, name: str) -> torch.dtype:
-        """The dtype in which a tensor is stored."""
-        return self._entries[name].kind
-
-    def take(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Tensor:
         """A tensor, which is the caller's; others are read meanwhile.
 
         # Errors
@@ -144,24 +143,6 @@ class Ahead:
             copied.record()
         for _, copied in own.buffers:
             copied.synchronize()
-
-
-class _Slice:
-    """A tensor for loaders that take slices of safetensors files."""
-
-    def __init__(self, ahead: Ahead, name: str) -> None:
-        self.ahead, self.name = ahead, name
-
-    def get_shape(self) -> list[int]:
-        """Its shape."""
-        return list(self.ahead.entry(self.name).shape)
-
-    def get_dtype(self) -> str:
-        """Its dtype, as safetensors calls it."""
-        return self.ahead.entry(self.name).dtype
-
-    def __getitem__(self, key: Any) -> Tensor:
-        return self.ahead.take(self.name)[key]
 
 
 def _header(path: str) -> list[tuple[str, _Entry]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from os import PathLike
-from types import TracebackType
 from typing import Any
 
 from ._errors import unfit
@@ -44,12 +43,7 @@ class safe_open:
     def __enter__(self) -> safe_open:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._model = None
 
     def keys(self) -> list[str]:
