@@ -397,7 +397,7 @@ def _rows(self: Any, chosen: Tensor) -> Any:
     if height == 1:
         return torch.ops.df11.embedding(chosen, self.arrays, self.flat_parts).view(shape)
     if type(chosen) is Tensor and not chosen.is_cuda:
-        return _decoded_once(self, chosen.reshape(-1), height).view(shape)
+        return _decoded_once(self, chosen.reshape(-1)).view(shape)
     # Row by row, so that the host need not wait for the numbers.
     within = torch.arange(height, device=chosen.device, dtype=chosen.dtype)
     rows_of_all = chosen.reshape(-1, 1) * height + within
@@ -405,7 +405,7 @@ def _rows(self: Any, chosen: Tensor) -> Any:
     return lay_out(found.view(-1, columns), shape, self.transposed, self.flipped)
 
 
-def _decoded_once(self: Any, chosen: Tensor, height: int) -> Tensor:
+def _decoded_once(self: Any, chosen: Tensor) -> Tensor:
     """Elements of several rows each, by numbers that the host has: each is decoded once."""
     some, back = torch.unique(chosen, return_inverse=True)
     numbers = some.tolist()

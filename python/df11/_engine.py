@@ -9,6 +9,7 @@ from ._matrices import FAST as FAST
 from ._matrices import TILE_COLUMNS as TILE_COLUMNS
 from ._matrices import TILE_ROWS as TILE_ROWS
 from ._ops import decode as decode
+from ._ops import define as define
 from ._ops import embedding as embedding
 from ._ops import grouped_linear as grouped_linear
 from ._ops import linear as linear

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,17 +201,11 @@ class Source:
 
 def sources(model: Any) -> list[tuple[str, Source]]:
     """The sources in a module or in the components of a pipeline, with their module's path."""
-    if isinstance(model, nn.Module):
-        members: Iterable[Any] = [model]
-    else:
-        components = getattr(model, "components", None)
-        members = components.values() if isinstance(components, dict) else [model]
-        members = [
-            one if isinstance(one, nn.Module) else getattr(one, "model", None) for one in members
-        ]
-    modules = [
-        pair for one in members if isinstance(one, nn.Module) for pair in one.named_modules()
-    ]
+    is_module = isinstance(model, nn.Module)
+    components = None if is_module else getattr(model, "components", None)
+    members = components.values() if isinstance(components, dict) else [model]
+    inner = (one if isinstance(one, nn.Module) else getattr(one, "model", None) for one in members)
+    modules = (pair for one in inner if isinstance(one, nn.Module) for pair in one.named_modules())
     found = ((path, module.__dict__.get(KEY)) for path, module in modules)
     return [(path, source) for path, source in found if source is not None]
 

@@ -25,7 +25,6 @@ _layers: Any = import_module("vllm.model_executor.layers.linear")
 #: Bytes of a key. Compiled code may count on addresses being multiples of this.
 _KEY_BYTES = 16
 
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -45,17 +44,12 @@ _held: dict[int, Held] = {}
 
 
 def hold(weight: CompressedTensor, padding: int) -> Tensor:
-    """The key of a weight, which it keeps alive until `release`. `padding`: rows of zeros."""
+    """The key of a weight, which it keeps alive. `padding`: rows of zeros."""
     device = weight.device
     key = torch.zeros(_KEY_BYTES, dtype=torch.uint8, device=device)
     rows, _ = weight.matrix_shape
     _held[key.data_ptr()] = Held(key, weight.arrays, weight.flat_parts, rows, padding, weight.exact)
     return key
-
-
-def release(key: Tensor) -> None:
-    """Lets the weight of a key go."""
-    _held.pop(key.data_ptr(), None)
 
 
 def held_by(key: Tensor) -> Held:
@@ -71,9 +65,7 @@ def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Function], Fun
     name = schema.partition("(")[0]
 
     def register(function: Function) -> Function:
-        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        for device in ("CPU", "CUDA"):
-            library.impl(name, function, device)
+        _engine.define(library, schema, function)
         torch.library.register_fake(f"df11_vllm::{name}", fake, lib=library)
         return function
 
