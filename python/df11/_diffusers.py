@@ -34,7 +34,7 @@ from . import _native
 from ._container import Tensors
 from ._errors import misshapen
 from ._hub import folder_of
-from ._online import Made, made_of
+from ._online import SAVE_AGAIN, Made, made_of
 from ._parameters import wanted_by
 from ._place import default_device, device_of, resolve
 from ._plan import Item
@@ -149,16 +149,14 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         assert self.tensors is not None
         if other := [name for name in state_dict if name not in self.tensors]:
             raise ValueError(
-                f"diffusers calls a tensor {other[0]}, and the checkpoint does not; load it in "
-                "BF16, save it with save_pretrained(FOLDER), and load FOLDER"
+                f"diffusers calls a tensor {other[0]}, and the checkpoint does not; {SAVE_AGAIN}"
             )
         return self._values(list(state_dict))
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         if self.tensors is None:
             raise ValueError(
-                "df11 compresses folders that save_pretrained wrote, and no single files; load the "
-                "file in BF16, save it with save_pretrained(FOLDER), and load FOLDER"
+                f"df11 compresses folders that save_pretrained wrote, and no files; {SAVE_AGAIN}"
             )
         if self.dtype is not None:
             return

@@ -20,6 +20,8 @@ from . import _native
 #: Where containers lie meanwhile: in memory, or with temporary files if that is too small.
 PLACES = [Path("/dev/shm"), Path(tempfile.gettempdir())]
 _SUFFIX = ".safetensors"
+#: What to do with a checkpoint that cannot be compressed while it is loaded.
+SAVE_AGAIN = "load it in BF16, save it with save_pretrained(FOLDER), and load FOLDER"
 
 
 class Made:
@@ -92,8 +94,7 @@ def folder_of(files: Sequence[str] | None) -> Path:
     first = Path(files[0])
     if first.suffix != _SUFFIX:
         raise ValueError(
-            f"df11 compresses safetensors files, and the checkpoint is {first.name}; load it in "
-            "BF16, save it with save_pretrained(FOLDER), and load FOLDER"
+            f"df11 compresses safetensors files, and the checkpoint is {first.name}; {SAVE_AGAIN}"
         )
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         _check_alone(first.parent)
