@@ -34,9 +34,9 @@ def model(of: Model) -> str:
     if len(blocks) > _SHOWN:
         rows.append([f"… and {len(blocks) - _SHOWN} more blocks"])
     rows.append(_row("all", {**told["total"], "tensor_count": told["tensor_count"]}))
-    part = "" if told["complete"] else ", a part of the model"
+    left = "" if told["complete"] else ", not all of the model"
     head = ("block", "tensors", "original", "stored", "bits a weight")
-    return table(f"df11.Model {told['source']}{part}", rows, head)
+    return table(f"df11.Model {told['source']}{left}", rows, head)
 
 
 def _row(name: str, total: dict[str, float | None]) -> list[str]:

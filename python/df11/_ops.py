@@ -321,8 +321,8 @@ def _linears_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ..
         mine = window(arrays, ctx.parts, first, first + height)
         first += height
         if grad is not None and ctx.needs_input_grad[0]:
-            part = grad.reshape(-1, height) @ torch.ops.df11.decode(*mine, grad.device)
-            to_x = part if to_x is None else to_x + part
+            more = grad.reshape(-1, height) @ torch.ops.df11.decode(*mine, grad.device)
+            to_x = more if to_x is None else to_x + more
     to_x = to_x.view(ctx.shape) if to_x is not None else None
     to_biases = [
         grad.reshape(-1, grad.shape[-1]).sum(0) if has and grad is not None else None
@@ -599,11 +599,11 @@ def grouped_linear_backward(
     to_x = grad.new_zeros((x_rows, shape_of(parts)[1]))
 
     def multiply(places: slice, ends: list[int], w: Tensor) -> None:
-        part = products(grad[places], w, ends)
+        mine = products(grad[places], w, ends)
         if rows is None:
-            to_x[places] = part
+            to_x[places] = mine
         else:
-            to_x.index_add_(0, rows[places], part)
+            to_x.index_add_(0, rows[places], mine)
 
     _each_routed(offsets, arrays, parts, grad.shape[1], multiply)
     return to_x
