@@ -484,17 +484,17 @@ class Bench:
         self.row("capacity", kind=kind, limit=limit, tokens=tokens)
         return tokens
 
-    def longest(self, model: Any, chunk: int) -> int:
-        """Tokens of one sequence until memory ends, chunk by chunk."""
+    def longest(self, model: Any, count: int) -> int:
+        """Tokens of one sequence until memory ends, `count` at a time."""
         cache, done = transformers.DynamicCache(config=model.config), 0
         start = time.perf_counter()
         try:
             while time.perf_counter() - start < 120:
                 model(
-                    self.prompt(1, chunk), past_key_values=cache, use_cache=True, logits_to_keep=1
+                    self.prompt(1, count), past_key_values=cache, use_cache=True, logits_to_keep=1
                 )
                 self.sync()
-                done += chunk
+                done += count
             print("   stopped after 120 s")
         except torch.cuda.OutOfMemoryError:
             pass

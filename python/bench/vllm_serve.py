@@ -96,7 +96,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--memory", type=float, help="GB of a GPU that vLLM may use")
     parser.add_argument("--together", type=float, help="GiB of KV cache; engines start together")
     parser.add_argument("--length", type=int, default=2048, help="tokens of a request; -1: all")
-    parser.add_argument("--chunk", type=int, help="tokens of a step, instead of vLLM's own choice")
+    parser.add_argument("--batched-tokens", type=int, help="of a step, if not vLLM's own choice")
     parser.add_argument("--graphs", type=int, help="tokens of the largest CUDA graph")
     parser.add_argument("--batches", type=numbers, default=[1, 8, 64])
     parser.add_argument("--prompts", type=int, default=128)
@@ -164,7 +164,7 @@ def measure(group: list[Phase], limit: int, end: float) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What rows have in common."""
-    told = "geometry layers gpus memory together length chunk graphs norms requests"
+    told = "geometry layers gpus memory together length batched_tokens graphs norms requests"
     found = {name: getattr(options, name) for name in told.split()}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -333,8 +333,8 @@ def serve(options: argparse.Namespace) -> None:
     if options.together is not None:
         extra["kv_cache_memory_bytes"] = int(options.together * 2**30)
         extra["gpu_memory_utilization"] = 0.1  # which must be free at the start
-    if options.chunk is not None:
-        extra["max_num_batched_tokens"] = options.chunk
+    if options.batched_tokens is not None:
+        extra["max_num_batched_tokens"] = options.batched_tokens
     if options.graphs is not None:
         extra["max_cudagraph_capture_size"] = options.graphs
     if options.gpus > 1:

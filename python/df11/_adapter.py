@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ._errors import ParameterError
+from ._errors import unfit
 from ._native import compress, decompress
 from ._report import Report
 
@@ -37,9 +37,9 @@ def merge_adapter(
 
     source, adapter, out = Path(source), Path(adapter), Path(out)
     if not (adapter / _CONFIG).is_file():
-        raise ParameterError(f"{adapter} has no {_CONFIG}: save the adapter by save_pretrained()")
+        raise unfit(f"{adapter} has no {_CONFIG}", "save the adapter by save_pretrained()")
     if out.exists() and not overwrite:
-        raise ParameterError(f"{out} exists; give another place, or overwrite=True")
+        raise unfit(f"{out} exists", "choose another output, or replace it with overwrite=True")
     with TemporaryDirectory(dir=out.absolute().parent, prefix=".df11-merge-") as folder:
         bf16, merged = Path(folder, "bf16"), Path(folder, "merged")
         decompress(source, bf16, progress=progress)

@@ -6,7 +6,7 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._errors import ParameterError
+from ._errors import unfit
 
 if TYPE_CHECKING:
     from ._native import Slice, Tensor
@@ -42,10 +42,7 @@ def numpy(selection: Tensor | Slice) -> Any:
 
     names = NUMPY.get(selection.dtype)
     if names is None:
-        remedy = "decode its bytes with decode_into"
-        error = ParameterError(f"NumPy has no type for {selection.dtype}; {remedy}")
-        error.remedy = remedy
-        raise error
+        raise unfit(f"NumPy has no type for {selection.dtype}", "decode its bytes with decode_into")
     array = np.empty(selection.shape, names[0])
     selection.decode_into(array)
     extended = getattr(_ml_dtypes(), names[1], None) if names[1] else None

@@ -108,7 +108,7 @@ def save(model: Any, folder: str | Path) -> None:
     paths = {shard["path"] for source in found for shard in source.container.shards}
     if len({Path(path).name for path in paths}) < len(paths):
         raise ValueError(
-            "containers of the model's parts have the same names; save each part by itself"
+            "containers of the model's modules have the same names; save each module by itself"
         )
     Path(folder).mkdir(parents=True, exist_ok=True)
     for source in found:
@@ -128,8 +128,7 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     names = {
         spot.key: join(path, spot.place.name)
         for path, source in sources(model)
-        for weight in source.weights
-        for spot in weight.spots
+        for spot in source.spots
     }
     out: dict[str, torch.Tensor] = {}
     found = [entry for entry in entries(model) if entry.is_persistent]

@@ -29,7 +29,7 @@ from ._container import Tensors, Tiles, of_windows
 from ._errors import GpuError
 from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part
 from ._memory import memory_at
-from ._plan import Group, Item, Residence, aligned, matrix_of
+from ._plan import EXCEPTIONAL, Group, Item, Residence, aligned, matrix_of
 from ._progress import Bar
 from ._tensor import CompressedTensor
 from ._torch import raw_stream
@@ -40,7 +40,7 @@ BATCH_BYTES = 256 << 20
 SLICE_BYTES = 64 << 20
 
 Arrays = list[Tensor]
-_Packed = tuple[Arrays, list[Part]]
+Packed = tuple[Arrays, list[Part]]
 #: A window of tiles.
 _Window = tuple[Tiles, Part]
 
@@ -87,7 +87,7 @@ def _compressed(
         elif item.is_compressed:
             mine.append(item)
         else:
-            item.reason = "too many exceptions for the fast layout"
+            item.reason = EXCEPTIONAL
     others = [items for items in others if items]
     found = [to.tensors.around(_values(items)) for items in others]
     arrays_of = to.arrays([tiles for _, tiles in found], residence)
@@ -101,9 +101,7 @@ def _values(items: Iterable[Item]) -> list[CompressedTensor]:
     return [item.value for item in items if isinstance(item.value, CompressedTensor)]
 
 
-def pack(
-    device: torch.device, rows: int, columns: int, some: Iterable[Tensor]
-) -> tuple[Arrays, Part] | None:
+def pack(device: torch.device, rows: int, columns: int, some: Iterable[Tensor]) -> Packed | None:
     """A BF16 matrix in the fast layout on a GPU: arrays, and the part that they are.
 
     `some` are its rows in turn, dense on that GPU: whole strips at a time, or the last rows. None
@@ -121,23 +119,22 @@ def pack(
     entries = torch.empty(4 * count, dtype=torch.uint8, device=device)
     if count:
         packer.take(entries.data_ptr(), stream)
-    return [strips, entries], Part.whole(FAST, rows, columns)
+    return [strips, entries], [Part.whole(FAST, rows, columns)]
 
 
 def pack_rows(
     device: torch.device, rows: int, columns: int, values: Callable[[int, int], Tensor]
-) -> tuple[Arrays, Part] | None:
+) -> Packed | None:
     """As `pack`, of rows that `values` gives from one to before another, on any device."""
     steps = _steps(0, rows, columns)
     return pack(device, rows, columns, (values(*step).to(device) for step in steps))
 
 
-def pack_dense(device: torch.device, value: Tensor) -> _Packed | None:
-    """As `pack`, of a dense weight on any device: arrays and parts."""
+def pack_dense(device: torch.device, value: Tensor) -> Packed | None:
+    """As `pack`, of a dense weight on any device."""
     rows, columns = matrix_of(value)
     dense = value.reshape(rows, columns)
-    result = pack_rows(device, rows, columns, lambda first, last: dense[first:last])
-    return None if result is None else (result[0], [result[1]])
+    return pack_rows(device, rows, columns, lambda first, last: dense[first:last])
 
 
 class _Device:
@@ -191,7 +188,7 @@ class _Device:
             if tiles not in own
         ]
         if whole:
-            _native.upload(self.tensors.container, index, whole, self.bar.part)
+            _native.upload(self.tensors.container, index, whole, self.bar.show)
         for tiles, mine in own.items():
             for view, array in zip(arrays[tiles], mine, strict=False):
                 view.copy_(array)
@@ -209,7 +206,7 @@ class _Device:
 
     # ---- in the fast layout ----
 
-    def fast(self, items: list[Item]) -> Iterator[_Packed | None]:
+    def fast(self, items: list[Item]) -> Iterator[Packed | None]:
         """Arrays and parts of each weight; None for one with too many exceptions."""
         windows = iter(self.tensors.around(_values(items))[0])
         is_dense = [not isinstance(item.value, CompressedTensor) for item in items]
@@ -234,9 +231,7 @@ class _Device:
             window = part._replace(row_begin=first, row_end=last)
             yield torch.ops.df11.decode(arrays, window, self.device)
 
-    def _pack(
-        self, runs: list[list[_Window]], slices: Iterator[Iterator[Tensor]]
-    ) -> _Packed | None:
+    def _pack(self, runs: list[list[_Window]], slices: Iterator[Iterator[Tensor]]) -> Packed | None:
         packed = []
         for run in runs:
             rows = sum(part.height for _, part in run)
@@ -245,7 +240,8 @@ class _Device:
         found = [each for each in packed if each is not None]
         if len(found) < len(packed):
             return None
-        return [array for arrays, _ in found for array in arrays], [part for _, part in found]
+        arrays, parts = zip(*found, strict=True)
+        return [*chain.from_iterable(arrays)], [*chain.from_iterable(parts)]
 
     def _batches(self, windows: Iterable[_Window]) -> Iterator[list[_Window]]:
         """Windows whose tiles are there together; none while two batches would be too much."""
@@ -365,5 +361,5 @@ def _carved(lengths: Mapping[Tiles, Sequence[int]], **where: Any) -> dict[Tiles,
     """Arrays of these lengths, all in one slab."""
     sizes = [aligned(length) for mine in lengths.values() for length in mine]
     slab = torch.empty(sum(sizes), dtype=torch.uint8, **where)
-    pieces = iter(torch.split(slab, sizes))
-    return {name: [next(pieces)[:length] for length in mine] for name, mine in lengths.items()}
+    views = iter(torch.split(slab, sizes))
+    return {name: [next(views)[:length] for length in mine] for name, mine in lengths.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, each
 from ._memory import memory_at
 from ._tensor import CompressedTensor, rebuild
-from ._torch import dtype_of
+from ._torch import known_dtype_of
 
 #: Threads that cut tiles out; each copies at the speed of memory.
 _THREADS = 8
@@ -76,12 +76,13 @@ class Tensors(Mapping[str, Tensor]):
         stored = self.container[name]
         if (found := self._compressed(name, stored)) is not None:
             return found
-        if dtype_of(stored) is None:
-            raise TypeError(
-                f"tensor {name!r} has dtype {stored.dtype}, which PyTorch does not know"
-            )
+        known_dtype_of(name, stored.dtype)
         decoded: Tensor = stored.torch()
         return decoded
+
+    def stored(self, name: str) -> Any:
+        """The container's own tensor."""
+        return self.container[name]
 
     def _compressed(self, name: str, stored: Any) -> CompressedTensor | None:
         """The tensor as it is stored; None if it is not in tiles of 32 rows."""
@@ -181,14 +182,14 @@ def _frombuffer(buffer: Any, offset: int = 0, count: int = -1) -> Tensor:
 
 def _around(name: str, part: Part) -> Tiles:
     """The tiles around a window."""
-    rows = _whole_units((part.row_begin, part.row_end), TILE_ROWS, part.rows)
-    columns = _whole_units((part.column_begin, part.column_end), TILE_COLUMNS, part.columns)
+    rows = _rounded_out((part.row_begin, part.row_end), TILE_ROWS, part.rows)
+    columns = _rounded_out((part.column_begin, part.column_end), TILE_COLUMNS, part.columns)
     return Tiles(name, rows, columns, (rows, columns) == ((0, part.rows), (0, part.columns)))
 
 
-def _whole_units(inner: Range, unit: int, end: int) -> Range:
-    """The smallest range of whole units around another one."""
-    return inner[0] // unit * unit, min(-(-inner[1] // unit) * unit, end)
+def _rounded_out(inner: Range, step: int, end: int) -> Range:
+    """The smallest range around another one that begins and ends on multiples, or at the end."""
+    return inner[0] // step * step, min(-(-inner[1] // step) * step, end)
 
 
 def _within(tiles: Tiles, part: Part, whole: set[str]) -> tuple[Tiles, Part]:
@@ -248,23 +249,25 @@ class Kept(Unplaced):
 
 
 class Slice:
-    """A tensor of a container for loaders that take slices of safetensors files."""
+    """A tensor for loaders that take slices of safetensors files, of `Tensors` or of what is like
+    them. `wrap`: what they get it in.
+    """
 
-    def __init__(self, tensors: Tensors, name: str, kind: type[Unplaced] = Unplaced) -> None:
-        self.tensors, self.name, self.kind = tensors, name, kind
+    def __init__(self, reader: Any, name: str, wrap: Callable[[Tensor], Any] = Unplaced) -> None:
+        self.reader, self.name, self.wrap = reader, name, wrap
 
     def get_shape(self) -> list[int]:
         """Its shape."""
-        self.tensors.used.add(self.name)
-        return list(self.tensors.container[self.name].shape)
+        self.reader.used.add(self.name)
+        return list(self.reader.stored(self.name).shape)
 
     def get_dtype(self) -> str:
         """Its dtype, as safetensors calls it."""
-        return str(self.tensors.container[self.name].dtype)
+        return str(self.reader.stored(self.name).dtype)
 
-    def __getitem__(self, key: Any) -> Unplaced:
-        value = self.tensors[self.name]
-        return self.kind(value if key is ... else value[key])
+    def __getitem__(self, key: Any) -> Any:
+        value = self.reader[self.name]
+        return self.wrap(value if key is ... else value[key])
 
 
 def with_dtype(value: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -32,13 +32,23 @@ from diffusers.quantizers.base import DiffusersQuantizer
 
 from . import _native
 from ._container import Tensors
+from ._errors import misshapen
 from ._hub import folder_of
-from ._online import Made, check_taken
-from ._online import folder_of as bf16_folder
+from ._online import SAVE_AGAIN, Made, made_of
 from ._parameters import wanted_by
 from ._place import default_device, device_of, resolve
 from ._plan import Item
-from ._quantizer import METHOD, Config, Handed, Save, changed, finish, mark_config, others
+from ._quantizer import (
+    METHOD,
+    Config,
+    Handed,
+    Save,
+    changed,
+    finish,
+    mark_config,
+    others,
+    refuse_decoding,
+)
 from ._source import KEY, copy_containers
 from ._tensor import CompressedTensor
 from ._torch import dtype_of
@@ -128,8 +138,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
     ) -> list[str]:
         """Compresses files that are not."""
         if not self.pre_quantized:
-            self.made = Made(bf16_folder(checkpoint_files))
-            check_taken(self.made.container, checkpoint_files)
+            self.made = made_of(checkpoint_files)
             self.tensors = Tensors(self.made.container)
         return loaded_keys
 
@@ -140,23 +149,21 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         assert self.tensors is not None
         if other := [name for name in state_dict if name not in self.tensors]:
             raise ValueError(
-                f"diffusers calls a tensor {other[0]}, and the checkpoint does not; load it in "
-                "BF16, save it with save_pretrained(FOLDER), and load FOLDER"
+                f"diffusers calls a tensor {other[0]}, and the checkpoint does not; {SAVE_AGAIN}"
             )
         return self._values(list(state_dict))
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         if self.tensors is None:
             raise ValueError(
-                "df11 compresses folders that save_pretrained wrote, and no single files; load the "
-                "file in BF16, save it with save_pretrained(FOLDER), and load FOLDER"
+                f"df11 compresses folders that save_pretrained wrote, and no files; {SAVE_AGAIN}"
             )
         if self.dtype is not None:
             return
         wanted = wanted_by(model)
         for name, parameter in model.named_parameters():
             if name in self.tensors:
-                kind = wanted(name, dtype_of(self.tensors.container[name]))
+                kind = wanted(name, dtype_of(self.tensors.container[name].dtype))
                 parameter.data = parameter.data.to(kind)
 
     def check_if_quantized_param(self, *args: Any, **kwargs: Any) -> bool:
@@ -166,10 +173,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
     def check_quantized_param_shape(self, param_name: str, wanted: Any, found: Any) -> None:
         """Refuses another shape."""
         assert self.tensors is not None
-        raise ValueError(
-            f"{param_name} has shape {tuple(wanted.shape)}, and {tuple(found.shape)} in "
-            f"{self.tensors.container.path}; use the config that belongs to the container"
-        )
+        raise misshapen(param_name, wanted.shape, found.shape, self.tensors.container.path)
 
     def create_quantized_param(self, *args: Any, **kwargs: Any) -> Any:
         """Keeps what was made of a tensor."""
@@ -188,10 +192,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self.tensors = self.made = self._handed = None
         self._items, self._names = [], {}
 
-    def _dequantize(self, model: Any) -> Any:
-        raise NotImplementedError(
-            "run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory"
-        )
+    _dequantize = refuse_decoding
 
 
 class _Save(Save):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ._matrices import FAST, PART, Part, lay_out, window, windows
+from ._matrices import FAST, lay_out, parts_of, window, windows
 from ._ops import TEMPORARY_BYTES
 
 REMEDY = (
@@ -55,7 +55,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return done
     if func._schema.is_mutable:
         _refuse_writes(func, args, kwargs)
-    # In inference mode functions come whole that are otherwise taken to pieces before.
+    # In inference mode functions come whole that are otherwise decomposed before.
     if (done := func.decompose(*args, **kwargs)) is not NotImplemented:
         return done
     if args and is_compressed(args[0]):
@@ -290,8 +290,7 @@ def _cut(self: Any, view: _View) -> Any:
         return self.like(shape=view.shape, **options)
     arrays, flat = window(self.arrays, self.flat_parts, view.rows.start, view.rows.stop)
     cut = []
-    for at in range(0, len(flat), PART):
-        part = Part(*flat[at : at + PART])
+    for part in parts_of(flat):
         begin, end = (part.column_begin + side for side in (view.columns.start, view.columns.stop))
         cut.append(part._replace(column_begin=begin, column_end=end))
     return self.like(arrays, cut, view.shape, **options)
@@ -305,8 +304,8 @@ def _rows_within(self: Any, dim: int = 0, start: Any = None, end: Any = None, st
     begin, stop, _ = slice(start, end).indices(self.shape[dim])
     if step != 1 or begin >= stop or inner % columns or self.transposed or self.flipped:
         return NotImplemented
-    whole, unit = self.shape[dim] * inner // columns, inner // columns
-    ranges = [(at * whole + begin * unit, at * whole + stop * unit) for at in range(outer)]
+    whole, one = self.shape[dim] * inner // columns, inner // columns
+    ranges = [(at * whole + begin * one, at * whole + stop * one) for at in range(outer)]
     shape = [*self.shape[:dim], stop - begin, *self.shape[dim + 1 :]]
     return _of(self, windows(self.arrays, self.flat_parts, ranges), shape)
 
@@ -317,8 +316,7 @@ def _of(self: Any, some: Iterable[Any], shape: Sequence[int]) -> Any:
     for mine, numbers in some:
         arrays += mine
         flat += numbers
-    parts = [Part(*flat[at : at + PART]) for at in range(0, len(flat), PART)]
-    return self.like(arrays, parts, shape)
+    return self.like(arrays, parts_of(flat), shape)
 
 
 _HANDLERS[aten._unsafe_view.default] = partial(_viewed, aten.view.default)
@@ -399,7 +397,7 @@ def _rows(self: Any, chosen: Tensor) -> Any:
     if height == 1:
         return torch.ops.df11.embedding(chosen, self.arrays, self.flat_parts).view(shape)
     if type(chosen) is Tensor and not chosen.is_cuda:
-        return _blocks(self, chosen.reshape(-1), height).view(shape)
+        return _decoded_once(self, chosen.reshape(-1)).view(shape)
     # Row by row, so that the host need not wait for the numbers.
     within = torch.arange(height, device=chosen.device, dtype=chosen.dtype)
     rows_of_all = chosen.reshape(-1, 1) * height + within
@@ -407,7 +405,7 @@ def _rows(self: Any, chosen: Tensor) -> Any:
     return lay_out(found.view(-1, columns), shape, self.transposed, self.flipped)
 
 
-def _blocks(self: Any, chosen: Tensor, height: int) -> Tensor:
+def _decoded_once(self: Any, chosen: Tensor) -> Tensor:
     """Elements of several rows each, by numbers that the host has: each is decoded once."""
     some, back = torch.unique(chosen, return_inverse=True)
     numbers = some.tolist()

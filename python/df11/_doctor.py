@@ -20,8 +20,8 @@ def told() -> dict[str, object]:
     """Text, value and remedy, which is empty if every release is one that is tested."""
     found = {name: release for name in _LIBRARIES if (release := _release(name))}
     others = {name: told for name in found if (told := untested(name, found[name]))}
-    parts = [f"df11 {__version__}", *(f"{name} {release}" for name, release in found.items())]
-    text = f"{platform.python_version()} with {', '.join(parts)}"
+    known = [f"df11 {__version__}", *(f"{name} {release}" for name, release in found.items())]
+    text = f"{platform.python_version()} with {', '.join(known)}"
     if others:
         text += f"; {'; '.join(others.values())}"
     elif found:

@@ -1,15 +1,27 @@
 """What plugins for engines (`df11.vllm`) use of this package, all of it."""
 
 from . import _ops
-from ._bring import bring, pack_rows
-from ._container import Tensors
-from ._dispatch import view_of
-from ._matrices import FAST, TILE_COLUMNS, TILE_ROWS
-from ._ops import decode, embedding, grouped_linear, linear, products
-from ._plan import SMALL, Group, Item, Residence, why_ordinary
-from ._progress import Bar
-from ._tensor import CompressedTensor
-from ._torch import dtype_of
+from ._bring import bring as bring
+from ._bring import pack_rows as pack_rows
+from ._container import Tensors as Tensors
+from ._dispatch import view_of as view_of
+from ._matrices import FAST as FAST
+from ._matrices import TILE_COLUMNS as TILE_COLUMNS
+from ._matrices import TILE_ROWS as TILE_ROWS
+from ._ops import decode as decode
+from ._ops import define as define
+from ._ops import embedding as embedding
+from ._ops import grouped_linear as grouped_linear
+from ._ops import linear as linear
+from ._ops import products as products
+from ._plan import SMALL as SMALL
+from ._plan import Group as Group
+from ._plan import Item as Item
+from ._plan import Residence as Residence
+from ._plan import why_ordinary as why_ordinary
+from ._progress import Bar as Bar
+from ._tensor import CompressedTensor as CompressedTensor
+from ._torch import known_dtype_of as known_dtype_of
 from ._workspaces import share_between_captures
 
 #: Bytes that products with many rows of x decode at once: 3 to 7 % faster than with the 60 MB that
@@ -21,28 +33,3 @@ def serve() -> None:
     """Says that this process is an engine: one graph at a time, memory set aside for its steps."""
     _ops.TEMPORARY_BYTES = DECODED_BYTES
     share_between_captures()
-
-
-__all__ = [
-    "FAST",
-    "SMALL",
-    "TILE_COLUMNS",
-    "TILE_ROWS",
-    "Bar",
-    "CompressedTensor",
-    "Group",
-    "Item",
-    "Residence",
-    "Tensors",
-    "bring",
-    "decode",
-    "dtype_of",
-    "embedding",
-    "grouped_linear",
-    "linear",
-    "pack_rows",
-    "products",
-    "serve",
-    "view_of",
-    "why_ordinary",
-]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class Error(Exception):
     """What every exception of this package is; `remedy` is what to do, if that is known."""
@@ -46,3 +48,11 @@ def unfit(problem: str, remedy: str) -> ParameterError:
     error = ParameterError(f"{problem}; {remedy}")
     error.remedy = remedy
     return error
+
+
+def misshapen(name: str, shape: Iterable[int], found: Iterable[int], where: str) -> ValueError:
+    """The error of a weight whose shape is another one in a container."""
+    return ValueError(
+        f"{name} has shape {tuple(shape)}, and {tuple(found)} in {where}; use the config that "
+        "belongs to the container"
+    )

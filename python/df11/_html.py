@@ -34,9 +34,9 @@ def model(of: Model) -> str:
     if len(blocks) > _SHOWN:
         rows.append([f"… and {len(blocks) - _SHOWN} more blocks"])
     rows.append(_row("all", {**told["total"], "tensor_count": told["tensor_count"]}))
-    part = "" if told["complete"] else ", a part of the model"
+    left = "" if told["complete"] else ", not all of the model"
     head = ("block", "tensors", "original", "stored", "bits a weight")
-    return table(f"df11.Model {told['source']}{part}", rows, head)
+    return table(f"df11.Model {told['source']}{left}", rows, head)
 
 
 def _row(name: str, total: dict[str, float | None]) -> list[str]:
@@ -47,8 +47,8 @@ def _row(name: str, total: dict[str, float | None]) -> list[str]:
 
 def show_bytes(count: float) -> str:
     """A number of bytes for people."""
-    for unit in ("B", "kB", "MB"):
+    for symbol in ("B", "kB", "MB"):
         if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+            return f"{count:.0f} {symbol}" if symbol == "B" else f"{count:.1f} {symbol}"
         count /= 1000
     return f"{count:.2f} GB"

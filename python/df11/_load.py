@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ def load(
             spots = [Spot(modules[place.path], place) for place in item.places]
             value = value if item.reason is None else value.to(runs_on[path])
             source.weights.append(_put(item, value, spots, tensors))
-    _place_others(modules, source, runs_on)
+    place_others(root, source, runs_on)
     if len({*where.values()}) > 1:
         _dispatch(root, where)
     source.tensors = Tensors(tensors.container)  # without all that loading has made
@@ -133,20 +133,21 @@ def _put(item: Item, value: Tensor, spots: list[Spot], tensors: Tensors) -> Weig
 _NOTHING = torch.empty(0)
 
 
-def _place_others(
-    modules: dict[str, nn.Module], source: Source, runs_on: dict[str, torch.device]
-) -> None:
-    """Buffers and parameters that the container lacks go where their module runs."""
-    held = {spot.key for weight in source.weights for spot in weight.spots}
-    for path, module in modules.items():
-        for attribute, value in (*module._buffers.items(), *module._parameters.items()):
-            if value is None or value.is_meta or (id(module), attribute) in held:
-                continue
-            moved = value.to(runs_on[path])
-            if attribute in module._buffers:
-                module._buffers[attribute] = moved
+def place_others(root: nn.Module, source: Source, runs_on: Mapping[str, torch.device]) -> None:
+    """Buffers and parameters that are none of its weights go where their module runs."""
+    held = {spot.key for spot in source.spots}
+    for entry in entries(root):
+        spots = [Spot(root.get_submodule(each.path), each) for each in entry.places]
+        if entry.value.is_meta or not held.isdisjoint(spot.key for spot in spots):
+            continue
+        devices = {runs_on[spot.place.path] for spot in spots}
+        moved = {device: entry.value.to(device) for device in devices}
+        for spot in spots:
+            value = moved[runs_on[spot.place.path]]
+            if entry.is_buffer:
+                spot.value = value
             else:
-                value.data = moved.data
+                entry.value.data = value.data
 
 
 def _dispatch(root: nn.Module, where: dict[str, torch.device]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -66,6 +66,11 @@ class Part(NamedTuple):
             (self.row_end % TILE_ROWS == 0 or self.row_end == self.rows)
             and (self.column_end % TILE_COLUMNS == 0 or self.column_end == self.columns)
         )
+
+
+def parts_of(numbers: Sequence[int]) -> list[Part]:
+    """Parts that are written one after another."""
+    return [Part(*numbers[at : at + PART]) for at in range(0, len(numbers), PART)]
 
 
 def shape_of(parts: Sequence[int]) -> tuple[int, int]:
@@ -188,14 +193,10 @@ def grouped(
 @lru_cache(maxsize=4096)
 def _layout(parts: tuple[int, ...]) -> tuple[list[Part], list[int], list[int]]:
     """Parts, the first row of each among all rows, and its first array."""
-    held: list[Part] = []
-    rows, firsts = [0], [0]
-    for at in range(0, len(parts), PART):
-        part = Part(*parts[at : at + PART])
-        held.append(part)
-        rows.append(rows[-1] + part.height)
-        firsts.append(firsts[-1] + len(ARRAYS[part.form]))
-    return held, rows, firsts
+    held = parts_of(parts)
+    rows = accumulate((part.height for part in held), initial=0)
+    firsts = accumulate((len(ARRAYS[part.form]) for part in held), initial=0)
+    return held, [*rows], [*firsts]
 
 
 def each(arrays: Sequence[Any], parts: Sequence[int]) -> Iterator[tuple[Part, Sequence[Any]]]:

@@ -40,8 +40,5 @@ def look_up(where: Mapping[str, Value], name: str) -> Value | None:
 
 def common(paths: list[str]) -> str:
     """The innermost module around all of these."""
-    parts = [path.split(".") if path else [] for path in paths]
-    same = 0
-    while same < min(map(len, parts)) and len({path[same] for path in parts}) == 1:
-        same += 1
-    return ".".join(parts[0][:same])
+    first, *others = paths
+    return next(path for path in outer(first) if all(path in outer(other) for other in others))

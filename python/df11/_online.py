@@ -20,6 +20,8 @@ from . import _native
 #: Where containers lie meanwhile: in memory, or with temporary files if that is too small.
 PLACES = [Path("/dev/shm"), Path(tempfile.gettempdir())]
 _SUFFIX = ".safetensors"
+#: What to do with a checkpoint that cannot be compressed while it is loaded.
+SAVE_AGAIN = "load it in BF16, save it with save_pretrained(FOLDER), and load FOLDER"
 
 
 class Made:
@@ -92,27 +94,29 @@ def folder_of(files: Sequence[str] | None) -> Path:
     first = Path(files[0])
     if first.suffix != _SUFFIX:
         raise ValueError(
-            f"df11 compresses safetensors files, and the checkpoint is {first.name}; load it in "
-            "BF16, save it with save_pretrained(FOLDER), and load FOLDER"
+            f"df11 compresses safetensors files, and the checkpoint is {first.name}; {SAVE_AGAIN}"
         )
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         _check_alone(first.parent)
     return first.parent
 
 
-def check_taken(container: Any, files: Sequence[str]) -> None:
-    """Checks that these weights files are those in the container.
+def made_of(files: Sequence[str] | None) -> Made:
+    """Compresses the weights files of a checkpoint.
 
     # Errors
-    `ValueError` if one is not, such as that of a variant.
+    Those of `folder_of` and `Made`; `ValueError` if a file is not compressed, such as that of a
+    variant.
     """
-    taken = {Path(name).name for name in container.weights_files}
-    left = [Path(file).name for file in files if Path(file).name not in taken]
+    made = Made(folder_of(files))
+    taken = {Path(name).name for name in made.container.weights_files}
+    left = [Path(file).name for file in files or () if Path(file).name not in taken]
     if left:
         raise ValueError(
             f"df11 compresses the weights that load by default, and {left[0]} is not among them; "
             "run `df11 compress MODEL -o FOLDER --variant …` and load FOLDER"
         )
+    return made
 
 
 def _check_alone(folder: Path) -> None:

@@ -60,21 +60,25 @@ def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Function], Fun
         return fake(*given)
 
     def register(function: Function) -> Function:
-        _define(schema, function)
+        define(library, schema, function)
         torch.library.register_fake(f"df11::{name}", checked, lib=library)
         return function
 
     return register
 
 
-def _define(
-    schema: str, function: Callable[..., Any], keys: Sequence[str] = ("CPU", "CUDA")
+def define(
+    to: torch.library.Library,
+    schema: str,
+    function: Callable[..., Any],
+    keys: Sequence[str] = ("CPU", "CUDA"),
 ) -> None:
+    """Makes a function an operator of a library."""
     # The same function for both: arrays of a GPU's work may be on the host, so it looks at devices.
     # An operator of `torch.library.custom_op` took 10 to 22 us a call on the CPU, and these 4 to 5.
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    to.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     for key in keys:
-        library.impl(schema.partition("(")[0], function, key)  # type: ignore[no-untyped-call]
+        to.impl(schema.partition("(")[0], function, key)  # type: ignore[no-untyped-call]
 
 
 # ---- arrays in memory of the host ----
@@ -172,7 +176,8 @@ def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact
     return _multiply(x, arrays, parts, (len(parts) // PART,), (bias,), exact)[0]
 
 
-_define(
+define(
+    library,
     "linear(Tensor x, Tensor[] arrays, int[] parts, Tensor? bias, bool exact) -> Tensor",
     lambda x, arrays, parts, bias, exact: torch.ops.df11.linears(
         x, arrays, parts, [len(parts) // PART], [] if bias is None else [bias], exact
@@ -316,8 +321,8 @@ def _linears_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ..
         mine = window(arrays, ctx.parts, first, first + height)
         first += height
         if grad is not None and ctx.needs_input_grad[0]:
-            part = grad.reshape(-1, height) @ torch.ops.df11.decode(*mine, grad.device)
-            to_x = part if to_x is None else to_x + part
+            more = grad.reshape(-1, height) @ torch.ops.df11.decode(*mine, grad.device)
+            to_x = more if to_x is None else to_x + more
     to_x = to_x.view(ctx.shape) if to_x is not None else None
     to_biases = [
         grad.reshape(-1, grad.shape[-1]).sum(0) if has and grad is not None else None
@@ -553,7 +558,7 @@ def table(codebook: Tensor) -> Tensor:
     return made
 
 
-_define("table(Tensor codebook) -> Tensor", table)
+define(library, "table(Tensor codebook) -> Tensor", table)
 torch.library.register_fake("df11::table", _table_fake, lib=library)
 
 
@@ -594,11 +599,11 @@ def grouped_linear_backward(
     to_x = grad.new_zeros((x_rows, shape_of(parts)[1]))
 
     def multiply(places: slice, ends: list[int], w: Tensor) -> None:
-        part = products(grad[places], w, ends)
+        mine = products(grad[places], w, ends)
         if rows is None:
-            to_x[places] = part
+            to_x[places] = mine
         else:
-            to_x.index_add_(0, rows[places], part)
+            to_x.index_add_(0, rows[places], mine)
 
     _each_routed(offsets, arrays, parts, grad.shape[1], multiply)
     return to_x

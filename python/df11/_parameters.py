@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ._container import Tensors, with_dtype
+from ._errors import misshapen
 from ._names import Place, outer
 from ._plan import Item
 from ._torch import dtype_of
@@ -63,10 +64,7 @@ def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> lis
             continue
         shape, name = tuple(container[tensor].shape), entry.places[0].name
         if shape != tuple(entry.value.shape):
-            raise ValueError(
-                f"{name} has shape {tuple(entry.value.shape)}, and {tensor} in {container.path} "
-                f"has {shape}; make the module with the config that belongs to the container"
-            )
+            raise misshapen(name, entry.value.shape, shape, f"{container.path} ({tensor})")
         value = tensors[tensor]
         value = with_dtype(value, wanted(name, value.dtype))
         found[id(entry.value)] = Item(name, value, [tensor])
@@ -166,7 +164,7 @@ def wanted_by(root: nn.Module) -> Callable[[str, torch.dtype | None], torch.dtyp
     """Of a parameter's name and its stored dtype, the dtype that the library of its module would
     load it in.
 
-    diffusers names parts of names in `_keep_in_fp32_modules`; transformers has a plan of patterns
+    diffusers lists words of names in `_keep_in_fp32_modules`; transformers has a plan of patterns
     for each dtype. The outermost module that says something counts, for it is what is loaded.
     Everything else is as it is stored.
     """
@@ -189,10 +187,10 @@ def _keeps(module: Any) -> Callable[[str, torch.dtype], bool] | None:
     plan = getattr(module, "_get_dtype_plan", None)
     if plan is not None:
         return lambda name, stored: planned(plan(stored), name) is not None
-    parts = getattr(module, "_keep_in_fp32_modules", None)
-    if parts is None:
+    words = getattr(module, "_keep_in_fp32_modules", None)
+    if words is None:
         return None
-    named = {parts} if isinstance(parts, str) else set(parts)
+    named = {words} if isinstance(words, str) else set(words)
     return lambda name, _: not named.isdisjoint(name.split("."))
 
 
@@ -225,7 +223,7 @@ def tell_conversions(items: Iterable[Item], container: Any, dtype: torch.dtype |
     for item in items:
         found = item.value.dtype
         stored = [container[name] for name in item.sources]
-        for kind in {kind for one in stored if (kind := dtype_of(one)) is not None} - {found}:
+        for kind in {kind for one in stored if (kind := dtype_of(one.dtype)) is not None} - {found}:
             is_asked = found == dtype and {one.encoding for one in stored} != {"raw"}
             if is_asked or torch.promote_types(kind, found) != found:
                 counts[kind, found] += 1

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-_UNITS = {"": 1} | {
+_FACTORS = {"": 1} | {
     prefix + binary: (1024 if binary else 1000) ** power
     for power, prefix in enumerate("KMGT", start=1)
     for binary in ("", "I")
 }
-#: Of what is free on a GPU, the part that a model may take unless it is told otherwise; the rest is
-#: for activations and caches.
+#: Of what is free on a GPU, the share that a model may take unless it is told otherwise; the rest
+#: is for activations and caches.
 SHARE = 0.9
 
 
@@ -43,7 +43,7 @@ def byte_count(size: int | float | str) -> int:
         raise ValueError(
             f'{size!r} is no number of bytes; write it as 9000000000, "9GB" or "8.5GiB"'
         )
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(float(match[1]) * _FACTORS[match[2]])
 
 
 def device_of(device: Any) -> torch.device:

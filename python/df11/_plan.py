@@ -30,6 +30,8 @@ CPU = torch.device("cpu")
 SMALL = "as small as it is"
 #: Why a matrix that a writer did not cut into tiles of rows is an ordinary parameter.
 NO_TILES = "stored in another way than tiles of 32 rows"
+#: Why a weight that is to be in the fast layout is an ordinary parameter.
+EXCEPTIONAL = "too many exceptions for the fast layout"
 #: Arrays begin on multiples of this many bytes.
 ALIGNMENT = 256
 #: Bytes that compression saves of a weight, or it is left as it is.
@@ -66,8 +68,7 @@ class Item:
         if form == "ordinary":
             return 2 * self.value.numel() if self.is_compressed else self.value.nbytes
         if form == "fast":
-            rows, columns = matrix_of(self.value)
-            return int(_native.strips_bytes(rows, columns) * (1 + EXCEPTIONS))
+            return fast_bytes(self.value)
         return self.table_bytes + (self.stored_bytes if form == "stored" else 0)
 
     @property
@@ -99,6 +100,11 @@ def matrix_of(value: Tensor) -> tuple[int, int]:
     return value.numel() // value.shape[-1], value.shape[-1]
 
 
+def fast_bytes(value: Tensor) -> int:
+    """Bytes of a weight in the fast layout, about."""
+    return int(_native.strips_bytes(*matrix_of(value)) * (1 + EXCEPTIONS))
+
+
 def aligned(count: int) -> int:
     """The next multiple of `ALIGNMENT`."""
     return -(-count // ALIGNMENT) * ALIGNMENT
@@ -107,7 +113,7 @@ def aligned(count: int) -> int:
 def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> str | None:
     """Why a weight does not stay compressed, if it does not."""
     stored, value = [container[name] for name in item.sources], item.value
-    other = [kind for one in stored if (kind := dtype_of(one)) != value.dtype]
+    other = [kind for one in stored if (kind := dtype_of(one.dtype)) != value.dtype]
     if other:
         return f"stored as {other[0]}, used as {value.dtype}".replace("torch.", "")
     if is_buffer:

@@ -15,6 +15,7 @@ from transformers.core_model_loading import ConversionOps, convert_and_load_stat
 
 from . import _native
 from ._container import Kept, Slice, Tensors, with_dtype
+from ._errors import misshapen
 from ._parallel import is_sharded, local
 from ._parameters import wanted_by
 from ._plan import Item
@@ -31,7 +32,7 @@ def checkpoint_dtype(container: Any) -> torch.dtype:
     from transformers.modeling_utils import get_state_dict_dtype
 
     first = _native.open(min(shard["path"] for shard in container.shards))
-    kinds = {name: dtype_of(first[name]) for name in sorted(first)}
+    kinds = {name: dtype_of(first[name].dtype) for name in sorted(first)}
     state = {
         name: torch.empty(0, dtype=kind, device="meta")
         for name, kind in kinds.items()
@@ -40,29 +41,21 @@ def checkpoint_dtype(container: Any) -> torch.dtype:
     return cast(torch.dtype, cast(Any, get_state_dict_dtype)(state))
 
 
-class Taker:
-    """To the loader a quantizer that quantizes while loading: it is given all that was made.
+class LastConversion(ConversionOps):
+    """To the loader a quantizer and its operation: it is given all that was made, at the end.
 
     Such loading is done in turn, one parameter after another.
     """
 
     pre_quantized = False
+    #: What the loader reads; keeps the names that were asked for since somebody looked.
+    reader: Any = None
 
-    def __init__(self, model: Any, tensors: Tensors, dtype: torch.dtype | None, rest: Any) -> None:
-        self.model, self.tensors = model, tensors
+    def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
+        self.model = model
         #: What the parameters of the model have, unless they say otherwise; None: as it is stored.
         self.dtype = dtype
-        #: Where ordinary values go at once.
-        self.rest = rest
-        self._items: list[Item] = []
         self._dtypes: dict[str, torch.dtype] = {}
-        self._wrong: str | None = None
-
-    def slices(self) -> dict[str, Any]:
-        """What the loader reads as a checkpoint."""
-        return {name: Slice(self.tensors, name) for name in self.tensors}
-
-    # ---- what the loader calls ----
 
     def param_needs_quantization(self, model: Any, name: str, **_: Any) -> bool:
         """All that have the model's dtype. The loader itself loads the others, of other dtypes."""
@@ -74,10 +67,53 @@ class Taker:
 
     def get_quantize_ops(self) -> ConversionOps:
         """The last of the loader's conversions of each parameter."""
-        return _Take(self)
+        return self
 
     @torch.inference_mode(False)  # whose tensors could not be used outside of it
-    def take(self, name: str, value: Tensor, sources: list[str]) -> Tensor:
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        **_: Any,
+    ) -> dict[str, Any]:
+        """Gives the loader what it would put into the model."""
+        asked: list[str] = []
+        if self.reader is not None:
+            asked, self.reader.asked = self.reader.asked, asked
+        # Of a tensor that is only renamed, the pattern is its name.
+        sources = [name for name in asked if name in source_patterns] or asked
+        values = {
+            name: value[0] if isinstance(value, list) else value
+            for name, value in input_dict.items()
+        }
+        return self.take(values, sources)
+
+    def take(self, values: dict[str, Tensor], sources: list[str]) -> dict[str, Any]:
+        """Takes what was made of some tensors, and gives what the model has instead."""
+        raise NotImplementedError
+
+
+class Taker(LastConversion):
+    """Keeps what was made, and gives the loader the parameters as they are."""
+
+    def __init__(self, model: Any, tensors: Tensors, dtype: torch.dtype | None, rest: Any) -> None:
+        super().__init__(model, dtype)
+        self.tensors = self.reader = tensors
+        #: Where ordinary values go at once.
+        self.rest = rest
+        self._items: list[Item] = []
+        self._wrong: ValueError | None = None
+
+    def slices(self) -> dict[str, Any]:
+        """What the loader reads as a checkpoint."""
+        return {name: Slice(self.tensors, name) for name in self.tensors}
+
+    def take(self, values: dict[str, Tensor], sources: list[str]) -> dict[str, Any]:
+        """Keeps all."""
+        return {name: self._take(name, value, sources) for name, value in values.items()}
+
+    def _take(self, name: str, value: Tensor, sources: list[str]) -> Tensor:
         """Keeps what was made, and gives the loader the parameter as it is."""
         try:
             room = self.model.get_parameter_or_buffer(name)
@@ -86,10 +122,8 @@ class Taker:
         if not sources:  # a file beside the containers has it
             return value
         if tuple(value.shape) != tuple(local(room).shape):
-            self._wrong = self._wrong or (
-                f"{name} has shape {tuple(local(room).shape)}, and {tuple(value.shape)} in "
-                f"{self.tensors.container.path}; use the config that belongs to the container"
-            )
+            wrong = misshapen(name, local(room).shape, value.shape, self.tensors.container.path)
+            self._wrong = self._wrong or wrong
         kinds = {self.tensors.container[name].encoding for name in sources}
         is_gap = value.dim() > 1 and "gap" in kinds
         if not isinstance(value, CompressedTensor) and not is_gap:
@@ -106,7 +140,7 @@ class Taker:
         `ValueError` for other shapes than the model's, or if nothing belongs to it.
         """
         if self._wrong is not None:
-            raise ValueError(self._wrong)
+            raise self._wrong
         if not self._items:
             raise ValueError(
                 f"no tensor of {self.tensors.container.path} belongs to a "
@@ -137,28 +171,6 @@ class Taker:
         if isinstance(one, CompressedTensor) and isinstance(other, CompressedTensor):
             return self.tensors.told(one) == self.tensors.told(other)
         return torch.equal(one, other)
-
-
-class _Take(ConversionOps):
-    def __init__(self, taker: Taker) -> None:
-        self.taker = taker
-
-    def convert(
-        self,
-        input_dict: dict[str, Any],
-        source_patterns: list[str],
-        target_patterns: list[str],
-        **_: Any,
-    ) -> dict[str, Any]:
-        """Gives the loader what it would put into the model."""
-        tensors = self.taker.tensors
-        asked, tensors.asked = tensors.asked, []
-        # Of a tensor that is only renamed, the pattern is its name.
-        sources = [name for name in asked if name in source_patterns] or asked
-        return {
-            name: self.taker.take(name, value[0] if isinstance(value, list) else value, sources)
-            for name, value in input_dict.items()
-        }
 
 
 def by_loader(model: Any, tensors: Tensors) -> list[Item]:

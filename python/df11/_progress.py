@@ -116,9 +116,9 @@ class Bar:
     def add(self, count: int) -> None:
         """This many stored bytes more are loaded."""
         self.done += count
-        self.part("load", 0, 0)
+        self.show("load", 0, 0)
 
-    def part(self, stage: str, done: int, total: int) -> None:
-        """This many bytes of a part, whose bytes `add` will be told when it is done."""
+    def show(self, stage: str, done: int, total: int) -> None:
+        """This many bytes more, which `add` will be told when all of theirs are loaded."""
         if self.watcher is not None:
             self.watcher("load", min(self.done + done, self.total), self.total)

@@ -44,7 +44,7 @@ from ._container import Tensors
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
 from ._load import check_gpus, check_options, load
 from ._names import join
-from ._online import Made, check_taken
+from ._online import Made, made_of
 from ._online import folder_of as bf16_folder
 from ._packing import PACKED, Packer
 from ._parallel import gathered, is_first, local, prepare
@@ -135,6 +135,13 @@ auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (
 )
 
 
+def refuse_decoding(*_: Any, **__: Any) -> Any:
+    """What `dequantize()` of a model does."""
+    raise NotImplementedError(
+        "run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory"
+    )
+
+
 @register_quantizer(METHOD)
 class Df11Quantizer(HfQuantizer):
     """Loads compressed weights into transformers models."""
@@ -152,8 +159,7 @@ class Df11Quantizer(HfQuantizer):
         self.model: Any = None
         self.container: Any = None
         self.made: Made | None = None
-        self.packer: Packer | None = None
-        self.taker: Taker | None = None
+        self.taker: Taker | Packer | None = None
         self.placement: Placement | None = None
         self.dtype: torch.dtype | None = None
         self.saving_to: Path | None = None
@@ -245,10 +251,9 @@ class Df11Quantizer(HfQuantizer):
         if self._packs(files):
             assert self.placement is not None
             said, device = self.quantization_config, self.placement.devices[0]
-            self.packer = Packer(
-                bf16_folder(files), device, self.dtype, said.mode == "exact", said.residence
-            )
-            slices = self.packer.slices(files)
+            folder, exact = bf16_folder(files), said.mode == "exact"
+            self.taker = packer = Packer(model, folder, device, self.dtype, exact, said.residence)
+            slices = packer.slices(files)
             if slices is not None and checkpoint_files is not None:
                 self._handed = Handed(slices, None)
                 checkpoint_files[:] = [os.fspath(self._handed.file)]
@@ -258,8 +263,8 @@ class Df11Quantizer(HfQuantizer):
         whole = sum(tensor.nbytes for tensor in self.container.tensors.values())
         self._ratio = self.container.stored_bytes / max(1, whole)
         rest = "cpu" if self.placement is None else self.placement.rest
-        self.taker = Taker(model, Tensors(self.container), self.dtype, rest)
-        self._handed = Handed(self.taker.slices(), beside)
+        self.taker = taker = Taker(model, Tensors(self.container), self.dtype, rest)
+        self._handed = Handed(taker.slices(), beside)
         assert checkpoint_files is not None
         checkpoint_files[:] = [os.fspath(self._handed.file)]
         # Of tensors that belong to no parameter `df11.report` tells.
@@ -284,9 +289,8 @@ class Df11Quantizer(HfQuantizer):
     def _prepare(self, files: list[str] | None) -> Path | None:
         """Opens the containers, or makes them; where a file beside them would be."""
         if not self.pre_quantized:
-            self.made = Made(bf16_folder(files))
+            self.made = made_of(files)
             self.container = self.made.container
-            check_taken(self.container, files or ())
             return None
         if not files:
             raise ValueError("df11 loads from a folder of containers; name one in from_pretrained")
@@ -298,15 +302,13 @@ class Df11Quantizer(HfQuantizer):
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         """Whether the loader gives what it has made of a parameter."""
-        taker = self.packer or self.taker
-        assert taker is not None
-        return taker.param_needs_quantization(model, param_name)
+        assert self.taker is not None
+        return self.taker.param_needs_quantization(model, param_name)
 
     def get_quantize_ops(self) -> Any:
         """What it gives it to."""
-        taker = self.packer or self.taker
-        assert taker is not None
-        return taker.get_quantize_ops()
+        assert self.taker is not None
+        return self.taker.get_quantize_ops()
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         """Bytes that an element takes while it is compressed, about."""
@@ -324,7 +326,7 @@ class Df11Quantizer(HfQuantizer):
         begin, self._later = self._later, None
         if begin is not None:
             begin()
-        if self.taker is not None:
+        if isinstance(self.taker, Taker):
             self.taker.rest = self.placement.rest
         device_map.clear()
         device_map[""] = self.placement.rest
@@ -336,22 +338,21 @@ class Df11Quantizer(HfQuantizer):
         _take_quantized_mark(model)
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
-        if self.packer is not None:
-            self._handed = None
-            model.__dict__[KEY] = self.packer.finish(model)
-            check_gpus([self.packer.device])
+        if isinstance(self.taker, Packer):
+            model.__dict__[KEY] = self.taker.finish()
+            check_gpus([self.taker.device])
         else:
-            self._load(model)
+            assert self.taker is not None
+            self._load(model, self.taker)
         model.save_pretrained = _Save(model)
         # What is left of the quantizer goes with copies of the model.
-        self.model = self.container = self.made = self.packer = None
+        self.model = self.container = self.made = self.taker = self._handed = None
         return model
 
-    def _load(self, model: Any) -> None:
+    def _load(self, model: Any, taker: Taker) -> None:
         """Puts what was taken into the model."""
-        assert self.taker is not None and self.placement is not None
         model._keys_to_ignore_on_load_unexpected = self._ignored
-        taker, self.taker, self._handed = self.taker, None, None
+        self.taker = self._handed = None
         items = taker.finish()
         finish(model, self, taker.tensors, items)
 
@@ -377,10 +378,7 @@ class Df11Quantizer(HfQuantizer):
             )
         return None, {}
 
-    def _dequantize(self, model: Any, dtype: Any = None) -> Any:
-        raise NotImplementedError(
-            "run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory"
-        )
+    _dequantize = refuse_decoding
 
 
 def _home(file: str) -> torch.device:
@@ -496,7 +494,7 @@ def changed(model: Any) -> list[str]:
 
 def others(model: Any) -> dict[str, torch.Tensor]:
     """Parameters that the containers lack, such as a new head."""
-    held = {spot.key for weight in model.__dict__[KEY].weights for spot in weight.spots}
+    held = {spot.key for spot in model.__dict__[KEY].spots}
     return {
         join(path, attribute): gathered(value.detach()).cpu().contiguous()
         for path, module in model.named_modules()

@@ -24,7 +24,8 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers.core_model_loading import dot_natural_key
 
-from ._torch import dtype_of
+from ._container import Slice
+from ._torch import known_dtype_of
 
 _Event: Any = torch.cuda.Event
 THREADS = 4
@@ -41,6 +42,7 @@ class _Entry(NamedTuple):
     offset: int
     nbytes: int
     dtype: str
+    kind: torch.dtype
     shape: list[int]
 
 
@@ -54,7 +56,7 @@ class Ahead:
         """Reads the headers of files.
 
         # Errors
-        `SafetensorError` for what is no such file; `KeyError` for a dtype that PyTorch lacks.
+        `SafetensorError` for what is no such file; `TypeError` for a dtype that PyTorch lacks.
         """
         self.device = device
         self._entries = {name: entry for file in files for name, entry in _header(file)}
@@ -63,6 +65,8 @@ class Ahead:
         self._ahead = 0
         #: Names of what was taken, for whoever empties this.
         self.asked: list[str] = []
+        #: Names of which somebody wanted to know the shape.
+        self.used: set[str] = set()
         self._own = threading.local()
         is_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if is_gpu else None  # type: ignore[no-untyped-call]
@@ -70,17 +74,13 @@ class Ahead:
 
     def slices(self) -> dict[str, Any]:
         """What a loader takes for a checkpoint."""
-        return {name: _Slice(self, name) for name in self._entries}
+        return {name: Slice(self, name, lambda value: value) for name in self._entries}
 
-    def entry(self, name: str) -> _Entry:
+    def stored(self, name: str) -> _Entry:
         """Where a tensor is."""
         return self._entries[name]
 
-    def dtype(self, name: str) -> torch.dtype:
-        """The dtype in which a tensor is stored."""
-        return _dtype(self._entries[name])
-
-    def take(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Tensor:
         """A tensor, which is the caller's; others are read meanwhile.
 
         # Errors
@@ -127,40 +127,22 @@ class Ahead:
                 _fill(data, file)
             else:
                 self._fill_by_copies(data, file)
-        return data.view(_dtype(entry)).view(entry.shape)
+        return data.view(entry.kind).view(entry.shape)
 
     def _fill_by_copies(self, data: Tensor, file: BinaryIO) -> None:
         own = self._own
         if not hasattr(own, "buffers"):
             empty = [torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in (0, 1)]
             own.buffers = deque((buffer, _Event()) for buffer in empty)
-        for part in torch.split(data, BUFFER_BYTES):
+        for room in torch.split(data, BUFFER_BYTES):
             buffer, copied = own.buffers[0]
             own.buffers.rotate()
             copied.synchronize()
-            _fill(buffer[: len(part)], file)
-            part.copy_(buffer[: len(part)], non_blocking=True)
+            _fill(buffer[: len(room)], file)
+            room.copy_(buffer[: len(room)], non_blocking=True)
             copied.record()
         for _, copied in own.buffers:
             copied.synchronize()
-
-
-class _Slice:
-    """A tensor for loaders that take slices of safetensors files."""
-
-    def __init__(self, ahead: Ahead, name: str) -> None:
-        self.ahead, self.name = ahead, name
-
-    def get_shape(self) -> list[int]:
-        """Its shape."""
-        return list(self.ahead.entry(self.name).shape)
-
-    def get_dtype(self) -> str:
-        """Its dtype, as safetensors calls it."""
-        return self.ahead.entry(self.name).dtype
-
-    def __getitem__(self, key: Any) -> Tensor:
-        return self.ahead.take(self.name)[key]
 
 
 def _header(path: str) -> list[tuple[str, _Entry]]:
@@ -172,17 +154,10 @@ def _header(path: str) -> list[tuple[str, _Entry]]:
     entries = []
     for name, one in header.items():
         begin, end = one["data_offsets"]
-        entry = _Entry(path, 8 + length + begin, end - begin, one["dtype"], one["shape"])
-        _dtype(entry)
-        entries.append((name, entry))
+        kind = known_dtype_of(name, one["dtype"])
+        place = (path, 8 + length + begin, end - begin)
+        entries.append((name, _Entry(*place, one["dtype"], kind, one["shape"])))
     return entries
-
-
-def _dtype(entry: _Entry) -> torch.dtype:
-    found = dtype_of(entry)
-    if found is None:
-        raise KeyError(entry.dtype)
-    return found
 
 
 def _fill(buffer: Tensor, file: BinaryIO) -> None:

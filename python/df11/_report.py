@@ -43,7 +43,7 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """Stored size as a part of that of the same files: side files count if they are inside."""
+        """Stored size divided by that of the same files: side files count if they are inside."""
         return self.stored_bytes / max(self.source_bytes + self.stored_side_bytes, 1)
 
     @property

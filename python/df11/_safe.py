@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from os import PathLike
-from types import TracebackType
 from typing import Any
 
 from ._errors import unfit
@@ -44,12 +43,7 @@ class safe_open:
     def __enter__(self) -> safe_open:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._model = None
 
     def keys(self) -> list[str]:
@@ -105,11 +99,11 @@ class safe_open:
         model = self._open()
         return [json.loads(model.weights_header(path)) for path in model.weights_files]
 
-    def _made(self, part: Any) -> Any:
+    def _made(self, tensor: Any) -> Any:
         """What the framework makes of a tensor or a slice."""
         if self._framework == "numpy":
-            return part.numpy()
-        made = part.torch()
+            return tensor.numpy()
+        made = tensor.torch()
         return made if self._device == "cpu" else made.to(self._device)
 
 
@@ -135,13 +129,13 @@ class Sliced:
         Raises `IndexError` as the framework does.
         """
         self._file._open()
-        parts = key if isinstance(key, tuple) else (key,)
-        if not self._tensor.shape or not all(_is_plain(part) for part in parts):
+        indices = key if isinstance(key, tuple) else (key,)
+        if not self._tensor.shape or not all(_is_plain(index) for index in indices):
             return self._file._made(self._tensor)[key]
         return self._file._made(self._tensor[key])
 
 
-def _is_plain(part: Any) -> bool:
-    if isinstance(part, slice):
-        return part.step in (None, 1)
-    return isinstance(part, int) and not isinstance(part, bool)
+def _is_plain(index: Any) -> bool:
+    if isinstance(index, slice):
+        return index.step in (None, 1)
+    return isinstance(index, int) and not isinstance(index, bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,6 +187,11 @@ class Source:
         """The open container."""
         return self.tensors.container
 
+    @property
+    def spots(self) -> Iterator[Spot]:
+        """Where its weights are."""
+        return (spot for weight in self.weights for spot in weight.spots)
+
     def found(self) -> Iterator[tuple[Weight, Tensor]]:
         """Each weight with what is in its place now; none that were taken away since."""
         for weight in self.weights:
@@ -196,17 +201,11 @@ class Source:
 
 def sources(model: Any) -> list[tuple[str, Source]]:
     """The sources in a module or in the components of a pipeline, with their module's path."""
-    if isinstance(model, nn.Module):
-        parts: Iterable[Any] = [model]
-    else:
-        components = getattr(model, "components", None)
-        parts = components.values() if isinstance(components, dict) else [model]
-        parts = [
-            part if isinstance(part, nn.Module) else getattr(part, "model", None) for part in parts
-        ]
-    modules = [
-        pair for part in parts if isinstance(part, nn.Module) for pair in part.named_modules()
-    ]
+    is_module = isinstance(model, nn.Module)
+    components = None if is_module else getattr(model, "components", None)
+    members = components.values() if isinstance(components, dict) else [model]
+    inner = (one if isinstance(one, nn.Module) else getattr(one, "model", None) for one in members)
+    modules = (pair for one in inner if isinstance(one, nn.Module) for pair in one.named_modules())
     found = ((path, module.__dict__.get(KEY)) for path, module in modules)
     return [(path, source) for path, source in found if source is not None]
 
@@ -244,9 +243,9 @@ def _copy(source: Source, folder: Path) -> None:
         if made is None and target.exists() and target.samefile(path):
             continue
         # Under its name only when it is whole.
-        part = target.with_name(f".{target.name}.part")
+        partial = target.with_name(f".{target.name}.part")
         try:
-            shutil.copyfile(path if made is None else made.file(shard["path"]), part)
-            part.replace(target)
+            shutil.copyfile(path if made is None else made.file(shard["path"]), partial)
+            partial.replace(target)
         finally:
-            part.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)

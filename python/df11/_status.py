@@ -11,6 +11,7 @@ from torch import nn
 from . import _html, _native
 from ._errors import CorruptError
 from ._load import check_gpus
+from ._matrices import FAST
 from ._parallel import local
 from ._source import Source, Weight, sources, sum_of
 from ._tensor import CompressedTensor
@@ -88,7 +89,7 @@ class ModelReport:
 
     @property
     def ratio(self) -> float:
-        """`device_bytes` as a part of `original_bytes`."""
+        """`device_bytes` divided by `original_bytes`."""
         return self.device_bytes / max(1, self.original_bytes)
 
     def __str__(self) -> str:
@@ -103,8 +104,8 @@ class ModelReport:
             f"({self.ratio:.1%}), {show(abs(self.saved_bytes))} {more}",
         ]
         for device in self.devices:
-            parts = {name: getattr(device, name) for name in ("stored", "fast", "ordinary")}
-            told = [f"{show(size)} {name}" for name, size in parts.items() if size]
+            sizes = {name: getattr(device, name) for name in ("stored", "fast", "ordinary")}
+            told = [f"{show(size)} {name}" for name, size in sizes.items() if size]
             if device.streamed:
                 told.append(f"{show(device.streamed)} streamed from pinned host memory")
             lines.append(f"{device.device:<10} {', '.join(told)}")
@@ -178,7 +179,7 @@ def _parameters(model: Any, found: list[Source]) -> list[tuple[str, torch.Tensor
     """The parameters around the sources, by name."""
     if isinstance(model, nn.Module):
         return list(model.named_parameters())
-    spots = [spot for source in found for weight in source.weights for spot in weight.spots]
+    spots = (spot for source in found for spot in source.spots)
     modules = [module for spot in spots if (module := spot.module) is not None]
     return [pair for module in modules for pair in module.named_parameters()]
 
@@ -197,7 +198,9 @@ def _add(out: ModelReport, source: Source) -> None:
         if mode not in out.modes:
             out.modes.append(mode)
         device = out._on(value.device)
-        form = "streamed" if value.is_streamed else "fast" if value.parts[0][0] == 1 else "stored"
+        form = (
+            "streamed" if value.is_streamed else "fast" if value.parts[0].form == FAST else "stored"
+        )
         out.residences[weight.name] = form
         for array in value.arrays:
             key = (array.data_ptr(), array.numel())

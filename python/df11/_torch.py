@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ._arrays import NUMPY
 
 
-def dtype_of(tensor: Any) -> torch.dtype | None:
-    """The dtype of a tensor of a container; None if PyTorch has none such."""
+def dtype_of(kind: str) -> torch.dtype | None:
+    """What PyTorch calls a dtype of a container; None if it has none such."""
     # PyTorch calls types as NumPy and ml_dtypes do.
-    bits, extended = NUMPY.get(tensor.dtype, ("", None))
+    bits, extended = NUMPY.get(kind, ("", None))
     return getattr(torch, extended or bits, None)
+
+
+def known_dtype_of(name: str, kind: str) -> torch.dtype:
+    """As `dtype_of`, of the tensor with this name.
+
+    # Errors
+    `TypeError` if PyTorch has none such.
+    """
+    if (found := dtype_of(kind)) is None:
+        raise TypeError(f"tensor {name!r} has dtype {kind}, which PyTorch does not know")
+    return found
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -198,6 +198,11 @@ def sentence_encoder(folder: Path) -> Path:
     return folder
 
 
+def prompt(rows: int = 2, length: int = 37) -> torch.Tensor:
+    """Rows of tokens, the same ones each time, for models of SMALL."""
+    return torch.randint(1, 500, (rows, length), generator=torch.Generator().manual_seed(3))
+
+
 def greedy(model: Any, prompt: torch.Tensor, steps: int) -> list[torch.Tensor]:
     """Logits of a prompt and of greedy steps after it, with a cache."""
     out = []

@@ -275,7 +275,7 @@ def test_a_report_tells_what_kernels_met(net: Path) -> None:
 def test_parts_are_saved_by_themselves(net: Path, tmp_path: Path) -> None:
     other = compressed(fill(Net(), 2), tmp_path)
     pair = torch.nn.ModuleList(df11.attach(Net(), path, device="cpu") for path in (net, other))
-    with pytest.raises(ValueError, match="save each part by itself"):
+    with pytest.raises(ValueError, match="save each module by itself"):
         df11.save(pair, tmp_path / "saved")
 
 

@@ -42,11 +42,11 @@ def parameter(*shape: int) -> tuple[Any, Any]:
 
 
 def dense(target: Any) -> Any:
-    """What the recorded pieces make, each decoded by itself."""
+    """What the recorded patches make, each decoded by itself."""
     out = torch.full((target.rows, target.columns), torch.nan, dtype=torch.bfloat16)
-    for piece in target.ordered():
-        window = out[piece.row : piece.row + piece.rows]
-        window[:, piece.column : piece.column + piece.columns] = piece.dense()
+    for patch in target.ordered():
+        window = out[patch.row : patch.row + patch.rows]
+        window[:, patch.column : patch.column + patch.columns] = patch.dense()
     return out.view(target.shape)
 
 
@@ -57,25 +57,25 @@ def test_a_rank_of_two_records_its_rows_of_two_tensors(
     for at, name in enumerate(("gate", "up")):
         mine = source(container, name).narrow(0, 320, 320)
         weight.data.narrow(0, 320 * at, 320).copy_(mine)
-    assert [piece[:4] for piece in target.ordered()] == [(0, 320, 0, 512), (320, 320, 0, 512)]
-    assert [piece.values.name for piece in target.ordered()] == ["gate", "up"]
-    assert [piece.source_rows for piece in target.ordered()] == [(320, 640), (320, 640)]
+    assert [patch[:4] for patch in target.ordered()] == [(0, 320, 0, 512), (320, 320, 0, 512)]
+    assert [patch.values.name for patch in target.ordered()] == ["gate", "up"]
+    assert [patch.source_rows for patch in target.ordered()] == [(320, 640), (320, 640)]
     assert torch.equal(dense(target), torch.cat([values["gate"][320:], values["up"][320:]]))
 
 
 def test_columns_of_a_rank_are_followed(container: Any, values: dict[str, Any]) -> None:
     target, weight = parameter(640, 256)
     weight.data.copy_(source(container, "up").chunk(2, dim=1)[1])
-    (piece,) = target.ordered()
-    assert (piece.source_rows, piece.source_columns) == ((0, 640), (256, 512))
+    (patch,) = target.ordered()
+    assert (patch.source_rows, patch.source_columns) == ((0, 640), (256, 512))
     assert torch.equal(dense(target), values["up"][:, 256:])
 
 
-def test_experts_of_one_tensor_are_pieces_of_it(container: Any, values: dict[str, Any]) -> None:
+def test_experts_of_one_tensor_are_patches_of_it(container: Any, values: dict[str, Any]) -> None:
     target, weight = parameter(4, 160, 256)
     for expert, each in enumerate(source(container, "experts").chunk(2, dim=1)[1].unbind()):
         weight.data[expert].copy_(each)
-    assert [piece.source_rows for piece in target.ordered()] == [
+    assert [patch.source_rows for patch in target.ordered()] == [
         (320 * expert + 160, 320 * expert + 320) for expert in range(4)
     ]
     assert torch.equal(dense(target), values["experts"][:, 160:])
@@ -84,8 +84,8 @@ def test_experts_of_one_tensor_are_pieces_of_it(container: Any, values: dict[str
 def test_what_is_computed_is_dense(container: Any, values: dict[str, Any]) -> None:
     target, weight = parameter(512, 640)
     weight.data.copy_(source(container, "up").t().contiguous())
-    (piece,) = target.ordered()
-    assert isinstance(piece.values, torch.Tensor)
+    (patch,) = target.ordered()
+    assert isinstance(patch.values, torch.Tensor)
     assert torch.equal(dense(target), values["up"].t())
     scaled = source(container, "norm") + 1
     assert type(scaled) is torch.Tensor and torch.equal(scaled, values["norm"] + 1)
@@ -120,7 +120,7 @@ def test_rows_of_padding_are_zeros(container: Any, values: dict[str, Any]) -> No
     assert not dense(target)[640:].any()
 
 
-def test_dense_pieces_complete_a_target_at_once(values: dict[str, Any]) -> None:
+def test_dense_patches_complete_a_target_at_once(values: dict[str, Any]) -> None:
     target, weight = parameter(640, 1024)
     found: list[Any] = []
     target.complete = lambda each: found.append(dense(each))

@@ -7,7 +7,7 @@ tensor of a container. Views of them are followed; a copy from one into the othe
 made. What was recorded is loaded afterwards (`_fill`), each rank its own tiles alone.
 
 Whatever else is asked of a source gets its decoded values, so code that computes with checkpoint
-tensors works too; what it makes is copied into targets as dense pieces.
+tensors works too; what it makes is copied into targets as dense patches.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from .._engine import CompressedTensor, Tensors, dtype_of, view_of
+from .._engine import CompressedTensor, Tensors, known_dtype_of, view_of
 
 _aten = torch.ops.aten
 _FILLS = (_aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default)
 
 
-class Piece(NamedTuple):
-    """A window of a target, and what lies there."""
+class Patch(NamedTuple):
+    """A window of a target, and what it gets."""
 
     row: int
     rows: int
@@ -65,10 +65,7 @@ class Source:
         self.tensors, self.name = tensors, name
         self.stored = tensors.container[name]
         self.shape = tuple(self.stored.shape)
-        kind = dtype_of(self.stored)
-        if kind is None:
-            raise TypeError(f"tensor {name!r} has dtype {self.stored.dtype}, unknown to PyTorch")
-        self.dtype: torch.dtype = kind
+        self.dtype = known_dtype_of(name, self.stored.dtype)
 
     def tensor(self) -> Deferred:
         """What vLLM's code gets."""
@@ -114,8 +111,8 @@ class Target:
 
     def __init__(self, shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.dtype, self.device = tuple(shape), dtype, device
-        self.pieces: list[Piece] = []
-        #: Called when dense pieces are all there is to it.
+        self.patches: list[Patch] = []
+        #: Called when dense patches are all there is to it.
         self.complete: Callable[[Target], None] | None = None
         #: What it became, if it needs no container.
         self.value: Tensor | None = None
@@ -141,7 +138,7 @@ class Target:
         if number != 0:
             raise RuntimeError(f"a compressed weight is filled with {number}; {_REMEDY}")
         for (row, rows), column, width in self._windows(view):
-            self._add([Piece(row, rows, column, width, None)])
+            self._add([Patch(row, rows, column, width, None)])
 
     def copy(self, view: Tensor, values: Tensor) -> None:
         """Records what a window is to hold."""
@@ -150,11 +147,11 @@ class Target:
         if values.shape != view.shape:
             values = values.expand(view.shape)
         mine = self._windows(view)
-        pieces = _taken(mine, values) if isinstance(values, Deferred) else None
-        if pieces is None:
+        patches = _taken(mine, values) if isinstance(values, Deferred) else None
+        if patches is None:
             dense = (values.decode() if isinstance(values, Deferred) else values).to(self.dtype)
-            pieces = _cut(mine, dense)
-        self._add(pieces)
+            patches = _cut(mine, dense)
+        self._add(patches)
 
     def _windows(self, view: Tensor) -> list[_Window]:
         found = windows(view, self.columns)
@@ -165,27 +162,30 @@ class Target:
             )
         return found
 
-    def _add(self, pieces: list[Piece]) -> None:
+    def _add(self, patches: list[Patch]) -> None:
         # What is written later counts.
-        new = {piece[:4] for piece in pieces}
-        self.pieces = [piece for piece in self.pieces if piece[:4] not in new] + pieces
-        if self.complete is None or any(isinstance(p.values, Source) for p in self.pieces):
+        new = {patch[:4] for patch in patches}
+        self.patches = [patch for patch in self.patches if patch[:4] not in new] + patches
+        if self.complete is None or any(isinstance(p.values, Source) for p in self.patches):
             return
-        if sum(piece.rows * piece.columns for piece in self.pieces) >= self.rows * self.columns:
+        if sum(patch.rows * patch.columns for patch in self.patches) >= self.rows * self.columns:
             self.complete(self)
-            self.pieces.clear()
+            self.patches.clear()
 
-    def ordered(self) -> list[Piece]:
-        """All pieces by their place.
+    def ordered(self, name: str = "a layer") -> list[Patch]:
+        """All patches by their place. `name`: what has them, for errors.
 
         # Errors
         `ValueError` if they leave something out or overlap.
         """
-        pieces = sorted(self.pieces, key=lambda piece: (piece.row, piece.column))
-        found = sum(piece.rows * piece.columns for piece in pieces)
+        patches = sorted(self.patches, key=lambda patch: (patch.row, patch.column))
+        found = sum(patch.rows * patch.columns for patch in patches)
         if found != self.rows * self.columns:
-            raise ValueError(f"{found:,} of {self.rows * self.columns:,} weights are there")
-        return pieces
+            raise ValueError(
+                f"the checkpoint lacks weights of {name}: {found:,} of "
+                f"{self.rows * self.columns:,} weights are there"
+            )
+        return patches
 
 
 class Deferred(Tensor):
@@ -306,15 +306,15 @@ def windows(view: Tensor, columns: int) -> list[_Window] | None:
     return found
 
 
-def _taken(mine: list[_Window], values: Deferred) -> list[Piece] | None:
-    """Pieces of a container; None if they have to be decoded."""
+def _taken(mine: list[_Window], values: Deferred) -> list[Patch] | None:
+    """Patches of a container; None if they have to be decoded."""
     source = values.origin
     if not (isinstance(source, Source) and source.dtype == torch.bfloat16 and source.is_in_tiles):
         return None
     theirs = windows(values.placed, source.columns)
     if theirs is None:
         return None
-    pieces: list[Piece] = []
+    patches: list[Patch] = []
     others = iter(theirs)
     (begin, left), at, width = next(others)
     for (row, rows), column, _ in mine:
@@ -322,15 +322,15 @@ def _taken(mine: list[_Window], values: Deferred) -> list[Piece] | None:
             if not left:
                 (begin, left), at, width = next(others)
             count = min(rows, left)
-            pieces.append(Piece(row, count, column, width, source, begin, at))
+            patches.append(Patch(row, count, column, width, source, begin, at))
             row, rows, begin, left = row + count, rows - count, begin + count, left - count
-    return pieces
+    return patches
 
 
-def _cut(mine: list[_Window], dense: Tensor) -> list[Piece]:
+def _cut(mine: list[_Window], dense: Tensor) -> list[Patch]:
     flat = dense.reshape(-1, mine[0][2])
-    pieces, first = [], 0
+    patches, first = [], 0
     for (row, rows), column, width in mine:
-        pieces.append(Piece(row, rows, column, width, flat[first : first + rows]))
+        patches.append(Patch(row, rows, column, width, flat[first : first + rows]))
         first += rows
-    return pieces
+    return patches

@@ -1,8 +1,8 @@
 """Loads what vLLM's code has recorded: from containers in one pass, or of dense values.
 
 ```text
- pieces of one container, whole rows ──▶ as stored, or in the fast layout
- other pieces (dense ones, windows beside each other) ──▶ packed into the fast layout on a GPU,
+ patches of one container, whole rows ──▶ as stored, or in the fast layout
+ other patches (dense ones, windows beside each other) ──▶ packed into the fast layout on a GPU,
                                                           ordinary weights on the CPU
 ```
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from .._engine import (
     bring,
     why_ordinary,
 )
-from ._deferred import Piece, Source, Target
+from ._deferred import Patch, Source, Target
 from ._layers import NAMES, give, target_of
 from ._options import Options
 from ._packing import pack, without_padding
@@ -41,26 +42,36 @@ _SHARE = 2 / 3
 _CPU = torch.device("cpu")
 
 
-@dataclass
-class _Entry:
-    """A target, and the layers that have it."""
+class _Entry(NamedTuple):
+    """A target, its name, and the layers that have it."""
 
     target: Target
-    layers: list[tuple[nn.Module, str]]
     name: str
-    item: Item | None = None
-    tensors: Tensors | None = None
+    layers: list[tuple[nn.Module, str]]
+
+
+class _Stored(NamedTuple):
+    """What an entry is of a container."""
+
+    entry: _Entry
+    item: Item
+    tensors: Tensors
     #: Why it cannot stay as it is stored.
-    repacked_because: str | None = None
+    repacked_because: str | None
 
 
 @dataclass
-class _Groups:
-    """Entries of a block of a container; those that must be packed by themselves."""
+class _Block:
+    """What there is of a block of a container; `repacked`: what must be packed by itself."""
 
     tensors: Tensors
-    stored: list[_Entry] = field(default_factory=list)
-    repacked: list[_Entry] = field(default_factory=list)
+    stored: list[_Stored] = field(default_factory=list)
+    repacked: list[_Stored] = field(default_factory=list)
+
+    @property
+    def items(self) -> list[Item]:
+        """All of it."""
+        return [each.item for each in (*self.stored, *self.repacked)]
 
 
 def fill(model: nn.Module, options: Options, device: torch.device, memory: int | None) -> None:
@@ -73,15 +84,17 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
     """
     entries = [entry for entry in _entries(model) if entry.target.value is None]
     on_gpu = device.type == "cuda"
-    packed = [entry for entry in entries if not _prepare(entry, on_gpu)]
-    for entry in packed:
-        pack(entry.target, "not all of it is stored in tiles, as whole rows")
-    groups = _grouped([e for e in entries if e.item is not None], on_gpu, options.exact)
-    residences = _residences(groups, options, device, memory)
-    read = sum(e.item.stored_bytes for e in entries if e.item is not None)
+    found = [(entry, _stored(entry, on_gpu)) for entry in entries]
+    for entry, stored in found:
+        if stored is None:
+            pack(entry.target, "not all of it is stored in tiles, as whole rows")
+    held = [stored for _, stored in found if stored is not None]
+    blocks = _blocks(held, on_gpu, options.exact)
+    residences = _residences(blocks, options, device, memory)
+    read = sum(each.item.stored_bytes for each in held)
     with (bar := Bar(read)):
-        _load(groups, residences, options, device, bar)
-    _tell(groups, residences, read)
+        _load(blocks, residences, options, device, bar)
+    _tell(blocks, residences, read)
 
 
 def _entries(model: nn.Module) -> list[_Entry]:
@@ -90,7 +103,7 @@ def _entries(model: nn.Module) -> list[_Entry]:
     for path, module in model.named_modules():
         for name in NAMES:
             if (target := target_of(module, name)) is not None:
-                entry = found.setdefault(id(target), _Entry(target, [], f"{path}.{name}"))
+                entry = found.setdefault(id(target), _Entry(target, f"{path}.{name}", []))
                 entry.layers.append((module, name))
     return list(found.values())
 
@@ -98,45 +111,40 @@ def _entries(model: nn.Module) -> list[_Entry]:
 # ---- what a target is of a container ----
 
 
-def _prepare(entry: _Entry, on_gpu: bool) -> bool:
-    """Finds which tiles of a container it is; False if it has to be made of dense values."""
+def _stored(entry: _Entry, on_gpu: bool) -> _Stored | None:
+    """Finds which tiles of a container it is; None if it has to be made of dense values."""
     target = entry.target
-    try:
-        pieces = target.ordered()
-    except ValueError as error:
-        raise ValueError(f"the checkpoint lacks weights of {entry.name}: {error}") from None
-    rows = without_padding(target, pieces)
-    pieces = [piece for piece in pieces if piece.row < rows]
-    sources = [piece.values for piece in pieces if isinstance(piece.values, Source)]
-    if len(sources) < len(pieces) or any(p.columns != target.columns for p in pieces):
-        return False
+    patches = target.ordered(entry.name)
+    rows = without_padding(target, patches)
+    patches = [patch for patch in patches if patch.row < rows]
+    sources = [patch.values for patch in patches if isinstance(patch.values, Source)]
+    if len(sources) < len(patches) or any(p.columns != target.columns for p in patches):
+        return None
     if len({id(source.tensors) for source in sources}) != 1 or target.dtype != torch.bfloat16:
-        return False
-    entry.tensors = sources[0].tensors
+        return None
+    tensors, because = sources[0].tensors, None
     shape = target.shape if rows == target.rows else (rows, target.columns)
-    value = _stacked(pieces, shape)
-    entry.item = Item(entry.name, value, list(dict.fromkeys(source.name for source in sources)))
-    entry.item.reason = why_ordinary(entry.item, entry.tensors.container, False, on_gpu)
+    value = _stacked(patches, shape)
+    item = Item(entry.name, value, list(dict.fromkeys(source.name for source in sources)))
+    item.reason = why_ordinary(item, tensors.container, False, on_gpu)
     if not all(part.is_aligned for part in value.parts):
-        entry.repacked_because = (
-            f"a slice is no multiple of {TILE_ROWS} rows, {TILE_COLUMNS} columns"
-        )
+        because = f"a slice is no multiple of {TILE_ROWS} rows, {TILE_COLUMNS} columns"
     elif len(target.shape) > 2:
-        entry.repacked_because = "experts are multiplied in the fast layout"
-    if entry.repacked_because is not None and on_gpu and entry.item.reason == SMALL:
+        because = "experts are multiplied in the fast layout"
+    if because is not None and on_gpu and item.reason == SMALL:
         # Tiles around a slice are larger than what it is packed into.
-        is_smaller = entry.item.nbytes("fast") < entry.item.nbytes("ordinary")
-        entry.item.reason = None if is_smaller else SMALL
-    return True
+        is_smaller = item.nbytes("fast") < item.nbytes("ordinary")
+        item.reason = None if is_smaller else SMALL
+    return _Stored(entry, item, tensors, because)
 
 
-def _stacked(pieces: list[Piece], shape: tuple[int, ...]) -> CompressedTensor:
+def _stacked(patches: list[Patch], shape: tuple[int, ...]) -> CompressedTensor:
     """Windows of a container's tensors below each other, as a tensor in the container."""
     arrays, parts = [], []
-    for piece in pieces:
-        assert isinstance(piece.values, Source)
-        whole = piece.values.compressed()
-        (top, bottom), (left, right) = piece.source_rows, piece.source_columns
+    for patch in patches:
+        assert isinstance(patch.values, Source)
+        whole = patch.values.compressed()
+        (top, bottom), (left, right) = patch.source_rows, patch.source_columns
         arrays += whole.arrays
         parts.append(
             whole.parts[0]._replace(
@@ -149,27 +157,26 @@ def _stacked(pieces: list[Piece], shape: tuple[int, ...]) -> CompressedTensor:
 # ---- residence ----
 
 
-def _grouped(entries: list[_Entry], on_gpu: bool, exact: bool) -> list[_Groups]:
+def _blocks(held: list[_Stored], on_gpu: bool, exact: bool) -> list[_Block]:
     """By blocks of their containers, in the order in which these are stored."""
-    groups: dict[tuple[int, str], _Groups] = {}
-    for entry in entries:
-        assert entry.item is not None and entry.tensors is not None
-        block = entry.tensors.container[entry.item.sources[0]].block
-        group = groups.setdefault((id(entry.tensors), block), _Groups(entry.tensors))
+    blocks: dict[tuple[int, str], _Block] = {}
+    for each in held:
+        name = each.tensors.container[each.item.sources[0]].block
+        block = blocks.setdefault((id(each.tensors), name), _Block(each.tensors))
         # What is decoded can be any window, and experts as they are stored.
-        is_decoded = not on_gpu or (exact and len(entry.target.shape) > 2)
-        repacked = entry.repacked_because is not None and not is_decoded
-        (group.repacked if repacked else group.stored).append(entry)
-    return list(groups.values())
+        is_decoded = not on_gpu or (exact and len(each.entry.target.shape) > 2)
+        repacked = each.repacked_because is not None and not is_decoded
+        (block.repacked if repacked else block.stored).append(each)
+    return list(blocks.values())
 
 
 def _residences(
-    groups: list[_Groups], options: Options, device: torch.device, memory: int | None
+    blocks: list[_Block], options: Options, device: torch.device, memory: int | None
 ) -> list[Residence]:
-    """How each group lies."""
+    """How each block lies."""
     if device.type != "cuda" or options.residence == "stored":
-        return ["stored"] * len(groups)
-    sizes = [_nbytes(group) for group in groups]
+        return ["stored"] * len(blocks)
+    sizes = [Group(block.items).nbytes("fast") for block in blocks]
     total = sum(sizes)
     budget = total if options.residence == "fast" or memory is None else int(_SHARE * memory)
     found: list[Residence] = []
@@ -179,16 +186,11 @@ def _residences(
     return found
 
 
-def _nbytes(group: _Groups) -> int:
-    items = [e.item for e in (*group.stored, *group.repacked) if e.item is not None]
-    return sum(each.nbytes(each.form("fast")) for each in items)
-
-
 # ---- loading ----
 
 
 def _load(
-    groups: list[_Groups],
+    blocks: list[_Block],
     residences: list[Residence],
     options: Options,
     device: torch.device,
@@ -197,22 +199,21 @@ def _load(
     """Gives layers their weights, container by container and form by form."""
     entries: dict[int, _Entry] = {}
     jobs: dict[tuple[int, Residence], tuple[Tensors, list[Group]]] = {}
-    for group, residence in zip(groups, residences, strict=True):
-        forms: list[tuple[list[_Entry], Residence]]
-        forms = [(group.stored, residence), (group.repacked, "fast")]
+    for block, residence in zip(blocks, residences, strict=True):
+        forms: list[tuple[list[_Stored], Residence]]
+        forms = [(block.stored, residence), (block.repacked, "fast")]
         for some, form in forms:
-            entries |= {id(entry.item): entry for entry in some}
-            items = [entry.item for entry in some if entry.item is not None]
-            _, mine = jobs.setdefault((id(group.tensors), form), (group.tensors, []))
-            mine.append(Group(items, device, form))
+            entries |= {id(each.item): each.entry for each in some}
+            _, mine = jobs.setdefault((id(block.tensors), form), (block.tensors, []))
+            mine.append(Group([each.item for each in some], device, form))
     for tensors, mine in jobs.values():
         for item, value in bring(tensors, mine, options.exact, bar):
-            entry = entries[id(item)]
+            target, _, layers = entries[id(item)]
             if item.reason is not None:
-                value = _padded(value, entry.target).to(device)
-            for layer, name in entry.layers:
-                give(layer, name, value, entry.target)
-            entry.target.pieces.clear()
+                value = _padded(value, target).to(device)
+            for layer, name in layers:
+                give(layer, name, value, target)
+            target.patches.clear()
 
 
 def _padded(dense: Tensor, target: Target) -> Tensor:
@@ -222,17 +223,17 @@ def _padded(dense: Tensor, target: Target) -> Tensor:
     return nn.functional.pad(dense, (0, 0, 0, padding)).view(target.shape)
 
 
-def _tell(groups: list[_Groups], residences: list[Residence], read: int) -> None:
+def _tell(blocks: list[_Block], residences: list[Residence], read: int) -> None:
     """One line for each way in which weights lie, and why."""
     forms: Counter[str] = Counter(residences)
     whole = ", ".join(f"{count} blocks {form}" for form, count in forms.items())
     logger.info("df11: %s; %s bytes of compressed matrices read", whole or "nothing", f"{read:,}")
     reasons: Counter[str] = Counter()
-    for group in groups:
-        for entry in group.repacked:
-            reasons[f"repacked into the fast layout: {entry.repacked_because}"] += 1
-        for entry in (*group.stored, *group.repacked):
-            if entry.item is not None and entry.item.reason is not None:
-                reasons[f"BF16: {entry.item.reason}"] += 1
+    for block in blocks:
+        for each in block.repacked:
+            reasons[f"repacked into the fast layout: {each.repacked_because}"] += 1
+        for item in block.items:
+            if item.reason is not None:
+                reasons[f"BF16: {item.reason}"] += 1
     for reason, count in reasons.items():
         logger.info("df11: %d weights %s", count, reason)

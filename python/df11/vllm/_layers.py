@@ -59,11 +59,10 @@ def finish(layer: nn.Module, name: str, options: Options) -> None:
     if target is None:
         return
     if target.value is None:
-        where = getattr(layer, "prefix", None) or getattr(layer, "layer_name", "") or type(layer)
-        try:
-            target.ordered()
-        except ValueError as error:
-            raise ValueError(f"the checkpoint lacks weights of {where}: {error}") from None
+        where = (
+            getattr(layer, "prefix", None) or getattr(layer, "layer_name", "") or str(type(layer))
+        )
+        target.ordered(where)
         raise RuntimeError(f"weights of {where} were read and not loaded")
     value = target.value
     if isinstance(value, CompressedTensor):

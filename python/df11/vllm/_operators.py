@@ -1,10 +1,5 @@
 """Operators of layers that hold compressed matrices.
 
-```text
-df11_vllm::linear(Tensor x, Tensor key, Tensor? bias, int rows) -> Tensor
-df11_vllm::embedding(Tensor indices, Tensor key, int columns) -> Tensor
-df11_vllm::grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor key, int height) -> Tensor
-```
 They are `df11::linear`, `embedding` and `grouped_linear` of what a layer holds. A layer is named
 by its `key`, a small tensor: lengths of compressed arrays differ from layer to layer, from model to
 model of one shape, and with options. In a compiled graph they would make each layer a graph of its
@@ -15,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import vllm.envs as envs
@@ -29,6 +24,8 @@ from .._engine import CompressedTensor
 _layers: Any = import_module("vllm.model_executor.layers.linear")
 #: Bytes of a key. Compiled code may count on addresses being multiples of this.
 _KEY_BYTES = 16
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Held(NamedTuple):
@@ -47,7 +44,7 @@ _held: dict[int, Held] = {}
 
 
 def hold(weight: CompressedTensor, padding: int) -> Tensor:
-    """The key of a weight, which it keeps alive until `release`. `padding`: rows of zeros."""
+    """The key of a weight, which it keeps alive. `padding`: rows of zeros."""
     device = weight.device
     key = torch.zeros(_KEY_BYTES, dtype=torch.uint8, device=device)
     rows, _ = weight.matrix_shape
@@ -55,14 +52,24 @@ def hold(weight: CompressedTensor, padding: int) -> Tensor:
     return key
 
 
-def release(key: Tensor) -> None:
-    """Lets the weight of a key go."""
-    _held.pop(key.data_ptr(), None)
-
-
 def held_by(key: Tensor) -> Held:
     """What the layer with this key holds."""
     return _held[key.data_ptr()]
+
+
+library = torch.library.Library("df11_vllm", "DEF")
+
+
+def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Makes a function an operator; `fake` tells its result without a look at what is held."""
+    name = schema.partition("(")[0]
+
+    def register(function: Function) -> Function:
+        _engine.define(library, schema, function)
+        torch.library.register_fake(f"df11_vllm::{name}", fake, lib=library)
+        return function
+
+    return register
 
 
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -73,6 +80,10 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
+@_operator(
+    "linear(Tensor x, Tensor key, Tensor? bias, int rows) -> Tensor",
+    lambda x, key, bias, rows: x.new_empty((*x.shape[:-1], rows)),
+)
 def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     """y = x Wᵀ (+ bias): [..., rows], of which the last ones may be those of padding."""
     held = held_by(key)
@@ -87,20 +98,24 @@ def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     return y if bias is None else y + bias
 
 
-def _linear_fake(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-    return x.new_empty((*x.shape[:-1], rows))
-
-
+@_operator(
+    "embedding(Tensor indices, Tensor key, int columns) -> Tensor",
+    lambda indices, key, columns: indices.new_empty(
+        (*indices.shape, columns), dtype=torch.bfloat16
+    ),
+)
 def embedding(indices: Tensor, key: Tensor, columns: int) -> Tensor:
     """Rows by their numbers: [..., columns]."""
     held = held_by(key)
     return _engine.embedding(indices, held.arrays, held.parts)
 
 
-def _embedding_fake(indices: Tensor, key: Tensor, columns: int) -> Tensor:
-    return indices.new_empty((*indices.shape, columns), dtype=torch.bfloat16)
-
-
+@_operator(
+    "grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor key, int height) -> Tensor",
+    lambda x, offsets, rows, key, height: x.new_empty(
+        (x.shape[0] if rows is None else rows.shape[0], height)
+    ),
+)
 def grouped_linear(
     x: Tensor, offsets: Tensor, rows: Tensor | None, key: Tensor, height: int
 ) -> Tensor:
@@ -108,30 +123,3 @@ def grouped_linear(
     held = held_by(key)
     experts = held.rows // height
     return _engine.grouped_linear(x, offsets, rows, held.arrays, held.parts, experts)
-
-
-def _grouped_fake(
-    x: Tensor, offsets: Tensor, rows: Tensor | None, key: Tensor, height: int
-) -> Tensor:
-    places = x.shape[0] if rows is None else rows.shape[0]
-    return x.new_empty((places, height))
-
-
-library = torch.library.Library("df11_vllm", "DEF")
-
-
-def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    name = schema.partition("(")[0]
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for device in ("CPU", "CUDA"):
-        library.impl(name, run, device)
-    torch.library.register_fake(f"df11_vllm::{name}", fake, lib=library)
-
-
-_define("linear(Tensor x, Tensor key, Tensor? bias, int rows) -> Tensor", linear, _linear_fake)
-_define("embedding(Tensor indices, Tensor key, int columns) -> Tensor", embedding, _embedding_fake)
-_define(
-    "grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor key, int height) -> Tensor",
-    grouped_linear,
-    _grouped_fake,
-)

@@ -7,17 +7,17 @@ from torch import Tensor
 from vllm.logger import init_logger
 
 from .._engine import CompressedTensor, pack_rows
-from ._deferred import Piece, Target
+from ._deferred import Patch, Target
 
 logger = init_logger("vllm.plugins.df11")
 
 
 def pack(target: Target, because: str | None = None) -> None:
-    """Makes a target what its dense pieces say: packed on a GPU; an ordinary weight on the CPU."""
-    pieces = target.ordered()
-    value: Tensor | None = _packed(target, pieces) if _is_packed(target) else None
+    """Makes a target what its dense patches say: packed on a GPU; an ordinary weight on the CPU."""
+    patches = target.ordered()
+    value: Tensor | None = _packed(target, patches) if _is_packed(target) else None
     if value is None:
-        value = _rows(target, pieces, 0, target.rows).view(target.shape)
+        value = _rows(target, patches, 0, target.rows).view(target.shape)
         because = because or "it is small, on the CPU, or has too many exceptions"
         logger.info_once("df11: a weight of shape %s stays BF16: %s", target.shape, because)
     target.value = value
@@ -29,52 +29,51 @@ def _is_packed(target: Target) -> bool:
     return target.device.type == "cuda" and fits and not small
 
 
-def _packed(target: Target, pieces: list[Piece]) -> CompressedTensor | None:
+def _packed(target: Target, patches: list[Patch]) -> CompressedTensor | None:
     """In the fast layout; None if exceptions are too many for that."""
     device = torch.device("cuda", torch.cuda.current_device())
-    rows = without_padding(target, pieces)
+    rows = without_padding(target, patches)
     result = pack_rows(
         device,
         rows,
         target.columns,
-        lambda begin, end: _rows(target, pieces, begin, end, device),
+        lambda begin, end: _rows(target, patches, begin, end, device),
     )
     if result is None:
         return None
-    arrays, part = result
     shape = target.shape if rows == target.rows else (rows, target.columns)
-    return CompressedTensor(arrays, [part], shape)
+    return CompressedTensor(*result, shape)
 
 
-def without_padding(target: Target, pieces: list[Piece]) -> int:
+def without_padding(target: Target, patches: list[Patch]) -> int:
     """Rows before those of zeros at the end, which would be exceptions in the fast layout."""
     rows = target.rows
-    for piece in reversed(pieces):
-        if piece.values is not None or piece.columns != target.columns:
+    for patch in reversed(patches):
+        if patch.values is not None or patch.columns != target.columns:
             break
-        rows = piece.row
+        rows = patch.row
     return rows or target.rows
 
 
 def _rows(
-    target: Target, pieces: list[Piece], begin: int, end: int, device: torch.device | None = None
+    target: Target, patches: list[Patch], begin: int, end: int, device: torch.device | None = None
 ) -> Tensor:
     """Some rows of a target."""
     device = device or target.device
     rows = torch.zeros(end - begin, target.columns, dtype=target.dtype, device=device)
-    for piece in pieces:
-        first, last = max(begin, piece.row), min(end, piece.row + piece.rows)
-        if first >= last or piece.values is None:
+    for patch in patches:
+        first, last = max(begin, patch.row), min(end, patch.row + patch.rows)
+        if first >= last or patch.values is None:
             continue
-        skipped = first - piece.row
-        some = piece._replace(
+        skipped = first - patch.row
+        some = patch._replace(
             row=first,
             rows=last - first,
-            source_row=piece.source_row + skipped,
-            values=piece.values[skipped : skipped + last - first]
-            if isinstance(piece.values, Tensor)
-            else piece.values,
+            source_row=patch.source_row + skipped,
+            values=patch.values[skipped : skipped + last - first]
+            if isinstance(patch.values, Tensor)
+            else patch.values,
         )
-        place = rows[first - begin : last - begin, piece.column : piece.column + piece.columns]
+        place = rows[first - begin : last - begin, patch.column : patch.column + patch.columns]
         place.copy_(some.dense())
     return rows

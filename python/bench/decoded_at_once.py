@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Products with many rows of x in the fast layout, decoded before by some MB at once, and cuBLAS's.
 
-    python bench/chunks.py [--rows 193,512] [--megabytes 60,120]
+    python bench/decoded_at_once.py [--rows 193,512] [--megabytes 60,120]
 
 Microseconds for the four matrices of a layer of Llama-3.1-8B together: a CUDA graph of the four,
 ten times, the best of three. Weights N(0, 0.02²).
@@ -47,7 +47,7 @@ def main() -> None:
             return y
 
         def decoded(xs: list[torch.Tensor] = xs) -> torch.Tensor:
-            for x, (arrays, part) in zip(xs, packed, strict=True):
+            for x, (arrays, (part,)) in zip(xs, packed, strict=True):
                 y = torch.ops.df11.linear(x, arrays, part, None, False)
             return y
 
