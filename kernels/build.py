@@ -215,6 +215,9 @@ def build() -> tuple[dict[str, bytes], bool]:
             code, log = assemble(tools, source, target)
             taken[target] = resources(log)
             good &= report_resources(taken[target], target)
+            for line in re.findall(r".*Potential Performance Loss.*", log):
+                print(f"{target}: {line}")
+                good = False
             if target in KEPT_TARGETS or target == HOPPER_TARGET:
                 files[f"{module}.{target}.cubin"] = code
                 hashes[f"{module}.{target}.cubin"] = {"sha256": sha256(code), "ptx": sha256(source)}

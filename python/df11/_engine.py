@@ -8,6 +8,7 @@ from ._dispatch import view_of as view_of
 from ._matrices import FAST as FAST
 from ._matrices import TILE_COLUMNS as TILE_COLUMNS
 from ._matrices import TILE_ROWS as TILE_ROWS
+from ._native import devices as devices
 from ._ops import decode as decode
 from ._ops import define as define
 from ._ops import embedding as embedding

@@ -216,6 +216,23 @@ def test_weights_are_not_loaded_again_in_service() -> None:
         loader.get_all_weights(ModelConfig.__new__(ModelConfig), torch.nn.Sequential(layer))
 
 
+def test_launches_begin_early_unless_told_otherwise() -> None:
+    from df11.vllm._loader import let_launches_begin_early
+    from torch._inductor import config as inductor
+
+    def chosen(driver: tuple[int, int], **told: Any) -> object:
+        config = VllmConfig()
+        options = config.compilation_config.inductor_compile_config
+        options |= {f"triton.{name}": value for name, value in told.items()}
+        let_launches_begin_early(config, driver)
+        return options.get("triton.enable_pdl")
+
+    assert hasattr(inductor.triton, "enable_pdl")
+    assert chosen((13, 0)) is True
+    assert chosen((12, 2)) is None
+    assert chosen((13, 0), enable_pdl=False) is False
+
+
 def test_compiled_graphs_are_kept_by_which_weights_are_ordinary() -> None:
     from df11.vllm._loader import tell_compiler
 

@@ -76,6 +76,7 @@ class Df11ModelLoader(DefaultModelLoader):
             _refuse(vllm_config, config)
             if torch.cuda.is_available():
                 _engine.serve()
+                let_launches_begin_early(vllm_config, _engine.devices()[0]["driver"])
         elif self.options:
             raise ValueError(
                 f"--model-loader-extra-config names {', '.join(self.options)}, which are options "
@@ -147,6 +148,20 @@ class Df11ModelLoader(DefaultModelLoader):
             )
         folder = Path(model, subfolder or "")
         return folder if next(folder.glob(_PATTERNS[0]), None) is not None else None
+
+
+def let_launches_begin_early(vllm_config: VllmConfig, driver: tuple[int, int]) -> None:
+    """Has what inductor compiles begin while the kernel before it ends, as products do.
+
+    Programmatic dependent launch, for compute capability 9.0 and newer, of which inductor knows.
+    Products let the next launch begin when they have waited themselves: inductor's kernels wait for
+    the one before alone. `driver`: the CUDA version that it knows; before 12.3 graphs cannot hold
+    such launches. Before the model is made, as its compiler takes over the config then.
+    """
+    if driver >= (12, 3):
+        vllm_config.compilation_config.inductor_compile_config.setdefault(
+            "triton.enable_pdl", True
+        )
 
 
 def tell_compiler(model: nn.Module, vllm_config: VllmConfig) -> None:
