@@ -29,11 +29,16 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def device_of(text: str) -> str:
+    """A device. Asked for alone: to look for GPUs keeps processes from forking (vLLM's engine)."""
+    return text if text != "auto" else "cuda:0" if torch.cuda.is_available() else "cpu"
+
+
 #: Options of several benchmarks.
 OPTIONS: dict[str, dict[str, Any]] = {
     "--geometry": {"choices": GEOMETRIES, "default": "llama-3.1-8b"},
     "--layers": {"type": int, "help": "layers, instead of the geometry's"},
-    "--device": {"default": "cuda:0" if torch.cuda.is_available() else "cpu"},
+    "--device": {"type": device_of, "default": "auto", "help": "a GPU, if there is one"},
     "--layout": {"choices": ["gap", "tile"], "help": "how weights are stored"},
     "--mode": {"choices": ["exact", "fused"], "default": "exact"},
     "--residence": {"choices": ["stored", "fast", "auto"], "default": "stored"},
