@@ -156,12 +156,6 @@ def adapted(model: Any, **options: Any) -> Any:
     return peft.get_peft_model(model.requires_grad_(False), config)
 
 
-def prompt(rows: int = 2, length: int = 37) -> Any:
-    """Seeded tokens."""
-    generator = torch.Generator().manual_seed(3)
-    return torch.randint(1, SMALL["vocab_size"] - 1, (rows, length), generator=generator)
-
-
 def load(folder: Path, device: Any = "cpu", **options: Any) -> Any:
     """The causal model of a folder."""
     return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map=device, **options)

@@ -217,11 +217,14 @@ def test_weights_are_not_loaded_again_in_service() -> None:
 
 
 def test_launches_begin_early_unless_told_otherwise() -> None:
-    from df11.vllm._loader import let_launches_begin_early
     from torch._inductor import config as inductor
+    from vllm.config.lora import LoRAConfig
 
-    def chosen(driver: tuple[int, int], **told: Any) -> object:
+    from df11.vllm._loader import let_launches_begin_early
+
+    def chosen(driver: tuple[int, int], lora: bool = False, **told: Any) -> object:
         config = VllmConfig()
+        config.lora_config = LoRAConfig(max_lora_rank=8) if lora else None
         options = config.compilation_config.inductor_compile_config
         options |= {f"triton.{name}": value for name, value in told.items()}
         let_launches_begin_early(config, driver)
@@ -230,6 +233,7 @@ def test_launches_begin_early_unless_told_otherwise() -> None:
     assert hasattr(inductor.triton, "enable_pdl")
     assert chosen((13, 0)) is True
     assert chosen((12, 2)) is None
+    assert chosen((13, 0), lora=True) is None
     assert chosen((13, 0), enable_pdl=False) is False
 
 

@@ -76,7 +76,9 @@ class Df11ModelLoader(DefaultModelLoader):
             _refuse(vllm_config, config)
             if torch.cuda.is_available():
                 _engine.serve()
-                let_launches_begin_early(vllm_config, _engine.devices()[0]["driver"])
+                # Exact mode has what BF16 has.
+                if config.mode == "fused":
+                    let_launches_begin_early(vllm_config, _engine.devices()[0]["driver"])
         elif self.options:
             raise ValueError(
                 f"--model-loader-extra-config names {', '.join(self.options)}, which are options "
@@ -154,14 +156,15 @@ def let_launches_begin_early(vllm_config: VllmConfig, driver: tuple[int, int]) -
     """Has what inductor compiles begin while the kernel before it ends, as products do.
 
     Programmatic dependent launch, for compute capability 9.0 and newer, of which inductor knows.
-    Products let the next launch begin when they have waited themselves: inductor's kernels wait for
-    the one before alone. `driver`: the CUDA version that it knows; before 12.3 graphs cannot hold
-    such launches. Before the model is made, as its compiler takes over the config then.
+    `driver`: the CUDA version that it knows; before 12.3 graphs cannot hold such launches. Before
+    the model is made, as its compiler takes over the config then.
+
+    Inductor's kernels wait for the one before alone. That is right as long as each kernel lets the
+    next one begin after it has waited itself, as products do, or not at all, as nearly all of
+    vLLM's. Those of LoRA begin early and do not wait, so with adapters nothing else does.
     """
-    if driver >= (12, 3):
-        vllm_config.compilation_config.inductor_compile_config.setdefault(
-            "triton.enable_pdl", True
-        )
+    if driver >= (12, 3) and vllm_config.lora_config is None:
+        vllm_config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
 
 
 def tell_compiler(model: nn.Module, vllm_config: VllmConfig) -> None:
