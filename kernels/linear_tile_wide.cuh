@@ -27,13 +27,13 @@
 // those that multiply take 168 (104 up to 32 rows), those that decode 64 (80), the others 56.
 // Shared memory for tiles of at most 2704 bytes of bits: 224 KiB with 64 rows of x, 208 with 32.
 // Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 in microseconds, nvcc 13.5
-// (benches/record/2026-11-22-linear-tile.md):
+// (benches/record/2026-11-23-linear-tile.md; decoding to memory: the one of 2026-11-22):
 //   rows of x                          32     64
-//   H100                              188    218
+//   H100                              179    212
 //   H100, decode to memory, cuBLASLt         464
-//   H200, gpu-scope loads of sums     196    242
+//   H200                              177    209
 //   H200, decode to memory, cuBLASLt  364    362
-// What limits it: with 64 rows on an H100, 27 of the 218 are the meeting of sums. Decoding takes
+// What limits it: with 64 rows on an H100, 27 of then 218 were the meeting of sums. Decoding takes
 // about 30 wavefronts of shared memory a unit, of 34 clocks: look-ups 14, an atom's way in and out
 // 8, x 4.
 //
