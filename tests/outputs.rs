@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicU32, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use command::{Fixture, Folder, assert_fails, names, text};
@@ -357,24 +357,49 @@ fn parts(folder: &Folder) -> Vec<String> {
     names
 }
 
-/// Looks very often: what is waited for may be short.
+/// Sends a run a signal.
 #[cfg(unix)]
-fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < end, "never: {what}");
-        thread::sleep(Duration::from_micros(200));
+fn signal(run: &std::process::Child, name: &str) {
+    let pid = run.id().to_string();
+    assert!(std::process::Command::new("kill").args([name, &pid]).status().unwrap().success());
+}
+
+/// A run that has begun to write, which stands still there. However busy the machine is: one that
+/// was done before it was seen is started again.
+#[cfg(unix)]
+fn standing_run(
+    folder: &Folder,
+    out: &str,
+    writes: impl Fn(&[String]) -> bool,
+) -> std::process::Child {
+    for _ in 0..50 {
+        let mut run = folder.start(&format!("compress big/model -o {out} --threads=1"));
+        while !writes(&parts(folder)) && run.try_wait().unwrap().is_none() {
+            thread::sleep(Duration::from_micros(200));
+        }
+        if run.try_wait().unwrap().is_none() {
+            signal(&run, "-STOP");
+            // Until it does.
+            thread::sleep(Duration::from_millis(20));
+            if writes(&parts(folder)) {
+                return run;
+            }
+            signal(&run, "-CONT");
+        }
+        assert!(run.wait().unwrap().success());
+        let path = folder.path(out);
+        if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.unwrap();
     }
+    panic!("no run was seen writing {out}");
 }
 
 #[cfg(unix)]
 #[test]
 fn leftovers_of_killed_runs_are_found_told_and_removed() {
     let big = big();
-    let outs = ["new.df11", "new"];
-    let runs = outs.map(|out| big.start(&format!("compress big/model -o {out} --threads=1")));
-    wait_until("both runs have begun to write", || parts(&big).len() == runs.len());
-    for mut run in runs {
+    let first = standing_run(&big, "new.df11", |parts| parts.len() == 1);
+    let second = standing_run(&big, "new", |parts| parts.len() == 2);
+    for mut run in [first, second] {
         run.kill().unwrap();
         run.wait().unwrap();
     }
@@ -386,15 +411,14 @@ fn leftovers_of_killed_runs_are_found_told_and_removed() {
     assert!(left.iter().all(|part| check["value"].to_string().contains(part.as_str())), "{check}");
 
     // What a run still uses is nobody's leftover, and is there till its end.
-    let slow = big.start("compress big/model -o slow.df11 --threads=1");
     // It removes the leftovers itself.
-    wait_until("a third run writes, and the leftovers are gone", || {
-        parts(&big).len() == 1 && !left.iter().any(|part| big.path(part).exists())
-    });
+    let slow =
+        standing_run(&big, "slow.df11", |parts| parts.len() == 1 && !left.contains(&parts[0]));
     big.write(&left[0], "as a killed run leaves it");
     let said = big.run("decompress model.df11 -o back");
     assert!(said.status.success(), "{}", text(&said.stderr));
     assert!(text(&said.stdout).contains(&left[0]), "{}", text(&said.stdout));
+    signal(&slow, "-CONT");
     assert!(slow.wait_with_output().unwrap().status.success());
     assert_eq!(big.names(), ["back", "big", "model", "model.df11", "slow.df11"]);
     assert_eq!(big.json("doctor --folder .")["checks"]["leftovers"]["status"], "ok");
