@@ -2,6 +2,7 @@
 #pragma once
 #include "warp.cuh"
 
+namespace df11 {
 // Copies 16-byte words into shared memory; all threads of the block, which synchronise afterwards.
 __device__ inline void copy_to_shared(void* to, const void* from, u32 bytes) {
     for (u32 at = threadIdx.x; at < bytes / 16; at += blockDim.x)
@@ -12,3 +13,4 @@ __device__ inline void copy_to_shared(void* to, const void* from, u32 bytes) {
 __device__ inline void group_barrier(u32 group, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");
 }
+}  // namespace df11

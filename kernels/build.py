@@ -247,7 +247,8 @@ def constants(ptx: str, module: str) -> list[int]:
     """The words of the module's array of constants, as PTX initialises it: byte by byte, without
     the last zeros.
     """
-    pattern = rf"^\.const \.align 4 \.b8 {module}_constants\[(\d+)\] = {{(.*)}};$"
+    # Its name says the namespace too.
+    pattern = rf"^\.const \.align 4 \.b8 \w+{module}_constantsE\[(\d+)\] = {{(.*)}};$"
     size, array = re.search(pattern, ptx, re.MULTILINE).groups()
     given = bytes(map(int, array.split(",")))
     return [word for (word,) in struct.iter_unpack("<I", given.ljust(int(size), b"\0"))]

@@ -39,6 +39,7 @@
 #include "gap_thread.cuh"
 #include "warp.cuh"
 
+namespace df11::gap {
 #ifndef DF11_WARPS
 #define DF11_WARPS 12
 #endif
@@ -543,3 +544,4 @@ extern "C" __global__ void df11_gap_constants(u32* out) {
 #pragma unroll 1
     for (u32 i = 0; i < count; i++) out[i] = gap_constants[i];
 }
+}  // namespace df11::gap

@@ -4,6 +4,7 @@
 #include "gap_task.cuh"
 #include "shared.cuh"
 
+namespace df11::gap {
 constexpr u32 MAX_WARPS = 16;
 
 struct BlockMemory {
@@ -20,3 +21,4 @@ __device__ inline u32 block_address() {
     asm volatile("" : "+r"(address));
     return address;
 }
+}  // namespace df11::gap

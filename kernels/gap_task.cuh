@@ -3,6 +3,7 @@
 #pragma once
 #include "task.cuh"
 
+namespace df11::gap {
 // Bits that index the pair table.
 #ifndef DF11_TABLE_BITS
 #define DF11_TABLE_BITS 12
@@ -67,3 +68,4 @@ struct alignas(16) GapTask {
 constexpr u32 STATUS_THREAD_END = 2;  // a thread does not end where the next one starts
 constexpr u32 STATUS_BLOCK_END = 4;   // a thread block has not as many codes as its offsets say
 constexpr u32 STATUS_OFFSETS = 8;     // output offsets do not start at 0 or end at `elements`
+}  // namespace df11::gap

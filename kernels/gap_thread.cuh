@@ -3,6 +3,7 @@
 #pragma once
 #include "gap_shared.cuh"
 
+namespace df11::gap {
 // Rows of a warp's bits: word j of lane l is in bits[(j + 1) * 32 + l], so that lanes never meet in
 // a bank. Row 0 is never decoded, and exists because positions are counted from two bits before the
 // word: a window shifted by two is an index times the four bytes of an entry.
@@ -89,3 +90,4 @@ __device__ inline u32 merge_pair(u32 exponents, u32 plane) {
 __device__ inline u16 merge_one(u32 exponent, u32 plane) {
     return u16((plane & 0x80) << 8 | exponent << 7 | plane & 0x7F);
 }
+}  // namespace df11::gap

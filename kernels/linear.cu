@@ -54,6 +54,7 @@
 #include "linear_tile_gather.cuh"
 #include "linear_tile_wide.cuh"
 
+namespace df11::linear {
 // Warps that multiply: how sums are split, so that another number gives other bits.
 constexpr u32 LINEAR_WARPS = 16;
 // Steps that a warp, or stages that a block has on their way.
@@ -285,3 +286,4 @@ extern "C" __global__ void df11_linear_constants(u32* out) {
 #pragma unroll 1
     for (u32 i = 0; i < count; i++) out[i] = linear_constants[i];
 }
+}  // namespace df11::linear

@@ -4,6 +4,7 @@
 #pragma once
 #include "linear_fast.cuh"
 
+namespace df11::linear {
 constexpr u32 MOST_STAGES = 16;
 // Barriers, full and empty, before the stages; rows of x in a stage are 16 bytes apart modulo 128,
 // so that the rows of a matrix never meet in a bank.
@@ -308,3 +309,4 @@ __device__ __forceinline__ void linear_bulk(const Work& work) {
     wait_for_cluster();
 }
 #endif
+}  // namespace df11::linear

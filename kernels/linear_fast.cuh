@@ -2,6 +2,7 @@
 #pragma once
 #include "linear_work.cuh"
 
+namespace df11::linear {
 extern __shared__ __align__(128) u8 linear_shared[];
 
 // Sums of a warp in shared memory: for each of eight rows of x, 32 of a strip, and room so that
@@ -216,3 +217,4 @@ __device__ __forceinline__ void linear_fast(const Work& work) {
     }
     if (problems) atomicOr(work.status(), problems);
 }
+}  // namespace df11::linear

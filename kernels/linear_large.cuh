@@ -38,6 +38,7 @@
 #pragma once
 #include "linear_wide.cuh"
 
+namespace df11::linear {
 constexpr u32 LARGE_WARPS = 2 * LARGE_STRIPS;
 constexpr u32 LARGE_THREADS = (LARGE_WARPS + WIDE_ASKING) * LANES;
 // Most stages of a ring, and the slices of a group's sums.
@@ -344,3 +345,4 @@ __device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
     }
 }
 #endif
+}  // namespace df11::linear

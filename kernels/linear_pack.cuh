@@ -2,6 +2,7 @@
 #pragma once
 #include "linear_work.cuh"
 
+namespace df11::linear {
 // Where a lane's units of a tile are: of step t, row r of four: strip row lane / 4 + 8 r. In memory
 // they are the columns from 32 t + lane % 4 * 8 on; in the fast layout two of each eight columns.
 struct TileOf {
@@ -309,3 +310,4 @@ __device__ __forceinline__ void gather_tile(const GatherTask& task) {
     for (u32 k = 0; k < 8; k++)
         if (column + k < task.columns) to[k] = u16(w[k / 2] >> (16 * (k % 2)));
 }
+}  // namespace df11::linear

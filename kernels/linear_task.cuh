@@ -4,6 +4,13 @@
 #pragma once
 #include "task.cuh"
 
+namespace df11::tile {
+struct TileTable;
+}
+
+namespace df11::linear {
+using tile::TileTable;
+
 // The fast layout: a matrix as it may lie in GPU memory, never in a file. Three arrays:
 //
 //   data      For each strip of 32 rows, for each step of 32 columns, 1536 bytes. A strip has
@@ -53,7 +60,6 @@ static_assert(sizeof(FastHead) == 8, "heads have no padding");
 // The host promises that the arrays have the bytes that the layout gives for `rows`, the launch's
 // `columns` and the whole's, and that y has room for x_rows rows. What the arrays hold may be
 // anything.
-struct TileTable;
 struct alignas(16) LinearMatrix {
     const u8* data;  // aligned to 16
     const void* index;
@@ -357,3 +363,4 @@ constexpr u32 UNPACK_WARPS = 8;
 // Bits of the status word.
 constexpr u32 STATUS_ENTRIES = 128;  // a head names entries that do not exist
 constexpr u32 STATUS_INDEX = 256;    // an index or an offset names a row that does not exist
+}  // namespace df11::linear

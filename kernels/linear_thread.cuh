@@ -5,6 +5,7 @@
 #include "shared.cuh"
 #include "warp.cuh"
 
+namespace df11::linear {
 // As copy_async, of `bytes` bytes, at most 16; the rest of the 16 becomes zero. Kept in L1, for
 // other warps.
 __device__ inline void copy_part_async(u32 to, const void* from, u32 bytes) {
@@ -112,3 +113,4 @@ __device__ inline u32 encode_codes(const u32 (&codes)[8]) {
     return fields[0] | fields[1] >> 4 | rotate_right(fields[2], 24) |
            rotate_right(fields[3] >> 4, 24);
 }
+}  // namespace df11::linear

@@ -71,6 +71,7 @@
 #include "linear_tile_edge.cuh"
 #include "linear_tile_x.cuh"
 
+namespace df11::linear {
 template <u32 EIGHTS, class X>
 __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlock& block,
                                                TileShared& common, FirstTile& tile, u32 warp,
@@ -210,3 +211,4 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
         multiply_tiles<EIGHTS, X>(work, block, common, first, warp - TILE_HELPERS, warps, lane);
     }
 }
+}  // namespace df11::linear

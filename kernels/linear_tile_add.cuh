@@ -3,6 +3,7 @@
 #include "linear_tile_block.cuh"
 #include "linear_tile_unit.cuh"
 
+namespace df11::linear {
 // The block's matrices, one after the other.
 struct MatrixWalk {
     u32 item, matrix;  // of the launch; an item of the matrix, if there is one
@@ -165,3 +166,4 @@ __device__ __noinline__ void add_last(const Shared work, TileShared& common, u32
     }
     add_slices<2>(work, at, threadIdx.x, TILE_HELPERS * LANES);
 }
+}  // namespace df11::linear

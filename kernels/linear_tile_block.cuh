@@ -3,6 +3,7 @@
 #pragma once
 #include "linear_tile_walk.cuh"
 
+namespace df11::linear {
 // Waits until a barrier's phase of this parity, the last one or the one before, is complete.
 __device__ inline void wait_parity(u32 barrier, u32 parity) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -129,3 +130,4 @@ __device__ __forceinline__ void make_barriers(TileShared& common, u32 warp, u32 
     }
     show_barriers();
 }
+}  // namespace df11::linear

@@ -3,6 +3,7 @@
 #include "linear_tile_block.cuh"
 #include "linear_tile_unit.cuh"
 
+namespace df11::linear {
 // What a warp that decodes needs of a tile.
 struct alignas(16) Ticket {
     const u8* plane;
@@ -144,3 +145,4 @@ struct FirstTile {
                    block.slot_full + warp * TILE_SLOTS * 8, lane, problems);
     }
 };
+}  // namespace df11::linear

@@ -3,6 +3,7 @@
 #include "linear_tile_unit.cuh"
 #include "linear_tile_walk.cuh"
 
+namespace df11::linear {
 // A lane's eight columns of a row of x from a column on.
 __device__ __forceinline__ uint4 load_x(const Shared& work, u32 row, u32 column, bool aligned) {
     if (row >= work.launch.x_rows) return make_uint4(0, 0, 0, 0);
@@ -83,3 +84,4 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 t
     }
     return problems | check_end(found.lane, position + POSITION_OF_BIT_0);
 }
+}  // namespace df11::linear

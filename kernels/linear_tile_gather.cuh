@@ -10,6 +10,7 @@
 #include "linear_pack.cuh"
 #include "linear_tile.cuh"
 
+namespace df11::linear {
 // Bytes of the bits of four lanes that a warp stages; more are read where they are stored.
 constexpr u32 GATHER_STAGE = 1024;
 
@@ -114,3 +115,4 @@ __device__ __forceinline__ void gather_stored(const GatherTask& task) {
     }
     if (problems) atomicOr(task.status, problems);
 }
+}  // namespace df11::linear

@@ -4,6 +4,7 @@
 #include "linear_tile.cuh"
 #include "linear_wide.cuh"
 
+namespace df11::linear {
 // Warps that decode, in two sets; that multiply, that bring tiles, that bring x.
 constexpr u32 DECODERS = 16, SET_WARPS = 8, SETS = DECODERS / SET_WARPS, MULTIPLIERS = 4;
 constexpr u32 DECODED_THREADS = (DECODERS + TILE_HELPERS + MULTIPLIERS) * LANES;
@@ -111,3 +112,4 @@ struct RingPlace {
     }
 };
 #endif
+}  // namespace df11::linear

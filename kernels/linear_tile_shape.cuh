@@ -5,6 +5,9 @@
 #include "linear_wide.cuh"
 #include "tile_code.cuh"
 
+namespace df11::linear {
+using namespace tile;
+
 constexpr u32 TILE_BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8, TILE_WIDTH = TILE_STEPS * STEP_COLUMNS;
 // Bytes of the plane that a warp loads at once, two units of each lane; those of a band.
 constexpr u32 PLANE_PAIR = LANES * 16, PLANE_BAND = PLANE_PAIR * BAND_UNITS / 2;
@@ -80,3 +83,4 @@ __host__ __device__ constexpr u32 tile_slot_bytes(u32 shared, u32 warps, u32 x_r
               left = shared - tile_fixed_bytes(x_rows, tables, sets) - xs - warps * own;
     return left / (warps * TILE_SLOTS * 16) * 16;
 }
+}  // namespace df11::linear

@@ -3,6 +3,7 @@
 #pragma once
 #include "linear_tile_rounds.cuh"
 
+namespace df11::linear {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // A group's sums, of all warps that multiply.
 template <u32 N>
@@ -177,3 +178,4 @@ __device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLau
     if (threadIdx.x == 0 && (atomicAdd(counter, MEETING_LEFT) >> 16) == last - first) *counter = 0;
 }
 #endif
+}  // namespace df11::linear

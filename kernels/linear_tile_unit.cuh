@@ -3,6 +3,7 @@
 #pragma once
 #include "linear_tile_shape.cuh"
 
+namespace df11::linear {
 // Where a lane's bits lie, counted from 30 bits before those that are staged; and its end, with the
 // bits that may be left after its last code from bit 20 on.
 struct LaneBits {
@@ -199,3 +200,4 @@ __device__ __forceinline__ void load_x_where(uint4& x, u64 from, bool exists) {
         : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
         : "l"(from), "r"(u32(exists)));
 }
+}  // namespace df11::linear

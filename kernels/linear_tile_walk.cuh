@@ -3,6 +3,7 @@
 #pragma once
 #include "linear_tile_shape.cuh"
 
+namespace df11::linear {
 // How a range of tiles is shared out among warps: by its length alone, as sums are added run by
 // run.
 struct Runs {
@@ -97,3 +98,4 @@ struct TileWalk {
         return run + 1 == count ? MOST_RUNS + 1 - count : 1;
     }
 };
+}  // namespace df11::linear

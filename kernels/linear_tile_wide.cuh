@@ -45,6 +45,7 @@
 #pragma once
 #include "linear_tile_sums.cuh"
 
+namespace df11::linear {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 constexpr u32 TICKET_TABLE = 8, TICKET_NO_ROWS = 16, TICKET_NO_COLUMNS = 32;
 
@@ -503,3 +504,4 @@ __device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
     }
 }
 #endif
+}  // namespace df11::linear

@@ -3,6 +3,7 @@
 #include "linear_tile_block.cuh"
 #include "linear_tile_unit.cuh"
 
+namespace df11::linear {
 // Where a lane has eight rows of a unit that is not held. `rest`: of the first one.
 template <u32 EIGHTS>
 __device__ __forceinline__ u32 rest_place(u32 rest, u32 unit, u32 eight) {
@@ -141,3 +142,4 @@ template <>
 struct WarpX<1, true> {
     using Type = SharedX;
 };
+}  // namespace df11::linear

@@ -3,6 +3,7 @@
 #pragma once
 #include "linear_thread.cuh"
 
+namespace df11::linear {
 // A FastHead as loaded.
 struct Head {
     uint2 words;
@@ -73,3 +74,4 @@ __device__ inline void transpose_quads(u32 (&words)[4], u32 lane) {
     words[2] = v.z;
     words[3] = v.w;
 }
+}  // namespace df11::linear

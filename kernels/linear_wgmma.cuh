@@ -3,6 +3,7 @@
 #pragma once
 #include "task.cuh"
 
+namespace df11::linear {
 // Before the first product, and after registers of weights or sums have been written.
 __device__ inline void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_products() {
@@ -87,3 +88,4 @@ __device__ inline void multiply_stored(float (&d)[32], u32 w, u32 x) {
                  : SUMS_16(0), SUMS_16(16)
                  : "r"(w), "r"(x));
 }
+}  // namespace df11::linear

@@ -52,6 +52,7 @@
 #include "linear_bulk.cuh"
 #include "linear_wgmma.cuh"
 
+namespace df11::linear {
 constexpr u32 WIDE_WARPS = 2 * WIDE_STRIPS;
 constexpr u32 WIDE_ASKING = 4;
 constexpr u32 WIDE_THREADS = (WIDE_WARPS + WIDE_ASKING) * LANES;
@@ -689,3 +690,4 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     wait_for_cluster();
 }
 #endif
+}  // namespace df11::linear

@@ -3,6 +3,7 @@
 #include "block.cuh"
 #include "linear_warp.cuh"
 
+namespace df11::linear {
 __host__ __device__ constexpr u32 steps_of(u32 columns) {
     return (columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
 }
@@ -152,3 +153,4 @@ struct Grouped {
         return at;
     }
 };
+}  // namespace df11::linear

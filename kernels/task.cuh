@@ -1,6 +1,7 @@
 // What the tasks of all encodings have in common. Rust mirrors it: src/gpu/task.rs.
 #pragma once
 
+namespace df11 {
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -16,3 +17,4 @@ struct TableTask {
 // The bit of the status word that all encodings share; each has more of its own. 0 is success, and
 // kernels only set bits.
 constexpr u32 STATUS_NO_CODE = 1;  // bits that are no code
+}  // namespace df11

@@ -53,6 +53,7 @@
 #include "tile_thread.cuh"
 #include "warp.cuh"
 
+namespace df11::tile {
 // The most warps of a block: what a multiprocessor has registers for.
 #ifndef TILE_WARPS
 #define TILE_WARPS 24
@@ -483,3 +484,4 @@ extern "C" __global__ void df11_tile_constants(u32* out) {
 #pragma unroll 1
     for (u32 i = 0; i < count; i++) out[i] = tile_constants[i];
 }
+}  // namespace df11::tile

@@ -2,6 +2,7 @@
 #pragma once
 #include "tile_task.cuh"
 
+namespace df11::tile {
 // Positions count from 30 bits before the first staged one, so that a window shifted by two is an
 // index times the four bytes of an entry.
 constexpr u32 POSITION_OF_BIT_0 = 30, WINDOW_BITS = 62;
@@ -66,3 +67,4 @@ __device__ inline uint4 load_plane(const u8* p) {
 __device__ inline void prefetch_l2(const u8* p) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
+}  // namespace df11::tile

@@ -4,6 +4,7 @@
 #include "shared.cuh"
 #include "tile_task.cuh"
 
+namespace df11::tile {
 // At a multiple of its size, so that one logic op makes an entry's address.
 __shared__ __align__(16) TileTable shared_tables[2];
 
@@ -30,3 +31,4 @@ __device__ inline u32 stages_bytes() {
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
     return bytes;
 }
+}  // namespace df11::tile

@@ -3,6 +3,7 @@
 #pragma once
 #include "task.cuh"
 
+namespace df11::tile {
 // Bits of the longest code, which index the table.
 #ifndef TILE_TABLE_BITS
 #define TILE_TABLE_BITS 12
@@ -84,3 +85,4 @@ struct TileTasks {
 constexpr u32 STATUS_LANE_END = 16;   // a lane's codes have not as many bits as its record says
 constexpr u32 STATUS_RECORDS = 32;    // a tile's lanes have not as many bits as its offsets say
 constexpr u32 STATUS_LAST_PAIR = 64;  // a pair of one weight has two exponents
+}  // namespace df11::tile

@@ -3,6 +3,7 @@
 #include "tile_code.cuh"
 #include "tile_shared.cuh"
 
+namespace df11::tile {
 // A warp's staged bits, by shared address.
 struct Bits {
     u32 stage, stage_bytes;
@@ -67,3 +68,4 @@ __device__ inline void decode_unit(u32 table, const Bits& bits, u32& position, u
     }
     position += total;
 }
+}  // namespace df11::tile

@@ -2,6 +2,7 @@
 #pragma once
 #include "task.cuh"
 
+namespace df11 {
 constexpr u32 LANES = 32;
 constexpr u32 ALL_LANES = 0xFFFFFFFFu;
 
@@ -21,3 +22,4 @@ __device__ inline void copy_async(u32 to, const u8* from) {
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+}  // namespace df11

@@ -3,6 +3,8 @@
 #include <random>
 
 #include "../gap.cu"
+using namespace df11;
+using namespace gap;
 #include "bench.hpp"
 #include "dump.hpp"
 

@@ -31,6 +31,8 @@
 
 #include "../linear.cu"
 #include "../tile.cu"
+using namespace df11;
+using namespace linear;
 #include "bench.hpp"
 #include "tile_host.hpp"
 #include "linear_host.hpp"

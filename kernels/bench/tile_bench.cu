@@ -10,6 +10,8 @@
 #include <tuple>
 
 #include "../tile.cu"
+using namespace df11;
+using namespace tile;
 #include "bench.hpp"
 #ifdef WITH_NVCOMP
 #include "nvcomp.hpp"
