@@ -381,7 +381,10 @@ fn standing_run(
             signal(&run, "-STOP");
             // Until it does.
             thread::sleep(Duration::from_millis(20));
-            if writes(&parts(folder)) {
+            // Nor before it has locked what it writes: other runs would remove that.
+            if writes(&parts(folder))
+                && df11::hazmat::leftovers(&folder.path("")).unwrap().is_empty()
+            {
                 return run;
             }
             signal(&run, "-CONT");
