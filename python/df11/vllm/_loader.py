@@ -77,8 +77,8 @@ class Df11ModelLoader(DefaultModelLoader):
             if torch.cuda.is_available():
                 _engine.serve()
                 # Exact mode has what BF16 has.
-                if config.mode == "fused":
-                    let_launches_begin_early(vllm_config, _engine.devices()[0]["driver"])
+                for gpu in _engine.devices()[:1] if config.mode == "fused" else []:
+                    let_launches_begin_early(vllm_config, gpu["driver"])
         elif self.options:
             raise ValueError(
                 f"--model-loader-extra-config names {', '.join(self.options)}, which are options "
