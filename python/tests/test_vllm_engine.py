@@ -227,7 +227,7 @@ def test_launches_begin_early_unless_told_otherwise() -> None:
         config.lora_config = LoRAConfig(max_lora_rank=8) if lora else None
         options = config.compilation_config.inductor_compile_config
         options |= {f"triton.{name}": value for name, value in told.items()}
-        let_launches_begin_early(config, driver)
+        let_launches_begin_early(config, [{"driver": driver}])
         return options.get("triton.enable_pdl")
 
     assert hasattr(inductor.triton, "enable_pdl")

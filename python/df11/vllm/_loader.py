@@ -77,8 +77,8 @@ class Df11ModelLoader(DefaultModelLoader):
             if torch.cuda.is_available():
                 _engine.serve()
                 # Exact mode has what BF16 has.
-                for gpu in _engine.devices()[:1] if config.mode == "fused" else []:
-                    let_launches_begin_early(vllm_config, gpu["driver"])
+                if config.mode == "fused":
+                    let_launches_begin_early(vllm_config, _engine.devices())
         elif self.options:
             raise ValueError(
                 f"--model-loader-extra-config names {', '.join(self.options)}, which are options "
@@ -152,18 +152,19 @@ class Df11ModelLoader(DefaultModelLoader):
         return folder if next(folder.glob(_PATTERNS[0]), None) is not None else None
 
 
-def let_launches_begin_early(vllm_config: VllmConfig, driver: tuple[int, int]) -> None:
+def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]) -> None:
     """Has what inductor compiles begin while the kernel before it ends, as products do.
 
     Programmatic dependent launch, for compute capability 9.0 and newer, of which inductor knows.
-    `driver`: the CUDA version that it knows; before 12.3 graphs cannot hold such launches. Before
-    the model is made, as its compiler takes over the config then.
+    `gpus`: of `df11.devices`; graphs cannot hold such launches if their driver knows no CUDA 12.3.
+    Before the model is made, as its compiler takes over the config then.
 
     Inductor's kernels wait for the one before alone. That is right as long as each kernel lets the
     next one begin after it has waited itself, as products do, or not at all, as nearly all of
     vLLM's. Those of LoRA begin early and do not wait, so with adapters nothing else does.
     """
-    if driver >= (12, 3) and vllm_config.lora_config is None:
+    knows = any(gpu["driver"] >= (12, 3) for gpu in gpus)
+    if knows and vllm_config.lora_config is None:
         vllm_config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
 
 
