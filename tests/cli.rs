@@ -335,10 +335,9 @@ mod unix {
     use std::{
         io::Read,
         os::unix::{fs::PermissionsExt, process::CommandExt},
-        process::Command,
     };
 
-    use super::*;
+    use super::{command::signal, *};
 
     /// The user and group that own nothing.
     const NOBODY: u32 = 65534;
@@ -451,8 +450,7 @@ mod unix {
             let line = format!("compress {} -o {out} --threads 1", model.display());
             let child = fixture.start(&line);
             fixture.wait_for_part("");
-            let mut kill = Command::new("kill");
-            assert!(kill.args(["-INT", &child.id().to_string()]).status().unwrap().success());
+            signal(&child, "-INT");
             assert_fails(&child.wait_with_output().unwrap(), 130, &["interrupted"]);
             assert_eq!(fixture.names(), ["model", "model.df11"]);
         }

@@ -15,6 +15,8 @@ use std::{
     time::Duration,
 };
 
+#[cfg(unix)]
+use command::signal;
 use command::{Fixture, Folder, assert_fails, names, text};
 use df11::{
     CompressOptions, Error, Layout, Level, ReadAt, Source, hazmat::demo, source::WeightsFile,
@@ -355,13 +357,6 @@ fn parts(folder: &Folder) -> Vec<String> {
     let mut names = folder.names();
     names.retain(|name| name.starts_with(".df11-"));
     names
-}
-
-/// Sends a run a signal.
-#[cfg(unix)]
-fn signal(run: &std::process::Child, name: &str) {
-    let pid = run.id().to_string();
-    assert!(std::process::Command::new("kill").args([name, &pid]).status().unwrap().success());
 }
 
 /// A run that has begun to write, which stands still there. However busy the machine is: one that

@@ -20,6 +20,13 @@ pub(crate) fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
+/// Sends a run a signal, such as `-INT`.
+#[cfg(unix)]
+pub(crate) fn signal(run: &Child, name: &str) {
+    let pid = run.id().to_string();
+    assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+}
+
 /// A folder of its own for a test, in which the command runs. Its arguments are the words of a
 /// line.
 pub(crate) struct Folder(TempDir);
