@@ -118,6 +118,11 @@ impl Item {
         Self { name: name.into(), store: Store::Alias(self.name.clone()), ..self.clone() }
     }
 
+    /// As many aliases, whose names end in their numbers.
+    pub(crate) fn aliases(&self, count: usize, prefix: &str) -> Vec<Self> {
+        (0..count).map(|at| self.alias(&format!("{prefix}{at:02}"))).collect()
+    }
+
     pub(crate) fn in_block(self, block: &str) -> Self {
         Self { block: block.into(), ..self }
     }
@@ -155,6 +160,12 @@ pub(crate) struct Tensor {
     pub(crate) data: Vec<u8>,
     pub(crate) hash: [u8; 32],
     pub(crate) arrays: Vec<Stored>,
+}
+
+impl Tensor {
+    pub(crate) fn array(&mut self, at: usize) -> &mut Vec<u8> {
+        &mut self.arrays[at].1
+    }
 }
 
 /// Everything in a container, by meaning.
@@ -344,6 +355,16 @@ impl Model {
         self.identity = self.identity_of_files();
     }
 
+    /// Puts another prefix into the first file; its tensors move by what it is longer.
+    pub(crate) fn set_prefix(&mut self, prefix: Vec<u8>) {
+        let (before, after) = (self.files[0].arrays[0].1.len() as u64, prefix.len() as u64);
+        for tensor in &mut self.tensors {
+            tensor.file_offset = tensor.file_offset + after - before;
+        }
+        self.files[0].arrays[0].1 = prefix;
+        self.refresh();
+    }
+
     pub(crate) fn tensor(&mut self, name: &str) -> &mut Tensor {
         self.tensors.iter_mut().find(|tensor| tensor.name == name.as_bytes()).unwrap()
     }
@@ -423,6 +444,11 @@ impl File {
     pub(crate) fn beside(path: &str, content: &[u8]) -> Self {
         Self::new(FILE_BESIDE, path, content.to_vec(), vec![])
     }
+
+    /// One of a hash that is nobody's, so that many stay small when compressed.
+    pub(crate) fn unread(path: &str) -> Self {
+        Self { hash: [0; 32], ..Self::beside(path, b"") }
+    }
 }
 
 /// Everything in a container, by record. Records may lie about the contents, which stand in the
@@ -465,27 +491,10 @@ impl Draft {
         &mut self.directory.tensors[index]
     }
 
-    /// Names and paths that lie back to back, of these lengths.
-    pub(crate) fn place_text(&mut self) {
-        let mut offset = 0;
-        let mut next = |length: u64| {
-            offset += length;
-            (offset - length).into()
-        };
-        let directory = &mut self.directory;
-        directory.files.iter_mut().for_each(|file| file.path_offset = next(file.path_length.get()));
-        directory
-            .blocks
-            .iter_mut()
-            .for_each(|block| block.name_offset = next(block.name_length.get()));
-        directory
-            .tensors
-            .iter_mut()
-            .for_each(|tensor| tensor.name_offset = next(tensor.name_length.get()));
-        for entry in &mut directory.metadata {
-            entry.key_offset = next(entry.key_length.get());
-            entry.value_offset = next(entry.value_length.get());
-        }
+    /// Puts these bytes into a section.
+    pub(crate) fn put(&mut self, section: usize, content: Vec<u8>) {
+        self.directory.sections[section].length = (content.len() as u64).into();
+        self.contents[section] = content;
     }
 
     pub(crate) fn pack(&self) -> Vec<u8> {

@@ -2,16 +2,21 @@
 
 use df11::Dtype;
 
-use super::{Vector, valid::fibonacci_weights};
+use super::{
+    Vectors,
+    valid::{every_pattern, fibonacci_weights},
+};
 use crate::container::{
-    Item, Model, normal_weights,
+    Item, normal_weights,
     tile_arrays::{Arrays, Bits, Codebook, tiles},
     weights,
 };
 
-fn vector(name: &str, about: &str, items: &[Item]) -> Vector {
-    let model = Model::new(items, &[]);
-    Vector::valid(name, about, &model, model.build(), |_| false)
+pub(super) fn make(to: &mut Vectors) {
+    places(to);
+    codes(to);
+    lengths(to);
+    tensors(to);
 }
 
 /// A matrix in tiles of 32 x 256, with codes for the pairs that occur twice.
@@ -21,14 +26,9 @@ fn matrix(name: &str, rows: u64, columns: u64) -> Item {
 }
 
 /// A vector in tiles of 1 x 8192.
-fn linear(name: &str, elements: u64) -> Item {
-    Item::in_tiles(
-        name,
-        &[elements],
-        normal_weights(elements as usize, elements),
-        (8192, elements),
-        2,
-    )
+fn linear(elements: u64) -> Item {
+    let (name, data) = (format!("w.{elements}"), normal_weights(elements as usize, elements));
+    Item::in_tiles(&name, &[elements], data, (8192, elements), 2)
 }
 
 /// A vector of these weights under this code.
@@ -38,12 +38,8 @@ fn coded(name: &str, data: Vec<u8>, codebook: &Codebook) -> Item {
     Item::encoded(name, &[elements as u64], data, arrays)
 }
 
-pub(super) fn vectors() -> Vec<Vector> {
-    [places(), codes(), lengths(), tensors()].into_iter().flatten().collect()
-}
-
 /// Whole and partial tiles.
-fn places() -> Vec<Vector> {
+fn places(to: &mut Vectors) {
     let edges = [
         matrix("both", 40, 264),
         matrix("columns.2", 3, 16),
@@ -53,37 +49,25 @@ fn places() -> Vec<Vector> {
         matrix("right", 32, 248),
         matrix("smallest", 1, 8),
     ];
-    let counts = [2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 255, 256, 257, 263, 264, 511, 513, 2047];
-    let odd: Vec<Item> = counts.iter().map(|&count| linear(&format!("w.{count}"), count)).collect();
-    vec![
-        vector("tile-whole", "four whole tiles of 32 x 256", &[matrix("w", 64, 512)]),
-        vector(
-            "tile-edges",
-            "tiles that are partial at the right, below, at both, or all over",
-            &edges,
-        ),
-        vector("tile-row", "one whole tile of 1 x 8192", &[linear("w", 8192)]),
-        vector(
-            "tile-rows",
-            "tiles of 1 x 8192, the last of which has few weights, one, or all but one",
-            &[linear("w.8191", 8191), linear("w.8193", 8193), linear("w.8211", 8211)],
-        ),
-        vector(
-            "tile-one-weight",
-            "tensors of one weight: a pair of its exponent twice",
-            &[
-                Item::in_tiles("scalar", &[], weights([130]), (8192, 1), 1),
-                Item::in_tiles("vector", &[1], weights([131]), (8192, 1), 1),
-                Item::in_tiles("vector.escaped", &[1], weights([132]), (8192, 1), 2),
-            ],
-        ),
-        vector("tile-odd", "last units of one to eight weights, in one lane or another", &odd),
-    ]
+    let odd = [2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 255, 256, 257, 263, 264, 511, 513, 2047];
+    // A pair of an exponent twice; the last one's is escaped.
+    let one = |name: &str, shape: &[u64], exponent, least| {
+        Item::in_tiles(name, shape, weights([exponent]), (8192, 1), least)
+    };
+    let ones = [
+        one("scalar", &[], 130, 1),
+        one("vector", &[1], 131, 1),
+        one("vector.escaped", &[1], 132, 2),
+    ];
+    to.items("tile-whole", &[matrix("w", 64, 512)]);
+    to.items("tile-edges", &edges);
+    to.items("tile-row", &[Item { name: "w".into(), ..linear(8192) }]);
+    to.items("tile-rows", &[8191, 8193, 8211].map(linear));
+    to.items("tile-one-weight", &ones);
+    to.items("tile-odd", &odd.map(linear));
 }
 
-fn codes() -> Vec<Vector> {
-    let all: Vec<u8> =
-        (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40_503).to_le_bytes()).collect();
+fn codes(to: &mut Vectors) {
     let single = || weights(std::iter::repeat_n(127, 600));
     let pair = 127 | 127 << 8;
     let uniform = weights((0..8200u32).map(|at| (at * 37 % 64) as u8 + 90));
@@ -97,86 +81,41 @@ fn codes() -> Vec<Vector> {
     let ladder: Vec<u8> = ladder.chunks(2).flat_map(|weight| [weight, weight].concat()).collect();
     let lengths = Codebook::of(&tiles(&ladder, 8192, ladder.len() / 2), 1);
     assert_eq!(lengths.pairs.last().unwrap().0, 12);
+    // The same code, except that the first of its pairs with 12 bits has none.
+    let mut escaped = Codebook { escape: 12, ..lengths.clone() };
+    escaped.pairs.remove(lengths.pairs.iter().position(|&(length, _)| length == 12).unwrap());
     let unused = [(2, pair), (2, 0x00FF), (3, 0), (3, 0xFFFF)];
-    vec![
-        vector(
-            "tile-all-patterns",
-            "every BF16 bit pattern once: nearly all pairs are escaped",
-            &[Item::in_tiles("w", &[256, 256], all, (256, 256), 2)],
-        ),
-        vector(
-            "tile-one-pair",
-            "one pair only: its code is the bit 0",
-            &[
-                Item::in_tiles("w", &[10, 60], single(), (8192, 600), 1),
-                Item::in_tiles("x", &[25, 24], single(), (256, 24), 1),
-            ],
-        ),
-        vector(
-            "tile-escape-only",
-            "no pair has a code: the escape is the bit 0",
-            &[Item::in_tiles("w", &[600], normal_weights(600, 31), (8192, 600), u64::MAX)],
-        ),
-        vector(
-            "tile-escapes",
-            "codes for frequent pairs only",
-            &[Item::in_tiles("w", &[40, 64], normal_weights(2560, 32), (256, 64), 40)],
-        ),
-        vector(
-            "tile-code-lengths",
-            "codes of all lengths from 1 to 12 bits",
-            &[coded("w", ladder.clone(), &lengths)],
-        ),
-        vector(
-            "tile-4096-pairs",
-            "4096 pairs with codes of 12 bits",
-            &[coded("w", uniform, &most)],
-        ),
-        vector(
-            "tile-unused",
-            "codes of pairs that do not occur, and an escape that is not used",
-            &[
-                coded("w", single(), &Codebook::new(2, unused)),
-                coded("x", single(), &Codebook::new(1, [(1, pair)])),
-            ],
-        ),
-        vector(
-            "tile-escape-of-12-bits",
-            "pairs of 28 bits",
-            &[coded("w", ladder, &Codebook::new(12, escape_of_12_bits(&lengths)))],
-        ),
-    ]
-}
-
-/// The code, but that the first of its pairs with 12 bits has none.
-fn escape_of_12_bits(codebook: &Codebook) -> Vec<(u16, u16)> {
-    let mut pairs = codebook.pairs.clone();
-    let first = pairs.iter().position(|&(length, _)| length == 12).unwrap();
-    pairs.remove(first);
-    pairs
+    let one_pair = [
+        Item::in_tiles("w", &[10, 60], single(), (8192, 600), 1),
+        Item::in_tiles("x", &[25, 24], single(), (256, 24), 1),
+    ];
+    let no_code = Item::in_tiles("w", &[600], normal_weights(600, 31), (8192, 600), u64::MAX);
+    let frequent = Item::in_tiles("w", &[40, 64], normal_weights(2560, 32), (256, 64), 40);
+    let unused = [
+        coded("w", single(), &Codebook::new(2, unused)),
+        coded("x", single(), &Codebook::new(1, [(1, pair)])),
+    ];
+    let all = Item::in_tiles("w", &[256, 256], every_pattern(), (256, 256), 2);
+    to.items("tile-all-patterns", &[all]);
+    to.items("tile-one-pair", &one_pair);
+    to.items("tile-escape-only", &[no_code]);
+    to.items("tile-escapes", &[frequent]);
+    to.items("tile-code-lengths", &[coded("w", ladder.clone(), &lengths)]);
+    to.items("tile-4096-pairs", &[coded("w", uniform, &most)]);
+    to.items("tile-unused", &unused);
+    to.items("tile-escape-of-12-bits", &[coded("w", ladder, &escaped)]);
 }
 
 /// Lengths of lanes that differ much.
-fn lengths() -> Vec<Vector> {
+fn lengths(to: &mut Vectors) {
     // Lane 0 has all of its 256 weights escaped after 12 bits, the others have one bit a pair.
     let lane = |at: u32| at / 8 % 32;
     let longest =
         weights((0..7944u32).map(|at| if lane(at) == 0 { 200 + (at % 50) as u8 } else { 127 }));
     let ladder = (1..=11).map(|length| (length, if length == 1 { 127 | 127 << 8 } else { length }));
     let code = Codebook::new(12, ladder.chain([(12, 12)]));
-    let items = [coded("w", longest, &code)];
-    vec![
-        vector(
-            "tile-shift",
-            "rows with exponents of their own: lanes differ by more than 63 bits",
-            &[uneven("w", 70, 512)],
-        ),
-        vector(
-            "tile-longest-lane",
-            "a lane of 3584 bits among those of 124 and 128: shift is 6",
-            &items,
-        ),
-    ]
+    to.items("tile-shift", &[uneven("w", 70, 512)]);
+    to.items("tile-longest-lane", &[coded("w", longest, &code)]);
 }
 
 /// A matrix of which rows have few exponents or many.
@@ -196,7 +135,7 @@ fn uneven(name: &str, rows: u64, columns: u64) -> Item {
     item
 }
 
-fn tensors() -> Vec<Vector> {
+fn tensors(to: &mut Vectors) {
     let shaped = |name: &str, shape: &[u64], parameters: (u64, u64)| {
         let count = shape.iter().product::<u64>() as usize;
         Item::in_tiles(name, shape, normal_weights(count, 33), parameters, 2)
@@ -219,12 +158,6 @@ fn tensors() -> Vec<Vector> {
         first.alias("e"),
         shaped("f", &[33, 8], (256, 8)).in_block("other"),
     ];
-    vec![
-        vector(
-            "tile-dimensions",
-            "columns that are the last dimension, several, or none",
-            &dimensions,
-        ),
-        vector("tile-mixed", "tile, gap, raw and an alias of tile in one block", &mixed),
-    ]
+    to.items("tile-dimensions", &dimensions);
+    to.items("tile-mixed", &mixed);
 }

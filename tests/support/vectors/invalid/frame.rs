@@ -1,114 +1,89 @@
-//! Sections 2 and 3: header, footer, lengths, and lists that lead outside.
+//! Sections 2 and 3: header, footer, checksums, zeros, hashes, and lists that lead outside.
 
-use df11::hazmat::{constants::MAX_DIRECTORY_BYTES, format::Header};
+use df11::{
+    Dtype,
+    hazmat::{
+        constants::{MAX_DIRECTORY_BYTES, NONE},
+        format::Header,
+    },
+};
 use zerocopy::IntoBytes;
 
-use super::{HUGE, LIMIT, OVERFLOW, UNSUPPORTED, of_draft, open, plain};
-use crate::container::{header, put_header, with_header};
-use crate::vectors::Vector;
+use super::{Edits, HUGE, Vectors, gap::coded, plain, shorten, with_section};
+use crate::container::{Item, Model, header, put_header, with_header};
 
-#[allow(clippy::too_many_lines, reason = "a list, not steps")]
-pub(super) fn frame() -> Vec<Vector> {
+pub(super) fn make(to: &mut Vectors) {
+    headers(to);
+    ends(to);
+    lists(to);
+    checksums(to);
+    hashes(to);
+}
+
+/// Headers under a right checksum.
+const HEADERS: Edits<'_, Header> = &[
+    ("magic", |header| header.magic[5] = b'\n'),
+    ("newer-major", |header| header.version_major = 2.into()),
+    ("version-zero", |header| header.version_major = 0.into()),
+    ("state", |header| header.state = 2.into()),
+    ("incompatible-feature", |header| header.incompatible_features = (1 << 40).into()),
+    ("file-length", |header| header.file_length += 1),
+    ("file-length-limit", |header| header.file_length = (1 << 63).into()),
+    ("directory-length-limit", |header| header.directory_length = (MAX_DIRECTORY_BYTES + 1).into()),
+    ("directory-length", |header| header.directory_length -= 256),
+    ("directory-in-head", |header| header.directory_offset = 0.into()),
+    ("directory-unaligned", |header| header.directory_offset += 8),
+    ("directory-past-end", |header| header.directory_offset = (1 << 40).into()),
+    ("directory-offset-half", |header| header.directory_offset = (1 << 63).into()),
+    ("directory-offset-overflow", |header| header.directory_offset = (HUGE - 4095).into()),
+];
+
+fn headers(to: &mut Vectors) {
     let good = plain().build();
-    let flipped = |at: usize| {
-        let mut bytes = good.clone();
-        bytes[at] ^= 1;
-        bytes
-    };
-    let header_of = |edit: &dyn Fn(&mut Header)| with_header(&good, edit);
-    let head =
-        |name: &str, about: &str, edit: &dyn Fn(&mut Header)| open(name, about, header_of(edit));
-    let directory = header(&good).directory_offset.get() as usize;
-    let footer = good.len() - 64;
-    let mut unfinished = good.clone();
-    unfinished[..64].copy_from_slice(Header::unfinished().as_bytes());
-    let mut newer = header_of(&|header| header.version_major = 2.into());
-    newer[20..4096].fill(0xEE);
-    let mut zeros = good.clone();
-    zeros[8192..].fill(0);
-    let mut other_footer = good.clone();
-    let copy = header_of(&|header| header.compatible_features = 1.into());
-    other_footer[footer..].copy_from_slice(&copy[footer..]);
-    let mut space = good.clone();
-    assert_eq!(space[footer - 1], 0);
-    space[footer - 1] = 1;
+    for (name, edit) in HEADERS {
+        to.invalid(name, with_header(&good, edit));
+    }
     let mut checksum = header(&good);
     checksum.header_checksum = 0.into();
-    vec![
-        open("empty", "no bytes", vec![]),
-        head("magic", "another magic", &|header| header.magic[5] = b'\n'),
-        head("newer-major", "major version 2", &|header| header.version_major = 2.into())
-            .expecting(UNSUPPORTED),
-        open("newer-major-other-layout", "major version 2 with another header", newer)
-            .expecting(UNSUPPORTED),
-        open("newer-major-short", "major version 2 in 100 bytes", {
-            let mut bytes = good[..100].to_vec();
-            bytes[8] = 2;
-            bytes
-        })
-        .expecting(UNSUPPORTED),
-        head("version-zero", "major version 0", &|header| header.version_major = 0.into())
-            .expecting(UNSUPPORTED),
-        open("short", "100 bytes of a container", good[..100].to_vec()),
-        open("truncated", "cut before the directory", good[..directory].to_vec()),
-        open("truncated-by-one", "the last byte is missing", good[..good.len() - 1].to_vec()),
-        open("truncated-to-zeros", "of full length, with zeros from a section on", zeros),
-        open("trailing-byte", "a byte follows the footer", [&good[..], &[0]].concat()),
-        open("header-checksum", "a wrong header_checksum", put_header(&good, &checksum)),
-        open("incomplete", "a file that was never finished", unfinished),
-        head("state", "state 2", &|header| header.state = 2.into()),
-        head(
-            "incompatible-feature",
-            "a feature without which the file cannot be read",
-            &|header| header.incompatible_features = (1 << 40).into(),
-        )
-        .expecting(UNSUPPORTED),
-        open("file-length", "file_length is one too much", {
-            let length = header(&good).file_length.get() + 1;
-            header_of(&|header| header.file_length = length.into())
-        }),
-        head("file-length-limit", "file_length 2^63", &|header| {
-            header.file_length = (1 << 63).into();
-        })
-        .expecting(LIMIT),
-        head("directory-length-limit", "directory_length above 256 MiB", &|header| {
-            header.directory_length = (MAX_DIRECTORY_BYTES + 1).into();
-        })
-        .expecting(LIMIT),
-        head(
-            "directory-length",
-            "directory_length leaves 256 bytes before the footer",
-            &|header| header.directory_length = (header.directory_length.get() - 256).into(),
-        ),
-        head("directory-in-head", "directory_offset 0", &|header| {
-            header.directory_offset = 0.into();
-        }),
-        head("directory-unaligned", "directory_offset is no multiple of 4096", &|header| {
-            header.directory_offset = (header.directory_offset.get() + 8).into();
-        }),
-        head("directory-past-end", "directory_offset 2^40", &|header| {
-            header.directory_offset = (1 << 40).into();
-        }),
-        head(
-            "directory-offset-half",
-            "directory_offset 2^63, with which nothing overflows",
-            &|header| header.directory_offset = (1 << 63).into(),
-        ),
-        head(
-            "directory-offset-overflow",
-            "directory_offset + directory_length exceeds 2^64",
-            &|header| header.directory_offset = (HUGE - 4095).into(),
-        )
-        .expecting(OVERFLOW),
-        open("head-not-zero", "a byte of the head after the header", flipped(4095)),
-        open("footer", "a footer with other features, and a right checksum", other_footer),
-        open("footer-space", "a byte between directory and footer", space),
-        open("directory-checksum", "a flipped bit in the directory", flipped(directory + 20)),
-    ]
+    to.invalid("header-checksum", put_header(&good, &checksum));
+    let mut newer = with_header(&good, |header| header.version_major = 2.into());
+    newer[20..4096].fill(0xEE);
+    to.invalid("newer-major-other-layout", newer);
+}
+
+/// Bytes that are cut, added or changed.
+fn ends(to: &mut Vectors) {
+    let good = plain().build();
+    let directory = header(&good).directory_offset.get() as usize;
+    let footer = good.len() - 64;
+    assert_eq!(good[footer - 1], 0);
+    to.invalid("empty", vec![]);
+    to.invalid("short", good[..100].to_vec());
+    to.invalid("truncated", good[..directory].to_vec());
+    to.invalid("truncated-by-one", good[..good.len() - 1].to_vec());
+    to.invalid("trailing-byte", [&good[..], &[0]].concat());
+    let mut edited = |name: &str, edit: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = good.clone();
+        edit(&mut bytes);
+        to.invalid(name, bytes);
+    };
+    edited("newer-major-short", &|bytes| {
+        bytes.truncate(100);
+        bytes[8] = 2;
+    });
+    edited("truncated-to-zeros", &|bytes| bytes[8192..].fill(0));
+    edited("incomplete", &|bytes| bytes[..64].copy_from_slice(Header::unfinished().as_bytes()));
+    edited("head-not-zero", &|bytes| bytes[4095] ^= 1);
+    edited("footer", &|bytes| {
+        let copy = with_header(bytes, |header| header.compatible_features = 1.into());
+        bytes[footer..].copy_from_slice(&copy[footer..]);
+    });
+    edited("footer-space", &|bytes| bytes[footer - 1] = 1);
+    edited("directory-checksum", &|bytes| bytes[directory + 20] ^= 1);
 }
 
 /// Lists whose counts lead outside.
-pub(super) fn lists() -> Vec<Vector> {
+fn lists(to: &mut Vectors) {
     let draft = plain().draft();
     let directory = &draft.directory;
     let lists = [
@@ -121,7 +96,6 @@ pub(super) fn lists() -> Vec<Vector> {
         ("metadata", 32, directory.metadata.len()),
         ("text", 1, directory.text.len()),
     ];
-    let mut vectors = Vec::new();
     let mut at = 48;
     for (name, size, count) in lists {
         let counted = |value: u64| {
@@ -129,47 +103,76 @@ pub(super) fn lists() -> Vec<Vector> {
         };
         // count × size is a little more than 2^64, so that it wraps to what is there.
         let wrapping = (1u128 << 64).div_ceil(size) as u64 + count as u64;
-        let (value, about) = if size > 1 {
-            (
-                wrapping,
-                format!("a count of {name} whose size in bytes wraps around 2^64 (CVE-2024-21802)"),
-            )
-        } else {
-            (HUGE, format!("a count of {name} of 2^64 - 1"))
-        };
-        vectors.push(open(&format!("count-of-{name}"), &about, counted(value)));
-        let most = counted(1 << 40);
-        let about = format!("a count of {name} of 2^40: more than there is room for");
-        vectors.push(open(&format!("count-of-{name}-large"), &about, most));
+        to.invalid(&format!("count-of-{name}"), counted(if size > 1 { wrapping } else { HUGE }));
+        to.invalid(&format!("count-of-{name}-large"), counted(1 << 40));
         at += 8 + size as usize * count;
     }
-    let shard = |name: &str, about: &str, index: u64, count: u64| {
-        of_draft(name, about, |draft| {
-            draft.directory.shard.shard_index = index.into();
-            draft.directory.shard.shard_count = count.into();
-        })
-    };
-    vectors.extend([
-        open(
-            "directory-left-over",
-            "a byte after the last list",
-            draft.pack_with(|bytes| bytes.push(0)),
-        ),
-        open(
-            "directory-cut",
-            "the directory ends within the text",
-            draft.pack_with(|bytes| bytes.truncate(bytes.len() - 1)),
-        ),
-        open("directory-empty", "a directory of no bytes", draft.pack_with(Vec::clear)),
-        shard("shard-count-limit", "shard_count 100001", 0, 100_001).expecting(LIMIT),
-        shard("shard-count-zero", "shard_count 0", 0, 0),
-        shard("shard-index", "shard 2 of 2, counted from 0", 2, 2),
-        of_draft("checksums-missing", "a checksum too few", |draft| {
-            draft.directory.checksums.truncate(2);
-        }),
-        of_draft("checksums-left-over", "a checksum too many", |draft| {
-            draft.directory.checksums.push(0.into());
-        }),
-    ]);
-    vectors
+    to.invalid("directory-left-over", draft.pack_with(|bytes| bytes.push(0)));
+    to.invalid("directory-cut", draft.pack_with(|bytes| shorten(bytes, 1)));
+    to.invalid("directory-empty", draft.pack_with(Vec::clear));
+}
+
+/// Checksums, and bytes that must be zero.
+fn checksums(to: &mut Vectors) {
+    let coded = coded();
+    for (name, section, byte) in [
+        ("checksum-codebook", 0, 0),
+        ("checksum-index", 1, 3),
+        ("checksum-bitstream", 2, 700),
+        ("checksum-plane", 3, 700),
+    ] {
+        to.flipped(name, &coded, section, byte);
+    }
+    to.flipped("checksum-raw", &plain(), 0, 0);
+    to.flipped("checksum-prefix", &plain(), 1, 9);
+    to.flipped("checksum-side", &plain(), 2, 0);
+    to.flipped("checksum-unknown", &with_section(plain(), NONE, u32::MAX, b"new"), 3, 0);
+    to.drafts(&plain(), &[("zeros-between-arrays", |draft| draft.contents[0][255] = 1)]);
+    let sections = plain().draft().directory.sections;
+    for (name, section, byte) in
+        [("zeros-between-sections", 0, 4095), ("zeros-before-directory", 2, 3)]
+    {
+        let (mut bytes, at) = (plain().build(), sections[section].offset.get() as usize + byte);
+        assert_eq!(bytes[at], 0);
+        bytes[at] = 1;
+        to.invalid(name, bytes);
+    }
+    let mut unknown = plain();
+    unknown.tensors[0].encoding = 77;
+    unknown.tensors[0].arrays = vec![(u32::MAX, vec![1; 5]), (u32::MAX, vec![2; 5])];
+    to.drafts(
+        &unknown,
+        &[("zeros-in-unknown-section", |draft| {
+            let mut sections = draft.directory.sections.iter();
+            let at = sections.position(|section| section.kind == u32::MAX).unwrap();
+            draft.contents[at][100] = 1;
+        })],
+    );
+}
+
+/// Hashes, under right checksums.
+fn hashes(to: &mut Vectors) {
+    to.directories(&plain(), &[("hash-of-tensor", |directory| directory.tensors[0].hash[31] ^= 1)]);
+    to.tensors(&coded(), "w", &[("hash-of-coded-tensor", |tensor| tensor.array(4)[100] ^= 0x80)]);
+    let empty = Model::new(&[Item::raw("x", Dtype::U8, &[0], vec![])], &[]);
+    to.tensors(&empty, "x", &[("hash-of-empty-tensor", |tensor| tensor.hash[0] ^= 1)]);
+    to.models(
+        &plain(),
+        &[
+            ("identity", |model| model.identity[0] ^= 1),
+            ("identity-without-side-files", |model| {
+                let side = model.files.pop();
+                model.identity = model.identity_of_files();
+                model.files.extend(side);
+            }),
+            ("hash-of-weights-file", |model| {
+                model.files[0].hash[0] ^= 1;
+                model.identity = model.identity_of_files();
+            }),
+            ("hash-of-side-file", |model| {
+                model.files[1].hash[0] ^= 1;
+                model.identity = model.identity_of_files();
+            }),
+        ],
+    );
 }

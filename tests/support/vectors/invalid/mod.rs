@@ -1,77 +1,81 @@
 //! Containers that every reader must reject, each for one reason; all checksums are right unless
-//! they are the reason.
+//! they are the reason. Most are one edit of one good container: tables of names and edits.
 
-mod content;
-mod edges;
-mod encodings;
+mod directory;
+mod files;
 mod frame;
-mod json;
-mod names;
-mod sections;
-mod tensors;
+mod gap;
+mod headers;
 mod tile;
 
-use df11::Dtype;
+use df11::{Dtype, hazmat::format::Directory};
 
-use super::Vector;
-use crate::container::{Draft, Item, Model, normal_weights};
-
-pub(super) fn vectors() -> Vec<Vector> {
-    [
-        frame::frame(),
-        frame::lists(),
-        names::text(),
-        names::metadata(),
-        names::beside(),
-        names::files(),
-        sections::sections(),
-        tensors::tensors(),
-        tensors::arrays(),
-        encodings::aliases(),
-        encodings::encodings(),
-        encodings::index(),
-        encodings::codes(),
-        content::content(),
-        content::weights_files(),
-        content::headers(),
-        content::neighbours(),
-        tile::vectors(),
-        edges::names(),
-        edges::sections(),
-        edges::aliases(),
-        edges::gap(),
-        edges::tile(),
-        json::syntax(),
-        json::shapes(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
-}
-
-const LIMIT: &[&str] = &["Limit"];
-const UNSUPPORTED: &[&str] = &["Unsupported"];
-/// Where arithmetic overflows, a reader has the choice.
-const OVERFLOW: &[&str] = &["Limit", "Corrupt"];
+use super::Vectors;
+use crate::container::{Draft, Item, Model, Tensor};
 
 const HUGE: u64 = u64::MAX;
 
-/// A vector that must not open. Those below are its usual ways to be made.
-fn open(name: &str, about: &str, bytes: Vec<u8>) -> Vector {
-    Vector::invalid(name, "open", about, bytes)
+pub(super) fn make(to: &mut Vectors) {
+    frame::make(to);
+    files::make(to);
+    directory::make(to);
+    gap::make(to);
+    tile::make(to);
+    headers::make(to);
 }
 
-/// The plain model, laid out and then edited.
-fn of_draft(name: &str, about: &str, edit: impl FnOnce(&mut Draft)) -> Vector {
-    open(name, about, edited(edit))
+/// Names, and what is changed for each.
+type Edits<'a, T> = &'a [(&'a str, fn(&mut T))];
+
+impl Vectors {
+    /// The model, edited before it is laid out.
+    fn models(&mut self, base: &Model, edits: Edits<'_, Model>) {
+        for (name, edit) in edits {
+            let mut model = base.clone();
+            edit(&mut model);
+            self.invalid(name, model.build());
+        }
+    }
+
+    /// The same for a tensor of the model.
+    fn tensors(&mut self, base: &Model, tensor: &str, edits: Edits<'_, Tensor>) {
+        for (name, edit) in edits {
+            let mut model = base.clone();
+            edit(model.tensor(tensor));
+            self.invalid(name, model.build());
+        }
+    }
+
+    /// The model laid out, with its directory edited.
+    fn directories(&mut self, base: &Model, edits: Edits<'_, Directory>) {
+        let draft = base.draft();
+        for (name, edit) in edits {
+            let mut draft = draft.clone();
+            edit(&mut draft.directory);
+            self.invalid(name, draft.pack());
+        }
+    }
+
+    /// The model laid out and edited, and its checksums made right.
+    fn drafts(&mut self, base: &Model, edits: Edits<'_, Draft>) {
+        for (name, edit) in edits {
+            let mut draft = base.draft();
+            edit(&mut draft);
+            draft.repair_checksums();
+            self.invalid(name, draft.pack());
+        }
+    }
+
+    /// The model laid out, with a bit of a section flipped.
+    fn flipped(&mut self, name: &str, base: &Model, section: usize, byte: usize) {
+        let mut draft = base.draft();
+        draft.contents[section][byte] ^= 1;
+        self.invalid(name, draft.pack());
+    }
 }
 
-/// The plain model, edited before it is laid out.
-fn of_model(name: &str, about: &str, edit: impl FnOnce(&mut Model)) -> Vector {
-    open(name, about, remade(plain(), edit))
-}
-
-/// Two raw tensors and a side file, in three sections.
+/// Two raw tensors and a side file. Sections: raw in block 0, prefix, side; arrays: prefix, side,
+/// a, bé.
 fn plain() -> Model {
     let items = [
         Item::raw("a", Dtype::U8, &[5], vec![1, 2, 3, 4, 5]),
@@ -80,35 +84,12 @@ fn plain() -> Model {
     Model::new(&items, &[("config.json", b"{}\n")])
 }
 
-/// A coded tensor of three thread blocks and an odd number of threads, and one stored raw.
-fn coded() -> Model {
-    let odd = |count: &usize| {
-        let bits = crate::container::encode(&normal_weights(*count, 21), 8, 64).1[2];
-        bits.div_ceil(64) % 2 == 1 && !bits.is_multiple_of(64)
-    };
-    let count = (4500..5000).find(odd).unwrap();
-    let weights = normal_weights(count, 21);
-    Model::new(
-        &[
-            Item::gap("w", &[count as u64], weights, (8, 64)),
-            Item::raw("x", Dtype::U8, &[3], vec![7; 3]),
-        ],
-        &[],
-    )
+/// The model with more sections: block, kind, bytes.
+fn with_section(mut model: Model, block: u64, kind: u32, bytes: &[u8]) -> Model {
+    model.extra_sections.push((block, kind, bytes.into()));
+    model
 }
 
-fn edited(edit: impl FnOnce(&mut Draft)) -> Vec<u8> {
-    edited_of(&plain(), edit)
-}
-
-fn edited_of(model: &Model, edit: impl FnOnce(&mut Draft)) -> Vec<u8> {
-    let mut draft = model.draft();
-    edit(&mut draft);
-    draft.pack()
-}
-
-/// The model edited, with hashes that fit.
-fn remade(mut model: Model, edit: impl FnOnce(&mut Model)) -> Vec<u8> {
-    edit(&mut model);
-    model.build()
+fn shorten(bytes: &mut Vec<u8>, by: usize) {
+    bytes.truncate(bytes.len() - by);
 }
