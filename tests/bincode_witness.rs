@@ -9,62 +9,31 @@ use container::{Item, Model, normal_weights};
 use df11::{Dtype, hazmat::format::Directory};
 use serde::{Deserialize, Serialize};
 
-#[derive(Debug, Serialize, Deserialize)]
-struct WitnessDirectory {
-    shard_index: u64,
-    shard_count: u64,
-    identity: [u8; 32],
-    files: Vec<WitnessFile>,
-    blocks: Vec<(u64, u64)>,
-    sections: Vec<WitnessSection>,
-    tensors: Vec<WitnessTensor>,
-    arrays: Vec<(u64, u64, u64)>,
-    checksums: Vec<u32>,
-    metadata: Vec<(u64, u64, u64, u64)>,
-    text: Vec<u8>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct WitnessFile {
-    kind: u32,
-    reserved: u32,
-    path_offset: u64,
-    path_length: u64,
-    length: u64,
-    hash: [u8; 32],
-    first_array: u64,
-    array_count: u64,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct WitnessSection {
-    kind: u32,
-    reserved: u32,
-    block: u64,
-    offset: u64,
-    length: u64,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct WitnessTensor {
-    name_offset: u64,
-    name_length: u64,
-    dtype: u32,
-    encoding: WitnessEncoding,
-    block: u64,
-    file: u64,
-    file_offset: u64,
-    dimension_count: u64,
-    shape: [u64; 8],
-    first_array: u64,
-    array_count: u64,
-    parameters: [u64; 4],
-    hash: [u8; 32],
-}
+type Hash = [u8; 32];
+/// Kind and reserved; path; length, hash; arrays.
+type File = (u32, u32, (u64, u64), u64, Hash, (u64, u64));
+/// Kind and reserved; block; offset and length.
+type Section = (u32, u32, u64, (u64, u64));
+/// Name; dtype and encoding; block; place in a file; shape; arrays; parameters; hash.
+type Tensor =
+    ((u64, u64), u32, Encoding, u64, (u64, u64), (u64, [u64; 8]), (u64, u64), [u64; 4], Hash);
+/// Index and count of the shard, identity; files, blocks, sections, tensors, arrays, checksums,
+/// metadata, text.
+type Witness = (
+    (u64, u64, Hash),
+    Vec<File>,
+    Vec<(u64, u64)>,
+    Vec<Section>,
+    Vec<Tensor>,
+    Vec<(u64, u64, u64)>,
+    Vec<u32>,
+    Vec<(u64, u64, u64, u64)>,
+    Vec<u8>,
+);
 
 /// bincode writes the variant's index, as a u32.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-enum WitnessEncoding {
+enum Encoding {
     Alias,
     Raw,
     Gap,
@@ -81,14 +50,14 @@ fn bincode_reads_and_writes_the_directory() {
     let bytes = draft.directory.to_bytes();
 
     let legacy = bincode::config::legacy();
-    let (witness, read): (WitnessDirectory, usize) =
+    let (witness, read): (Witness, usize) =
         bincode::serde::decode_from_slice(&bytes, legacy).unwrap();
     assert_eq!(read, bytes.len());
-    assert_eq!(witness.tensors.len(), 3);
-    assert_eq!(witness.tensors[0].shape, [2, 0, 0, 0, 0, 0, 0, 0]);
-    let encodings = witness.tensors.iter().map(|tensor| &tensor.encoding);
-    assert!(encodings.eq([&WitnessEncoding::Raw, &WitnessEncoding::Alias, &WitnessEncoding::Gap]));
-    assert_eq!(witness.text, draft.directory.text);
+    let (tensors, text) = (&witness.4, &witness.8);
+    assert_eq!(tensors[0].5, (1, [2, 0, 0, 0, 0, 0, 0, 0]));
+    let encodings = tensors.iter().map(|tensor| &tensor.2);
+    assert!(encodings.eq([&Encoding::Raw, &Encoding::Alias, &Encoding::Gap]));
+    assert_eq!(*text, draft.directory.text);
 
     let written = bincode::serde::encode_to_vec(&witness, legacy).unwrap();
     assert_eq!(written, bytes);

@@ -7,7 +7,10 @@ mod container;
 use std::{fs, ops::Range, path::Path, sync::Arc};
 
 use container::{Draft, Item, Model, normal_weights, open, parse};
-use df11::{Dtype, Error, Level, OpenOptions};
+use df11::{
+    Dtype, Error, Level, OpenOptions,
+    hazmat::{code_lengths, histogram},
+};
 use rayon::prelude::*;
 
 /// All encodings, and a side file; weights in a gap array, or in tiles, whole and partial ones.
@@ -394,4 +397,49 @@ fn shards_that_do_not_belong_together_are_refused() {
     assert!(matches!(error, Error::Corrupt { .. }), "tensors: {error:?}");
     let error = refused(&[(0, "b.safetensors", "a"), good[1]], |_| {});
     assert!(matches!(error, Error::Corrupt { .. }), "paths: {error:?}");
+}
+
+#[test]
+fn lengths_that_a_directory_claims_do_not_overflow_when_added_up() {
+    let items = [("a", "a.safetensors"), ("b", "b.safetensors")]
+        .map(|(name, file)| Item::raw(name, Dtype::U8, &[1], vec![1]).in_file(file));
+    let mut draft = Model::new(&items, &[]).draft();
+    draft.directory.files.iter_mut().for_each(|file| file.length = u64::MAX.into());
+    let model = open(draft.pack()).unwrap();
+    assert!(matches!(model.verify(Level::Full, &()), Err(Error::Corrupt { .. })));
+    let folder = tempfile::tempdir().unwrap();
+    let options = df11::DecompressOptions::default();
+    let restored = df11::decompress(&model, &folder.path().join("out"), &options, &());
+    assert!(matches!(restored, Err(Error::Corrupt { .. })));
+}
+
+/// Of tensors with a dtype or an encoding of a later version.
+#[test]
+fn what_is_unknown_is_told_and_nothing_is_made_of_it() {
+    let weights = |name: &str| Item::raw(name, Dtype::BF16, &[2], vec![2; 4]);
+    let none = Item::raw("none", Dtype::BF16, &[0, 3], vec![]);
+    let of_dtype = Item { dtype: (77, "XF16".into()), ..weights("dtype") };
+    let mut sample = Model::new(&[of_dtype, weights("encoding")], &[]);
+    sample.tensor("encoding").encoding = 77;
+    let model = sample.open();
+    let tensor = model.tensor("dtype").unwrap();
+    assert!(matches!(tensor.byte_length(), Err(Error::Unsupported { .. })));
+    assert!(code_lengths(&tensor).unwrap().is_none());
+    // What is not known is the dtype, whatever the encoding.
+    for error in [tensor.check_known().unwrap_err(), tensor.decode::<u8>().unwrap_err()] {
+        assert!(error.to_string().contains("dtype 77 is not supported"), "{error}");
+    }
+    let tensor = model.tensor("encoding").unwrap();
+    assert!(matches!(tensor.decode::<half::bf16>(), Err(Error::Unsupported { .. })));
+    assert!(matches!(histogram(&tensor), Err(Error::Unsupported { .. })));
+    // What the header says of them is compared at every level; the bytes cannot be.
+    for level in [Level::Structure, Level::Checksums, Level::Full] {
+        let found = model.verify(level, &()).unwrap();
+        assert_eq!(found.unchecked.is_empty(), level < Level::Full, "{:?}", found.unchecked);
+    }
+    // A tensor without bytes is never read.
+    let mut sample = Model::new(&[none], &[]);
+    sample.tensor("none").encoding = 77;
+    let found = sample.open().verify(Level::Full, &()).unwrap().unchecked;
+    assert!(found.iter().any(|what| what.contains("none")), "{found:?}");
 }

@@ -77,6 +77,7 @@ pub fn exercise(model: &Model) {
         let mut buffer = vec![0xAA; layout.bytes as usize];
         if typed(block.decode_into(&mut buffer)).is_some() {
             for (tensor, range) in block.tensors().zip(&layout.tensors) {
+                assert_eq!(range.start % 256, 0);
                 let alone = tensor.decode::<u8>().expect("it decoded in its block");
                 assert!(buffer[range.start as usize..range.end as usize] == alone);
             }

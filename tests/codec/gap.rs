@@ -13,11 +13,7 @@ use df11::{
 };
 use proptest::prelude::*;
 
-use crate::{
-    Encoded, check, every_pattern,
-    normal::{self, Random},
-    place, weights_of, witness,
-};
+use crate::{Encoded, check, every_pattern, normal, place, weights_of, witness};
 
 const WHOLE: usize = usize::MAX;
 
@@ -104,25 +100,6 @@ fn few_exponents() {
 }
 
 #[test]
-fn lengths_up_to_the_limit() {
-    // Fibonacci counts make the deepest codes; shuffled, and in order so that long codes stand
-    // together.
-    let mut exponents: Vec<u8> = Vec::new();
-    let (mut a, mut b) = (1, 1);
-    for symbol in 0..23 {
-        exponents.extend(std::iter::repeat_n(symbol * 11, a));
-        (a, b) = (b, a + b);
-    }
-    let tensor = check_gap(&weights_of(exponents.iter().copied(), 3), Geometry::default());
-    assert_eq!(tensor.codebook[..256].iter().max(), Some(&16));
-    let mut random = Random(4);
-    for at in (1..exponents.len()).rev() {
-        exponents.swap(at, (random.next() % (at as u64 + 1)) as usize);
-    }
-    check_gap(&weights_of(exponents, 5), Geometry::new(8, 64).unwrap());
-}
-
-#[test]
 fn counts_around_threads_and_thread_blocks() {
     let geometry = Geometry::new(8, 64).unwrap();
     // Equiprobable exponents have 8 bits each: 8 a thread, 512 a thread block.
@@ -133,25 +110,6 @@ fn counts_around_threads_and_thread_blocks() {
     for count in (1..300).chain([16_383, 16_384, 16_387, 40_000]) {
         check_gap(&normal[..2 * count], geometry);
     }
-}
-
-#[test]
-fn a_last_thread_block_in_which_no_code_starts() {
-    let geometry = Geometry::new(8, 64).unwrap();
-    let normal = normal::weights(11, 1, 20_000, |_| 0.02);
-    let mut found = 0;
-    for count in (1500..1700).chain(19_000..19_400) {
-        let tensor = encode_tensor(&normal[..2 * count], geometry, WHOLE).unwrap();
-        let entries = tensor.output_offsets.as_chunks::<8>().0;
-        if entries[entries.len() - 1] == entries[entries.len() - 2] {
-            found += 1;
-            check_gap(&normal[..2 * count], geometry);
-            let last = count as u64 - 1;
-            assert_eq!(tensor.decode(last..last + 1).unwrap(), normal[2 * count - 2..2 * count]);
-        }
-    }
-    // Such a tensor may be rare, but then the numbers above must change.
-    assert!(found > 0);
 }
 
 proptest! {

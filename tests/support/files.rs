@@ -24,5 +24,5 @@ pub(crate) fn files(root: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 pub(crate) fn sha256(bytes: impl AsRef<[u8]>) -> String {
-    Sha256::digest(bytes).iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"))
+    format!("{:x}", Sha256::digest(bytes))
 }

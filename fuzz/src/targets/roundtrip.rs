@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use crate::{
     array_witness,
     bytes::Bytes,
-    compare,
+    compare, model,
     samples::{Sample, memory_folder, write_safetensors},
     tensors, witness,
 };
@@ -135,6 +135,7 @@ fn files(bytes: &mut Bytes<'_>) {
     let model = df11::open(&out).expect("it opens");
     let found = model.verify(Level::Full, &()).expect("it is right");
     assert!(found.unchecked.is_empty() && model.tensors().count() == names.len());
+    model::exercise(&model);
     decompress(&model, &restored, &DecompressOptions::default(), &()).expect("it decompresses");
     for path in paths.iter().chain(&["config.json"]) {
         assert!(

@@ -96,7 +96,7 @@ pub(crate) struct Vector {
 pub(crate) struct Vectors(pub(crate) BTreeMap<String, Vector>);
 
 pub(crate) fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:x}", Sha256::digest(bytes))
 }
 
 impl Vectors {
@@ -109,13 +109,13 @@ impl Vectors {
         vectors
     }
 
-    fn add(&mut self, name: String, vector: Vector) {
-        assert!(self.0.insert(name.clone(), vector).is_none(), "{name} twice");
+    fn add(&mut self, name: &str, vector: Vector) {
+        assert!(self.0.insert(name.into(), vector).is_none(), "{name} twice");
     }
 
     fn invalid(&mut self, name: &str, bytes: Vec<u8>) {
         let (tensors, files) = (BTreeMap::new(), BTreeMap::new());
-        self.add(format!("invalid/{name}"), Vector { bytes, result: None, tensors, files });
+        self.add(&format!("invalid/{name}"), Vector { bytes, result: None, tensors, files });
     }
 
     /// A valid container of these items.
@@ -151,7 +151,7 @@ impl Vectors {
             && tensors.len() == model.tensors.len()
             && files.len() == model.files.len();
         let result = Some(if is_whole { "good" } else { "incomplete" }.into());
-        self.add(format!("valid/{name}"), Vector { bytes, result, tensors, files });
+        self.add(&format!("valid/{name}"), Vector { bytes, result, tensors, files });
     }
 
     /// The rows with all that follows from the vectors. Panics if a row lacks its vector, or a
