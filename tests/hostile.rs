@@ -241,19 +241,9 @@ fn forged_directories_never_panic() {
 
 fn forge_directory(draft: &Draft) {
     let length = draft.directory.to_bytes().len();
+    #[rustfmt::skip]
     let values = [
-        0,
-        1,
-        2,
-        255,
-        4097,
-        1 << 20,
-        1 << 31,
-        1 << 32,
-        1 << 63,
-        u64::MAX - 255,
-        u64::MAX - 1,
-        u64::MAX,
+        0, 1, 2, 255, 4097, 1 << 20, 1 << 31, 1 << 32, 1 << 63, u64::MAX - 255, u64::MAX - 1, u64::MAX,
     ];
     (0..length - 8).into_par_iter().step_by(4).for_each(|at| {
         for value in values {

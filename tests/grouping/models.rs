@@ -67,33 +67,6 @@ pub(crate) fn llama_8b() -> Model {
     )
 }
 
-pub(crate) fn phi3_mini() -> Model {
-    Model::of(
-        "model.layers.{0..32}.self_attn.qkv_proj.weight 9216 3072
-        model.layers.{0..32}.self_attn.o_proj.weight 3072 3072
-        model.layers.{0..32}.mlp.gate_up_proj.weight 16384 3072
-        model.layers.{0..32}.mlp.down_proj.weight 3072 8192
-        model.layers.{0..32}.{input,post_attention}_layernorm.weight 3072
-        {model.embed_tokens,lm_head}.weight 32064 3072
-        model.norm.weight 3072",
-    )
-}
-
-pub(crate) fn qwen3_30b_a3b() -> Model {
-    Model::of(
-        "model.layers.{0..48}.self_attn.q_proj.weight 4096 2048
-        model.layers.{0..48}.self_attn.{k,v}_proj.weight 512 2048
-        model.layers.{0..48}.self_attn.o_proj.weight 2048 4096
-        model.layers.{0..48}.self_attn.{q,k}_norm.weight 128
-        model.layers.{0..48}.mlp.gate.weight 128 2048
-        model.layers.{0..48}.mlp.experts.{0..128}.{gate,up}_proj.weight 768 2048
-        model.layers.{0..48}.mlp.experts.{0..128}.down_proj.weight 2048 768
-        model.layers.{0..48}.{input,post_attention}_layernorm.weight 2048
-        {model.embed_tokens,lm_head}.weight 151936 2048
-        model.norm.weight 2048",
-    )
-}
-
 pub(crate) fn mixtral_8x7b() -> Model {
     Model::of(
         "model.layers.{0..32}.self_attn.{q,o}_proj.weight 4096 4096
@@ -349,19 +322,6 @@ pub(crate) fn flux_dev() -> Model {
         single_transformer_blocks.{0..38}.proj_out.weight/bias 3072 15360
         norm_out.linear.weight/bias 6144 3072
         proj_out.weight/bias 64 3072",
-    )
-}
-
-pub(crate) fn sd35_large() -> Model {
-    joint_blocks(38, 2432, 64).and(
-        "context_embedder.weight/bias 2432 4096
-        pos_embed.proj.weight/bias 2432 16 2 2
-        pos_embed.pos_embed 1 36864 2432
-        time_text_embed.timestep_embedder.linear_1.weight/bias 2432 256
-        time_text_embed.text_embedder.linear_1.weight/bias 2432 2048
-        time_text_embed.{timestep,text}_embedder.linear_2.weight/bias 2432 2432
-        norm_out.linear.weight/bias 4864 2432
-        proj_out.weight/bias 64 2432",
     )
 }
 

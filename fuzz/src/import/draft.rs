@@ -18,76 +18,28 @@ use crate::{
 const MOST_WEIGHTS: usize = 3000;
 
 /// Patterns of module names, for some of which compilers run long.
+#[rustfmt::skip]
 const PATTERNS: &[&str] = &[
-    "blocks\\.0",
-    "blocks\\.[0-9]+",
-    "blocks\\.\\d+|",
-    "",
-    ".*",
-    "(",
-    "a)|(?:b",
-    "(?i)BLOCKS\\.0",
-    "(?x)blocks\\.0 # all",
-    "(a|b|blocks)*\\.0",
-    "((a{1000}){1000}){1000}",
-    "(.?){999}",
-    "(?=x)",
-    "\\1",
-    "\u{e9}+\n",
+    "blocks\\.0", "blocks\\.[0-9]+", "blocks\\.\\d+|", "", ".*", "(", "a)|(?:b", "(?i)BLOCKS\\.0",
+    "(?x)blocks\\.0 # all", "(a|b|blocks)*\\.0", "((a{1000}){1000}){1000}", "(.?){999}", "(?=x)",
+    "\\1", "\u{e9}+\n",
 ];
 
 /// Names of matrices, modules and tensors.
+#[rustfmt::skip]
 const NAMES: &[&str] = &[
-    "",
-    "q_proj",
-    "o_proj",
-    "down_proj",
-    "wte",
-    "weight",
-    "bias",
-    "a.b",
-    ".",
-    "\0",
-    "\"\\\n",
-    "\u{e9}\u{10ffff}",
-    "blocks.0.norm.weight",
-    "blocks.0.q_proj.bias",
-    "blocks.0.q_proj.weight",
-    "blocks.0.encoded_exponent",
-    "blocks.0.luts",
-    "blocks.0.gaps",
-    "blocks.0.sign_mantissa",
-    "blocks.0.output_positions",
-    "blocks.0.split_positions",
-    "blocks.1.sign_mantissa",
-    "encoded_exponent",
-    "sign_mantissa",
-    "wte.weight",
-    "__metadata__",
+    "", "q_proj", "o_proj", "down_proj", "wte", "weight", "bias", "a.b", ".", "\0", "\"\\\n",
+    "\u{e9}\u{10ffff}", "blocks.0.norm.weight", "blocks.0.q_proj.bias", "blocks.0.q_proj.weight",
+    "blocks.0.encoded_exponent", "blocks.0.luts", "blocks.0.gaps", "blocks.0.sign_mantissa",
+    "blocks.0.output_positions", "blocks.0.split_positions", "blocks.1.sign_mantissa",
+    "encoded_exponent", "sign_mantissa", "wte.weight", "__metadata__",
 ];
 
 /// Numbers at which checks tend to break.
+#[rustfmt::skip]
 const VALUES: &[u64] = &[
-    0,
-    1,
-    2,
-    3,
-    7,
-    8,
-    16,
-    255,
-    512,
-    1023,
-    1024,
-    1025,
-    1 << 31,
-    (1 << 32) - 1,
-    1 << 32,
-    1 << 61,
-    1 << 62,
-    (1 << 63) - 1,
-    1 << 63,
-    u64::MAX,
+    0, 1, 2, 3, 7, 8, 16, 255, 512, 1023, 1024, 1025, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 61,
+    1 << 62, (1 << 63) - 1, 1 << 63, u64::MAX,
 ];
 
 const DTYPES: &[&str] = &["U8", "U32", "I32", "I64", "BF16", "F16", "BOOL", "F4", "U64", "BF17"];

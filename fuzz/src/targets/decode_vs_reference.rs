@@ -29,11 +29,7 @@ use df11::{
     },
 };
 
-/// Runs one input.
-///
-/// # Panics
-///
-/// If the property does not hold.
+/// Runs one input; panics if the property does not hold.
 pub fn run(data: &[u8]) {
     let mut bytes = Bytes(data);
     let geometry = tensors::geometry(&mut bytes);

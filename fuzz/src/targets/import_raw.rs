@@ -6,11 +6,7 @@ use crate::{
     import::{Folder, judge},
 };
 
-/// Runs one input.
-///
-/// # Panics
-///
-/// If the property does not hold.
+/// Runs one input; panics if the property does not hold.
 pub fn run(data: &[u8]) {
     // 32 bytes that choose ranges; config.json and the first file, each after its length; the
     // second file, if there is more.

@@ -12,11 +12,7 @@ use crate::{
 };
 use safetensors::SafeTensors;
 
-/// Runs one input.
-///
-/// # Panics
-///
-/// If the property does not hold.
+/// Runs one input; panics if the property does not hold.
 pub fn run(data: &[u8]) {
     let mut bytes = Bytes(data);
     let base = bytes.u8();

@@ -5,11 +5,7 @@ use crate::model;
 use df11::OpenOptions;
 use df11_reference::{Container, Kind};
 
-/// Runs one input.
-///
-/// # Panics
-///
-/// If the property does not hold.
+/// Runs one input; panics if the property does not hold.
 pub fn run(data: &[u8]) {
     let reference = Container::open(data);
     let options = OpenOptions::new();

@@ -22,11 +22,7 @@ use crate::{
 use df11::{Error, Level, Model, OpenOptions};
 use df11_reference::{Container, Kind};
 
-/// Runs one input.
-///
-/// # Panics
-///
-/// If the property does not hold.
+/// Runs one input; panics if the property does not hold.
 pub fn run(data: &[u8]) {
     let mut bytes = Bytes(data);
     let base = bytes.u8();

@@ -26,11 +26,7 @@ use safetensors::Dtype;
 /// The most weights of an input that is encoded in tiny chunks.
 const MOST_CHUNKS: usize = 300;
 
-/// Runs one input.
-///
-/// # Panics
-///
-/// If the property does not hold.
+/// Runs one input; panics if the property does not hold.
 pub fn run(data: &[u8]) {
     let mut bytes = Bytes(data);
     // Files are slow.

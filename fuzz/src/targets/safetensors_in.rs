@@ -11,11 +11,7 @@ use df11::{Error, hazmat::constants, source::WeightsFile};
 use safetensors::SafeTensors;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// Runs one input.
-///
-/// # Panics
-///
-/// If the property does not hold.
+/// Runs one input; panics if the property does not hold.
 pub fn run(data: &[u8]) {
     let ours = WeightsFile::parse("model.safetensors", Arc::new(data.to_vec()));
     let theirs = SafeTensors::deserialize(data);

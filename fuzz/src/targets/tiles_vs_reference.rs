@@ -24,11 +24,7 @@ use df11::{
     hazmat::tile::{EncodedTensor, Geometry, Sizes, encode_tensor},
 };
 
-/// Runs one input.
-///
-/// # Panics
-///
-/// If the property does not hold.
+/// Runs one input; panics if the property does not hold.
 pub fn run(data: &[u8]) {
     let mut bytes = Bytes(data);
     let choice = bytes.u8();
