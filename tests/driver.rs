@@ -273,7 +273,7 @@ fn a_failure_of_any_function_is_told_in_one_line() {
     let file = safetensors(&driver.folder, "F32", &[7; 8192]);
     let output = driver.bench(&[], &file);
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""), "{output:?}");
-    for function in functions() {
+    functions().into_par_iter().for_each(|function| {
         let output = driver.bench(&[(function, "700")], &file);
         if output.status.success() {
             // What is free is asked for only where memory does not suffice, how a kernel fits where
@@ -299,7 +299,7 @@ fn a_failure_of_any_function_is_told_in_one_line() {
             let answer = ": words for 700 (CUDA_ERROR_700); some kernel of this process failed";
             assert!(line.contains(answer), "{function}: {line}");
         }
-    }
+    });
 }
 
 #[test]
@@ -380,17 +380,17 @@ fn a_failure_while_a_gpu_verifies_is_no_success() {
     let Some(driver) = Driver::compile(&[]) else { return };
     let container = compressed(&driver, &safetensors(&driver.folder, "F32", &[7; 8192]));
     let arguments = [&["verify", &container], &ON_GPU[..]].concat();
-    let mut refused = 0;
-    for function in functions() {
-        let output = driver.run(&[(function, "700")], &arguments);
+    let is_refused = |function: &&str| {
+        let output = driver.run(&[(*function, "700")], &arguments);
         if output.status.success() {
             let said: Value = serde_json::from_slice(&output.stdout).unwrap();
             assert_eq!(said["device"]["kind"], "gpu", "{function}");
         } else {
             assert!(refusal(&output).contains(": words for 700 (CUDA_ERROR_700); "), "{function}");
-            refused += 1;
         }
-    }
+        !output.status.success()
+    };
+    let refused = functions().into_par_iter().filter(is_refused).count();
     assert!(refused > 20, "{refused}");
 }
 

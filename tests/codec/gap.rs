@@ -24,7 +24,7 @@ impl Encoded for EncodedTensor {
         let tensor = encode_tensor(weights, geometry, WHOLE).unwrap();
         let sizes = tensor.sizes;
         let [codebook, gaps, output_offsets, bitstream, plane] =
-            slices(&tensor).map(|array| array.len() as u64);
+            witness::of_gap(&tensor).0.map(|array| array.len() as u64);
         assert_eq!((codebook, gaps), (sizes.codebook_bytes(), sizes.gaps_bytes()));
         assert_eq!(output_offsets, sizes.output_offsets_bytes());
         assert_eq!((bitstream, plane), (sizes.bitstream_bytes(), sizes.plane_bytes()));
@@ -52,23 +52,14 @@ impl Encoded for EncodedTensor {
     }
 
     fn reference(&self) -> df11_reference::Result<Vec<u8>> {
-        df11_reference::decode_gap(slices(self), parameters(self))
+        let (arrays, parameters) = witness::of_gap(self);
+        df11_reference::decode_gap(arrays, parameters)
     }
 
     fn witness(&self) -> witness::Result {
-        witness::verify_gap(slices(self), parameters(self))
+        let (arrays, parameters) = witness::of_gap(self);
+        witness::verify_gap(arrays, parameters)
     }
-}
-
-fn slices(tensor: &EncodedTensor) -> [&[u8]; 5] {
-    let EncodedTensor { codebook, gaps, output_offsets, bitstream, plane, .. } = tensor;
-    [codebook, gaps, output_offsets, bitstream, plane]
-}
-
-fn parameters(tensor: &EncodedTensor) -> [u64; 3] {
-    let geometry = tensor.sizes.geometry();
-    let (bytes, threads) = (geometry.bytes_per_thread(), geometry.threads_per_block());
-    [bytes.into(), threads.into(), tensor.sizes.bit_count()]
 }
 
 fn check_gap(weights: &[u8], geometry: Geometry) -> EncodedTensor {

@@ -24,7 +24,8 @@ impl Encoded for EncodedTensor {
     fn encode(weights: &[u8], geometry: Geometry) -> Self {
         let tensor = encode_tensor(weights, geometry).unwrap();
         let sizes = tensor.sizes;
-        let [_, records, bitstream, plane] = slices(&tensor).map(|array| array.len() as u64);
+        let [_, records, bitstream, plane] =
+            witness::of_tile(&tensor).0.map(|array| array.len() as u64);
         assert_eq!((records, plane), (sizes.records_bytes(), sizes.plane_bytes()));
         assert_eq!(bitstream, sizes.bitstream_bytes());
         tensor
@@ -43,22 +44,14 @@ impl Encoded for EncodedTensor {
     }
 
     fn reference(&self) -> df11_reference::Result<Vec<u8>> {
-        df11_reference::decode_tile(slices(self), parameters(self))
+        let (arrays, parameters) = witness::of_tile(self);
+        df11_reference::decode_tile(arrays, parameters)
     }
 
     fn witness(&self) -> witness::Result {
-        witness::verify_tile(slices(self), parameters(self))
+        let (arrays, parameters) = witness::of_tile(self);
+        witness::verify_tile(arrays, parameters)
     }
-}
-
-fn slices(tensor: &EncodedTensor) -> [&[u8]; 4] {
-    let EncodedTensor { codebook, records, bitstream, plane, .. } = tensor;
-    [codebook, records, bitstream, plane]
-}
-
-fn parameters(tensor: &EncodedTensor) -> [u64; 3] {
-    let geometry = tensor.sizes.geometry();
-    [geometry.tile_columns(), geometry.columns(), tensor.sizes.bit_count()]
 }
 
 fn check_tile(weights: &[u8], geometry: Geometry) -> EncodedTensor {

@@ -6,8 +6,26 @@
 #[allow(missing_docs, reason = "documented there, for tests")]
 mod tile_arrays;
 
+use df11::hazmat::{gap, tile};
 pub use tile_arrays::{Arrays, codebook_of};
 use tile_arrays::{Codebook, Pair, tiles};
+
+/// The arrays of a tensor and its parameters, as readers find them.
+pub fn of_gap(tensor: &gap::EncodedTensor) -> ([&[u8]; 5], [u64; 3]) {
+    let gap::EncodedTensor { sizes, codebook, gaps, output_offsets, bitstream, plane } = tensor;
+    let geometry = sizes.geometry();
+    let (bytes, threads) = (geometry.bytes_per_thread(), geometry.threads_per_block());
+    let parameters = [bytes.into(), threads.into(), sizes.bit_count()];
+    ([codebook, gaps, output_offsets, bitstream, plane], parameters)
+}
+
+/// The same of `tile`.
+pub fn of_tile(tensor: &tile::EncodedTensor) -> ([&[u8]; 4], [u64; 3]) {
+    let tile::EncodedTensor { sizes, codebook, records, bitstream, plane } = tensor;
+    let geometry = sizes.geometry();
+    let parameters = [geometry.tile_columns(), geometry.columns(), sizes.bit_count()];
+    ([codebook, records, bitstream, plane], parameters)
+}
 
 /// The broken rule.
 pub type Result = std::result::Result<(), &'static str>;

@@ -36,7 +36,7 @@ pub fn run(data: &[u8]) {
     let cuts = [bytes.u16().into(), bytes.u16().into(), bytes.u16().into()];
     let weights = tensors::weights(&mut bytes, 1 << 16);
     let encoded = encode_tensor(&weights, geometry, weights.len()).expect("weights encode");
-    let mut subject = Subject::new(encoded);
+    let mut subject = Subject::new(&encoded);
     let changes = bytes::change(&mut bytes, 32, |bytes| subject.change(bytes));
     subject.check(cuts, changes == 0);
 }
@@ -55,15 +55,9 @@ const PLANE: usize = 4;
 const BIT_COUNT: usize = 2;
 
 impl Subject {
-    fn new(tensor: EncodedTensor) -> Self {
-        let geometry = tensor.sizes.geometry();
-        let parameters = [
-            geometry.bytes_per_thread().into(),
-            geometry.threads_per_block().into(),
-            tensor.sizes.bit_count(),
-        ];
-        let EncodedTensor { codebook, gaps, output_offsets, bitstream, plane, .. } = tensor;
-        Self { arrays: [codebook, gaps, output_offsets, bitstream, plane], parameters }
+    fn new(tensor: &EncodedTensor) -> Self {
+        let (arrays, parameters) = array_witness::of_gap(tensor);
+        Self { arrays: arrays.map(<[u8]>::to_vec), parameters }
     }
 
     /// One change, from some of the fuzzer's bytes.

@@ -78,9 +78,7 @@ fn tiles(bytes: &mut Bytes<'_>) {
     let part = encoded.decode(range.clone()).expect("any range decodes");
     assert!(part == weights[2 * range.start as usize..2 * range.end as usize]);
     encoded.verify(1 + spans).expect("what was encoded is right");
-    let tile::EncodedTensor { sizes, codebook, records, bitstream, plane } = &encoded;
-    let parameters = [geometry.tile_columns(), geometry.columns(), sizes.bit_count()];
-    let arrays = [&codebook[..], records, bitstream, plane];
+    let (arrays, parameters) = array_witness::of_tile(&encoded);
     array_witness::verify_tile(arrays, parameters).expect("every array is right");
     assert!(
         df11_reference::decode_tile(arrays, parameters).expect("the reference decodes") == weights
@@ -89,19 +87,12 @@ fn tiles(bytes: &mut Bytes<'_>) {
 
 /// The reference decoder finds the same weights, and an index and LUTs as the format asks for.
 fn check_arrays(encoded: &EncodedTensor, weights: &[u8]) {
-    let EncodedTensor { sizes, codebook, gaps, output_offsets, bitstream, plane } = encoded;
-    let geometry = sizes.geometry();
-    let parameters = [
-        geometry.bytes_per_thread().into(),
-        geometry.threads_per_block().into(),
-        sizes.bit_count(),
-    ];
-    let arrays = [&codebook[..], gaps, output_offsets, bitstream, plane];
+    let (arrays, parameters) = array_witness::of_gap(encoded);
     array_witness::verify_gap(arrays, parameters).expect("every array is right");
     assert!(
         df11_reference::decode_gap(arrays, parameters).expect("the reference decodes") == weights
     );
-    assert!(weights.chunks_exact(2).zip(plane).all(|(weight, &plane)| {
+    assert!(weights.chunks_exact(2).zip(&encoded.plane).all(|(weight, &plane)| {
         bf16::plane_byte(u16::from_le_bytes([weight[0], weight[1]])) == plane
     }));
 }

@@ -31,7 +31,7 @@ pub fn run(data: &[u8]) {
     let cuts = [bytes.u16().into(), bytes.u16().into(), bytes.u16().into()];
     let mut weights = tensors::weights(&mut bytes, 1 << 16);
     let Some(geometry) = tensors::tile_geometry(choice, &mut weights) else { return };
-    let mut subject = Subject::new(encode_tensor(&weights, geometry).expect("weights encode"));
+    let mut subject = Subject::new(&encode_tensor(&weights, geometry).expect("weights encode"));
     let changes = bytes::change(&mut bytes, 32, |bytes| subject.change(bytes));
     subject.check(cuts, changes == 0);
 }
@@ -84,11 +84,9 @@ impl Record {
 }
 
 impl Subject {
-    fn new(tensor: EncodedTensor) -> Self {
-        let geometry = tensor.sizes.geometry();
-        let parameters = [geometry.tile_columns(), geometry.columns(), tensor.sizes.bit_count()];
-        let EncodedTensor { codebook, records, bitstream, plane, .. } = tensor;
-        Self { arrays: [codebook, records, bitstream, plane], parameters }
+    fn new(tensor: &EncodedTensor) -> Self {
+        let (arrays, parameters) = array_witness::of_tile(tensor);
+        Self { arrays: arrays.map(<[u8]>::to_vec), parameters }
     }
 
     /// One change, from some of the fuzzer's bytes.
