@@ -70,6 +70,7 @@ const LLAMA_ENDS: &[&str] = &["lm_head", "model.embed_tokens", "model.norm"];
 /// A model; its lists, with the number of their blocks; its other blocks.
 type Case = (Model, &'static [(&'static str, usize)], &'static [&'static str]);
 
+#[allow(clippy::too_many_lines, reason = "a list, not steps")]
 fn cases() -> Vec<Case> {
     vec![
         (models::llama_8b(), &[("model.layers.", 32)], LLAMA_ENDS),

@@ -82,37 +82,13 @@ fn every_truncation_and_extension_is_found() {
     assert_error!(parse(longer), Corrupt, "1 bytes follow the last tensor");
 }
 
-#[test]
-fn duplicate_keys_are_rejected_wherever_they_stand() {
-    let a = entry("a", "[1]", 0, 2);
-    for json in [
-        format!("{{{a},{a}}}"),
-        format!(r#"{{{a},"\u0061":{{"dtype":"BF16","shape":[1],"data_offsets":[2,4]}}}}"#),
-        r#"{"a":{"dtype":"BF16","shape":[1],"shape":[1],"data_offsets":[0,2]}}"#.to_owned(),
-        r#"{"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2],"x":1,"x":1}}"#.to_owned(),
-        format!(r#"{{"__metadata__":{{"k":"1","k":"2"}},{a}}}"#),
-        format!(r#"{{"__metadata__":{{}},"__metadata__":{{}},{a}}}"#),
-    ] {
-        assert_error!(parse(file(&json, 2)), Corrupt, "occurs twice");
-    }
-}
-
+/// Of what the fuzz target tries, what the message says.
 #[test]
 fn contradictions_are_corrupt() {
-    for entries in [
-        [entry("a", "[1]", 0, 2), entry("b", "[1]", 4, 6)], // a hole
-        [entry("a", "[2]", 0, 4), entry("b", "[1]", 2, 4)], // an overlap
-        [entry("a", "[1]", 0, 2), entry("b", "[2]", 2, 4)], // too short
-        [entry("a", "[1]", 2, 4), entry("b", "[1]", 4, 6)], // not from the start
-        [entry("a", "[1]", 0, 2), entry("b", "[1]", 2, 0)], // backwards
-        [entry("a", "[0]", 0, 0), entry("b", "[1]", u64::MAX - 1, u64::MAX)],
-    ] {
-        assert_error!(
-            parse(file(&format!("{{{}}}", entries.join(",")), 6)),
-            Corrupt,
-            "x.safetensors"
-        );
-    }
+    let a = entry("a", "[1]", 0, 2);
+    assert_error!(parse(file(&format!("{{{a},{a}}}"), 2)), Corrupt, "occurs twice");
+    let hole = format!("{{{a},{}}}", entry("b", "[1]", 4, 6));
+    assert_error!(parse(file(&hole, 6)), Corrupt, "x.safetensors");
     for json in ["", "[]", "null", "{", "{}x", "{}\0", r#"{"a":1}"#, r#"{"a":{"dtype":"BF16"}}"#] {
         assert_error!(parse(file(json, 0)), Corrupt, "no valid safetensors header");
     }

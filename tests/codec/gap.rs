@@ -1,69 +1,50 @@
 //! What only `gap` has: threads, thread blocks, chunks, LUTs.
 
-use std::ops::Range;
-
-pub(crate) use df11::hazmat::gap::EncodedTensor;
 use df11::{
     Error, Result,
     hazmat::{
         bf16,
-        gap::{GapDecoder, Geometry, PortionEncoder, PortionInput, PortionOutput, encode_tensor},
+        gap::{
+            EncodedTensor, GapDecoder, Geometry, PortionEncoder, PortionInput, PortionOutput,
+            encode_tensor,
+        },
         huffman::{CodeLengths, Histogram, read_codebook, verify_codebook},
     },
 };
 use proptest::prelude::*;
 
-use crate::{Encoded, check, every_pattern, normal, place, weights_of, witness};
+use crate::{every_pattern, normal, place, weights_of, witness};
 
 const WHOLE: usize = usize::MAX;
 
-impl Encoded for EncodedTensor {
-    type Geometry = Geometry;
-
-    fn encode(weights: &[u8], geometry: Geometry) -> Self {
-        let tensor = encode_tensor(weights, geometry, WHOLE).unwrap();
-        let sizes = tensor.sizes;
-        let [codebook, gaps, output_offsets, bitstream, plane] =
-            witness::of_gap(&tensor).0.map(|array| array.len() as u64);
-        assert_eq!((codebook, gaps), (sizes.codebook_bytes(), sizes.gaps_bytes()));
-        assert_eq!(output_offsets, sizes.output_offsets_bytes());
-        assert_eq!((bitstream, plane), (sizes.bitstream_bytes(), sizes.plane_bytes()));
-        tensor
+/// Encodes weights, and has all readers agree on them.
+fn check(weights: &[u8], geometry: Geometry) -> EncodedTensor {
+    let tensor = encode_tensor(weights, geometry, WHOLE).unwrap();
+    let (sizes, (arrays, parameters)) = (tensor.sizes, witness::of_gap(&tensor));
+    let [codebook, gaps, output_offsets, bitstream, plane] = arrays.map(|array| array.len() as u64);
+    assert_eq!((codebook, gaps), (sizes.codebook_bytes(), sizes.gaps_bytes()));
+    assert_eq!(output_offsets, sizes.output_offsets_bytes());
+    assert_eq!((bitstream, plane), (sizes.bitstream_bytes(), sizes.plane_bytes()));
+    assert!(df11_reference::decode_gap(arrays, parameters).unwrap() == weights, "{geometry:?}");
+    assert_eq!(witness::verify_gap(arrays, parameters), Ok(()), "{geometry:?}");
+    assert!(tensor.decode(0..sizes.elements()).unwrap() == weights, "{geometry:?}");
+    for each in [1, 3, 1000] {
+        verify(&tensor, each).unwrap();
     }
-
-    fn elements(&self) -> u64 {
-        self.sizes.elements()
-    }
-
-    fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
-        self.decode(elements)
-    }
-
-    fn verify(&self, each: u64) -> Result<()> {
-        verify_codebook(&self.codebook)?;
-        if let Some(last) = self.gaps.last() {
-            self.sizes.check_unused_gap(*last)?;
-        }
-        let decoder = GapDecoder::new(&read_codebook(&self.codebook)?, &self.sizes);
-        let blocks = self.sizes.thread_block_count();
-        (0..blocks).step_by(each as usize).try_for_each(|start| {
-            decoder.verify_index(&self.span(start..(start + each).min(blocks))?)
-        })
-    }
-
-    fn reference(&self) -> df11_reference::Result<Vec<u8>> {
-        let (arrays, parameters) = witness::of_gap(self);
-        df11_reference::decode_gap(arrays, parameters)
-    }
-
-    fn witness(&self) -> witness::Result {
-        let (arrays, parameters) = witness::of_gap(self);
-        witness::verify_gap(arrays, parameters)
-    }
+    tensor
 }
 
-fn check_gap(weights: &[u8], geometry: Geometry) -> EncodedTensor {
-    check(weights, geometry)
+/// Verifies some thread blocks at a time.
+fn verify(tensor: &EncodedTensor, each: u64) -> Result<()> {
+    verify_codebook(&tensor.codebook)?;
+    if let Some(last) = tensor.gaps.last() {
+        tensor.sizes.check_unused_gap(*last)?;
+    }
+    let decoder = GapDecoder::new(&read_codebook(&tensor.codebook)?, &tensor.sizes);
+    let blocks = tensor.sizes.thread_block_count();
+    (0..blocks).step_by(each as usize).try_for_each(|start| {
+        decoder.verify_index(&tensor.span(start..(start + each).min(blocks))?)
+    })
 }
 
 fn geometries() -> impl Iterator<Item = Geometry> {
@@ -74,18 +55,15 @@ fn geometries() -> impl Iterator<Item = Geometry> {
 
 #[test]
 fn every_pattern_in_every_geometry() {
-    geometries().for_each(|geometry| drop(check_gap(&every_pattern(), geometry)));
+    geometries().for_each(|geometry| drop(check(&every_pattern(), geometry)));
 }
 
 #[test]
 fn few_exponents() {
     for geometry in geometries() {
         for count in [1, 2, 63, 64, 65, 127, 128, 4097, 20_000, 70_001] {
-            check_gap(&weights_of(std::iter::repeat_n(255, count), 1), geometry);
-            check_gap(
-                &weights_of((0..count).map(|at| if at % 3 == 0 { 0 } else { 129 }), 2),
-                geometry,
-            );
+            check(&weights_of(std::iter::repeat_n(255, count), 1), geometry);
+            check(&weights_of((0..count).map(|at| if at % 3 == 0 { 0 } else { 129 }), 2), geometry);
         }
     }
 }
@@ -95,11 +73,11 @@ fn counts_around_threads_and_thread_blocks() {
     let geometry = Geometry::new(8, 64).unwrap();
     // Equiprobable exponents have 8 bits each: 8 a thread, 512 a thread block.
     for count in [256, 504, 511, 512, 513, 520, 1023, 1024, 1025, 16_384, 16_385, 33_000] {
-        check_gap(&weights_of((0..=255).cycle().take(count), 6), geometry);
+        check(&weights_of((0..=255).cycle().take(count), 6), geometry);
     }
     let normal = normal::weights(7, 1, 40_000, |_| 0.02);
     for count in (1..300).chain([16_383, 16_384, 16_387, 40_000]) {
-        check_gap(&normal[..2 * count], geometry);
+        check(&normal[..2 * count], geometry);
     }
 }
 
@@ -167,7 +145,7 @@ fn errors_name_the_array() {
     assert_ne!(good.sizes.bit_count() % 64, 0);
     let bad = damaged(&|bad| *bad.bitstream.last_mut().unwrap() |= 0x80);
     assert_eq!(place(bad.decode(0..30_000)), "bitstream");
-    assert_eq!(place(bad.verify(3)), "bitstream");
+    assert_eq!(place(verify(&bad, 3)), "bitstream");
 
     // An index that leaves out the first weight, and agrees with itself.
     let bad = damaged(&|bad| {
@@ -176,12 +154,12 @@ fn errors_name_the_array() {
         bad.output_offsets[0] = 1;
     });
     assert_eq!(place(bad.decode(1..2)), "output offsets");
-    assert_eq!(place(bad.verify(3)), "output offsets");
+    assert_eq!(place(verify(&bad, 3)), "output offsets");
 
     // A gap inside a thread block, which decoding does not use.
     let bad = damaged(&|bad| bad.gaps[5] ^= 0x10);
     assert_eq!(bad.decode(0..30_000).unwrap(), weights);
-    assert_eq!(place(bad.verify(1)), "gaps");
+    assert_eq!(place(verify(&bad, 1)), "gaps");
 }
 
 #[test]

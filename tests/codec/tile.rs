@@ -1,61 +1,34 @@
 //! What only `tile` has: units, lanes, tiles, strips, pairs and their escape.
 
-use std::ops::Range;
-
 use crate::{
-    Encoded, check, every_pattern, normal, place, weights_of,
+    every_pattern, normal, place, weights_of,
     witness::{self, codebook_of},
 };
-pub(crate) use df11::hazmat::tile::EncodedTensor;
 use df11::{
-    Error, Result,
+    Error,
     hazmat::{
         huffman::Histogram,
         tile::{
-            Codebook, EncodedStrips, Encoder, Geometry, PairHistogram, Sizes, TileDecoder,
-            encode_tensor,
+            Codebook, EncodedStrips, EncodedTensor, Encoder, Geometry, PairHistogram, Sizes,
+            TileDecoder, encode_tensor,
         },
     },
 };
 
-impl Encoded for EncodedTensor {
-    type Geometry = Geometry;
-
-    fn encode(weights: &[u8], geometry: Geometry) -> Self {
-        let tensor = encode_tensor(weights, geometry).unwrap();
-        let sizes = tensor.sizes;
-        let [_, records, bitstream, plane] =
-            witness::of_tile(&tensor).0.map(|array| array.len() as u64);
-        assert_eq!((records, plane), (sizes.records_bytes(), sizes.plane_bytes()));
-        assert_eq!(bitstream, sizes.bitstream_bytes());
-        tensor
+/// Encodes weights, and has all readers agree on them.
+fn check(weights: &[u8], geometry: Geometry) -> EncodedTensor {
+    let tensor = encode_tensor(weights, geometry).unwrap();
+    let (sizes, (arrays, parameters)) = (tensor.sizes, witness::of_tile(&tensor));
+    let [_, records, bitstream, plane] = arrays.map(|array| array.len() as u64);
+    assert_eq!((records, plane), (sizes.records_bytes(), sizes.plane_bytes()));
+    assert_eq!(bitstream, sizes.bitstream_bytes());
+    assert!(df11_reference::decode_tile(arrays, parameters).unwrap() == weights, "{geometry:?}");
+    assert_eq!(witness::verify_tile(arrays, parameters), Ok(()), "{geometry:?}");
+    assert!(tensor.decode(0..sizes.elements()).unwrap() == weights, "{geometry:?}");
+    for each in [1, 3, 1000] {
+        tensor.verify(each).unwrap();
     }
-
-    fn elements(&self) -> u64 {
-        self.sizes.elements()
-    }
-
-    fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
-        self.decode(elements)
-    }
-
-    fn verify(&self, each: u64) -> Result<()> {
-        self.verify(each)
-    }
-
-    fn reference(&self) -> df11_reference::Result<Vec<u8>> {
-        let (arrays, parameters) = witness::of_tile(self);
-        df11_reference::decode_tile(arrays, parameters)
-    }
-
-    fn witness(&self) -> witness::Result {
-        let (arrays, parameters) = witness::of_tile(self);
-        witness::verify_tile(arrays, parameters)
-    }
-}
-
-fn check_tile(weights: &[u8], geometry: Geometry) -> EncodedTensor {
-    check(weights, geometry)
+    tensor
 }
 
 fn matrix(rows: u64, columns: u64) -> Geometry {
@@ -84,11 +57,11 @@ fn normal(elements: u64) -> Vec<u8> {
 #[test]
 fn every_pattern_in_every_geometry() {
     for geometry in geometries(1 << 16) {
-        check_tile(&every_pattern(), geometry);
+        check(&every_pattern(), geometry);
     }
     let ordered: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     for geometry in geometries(1 << 16) {
-        check_tile(&ordered, geometry);
+        check(&ordered, geometry);
     }
 }
 
@@ -97,7 +70,7 @@ fn vectors_around_units_lanes_and_tiles() {
     for count in
         (1..40).chain([255, 256, 257, 511, 512, 513, 1024, 8191, 8192, 8193, 8200, 16_384, 20_001])
     {
-        check_tile(&normal(count), vector(count));
+        check(&normal(count), vector(count));
     }
 }
 
@@ -105,7 +78,7 @@ fn vectors_around_units_lanes_and_tiles() {
 fn matrices_around_tiles() {
     for columns in [8, 16, 56, 64, 72, 128, 192, 248, 256, 264, 320, 384, 896] {
         for rows in [1, 2, 7, 8, 9, 16, 31, 32, 33, 40, 65] {
-            check_tile(&normal(rows * columns), matrix(rows, columns));
+            check(&normal(rows * columns), matrix(rows, columns));
         }
     }
 }
@@ -116,7 +89,7 @@ fn escapes_only() {
     let exponents =
         (0..16_384u64).map(|at| if at % 2 == 0 { (at / 2 % 256) as u8 } else { (at / 512) as u8 });
     for geometry in geometries(16_384) {
-        let tensor = check_tile(&weights_of(exponents.clone(), 2), geometry);
+        let tensor = check(&weights_of(exponents.clone(), 2), geometry);
         assert_eq!(tensor.codebook[..2], [1, 0]);
         assert_eq!(tensor.codebook.len(), 26);
     }
@@ -129,7 +102,7 @@ fn rows_of_very_different_scales_need_a_shift() {
             0 => (at.wrapping_mul(0x9E37_79B9) >> 13) as u8,
             _ => 120,
         });
-        let tensor = check_tile(&weights_of(exponents, 3), matrix(256, 256));
+        let tensor = check(&weights_of(exponents, 3), matrix(256, 256));
         assert!(rare == 1 || tensor.records.chunks(32).any(|record| record[7] >> 5 > 0));
     }
 }

@@ -30,6 +30,7 @@ use df11::{
         tile,
     },
 };
+use tile_arrays::Arrays;
 use tree::{Array, Owner, Tree};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -39,9 +40,7 @@ pub(crate) enum Store {
     Raw,
     Gap(u32, u32),
     /// In tiles, as encoded.
-    Encoded(tile_arrays::Arrays),
-    /// Columns of a tile, and of the matrix.
-    Tile(u64, u64),
+    Encoded(Arrays),
     Alias(String),
 }
 
@@ -90,27 +89,19 @@ impl Item {
         parameters: (u64, u64),
         least: u64,
     ) -> Self {
-        let arrays =
-            tile_arrays::Arrays::of(&weights, parameters.0 as usize, parameters.1 as usize, least);
+        let arrays = Arrays::of(&weights, parameters.0 as usize, parameters.1 as usize, least);
         Self::encoded(name, shape, weights, arrays)
     }
 
     /// Weights in tiles, encoded.
-    pub(crate) fn encoded(
-        name: &str,
-        shape: &[u64],
-        weights: Vec<u8>,
-        arrays: tile_arrays::Arrays,
-    ) -> Self {
+    pub(crate) fn encoded(name: &str, shape: &[u64], weights: Vec<u8>, arrays: Arrays) -> Self {
         Self { store: Store::Encoded(arrays), ..Self::raw(name, Dtype::BF16, shape, weights) }
     }
 
-    /// Weights in tiles, by the columns of a tile and of the matrix.
+    /// Weights in tiles, by the columns of a tile and of the matrix, as the crate encodes them.
     pub(crate) fn tile(name: &str, shape: &[u64], weights: Vec<u8>, columns: (u64, u64)) -> Self {
-        Self {
-            store: Store::Tile(columns.0, columns.1),
-            ..Self::raw(name, Dtype::BF16, shape, weights)
-        }
+        let arrays = encode_tile(&weights, columns.0, columns.1);
+        Self::encoded(name, shape, weights, arrays)
     }
 
     /// The same bytes again, under another name.
@@ -228,34 +219,30 @@ pub(crate) fn encode(
         (SECTION_BITSTREAM, encoded.bitstream),
         (SECTION_PLANE, encoded.plane),
     ];
-    let parameters =
-        [bytes_per_thread.into(), threads_per_block.into(), encoded.sizes.bit_count(), 0];
-    (arrays, parameters)
+    let bit_count = encoded.sizes.bit_count();
+    (arrays, [bytes_per_thread.into(), threads_per_block.into(), bit_count, 0])
 }
 
 /// The four arrays of `tile`, and its parameters.
-fn in_sections(arrays: &tile_arrays::Arrays) -> (Vec<Stored>, [u64; 4]) {
-    let kinds = [SECTION_CODEBOOK, SECTION_INDEX, SECTION_BITSTREAM, SECTION_PLANE];
-    let [tile_columns, columns, bit_count] = arrays.parameters;
-    let arrays = kinds.into_iter().zip(arrays.list()).map(|(kind, array)| (kind, array.to_vec()));
-    (arrays.collect(), [tile_columns, columns, bit_count, 0])
+fn in_sections(arrays: Arrays) -> (Vec<Stored>, [u64; 4]) {
+    let Arrays { codebook, records, bitstream, plane, parameters: [tile_columns, columns, bits] } =
+        arrays;
+    let arrays = vec![
+        (SECTION_CODEBOOK, codebook),
+        (SECTION_INDEX, records),
+        (SECTION_BITSTREAM, bitstream),
+        (SECTION_PLANE, plane),
+    ];
+    (arrays, [tile_columns, columns, bits, 0])
 }
 
-/// The same, by the encoder of the crate.
-pub(crate) fn encode_tile(
-    weights: &[u8],
-    tile_columns: u64,
-    columns: u64,
-) -> (Vec<Stored>, [u64; 4]) {
+/// The arrays of `tile` by the encoder of the crate.
+pub(crate) fn encode_tile(weights: &[u8], tile_columns: u64, columns: u64) -> Arrays {
     let geometry = tile::Geometry::new(tile_columns, columns, weights.len() as u64 / 2).unwrap();
-    let encoded = tile::encode_tensor(weights, geometry).unwrap();
-    let arrays = vec![
-        (SECTION_CODEBOOK, encoded.codebook),
-        (SECTION_INDEX, encoded.records),
-        (SECTION_BITSTREAM, encoded.bitstream),
-        (SECTION_PLANE, encoded.plane),
-    ];
-    (arrays, [tile_columns, columns, encoded.sizes.bit_count(), 0])
+    let tile::EncodedTensor { sizes, codebook, records, bitstream, plane } =
+        tile::encode_tensor(weights, geometry).unwrap();
+    let parameters = [tile_columns, columns, sizes.bit_count()];
+    Arrays { codebook, records, bitstream, plane, parameters }
 }
 
 impl Model {
@@ -293,10 +280,7 @@ impl Model {
                 Store::Alias(target) => (ENCODING_ALIAS, (vec![], [index(target), 0, 0, 0])),
                 Store::Raw => (ENCODING_RAW, (vec![(SECTION_RAW, item.data.clone())], [0; 4])),
                 &Store::Gap(bytes, threads) => (ENCODING_GAP, encode(&item.data, bytes, threads)),
-                Store::Encoded(arrays) => (ENCODING_TILE, in_sections(arrays)),
-                &Store::Tile(tile_columns, columns) => {
-                    (ENCODING_TILE, encode_tile(&item.data, tile_columns, columns))
-                }
+                Store::Encoded(arrays) => (ENCODING_TILE, in_sections(arrays.clone())),
             };
             Tensor {
                 name: item.name.clone().into_bytes(),
