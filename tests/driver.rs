@@ -31,9 +31,21 @@ struct Driver {
 }
 
 impl Driver {
-    /// The compiler defines a macro for each of `defines`. None if there is no compiler.
-    fn compile(defines: &[String]) -> Option<Self> {
-        Some(Self { folder: stand_in::compile(defines)? })
+    /// None if there is no compiler.
+    fn compile() -> Option<Self> {
+        Some(Self { folder: stand_in::compile()? })
+    }
+
+    /// The same without one of its functions, which has another name.
+    fn without(&self, function: &str) -> Self {
+        let mut library = fs::read(self.folder.path().join(LIBRARY_NAMES[0])).unwrap();
+        let name = format!("\0{function}\0").into_bytes();
+        let mut names = library.windows(name.len());
+        let at = names.position(|window| *window == name[..]).unwrap();
+        library[at + 1] = b'x';
+        let folder = folder();
+        fs::write(folder.path().join(LIBRARY_NAMES[0]), library).unwrap();
+        Self { folder }
     }
 
     /// Where no driver's library can be loaded, even if the machine has one.
@@ -141,7 +153,7 @@ fn a_machine_without_a_driver_lacks_nothing() {
 
 #[test]
 fn old_drivers_are_refused() {
-    let Some(driver) = Driver::compile(&[]) else { return };
+    let Some(driver) = Driver::compile() else { return };
     for (version, known) in [("11040", "11.4"), ("11080", "11.8"), ("9020", "9.2")] {
         driver.refuses(
             &[("version", version)],
@@ -155,16 +167,16 @@ fn old_drivers_are_refused() {
 fn a_driver_that_lacks_a_function_is_refused() {
     let functions = functions();
     assert!(functions.len() > 40 && functions.contains(&"cuInit"), "{functions:?}");
+    let Some(driver) = Driver::compile() else { return };
     functions.into_par_iter().for_each(|function| {
-        let Some(driver) = Driver::compile(&[format!("{function}=another")]) else { return };
-        let line = driver.refusal(&[]);
+        let line = driver.without(function).refusal(&[]);
         assert_eq!(line, format!("the NVIDIA driver lacks the function {function}; {NEWER}"));
     });
 }
 
 #[test]
 fn a_driver_that_does_not_start_is_refused() {
-    let Some(driver) = Driver::compile(&[]) else { return };
+    let Some(driver) = Driver::compile() else { return };
     for (answer, remedy) in [
         ("3", "not before a fork"),
         ("34", "folder of stubs"),
@@ -185,7 +197,7 @@ fn a_driver_that_does_not_start_is_refused() {
 
 #[test]
 fn answers_that_the_binding_does_not_know_are_told() {
-    let Some(driver) = Driver::compile(&[]) else { return };
+    let Some(driver) = Driver::compile() else { return };
     driver.refuses(&[("cuInit", "226")], &["words for 226 (CUDA_ERROR_226)", "the system's log"]);
     driver.refuses(
         &[("cuInit", "4711")],
@@ -195,7 +207,7 @@ fn answers_that_the_binding_does_not_know_are_told() {
 
 #[test]
 fn a_driver_without_gpus_is_told_from_hidden_gpus() {
-    let Some(driver) = Driver::compile(&[]) else { return };
+    let Some(driver) = Driver::compile() else { return };
     for none in [("devices", "0"), ("cuInit", "100")] {
         driver.refuses(
             &[none],
@@ -213,7 +225,7 @@ fn a_driver_without_gpus_is_told_from_hidden_gpus() {
 
 #[test]
 fn a_gpu_that_does_not_open_is_refused() {
-    let Some(driver) = Driver::compile(&[]) else { return };
+    let Some(driver) = Driver::compile() else { return };
     let memory = "free memory on the GPU";
     let cases: [(_, &[&str]); 9] = [
         (("capability", "75"), &["Stand-in 0 has compute capability 7.5", "8.0 (Ampere) or newer"]),
@@ -252,7 +264,7 @@ fn a_gpu_that_does_not_open_is_refused() {
 
 #[test]
 fn a_gpu_that_works_is_named() {
-    let Some(driver) = Driver::compile(&[]) else { return };
+    let Some(driver) = Driver::compile() else { return };
     let found = driver.doctor(&[("devices", "2"), ("version", "13010")]);
     let gpu = |at| format!("Stand-in {at}, 1.07 GB, driver of CUDA 13.1");
     assert_eq!(found["text"], format!("{}; {}; the kernels load", gpu(0), gpu(1)));
@@ -268,7 +280,7 @@ fn a_gpu_that_works_is_named() {
 
 #[test]
 fn a_failure_of_any_function_is_told_in_one_line() {
-    let Some(driver) = Driver::compile(&[]) else { return };
+    let Some(driver) = Driver::compile() else { return };
     // It is stored as it is and copied on the GPU, which the stand-in can.
     let file = safetensors(&driver.folder, "F32", &[7; 8192]);
     let output = driver.bench(&[], &file);
@@ -304,7 +316,7 @@ fn a_failure_of_any_function_is_told_in_one_line() {
 
 #[test]
 fn a_model_that_does_not_fit_is_refused() {
-    let Some(driver) = Driver::compile(&[]) else { return };
+    let Some(driver) = Driver::compile() else { return };
     let file = safetensors(&driver.folder, "F32", &[7; 8192]);
     let line = refusal(&driver.bench(&[("memory", "5000")], &file));
     assert!(
@@ -315,7 +327,7 @@ fn a_model_that_does_not_fit_is_refused() {
 
 #[test]
 fn a_gpu_that_decodes_something_else_is_found_out() {
-    let Some(driver) = Driver::compile(&[]) else { return };
+    let Some(driver) = Driver::compile() else { return };
     // Large enough to be coded; the stand-in runs no kernels.
     let file = safetensors(&driver.folder, "BF16", &[0x11, 0x3C].repeat(1 << 16));
     let output = driver.bench(&[], &file);
@@ -336,7 +348,7 @@ const ON_GPU: [&str; 3] = ["--device", "gpu", "--json"];
 
 #[test]
 fn what_a_gpu_copies_is_verified() {
-    let Some(driver) = Driver::compile(&[]) else { return };
+    let Some(driver) = Driver::compile() else { return };
     // Some pieces long.
     let bytes: Vec<u8> = (0..3_000_000u32).flat_map(|at| (at % 65_521).to_le_bytes()).collect();
     let file = safetensors(&driver.folder, "F32", &bytes);
@@ -365,7 +377,7 @@ fn what_a_gpu_copies_is_verified() {
 
 #[test]
 fn what_a_gpu_makes_up_is_noticed() {
-    let Some(driver) = Driver::compile(&[]) else { return };
+    let Some(driver) = Driver::compile() else { return };
     // Large enough to be coded; the stand-in runs no kernels.
     let container =
         compressed(&driver, &safetensors(&driver.folder, "BF16", &[0x11, 0x3C].repeat(1 << 16)));
@@ -377,7 +389,7 @@ fn what_a_gpu_makes_up_is_noticed() {
 
 #[test]
 fn a_failure_while_a_gpu_verifies_is_no_success() {
-    let Some(driver) = Driver::compile(&[]) else { return };
+    let Some(driver) = Driver::compile() else { return };
     let container = compressed(&driver, &safetensors(&driver.folder, "F32", &[7; 8192]));
     let arguments = [&["verify", &container], &ON_GPU[..]].concat();
     let is_refused = |function: &&str| {
@@ -396,7 +408,7 @@ fn a_failure_while_a_gpu_verifies_is_no_success() {
 
 #[test]
 fn the_cpu_decodes_where_a_gpu_cannot_and_one_line_says_why() {
-    let Some(driver) = Driver::compile(&[]) else { return };
+    let Some(driver) = Driver::compile() else { return };
     for (answer, part) in [
         (("cuInit", "999"), "starting the NVIDIA driver"),
         (("capability", "75"), "compute capability 7.5"),

@@ -462,7 +462,7 @@ fn crossovers_are_those_of_the_gpu() {
         assert_eq!(crossover(&[fast(&stored), stored]), of_stored.min(of_fast));
         return;
     }
-    let Some(folder) = compile(&[]) else { return };
+    let Some(folder) = compile() else { return };
     for (capability, bus_width, expected) in [
         ("90", "5120", "129 2049"),
         ("90", "6016", "65 2049"),
@@ -501,7 +501,7 @@ fn more_rows_by_matrices_as_stored_need_a_workspace() {
         }
         return;
     }
-    let Some(folder) = compile(&[]) else { return };
+    let Some(folder) = compile() else { return };
     let constants = stand_in::LINEAR_CONSTANTS.1.replace(",0,17408,", ",768,17408,");
     let mut command = child(&folder, NAME, 1);
     command.env("DRIVER_df11_linear_constants", constants);
@@ -574,7 +574,7 @@ fn failures_of_the_driver_are_errors() {
         }
         return;
     }
-    let Some(folder) = compile(&[]) else { return };
+    let Some(folder) = compile() else { return };
     let run = |name: &str, answer: &str, expected: &str| {
         let mut command = child(&folder, NAME, 1);
         command.env(format!("DRIVER_{name}"), answer).env(EXPECTED, expected);

@@ -136,7 +136,7 @@ fn failures_of_the_driver_are_told() {
         assert!(matches!(error, Error::Gpu { .. }), "{error:?}");
         return;
     }
-    let Some(folder) = compile(&[]) else { return };
+    let Some(folder) = compile() else { return };
     // Neither is called before matrices arrive.
     for function in ["cuStreamWaitEvent", "cuMemsetD8Async"] {
         let mut command = child(&folder, NAME, 1);

@@ -42,15 +42,15 @@ pub(crate) fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// A folder with the library; the compiler defines a macro for each of `defines`. None if there is
-/// no compiler.
-pub(crate) fn compile(defines: &[String]) -> Option<TempDir> {
+/// A folder with the library. None if there is no compiler.
+pub(crate) fn compile() -> Option<TempDir> {
     let folder = folder();
     let source = folder.path().join("driver.c");
     fs::write(&source, SOURCE).unwrap();
     let mut command = Command::new("cc");
-    command.args(["-shared", "-fPIC", "-o"]).arg(folder.path().join(LIBRARY_NAMES[0])).arg(&source);
-    match command.args(defines.iter().map(|define| format!("-D{define}"))).output() {
+    // Its functions call each other whatever others call them.
+    command.args(["-shared", "-fPIC", "-Wl,-Bsymbolic", "-o"]);
+    match command.arg(folder.path().join(LIBRARY_NAMES[0])).arg(&source).output() {
         Ok(output) => {
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
             Some(folder)
@@ -105,7 +105,7 @@ pub(crate) fn devices<const N: usize>(name: &str) -> Option<[Device; N]> {
     if in_child() {
         return Some(std::array::from_fn(|ordinal| Device::open(ordinal).unwrap()));
     }
-    if let Some(folder) = compile(&[]) {
+    if let Some(folder) = compile() {
         run_child(child(&folder, name, N as u32));
     }
     None
