@@ -11,25 +11,6 @@ use df11::hazmat::demo;
 use serde_json::{Value, json};
 
 #[test]
-fn compress_verify_decompress() {
-    let fixture = Fixture::new();
-    for (out, back) in [("new.df11", "back-1"), ("folder", "back-2")] {
-        let report = fixture.json(&format!("compress model -o {out}"));
-        assert_eq!((&report["verified"], &report["written"]), (&true.into(), &true.into()));
-        assert!(report["ratio"].as_f64().unwrap() < 1.0, "{report}");
-        let verified = fixture.json(&format!("verify {out}"));
-        assert_eq!((&verified["good"], &verified["level"]), (&true.into(), &"full".into()));
-        fixture.json(&format!("decompress {out} -o {back}"));
-        assert_eq!(names(&fixture.path(back)), names(&fixture.model));
-        for name in names(&fixture.model) {
-            let (back, model) = (format!("{back}/{name}"), format!("model/{name}"));
-            assert_eq!(fixture.read(&back), fixture.read(&model));
-        }
-    }
-    assert_eq!(fixture.read("new.df11"), fixture.read("model.df11"));
-}
-
-#[test]
 fn the_output_has_a_default_and_estimate_tells_its_size() {
     let fixture = Fixture::new();
     fs::remove_file(&fixture.container).unwrap();
@@ -47,6 +28,10 @@ fn the_output_has_a_default_and_estimate_tells_its_size() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(estimate["stored_bytes"], report["stored_bytes"]);
     assert_eq!(report["stored_bytes"], fixture.read("model.df11").len());
+    assert_eq!((&report["verified"], &report["written"]), (&true.into(), &true.into()));
+    assert!(report["ratio"].as_f64().unwrap() < 1.0, "{report}");
+    let verified = fixture.json("verify model.df11");
+    assert_eq!((&verified["good"], &verified["level"]), (&true.into(), &"full".into()));
 }
 
 #[test]
@@ -240,25 +225,10 @@ fn quiet_says_nothing_and_json_says_errors_too() {
 fn a_bad_source_is_refused_and_nothing_is_made() {
     let fixture = Fixture::new();
     fs::remove_file(&fixture.container).unwrap();
-    let bf16 = r#"{"a":{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}"#;
-    let twice = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
-        "a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
-    fixture.safetensors("short.safetensors", bf16, 9);
-    fixture.safetensors("twice.safetensors", twice, 1);
-    fixture.write("text.safetensors", "no safetensors file at all");
-    fixture.write("tiny.safetensors", "1234");
-    fixture.write("old.bin", "x");
-    fs::create_dir(fixture.path("empty")).unwrap();
+    let short = r#"{"a":{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}"#;
+    fixture.safetensors("short.safetensors", short, 9);
     let before = fixture.names();
-    for (name, part) in [
-        ("short.safetensors", "short.safetensors"),
-        ("twice.safetensors", "twice"),
-        ("text.safetensors", "no safetensors file"),
-        ("tiny.safetensors", "tiny.safetensors"),
-        ("old.bin", "convert it"),
-        ("empty", "holds no safetensors files"),
-        ("absent", "check the path"),
-    ] {
+    for (name, part) in [("short.safetensors", "short.safetensors"), ("absent", "check the path")] {
         for out in ["out.df11", "out"] {
             fixture.fails(&format!("compress {name} -o {out}"), 2, &[part]);
         }
@@ -472,8 +442,6 @@ fn files_beside_the_containers_are_named() {
     fixture.fails("verify folder", 1, &message);
     let kept = fixture.json("decompress folder -o back --force --keep-changed");
     assert_eq!(kept["changed"], json!(["config.json"]));
-    assert_eq!(kept["unchecked"], json!(["notes.md"]));
-    assert_eq!(kept["missing"], json!([]));
 }
 
 /// Not good, and not damaged either.

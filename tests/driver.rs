@@ -409,11 +409,9 @@ fn a_failure_while_a_gpu_verifies_is_no_success() {
 #[test]
 fn the_cpu_decodes_where_a_gpu_cannot_and_one_line_says_why() {
     let Some(driver) = Driver::compile() else { return };
-    for (answer, part) in [
-        (("cuInit", "999"), "starting the NVIDIA driver"),
-        (("capability", "75"), "compute capability 7.5"),
-        (("memory", "1000000"), "1000000 free"),
-    ] {
+    for (answer, part) in
+        [(("cuInit", "999"), "starting the NVIDIA driver"), (("memory", "1000000"), "1000000 free")]
+    {
         let output = driver.run(&[answer], &["demo"]);
         let line = text(&output.stderr);
         assert_eq!((output.status.code(), line.lines().count()), (Some(0), 1), "{line}");

@@ -188,7 +188,8 @@ fn forge_directory(draft: &Draft) {
     let length = draft.directory.to_bytes().len();
     #[rustfmt::skip]
     let values = [
-        0, 1, 2, 255, 4097, 1 << 20, 1 << 31, 1 << 32, 1 << 63, u64::MAX - 255, u64::MAX - 1, u64::MAX,
+        0, 1, 2, 255, 4097, 1 << 20, 1 << 31, 1 << 32, 1 << 63,
+        u64::MAX - 255, u64::MAX - 1, u64::MAX,
     ];
     (0..length - 8).into_par_iter().step_by(4).for_each(|at| {
         for value in values {
@@ -302,7 +303,10 @@ fn lengths_that_a_directory_claims_do_not_overflow_when_added_up() {
     let mut draft = Model::new(&items, &[]).draft();
     draft.directory.files.iter_mut().for_each(|file| file.length = u64::MAX.into());
     let model = open(draft.pack()).unwrap();
-    assert!(matches!(model.verify(Level::Full, &()), Err(Error::Corrupt { .. })));
+    // Tensors that do not cover a file need no decoding to be found.
+    for level in [Level::Structure, Level::Checksums, Level::Full] {
+        assert!(matches!(model.verify(level, &()), Err(Error::Corrupt { .. })), "{level:?}");
+    }
     let folder = tempfile::tempdir().unwrap();
     let options = df11::DecompressOptions::default();
     let restored = df11::decompress(&model, &folder.path().join("out"), &options, &());
