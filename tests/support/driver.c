@@ -41,11 +41,19 @@ static long setting(const char *name, long otherwise) {
         if (answer) return answer;         \
     } while (0)
 
-// A function with nothing to do.
-#define NOTHING       \
-    {                 \
-        FAIL_IF_TOLD; \
-        return 0;     \
+// The body of a function that answers so.
+#define ANSWERS(answer) \
+    {                   \
+        FAIL_IF_TOLD;   \
+        return answer;  \
+    }
+
+// The body of a function that does so and answers that all is well.
+#define DOES(statement) \
+    {                   \
+        FAIL_IF_TOLD;   \
+        statement;      \
+        return 0;       \
     }
 
 // --- errors
@@ -72,11 +80,7 @@ int cuGetErrorString(int number, const char **to) {
 
 // --- the driver and its GPUs
 
-int cuDriverGetVersion(int *to) {
-    FAIL_IF_TOLD;
-    *to = setting("version", 12000);
-    return 0;
-}
+int cuDriverGetVersion(int *to) DOES(*to = setting("version", 12000))
 
 int cuInit(unsigned flags) {
     FAIL_IF_TOLD;
@@ -84,29 +88,10 @@ int cuInit(unsigned flags) {
     return visible && !*visible ? NO_DEVICE : 0;
 }
 
-int cuDeviceGetCount(int *to) {
-    FAIL_IF_TOLD;
-    *to = setting("devices", 1);
-    return 0;
-}
-
-int cuDeviceGet(int *to, int ordinal) {
-    FAIL_IF_TOLD;
-    *to = ordinal;
-    return 0;
-}
-
-int cuDeviceGetName(char *to, int size, int device) {
-    FAIL_IF_TOLD;
-    snprintf(to, size, "Stand-in %d", device);
-    return 0;
-}
-
-int cuDeviceTotalMem_v2(size_t *to, int device) {
-    FAIL_IF_TOLD;
-    *to = setting("memory", 1 << 30);
-    return 0;
-}
+int cuDeviceGetCount(int *to) DOES(*to = setting("devices", 1))
+int cuDeviceGet(int *to, int ordinal) DOES(*to = ordinal)
+int cuDeviceGetName(char *to, int size, int device) DOES(snprintf(to, size, "Stand-in %d", device))
+int cuDeviceTotalMem_v2(size_t *to, int device) DOES(*to = setting("memory", 1 << 30))
 
 int cuDeviceGetAttribute(int *to, int attribute, int device) {
     FAIL_IF_TOLD;
@@ -126,133 +111,67 @@ int cuDeviceGetAttribute(int *to, int attribute, int device) {
 
 static _Thread_local Handle current;
 
-int cuDevicePrimaryCtxRetain(Handle *to, int device) {
-    FAIL_IF_TOLD;
-    *to = "the context";
-    return 0;
-}
-
-int cuCtxGetCurrent(Handle *to) {
-    FAIL_IF_TOLD;
-    *to = current;
-    return 0;
-}
-
-int cuCtxSetCurrent(Handle context) {
-    FAIL_IF_TOLD;
-    current = context;
-    return 0;
-}
-
-int cuDevicePrimaryCtxRelease_v2(int device) NOTHING
-int cuCtxSynchronize(void) NOTHING
-
-int cuStreamCreate(Handle *to, unsigned flags) {
-    FAIL_IF_TOLD;
-    *to = "a stream";
-    return 0;
-}
-
-int cuStreamDestroy_v2(Handle stream) NOTHING
-int cuStreamSynchronize(Handle stream) NOTHING
+int cuDevicePrimaryCtxRetain(Handle *to, int device) DOES(*to = "the context")
+int cuCtxGetCurrent(Handle *to) DOES(*to = current)
+int cuCtxSetCurrent(Handle context) DOES(current = context)
+int cuDevicePrimaryCtxRelease_v2(int device) ANSWERS(0)
+int cuCtxSynchronize(void) ANSWERS(0)
+int cuStreamCreate(Handle *to, unsigned flags) DOES(*to = "a stream")
+int cuStreamDestroy_v2(Handle stream) ANSWERS(0)
+int cuStreamSynchronize(Handle stream) ANSWERS(0)
 // Nothing is ever captured.
 int cuStreamGetCaptureInfo_v2(Handle stream, int *status, uint64_t *id, Handle graph,
-                              Handle dependencies, size_t *count) {
-    FAIL_IF_TOLD;
-    *status = 0;
-    return 0;
-}
-
-int cuStreamWaitEvent(Handle stream, Handle event, unsigned flags) NOTHING
-
-int cuEventCreate(Handle *to, unsigned flags) {
-    FAIL_IF_TOLD;
-    *to = "an event";
-    return 0;
-}
-
-int cuEventElapsedTime(float *to, Handle start, Handle end) {
-    FAIL_IF_TOLD;
-    *to = 1;
-    return 0;
-}
-
-int cuEventDestroy_v2(Handle event) NOTHING
-int cuEventRecord(Handle event, Handle stream) NOTHING
-int cuEventSynchronize(Handle event) NOTHING
+                              Handle dependencies, size_t *count)
+    DOES(*status = 0)
+int cuStreamWaitEvent(Handle stream, Handle event, unsigned flags) ANSWERS(0)
+int cuEventCreate(Handle *to, unsigned flags) DOES(*to = "an event")
+int cuEventElapsedTime(float *to, Handle start, Handle end) DOES(*to = 1)
+int cuEventDestroy_v2(Handle event) ANSWERS(0)
+int cuEventRecord(Handle event, Handle stream) ANSWERS(0)
+int cuEventSynchronize(Handle event) ANSWERS(0)
 
 // --- memory
 
-int cuMemGetInfo_v2(size_t *available, size_t *total) {
-    FAIL_IF_TOLD;
-    *available = *total = setting("memory", 1 << 30);
-    return 0;
-}
+int cuMemGetInfo_v2(size_t *available, size_t *total)
+    DOES(*available = *total = setting("memory", 1 << 30))
 
 static int allocate(void *to, size_t bytes) {
     if (bytes > (size_t)setting("memory", 1 << 30)) return OUT_OF_MEMORY;
     return posix_memalign(to, 256, bytes) ? OUT_OF_MEMORY : 0;
 }
 
-int cuMemAlloc_v2(Address *to, size_t bytes) {
-    FAIL_IF_TOLD;
-    return allocate(to, bytes);
-}
+int cuMemAlloc_v2(Address *to, size_t bytes) ANSWERS(allocate(to, bytes))
+int cuMemAllocAsync(Address *to, size_t bytes, Handle stream) ANSWERS(allocate(to, bytes))
+int cuMemHostRegister_v2(Handle memory, size_t bytes, unsigned flags) ANSWERS(0)
+int cuMemHostUnregister(Handle memory) ANSWERS(0)
 
-int cuMemAllocAsync(Address *to, size_t bytes, Handle stream) {
-    FAIL_IF_TOLD;
-    return allocate(to, bytes);
-}
-
-int cuMemHostRegister_v2(Handle memory, size_t bytes, unsigned flags) NOTHING
-
-int cuMemHostUnregister(Handle memory) NOTHING
-
-int cuMemHostGetDevicePointer_v2(Address *to, Handle memory, unsigned flags) {
-    FAIL_IF_TOLD;
-    *to = (Address)memory;
-    return 0;
-}
+int cuMemHostGetDevicePointer_v2(Address *to, Handle memory, unsigned flags)
+    DOES(*to = (Address)memory)
 
 static int release(Address memory) {
     free((Handle)memory);
     return 0;
 }
 
-int cuMemFree_v2(Address memory) {
-    FAIL_IF_TOLD;
-    return release(memory);
-}
-
-int cuMemFreeAsync(Address memory, Handle stream) {
-    FAIL_IF_TOLD;
-    return release(memory);
-}
+int cuMemFree_v2(Address memory) ANSWERS(release(memory))
+int cuMemFreeAsync(Address memory, Handle stream) ANSWERS(release(memory))
 
 static int copy(Address to, Address from, size_t bytes) {
     memcpy((Handle)to, (Handle)from, bytes);
     return 0;
 }
 
-int cuMemcpyHtoDAsync_v2(Address to, Address from, size_t bytes, Handle stream) {
-    FAIL_IF_TOLD;
-    return copy(to, from, bytes);
-}
+int cuMemcpyHtoDAsync_v2(Address to, Address from, size_t bytes, Handle stream)
+    ANSWERS(copy(to, from, bytes))
 
-int cuMemcpyDtoHAsync_v2(Address to, Address from, size_t bytes, Handle stream) {
-    FAIL_IF_TOLD;
-    return copy(to, from, bytes);
-}
+int cuMemcpyDtoHAsync_v2(Address to, Address from, size_t bytes, Handle stream)
+    ANSWERS(copy(to, from, bytes))
 
-int cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Handle stream) {
-    FAIL_IF_TOLD;
-    return copy(to, from, bytes);
-}
+int cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Handle stream)
+    ANSWERS(copy(to, from, bytes))
 
-int cuMemcpyAsync(Address to, Address from, size_t bytes, Handle stream) {
-    FAIL_IF_TOLD;
-    return copy(to, from, bytes);
-}
+int cuMemcpyAsync(Address to, Address from, size_t bytes, Handle stream)
+    ANSWERS(copy(to, from, bytes))
 
 // As cuda.h has it; memory is unified.
 struct Rows {
@@ -276,11 +195,8 @@ int cuMemcpy2DAsync_v2(const struct Rows *rows, Handle stream) {
     return 0;
 }
 
-int cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Handle stream) {
-    FAIL_IF_TOLD;
-    memset((Handle)to, value, bytes);
-    return 0;
-}
+int cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Handle stream)
+    DOES(memset((Handle)to, value, bytes))
 
 // --- kernels: a function is its name, and lives as long as the process
 
@@ -290,29 +206,15 @@ int cuModuleLoadData(Handle *to, const void *image) {
     return memcmp(image, "\177ELF", 4) ? 0 : setting("machine_code", 0);
 }
 
-int cuModuleGetFunction(Handle *to, Handle module, const char *name) {
-    FAIL_IF_TOLD;
-    *to = strdup(name);
-    return 0;
-}
-
-int cuFuncGetAttribute(int *to, int attribute, Handle function) {
-    FAIL_IF_TOLD;
-    *to = 0;
-    return 0;
-}
-
-int cuTensorMapEncodeTiled(void *map) NOTHING
-
-int cuModuleUnload(Handle module) NOTHING
-int cuFuncSetAttribute(Handle function, int attribute, int value) NOTHING
+int cuModuleGetFunction(Handle *to, Handle module, const char *name) DOES(*to = strdup(name))
+int cuFuncGetAttribute(int *to, int attribute, Handle function) DOES(*to = 0)
+int cuTensorMapEncodeTiled(void *map) ANSWERS(0)
+int cuModuleUnload(Handle module) ANSWERS(0)
+int cuFuncSetAttribute(Handle function, int attribute, int value) ANSWERS(0)
 
 int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *to, Handle function, int threads,
-                                                         size_t shared_bytes, unsigned flags) {
-    FAIL_IF_TOLD;
-    *to = 1;
-    return 0;
-}
+                                                         size_t shared_bytes, unsigned flags)
+    DOES(*to = 1)
 
 static int launch(Handle function, void **parameters) {
     uint32_t *to = *(uint32_t **)parameters[0];
@@ -325,10 +227,8 @@ static int launch(Handle function, void **parameters) {
 
 int cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                    unsigned by, unsigned bz, unsigned shared_bytes, Handle stream,
-                   void **parameters, void **extra) {
-    FAIL_IF_TOLD;
-    return launch(function, parameters);
-}
+                   void **parameters, void **extra)
+    ANSWERS(launch(function, parameters))
 
 // As cuda.h has them.
 struct Attribute {
