@@ -21,29 +21,23 @@ pub(super) fn make(to: &mut Vectors) {
 }
 
 fn shards(to: &mut Vectors) {
-    to.directories(
-        &plain(),
-        &[
-            ("shard-count-limit", |d| d.shard.shard_count = 100_001.into()),
-            ("shard-count-zero", |d| d.shard.shard_count = 0.into()),
-            ("shard-index", |d| (d.shard.shard_index, d.shard.shard_count) = (2.into(), 2.into())),
-            ("checksums-missing", |d| d.checksums.truncate(2)),
-            ("checksums-left-over", |d| d.checksums.push(0.into())),
-        ],
-    );
-    to.models(&plain(), &[("side-file-in-later-shard", |model| model.shard = (1, 2))]);
+    to.of(&plain()).directories(&[
+        ("shard-count-limit", |d| d.shard.shard_count = 100_001.into()),
+        ("shard-count-zero", |d| d.shard.shard_count = 0.into()),
+        ("shard-index", |d| (d.shard.shard_index, d.shard.shard_count) = (2.into(), 2.into())),
+        ("checksums-missing", |d| d.checksums.truncate(2)),
+        ("checksums-left-over", |d| d.checksums.push(0.into())),
+    ]);
+    to.of(&plain()).models(&[("side-file-in-later-shard", |model| model.shard = (1, 2))]);
     let mut later = plain();
     later.files.truncate(1);
     later.shard = (1, 2);
-    to.models(
-        &later,
-        &[
-            ("beside-in-later-shard", |model| model.files.push(File::beside("config.json", b"{}"))),
-            ("metadata-in-later-shard", |model| {
-                model.metadata = vec![(b"a.b".into(), b"v".into())];
-            }),
-        ],
-    );
+    to.of(&later).models(&[
+        ("beside-in-later-shard", |model| model.files.push(File::beside("config.json", b"{}"))),
+        ("metadata-in-later-shard", |model| {
+            model.metadata = vec![(b"a.b".into(), b"v".into())];
+        }),
+    ]);
 }
 
 /// Names and paths that lie back to back, of these lengths.
@@ -61,52 +55,46 @@ fn place_text(directory: &mut Directory) {
 }
 
 fn names(to: &mut Vectors) {
-    to.models(
-        &plain(),
-        &[
-            ("name-empty", |model| model.tensors[0].name.clear()),
-            ("name-limit", |model| model.tensors[1].name = vec![b'n'; 4097]),
-            ("name-nul", |model| model.tensors[1].name = b"b\0c".into()),
-            ("name-not-utf8", |model| model.tensors[1].name = b"b\xFFc".into()),
-            // Of `/`.
-            ("name-overlong", |model| model.tensors[1].name = b"b\xC0\xAFc".into()),
-            ("name-surrogate", |model| model.tensors[1].name = b"b\xED\xA0\x80c".into()),
-            ("names-equal", |model| model.tensors[1].name = b"a".into()),
-            ("names-unsorted", |model| model.tensors[1].name = b"A".into()),
-            ("block-name-empty", |model| model.blocks[0] = b"".into()),
-            ("block-name-limit", |model| model.blocks[0] = vec![b'n'; 4097]),
-            ("block-name-not-utf8", |model| model.blocks[0] = b"b\xFFc".into()),
-            ("block-names-equal", |model| model.blocks.push(model.blocks[0].clone())),
-        ],
-    );
-    to.directories(
-        &plain(),
-        &[
-            ("name-length-overflow", |d| d.tensors[1].name_length = HUGE.into()),
-            ("name-past-text", |d| d.tensors[1].name_length = 300.into()),
-            ("name-offset-overflow", |d| d.tensors[1].name_offset = HUGE.into()),
-            ("name-cut-in-character", |d| {
-                d.text = d.text.strip_suffix("abé".as_bytes()).unwrap().to_vec();
-                d.text.extend("éb".as_bytes());
-                d.tensors[1].name_length = 2.into();
-                place_text(d);
-            }),
-            ("names-overlap", |d| {
-                d.text.remove(0);
-                d.files[0].path_length -= 1;
-                place_text(d);
-                d.tensors[1].name_offset -= 1;
-            }),
-            ("text-left-over", |d| d.text.push(b'x')),
-            ("text-first", |d| {
-                d.text.insert(0, b'x');
-                place_text(d);
-                d.files.iter_mut().for_each(|file| file.path_offset += 1);
-                d.blocks.iter_mut().for_each(|block| block.name_offset += 1);
-                d.tensors.iter_mut().for_each(|tensor| tensor.name_offset += 1);
-            }),
-        ],
-    );
+    to.of(&plain()).models(&[
+        ("name-empty", |model| model.tensors[0].name.clear()),
+        ("name-limit", |model| model.tensors[1].name = vec![b'n'; 4097]),
+        ("name-nul", |model| model.tensors[1].name = b"b\0c".into()),
+        ("name-not-utf8", |model| model.tensors[1].name = b"b\xFFc".into()),
+        // Of `/`.
+        ("name-overlong", |model| model.tensors[1].name = b"b\xC0\xAFc".into()),
+        ("name-surrogate", |model| model.tensors[1].name = b"b\xED\xA0\x80c".into()),
+        ("names-equal", |model| model.tensors[1].name = b"a".into()),
+        ("names-unsorted", |model| model.tensors[1].name = b"A".into()),
+        ("block-name-empty", |model| model.blocks[0] = b"".into()),
+        ("block-name-limit", |model| model.blocks[0] = vec![b'n'; 4097]),
+        ("block-name-not-utf8", |model| model.blocks[0] = b"b\xFFc".into()),
+        ("block-names-equal", |model| model.blocks.push(model.blocks[0].clone())),
+    ]);
+    to.of(&plain()).directories(&[
+        ("name-length-overflow", |d| d.tensors[1].name_length = HUGE.into()),
+        ("name-past-text", |d| d.tensors[1].name_length = 300.into()),
+        ("name-offset-overflow", |d| d.tensors[1].name_offset = HUGE.into()),
+        ("name-cut-in-character", |d| {
+            d.text = d.text.strip_suffix("abé".as_bytes()).unwrap().to_vec();
+            d.text.extend("éb".as_bytes());
+            d.tensors[1].name_length = 2.into();
+            place_text(d);
+        }),
+        ("names-overlap", |d| {
+            d.text.remove(0);
+            d.files[0].path_length -= 1;
+            place_text(d);
+            d.tensors[1].name_offset -= 1;
+        }),
+        ("text-left-over", |d| d.text.push(b'x')),
+        ("text-first", |d| {
+            d.text.insert(0, b'x');
+            place_text(d);
+            d.files.iter_mut().for_each(|file| file.path_offset += 1);
+            d.blocks.iter_mut().for_each(|block| block.name_offset += 1);
+            d.tensors.iter_mut().for_each(|tensor| tensor.name_offset += 1);
+        }),
+    ]);
 }
 
 /// Keys and values, which stand in text too.
@@ -134,13 +122,10 @@ fn metadata(to: &mut Vectors) {
     for (name, entries) in rows {
         to.invalid(&format!("metadata-{name}"), of(entries).build());
     }
-    to.directories(
-        &of(&[(b"a.b", b"v")]),
-        &[("metadata-order", |d| {
-            d.metadata[0].value_offset = d.metadata[0].key_offset;
-            d.metadata[0].key_offset += 1;
-        })],
-    );
+    to.of(&of(&[(b"a.b", b"v")])).directories(&[("metadata-order", |d| {
+        d.metadata[0].value_offset = d.metadata[0].key_offset;
+        d.metadata[0].key_offset += 1;
+    })]);
 }
 
 fn paths(to: &mut Vectors) {
@@ -173,65 +158,56 @@ fn paths(to: &mut Vectors) {
         model.files[1].path = path.into();
         to.invalid(&format!("path-{name}"), model.build());
     }
-    to.models(
-        &plain(),
-        &[
-            ("paths-equal", |model| {
-                model.files[1].path = b"a".into();
-                model.files.push(File::side("a", b"xyz"));
-            }),
-            ("paths-unsorted", |model| {
-                model.files[1].path = b"b".into();
-                model.files.push(File::side("a", b"xyz"));
-            }),
-            ("path-folder-apart", |model| {
-                model.files[1].path = b"a".into();
-                model.files.extend([File::side("a-b", b"x"), File::side("a/b", b"y")]);
-            }),
-        ],
-    );
+    to.of(&plain()).models(&[
+        ("paths-equal", |model| {
+            model.files[1].path = b"a".into();
+            model.files.push(File::side("a", b"xyz"));
+        }),
+        ("paths-unsorted", |model| {
+            model.files[1].path = b"b".into();
+            model.files.push(File::side("a", b"xyz"));
+        }),
+        ("path-folder-apart", |model| {
+            model.files[1].path = b"a".into();
+            model.files.extend([File::side("a-b", b"x"), File::side("a/b", b"y")]);
+        }),
+    ]);
 }
 
 fn files(to: &mut Vectors) {
-    to.models(
-        &plain(),
-        &[
-            ("files-side-first", |model| {
-                model.files.swap(0, 1);
-                model.tensors.iter_mut().for_each(|tensor| tensor.file = 1);
-            }),
-            // Only that kind may have such a path.
-            ("file-kind-before-corrupt", |model| {
-                (model.files[1].path, model.files[1].kind) = (b"../x".into(), 3);
-            }),
-            ("side-file-without-array", |model| {
-                model.files.push(File { arrays: vec![], ..File::side("more.json", b"{}") });
-            }),
-            ("weights-file-without-prefix", |model| model.files[0].arrays.clear()),
-            ("weights-file-two-arrays", |model| {
-                let stored = model.files[0].arrays[0].clone();
-                model.files[0].arrays.push(stored);
-            }),
-            ("prefix-longer-than-file", |model| {
-                *model = Model::new(&[Item::raw("x", Dtype::U8, &[0], vec![])], &[]);
-                (model.tensors, model.blocks) = (vec![], vec![]);
-                model.set_prefix(with_length("{}"));
-                model.files[0].length -= 1;
-            }),
-            ("prefix-in-side-section", |model| model.files[0].arrays[0].0 = SECTION_SIDE),
-        ],
-    );
-    to.directories(
-        &plain(),
-        &[
-            ("file-kind", |d| d.files[1].kind = 3.into()),
-            ("file-reserved", |d| d.files[0].reserved = 1.into()),
-            ("side-file-length", |d| d.files[1].length += 1),
-            ("side-file-shorter", |d| d.files[1].length -= 1),
-            ("empty-side-file-with-array", |d| d.files[1].length = 0.into()),
-            ("first-array-of-file", |d| d.files[1].first_array += 1),
-        ],
-    );
+    to.of(&plain()).models(&[
+        ("files-side-first", |model| {
+            model.files.swap(0, 1);
+            model.tensors.iter_mut().for_each(|tensor| tensor.file = 1);
+        }),
+        // Only that kind may have such a path.
+        ("file-kind-before-corrupt", |model| {
+            (model.files[1].path, model.files[1].kind) = (b"../x".into(), 3);
+        }),
+        ("side-file-without-array", |model| {
+            model.files.push(File { arrays: vec![], ..File::side("more.json", b"{}") });
+        }),
+        ("weights-file-without-prefix", |model| model.files[0].arrays.clear()),
+        ("weights-file-two-arrays", |model| {
+            let stored = model.files[0].arrays[0].clone();
+            model.files[0].arrays.push(stored);
+        }),
+        ("prefix-longer-than-file", |model| {
+            *model = Model::new(&[Item::raw("x", Dtype::U8, &[0], vec![])], &[]);
+            (model.tensors, model.blocks) = (vec![], vec![]);
+            model.set_prefix(with_length("{}"));
+            model.files[0].length -= 1;
+        }),
+        ("prefix-in-side-section", |model| model.files[0].arrays[0].0 = SECTION_SIDE),
+    ]);
+    to.of(&plain()).directories(&[
+        ("file-kind", |d| d.files[1].kind = 3.into()),
+        ("file-reserved", |d| d.files[0].reserved = 1.into()),
+        ("side-file-length", |d| d.files[1].length += 1),
+        ("side-file-shorter", |d| d.files[1].length -= 1),
+        ("empty-side-file-with-array", |d| d.files[1].length = 0.into()),
+        ("first-array-of-file", |d| d.files[1].first_array += 1),
+    ]);
 }
 
 /// Side files beside the container, and how many files and folders there may be.

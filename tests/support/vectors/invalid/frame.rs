@@ -121,13 +121,13 @@ fn checksums(to: &mut Vectors) {
         ("checksum-bitstream", 2, 700),
         ("checksum-plane", 3, 700),
     ] {
-        to.flipped(name, &coded, section, byte);
+        to.of(&coded).flipped(name, section, byte);
     }
-    to.flipped("checksum-raw", &plain(), 0, 0);
-    to.flipped("checksum-prefix", &plain(), 1, 9);
-    to.flipped("checksum-side", &plain(), 2, 0);
-    to.flipped("checksum-unknown", &with_section(plain(), NONE, u32::MAX, b"new"), 3, 0);
-    to.drafts(&plain(), &[("zeros-between-arrays", |draft| draft.contents[0][255] = 1)]);
+    to.of(&plain()).flipped("checksum-raw", 0, 0);
+    to.of(&plain()).flipped("checksum-prefix", 1, 9);
+    to.of(&plain()).flipped("checksum-side", 2, 0);
+    to.of(&with_section(plain(), NONE, u32::MAX, b"new")).flipped("checksum-unknown", 3, 0);
+    to.of(&plain()).drafts(&[("zeros-between-arrays", |draft| draft.contents[0][255] = 1)]);
     let sections = plain().draft().directory.sections;
     for (name, section, byte) in
         [("zeros-between-sections", 0, 4095), ("zeros-before-directory", 2, 3)]
@@ -140,39 +140,34 @@ fn checksums(to: &mut Vectors) {
     let mut unknown = plain();
     unknown.tensors[0].encoding = 77;
     unknown.tensors[0].arrays = vec![(u32::MAX, vec![1; 5]), (u32::MAX, vec![2; 5])];
-    to.drafts(
-        &unknown,
-        &[("zeros-in-unknown-section", |draft| {
-            let mut sections = draft.directory.sections.iter();
-            let at = sections.position(|section| section.kind == u32::MAX).unwrap();
-            draft.contents[at][100] = 1;
-        })],
-    );
+    to.of(&unknown).drafts(&[("zeros-in-unknown-section", |draft| {
+        let mut sections = draft.directory.sections.iter();
+        let at = sections.position(|section| section.kind == u32::MAX).unwrap();
+        draft.contents[at][100] = 1;
+    })]);
 }
 
 /// Hashes, under right checksums.
 fn hashes(to: &mut Vectors) {
-    to.directories(&plain(), &[("hash-of-tensor", |directory| directory.tensors[0].hash[31] ^= 1)]);
-    to.tensors(&coded(), "w", &[("hash-of-coded-tensor", |tensor| tensor.array(4)[100] ^= 0x80)]);
+    to.of(&plain())
+        .directories(&[("hash-of-tensor", |directory| directory.tensors[0].hash[31] ^= 1)]);
+    to.of(&coded()).tensors(&[("hash-of-coded-tensor", |tensor| tensor.array(4)[100] ^= 0x80)]);
     let empty = Model::new(&[Item::raw("x", Dtype::U8, &[0], vec![])], &[]);
-    to.tensors(&empty, "x", &[("hash-of-empty-tensor", |tensor| tensor.hash[0] ^= 1)]);
-    to.models(
-        &plain(),
-        &[
-            ("identity", |model| model.identity[0] ^= 1),
-            ("identity-without-side-files", |model| {
-                let side = model.files.pop();
-                model.identity = model.identity_of_files();
-                model.files.extend(side);
-            }),
-            ("hash-of-weights-file", |model| {
-                model.files[0].hash[0] ^= 1;
-                model.identity = model.identity_of_files();
-            }),
-            ("hash-of-side-file", |model| {
-                model.files[1].hash[0] ^= 1;
-                model.identity = model.identity_of_files();
-            }),
-        ],
-    );
+    to.of(&empty).tensors(&[("hash-of-empty-tensor", |tensor| tensor.hash[0] ^= 1)]);
+    to.of(&plain()).models(&[
+        ("identity", |model| model.identity[0] ^= 1),
+        ("identity-without-side-files", |model| {
+            let side = model.files.pop();
+            model.identity = model.identity_of_files();
+            model.files.extend(side);
+        }),
+        ("hash-of-weights-file", |model| {
+            model.files[0].hash[0] ^= 1;
+            model.identity = model.identity_of_files();
+        }),
+        ("hash-of-side-file", |model| {
+            model.files[1].hash[0] ^= 1;
+            model.identity = model.identity_of_files();
+        }),
+    ]);
 }

@@ -26,34 +26,28 @@ fn items() -> Vec<Item> {
 
 fn places(to: &mut Vectors) {
     let base = Model::new(&items(), &[]);
-    to.directories(
-        &base,
-        &[
-            ("tensors-overlap", |d| d.tensors[1].file_offset -= 1),
-            ("tensor-in-prefix", |d| d.tensors[0].file_offset -= 1),
-            ("empty-tensor-in-prefix", |d| d.tensors[2].file_offset -= 9),
-            ("empty-tensor-inside", |d| d.tensors[2].file_offset -= 6),
-        ],
-    );
-    to.models(
-        &base,
-        &[
-            ("tensors-leave-hole", |model| {
-                model.files[0].length += 1;
-                model.tensors[1].file_offset += 1;
-                model.identity = model.identity_of_files();
-            }),
-            ("tensors-end-early", |model| {
-                model.files[0].length = 1 << 62;
-                model.identity = model.identity_of_files();
-            }),
-            ("tensors-swapped", |model| {
-                let [first, second] = [0, 1].map(|at| model.tensors[at].file_offset);
-                (model.tensors[0].file_offset, model.tensors[1].file_offset) = (second, first);
-                model.refresh();
-            }),
-        ],
-    );
+    to.of(&base).directories(&[
+        ("tensors-overlap", |d| d.tensors[1].file_offset -= 1),
+        ("tensor-in-prefix", |d| d.tensors[0].file_offset -= 1),
+        ("empty-tensor-in-prefix", |d| d.tensors[2].file_offset -= 9),
+        ("empty-tensor-inside", |d| d.tensors[2].file_offset -= 6),
+    ]);
+    to.of(&base).models(&[
+        ("tensors-leave-hole", |model| {
+            model.files[0].length += 1;
+            model.tensors[1].file_offset += 1;
+            model.identity = model.identity_of_files();
+        }),
+        ("tensors-end-early", |model| {
+            model.files[0].length = 1 << 62;
+            model.identity = model.identity_of_files();
+        }),
+        ("tensors-swapped", |model| {
+            let [first, second] = [0, 1].map(|at| model.tensors[at].file_offset);
+            (model.tensors[0].file_offset, model.tensors[1].file_offset) = (second, first);
+            model.refresh();
+        }),
+    ]);
 }
 
 /// The directory of one model, the prefix of another; hashes and identity fit.

@@ -27,50 +27,67 @@ pub(super) fn make(to: &mut Vectors) {
 /// Names, and what is changed for each.
 type Edits<'a, T> = &'a [(&'a str, fn(&mut T))];
 
+/// A model of which some vectors are made, each by one change.
+struct Base<'a> {
+    to: &'a mut Vectors,
+    model: &'a Model,
+    /// The tensor that is changed.
+    tensor: usize,
+}
+
 impl Vectors {
+    fn of<'a>(&'a mut self, model: &'a Model) -> Base<'a> {
+        Base { to: self, model, tensor: 0 }
+    }
+}
+
+impl Base<'_> {
     /// The model, edited before it is laid out.
-    fn models(&mut self, base: &Model, edits: Edits<'_, Model>) {
+    fn models(self, edits: Edits<'_, Model>) {
         for (name, edit) in edits {
-            let mut model = base.clone();
+            let mut model = self.model.clone();
             edit(&mut model);
-            self.invalid(name, model.build());
+            self.to.invalid(name, model.build());
         }
     }
 
-    /// The same for a tensor of the model.
-    fn tensors(&mut self, base: &Model, tensor: &str, edits: Edits<'_, Tensor>) {
+    fn at(self, tensor: usize) -> Self {
+        Self { tensor, ..self }
+    }
+
+    /// The same for one tensor, the first one unless told.
+    fn tensors(self, edits: Edits<'_, Tensor>) {
         for (name, edit) in edits {
-            let mut model = base.clone();
-            edit(model.tensor(tensor));
-            self.invalid(name, model.build());
+            let mut model = self.model.clone();
+            edit(&mut model.tensors[self.tensor]);
+            self.to.invalid(name, model.build());
         }
     }
 
     /// The model laid out, with its directory edited.
-    fn directories(&mut self, base: &Model, edits: Edits<'_, Directory>) {
-        let draft = base.draft();
+    fn directories(self, edits: Edits<'_, Directory>) {
         for (name, edit) in edits {
-            let mut draft = draft.clone();
+            let mut draft = self.model.draft();
             edit(&mut draft.directory);
-            self.invalid(name, draft.pack());
+            self.to.invalid(name, draft.pack());
         }
     }
 
     /// The model laid out and edited, and its checksums made right.
-    fn drafts(&mut self, base: &Model, edits: Edits<'_, Draft>) {
+    fn drafts(self, edits: Edits<'_, Draft>) {
         for (name, edit) in edits {
-            let mut draft = base.draft();
+            let mut draft = self.model.draft();
             edit(&mut draft);
             draft.repair_checksums();
-            self.invalid(name, draft.pack());
+            self.to.invalid(name, draft.pack());
         }
     }
 
     /// The model laid out, with a bit of a section flipped.
-    fn flipped(&mut self, name: &str, base: &Model, section: usize, byte: usize) {
-        let mut draft = base.draft();
+    fn flipped(self, name: &str, section: usize, byte: usize) {
+        let mut draft = self.model.draft();
         draft.contents[section][byte] ^= 1;
-        self.invalid(name, draft.pack());
+        self.to.invalid(name, draft.pack());
     }
 }
 

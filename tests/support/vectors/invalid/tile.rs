@@ -18,10 +18,10 @@ const SEED: u64 = 43;
 
 pub(super) fn make(to: &mut Vectors) {
     let tiled = model(arrays(&bits()));
-    to.tensors(&tiled, "w", PARAMETERS);
-    to.tensors(&tiled, "w", ARRAYS);
-    to.tensors(&tiled, "w", RECORDS);
-    to.tensors(&tiled, "w", ZEROS);
+    to.of(&tiled).tensors(PARAMETERS);
+    to.of(&tiled).tensors(ARRAYS);
+    to.of(&tiled).tensors(RECORDS);
+    to.of(&tiled).tensors(ZEROS);
     for (name, edit) in CODES {
         let mut codebook = codebook();
         edit(&mut codebook);
@@ -229,23 +229,20 @@ fn codebooks(to: &mut Vectors) {
         with_codebook(to, &format!("tile-code-{name}"), codebook);
     }
     let tiled = model(arrays(&bits()));
-    to.models(
-        &tiled,
-        &[
-            ("tile-elements-overflow", |model| {
-                let tensor = model.tensor("w");
-                (tensor.shape, tensor.parameters[0], tensor.parameters[1]) =
-                    (vec![1 << 60], 8192, 1 << 60);
-                model.files[0].length = 1 << 62;
-            }),
-            // 2^32 tiles.
-            ("tile-count", |model| {
-                let tensor = model.tensor("w");
-                (tensor.shape, tensor.parameters[1]) = (vec![1 << 37, 8], 8);
-                model.files[0].length = 1 << 62;
-            }),
-        ],
-    );
+    to.of(&tiled).models(&[
+        ("tile-elements-overflow", |model| {
+            let tensor = model.tensor("w");
+            (tensor.shape, tensor.parameters[0], tensor.parameters[1]) =
+                (vec![1 << 60], 8192, 1 << 60);
+            model.files[0].length = 1 << 62;
+        }),
+        // 2^32 tiles.
+        ("tile-count", |model| {
+            let tensor = model.tensor("w");
+            (tensor.shape, tensor.parameters[1]) = (vec![1 << 37, 8], 8);
+            model.files[0].length = 1 << 62;
+        }),
+    ]);
 }
 
 /// The bits of the tiles changed, and placed anew.
