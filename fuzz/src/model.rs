@@ -111,7 +111,7 @@ fn exercise_tensor(tensor: &Tensor<'_>) {
     let bytes = range.start as usize * row..range.end as usize * row;
     let mut part = vec![0xAA; bytes.len()];
     tensor
-        .slice(&[range.clone()])
+        .slice(std::slice::from_ref(&range))
         .and_then(|rows| rows.decode_into(&mut part))
         .expect("a range of what decodes");
     assert!(part == whole[bytes]);

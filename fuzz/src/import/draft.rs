@@ -181,7 +181,9 @@ impl Draft {
                 change_number::<8>(&mut array.bytes, bytes);
             }),
             6 | 7 => {
-                self.change_array("gaps", bytes, |array, bytes| change_gap(&mut array.bytes, bytes))
+                self.change_array("gaps", bytes, |array, bytes| {
+                    change_gap(&mut array.bytes, bytes)
+                });
             }
             8 | 9 => self
                 .change_array("luts", bytes, |array, bytes| change_rows(&mut array.bytes, bytes)),

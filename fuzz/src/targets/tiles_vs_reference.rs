@@ -146,7 +146,7 @@ impl Subject {
         match how % 3 {
             0 if values > 0 => words.swap(13 + a % values, 13 + b % values),
             0 | 1 => {
-                words[a % 13] = words[a % 13].wrapping_add(u16::from(how / 3)).wrapping_sub(32)
+                words[a % 13] = words[a % 13].wrapping_add(u16::from(how / 3)).wrapping_sub(32);
             }
             _ => {
                 // A code gives way to two longer ones, one of them of a value that may be new.
