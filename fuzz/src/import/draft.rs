@@ -182,7 +182,7 @@ impl Draft {
             }),
             6 | 7 => {
                 self.change_array("gaps", bytes, |array, bytes| {
-                    change_gap(&mut array.bytes, bytes)
+                    change_gap(&mut array.bytes, bytes);
                 });
             }
             8 | 9 => self
