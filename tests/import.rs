@@ -333,9 +333,18 @@ fn names_that_no_header_could_hold() {
 #[test]
 fn arrays_that_are_missing_or_cut_short() {
     const BLOCK: &str = "model.layers.0";
-    for (array, count) in
-        [("encoded_exponent", 3000), ("luts", 1), ("output_positions", 4), ("split_positions", 8)]
-    {
+    for (array, count) in [
+        ("encoded_exponent", 1),
+        ("encoded_exponent", 3000),
+        ("sign_mantissa", 1),
+        ("luts", 1),
+        ("luts", 256),
+        ("output_positions", 4),
+        ("output_positions", 3),
+        ("gaps", 1),
+        ("gaps", 320),
+        ("split_positions", 8),
+    ] {
         let folder = copy("llama");
         let file = folder.path().join("model_layers_0.safetensors");
         let name = format!("{BLOCK}.{array}");
