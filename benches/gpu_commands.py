@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times `df11 verify` with the CPU and with a GPU decoding, for models of some sizes: from which
 size on a GPU is sooner done, which is what `--device auto` goes by (SMALL_BYTES in
-src/open/size.rs).
+src/open/verify.rs).
 
     cargo build --release
     cargo run --release --example weights -- /dev/shm/df11/base.safetensors rows 2

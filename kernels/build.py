@@ -174,7 +174,8 @@ class Nvrtc:
             sys.exit(f"{name}: {error}\n{self.text('ProgramLog', program).decode()}")
         if log := self.text("ProgramLog", program).decode().strip():
             print(log)
-        return self.text("PTX", program)
+        # So that drivers keep what they are asked for by name and no kernel reads.
+        return self.text("PTX", program).replace(b"\n.const ", b"\n.visible .const ")
 
 
 def assemble(tools: Tools, ptx: bytes, target: str) -> tuple[bytes, str]:
@@ -244,11 +245,10 @@ def build() -> tuple[dict[str, bytes], bool]:
 
 
 def constants(ptx: str, module: str) -> list[int]:
-    """The words of the module's array of constants, as PTX initialises it: byte by byte, without
-    the last zeros.
+    """The words of the module's constants, as PTX initialises them: byte by byte, without the last
+    zeros.
     """
-    # Its name says the namespace too.
-    pattern = rf"^\.const \.align 4 \.b8 \w+{module}_constantsE\[(\d+)\] = {{(.*)}};$"
+    pattern = rf"^\.visible \.const .* df11_{module}_constants\[(\d+)\] = {{(.*)}};$"
     size, array = re.search(pattern, ptx, re.MULTILINE).groups()
     given = bytes(map(int, array.split(",")))
     return [word for (word,) in struct.iter_unpack("<I", given.ljust(int(size), b"\0"))]

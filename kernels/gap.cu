@@ -34,10 +34,7 @@
 // positions by POSITION_MASK, stores by element_begin and element_end, slots by Shape::slots; each
 // step consumes a bit. Contradictions set bits of the status word. A tensor has at most 2^32 thread
 // blocks (2 TiB of bitstream).
-#include "block.cuh"
-#include "gap_task.cuh"
 #include "gap_thread.cuh"
-#include "warp.cuh"
 
 namespace df11::gap {
 #ifndef DF11_WARPS
@@ -287,14 +284,14 @@ __device__ inline void write_run(const Run& run, const WarpMemory<T>& mine, u32 
     const u32 staged = min(last, run.staged / 8);
     const uint2* stage = reinterpret_cast<const uint2*>(mine.stage);
     uint4* output = reinterpret_cast<uint4*>(run.output);
-    u32 chunk = first + lane;
+    u32 unit = first + lane;
 #pragma unroll 4
-    for (; chunk < staged; chunk += LANES)
-        output[chunk] =
-            merge_eight(stage[chunk], reinterpret_cast<const uint2*>(mine.plane)[chunk]);
-    for (; chunk < last; chunk += LANES)
-        output[chunk] =
-            merge_eight(stage[chunk], __ldcs(reinterpret_cast<const uint2*>(run.plane) + chunk));
+    for (; unit < staged; unit += LANES)
+        output[unit] =
+            merge_eight(stage[unit], reinterpret_cast<const uint2*>(mine.plane)[unit]);
+    for (; unit < last; unit += LANES)
+        output[unit] =
+            merge_eight(stage[unit], __ldcs(reinterpret_cast<const uint2*>(run.plane) + unit));
     // Up to seven weights at each end, of one lane each.
     const u32 head_end = min(8 * first, run.end);
     const u32 tail = max(8 * last, head_end);
@@ -522,26 +519,20 @@ extern "C" __global__ void df11_gap_tables(const TableTask* tasks) {
     }
 }
 
-// What the host must know; build.py copies it into the manifest.
-__constant__ u32 gap_constants[] = {
-    sizeof(GapTask),
-    sizeof(GapTable),
-    sizeof(TableTask),
-    TABLE_BITS,
-    // For each T: bytes of shared memory a warp, and the most warps a block.
-    sizeof(WarpMemory<8>),
-    sizeof(WarpMemory<16>),
-    sizeof(WarpMemory<32>),
-    sizeof(WarpMemory<64>),
-    Shape<8>::max_warps,
-    Shape<16>::max_warps,
-    Shape<32>::max_warps,
-    Shape<64>::max_warps,
+// What the host must know, which has the same fields (src/gpu/module.rs).
+struct Constants {
+    struct {
+        u32 task = sizeof(GapTask);
+        u32 table = sizeof(GapTable);
+        u32 table_task = sizeof(TableTask);
+    } bytes;
+    // For each T: bytes of shared memory a warp, and the most warps of a block.
+    u32 warp[4] = {sizeof(WarpMemory<8>), sizeof(WarpMemory<16>), sizeof(WarpMemory<32>),
+                   sizeof(WarpMemory<64>)};
+    u32 most_warps[4] = {Shape<8>::max_warps, Shape<16>::max_warps, Shape<32>::max_warps,
+                         Shape<64>::max_warps};
 };
-
-extern "C" __global__ void df11_gap_constants(u32* out) {
-    constexpr u32 count = sizeof gap_constants / sizeof(u32);
-#pragma unroll 1
-    for (u32 i = 0; i < count; i++) out[i] = gap_constants[i];
+extern "C" {
+__constant__ Constants df11_gap_constants = {};
 }
 }  // namespace df11::gap

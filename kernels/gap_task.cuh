@@ -1,7 +1,7 @@
 // What the host hands to the gap kernels. Rust mirrors this file: src/gpu/ (a test compares sizes
-// and constants with those that `df11_gap_constants` tells).
+// and constants with those of `df11_gap_constants`).
 #pragma once
-#include "task.cuh"
+#include "common.cuh"
 
 namespace df11::gap {
 // Bits that index the pair table.

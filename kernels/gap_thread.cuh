@@ -1,9 +1,27 @@
-// What one thread of the gap kernels does alone: a window on its bits, look-ups, and weights out of
-// exponents.
+// What a block of the gap kernels keeps in static shared memory, and what one of its threads does
+// alone: a window on its bits, look-ups, and weights out of exponents.
 #pragma once
-#include "gap_shared.cuh"
+#include "gap_task.cuh"
 
 namespace df11::gap {
+// With any number of warps.
+constexpr u32 MAX_WARPS = 16;
+
+struct BlockMemory {
+    GapTable table;  // of the task; first, so that the block's address is that of its entries
+    GapTask task;
+    u32 totals[2][MAX_WARPS];  // of a round, and of the one before
+};
+__shared__ BlockMemory shared_block;
+
+// Its address, in a register. Compute capability 9.0 has no immediate for it: at each use the
+// compiler would make it of the block's place in its cluster.
+__device__ inline u32 block_address() {
+    u32 address = u32(__cvta_generic_to_shared(&shared_block));
+    asm volatile("" : "+r"(address));
+    return address;
+}
+
 // Rows of a warp's bits: word j of lane l is in bits[(j + 1) * 32 + l], so that lanes never meet in
 // a bank. Row 0 is never decoded, and exists because positions are counted from two bits before the
 // word: a window shifted by two is an index times the four bytes of an entry.
@@ -85,9 +103,5 @@ __device__ inline u32 merge_pair(u32 exponents, u32 plane) {
     constexpr u32 twice = LOW ? 0x3322 : 0x1100, once = LOW ? 0x4342 : 0x4140;
     u32 fields = __byte_perm(exponents, 0, once) << 7;
     return __byte_perm(plane, 0, twice) & 0x807F807Fu | fields;
-}
-
-__device__ inline u16 merge_one(u32 exponent, u32 plane) {
-    return u16((plane & 0x80) << 8 | exponent << 7 | plane & 0x7F);
 }
 }  // namespace df11::gap

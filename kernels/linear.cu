@@ -39,19 +39,13 @@
 // cluster of two spares half. With 32 rows it made 0.98 on an H200, and twice cuBLASLt's time with
 // 64: each 32 rows of weights read all of x from shared memory.
 //
-// Rejected, in the record with their figures:
-//   cp.async in warps' own rings; 8 warps; 2 or 3 blocks a multiprocessor; 3 or 6 stages; no
-//   clusters, clusters of four; plane bytes and nibbles in their order (20 instructions for eight
-//   weights); steps that begin elsewhere in each strip; tails in two slices
+// What was tried and rejected is in the record, with its figures.
 //
 // Safety on any content: strips, tiles and steps are those of the launch; entries are loaded inside
 // their array and placed inside their step; the decoder is arithmetic. Heads that name entries
 // which do not exist set the status, and so do indices and offsets out of range.
-#include "linear_bulk.cuh"
-#include "linear_fast.cuh"
+#include "linear_gather.cuh"
 #include "linear_large.cuh"
-#include "linear_pack.cuh"
-#include "linear_tile_gather.cuh"
 #include "linear_tile_wide.cuh"
 
 namespace df11::linear {
@@ -99,15 +93,15 @@ extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
 // 17 to 128 rows of x (linear_wide.cuh).
 #define WIDE_CLUSTERED __cluster_dims__(WIDE_CLUSTER, 1, 1) __launch_bounds__(WIDE_THREADS, 1)
 extern "C" __global__ void WIDE_CLUSTERED
-    df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
+df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
     linear_wide<32>(launch);
 }
 extern "C" __global__ void WIDE_CLUSTERED
-    df11_linear_fast_64(const __grid_constant__ LinearLaunch launch) {
+df11_linear_fast_64(const __grid_constant__ LinearLaunch launch) {
     linear_wide<64>(launch);
 }
 extern "C" __global__ void WIDE_CLUSTERED
-    df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
+df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
     linear_wide<128>(launch);
 }
 // 129 rows and more (linear_large.cuh).
@@ -123,10 +117,10 @@ extern "C" __global__ void __launch_bounds__(LARGE_THREADS, 1)
 // The router's result is what the launch before has written, so that this one waits for it first.
 extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_grouped(const __grid_constant__ GroupedLaunch launch) {
-    __shared__ u32 chunks[MOST_EXPERTS + 1];
+    __shared__ u32 batches[MOST_EXPERTS + 1];
     wait_for_launch_before();
-    const Grouped<GROUPED_EIGHTS * 8> work = {launch, chunks};
-    work.count_chunks(chunks);
+    const Grouped<GROUPED_EIGHTS * 8> work = {launch, batches};
+    work.count_batches(batches);
     __syncthreads();
     linear<GROUPED_EIGHTS, 1>(work);
 }
@@ -186,104 +180,79 @@ extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
     unpack_tile(task);
 }
 
-// What the host must know; build.py copies it into the manifest.
-__constant__ u32 linear_constants[] = {
-    sizeof(LinearLaunch),
-    sizeof(LinearMatrix),
-    sizeof(PackTask),
-    sizeof(UnpackTask),
-    sizeof(GroupedLaunch),
-    sizeof(GatherTask),
-    // Threads of a block of df11_linear_fast_*, and whether a launch of it may begin while the one
-    // before ends (programmatic stream serialization): the kernel waits before it touches anything
-    // but the matrices.
-    LINEAR_THREADS,
-    LINEAR_EARLY,
-    // Warps of a block and dynamic shared memory of df11_linear_count, _pack, _unpack.
-    PACK_WARPS,
-    PACK_SHARED_BYTES,
-    UNPACK_WARPS,
-    LINEAR_PARTIAL_BYTES,
-    LINEAR_MATRICES,
-    LINEAR_GROUP,
-    MOST_EXPERTS,
-    // Dynamic shared memory of df11_linear_grouped.
-    shared_for(8 * GROUPED_EIGHTS),
-    // Dynamic shared memory of df11_linear_fast_* by rows of x, from 1 to 16.
-    shared_for(1),
-    shared_for(2),
-    shared_for(3),
-    shared_for(4),
-    shared_for(5),
-    shared_for(6),
-    shared_for(7),
-    shared_for(8),
-    shared_for(9),
-    shared_for(10),
-    shared_for(11),
-    shared_for(12),
-    shared_for(13),
-    shared_for(14),
-    shared_for(15),
-    shared_for(16),
-    // Dynamic shared memory of df11_linear_fast_{32,64,128}, and threads of a block. 0 where there
-    // are none.
-    HAS_WIDE * WIDE_SHARED_BYTES,
-    HAS_WIDE * WIDE_THREADS,
-    // How wide_parts and wide_items share out.
-    WIDE_STRIPS,
-    WIDE_COLUMNS,
-    WIDE_CLUSTER,
-    WIDE_CLUSTERS,
-    WIDE_LEAST_STRIPS,
-    WIDE_ENDS,
-    WIDE_MEETING,
-    // df11_linear_fast_256: dynamic shared memory and threads of a block, 0 where there is none;
-    // how large_shares shares out, and what of sums meets in memory.
-    HAS_WIDE * WIDE_SHARED_BYTES,
-    HAS_WIDE * LARGE_THREADS,
-    LARGE_STRIPS,
-    LARGE_STAGES,
-    LARGE_PARTIAL_BYTES,
-    LARGE_ROWS,
-    LARGE_BANDS,
+// What the host must know, which has the same fields (src/gpu/linear/kernels.rs). 0 is what this
+// target has no kernels for.
+struct Constants {
+    // What both sides count with.
+    struct {
+        u32 launch = sizeof(LinearLaunch);
+        u32 matrix = sizeof(LinearMatrix);
+        u32 pack_task = sizeof(PackTask);
+        u32 unpack_task = sizeof(UnpackTask);
+        u32 grouped_launch = sizeof(GroupedLaunch);
+        u32 gather_task = sizeof(GatherTask);
+        u32 pack_warps = PACK_WARPS;
+        u32 unpack_warps = UNPACK_WARPS;
+        u32 partial_bytes = LINEAR_PARTIAL_BYTES;
+        u32 matrices = LINEAR_MATRICES;
+        u32 group = LINEAR_GROUP;
+        u32 most_experts = MOST_EXPERTS;
+        u32 wide_split[7] = {WIDE_STRIPS,       WIDE_COLUMNS, WIDE_CLUSTER, WIDE_CLUSTERS,
+                             WIDE_LEAST_STRIPS, WIDE_ENDS,    WIDE_MEETING};
+        u32 large_split[5] = {LARGE_STRIPS, LARGE_STAGES, LARGE_PARTIAL_BYTES, LARGE_ROWS,
+                              LARGE_BANDS};
+    } agreed;
+    // df11_linear_fast_{8,16}, df11_linear_grouped: threads of a block; whether a launch may begin
+    // while the one before ends (programmatic stream serialization): the kernel waits before it
+    // touches anything but the matrices; dynamic shared memory.
+    u32 threads = LINEAR_THREADS;
+    u32 early = LINEAR_EARLY;
+    u32 fast_bytes[2] = {shared_for(8), shared_for(16)};
+    u32 grouped_bytes = shared_for(8 * GROUPED_EIGHTS);
+    u32 count_bytes = PACK_SHARED_BYTES;  // of df11_linear_count
+    // df11_linear_fast_{32,64,128}, then df11_linear_fast_{192,256}.
+    u32 wide_bytes = HAS_WIDE * WIDE_SHARED_BYTES;
+    u32 wide_threads = HAS_WIDE * WIDE_THREADS;
+    u32 large_bytes = HAS_WIDE * WIDE_SHARED_BYTES;
+    u32 large_threads = HAS_WIDE * LARGE_THREADS;
     // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of
     // dynamic shared memory (tile_shared_bytes) the bytes of a table, for each row of x and each of
     // tile_sets, for each warp that decodes, and how many times such a warp needs a tile's bits;
     // the most tile_sets; in _16 what each warp needs besides; the most tile_tables.
-    TILE_HELPERS,
-    tile_warps(LINEAR_ROWS),
-    sizeof(TileTable),
-    run_set_bytes(1),
-    TILE_SLOTS * (SLOT_HEAD + BITS_AFTER),
-    TILE_SLOTS,
-    MOST_RUN_SETS,
-    x_bytes_of_warp(2),
-    MOST_TABLES,
-    // df11_linear_tile_2: the warps that decode, or 0 where there is none; the most rows of x; the
-    // bytes of a row of x in shared memory are a multiple of the next, and as many more as the
-    // last.
-    HAS_WIDE * tile_warps(FEWEST_ROWS),
-    FEWEST_ROWS,
-    SHARED_X_UNIT,
-    SHARED_X_AFTER,
-    // df11_linear_tile_{32,64}: threads of a block, or 0 where there are none; of dynamic shared
-    // memory (decoded_shared_bytes) the bytes that are always needed, for each stage of 32 and of
-    // 64 rows of x, and for each of these rows; how many tiles' bits there are at once, and bytes
-    // of each besides those bits; the most stages.
-    HAS_WIDE * DECODED_THREADS,
-    DECODED_FIRST_BYTES,
-    SETS * decoded_stage(32),
-    SETS * decoded_stage(64),
-    SETS * TILE_ATOMS * ATOM_COLUMNS * 2,
-    DECODERS * TILE_SLOTS,
-    SLOT_HEAD + BITS_AFTER,
-    MOST_DECODED,
+    struct {
+        u32 helpers = TILE_HELPERS;
+        u32 most_warps = tile_warps(LINEAR_ROWS);
+        u32 table = sizeof(TileTable);
+        u32 row = run_set_bytes(1);
+        u32 warp = TILE_SLOTS * (SLOT_HEAD + BITS_AFTER);
+        u32 stages = TILE_SLOTS;
+        u32 most_sets = MOST_RUN_SETS;
+        u32 most_warp = x_bytes_of_warp(2);
+        u32 most_tables = MOST_TABLES;
+    } tile;
+    // df11_linear_tile_2: the warps that decode; the most rows of x; the bytes of a row of x in
+    // shared memory are a multiple of `unit`, and `after` more.
+    struct {
+        u32 warps = HAS_WIDE * tile_warps(FEWEST_ROWS);
+        u32 rows = FEWEST_ROWS;
+        u32 unit = SHARED_X_UNIT;
+        u32 after = SHARED_X_AFTER;
+    } fewest;
+    // df11_linear_tile_{32,64}: threads of a block; of dynamic shared memory (decoded_shared_bytes)
+    // the bytes that are always needed, for each stage of 32 and of 64 rows of x, and for each of
+    // these rows; how many tiles' bits there are at once, and bytes of each besides those bits; the
+    // most stages.
+    struct {
+        u32 threads = HAS_WIDE * DECODED_THREADS;
+        u32 fixed = DECODED_FIRST_BYTES;
+        u32 stages[2] = {SETS * decoded_stage(32), SETS * decoded_stage(64)};
+        u32 row = SETS * TILE_ATOMS * ATOM_COLUMNS * 2;
+        u32 slots = DECODERS * TILE_SLOTS;
+        u32 slot = SLOT_HEAD + BITS_AFTER;
+        u32 most_stages = MOST_DECODED;
+    } decoded;
 };
-
-extern "C" __global__ void df11_linear_constants(u32* out) {
-    constexpr u32 count = sizeof linear_constants / sizeof(u32);
-#pragma unroll 1
-    for (u32 i = 0; i < count; i++) out[i] = linear_constants[i];
+extern "C" {
+__constant__ Constants df11_linear_constants = {};
 }
 }  // namespace df11::linear

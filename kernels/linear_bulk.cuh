@@ -34,6 +34,16 @@ __device__ inline void init_barrier(u32 barrier, u32 count) {
 __device__ inline void arrive(u32 barrier) {
     asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(barrier) : "memory");
 }
+// Whether a phase of this parity, the last one or the one before, is complete.
+__device__ inline u32 test_parity(u32 barrier, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return done;
+}
 // Arrives when the copies that this thread has started before are there.
 __device__ inline void arrive_with_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
@@ -241,10 +251,7 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
             stages.next();
             if (has) {
                 u32 weights[4][4];
-                decode_codes(weights[0], p0.x, p0.y, codes.x, head.base());
-                decode_codes(weights[1], p0.z, p0.w, codes.y, head.base());
-                decode_codes(weights[2], p1.x, p1.y, codes.z, head.base());
-                decode_codes(weights[3], p1.z, p1.w, codes.w, head.base());
+                decode_step(weights, p0, p1, codes, head.base());
                 if (head.has_entries(step % TILE_STEPS))
                     problems |= place_entries(weights, head, step % TILE_STEPS,
                                               static_cast<const u32*>(m.rest), m.rest_count, lane);
@@ -254,12 +261,7 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
             }
         }
         if (!at.exists) continue;
-#pragma unroll
-        for (u32 i = 0; i < EIGHTS; i++)
-            if (8 * i < at.rows)
-                add_warps<WARPS>(work, at, partials_of(work), all_sums, sums[0][i], sums[1][i],
-                                 8 * i, warp, lane);
-        add_slices<0>(work, at, threadIdx.x, WARPS * LANES);
+        add_item<EIGHTS, WARPS>(work, at, all_sums, sums, warp, lane);
     }
     if (problems) atomicOr(work.status(), problems);
 }
@@ -268,8 +270,7 @@ template <u32 EIGHTS, u32 WARPS, u32 CLUSTER, class Work>
 __device__ __forceinline__ void linear_bulk(const Work& work) {
     const u32 lane = kept(threadIdx.x % LANES);
     const u32 warp = kept(threadIdx.x / LANES);
-    u32 room;
-    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
+    const u32 room = dynamic_shared_bytes();
     const u32 base = kept(shared_address(linear_shared));
     const u32 fixed = 3 * MOST_STAGES * 8 + sums_bytes(WARPS);
     const u32 first = base + fixed;

@@ -43,11 +43,7 @@ struct Cursor {
 
 // Eight columns of a row of x where copies of 16 bytes are not aligned.
 __device__ __noinline__ uint4 load_x_slow(const u16* from, u32 count) {
-    u32 words[4] = {};
-#pragma unroll
-    for (u32 i = 0; i < 8; i++)
-        if (i < count) words[i / 2] |= u32(__ldg(from + i)) << (16 * (i % 2));
-    return make_uint4(words[0], words[1], words[2], words[3]);
+    return load_few(from, count);
 }
 
 // Asks for a step: its weights, its head, its columns of the rows of x.
@@ -146,6 +142,18 @@ __device__ inline float* partials_of(const Grouped<ROWS>&) {
     return nullptr;
 }
 
+// The warps' sums of an item become y, or a slice's part of it.
+template <u32 EIGHTS, u32 WARPS, class Work>
+__device__ __forceinline__ void add_item(const Work& work, const Range& at, float* all,
+                                         const float (&sums)[2][EIGHTS][4], u32 warp, u32 lane) {
+#pragma unroll
+    for (u32 i = 0; i < EIGHTS; i++)
+        if (8 * i < at.rows)
+            add_warps<WARPS>(work, at, partials_of(work), all, sums[0][i], sums[1][i], 8 * i, warp,
+                             lane);
+    add_slices<0>(work, at, threadIdx.x, WARPS * LANES);
+}
+
 // A step's product: 32 rows of weights by eight rows of x.
 __device__ __forceinline__ void multiply_step(float (&low)[4], float (&high)[4],
                                               const u32 (&weights)[4][4], const uint4& x) {
@@ -198,22 +206,14 @@ __device__ __forceinline__ void linear_fast(const Work& work) {
             commit_copies();
             slot = slot + SLOT == DEPTH * SLOT ? 0 : slot + SLOT;
             u32 weights[4][4];
-            decode_codes(weights[0], p0.x, p0.y, codes.x, head.base());
-            decode_codes(weights[1], p0.z, p0.w, codes.y, head.base());
-            decode_codes(weights[2], p1.x, p1.y, codes.z, head.base());
-            decode_codes(weights[3], p1.z, p1.w, codes.w, head.base());
+            decode_step(weights, p0, p1, codes, head.base());
             if (head.has_entries(step % TILE_STEPS))
                 problems |= place_entries(weights, head, step % TILE_STEPS,
                                           static_cast<const u32*>(m.rest), m.rest_count, lane);
 #pragma unroll
             for (u32 i = 0; i < EIGHTS; i++) multiply_step(sums[0][i], sums[1][i], weights, x[i]);
         }
-#pragma unroll
-        for (u32 i = 0; i < EIGHTS; i++)
-            if (8 * i < at.rows)
-                add_warps<WARPS>(work, at, partials_of(work), all_sums, sums[0][i], sums[1][i],
-                                 8 * i, warp, lane);
-        add_slices<0>(work, at, threadIdx.x, WARPS * LANES);
+        add_item<EIGHTS, WARPS>(work, at, all_sums, sums, warp, lane);
     }
     if (problems) atomicOr(work.status(), problems);
 }

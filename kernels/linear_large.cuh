@@ -28,10 +28,7 @@
 // GHz. About 10 us are the ends of a launch whose columns are shared out: sums go to L2 and come
 // back.
 //
-// Rejected, in the records with their figures:
-//   strips by multicast to two bands; groups of six strips for 192 rows; x by cp.async of 16 bytes;
-//   a slice kept in registers while others are loaded, of more than two pieces (four times the
-//   instructions, which come from L2 at every launch); the last block that comes adds all
+// What was tried and rejected is in the records, with its figures.
 //
 // Safety: as linear.cu has it. A block waits for others no longer than LARGE_LOOKS looks at a
 // counter.
@@ -316,8 +313,7 @@ __device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
     // By lane 0, so that the compiler takes it for the same in all lanes.
     const u32 lane = kept(threadIdx.x % LANES);
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
-    u32 room;
-    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
+    const u32 room = dynamic_shared_bytes();
     // A word for meetings comes before all.
     const u32 base = kept(shared_address(linear_shared) + 16);
     StageRing<LARGE_RING> ring(base, room - 16, wide_stage_bytes(N, LARGE_STRIPS));

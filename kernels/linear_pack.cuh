@@ -10,8 +10,7 @@ struct TileOf {
     u64 number;
 };
 __device__ inline TileOf tile_of(u32 columns, u64 number) {
-    const u32 steps = (columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
-    const u32 across = (steps + TILE_STEPS - 1) / TILE_STEPS;
+    const u32 steps = steps_of(columns), across = (steps + TILE_STEPS - 1) / TILE_STEPS;
     TileOf at;
     at.number = number;
     at.strip = u32(number / across);
@@ -20,7 +19,7 @@ __device__ inline TileOf tile_of(u32 columns, u64 number) {
     return at;
 }
 __device__ inline u64 tiles_of(u32 rows, u32 columns) {
-    return u64((rows + STRIP_ROWS - 1) / STRIP_ROWS) * ((columns + 255) / 256);
+    return u64((rows + STRIP_ROWS - 1) / STRIP_ROWS) * tiles_across(columns);
 }
 
 // Eight weights of a row from a column on, and how many of them exist; the others are zero.
@@ -30,11 +29,7 @@ __device__ inline uint4 load_weights(const u16* weights, u64 pitch, u32 rows, u3
     const u16* from = weights + row * pitch + column;
     if (count == 8 && reinterpret_cast<u64>(from) % 16 == 0)
         return __ldg(reinterpret_cast<const uint4*>(from));
-    u32 words[4] = {};
-#pragma unroll
-    for (u32 i = 0; i < 8; i++)
-        if (i < count) words[i / 2] |= u32(__ldg(from + i)) << (16 * (i % 2));
-    return make_uint4(words[0], words[1], words[2], words[3]);
+    return load_few(from, count);
 }
 __device__ inline u32 weight_of(const uint4& unit, u32 k) {
     const u32 word = k / 2 == 0 ? unit.x : k / 2 == 1 ? unit.y : k / 2 == 2 ? unit.z : unit.w;
@@ -154,7 +149,7 @@ __device__ __forceinline__ void pack_tile(const PackTask& task) {
     const TileOf at = tile_of(task.columns, number);
     const FastHead head = task.heads[number];
     const u32 base = head.base;
-    const u32 steps = (task.columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
+    const u32 steps = steps_of(task.columns);
     u64 next = head.first;
     u8* to = task.data + (u64(at.strip) * steps + at.tile * TILE_STEPS) * STEP_BYTES + lane * 16;
     for (u32 t = 0; t < at.steps; t++, to += STEP_BYTES) {
@@ -222,10 +217,7 @@ __device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
         const uint4 p1 = __ldg(reinterpret_cast<const uint4*>(from + 512));
         const uint4 codes = __ldg(reinterpret_cast<const uint4*>(from + 1024));
         u32 weights[4][4];
-        decode_codes(weights[0], p0.x, p0.y, codes.x, head.base());
-        decode_codes(weights[1], p0.z, p0.w, codes.y, head.base());
-        decode_codes(weights[2], p1.x, p1.y, codes.z, head.base());
-        decode_codes(weights[3], p1.z, p1.w, codes.w, head.base());
+        decode_step(weights, p0, p1, codes, head.base());
         if (head.has_entries(t))
             problems |= place_entries(weights, head, t, task.entries, task.entry_count, lane);
         const u32 column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
@@ -251,63 +243,5 @@ __device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
         }
     }
     if (problems) atomicOr(task.status, problems);
-}
-
-// One row's part of one tile: lane l has four pairs of step l / 4, columns l % 4 * 8.
-__device__ __forceinline__ void gather_tile(const GatherTask& task) {
-    const u32 lane = threadIdx.x % LANES, across = (task.columns + 255) / 256;
-    const u64 number = u64(blockIdx.x) * UNPACK_WARPS + threadIdx.x / LANES;
-    if (number >= u64(task.count) * across) return;
-    const u32 place = u32(number / across);
-    const u32 tile = u32(number % across);
-    const u32 column = tile * 256 + lane * 8;
-    const u64 row = task.wide ? __ldg(static_cast<const u64*>(task.indices) + place)
-                              : __ldg(static_cast<const u32*>(task.indices) + place);
-    u32 weights[1][4] = {}, problems = row < task.rows ? 0 : STATUS_INDEX;
-    const u32 strip = u32(row / STRIP_ROWS);
-    const u32 of_strip = u32(row % STRIP_ROWS);
-    const u32 owner = of_strip % 8 * 4 + lane % 4;
-    const u32 band = of_strip / 8;
-    if (!problems) {
-        const Head head = {__ldg(static_cast<const uint2*>(task.index) +
-                                 u64(strip) * tiles_across(task.whole_columns) + tile)};
-        const u32 step = tile * TILE_STEPS + lane / 4;
-        if (step < steps_of(task.columns)) {
-            const u8* from = task.data +
-                             (u64(strip) * steps_of(task.whole_columns) + step) * STEP_BYTES +
-                             owner * 16;
-            const uint2 plane =
-                __ldg(reinterpret_cast<const uint2*>(from + band / 2 * 512 + band % 2 * 8));
-            decode_codes(weights[0], plane.x, plane.y,
-                         __ldg(reinterpret_cast<const u32*>(from + 1024 + band * 4)), head.base());
-        }
-        for (u32 i = 0; i < head.count(); i++) {
-            const u64 at = u64(head.first()) + i;
-            if (at >= task.rest_count) {
-                problems = STATUS_ENTRIES;
-                break;
-            }
-            const u32 entry = __ldg(static_cast<const u32*>(task.rest) + at);
-            if (entry >> 26 != lane / 4 || (entry >> 21 & 31) != owner || (entry >> 19 & 3) != band)
-                continue;
-#pragma unroll
-            for (u32 pair = 0; pair < 4; pair++)
-                if ((entry >> 17 & 3) == pair)
-                    weights[0][pair] =
-                        __byte_perm(weights[0][pair], entry, entry >> 16 & 1 ? 0x5410 : 0x3254);
-        }
-    }
-    if (problems) atomicOr(task.status, problems);
-    transpose_quads(weights[0], lane);
-    if (column >= task.columns) return;
-    u16* to = task.output + place * task.pitch + column;
-    const u32(&w)[4] = weights[0];
-    if (column + 8 <= task.columns && reinterpret_cast<u64>(to) % 16 == 0) {
-        *reinterpret_cast<uint4*>(to) = make_uint4(w[0], w[1], w[2], w[3]);
-        return;
-    }
-#pragma unroll
-    for (u32 k = 0; k < 8; k++)
-        if (column + k < task.columns) to[k] = u16(w[k / 2] >> (16 * (k % 2)));
 }
 }  // namespace df11::linear

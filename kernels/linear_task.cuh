@@ -1,8 +1,8 @@
 // What the host hands to the kernels that multiply by compressed matrices: y = x W^T (+ bias), x
-// and y BF16, sums in f32. Rust mirrors this file: src/gpu/ (sizes and constants are read back from
-// `df11_linear_constants` and compared by a test).
+// and y BF16, sums in f32. Rust mirrors this file: src/gpu/ (sizes and constants are compared with
+// those of `df11_linear_constants`).
 #pragma once
-#include "task.cuh"
+#include "common.cuh"
 
 namespace df11::tile {
 struct TileTable;
@@ -79,12 +79,10 @@ struct alignas(16) LinearMatrix {
 };
 static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 
-// A launch of df11_linear_fast_{8,16}: one argument, by value. At most this many rows of x, at
-// least
-// 1. Any multiple of LINEAR_GROUP
-// blocks, persistent; good is what fits the GPU at once, no more than `items`. Threads and dynamic
-// shared memory: df11_linear_constants tells them. df11_linear_fast_{32,64,128,192,256} take it
-// too: see below.
+// A launch of df11_linear_fast_{8,16}: one argument, by value. At least one row of x, at most
+// LINEAR_ROWS. Any multiple of LINEAR_GROUP blocks, persistent; good is what fits the GPU at once,
+// no more than `items`. Threads and dynamic shared memory: df11_linear_constants tells them.
+// df11_linear_fast_{32,64,128,192,256} take it too: see below.
 //
 // Up to 16 rows, bits of y depend on the matrix and on the row of x, and on nothing else: no other
 // row, no other matrix, no grid.
@@ -115,7 +113,7 @@ struct alignas(64) LinearLaunch {
     u32 tile_tables;  // of df11_linear_tile_{2,8,16}: tables at once: 1, 2 or 4
     LinearMatrix matrices[LINEAR_MATRICES];
     u32 tile_slot_bytes;  // of df11_linear_tile_{2,8,16}: what a slot has of the shared memory that
-                          // is left, a multiple of 16 (linear_tile_shape.cuh)
+                          // is left, a multiple of 16 (linear_tile_block.cuh)
     // A CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes of
     // WIDE_COLUMNS columns and all rows, or those of a band, 128-byte swizzle, zeros for columns
     // that do not exist. Without it, as if x or pitch is not a multiple of 16 bytes, x is read

@@ -1,22 +1,188 @@
-// What the warps of a block of products with tiles as stored share (linear_tile.cuh), and how they
-// wait for each other.
+// What a block of products with tiles as stored (linear_tile.cuh) has, by the rows of x: warps,
+// shared memory, and tiles, in an order; and how its warps wait for each other.
 #pragma once
-#include "linear_tile_walk.cuh"
+#include "linear_stages.cuh"
+#include "tile_code.cuh"
 
 namespace df11::linear {
+using namespace tile;
+
+constexpr u32 TILE_BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8, TILE_WIDTH = TILE_STEPS * STEP_COLUMNS;
+// Bytes of the plane that a warp loads at once, two units of each lane; those of a band.
+constexpr u32 PLANE_PAIR = LANES * 16, PLANE_BAND = PLANE_PAIR * BAND_UNITS / 2;
+// Sums of a run in shared memory: for each row of x those of 32 rows of the strip.
+constexpr u32 MOST_RUNS = 16, RUN_PITCH = STRIP_ROWS;
+// Whether of 16 rows of x some are in shared memory, so that registers suffice.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr bool SHARES_X = true;
+#else
+constexpr bool SHARES_X = false;
+#endif
+// Items whose sums are on their way at once, at most: the launch tells how many.
+constexpr u32 MOST_RUN_SETS = 2;
+// Tables at once, at most, so that the one of the next matrix is there before it is needed: the
+// launch tells how many, one, two or four.
+constexpr u32 MOST_TABLES = SHARES_X ? 4 : 1;
+// Warps besides those that decode: one adds sums, the others bring tiles. A group of warps, as
+// those that decode are groups: groups exchange registers.
+constexpr u32 TILE_BRINGERS = 3, TILE_HELPERS = 1 + TILE_BRINGERS;
+static_assert(TILE_HELPERS == 4, "a group of warps");
+// Slots of each warp that decodes: tiles that are there or on their way.
+constexpr u32 TILE_SLOTS = 2, MOST_TILE_WARPS = 20;
+// Rows of x that a block may have in shared memory, for all warps. More warps decode then.
+constexpr u32 FEWEST_ROWS = 2;
+// Warps that decode, at most, by the rows of x.
+__host__ __device__ constexpr u32 tile_warps(u32 x_rows) {
+    return x_rows <= FEWEST_ROWS ? MOST_TILE_WARPS : SHARES_X ? 16 : 12;
+}
+// From a row of x in shared memory to the next: 64 bytes modulo 128, so that lanes never meet in a
+// bank.
+constexpr u32 SHARED_X_UNIT = 128, SHARED_X_AFTER = 64;
+__host__ __device__ constexpr u32 shared_x_pitch(u32 columns) {
+    return (columns * 2 + SHARED_X_UNIT - 1) / SHARED_X_UNIT * SHARED_X_UNIT + SHARED_X_AFTER;
+}
+// Pairs of units whose plane bytes are on their way.
+__host__ __device__ constexpr u32 plane_ahead(u32 eights) { return eights > 1 ? 1 : 2; }
+// Units of a tile whose x a warp holds in registers. It has the others in shared memory, each lane
+// its own words.
+__host__ __device__ constexpr u32 units_held(u32 eights) {
+    return SHARES_X && eights > 1 ? 5 : BAND_UNITS;
+}
+__host__ __device__ constexpr u32 x_bytes_of_warp(u32 eights) {
+    return (BAND_UNITS - units_held(eights)) * eights * LANES * 16;
+}
+// Before the bits of a slot: what is decoded, and where each lane's bits are. The last word of it
+// is loaded with the first bits, and not decoded. After them: what windows reach.
+constexpr u32 TICKET_BYTES = 48, SLOT_HEAD = TICKET_BYTES + LANES * 8, BITS_AFTER = 16;
+
+__host__ __device__ constexpr u32 run_set_bytes(u32 x_rows) {
+    return MOST_RUNS * x_rows * RUN_PITCH * 4;
+}
+// Tables, and the sums of runs.
+__host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 tables, u32 sets) {
+    return tables * u32(sizeof(TileTable)) + sets * run_set_bytes(x_rows);
+}
+// Dynamic shared memory of a block with this many warps that decode. `staged_bytes`: the most bytes
+// that a tile takes of its bitstream, from the 16 bytes with its first bit to those with its last
+// one. With less memory tiles with more bits are slow, and as exact; at least for 0. `tables`,
+// `sets`: the launch's tile_tables and tile_sets.
+__host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 staged_bytes,
+                                                    u32 tables, u32 sets) {
+    const u32 eights = (x_rows + 7) / 8,
+              slots = TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
+    return tile_fixed_bytes(x_rows, tables, sets) + warps * (x_bytes_of_warp(eights) + slots);
+}
+// What each slot has of a block's dynamic shared memory: what sums, tables and x leave. `xs`: bytes
+// of x that all warps share.
+__host__ __device__ constexpr u32 tile_slot_bytes(u32 shared, u32 warps, u32 x_rows, u32 tables,
+                                                  u32 sets, u32 xs) {
+    const u32 own = xs ? 0 : x_bytes_of_warp((x_rows + 7) / 8),
+              left = shared - tile_fixed_bytes(x_rows, tables, sets) - xs - warps * own;
+    return left / (warps * TILE_SLOTS * 16) * 16;
+}
+
+// How a range of tiles is shared out among warps: by its length alone, as sums are added run by
+// run.
+struct Runs {
+    u32 length, count;
+    __device__ explicit Runs(u32 tiles)
+        : length(max((tiles + MOST_RUNS - 1) / MOST_RUNS, 1u)),
+          // Without a division if there is a tile a run: blocks begin with this.
+          count(length == 1 ? tiles : (tiles + length - 1) / length) {}
+};
+
+// A tile of the launch, the same for all lanes of a warp.
+struct TilePlace {
+    u32 matrix, strip;  // of the launch, of the matrix
+    u32 tile;           // of the strip
+};
+
+__device__ inline u32 rows_left(const Shared& work, const TilePlace& at) {
+    return min(work.launch.matrices[at.matrix].rows - at.strip * STRIP_ROWS, STRIP_ROWS);
+}
+__device__ inline u32 columns_left(const Shared& work, const TilePlace& at) {
+    return min(work.columns() - at.tile * TILE_WIDTH, TILE_WIDTH);
+}
+__device__ inline const TileRecord* record_of(const LinearMatrix& m, u32 strip, u32 tile) {
+    return static_cast<const TileRecord*>(m.index) + u64(strip) * tiles_across(m.whole_columns) +
+           m.first_column / TILE_WIDTH + tile;
+}
+// `rows`: of the strip.
+__device__ inline const u8* plane_of(const u8* plane, u32 whole_columns, u32 first_column,
+                                     u32 strip, u32 tile, u32 rows) {
+    return plane + u64(strip) * STRIP_ROWS * whole_columns +
+           u64(first_column + tile * TILE_WIDTH) * rows;
+}
+
+// The tiles of a block in the order in which they are brought: of item after item first the first
+// tile of each run, then the second of each, ... Run after run takes the next warp.
+struct TileWalk {
+    TilePlace at;
+    u32 number;                 // of the item, among the block's that exist
+    u32 fill;                   // how often the table must have been filled again
+    u32 run, turn;              // of the item; of the run's tiles
+    u32 warp;                   // that decodes it
+    u32 item, end;              // of the launch; tiles of the item end here
+    u32 length, count;          // Runs
+    u32 begin;                  // tiles of the item begin here
+    u32 first_warp;             // that has the first run of the item
+    u32 rows;                   // of the strip
+    const TileRecord* records;  // of the strip, from its first tile on
+    const u8* plane;            // likewise
+    bool exists;
+
+    __device__ void find_item(const Shared& work) {
+        exists = false;
+        for (; item < work.items(); item += gridDim.x) {
+            const Range range = work.range(item);
+            if (!range.exists) continue;
+            fill += range.matrix != at.matrix;
+            at.matrix = range.matrix, at.strip = range.strip, begin = range.begin / TILE_STEPS,
+            end = (range.end + TILE_STEPS - 1) / TILE_STEPS;
+            const Runs runs(end - begin);
+            length = runs.length, count = runs.count, run = 0, turn = 0;
+            at.tile = begin, warp = first_warp, exists = true;
+            const LinearMatrix& m = work.launch.matrices[at.matrix];
+            rows = rows_left(work, at), records = record_of(m, at.strip, 0);
+            plane = plane_of(m.data, m.whole_columns, m.first_column, at.strip, 0, rows);
+            return;
+        }
+    }
+    __device__ void start(const Shared& work) {
+        at = {}, item = blockIdx.x, number = 0, fill = 0, first_warp = 0;
+        find_item(work);
+        fill = 0;  // whichever matrix is the first, as MatrixWalk counts
+    }
+    // From the start to the first tile of a warp.
+    __device__ void skip_to(const Shared& work, u32 of_warp) {
+        while (exists && (of_warp - first_warp) * length >= end - begin)
+            first_warp += count, number++, item += gridDim.x, find_item(work);
+        run = of_warp - first_warp, at.tile = begin + run * length, warp = of_warp;
+    }
+    __device__ void advance(const Shared& work, u32 warps) {
+        run++, at.tile += length, warp = warp + 1 == warps ? 0 : warp + 1;
+        if (at.tile < end) return;
+        // The last run may be shorter.
+        turn++, run = 0, warp = first_warp, at.tile = begin + turn;
+        if (turn < length) return;
+        for (first_warp += count; first_warp >= warps;) first_warp -= warps;
+        number++, item += gridDim.x;
+        find_item(work);
+    }
+    // How often a warp arrives at the item's barrier after the tile: MOST_RUNS times for all runs.
+    __device__ u32 arrivals() const {
+        if (turn + 1 < length && at.tile + 1 < end) return 0;
+        return run + 1 == count ? MOST_RUNS + 1 - count : 1;
+    }
+};
+
 // Waits until a barrier's phase of this parity, the last one or the one before, is complete.
 __device__ inline void wait_parity(u32 barrier, u32 parity) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     wait_for(barrier, parity);
 #else
-    u32 done = 0;
-    while (!done)
-        asm volatile(
-            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, "
-            "0, p; }"
-            : "=r"(done)
-            : "r"(barrier), "r"(parity)
-            : "memory");
+    while (!test_parity(barrier, parity)) {
+    }
 #endif
 }
 

@@ -1,5 +1,5 @@
 // How products of 17 to 64 rows of x with tiles as stored (linear_tile_wide.cuh) are shared out,
-// and what their blocks have in shared memory.
+// what their blocks have in shared memory, and how tiles and x come there.
 #pragma once
 #include "linear_tile.cuh"
 #include "linear_wide.cuh"
@@ -52,8 +52,8 @@ __host__ __device__ constexpr u32 decoded_shared_bytes(u32 n, u32 stages, u32 st
 struct Rounds {
     u32 matrix, of_group, item_of_matrix;
     u32 places_before;  // of the matrices before
-    u32 round, end;    // of the matrix
-    u32 group, pair;   // of the matrix; of the group
+    u32 round, end;     // of the matrix
+    u32 group, pair;    // of the matrix; of the group
 
     // `item`: of the launch; false if there is none.
     __device__ bool find(const LinearLaunch& launch, u32 item) {
@@ -111,5 +111,130 @@ struct RingPlace {
         if (++place == count) place = 0, phase ^= 1;
     }
 };
+
+constexpr u32 TICKET_TABLE = 8, TICKET_NO_ROWS = 16, TICKET_NO_COLUMNS = 32;
+
+// Of a warp's tile in a round; `flags` besides.
+__device__ __forceinline__ Ticket ticket_of(const LinearLaunch& launch, const Rounds& at, u32 warp,
+                                            u32 flags) {
+    Ticket t = {};
+    const LinearMatrix& m = launch.matrices[at.matrix];
+    t.matrix = at.matrix, t.strip = at.group * GROUP_STRIPS + warp % SET_WARPS,
+    t.tile = at.pair * ROUND_TILES + warp / SET_WARPS, t.flags = flags;
+    if (t.tile * TILE_WIDTH >= launch.columns) {
+        t.flags |= TICKET_NO_COLUMNS;
+    } else if (t.strip * STRIP_ROWS >= m.rows) {
+        t.flags |= TICKET_NO_ROWS;
+    } else {
+        const u32 rows = min(m.rows - t.strip * STRIP_ROWS, STRIP_ROWS);
+        t.plane = plane_of(m.data, m.whole_columns, m.first_column, t.strip, t.tile, rows);
+        if (rows == STRIP_ROWS && (t.tile + 1) * TILE_WIDTH <= launch.columns)
+            t.flags |= TICKET_WHOLE;
+    }
+    return t;
+}
+constexpr u32 TICKET_NONE = TICKET_NO_ROWS | TICKET_NO_COLUMNS;
+__device__ __forceinline__ Record record_of(const LinearLaunch& launch, const Ticket& t, u32 lane) {
+    if (t.flags & TICKET_NONE) return {};
+    return load_record(record_of(launch.matrices[t.matrix], t.strip, t.tile), lane);
+}
+// Brings a tile, or the news that there is none, to a slot.
+__device__ __forceinline__ void bring_ticket(const Shared& work, const TileBlock& block,
+                                             const Ticket& ticket, const Record& record, u32 place,
+                                             u32 lane, u32& problems) {
+    const u32 slot = block.slots + place * block.slot_bytes, full = block.slot_full + place * 8;
+    if (!(ticket.flags & TICKET_NONE))
+        return bring_tile(work, block, ticket, record, slot, full, lane, problems);
+    if (lane == 0) {
+        store_shared_16(slot + 16, make_uint4(0, 0, 0, ticket.flags));
+        store_shared_16(slot + 32, make_uint4(ticket.matrix, 0, 0, 0));
+    }
+    show_slot(full, 0, lane);
+}
+
+// Asks for the tiles of a third of the warps that decode, round after round; those of the first
+// round they ask for themselves.
+__device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock& block,
+                                             u32 bringer, u32 lane) {
+    const LinearLaunch& launch = work.launch;
+    BlockRounds at(launch);
+    u32 problems = 0, warp = bringer, turn = 0, matrix = at.matrix;
+    if (at.exists) at.advance(launch), turn++;
+    // A tile is brought when the record of the one after has been asked for.
+    Ticket ticket;
+    Record record;
+    u32 place = ~0u, emptied = 0;
+    while (true) {
+        Ticket next = {};
+        Record after = {};
+        if (at.exists) {
+            next = ticket_of(launch, at, warp, at.matrix != matrix ? TICKET_TABLE : 0);
+            after = record_of(launch, next, lane);
+        }
+        if (place != ~0u) {
+            wait_for(block.slot_empty + place * 8, emptied);
+            bring_ticket(work, block, ticket, record, place, lane, problems);
+        }
+        if (!at.exists) break;
+        ticket = next, record = after, place = warp * TILE_SLOTS + turn % TILE_SLOTS;
+        emptied = turn / TILE_SLOTS % 2 ^ 1;
+        warp += TILE_BRINGERS;
+        if (warp >= DECODERS) matrix = at.matrix, warp = bringer, turn++, at.advance(launch);
+    }
+    for (warp = bringer; warp < DECODERS; warp += TILE_BRINGERS) {
+        const u32 last = warp * TILE_SLOTS + turn % TILE_SLOTS;
+        wait_for(block.slot_empty + last * 8, turn / TILE_SLOTS % 2 ^ 1);
+        if (lane == 0)
+            store_shared_16(block.slots + last * block.slot_bytes + 16,
+                            make_uint4(0, 0, 0, TICKET_END));
+        show_slot(block.slot_full + last * 8, 0, lane);
+    }
+    if (problems) atomicOr(work.status(), problems);
+}
+
+// Copies 64 columns of x, rows in the order of the 128-byte swizzle (linear_wgmma.cuh), by a warp,
+// four rows at once.
+__device__ __forceinline__ void copy_x(const LinearLaunch& launch, u32 first_column, u32 to,
+                                       u32 lane) {
+    const u32 rows = launch.x_rows;
+    if ((reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2) % 16 ||
+        first_column + ATOM_COLUMNS > launch.columns) {
+        const u32 mine = first_column + 2 * lane;
+        return copy_words_slowly(launch.x + mine, launch.x_pitch, rows,
+                                 max(launch.columns, mine) - mine, to + lane * 4);
+    }
+    const u64 step = launch.x_pitch * 8;
+    const u8* row = reinterpret_cast<const u8*>(launch.x + first_column + lane % 8 * 8) +
+                    lane / 8 * launch.x_pitch * 2;
+    to += lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
+#pragma unroll 4
+    for (u32 i = lane / 8; i < rows; i += 4, row += step, to = (to ^ 64) + 512) copy_async(to, row);
+}
+
+constexpr u32 X_ARRIVALS = LANES + 1;
+template <u32 N>
+__device__ __forceinline__ void bring_x(const LinearLaunch& launch, const DecodedBlock& block,
+                                        u32 lane) {
+    wait_for_launch_before();
+    u32 turns[SETS] = {};
+    for (BlockRounds at(launch); at.exists; at.advance(launch)) {
+#pragma unroll
+        for (u32 set = 0; set < SETS; set++) {
+            const u32 tile = at.pair * ROUND_TILES + set;
+            if (tile * TILE_WIDTH >= launch.columns) continue;
+#pragma unroll 1
+            for (u32 i = 0; i < TILE_ATOMS; i++) {
+                const u32 barrier = (set * TILE_ATOMS + i) * 8;
+                wait_for(block.x_empty + barrier, turns[set] % 2 ^ 1);
+                copy_x(launch, tile * TILE_WIDTH + i * ATOM_COLUMNS,
+                       block.xs + (set * TILE_ATOMS + i) * N * 128, lane);
+                arrive_with_copies(block.x_full + barrier);
+                __syncwarp();
+                if (lane == 0) arrive(block.x_full + barrier);
+            }
+            turns[set]++;
+        }
+    }
+}
 #endif
 }  // namespace df11::linear

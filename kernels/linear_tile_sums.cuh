@@ -69,9 +69,8 @@ struct GroupSums {
         for (u32 band = 0; band < TILE_BANDS; band++)
 #pragma unroll
             for (u32 i = 0; i < N / 8; i++)
-                all[(band * (N / 8) + i) * MULTIPLIERS * LANES] =
-                    make_float4(of[band][4 * i], of[band][4 * i + 1], of[band][4 * i + 2],
-                                of[band][4 * i + 3]);
+                all[(band * (N / 8) + i) * MULTIPLIERS * LANES] = make_float4(
+                    of[band][4 * i], of[band][4 * i + 1], of[band][4 * i + 2], of[band][4 * i + 3]);
     }
     // A piece of the group's sums: those of a band by PIECE_ROWS rows of x.
     static constexpr u32 PIECE_ROWS = 32, PIECES = TILE_BANDS * (N / PIECE_ROWS);
@@ -130,9 +129,7 @@ __device__ inline u32 add_ordered(u32* to, u32 value) {
                  : "memory");
     return before;
 }
-__device__ inline u32 claim_piece(u32* word) {
-    return atomicAdd(word, MEETING_CLAIMED) >> 8 & 255;
-}
+__device__ inline u32 claim_piece(u32* word) { return atomicAdd(word, MEETING_CLAIMED) >> 8 & 255; }
 // By one thread, after all have written. The first piece, if all of `count` have arrived in time.
 __device__ __forceinline__ u32 meet(u32* word, u32 count, bool has_time) {
     u32 arrived = (add_ordered(word, MEETING_ARRIVED) & 255) + 1;
@@ -156,8 +153,7 @@ __device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLau
     constexpr u32 FLOATS = decoded_partial_bytes(N) / 4;
     // No other part has the same: of a group's parts only the first is not its item's first one.
     auto place = [&](u32 item) {
-        return at.places_before +
-               (split.by_group() ? item + at.group : 2 * item + (item == first));
+        return at.places_before + (split.by_group() ? item + at.group : 2 * item + (item == first));
     };
     sums.keep(launch.partials + u64(place(at.item_of_matrix)) * FLOATS);
     // Likewise: no other group that is in several items has the same first one.

@@ -37,9 +37,7 @@
 // about 30 wavefronts of shared memory a unit, of 34 clocks: look-ups 14, an atom's way in and out
 // 8, x 4.
 //
-// Rejected, in the record with their figures: all sums of a group added by the last block to come;
-// sums by loads and stores of GPU scope; whole groups an item, if that costs one round more;
-// stages of one atom with 32 rows
+// What was tried and rejected is in the record, with its figures.
 //
 // Safety on any content: as linear_tile.cuh has it.
 #pragma once
@@ -47,140 +45,9 @@
 
 namespace df11::linear {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-constexpr u32 TICKET_TABLE = 8, TICKET_NO_ROWS = 16, TICKET_NO_COLUMNS = 32;
-
-// Of a warp's tile in a round; `flags` besides.
-__device__ __forceinline__ Ticket ticket_of(const LinearLaunch& launch, const Rounds& at, u32 warp,
-                                            u32 flags) {
-    Ticket t = {};
-    const LinearMatrix& m = launch.matrices[at.matrix];
-    t.matrix = at.matrix, t.strip = at.group * GROUP_STRIPS + warp % SET_WARPS,
-    t.tile = at.pair * ROUND_TILES + warp / SET_WARPS, t.flags = flags;
-    if (t.tile * TILE_WIDTH >= launch.columns) {
-        t.flags |= TICKET_NO_COLUMNS;
-    } else if (t.strip * STRIP_ROWS >= m.rows) {
-        t.flags |= TICKET_NO_ROWS;
-    } else {
-        const u32 rows = min(m.rows - t.strip * STRIP_ROWS, STRIP_ROWS);
-        t.plane = plane_of(m.data, m.whole_columns, m.first_column, t.strip, t.tile, rows);
-        if (rows == STRIP_ROWS && (t.tile + 1) * TILE_WIDTH <= launch.columns)
-            t.flags |= TICKET_WHOLE;
-    }
-    return t;
-}
-constexpr u32 TICKET_NONE = TICKET_NO_ROWS | TICKET_NO_COLUMNS;
-__device__ __forceinline__ Record record_of(const LinearLaunch& launch, const Ticket& t, u32 lane) {
-    if (t.flags & TICKET_NONE) return {};
-    return load_record(record_of(launch.matrices[t.matrix], t.strip, t.tile), lane);
-}
-// Brings a tile, or the news that there is none, to a slot.
-__device__ __forceinline__ void bring_ticket(const Shared& work, const TileBlock& block,
-                                             const Ticket& ticket, const Record& record, u32 place,
-                                             u32 lane, u32& problems) {
-    const u32 slot = block.slots + place * block.slot_bytes, full = block.slot_full + place * 8;
-    if (!(ticket.flags & TICKET_NONE))
-        return bring_tile(work, block, ticket, record, slot, full, lane, problems);
-    if (lane == 0) {
-        store_shared_16(slot + 16, make_uint4(0, 0, 0, ticket.flags));
-        store_shared_16(slot + 32, make_uint4(ticket.matrix, 0, 0, 0));
-    }
-    show_slot(full, 0, lane);
-}
-
-// Asks for the tiles of a third of the warps that decode, round after round; those of the first
-// round they ask for themselves.
-__device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock& block,
-                                             u32 bringer, u32 lane) {
-    const LinearLaunch& launch = work.launch;
-    BlockRounds at(launch);
-    u32 problems = 0, warp = bringer, turn = 0, matrix = at.matrix;
-    if (at.exists) at.advance(launch), turn++;
-    // A tile is brought when the record of the one after has been asked for.
-    Ticket ticket;
-    Record record;
-    u32 place = ~0u, emptied = 0;
-    while (true) {
-        Ticket next = {};
-        Record after = {};
-        if (at.exists) {
-            next = ticket_of(launch, at, warp, at.matrix != matrix ? TICKET_TABLE : 0);
-            after = record_of(launch, next, lane);
-        }
-        if (place != ~0u) {
-            wait_for(block.slot_empty + place * 8, emptied);
-            bring_ticket(work, block, ticket, record, place, lane, problems);
-        }
-        if (!at.exists) break;
-        ticket = next, record = after, place = warp * TILE_SLOTS + turn % TILE_SLOTS;
-        emptied = turn / TILE_SLOTS % 2 ^ 1;
-        warp += TILE_BRINGERS;
-        if (warp >= DECODERS) matrix = at.matrix, warp = bringer, turn++, at.advance(launch);
-    }
-    for (warp = bringer; warp < DECODERS; warp += TILE_BRINGERS) {
-        const u32 last = warp * TILE_SLOTS + turn % TILE_SLOTS;
-        wait_for(block.slot_empty + last * 8, turn / TILE_SLOTS % 2 ^ 1);
-        if (lane == 0)
-            store_shared_16(block.slots + last * block.slot_bytes + 16,
-                            make_uint4(0, 0, 0, TICKET_END));
-        show_slot(block.slot_full + last * 8, 0, lane);
-    }
-    if (problems) atomicOr(work.status(), problems);
-}
-
-// Copies 64 columns of x, rows in the order of the 128-byte swizzle (linear_wgmma.cuh), by a warp,
-// four rows at once.
-__device__ __forceinline__ void copy_x(const LinearLaunch& launch, u32 first_column, u32 to,
-                                       u32 lane) {
-    const u32 rows = launch.x_rows;
-    if ((reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2) % 16 ||
-        first_column + ATOM_COLUMNS > launch.columns) {
-        const u32 mine = first_column + 2 * lane;
-        return copy_words_slowly(launch.x + mine, launch.x_pitch, rows,
-                                 max(launch.columns, mine) - mine, to + lane * 4);
-    }
-    const u64 step = launch.x_pitch * 8;
-    const u8* row = reinterpret_cast<const u8*>(launch.x + first_column + lane % 8 * 8) +
-                    lane / 8 * launch.x_pitch * 2;
-    to += lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
-#pragma unroll 4
-    for (u32 i = lane / 8; i < rows; i += 4, row += step, to = (to ^ 64) + 512) copy_async(to, row);
-}
-
-constexpr u32 X_ARRIVALS = LANES + 1;
-template <u32 N>
-__device__ __forceinline__ void bring_x(const LinearLaunch& launch, const DecodedBlock& block,
-                                        u32 lane) {
-    wait_for_launch_before();
-    u32 turns[SETS] = {};
-    for (BlockRounds at(launch); at.exists; at.advance(launch)) {
-#pragma unroll
-        for (u32 set = 0; set < SETS; set++) {
-            const u32 tile = at.pair * ROUND_TILES + set;
-            if (tile * TILE_WIDTH >= launch.columns) continue;
-#pragma unroll 1
-            for (u32 i = 0; i < TILE_ATOMS; i++) {
-                const u32 barrier = (set * TILE_ATOMS + i) * 8;
-                wait_for(block.x_empty + barrier, turns[set] % 2 ^ 1);
-                copy_x(launch, tile * TILE_WIDTH + i * ATOM_COLUMNS,
-                       block.xs + (set * TILE_ATOMS + i) * N * 128, lane);
-                arrive_with_copies(block.x_full + barrier);
-                __syncwarp();
-                if (lane == 0) arrive(block.x_full + barrier);
-            }
-            turns[set]++;
-        }
-    }
-}
-
 // Whether a barrier's phase of this parity is complete; the same for all lanes.
 __device__ inline bool is_full(u32 barrier, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-    return __all_sync(ALL_LANES, done);
+    return __all_sync(ALL_LANES, test_parity(barrier, parity));
 }
 
 // A band's row g is row `staged_row` of a stage.
@@ -189,20 +56,11 @@ __device__ inline u32 staged_row(u32 g) { return g % 2 * 4 + g / 2; }
 // A warp's place in the ring of its set.
 template <u32 ATOMS>
 struct StageWriter {
-    u32 full, empty;    // barriers of place 0
-    u32 first, count;   // where the lane's first 16 bytes of place 0 are; places
+    u32 full, empty;   // barriers of place 0
+    u32 first, count;  // where the lane's first 16 bytes of place 0 are; places
     RingPlace at;
     // Whether the stage is empty already.
-    __device__ u32 is_empty() const {
-        u32 done;
-        asm volatile(
-            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, "
-            "p; }"
-            : "=r"(done)
-            : "r"(empty + at.place * 8), "r"(at.phase ^ 1)
-            : "memory");
-        return done;
-    }
+    __device__ u32 is_empty() const { return test_parity(empty + at.place * 8, at.phase ^ 1); }
     // Before an atom, counted in the tile: waits until its stage is empty. Where the lane's 16
     // bytes are; those of the unit after are 64 bytes further or back.
     __device__ u32 begin(u32 atom, u32 is_empty = 0) const {
@@ -228,15 +86,7 @@ __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bit
               q = lane % 4;
     const u8* plane = plane_of(m.data, m.whole_columns, m.first_column, at.strip, at.tile, height);
     u32 problems = 0;
-    const TileBits found =
-        find_bits(load_record(record_of(m, at.strip, at.tile), lane), m.rest_count, lane, problems);
-    const u32* words = static_cast<const u32*>(m.rest) + found.byte / 4;
-    if (found.bytes + BITS_AFTER <= bits_bytes)
-        words =
-            reinterpret_cast<const u32*>(linear_shared + (bits - shared_address(linear_shared)));
-    const u32 count = (found.bytes + 3) / 4;
-    u32 position = found.lane.position - POSITION_OF_BIT_0;
-    auto word = [&](u32 i) { return i < count ? words[i] : 0; };
+    EdgeBits of_lane(m, at, bits, bits_bytes, lane, problems);
 #pragma unroll 1
     for (u32 unit = 0; unit < TILE_BANDS * BAND_UNITS; unit++) {
         const u32 band = unit / BAND_UNITS, first = unit % BAND_UNITS * STEP_COLUMNS + 8 * q,
@@ -245,15 +95,7 @@ __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bit
         if (g < rows && first < width) {
             const uint2 p = load_unit_plane(plane, width, rows, band, unit % BAND_UNITS, lane);
             u32 e[4];
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                const u32 window =
-                    __funnelshift_r(word(position / 32), word(position / 32 + 1), position);
-                e[i] = entry_at(0, window << 2);
-                if (int(e[i]) < 0) e[i] = escaped(e[i], window >> flagged(e[i]));
-                if (int(e[i]) < 0) problems |= STATUS_NO_CODE;
-                position += e[i] & LENGTH_MASK;
-            }
+            of_lane.decode_unit(0, e, problems);
             w = merge_words(e, p.x, p.y);
         }
         __syncwarp();
@@ -261,7 +103,7 @@ __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bit
         store_shared_16(stage.begin(atom, unit % 2) ^ unit % 2 * 64, w);
         if (unit % 2) stage.finish(atom, lane);
     }
-    return problems | check_end(found.lane, position + POSITION_OF_BIT_0);
+    return problems | of_lane.check();
 }
 
 template <u32 AHEAD, u32 ATOMS>
@@ -301,8 +143,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
         }
         if (flags & TICKET_NO_ROWS) {
             // Of those sums nothing is used.
-            for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS; i++)
-                stage.begin(i), stage.finish(i, lane);
+            for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS; i++) stage.begin(i), stage.finish(i, lane);
         } else if (flags & TICKET_WHOLE) {
             const u8* plane = reinterpret_cast<const u8*>(u64(one.y) << 32 | one.x) + lane * 16;
             if (!begun)
@@ -325,8 +166,9 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
                     if (is_full(block.slot_full + after * 8, (turn + 1) / TILE_SLOTS % 2) &&
                         (load_shared(at + 28) & TICKET_WHOLE)) {
                         const uint2 plane_after = load_shared_8(at);
-                        then = reinterpret_cast<const u8*>(u64(plane_after.y) << 32 |
-                                                           plane_after.x) + lane * 16;
+                        then =
+                            reinterpret_cast<const u8*>(u64(plane_after.y) << 32 | plane_after.x) +
+                            lane * 16;
                         goes_on = begun = true;
                     }
                 }
@@ -400,8 +242,7 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
                                   x = describe_x(block.xs + (set * TILE_ATOMS + i) * N * 128);
 #pragma unroll
                         for (u32 k = 0; k < ATOMS * (ATOM_COLUMNS / 16); k++)
-                            multiply_stored(sums.of[band],
-                                            w + k / 4 * (SET_ATOMS / 16) + k % 4 * 2,
+                            multiply_stored(sums.of[band], w + k / 4 * (SET_ATOMS / 16) + k % 4 * 2,
                                             x + k / 4 * (N * 128 / 16) + k % 4 * 2);
                         commit_products();
                         wait_for_products<1>();
@@ -420,8 +261,7 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
         } while (at.exists && at.item == item && at.group == group);
         sums.settle();
         release(done, lane);
-        for (u32 atom = 0; atom < ATOMS; atom++)
-            release(x_done + (x_done ? atom * 8 : 0), lane);
+        for (u32 atom = 0; atom < ATOMS; atom++) release(x_done + (x_done ? atom * 8 : 0), lane);
         done = x_done = 0;
         finish_group(sums, launch, here, common, !at.exists);
     }
@@ -457,8 +297,7 @@ __device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
     __shared__ DecodedShared common;
     make_barriers(common, warp, lane);
     __syncthreads();
-    u32 room;
-    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
+    const u32 room = dynamic_shared_bytes();
     TileBlock tiles = {};
     DecodedBlock block;
     tiles.table = shared_address(linear_shared);
@@ -497,8 +336,8 @@ __device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
         StageWriter<stage_atoms(N)> stage;
         stage.full = block.stage_full + set * MOST_DECODED * 8;
         stage.empty = block.stage_empty + set * MOST_DECODED * 8;
-        stage.first = block.stage(set, 0) + mine % SET_WARPS * ATOM_BYTES + row * 128 +
-                      (lane % 4 ^ row) * 16;
+        stage.first =
+            block.stage(set, 0) + mine % SET_WARPS * ATOM_BYTES + row * 128 + (lane % 4 ^ row) * 16;
         stage.count = block.count;
         decode_tiles<N == 64 ? 1 : 2>(work, tiles, stage, mine, lane);
     }

@@ -1,9 +1,134 @@
-// What a warp does together with the fast layout: heads, steps out of codes, entries in their
-// places.
+// What a thread and a warp of the kernels that multiply do: copies on their way, products, weights
+// out of codes, entries in their places.
 #pragma once
-#include "linear_thread.cuh"
+#include "linear_task.cuh"
 
 namespace df11::linear {
+// As copy_async, of `bytes` bytes, at most 16; the rest of the 16 becomes zero. Kept in L1, for
+// other warps.
+__device__ inline void copy_part_async(u32 to, const void* from, u32 bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+}
+__device__ inline void copy_head_async(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+// As copy_async; the rest of the 128 bytes comes to L2 at once.
+__device__ inline void copy_line_async(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
+                 : "memory");
+}
+// Waits until at most COUNT of this thread's groups of copies are on their way.
+template <u32 COUNT>
+__device__ inline void wait_for_all_but() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
+}
+
+__device__ inline uint4 load_shared_16(u32 address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address));
+    return v;
+}
+__device__ inline uint2 load_shared_8(u32 address) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+    return v;
+}
+// Four 8 x 8 numbers of 16 bits. Lane l has the address of row l % 8 of the matrix l / 8, and gets
+// columns 2 (l % 4) and the next of row l / 4 of each.
+__device__ inline uint4 load_matrices(u32 address) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address));
+    return v;
+}
+__device__ inline void store_shared_8(u32 address, uint2 v) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+__device__ inline void store_shared_16(u32 address, uint4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+// The first of eight numbers of 16 bits that are not aligned to 16 bytes; the others are zero.
+__device__ inline uint4 load_few(const u16* from, u32 count) {
+    u32 words[4] = {};
+#pragma unroll
+    for (u32 i = 0; i < 8; i++)
+        if (i < count) words[i / 2] |= u32(__ldg(from + i)) << (16 * (i % 2));
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// sums (16 x 8) += a (16 x 16) b (16 x 8); BF16, sums in f32.
+__device__ inline void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// To the nearest, ties to even; a NaN stays one.
+__device__ inline u16 round_to_bf16(float value) {
+    u16 rounded;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
+    return rounded;
+}
+__device__ inline float widen_bf16(u16 value) { return __uint_as_float(u32(value) << 16); }
+
+// Bits of two weights that are no exponents.
+constexpr u32 OTHERS = 0x807F807Fu;
+__host__ __device__ constexpr u32 rotate_right(u32 word, u32 bits) {
+    return word >> bits | word << (32 - bits);
+}
+
+// Two weights out of a word with their signs and mantissas, and one with their exponents, in their
+// places.
+__device__ inline u32 merge_fields(u32 others, u32 exponents) {
+    // (others & OTHERS) | (exponents & ~OTHERS): one instruction; the compiler would take two.
+    u32 merged;
+    asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(merged) : "r"(others), "r"(exponents), "r"(OTHERS));
+    return merged;
+}
+// A base less codes four bits below their places; one instruction besides the mask.
+__device__ inline u32 less_shifted(u32 base, u32 codes) {
+    asm("mad.lo.u32 %0, %1, 0xFFFFFFF0, %2;" : "=r"(codes) : "r"(codes), "r"(base));
+    return codes;
+}
+
+// Eight weights of a row out of two words of signs and mantissas and one of codes
+// (linear_task.cuh): 15 instructions. `base`: that of the tile, in both exponents' places.
+__device__ inline void decode_codes(u32 (&weights)[4], u32 p0, u32 p1, u32 codes, u32 base) {
+    constexpr u32 PLACES = 0x07800780u;
+    const u32 others = __byte_perm(codes, 0, 0x0321);
+    weights[0] = merge_fields(p0, base - (codes & PLACES));
+    weights[1] = merge_fields(__byte_perm(p0, 0, 0x2103), less_shifted(base, codes & PLACES >> 4));
+    weights[2] = merge_fields(p1, base - (others & PLACES));
+    weights[3] = merge_fields(__byte_perm(p1, 0, 0x2103), less_shifted(base, others & PLACES >> 4));
+}
+// The four rows of a step that a lane has.
+__device__ inline void decode_step(u32 (&weights)[4][4], const uint4& p0, const uint4& p1,
+                                   const uint4& codes, u32 base) {
+    decode_codes(weights[0], p0.x, p0.y, codes.x, base);
+    decode_codes(weights[1], p0.z, p0.w, codes.y, base);
+    decode_codes(weights[2], p1.x, p1.y, codes.z, base);
+    decode_codes(weights[3], p1.z, p1.w, codes.w, base);
+}
+// The other way around.
+__device__ inline u32 encode_others(u32 first, u32 second) {
+    return (first & OTHERS) | rotate_right(second & OTHERS, 8);
+}
+__device__ inline u32 encode_codes(const u32 (&codes)[8]) {
+    u32 fields[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) fields[i] = codes[2 * i] << 7 | codes[2 * i + 1] << 23;
+    return fields[0] | fields[1] >> 4 | rotate_right(fields[2], 24) |
+           rotate_right(fields[3] >> 4, 24);
+}
+
 // A FastHead as loaded.
 struct Head {
     uint2 words;

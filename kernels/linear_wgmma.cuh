@@ -1,7 +1,7 @@
 // The warpgroup's product of compute capability 9.0: 64 rows of weights, in registers, by N rows of
 // x, in shared memory, 16 columns. Sums in f32.
 #pragma once
-#include "task.cuh"
+#include "common.cuh"
 
 namespace df11::linear {
 // Before the first product, and after registers of weights or sums have been written.

@@ -1,6 +1,6 @@
 // What a launch asks for, item by item.
 #pragma once
-#include "block.cuh"
+#include "common.cuh"
 #include "linear_warp.cuh"
 
 namespace df11::linear {
@@ -24,16 +24,19 @@ struct Range {
     bool exists;          // else the strip is after the last one: groups of items are whole
 };
 
+// Whether copies of 16 bytes can bring x.
+template <class Launch>
+__device__ inline bool has_aligned_x(const Launch& l) {
+    return (reinterpret_cast<u64>(l.x) | l.x_pitch * 2 | l.columns * 2) % 16 == 0;
+}
+
 // Some matrices that share x.
 struct Shared {
     const LinearLaunch& launch;
     __device__ u32 items() const { return launch.items; }
     __device__ u32 columns() const { return launch.columns; }
     __device__ u32* status() const { return launch.status; }
-    __device__ bool aligned() const {
-        return (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2 | launch.columns * 2) % 16 ==
-               0;
-    }
+    __device__ bool aligned() const { return has_aligned_x(launch); }
     __device__ const LinearMatrix& matrix(const Range& at) const {
         return launch.matrices[at.matrix];
     }
@@ -72,20 +75,17 @@ struct Shared {
     }
 };
 
-// Experts, each with its own rows of x. `chunks`, in shared memory: those of all experts before, of
-// up to ROWS places each.
+// Experts, each with its own rows of x. `batches`, in shared memory: those of all experts before,
+// of up to ROWS places each.
 template <u32 ROWS>
 struct Grouped {
     const GroupedLaunch& launch;
-    const u32* chunks;
+    const u32* batches;
     __device__ u32 strips() const { return (launch.rows + STRIP_ROWS - 1) / STRIP_ROWS; }
-    __device__ u32 items() const { return chunks[launch.experts] * strips(); }
+    __device__ u32 items() const { return batches[launch.experts] * strips(); }
     __device__ u32 columns() const { return launch.columns; }
     __device__ u32* status() const { return launch.status; }
-    __device__ bool aligned() const {
-        return (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2 | launch.columns * 2) % 16 ==
-               0;
-    }
+    __device__ bool aligned() const { return has_aligned_x(launch); }
     __device__ LinearMatrix matrix(const Range& at) const {
         if (launch.matrices) return launch.matrices[at.matrix];
         LinearMatrix m = launch.whole;
@@ -112,9 +112,9 @@ struct Grouped {
     __device__ u32 place(u32 expert) const {
         return min(__ldg(launch.offsets + expert), launch.places);
     }
-    // The blocks' shared `to` gets the chunks; all threads of the block, which synchronise
+    // The blocks' shared `to` gets the batches; all threads of the block, which synchronise
     // afterwards.
-    __device__ void count_chunks(u32* to) const {
+    __device__ void count_batches(u32* to) const {
         if (threadIdx.x >= LANES) return;
         u32 before = 0;
         for (u32 begin = 0; begin < launch.experts; begin += LANES) {
@@ -134,11 +134,11 @@ struct Grouped {
     }
     __device__ Range range(u32 item) const {
         Range at = {};
-        const u32 chunk = item / strips();
-        u32 low = 0, high = launch.experts;  // the last expert with no more chunks before it
+        const u32 batch = item / strips();
+        u32 low = 0, high = launch.experts;  // the last expert with no more batches before it
         while (low + 1 < high) {
             const u32 middle = (low + high) / 2;
-            if (chunks[middle] <= chunk)
+            if (batches[middle] <= batch)
                 low = middle;
             else
                 high = middle;
@@ -148,7 +148,7 @@ struct Grouped {
         at.slices = 1;
         at.end = steps_of(launch.columns);
         at.exists = true;
-        at.first_row = place(low) + (chunk - chunks[low]) * ROWS;
+        at.first_row = place(low) + (batch - batches[low]) * ROWS;
         at.rows = min(place(low + 1) - at.first_row, ROWS);
         return at;
     }

@@ -4,9 +4,10 @@
 //   tile      8192 weights: 32 rows x 256 columns of a matrix, or 8192 in a row; 32 lanes, each
 //             with its own stretch of bits
 //   unit      8 weights side by side: four codes of pairs, 8 plane bytes, one 16-byte store
-//   group     8 units of each lane: 8 rows x 256 columns, or 2048 in a row; a tile is 4 groups
+//   band      8 units of each lane: 8 rows x 256 columns, or, of 8192 in a row, a quarter of the
+//             spec's band; a tile is 4 bands
 //
-//      lane l, unit j of a group of a matrix: row l / 4, columns 32 j + 8 (l % 4) to + 7
+//      lane l, unit j of a band of a matrix: row l / 4, columns 32 j + 8 (l % 4) to + 7
 //                  j = 0                     j = 1            ...  j = 7
 //      row 0  | l0 | l1 | l2 | l3 | l0 | l1 | l2 | l3 |  ...       256 columns: 512 bytes of output
 //      row 1  | l4 | l5 | l6 | l7 | l4 | ...
@@ -22,7 +23,7 @@
 //                        bytes a lane, PREFETCH loads ahead
 //             3 decode   62 bits of window for four look-ups of 12 bits, entries with both
 //                        exponents at their places in BF16
-//             4 store    a group at a time: 8 stores one after the other, so that the 512 bytes of
+//             4 store    a band at a time: 8 stores one after the other, so that the 512 bytes of
 //                        a row leave together
 //             Tiles that do not exist or are not wanted whole go unit by unit instead
 //             (decode_edge).
@@ -47,11 +48,7 @@
 // by the geometry and the range alone: a tile decodes as many weights as it has, whatever its bits.
 // Contradictions set bits of the status word. Tables are built of any codebook, whose loads its
 // length bounds.
-#include "block.cuh"
-#include "tile_shared.cuh"
-#include "tile_task.cuh"
 #include "tile_thread.cuh"
-#include "warp.cuh"
 
 namespace df11::tile {
 // The most warps of a block: what a multiprocessor has registers for.
@@ -66,26 +63,26 @@ namespace df11::tile {
 #ifndef TILE_PREFETCH
 #define TILE_PREFETCH 2
 #endif
-static_assert(8 / 2 % TILE_PREFETCH == 0, "a group has four pairs of units");
+static_assert(8 / 2 % TILE_PREFETCH == 0, "a band has four pairs of units");
 
 constexpr u32 UNIT = 8;
-constexpr u32 UNITS_A_GROUP = 8;
-constexpr u32 GROUPS = 4;
-constexpr u32 UNITS = UNITS_A_GROUP * GROUPS;
+constexpr u32 UNITS_A_BAND = 8;
+constexpr u32 BANDS = 4;
+constexpr u32 UNITS = UNITS_A_BAND * BANDS;
 constexpr u32 TILE_WEIGHTS = LANES * UNITS * UNIT;
 constexpr u32 TILE_ROWS = 32;
 constexpr u32 TILE_COLUMNS = 256;
-constexpr u32 GROUP_ROWS = 8;
-constexpr u32 CHUNK = LANES * 2 * UNIT;  // plane bytes of a pair of units
+constexpr u32 BAND_ROWS = 8;
+constexpr u32 TWO_UNITS = LANES * 2 * UNIT;  // plane bytes of two units of each lane
 
-// Stores a lane's units of a group, STEP bytes apart, one after the other: if other work comes
+// Stores a lane's units of a band, STEP bytes apart, one after the other: if other work comes
 // between them, the rows' 512 bytes reach L2 in pieces, and the kernel loses up to a third of its
 // speed.
 template <u32 STEP>
-__device__ inline void store_group(u64 address, const uint4 (&weights)[UNITS_A_GROUP]) {
+__device__ inline void store_band(u64 address, const uint4 (&weights)[UNITS_A_BAND]) {
     __syncwarp();
 #pragma unroll
-    for (u32 unit = 0; unit < UNITS_A_GROUP; unit++) {
+    for (u32 unit = 0; unit < UNITS_A_BAND; unit++) {
         const uint4& w = weights[unit];
         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address + STEP * unit),
                      "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
@@ -230,7 +227,7 @@ __device__ __forceinline__ Tile begin_tile(u32 n, const Bits& bits, u32 lane,
     if (tile.whole) {
         tile.plane += lane * 16;
 #pragma unroll
-        for (u32 i = 0; i < TILE_PREFETCH; i++) ahead[i] = load_plane(tile.plane + i * CHUNK);
+        for (u32 i = 0; i < TILE_PREFETCH; i++) ahead[i] = load_plane(tile.plane + i * TWO_UNITS);
     }
     __syncwarp();  // all lanes have left the stage
     stage_tile(tile, record, bits, lane, problems);
@@ -247,15 +244,15 @@ __device__ __forceinline__ void decode_whole(Tile& tile, const Bits& bits, u32 l
     u64 address = reinterpret_cast<u64>(to);
     u32 position = tile.position;
 #pragma unroll 1
-    for (u32 group = 0; group < GROUPS; group++) {
-        uint4 weights[UNITS_A_GROUP];
+    for (u32 band = 0; band < BANDS; band++) {
+        uint4 weights[UNITS_A_BAND];
 #pragma unroll
-        for (u32 unit = 0; unit < UNITS_A_GROUP; unit += 2) {
+        for (u32 unit = 0; unit < UNITS_A_BAND; unit += 2) {
             // No rotation of `ahead`: a move of what is still on its way would wait for it.
             uint4& slot = ahead[unit / 2 % TILE_PREFETCH];
             const uint4 p = slot;
-            const u32 next = group * (UNITS_A_GROUP / 2) + unit / 2 + TILE_PREFETCH;
-            if (next < UNITS / 2) slot = load_plane(plane + next * CHUNK);
+            const u32 next = band * (UNITS_A_BAND / 2) + unit / 2 + TILE_PREFETCH;
+            if (next < UNITS / 2) slot = load_plane(plane + next * TWO_UNITS);
             u32 e[4];
             decode_unit(table, bits, position, e, problems);
             weights[unit] = merge_unit(e, p.x, p.y);
@@ -263,11 +260,11 @@ __device__ __forceinline__ void decode_whole(Tile& tile, const Bits& bits, u32 l
             weights[unit + 1] = merge_unit(e, p.z, p.w);
         }
         if (linear)
-            store_group<2 * LANES * UNIT>(address, weights);
+            store_band<2 * LANES * UNIT>(address, weights);
         else
-            store_group<2 * 4 * UNIT>(address, weights);
+            store_band<2 * 4 * UNIT>(address, weights);
         // Read again from shared memory, which is cheaper than registers.
-        address += linear ? 2 * LANES * UNIT * UNITS_A_GROUP : 2 * GROUP_ROWS * t.pitch;
+        address += linear ? 2 * LANES * UNIT * UNITS_A_BAND : 2 * BAND_ROWS * t.pitch;
     }
     tile.position = position;
 }
@@ -283,7 +280,7 @@ __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* out
     const u32 half = UNIT * lanes_a_row;  // columns that a unit of all its lanes has
     const u32 g = lane / lanes_a_row;
     const u32 l = lane % lanes_a_row;
-    const u32 units = linear ? UNITS : UNITS_A_GROUP;
+    const u32 units = linear ? UNITS : UNITS_A_BAND;
     const u64 row0 = row_of(tile), column0 = column_of(tile);
     const u32 height = linear ? 1 : u32(min(u64(TILE_ROWS), t.rows - row0));
     const u32 width =
@@ -302,20 +299,20 @@ __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* out
     for (u32 i = lane * 128; i < height * width; i += LANES * 128) prefetch_l2(plane + i);
 #pragma unroll 1
     for (u32 i = 0; i < UNITS; i++) {
-        const u32 group = i / units;
+        const u32 band = i / units;
         const u32 unit = i % units;
         const u32 first = unit * half + UNIT * l;
-        const u32 row_of_tile = group * GROUP_ROWS + g;
+        const u32 row_of_tile = band * BAND_ROWS + g;
         if (row_of_tile >= height || first >= width) continue;
         const u32 count = min(width - first, UNIT);
-        const u32 rows = min(height - group * GROUP_ROWS, LANES / lanes_a_row);
-        // The pair of units begins after `before` columns of as many rows as the group has; it has
+        const u32 rows = min(height - band * BAND_ROWS, LANES / lanes_a_row);
+        // The pair of units begins after `before` columns of as many rows as the band has; it has
         // `both` columns of each.
         const u32 before = unit / 2 * 2 * half;
         const u32 both = min(width - before, 2 * half);
         const u32 of_lanes_before = min(UNIT * l, both) + min(max(both, half) - half, UNIT * l);
         const u32 of_first_unit = unit % 2 ? min(both - UNIT * l, UNIT) : 0;
-        const u8* from = plane + group * GROUP_ROWS * width + rows * before + g * both +
+        const u8* from = plane + band * BAND_ROWS * width + rows * before + g * both +
                          of_lanes_before + of_first_unit;
         const u64 element = first_element + row_of_tile * t.columns + first;
         u32 row = row_of_tile, column = first;
@@ -363,7 +360,7 @@ __device__ __forceinline__ void decode_tasks(const TileTask* __restrict__ tasks,
     const u32 lane = threadIdx.x % LANES;
     const u32 warp = threadIdx.x / LANES;
     const u32 total = u32(unit_count);
-    const u32 stage_bytes = stages_bytes() / (blockDim.x / LANES);
+    const u32 stage_bytes = dynamic_shared_bytes() / (blockDim.x / LANES);
     const Bits bits = {shared_address(stages) + warp * stage_bytes, stage_bytes};
     u32 at = share_begin(total, blockIdx.x), problems = 0;
     // The first two tasks at once, should the share begin in the first: one latency less.
@@ -465,23 +462,19 @@ extern "C" __global__ void df11_tile_tables(const TableTask* tasks) {
     }
 }
 
-// What the host must know; build.py copies it into the manifest.
-__constant__ u32 tile_constants[] = {
-    sizeof(TileTask),
-    sizeof(TileTable),
-    sizeof(TableTask),
-    TABLE_BITS,
-    // Bytes of a stage besides a tile's, the most warps of a block, and the number of warps that
-    // blocks best have; tasks of a launch by value.
-    STAGE_BEFORE + STAGE_AFTER,
-    TILE_WARPS,
-    TILE_GOOD_WARPS,
-    FEW_TASKS,
+// What the host must know, which has the same fields (src/gpu/module.rs).
+struct Constants {
+    struct {
+        u32 task = sizeof(TileTask);
+        u32 table = sizeof(TileTable);
+        u32 table_task = sizeof(TableTask);
+    } bytes;
+    u32 few_tasks = FEW_TASKS;
+    u32 warp = STAGE_BEFORE + STAGE_AFTER;  // bytes of a stage besides a tile's
+    u32 most_warps = TILE_WARPS;            // of a block
+    u32 good_warps = TILE_GOOD_WARPS;
 };
-
-extern "C" __global__ void df11_tile_constants(u32* out) {
-    constexpr u32 count = sizeof tile_constants / sizeof(u32);
-#pragma unroll 1
-    for (u32 i = 0; i < count; i++) out[i] = tile_constants[i];
+extern "C" {
+__constant__ Constants df11_tile_constants = {};
 }
 }  // namespace df11::tile

@@ -52,9 +52,6 @@ __device__ inline uint4 merge_unit(const u32 (&e)[4], u32 p0, u32 p1) {
         merge(e[0], __byte_perm(p0, 0, 0x1100)), merge(e[1], __byte_perm(p0, 0, 0x3322)),
         merge(e[2], __byte_perm(p1, 0, 0x1100)), merge(e[3], __byte_perm(p1, 0, 0x3322)));
 }
-__device__ inline u16 merge_one(u32 exponent, u32 plane) {
-    return u16((plane & 0x80) << 8 | exponent << 7 | plane & 0x7F);
-}
 
 // Loads 16 plane bytes, which nobody reads again.
 __device__ inline uint4 load_plane(const u8* p) {

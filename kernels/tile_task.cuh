@@ -1,7 +1,7 @@
 // What the host hands to the tile kernels. Rust mirrors this file: src/gpu/ (a test compares sizes
-// and constants with those that `df11_tile_constants` tells).
+// and constants with those of `df11_tile_constants`).
 #pragma once
-#include "task.cuh"
+#include "common.cuh"
 
 namespace df11::tile {
 // Bits of the longest code, which index the table.

@@ -4,17 +4,16 @@
 //! trained models. The same shape and seed give the same bytes everywhere.
 
 use std::{
-    fs,
+    cmp::Reverse,
+    fs::{self, File},
+    io::Write,
     path::{Path, PathBuf},
 };
 
 use rayon::prelude::*;
-use safetensors::{
-    Dtype, SafeTensorError,
-    tensor::{TensorView, serialize_to_file},
-};
+use serde_json::json;
 
-use crate::{CompressOptions, Error, Result, Source, bf16, compress};
+use crate::{CompressOptions, Dtype, Error, Result, Source, bf16, compress, source::prefix_of};
 
 /// The geometry of a checkpoint: a decoder with grouped-query attention and a tied head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,24 +66,24 @@ impl Normal {
     }
 }
 
-struct Tensor {
-    name: String,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-impl Tensor {
-    fn view(&self) -> Result<(&str, TensorView<'_>), SafeTensorError> {
-        Ok((&self.name, TensorView::new(self.dtype, self.shape.clone(), &self.bytes)?))
-    }
+/// A tensor for a safetensors file.
+#[derive(Clone, Debug)]
+pub struct DemoTensor {
+    /// The name.
+    pub name: String,
+    /// The element type.
+    pub dtype: Dtype,
+    /// The dimensions, outermost first.
+    pub shape: Vec<u64>,
+    /// As many as dtype and shape ask for.
+    pub bytes: Vec<u8>,
 }
 
 struct Builder {
     seed: u64,
     /// Made so far.
     matrices: u64,
-    tensors: Vec<Tensor>,
+    tensors: Vec<DemoTensor>,
 }
 
 impl Builder {
@@ -102,16 +101,17 @@ impl Builder {
                 out.copy_from_slice(&weight.to_bits().to_le_bytes());
             }
         });
-        self.push(name, Dtype::BF16, vec![rows, columns], bytes);
+        self.push(name, Dtype::BF16, &[rows, columns], bytes);
     }
 
     fn ones(&mut self, name: &str, count: usize) {
         let one = bf16::weight(127, 0).to_le_bytes();
-        self.push(name, Dtype::BF16, vec![count], one.repeat(count));
+        self.push(name, Dtype::BF16, &[count], one.repeat(count));
     }
 
-    fn push(&mut self, name: &str, dtype: Dtype, shape: Vec<usize>, bytes: Vec<u8>) {
-        self.tensors.push(Tensor { name: name.to_owned(), dtype, shape, bytes });
+    fn push(&mut self, name: &str, dtype: Dtype, shape: &[usize], bytes: Vec<u8>) {
+        let shape = shape.iter().map(|&dimension| dimension as u64).collect();
+        self.tensors.push(DemoTensor { name: name.to_owned(), dtype, shape, bytes });
     }
 
     fn layer(&mut self, index: usize, shape: Shape) {
@@ -150,29 +150,24 @@ pub fn checkpoint(folder: &Path, shape: Shape, seed: u64) -> Result<PathBuf> {
     builder.ones("model.norm.weight", shape.hidden);
     let frequencies =
         (0..32).flat_map(|i| (1e4f32.powf(-(i as f32) / 32.0)).to_le_bytes()).collect();
-    builder.push("model.rotary_emb.inv_freq", Dtype::F32, vec![32], frequencies);
+    builder.push("model.rotary_emb.inv_freq", Dtype::F32, &[32], frequencies);
     let positions = (0..64u64).flat_map(u64::to_le_bytes).collect();
-    builder.push("model.position_ids", Dtype::I64, vec![1, 64], positions);
-    builder.push("lm_head.weight", Dtype::BF16, vec![shape.vocabulary, shape.hidden], head);
-    write(&folder.join("model"), shape, &[first, builder.tensors])
+    builder.push("model.position_ids", Dtype::I64, &[1, 64], positions);
+    builder.push("lm_head.weight", Dtype::BF16, &[shape.vocabulary, shape.hidden], head);
+    write(&folder.join("model"), shape, [first, builder.tensors])
 }
 
-fn write(folder: &Path, shape: Shape, shards: &[Vec<Tensor>; 2]) -> Result<PathBuf> {
+fn write(folder: &Path, shape: Shape, mut shards: [Vec<DemoTensor>; 2]) -> Result<PathBuf> {
     fs::create_dir_all(folder).map_err(|error| Error::io("creating", folder, error))?;
-    let metadata = std::collections::HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let mut map = serde_json::Map::new();
-    for (index, shard) in shards.iter().enumerate() {
-        let name = format!("model-{:05}-of-00002.safetensors", index + 1);
-        let path = folder.join(&name);
-        let views = shard.iter().map(Tensor::view).collect::<Result<Vec<_>, _>>();
-        views
-            .and_then(|views| serialize_to_file(views, Some(metadata.clone()), &path))
-            .map_err(|error| Error::io("writing", &path, system_error(error)))?;
+    for (index, shard) in (1..).zip(&mut shards) {
+        let name = format!("model-{index:05}-of-00002.safetensors");
+        write_tensors(&folder.join(&name), shard)?;
         map.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone().into())));
     }
     let total: usize = shards.iter().flatten().map(|tensor| tensor.bytes.len()).sum();
-    let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": map });
-    let config = serde_json::json!({
+    let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
+    let config = json!({
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
@@ -181,8 +176,7 @@ fn write(folder: &Path, shape: Shape, shards: &[Vec<Tensor>; 2]) -> Result<PathB
         "tie_word_embeddings": true,
         "torch_dtype": "bfloat16",
     });
-    let tokenizer =
-        serde_json::json!({ "version": "1.0", "model": { "type": "BPE", "vocab": {} } });
+    let tokenizer = json!({ "version": "1.0", "model": { "type": "BPE", "vocab": {} } });
     for (name, json) in [
         ("model.safetensors.index.json", index),
         ("config.json", config),
@@ -195,12 +189,22 @@ fn write(folder: &Path, shape: Shape, shards: &[Vec<Tensor>; 2]) -> Result<PathB
     Ok(folder.to_owned())
 }
 
-/// The system's answer, if there is one: a full disk is to be known as one.
-fn system_error(error: SafeTensorError) -> std::io::Error {
-    match error {
-        SafeTensorError::IoError(error) => error,
-        error => std::io::Error::other(error),
-    }
+/// Writes a safetensors file as its library would: tensors by descending dtype, then by name.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be written.
+pub fn write_tensors(path: &Path, tensors: &mut [DemoTensor]) -> Result<()> {
+    tensors.sort_by(|a, b| (Reverse(a.dtype), &a.name).cmp(&(Reverse(b.dtype), &b.name)));
+    let described = tensors
+        .iter()
+        .map(|tensor| (&*tensor.name, tensor.dtype, &*tensor.shape, tensor.bytes.len() as u64));
+    let prefix = prefix_of(Some(&json!({ "format": "pt" })), described)?;
+    let write = || {
+        let mut file = File::create(path)?;
+        file.write_all(&prefix)?;
+        tensors.iter().try_for_each(|tensor| file.write_all(&tensor.bytes))
+    };
+    write().map_err(|error| Error::io("writing", path, error))
 }
 
 /// A checkpoint of 1 MiB in `folder/model`. Returns that folder.
@@ -220,18 +224,4 @@ pub fn tiny_container(folder: &Path) -> Result<PathBuf> {
     let path = folder.join("model.df11");
     compress(&source, &path, &CompressOptions::default(), &())?;
     Ok(path)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::ErrorKind;
-
-    use super::*;
-
-    #[test]
-    fn a_full_disk_is_known_as_one() {
-        let full = std::io::Error::from(ErrorKind::StorageFull);
-        assert_eq!(system_error(SafeTensorError::IoError(full)).kind(), ErrorKind::StorageFull);
-        assert_eq!(system_error(SafeTensorError::HeaderTooLarge).kind(), ErrorKind::Other);
-    }
 }

@@ -104,9 +104,14 @@ impl Error {
         Self::Limit { what: what.to_string(), value, limit }
     }
 
+    /// An error, unless something holds.
+    pub(crate) fn unless(holds: bool, error: impl FnOnce() -> Self) -> Result<()> {
+        if holds { Ok(()) } else { Err(error()) }
+    }
+
     /// [`Error::Limit`] if a value exceeds its limit.
     pub(crate) fn check_limit(what: impl Display, value: u64, limit: u64) -> Result<()> {
-        if value <= limit { Ok(()) } else { Err(Self::limit(what, value, limit)) }
+        Self::unless(value <= limit, || Self::limit(what, value, limit))
     }
 
     /// An [`Error::Limit`] for a quantity that 64 bits do not hold.

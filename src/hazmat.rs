@@ -64,11 +64,10 @@ pub mod huffman {
 #[cfg(feature = "cudarc")]
 pub mod gpu {
     pub use crate::gpu::{
-        caller::TableAddresses,
-        limits::{seconds_between, timestamp},
-        linear::{FastPacker, TileAddresses},
-        pinned_range::PinnedRange,
-        route::capture_of_raw,
-        visit::Visit,
+        device::{seconds_between, timestamp},
+        driver::{Visit, capture_of_raw},
+        linear::FastPacker,
+        pinned::PinnedRange,
+        task::{TableAddresses, TileAddresses},
     };
 }

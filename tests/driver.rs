@@ -248,17 +248,16 @@ fn a_gpu_that_does_not_open_is_refused() {
             ("cuModuleLoadData", "223"),
             &["loading the kernels: words for 223", "unset CUDA_DISABLE_PTX_JIT"],
         ),
-        (("cuMemAlloc_v2", "2"), &["allocating device memory: words for 2", memory]),
+        (("cuMemcpyDtoHAsync_v2", "2"), &["copying from the GPU: words for 2", memory]),
     ];
     for (answer, parts) in cases {
         driver.refuses(&[answer], parts);
     }
-    for (kernel, _) in CONSTANTS {
-        let other = [(kernel, "128,1,16")];
-        driver.refuses(
-            &other,
-            &["the kernels' structures have [128, 1, 16] bytes", "build df11 again"],
-        );
+    for (constants, answer) in CONSTANTS {
+        let other = answer.replacen(",24,", ",16,", 1);
+        let theirs = ["the kernels were made for", "table_task: 16", "build df11 again"];
+        driver.refuses(&[(constants, &other)], &theirs);
+        driver.refuses(&[(constants, "128,1,16")], &["made for 12 bytes of constants"]);
     }
 }
 
@@ -289,10 +288,10 @@ fn a_failure_of_any_function_is_told_in_one_line() {
         let output = driver.bench(&[(function, "700")], &file);
         if output.status.success() {
             // What is free is asked for only where memory does not suffice, how a kernel fits where
-            // it is launched, and rows are copied where columns are wanted. The command multiplies
-            // nothing.
+            // it is launched, for compressed tensors, and rows are copied where columns are wanted.
+            // The command multiplies nothing.
             let minor = [
-                "LaunchKernelEx",
+                "LaunchKernel",
                 "TensorMap",
                 "Occupancy",
                 "GetInfo",

@@ -96,12 +96,9 @@ fn the_page_is_whole_in_itself() {
     assert_eq!(page.matches("</script>").count(), 2, "names cannot end the data");
     let data = page.split("id=\"data\">").nth(1).unwrap().split("</script>").next().unwrap();
     let data: Value = serde_json::from_str(data).unwrap();
-    let names: Vec<&str> = data["models"][0]["tensors"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|tensor| tensor["name"].as_str().unwrap())
-        .collect();
+    let blocks = data["models"][0]["blocks"].as_array().unwrap();
+    let tensors = blocks.iter().flat_map(|block| block["tensors"].as_array().unwrap());
+    let names: Vec<&str> = tensors.map(|tensor| tensor["name"].as_str().unwrap()).collect();
     assert!(names.contains(&HOSTILE) && names.contains(&"a.weight"), "{names:?}");
 
     folder.fails("inspect tiny.df11 --html page.html", 2, &["exists", "--force"]);
@@ -139,7 +136,7 @@ fn a_browser_draws_it() {
         press("Home", blocks);
         press("Enter", blocks);
         said.block = at("query").value;
-        document.querySelector("th [data-key=stored]").click();
+        document.querySelector("th [data-key=stored_bytes]").click();
         said.sort = document.querySelector("[aria-sort=ascending]").textContent;
         document.body.append(make("pre", { id: "said" }, JSON.stringify(said)));
     "##;

@@ -1,5 +1,5 @@
 //! Imports point up the table of ARCHITECTURE.md: what `src/` imports, held against its column "may
-//! use".
+//! use". And no file imports itself through others.
 
 #[path = "support/files.rs"]
 mod files;
@@ -95,15 +95,13 @@ fn code(path: &Path) -> String {
         .join("\n")
 }
 
-/// The trees of all `use` declarations.
-fn uses(code: &str) -> Vec<String> {
-    let starts = code.lines().enumerate().filter(|(_, line)| {
-        let line = line.trim_start();
-        line.starts_with("use ")
-            || line.starts_with("pub use ")
-            || line.starts_with("pub(crate) use ")
-    });
+/// The trees of all `use` declarations; with `exports`, of those that make names public alone.
+fn uses(code: &str, exports: bool) -> Vec<String> {
     let lines: Vec<&str> = code.lines().collect();
+    let starts = lines.iter().map(|line| line.trim_start()).enumerate().filter(|(_, line)| {
+        let public = line.starts_with("pub") && line.contains(" use ");
+        public || !exports && line.starts_with("use ")
+    });
     starts
         .map(|(at, _)| {
             let text = lines[at..].join(" ");
@@ -113,9 +111,22 @@ fn uses(code: &str) -> Vec<String> {
         .collect()
 }
 
+/// Paths in the code that start with `crate` or `super`, except in braces after it.
+fn inline(code: &str) -> Vec<String> {
+    let of = |start: &str| {
+        let rests = code.split(start).skip(1).map(|rest| {
+            let end = rest.find(|char: char| !char.is_alphanumeric() && !"_:".contains(char));
+            &rest[..end.unwrap_or(rest.len())]
+        });
+        let named = rests.filter(|rest| !rest.is_empty());
+        named.map(|rest| format!("{start}{rest}")).collect::<Vec<_>>()
+    };
+    [of("crate::"), of("super::")].concat()
+}
+
 /// The module in which each name of the crate's root is defined.
 fn root_names() -> BTreeMap<String, String> {
-    let trees = uses(&code(&root().join("src/lib.rs")));
+    let trees = uses(&code(&root().join("src/lib.rs")), true);
     let names = trees.iter().flat_map(|tree| paths(tree)).filter_map(|path| {
         let (module, _) = path.split_once("::")?;
         Some((path.rsplit("::").next().unwrap().to_owned(), module.to_owned()))
@@ -126,13 +137,8 @@ fn root_names() -> BTreeMap<String, String> {
 /// Modules of the crate that a file names, in `use` declarations and in paths.
 fn named(path: &Path, names: &BTreeMap<String, String>, layers: &Layers) -> BTreeSet<String> {
     let code = code(path);
-    let imports = uses(&code).into_iter().flat_map(|tree| paths(&tree));
-    let inline = code.split("crate::").skip(1).map(|rest| {
-        let end =
-            rest.find(|char: char| !char.is_ascii_alphanumeric() && char != '_' && char != ':');
-        format!("crate::{}", &rest[..end.unwrap_or(rest.len())])
-    });
-    let paths: Vec<String> = imports.chain(inline).collect();
+    let imports = uses(&code, false).into_iter().flat_map(|tree| paths(&tree));
+    let paths: Vec<String> = imports.chain(inline(&code)).collect();
     let first = paths.iter().filter_map(|path| path.strip_prefix("crate::")?.split("::").next());
     first
         .filter_map(|name| match names.get(name) {
@@ -193,4 +199,128 @@ fn the_command_uses_the_library_as_others_do() {
         let used = named(&path, &names, &layers);
         assert!(used.iter().all(|used| used == "cli"), "{} uses {used:?}", path.display());
     }
+}
+
+/// The modules of `src/` by their paths, such as `gpu::linear`, each with its code.
+fn modules() -> BTreeMap<String, String> {
+    let src = root().join("src");
+    let of = |path: &PathBuf| {
+        let name = path.strip_prefix(&src).unwrap().with_extension("");
+        let name = name.to_str().unwrap().replace('/', "::");
+        (name.strip_suffix("::mod").unwrap_or(&name).to_owned(), code(path))
+    };
+    sources("").iter().map(of).filter(|(name, _)| name != "lib" && name != "main").collect()
+}
+
+/// The path of a name that a module writes as `path`, if it is one of the crate.
+fn absolute(module: &str, path: &str, modules: &BTreeMap<String, String>) -> Option<String> {
+    let (mut module, mut path) = (module, path);
+    if let Some(path) = path.strip_prefix("crate::") {
+        return Some(path.to_owned());
+    }
+    let own = format!("{module}::{}", path.split("::").next().unwrap());
+    let relative = path.starts_with("super::") || modules.contains_key(&own);
+    while let Some(rest) = path.strip_prefix("super::") {
+        (module, path) = (module.rsplit_once("::").map_or("", |(parent, _)| parent), rest);
+    }
+    relative.then(|| format!("{module}::{path}").trim_start_matches("::").to_owned())
+}
+
+/// The module that a path is in: the longest one that it starts with.
+fn home<'a>(path: &str, modules: &'a BTreeMap<String, String>) -> Option<&'a str> {
+    let starts = |module: &str| {
+        path.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+    };
+    modules
+        .keys()
+        .map(String::as_str)
+        .filter(|module| starts(module))
+        .max_by_key(|module| module.len())
+}
+
+/// For each module, those that define what it imports.
+fn imports(modules: &BTreeMap<String, String>) -> BTreeMap<&str, BTreeSet<&str>> {
+    let found = |module: &str, code: &str, exports: bool| -> Vec<String> {
+        let trees = uses(code, exports).into_iter().flat_map(|tree| paths(&tree));
+        let named = if exports { Vec::new() } else { inline(code) };
+        trees.chain(named).filter_map(|path| absolute(module, &path, modules)).collect()
+    };
+    let exports: BTreeMap<String, String> = modules
+        .iter()
+        .flat_map(|(module, code)| {
+            let name = move |path: &str| format!("{module}::{}", path.rsplit("::").next().unwrap());
+            found(module, code, true).into_iter().map(move |path| (name(&path), path))
+        })
+        .collect();
+    let defining = |mut path: String| {
+        while let Some(next) = exports.get(&path).filter(|next| **next != path) {
+            path.clone_from(next);
+        }
+        home(&path, modules)
+    };
+    modules
+        .iter()
+        .map(|(module, code)| {
+            let exported = found(module, code, true);
+            let used =
+                found(module, code, false).into_iter().filter(|path| !exported.contains(path));
+            (module.as_str(), used.filter_map(defining).filter(|home| home != module).collect())
+        })
+        .collect()
+}
+
+/// What a module imports, and what that imports.
+fn reached<'a>(imports: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &'a str) -> BTreeSet<&'a str> {
+    let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+    while let Some(module) = next.pop() {
+        next.extend(imports[module].iter().filter(|used| seen.insert(**used)));
+    }
+    seen
+}
+
+#[test]
+fn no_file_imports_itself_through_others() {
+    let modules = modules();
+    let imports = imports(&modules);
+    assert!(imports.values().map(BTreeSet::len).sum::<usize>() > 500, "{imports:?}");
+    let back = |module: &str| {
+        let leads = |used: &&&str| reached(&imports, used).contains(module);
+        imports[module].iter().filter(leads).copied().collect::<Vec<_>>().join(", ")
+    };
+    let circles = imports.keys().map(|module| (*module, back(module)));
+    let circles = circles.filter(|(_, used)| !used.is_empty());
+    let lines: Vec<String> =
+        circles.map(|(module, used)| format!("{module} uses {used}")).collect();
+    assert!(lines.is_empty(), "these import each other in a circle:\n{}", lines.join("\n"));
+}
+
+/// The names of the types and traits that a module defines.
+fn types(code: &str) -> impl Iterator<Item = &str> {
+    code.lines().filter_map(|line| {
+        let mut words =
+            line.trim_start().split([' ', '<', '(', ';', '{', ':']).skip_while(|word| {
+                word.starts_with("pub") || ["crate)", "super)", "unsafe"].contains(word)
+            });
+        let kind = words.next()?;
+        ["struct", "enum", "trait", "union"].contains(&kind).then(|| words.next())?
+    })
+}
+
+#[test]
+fn no_two_types_share_a_name() {
+    let modules = modules();
+    let mut homes: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (module, code) in &modules {
+        types(code).for_each(|name| _ = homes.entry(name).or_default().insert(module));
+    }
+    assert!(homes.len() > 250, "{} types were found", homes.len());
+    // What each encoding has is told by the encoding's name.
+    let encodings = |homes: &BTreeSet<&str>| {
+        let folder = |home: &&str| home.split("::").take(2).collect::<Vec<_>>().join("::");
+        let folders: BTreeSet<String> = homes.iter().map(folder).collect();
+        folders.len() == homes.len() && folders.iter().all(|name| name.starts_with("encoding::"))
+    };
+    let shared = homes.iter().filter(|(_, homes)| homes.len() > 1 && !encodings(homes));
+    let lines: Vec<String> = shared.map(|(name, homes)| format!("{name}: {homes:?}")).collect();
+    assert!(lines.is_empty(), "these modules define types of one name:\n{}", lines.join("\n"));
 }

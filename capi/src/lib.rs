@@ -8,16 +8,18 @@
 //! No function panics across the boundary: `error::call` catches it and answers
 //! [`Status::Internal`]. Every pointer that may be null is looked at first, every size compared.
 
+mod device;
 mod error;
 mod gpu;
 mod model;
 mod pointers;
 mod version;
 
+pub use device::{GpuTensor, Product};
 pub use error::{Status, df11_last_error};
 pub use gpu::{
-    Gpu, GpuTensor, Product, df11_gpu_check, df11_gpu_close, df11_gpu_decode, df11_gpu_free,
-    df11_gpu_load, df11_gpu_multiply, df11_gpu_open, df11_gpu_workspace,
+    Gpu, df11_gpu_check, df11_gpu_close, df11_gpu_decode, df11_gpu_free, df11_gpu_load,
+    df11_gpu_multiply, df11_gpu_open, df11_gpu_workspace,
 };
 pub use model::{
     Model, Tensor, df11_close, df11_decode, df11_open, df11_tensor_at, df11_tensor_named,

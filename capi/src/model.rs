@@ -4,18 +4,15 @@
 use std::{
     collections::HashMap,
     ffi::{CStr, CString, c_char, c_void},
-    ops::Range,
     path::PathBuf,
-    ptr::null_mut,
 };
 
-use df11::{OpenOptions, hazmat::Tiles};
+use df11::{OpenOptions, gpu::Device, hazmat::Tiles};
 
 use crate::{
-    ALL_ROWS, OPEN_WITHOUT_MAP, Status,
+    OPEN_WITHOUT_MAP, Status,
     error::{Failure, call, not_found, refuse},
-    gpu::Places,
-    pointers::{bytes, give, shared, take, text, write},
+    pointers::{bytes, check_size, give, rows_of, shared, take, text, write},
 };
 
 /// An open model. Any number of threads may use it at once.
@@ -70,6 +67,34 @@ pub struct Tensor {
     pub matrix_columns: u64,
     /// Device memory that it takes as `df11_gpu_load` puts it there.
     pub gpu_bytes: u64,
+}
+
+/// What begins on its own, of the memory of a tensor.
+pub(crate) const ALIGNMENT: u64 = 256;
+
+/// Where the arrays of a tensor lie in its device memory, from its start on.
+pub(crate) struct Places {
+    /// Codebook, records, bitstream, plane, decode table: of a matrix that stays compressed.
+    pub(crate) arrays: Option<[u64; 5]>,
+    /// Of all.
+    pub(crate) bytes: u64,
+}
+
+impl Places {
+    pub(crate) fn of(tensor: &df11::Tensor<'_>) -> df11::Result<Self> {
+        let Some(tiles) = Tiles::of(tensor)? else {
+            return Ok(Self { arrays: None, bytes: tensor.byte_length()? });
+        };
+        let [codebook, records, bitstream, plane] = tiles.array_lengths();
+        let mut bytes = 0;
+        let arrays = [codebook, records, bitstream, plane, Device::table_bytes()].map(|length| {
+            let start = bytes;
+            // No overflow: a file is shorter than 2^63 bytes.
+            bytes += length.next_multiple_of(ALIGNMENT);
+            start
+        });
+        Ok(Self { arrays: Some(arrays), bytes })
+    }
 }
 
 impl Model {
@@ -127,23 +152,6 @@ impl Model {
     }
 }
 
-/// The rows that a caller asks for.
-pub(crate) fn rows_of(name: &str, all: u64, first: u64, count: u64) -> Result<Range<u64>, Failure> {
-    let end = if count == ALL_ROWS { Some(all) } else { first.checked_add(count) };
-    match end.filter(|&end| first <= end && end <= all) {
-        Some(end) => Ok(first..end),
-        None => refuse(format!("{count} rows from {first} on of {name:?}, which has {all}")),
-    }
-}
-
-/// That an output has the size of what goes there.
-pub(crate) fn check_size(given: u64, needed: u64, name: &str) -> Result<(), Failure> {
-    if given == needed {
-        return Ok(());
-    }
-    refuse(format!("an output of {given} bytes for {needed} bytes of {name:?}"))
-}
-
 /// As the system names files: any bytes on Unix, UTF-8 elsewhere.
 fn to_path(text: &CStr) -> PathBuf {
     #[cfg(unix)]
@@ -170,16 +178,17 @@ pub unsafe extern "C" fn df11_open(
     model: *mut *mut Model,
 ) -> Status {
     call(|| {
+        let open = || {
+            // SAFETY: the caller's promise.
+            let path = to_path(unsafe { text(path, "the path") }?);
+            if flags & !OPEN_WITHOUT_MAP != 0 {
+                return refuse(format!("flags {flags:#x} of df11_open"));
+            }
+            let options = OpenOptions::new().memory_map(flags & OPEN_WITHOUT_MAP == 0);
+            Ok(Model::new(options.open(path)?))
+        };
         // SAFETY: the caller's promise.
-        unsafe { write(model, null_mut(), "the place of the model") }?;
-        // SAFETY: the caller's promise.
-        let path = to_path(unsafe { text(path, "the path") }?);
-        if flags & !OPEN_WITHOUT_MAP != 0 {
-            return refuse(format!("flags {flags:#x} of df11_open"));
-        }
-        let opened = OpenOptions::new().memory_map(flags & OPEN_WITHOUT_MAP == 0).open(path)?;
-        // SAFETY: the caller's promise.
-        unsafe { give(model, Model::new(opened), "the place of the model") }
+        unsafe { give(model, "the place of the model", open) }
     })
 }
 

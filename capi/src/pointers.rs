@@ -1,9 +1,16 @@
-//! Pointers of the caller, looked at before they are used.
+//! Pointers, sizes and rows of the caller, looked at before they are used.
 #![expect(unsafe_code, reason = "memory of the caller")]
 
-use std::ffi::{CStr, c_char};
+use std::{
+    ffi::{CStr, c_char},
+    ops::Range,
+    ptr::null_mut,
+};
 
-use crate::error::{Failure, refuse};
+use crate::{
+    ALL_ROWS,
+    error::{Failure, refuse},
+};
 
 /// # Safety
 /// It is null, or points to such a value, which lives as long as the result.
@@ -50,17 +57,20 @@ pub(crate) unsafe fn bytes<'a>(pointer: *mut u8, length: u64) -> Result<&'a mut 
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
 }
 
-/// Makes a handle of a value.
+/// Makes a handle of a value, which is null if there is none.
 ///
 /// # Safety
 /// As [`write`].
-pub(crate) unsafe fn give<T>(to: *mut *mut T, value: T, what: &str) -> Result<(), Failure> {
-    if to.is_null() {
-        return refuse(format!("{what} is NULL"));
-    }
+pub(crate) unsafe fn give<T>(
+    to: *mut *mut T,
+    what: &str,
+    make: impl FnOnce() -> Result<T, Failure>,
+) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
-    unsafe { to.write(Box::into_raw(Box::new(value))) };
-    Ok(())
+    unsafe { write(to, null_mut(), what) }?;
+    let value = Box::into_raw(Box::new(make()?));
+    // SAFETY: the same.
+    unsafe { write(to, value, what) }
 }
 
 /// Takes a handle back; null is nothing.
@@ -70,4 +80,21 @@ pub(crate) unsafe fn give<T>(to: *mut *mut T, value: T, what: &str) -> Result<()
 pub(crate) unsafe fn take<T>(pointer: *mut T) -> Option<Box<T>> {
     // SAFETY: the caller's promise.
     (!pointer.is_null()).then(|| unsafe { Box::from_raw(pointer) })
+}
+
+/// The rows that a caller asks for.
+pub(crate) fn rows_of(name: &str, all: u64, first: u64, count: u64) -> Result<Range<u64>, Failure> {
+    let end = if count == ALL_ROWS { Some(all) } else { first.checked_add(count) };
+    match end.filter(|&end| first <= end && end <= all) {
+        Some(end) => Ok(first..end),
+        None => refuse(format!("{count} rows from {first} on of {name:?}, which has {all}")),
+    }
+}
+
+/// That an output has the size of what goes there.
+pub(crate) fn check_size(given: u64, needed: u64, name: &str) -> Result<(), Failure> {
+    if given == needed {
+        return Ok(());
+    }
+    refuse(format!("an output of {given} bytes for {needed} bytes of {name:?}"))
 }

@@ -6,8 +6,8 @@ use std::{fs, path::Path};
 fn header_is_of_this_code() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
-    let files =
-        ["version", "error", "model", "gpu"].map(|name| folder.join(format!("src/{name}.rs")));
+    let files = ["version", "error", "model", "device", "gpu"]
+        .map(|name| folder.join(format!("src/{name}.rs")));
     let sources = files.into_iter().fold(cbindgen::Builder::new(), cbindgen::Builder::with_src);
     let mut made = Vec::new();
     sources.with_config(config).generate().unwrap().write(&mut made);

@@ -1,7 +1,4 @@
 // Bench, check and hostile streams of the gap kernels: see README.md.
-#include <algorithm>
-#include <random>
-
 #include "../gap.cu"
 using namespace df11;
 using namespace gap;
@@ -12,27 +9,20 @@ using namespace gap;
 // of a multiprocessor.
 static u32 forced_warps = 0, forced_blocks = 0;
 
-// A tensor on the device, every array an allocation of its exact size, so that memcheck sees each
-// step outside.
+// A tensor on the device.
 struct Resident {
     const Dump* dump;
     u8 *lengths, *gaps, *offsets, *bitstream, *plane;
-    GapTable* table;
+    GapTable* table = allocate<GapTable>(1);
 
-    explicit Resident(const Dump& d) : dump(&d) {
-        lengths = upload(d.lengths);
-        gaps = upload(d.gaps);
-        offsets = upload(d.offsets);
-        bitstream = upload(d.bitstream);
-        plane = upload(d.plane);
-        CUDA(cudaMalloc(&table, sizeof(GapTable)));
-        build_table("df11_gap_tables", (const void*)df11_gap_tables,
-                    {lengths, table, d.lengths.size()});
-    }
-    void free() {
-        for (void* p : {(void*)lengths, (void*)gaps, (void*)offsets, (void*)bitstream, (void*)plane,
-                        (void*)table})
-            CUDA(cudaFree(p));
+    explicit Resident(const Dump& d)
+        : dump(&d),
+          lengths(upload(d.lengths)),
+          gaps(upload(d.gaps)),
+          offsets(upload(d.offsets)),
+          bitstream(upload(d.bitstream)),
+          plane(upload(d.plane)) {
+        build_table(KERNEL(df11_gap_tables), {lengths, table, d.lengths.size()});
     }
     u64 thread_blocks() const {
         u64 bits = 8 * dump->t * dump->b;
@@ -64,82 +54,37 @@ struct Resident {
 };
 
 // All tasks, of one T, in one launch.
-struct Launch {
-    std::vector<GapTask> tasks;
-    GapTask* on_device = nullptr;
-    u32* status;
-    u64 units = 0;
-    u64 t;
-
-    explicit Launch(u64 t) : t(t) { CUDA(cudaMalloc(&status, 4)); }
-    void add(GapTask task) {
-        task.first_unit = units;
-        units += task.thread_blocks;
-        tasks.push_back(task);
-    }
+struct Launch : Tasks<GapTask> {
+    const u64 t;
+    explicit Launch(u64 t) : t(t) {}
+    void add(GapTask task) { Tasks::add(task, task.thread_blocks); }
     template <u32 T>
-    void start(const char* name, void (*compiled_in)(const GapTask*, u32, u64, u32*, u64)) {
-        const void* kernel = kernel_of(name, (const void*)compiled_in);
+    void start(const void* kernel) {
         const u32 warps = forced_warps ? forced_warps : Shape<T>::max_warps;
         const u32 blocks = forced_blocks ? forced_blocks : Shape<T>::blocks;
-        const u32 shared = warps * u32(sizeof(WarpMemory<T>));
-        CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-        CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
-        u32 grid = u32(std::min<u64>(units, u64(sm_count()) * blocks));
-        u32 count = u32(tasks.size());
-        u64 output = 0;  // the tasks' outputs are addresses
-        void* arguments[] = {&on_device, &count, &units, &status, &output};
-        CUDA(cudaLaunchKernel(kernel, grid, warps * LANES, arguments, shared, nullptr));
-    }
-    void prepare() {
-        CUDA(cudaMalloc(&on_device, tasks.size() * sizeof(GapTask)));
-        CUDA(cudaMemcpy(on_device, tasks.data(), tasks.size() * sizeof(GapTask),
-                        cudaMemcpyHostToDevice));
-        CUDA(cudaMemset(status, 0, 4));
+        give_shared_memory(kernel);
+        Tasks::start(kernel, u64(sm_count()) * blocks, warps, warps * u32(sizeof(WarpMemory<T>)));
     }
     void start() {
-        if (t == 8) start<8>("df11_gap_decode_8", df11_gap_decode_8);
-        if (t == 16) start<16>("df11_gap_decode_16", df11_gap_decode_16);
-        if (t == 32) start<32>("df11_gap_decode_32", df11_gap_decode_32);
-        if (t == 64) start<64>("df11_gap_decode_64", df11_gap_decode_64);
-    }
-    u32 result() {
-        CUDA(cudaDeviceSynchronize());
-        u32 s;
-        CUDA(cudaMemcpy(&s, status, 4, cudaMemcpyDeviceToHost));
-        return s;
-    }
-    void free() {
-        if (on_device) CUDA(cudaFree(on_device));
-        CUDA(cudaFree(status));
+        if (t == 8) start<8>(KERNEL(df11_gap_decode_8));
+        if (t == 16) start<16>(KERNEL(df11_gap_decode_16));
+        if (t == 32) start<32>(KERNEL(df11_gap_decode_32));
+        if (t == 64) start<64>(KERNEL(df11_gap_decode_64));
     }
 };
 
-// Decodes a range between guards of poison; whether every bit is right and the guards stand.
-static bool decodes(const Resident& r, u64 begin, u64 end, u32* status_out = nullptr) {
-    const size_t guard = 128, count = end - begin;
-    Bytes out(2 * (count + 2 * guard));
-    u16* device;
-    CUDA(cudaMalloc(&device, out.size()));
-    CUDA(cudaMemset(device, 0xA5, out.size()));
+static const u16* weights_of(const Dump& d) {
+    return reinterpret_cast<const u16*>(d.weights.data());
+}
+
+// Decodes a range; whether every bit is right and nothing else is written.
+static bool decodes(const Resident& r, u64 begin, u64 end) {
+    const Scope scope;
+    const Output output(end - begin);
     Launch launch(r.dump->t);
-    launch.add(r.task(begin, end, device + guard));
-    launch.prepare();
+    launch.add(r.task(begin, end, output.begin()));
     launch.start();
-    u32 status = launch.result();
-    CUDA(cudaMemcpy(out.data(), device, out.size(), cudaMemcpyDeviceToHost));
-    CUDA(cudaFree(device));
-    launch.free();
-    bool good = true;
-    for (size_t i = 0; i < 2 * guard; i++)
-        good &= out[i] == 0xA5 && out[out.size() - 1 - i] == 0xA5;
-    if (!good) printf("guard overwritten\n");
-    bool same = memcmp(out.data() + 2 * guard, r.dump->weights.data() + 2 * begin, 2 * count) == 0;
-    if (status_out) {
-        *status_out = status;
-        return good && (same || status != 0);
-    }
-    return good && same && status == 0;
+    return launch.result() == 0 && output.holds(weights_of(*r.dump) + begin);
 }
 
 static int check(const std::string& path, int ranges) {
@@ -161,35 +106,25 @@ static int check(const std::string& path, int ranges) {
         }
         residents.push_back(r);
     }
-    // All tensors of one T in one launch, each on 256 bytes.
+    // All tensors of one T in one launch.
     for (u64 t : {8, 16, 32, 64}) {
+        const Scope scope;
         Launch launch(t);
-        std::vector<std::pair<u64, const Dump*>> places;
-        u64 size = 0;
-        for (const Resident& r : residents)
-            if (r.dump->t == t)
-                places.push_back({size, r.dump}), size += (2 * r.dump->elements + 255) / 256 * 256;
-        if (places.empty()) continue;
-        u8* device;
-        CUDA(cudaMalloc(&device, size));
-        CUDA(cudaMemset(device, 0xA5, size));
-        size_t at = 0;
-        for (const Resident& r : residents)
-            if (r.dump->t == t)
-                launch.add(r.task(0, r.dump->elements, (u16*)(device + places[at++].first)));
-        launch.prepare();
+        std::vector<Output> outputs;
+        std::vector<const Dump*> of;
+        for (const Resident& r : residents) {
+            if (r.dump->t != t) continue;
+            outputs.emplace_back(r.dump->elements), of.push_back(r.dump);
+            launch.add(r.task(0, r.dump->elements, outputs.back().begin()));
+        }
+        if (of.empty()) continue;
         launch.start();
-        u32 status = launch.result();
-        Bytes out(size);
-        CUDA(cudaMemcpy(out.data(), device, size, cudaMemcpyDeviceToHost));
+        const u32 status = launch.result();
         bool same = status == 0;
-        for (auto& [place, dump] : places)
-            same &= memcmp(out.data() + place, dump->weights.data(), dump->weights.size()) == 0;
+        for (size_t i = 0; i < of.size(); i++) same &= outputs[i].holds(weights_of(*of[i]));
         tests++;
         failures += !same;
         if (!same) printf("FAIL all tensors of T=%llu in one launch, status %u\n", t, status);
-        CUDA(cudaFree(device));
-        launch.free();
     }
     printf("check: %zu decodings of %zu tensors, %zu wrong\n", tests, dumps.size(), failures);
     return failures != 0;
@@ -203,22 +138,9 @@ static int hostile(const std::string& path, int count, u64 seed) {
     for (Dump& d : dumps)
         if (d.elements <= 70000) small.push_back(std::move(d));
     for (int i = 0; i < count; i++) {
+        const Scope scope;
         Dump d = small[random() % small.size()];
-        auto flip = [&](Bytes& bytes) {
-            if (bytes.empty()) return;
-            u64 changes = 1 + random() % 4;
-            switch (random() % 3) {
-                case 0:
-                    for (u64 j = 0; j < changes; j++)
-                        bytes[random() % bytes.size()] ^= 1 << random() % 8;
-                    break;
-                case 1:
-                    for (u64 j = 0; j < changes; j++) bytes[random() % bytes.size()] = u8(random());
-                    break;
-                default:
-                    for (u8& byte : bytes) byte = u8(random());
-            }
-        };
+        auto flip = [&](Bytes& bytes) { ::flip(bytes.data(), bytes.size(), random); };
         int kind = int(random() % 6);
         mutated[kind]++;
         Bytes true_offsets = d.offsets;
@@ -246,14 +168,10 @@ static int hostile(const std::string& path, int count, u64 seed) {
         }
         // The thread blocks come from the true offsets, as a host that checked them would choose
         // them.
-        u32 status;
-        const size_t size = 2 * (end - begin);
-        u16* device;
-        CUDA(cudaMalloc(&device, size));  // exact: memcheck sees what goes past it
-        CUDA(cudaMemset(device, 0xA5, size));
+        const Output output(end - begin, 0);  // exact: memcheck sees what goes past it
         Launch launch(d.t);
         d.offsets = true_offsets;
-        GapTask task = r.task(begin, end, device);
+        GapTask task = r.task(begin, end, output.begin());
         if (random() % 2) {
             task.first_thread_block = 0;
             task.thread_blocks = r.thread_blocks();
@@ -262,12 +180,9 @@ static int hostile(const std::string& path, int count, u64 seed) {
         task.thread_blocks =
             std::min(task.thread_blocks, r.thread_blocks() - task.first_thread_block);
         launch.add(task);
-        launch.prepare();
         launch.start();
-        status = launch.result();
-        Bytes out(size);
-        CUDA(cudaMemcpy(out.data(), device, size, cudaMemcpyDeviceToHost));
-        bool equal = memcmp(out.data(), d.weights.data() + 2 * begin, size) == 0;
+        const u32 status = launch.result();
+        const bool equal = output.holds(weights_of(d) + begin);
         if (status != 0)
             refused++;
         else if (equal)
@@ -277,14 +192,11 @@ static int hostile(const std::string& path, int count, u64 seed) {
         // Other bits or another code may be a valid stream; a changed index of a whole tensor never
         // is.
         if (status == 0 && !equal && (kind == 0 || kind == 1 || kind == 5) &&
-            size == 2 * d.elements)
+            end - begin == d.elements)
             index_missed++;
         if (status == 0 && !equal && kind != 2 && kind != 3 && bad <= 10)
             printf("wrong and not noticed: kind %d T=%llu B=%llu elements %llu range %llu..%llu\n",
                    kind, d.t, d.b, d.elements, begin, end);
-        CUDA(cudaFree(device));
-        launch.free();
-        r.free();
     }
     printf(
         "hostile: %d streams (gaps %zu, offsets %zu, bits %zu, code %zu, all %zu, bit count %zu): "
@@ -295,39 +207,24 @@ static int hostile(const std::string& path, int count, u64 seed) {
 }
 
 template <class F>
-static double median_seconds(const char* what, int repeats, void* flush, size_t flush_bytes,
-                             F run) {
-    cudaEvent_t from, to;
-    CUDA(cudaEventCreate(&from));
-    CUDA(cudaEventCreate(&to));
-    std::vector<float> times;
+static double median_seconds(const std::string& what, int repeats, F run) {
+    std::vector<double> times;
     for (int i = 0; i < repeats + 3; i++) {
-        CUDA(cudaMemsetAsync(flush, i, flush_bytes));
-        CUDA(cudaEventRecord(from));
-        run();
-        CUDA(cudaEventRecord(to));
-        CUDA(cudaEventSynchronize(to));
-        float ms;
-        CUDA(cudaEventElapsedTime(&ms, from, to));
-        if (i >= 3) times.push_back(ms);
+        const double seconds = cold_seconds(run);
+        if (i >= 3) times.push_back(seconds);
     }
-    fprintf(stderr, "%s, us:", what);
-    for (float ms : times) fprintf(stderr, " %.2f", ms * 1e3);
+    fprintf(stderr, "%s, us:", what.c_str());
+    for (double seconds : times) fprintf(stderr, " %.2f", seconds * 1e6);
     fprintf(stderr, "\n");
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2] / 1e3;
+    return median_of(times);
 }
 
 static int bench(const std::string& folder, int repeats, int pairs, char** numbers) {
-    const size_t flush_bytes = 512 << 20;
-    u8 *flush, *original;
-    CUDA(cudaMalloc(&flush, flush_bytes));
-    Bytes weights = read_file(folder + "/weights.bf16");
-    original = upload(weights);
-    u16* output;
-    CUDA(cudaMalloc(&output, weights.size() + 4096));
-    double copy =
-        2 * weights.size() / median_seconds("copy", repeats, flush, flush_bytes, [&] {
+    const Bytes weights = read_file(folder + "/weights.bf16");
+    u8* const original = upload(weights);
+    u16* const output = allocate<u16>(weights.size() / 2 + 2048);
+    const double copy =
+        2 * weights.size() / median_seconds("copy", repeats, [&] {
             CUDA(cudaMemcpyAsync(output, original, weights.size(), cudaMemcpyDeviceToDevice));
         });
     printf("copy %.0f GB/s, table %u bits, groups of %d", copy / 1e9, TABLE_BITS, DF11_GROUP_WARPS);
@@ -335,6 +232,7 @@ static int bench(const std::string& folder, int repeats, int pairs, char** numbe
     printf("\n");
     int failed = 0;
     for (int i = 0; i < pairs; i++) {
+        const Scope scope;
         u64 t = atoi(numbers[2 * i]), b = atoi(numbers[2 * i + 1]);
         std::vector<Dump> dumps =
             read_dumps(folder + "/block-" + std::to_string(t) + "-" + std::to_string(b) + ".gap");
@@ -347,33 +245,25 @@ static int bench(const std::string& folder, int repeats, int pairs, char** numbe
             at += d.elements;
             stored += d.gaps.size() + d.offsets.size() + d.bitstream.size() + d.plane.size();
         }
-        launch.prepare();
         CUDA(cudaMemset(output, 0xA5, weights.size()));
         launch.start();
         u32 status = launch.result();
-        unsigned long long wrong = wrong_words(output, original, weights.size() / 2);
+        u64 wrong = differences(output, (const u16*)original, weights.size() / 2);
         std::string what = "T " + std::to_string(t) + " B " + std::to_string(b);
-        double seconds =
-            median_seconds(what.c_str(), repeats, flush, flush_bytes, [&] { launch.start(); });
+        double seconds = median_seconds(what, repeats, [&] { launch.start(); });
         double rate = weights.size() / seconds;
         printf(
             "T %2llu B %4llu  %7.1f us  %5.0f GB/s out  %.3f of copy  %.4f bits/weight  status %u  "
-            "wrong words %llu\n",
+            "wrong weights %llu\n",
             t, b, seconds * 1e6, rate / 1e9, rate / copy, stored * 8.0 / at, status, wrong);
         fflush(stdout);
         failed |= status || wrong;
-        launch.free();
-        for (Resident& r : residents) r.free();
     }
     return failed;
 }
 
 int main(int argc, char** argv) {
-    if (argc > 2 && std::string(argv[1]) == "--kernels") {
-        load_kernels(argv[2], "df11_gap_decode_32");
-        argc -= 2;
-        argv += 2;
-    }
+    load_kernels(argc, argv, "df11_gap_decode_32");
     if (argc > 3 && std::string(argv[1]) == "--shape") {
         forced_warps = atoi(argv[2]);
         forced_blocks = atoi(argv[3]);

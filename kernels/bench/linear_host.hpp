@@ -1,86 +1,52 @@
-// Host side of linear_bench.cu: weights, the fast layout, references. Loaded after the kernels, for
-// their types.
+// Host side of linear_bench.cu: the fast layout, launches of all kernels, references. Loaded after
+// the kernels and tiles.hpp.
 #pragma once
 #include <cublasLt.h>
-#include <vector>
+#include <cudaTypedefs.h>
 
 static const size_t LT_ROOM = 64 << 20;
+// Whether the kernels are those of the PTX; whether launches begin early.
+static bool ring = false, early = true;
+// For checks. Strips of a block for 17 rows of x and more, and parts of the columns, 0: what is
+// good; blocks of a launch by tiles up to 16 rows of x, 0: as many as multiprocessors; stages that
+// hold fewer bytes than tiles have.
+static u32 forced_strips = 0, forced_parts = 0, few_blocks = 0;
+static bool small_stages = false;
+// Of a launch of several matrices.
+static u32 most_tables = MOST_TABLES;
 
-inline float from_bf16(u16 v) {
-    u32 word = u32(v) << 16;
-    float f;
-    memcpy(&f, &word, 4);
-    return f;
-}
-
-__device__ inline u64 random_bits(u64 s) {
-    s = s * 0x9E3779B97F4A7C15ull + 0x9E3779B97F4A7C15ull;
-    s = (s ^ s >> 30) * 0xBF58476D1CE4E5B9ull;
-    s = (s ^ s >> 27) * 0x94D049BB133111EBull;
-    return s ^ s >> 31;
-}
-// mode 0: N(0, 0.02^2); 1: a sigma for each row, heavy tails; 2: random bits, all patterns; 3: as
-// 0, one of 1000 of any size that is finite; 4: N(0, 1); 5: as 0 with infinities, NaN and zeros; 6:
-// as 4 with infinities and NaN in some rows; 7: as 0, every third row zero
-__global__ void fill(u16* to, u32 rows, u32 columns, u64 seed, int mode) {
-    for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < u64(rows) * columns;
-         i += u64(gridDim.x) * blockDim.x) {
-        const u64 z = random_bits(random_bits(seed) + i), z2 = random_bits(z + 1);
-        const float u = (u32(z) + 0.5f) * 2.3283064e-10f, v = u32(z >> 32) * 2.3283064e-10f;
-        const u32 row = u32(i / columns);
-        float sigma = mode == 4 || mode == 6 ? 1.f : 0.02f;
-        if (mode == 1) sigma *= expf(0.6f * sinf(row * 12.9898f)) * (u32(z2) % 64 ? 1.f : 8.f);
-        u16 w = round_to_bf16(sigma * sqrtf(-2 * logf(fminf(u, 0.9999999f))) * cospif(2 * v));
-        if (mode == 2) w = u16(z2);
-        if (mode == 3 && u32(z2) % 1000 == 0)
-            w = u16(z2 >> 32) & 0x80FF | u16((z2 >> 48) % 160) << 7;
-        if (mode == 5 && u32(z2) % 3000 == 0)
-            w = (z2 >> 40) % 8 == 0 ? ((z2 >> 32) % 2 ? 0x7F80 : 0xFFC1)
-                : (z2 >> 33) % 2    ? 0
-                                    : 0x8000;
-        if (mode == 6 && row % 5 == 3 && u32(z2) % 3000 == 0) w = (z2 >> 32) % 2 ? 0x7F80 : 0xFFC1;
-        if (mode == 7 && row % 3 == 1) w = 0;
-        to[i] = w;
+struct Context {
+    static constexpr u64 COUNTERS = 1 << 16;
+    cublasLtHandle_t lt;
+    void* room = allocate<u8>(LT_ROOM);
+    cudaStream_t stream;
+    u32 *counters = allocate_filled<u32>(COUNTERS, 0), *status = allocate_filled<u32>(1, 0);
+    float* partials = allocate_filled<float>(32 << 20, 0xFF);
+    Context() {
+        cublasLtCreate(&lt);
+        CUDA(cudaStreamCreate(&stream));
     }
-}
-static u16* make_weights(u32 rows, u32 columns, u64 seed, int mode) {
-    u16* to;
-    CUDA(cudaMalloc(&to, u64(rows) * columns * 2));
-    fill<<<1024, 256>>>(to, rows, columns, seed, mode);
-    CUDA(cudaDeviceSynchronize());
-    return to;
-}
-template <class T>
-static std::vector<T> from_device(const T* from, u64 count) {
-    std::vector<T> to(count);
-    CUDA(cudaMemcpy(to.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost));
-    return to;
-}
-template <class T>
-static T* copy_of(const T* from, u64 bytes) {
-    T* to;
-    CUDA(cudaMalloc(&to, std::max<u64>(bytes, 16)));
-    CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice));
-    return to;
-}
-__global__ void count_differences(const u16* a, const u16* b, u64 count, u64* sum) {
-    u64 mine = 0;
-    for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < count;
-         i += u64(gridDim.x) * blockDim.x)
-        mine += a[i] != b[i];
-    if (mine) atomicAdd(sum, mine);
-}
-static bool same_bits(const u16* a, const u16* b, u64 count) {
-    u64 *sum, different;
-    CUDA(cudaMalloc(&sum, 8));
-    CUDA(cudaMemset(sum, 0, 8));
-    count_differences<<<256, 256>>>(a, b, count, sum);
-    CUDA(cudaMemcpy(&different, sum, 8, cudaMemcpyDeviceToHost));
-    CUDA(cudaFree(sum));
-    return different == 0;
-}
+    void wait() const { CUDA(cudaStreamSynchronize(stream)); }
+    u32 take_status() const {
+        const u32 s = from_device(status, 1)[0];
+        CUDA(cudaMemset(status, 0, 4));
+        return s;
+    }
+    // Kernels leave counters as they were.
+    bool has_clear_counters() const {
+        const std::vector<u32> all = from_device(counters, COUNTERS);
+        return std::all_of(all.begin(), all.end(), [](u32 n) { return n == 0; });
+    }
+    LinearLaunch launch(const u16* x, u64 pitch, u32 x_rows, u32 columns) const {
+        LinearLaunch l = {};
+        l.x = x, l.x_pitch = pitch, l.x_rows = x_rows, l.columns = columns, l.counters = counters;
+        l.partials = partials, l.status = status;
+        return l;
+    }
+};
 
-// A matrix in the fast layout, each array an allocation of its exact size.
+// --- the fast layout
+
 struct Fast {
     u32 rows = 0, columns = 0, count = 0;
     u64 tiles = 0, data_bytes = 0;
@@ -90,63 +56,353 @@ struct Fast {
     u64 bytes() const { return data_bytes + tiles * sizeof(FastHead) + u64(count) * 4; }
     Fast copy() const {
         Fast f = *this;
-        f.data = copy_of(data, data_bytes), f.heads = copy_of(heads, tiles * 8),
-        f.entries = copy_of(entries, u64(count) * 4);
+        f.data = copy_of(data, data_bytes), f.heads = copy_of(heads, tiles);
+        f.entries = copy_of(entries, count);
         return f;
     }
-    void free() const {
-        for (void* p : {(void*)data, (void*)heads, (void*)entries}) CUDA(cudaFree(p));
-    }
 };
-static void launch_pack(const char* name, const void* compiled_in, u32 blocks, u32 threads,
-                        u32 shared, PackTask task) {
-    void* arguments[] = {&task};
-    const void* kernel = kernel_of(name, compiled_in);
-    if (shared)
-        CUDA(
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
-    CUDA(cudaLaunchKernel(kernel, blocks, threads, arguments, shared, nullptr));
-    CUDA(cudaDeviceSynchronize());
+// In order: count and scan find how many entries there are, pack writes them.
+static void launch_packing(const void* kernel, u32 shared, const PackTask& task,
+                           cudaStream_t stream) {
+    const u64 tiles = u64(strips_of(task.rows)) * tiles_across(task.columns);
+    launch_kernel(kernel, u32((tiles + PACK_WARPS - 1) / PACK_WARPS), PACK_WARPS * LANES, shared,
+                  task, stream);
+}
+static void launch_count(const PackTask& task, cudaStream_t stream) {
+    launch_packing(KERNEL(df11_linear_count), PACK_SHARED_BYTES, task, stream);
+    launch_kernel(KERNEL(df11_linear_scan), 1, 1024, 0, task, stream);
+}
+static void launch_pack(const PackTask& task, cudaStream_t stream) {
+    launch_packing(KERNEL(df11_linear_pack), 0, task, stream);
 }
 static Fast pack(const u16* weights, u32 rows, u32 columns) {
     Fast f;
-    const u32 strips = (rows + 31) / 32, steps = (columns + 31) / 32;
-    f.rows = rows, f.columns = columns, f.tiles = u64(strips) * ((columns + 255) / 256),
-    f.data_bytes = u64(strips) * steps * STEP_BYTES;
-    CUDA(cudaMalloc(&f.data, f.data_bytes));
-    CUDA(cudaMalloc(&f.heads, f.tiles * 8));
-    u32* total;
-    CUDA(cudaMalloc(&total, 4));
-    CUDA(cudaMemset(total, 0, 4));
+    f.rows = rows, f.columns = columns, f.tiles = u64(strips_of(rows)) * tiles_across(columns);
+    f.data_bytes = u64(strips_of(rows)) * steps_of(columns) * STEP_BYTES;
+    f.data = allocate<u8>(f.data_bytes), f.heads = allocate<FastHead>(f.tiles);
     PackTask task = {};
-    task.weights = weights, task.pitch = columns, task.rows = rows, task.columns = columns,
-    task.heads = f.heads, task.data = f.data, task.total = total;
-    const u32 blocks = u32((f.tiles + PACK_WARPS - 1) / PACK_WARPS);
-    launch_pack("df11_linear_count", (const void*)df11_linear_count, blocks, PACK_WARPS * LANES,
-                PACK_SHARED_BYTES, task);
-    launch_pack("df11_linear_scan", (const void*)df11_linear_scan, 1, 1024, 0, task);
-    CUDA(cudaMemcpy(&f.count, total, 4, cudaMemcpyDeviceToHost));
-    CUDA(cudaMalloc(&f.entries, std::max<u64>(u64(f.count) * 4, 4)));
-    task.entries = f.entries, task.capacity = f.count;
-    launch_pack("df11_linear_pack", (const void*)df11_linear_pack, blocks, PACK_WARPS * LANES, 0,
-                task);
-    CUDA(cudaFree(total));
+    task.weights = weights, task.pitch = columns, task.rows = rows, task.columns = columns;
+    task.heads = f.heads, task.data = f.data, task.total = allocate_filled<u32>(1, 0);
+    launch_count(task, nullptr);
+    f.count = from_device(task.total, 1)[0];
+    task.entries = f.entries = allocate<u32>(f.count), task.capacity = f.count;
+    launch_pack(task, nullptr);
+    CUDA(cudaDeviceSynchronize());
     return f;
 }
-static void unpack_on(const Fast& f, u16* to, u64 pitch, u32* status, cudaStream_t stream) {
-    const u32 across = (f.columns + 255) / 256;
-    UnpackTask task = {f.data,  f.heads, f.entries, f.count, to, pitch, 0, u64(f.rows) * f.columns,
-                       f.rows, f.columns, 0, f.columns, 0, 0, across, u32(f.tiles), status};
-    void* arguments[] = {&task};
-    const u32 blocks = u32((f.tiles + UNPACK_WARPS - 1) / UNPACK_WARPS);
-    CUDA(cudaLaunchKernel(kernel_of("df11_linear_unpack", (const void*)df11_linear_unpack), blocks,
-                          UNPACK_WARPS * LANES, arguments, 0, stream));
+static void unpack(const Fast& f, u16* to, u64 pitch, u32* status, cudaStream_t stream) {
+    const UnpackTask task = {f.data,
+                             f.heads,
+                             f.entries,
+                             f.count,
+                             to,
+                             pitch,
+                             0,
+                             u64(f.rows) * f.columns,
+                             f.rows,
+                             f.columns,
+                             0,
+                             f.columns,
+                             0,
+                             0,
+                             tiles_across(f.columns),
+                             u32(f.tiles),
+                             status};
+    launch_kernel(KERNEL(df11_linear_unpack), u32((f.tiles + UNPACK_WARPS - 1) / UNPACK_WARPS),
+                  UNPACK_WARPS * LANES, 0, task, stream);
 }
-static void unpack(const Fast& f, u16* to, u64 pitch, u32* status) {
-    unpack_on(f, to, pitch, status, nullptr);
-    CUDA(cudaDeviceSynchronize());
+static bool right_weights(const Context& c, const Fast& f, const u16* w) {
+    const Scope scope;
+    const u64 n = u64(f.rows) * f.columns;
+    u16* const back = allocate_filled<u16>(n + 1, 0xA5);
+    unpack(f, back, f.columns, c.status, c.stream);
+    c.wait();
+    return same_bits(w, back, n) && from_device(back + n, 1)[0] == Output::POISON;
+}
+static bool right_weights(const Context&, const Tiles&, const u16*) { return true; }
+template <class Form>
+static Form form_of(const u16* w, u32 rows, u32 columns) {
+    if constexpr (std::is_same_v<Form, Fast>)
+        return pack(w, rows, columns);
+    else
+        return store_tiles(w, rows, columns);
 }
 
+// A part of a matrix; rows and columns: of it.
+struct Part {
+    u32 first_row, rows, first_column, columns;
+};
+static LinearMatrix part_of(const Fast& f, Part p) {
+    LinearMatrix m = {};
+    const u64 strip = p.first_row / 32;
+    m.data = f.data + (strip * steps_of(f.columns) + p.first_column / STEP_COLUMNS) * STEP_BYTES,
+    m.index = f.heads + strip * tiles_across(f.columns) + p.first_column / 256, m.rest = f.entries,
+    m.rest_count = f.count, m.whole_columns = f.columns, m.first_column = p.first_column;
+    return m;
+}
+static LinearMatrix part_of(const Tiles& t, Part p) {
+    LinearMatrix m = {};
+    m.data = t.plane + u64(p.first_row) * t.columns,
+    m.index = t.records + u64(p.first_row / 32) * tiles_across(t.columns), m.rest = t.bits,
+    m.rest_count = t.bits_bytes, m.table = t.table, m.whole_columns = t.columns,
+    m.first_column = p.first_column;
+    return m;
+}
+template <class Form>
+static Part all_of(const Form& f) {
+    return {0, f.rows, 0, f.columns};
+}
+template <class Form>
+static void add_matrix(LinearLaunch& l, const Form& form, u16* y, u64 y_pitch, const u16* bias,
+                       Part f) {
+    LinearMatrix& m = l.matrices[l.matrix_count];
+    m = part_of(form, f);
+    m.bias = bias, m.y = y, m.y_pitch = y_pitch;
+    const LinearSplit split = linear_split(f.rows, f.columns);
+    m.rows = f.rows, m.whole_strips = split.whole_strips, m.slices = split.slices,
+    m.first_item = l.items;
+    if (l.matrix_count) {
+        const LinearMatrix& last = l.matrices[l.matrix_count - 1];
+        m.first_strip = last.first_strip + (last.rows + 31) / 32;
+        m.first_partial = last.first_partial + linear_split(last.rows, f.columns).partials();
+    }
+    l.items += split.items(), l.matrix_count++;
+}
+template <class Form>
+static void add_matrix(LinearLaunch& l, const Form& form, u16* y, u64 y_pitch,
+                       const u16* bias = nullptr) {
+    add_matrix(l, form, y, y_pitch, bias, all_of(form));
+}
+
+// --- launches by the fast layout
+
+struct Variant {
+    std::string name;
+    const void* kernel;
+    u32 eights, depth, warps;
+    bool bulk, early;  // early: begins while the launch before ends
+};
+static Variant standard(u32 x_rows) {
+    const bool few = x_rows <= 8;
+    return {few ? "df11_linear_fast_8" : "df11_linear_fast_16",
+            few ? KERNEL(df11_linear_fast_8) : KERNEL(df11_linear_fast_16),
+            (x_rows + 7) / 8,
+            ring ? LINEAR_DEPTH : LINEAR_STAGES,
+            LINEAR_WARPS,
+            !ring,
+            !ring && early};
+}
+static void launch_fast(const Variant& v, const LinearLaunch& l, cudaStream_t stream) {
+    const u32 shared = v.bulk ? bulk_shared_bytes(v.warps, v.eights, v.depth)
+                              : linear_shared_bytes(v.warps, v.eights, v.depth);
+    const u32 threads = (v.warps + 2 * v.bulk) * LANES;
+    CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
+    int blocks = 0;
+    CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, v.kernel, threads, shared));
+    if (!blocks) printf("%s does not fit\n", v.name.c_str()), exit(1);
+    const u32 good = std::min<u32>(l.items, blocks * sm_count()) / LINEAR_GROUP * LINEAR_GROUP;
+    launch_kernel(v.kernel, std::max(good, LINEAR_GROUP), threads, shared, l, stream, v.early);
+}
+
+// The map of x, if there can be one.
+static void map_x(LinearLaunch& l) {
+    l.x_mapped = (reinterpret_cast<u64>(l.x) | l.x_pitch * 2) % 16 == 0;
+    if (!l.x_mapped) return;
+    static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+    if (!encode) {
+        cudaDriverEntryPointQueryResult found;
+        CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled",
+                                              reinterpret_cast<void**>(&encode), 12000,
+                                              cudaEnableDefault, &found));
+    }
+    const cuuint64_t sizes[] = {l.columns, l.x_rows}, pitch = l.x_pitch * 2;
+    const u32 at_once = l.x_rows > WIDE_ROWS ? large_band_rows(l.x_rows) : l.x_rows;
+    const cuuint32_t box[] = {WIDE_COLUMNS, at_once}, every[] = {1, 1};
+    const auto done =
+        encode(reinterpret_cast<CUtensorMap*>(&l.x_map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
+               const_cast<u16*>(l.x), sizes, &pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (done != CUDA_SUCCESS) printf("cuTensorMapEncodeTiled: %d\n", int(done)), exit(3);
+}
+
+static u32 items_of(const LinearLaunch& l, u32 strips) {
+    u32 items = 0;
+    for (u32 i = 0; i < l.matrix_count; i++)
+        items += wide_items(strips_of(l.matrices[i].rows), l.wide_parts[i], strips);
+    return items;
+}
+// Those of a block with which the launch takes the least time.
+static u32 wide_strips(const LinearLaunch& l) {
+    u32 best = WIDE_STRIPS;
+    u64 least = ~0ull;
+    // Even: a warpgroup takes as long for one strip as for two.
+    for (u32 strips = 2; strips <= WIDE_STRIPS; strips += 2) {
+        u64 time = 0;
+        for (u32 i = 0; i < l.matrix_count; i++)
+            time = std::max(time, wide_time(items_of(l, strips), wide_stage_count(l.columns),
+                                            l.wide_parts[i], strips, wide_clusters(sm_count())));
+        if (time < least) least = time, best = strips;
+    }
+    return best;
+}
+// 129 rows and more.
+static void launch_large(LinearLaunch l, bool begins_early, cudaStream_t stream) {
+    map_x(l);
+    l.items = 0;
+    const u32 bands = large_bands(l.x_rows);
+    for (u32 i = 0; i < l.matrix_count; i++)
+        l.items += large_shares(l.matrices[i].rows, l.columns, bands) * bands;
+    const u32 blocks = forced_strips ? forced_strips * 7 : sm_count();
+    const void* kernel =
+        large_class(l.x_rows) == 192 ? KERNEL(df11_linear_fast_192) : KERNEL(df11_linear_fast_256);
+    launch_kernel(kernel, std::min(l.items, blocks), LARGE_THREADS, WIDE_SHARED_BYTES, l, stream,
+                  begins_early);
+}
+static void launch_wide(LinearLaunch l, bool begins_early, cudaStream_t stream) {
+    if (l.x_rows > WIDE_ROWS) return launch_large(l, begins_early, stream);
+    map_x(l);
+    l.counters = nullptr, l.partials = nullptr, l.items = 0;
+    for (u32 i = 0; i < l.matrix_count; i++)
+        l.wide_parts[i] =
+            u8(forced_parts ? forced_parts : wide_parts(l.matrices[i].rows, l.columns));
+    l.wide_strips = forced_strips ? forced_strips : wide_strips(l);
+    const u32 n = wide_class(l.x_rows);
+    const void* kernel = n == 32   ? KERNEL(df11_linear_fast_32)
+                         : n == 64 ? KERNEL(df11_linear_fast_64)
+                                   : KERNEL(df11_linear_fast_128);
+    launch_kernel(kernel, WIDE_CLUSTER * items_of(l, l.wide_strips), WIDE_THREADS,
+                  WIDE_SHARED_BYTES, l, stream, begins_early);
+}
+static void launch_product(const LinearLaunch& l, bool begins_early, cudaStream_t stream) {
+    if (l.x_rows > LINEAR_ROWS) return launch_wide(l, begins_early, stream);
+    Variant v = standard(l.x_rows);
+    v.early &= begins_early;
+    launch_fast(v, l, stream);
+}
+
+// --- launches by tiles as stored, of which the largest one has `staged` bytes
+
+// 17 to 64 rows of x.
+static void launch_decoded(LinearLaunch l, u32 staged, bool begins_early, cudaStream_t stream) {
+    const u32 n = decoded_class(l.x_rows);
+    const void* kernel = n == 32 ? KERNEL(df11_linear_tile_32) : KERNEL(df11_linear_tile_64);
+    const u32 room = most_shared(kernel) / 16 * 16;
+    // As many stages as there is room for besides the largest tile.
+    l.tile_sets = MOST_DECODED;
+    while (l.tile_sets > 2 && decoded_shared_bytes(n, l.tile_sets, staged) > room) l.tile_sets--;
+    u32 items = 0;
+    for (u32 i = 0; i < l.matrix_count; i++)
+        items += RoundSplit(l.matrices[i].rows, l.columns).items;
+    launch_kernel(kernel, std::min(items, sm_count()), DECODED_THREADS,
+                  std::min(decoded_shared_bytes(n, l.tile_sets, staged), room), l, stream,
+                  begins_early);
+}
+// By so many warps that decode, if there is room; `xs`: bytes of x that they share.
+static bool launch_tile(const void* kernel, u32 warps, u32 xs, LinearLaunch l, u32 staged,
+                        bool begins_early, cudaStream_t stream) {
+    const u32 room = most_shared(kernel) / 16 * 16;
+    auto bytes = [&](u32 tables, u32 sets) {
+        return tile_shared_bytes(warps, l.x_rows, staged, tables, sets) + xs;
+    };
+    if (xs && bytes(1, 1) > room) return false;
+    // Sums of two items if a block has as many, and tables of its matrices, if there is room for
+    // the largest tile: sums first, unless each item has another matrix (src/gpu/linear).
+    const u32 blocks = few_blocks ? few_blocks : sm_count(), each = (l.items + blocks - 1) / blocks,
+              wanted = std::min({l.matrix_count, ring ? 1 : most_tables, each});
+    l.tile_tables = l.tile_sets = 1;
+    auto more_sets = [&] {
+        if (each > 1 && bytes(l.tile_tables, 2) <= room) l.tile_sets = 2;
+    };
+    if (each > l.matrix_count) more_sets();
+    while (l.tile_tables < wanted && bytes(l.tile_tables * 2, l.tile_sets) <= room)
+        l.tile_tables *= 2;
+    more_sets();
+    const u32 shared = std::min(bytes(l.tile_tables, l.tile_sets), room);
+    l.tile_slot_bytes = tile_slot_bytes(shared, warps, l.x_rows, l.tile_tables, l.tile_sets, xs);
+    launch_kernel(kernel, std::min(l.items, blocks), (warps + TILE_HELPERS) * LANES, shared, l,
+                  stream, !ring && begins_early);
+    return true;
+}
+static const char* stored_name(u32 x_rows) {
+    return x_rows > 32   ? "df11_linear_tile_64"
+           : x_rows > 16 ? "df11_linear_tile_32"
+           : x_rows > 8  ? "df11_linear_tile_16"
+                         : "df11_linear_tile_8";
+}
+static void launch_stored(const LinearLaunch& l, u32 staged, bool begins_early,
+                          cudaStream_t stream) {
+    if (l.x_rows > LINEAR_ROWS) return launch_decoded(l, staged, begins_early, stream);
+    if (l.x_rows <= FEWEST_ROWS && !ring &&
+        launch_tile(KERNEL(df11_linear_tile_2), MOST_TILE_WARPS,
+                    l.x_rows * shared_x_pitch(l.columns), l, staged, begins_early, stream))
+        return;
+    // The kernels of the PTX have 12 warps.
+    launch_tile(l.x_rows <= 8 ? KERNEL(df11_linear_tile_8) : KERNEL(df11_linear_tile_16),
+                ring ? 12 : tile_warps(LINEAR_ROWS), 0, l, staged, begins_early, stream);
+}
+
+// The same by either form: what the largest tile takes, and a launch.
+static u32 staged_of(const Fast&) { return 0; }
+static u32 staged_of(const Tiles& t) { return t.staged; }
+template <class Form>
+static void launch_form(const LinearLaunch& l, u32 staged, bool begins_early, cudaStream_t stream) {
+    if constexpr (std::is_same_v<Form, Fast>)
+        launch_product(l, begins_early, stream);
+    else
+        launch_stored(l, small_stages ? staged / 32 * 16 : staged, begins_early, stream);
+}
+
+// --- experts, and rows by index
+
+// Matrices that experts have, each in the fast layout.
+struct Experts {
+    std::vector<u16*> weights;
+    LinearMatrix* matrices;
+    Experts(u32 count, u32 rows, u32 columns) {
+        std::vector<LinearMatrix> all;
+        for (u32 e = 0; e < count; e++) {
+            weights.push_back(make_weights(rows, columns, 1000 + e, 0));
+            const Fast f = pack(weights[e], rows, columns);
+            all.push_back(part_of(f, all_of(f)));
+        }
+        matrices = upload(all);
+    }
+};
+// `matrices`: of the experts, on the device.
+static GroupedLaunch grouped_of(const Context& c, const u16* x, u64 pitch, u32 x_rows,
+                                const u32* index, const u32* offsets, u32 experts, u32 places,
+                                const LinearMatrix* matrices, u32 rows, u32 columns, u16* y) {
+    return {x,        pitch,  index,   offsets, matrices, y,       rows,
+            c.status, x_rows, columns, rows,    places,   experts, {}};
+}
+static void launch_grouped(const GroupedLaunch& l, cudaStream_t stream) {
+    const u32 shared = ring ? linear_shared_bytes(LINEAR_WARPS, 1, LINEAR_DEPTH)
+                            : bulk_shared_bytes(LINEAR_WARPS, 2, LINEAR_STAGES);
+    launch_kernel(KERNEL(df11_linear_grouped), sm_count(), (LINEAR_WARPS + (ring ? 0 : 2)) * LANES,
+                  shared, l, stream);
+}
+template <class Form>
+static void gather(const Context& c, const Form& f, const void* indices, u32 count, u32 wide,
+                   u16* output, u64 pitch) {
+    const LinearMatrix m = part_of(f, all_of(f));
+    const GatherTask task = {m.data,  m.index, m.rest,          m.table,        m.rest_count,
+                             indices, output,  pitch,           f.rows,         f.columns,
+                             count,   wide,    m.whole_columns, m.first_column, c.status};
+    const u64 warps = u64(count) * tiles_across(f.columns);
+    launch_kernel(m.table ? KERNEL(df11_linear_tile_gather) : KERNEL(df11_linear_gather),
+                  u32((warps + UNPACK_WARPS - 1) / UNPACK_WARPS), UNPACK_WARPS * LANES, 0, task,
+                  c.stream);
+}
+
+// --- references
+
+inline float from_bf16(u16 v) {
+    u32 word = u32(v) << 16;
+    float f;
+    memcpy(&f, &word, 4);
+    return f;
+}
 // The product in f64, and for each output the root of the sum of squares of its products.
 __global__ void multiply_exactly(const u16* w, u32 rows, u32 columns, const u16* x, u64 pitch,
                                  u32 x_rows, double* y, double* scale) {
@@ -162,18 +418,16 @@ __global__ void multiply_exactly(const u16* w, u32 rows, u32 columns, const u16*
         sum += __shfl_xor_sync(~0u, sum, step), squares += __shfl_xor_sync(~0u, squares, step);
     if (lane == 0) y[i] = sum, scale[i] = sqrt(squares);
 }
-static void exact_product(const u16* w, u32 rows, u32 columns, const u16* x, u64 pitch, u32 x_rows,
-                          std::vector<double>& y, std::vector<double>& scale) {
-    double *dy, *ds;
-    const u64 n = u64(rows) * x_rows;
-    CUDA(cudaMalloc(&dy, n * 8));
-    CUDA(cudaMalloc(&ds, n * 8));
-    multiply_exactly<<<u32(n), 32>>>(w, rows, columns, x, pitch, x_rows, dy, ds);
-    CUDA(cudaDeviceSynchronize());
-    y = from_device(dy, n), scale = from_device(ds, n);
-    CUDA(cudaFree(dy));
-    CUDA(cudaFree(ds));
-}
+struct Exact {
+    std::vector<double> y, scale;
+    Exact(const u16* w, u32 rows, u32 columns, const u16* x, u64 pitch, u32 x_rows) {
+        const Scope scope;
+        const u64 n = u64(rows) * x_rows;
+        double *products = allocate<double>(n), *scales = allocate<double>(n);
+        multiply_exactly<<<u32(n), 32>>>(w, rows, columns, x, pitch, x_rows, products, scales);
+        y = from_device(products, n), scale = from_device(scales, n);
+    }
+};
 
 // cuBLASLt's heuristics for y = x W^T.
 struct Lt {
@@ -185,8 +439,8 @@ struct Lt {
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t found[WANTED];
     int count = 0;
-    Lt(cublasLtHandle_t h, void* r, u32 rows, u32 x_rows, u32 columns, u64 x_pitch)
-        : handle(h), room(r) {
+    Lt(const Context& c, u32 rows, u32 x_rows, u32 columns, u64 x_pitch)
+        : handle(c.lt), room(c.room) {
         const cublasOperation_t transposed = CUBLAS_OP_T;
         const size_t bytes = LT_ROOM;
         cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);

@@ -157,12 +157,11 @@ class Ours:
                 dump[name].size for name in ("gaps", "offsets", "bitstream", "plane")
             )
         t = dump["t"]
-        constants = cp.zeros(12, cp.uint32)
-        module.get_function("df11_gap_constants")((1,), (1,), (constants,))
+        constants = cp.ndarray(11, cp.uint32, module.get_global("df11_gap_constants"))
         numbers = [int(n) for n in constants.get()]
         assert numbers[:2] == [GAP_TASK.itemsize, GAP_TABLE_BYTES]
         index = [8, 16, 32, 64].index(t)
-        self.shared, self.threads = numbers[4 + index] * numbers[8 + index], 32 * numbers[8 + index]
+        self.shared, self.threads = numbers[3 + index] * numbers[7 + index], 32 * numbers[7 + index]
         self.kernel = module.get_function(f"df11_gap_decode_{t}")
         self.kernel.max_dynamic_shared_size_bytes = self.shared
         self.kernel.preferred_shared_memory_carveout = 100

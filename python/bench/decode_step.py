@@ -22,17 +22,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import tools
 import torch
 import transformers
 from llm import MODES, Bench
-from tools import free, numbers, words
+from tools import Step, capture, free, median, numbers, replays, words
 from torch.profiler import ProfilerActivity, profile
 
-Step = Callable[[], torch.Tensor]
 PROMPT_TOKENS = 16
 
 
@@ -82,14 +80,8 @@ class Steps(Bench):
         """Graphs in turns, their logits, and kernels and memory of eager steps."""
         if not self.options.eager:
             steps = {kind: self.decode_step(model, batch) for kind, model in models.items()}
-            graphs = {kind: capture(step) for kind, step in steps.items()}
-            times: dict[str, list[float]] = {kind: [] for kind in graphs}
-            for _ in range(self.options.rounds):
-                for kind, (graph, _) in graphs.items():
-                    times[kind].append(replays(graph))
-            self.tell("graph", batch, {kind: median(each) for kind, each in times.items()})
-            self.distances(batch, {kind: logits for kind, (_, logits) in graphs.items()})
-            del steps, graphs
+            self.distances(batch, self.graphs(steps, batch))
+            del steps
             free()
         eager = {kind: self.short_step(model, batch) for kind, model in models.items()}
         for kind, step in eager.items():
@@ -126,39 +118,6 @@ class Steps(Bench):
         milliseconds = median(replays(graph) for _ in range(self.options.rounds))
         seconds = time.perf_counter() - start
         self.row("compiled", kind=kind, batch=1, milliseconds=milliseconds, seconds=seconds)
-
-
-def capture(step: Step) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """The step as a graph, and its logits."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        logits = step()
-    graph.replay()
-    return graph, logits
-
-
-def replays(graph: torch.cuda.CUDAGraph, count: int = 5) -> float:
-    """Milliseconds of a replay."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    graph.replay()
-    begin.record()
-    for _ in range(count):
-        graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / count
-
-
-def median(values: Iterable[float]) -> float:
-    """The middle one."""
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]
 
 
 def temporary(step: Step) -> int:

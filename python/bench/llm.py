@@ -55,6 +55,7 @@ MODES: dict[str, dict[str, str] | None] = {
 #: In their order; the first one and the last one are left out by default.
 PARTS = ["write", "make", "load", "memory", "exact"]
 PARTS += ["speed", "graph", "budget", "capacity", "clean"]
+ON_GPUS = {"graph", "budget", "capacity"}
 KINDS = ("bf16", "df11")
 Result = TypeVar("Result")
 ATTENTION: dict[str, list[SDPBackend]] = {
@@ -70,6 +71,9 @@ def main() -> int:
     bench = Bench(options)
     failed = []
     for part in options.only:
+        if part in ON_GPUS and not bench.on_gpu:
+            print(f"== {part} needs a GPU")
+            continue
         start = time.perf_counter()
         print(f"== {part}", flush=True)
         try:
@@ -200,6 +204,16 @@ class Bench:
 
         return step
 
+    def graphs(self, steps: dict[str, tools.Step], batch: int) -> dict[str, torch.Tensor]:
+        """Times steps as CUDA graphs, in turns; their logits."""
+        graphs = {kind: tools.capture(step) for kind, step in steps.items()}
+        times: dict[str, list[float]] = {kind: [] for kind in graphs}
+        for _ in range(self.options.rounds):
+            for kind, (graph, _) in graphs.items():
+                times[kind].append(tools.replays(graph))
+        self.tell("graph", batch, {kind: tools.median(each) for kind, each in times.items()})
+        return {kind: logits for kind, (_, logits) in graphs.items()}
+
     def with_model(self, kind: str, work: Callable[[Any], Result], **kwargs: Any) -> Result:
         """What `work` answers for a model, which is gone afterwards."""
         try:
@@ -260,13 +274,8 @@ class Bench:
             # What it decodes to is compared bit for bit below, and by `memory`.
             report = df11.compress(bf16, compressed, verify=False, progress=False, **layout)
             seconds = time.perf_counter() - start
-            self.row(
-                "make",
-                step="compress",
-                bytes=report.stored_bytes,
-                ratio=report.ratio,
-                seconds=seconds,
-            )
+            figures = {"bytes": report.stored_bytes, "ratio": report.ratio, "seconds": seconds}
+            self.row("make", step="compress", **figures)
 
     def load(self) -> None:
         tokens = self.prompt(1, 16)
@@ -297,12 +306,9 @@ class Bench:
         if kind == "df11":
             report = df11.report(model, verify=True)
             print("   " + str(report).replace("\n", "\n   "))
-            figures |= {
-                "weights": report.device_bytes,
-                "ratio": report.ratio,
-                "verified": report.verified,
-            }
-            figures |= {"mode": self.options.mode, "residence": self.options.residence}
+            figures |= {"weights": report.device_bytes, "ratio": report.ratio}
+            figures |= {"verified": report.verified, "mode": self.options.mode}
+            figures |= {"residence": self.options.residence}
         else:
             figures["weights"] = sum(p.nbytes for p in model.parameters())
         self.row("memory", kind=kind, **figures)
@@ -334,13 +340,12 @@ class Bench:
             tokens = logits[0][:, -1:].argmax(-1)
         first = next((at for at, equal in enumerate(each) if not equal), None)
         spread = float(logits[0].float().std())
-        figures = {
-            "batch": rows,
-            "prompt": length,
-            "steps": self.options.steps,
+        figures = {"batch": rows, "prompt": length, "steps": self.options.steps}
+        figures |= {
             "identical": bool(same),
+            "against": self.options.against,
+            "attention": self.options.attention,
         }
-        figures |= {"against": self.options.against, "attention": self.options.attention}
         self.row("exact", **figures, first_difference=first, std_of_logits=spread)
         del caches, logits
         free()
@@ -384,9 +389,6 @@ class Bench:
         )
 
     def graph(self) -> None:
-        if not self.on_gpu:
-            print("   needs a GPU")
-            return
         models = {kind: self.load_model(kind) for kind in KINDS}
         rates: dict[tuple[str, int], float] = {}
         for rows in self.options.batches:
@@ -418,24 +420,13 @@ class Bench:
             token.add_(1).remainder_(self.config.vocab_size)
             return logits
 
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                step()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = step()
+        graph, logits = tools.capture(step)
         best = min(self.seconds(lambda: [graph.replay() for _ in range(count)]) for _ in range(3))
         last = logits.cpu()
         graph.reset()
         return rows * count / best, last
 
     def budget(self) -> None:
-        if not self.on_gpu:
-            print("   needs a GPU")
-            return
         limit = int(self.options.share * self.bf16_bytes)
         rates = {}
         for kind, count in (("bf16", 4), ("df11", 32)):
@@ -451,21 +442,14 @@ class Bench:
         figures: dict[str, Any] = {"limit": limit, "tokens_per_second": rates}
         if kind == "df11":
             report = df11.report(model)
-            figures |= {
-                "weights": report.device_bytes,
-                "streamed": report.host_bytes,
-            }
+            figures |= {"weights": report.device_bytes, "streamed": report.host_bytes}
         else:
-            figures["weights"] = sum(
-                p.nbytes for p in model.parameters() if p.device.type == "cuda"
-            )
+            mine = [p for p in model.parameters() if p.device.type == "cuda"]
+            figures["weights"] = sum(p.nbytes for p in mine)
         self.row("budget", kind=kind, **figures)
         return rates
 
     def capacity(self) -> None:
-        if not self.on_gpu:
-            print("   needs a GPU")
-            return
         limit = int(self.options.capacity * self.bf16_bytes)
         fits = {
             kind: self.with_model(kind, partial(self.capacity_of, kind, limit)) for kind in KINDS

@@ -26,9 +26,8 @@ from typing import Any
 
 import tools
 import torch
-from decode_step import capture, median, replays
 from llm import MODES, Bench
-from tools import numbers, words
+from tools import median, numbers, words
 from torch import distributed
 from torch.nn.attention import SDPBackend
 from transformers.distributed import DistributedConfig
@@ -139,23 +138,15 @@ class Parallel(Bench):
         steps = {kind: self.decode_step(model, batch) for kind, model in models.items()}
         for step in steps.values():
             step()
-        eager = {kind: self.rounds(lambda s=s: self.milliseconds(s)) for kind, s in steps.items()}
+        eager = {kind: self.milliseconds(step) for kind, step in steps.items()}
         self.tell("eager", batch, eager)
         if self.on_gpu:
-            graphs = {kind: capture(step)[0] for kind, step in steps.items()}
-            times: dict[str, list[float]] = {kind: [] for kind in graphs}
-            for _ in range(self.options.rounds):
-                for kind, graph in graphs.items():
-                    times[kind].append(replays(graph))
-            self.tell("graph", batch, {kind: median(each) for kind, each in times.items()})
-
-    def rounds(self, once: Any) -> float:
-        """The median of some."""
-        return median(once() for _ in range(self.options.rounds))
+            self.graphs(steps, batch)
 
     def milliseconds(self, step: Any) -> float:
-        """Of five steps, each of them."""
-        return 1e3 * self.seconds(lambda: [step() for _ in range(5)]) / 5
+        """Of five steps, each of them: the median of some."""
+        rounds = range(self.options.rounds)
+        return median(200 * self.seconds(lambda: [step() for _ in range(5)]) for _ in rounds)
 
 
 def _bytes(value: Any) -> int:

@@ -7,12 +7,14 @@ import gc
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkpoints import GEOMETRIES
+
+Step = Callable[[], torch.Tensor]
 
 
 def scratch() -> Path:
@@ -94,3 +96,36 @@ def seconds(device: torch.device, work: Callable[[], Any]) -> float:
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def capture(step: Step) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """The step as a graph, and its logits."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = step()
+    graph.replay()
+    return graph, logits
+
+
+def replays(graph: torch.cuda.CUDAGraph, count: int = 5) -> float:
+    """Milliseconds of a replay."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    graph.replay()
+    begin.record()
+    for _ in range(count):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / count
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle one."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]

@@ -333,10 +333,11 @@ def serve(options: argparse.Namespace) -> None:
     if options.together is not None:
         extra["kv_cache_memory_bytes"] = int(options.together * 2**30)
         extra["gpu_memory_utilization"] = 0.1  # which must be free at the start
-    if options.batched_tokens is not None:
-        extra["max_num_batched_tokens"] = options.batched_tokens
-    if options.graphs is not None:
-        extra["max_cudagraph_capture_size"] = options.graphs
+    said = {
+        "max_num_batched_tokens": options.batched_tokens,
+        "max_cudagraph_capture_size": options.graphs,
+    }
+    extra |= {name: value for name, value in said.items() if value is not None}
     if options.gpus > 1:
         # FlashInfer would compile the fused kernel at the start, for which machines need its tools.
         extra["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}

@@ -21,7 +21,6 @@ from ._errors import (
     ParameterError,
     UnsupportedError,
 )
-from ._inspect import inspect
 from ._native import (
     Block,
     DeviceBlock,
@@ -41,16 +40,16 @@ from ._native import (
     verify,
 )
 from ._register import register as _register
-from ._report import Placement, Plan, Report, Verification
+from ._report import Placement, Plan, Report, Verification, inspect
 from ._safe import safe_open
 
 if TYPE_CHECKING:
-    from ._adapter import merge_adapter as merge_adapter
-    from ._attach import attach as attach
-    from ._attach import save as save
-    from ._attach import state_dict as state_dict
+    from ._load import attach as attach
     from ._parameters import MissingError as MissingError
     from ._quantizer import Config as Config
+    from ._saving import merge_adapter as merge_adapter
+    from ._saving import save as save
+    from ._saving import state_dict as state_dict
     from ._status import ModelReport as ModelReport
     from ._status import report as report
 
@@ -102,11 +101,11 @@ _WITH_TORCH = {
     "Config": "_quantizer",
     "MissingError": "_parameters",
     "ModelReport": "_status",
-    "attach": "_attach",
-    "merge_adapter": "_adapter",
+    "attach": "_load",
+    "merge_adapter": "_saving",
     "report": "_status",
-    "save": "_attach",
-    "state_dict": "_attach",
+    "save": "_saving",
+    "state_dict": "_saving",
 }
 
 

@@ -1,14 +1,20 @@
-"""Decoded tensors as arrays of NumPy and PyTorch; neither is needed before."""
+"""Decoded tensors as arrays of NumPy and PyTorch, neither of which is needed before; and memory of
+Python objects as an address, and the other way round.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
+import re
 from typing import TYPE_CHECKING, Any
 
 from ._errors import unfit
 
 if TYPE_CHECKING:
+    import torch as pytorch
+
     from ._native import Slice, Tensor
 
 # By the name in a container; the second name is that of ml_dtypes, if NumPy has no such type,
@@ -34,10 +40,11 @@ NUMPY = {
     "I64": ("int64", None),
     "U64": ("uint64", None),
 }
+#: Of formats of the struct module: Python's objects and pointers.
+_POINTERS = frozenset("O&P")
 
 
 def numpy(selection: Tensor | Slice) -> Any:
-    """A new array."""
     import numpy as np
 
     names = NUMPY.get(selection.dtype)
@@ -61,5 +68,64 @@ def _ml_dtypes() -> Any:
 
 
 def torch(selection: Tensor | Slice) -> Any:
-    """A new tensor on the CPU."""
     return importlib.import_module("torch").from_dlpack(selection)
+
+
+def dtype_of(kind: str) -> pytorch.dtype | None:
+    """What PyTorch calls a dtype of a container, as NumPy and ml_dtypes do; None if it has none."""
+    bits, extended = NUMPY.get(kind, ("", None))
+    return getattr(importlib.import_module("torch"), extended or bits, None)
+
+
+def known_dtype_of(name: str, kind: str) -> pytorch.dtype:
+    """As `dtype_of`, of the tensor with this name.
+
+    # Errors
+    `TypeError` if PyTorch has none such.
+    """
+    if (found := dtype_of(kind)) is None:
+        raise TypeError(f"tensor {name!r} has dtype {kind}, which PyTorch does not know")
+    return found
+
+
+def writable(buffer: Any) -> tuple[int, int, Any]:
+    """The address of a buffer's first byte, its bytes, and what keeps them in place while it lives.
+
+    The buffer protocol is no part of Python 3.10's stable ABI, so that the native module asks
+    ctypes.
+    """
+    try:
+        view = memoryview(buffer)
+    except TypeError as error:
+        raise TypeError(
+            f"{type(buffer).__name__} is no buffer; pass a bytearray, a NumPy array, or "
+            "tensor.view(torch.uint8).numpy() of a tensor on the CPU"
+        ) from error
+    if view.readonly:
+        raise unfit("the buffer is read-only", "pass a writable one")
+    if not view.c_contiguous:
+        raise unfit("the buffer is not contiguous", "pass a contiguous one")
+    # Names of fields are between colons.
+    if set(re.sub(r":[^:]*:", "", view.format)) & _POINTERS:
+        raise unfit(
+            "the buffer holds objects, whose addresses would be overwritten", "pass one of numbers"
+        )
+    if view.nbytes == 0:
+        return 0, 0, view
+    memory = (ctypes.c_char * view.nbytes).from_buffer(view)
+    return ctypes.addressof(memory), view.nbytes, memory
+
+
+def memory_at(address: int, length: int, owner: Any) -> Any:
+    """The bytes at an address, which keep their owner while they are used, for PyTorch.
+
+    It has no read-only tensors, and warns of read-only buffers. Nobody may write to them.
+    """
+    memory = (ctypes.c_ubyte * length).from_address(address)
+    memory._owner = owner  # type: ignore[attr-defined]
+    return memory
+
+
+def readable(address: int, length: int, owner: Any) -> memoryview:
+    """As `memory_at`, for reading; its `obj` is what that gives."""
+    return memoryview(memory_at(address, length, owner)).cast("B").toreadonly()

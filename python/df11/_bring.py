@@ -25,14 +25,13 @@ import torch
 from torch import Tensor
 
 from . import _native
+from ._arrays import memory_at
 from ._container import Tensors, Tiles, of_windows
 from ._errors import GpuError
-from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part
-from ._memory import memory_at
+from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part, raw_stream
 from ._plan import EXCEPTIONAL, Group, Item, Residence, aligned, matrix_of
 from ._progress import Bar
 from ._tensor import CompressedTensor
-from ._torch import raw_stream
 
 #: Stored bytes that are on the GPU at once to be changed into the fast layout.
 BATCH_BYTES = 256 << 20

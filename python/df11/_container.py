@@ -6,20 +6,21 @@ windows of the same arrays. Nothing is read before a tensor is decoded or brough
 
 from __future__ import annotations
 
+import tempfile
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ._arrays import known_dtype_of, memory_at
 from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, each
-from ._memory import memory_at
 from ._tensor import CompressedTensor, rebuild
-from ._torch import known_dtype_of
 
 #: Threads that cut tiles out; each copies at the speed of memory.
 _THREADS = 8
@@ -81,7 +82,6 @@ class Tensors(Mapping[str, Tensor]):
         return decoded
 
     def stored(self, name: str) -> Any:
-        """The container's own tensor."""
         return self.container[name]
 
     def _compressed(self, name: str, stored: Any) -> CompressedTensor | None:
@@ -181,7 +181,6 @@ def _frombuffer(buffer: Any, offset: int = 0, count: int = -1) -> Tensor:
 
 
 def _around(name: str, part: Part) -> Tiles:
-    """The tiles around a window."""
     rows = _rounded_out((part.row_begin, part.row_end), TILE_ROWS, part.rows)
     columns = _rounded_out((part.column_begin, part.column_end), TILE_COLUMNS, part.columns)
     return Tiles(name, rows, columns, (rows, columns) == ((0, part.rows), (0, part.columns)))
@@ -244,7 +243,6 @@ class Kept(Unplaced):
     """One that also keeps its dtype, whatever the loader makes it."""
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor as it is."""
         return self.value
 
 
@@ -257,17 +255,47 @@ class Slice:
         self.reader, self.name, self.wrap = reader, name, wrap
 
     def get_shape(self) -> list[int]:
-        """Its shape."""
         self.reader.used.add(self.name)
         return list(self.reader.stored(self.name).shape)
 
     def get_dtype(self) -> str:
-        """Its dtype, as safetensors calls it."""
         return str(self.reader.stored(self.name).dtype)
 
     def __getitem__(self, key: Any) -> Any:
         value = self.reader[self.name]
         return self.wrap(value if key is ... else value[key])
+
+
+class Handed:
+    """A file of PyTorch that stands for tensors: whoever loads it gets these, once.
+
+    It is there as long as this is. `beside` is read too, if there is such a file.
+    """
+
+    _all: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    def __init__(self, tensors: dict[str, Any], beside: Path | None) -> None:
+        from safetensors.torch import load_file
+
+        self._folder = tempfile.TemporaryDirectory(prefix="df11-")
+        self.file = Path(self._folder.name, "tensors.bin")
+        others = load_file(beside) if beside is not None and beside.exists() else {}
+        self._all[self._folder.name] = {**tensors, **others}
+        torch.save(self, self.file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return handed, (self._folder.name,)
+
+    def __del__(self) -> None:
+        self._all.pop(self._folder.name, None)
+
+
+def handed(key: str) -> dict[str, Any]:
+    """What a file of `Handed` stands for."""
+    return Handed._all.pop(key)
+
+
+torch.serialization.add_safe_globals([handed])
 
 
 def with_dtype(value: Tensor, dtype: torch.dtype | None) -> Tensor:

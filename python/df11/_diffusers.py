@@ -31,28 +31,17 @@ from diffusers.quantizers import auto
 from diffusers.quantizers.base import DiffusersQuantizer
 
 from . import _native
-from ._container import Tensors
+from ._arrays import dtype_of
+from ._container import Handed, Tensors
+from ._doctor import mismatch
 from ._errors import misshapen
 from ._hub import folder_of
-from ._online import SAVE_AGAIN, Made, made_of
 from ._parameters import wanted_by
-from ._place import default_device, device_of, resolve
-from ._plan import Item
-from ._quantizer import (
-    METHOD,
-    Config,
-    Handed,
-    Save,
-    changed,
-    finish,
-    mark_config,
-    others,
-    refuse_decoding,
-)
-from ._source import KEY, copy_containers
+from ._plan import Item, default_device, device_of, resolve
+from ._quantizer import METHOD, Config, finish, refuse_decoding
+from ._saving import Save, changed, copy_containers, mark_config, others
+from ._source import KEY, SAVE_AGAIN, Made, made_of
 from ._tensor import CompressedTensor
-from ._torch import dtype_of
-from ._versions import mismatch
 
 #: What is wrapped of the module that loads models.
 _INDEX, _FILE = "_fetch_index_file", "_get_model_file"
@@ -63,8 +52,6 @@ _loading = threading.local()
 
 
 class Df11DiffusersQuantizer(DiffusersQuantizer):
-    """Loads compressed weights into models of diffusers."""
-
     is_serializable = True
     #: Adapters can be trained: gradients go through compressed weights.
     is_trainable = True
@@ -76,7 +63,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
     def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.made: Made | None = None
-        self.tensors: Tensors | None = None
+        self.tensors: Any = None
         self.dtype: torch.dtype | None = None
         self.placement: Any = None
         self._handed: Handed | None = None
@@ -112,18 +99,15 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self.placement = resolve({"": device}, said.memory)
 
     def open(self, folder: Path) -> None:
-        """Opens the containers of a folder."""
         self.tensors = Tensors(_native.open(folder))
 
     def hand(self) -> str:
         """A file that stands for their tensors."""
-        assert self.tensors is not None
         self._handed = Handed(self._values(list(self.tensors)), None)
         return os.fspath(self._handed.file)
 
     def _values(self, names: list[str]) -> dict[str, torch.Tensor]:
         """Tensors of the container, decoded if they are to have another dtype."""
-        assert self.tensors is not None
         values = {name: self.tensors[name] for name in names}
         for name, value in values.items():
             if isinstance(value, CompressedTensor) and self.dtype not in (None, value.dtype):
@@ -143,10 +127,8 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         return loaded_keys
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Gives compressed tensors for those of a BF16 file."""
         if self.made is None:
             return state_dict
-        assert self.tensors is not None
         if other := [name for name in state_dict if name not in self.tensors]:
             raise ValueError(
                 f"diffusers calls a tensor {other[0]}, and the checkpoint does not; {SAVE_AGAIN}"
@@ -167,12 +149,9 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
                 parameter.data = parameter.data.to(kind)
 
     def check_if_quantized_param(self, *args: Any, **kwargs: Any) -> bool:
-        """All of them are taken."""
         return True
 
     def check_quantized_param_shape(self, param_name: str, wanted: Any, found: Any) -> None:
-        """Refuses another shape."""
-        assert self.tensors is not None
         raise misshapen(param_name, wanted.shape, found.shape, self.tensors.container.path)
 
     def create_quantized_param(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,7 +163,6 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
     # ---- the loader is done ----
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
-        assert self.tensors is not None
         finish(model, self, self.tensors, self._items)
         model.save_pretrained = _Save(model)
         # Weights are what they were, and may be moved and converted as those of any model.
@@ -197,7 +175,6 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
 
 class _Save(Save):
     def write(self, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As diffusers does."""
         if kwargs.get("variant") or kwargs.get("push_to_hub"):
             raise ValueError(
                 "a compressed model is saved as it is, without variant and push_to_hub; "

@@ -11,13 +11,22 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ._matrices import FAST, lay_out, parts_of, window, windows
+from ._matrices import (
+    FAST,
+    View,
+    contiguous_strides,
+    lay_out,
+    parts_of,
+    view_of,
+    window,
+    windows,
+)
 from ._ops import TEMPORARY_BYTES
 
 REMEDY = (
@@ -34,12 +43,10 @@ class Compressed(Tensor):
 
 
 def is_compressed(value: Any) -> bool:
-    """Whether it is a compressed tensor."""
     return isinstance(value, Compressed)
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs an operator of which some argument is a compressed tensor."""
     if func.is_view and torch.is_inference_mode_enabled():
         # PyTorch gives a view the version of its base, which tensors of inference mode have not.
         with torch.inference_mode(False):
@@ -190,15 +197,6 @@ def _ordinary_like(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 # ---- views ----
 
 
-class _View(NamedTuple):
-    """Some rows and columns of the matrix that arrays hold, as a tensor of a shape."""
-
-    rows: slice
-    columns: slice
-    shape: torch.Size
-    transposed: bool
-
-
 def _viewed(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """A view, or several, if rows and columns of what arrays hold are that."""
     if func is aten.as_strided.default:  # strides of what it decodes to
@@ -230,7 +228,7 @@ def _views(
     columns: int,
     args: tuple[Any, ...],
     *kwargs: tuple[str, Any],
-) -> _View | list[_View] | None:
+) -> View | list[View] | None:
     """What PyTorch makes of a tensor without memory whose elements lie as arrays hold them."""
     strides = contiguous_strides(shape, transposed)
     pattern = torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="meta")
@@ -248,40 +246,7 @@ def _views(
     return known[0] if isinstance(found, Tensor) else known
 
 
-def view_of(tensor: Tensor, columns: int) -> _View | None:
-    """What elements of a matrix of this many columns it is; None if they are no part of it."""
-    if not tensor.numel():
-        return None
-    is_flipped = tensor.dim() > 1 and tensor.stride(-2) < tensor.stride(-1)
-    for transposed in (is_flipped, not is_flipped) if tensor.dim() > 1 else (False,):
-        held = tensor.mT if transposed else tensor
-        sides = [side for side in zip(held.shape, held.stride(), strict=True) if side[0] > 1]
-        row, column = divmod(int(tensor.storage_offset()), columns)
-        height = width = 1
-        while sides and sides[-1][1] == width and width * sides[-1][0] <= columns - column:
-            width *= sides.pop()[0]
-        while sides and sides[-1][1] == columns * height:
-            height *= sides.pop()[0]
-        if not sides and not (transposed and width != held.shape[-1]):
-            rows = slice(row, row + height)
-            return _View(rows, slice(column, column + width), tensor.shape, transposed)
-    return None
-
-
-def contiguous_strides(shape: Sequence[int], flipped: bool) -> tuple[int, ...]:
-    """Strides of a dense tensor, if `flipped` with the last two dimensions the other way round."""
-    order = list(range(len(shape)))
-    if flipped:
-        order[-2:] = order[-1], order[-2]
-    strides, step = [0] * len(shape), 1
-    for at in reversed(order):
-        strides[at] = step
-        step *= max(shape[at], 1)
-    return tuple(strides)
-
-
-def _cut(self: Any, view: _View) -> Any:
-    """The view of a tensor."""
+def _cut(self: Any, view: View) -> Any:
     # What decodes to other strides than arrays have goes on doing so.
     flipped = view.transposed != (self.transposed != self.flipped) and len(view.shape) > 1
     options: dict[str, Any] = {"transposed": view.transposed, "flipped": flipped}

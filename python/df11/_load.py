@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +12,106 @@ from torch import Tensor, nn
 from . import _native
 from ._bring import bring
 from ._container import Tensors
-from ._names import look_up, outer
-from ._parallel import like
-from ._parameters import entries
-from ._place import Placement
-from ._plan import Item, group, homes, place, why_ordinary
+from ._hub import brought
+from ._matrices import raw_stream
+from ._modules import entries, like, look_up, outer
+from ._parameters import by_name, check_complete
+from ._plan import (
+    Item,
+    Placement,
+    default_device,
+    device_of,
+    group,
+    homes,
+    place,
+    resolve,
+    why_ordinary,
+)
 from ._progress import Bar
-from ._source import KEY, Source, Spot, Weight, sum_of
+from ._source import KEY, Source, Weight, sources, sum_of
 from ._tensor import CompressedTensor
-from ._torch import raw_stream
 
+Module = TypeVar("Module", bound=nn.Module)
 MODES = ("exact", "fused")
 RESIDENCES = ("stored", "fast", "auto")
+
+
+def attach(
+    module: Module,
+    path: str | Path,
+    *,
+    device: Any = None,
+    mode: str = "exact",
+    residence: str = "stored",
+    memory: Any = None,
+    streamed: bool = False,
+    prefix: str | None = None,
+    revision: str | None = None,
+    subfolder: str | None = None,
+) -> Module:
+    """Gives a module the weights of a container, which stay compressed. Returns the module.
+
+    Parameters are replaced by those of the container, with its dtypes: matrices by tensors that are
+    decoded as they are used, small ones as they are. What diffusers or transformers would keep in
+    F32 beside weights of 16 bits is F32 here as well. The module may be on the meta device
+    (`accelerate.init_empty_weights()`), so that its own weights never take memory.
+
+    `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"),
+    whose containers are fetched into its cache; `subfolder` of it, and `revision` there.
+    `device`: a GPU, the CPU, a list of GPUs, or "auto" for all; a dict of modules as `device_map`
+    of transformers takes it; the current GPU unless named, or the CPU if there is none.
+    `mode`: "exact" multiplies decoded weights as PyTorch does, for the BF16 module's bits; "fused"
+    multiplies while it decodes, which is faster and rounds otherwise.
+    `residence`: how weights lie on a GPU: "stored", in the "fast" layout, which is larger and
+    faster, or "auto", fast as far as memory goes.
+    `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs); what does
+    not fit stays in pinned host memory, from where the GPU reads it, and all of it with `streamed`.
+    `prefix`: what goes before names in the container, found unless given.
+
+    Raises MissingError if the container lacks a parameter, ValueError if a shape differs or an
+    option is unknown, TypeError if a dtype is unknown.
+    """
+    if sources(module):
+        raise ValueError("the module has compressed weights already; make a new one")
+    check_options(mode, residence)
+    tensors = Tensors(_native.open(brought(path, revision, subfolder)))
+    placement = _placement(device, memory)
+    if prefix is not None or not _is_pretrained(module):
+        items = by_name(module, tensors, prefix)
+    else:
+        from ._pretrained import by_loader
+
+        items = by_loader(module, tensors)
+    check_complete(module, items, tensors.container)
+    form = "streamed" if streamed else residence
+    load(module, tensors, items, placement, mode=mode, residence=form)
+    return module.eval()
+
+
+def _placement(device: Any, memory: Any) -> Placement:
+    if isinstance(device, dict):
+        return resolve(device, memory)
+    if device == "auto":
+        devices = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
+    else:
+        several = device if isinstance(device, (list, tuple)) else [device]
+        devices = [default_device() if one is None else device_of(one) for one in several]
+        if len(set(devices)) == 1:
+            return resolve({"": devices[0]}, memory)
+        if any(one.type != "cuda" for one in devices):
+            raise ValueError(
+                "a list of devices names GPUs; with memory= what does not fit on them is streamed "
+                'from the host, and a dict says of modules where they go, to "cpu" too'
+            )
+    caps = {one.index: torch.cuda.mem_get_info(one.index)[0] for one in devices}
+    return resolve("auto", memory, caps)
+
+
+def _is_pretrained(module: nn.Module) -> bool:
+    return any(
+        f"{kind.__module__}.{kind.__name__}" == "transformers.modeling_utils.PreTrainedModel"
+        for kind in type(module).__mro__
+    )
 
 
 def check_options(mode: str, residence: str) -> None:
@@ -58,21 +147,24 @@ def load(
     if main.type == "cuda":
         where = {path: main if home.type == "cpu" else home for path, home in where.items()}
     runs_on = _devices(modules, where, main)
-    source = Source(tensors, unused=[name for name in tensors if name not in tensors.used])
+    source = Source(
+        tensors.container.path,
+        held=tensors,
+        unused=[name for name in tensors if name not in tensors.used],
+    )
     root.__dict__[KEY] = source
     with (bar := Bar(sum(item.stored_bytes for item in items))):
         # Of these only decoded values were taken, unchecked so far.
         held = {name for item in items if item.is_compressed for name in item.sources}
         tensors.check(tensors.taken - held)
         for item, value in bring(tensors, groups, mode == "exact", bar):
-            path = item.places[0].path
-            spots = [Spot(modules[place.path], place) for place in item.places]
-            value = value if item.reason is None else value.to(runs_on[path])
-            source.weights.append(_put(item, value, spots, tensors))
+            if item.reason is not None:
+                value = value.to(runs_on[item.spots[0].path])
+            source.weights.append(_put(item, value, tensors))
     place_others(root, source, runs_on)
     if len({*where.values()}) > 1:
         _dispatch(root, where)
-    source.tensors = Tensors(tensors.container)  # without all that loading has made
+    source.held = Tensors(tensors.container)  # without all that loading has made
     check_gpus(each.device for each in groups)
     for weight in source.weights:
         weight.total = None if weight.total is None else int(weight.total)
@@ -86,13 +178,13 @@ def check_gpus(devices: Iterable[torch.device]) -> None:
 
 
 def _known(root: nn.Module, items: list[Item], container: Any, on_gpu: bool) -> list[Item]:
-    """Items with all places where the module has them, each parameter once, and why ordinary."""
-    entries_by_name = {place.name: entry for entry in entries(root) for place in entry.places}
+    """Items with all spots where the module has them, each parameter once, and why ordinary."""
+    entries_by_name = {spot.name: entry for entry in entries(root) for spot in entry.spots}
     found: dict[int, Item] = {}
     for item in items:
         entry = entries_by_name[item.name]
         if found.setdefault(id(entry.value), item) is item:
-            item.places = list(entry.places)
+            item.spots = entry.spots
             item.reason = why_ordinary(item, container, entry.is_buffer, on_gpu)
     return list(found.values())
 
@@ -113,8 +205,9 @@ def _devices(
     return found
 
 
-def _put(item: Item, value: Tensor, spots: list[Spot], tensors: Tensors) -> Weight:
+def _put(item: Item, value: Tensor, tensors: Tensors) -> Weight:
     """Makes a tensor what the module has in all places of a weight, and tells what it was."""
+    spots = item.spots
     weight = Weight(item.name, spots, value.numel() * value.element_size(), item.reason)
     if isinstance(item.value, CompressedTensor):
         weight.told = tensors.told(item.value)
@@ -137,13 +230,12 @@ def place_others(root: nn.Module, source: Source, runs_on: Mapping[str, torch.de
     """Buffers and parameters that are none of its weights go where their module runs."""
     held = {spot.key for spot in source.spots}
     for entry in entries(root):
-        spots = [Spot(root.get_submodule(each.path), each) for each in entry.places]
-        if entry.value.is_meta or not held.isdisjoint(spot.key for spot in spots):
+        if entry.value.is_meta or not held.isdisjoint(spot.key for spot in entry.spots):
             continue
-        devices = {runs_on[spot.place.path] for spot in spots}
+        devices = {runs_on[spot.path] for spot in entry.spots}
         moved = {device: entry.value.to(device) for device in devices}
-        for spot in spots:
-            value = moved[runs_on[spot.place.path]]
+        for spot in entry.spots:
+            value = moved[runs_on[spot.path]]
             if entry.is_buffer:
                 spot.value = value
             else:

@@ -33,8 +33,6 @@ _ABSENT = object()
 
 
 class Part(NamedTuple):
-    """A window of a piece."""
-
     form: int
     rows: int
     columns: int
@@ -46,17 +44,14 @@ class Part(NamedTuple):
 
     @classmethod
     def whole(cls, form: int, rows: int, columns: int, staged_bytes: int = 0) -> Part:
-        """All of a piece."""
         return cls(form, rows, columns, staged_bytes, 0, rows, 0, columns)
 
     @property
     def height(self) -> int:
-        """Rows of the window."""
         return self.row_end - self.row_begin
 
     @property
     def width(self) -> int:
-        """Columns of the window."""
         return self.column_end - self.column_begin
 
     @property
@@ -241,3 +236,52 @@ def lay_out(dense: Tensor, shape: Sequence[int], transposed: bool, flipped: bool
     if transposed == flipped:
         return held
     return held.mT.contiguous().mT if flipped else held.contiguous()
+
+
+def raw_stream(index: int) -> int:
+    """PyTorch's current stream of a GPU, as CUDA's handle."""
+    return int(torch._C._cuda_getCurrentRawStream(index))
+
+
+# ---- views ----
+
+
+class View(NamedTuple):
+    """Some rows and columns of the matrix that arrays hold, as a tensor of a shape."""
+
+    rows: slice
+    columns: slice
+    shape: torch.Size
+    transposed: bool
+
+
+def view_of(tensor: Tensor, columns: int) -> View | None:
+    """What elements of a matrix of this many columns it is; None if they are no part of it."""
+    if not tensor.numel():
+        return None
+    is_flipped = tensor.dim() > 1 and tensor.stride(-2) < tensor.stride(-1)
+    for transposed in (is_flipped, not is_flipped) if tensor.dim() > 1 else (False,):
+        held = tensor.mT if transposed else tensor
+        sides = [side for side in zip(held.shape, held.stride(), strict=True) if side[0] > 1]
+        row, column = divmod(int(tensor.storage_offset()), columns)
+        height = width = 1
+        while sides and sides[-1][1] == width and width * sides[-1][0] <= columns - column:
+            width *= sides.pop()[0]
+        while sides and sides[-1][1] == columns * height:
+            height *= sides.pop()[0]
+        if not sides and not (transposed and width != held.shape[-1]):
+            rows = slice(row, row + height)
+            return View(rows, slice(column, column + width), tensor.shape, transposed)
+    return None
+
+
+def contiguous_strides(shape: Sequence[int], flipped: bool) -> tuple[int, ...]:
+    """Strides of a dense tensor, if `flipped` with the last two dimensions the other way round."""
+    order = list(range(len(shape)))
+    if flipped:
+        order[-2:] = order[-1], order[-2]
+    strides, step = [0] * len(shape), 1
+    for at in reversed(order):
+        strides[at] = step
+        step *= max(shape[at], 1)
+    return tuple(strides)

@@ -16,9 +16,9 @@ Exceptions are those of `df11.Error`: `IoError`, `UnsupportedError`, `CorruptErr
 below only what is special is named.
 """
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 from ._report import Placement, Plan, Report, Verification
 
@@ -199,50 +199,39 @@ class Model(Mapping[str, Tensor]):
     decoded when they are asked for.
     """
 
-    @property
-    def path(self) -> str:
-        """What was opened."""
-    @property
-    def identity(self) -> str:
-        """The hash by which the shards of the model know each other, in hexadecimal."""
-    @property
-    def is_complete(self) -> bool:
-        """Whether all shards of the model are open; a single shard of several opens alone."""
-    @property
-    def nbytes(self) -> int:
-        """Decoded bytes of all tensors, aliases included."""
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of all open containers."""
-    @property
-    def mappings(self) -> list[tuple[int, int]]:
-        """Address and bytes of each container as it is mapped into memory, while the model lives.
+    path: Final[str]
+    """What was opened."""
+    identity: Final[str]
+    """The hash by which the shards of the model know each other, in hexadecimal."""
+    is_complete: Final[bool]
+    """Whether all shards of the model are open; a single shard of several opens alone."""
+    nbytes: Final[int]
+    """Decoded bytes of all tensors, aliases included."""
+    stored_bytes: Final[int]
+    """Bytes of all open containers."""
+    mappings: Final[list[tuple[int, int]]]
+    """Address and bytes of each container as it is mapped into memory, while the model lives.
 
-        For reading alone; nothing is checked.
-        """
+    For reading alone; nothing is checked.
+    """
     def check_tiles(self, names: Sequence[str]) -> None:
         """Check checksums, codebooks and offsets of those of these tensors that have
         `Tensor.tiles`, each byte once in the life of the model. Raises `KeyError`, `CorruptError`.
         """
-    @property
-    def shards(self) -> list[dict[str, Any]]:
-        """The open containers: `path`, `index`, `count` and `bytes` of each."""
-    @property
-    def weights_files(self) -> list[str]:
-        """Paths of the original weights files."""
-    @property
-    def side_files(self) -> list[str]:
-        """Paths of the other original files in the containers."""
+    shards: Final[list[dict[str, Any]]]
+    """The open containers: `path`, `index`, `count` and `bytes` of each."""
+    weights_files: Final[list[str]]
+    """Paths of the original weights files."""
+    side_files: Final[list[str]]
+    """Paths of the other original files in the containers."""
     def weights_header(self, path: str) -> str:
         """The JSON header of one of `weights_files`, as it was: the tensors where they lay in the
         file, and its `__metadata__`. Raises `ParameterError` where there is no such file.
         """
-    @property
-    def blocks(self) -> list[Block]:
-        """The blocks, in the order in which the model runs them."""
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """All tensors by name, shard by shard; made at the first use and kept."""
+    blocks: Final[list[Block]]
+    """The blocks, in the order in which the model runs them."""
+    tensors: Final[Mapping[str, Tensor]]
+    """All tensors by name, shard by shard; made at the first use and kept."""
     def block(self, name: str) -> Block:
         """The block with this name. Constant time. Raises `KeyError` where there is none."""
     def verify(
@@ -272,63 +261,24 @@ class Model(Mapping[str, Tensor]):
         GPUs that there are not, and blocks that there are not.
         """
     def __getitem__(self, key: str, /) -> Tensor: ...
-    def __contains__(self, key: object, /) -> bool: ...
     def __iter__(self) -> Iterator[str]: ...
     def __len__(self) -> int: ...
-    def keys(self) -> KeysView[str]: ...
-    def values(self) -> ValuesView[Tensor]: ...
-    def items(self) -> ItemsView[str, Tensor]: ...
     def get(self, name: str, default: Any = None) -> Any: ...
     def _repr_html_(self) -> str: ...
 
-@final
-class Tensor:
-    """A tensor of an open model. From `Model`. Decoded anew by each call, on all cores (1 to 3 GB/s
-    each).
+class _Decoded:
+    """What a tensor and a part of one have in common.
 
     Gives itself to other libraries by DLPack: `torch.from_dlpack(tensor)` decodes it into new
     memory of the CPU and copies nothing.
     """
 
-    @property
-    def name(self) -> str:
-        """Its name."""
-    @property
-    def block(self) -> str:
-        """The name of its block."""
-    @property
-    def dtype(self) -> str:
-        """The type of its elements as safetensors names it, such as `BF16`; `unknown` for one of a
-        newer version.
-        """
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its dimensions, outermost first."""
-    @property
-    def nbytes(self) -> int:
-        """Bytes when it is decoded. Raises `UnsupportedError` for an unknown dtype."""
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of its arrays in the container; 0 for an alias."""
-    @property
-    def tiles(self) -> Tiles | None:
-        """Its arrays, if it is BF16 in tiles of 32 x 256; of an alias those of its target. None for
-        any other tensor.
-        """
-    @property
-    def bits_per_element(self) -> float:
-        """Stored bits an element; 0 for an alias or a tensor without elements."""
-    @property
-    def encoding(self) -> str:
-        """How its bytes are stored: `gap`, `tile`, `raw`, or `unknown` for a newer version's. Of an
-        alias that of its target.
-        """
-    @property
-    def target(self) -> str:
-        """The name of the tensor that holds its bytes: its own, except for an alias."""
-    @property
-    def hash(self) -> str:
-        """The BLAKE3 hash of its decoded bytes, as stored, in hexadecimal."""
+    dtype: Final[str]
+    """The type of its elements as safetensors names it, such as `BF16`; `unknown` for one of a
+    newer version.
+    """
+    nbytes: Final[int]
+    """Bytes when it is decoded. Raises `UnsupportedError` for an unknown dtype."""
     def decode_into(self, buffer: _Buffer) -> None:
         """Decode into a writable, contiguous buffer of exactly `nbytes` bytes, little-endian and in
         row-major order.
@@ -338,25 +288,6 @@ class Tensor:
         that cannot be written, `TypeError` for what is no buffer, `CorruptError` where the
         container is damaged (then the buffer holds anything), `UnsupportedError` for an encoding of
         a newer version.
-        """
-    def decode_rows_into(self, start: int, stop: int, buffer: _Buffer) -> None:
-        """As `rows(start, stop).decode_into(buffer)`."""
-    def rows(self, start: int, stop: int) -> Slice:
-        """The part whose index in the first dimension lies in `start..stop`. Decoded without the
-        rest.
-
-        Raises `ParameterError` for rows that do not exist, or that do not fill whole bytes.
-        """
-    def __getitem__(self, key: _Index | tuple[_Index, ...], /) -> Slice:
-        """What indexing with numbers and slices gives, as in NumPy, but that steps are 1; nothing
-        is decoded yet.
-
-        Of a matrix in tiles only those of 32 rows and 256 columns are decoded that hold some of it:
-        `tensor[:, 1024:2048]` is the part of one of several GPUs. Of other coded tensors whole rows
-        are, piece by piece.
-
-        Raises `IndexError` for an index that does not exist or too many of them, `ParameterError`
-        where the part does not begin and end between bytes.
         """
     def numpy(self) -> Any:
         """A new NumPy array. BF16 and F8 have the types of ml_dtypes where that is installed; else
@@ -379,43 +310,65 @@ class Tensor:
         """The CPU, in the numbers of DLPack."""
 
 @final
-class Slice:
+class Tensor(_Decoded):
+    """A tensor of an open model. From `Model`. Decoded anew by each call, on all cores (1 to 3 GB/s
+    each).
+    """
+
+    name: Final[str]
+    """Its name."""
+    block: Final[str]
+    """The name of its block."""
+    shape: Final[tuple[int, ...]]
+    """Its dimensions, outermost first."""
+    stored_bytes: Final[int]
+    """Bytes of its arrays in the container; 0 for an alias."""
+    tiles: Final[Tiles | None]
+    """Its arrays, if it is BF16 in tiles of 32 x 256; of an alias those of its target. None for
+    any other tensor.
+    """
+    bits_per_element: Final[float]
+    """Stored bits an element; 0 for an alias or a tensor without elements."""
+    encoding: Final[str]
+    """How its bytes are stored: `gap`, `tile`, `raw`, or `unknown` for a newer version's. Of an
+    alias that of its target.
+    """
+    target: Final[str]
+    """The name of the tensor that holds its bytes: its own, except for an alias."""
+    hash: Final[str]
+    """The BLAKE3 hash of its decoded bytes, as stored, in hexadecimal."""
+    def decode_rows_into(self, start: int, stop: int, buffer: _Buffer) -> None:
+        """As `rows(start, stop).decode_into(buffer)`."""
+    def rows(self, start: int, stop: int) -> Slice:
+        """The part whose index in the first dimension lies in `start..stop`. Decoded without the
+        rest.
+
+        Raises `ParameterError` for rows that do not exist, or that do not fill whole bytes.
+        """
+    def __getitem__(self, key: _Index | tuple[_Index, ...], /) -> Slice:
+        """What indexing with numbers and slices gives, as in NumPy, but that steps are 1; nothing
+        is decoded yet.
+
+        Of a matrix in tiles only those of 32 rows and 256 columns are decoded that hold some of it:
+        `tensor[:, 1024:2048]` is the part of one of several GPUs. Of other coded tensors whole rows
+        are, piece by piece.
+
+        Raises `IndexError` for an index that does not exist or too many of them, `ParameterError`
+        where the part does not begin and end between bytes.
+        """
+
+@final
+class Slice(_Decoded):
     """A part of a tensor, from `Tensor.rows` or by indexing one. Only the thread blocks, or the
     tiles, that hold it are decoded.
     """
 
-    @property
-    def tensor(self) -> Tensor:
-        """The tensor."""
-    @property
-    def ranges(self) -> tuple[tuple[int, int], ...]:
-        """For each of the first dimensions the first index, and the one after the last."""
-    @property
-    def dtype(self) -> str:
-        """As `Tensor.dtype`."""
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The numbers of indices, without dimensions that were indexed with a number."""
-    @property
-    def nbytes(self) -> int:
-        """Bytes when they are decoded."""
-    def decode_into(self, buffer: _Buffer) -> None:
-        """As `Tensor.decode_into`."""
-    def numpy(self) -> Any:
-        """As `Tensor.numpy`."""
-    def torch(self) -> Any:
-        """As `Tensor.torch`."""
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> object:
-        """As that of `Tensor`."""
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """The CPU, in the numbers of DLPack."""
+    tensor: Final[Tensor]
+    """The tensor."""
+    ranges: Final[tuple[tuple[int, int], ...]]
+    """For each of the first dimensions the first index, and the one after the last."""
+    shape: Final[tuple[int, ...]]
+    """The numbers of indices, without dimensions that were indexed with a number."""
 
 @final
 class Block:
@@ -423,23 +376,18 @@ class Block:
     `Model.block`.
     """
 
-    @property
-    def name(self) -> str:
-        """Its name."""
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Its tensors, in the order of `layout`."""
-    @property
-    def nbytes(self) -> int:
-        """The size of a buffer for `decode_into`."""
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of all its arrays in the container."""
-    @property
-    def layout(self) -> dict[str, tuple[int, int]]:
-        """For each tensor, by name, where its bytes begin and end in a buffer for `decode_into`.
-        Each begins on a multiple of 256.
-        """
+    name: Final[str]
+    """Its name."""
+    tensors: Final[list[Tensor]]
+    """Its tensors, in the order of `layout`."""
+    nbytes: Final[int]
+    """The size of a buffer for `decode_into`."""
+    stored_bytes: Final[int]
+    """Bytes of all its arrays in the container."""
+    layout: Final[dict[str, tuple[int, int]]]
+    """For each tensor, by name, where its bytes begin and end in a buffer for `decode_into`.
+    Each begins on a multiple of 256.
+    """
     def decode_into(self, buffer: _Buffer) -> None:
         """Decode all tensors into one buffer of exactly `nbytes` bytes; bytes between tensors
         become zero. See `Tensor.decode_into`.
@@ -454,31 +402,24 @@ class DeviceModel:
     the GPUs.
     """
 
-    @property
-    def devices(self) -> list[int]:
-        """The numbers of its GPUs, as they were given."""
-    @property
-    def device_bytes(self) -> int:
-        """Memory that it holds on all GPUs together. Outputs are the caller's, and not counted."""
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of streamed blocks: page cache that is pinned, or copies."""
-    @property
-    def copied_bytes(self) -> int:
-        """How much of that is copies, because the containers' mappings could not be pinned."""
-    @property
-    def largest_block_bytes(self) -> int:
-        """The size of a buffer into which any block can be decoded."""
-    @property
-    def blocks(self) -> list[DeviceBlock]:
-        """The blocks that are loaded, in the order in which the model runs them."""
+    devices: Final[list[int]]
+    """The numbers of its GPUs, as they were given."""
+    device_bytes: Final[int]
+    """Memory that it holds on all GPUs together. Outputs are the caller's, and not counted."""
+    host_bytes: Final[int]
+    """Bytes of streamed blocks: page cache that is pinned, or copies."""
+    copied_bytes: Final[int]
+    """How much of that is copies, because the containers' mappings could not be pinned."""
+    largest_block_bytes: Final[int]
+    """The size of a buffer into which any block can be decoded."""
+    blocks: Final[list[DeviceBlock]]
+    """The blocks that are loaded, in the order in which the model runs them."""
     def block(self, name: str) -> DeviceBlock:
         """The block with this name. Raises `KeyError` where there is none, or it was not loaded."""
-    @property
-    def placements(self) -> dict[str, Placement]:
-        """For each block that is loaded, by name, the number of its GPU, and whether it is
-        streamed.
-        """
+    placements: Final[dict[str, Placement]]
+    """For each block that is loaded, by name, the number of its GPU, and whether it is
+    streamed.
+    """
     def program(self, pieces: Sequence[_Piece]) -> Program:
         """Prepare to decode tensors that lie on one GPU, of any blocks, to chosen places of one
         output.
@@ -510,21 +451,16 @@ class DeviceBlock:
     alive.
     """
 
-    @property
-    def name(self) -> str:
-        """Its name."""
-    @property
-    def device(self) -> int:
-        """The number of the GPU on which it is decoded."""
-    @property
-    def is_streamed(self) -> bool:
-        """Whether it stays on the host and is copied to the GPU ahead of each use."""
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the output."""
-    @property
-    def layout(self) -> dict[str, tuple[int, int]]:
-        """As `Block.layout`: by the name of each tensor where its bytes begin and end."""
+    name: Final[str]
+    """Its name."""
+    device: Final[int]
+    """The number of the GPU on which it is decoded."""
+    is_streamed: Final[bool]
+    """Whether it stays on the host and is copied to the GPU ahead of each use."""
+    nbytes: Final[int]
+    """Bytes of the output."""
+    layout: Final[dict[str, tuple[int, int]]]
+    """As `Block.layout`: by the name of each tensor where its bytes begin and end."""
     def decode(self, pointer: int, stream: int) -> None:
         """Put the decoding of all its tensors on a stream: usually one launch. Some microseconds of
         the caller's time.
@@ -548,15 +484,12 @@ class Program:
     `DeviceModel.program`.
     """
 
-    @property
-    def device(self) -> int:
-        """The number of the GPU on which it decodes."""
-    @property
-    def is_streamed(self) -> bool:
-        """Whether it decodes tensors of a streamed block out of its slots."""
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the output: to the end of the last piece."""
+    device: Final[int]
+    """The number of the GPU on which it decodes."""
+    is_streamed: Final[bool]
+    """Whether it decodes tensors of a streamed block out of its slots."""
+    nbytes: Final[int]
+    """Bytes of the output: to the end of the last piece."""
     def decode(self, pointer: int, stream: int) -> None:
         """As `DeviceBlock.decode`. Bytes between pieces stay as they are; where pieces overlap,
         bytes are those of any of them.
@@ -587,23 +520,18 @@ class Program:
 class Tiles:
     """A BF16 matrix of a container in tiles of 32 x 256. From `Tensor.tiles`."""
 
-    @property
-    def rows(self) -> int:
-        """All dimensions but those of `columns`, multiplied."""
-    @property
-    def columns(self) -> int:
-        """The last dimension, or the product of some last ones."""
-    @property
-    def staged_bytes(self) -> int:
-        """The most bytes of its bitstream that a tile takes."""
-    @property
-    def lengths(self) -> tuple[int, int, int, int]:
-        """Bytes of codebook, records, bits and plane."""
-    @property
-    def places(self) -> tuple[tuple[int, int], ...] | None:
-        """Address and bytes of each of these arrays in one of `Model.mappings`, unread and
-        unchecked; None if the container is not mapped.
-        """
+    rows: Final[int]
+    """All dimensions but those of `columns`, multiplied."""
+    columns: Final[int]
+    """The last dimension, or the product of some last ones."""
+    staged_bytes: Final[int]
+    """The most bytes of its bitstream that a tile takes."""
+    lengths: Final[tuple[int, int, int, int]]
+    """Bytes of codebook, records, bits and plane."""
+    places: Final[tuple[tuple[int, int], ...] | None]
+    """Address and bytes of each of these arrays in one of `Model.mappings`, unread and
+    unchecked; None if the container is not mapped.
+    """
     def array(self, index: int) -> memoryview:
         """One of these arrays, for reading, where the container is mapped. Checks its checksums.
         Raises `IndexError`, `CorruptError`.
@@ -632,12 +560,10 @@ class Matrix:
         """`device`: a GPU's number, or None for the CPU. Raises `ParameterError` where lengths
         contradict the part, `GpuError`.
         """
-    @property
-    def rows(self) -> int:
-        """Of the part."""
-    @property
-    def columns(self) -> int:
-        """Of the part."""
+    rows: Final[int]
+    """Of the part."""
+    columns: Final[int]
+    """Of the part."""
     def decode(self, output: int, stream: int = 0) -> None:
         """Decode to an address, row by row, dense; a multiple of 16 on a GPU. On the CPU done when
         it returns.
@@ -666,9 +592,8 @@ class Linear:
         """
     def workspace_bytes(self, rows: int) -> int:
         """Bytes of a workspace for up to this many rows of x."""
-    @property
-    def crossover_rows(self) -> int:
-        """From this many rows of x on it is faster to decode and multiply then."""
+    crossover_rows: Final[int]
+    """From this many rows of x on it is faster to decode and multiply then."""
     def multiply(
         self,
         x: int,

@@ -30,11 +30,11 @@ from ._matrices import (
     lay_out,
     matrices,
     product,
+    raw_stream,
     shape_of,
     window,
     windows,
 )
-from ._torch import raw_stream
 from ._workspaces import workspace
 
 #: The most bytes decoded at once if nothing asks for a whole matrix. With what PyTorch's

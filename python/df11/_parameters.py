@@ -7,38 +7,16 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
+from ._arrays import dtype_of
 from ._container import Tensors, with_dtype
 from ._errors import misshapen
-from ._names import Place, outer
+from ._modules import Entry, entries, outer
 from ._plan import Item
-from ._torch import dtype_of
-
-
-class Entry(NamedTuple):
-    """A parameter or buffer of a module, with all places at which it is reachable."""
-
-    value: torch.Tensor
-    places: list[Place]
-    is_buffer: bool
-    is_persistent: bool
-
-
-def entries(root: nn.Module) -> list[Entry]:
-    """All parameters and buffers, each once."""
-    found: dict[int, Entry] = {}
-    for path, module in root.named_modules(remove_duplicate=False):
-        for attribute, value in (*module._parameters.items(), *module._buffers.items()):
-            if value is not None:
-                is_buffer = attribute in module._buffers
-                persistent = attribute not in module._non_persistent_buffers_set
-                entry = found.setdefault(id(value), Entry(value, [], is_buffer, persistent))
-                entry.places.append(Place(path, attribute))
-    return list(found.values())
 
 
 def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> list[Item]:
@@ -51,7 +29,7 @@ def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> lis
     `MissingError` if no tensor has such a name, `ValueError` for other shapes.
     """
     container, names = tensors.container, list(tensors)
-    known = {place.name: entry for entry in entries(root) for place in entry.places}
+    known = {spot.name: entry for entry in entries(root) for spot in entry.spots}
     rename = _renaming(known, names, prefix, container)
     wanted = wanted_by(root)
     found: dict[int, Item] = {}
@@ -62,7 +40,7 @@ def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> lis
         if id(entry.value) in found:  # tied, and stored under both names
             tensors.used.add(tensor)
             continue
-        shape, name = tuple(container[tensor].shape), entry.places[0].name
+        shape, name = tuple(container[tensor].shape), entry.spots[0].name
         if shape != tuple(entry.value.shape):
             raise misshapen(name, entry.value.shape, shape, f"{container.path} ({tensor})")
         value = tensors[tensor]
@@ -79,9 +57,9 @@ def check_complete(root: nn.Module, items: list[Item], container: Any) -> None:
     """
     held = {item.name for item in items}
     left = {
-        entry.places[0].name: entry
+        entry.spots[0].name: entry
         for entry in entries(root)
-        if held.isdisjoint(place.name for place in entry.places)
+        if held.isdisjoint(spot.name for spot in entry.spots)
     }
     optional: Any = getattr(root, "_keys_to_ignore_on_load_missing", None) or ()
     missing = [

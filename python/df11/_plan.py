@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _native
+from ._arrays import dtype_of
 from ._container import share
 from ._matrices import TABLE_BYTES, Part
 from ._matrices import each as pieces
-from ._names import Place, common, look_up, outer
-from ._place import SHARE, Placement
+from ._modules import Spot, common, look_up, outer
 from ._tensor import CompressedTensor
-from ._torch import dtype_of
 
 #: How a weight lies: `stored` as in the container, `fast` in the fast layout, `streamed` as in the
 #: container and in host memory, from where the GPU reads it; or as an ordinary parameter.
@@ -38,6 +38,17 @@ ALIGNMENT = 256
 LEAST_SAVED = 1
 #: Of the fast layout, what exceptions may add, until they are counted.
 EXCEPTIONS = 0.01
+_FACTORS = {"": 1} | {
+    prefix + binary: (1024 if binary else 1000) ** power
+    for power, prefix in enumerate("KMGT", start=1)
+    for binary in ("", "I")
+}
+#: Of what is free on a GPU, the share that a model may take unless it is told otherwise; the rest
+#: is for activations and caches.
+SHARE = 0.9
+
+
+# ---- weights, and forms in which they can lie ----
 
 
 @dataclass(eq=False)
@@ -50,7 +61,7 @@ class Item:
     #: The tensors of the container that it was made of.
     sources: list[str]
     #: Where the module has it.
-    places: list[Place] = field(default_factory=list)
+    spots: list[Spot] = field(default_factory=list)
     #: Why it is an ordinary parameter, if it is.
     reason: str | None = None
 
@@ -106,7 +117,6 @@ def fast_bytes(value: Tensor) -> int:
 
 
 def aligned(count: int) -> int:
-    """The next multiple of `ALIGNMENT`."""
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
@@ -131,6 +141,117 @@ def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> s
     return None if is_packed else NO_TILES
 
 
+# ---- devices, and how much of each ----
+
+
+class Placement(NamedTuple):
+    """Devices, and the bytes that weights may take of each; None: all that they need."""
+
+    devices: list[torch.device]
+    memory: list[int] | None = None
+    #: Of each module that a device_map names, the device, if these are several; weights on the CPU
+    #: are streamed to the first GPU.
+    where: dict[str, torch.device] | None = None
+    #: How several GPUs share what there is, as device_map says it.
+    order: str = "sequential"
+
+    @property
+    def rest(self) -> Any:
+        """Where a loader of one device may put what is not compressed; it is moved later."""
+        return self.devices[0] if len(self.devices) == 1 else "cpu"
+
+
+def byte_count(size: int | float | str) -> int:
+    """Bytes from a number, or from words such as "9GB" or "1.5GiB"."""
+    if not isinstance(size, str):
+        return int(size)
+    match = re.fullmatch(r"([0-9.]+)\s*([KMGT]?I?)B?", size.strip().upper())
+    if match is None:
+        raise ValueError(
+            f'{size!r} is no number of bytes; write it as 9000000000, "9GB" or "8.5GiB"'
+        )
+    return int(float(match[1]) * _FACTORS[match[2]])
+
+
+def device_of(device: Any) -> torch.device:
+    """A device with its index, checked to be there."""
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise RuntimeError(
+                "there is no CUDA device that PyTorch can use; load onto the CPU with "
+                'device_map="cpu" (slow)'
+            )
+        return torch.device(
+            "cuda", torch.cuda.current_device() if device.index is None else device.index
+        )
+    if device.type != "cpu":
+        raise ValueError(f"weights are decoded on NVIDIA GPUs and on the CPU, and not on {device}")
+    return torch.device("cpu")
+
+
+def default_device() -> torch.device:
+    return device_of("cuda") if torch.cuda.is_available() else torch.device("cpu")
+
+
+def resolve(wanted: Any, memory: Any, max_memory: dict[Any, Any] | None = None) -> Placement:
+    """What `device_map`, `memory` and `max_memory` ask for."""
+    if isinstance(wanted, dict):
+        return _by_modules(wanted, memory)
+    caps = {
+        gpu: int(cap) for gpu, cap in (max_memory or {}).items() if isinstance(gpu, int) and cap
+    }
+    if not caps or not torch.cuda.is_available():
+        return Placement([torch.device("cpu")])
+    caps = limited(caps, memory)
+    for gpu in caps:
+        free, _ = torch.cuda.mem_get_info(gpu)
+        caps[gpu] = min(caps[gpu], int(SHARE * free))
+    devices = [torch.device("cuda", gpu) for gpu in caps]
+
+    return Placement(devices, list(caps.values()), None, wanted)
+
+
+def _by_modules(wanted: dict[Any, Any], memory: Any) -> Placement:
+    if "disk" in wanted.values():
+        raise ValueError(
+            'compressed weights are on disk anyway; use "cpu" in the place of "disk" to stream '
+            'them from the host, or device_map="auto" with max_memory to stream what does not fit'
+        )
+    where = {str(path): device_of(device) for path, device in wanted.items()}
+    devices = list(dict.fromkeys(where.values()))
+    if len(devices) == 1:
+        if memory is None or devices[0].type == "cpu":
+            return Placement(devices)
+        sizes = memory if isinstance(memory, list) else [memory]
+        return Placement(devices, [byte_count(size) for size in sizes])
+    if memory is not None:
+        raise ValueError(
+            "device_map says of each module where it is, and memory how much of a GPU they may "
+            'take; give one of them: device_map="auto" places blocks by memory, or max_memory'
+        )
+    return Placement([device for device in devices if device.type == "cuda"], None, where)
+
+
+def limited(caps: dict[int, int], memory: Any) -> dict[int, int]:
+    """What each GPU may use: `memory` is all that one may, or a list with the bytes of each."""
+    if memory is None:
+        return caps
+    sizes = memory if isinstance(memory, list) else [memory] * len(caps)
+    if len(sizes) != len(caps):
+        raise ValueError(
+            f"memory has {len(sizes)} sizes for {len(caps)} GPUs; name one for each, or a single "
+            "one for all"
+        )
+    return {
+        gpu: min(cap, byte_count(size))
+        for (gpu, cap), size in zip(caps.items(), sizes, strict=True)
+    }
+
+
+# ---- what lies where ----
+
+
 @dataclass
 class Group:
     """The weights of a block of the container, which lie alike on one device."""
@@ -145,9 +266,7 @@ class Group:
 
     @property
     def paths(self) -> list[str]:
-        """The modules that have its weights."""
-        places = (place.path for each in self.items for place in each.places)
-        return list(dict.fromkeys(places))
+        return list(dict.fromkeys(spot.path for each in self.items for spot in each.spots))
 
 
 def group(items: list[Item], container: Any) -> list[Group]:
@@ -211,14 +330,14 @@ def _place_by_modules(
     for each in groups:
         said: dict[torch.device, str] = {}
         for item in each.items:
-            for place in item.places if item.reason is None else ():
-                device = look_up(where, place.name)
+            for spot in item.spots if item.reason is None else ():
+                device = look_up(where, spot.name)
                 if device is None:
                     raise ValueError(
-                        f'device_map names no device for {place.name}; name one, or one for "", '
+                        f'device_map names no device for {spot.name}; name one, or one for "", '
                         "which is all that it does not name"
                     )
-                said.setdefault(device, place.name)
+                said.setdefault(device, spot.name)
         (first, one), *others = said.items() or [(main, "")]
         for second, other in others:
             raise ValueError(

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps, convert_and_load_state_dict_in_model
 
 from . import _native
+from ._arrays import dtype_of
 from ._container import Kept, Slice, Tensors, with_dtype
 from ._errors import misshapen
-from ._parallel import is_sharded, local
+from ._modules import is_sharded, local
 from ._parameters import wanted_by
 from ._plan import Item
 from ._tensor import CompressedTensor
-from ._torch import dtype_of
 
 
 def checkpoint_dtype(container: Any) -> torch.dtype:
@@ -106,11 +106,9 @@ class Taker(LastConversion):
         self._wrong: ValueError | None = None
 
     def slices(self) -> dict[str, Any]:
-        """What the loader reads as a checkpoint."""
         return {name: Slice(self.tensors, name) for name in self.tensors}
 
     def take(self, values: dict[str, Tensor], sources: list[str]) -> dict[str, Any]:
-        """Keeps all."""
         return {name: self._take(name, value, sources) for name, value in values.items()}
 
     def _take(self, name: str, value: Tensor, sources: list[str]) -> Tensor:

@@ -6,7 +6,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 Progress = bool | Callable[[str, int, int], object] | None
 
@@ -19,44 +19,29 @@ WORDS = {
 }
 
 
-class Watcher(Protocol):
+class Watcher:
     """What long work tells of itself, about twenty times a second, on the caller's thread."""
+
+    def __init__(self, tell: Callable[[str, int, int], object]) -> None:
+        self.tell = tell
 
     def __call__(self, stage: str, done: int, total: int) -> object:
         """`done` of `total` bytes, over all stages."""
+        return self.tell(stage, done, total)
 
     def close(self) -> None:
         """The work has ended, in whatever way."""
 
 
-def watcher(progress: Progress) -> Watcher | None:
-    """What the argument `progress` of a function asks for; `None` watches nothing."""
-    if callable(progress):
-        return _Callable(progress)
-    if progress is None:
-        progress = sys.stderr is not None and (sys.stderr.isatty() or _in_notebook())
-    return _bar() if progress else None
-
-
-class _Callable:
-    def __init__(self, call: Callable[[str, int, int], object]) -> None:
-        self.call = call
-
-    def __call__(self, stage: str, done: int, total: int) -> object:
-        return self.call(stage, done, total)
-
-    def close(self) -> None:
-        pass
-
-
-class _Line:
+class _Line(Watcher):
     """A line on standard error, if tqdm is not installed."""
 
     def __init__(self) -> None:
+        super().__init__(self._show)
         self.start = time.monotonic()
         self.width = 0
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
+    def _show(self, stage: str, done: int, total: int) -> None:
         seconds = max(time.monotonic() - self.start, 1e-9)
         share = 100 * done / total if total else 0
         text = f"{WORDS.get(stage, stage)} {share:3.0f} %  {done / seconds / 1e6:,.0f} MB/s"
@@ -69,14 +54,13 @@ class _Line:
         sys.stderr.flush()
 
 
-class _Tqdm:
-    """A bar of tqdm."""
-
+class _Tqdm(Watcher):
     def __init__(self, tqdm: Any) -> None:
+        super().__init__(self._show)
         self.bar = tqdm(unit="B", unit_scale=True, leave=False)
         self.stage = ""
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
+    def _show(self, stage: str, done: int, total: int) -> None:
         self.bar.total = total
         self.bar.update(done - self.bar.n)
         if stage != self.stage:
@@ -87,7 +71,14 @@ class _Tqdm:
         self.bar.close()
 
 
-def _bar() -> Watcher:
+def watcher(progress: Progress) -> Watcher | None:
+    """What the argument `progress` of a function asks for; `None` watches nothing."""
+    if callable(progress):
+        return Watcher(progress)
+    if progress is None:
+        progress = sys.stderr is not None and (sys.stderr.isatty() or _in_notebook())
+    if not progress:
+        return None
     try:
         return _Tqdm(importlib.import_module("tqdm.auto").tqdm)
     except ImportError:

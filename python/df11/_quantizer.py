@@ -9,7 +9,7 @@ What each of them is used for, in the order in which `from_pretrained` calls the
 | `_expect_containers` | `update_tp_plan` to 5.20, `update_attn_implementation` from 5.18 |
 | `update_dtype` | remembers what is asked for |
 | `preprocess_model` | opens the containers, and names a file that stands for their tensors; of a \
-BF16 folder it makes them first (`_online`) |
+BF16 folder it makes them first (`_source`) |
 | `adjust_max_memory`, `validate_environment` | `device_map="auto"`: GPUs, and what each may hold |
 | `param_needs_quantization`, `get_quantize_ops` | take what the loader has made of the tensors |
 | `postprocess_model` | brings it to its devices: parameters are compressed tensors from then on |
@@ -23,14 +23,12 @@ once, and stays an ordinary parameter. No other weight is in memory or on disk a
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import __version__
@@ -40,21 +38,18 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
-from ._container import Tensors
+from ._container import Handed, Tensors
+from ._doctor import mismatch
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
 from ._load import check_gpus, check_options, load
-from ._names import join
-from ._online import Made, made_of
-from ._online import folder_of as bf16_folder
+from ._modules import is_first, prepare
 from ._packing import PACKED, Packer
-from ._parallel import gathered, is_first, local, prepare
 from ._parameters import tell_conversions
-from ._place import Placement, default_device, resolve
-from ._plan import Item
+from ._plan import Item, default_device, resolve
 from ._pretrained import Taker, checkpoint_dtype
-from ._source import KEY, Ref, copy_containers, keep
-from ._tensor import CompressedTensor
-from ._versions import mismatch
+from ._saving import Save, changed, copy_containers, mark_config, others, save_others
+from ._source import KEY, Made, made_of
+from ._source import folder_of as bf16_folder
 
 METHOD = "df11"
 
@@ -69,9 +64,6 @@ class Method(str, Enum):
     DF11 = METHOD
 
 
-#: As `df11 compress` inserts it, after the first brace; `df11 decompress` takes it out
-#: (src/write/config.rs).
-MARK = '\n  "quantization_config": {"quant_method": "df11"},'
 #: The calls with the config, before files are looked for; each release has one of them at least.
 _WITH_CONFIG = ("update_tp_plan", "update_attn_implementation")
 _NEEDED = (
@@ -144,8 +136,6 @@ def refuse_decoding(*_: Any, **__: Any) -> Any:
 
 @register_quantizer(METHOD)
 class Df11Quantizer(HfQuantizer):
-    """Loads compressed weights into transformers models."""
-
     #: Adapters can be trained: gradients go through compressed weights.
     is_trainable = True
     #: generate() may compile by itself.
@@ -155,12 +145,12 @@ class Df11Quantizer(HfQuantizer):
     def __init__(self, quantization_config: Config, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.wanted: Any = None
-        self.max_memory: dict[Any, Any] | None = None
+        self.max_memory: dict[Any, Any] = {}
         self.model: Any = None
         self.container: Any = None
         self.made: Made | None = None
-        self.taker: Taker | Packer | None = None
-        self.placement: Placement | None = None
+        self.taker: Any = None
+        self.placement: Any = None
         self.dtype: torch.dtype | None = None
         self.saving_to: Path | None = None
         self._handed: Handed | None = None
@@ -233,30 +223,27 @@ class Df11Quantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> None:
-        files = list(checkpoint_files or ())
+        files = [] if checkpoint_files is None else checkpoint_files
         prepare(model)
         self.model = model
         if self.wanted is None and files:
             self.placement = resolve({"": _home(files[0])}, self.quantization_config.memory)
         if self.pre_quantized or self.placement is not None:
-            self._begin(files, checkpoint_files)
+            self._begin(files)
         else:
             # Whether a GPU compresses BF16 weights is known when it is known where they go.
-            self._later = partial(self._begin, files, checkpoint_files)
+            self._later = partial(self._begin, files)
             self._ratio = PACKED
 
-    def _begin(self, files: list[str], checkpoint_files: list[str] | None) -> None:
+    def _begin(self, files: list[str]) -> None:
         """Gives the loader what takes weights, and containers in the place of files."""
         model = self.model
         if self._packs(files):
-            assert self.placement is not None
             said, device = self.quantization_config, self.placement.devices[0]
             folder, exact = bf16_folder(files), said.mode == "exact"
             self.taker = packer = Packer(model, folder, device, self.dtype, exact, said.residence)
-            slices = packer.slices(files)
-            if slices is not None and checkpoint_files is not None:
-                self._handed = Handed(slices, None)
-                checkpoint_files[:] = [os.fspath(self._handed.file)]
+            if (slices := packer.slices(files)) is not None:
+                self._hand(slices, None, files)
             self._ratio = PACKED
             return
         beside = self._prepare(files)
@@ -264,14 +251,17 @@ class Df11Quantizer(HfQuantizer):
         self._ratio = self.container.stored_bytes / max(1, whole)
         rest = "cpu" if self.placement is None else self.placement.rest
         self.taker = taker = Taker(model, Tensors(self.container), self.dtype, rest)
-        self._handed = Handed(taker.slices(), beside)
-        assert checkpoint_files is not None
-        checkpoint_files[:] = [os.fspath(self._handed.file)]
+        self._hand(taker.slices(), beside, files)
         # Of tensors that belong to no parameter `df11.report` tells.
         self._ignored = model._keys_to_ignore_on_load_unexpected
         model._keys_to_ignore_on_load_unexpected = {""}
         # To the loader these weights are not quantized, but made so as it goes.
         self.pre_quantized = False
+
+    def _hand(self, tensors: dict[str, Any], beside: Path | None, files: list[str]) -> None:
+        """Has the loader take tensors in the place of files."""
+        self._handed = Handed(tensors, beside)
+        files[:] = [os.fspath(self._handed.file)]
 
     def _packs(self, files: list[str]) -> bool:
         """Whether a GPU compresses BF16 weights by itself, without containers."""
@@ -286,7 +276,7 @@ class Df11Quantizer(HfQuantizer):
         whole = sum(Path(file).stat().st_size for file in files)
         return place.memory is None or whole <= place.memory[0]
 
-    def _prepare(self, files: list[str] | None) -> Path | None:
+    def _prepare(self, files: list[str]) -> Path | None:
         """Opens the containers, or makes them; where a file beside them would be."""
         if not self.pre_quantized:
             self.made = made_of(files)
@@ -300,14 +290,11 @@ class Df11Quantizer(HfQuantizer):
 
     # ---- the loader is at work ----
 
-    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
+    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> Any:
         """Whether the loader gives what it has made of a parameter."""
-        assert self.taker is not None
         return self.taker.param_needs_quantization(model, param_name)
 
     def get_quantize_ops(self) -> Any:
-        """What it gives it to."""
-        assert self.taker is not None
         return self.taker.get_quantize_ops()
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
@@ -315,13 +302,11 @@ class Df11Quantizer(HfQuantizer):
         return param.element_size() * self._ratio
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
-        """What each GPU may hold."""
         self.max_memory = dict(max_memory)
         return max_memory
 
     def _settle(self, device_map: dict[str, Any]) -> None:
         """For "auto" and the like: what else there is goes to one device."""
-        assert self.max_memory is not None
         self.placement = resolve(self.wanted, self.quantization_config.memory, self.max_memory)
         begin, self._later = self._later, None
         if begin is not None:
@@ -342,19 +327,13 @@ class Df11Quantizer(HfQuantizer):
             model.__dict__[KEY] = self.taker.finish()
             check_gpus([self.taker.device])
         else:
-            assert self.taker is not None
-            self._load(model, self.taker)
+            model._keys_to_ignore_on_load_unexpected = self._ignored
+            taker, self.taker, self._handed = self.taker, None, None
+            finish(model, self, taker.tensors, taker.finish())
         model.save_pretrained = _Save(model)
         # What is left of the quantizer goes with copies of the model.
         self.model = self.container = self.made = self.taker = self._handed = None
         return model
-
-    def _load(self, model: Any, taker: Taker) -> None:
-        """Puts what was taken into the model."""
-        model._keys_to_ignore_on_load_unexpected = self._ignored
-        self.taker = self._handed = None
-        items = taker.finish()
-        finish(model, self, taker.tensors, items)
 
     # ---- afterwards ----
 
@@ -370,7 +349,7 @@ class Df11Quantizer(HfQuantizer):
             left = others(model)
             if is_first():
                 copy_containers(model.__dict__[KEY], self.saving_to)
-                _save_others(left, self.saving_to / WEIGHTS)
+                save_others(left, self.saving_to / WEIGHTS)
             return {}, {}
         if not getattr(model, "_hf_peft_config_loaded", False):
             raise ValueError(
@@ -407,64 +386,18 @@ def _take_quantized_mark(model: Any) -> None:
             vars(module.config).pop("_is_quantized", None)
 
 
-class Handed:
-    """A file of PyTorch that stands for tensors: whoever loads it gets these, once.
-
-    It is there as long as this is. `beside` is read too, if there is such a file.
-    """
-
-    _all: ClassVar[dict[str, dict[str, Any]]] = {}
-
-    def __init__(self, tensors: dict[str, Any], beside: Path | None) -> None:
-        from safetensors.torch import load_file
-
-        self._folder = tempfile.TemporaryDirectory(prefix="df11-")
-        self.file = Path(self._folder.name, "tensors.bin")
-        others = load_file(beside) if beside is not None and beside.exists() else {}
-        self._all[self._folder.name] = {**tensors, **others}
-        torch.save(self, self.file)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return handed, (self._folder.name,)
-
-    def __del__(self) -> None:
-        self._all.pop(self._folder.name, None)
-
-
-def handed(key: str) -> dict[str, Any]:
-    """What a file of `Handed` stands for."""
-    return Handed._all.pop(key)
-
-
-torch.serialization.add_safe_globals([handed])
-
-
 def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> None:
     """Puts what a quantizer's loader took into a model, as its config says."""
     said = quantizer.quantization_config
     form = "streamed" if said.streamed else said.residence
     tell_conversions(items, tensors.container, quantizer.dtype)
     load(model, tensors, items, quantizer.placement, mode=said.mode, residence=form)
-    keep(model.__dict__[KEY], quantizer.made)
-
-
-class Save(Ref):
-    """`save_pretrained` of a model, without keeping it; a copy of the model has its own."""
-
-    def __call__(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Writes containers and config, as `df11 compress` made them."""
-        if self.module is None:
-            raise ReferenceError("the model is gone; keep it in a variable while it is saved")
-        self.write(self.module, save_directory, *args, **kwargs)
-
-    def write(self, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As a library saves its models."""
-        raise NotImplementedError
+    if quantizer.made is not None:
+        model.__dict__[KEY].keep(quantizer.made)
 
 
 class _Save(Save):
     def write(self, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As transformers does."""
         if kwargs.get("variant") or kwargs.get("state_dict"):
             raise ValueError("a compressed model is saved as it is, without variant or state_dict")
         folder = Path(save_directory)
@@ -481,42 +414,3 @@ class _Save(Save):
             model.hf_quantizer.saving_to = None
         if not adapters and is_first():
             mark_config(folder / "config.json")
-
-
-def changed(model: Any) -> list[str]:
-    """Weights that were compressed, and in whose places are others."""
-    return [
-        weight.name
-        for weight, value in model.__dict__[KEY].found()
-        if weight.reason is None and not isinstance(local(value), CompressedTensor)
-    ]
-
-
-def others(model: Any) -> dict[str, torch.Tensor]:
-    """Parameters that the containers lack, such as a new head."""
-    held = {spot.key for spot in model.__dict__[KEY].spots}
-    return {
-        join(path, attribute): gathered(value.detach()).cpu().contiguous()
-        for path, module in model.named_modules()
-        for attribute, value in module._parameters.items()
-        if value is not None and (id(module), attribute) not in held
-    }
-
-
-def _save_others(others: dict[str, torch.Tensor], path: Path) -> None:
-    """In the file that the loader looks for beside the containers."""
-    from safetensors.torch import save_file
-
-    if others:
-        save_file(others, path, metadata={"format": "pt"})
-    else:
-        path.unlink(missing_ok=True)
-
-
-def mark_config(path: Path) -> None:
-    """Writes the line of the compression as `df11 compress` does; `df11 decompress` removes it."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if config.pop("quantization_config", None) is None:
-        return
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    path.write_text(text.replace("{", "{" + MARK, 1), encoding="utf-8")

@@ -4,22 +4,20 @@ imports them.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-#: The modules that keep a library's list of quantizers, and what puts df11 there; and the one that
-#: reads configs, and what explains containers there.
-_MODULES = {
-    "transformers.configuration_utils": "_explain",
-    "transformers.quantizers.auto": "_quantizer",
-    "diffusers.quantizers.auto": "_diffusers",
-}
+from ._errors import unfit
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -50,9 +48,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _register_now(name: str) -> None:
     library = name.partition(".")[0]
     try:
-        importlib.import_module(f".{_MODULES[name]}", __package__)
+        _MODULES[name]()
     except Exception as error:  # the library itself must stay importable
-        from ._versions import TESTED
+        from ._doctor import TESTED
 
         oldest, newest = TESTED[library]
         warnings.warn(
@@ -71,3 +69,53 @@ def register() -> None:
             _register_now(name)
         elif name not in waiting:
             sys.meta_path.insert(0, _Finder(name))
+
+
+def _explain_containers() -> None:
+    """Has `from_pretrained` of a single container say what loads it, instead of that it is no
+    repository, or no JSON. Where transformers finds files otherwise, nothing changes.
+    """
+    from transformers import configuration_utils
+    from transformers.utils import hub
+
+    config: Any = configuration_utils.PreTrainedConfig
+    find, read = (getattr(hub, "cached_files", None), getattr(config, "get_config_dict", None))
+    if find is None or read is None or hasattr(find, "_df11"):
+        return
+
+    @functools.wraps(find)
+    def find_or_explain(path_or_repo_id: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_container(path_or_repo_id)
+        return find(path_or_repo_id, *args, **kwargs)
+
+    @functools.wraps(read.__func__)
+    def read_or_explain(cls: Any, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
+        _refuse_container(pretrained_model_name_or_path)
+        return read.__func__(cls, pretrained_model_name_or_path, **kwargs)
+
+    find_or_explain._df11 = True  # type: ignore[attr-defined]
+    hub.cached_files = find_or_explain
+    method: Any = read_or_explain
+    config.get_config_dict = classmethod(method)
+
+
+def _refuse_container(source: Any) -> None:
+    if not isinstance(source, (str, os.PathLike)) or not os.fspath(source).endswith(".df11"):
+        return
+    path = Path(source)
+    if path.is_file():
+        folder = f"{path.with_suffix('')}-df11"
+        raise unfit(
+            f"{path} is one container, and transformers loads folders",
+            f"df11 convert {path} {folder} makes one; df11.attach(module, {str(path)!r}) "
+            "gives a module its weights",
+        )
+
+
+#: The modules that keep a library's list of quantizers, and what puts df11 there; and the one that
+#: reads configs, which transformers does before it knows of any quantizer.
+_MODULES: dict[str, Callable[[], object]] = {
+    "transformers.configuration_utils": _explain_containers,
+    "transformers.quantizers.auto": lambda: importlib.import_module("df11._quantizer"),
+    "diffusers.quantizers.auto": lambda: importlib.import_module("df11._diffusers"),
+}

@@ -1,11 +1,15 @@
-"""What work came to."""
+"""What work came to, what a container holds, and how notebooks show both."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from html import escape
+from math import prod
+from os import PathLike
+from typing import Any, NamedTuple
 
-from . import _html
+from ._native import Model, Tensor, open
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Report:
             **{f"left out: {name}": why for name, why in self.left_out},
             **{f"note {at}": note for at, note in enumerate(self.notes, start=1)},
         }
-        return _html.table("df11: compressed", rows.items())
+        return table("df11: compressed", rows.items())
 
 
 @dataclass(frozen=True)
@@ -102,3 +106,119 @@ class Plan:
     """Bytes of each GPU: sections, slots, tables, and the caller's two outputs of a block."""
     host_bytes: int
     """Bytes of streamed blocks, which stay pinned on the host."""
+
+
+# ---- what is in a container ----
+
+
+def inspect(path: str | PathLike[str] | Model, *, tensors: bool = True) -> dict[str, Any]:
+    """Tell what a container, or a folder of shards, holds.
+
+    The keys are those of `df11 inspect --json`: `identity`, `complete`, `shards`,
+    `container_bytes`, `total`, and `blocks`, each with its `tensors` unless these are not wanted.
+    Sizes are bytes. Weights are not read, so that there is no entropy; the cost grows with the
+    number of tensors.
+
+    Raises what `df11.open` raises.
+    """
+    model = path if isinstance(path, Model) else open(path)
+    blocks = []
+    for block in model.blocks:
+        told: dict[str, Any] = {
+            "name": block.name,
+            "tensor_count": len(block.tensors),
+            **_sum(block.tensors),
+        }
+        if tensors:
+            told["tensors"] = [_tensor(tensor) for tensor in block.tensors]
+        blocks.append(told)
+    return {
+        "source": model.path,
+        "identity": model.identity,
+        "complete": model.is_complete,
+        "shards": model.shards,
+        "weights_files": len(model.weights_files),
+        "side_files": len(model.side_files),
+        "container_bytes": model.stored_bytes,
+        "tensor_count": len(model),
+        "total": _sum(model.tensors.values()),
+        "blocks": blocks,
+    }
+
+
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    alias = tensor.target != tensor.name
+    told = {
+        **_sum([tensor]),
+        "name": tensor.name,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "encoding": "alias" if alias else tensor.encoding,
+        "hash": tensor.hash,
+    }
+    return told | {"target": tensor.target} if alias else told
+
+
+def _sum(tensors: Iterable[Tensor]) -> dict[str, Any]:
+    """Aliases count as elements; their stored bytes are those of another tensor."""
+    elements = decoded = stored = weights = weight_bytes = 0
+    for tensor in tensors:
+        count = prod(tensor.shape)
+        elements += count
+        decoded += tensor.nbytes
+        stored += tensor.stored_bytes
+        if tensor.dtype == "BF16" and tensor.target == tensor.name:
+            weights += count
+            weight_bytes += tensor.stored_bytes
+    return {
+        "elements": elements,
+        "decoded_bytes": decoded,
+        "stored_bytes": stored,
+        "weights": weights,
+        "bits_per_weight": 8 * weight_bytes / weights if weights else None,
+    }
+
+
+# ---- tables ----
+
+#: Of more blocks than this the rest are one row.
+_SHOWN = 40
+
+
+def table(caption: str, rows: Iterable[Iterable[str]], head: Iterable[str] = ()) -> str:
+    """A table; the first value of each row names it."""
+    lines = [f"<caption>{escape(caption)}</caption>"]
+    if cells := "".join(f"<th>{escape(name)}</th>" for name in head):
+        lines.append(f"<tr>{cells}</tr>")
+    for name, *values in rows:
+        cells = "".join(f"<td style='text-align:left'>{escape(value)}</td>" for value in values)
+        lines.append(f"<tr><th style='text-align:left'>{escape(name)}</th>{cells}</tr>")
+    return f"<table>{''.join(lines)}</table>"
+
+
+def model_table(of: Model) -> str:
+    """A table of its blocks: tensors, sizes, bits a weight. Reads no weights."""
+    told = inspect(of, tensors=False)
+    blocks = told["blocks"]
+    rows = [_row(block["name"], block) for block in blocks[:_SHOWN]]
+    if len(blocks) > _SHOWN:
+        rows.append([f"… and {len(blocks) - _SHOWN} more blocks"])
+    rows.append(_row("all", {**told["total"], "tensor_count": told["tensor_count"]}))
+    left = "" if told["complete"] else ", not all of the model"
+    head = ("block", "tensors", "original", "stored", "bits a weight")
+    return table(f"df11.Model {told['source']}{left}", rows, head)
+
+
+def _row(name: str, total: dict[str, float | None]) -> list[str]:
+    bits = total["bits_per_weight"]
+    sizes = [show_bytes(total[size] or 0) for size in ("decoded_bytes", "stored_bytes")]
+    return [name, f"{total['tensor_count']:,}", *sizes, "" if bits is None else f"{bits:.2f}"]
+
+
+def show_bytes(count: float) -> str:
+    """A number of bytes for people."""
+    for symbol in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {symbol}" if symbol == "B" else f"{count:.1f} {symbol}"
+        count /= 1000
+    return f"{count:.2f} GB"

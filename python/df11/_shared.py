@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _native, _ops
-from ._matrices import PART, shape_of
-from ._torch import raw_stream
+from ._matrices import PART, raw_stream, shape_of
 
 #: Weights of one product, at most: what a launch takes.
 _MOST = 8
@@ -42,7 +41,6 @@ class _Moment(NamedTuple):
     capture: int
 
     def is_same(self, other: _Moment) -> bool:
-        """Whether nothing has changed."""
         return self.x is other.x and self[1:] == other[1:]
 
     @classmethod

@@ -1,87 +1,164 @@
-"""What a module with compressed weights has from which containers."""
+"""What a module with compressed weights has from which containers.
+
+Containers that are made of BF16 files while a model is loaded have no names: each file is deleted
+as soon as it is open, and its memory is given back when nobody uses it any longer, also if the
+process is killed.
+"""
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
 from . import _native
 from ._container import Tensors
-from ._names import Place
-from ._online import Made, Stamp, again
-from ._parallel import local
+from ._modules import Spot, local
 from ._tensor import CompressedTensor
-from ._torch import bytes_of
 
 #: Under which a module keeps its `Source`.
 KEY = "_df11"
+#: Where containers lie meanwhile: in memory, or with temporary files if that is too small.
+PLACES = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+_SUFFIX = ".safetensors"
+#: What to do with a checkpoint that cannot be compressed while it is loaded.
+SAVE_AGAIN = "load it in BF16, save it with save_pretrained(FOLDER), and load FOLDER"
 
 
-class Ref:
-    """A module that this does not keep alive; a copy of a model has references to its own."""
+class Made:
+    """The containers of a folder with BF16 weights, as `df11 compress` writes them.
 
-    def __init__(self, module: nn.Module | None) -> None:
-        self._held = None if module is None else weakref.ref(module)
+    Made on all cores, 1 GB/s each, with some MiB of memory beside the containers themselves.
+    """
 
-    @property
-    def module(self) -> Any:
-        """The module, while it lives, or None."""
-        return None if self._held is None else self._held()
+    def __init__(self, folder: Path) -> None:
+        """Compresses a folder.
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Ref:
-        return type(self)(deepcopy(self.module, memo))
+        # Errors
+        `OSError` if there is no room for the result; those of `df11.compress`.
+        """
+        self.folder = folder
+        files = list(folder.rglob(f"*{_SUFFIX}"))
+        place = _place(sum(path.stat().st_size for path in files))
+        held = tempfile.TemporaryDirectory(prefix="df11-", dir=place)
+        out = Path(held.name, "model")
+        #: By the path of each container the open file.
+        self._files: dict[str, BinaryIO] = {}
+        weakref.finalize(self, _close, held, self._files)
+        _native.compress(folder, out, verify=False)
+        self.container: Any = _native.open(out)
+        for shard in self.container.shards:
+            path = Path(shard["path"])
+            self._files[shard["path"]] = path.open("rb")
+            path.unlink()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.module,)
+    def file(self, path: str) -> str:
+        """Where a container can be read, as long as this is there."""
+        return f"/proc/self/fd/{self._files[path].fileno()}"
 
 
-class Spot(Ref):
-    """Where a module has a parameter or buffer: by the module, whatever wraps it later."""
+#: Names, sizes and times of the files of a folder.
+Stamp = tuple[tuple[str, int, int], ...]
 
-    def __init__(self, module: nn.Module | None, place: Place) -> None:
-        super().__init__(module)
-        self.place = place
 
-    @property
-    def key(self) -> tuple[int, str]:
-        """What no other spot has."""
-        return id(self.module), self.place.attribute
+def stamp(folder: Path) -> Stamp:
+    """By which it is seen that weights files of a folder were changed."""
+    found = sorted(folder.rglob(f"*{_SUFFIX}"))
+    stats = ((path, path.stat()) for path in found)
+    return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
-    @property
-    def _table(self) -> dict[str, Any]:
-        module: Any = self.module
-        if module is None:
-            return {}
-        found = module._buffers if self.place.attribute in module._buffers else module._parameters
-        return cast(dict[str, Any], found)
 
-    @property
-    def is_buffer(self) -> bool:
-        """Whether it is no parameter."""
-        return self.place.attribute in getattr(self.module, "_buffers", ())
+def again(folder: Path, identity: str | Stamp) -> Made:
+    """Makes containers once more.
 
-    @property
-    def value(self) -> Tensor | None:
-        """What is there now."""
-        return self._table.get(self.place.attribute)
+    # Errors
+    `ValueError` if the folder, or the containers' identity, is not what it was.
+    """
+    made = None
+    if isinstance(identity, str) or stamp(folder) == identity:
+        made = Made(folder)
+    if made is None or identity not in (made.container.identity, stamp(folder)):
+        raise ValueError(
+            f"{folder} holds other weights than when the model was loaded; load the model again"
+        )
+    return made
 
-    @value.setter
-    def value(self, value: Tensor) -> None:
-        self._table[self.place.attribute] = value
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Spot:
-        return Spot(deepcopy(self.module, memo), self.place)
+def folder_of(files: Sequence[str] | None) -> Path:
+    """The folder of a checkpoint's weights files that can be compressed.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Spot, (self.module, self.place)
+    # Errors
+    `ValueError` for files that cannot, or in a process of several.
+    """
+    if not files:
+        raise ValueError("df11 compresses the files of a checkpoint; name it in from_pretrained")
+    first = Path(files[0])
+    if first.suffix != _SUFFIX:
+        raise ValueError(
+            f"df11 compresses safetensors files, and the checkpoint is {first.name}; {SAVE_AGAIN}"
+        )
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        _check_alone(first.parent)
+    return first.parent
+
+
+def made_of(files: Sequence[str] | None) -> Made:
+    """Compresses the weights files of a checkpoint.
+
+    # Errors
+    Those of `folder_of` and `Made`; `ValueError` if a file is not compressed, such as that of a
+    variant.
+    """
+    made = Made(folder_of(files))
+    taken = {Path(name).name for name in made.container.weights_files}
+    left = [Path(file).name for file in files or () if Path(file).name not in taken]
+    if left:
+        raise ValueError(
+            f"df11 compresses the weights that load by default, and {left[0]} is not among them; "
+            "run `df11 compress MODEL -o FOLDER --variant …` and load FOLDER"
+        )
+    return made
+
+
+def _check_alone(folder: Path) -> None:
+    if torch.distributed.get_world_size() > 1:
+        raise ValueError(
+            "several processes would each compress the whole model; run "
+            f"`df11 compress {folder} -o FOLDER` once and load FOLDER"
+        )
+
+
+def _place(count: int) -> Path:
+    """A folder with room for this many bytes."""
+    found = next((place for place in PLACES if place.is_dir() and _free(place) > count), None)
+    if found is None:
+        where = " and ".join(map(str, PLACES))
+        raise OSError(
+            f"{where} have no room for {count:,} bytes, which is the most that compressed weights "
+            "take while they are loaded; set TMPDIR to a folder that has"
+        )
+    return found
+
+
+def _free(place: Path) -> int:
+    return shutil.disk_usage(place).free
+
+
+def _close(held: tempfile.TemporaryDirectory[str], files: dict[str, BinaryIO]) -> None:
+    held.cleanup()
+    for file in files.values():
+        file.close()
+
+
+# ---- what a module has ----
 
 
 @dataclass
@@ -104,6 +181,11 @@ class Weight:
         return next((value for spot in self.spots if (value := spot.value) is not None), None)
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor, as a view of one dimension."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
 def sum_of(value: Tensor) -> Tensor:
     """The sum of a tensor's bits as numbers, where the tensor is. Reads it once."""
     flat = bytes_of(value.detach())
@@ -116,80 +198,58 @@ def sum_of(value: Tensor) -> Tensor:
 class Source:
     """The weights of a module that came from a container."""
 
-    tensors: Tensors
+    #: Where the weights came from: a container, or the files that it is made of.
+    path: str | Path
     weights: list[Weight] = field(default_factory=list)
     #: Tensors of the container that belong to no parameter.
     unused: list[str] = field(default_factory=list)
+    #: The container, while it is open.
+    held: Tensors | None = None
     #: What made the container while the model was loaded.
     made: Made | None = None
-    #: While the container is not open: where it is, or what it was made of.
-    path: str | Path = ""
-    #: The identity of a container that has to be made again, or of its files.
+    #: Of a container that has to be made again: its identity, or that of its files.
     identity: str | Stamp | None = None
     #: Whether weights were packed from BF16, and no container was there.
     is_packed: bool = False
 
-    @classmethod
-    def of_files(cls, folder: Path, files: Stamp, weights: list[Weight]) -> Source:
-        """Of weights whose container has not been made, and is if it is asked for."""
-        source = object.__new__(cls)
-        source.__dict__.update(
-            weights=weights, unused=[], made=None, path=folder, identity=files, is_packed=True
-        )
-        return source
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Source:
-        copy = self._copy()
-        copy.weights = deepcopy(self.weights, memo)
-        return copy
+        return replace(self, weights=deepcopy(self.weights, memo))
 
     def __getstate__(self) -> dict[str, Any]:
-        copy = self._copy()
+        copy = replace(self)
         copy.close()
         return copy.__dict__
 
-    def _copy(self) -> Source:
-        copy = object.__new__(Source)
-        copy.__dict__.update(self.__dict__)
-        return copy
+    def keep(self, made: Made) -> None:
+        """Keeps what containers are made by, as long as weights are read there."""
+        self.made, self.path = made, made.folder
+        values = (local(value) for _, value in self.found())
+        compressed = [value for value in values if isinstance(value, CompressedTensor)]
+        if not any(value.is_streamed or value.device.type == "cpu" for value in compressed):
+            self.close()
 
     def close(self) -> None:
         """Lets go of the container, which is opened or made again if it is asked for."""
         if self.made is not None:
             self.identity = self.container.identity
-        self.path = self.place
-        self.made = None
-        self.__dict__.pop("tensors", None)
+        self.made = self.held = None
 
     @property
-    def is_open(self) -> bool:
-        """Whether the container is open."""
-        return "tensors" in self.__dict__
-
-    @property
-    def place(self) -> str | Path:
-        """Where the weights came from."""
-        if not self.is_open:
-            return self.path
-        return self.container.path if self.made is None else self.made.folder
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "tensors":
-            raise AttributeError(name)
-        if self.identity is not None:
-            self.made = again(Path(self.path), self.identity)
-        container = _native.open(self.path) if self.made is None else self.made.container
-        self.tensors = Tensors(container)
-        return self.tensors
+    def tensors(self) -> Tensors:
+        """What is in the container, which is opened or made if it is not there."""
+        if self.held is None:
+            if self.identity is not None:
+                self.made = again(Path(self.path), self.identity)
+            container = _native.open(self.path) if self.made is None else self.made.container
+            self.held = Tensors(container)
+        return self.held
 
     @property
     def container(self) -> Any:
-        """The open container."""
         return self.tensors.container
 
     @property
     def spots(self) -> Iterator[Spot]:
-        """Where its weights are."""
         return (spot for weight in self.weights for spot in weight.spots)
 
     def found(self) -> Iterator[tuple[Weight, Tensor]]:
@@ -208,44 +268,3 @@ def sources(model: Any) -> list[tuple[str, Source]]:
     modules = (pair for one in inner if isinstance(one, nn.Module) for pair in one.named_modules())
     found = ((path, module.__dict__.get(KEY)) for path, module in modules)
     return [(path, source) for path, source in found if source is not None]
-
-
-def keep(source: Source, made: Made | None) -> None:
-    """Has a source keep what its containers are made by, as long as weights are read there."""
-    if made is None:
-        return
-    source.made = made
-    values = (local(value) for _, value in source.found())
-    compressed = [value for value in values if isinstance(value, CompressedTensor)]
-    if not any(value.is_streamed or value.device.type == "cpu" for value in compressed):
-        source.close()
-
-
-def copy_containers(source: Source, folder: Path) -> None:
-    """Puts copies of all containers of a model into a folder, and of the files that belong to them
-    and are not there, such as the tokenizer.
-    """
-    was_open = source.is_open
-    _copy(source, folder)
-    for name in source.container.side_files:
-        path, target = Path(source.place, name), folder / name
-        if path.is_file() and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
-    if source.made is not None and not was_open:
-        source.close()
-
-
-def _copy(source: Source, folder: Path) -> None:
-    for shard in source.container.shards:
-        path, made = Path(shard["path"]), source.made
-        target = folder / path.name
-        if made is None and target.exists() and target.samefile(path):
-            continue
-        # Under its name only when it is whole.
-        partial = target.with_name(f".{target.name}.part")
-        try:
-            shutil.copyfile(path if made is None else made.file(shard["path"]), partial)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _html, _native
+from . import _native
 from ._errors import CorruptError
 from ._load import check_gpus
 from ._matrices import FAST
-from ._parallel import local
-from ._source import Source, Weight, sources, sum_of
+from ._modules import local
+from ._report import show_bytes, table
+from ._source import Source, Weight, bytes_of, sources, sum_of
 from ._tensor import CompressedTensor
-from ._torch import bytes_of
 
 
 @dataclass
@@ -95,7 +95,7 @@ class ModelReport:
     def __str__(self) -> str:
         if not self.active:
             return "df11: inactive: the model has no compressed weights"
-        show = _html.show_bytes
+        show = show_bytes
         more = "saved" if self.saved_bytes >= 0 else "more"
         lines = [
             f"df11: active, {' and '.join(self.modes) or 'nothing compressed'}, "
@@ -131,7 +131,7 @@ class ModelReport:
 
     def _repr_html_(self) -> str:
         caption, *lines = str(self).splitlines()
-        return _html.table(caption, ((line[:_LABEL].strip(), line[_LABEL:]) for line in lines))
+        return table(caption, ((line[:_LABEL].strip(), line[_LABEL:]) for line in lines))
 
 
 #: Columns of the text before what a line says.
@@ -185,7 +185,7 @@ def _parameters(model: Any, found: list[Source]) -> list[tuple[str, torch.Tensor
 
 
 def _add(out: ModelReport, source: Source) -> None:
-    out.paths.append(str(source.place))
+    out.paths.append(str(source.path))
     out.unused_tensors += source.unused
     counted: set[tuple[int, int]] = set()
     for weight, whole in source.found():
@@ -238,7 +238,7 @@ def _verify(source: Source) -> int:
             value = value.decode() if isinstance(value, CompressedTensor) else value
             if not _is_same(source, weight, value):
                 raise CorruptError(
-                    f"{weight.name} is not what {source.place} holds; it was changed, or "
+                    f"{weight.name} is not what {source.path} holds; it was changed, or "
                     "memory fails: load the model again"
                 )
     check_gpus(value.device for _, value in found)

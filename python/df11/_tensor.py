@@ -8,9 +8,8 @@ decoded weights for the time of their call. It cannot be written to.
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from itertools import chain
 from math import prod
@@ -21,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from . import _shared
-from ._dispatch import REMEDY, Compressed, contiguous_strides, dispatch, refuse_writing
-from ._matrices import ARRAYS, FAST, Part, lay_out, shape_of
+from ._dispatch import REMEDY, Compressed, dispatch, refuse_writing
+from ._matrices import ARRAYS, FAST, Part, contiguous_strides, lay_out, shape_of
 
 _PLAIN = (Tensor, nn.Parameter)
 #: No processor has memory at addresses from here on.
@@ -127,7 +126,6 @@ class CompressedTensor(Compressed):
 
     @property
     def arrays(self) -> list[Tensor]:
-        """The arrays of all parts, in order."""
         return self.operand.arrays
 
     @property
@@ -406,26 +404,6 @@ def rebuild(
     made = CompressedTensor(with_tables(arrays, told["parts"]), **told)
     made._is_param = is_parameter
     return made
-
-
-def arrays_of(name: str, tensor: CompressedTensor) -> tuple[dict[str, Tensor], str]:
-    """A compressed tensor as ordinary tensors with names, and the rest as JSON, for safetensors.
-
-    Names begin with `name` and a dot. Copies nothing. `from_arrays` is the way back.
-    """
-    names = [f"{name}.{at}.{label}" for at, label in _kept(tensor.parts)]
-    return dict(zip(names, tensor.kept, strict=True)), json.dumps(tensor._told)
-
-
-def from_arrays(name: str, arrays: Mapping[str, Tensor], told: str) -> CompressedTensor:
-    """The tensor of which `arrays_of` made these arrays, on their device.
-
-    # Errors
-    `KeyError` for a missing array; `ValueError` and `TypeError` as `_matrices.check`.
-    """
-    said = json.loads(told)
-    held = [arrays[f"{name}.{at}.{label}"] for at, label in _kept(said["parts"])]
-    return rebuild(held, said)
 
 
 torch.serialization.add_safe_globals([rebuild])

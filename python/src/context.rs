@@ -1,7 +1,10 @@
-//! Streams of other libraries.
+//! GPUs that are open, and streams of other libraries on them.
 #![expect(unsafe_code, reason = "streams of other libraries")]
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use df11::{
     gpu::{
@@ -10,6 +13,13 @@ use df11::{
     },
     hazmat::gpu::Visit,
 };
+use pyo3::prelude::*;
+
+/// A GPU, and the status that its kernels set.
+pub(crate) struct Gpu {
+    pub(crate) device: Device,
+    status: Status,
+}
 
 /// A stream of the caller, for as long as a call lasts, and the status of its device.
 pub(crate) struct OnStream<'s> {
@@ -18,16 +28,55 @@ pub(crate) struct OnStream<'s> {
     _visit: Visit,
 }
 
-impl<'s> OnStream<'s> {
-    /// Goes to a stream of a device.
+/// GPUs that stay open: matrices of other libraries have no owner here.
+static KEPT: Mutex<BTreeMap<usize, Arc<Gpu>>> = Mutex::new(BTreeMap::new());
+
+impl Gpu {
+    pub(crate) fn open(ordinal: usize) -> df11::Result<Self> {
+        let device = Device::open(ordinal)?;
+        Ok(Self { status: Status::new(&device)?, device })
+    }
+
+    /// Opens it the first time.
+    pub(crate) fn kept(ordinal: usize) -> df11::Result<Arc<Self>> {
+        let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = all.get(&ordinal) {
+            return Ok(Arc::clone(gpu));
+        }
+        // Before the visit, which needs a driver.
+        df11::gpu::devices()?;
+        let _visit = Visit::new();
+        let gpu = Arc::new(Self::open(ordinal)?);
+        all.insert(ordinal, Arc::clone(&gpu));
+        Ok(gpu)
+    }
+
+    pub(crate) fn ordinal(&self) -> usize {
+        self.device.info().ordinal
+    }
+
+    /// Goes to a stream of the caller.
     ///
     /// # Safety
     /// The stream is one of the device's primary context (0 is its default stream), and lives as
     /// long as the result.
-    pub(crate) unsafe fn new(device: &Device, status: &'s Status, stream: usize) -> Self {
+    pub(crate) unsafe fn on(&self, stream: usize) -> OnStream<'_> {
         let visit = Visit::new();
         // SAFETY: the caller's promise. Wrapping allocates some bytes and asks the driver nothing.
-        let stream = unsafe { device.context().wrap_borrowed_stream(stream as CUstream) };
-        Self { stream, status, _visit: visit }
+        let stream = unsafe { self.device.context().wrap_borrowed_stream(stream as CUstream) };
+        OnStream { stream, status: &self.status, _visit: visit }
+    }
+}
+
+/// Frees what lies on GPUs, which waits for them, without the interpreter's lock.
+pub(crate) fn free<T: Send>(held: T) {
+    let mut held = Some(held);
+    let mut free = || {
+        let _visit = Visit::new();
+        drop(held.take());
+    };
+    // Where the interpreter is ending, there is no lock to release.
+    if Python::try_attach(|py| py.detach(&mut free)).is_none() {
+        free();
     }
 }

@@ -5,17 +5,16 @@ use std::{ops::Range, sync::Arc};
 
 use df11::{
     Error,
-    gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Status},
+    gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece},
     hazmat::gpu::Visit,
 };
 use pyo3::{exceptions::PyKeyError, prelude::*, types::PyDict};
 
 use crate::{
-    block::ranges,
-    context::OnStream,
-    error::OrRaise,
+    context::{Gpu, free},
+    model::ranges,
     placement::{OneOrMore, Wanted, placement},
-    work,
+    work::{self, OrRaise},
 };
 
 /// The GPUs that the driver shows.
@@ -54,11 +53,10 @@ pub(crate) fn load(
         {
             options = options.plan(wanted.plan(model, ordinals.len())?);
         }
-        let devices: Vec<Device> =
-            ordinals.iter().map(|&ordinal| Device::open(ordinal)).collect::<df11::Result<_>>()?;
-        let statuses = devices.iter().map(Status::new).collect::<df11::Result<_>>()?;
-        let model = model.load_on(&devices, &options, observer)?;
-        Ok(Loaded { model: Some(model), devices, statuses })
+        let gpus: Vec<Gpu> =
+            ordinals.iter().map(|&ordinal| Gpu::open(ordinal)).collect::<df11::Result<_>>()?;
+        let devices: Vec<Device> = gpus.iter().map(|gpu| gpu.device.clone()).collect();
+        Ok(Loaded { model: Some(model.load_on(&devices, &options, observer)?), gpus })
     })?;
     Ok(DeviceModel { loaded: Arc::new(loaded) })
 }
@@ -67,9 +65,7 @@ pub(crate) fn load(
 struct Loaded {
     /// `None` while it is dropped.
     model: Option<GpuModel>,
-    devices: Vec<Device>,
-    /// One for each device.
-    statuses: Vec<Status>,
+    gpus: Vec<Gpu>,
 }
 
 impl Loaded {
@@ -80,38 +76,13 @@ impl Loaded {
     /// The index of a device among the model's.
     fn part(&self, device: &Device) -> usize {
         let ordinal = device.info().ordinal;
-        self.devices
-            .iter()
-            .position(|device| device.info().ordinal == ordinal)
-            .expect("one of the model's")
-    }
-
-    /// Goes to a stream of the caller.
-    ///
-    /// # Safety
-    /// The stream is one of the device's primary context (0 is its default stream), and lives as
-    /// long as the result.
-    unsafe fn on(&self, part: usize, stream: usize) -> OnStream<'_> {
-        // SAFETY: the caller's promise.
-        unsafe { OnStream::new(&self.devices[part], &self.statuses[part], stream) }
+        self.gpus.iter().position(|gpu| gpu.ordinal() == ordinal).expect("one of the model's")
     }
 }
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        let mut free = || {
-            let _visit = Visit::new();
-            // All of it is freed while the visit lasts, and waits for the GPU.
-            drop((
-                self.model.take(),
-                std::mem::take(&mut self.statuses),
-                std::mem::take(&mut self.devices),
-            ));
-        };
-        // Where the interpreter is ending, there is no lock to release.
-        if Python::try_attach(|py| py.detach(&mut free)).is_none() {
-            free();
-        }
+        free((self.model.take(), std::mem::take(&mut self.gpus)));
     }
 }
 
@@ -125,7 +96,7 @@ pub(crate) struct DeviceModel {
 impl DeviceModel {
     #[getter]
     fn devices(&self) -> Vec<usize> {
-        self.loaded.devices.iter().map(|device| device.info().ordinal).collect()
+        self.loaded.gpus.iter().map(Gpu::ordinal).collect()
     }
 
     #[getter]
@@ -184,9 +155,9 @@ impl DeviceModel {
     #[pyo3(signature = (stream=0, device=None))]
     fn check(&self, py: Python<'_>, stream: usize, device: Option<usize>) -> PyResult<()> {
         let parts = self.parts(stream, device).or_raise(py)?;
-        let check = |part| {
+        let check = |part: usize| {
             // SAFETY: the method's contract, which python/df11/_native.pyi states.
-            let on = unsafe { self.loaded.on(part, stream) };
+            let on = unsafe { self.loaded.gpus[part].on(stream) };
             on.status.check(&on.stream)
         };
         py.detach(|| parts.into_iter().try_for_each(check)).or_raise(py)
@@ -276,7 +247,7 @@ impl DeviceBlock {
 
     #[getter]
     fn device(&self) -> usize {
-        self.loaded.devices[self.part].info().ordinal
+        self.loaded.gpus[self.part].ordinal()
     }
 
     #[getter]
@@ -298,7 +269,7 @@ impl DeviceBlock {
     fn decode(&self, py: Python<'_>, pointer: u64, stream: usize) -> PyResult<()> {
         py.detach(|| {
             // SAFETY: the method's contract, which python/df11/_native.pyi states.
-            let on = unsafe { self.loaded.on(self.part, stream) };
+            let on = unsafe { self.loaded.gpus[self.part].on(stream) };
             // SAFETY: the same; the model lives as long as `self`, and waits for the context before
             // it is freed.
             unsafe { self.view().decode_into_raw(pointer, &on.stream, on.status) }
@@ -331,7 +302,7 @@ impl Program {
 impl Program {
     #[getter]
     fn device(&self) -> usize {
-        self.loaded.devices[self.part].info().ordinal
+        self.loaded.gpus[self.part].ordinal()
     }
 
     #[getter]
@@ -347,7 +318,7 @@ impl Program {
     fn decode(&self, py: Python<'_>, pointer: u64, stream: usize) -> PyResult<()> {
         py.detach(|| {
             // SAFETY: as in `DeviceBlock::decode`.
-            let on = unsafe { self.loaded.on(self.part, stream) };
+            let on = unsafe { self.loaded.gpus[self.part].on(stream) };
             // SAFETY: as in `DeviceBlock::decode`.
             unsafe { self.program().decode_into_raw(pointer, &on.stream, on.status) }
         })
@@ -361,12 +332,6 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        let mut free = || {
-            let _visit = Visit::new();
-            drop(self.inner.take());
-        };
-        if Python::try_attach(|py| py.detach(&mut free)).is_none() {
-            free();
-        }
+        free(self.inner.take());
     }
 }

@@ -6,11 +6,7 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "what comes from Python comes by value")]
 
-mod block;
 mod context;
-mod device;
-mod dlpack;
-mod error;
 mod gpu;
 mod matrix;
 mod memory;
@@ -19,6 +15,7 @@ mod placement;
 mod raw;
 mod tensor;
 mod tiles;
+mod verify;
 mod work;
 mod write;
 
@@ -29,16 +26,16 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use super::{
-        block::Block,
         gpu::{DeviceBlock, DeviceModel, Program, devices},
-        matrix::Matrix,
-        model::{Model, open, plan, verify},
+        matrix::{Matrix, decode_all},
+        model::{Block, Model, open, plan},
         raw::{
-            Grouped, Linear, Packer, build_tables, capture_id, check, decode_all, fits, pin,
-            strips_bytes, unpin, upload,
+            Grouped, Linear, Packer, build_tables, capture_id, check, fits, pin, strips_bytes,
+            unpin, upload,
         },
         tensor::{Slice, Tensor},
         tiles::{Tiles, code_of},
+        verify::verify,
         write::{compress, convert, decompress, estimate},
     };
     use std::ffi::OsString;

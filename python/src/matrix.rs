@@ -1,25 +1,89 @@
 //! Matrices in memory of other libraries, on the CPU and on GPUs.
 #![expect(unsafe_code, reason = "memory and streams of other libraries")]
 
-use df11::gpu::Indices;
+use std::{ops::Range, sync::Arc};
+
+use df11::{
+    Error,
+    gpu::{Device, Indices, Matrix as GpuMatrix},
+    hazmat::{
+        gpu::TileAddresses,
+        tile::{Arrays, Geometry, Sizes},
+    },
+};
 use pyo3::{exceptions::PyIndexError, prelude::*};
 
 use crate::{
-    error::OrRaise,
-    raw::DeviceMatrix,
-    tiles::{HostMatrix, Part},
-    work,
+    context::Gpu,
+    work::{self, OrRaise},
 };
 
 /// A matrix that the caller holds. Owns nothing.
 #[pyclass(frozen, module = "df11._native")]
 pub(crate) struct Matrix {
-    inner: Inner,
+    part: Part,
+    place: Place,
 }
 
-enum Inner {
-    Host(HostMatrix),
-    Device(DeviceMatrix),
+enum Place {
+    /// Addresses and lengths of the arrays of the part, in the memory of the process.
+    Host([(usize, usize); 4]),
+    /// All of the part.
+    Gpu(Arc<Gpu>, GpuMatrix),
+}
+
+/// A piece in one of two forms, and a window of it: eight numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    is_fast: bool,
+    rows: u64,
+    columns: u64,
+    staged_bytes: u32,
+    row_range: Range<u64>,
+    column_range: Range<u64>,
+}
+
+impl Part {
+    fn new(numbers: &[u64]) -> df11::Result<Self> {
+        let refuse = |problem: String| {
+            Err(Error::parameter(problem, "pass eight numbers that fit each other"))
+        };
+        let &[form, rows, columns, staged, r0, r1, c0, c1] = numbers else {
+            return refuse(format!("{} numbers of a part", numbers.len()));
+        };
+        let Ok(staged_bytes) = u32::try_from(staged) else {
+            return refuse(format!("{staged} staged bytes"));
+        };
+        if form > 1 || r0 >= r1 || r1 > rows || c0 >= c1 || c1 > columns {
+            return refuse(format!("{r0}..{r1} x {c0}..{c1} of {rows} x {columns} in form {form}"));
+        }
+        Ok(Self {
+            is_fast: form == 1,
+            rows,
+            columns,
+            staged_bytes,
+            row_range: r0..r1,
+            column_range: c0..c1,
+        })
+    }
+
+    /// Of a part in the memory of the process.
+    fn arrays(&self, places: &[(usize, usize); 4]) -> df11::Result<Arrays<'_>> {
+        let view = |(address, length): (usize, usize)| {
+            // SAFETY: the contract of `Matrix` in `_native.pyi`: the caller's arrays lie there,
+            // with these lengths, and live during each call. Bytes may be anything.
+            unsafe { std::slice::from_raw_parts(address as *const u8, length) }
+        };
+        Arrays::new(self.rows, self.columns, places.map(view))
+    }
+
+    fn row_count(&self) -> u64 {
+        self.row_range.end - self.row_range.start
+    }
+
+    fn column_count(&self) -> u64 {
+        self.column_range.end - self.column_range.start
+    }
 }
 
 #[pymethods]
@@ -32,33 +96,49 @@ impl Matrix {
         pointers: Vec<u64>,
         lengths: Vec<u64>,
     ) -> PyResult<Self> {
-        let part = Part::new(&part).or_raise(py)?;
-        let inner = match device {
-            None => Inner::Host(HostMatrix::new(part, &pointers, &lengths).or_raise(py)?),
-            Some(ordinal) => {
-                Inner::Device(DeviceMatrix::new(ordinal, part, &pointers, &lengths).or_raise(py)?)
-            }
+        let new = || {
+            let part = Part::new(&part)?;
+            let place = match device {
+                None => on_host(&part, &pointers, &lengths)?,
+                Some(ordinal) => {
+                    let gpu = Gpu::kept(ordinal)?;
+                    let matrix = on_device(&gpu.device, &part, &pointers, &lengths)?;
+                    Place::Gpu(gpu, matrix)
+                }
+            };
+            Ok(Self { part, place })
         };
-        Ok(Self { inner })
+        new().or_raise(py)
     }
 
     #[getter]
     fn rows(&self) -> u64 {
-        self.part().row_count()
+        self.part.row_count()
     }
 
     #[getter]
     fn columns(&self) -> u64 {
-        self.part().column_count()
+        self.part.column_count()
     }
 
     #[pyo3(signature = (output, stream=0))]
     fn decode(&self, py: Python<'_>, output: u64, stream: usize) -> PyResult<()> {
-        match &self.inner {
-            // SAFETY: the method's contract, which python/df11/_native.pyi states.
-            Inner::Host(matrix) => work::briefly(py, || unsafe { matrix.decode(output) }),
-            // SAFETY: the same.
-            Inner::Device(matrix) => unsafe { matrix.decode(output, stream) }.or_raise(py),
+        let (rows, columns) = (self.part.row_range.clone(), self.part.column_range.clone());
+        match &self.place {
+            Place::Host(arrays) => work::briefly(py, || {
+                let weights = self.part.row_count() * self.part.column_count();
+                // SAFETY: the method's contract, which python/df11/_native.pyi states.
+                let out = unsafe { output_bytes(output, weights) };
+                self.part.arrays(arrays)?.decode(rows, columns, out)
+            }),
+            Place::Gpu(gpu, whole) => {
+                // SAFETY: the method's contract.
+                let on = unsafe { gpu.on(stream) };
+                let slice = (rows, columns);
+                // SAFETY: the method's contract.
+                unsafe { whole.decode_slice_into_raw(slice, output, &on.stream, on.status) }
+                    .or_raise(py)
+            }
         }
     }
 
@@ -72,44 +152,156 @@ impl Matrix {
         output: u64,
         stream: usize,
     ) -> PyResult<()> {
-        match &self.inner {
-            Inner::Host(matrix) => {
+        match &self.place {
+            Place::Host(arrays) => {
                 // SAFETY: the method's contract: as many indices lie there.
                 let all = unsafe { host_indices(indices, count, wide) };
-                let rows = self.part().row_count();
+                let rows = self.part.row_count();
                 if let Some(index) = all.iter().find(|&&index| index >= rows) {
-                    return Err(PyIndexError::new_err(format!(
-                        "row {} of {rows}",
-                        index.cast_signed()
-                    )));
+                    let problem = format!("row {} of {rows}", index.cast_signed());
+                    return Err(PyIndexError::new_err(problem));
                 }
-                // SAFETY: the method's contract.
-                work::briefly(py, || unsafe { matrix.gather(&all, output) })
+                work::briefly(py, || {
+                    let rows: Vec<u64> =
+                        all.iter().map(|index| self.part.row_range.start + index).collect();
+                    let weights = rows.len() as u64 * self.part.column_count();
+                    // SAFETY: the method's contract: a row for each index.
+                    let out = unsafe { output_bytes(output, weights) };
+                    self.part.arrays(arrays)?.gather(&rows, self.part.column_range.clone(), out)
+                })
             }
-            Inner::Device(matrix) => {
+            Place::Gpu(gpu, _) => {
                 let indices = if wide { Indices::I64(indices) } else { Indices::U32(indices) };
+                let window = self.window().or_raise(py)?;
+                let output = (output, self.part.column_count());
                 // SAFETY: the method's contract.
-                unsafe { matrix.gather(indices, count as u64, output, stream) }.or_raise(py)
+                let on = unsafe { gpu.on(stream) };
+                // SAFETY: the method's contract.
+                unsafe { window.gather(indices, count as u64, output, &on.stream, on.status) }
+                    .or_raise(py)
             }
         }
     }
 }
 
 impl Matrix {
-    fn part(&self) -> &Part {
-        match &self.inner {
-            Inner::Host(matrix) => matrix.part(),
-            Inner::Device(matrix) => matrix.part(),
+    /// The GPU on which it lies, and all of its part there.
+    fn on_gpu(&self) -> df11::Result<(&Arc<Gpu>, &GpuMatrix)> {
+        match &self.place {
+            Place::Host(_) => Err(Error::parameter("a matrix lies on the CPU", "decode it there")),
+            Place::Gpu(gpu, whole) => Ok((gpu, whole)),
         }
     }
 
-    /// If it lies on a GPU.
-    pub(crate) fn on_gpu(&self) -> Option<&DeviceMatrix> {
-        match &self.inner {
-            Inner::Host(_) => None,
-            Inner::Device(matrix) => Some(matrix),
+    /// The window as a matrix on its GPU, which begins and ends between tiles.
+    pub(crate) fn window(&self) -> df11::Result<GpuMatrix> {
+        let (_, whole) = self.on_gpu()?;
+        whole.rows(self.part.row_range.clone())?.columns(self.part.column_range.clone())
+    }
+
+    /// The GPU of the first of some matrices, all of which lie on GPUs.
+    pub(crate) fn gpu_of<'m>(matrices: &'m [PyRef<'_, Self>]) -> df11::Result<&'m Arc<Gpu>> {
+        let gpus = matrices.iter().map(|matrix| Ok(matrix.on_gpu()?.0));
+        let gpus = gpus.collect::<df11::Result<Vec<_>>>()?;
+        let first = gpus.first().copied();
+        first.ok_or_else(|| Error::parameter("there is no matrix", "name one or more"))
+    }
+}
+
+/// Decodes several matrices of one GPU.
+#[pyfunction]
+pub(crate) fn decode_all(
+    py: Python<'_>,
+    matrices: Vec<PyRef<'_, Matrix>>,
+    outputs: Vec<u64>,
+    stream: usize,
+) -> PyResult<()> {
+    let gpu = Matrix::gpu_of(&matrices).or_raise(py)?;
+    if outputs.len() != matrices.len() {
+        let problem = "as many outputs as matrices are needed";
+        return Err(Error::parameter(problem, "name one for each")).or_raise(py);
+    }
+    let (mut windows, mut others) = (Vec::new(), Vec::new());
+    for (matrix, &output) in matrices.iter().zip(&outputs) {
+        match matrix.window() {
+            Ok(window) => windows.push((window, output)),
+            // It begins or ends within a tile.
+            Err(Error::Parameter { .. }) => others.push((matrix, output)),
+            Err(error) => return Err(error).or_raise(py),
         }
     }
+    let all: Vec<_> = windows.iter().map(|(window, output)| (window, *output)).collect();
+    // SAFETY: the function's contract, which python/df11/_native.pyi states.
+    let on = unsafe { gpu.on(stream) };
+    // SAFETY: as above.
+    unsafe { GpuMatrix::decode_all_into_raw(&all, &on.stream, on.status) }.or_raise(py)?;
+    others.into_iter().try_for_each(|(matrix, output)| matrix.decode(py, output, stream))
+}
+
+fn on_host(part: &Part, pointers: &[u64], lengths: &[u64]) -> df11::Result<Place> {
+    if part.is_fast || pointers.len() < 4 || lengths.len() != pointers.len() {
+        let problem = "on the CPU a matrix is in tiles as stored, of four arrays";
+        return Err(Error::parameter(problem, "keep it stored, or load it onto a GPU"));
+    }
+    let arrays = [0, 1, 2, 3].map(|at| (pointers[at] as usize, lengths[at] as usize));
+    part.arrays(&arrays)?;
+    Ok(Place::Host(arrays))
+}
+
+fn on_device(
+    device: &Device,
+    part: &Part,
+    pointers: &[u64],
+    lengths: &[u64],
+) -> df11::Result<GpuMatrix> {
+    let refuse = |problem: String| {
+        Err(Error::parameter(problem, "pass the arrays of the part, as _native.pyi says"))
+    };
+    let shape = (part.rows, part.columns);
+    let matrix = match (pointers, lengths) {
+        (
+            &[_, records, bitstream, plane, table],
+            &[codebook_bytes, record_bytes, bitstream_bytes, plane_bytes, table_bytes],
+        ) if !part.is_fast => {
+            // The bit count, which is not known, may be as high as the bitstream is long.
+            let bits = bitstream_bytes.saturating_mul(8);
+            let sizes = part
+                .rows
+                .checked_mul(part.columns)
+                .and_then(|elements| Geometry::new(256, part.columns, elements).ok())
+                .and_then(|geometry| Sizes::new(geometry, bits, codebook_bytes).ok());
+            let expected = sizes
+                .map(|sizes| (sizes.records_bytes(), sizes.plane_bytes(), Device::table_bytes()));
+            if expected != Some((record_bytes, plane_bytes, table_bytes)) {
+                return refuse(format!("arrays of {lengths:?} bytes of {shape:?} weights"));
+            }
+            let staged_bytes = part.staged_bytes;
+            let at =
+                TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes };
+            // SAFETY: the contract of `Matrix` in `_native.pyi`; the lengths were compared.
+            unsafe { GpuMatrix::of_tiles(device, shape, at) }?
+        }
+        (&[strips, entries], &[strip_bytes, entry_bytes]) if part.is_fast => {
+            if strip_bytes < GpuMatrix::fast_bytes(part.rows, part.columns)
+                || !entry_bytes.is_multiple_of(4)
+            {
+                return refuse(format!("arrays of {lengths:?} bytes of {shape:?} weights"));
+            }
+            // SAFETY: as above.
+            unsafe { GpuMatrix::of_fast(device, shape, strips, (entries, entry_bytes / 4)) }?
+        }
+        _ => return refuse(format!("{} arrays, {} lengths", pointers.len(), lengths.len())),
+    };
+    Ok(matrix)
+}
+
+/// Memory of the caller for so many weights.
+///
+/// # Safety
+/// As much lies there, which nobody else uses as long as the result lives.
+unsafe fn output_bytes<'a>(address: u64, weights: u64) -> &'a mut [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(address as *mut u8, 2 * weights as usize) }
 }
 
 /// Indices, of which negative ones come out as large numbers.

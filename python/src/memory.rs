@@ -1,10 +1,17 @@
-//! Memory of Python objects that decoding writes.
-#![expect(unsafe_code, reason = "memory that the buffer protocol lends")]
+//! Memory that decoding writes: buffers that Python lends, and tensors that other libraries take
+//! without a copy, in the structures of DLPack 1.0 (`dlpack.h`), in memory of the CPU.
+#![expect(unsafe_code, reason = "memory that Python lends, structures that their receiver frees")]
 
-use df11::Error;
-use pyo3::{intern, prelude::*};
+use std::{
+    ffi::{CStr, c_void},
+    ptr::{NonNull, null_mut},
+};
 
-use crate::error::OrRaise;
+use df11::{Dtype, Error};
+use pyo3::{ffi, intern, prelude::*, types::PyCapsule};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::work::OrRaise;
 
 /// A writable buffer of the caller.
 pub(crate) struct Output<'py> {
@@ -18,7 +25,7 @@ impl<'py> Output<'py> {
     /// Of exactly this many bytes.
     pub(crate) fn new(buffer: &Bound<'py, PyAny>, expected: u64) -> PyResult<Self> {
         let py = buffer.py();
-        let helper = py.import(intern!(py, "df11._memory"))?;
+        let helper = py.import(intern!(py, "df11._arrays"))?;
         let (address, length, owner): (usize, usize, Bound<'py, PyAny>) =
             helper.call_method1(intern!(py, "writable"), (buffer,))?.extract()?;
         if length as u64 == expected {
@@ -33,11 +40,226 @@ impl<'py> Output<'py> {
         if self.length == 0 {
             return &mut [];
         }
-        // SAFETY: `df11/_memory.py` got address and length from the buffer protocol, by which
+        // SAFETY: `df11/_arrays.py` got address and length from the buffer protocol, by which
         // `_owner` holds a writable, contiguous export: the memory stays while it is held. It was
         // initialised by its owner. That nothing else reads or writes it while it is decoded to is
         // the contract of every method that takes a buffer and releases the interpreter's lock, as
         // of `readinto`.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.length) }
     }
+}
+
+/// The type and index of the CPU.
+pub(crate) const CPU: (i32, i32) = (1, 0);
+const VERSION: (u32, u32) = (1, 0);
+/// The memory is the receiver's alone.
+const IS_COPIED: u64 = 1 << 1;
+
+/// Memory for decoded tensors, aligned as DLPack asks.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C, align(256))]
+struct Chunk([u8; 256]);
+
+/// A decoded tensor on the CPU, to which the structures point.
+pub(crate) struct Decoded {
+    chunks: Vec<Chunk>,
+    bytes: usize,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+    dtype: DataType,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct DataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+struct Tensor {
+    data: *mut c_void,
+    device: (i32, i32),
+    ndim: i32,
+    dtype: DataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+/// `DLManagedTensor`.
+#[repr(C)]
+struct Plain {
+    tensor: Tensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+}
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+struct Versioned {
+    version: (u32, u32),
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    flags: u64,
+    tensor: Tensor,
+}
+
+/// A structure with the tensor to which it points, until its deleter is called.
+#[repr(C)]
+struct Owned<M> {
+    managed: M,
+    _decoded: Decoded,
+}
+
+/// A structure that tells of a tensor.
+trait Managed: Sized {
+    /// The name of its capsule.
+    const NAME: &'static CStr;
+
+    fn new(tensor: Tensor) -> Self;
+}
+
+impl Managed for Plain {
+    const NAME: &'static CStr = c"dltensor";
+
+    fn new(tensor: Tensor) -> Self {
+        Self { tensor, context: null_mut(), deleter: Some(delete) }
+    }
+}
+
+impl Managed for Versioned {
+    const NAME: &'static CStr = c"dltensor_versioned";
+
+    fn new(tensor: Tensor) -> Self {
+        let (context, deleter) = (null_mut(), Some(delete as unsafe extern "C" fn(*mut Self)));
+        Self { version: VERSION, context, deleter, flags: IS_COPIED, tensor }
+    }
+}
+
+impl Decoded {
+    /// Memory of zeros for a tensor of this type and shape.
+    pub(crate) fn new(
+        name: &str,
+        dtype: Option<Dtype>,
+        shape: &[u64],
+        bytes: u64,
+    ) -> df11::Result<Self> {
+        let code = dtype.and_then(data_type);
+        let shape: Result<Vec<i64>, _> = shape.iter().map(|&n| i64::try_from(n)).collect();
+        let (Some(dtype), Ok(shape)) = (code, shape) else {
+            let problem =
+                format!("tensor {name:?} has a dtype or a shape that DLPack does not know");
+            return Err(Error::parameter(problem, "decode its bytes with decode_into"));
+        };
+        let chunks = Chunk::new_vec_zeroed(bytes.div_ceil(size_of::<Chunk>() as u64) as usize);
+        let chunks = chunks.map_err(|_| {
+            Error::parameter(format!("no memory for {bytes} bytes"), "decode fewer rows at once")
+        })?;
+        let mut strides = vec![1; shape.len()];
+        for axis in (1..strides.len()).rev() {
+            strides[axis - 1] = strides[axis] * shape[axis].max(1);
+        }
+        Ok(Self { chunks, bytes: bytes as usize, shape, strides, dtype })
+    }
+
+    /// Where it is decoded to.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        &mut self.chunks.as_mut_bytes()[..self.bytes]
+    }
+
+    /// The capsule that `__dlpack__` answers with; `versioned` if the caller knows DLPack 1.
+    pub(crate) fn capsule(self, py: Python<'_>, versioned: bool) -> PyResult<Bound<'_, PyCapsule>> {
+        if versioned { capsule::<Versioned>(py, self) } else { capsule::<Plain>(py, self) }
+    }
+}
+
+fn capsule<M: Managed>(py: Python<'_>, decoded: Decoded) -> PyResult<Bound<'_, PyCapsule>> {
+    let pointer = release::<M>(decoded);
+    // SAFETY: the pointer is that of the structure which the name promises, and the destructor
+    // takes it from its capsule.
+    unsafe {
+        PyCapsule::new_with_pointer_and_destructor(py, pointer, M::NAME, Some(drop_capsule::<M>))
+    }
+}
+
+/// Makes a structure that owns the tensor, until its deleter is called.
+fn release<M: Managed>(mut decoded: Decoded) -> NonNull<c_void> {
+    let chunks = &mut decoded.chunks;
+    let data = if chunks.is_empty() { null_mut() } else { chunks.as_mut_ptr().cast() };
+    let tensor = Tensor {
+        data,
+        device: CPU,
+        // No truncation: the format allows few dimensions.
+        ndim: i32::try_from(decoded.shape.len()).unwrap_or(i32::MAX),
+        dtype: decoded.dtype,
+        shape: decoded.shape.as_mut_ptr(),
+        strides: decoded.strides.as_mut_ptr(),
+        byte_offset: 0,
+    };
+    // What the vectors hold stays where it is when they move.
+    let owned = Owned { managed: M::new(tensor), _decoded: decoded };
+    NonNull::from(Box::leak(Box::new(owned))).cast()
+}
+
+/// # Safety
+/// `managed` was made by `release`, and is not used afterwards.
+unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
+    // SAFETY: the caller's promise: `release` leaked it, and it begins with the structure.
+    drop(unsafe { Box::from_raw(managed.cast::<Owned<M>>()) });
+}
+
+/// # Safety
+/// Called by Python, of a capsule that `capsule` made.
+unsafe extern "C" fn drop_capsule<M: Managed>(capsule: *mut ffi::PyObject) {
+    // SAFETY: the capsule is alive while its destructor runs, and the name is static. None if a
+    // receiver took the tensor, which changed the capsule's name.
+    if let Some(managed) = unsafe { take(capsule, M::NAME) } {
+        // SAFETY: nobody took it, so that it is still the one of `release`.
+        unsafe { delete::<M>(managed.cast()) }
+    }
+}
+
+/// What a capsule still holds under this name.
+///
+/// # Safety
+/// The capsule is alive, and the interpreter's lock is held.
+unsafe fn take(capsule: *mut ffi::PyObject, name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: the caller's promise.
+    let held = unsafe { ffi::PyCapsule_IsValid(capsule, name.as_ptr()) } == 1;
+    // SAFETY: the same; it holds a pointer of this name.
+    held.then(|| unsafe { ffi::PyCapsule_GetPointer(capsule, name.as_ptr()) })
+}
+
+/// `DLDataTypeCode` and bits.
+fn data_type(dtype: Dtype) -> Option<DataType> {
+    let code = match dtype {
+        Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => 0,
+        Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => 1,
+        Dtype::F16 | Dtype::F32 | Dtype::F64 => 2,
+        Dtype::BF16 => 4,
+        Dtype::C64 => 5,
+        Dtype::BOOL => 6,
+        Dtype::F8_E4M3 => 10,
+        Dtype::F8_E4M3FNUZ => 11,
+        Dtype::F8_E5M2 => 12,
+        Dtype::F8_E5M2FNUZ => 13,
+        Dtype::F8_E8M0 => 14,
+        _ => return None,
+    };
+    Some(DataType { code, bits: dtype.bits() as u8, lanes: 1 })
+}
+
+/// That a caller of `__dlpack__` wants what there is.
+pub(crate) fn check_device(py: Python<'_>, device: Option<(i32, i32)>) -> PyResult<()> {
+    if device.is_none_or(|device| device == CPU) {
+        return Ok(());
+    }
+    let problem = "tensors are decoded to the CPU";
+    Err(Error::parameter(
+        problem,
+        "load the model onto the GPU with Model.load, or copy the tensor there",
+    ))
+    .or_raise(py)
 }

@@ -1,13 +1,10 @@
-//! Models: opened, looked at, and verified.
+//! Models and their blocks: opened and looked at.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 use df11::{
-    Level, Observer, OpenOptions, Verification,
-    hazmat::{Tiles, format::records::FILE_WEIGHTS},
+    BlockLayout, OpenOptions,
+    hazmat::{Shard, Tiles, format::records::FILE_WEIGHTS},
 };
 use pyo3::{
     IntoPyObjectExt,
@@ -20,13 +17,12 @@ use pyo3::{
 use rayon::prelude::*;
 
 use crate::{
-    block::Block,
-    device::{Argument, Choice},
-    error::{OrRaise, unknown_word},
     gpu::{self, DeviceModel},
+    memory::Output,
     placement::{Blocks, OneOrMore, Wanted, placement},
     tensor::Tensor,
-    work,
+    verify::{Check, DeviceChoice},
+    work::{self, OrRaise},
 };
 
 /// An open model: one container, or all shards of a folder.
@@ -52,12 +48,6 @@ pub(crate) fn open(
     Ok(Model { inner, path, tensors: PyOnceLock::new() })
 }
 
-/// Opens models that are read from end to end: a file that shrinks meanwhile is an error then, and
-/// not the end of the process.
-pub(crate) fn open_to_stream(path: &Path) -> df11::Result<df11::Models> {
-    OpenOptions::new().memory_map(false).open_all(path)
-}
-
 /// Where blocks would go.
 #[pyfunction]
 #[pyo3(signature = (model, memory=None, *, streamed=false, blocks=None))]
@@ -81,70 +71,6 @@ pub(crate) fn plan<'py>(
     class.call1((placements, PyTuple::new(py, plan.device_bytes())?, plan.host_bytes()))
 }
 
-/// Checks a container, or all models in a folder.
-#[pyfunction]
-#[pyo3(signature = (path, level="full", *, device=None, progress=None))]
-pub(crate) fn verify<'py>(
-    py: Python<'py>,
-    path: PathBuf,
-    level: &str,
-    device: Option<Argument>,
-    progress: Option<&Bound<'py, PyAny>>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let check = Check::new(py, level, device.as_ref())?;
-    let found = work::watched(py, progress, |observer| {
-        let models = open_to_stream(&path)?;
-        let mut all = Verification::default();
-        for component in models.components() {
-            let found = check.run(&component.model, observer)?;
-            all.tensors += found.tensors;
-            all.files += found.files;
-            all.bytes = all.bytes.saturating_add(found.bytes);
-            all.unchecked.extend(found.unchecked.iter().map(|what| component.sentence(what)));
-        }
-        all.unchecked.extend(
-            models.missing().iter().map(|name| format!("component {name}, which is missing")),
-        );
-        Ok(all)
-    })?;
-    verification(py, &found)
-}
-
-/// How a model is verified.
-struct Check {
-    level: Level,
-    choice: Choice,
-}
-
-impl Check {
-    fn new(py: Python<'_>, level: &str, device: Option<&Argument>) -> PyResult<Self> {
-        let level = level_of(py, level)?;
-        let choice = device.map_or(Ok(Choice::Auto), |device| Choice::new(py, device))?;
-        Ok(Self { level, choice })
-    }
-
-    fn run(&self, model: &df11::Model, observer: &dyn Observer) -> df11::Result<Verification> {
-        if self.level < Level::Full {
-            return model.verify(self.level, observer);
-        }
-        model.verify_with(self.level, &*self.choice.decoder(model)?, observer)
-    }
-}
-
-fn level_of(py: Python<'_>, name: &str) -> PyResult<Level> {
-    match name {
-        "structure" => Ok(Level::Structure),
-        "checksums" => Ok(Level::Checksums),
-        "full" => Ok(Level::Full),
-        _ => Err(unknown_word(py, "the level", name, "structure, checksums or full")),
-    }
-}
-
-fn verification<'py>(py: Python<'py>, found: &Verification) -> PyResult<Bound<'py, PyAny>> {
-    let class = py.import(intern!(py, "df11._report"))?.getattr("Verification")?;
-    class.call1((found.tensors, found.files, found.bytes, PyTuple::new(py, &found.unchecked)?))
-}
-
 impl Model {
     fn all_tensors(&self, py: Python<'_>) -> PyResult<&Py<PyMappingProxy>> {
         self.tensors.get_or_try_init(py, || {
@@ -158,7 +84,7 @@ impl Model {
 
     /// Paths of original files of a kind, in the order of the shards.
     fn files(&self, weights: bool) -> Vec<String> {
-        let shards = self.inner.shards().iter().map(df11::hazmat::Shard::directory);
+        let shards = self.inner.shards().iter().map(Shard::directory);
         let files =
             shards.flat_map(|directory| directory.files.iter().map(move |file| (directory, file)));
         files
@@ -194,12 +120,12 @@ impl Model {
 
     #[getter]
     fn stored_bytes(&self) -> u64 {
-        self.inner.shards().iter().map(df11::hazmat::Shard::file_length).sum()
+        self.inner.shards().iter().map(Shard::file_length).sum()
     }
 
     #[getter]
     fn mappings(&self) -> Vec<(usize, usize)> {
-        let mapped = self.inner.shards().iter().filter_map(df11::hazmat::Shard::mapping);
+        let mapped = self.inner.shards().iter().filter_map(Shard::mapping);
         mapped.map(|bytes| (bytes.as_ptr() as usize, bytes.len())).collect()
     }
 
@@ -304,12 +230,11 @@ impl Model {
         &self,
         py: Python<'py>,
         level: &str,
-        device: Option<Argument>,
+        device: Option<DeviceChoice>,
         progress: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let check = Check::new(py, level, device.as_ref())?;
-        let found = work::watched(py, progress, |observer| check.run(&self.inner, observer))?;
-        verification(py, &found)
+        Check::new(py, level, device)?
+            .watched(py, progress, |check, observer| check.run(&self.inner, observer))
     }
 
     #[pyo3(
@@ -335,7 +260,7 @@ impl Model {
     /// What a notebook shows.
     fn _repr_html_(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         let py = slf.py();
-        py.import(intern!(py, "df11._html"))?.call_method1(intern!(py, "model"), (slf,))
+        py.import(intern!(py, "df11._report"))?.call_method1(intern!(py, "model_table"), (slf,))
     }
 
     fn __repr__(&self) -> String {
@@ -346,4 +271,69 @@ impl Model {
             self.inner.blocks().len()
         )
     }
+}
+
+/// The tensors that a model uses together.
+#[pyclass(frozen, module = "df11")]
+pub(crate) struct Block {
+    model: Arc<df11::Model>,
+    #[pyo3(get)]
+    name: String,
+}
+
+impl Block {
+    pub(crate) fn new(model: &Arc<df11::Model>, block: &df11::Block<'_>) -> Self {
+        Self { model: Arc::clone(model), name: block.name().to_owned() }
+    }
+
+    fn view(&self) -> df11::Block<'_> {
+        self.model.block(&self.name).expect("a block of the model")
+    }
+}
+
+#[pymethods]
+impl Block {
+    #[getter]
+    fn tensors(&self) -> Vec<Tensor> {
+        self.view().tensors().map(|tensor| Tensor::new(&self.model, &tensor)).collect()
+    }
+
+    #[getter]
+    fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.view().layout().or_raise(py)?.bytes)
+    }
+
+    #[getter]
+    fn stored_bytes(&self) -> u64 {
+        self.view().stored_bytes()
+    }
+
+    #[getter]
+    fn layout<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let layout = self.view().layout().or_raise(py)?;
+        ranges(py, self.view().tensors().map(|tensor| tensor.name()), &layout)
+    }
+
+    fn decode_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut output = Output::new(buffer, self.nbytes(py)?)?;
+        let bytes = output.bytes();
+        work::briefly(py, || self.view().decode_into(bytes))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<df11.Block {:?} of {} tensors>", self.name, self.view().tensors().len())
+    }
+}
+
+/// Start and end of each tensor in a block's buffer, by name.
+pub(crate) fn ranges<'py, 'm>(
+    py: Python<'py>,
+    names: impl Iterator<Item = &'m str>,
+    layout: &BlockLayout,
+) -> PyResult<Bound<'py, PyDict>> {
+    let ranges = PyDict::new(py);
+    for (name, range) in names.zip(&layout.tensors) {
+        ranges.set_item(name, (range.start, range.end))?;
+    }
+    Ok(ranges)
 }

@@ -1,6 +1,6 @@
 //! Where a caller wants the blocks of a model.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use df11::{
     Error,
@@ -26,7 +26,7 @@ pub(crate) enum Blocks {
 
 impl Blocks {
     /// The names of the blocks that are loaded.
-    fn names(&self) -> Vec<&str> {
+    fn names(&self) -> HashSet<&str> {
         match self {
             Self::Placed(placed) => placed.keys().map(String::as_str).collect(),
             Self::Named(named) => named.iter().map(String::as_str).collect(),
@@ -73,7 +73,7 @@ impl Wanted {
         blocks.as_ref().map_or(Ok(()), |blocks| blocks.check(model))?;
         let names = blocks.as_ref().map(Blocks::names);
         let is_loaded = |block: df11::Block<'_>| {
-            names.as_ref().is_none_or(|names| names.contains(&block.name()))
+            names.as_ref().is_none_or(|names| names.contains(block.name()))
         };
         match (memory, blocks) {
             (Some(_), Some(Blocks::Placed(_))) => Err(Error::parameter(

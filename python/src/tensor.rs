@@ -10,7 +10,11 @@ use pyo3::{
     types::{PyCapsule, PySlice, PyTuple},
 };
 
-use crate::{dlpack, error::OrRaise, memory::Output, tiles::Tiles, work};
+use crate::{
+    memory::{self, Output},
+    tiles::Tiles,
+    work::{self, OrRaise},
+};
 
 /// A tensor of an open model.
 #[pyclass(frozen, module = "df11", from_py_object)]
@@ -92,11 +96,11 @@ impl Slice {
     }
 
     /// Decodes it into new memory.
-    fn decode_new(&self) -> df11::Result<dlpack::Decoded> {
+    fn decode_new(&self) -> df11::Result<memory::Decoded> {
         let tensor = self.tensor.view();
         tensor.check_known()?;
         let mut decoded =
-            dlpack::Decoded::new(tensor.name(), tensor.dtype(), &self.shape, self.bytes)?;
+            memory::Decoded::new(tensor.name(), tensor.dtype(), &self.shape, self.bytes)?;
         self.decode(decoded.bytes())?;
         Ok(decoded)
     }
@@ -225,7 +229,7 @@ impl Tensor {
 
     #[expect(clippy::unused_self, reason = "a method by protocol")]
     fn __dlpack_device__(&self) -> (i32, i32) {
-        dlpack::CPU
+        memory::CPU
     }
 
     fn __repr__(&self) -> String {
@@ -276,14 +280,14 @@ impl Slice {
     ) -> PyResult<Bound<'py, PyCapsule>> {
         // Nobody else has what is decoded for the caller, and it is there when the call returns.
         let _ = (stream, copy);
-        dlpack::check_device(py, dl_device)?;
+        memory::check_device(py, dl_device)?;
         let decoded = work::briefly(py, || self.decode_new())?;
         decoded.capsule(py, max_version.is_some_and(|(major, _)| major >= 1))
     }
 
     #[expect(clippy::unused_self, reason = "a method by protocol")]
     fn __dlpack_device__(&self) -> (i32, i32) {
-        dlpack::CPU
+        memory::CPU
     }
 
     fn __repr__(&self) -> String {

@@ -1,13 +1,8 @@
-//! Tensors in tiles as arrays that other libraries hold: what the container has of one, and
-//! matrices in anyone's memory.
-#![expect(unsafe_code, reason = "memory of other libraries")]
+//! Tensors in tiles as arrays that other libraries hold: what the container has of one.
 
-use std::{borrow::Cow, ops::Range, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
-use df11::{
-    Error,
-    hazmat::tile::{Arrays, Codebook, PairHistogram},
-};
+use df11::hazmat::tile::{Arrays, Codebook, PairHistogram};
 use pyo3::{
     exceptions::PyIndexError,
     intern,
@@ -83,7 +78,7 @@ impl Tiles {
         debug_assert!(
             owner.get().copy.as_ref().is_none_or(|copy| copy.as_ptr() as usize == address)
         );
-        let helper = py.import(intern!(py, "df11._memory"))?;
+        let helper = py.import(intern!(py, "df11._arrays"))?;
         helper.call_method1(intern!(py, "readable"), (address, length, owner))
     }
 
@@ -126,102 +121,4 @@ pub(crate) fn code_of<'py>(
         Ok(is_smaller.then(|| (codebook.to_bytes(), entries())))
     })?;
     Ok(found.map(|(book, entries)| (PyByteArray::new(py, &book), PyByteArray::new(py, &entries))))
-}
-
-/// A piece in one of two forms, and a window of it: eight numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
-    pub(crate) is_fast: bool,
-    pub(crate) rows: u64,
-    pub(crate) columns: u64,
-    pub(crate) staged_bytes: u32,
-    pub(crate) row_range: Range<u64>,
-    pub(crate) column_range: Range<u64>,
-}
-
-impl Part {
-    pub(crate) fn new(numbers: &[u64]) -> df11::Result<Self> {
-        let refuse = |problem: String| {
-            Err(Error::parameter(problem, "pass eight numbers that fit each other"))
-        };
-        let &[form, rows, columns, staged, r0, r1, c0, c1] = numbers else {
-            return refuse(format!("{} numbers of a part", numbers.len()));
-        };
-        let Ok(staged_bytes) = u32::try_from(staged) else {
-            return refuse(format!("{staged} staged bytes"));
-        };
-        if form > 1 || r0 >= r1 || r1 > rows || c0 >= c1 || c1 > columns {
-            return refuse(format!("{r0}..{r1} x {c0}..{c1} of {rows} x {columns} in form {form}"));
-        }
-        Ok(Self {
-            is_fast: form == 1,
-            rows,
-            columns,
-            staged_bytes,
-            row_range: r0..r1,
-            column_range: c0..c1,
-        })
-    }
-
-    pub(crate) fn row_count(&self) -> u64 {
-        self.row_range.end - self.row_range.start
-    }
-
-    pub(crate) fn column_count(&self) -> u64 {
-        self.column_range.end - self.column_range.start
-    }
-}
-
-/// Arrays of a part in the memory of the process.
-pub(crate) struct HostMatrix {
-    part: Part,
-    arrays: [(usize, usize); 4],
-}
-
-impl HostMatrix {
-    pub(crate) fn new(part: Part, pointers: &[u64], lengths: &[u64]) -> df11::Result<Self> {
-        if part.is_fast || pointers.len() < 4 || lengths.len() != pointers.len() {
-            let problem = "on the CPU a matrix is in tiles as stored, of four arrays";
-            return Err(Error::parameter(problem, "keep it stored, or load it onto a GPU"));
-        }
-        let arrays = [0, 1, 2, 3].map(|at| (pointers[at] as usize, lengths[at] as usize));
-        let matrix = Self { part, arrays };
-        matrix.arrays()?;
-        Ok(matrix)
-    }
-
-    pub(crate) fn part(&self) -> &Part {
-        &self.part
-    }
-
-    fn arrays(&self) -> df11::Result<Arrays<'_>> {
-        let view = |(address, length): (usize, usize)| {
-            // SAFETY: the contract of `Matrix` in `_native.pyi`: the caller's arrays lie there,
-            // with these lengths, and live during each call. Bytes may be anything.
-            unsafe { std::slice::from_raw_parts(address as *const u8, length) }
-        };
-        Arrays::new(self.part.rows, self.part.columns, self.arrays.map(view))
-    }
-
-    /// # Safety
-    /// `output` has two bytes for each weight of the part, which nobody else uses meanwhile.
-    pub(crate) unsafe fn decode(&self, output: u64) -> df11::Result<()> {
-        let bytes = 2 * self.part.row_count() * self.part.column_count();
-        // SAFETY: the caller's promise.
-        let out = unsafe { std::slice::from_raw_parts_mut(output as *mut u8, bytes as usize) };
-        self.arrays()?.decode(self.part.row_range.clone(), self.part.column_range.clone(), out)
-    }
-
-    /// # Safety
-    /// As [`decode`](Self::decode), with a row for each index.
-    pub(crate) unsafe fn gather(&self, indices: &[u64], output: u64) -> df11::Result<()> {
-        let (arrays, columns) = (self.arrays()?, self.part.column_range.clone());
-        let bytes = 2 * self.part.column_count() as usize;
-        // SAFETY: the caller's promise.
-        let out =
-            unsafe { std::slice::from_raw_parts_mut(output as *mut u8, bytes * indices.len()) };
-        let rows: Vec<u64> =
-            indices.iter().map(|index| self.part.row_range.start + index).collect();
-        arrays.gather(&rows, columns, out)
-    }
 }

@@ -1,9 +1,10 @@
 //! Compression and back.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use df11::{
-    CompressOptions, DecompressOptions, Layout, Report, Sources, hazmat::check_replaceable,
+    CompressOptions, DecompressOptions, Layout, Observer, OpenOptions, Report, Sources,
+    hazmat::check_replaceable,
 };
 use pyo3::{
     intern,
@@ -11,7 +12,7 @@ use pyo3::{
     types::{PyDict, PyTuple},
 };
 
-use crate::{error::unknown_word, model::open_to_stream, work};
+use crate::work::{self, unknown_word};
 
 fn layout_of(py: Python<'_>, name: Option<&str>) -> PyResult<Layout> {
     match name {
@@ -23,13 +24,10 @@ fn layout_of(py: Python<'_>, name: Option<&str>) -> PyResult<Layout> {
     }
 }
 
-fn options(
-    py: Python<'_>,
-    layout: Option<&str>,
-    verify: bool,
-    overwrite: bool,
-) -> PyResult<CompressOptions> {
-    Ok(CompressOptions::new().layout(layout_of(py, layout)?).verify(verify).overwrite(overwrite))
+/// Opens models that are read from end to end: a file that shrinks meanwhile is an error then, and
+/// not the end of the process.
+pub(crate) fn open_to_stream(path: &Path) -> df11::Result<df11::Models> {
+    OpenOptions::new().memory_map(false).open_all(path)
 }
 
 /// Compresses a model.
@@ -44,15 +42,15 @@ pub(crate) fn compress<'py>(
     overwrite: bool,
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let options = options(py, layout, verify, overwrite)?;
-    let done = work::watched(py, progress, |observer| {
+    let layout = layout_of(py, layout)?;
+    let options = CompressOptions::new().layout(layout).verify(verify).overwrite(overwrite);
+    reported(py, progress, |observer| {
         let opened = Sources::open(&source, None)?;
         if overwrite {
             check_replaceable(&source, &out, "df11")?;
         }
         df11::compress_all(&opened, &out, &options, observer)
-    })?;
-    report(py, Report::sum(&done))
+    })
 }
 
 /// Stores a model in another layout.
@@ -67,15 +65,15 @@ pub(crate) fn convert<'py>(
     overwrite: bool,
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let options = options(py, layout, verify, overwrite)?;
-    let done = work::watched(py, progress, |observer| {
-        let models = open_to_stream(&source)?;
+    let layout = layout_of(py, layout)?;
+    let options = CompressOptions::new().layout(layout).verify(verify).overwrite(overwrite);
+    reported(py, progress, |observer| {
+        let opened = open_to_stream(&source)?;
         if overwrite {
             check_replaceable(&source, &out, "df11")?;
         }
-        df11::convert_all(&models, &out, &options, observer)
-    })?;
-    report(py, Report::sum(&done))
+        df11::convert_all(&opened, &out, &options, observer)
+    })
 }
 
 /// The sizes that compression would give.
@@ -89,14 +87,13 @@ pub(crate) fn estimate<'py>(
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let layout = layout_of(py, layout)?;
-    let done = work::watched(py, progress, |observer| {
+    reported(py, progress, |observer| {
         let opened = Sources::open(&source, None)?;
         let default = if opened.is_pipeline() { "model" } else { "model.df11" };
         let out = out.unwrap_or_else(|| default.into());
         let estimates = df11::estimate_all(&opened, &out, layout, None, observer)?;
-        Ok(estimates.into_iter().map(|estimate| estimate.report).collect::<Vec<_>>())
-    })?;
-    report(py, Report::sum(&done))
+        Ok(estimates.into_iter().map(|estimate| estimate.report).collect())
+    })
 }
 
 /// Gives back the original files.
@@ -120,7 +117,13 @@ pub(crate) fn decompress(
     })
 }
 
-fn report(py: Python<'_>, report: df11::Report) -> PyResult<Bound<'_, PyAny>> {
+/// Does work that makes a report of each model, and tells Python their sum.
+fn reported<'py>(
+    py: Python<'py>,
+    progress: Option<&Bound<'py, PyAny>>,
+    work: impl FnOnce(&dyn Observer) -> df11::Result<Vec<Report>> + Send,
+) -> PyResult<Bound<'py, PyAny>> {
+    let report = Report::sum(&work::watched(py, progress, work)?);
     let fields = PyDict::new(py);
     for (name, number) in [
         ("source_bytes", report.source_bytes),

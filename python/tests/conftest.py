@@ -153,8 +153,8 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
         ["cc", "-O2", "-shared", "-fPIC", "-o", folder / "libcuda.so", source], check=True
     )
     constants = {
-        "DRIVER_df11_gap_constants": "128,16880,24,1,1,1,1,1,1,1,1,1",
-        "DRIVER_df11_tile_constants": "128,16384,24,1,1,1,1,8",
+        "DRIVER_df11_gap_constants": "128,16880,24,1,1,1,1,1,1,1,1",
+        "DRIVER_df11_tile_constants": "128,16384,24,8,1,1,1",
     }
     base = {"LD_LIBRARY_PATH": str(folder), "CUDA_VISIBLE_DEVICES": "0,1", **constants}
     return lambda **answers: {

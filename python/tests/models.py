@@ -15,25 +15,20 @@ transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 SMALL: dict[str, Any] = {
-    "hidden_size": 128,
-    "intermediate_size": 320,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 512,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 511,
-}
+    "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512, "max_position_embeddings": 256,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 511,
+}  # fmt: skip
 # Of fewer equal layers, an arena takes what compression saves; of smaller experts, their codebooks.
 MOE: dict[str, Any] = {
-    "num_hidden_layers": 5,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
+    "num_hidden_layers": 5, "num_experts": 6, "num_experts_per_tok": 2,
     "moe_intermediate_size": 320,
-}
+}  # fmt: skip
+MIXTRAL: dict[str, Any] = {
+    "num_hidden_layers": 5, "num_local_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
+
+TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 
 #: The config's class, and what is not as in SMALL.
 CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,23 +46,9 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaConfig", {}),
     "gemma2": ("Gemma2Config", {"query_pre_attn_scalar": 32}),
     "gemma3": ("Gemma3TextConfig", {"query_pre_attn_scalar": 32, "sliding_window": 16}),
-    "qwen3-moe": (
-        "Qwen3MoeConfig",
-        {**MOE, "decoder_sparse_step": 1, "tie_word_embeddings": False},
-    ),
-    "qwen3-moe-mixed": (
-        "Qwen3MoeConfig",
-        {**MOE, "mlp_only_layers": [1], "tie_word_embeddings": True},
-    ),
-    "mixtral": (
-        "MixtralConfig",
-        {
-            "num_hidden_layers": 5,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "intermediate_size": 320,
-        },
-    ),
+    "qwen3-moe": ("Qwen3MoeConfig", {**MOE, "decoder_sparse_step": 1, **UNTIED}),
+    "qwen3-moe-mixed": ("Qwen3MoeConfig", {**MOE, "mlp_only_layers": [1], **TIED}),
+    "mixtral": ("MixtralConfig", MIXTRAL),
     "phi3": ("Phi3Config", {}),
     "gpt2": ("GPT2Config", {"n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 256}),
     "gpt-neox": ("GPTNeoXConfig", {"num_key_value_heads": None}),

@@ -20,26 +20,14 @@ def save(folder: Path) -> None:
     """A small FLUX.1 in BF16, except its VAE in F32; without tokenizers."""
     torch.manual_seed(0)
     transformer = diffusers.FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=4,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=16,
-        joint_attention_dim=128,
-        pooled_projection_dim=32,
+        patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16,
+        num_attention_heads=16, joint_attention_dim=128, pooled_projection_dim=32,
         axes_dims_rope=[4, 4, 8],
-    )
+    )  # fmt: skip
     clip = transformers.CLIPTextConfig(
-        bos_token_id=0,
-        eos_token_id=2,
-        hidden_size=32,
-        intermediate_size=37,
-        num_attention_heads=4,
-        num_hidden_layers=5,
-        projection_dim=32,
-        vocab_size=1000,
-    )
+        bos_token_id=0, eos_token_id=2, hidden_size=32, intermediate_size=37,
+        num_attention_heads=4, num_hidden_layers=5, projection_dim=32, vocab_size=1000,
+    )  # fmt: skip
     t5 = transformers.T5Config(
         vocab_size=1000, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_heads=4
     )
@@ -120,17 +108,12 @@ def wan() -> Any:
 
 
 #: What is shown to these, by name; floats are BF16.
+_TEXT: dict[str, tuple[int, ...]] = {
+    "encoder_hidden_states": (1, 8, 64), "pooled_projections": (1, 32),
+}  # fmt: skip
 _SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
-    "flux": {
-        "hidden_states": (1, 16, 4),
-        "encoder_hidden_states": (1, 8, 64),
-        "pooled_projections": (1, 32),
-    },
-    "sd3": {
-        "hidden_states": (1, 4, 16, 16),
-        "encoder_hidden_states": (1, 8, 64),
-        "pooled_projections": (1, 32),
-    },
+    "flux": {"hidden_states": (1, 16, 4), **_TEXT},
+    "sd3": {"hidden_states": (1, 4, 16, 16), **_TEXT},
     "unet": {"sample": (1, 4, 16, 16), "encoder_hidden_states": (1, 8, 32)},
     "wan": {"hidden_states": (1, 4, 2, 8, 8), "encoder_hidden_states": (1, 8, 64)},
 }

@@ -17,7 +17,7 @@ from conftest import on_devices, run
 from models import SMALL, Folders, equal, greedy, load, same_weights, saved, seeded
 
 import df11
-from df11 import _online
+from df11 import _source
 from df11._tensor import CompressedTensor
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
@@ -139,7 +139,7 @@ def test_an_original_that_has_changed_is_refused(
 def test_nothing_is_left_in_folders(
     several: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_online, "PLACES", [tmp_path])
+    monkeypatch.setattr(_source, "PLACES", [tmp_path])
     before = containers(several[0])
     model = online(several[0])
     assert not list(tmp_path.rglob("*.df11")), "a process that is killed leaves no weights"
@@ -198,7 +198,7 @@ def test_what_is_refused(
     with pytest.raises(ValueError, match=r"df11 compress .* -o FOLDER"):
         online(several[0])
     monkeypatch.undo()
-    monkeypatch.setattr(_online, "_free", lambda place: 1000)
+    monkeypatch.setattr(_source, "_free", lambda place: 1000)
     with pytest.raises(OSError, match="TMPDIR"):
         online(several[0])
 
@@ -213,7 +213,7 @@ def test_a_gpu_compresses_by_itself(
     config = df11.Config(residence=residence)
     kind = transformers.AutoModelForCausalLM
     model = kind.from_pretrained(several[0], quantization_config=config, **options)
-    assert not model.__dict__["_df11"].is_open
+    assert model.__dict__["_df11"].held is None
     original = load(several[0], "cuda")
     assert equal(greedy(model, PROMPT, 4), greedy(original, PROMPT, 4))
     report = df11.report(model, verify=True)
@@ -237,7 +237,7 @@ def test_a_device_compresses_by_itself(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("df11._quantizer.Made", None)
         model = kind.from_pretrained(several[0], quantization_config=df11.Config(), **options)
-    assert not model.__dict__["_df11"].is_open
+    assert model.__dict__["_df11"].held is None
     assert equal(greedy(model, PROMPT, 4), greedy(load(several[0]), PROMPT, 4))
     report, other = df11.report(model, verify=True), df11.report(load(several[1]))
     assert report.verified and report.verified_by == "sums of bits"
@@ -248,7 +248,7 @@ def test_a_device_compresses_by_itself(
 
 def test_when_a_gpu_compresses_by_itself(several: tuple[Path, Path]) -> None:
     """One GPU into which all of it fits, also if nothing became smaller."""
-    from df11._place import Placement
+    from df11._plan import Placement
     from df11._quantizer import Df11Quantizer
 
     gpu, files = torch.device("cuda", 0), list(several[0].glob("*.safetensors"))

@@ -169,8 +169,7 @@ def test_a_trained_model_of_f32(tmp_path: Path) -> None:
 def test_dtypes_are_those_that_safetensors_has() -> None:
     from safetensors.torch import _TYPES
 
-    from df11._arrays import NUMPY
-    from df11._torch import dtype_of
+    from df11._arrays import NUMPY, dtype_of
 
     known = {name: dtype_of(name) for name in NUMPY}
     assert len(known) > 15 and None not in known.values()

@@ -70,23 +70,14 @@ def transpose_experts(file: Path) -> None:
 
 def vision_language_model() -> Any:
     text = {
-        **SMALL,
-        "moe_intermediate_size": 192,
-        "num_hidden_layers": 2,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "decoder_sparse_step": 1,
+        **SMALL, "moe_intermediate_size": 192, "num_hidden_layers": 2, "num_experts": 4,
+        "num_experts_per_tok": 2, "decoder_sparse_step": 1,
         "rope_parameters": {"rope_type": "default", "mrope_section": [8, 4, 4], "rope_theta": 1e4},
-    }
+    }  # fmt: skip
     vision = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "depth": 2,
-        "num_heads": 4,
-        "out_hidden_size": 128,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0],
-    }
+        "hidden_size": 64, "intermediate_size": 128, "depth": 2, "num_heads": 4,
+        "out_hidden_size": 128, "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
+    }  # fmt: skip
     config = transformers.Qwen3VLMoeConfig(
         text_config=text, vision_config=vision, image_token_id=500, vision_start_token_id=501,
         vision_end_token_id=502, video_token_id=503, dtype="bfloat16",

@@ -2,15 +2,12 @@
 
 import ast
 import json
-import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,16 +28,13 @@ def test_nothing_else_is_needed(container: Path, without_driver: dict[str, str])
             sys.modules[name] = None
         import df11
         model = df11.open(sys.argv[1])
-        buffer = bytearray(model["model.embed.weight"].nbytes)
-        model["model.embed.weight"].decode_into(buffer)
         assert df11.verify(sys.argv[1]).tensors == len(model)
         for array in (model["model.mask"].numpy, model["model.mask"].torch):
             try:
                 array()
             except ImportError:
-                pass
-            else:
-                raise AssertionError
+                continue
+            raise AssertionError
         """,
         container,
         **without_driver,
@@ -76,27 +70,12 @@ def test_all_that_is_told_is_there() -> None:
 
 def test_the_module_serves_every_version_and_links_no_library_of_others() -> None:
     assert LIBRARY.name.endswith((".abi3.so", ".pyd"))
-    if sys.platform != "linux":
-        pytest.skip("ELF")
-    needed = dynamic(LIBRARY.read_bytes())
-    allowed = r"lib(c|m|dl|rt|pthread|gcc_s|util)\.so\.\d+|ld-linux.*|linux-vdso.*"
+    if not shutil.which("ldd"):
+        pytest.skip("no ldd")
+    out = subprocess.run(["ldd", LIBRARY], capture_output=True, text=True, check=True).stdout
+    allowed = r"lib(c|m|dl|rt|pthread|gcc_s|util)\.so\.\d+|/\S*/ld-linux\S*|linux-vdso\S*"
+    needed = re.findall(r"^\s*(\S+)", out, re.MULTILINE)
     assert needed and all(re.fullmatch(allowed, name) for name in needed), needed
-    if shutil.which("ldd"):
-        out = subprocess.run(["ldd", LIBRARY], capture_output=True, text=True, check=True).stdout
-        assert not re.search("torch|cuda|python|nvidia", out), out
-
-
-def dynamic(elf: bytes) -> list[str]:
-    """The libraries that a shared object needs (ELF-64, little-endian: section .dynamic)."""
-    assert elf[:5] == b"\x7fELF\x02"
-    (table,) = struct.unpack_from("<Q", elf, 0x28)
-    size, count = struct.unpack_from("<HH", elf, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQIIQQ", elf, table + at * size) for at in range(count)]
-    (section,) = (section for section in sections if section[1] == 6)
-    text = sections[section[6]][4]
-    entries = struct.iter_unpack("<qQ", elf[section[4] : section[4] + section[5]])
-    names = [text + value for tag, value in entries if tag == 1]
-    return [elf[start : elf.index(b"\0", start)].decode() for start in names]
 
 
 @one_layout
@@ -133,21 +112,20 @@ def test_the_command_comes_along(container: Path, large: Path, tmp_path: Path) -
 def test_without_a_driver_the_layer_of_tensors_says_so() -> None:
     from df11 import _native
 
-    calls: list[Callable[[], object]] = [
-        lambda: _native.pin(4096, 4096),
-        lambda: _native.check(0, 0),
-        lambda: _native.build_tables(0, [(256, 30, 512)]),
-        lambda: _native.Packer(0, 32, 256, 256, 0),
-    ]
-    for call in calls:
+    for call, arguments in [
+        (_native.pin, (4096, 4096)),
+        (_native.check, (0, 0)),
+        (_native.build_tables, (0, [(256, 30, 512)])),
+        (_native.Packer, (0, 32, 256, 256, 0)),
+    ]:
         with pytest.raises(df11.GpuError, match="driver"):
-            call()
+            call(*arguments)
     _native.unpin(4096)
     assert not _native.fits(0)
 
 
 def test_extras_are_the_releases_that_are_tested() -> None:
-    from df11 import _versions
+    from df11 import _doctor
 
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((LIBRARY.parents[1] / "pyproject.toml").read_text())["project"]
@@ -156,26 +134,18 @@ def test_extras_are_the_releases_that_are_tested() -> None:
         name = re.match(r"\w+", requirement)
         assert name
         named[name[0]] = requirement[len(name[0]) :]
-    known = _versions.TESTED | _versions.OTHERS
+    known = _doctor.TESTED | _doctor.OTHERS
     assert {"torch", "transformers", "diffusers", "vllm"} <= named.keys() & known.keys()
     for library in named.keys() & known.keys():
-        assert named[library] == _versions.within(library), library
+        assert named[library] == _doctor.within(library), library
 
 
 def test_the_doctor_tells_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     from df11 import _doctor
 
-    line = [sys.executable, "-m", "df11", "doctor", "--json"]
-    path = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        line,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": path, "PATH": ""},
-    )
-    check = json.loads(done.stdout)["checks"]["python"]
-    assert check["value"]["df11"] == df11.__version__ and check["value"]["python"]
+    out = run("import sys; from df11.__main__ import main; main()", "doctor", "--json", PATH="")
+    value = json.loads(out)["checks"]["python"]["value"]
+    assert value["df11"] == df11.__version__ and value["python"]
     releases = {"torch": "2.99.0", "transformers": "5.20.1"}
     monkeypatch.setattr(_doctor, "_release", releases.get)
     told = _doctor.told()
@@ -205,7 +175,7 @@ def test_no_module_imports_itself_by_others() -> None:
         for path in PACKAGE.rglob("*.py")
     }
     left = {name: imported(path) & files.keys() for name, path in files.items()}
-    assert len(left) > 40 and any(left.values())
+    assert len(left) > 30 and any(left.values())
     while free := [name for name, others in left.items() if not others & left.keys()]:
         for name in free:
             del left[name]

@@ -12,9 +12,9 @@ from test_attach import LAYERS, WIDTH, Net, compressed, fill, tokens
 import df11
 from df11 import _load, _plan
 from df11._container import Tensors
-from df11._names import common, look_up
+from df11._modules import common, look_up
 from df11._parameters import by_name
-from df11._place import Placement, resolve
+from df11._plan import Placement, resolve
 
 FORMS: list[_plan.Residence] = ["streamed", "stored", "fast"]
 CPU, ONE, TWO = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)

@@ -9,7 +9,7 @@ import torch
 from conftest import on_devices
 from safetensors.torch import save_file
 
-from df11 import _reading
+from df11 import _packing
 
 
 @pytest.fixture
@@ -35,20 +35,20 @@ def test_any_order(
     device: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_reading, "AHEAD_BYTES", ahead)
-    monkeypatch.setattr(_reading, "BUFFER_BYTES", 1000)
+    monkeypatch.setattr(_packing, "AHEAD_BYTES", ahead)
+    monkeypatch.setattr(_packing, "BUFFER_BYTES", 1000)
     paths, tensors = files
     read: list[int] = []
-    bring = _reading.Ahead._bring
+    bring = _packing.Ahead._bring
 
-    def counted(self: _reading.Ahead, entry: _reading._Entry) -> torch.Tensor:
+    def counted(self: _packing.Ahead, entry: _packing._Entry) -> torch.Tensor:
         read.append(entry.offset)
         return bring(self, entry)
 
-    monkeypatch.setattr(_reading.Ahead, "_bring", counted)
+    monkeypatch.setattr(_packing.Ahead, "_bring", counted)
     for order in (sorted(tensors), sorted(tensors, reverse=True)):
         read.clear()
-        reader = _reading.Ahead(paths, torch.device(device))
+        reader = _packing.Ahead(paths, torch.device(device))
         slices = reader.slices()
         assert slices.keys() == tensors.keys()
         for name in order[:-2]:  # what nobody asks for is in nobody's way
@@ -63,11 +63,11 @@ def test_any_order(
 
 def test_files_that_are_wrong(files: tuple[list[str], dict[str, torch.Tensor]]) -> None:
     paths, _ = files
-    reader = _reading.Ahead(paths, torch.device("cpu"))
+    reader = _packing.Ahead(paths, torch.device("cpu"))
     slices = reader.slices()
     Path(paths[0]).write_bytes(Path(paths[0]).read_bytes()[:2000])
     with pytest.raises(OSError, match="ends too early"):
         [slices[name][...] for name in slices]
     reader.close()
     with pytest.raises(Exception, match="header"):
-        _reading.Ahead(paths, torch.device("cpu"))
+        _packing.Ahead(paths, torch.device("cpu"))

@@ -10,13 +10,11 @@ import df11
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
+NAMES = [f"model.layers.2.experts.{at}.weight" for at in range(8)]
 # Experts of a layer, and rows of a matrix whose rows are not whole 16 bytes.
 EXPERTS: Tensors = {
     **SAMPLE,
-    **{
-        f"model.layers.2.experts.{at}.weight": ("BF16", (64, 520), normal(64 * 520, 10 + at))
-        for at in range(8)
-    },
+    **{name: ("BF16", (64, 520), normal(64 * 520, 10 + at)) for at, name in enumerate(NAMES)},
 }
 
 
@@ -35,9 +33,7 @@ def poisoned(nbytes: int, device: int = 0) -> "torch.Tensor":
 def original(tensor: df11.Tensor) -> "torch.Tensor":
     buffer = bytearray(tensor.nbytes)
     tensor.decode_into(buffer)
-    return (
-        torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0, dtype=torch.uint8)
-    )
+    return torch.tensor(buffer, dtype=torch.uint8)
 
 
 def check_block(model: df11.Model, name: str, output: "torch.Tensor") -> None:
@@ -64,30 +60,27 @@ def test_blocks_decode_on_any_stream(model: df11.Model, streamed: bool) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_programs_fuse_tensors(model: df11.Model, streamed: bool) -> None:
     loaded = model.load(streamed=streamed, progress=False)
-    names = [f"model.layers.2.experts.{at}.weight" for at in range(8)]
-    program = loaded.program([(name, at * 64 * 520 * 2) for at, name in enumerate(names)])
+    program = loaded.program([(name, at * 64 * 520 * 2) for at, name in enumerate(NAMES)])
     assert program.nbytes == 8 * 64 * 520 * 2
     fused = poisoned(program.nbytes + 4096)
     stream = torch.cuda.current_stream().cuda_stream
     program.decode(fused.data_ptr(), stream)
     loaded.check(stream)
-    expected = torch.stack([model[name].torch() for name in names])
+    expected = torch.stack([model[name].torch() for name in NAMES])
     assert torch.equal(fused[:-4096].view(torch.bfloat16).view(8, 64, 520).cpu(), expected)
     assert (fused[-4096:] == 0xA5).all()
     # Rows of several blocks, and what is between them.
     pieces = [
         ("model.layers.0.mlp.weight", 4096, 7, 300),
         ("model.embed.weight", 131072, 1, 255),
-        (names[3], 512 * 1024, 0, 5),
+        (NAMES[3], 512 * 1024, 0, 5),
         ("model.layers.1.scale", 3),
     ]
     program = loaded.program(pieces)
     output, whole = poisoned(program.nbytes), poisoned(program.nbytes).cpu()
     for name, offset, *rows in pieces:
         row = model[name].nbytes // model[name].shape[0]
-        content = original(model[name])[
-            slice(rows[0] * row, rows[1] * row) if rows else slice(None)
-        ]
+        content = original(model[name])[slice(*(at * row for at in rows)) if rows else ...]
         whole[offset : offset + len(content)] = content
     program.decode(output.data_ptr(), stream)
     loaded.check(stream)

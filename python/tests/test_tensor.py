@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 from weights import compressed, container_of, same, seeded_weights
 
-from df11._tensor import CompressedTensor, arrays_of, from_arrays, rebuild
+from df11._tensor import CompressedTensor, rebuild
 
 WEIGHTS = seeded_weights()
 MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
@@ -46,12 +45,9 @@ def test_it_decodes_to_the_original_bits(container: Any, name: str) -> None:
     assert tensor.nbytes_stored < 0.8 * expected.nbytes or name == "every"
 
 
-def test_pieces_are_stacked(container: Any) -> None:
+def test_a_shape_that_parts_do_not_have_is_refused(container: Any) -> None:
     pieces = torch.cat([compressed(container, name) for name in "qkv"])
-    expected = torch.cat([WEIGHTS[name] for name in "qkv"])
-    assert isinstance(pieces, CompressedTensor) and same(pieces, expected)
-    experts = CompressedTensor(pieces.arrays, pieces.parts, (4, 64, 256))
-    assert same(experts, expected.view(4, 64, 256))
+    assert isinstance(pieces, CompressedTensor)
     with pytest.raises(ValueError, match="256 x 256"):
         CompressedTensor(pieces.arrays, pieces.parts, (3, 64, 256))
 
@@ -280,17 +276,12 @@ def test_experts_stored_the_other_way_round(container: Any) -> None:
     weight = CompressedTensor(stored.arrays, stored.parts, (6, 256, 64), transposed=True)
     expected = WEIGHTS["experts"].transpose(1, 2).contiguous()
     assert same(weight, expected) and weight.decode().is_contiguous() and weight.is_contiguous()
-    x, offs = X.view(12, 256)[:, :64], torch.tensor([0, 5, 5, 5, 11, 12], dtype=torch.int32)
+    x, offs = X.view(12, 256), torch.tensor([0, 5, 5, 5, 11, 12], dtype=torch.int32)
     for function in (
-        lambda w: w[2],
-        lambda w: w[:, :100],
-        lambda w: w[2:4],
         lambda w: w[IDS],
-        lambda w: w.transpose(1, 2),
-        lambda w: functional.linear(x, w[3]),
-        lambda w: x @ w[3].T,
-        lambda w: functional.grouped_mm(x, w.transpose(-2, -1), offs=offs),
-        lambda w: functional.grouped_mm(X.view(12, 256), w, offs=offs),
+        lambda w: functional.linear(x[:, :64], w[3]),
+        lambda w: functional.grouped_mm(x[:, :64], w.transpose(-2, -1), offs=offs),
+        lambda w: functional.grouped_mm(x, w, offs=offs),
         lambda w: torch.bmm(X.repeat(2, 1, 1), w),
     ):
         assert same(function(weight), function(expected))
@@ -422,24 +413,6 @@ def test_gradients_flow_through_it(
     assert results[0] is not None and same(*results)
 
 
-def test_gradients_of_checkpointed_layers(q: CompressedTensor, container: Any) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    results = []
-    for a, b in (
-        (q, compressed(container, "wide")),
-        (WEIGHTS["q"], WEIGHTS["wide"]),
-    ):
-        x = X.clone().requires_grad_()
-
-        def layer(x: torch.Tensor, a: torch.Tensor = a, b: torch.Tensor = b) -> torch.Tensor:
-            return functional.linear(functional.linear(x, a).repeat(1, 1, 4), b).relu()
-
-        checkpoint(layer, x, use_reentrant=False).sum().backward()
-        results.append(x.grad)
-    assert same(*results)
-
-
 # ---- copies, modules, files ----
 
 
@@ -467,9 +440,6 @@ def test_copies_share_what_nothing_can_write(q: CompressedTensor) -> None:
     for other in (copy.deepcopy(q), torch.ops.aten.clone(q), copy.copy(q)):
         assert same(other, WEIGHTS["q"])
         assert other.plane0.data_ptr() == q.plane0.data_ptr()
-
-
-def test_a_clone_can_be_written_to(q: CompressedTensor) -> None:
     clone = q.clone()
     clone += 1
     assert type(clone) is torch.Tensor and same(clone, WEIGHTS["q"] + 1) and same(q, WEIGHTS["q"])
@@ -545,26 +515,6 @@ def test_saving_by_pytorch(container: Any, weights_only: bool) -> None:
     assert isinstance(found["p"], nn.Parameter) and not isinstance(found["e"], nn.Parameter)
     file.seek(0)
     assert torch.load(file, weights_only=weights_only, map_location="meta")["e"].is_meta
-
-
-def test_saving_as_safetensors(container: Any, tmp_path: Any) -> None:
-    held = {"q": compressed(container, "q"), "e": compressed(container, "experts", False).mT}
-    arrays: dict[str, torch.Tensor] = {}
-    told: dict[str, str] = {}
-    for name, value in held.items():
-        some, told[name] = arrays_of(name, value)
-        arrays.update(some)
-    save_file(arrays, tmp_path / "compressed.safetensors", metadata=told)
-    from safetensors import safe_open
-
-    loaded = load_file(tmp_path / "compressed.safetensors")
-    with safe_open(tmp_path / "compressed.safetensors", "pt") as file:
-        said = file.metadata()
-    for name, value in held.items():
-        found = from_arrays(name, loaded, said[name])
-        assert same(found, value.decode()) and found.exact == value.exact
-    with pytest.raises(KeyError, match="records"):
-        from_arrays("q", {"q.0.codebook": loaded["q.0.codebook"]}, said["q"])
 
 
 @pytest.mark.parametrize("version", [{}, {"fast": 1}, {"fast": 99}])

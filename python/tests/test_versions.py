@@ -16,7 +16,7 @@ import transformers
 from models import SMALL, Folders, compressed, equal, load, seeded
 
 import df11
-from df11 import _quantizer, _versions
+from df11 import _doctor, _quantizer
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
@@ -46,36 +46,22 @@ ASKS = re.compile(
 
 #: Models that take other ways if they are quantized.
 OTHER_WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "jamba": (
-        "JambaConfig",
-        {
-            "num_hidden_layers": 4,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "expert_layer_period": 2,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "mamba_d_state": 8,
-            "mamba_dt_rank": 16,
-            "use_mamba_kernels": False,
-        },
-    ),
-    "falcon_mamba": (
-        "FalconMambaConfig",
-        {"num_hidden_layers": 3, "state_size": 8, "time_step_rank": 16},
-    ),
-    "gpt_neo": (
-        "GPTNeoConfig",
-        {"num_layers": 3, "num_heads": 4, "attention_types": [[["global", "local", "global"], 1]]},
-    ),
-    "gptj": (
-        "GPTJConfig",
-        {"n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 256, "rotary_dim": 16},
-    ),
+    "jamba": ("JambaConfig", {
+        "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
+        "expert_layer_period": 2, "num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 8,
+        "mamba_dt_rank": 16, "use_mamba_kernels": False,
+    }),
+    "falcon_mamba": ("FalconMambaConfig", {
+        "num_hidden_layers": 3, "state_size": 8, "time_step_rank": 16,
+    }),
+    "gpt_neo": ("GPTNeoConfig", {
+        "num_layers": 3, "num_heads": 4, "attention_types": [[["global", "local", "global"], 1]],
+    }),
+    "gptj": ("GPTJConfig", {
+        "n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 256, "rotary_dim": 16,
+    }),
     "falcon": ("FalconConfig", {"num_kv_heads": 2, "new_decoder_architecture": True}),
-}
-
-
+}  # fmt: skip
 COMMON = ("hidden_size", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -130,8 +116,8 @@ def test_this_release_is_the_one_that_is_named() -> None:
     diffusers = pytest.importorskip("diffusers")
     said = os.environ.get("DF11_TRANSFORMERS", "")
     for library, ends in ((transformers, ("oldest", "newest")), (diffusers, ("newest", "oldest"))):
-        oldest, newest = map(_versions._numbers, _versions.TESTED[library.__name__])
-        found = _versions._numbers(library.__version__)
+        oldest, newest = map(_doctor._numbers, _doctor.TESTED[library.__name__])
+        found = _doctor._numbers(library.__version__)
         wanted = dict(zip(ends, (oldest, newest), strict=True)).get(said)
         assert found == wanted if wanted else oldest <= found <= newest
 
@@ -151,8 +137,8 @@ def test_this_release_is_the_one_that_is_named() -> None:
             r".*pip install -U df11, or pip install",
         ),
         ("6.0.0rc1", "too new"),
-        (f"{_versions.TESTED['transformers'][0]}.3", "not as it was released"),
-        (f"{_versions.TESTED['transformers'][1]}.9", "not as it was released"),
+        (f"{_doctor.TESTED['transformers'][0]}.3", "not as it was released"),
+        (f"{_doctor.TESTED['transformers'][1]}.9", "not as it was released"),
     ],
 )
 def test_a_release_that_lacks_something_is_told(

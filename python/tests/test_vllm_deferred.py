@@ -8,7 +8,7 @@ import pytest
 import torch
 from weights import container_of, normals
 
-from df11._engine import Tensors
+from df11._container import Tensors
 from df11.vllm._deferred import Source, Target, windows
 
 CPU = torch.device("cpu")
@@ -50,74 +50,75 @@ def dense(target: Any) -> Any:
     return out.view(target.shape)
 
 
-def test_a_rank_of_two_records_its_rows_of_two_tensors(
-    container: Any, values: dict[str, Any]
-) -> None:
-    target, weight = parameter(640, 512)
+def halves(weight: Any, of: Any) -> None:
     for at, name in enumerate(("gate", "up")):
-        mine = source(container, name).narrow(0, 320, 320)
-        weight.data.narrow(0, 320 * at, 320).copy_(mine)
-    assert [patch[:4] for patch in target.ordered()] == [(0, 320, 0, 512), (320, 320, 0, 512)]
-    assert [patch.values.name for patch in target.ordered()] == ["gate", "up"]
-    assert [patch.source_rows for patch in target.ordered()] == [(320, 640), (320, 640)]
-    assert torch.equal(dense(target), torch.cat([values["gate"][320:], values["up"][320:]]))
+        weight.narrow(0, 320 * at, 320).copy_(of(name).narrow(0, 320, 320))
 
 
-def test_columns_of_a_rank_are_followed(container: Any, values: dict[str, Any]) -> None:
-    target, weight = parameter(640, 256)
-    weight.data.copy_(source(container, "up").chunk(2, dim=1)[1])
-    (patch,) = target.ordered()
-    assert (patch.source_rows, patch.source_columns) == ((0, 640), (256, 512))
-    assert torch.equal(dense(target), values["up"][:, 256:])
+def experts(weight: Any, of: Any) -> None:
+    for expert, each in enumerate(of("experts").chunk(2, dim=1)[1].unbind()):
+        weight[expert].copy_(each)
 
 
-def test_experts_of_one_tensor_are_patches_of_it(container: Any, values: dict[str, Any]) -> None:
-    target, weight = parameter(4, 160, 256)
-    for expert, each in enumerate(source(container, "experts").chunk(2, dim=1)[1].unbind()):
-        weight.data[expert].copy_(each)
-    assert [patch.source_rows for patch in target.ordered()] == [
-        (320 * expert + 160, 320 * expert + 320) for expert in range(4)
-    ]
-    assert torch.equal(dense(target), values["experts"][:, 160:])
+def padded(weight: Any, of: Any) -> None:
+    weight[:640].copy_(of("up"))
+    weight[640:].fill_(0)
+    weight[704:].fill_(0)
 
 
-def test_what_is_computed_is_dense(container: Any, values: dict[str, Any]) -> None:
-    target, weight = parameter(512, 640)
-    weight.data.copy_(source(container, "up").t().contiguous())
-    (patch,) = target.ordered()
-    assert isinstance(patch.values, torch.Tensor)
-    assert torch.equal(dense(target), values["up"].t())
-    scaled = source(container, "norm") + 1
-    assert type(scaled) is torch.Tensor and torch.equal(scaled, values["norm"] + 1)
+def twice(weight: Any, of: Any) -> None:
+    for name in ("gate", "up"):
+        weight.copy_(of(name))
 
 
-def test_a_transposed_view_and_another_dtype_are_dense(
-    container: Any, values: dict[str, Any]
+Windows = list[tuple[tuple[int, int], tuple[int, int]]]
+WIDE = (0, 512)
+#: What loading code does with a weight of a shape, and of each patch the rows and columns of its
+#: tensor; none if it is dense.
+RECORDED: dict[str, tuple[tuple[int, ...], Any, Windows]] = {
+    "rows of two tensors": ((640, 512), halves, [((320, 640), WIDE)] * 2),
+    "columns": (
+        (640, 256),
+        lambda weight, of: weight.copy_(of("up").chunk(2, dim=1)[1]),
+        [((0, 640), (256, 512))],
+    ),
+    "experts of one tensor": (
+        (4, 160, 256),
+        experts,
+        [((320 * at + 160, 320 * at + 320), (0, 256)) for at in range(4)],
+    ),
+    "written twice": ((640, 512), twice, [((0, 640), WIDE)]),
+    "padding": ((704, 512), padded, []),
+    "computed": ((512, 640), lambda weight, of: weight.copy_(of("up").t().contiguous()), []),
+    "transposed": ((512, 640), lambda weight, of: weight.copy_(of("up").t()), []),
+    "another dtype": ((64, 512), lambda weight, of: weight.copy_(of("wide")), []),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_loading_code_does_is_recorded(
+    container: Any, values: dict[str, Any], name: str
 ) -> None:
-    target, weight = parameter(512, 640)
-    weight.data.copy_(source(container, "up").t())
-    assert torch.equal(dense(target), values["up"].t())
-    target, weight = parameter(64, 512)
-    weight.data.copy_(source(container, "wide"))
-    assert torch.equal(dense(target), values["wide"].to(torch.bfloat16))
+    shape, load, expected = RECORDED[name]
+    target, weight = parameter(*shape)
+    load(weight.data, lambda name: source(container, name))
+    if expected:
+        patches = target.ordered()
+        assert [(patch.source_rows, patch.source_columns) for patch in patches] == expected
+    plain = torch.empty(shape, dtype=torch.bfloat16)
+    load(plain, values.__getitem__)
+    assert torch.equal(dense(target), plain)
 
 
-def test_ordinary_parameters_get_values(container: Any, values: dict[str, Any]) -> None:
+def test_ordinary_tensors_get_values(container: Any, values: dict[str, Any]) -> None:
     norm = torch.nn.Parameter(torch.empty(512, dtype=torch.bfloat16), requires_grad=False)
     norm.data.copy_(source(container, "norm"))
     assert torch.equal(norm, values["norm"])
     rows = torch.empty(32, 512, dtype=torch.bfloat16)
     rows.copy_(source(container, "up")[64:96])
     assert torch.equal(rows, values["up"][64:96])
-
-
-def test_rows_of_padding_are_zeros(container: Any, values: dict[str, Any]) -> None:
-    target, weight = parameter(704, 512)
-    weight[:640].data.copy_(source(container, "up"))
-    weight[640:].data.fill_(0)
-    weight[704:].data.fill_(0)
-    assert torch.equal(dense(target)[:640], values["up"])
-    assert not dense(target)[640:].any()
+    scaled = source(container, "norm") + 1
+    assert type(scaled) is torch.Tensor and torch.equal(scaled, values["norm"] + 1)
 
 
 def test_dense_patches_complete_a_target_at_once(values: dict[str, Any]) -> None:
@@ -128,13 +129,6 @@ def test_dense_patches_complete_a_target_at_once(values: dict[str, Any]) -> None
     assert not found
     weight.data.narrow(1, 512, 512).copy_(values["gate"])
     assert torch.equal(found[0], torch.cat([values["up"], values["gate"]], 1))
-
-
-def test_what_is_written_twice_counts_once(container: Any, values: dict[str, Any]) -> None:
-    target, weight = parameter(640, 512)
-    for name in ("gate", "up"):
-        weight.data.copy_(source(container, name))
-    assert torch.equal(dense(target), values["up"])
 
 
 def test_missing_weights_are_told(container: Any) -> None:

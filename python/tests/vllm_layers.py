@@ -91,7 +91,7 @@ def on_rank(
 
 
 def tensors(container: Any) -> Any:
-    from df11._engine import Tensors
+    from df11._container import Tensors
     from df11.vllm._deferred import Source
 
     held = Tensors(container)

@@ -7,7 +7,7 @@ import os
 import struct
 from collections import Counter
 from itertools import accumulate
-from typing import NamedTuple
+from math import prod
 from zlib import crc32
 
 # Section 1, constants.
@@ -79,63 +79,88 @@ class Limit(FormatError):
     """A limit is exceeded, or arithmetic overflows."""
 
 
-class File(NamedTuple):
-    at: int
-    kind: int
-    reserved: int
-    path_offset: int
-    path_length: int
-    length: int
-    hash: bytes
-    first_array: int
-    array_count: int
+class Record:
+    """A record of a list: its fields by name. A rule is one line: it raises what it names, with the
+    field and the field's place in the file, if it is broken.
+    """
+
+    LAYOUT = ""  # name:format of each field
+
+    def __init_subclass__(cls) -> None:
+        cls.fields, cls.offsets, end = [], {}, 0
+        for name, layout in (field.split(":") for field in cls.LAYOUT.split()):
+            cls.offsets[name] = end
+            cls.fields.append((name, struct.Struct("<" + layout), end))
+            end += struct.calcsize("<" + layout)
+        cls.size = end
+
+    def __init__(self, data: bytes, place: str, at: int) -> None:
+        self.place, self.at = place, at
+        for name, layout, offset in self.fields:
+            values = layout.unpack_from(data, offset)
+            setattr(self, name, values[0] if len(values) == 1 else values)
+
+    def problem(self, kind: type[FormatError], field: str, message: str) -> FormatError:
+        return kind(f"{self.place}.{field}", self.at + self.offsets[field], message)
+
+    def corrupt_if(self, broken: object, field: str, message: str = "") -> None:
+        if broken:
+            raise self.problem(Corrupt, field, message or f"{getattr(self, field)}")
+
+    def limit_if(self, broken: object, field: str, message: str = "") -> None:
+        if broken:
+            raise self.problem(Limit, field, message or f"{getattr(self, field)}")
+
+    def unsupported_if(self, broken: object, field: str) -> None:
+        if broken:
+            raise self.problem(Unsupported, field, f"{getattr(self, field)}")
 
 
-class Block(NamedTuple):
-    at: int
-    name_offset: int
-    name_length: int
+class Header(Record):
+    LAYOUT = (
+        "magic:8s version_major:H version_minor:H state:I incompatible_features:Q"
+        " compatible_features:Q file_length:Q directory_offset:Q directory_length:Q"
+        " directory_checksum:I header_checksum:I"
+    )
 
 
-class Section(NamedTuple):
-    at: int
-    kind: int
-    reserved: int
-    block: int
-    offset: int
-    length: int
+class Shard(Record):
+    LAYOUT = "shard_index:Q shard_count:Q identity:32s"
 
 
-class Tensor(NamedTuple):
-    at: int
-    name_offset: int
-    name_length: int
-    dtype: int
-    encoding: int
-    block: int
-    file: int
-    file_offset: int
-    dimension_count: int
-    shape: tuple[int, ...]
-    first_array: int
-    array_count: int
-    parameters: tuple[int, ...]
-    hash: bytes
+class File(Record):
+    LAYOUT = "kind:I reserved:I path:Q path_length:Q length:Q hash:32s first_array:Q array_count:Q"
 
 
-class Entry(NamedTuple):
-    at: int
-    key_offset: int
-    key_length: int
-    value_offset: int
-    value_length: int
+class Block(Record):
+    LAYOUT = "name:Q name_length:Q"
 
 
-class Array(NamedTuple):
-    at: int
-    section: int
-    offset: int
-    length: int
+class Section(Record):
+    LAYOUT = "kind:I reserved:I block:Q offset:Q length:Q"
+
+
+class Tensor(Record):
+    LAYOUT = (
+        "name:Q name_length:Q dtype:I encoding:I block:Q file:Q file_offset:Q dimension_count:Q"
+        " shape:8Q first_array:Q array_count:Q parameters:4Q hash:32s"
+    )
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        return self.shape[: self.dimension_count]
+
+
+class Array(Record):
+    LAYOUT = "section:Q offset:Q length:Q"
+
+
+class Checksum(Record):
+    LAYOUT = "value:I"
+
+
+class Entry(Record):
+    LAYOUT = "key:Q key_length:Q value:Q value_length:Q"
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -154,33 +179,6 @@ def row_size(shape: tuple[int, ...]) -> tuple[int, int]:
     return rows, elements
 
 
-class Cursor:
-    """Walks over the directory record (section 3)."""
-
-    def __init__(self, data: bytes, base: int) -> None:
-        self.data, self.base, self.pos = data, base, 0
-
-    def take(self, n: int, place: str) -> bytes:
-        if n > len(self.data) - self.pos:
-            raise Corrupt(place, self.base + self.pos, "the directory ends early")
-        self.pos += n
-        return self.data[self.pos - n : self.pos]
-
-    def u64(self, place: str) -> int:
-        return int.from_bytes(self.take(8, place), "little")
-
-    def records(self, layout: str, place: str) -> list[tuple]:
-        """A list: the count is checked against the bytes that remain before anything is allocated.
-        """
-        size, at = struct.calcsize(layout), self.base + self.pos
-        count = self.u64(place)
-        if count > (len(self.data) - self.pos) // size:
-            raise Corrupt(place, at, f"{count} records do not fit")
-        start = self.base + self.pos
-        rows = struct.iter_unpack(layout, self.take(count * size, place))
-        return [(start + i * size, *row) for i, row in enumerate(rows)]
-
-
 class Directory:
     """An open container. Everything of section 9, `open`, is checked when the object exists."""
 
@@ -195,11 +193,13 @@ class Directory:
             self._check_text()
             self._check_files()
             self._check_sections()
-            for i in range(len(self.tensors)):
-                self._check_tensor(i)
+            for i, t in enumerate(self.tensors):
+                ascends = not i or self.names[i - 1].encode() < self.names[i].encode()
+                t.corrupt_if(not ascends, "name", "out of order")
+                self._check_tensor(t)
             self._check_arrays()
-            for i in range(len(self.tensors)):
-                self._check_encoding(i)
+            for t in self.tensors:
+                self._check_encoding(t)
             self._check_alias_counts()
             self._check_checksum_count()
         except BaseException:
@@ -229,41 +229,26 @@ class Directory:
 
     def _check_header(self) -> None:
         """Section 2, in the order of section 9: steps 1 to 7."""
-        start = self._read(0, min(12, self.length), "header")
-        if len(start) < 12 or start[:8] != MAGIC:
-            raise Corrupt("header.magic", 0, "not a df11 file")
-        major = int.from_bytes(start[8:10], "little")
-        if major != 1:
-            raise Unsupported("header.version_major", 8, f"version {major}")
+        data = self._read(0, min(HEADER_BYTES, self.length), "header")
+        h = self.header = Header(data.ljust(HEADER_BYTES, b"\0"), "header", 0)
+        h.corrupt_if(len(data) < 12 or h.magic != MAGIC, "magic", "not a df11 file")
+        h.unsupported_if(h.version_major != 1, "version_major")
         if self.length < HEAD_BYTES + HEADER_BYTES:
             raise Corrupt("file", self.length, "too short for a container")
-        header = self._read(0, HEADER_BYTES, "header")
-        _, _, self.version_minor, state, incompatible, self.compatible_features, *rest = (
-            struct.unpack("<8sHHIQQQQQII", header)
-        )
-        file_length, offset, length, self._directory_checksum, header_checksum = rest
-        if crc32(header[:60]) != header_checksum:
-            raise Corrupt("header.header_checksum", 60, "wrong checksum")
-        if state != 1:
-            raise Corrupt("header.state", 12, "incomplete" if state == 0 else f"state {state}")
-        if incompatible:
-            raise Unsupported("header.incompatible_features", 16, f"features {incompatible:#x}")
-        if file_length > MAX_FILE_BYTES:
-            raise Limit("header.file_length", 32, f"{file_length}")
-        if file_length != self.length:
-            raise Corrupt(
-                "header.file_length", 32, f"{file_length}, but the file has {self.length} bytes"
-            )
-        if length > MAX_DIRECTORY_BYTES:
-            raise Limit("header.directory_length", 48, f"{length}")
-        if offset % SECTION_ALIGNMENT or not HEAD_BYTES <= offset < file_length:
-            raise Corrupt("header.directory_offset", 40, f"{offset}")
+        h.corrupt_if(crc32(data[:60]) != h.header_checksum, "header_checksum", "wrong checksum")
+        h.corrupt_if(h.state != 1, "state", "" if h.state else "incomplete")
+        h.unsupported_if(h.incompatible_features, "incompatible_features")
+        h.limit_if(h.file_length > MAX_FILE_BYTES, "file_length")
+        h.corrupt_if(h.file_length != self.length, "file_length")
+        offset, length = h.directory_offset, h.directory_length
+        h.limit_if(length > MAX_DIRECTORY_BYTES, "directory_length")
+        right = offset % SECTION_ALIGNMENT == 0 and HEAD_BYTES <= offset < h.file_length
+        h.corrupt_if(not right, "directory_offset")
         end = offset + length  # both are far below 2^64 here
-        if align(end, ARRAY_ALIGNMENT) + HEADER_BYTES != file_length:
-            raise Corrupt("header.directory_length", 48, "the directory does not end at the footer")
+        footer_at = align(end, ARRAY_ALIGNMENT)
+        h.corrupt_if(footer_at + HEADER_BYTES != h.file_length, "directory_length")
         self._zeros(HEADER_BYTES, HEAD_BYTES, "head")
-        footer_at = file_length - HEADER_BYTES
-        if self._read(footer_at, HEADER_BYTES, "footer") != header:
+        if self._read(footer_at, HEADER_BYTES, "footer") != data:
             raise Corrupt("footer", footer_at, "differs from the header")
         self._zeros(end, footer_at, "zeros before the footer")
         self.directory_offset, self.directory_length = offset, length
@@ -271,334 +256,256 @@ class Directory:
     def _read_directory(self) -> None:
         """Step 8, and the fields and lists of section 3."""
         data = self._read(self.directory_offset, self.directory_length, "directory")
-        if crc32(data) != self._directory_checksum:
-            raise Corrupt("directory", self.directory_offset, "wrong checksum")
-        c = Cursor(data, self.directory_offset)
-        self.shard_index, self.shard_count = c.u64("shard_index"), c.u64("shard_count")
-        self.identity = c.take(32, "identity")
-        self.files = [File(*r) for r in c.records("<IIQQQ32sQQ", "files")]
-        self.blocks = [Block(*r) for r in c.records("<QQ", "blocks")]
-        self.sections = [Section(*r) for r in c.records("<IIQQQ", "sections")]
-        self.tensors = [
-            Tensor(*r[:9], r[9:17], r[17], r[18], r[19:23], r[23])
-            for r in c.records("<QQIIQQQQ8QQQ4Q32s", "tensors")
-        ]
-        self.arrays = [Array(*r) for r in c.records("<QQQ", "arrays")]
-        self.checksums = [value for _, value in c.records("<I", "checksums")]
-        self._entries = [Entry(*r) for r in c.records("<QQQQ", "metadata")]
-        count = c.u64("text")
-        self._text_at = c.base + c.pos
-        self._text = c.take(count, "text")
-        if c.pos != len(data):
-            raise Corrupt("directory", c.base + c.pos, "bytes left over")
-        if self.shard_count > MAX_SHARDS:
-            raise Limit("shard_count", c.base + 8, f"{self.shard_count}")
-        if self.shard_count == 0 or self.shard_index >= self.shard_count:
-            raise Corrupt("shard_index", c.base, f"shard {self.shard_index} of {self.shard_count}")
+        wrong = crc32(data) != self.header.directory_checksum
+        self.header.corrupt_if(wrong, "directory_checksum", "wrong checksum")
+        base, pos = self.directory_offset, 0
+
+        def take(n: int, place: str) -> tuple[bytes, int]:
+            nonlocal pos
+            if n > len(data) - pos:
+                raise Corrupt(place, base + pos, "the directory ends early")
+            pos += n
+            return data[pos - n : pos], base + pos - n
+
+        def records(kind: type[Record], place: str) -> list:
+            """A list: that it fits is checked before anything is allocated."""
+            count = int.from_bytes(take(8, place)[0], "little")
+            rows, at = take(count * kind.size, place)
+            starts = range(0, len(rows), kind.size)
+            return [
+                kind(rows[k : k + kind.size], f"{place}[{i}]", at + k) for i, k in enumerate(starts)
+            ]
+
+        shard = Shard(take(Shard.size, "directory")[0], "directory", base)
+        self.shard_index, self.shard_count = shard.shard_index, shard.shard_count
+        self.identity = shard.identity
+        self.files = records(File, "files")
+        self.blocks = records(Block, "blocks")
+        self.sections = records(Section, "sections")
+        self.tensors = records(Tensor, "tensors")
+        self.arrays = records(Array, "arrays")
+        self.checksums = [checksum.value for checksum in records(Checksum, "checksums")]
+        self._entries = records(Entry, "metadata")
+        count = int.from_bytes(take(8, "text")[0], "little")
+        self._text, self._text_at = take(count, "text")
+        if pos != len(data):
+            raise Corrupt("directory", base + pos, "bytes left over")
+        shard.limit_if(shard.shard_count > MAX_SHARDS, "shard_count")
+        shard.corrupt_if(shard.shard_index >= shard.shard_count, "shard_index")
 
     def _check_unknown_kinds(self) -> None:
         """First, for Corrupt must not be reported of what a newer reader may understand (sections 1
         and 3).
         """
-        for i, f in enumerate(self.files):
-            if f.kind not in (WEIGHTS, SIDE_FILE, BESIDE):
-                raise Unsupported(f"files[{i}].kind", f.at, f"kind {f.kind}")
-        for i, s in enumerate(self.sections):
-            if not CODEBOOK <= s.kind <= SIDE and s.kind < 2**31:
-                raise Unsupported(f"sections[{i}].kind", s.at, f"kind {s.kind}")
+        for f in self.files:
+            f.unsupported_if(f.kind not in (WEIGHTS, SIDE_FILE, BESIDE), "kind")
+        for s in self.sections:
+            s.unsupported_if(not CODEBOOK <= s.kind <= SIDE and s.kind < 2**31, "kind")
 
     def _check_text(self) -> None:
         """Section 3, Text: the names tile the text."""
         end = 0
 
-        def take(
-            place: str,
-            at: int,
-            offset: int,
-            length: int,
-            least: int = 1,
-            most: int = MAX_NAME_BYTES,
-        ) -> str:
+        def take(r: Record, field: str, least: int = 1, most: int = MAX_NAME_BYTES) -> str:
             nonlocal end
-            if length > most:
-                raise Limit(place, at, f"{length} bytes")
-            if length < least or offset != end or length > len(self._text) - end:
-                raise Corrupt(place, at, "empty, or not where the text before it ends")
+            offset, length = getattr(r, field), getattr(r, f"{field}_length")
+            r.limit_if(length > most, field, f"{length} bytes")
+            fits = length >= least and offset == end and length <= len(self._text) - end
+            r.corrupt_if(not fits, field, "empty, or not where the text before it ends")
             end += length
             try:
                 name = self._text[offset:end].decode("utf-8")
             except UnicodeDecodeError as e:
-                raise Corrupt(place, self._text_at + offset + e.start, "not UTF-8") from None
-            if "\0" in name:
-                raise Corrupt(place, self._text_at + offset, "holds NUL")
+                raise Corrupt(r.place, self._text_at + offset + e.start, "not UTF-8") from None
+            r.corrupt_if("\0" in name, field, "holds NUL")
             return name
 
-        self.paths = [
-            take(f"files[{i}]", f.at + 8, f.path_offset, f.path_length)
-            for i, f in enumerate(self.files)
-        ]
-        self.block_names = [
-            take(f"blocks[{i}]", b.at, b.name_offset, b.name_length)
-            for i, b in enumerate(self.blocks)
-        ]
-        self.names = [
-            take(f"tensors[{i}]", t.at, t.name_offset, t.name_length)
-            for i, t in enumerate(self.tensors)
-        ]
-        metadata = []
-        for i, e in enumerate(self._entries):
-            key = take(f"metadata[{i}]", e.at, e.key_offset, e.key_length, most=MAX_KEY_BYTES)
-            value = take(
-                f"metadata[{i}]", e.at + 16, e.value_offset, e.value_length, 0, MAX_VALUE_BYTES
-            )
-            metadata.append((key, value))
-        self._check_metadata(metadata)
+        self.paths = [take(f, "path") for f in self.files]
+        self.block_names = [take(b, "name") for b in self.blocks]
+        self.names = [take(t, "name") for t in self.tensors]
+        both = (("key", 1, MAX_KEY_BYTES), ("value", 0, MAX_VALUE_BYTES))
+        metadata = [[take(e, *rule) for rule in both] for e in self._entries]
         if end != len(self._text):
             raise Corrupt("text", self._text_at + end, "bytes left over")
         seen: set[str] = set()
-        for i, name in enumerate(self.block_names):
-            if name in seen:
-                raise Corrupt(f"blocks[{i}]", self.blocks[i].at, "name is taken")
+        for b, name in zip(self.blocks, self.block_names):
+            b.corrupt_if(name in seen, "name", f"{name!r} is taken")
             seen.add(name)
         self.index = {name: i for i, name in enumerate(self.names)}
-
-    def _check_metadata(self, entries: list[tuple[str, str]]) -> None:
-        """Section 3, Metadata."""
-        keys = [key.encode() for key, _ in entries]
-        if any(a >= b for a, b in zip(keys, keys[1:])):
-            raise Corrupt("metadata", self._entries[0].at, "keys out of order")
-        if sum(e.key_length + e.value_length for e in self._entries) > MAX_METADATA_BYTES:
-            raise Limit("metadata", self._entries[0].at, "too many bytes")
-        self.metadata = dict(entries)
+        # Section 3, Metadata.
+        total = 0
+        for i, e in enumerate(self._entries):
+            total += e.key_length + e.value_length
+            ascends = not i or metadata[i - 1][0].encode() < metadata[i][0].encode()
+            e.corrupt_if(not ascends, "key", "out of order")
+            e.corrupt_if(self.shard_index, "key", "metadata in a later shard")
+        for e in self._entries[:1]:
+            e.limit_if(total > MAX_METADATA_BYTES, "key", "too many bytes")
+        self.metadata = dict(metadata)
 
     def _check_files(self) -> None:
         """Section 3, File."""
-        before = (-1, b"")
         if len(self.files) > MAX_FILES:
             raise Limit("files", self.directory_offset, f"{len(self.files)} files")
-        if self.shard_index and (self._entries or any(f.kind != WEIGHTS for f in self.files)):
-            raise Corrupt("files", self.directory_offset, "side files or metadata in a later shard")
-        for i, f in enumerate(self.files):
-            place, path = f"files[{i}]", self.paths[i]
-            if f.reserved:
-                raise Corrupt(f"{place}.reserved", f.at + 4, "not zero")
-            if any(c in ("", ".", "..") for c in path.split("/")) or any(
-                c in "\\:" or c < " " or "\x7f" <= c <= "\x9f" for c in path
-            ):
-                raise Corrupt(f"{place}.path", f.at + 8, f"{path!r} is no path")
+        before, paths, folders = (-1, b""), set(self.paths), set()
+        for f, path in zip(self.files, self.paths):
+            f.corrupt_if(f.reserved, "reserved")
             parts = path.split("/")
-            if len(parts) > MAX_PATH_COMPONENTS or any(
-                len(p.encode()) > MAX_COMPONENT_BYTES for p in parts
-            ):
-                raise Limit(
-                    f"{place}.path",
-                    f.at + 8,
-                    f"{path!r} is too deep, or has a component that is too long",
-                )
-            if f.kind == BESIDE and path.endswith(".df11"):
-                raise Corrupt(f"{place}.path", f.at + 8, f"{path!r} would be taken for a shard")
+            plain = not any(c in "\\:" or c < " " or "\x7f" <= c <= "\x9f" for c in path)
+            plain = plain and not any(part in ("", ".", "..") for part in parts)
+            f.corrupt_if(not plain, "path", f"{path!r} is no path")
+            f.limit_if(len(parts) > MAX_PATH_COMPONENTS, "path", f"{path!r} is too deep")
+            long = any(len(part.encode()) > MAX_COMPONENT_BYTES for part in parts)
+            f.limit_if(long, "path", f"{path!r} has a component that is too long")
+            taken = f.kind == BESIDE and path.endswith(".df11")
+            f.corrupt_if(taken, "path", f"{path!r} would be taken for a shard")
+            f.corrupt_if(self.shard_index and f.kind != WEIGHTS, "kind", "in a later shard")
             order = (f.kind, path.encode())
-            if order <= before:
-                raise Corrupt(place, f.at, "out of order")
+            f.corrupt_if(order <= before, "path", "out of order")
             before = order
-            if f.array_count != (1 if f.kind == WEIGHTS or f.kind == SIDE_FILE and f.length else 0):
-                raise Corrupt(f"{place}.array_count", f.at + 72, f"{f.array_count}")
-        paths = set(self.paths)
+            count = 1 if f.kind == WEIGHTS or f.kind == SIDE_FILE and f.length else 0
+            f.corrupt_if(f.array_count != count, "array_count")
+            above = {"/".join(parts[:k]) for k in range(1, len(parts))}
+            f.corrupt_if(above & paths, "path", f"{path!r} lies in a file")
+            folders |= above
         if len(paths) != len(self.paths):
             raise Corrupt("files", self.directory_offset, "a path occurs twice")
-        folders = set()
-        for i, path in enumerate(self.paths):
-            parts = path.split("/")
-            above = {"/".join(parts[:k]) for k in range(1, len(parts))}
-            if above & paths:
-                raise Corrupt(f"files[{i}].path", self.files[i].at + 8, f"{path!r} lies in a file")
-            folders |= above
         if len(folders) > MAX_FOLDERS:
             raise Limit("files", self.directory_offset, f"{len(folders)} folders")
 
     def _check_sections(self) -> None:
         """Section 3, Section, and the positions of section 2."""
         end, before = HEAD_BYTES, (-1, -1)
-        for i, s in enumerate(self.sections):
-            place = f"sections[{i}]"
-            if s.reserved:
-                raise Corrupt(f"{place}.reserved", s.at + 4, "not zero")
-            if s.block != NONE and s.block >= len(self.blocks):
-                raise Corrupt(f"{place}.block", s.at + 8, f"{s.block}")
-            if s.kind <= SIDE and (s.block == NONE) != (s.kind in (PREFIX, SIDE)):
-                raise Corrupt(f"{place}.block", s.at + 8, "a block where none belongs, or none")
-            if (s.block, s.kind) <= before:
-                raise Corrupt(place, s.at, "out of order")
+        for s in self.sections:
+            s.corrupt_if(s.reserved, "reserved")
+            s.corrupt_if(s.block != NONE and s.block >= len(self.blocks), "block")
+            of_none = s.kind in (PREFIX, SIDE)
+            s.corrupt_if(s.kind <= SIDE and (s.block == NONE) != of_none, "block")
+            s.corrupt_if((s.block, s.kind) <= before, "kind", "out of order")
             before = (s.block, s.kind)
-            if s.offset != align(end, SECTION_ALIGNMENT):
-                raise Corrupt(f"{place}.offset", s.at + 16, f"{s.offset}")
-            if s.length == 0 or s.length > self.directory_offset - s.offset:
-                raise Corrupt(f"{place}.length", s.at + 24, f"{s.length}")
+            s.corrupt_if(s.offset != align(end, SECTION_ALIGNMENT), "offset")
+            s.corrupt_if(not 0 < s.length <= self.directory_offset - s.offset, "length")
             end = s.offset + s.length
-        if self.directory_offset != align(end, SECTION_ALIGNMENT):
-            raise Corrupt("header.directory_offset", 40, "not where the last section ends")
+        moved = self.directory_offset != align(end, SECTION_ALIGNMENT)
+        self.header.corrupt_if(moved, "directory_offset", "not where the last section ends")
 
-    def _check_tensor(self, i: int) -> None:
+    def _check_tensor(self, t: Tensor) -> None:
         """Section 3, Tensor, and section 5."""
-        t, place = self.tensors[i], f"tensors[{i}]"
-        if i and self.names[i - 1].encode() >= self.names[i].encode():
-            raise Corrupt(place, t.at, "out of order")
-        if t.block >= len(self.blocks):
-            raise Corrupt(f"{place}.block", t.at + 24, f"{t.block}")
-        if t.file >= len(self.files) or self.files[t.file].kind != WEIGHTS:
-            raise Corrupt(f"{place}.file", t.at + 32, f"{t.file}")
-        if t.dimension_count > MAX_DIMENSIONS:
-            raise Limit(f"{place}.dimension_count", t.at + 48, f"{t.dimension_count}")
-        if any(t.shape[t.dimension_count :]):
-            raise Corrupt(f"{place}.shape", t.at + 56, "not zero past the dimensions")
-        bytes_needed = 0  # of an unknown dtype nothing is known, but the start must lie in the file
-        if t.dtype in BITS:
-            bits = BITS[t.dtype]
-            for n in t.shape[: t.dimension_count]:
-                bits *= n or 1
-                if bits >= 2**64:
-                    raise Limit(f"{place}.shape", t.at + 56, "too many elements")
-            bits = 0 if 0 in t.shape[: t.dimension_count] else bits
-            if bits % 8:
-                raise Corrupt(f"{place}.shape", t.at + 56, "the elements do not fill whole bytes")
-            bytes_needed = bits // 8
-        if t.file_offset + bytes_needed > self.files[t.file].length:
-            raise Corrupt(f"{place}.file_offset", t.at + 40, "the tensor exceeds its file")
+        t.corrupt_if(t.block >= len(self.blocks), "block")
+        weights = t.file < len(self.files) and self.files[t.file].kind == WEIGHTS
+        t.corrupt_if(not weights, "file")
+        t.limit_if(t.dimension_count > MAX_DIMENSIONS, "dimension_count")
+        t.corrupt_if(any(t.shape[t.dimension_count :]), "shape", "not zero past the dimensions")
+        bits = BITS.get(t.dtype, 0)  # of an unknown dtype nothing is known
+        for n in t.dimensions:
+            bits *= n or 1
+            t.limit_if(bits >= 2**64, "shape", "too many elements")
+        bits = 0 if 0 in t.dimensions else bits
+        t.corrupt_if(bits % 8, "shape", "the elements do not fill whole bytes")
+        end = t.file_offset + bits // 8
+        t.corrupt_if(end > self.files[t.file].length, "file_offset", "the tensor exceeds its file")
 
     def _check_arrays(self) -> None:
         """Section 3, Array: ownership, packing, and the section each array lies in."""
-        owners: list[tuple[str, int, File | Tensor]] = [
-            (f"files[{i}]", f.at + 64, f) for i, f in enumerate(self.files)
-        ]
-        owners += [(f"tensors[{i}]", t.at + 120, t) for i, t in enumerate(self.tensors)]
         total, ends = 0, [0] * len(self.sections)
-        for place, at, owner in owners:
-            if owner.first_array != total:
-                raise Corrupt(f"{place}.first_array", at, f"{owner.first_array}")
-            if owner.array_count > len(self.arrays) - total:
-                raise Corrupt(f"{place}.array_count", at + 8, f"{owner.array_count}")
-            for k in range(total, total + owner.array_count):
-                self._check_array(k, owner, ends)
+        for owner in (*self.files, *self.tensors):
+            owner.corrupt_if(owner.first_array != total, "first_array")
+            owner.corrupt_if(owner.array_count > len(self.arrays) - total, "array_count")
             total += owner.array_count
+            for a in self._arrays(owner):
+                self._check_array(a, owner, ends)
         if total != len(self.arrays):
             raise Corrupt("arrays", self.directory_offset, "arrays without an owner")
-        for i, s in enumerate(self.sections):
-            if s.length < ends[i] or (s.length > ends[i] and s.kind <= SIDE):
-                raise Corrupt(f"sections[{i}].length", s.at + 24, "not the end of its last array")
+        for s, end in zip(self.sections, ends):
+            wrong = s.length < end or s.length > end and s.kind <= SIDE
+            s.corrupt_if(wrong, "length", "not the end of its last array")
 
-    def _check_array(self, k: int, owner: File | Tensor, ends: list[int]) -> None:
-        a, place = self.arrays[k], f"arrays[{k}]"
-        if a.section >= len(self.sections):
-            raise Corrupt(f"{place}.section", a.at, f"{a.section}")
+    def _check_array(self, a: Array, owner: File | Tensor, ends: list[int]) -> None:
+        a.corrupt_if(a.section >= len(self.sections), "section")
         s = self.sections[a.section]
-        if a.offset != align(ends[a.section], ARRAY_ALIGNMENT):
-            raise Corrupt(f"{place}.offset", a.at + 8, f"{a.offset}")
-        if a.length == 0 or a.offset + a.length > s.length:
-            raise Corrupt(f"{place}.length", a.at + 16, f"{a.length}")
+        a.corrupt_if(a.offset != align(ends[a.section], ARRAY_ALIGNMENT), "offset")
+        a.corrupt_if(a.length == 0 or a.offset + a.length > s.length, "length")
         ends[a.section] = a.offset + a.length
         if isinstance(owner, Tensor):
-            if s.block != owner.block:
-                raise Corrupt(f"{place}.section", a.at, "of another block")
-        elif s.kind != (PREFIX if owner.kind == WEIGHTS else SIDE):
-            raise Corrupt(f"{place}.section", a.at, "wrong kind of section")
-        elif a.length > owner.length or (owner.kind == SIDE_FILE and a.length < owner.length):
-            raise Corrupt(f"{place}.length", a.at + 16, "does not fit the file")
+            a.corrupt_if(s.block != owner.block, "section", "of another block")
+            return
+        a.corrupt_if(s.kind != (PREFIX if owner.kind == WEIGHTS else SIDE), "section", "wrong kind")
+        short = owner.kind == SIDE_FILE and a.length < owner.length
+        a.corrupt_if(a.length > owner.length or short, "length", "does not fit the file")
 
-    def _check_encoding(self, i: int) -> None:
+    def _check_encoding(self, t: Tensor) -> None:
         """Section 6, as far as the directory tells. An unknown dtype or encoding is met when the
         tensor is loaded.
         """
-        t, place = self.tensors[i], f"tensors[{i}]"
         if t.encoding == ALIAS:  # whatever its dtype
-            self._check_parameters(t, place, 1)
-            self._check_alias(t, place)
-            self._check_layout(t, place, (), ())
+            self._check_alias(t)
         elif t.dtype not in BITS or t.encoding not in ENCODINGS:
             return
         elif t.encoding == STORED_RAW:
-            self._check_parameters(t, place, 0)
             size = self._size(t)
-            self._check_layout(t, place, *(((RAW,), (size,)) if size else ((), ())))
+            self._check_layout(t, 0, (RAW,) if size else (), (size,))
         else:
-            self._check_parameters(t, place, 3)
-            (self._check_gap if t.encoding == GAP else self._check_tile)(t, place)
+            elements = self._elements(t)
+            right = t.dtype == BF16 and elements > 0
+            t.corrupt_if(not right, "encoding", "is for BF16 tensors with elements")
+            codebook = self._arrays(t)[0].length if t.array_count else 0
+            (self._check_gap if t.encoding == GAP else self._check_tile)(t, elements, codebook)
 
-    def _check_parameters(self, t: Tensor, place: str, named: int) -> None:
-        if any(t.parameters[named:]):
-            raise Corrupt(f"{place}.parameters", t.at + 136 + 8 * named, "not zero")
-
-    def _check_layout(
-        self, t: Tensor, place: str, kinds: tuple[int, ...], lengths: tuple[int, ...]
-    ) -> None:
-        if t.array_count != len(kinds):
-            raise Corrupt(
-                f"{place}.array_count", t.at + 128, f"{t.array_count} arrays, not {len(kinds)}"
-            )
+    def _check_layout(self, t: Tensor, named: int, kinds: tuple, lengths: tuple) -> None:
+        """The number of parameters that have a name; of each array kind of section and length."""
+        t.corrupt_if(any(t.parameters[named:]), "parameters", "not zero")
+        t.corrupt_if(t.array_count != len(kinds), "array_count")
         for a, kind, length in zip(self._arrays(t), kinds, lengths):
-            if self.sections[a.section].kind != kind:
-                raise Corrupt(f"{place}: array", a.at, "in the wrong kind of section")
-            if a.length != length:
-                raise Corrupt(f"{place}: array", a.at + 16, f"{a.length} bytes, not {length}")
+            wrong = self.sections[a.section].kind != kind
+            a.corrupt_if(wrong, "section", "in the wrong kind of section")
+            a.corrupt_if(a.length != length, "length", f"{a.length} bytes, not {length}")
 
-    def _check_alias(self, t: Tensor, place: str) -> None:
+    def _check_alias(self, t: Tensor) -> None:
         """Section 6.1."""
+        self._check_layout(t, 1, (), ())
         target = t.parameters[0]
-        if target >= len(self.tensors) or self.tensors[target].encoding == ALIAS:
-            raise Corrupt(f"{place}.target", t.at + 136, f"{target}")
+        exists = target < len(self.tensors) and self.tensors[target].encoding != ALIAS
+        t.corrupt_if(not exists, "parameters", f"target {target}")
         o = self.tensors[target]
-        same = [(x.block, x.dtype, x.dimension_count, x.shape, x.hash) for x in (t, o)]
-        if same[0] != same[1]:
-            raise Corrupt(f"{place}.target", t.at + 136, "the target differs")
+        one, other = ((x.block, x.dtype, x.dimension_count, x.shape, x.hash) for x in (t, o))
+        t.corrupt_if(one != other, "parameters", "the target differs")
 
     def _check_alias_counts(self) -> None:
         counts = Counter(t.parameters[0] for t in self.tensors if t.encoding == ALIAS)
         for target, count in counts.items():
-            if count > MAX_ALIASES:
-                raise Limit(f"tensors[{target}]", self.tensors[target].at, f"{count} aliases")
+            self.tensors[target].limit_if(count > MAX_ALIASES, "encoding", f"{count} aliases")
 
-    def _check_gap(self, t: Tensor, place: str) -> None:
+    def _check_gap(self, t: Tensor, elements: int, codebook: int) -> None:
         """Section 6.3: parameters, and the lengths that follow from them."""
         thread_bytes, block_threads, bit_count, _ = t.parameters
-        elements = self._elements(t)
-        if t.dtype != BF16 or elements == 0:
-            raise Corrupt(f"{place}.encoding", t.at + 20, "gap is for BF16 tensors with elements")
-        if thread_bytes not in (8, 16, 32, 64):
-            raise Corrupt(f"{place}.bytes_per_thread", t.at + 136, f"{thread_bytes}")
-        if block_threads not in (64, 128, 256, 512, 1024):
-            raise Corrupt(f"{place}.threads_per_block", t.at + 144, f"{block_threads}")
-        if not elements <= bit_count <= MAX_CODE_LENGTH * elements:
-            raise Corrupt(f"{place}.bit_count", t.at + 152, f"{bit_count}")
+        t.corrupt_if(thread_bytes not in (8, 16, 32, 64), "parameters", "bytes_per_thread")
+        known = block_threads in (64, 128, 256, 512, 1024)
+        t.corrupt_if(not known, "parameters", "threads_per_block")
+        right = elements <= bit_count <= MAX_CODE_LENGTH * elements
+        t.corrupt_if(not right, "parameters", "bit_count")
         threads = ceil_div(bit_count, 8 * thread_bytes)
-        codebook = self._arrays(t)[0].length if t.array_count else 0
-        if (codebook - 256) % 512 or not 1 <= (codebook - 256) // 512 <= 128:
-            raise Corrupt(f"{place}: codebook", t.at + 120, f"{codebook} bytes")
+        luts, rest = divmod(codebook - 256, 512)
+        t.corrupt_if(rest or not 1 <= luts <= 128, "first_array", f"codebook of {codebook} bytes")
         offsets = 8 * (ceil_div(threads, block_threads) + 1)
         lengths = (codebook, ceil_div(threads, 2), offsets, thread_bytes * threads, elements)
-        self._check_layout(t, place, GAP_KINDS, lengths)
+        self._check_layout(t, 3, GAP_KINDS, lengths)
 
-    def _check_tile(self, t: Tensor, place: str) -> None:
+    def _check_tile(self, t: Tensor, elements: int, codebook: int) -> None:
         """Section 6.4: parameters, and the lengths that follow from them."""
         tile_columns, columns, bit_count, _ = t.parameters
-        elements = self._elements(t)
-        if t.dtype != BF16 or elements == 0:
-            raise Corrupt(f"{place}.encoding", t.at + 20, "tile is for BF16 tensors with elements")
-        if tile_columns not in (256, 8192):
-            raise Corrupt(f"{place}.tile_columns", t.at + 136, f"{tile_columns}")
+        t.corrupt_if(tile_columns not in (256, 8192), "parameters", "tile_columns")
         matrix = columns >= 8 and columns % 8 == 0 and elements % columns == 0
-        if not (matrix if tile_columns == 256 else columns == elements):
-            raise Corrupt(f"{place}.columns", t.at + 144, f"{columns}")
-        if bit_count % 8 or not ceil_div(elements, 2) <= bit_count < 2**48:
-            raise Corrupt(f"{place}.bit_count", t.at + 152, f"{bit_count}")
-        tiles = ceil_div(columns, tile_columns) * ceil_div(
-            elements // columns, 8192 // tile_columns
-        )
-        if tiles > 2**32 - 1:
-            raise Corrupt(f"{place}.columns", t.at + 144, f"{tiles} tiles")
-        codebook = self._arrays(t)[0].length if t.array_count else 0
-        if codebook % 2 or not 0 <= (codebook - 26) // 2 <= 4096:
-            raise Corrupt(f"{place}: codebook", t.at + 120, f"{codebook} bytes")
+        right = matrix if tile_columns == 256 else columns == elements
+        t.corrupt_if(not right, "parameters", "columns")
+        right = bit_count % 8 == 0 and ceil_div(elements, 2) <= bit_count < 2**48
+        t.corrupt_if(not right, "parameters", "bit_count")
+        strips = ceil_div(elements // columns, 8192 // tile_columns)
+        tiles = ceil_div(columns, tile_columns) * strips
+        t.corrupt_if(tiles > 2**32 - 1, "parameters", f"{tiles} tiles")
+        right = codebook % 2 == 0 and 0 <= (codebook - 26) // 2 <= 4096
+        t.corrupt_if(not right, "first_array", f"codebook of {codebook} bytes")
         lengths = (codebook, 32 * (tiles + 1), 16 * ceil_div(bit_count, 128), elements)
-        self._check_layout(t, place, TILE_KINDS, lengths)
+        self._check_layout(t, 3, TILE_KINDS, lengths)
 
     def _check_checksum_count(self) -> None:
         """Section 4."""
@@ -611,8 +518,7 @@ class Directory:
         return self.arrays[owner.first_array : owner.first_array + owner.array_count]
 
     def _elements(self, t: Tensor) -> int:
-        rows, elements = row_size(t.shape[: t.dimension_count])
-        return rows * elements
+        return prod(t.dimensions)
 
     def _size(self, t: Tensor) -> int:
         """Decoded bytes."""

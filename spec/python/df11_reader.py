@@ -138,6 +138,14 @@ def unmarked(data: bytes) -> bytes:
     return data
 
 
+def weights(exponents: bytes, signs_mantissas: bytes) -> bytes:
+    """The weights of exponents and sign/mantissa bytes (6.3)."""
+    out = bytearray(2 * len(exponents))
+    out[::2] = bytes((e & 1) << 7 | s & 0x7F for e, s in zip(exponents, signs_mantissas))
+    out[1::2] = bytes(s & 0x80 | e >> 1 for e, s in zip(exponents, signs_mantissas))
+    return bytes(out)
+
+
 class Code:
     """The code of a tensor (6.3): a table from the next 16 bits of the bitstream to code length and
     exponent.
@@ -248,27 +256,29 @@ class Container(Directory):
         return t
 
     def _supported(self, t: Tensor) -> None:
-        if t.dtype not in BITS:
-            raise Unsupported("tensor.dtype", t.at + 16, f"dtype {t.dtype}")
-        if t.encoding not in ENCODINGS:
-            raise Unsupported("tensor.encoding", t.at + 20, f"encoding {t.encoding}")
+        t.unsupported_if(t.dtype not in BITS, "dtype")
+        t.unsupported_if(t.encoding not in ENCODINGS, "encoding")
 
     def _array_at(self, a: Array) -> int:
         return self.sections[a.section].offset + a.offset
 
     def _read_array(self, a: Array, start: int = 0, end: int | None = None) -> bytes:
-        """Bytes of an array, after the checksums of all chunks that they touch (section 4)."""
-        s = self.sections[a.section]
-        start, end = a.offset + start, a.offset + (a.length if end is None else end)
+        """Bytes of an array."""
+        end = a.length if end is None else end
+        return self._read_section(a.section, a.offset + start, a.offset + end)
+
+    def _read_section(self, i: int, start: int, end: int) -> bytes:
+        """Bytes of a section, after the checksums of all chunks that they touch (section 4)."""
+        s = self.sections[i]
         chunk = start - start % CHECKSUM_CHUNK_BYTES
         parts = []
         while chunk < end:
             data = self._read(
                 s.offset + chunk, min(CHECKSUM_CHUNK_BYTES, s.length - chunk), "section"
             )
-            number = self._first_checksum[a.section] + chunk // CHECKSUM_CHUNK_BYTES
+            number = self._first_checksum[i] + chunk // CHECKSUM_CHUNK_BYTES
             if crc32(data) != self.checksums[number]:
-                raise Corrupt(f"sections[{a.section}]", s.offset + chunk, "wrong checksum")
+                raise Corrupt(s.place, s.offset + chunk, "wrong checksum")
             parts.append(data[max(0, start - chunk) : end - chunk])
             chunk += CHECKSUM_CHUNK_BYTES
         return b"".join(parts)
@@ -288,7 +298,7 @@ class Container(Directory):
         that hold them are decoded.
         """
         t = self._resolve(name)
-        rows, per_row = row_size(t.shape[: t.dimension_count])
+        rows, per_row = row_size(t.dimensions)
         if first < 0 or count < 0 or first + count > rows:
             raise IndexError(f"rows {first} to {first + count} of {rows}")
         start, end = first * per_row, (first + count) * per_row
@@ -313,20 +323,11 @@ class Container(Directory):
         data = self._read_array(output_offsets)
         offsets = struct.unpack(f"<{len(data) // 8}Q", data)
         if offsets[0] != 0 or offsets[-1] != self._elements(t) or list(offsets) != sorted(offsets):
-            raise Corrupt(
-                "output_offsets",
-                self._array_at(output_offsets),
-                "not from 0 up to the number of elements",
-            )
+            at = self._array_at(output_offsets)
+            raise Corrupt("output_offsets", at, "not from 0 up to the number of elements")
         thread_bytes, block_threads, bit_count, _ = t.parameters
-        return GapIndex(
-            code,
-            offsets,
-            thread_bytes,
-            block_threads,
-            bit_count,
-            ceil_div(bit_count, 8 * thread_bytes),
-        )
+        threads = ceil_div(bit_count, 8 * thread_bytes)
+        return GapIndex(code, offsets, thread_bytes, block_threads, bit_count, threads)
 
     def _decode(self, t: Tensor, g: GapIndex, low: int, high: int) -> bytes:
         """The weights of thread blocks `low` up to `high` (6.3, Decoding)."""
@@ -360,10 +361,7 @@ class Container(Directory):
                 )
             )
         signs = self._read_array(plane, g.offsets[low], g.offsets[high])
-        out = bytearray(2 * len(signs))
-        for i, (e, s) in enumerate(zip(b"".join(parts), signs)):
-            out[2 * i], out[2 * i + 1] = (e & 1) << 7 | s & 0x7F, s & 0x80 | e >> 1
-        return bytes(out)
+        return weights(b"".join(parts), signs)
 
     def _decode_strips(self, t: Tensor, start: int, end: int, verify: bool = False) -> bytes:
         """The weights from element `start` to `end` of a tile tensor, of which only the strips that
@@ -385,32 +383,26 @@ class Container(Directory):
             tile = TileBits(units, code, record, data, origin, at)
             if verify:
                 tile.verify()
-            signs = iter(self._read_array(plane, m.plane_start(i), m.plane_start(i + 1)))
+            signs = self._read_array(plane, m.plane_start(i), m.plane_start(i + 1))
             for unit in units:
-                for k, (e, s) in enumerate(
-                    zip(tile.exponents[unit.element], signs), start=unit.element - base
-                ):
-                    out[2 * k], out[2 * k + 1] = (e & 1) << 7 | s & 0x7F, s & 0x80 | e >> 1
+                place, mine = 2 * (unit.element - base), signs[: unit.weights]
+                made = weights(tile.exponents[unit.element], mine)
+                out[place : place + len(made)], signs = made, signs[unit.weights :]
         return bytes(out[2 * (start - base) : 2 * (end - base)])
 
     def _tile_records(
         self, records: Array, first: int, last: int, count: int, bit_count: int
     ) -> list[Record]:
-        """The records of tiles `first` to `last`, and the one after them, checked (6.4, Decoding).
-        """
-        data, at = (
-            self._read_array(records, RECORD_BYTES * first, RECORD_BYTES * (last + 1)),
-            self._array_at(records),
-        )
+        """The records of tiles `first` to `last` and the one after them, checked (6.4)."""
+        data = self._read_array(records, RECORD_BYTES * first, RECORD_BYTES * (last + 1))
+        at = self._array_at(records)
         table = [Record.read(data[i : i + RECORD_BYTES]) for i in range(0, len(data), RECORD_BYTES)]
         for i, record in enumerate(table, start=first):
             if record.offset % 8 or record.offset > bit_count or i == 0 and record.offset:
                 raise Corrupt(f"records[{i}]", at + RECORD_BYTES * i, f"offset {record.offset}")
         for i, (record, after) in enumerate(zip(table, table[1:]), start=first):
             if record.end() != after.offset:
-                raise Corrupt(
-                    f"records[{i}]", at + RECORD_BYTES * i, "does not end where the next one starts"
-                )
+                raise Corrupt(f"records[{i}]", at + RECORD_BYTES * i, f"ends at {record.end()}")
         if last == count and int.from_bytes(data[-RECORD_BYTES:], "little") != bit_count:
             raise Corrupt(f"records[{count}]", at + RECORD_BYTES * count, "not bit_count and zeros")
         return table
@@ -422,22 +414,17 @@ class Container(Directory):
         it.
         """
         f = self.files[i]
-        position = prefix = self._arrays(f)[0].length
+        position = self._arrays(f)[0].length
         pieces = []
         for k, t in enumerate(self.tensors):
             if t.file == i:
                 self._supported(t)
                 pieces.append((t.file_offset, self._size(t), k))
         for offset, size, k in sorted(pieces):
-            if offset != position:
-                raise Corrupt(
-                    f"tensors[{k}].file_offset",
-                    self.tensors[k].at + 40,
-                    "overlaps, or leaves a hole",
-                )
+            t = self.tensors[k]
+            t.corrupt_if(offset != position, "file_offset", "overlaps, or leaves a hole")
             position += size
-        if position != f.length:
-            raise Corrupt(f"files[{i}].length", f.at + 24, "the tensors do not cover the file")
+        f.corrupt_if(position != f.length, "length", "the tensors do not cover the file")
         return sorted(pieces)
 
     def restore(self, path: str) -> bytes:
@@ -453,10 +440,7 @@ class Container(Directory):
     def _beside(self, i: int) -> bytes:
         """The original of a side file beside the container (8)."""
         f, path = self.files[i], self.paths[i]
-        if self.folder is None:
-            raise Unsupported(
-                f"file {path}", f.at, "beside the container, and the folder is not known"
-            )
+        f.unsupported_if(self.folder is None, "kind")
         try:
             data = (self.folder / path).read_bytes()
         except OSError as e:
@@ -497,10 +481,9 @@ class Container(Directory):
         return skipped
 
     def _verify_stored(self) -> None:
-        """All checksums, and the zeros between sections and between arrays (sections 2, 3 and 4).
-        """
+        """All checksums, and the zeros between sections and between arrays (2, 3 and 4)."""
         for i, s in enumerate(self.sections):
-            self._read_array(Array(s.at, i, 0, s.length))
+            self._read_section(i, 0, s.length)
             following = (
                 self.sections[i + 1].offset if i + 1 < len(self.sections) else self.directory_offset
             )
@@ -511,10 +494,6 @@ class Container(Directory):
             self._zeros(base + ends[a.section], base + a.offset, "zeros between arrays")
             ends[a.section] = a.offset + a.length
 
-    def _hash(self, data: bytes, expected: bytes, label: str, at: int) -> None:
-        if blake3(data) != expected:
-            raise Corrupt(f"hash of {label}", at, "wrong hash")
-
     def _verify_tensor(self, i: int) -> None:
         t, name = self.tensors[i], self.names[i]
         data = self.tensor(name)
@@ -522,7 +501,7 @@ class Container(Directory):
             self._verify_gap(t, data)
         elif t.encoding == TILE:
             self._verify_tile(t)
-        self._hash(data, t.hash, f"tensor {name}", t.at + 168)
+        t.corrupt_if(blake3(data) != t.hash, "hash", f"wrong hash of {name}")
 
     def _verify_gap(self, t: Tensor, data: bytes) -> None:
         """6.3: LUTs, every gap and output offset, and the bits from bit_count on, from the weights
@@ -530,10 +509,13 @@ class Container(Directory):
         """
         codebook, gaps, output_offsets, bitstream, _ = self._arrays(t)
         g = self._gap_index(t)
-        if self._read_array(codebook, 256) != g.code.luts():
-            raise Corrupt(
-                "LUTs", self._array_at(codebook) + 256, "do not follow from the code lengths"
-            )
+
+        def check(right: bool, place: str, a: Array, message: str) -> None:
+            if not right:
+                raise Corrupt(place, self._array_at(a), message)
+
+        luts = self._read_array(codebook, 256)
+        check(luts == g.code.luts(), "LUTs", codebook, "do not follow from the code lengths")
         exponents = ((high & 0x7F) << 1 | low >> 7 for low, high in zip(data[::2], data[1::2]))
         boundaries = [0, *accumulate(g.code.lengths[e] for e in exponents)]
         bits = 8 * g.thread_bytes
@@ -542,19 +524,12 @@ class Container(Directory):
             g.thread_count % 2
         )
         expected = bytes(low | high << 4 for low, high in zip(nibbles[::2], nibbles[1::2]))
-        if self._read_array(gaps) != expected:
-            raise Corrupt("gaps", self._array_at(gaps), "do not follow from the bitstream")
-        if g.offsets != (*firsts[:: g.block_threads], len(boundaries) - 1):
-            raise Corrupt(
-                "output_offsets", self._array_at(output_offsets), "do not follow from the bitstream"
-            )
-        tail = self._read_array(bitstream, g.bit_count // 8)
-        if int.from_bytes(tail, "little") >> g.bit_count % 8:
-            raise Corrupt(
-                "bitstream",
-                self._array_at(bitstream) + g.bit_count // 8,
-                "not zero from bit_count on",
-            )
+        follow = "do not follow from the bitstream"
+        check(self._read_array(gaps) == expected, "gaps", gaps, follow)
+        offsets = (*firsts[:: g.block_threads], len(boundaries) - 1)
+        check(g.offsets == offsets, "output_offsets", output_offsets, follow)
+        tail = int.from_bytes(self._read_array(bitstream, g.bit_count // 8), "little")
+        check(not tail >> g.bit_count % 8, "bitstream", bitstream, "not zero from bit_count on")
 
     def _verify_tile(self, t: Tensor) -> None:
         """6.4: what decoding does not find."""
@@ -570,7 +545,7 @@ class Container(Directory):
         if f.kind == WEIGHTS:
             self._verify_prefix(i)
             self._pieces(i)
-        self._hash(self.restore(path), f.hash, f"file {path}", f.at + 32)
+        f.corrupt_if(blake3(self.restore(path)) != f.hash, "hash", f"wrong hash of {path}")
 
     def _verify_prefix(self, i: int) -> None:
         """Section 7: the header of a weights file has the tensors of the directory, also those that
@@ -597,10 +572,7 @@ class Container(Directory):
             dtype = NAMES.get(t.dtype)
             right_dtype = h.dtype == dtype if dtype else h.dtype not in NAMES.values()
             right_size = not dtype or h.end - h.start == self._size(t)
-            place = (
-                t.file_offset - len(prefix) == h.start
-                and list(t.shape[: t.dimension_count]) == h.shape
-            )
+            place = t.file_offset - len(prefix) == h.start and list(t.dimensions) == h.shape
             if not (right_dtype and right_size and place):
                 raise Corrupt("prefix", at + 8, f"{name!r} differs from the directory")
 

@@ -1,23 +1,23 @@
-//! `df11 compress`: a checkpoint becomes a container, or a folder of them.
+//! `df11 compress`: a checkpoint becomes a container, or a folder of them. `df11 convert`: so does
+//! a container in another layout.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Instant};
 
 use clap::Args;
 use df11::{
-    Card, CompressOptions, Error, Sources,
+    Card, Error, Sources,
     hazmat::{check_replaceable, locate},
     is_compressed,
 };
 
 use super::{
-    Answer, Failure, Session,
-    containers::{self, LayoutArgs, Verification, compressed_already, default_out},
-    estimate::Estimate,
-    session::Threads,
-    sizes::Sizes,
+    answer::{Answer, Failure},
+    containers::{Task, Writing, compressed_already, default_out},
+    estimate::EstimateArgs,
+    session::{Session, Threads, open_to_stream},
 };
 
-const AFTER_HELP: &str = "\
+const COMPRESS_HELP: &str = "\
 Examples:
   df11 compress Llama-3.1-8B              one file with all in it, Llama-3.1-8B.df11
   df11 compress Llama-3.1-8B -o out       a folder: a container a shard, side files
@@ -39,9 +39,18 @@ its files become one; config.json must be there, beside a single file too. The p
 shapes: they follow from biases, or from config.json. Matrices whose shape nothing tells get one \
 dimension, and a note says which.";
 
+const CONVERT_HELP: &str = "\
+Examples:
+  df11 convert Llama-3.1-8B.df11 gap.df11 --layout gap
+  df11 convert Llama-3.1-8B-df11 Llama-3.1-8B.df11    a folder of shards to one file
+  df11 convert Llama-3.1-8B.df11 Llama-3.1-8B-df11    or the other way
+
+The output is what df11 compress would make of the original files, which are never written: the \
+same names, hashes and side files.";
+
 /// Compress a safetensors file, or the folder of a model or a pipeline
 #[derive(Args)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_help = COMPRESS_HELP)]
 pub(super) struct Compress {
     /// A safetensors file, the folder of a model or a pipeline, or a repository in the cache of the
     /// Hub
@@ -55,12 +64,7 @@ pub(super) struct Compress {
     #[arg(long, value_name = "NAME")]
     variant: Option<String>,
     #[command(flatten)]
-    layout: LayoutArgs,
-    #[command(flatten)]
-    verification: Verification,
-    /// Replace an earlier output
-    #[arg(long)]
-    force: bool,
+    writing: Writing,
     /// Write no model card (README.md, or DF11.md beside one of the model's own) into a folder
     #[arg(long, conflicts_with = "dry_run")]
     no_card: bool,
@@ -77,14 +81,14 @@ pub(super) struct Compress {
 
 impl Compress {
     /// The work of `--dry-run`.
-    fn estimate(&self) -> Estimate {
-        Estimate {
+    fn estimate(&self) -> EstimateArgs {
+        EstimateArgs {
             source: self.source.clone(),
             out: self.out.clone(),
             variant: self.variant.clone(),
-            layout: self.layout,
+            layout: self.writing.layout,
             threads: self.threads,
-            ..Estimate::default()
+            ..EstimateArgs::default()
         }
     }
 
@@ -110,34 +114,22 @@ impl Compress {
         if self.dry_run {
             return self.estimate().of_source(&place, session);
         }
-        let (layout, verify) = (self.layout.layout()?, self.verification.is_wanted());
-        let metadata = self.metadata()?;
-        let options = CompressOptions::new()
-            .layout(layout)
-            .overwrite(self.force)
-            .verify(verify)
-            .metadata(metadata)
-            .card((!self.no_card).then(|| Card::new(place.repository.clone())));
+        let card = (!self.no_card).then(|| Card::new(place.repository.clone()));
+        let options = self.writing.options()?.metadata(self.metadata()?).card(card);
         let start = Instant::now();
         let source = Sources::open(&place.path, self.variant.as_deref()).map_err(Failure::Other)?;
         let out = self.out.clone().map_or_else(|| default_out(&place, &source), Ok)?;
         source.notes().for_each(|note| session.notice(note));
-        if self.force {
+        if self.writing.force {
             check_replaceable(&place.path, &out, "df11")?;
         }
-        let removed = Session::tidy(&out);
-        let progress = session.progress();
-        let reports = self.threads.run(|| {
-            let compressed = df11::compress_all(&source, &out, &options, &progress);
+        let task = Task { verb: "compress", source: &self.source, out: &out, start };
+        self.writing.run(&task, source.components(), self.threads, session, |observer| {
+            let compressed = df11::compress_all(&source, &out, &options, observer);
             compressed.map_err(|error| {
                 if is_of(&error, &source) { Failure::Other(error) } else { error.into() }
             })
-        })?;
-        drop(progress);
-        let seconds = start.elapsed().as_secs_f64();
-        let sizes = Sizes::new(source.components(), reports);
-        let json = sizes.json("compress", &self.source, &out, seconds);
-        Ok(containers::answer(json, &sizes, &out, seconds, verify, &removed))
+        })
     }
 }
 
@@ -152,4 +144,39 @@ fn is_of(error: &Error, source: &Sources) -> bool {
     source.components().iter().flat_map(|component| &component.model.weights).any(|file| {
         place.strip_prefix(&file.path).is_some_and(|rest| rest.is_empty() || rest.starts_with(": "))
     })
+}
+
+/// Store a model in another layout, without its original files in between
+#[derive(Args)]
+#[command(after_help = CONVERT_HELP)]
+pub(super) struct Convert {
+    /// A container, or a folder with all shards of a model or a pipeline
+    #[arg(value_name = "SRC")]
+    source: PathBuf,
+    /// Output: *.df11 is one self-contained file, anything else a folder
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+    #[command(flatten)]
+    writing: Writing,
+    /// Write no model card into a folder
+    #[arg(long)]
+    no_card: bool,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+impl Convert {
+    pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
+        let card = (!self.no_card).then(Card::default);
+        let options = self.writing.options()?.card(card);
+        let start = Instant::now();
+        let models = open_to_stream(&self.source)?;
+        if self.writing.force {
+            check_replaceable(&self.source, &self.out, "df11")?;
+        }
+        let task = Task { verb: "convert", source: &self.source, out: &self.out, start };
+        self.writing.run(&task, models.components(), self.threads, session, |observer| {
+            Ok(df11::convert_all(&models, &self.out, &options, observer)?)
+        })
+    }
 }

@@ -1,33 +1,99 @@
-//! What the verbs that make containers have in common: their arguments, their output, their answer.
+//! What the verbs that make containers have in common: their arguments, their output, and the sizes
+//! that they answer, of each model and in sum.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use clap::{Args, ValueEnum};
 use df11::{
-    Error, Layout, Sources,
+    CompressOptions, Dtype, Error, Layout, Model, Observer, Report, Sources,
     hazmat::{
-        Loading, Located,
+        Loading, Located, Shard,
         constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
         gap::Geometry,
     },
+    source::{Component, LeftOut},
 };
 use serde_json::{Value, json};
 
-use super::{Answer, Failure, session::Removed, sizes::Sizes, text};
+use super::{
+    answer::{Answer, Failure},
+    session::{Session, Threads},
+    text::{self, TextTable, printable},
+};
 
+/// How containers are written.
 #[derive(Args)]
-pub(super) struct Verification {
+pub(super) struct Writing {
+    #[command(flatten)]
+    pub(super) layout: LayoutArgs,
     /// Decode everything again and compare all hashes before the output gets its name (the default)
     #[arg(long, overrides_with = "no_verify")]
     verify: bool,
     /// Trust the encoder
     #[arg(long, overrides_with = "verify")]
     no_verify: bool,
+    /// Replace an earlier output
+    #[arg(long)]
+    pub(super) force: bool,
 }
 
-impl Verification {
-    pub(super) const fn is_wanted(&self) -> bool {
-        !self.no_verify
+/// A run of a verb: what it reads, what it writes, and since when.
+pub(super) struct Task<'a> {
+    pub(super) verb: &'static str,
+    pub(super) source: &'a Path,
+    pub(super) out: &'a Path,
+    pub(super) start: Instant,
+}
+
+impl Task<'_> {
+    /// Adds to a document what it has of every run, of which so many bytes took so long.
+    pub(super) fn add_to(&self, json: &mut Value, bytes: u64, seconds: f64) {
+        json["command"] = json!(self.verb);
+        json["source"] = json!(self.source.to_string_lossy());
+        json["output"] = json!(self.out.to_string_lossy());
+        json["seconds"] = json!(seconds);
+        json["bytes_per_second"] = json!(text::per_second(bytes, seconds));
+    }
+}
+
+impl Writing {
+    pub(super) fn options(&self) -> Result<CompressOptions, Failure> {
+        let options = CompressOptions::new().layout(self.layout.layout()?);
+        Ok(options.overwrite(self.force).verify(!self.no_verify))
+    }
+
+    /// Writes containers of models, and answers with their sizes.
+    pub(super) fn run<M>(
+        &self,
+        task: &Task<'_>,
+        models: &[Component<M>],
+        threads: Threads,
+        session: &Session,
+        write: impl FnOnce(&dyn Observer) -> Result<Vec<Report>, Failure> + Send,
+    ) -> Result<Answer, Failure> {
+        let removed = Session::tidy(task.out);
+        let progress = session.progress();
+        let sizes = Reports::new(models, threads.run(|| write(&progress))?);
+        drop(progress);
+        let seconds = task.start.elapsed().as_secs_f64();
+        let text = format!(
+            "{}\n{}\n  time      {}, {}{}",
+            text::path(task.out),
+            sizes.text(),
+            text::duration(seconds),
+            text::rate(sizes.total.source_bytes, seconds),
+            if self.no_verify { ", not verified" } else { ", verified bit for bit" }
+        );
+        let mut json = sizes.json(task, seconds);
+        json["written"] = json!(true);
+        json["verified"] = json!(!self.no_verify);
+        let mut answer = Answer { text, json };
+        removed.add_to(&mut answer);
+        add_loading(&mut answer, task.out);
+        Ok(answer)
     }
 }
 
@@ -74,38 +140,13 @@ impl LayoutArgs {
     }
 }
 
-/// What is told of containers that were written: `json` is the document of their sizes.
-pub(super) fn answer(
-    mut json: Value,
-    sizes: &Sizes,
-    out: &Path,
-    seconds: f64,
-    verified: bool,
-    removed: &Removed,
-) -> Answer {
-    json["written"] = json!(true);
-    json["verified"] = json!(verified);
-    let text = format!(
-        "{}\n{}\n  time      {}, {}{}",
-        text::path(out),
-        sizes.text(),
-        text::duration(seconds),
-        text::rate(sizes.total.source_bytes, seconds),
-        if verified { ", verified bit for bit" } else { ", not verified" }
-    );
-    let mut answer = Answer { text, json };
-    removed.add_to(&mut answer);
-    add_loading(&mut answer, out);
-    answer
-}
-
 /// Ends an answer with the way to load what was written.
 fn add_loading(answer: &mut Answer, out: &Path) {
     let python = Loading::of(out).python;
     answer.text.push_str("\n\nLoad it with Python:");
     for line in python.lines() {
         answer.text.push_str("\n  ");
-        answer.text.push_str(&text::printable(line));
+        answer.text.push_str(&printable(line));
     }
     if out.is_file() && has_config(out) {
         let (out, folder) = (text::path(out), text::path(&out.with_extension("")));
@@ -119,7 +160,7 @@ fn add_loading(answer: &mut Answer, out: &Path) {
 /// Whether a container holds what transformers asks of a folder.
 fn has_config(container: &Path) -> bool {
     df11::open(container).is_ok_and(|model| {
-        model.shards().iter().map(df11::hazmat::Shard::directory).any(|directory| {
+        model.shards().iter().map(Shard::directory).any(|directory| {
             directory.files.iter().any(|file| directory.file_path(file) == "config.json")
         })
     })
@@ -157,4 +198,165 @@ pub(super) fn named(path: &Path) -> Result<PathBuf, Error> {
 /// A source that needs no compression.
 pub(super) fn compressed_already(path: &Path, remedy: &str) -> Failure {
     Error::parameter(format!("{} is compressed already", path.display()), remedy).into()
+}
+
+/// What a component of a pipeline is called, by its folder; the files of no component have none.
+pub(super) fn component_name(folder: &str) -> &str {
+    if folder.is_empty() { "other files" } else { folder }
+}
+
+/// A document about a component, with its folder.
+pub(super) fn of_component(folder: &str, mut json: Value) -> Value {
+    json["component"] = json!(folder);
+    json
+}
+
+/// Bytes of the containers of a model.
+pub(super) fn container_bytes(model: &Model) -> u64 {
+    model.shards().iter().map(Shard::file_length).fold(0, u64::saturating_add)
+}
+
+/// The reports of all models at a path.
+pub(super) struct Reports {
+    /// By the folder of the model.
+    models: Vec<(String, Report)>,
+    pub(super) total: Report,
+}
+
+impl Reports {
+    /// Of models with their reports, in the same order.
+    pub(super) fn new<M>(models: &[Component<M>], reports: Vec<Report>) -> Self {
+        let total = Report::sum(&reports);
+        let folders = models.iter().map(|component| component.folder.clone());
+        Self { models: folders.zip(reports).collect(), total }
+    }
+
+    /// Sizes, bits and counts, a line each; of a pipeline with a table of its components.
+    pub(super) fn text(&self) -> String {
+        let mut text = text_of(&self.total);
+        if self.models.len() > 1 {
+            text.push_str("\n\n");
+            text.push_str(&self.table());
+            text.push('\n');
+        }
+        text
+    }
+
+    fn table(&self) -> String {
+        let mut table =
+            TextTable::new(["  component", "original", "stored", "ratio", "coded", "raw"]);
+        let components =
+            self.models.iter().map(|(folder, report)| (component_name(folder), report));
+        for (name, report) in components.chain([("total", &self.total)]) {
+            let ratio = match report.original_bytes() {
+                0 => "–".to_owned(),
+                _ => text::percent(report.ratio()),
+            };
+            table.row([
+                format!("  {}", printable(name)),
+                text::bytes(report.original_bytes()),
+                text::bytes(report.stored_bytes),
+                ratio,
+                report.coded_tensors.to_string(),
+                report.raw_tensors.to_string(),
+            ]);
+        }
+        let mut lines: Vec<String> = table.render().lines().map(str::to_owned).collect();
+        for (line, (_, report)) in lines[1..].iter_mut().zip(&self.models) {
+            if report.coded_tensors == 0 && report.raw_tensors > 0 {
+                let dtypes: Vec<&str> = report.raw_bytes.keys().map(|dtype| dtype.name()).collect();
+                *line = format!("{line}  {}: stored as it is", dtypes.join(", "));
+            }
+        }
+        lines.join("\n")
+    }
+
+    /// The same for programs.
+    pub(super) fn json(&self, task: &Task<'_>, seconds: f64) -> Value {
+        let mut json = json_of(&self.total);
+        task.add_to(&mut json, self.total.source_bytes, seconds);
+        if self.models.len() > 1 {
+            let models = self.models.iter();
+            json["components"] =
+                models.map(|(folder, report)| of_component(folder, json_of(report))).collect();
+        }
+        json
+    }
+}
+
+fn text_of(report: &Report) -> String {
+    let result = match report.coded_tensors {
+        0 => "nothing is compressed: no tensor is coded".to_owned(),
+        _ => text::percent(report.ratio()),
+    };
+    let (original, stored) =
+        (text::bytes(report.original_bytes()), text::bytes(report.stored_bytes));
+    let mut lines = vec![format!("  size      {original} → {stored} ({result})")];
+    if report.coded_weights > 0 {
+        lines.push(format!(
+            "  weights   {:.3} bits each; their own: {:.3} of exponent entropy + 8 of sign and \
+            mantissa",
+            report.bits_per_weight(),
+            report.entropy()
+        ));
+    }
+    lines.push(format!(
+        "  tensors   {} coded, {} raw, {} in {}, {}",
+        report.coded_tensors,
+        report.raw_tensors,
+        text::count(report.alias_tensors, "alias"),
+        text::count(report.blocks, "block"),
+        text::count(report.shards, "container")
+    ));
+    if !report.raw_bytes.is_empty() {
+        lines.push(format!("  raw       {}", raw(report)));
+    }
+    for left_out in &report.left_out {
+        lines.push(format!("  left out  {}: {}", printable(&left_out.path), left_out.reason));
+    }
+    lines.extend(report.notes.iter().map(|note| format!("  note      {}", printable(note))));
+    lines.join("\n")
+}
+
+/// What is stored as it is, and why.
+fn raw(report: &Report) -> String {
+    let of_dtype = |(dtype, &bytes): (&Dtype, &u64)| {
+        let reason = match dtype {
+            Dtype::BF16 => "small, would not shrink, or raw was asked for",
+            _ => "only BF16 is coded",
+        };
+        format!("{} of {} ({reason})", text::bytes(bytes), dtype.name())
+    };
+    report.raw_bytes.iter().map(of_dtype).collect::<Vec<_>>().join(", ")
+}
+
+/// Files that were found and left out, for programs.
+pub(super) fn left_out_json(files: &[LeftOut]) -> Value {
+    files.iter().map(|file| json!({ "path": file.path, "reason": file.reason })).collect()
+}
+
+fn json_of(report: &Report) -> Value {
+    let raw_bytes: serde_json::Map<String, Value> = report
+        .raw_bytes
+        .iter()
+        .map(|(dtype, bytes)| (dtype.name().to_owned(), json!(bytes)))
+        .collect();
+    json!({
+        "source_bytes": report.source_bytes,
+        "side_bytes": report.side_bytes,
+        "stored_bytes": report.stored_bytes,
+        "stored_side_bytes": report.stored_side_bytes,
+        "ratio": report.ratio(),
+        "bits_per_weight": report.bits_per_weight(),
+        "entropy_bits_per_weight": report.entropy(),
+        "coded_weights": report.coded_weights,
+        "coded_tensors": report.coded_tensors,
+        "raw_tensors": report.raw_tensors,
+        "raw_bytes": raw_bytes,
+        "alias_tensors": report.alias_tensors,
+        "blocks": report.blocks,
+        "shards": report.shards,
+        "left_out": left_out_json(&report.left_out),
+        "notes": report.notes,
+    })
 }

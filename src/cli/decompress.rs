@@ -14,11 +14,10 @@ use df11::{
 use serde_json::{Value, json};
 
 use super::{
-    Answer, Failure, Session,
-    containers::named,
-    session::{Threads, open_to_stream},
-    sizes::{component_name, left_out_json, of_component},
-    text::{self, Table},
+    answer::{Answer, Failure},
+    containers::{Task, component_name, left_out_json, named, of_component},
+    session::{Session, Threads, open_to_stream},
+    text::{self, TextTable},
 };
 
 const AFTER_HELP: &str = "\
@@ -75,11 +74,8 @@ impl Decompress {
         );
         text.push_str(&exceptions(&restored));
         let mut json = document(&restored);
-        json["command"] = json!("decompress");
-        json["source"] = json!(self.source.to_string_lossy());
-        json["output"] = json!(out.to_string_lossy());
-        json["seconds"] = json!(seconds);
-        json["bytes_per_second"] = json!(text::per_second(restored.bytes, seconds));
+        let task = Task { verb: "decompress", source: &self.source, out: &out, start };
+        task.add_to(&mut json, restored.bytes, seconds);
         if models.is_pipeline() {
             let parts = models.components().iter().zip(&parts);
             text.push_str("\n\n");
@@ -133,7 +129,7 @@ fn sum(parts: &[Restored]) -> Restored {
 
 /// A line for each component.
 fn table<'a>(parts: impl Iterator<Item = (&'a Component<Model>, &'a Restored)>) -> String {
-    let mut table = Table::new(["  component", "files", "bytes"]);
+    let mut table = TextTable::new(["  component", "files", "bytes"]);
     for (component, restored) in parts {
         table.row([
             format!("  {}", text::printable(component_name(&component.folder))),

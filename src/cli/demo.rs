@@ -1,7 +1,8 @@
 //! `df11 demo`: the whole way on a made-up model, and proof that every bit comes back.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
     fs,
     path::{Path, PathBuf},
 };
@@ -12,15 +13,15 @@ use df11::{
     hazmat::{Decoder, demo, histogram},
     source::{SourceTensor, WeightsFile},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
-    Answer, Failure, Session,
+    answer::{Answer, Failure},
     device::{DecodedBy, DeviceArgs},
-    figures::{self, Row, has_weights, sum_of, tensor_rows},
+    figures::{self, BlockFigures, has_weights},
     measure::timed,
-    session::{Threads, temporary_folder},
-    text::{self, Table},
+    session::{Session, Threads, temporary_folder},
+    text::{self, TextTable},
 };
 
 const AFTER_HELP: &str = "\
@@ -48,9 +49,6 @@ pub(super) struct Demo {
     #[command(flatten)]
     threads: Threads,
 }
-
-/// Names, bytes and seconds of what was done.
-type Steps = Vec<(&'static str, u64, f64)>;
 
 impl Demo {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
@@ -83,7 +81,7 @@ fn demonstrate(
     session: &Session,
 ) -> Result<Answer, Failure> {
     let (container, restored) = (folder.join("model.df11"), folder.join("restored"));
-    let mut steps = Steps::new();
+    let mut steps = Vec::new();
 
     let (checkpoint, seconds) = timed(|| demo::checkpoint(folder, demo::DEMO, seed));
     let checkpoint = checkpoint?;
@@ -119,13 +117,8 @@ fn demonstrate(
         timed(|| df11::decompress(&model, &restored, &options, &session.progress()));
     steps.push(("decompress", written?.bytes, seconds));
     let files = compare_folders(&checkpoint, &restored)?;
-    answer(
-        &model,
-        &source,
-        &report,
-        &steps,
-        &Outcome { seed, tensors, files, folder, device: &chosen.device },
-    )
+    let outcome = Outcome { seed, tensors, files, folder, device: &chosen.device, report, steps };
+    outcome.answer(&model, &source)
 }
 
 /// What was found equal.
@@ -135,6 +128,9 @@ struct Outcome<'a> {
     files: u64,
     folder: &'a Path,
     device: &'a DecodedBy,
+    report: Report,
+    /// Names, bytes and seconds of what was done.
+    steps: Vec<(&'static str, u64, f64)>,
 }
 
 /// Decodes every block, and compares each tensor with the bytes in the source. Returns bytes and
@@ -200,75 +196,64 @@ fn compare_folders(left: &Path, right: &Path) -> Result<u64, Failure> {
     Ok(names.len() as u64)
 }
 
-fn names(folder: &Path) -> Result<Vec<std::ffi::OsString>, Failure> {
+fn names(folder: &Path) -> Result<BTreeSet<OsString>, Failure> {
     let listing = |error| Error::io("listing", folder, error);
     let entries = fs::read_dir(folder).map_err(listing)?;
-    let mut names: Vec<_> = entries
-        .map(|entry| entry.map(|entry| entry.file_name()))
-        .collect::<Result<_, _>>()
-        .map_err(listing)?;
-    names.sort();
-    Ok(names)
+    let names = entries.map(|entry| Ok(entry.map_err(listing)?.file_name()));
+    names.collect()
 }
 
-fn answer(
-    model: &Model,
-    source: &Source,
-    report: &Report,
-    steps: &Steps,
-    outcome: &Outcome<'_>,
-) -> Result<Answer, Failure> {
-    let rows = model.blocks().map(block_row).collect::<df11::Result<Vec<Row>>>()?;
-    let total = sum_of(&rows);
-    let mut table = Table::new(["step", "time", "rate"]);
-    for &(name, bytes, seconds) in steps {
-        let rate = if bytes == 0 { String::new() } else { text::rate(bytes, seconds) };
-        table.row([name.to_owned(), text::duration(seconds), rate]);
+impl Outcome<'_> {
+    fn answer(&self, model: &Model, source: &Source) -> Result<Answer, Failure> {
+        let (report, steps) = (&self.report, &self.steps);
+        let blocks = model.blocks().map(figures_of).collect::<df11::Result<Vec<_>>>()?;
+        let mut table = TextTable::new(["step", "time", "rate"]);
+        for &(name, bytes, seconds) in steps {
+            let rate = if bytes == 0 { String::new() } else { text::rate(bytes, seconds) };
+            table.row([name.to_owned(), text::duration(seconds), rate]);
+        }
+        let text = format!(
+            "A made-up model of {} in {}, seed {}, {} threads, decoded by {}\n\n{}\n\n\
+             files {} → {} ({}); the tied head is stored once\n\n{}\n\n\
+             Every bit came back: {} tensors and {} files are the same as before.",
+            text::bytes(report.source_bytes),
+            text::count(source.weights.len() as u64, "weights file"),
+            self.seed,
+            rayon::current_num_threads(),
+            self.device.text(),
+            figures::table(&blocks, &figures::total(&blocks)),
+            text::bytes(report.source_bytes),
+            text::bytes(report.stored_bytes),
+            text::percent(report.ratio()),
+            table.render(),
+            self.tensors,
+            self.files,
+        );
+        let step = |&(name, bytes, seconds): &(&str, u64, f64)| {
+            let rate = text::per_second(bytes, seconds);
+            json!({ "name": name, "bytes": bytes, "seconds": seconds, "bytes_per_second": rate })
+        };
+        let json = json!({
+            "command": "demo",
+            "seed": self.seed,
+            "threads": rayon::current_num_threads(),
+            "device": self.device.json(),
+            "folder": self.folder.to_string_lossy(),
+            "identical": true,
+            "tensors": self.tensors,
+            "files": self.files,
+            "source_bytes": report.source_bytes,
+            "stored_bytes": report.stored_bytes,
+            "ratio": report.ratio(),
+            "bits_per_weight": report.bits_per_weight(),
+            "entropy_bits_per_weight": report.entropy(),
+            "blocks": blocks.iter().map(BlockFigures::json).collect::<Vec<_>>(),
+            "steps": steps.iter().map(step).collect::<Vec<_>>(),
+        });
+        Ok(Answer { text, json })
     }
-    let text = format!(
-        "A made-up model of {} in {}, seed {}, {} threads, decoded by {}\n\n{}\n\n\
-         files {} → {} ({}); the tied head is stored once\n\n{}\n\n\
-         Every bit came back: {} tensors and {} files are the same as before.",
-        text::bytes(report.source_bytes),
-        text::count(source.weights.len() as u64, "weights file"),
-        outcome.seed,
-        rayon::current_num_threads(),
-        outcome.device.text(),
-        figures::table(&rows, &total),
-        text::bytes(report.source_bytes),
-        text::bytes(report.stored_bytes),
-        text::percent(report.ratio()),
-        table.render(),
-        outcome.tensors,
-        outcome.files,
-    );
-    let json = json!({
-        "command": "demo",
-        "seed": outcome.seed,
-        "threads": rayon::current_num_threads(),
-        "device": outcome.device.json(),
-        "folder": outcome.folder.to_string_lossy(),
-        "identical": true,
-        "tensors": outcome.tensors,
-        "files": outcome.files,
-        "source_bytes": report.source_bytes,
-        "stored_bytes": report.stored_bytes,
-        "ratio": report.ratio(),
-        "bits_per_weight": report.bits_per_weight(),
-        "entropy_bits_per_weight": report.entropy(),
-        "blocks": rows.iter().map(Row::json).collect::<Vec<_>>(),
-        "steps": steps.iter().map(step_json).collect::<Vec<_>>(),
-    });
-    Ok(Answer { text, json })
 }
 
-fn block_row(block: Block<'_>) -> df11::Result<Row> {
-    let rows =
-        tensor_rows(block, |tensor| has_weights(tensor).then(|| histogram(tensor)).transpose())?;
-    Ok(Row::of_block(block, &rows))
-}
-
-fn step_json(&(name, bytes, seconds): &(&'static str, u64, f64)) -> Value {
-    let rate = text::per_second(bytes, seconds);
-    json!({ "name": name, "bytes": bytes, "seconds": seconds, "bytes_per_second": rate })
+fn figures_of(block: Block<'_>) -> df11::Result<BlockFigures> {
+    BlockFigures::new(block, |tensor| has_weights(tensor).then(|| histogram(tensor)).transpose())
 }

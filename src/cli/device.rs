@@ -3,13 +3,15 @@
 use std::str::FromStr;
 
 use clap::Args;
+#[cfg(feature = "cudarc")]
+use df11::gpu::{Device, GpuDecoder, has_driver};
 use df11::{
     Error, Model,
     hazmat::{Cpu, Decoder, is_small},
 };
 use serde_json::{Value, json};
 
-use super::{Failure, Session, text};
+use super::{answer::Failure, session::Session, text};
 
 #[derive(Args, Clone, Copy)]
 pub(super) struct DeviceArgs {
@@ -23,22 +25,22 @@ pub(super) struct DeviceArgs {
 enum Choice {
     Auto,
     Cpu,
-    Gpu,
-    Number(usize),
+    /// Of a number, or the first on which the kernels run.
+    Gpu(Option<usize>),
 }
 
 impl FromStr for Choice {
-    type Err = String;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
-            "gpu" => Ok(Self::Gpu),
-            number => number
-                .parse()
-                .map(Self::Number)
-                .map_err(|_| "choose auto, cpu, gpu or a number".to_owned()),
+            "gpu" => Ok(Self::Gpu(None)),
+            number => match number.parse() {
+                Ok(ordinal) => Ok(Self::Gpu(Some(ordinal))),
+                Err(_) => Err("choose auto, cpu, gpu or a number"),
+            },
         }
     }
 }
@@ -61,7 +63,7 @@ pub(super) struct DecodedBy {
 impl DeviceArgs {
     /// Whether it asks for a GPU, come what may.
     pub(super) const fn is_gpu(self) -> bool {
-        matches!(self.device, Choice::Gpu | Choice::Number(_))
+        matches!(self.device, Choice::Gpu(_))
     }
 
     /// Finds what decodes a model, on the pool that will; a GPU gets the model loaded. Where a GPU
@@ -75,8 +77,7 @@ impl DeviceArgs {
     ) -> Result<Chosen<'m>, Failure> {
         let chosen = match self.device {
             Choice::Cpu => Chosen::cpu(None),
-            Choice::Gpu => gpu::first(model)?,
-            Choice::Number(ordinal) => gpu::numbered(model, ordinal)?,
+            Choice::Gpu(ordinal) => on_gpu(model, ordinal)?,
             Choice::Auto if only_large && is_small(model) => Chosen::cpu(Some(
                 "the CPU has decoded so little before a GPU has started".to_owned(),
             )),
@@ -91,11 +92,11 @@ impl DeviceArgs {
 /// A GPU, or the CPU where there is none or none that can. What is wrong with the container is
 /// wrong on either.
 fn where_possible<'m>(model: &'m Model, session: &Session) -> Result<Chosen<'m>, Failure> {
-    match gpu::first(model) {
+    match on_gpu(model, None) {
         Err(Failure::Other(
             error @ (Error::Gpu { .. } | Error::Unsupported { .. } | Error::Limit { .. }),
         )) => {
-            if gpu::is_expected() {
+            if has_driver() {
                 session.notice(&format!("the CPU decodes: {error}"));
             }
             Ok(Chosen::cpu(Some(error.to_string())))
@@ -138,56 +139,24 @@ impl DecodedBy {
 }
 
 #[cfg(feature = "cudarc")]
-mod gpu {
-    use df11::gpu::{Device, GpuDecoder, has_driver};
-
-    use super::{Chosen, DecodedBy, Failure, Model};
-
-    /// The first GPU on which the kernels run.
-    pub(super) fn first(model: &Model) -> Result<Chosen<'_>, Failure> {
-        load(model, &Device::first()?)
-    }
-
-    pub(super) fn numbered(model: &Model, ordinal: usize) -> Result<Chosen<'_>, Failure> {
-        load(model, &Device::open(ordinal)?)
-    }
-
-    /// Where there is no driver, nobody expects a GPU.
-    pub(super) fn is_expected() -> bool {
-        has_driver()
-    }
-
-    fn load<'m>(model: &'m Model, device: &Device) -> Result<Chosen<'m>, Failure> {
-        let decoder = GpuDecoder::fit(model, device)?;
-        let info = device.info();
-        let device = DecodedBy { gpu: Some((info.ordinal, info.name.clone())), reason: None };
-        Ok(Chosen { decoder: Box::new(decoder), device })
-    }
+fn on_gpu(model: &Model, ordinal: Option<usize>) -> Result<Chosen<'_>, Failure> {
+    let device = ordinal.map_or_else(Device::first, Device::open)?;
+    let decoder = Box::new(GpuDecoder::fit(model, &device)?);
+    let info = device.info();
+    let device = DecodedBy { gpu: Some((info.ordinal, info.name.clone())), reason: None };
+    Ok(Chosen { decoder, device })
 }
 
 #[cfg(not(feature = "cudarc"))]
-mod gpu {
-    use super::{Chosen, Error, Failure, Model};
+fn on_gpu(_: &Model, _: Option<usize>) -> Result<Chosen<'_>, Failure> {
+    let remedy = "build with the feature cuda, or decode on the CPU";
+    Err(Error::Gpu { problem: "this build does not use GPUs".into(), remedy: remedy.into() }.into())
+}
 
-    fn missing() -> Error {
-        let problem = "this build does not use GPUs".to_owned();
-        Error::Gpu {
-            problem,
-            remedy: "build with the feature cuda, or decode on the CPU".to_owned(),
-        }
-    }
-
-    pub(super) fn first(_: &Model) -> Result<Chosen<'_>, Failure> {
-        Err(missing().into())
-    }
-
-    pub(super) fn numbered(_: &Model, _: usize) -> Result<Chosen<'_>, Failure> {
-        Err(missing().into())
-    }
-
-    pub(super) fn is_expected() -> bool {
-        false
-    }
+/// Nobody expects a GPU of a build that uses none.
+#[cfg(not(feature = "cudarc"))]
+const fn has_driver() -> bool {
+    false
 }
 
 #[cfg(test)]
@@ -197,8 +166,8 @@ mod tests {
     #[test]
     fn choices_are_words_or_numbers() {
         let choices = ["auto", "cpu", "gpu", "0", "12"].map(str::parse);
-        let expected =
-            [Choice::Auto, Choice::Cpu, Choice::Gpu, Choice::Number(0), Choice::Number(12)].map(Ok);
+        let gpu = [None, Some(0), Some(12)].map(Choice::Gpu);
+        let expected = [Choice::Auto, Choice::Cpu, gpu[0], gpu[1], gpu[2]].map(Ok);
         assert_eq!(choices, expected);
         for wrong in ["", "GPU", "cuda:0", "-1", "1.5", "99999999999999999999"] {
             assert!(wrong.parse::<Choice>().is_err(), "{wrong:?}");

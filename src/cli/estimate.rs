@@ -1,24 +1,25 @@
 //! `df11 estimate`: the sizes that compression would give, and which block would lie on which GPU.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::{path::PathBuf, time::Instant};
 
 use clap::Args;
 use df11::{
-    Error, Model, OpenOptions, Sources, estimate_all,
+    Sources, estimate_all,
     hazmat::{Located, locate},
     is_compressed,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
-    Answer, Failure, Session,
-    containers::{LayoutArgs, compressed_already, default_out},
-    session::Threads,
-    sizes::{Sizes, container_bytes},
+    answer::{Answer, Failure},
+    containers::{LayoutArgs, Reports, Task, compressed_already, default_out},
+    session::{Session, Threads},
     text,
+};
+#[cfg(feature = "cudarc")]
+use super::{
+    containers::container_bytes,
+    gpus::{Gpus, ResidenceArg},
 };
 
 const AFTER_HELP: &str = "\
@@ -37,7 +38,7 @@ should be but empty will do.";
 /// Tell the exact sizes that compress would give, and which GPUs hold them; write nothing
 #[derive(Args, Default)]
 #[command(after_help = AFTER_HELP)]
-pub(super) struct Estimate {
+pub(super) struct EstimateArgs {
     /// A safetensors file, the folder of a model or a pipeline, or with --gpus a container or a
     /// folder of them
     #[arg(value_name = "SRC")]
@@ -54,11 +55,11 @@ pub(super) struct Estimate {
     /// and 1 GiB 2^30; a card that is sold with 80 GB has 80 GiB
     #[cfg(feature = "cudarc")]
     #[arg(long, value_name = "[N×]MEMORY,..")]
-    pub(super) gpus: Option<super::gpus::Gpus>,
+    pub(super) gpus: Option<Gpus>,
     /// With --gpus: how matrices lie on them
     #[cfg(feature = "cudarc")]
     #[arg(long, value_name = "RESIDENCE", requires = "gpus", default_value = "stored")]
-    pub(super) residence: super::gpus::ResidenceArg,
+    pub(super) residence: ResidenceArg,
     /// Read no weight, and take this for the bits of an exponent's code; trained models have 2.6 to
     /// 2.7
     #[arg(long, value_name = "BITS")]
@@ -67,13 +68,24 @@ pub(super) struct Estimate {
     pub(super) threads: Threads,
 }
 
-impl Estimate {
+/// What a container that is compressed already is good for.
+#[cfg(feature = "cudarc")]
+const REMEDY: &str =
+    "say where its blocks are to go with --gpus alone, or look into it with df11 inspect";
+#[cfg(not(feature = "cudarc"))]
+const REMEDY: &str = "look into it with df11 inspect";
+
+impl EstimateArgs {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let place = locate(&self.source)?;
-        if is_compressed(&place.path)? {
-            return self.place_compressed();
+        if !is_compressed(&place.path)? {
+            return self.of_source(&place, session);
         }
-        self.of_source(&place, session)
+        #[cfg(feature = "cudarc")]
+        if let (Some(gpus), None) = (&self.gpus, self.exponent_bits) {
+            return self.place_compressed(gpus);
+        }
+        Err(compressed_already(&self.source, REMEDY))
     }
 
     /// Of models that are not compressed yet.
@@ -81,7 +93,12 @@ impl Estimate {
         let layout = self.layout.layout()?;
         let start = Instant::now();
         let source = Sources::open(&place.path, self.variant.as_deref()).map_err(Failure::Other)?;
-        self.check_places_one(&source)?;
+        #[cfg(feature = "cudarc")]
+        if self.gpus.is_some() && source.is_pipeline() {
+            // Components share the memory of a GPU, and nothing tells which are there together.
+            let problem = "--gpus takes one model, and this is a pipeline";
+            return Err(df11::Error::parameter(problem, "name a component of it").into());
+        }
         let out = self.out.clone().map_or_else(|| default_out(place, &source), Ok)?;
         source.notes().for_each(|note| session.notice(note));
         let progress = session.progress();
@@ -90,87 +107,51 @@ impl Estimate {
             estimates.map_err(Failure::Other)
         })?;
         drop(progress);
-        let seconds = start.elapsed().as_secs_f64();
-        let reports =
-            estimates.iter_mut().map(|estimate| std::mem::take(&mut estimate.report)).collect();
-        let sizes = Sizes::new(source.components(), reports);
-        let mut answer = self.answer(&out, &sizes, seconds);
-        self.place(|| estimates[0].outline(), &mut answer)?;
+        let reports = estimates.iter_mut().map(|each| std::mem::take(&mut each.report)).collect();
+        let sizes = Reports::new(source.components(), reports);
+        let task = Task { verb: "estimate", source: &self.source, out: &out, start };
+        #[cfg_attr(not(feature = "cudarc"), expect(unused_mut, reason = "as with GPUs"))]
+        let mut answer = self.answer(&task, &sizes);
+        #[cfg(feature = "cudarc")]
+        if let Some(gpus) = &self.gpus {
+            self.place(gpus, &estimates[0].outline()?, &mut answer)?;
+        }
         Ok(answer)
     }
 
-    fn answer(&self, out: &Path, sizes: &Sizes, seconds: f64) -> Answer {
+    fn answer(&self, task: &Task<'_>, sizes: &Reports) -> Answer {
+        let seconds = task.start.elapsed().as_secs_f64();
         let mut text =
-            format!("{} (estimated, nothing written)\n{}", text::path(out), sizes.text());
+            format!("{} (estimated, nothing written)\n{}", text::path(task.out), sizes.text());
         if self.exponent_bits.is_none() {
             let rate = text::rate(sizes.total.source_bytes, seconds);
             text = format!("{text}\n  time      {}, {rate}", text::duration(seconds));
         }
-        let mut json = sizes.json("estimate", &self.source, out, seconds);
+        let mut json = sizes.json(task, seconds);
         json["written"] = Value::Bool(false);
         Answer { text, json }
     }
+}
 
-    /// Components of a pipeline share the memory of a GPU, and nothing tells which are there
-    /// together.
-    fn check_places_one(&self, source: &Sources) -> Result<(), Failure> {
-        if !self.places() || !source.is_pipeline() {
-            return Ok(());
-        }
-        let problem = "--gpus takes one model, and this is a pipeline";
-        Err(Error::parameter(problem, "name a component of it").into())
-    }
-
-    /// Whether blocks are to be placed on GPUs.
-    #[cfg(feature = "cudarc")]
-    const fn places(&self) -> bool {
-        self.gpus.is_some()
-    }
-
-    #[cfg(not(feature = "cudarc"))]
-    #[expect(clippy::unused_self, reason = "as with GPUs")]
-    const fn places(&self) -> bool {
-        false
-    }
-
+#[cfg(feature = "cudarc")]
+impl EstimateArgs {
     /// A model that is compressed already has its sizes; only its placement is to be told.
-    fn place_compressed(&self) -> Result<Answer, Failure> {
-        #[cfg(feature = "cudarc")]
-        let remedy =
-            "say where its blocks are to go with --gpus alone, or look into it with df11 inspect";
-        #[cfg(not(feature = "cudarc"))]
-        let remedy = "look into it with df11 inspect";
-        if !self.places() || self.exponent_bits.is_some() {
-            return Err(compressed_already(&self.source, remedy));
-        }
-        let model = OpenOptions::new().open_all(&self.source)?.single("--gpus")?;
+    fn place_compressed(&self, gpus: &Gpus) -> Result<Answer, Failure> {
+        let model = df11::OpenOptions::new().open_all(&self.source)?.single("--gpus")?;
         let stored = container_bytes(&model);
         let text = format!("{}: {}", text::path(&self.source), text::bytes(stored));
         let source = self.source.to_string_lossy();
-        let json = json!({ "command": "estimate", "source": source, "stored_bytes": stored });
+        let json = serde_json::json!({
+            "command": "estimate", "source": source, "stored_bytes": stored,
+        });
         let mut answer = Answer { text, json };
-        self.place(|| Ok(model), &mut answer)?;
+        self.place(gpus, &model, &mut answer)?;
         Ok(answer)
     }
 
-    #[cfg(not(feature = "cudarc"))]
-    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as with GPUs")]
-    fn place(
-        &self,
-        _: impl FnOnce() -> df11::Result<Model>,
-        _: &mut Answer,
-    ) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cudarc")]
-    fn place(
-        &self,
-        model: impl FnOnce() -> df11::Result<Model>,
-        answer: &mut Answer,
-    ) -> Result<(), Failure> {
-        let Some(gpus) = &self.gpus else { return Ok(()) };
-        let placed = gpus.place(&model()?, self.residence.into())?;
+    /// Adds to an answer where the blocks of a model would lie.
+    fn place(&self, gpus: &Gpus, model: &df11::Model, answer: &mut Answer) -> Result<(), Failure> {
+        let placed = gpus.place(model, self.residence.into())?;
         answer.text = format!("{}\n{}", answer.text, placed.text);
         answer.json["placement"] = placed.json;
         Ok(())

@@ -1,19 +1,20 @@
-//! Sizes and bits of tensors and blocks, as tables show them.
+//! Sizes and bits of tensors and blocks, as tables and documents show them.
 
 use df11::{Block, Dtype, Encoding, Result, Tensor, hazmat::huffman::Histogram};
 use serde_json::{Value, json};
 
-use super::text::{self, Table};
+use super::text::{self, TextTable};
 
-/// Sums over tensors. Aliases count as tensors and elements; their bytes are those of another
-/// tensor.
+/// Figures of a tensor, or the sums of those of several. Aliases count as tensors and elements;
+/// their bytes are those of another tensor.
 #[derive(Default)]
 pub(super) struct Figures {
+    pub(super) name: String,
     pub(super) tensors: u64,
-    pub(super) elements: u64,
+    elements: u64,
     /// Decoded bytes of all tensors whose dtype is known.
     pub(super) decoded_bytes: u64,
-    pub(super) stored_bytes: u64,
+    stored_bytes: u64,
     /// Elements of BF16 tensors that are no aliases, and their stored bytes.
     pub(super) weights: u64,
     weight_bytes: u64,
@@ -22,8 +23,13 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    pub(super) fn of<'a>(parts: impl Iterator<Item = &'a Figures>) -> Self {
-        parts.fold(Self { entropy_bits: Some(0.0), ..Self::default() }, |sum, one| Self {
+    pub(super) fn sum<'a>(
+        name: impl Into<String>,
+        parts: impl IntoIterator<Item = &'a Self>,
+    ) -> Self {
+        let none = Self { name: name.into(), entropy_bits: Some(0.0), ..Self::default() };
+        parts.into_iter().fold(none, |sum, one| Self {
+            name: sum.name,
             tensors: sum.tensors + one.tensors,
             elements: sum.elements.saturating_add(one.elements),
             decoded_bytes: sum.decoded_bytes.saturating_add(one.decoded_bytes),
@@ -35,9 +41,10 @@ impl Figures {
     }
 
     /// Without a histogram the entropy is unknown, unless there are no weights.
-    pub(super) fn of_tensor(tensor: &Tensor<'_>, histogram: Option<&Histogram>) -> Self {
+    fn of_tensor(tensor: &Tensor<'_>, histogram: Option<&Histogram>) -> Self {
         let weights = if has_weights(tensor) { tensor.elements() } else { 0 };
         Self {
+            name: tensor.name().to_owned(),
             tensors: 1,
             elements: tensor.elements(),
             decoded_bytes: tensor.byte_length().unwrap_or(0),
@@ -52,7 +59,7 @@ impl Figures {
     }
 
     /// Whether a sum is at its largest value, and may be more.
-    pub(super) const fn is_saturated(&self) -> bool {
+    const fn is_saturated(&self) -> bool {
         self.elements == u64::MAX || self.decoded_bytes == u64::MAX
     }
 
@@ -60,8 +67,20 @@ impl Figures {
         (self.weights > 0).then(|| 8.0 * self.weight_bytes as f64 / self.weights as f64)
     }
 
-    pub(super) fn entropy(&self) -> Option<f64> {
+    /// Bits of sign and mantissa, and the entropy of exponents: what a weight tells.
+    pub(super) fn information(&self) -> Option<f64> {
+        self.entropy().map(|entropy| entropy + 8.0)
+    }
+
+    fn entropy(&self) -> Option<f64> {
         self.entropy_bits.filter(|_| self.weights > 0).map(|bits| bits / self.weights as f64)
+    }
+
+    /// Cells of a table: stored bytes, bits a weight, and those of information. A dash where there
+    /// are none or none were measured.
+    pub(super) fn cells(&self) -> [String; 3] {
+        let bits = |bits: Option<f64>| bits.map_or("–".to_owned(), |bits| format!("{bits:.3}"));
+        [text::bytes(self.stored_bytes), bits(self.bits_per_weight()), bits(self.information())]
     }
 
     pub(super) fn json(&self) -> Value {
@@ -77,6 +96,36 @@ impl Figures {
     }
 }
 
+/// A block, and its tensors.
+pub(super) struct BlockFigures {
+    pub(super) total: Figures,
+    pub(super) tensors: Vec<Figures>,
+}
+
+impl BlockFigures {
+    /// `measure` gives a tensor's histogram, if it is wanted.
+    pub(super) fn new<'m>(
+        block: Block<'m>,
+        mut measure: impl FnMut(&Tensor<'m>) -> Result<Option<Histogram>>,
+    ) -> Result<Self> {
+        let figures = |tensor| Ok(Figures::of_tensor(&tensor, measure(&tensor)?.as_ref()));
+        let tensors: Vec<_> = block.tensors().map(figures).collect::<Result<_>>()?;
+        Ok(Self { total: Figures::sum(block.name(), &tensors), tensors })
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let mut value = self.total.json();
+        value["name"] = json!(self.total.name);
+        value["tensor_count"] = json!(self.total.tensors);
+        value
+    }
+}
+
+/// The sum of all blocks.
+pub(super) fn total(blocks: &[BlockFigures]) -> Figures {
+    Figures::sum("total", blocks.iter().map(|block| &block.total))
+}
+
 /// Whether a tensor has weights of its own, stored in a way that is known.
 pub(super) fn has_weights(tensor: &Tensor<'_>) -> bool {
     tensor.dtype() == Some(Dtype::BF16)
@@ -84,55 +133,9 @@ pub(super) fn has_weights(tensor: &Tensor<'_>) -> bool {
         && tensor.elements() > 0
 }
 
-/// A count that is exact below 2^64 − 1.
-fn count(number: u64) -> String {
-    if number == u64::MAX { format!("more than {}", u64::MAX - 1) } else { number.to_string() }
-}
-
-/// A named line of a table.
-pub(super) struct Row {
-    pub(super) name: String,
-    pub(super) figures: Figures,
-}
-
-impl Row {
-    /// The row of a block, from those of its tensors.
-    pub(super) fn of_block(block: Block<'_>, tensors: &[Self]) -> Self {
-        Self { name: block.name().to_owned(), figures: sum_of(tensors) }
-    }
-
-    /// The row of a block, for programs.
-    pub(super) fn json(&self) -> Value {
-        let mut value = self.figures.json();
-        value["name"] = json!(self.name);
-        value["tensor_count"] = json!(self.figures.tensors);
-        value
-    }
-}
-
-/// The sum of some rows.
-pub(super) fn sum_of(rows: &[Row]) -> Figures {
-    Figures::of(rows.iter().map(|row| &row.figures))
-}
-
-/// The rows of a block's tensors; `measure` gives a tensor's histogram, if it is wanted.
-pub(super) fn tensor_rows<'m>(
-    block: Block<'m>,
-    mut measure: impl FnMut(&Tensor<'m>) -> Result<Option<Histogram>>,
-) -> Result<Vec<Row>> {
-    block
-        .tensors()
-        .map(|tensor| {
-            let histogram = measure(&tensor)?;
-            let figures = Figures::of_tensor(&tensor, histogram.as_ref());
-            Ok(Row { name: tensor.name().to_owned(), figures })
-        })
-        .collect()
-}
-
 /// A table of blocks with their sum.
-pub(super) fn table(blocks: &[Row], total: &Figures) -> String {
-    let mut table = Table::new([
+pub(super) fn table(blocks: &[BlockFigures], total: &Figures) -> String {
+    let mut table = TextTable::new([
         "block",
         "tensors",
         "elements",
@@ -141,25 +144,22 @@ pub(super) fn table(blocks: &[Row], total: &Figures) -> String {
         "bits a weight",
         "entropy + 8",
     ]);
-    let mut add = |name: String, figures: &Figures| {
+    for figures in blocks.iter().map(|block| &block.total).chain([total]) {
+        let [stored, bits, information] = figures.cells();
         table.row([
-            name,
+            text::printable(&figures.name),
             figures.tensors.to_string(),
             count(figures.elements),
             text::bytes(figures.decoded_bytes),
-            text::bytes(figures.stored_bytes),
-            bits(figures.bits_per_weight()),
-            bits(figures.entropy().map(|entropy| entropy + 8.0)),
+            stored,
+            bits,
+            information,
         ]);
-    };
-    for block in blocks {
-        add(text::printable(&block.name), &block.figures);
     }
-    add("total".to_owned(), total);
     table.render()
 }
 
-/// Bits, or a dash where there are none or none were measured.
-pub(super) fn bits(bits: Option<f64>) -> String {
-    bits.map_or_else(|| "–".to_owned(), |bits| format!("{bits:.3}"))
+/// A count that is exact below 2^64 − 1.
+fn count(number: u64) -> String {
+    if number == u64::MAX { format!("more than {}", u64::MAX - 1) } else { number.to_string() }
 }

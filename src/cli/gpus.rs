@@ -8,7 +8,10 @@ use df11::{
 };
 use serde_json::{Value, json};
 
-use super::{Answer, Failure, text};
+use super::{
+    answer::{Answer, Failure},
+    text,
+};
 
 /// How matrices lie in a GPU's memory.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
@@ -80,7 +83,7 @@ impl Gpus {
     pub(super) fn place(&self, model: &Model, preference: Preference) -> Result<Answer, Failure> {
         let plan = Plan::fit_preferring(model, &self.0, preference)?;
         let names: Vec<&str> = model.blocks().map(|block| block.name()).collect();
-        let mut table = text::Table::new([
+        let mut table = text::TextTable::new([
             "GPU", "memory", "taken", "blocks", "fast", "streamed", "from", "to",
         ]);
         let mut rows = Vec::new();

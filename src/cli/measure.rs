@@ -1,4 +1,4 @@
-//! Measuring time, the same way in all verbs.
+//! Measuring time, the same way in all verbs: of work, and of decoding on a GPU.
 
 use std::time::Instant;
 
@@ -20,11 +20,97 @@ pub(super) fn median(samples: &[f64]) -> f64 {
     }
 }
 
-/// The median seconds of some work, done this many times after a first time that does not count.
-pub(super) fn median_seconds(times: usize, mut work: impl FnMut()) -> f64 {
-    work();
-    let samples: Vec<f64> = (0..times).map(|_| timed(&mut work).1).collect();
-    median(&samples)
+/// The median of several measurements, after a first one that does not count.
+pub(super) fn median_of(
+    times: usize,
+    mut measure: impl FnMut() -> df11::Result<f64>,
+) -> df11::Result<f64> {
+    measure()?;
+    let samples = (0..times).map(|_| measure()).collect::<df11::Result<Vec<f64>>>()?;
+    Ok(median(&samples))
+}
+
+#[cfg(feature = "cudarc")]
+pub(super) use gpu::BlockDecoder;
+
+#[cfg(feature = "cudarc")]
+mod gpu {
+    use std::sync::Arc;
+
+    use df11::{
+        Error, Result,
+        gpu::{
+            GpuBlock, GpuModel, GpuProgram, Status,
+            cudarc::driver::{CudaSlice, CudaStream},
+        },
+        hazmat::gpu::{seconds_between, timestamp},
+    };
+
+    /// Times that a measurement decodes everything. The last pass is timed: the GPU runs at its
+    /// full clock then, and has work queued while the host launches more.
+    const PASSES: usize = 5;
+
+    /// A stream with an output for any block, and a status.
+    pub(in crate::cli) struct BlockDecoder {
+        stream: Arc<CudaStream>,
+        status: Status,
+        output: CudaSlice<u8>,
+    }
+
+    impl BlockDecoder {
+        pub(in crate::cli) fn new(model: &GpuModel) -> Result<Self> {
+            let device = model.devices().next().expect("a model lies on a GPU");
+            let stream = device.context().new_stream()?;
+            let output = stream.alloc_zeros::<u8>(model.largest_block_bytes() as usize)?;
+            Ok(Self { stream, status: Status::new(device)?, output })
+        }
+
+        /// The bytes of a block.
+        pub(in crate::cli) fn decode_to_host(&mut self, block: GpuBlock<'_>) -> Result<Vec<u8>> {
+            block.decode_into(&mut self.output.as_view_mut(), &self.stream, &self.status)?;
+            self.status.check(&self.stream)?;
+            let bytes = self.output.slice(..block.layout().bytes as usize);
+            self.stream.clone_dtoh(&bytes).map_err(Error::from)
+        }
+
+        /// Seconds of each block, one after the other into one buffer: what one leaves in the cache
+        /// is none of the next one's.
+        pub(in crate::cli) fn time_blocks(&mut self, model: &GpuModel) -> Result<Vec<f64>> {
+            let blocks: Vec<GpuBlock<'_>> = model.blocks().collect();
+            self.time(&blocks, |block, output, stream, status| {
+                block.decode_into(&mut output.as_view_mut(), stream, status)
+            })
+        }
+
+        /// Seconds of each program alone in a launch.
+        pub(in crate::cli) fn time_programs(
+            &mut self,
+            programs: &[GpuProgram],
+        ) -> Result<Vec<f64>> {
+            self.time(programs, |program, output, stream, status| {
+                program.decode_into(&mut output.as_view_mut(), stream, status)
+            })
+        }
+
+        /// Seconds of each piece of work, in their last pass.
+        fn time<T>(
+            &mut self,
+            all: &[T],
+            work: impl Fn(&T, &mut CudaSlice<u8>, &CudaStream, &Status) -> Result<()>,
+        ) -> Result<Vec<f64>> {
+            let mut marks = Vec::new();
+            for _ in 0..PASSES {
+                marks.clear();
+                marks.push(timestamp(&self.stream)?);
+                for each in all {
+                    work(each, &mut self.output, &self.stream, &self.status)?;
+                    marks.push(timestamp(&self.stream)?);
+                }
+            }
+            self.status.check(&self.stream)?;
+            marks.windows(2).map(|pair| seconds_between(&pair[0], &pair[1])).collect()
+        }
+    }
 }
 
 #[cfg(test)]

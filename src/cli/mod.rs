@@ -3,35 +3,29 @@
 
 mod answer;
 mod bench;
-mod completions;
 mod compress;
 mod containers;
-mod convert;
 mod decompress;
 mod demo;
 mod device;
 mod doctor;
 mod estimate;
-mod failure;
 mod figures;
 #[cfg(feature = "cudarc")]
 mod gpus;
+mod help;
 mod inspect;
-mod man;
 mod measure;
-mod progress;
 mod session;
-mod sizes;
 mod text;
 mod verify;
 
 use std::{ffi::OsString, sync::LazyLock};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use df11::hazmat::constants::{VERSION_MAJOR, VERSION_MINOR};
 
-use answer::Answer;
-use failure::Failure;
+use answer::{Answer, Failure};
 use session::Session;
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
@@ -67,8 +61,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     Compress(compress::Compress),
-    Estimate(estimate::Estimate),
-    Convert(convert::Convert),
+    Estimate(estimate::EstimateArgs),
+    Convert(compress::Convert),
     Decompress(decompress::Decompress),
     Verify(verify::Verify),
     #[command(visible_alias = "info")]
@@ -76,8 +70,8 @@ enum Verb {
     Doctor(doctor::Doctor),
     Demo(demo::Demo),
     Bench(bench::Bench),
-    Completions(completions::Completions),
-    Man(man::Man),
+    Completions(help::Completions),
+    Man(help::Man),
 }
 
 impl Verb {
@@ -92,8 +86,8 @@ impl Verb {
             Self::Doctor(verb) => verb.run(session),
             Self::Demo(verb) => verb.run(session),
             Self::Bench(verb) => verb.run(session),
-            Self::Completions(verb) => Ok(verb.run()),
-            Self::Man(verb) => verb.run(),
+            Self::Completions(verb) => Ok(verb.run(Cli::command())),
+            Self::Man(verb) => verb.run(Cli::command()),
         }
     }
 }
@@ -119,7 +113,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::CommandFactory as _;
 
     #[test]
     fn arguments_are_consistent() {

@@ -1,4 +1,4 @@
-//! What all verbs share: the form of the answer, threads, and interruption.
+//! What all verbs share: the form of the answer, threads, progress, and interruption.
 
 use std::{
     io::{self, Write},
@@ -8,20 +8,24 @@ use std::{
 
 use clap::Args;
 use df11::{
-    Error, Models, OpenOptions,
+    Error, Models, Observer, OpenOptions, Stage,
     hazmat::{Leftover, remove_leftovers},
 };
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use tempfile::TempDir;
 
 use super::{
-    Answer, Failure,
-    progress::Progress,
+    answer::{Answer, Failure},
     text::{self, printable},
 };
 
 /// Set by Ctrl-C and never reset; long work asks for it between pieces.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Of the progress bar.
+const TEMPLATE: &str =
+    "{msg:9} {wide_bar} {percent:>3} %  {decimal_bytes_per_sec:>11}  {eta:>3} left ";
 
 // One run of the command. (Its doc comment would be the help of the command.)
 #[derive(Args)]
@@ -96,7 +100,14 @@ impl Session {
 
     /// A progress bar on a terminal, nothing elsewhere; both can be interrupted.
     pub(super) fn progress(&self) -> Progress {
-        Progress::new(&INTERRUPTED, self.quiet)
+        // Standard error that is no terminal hides the bar by itself.
+        let target =
+            if self.quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let bar = ProgressBar::with_draw_target(None, target);
+        if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
+            bar.set_style(style);
+        }
+        Progress(bar)
     }
 
     /// Ends the work of a verb between two steps, if the user asked for it.
@@ -148,6 +159,40 @@ impl Session {
         }
         let _ = writeln!(io::stderr(), "df11: {}", failure.message());
         failure.exit_code()
+    }
+}
+
+/// One bar over all stages of long work, which passes on an interruption.
+pub(super) struct Progress(ProgressBar);
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+impl Observer for Progress {
+    fn begin(&self, bytes: u64) {
+        self.0.set_length(bytes);
+        self.0.reset();
+    }
+
+    fn enter(&self, stage: Stage) {
+        self.0.set_message(match stage {
+            Stage::Analyse => "analysing",
+            Stage::Encode => "encoding",
+            Stage::Decode => "decoding",
+            Stage::Verify => "verifying",
+            Stage::Load => "loading",
+        });
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.0.inc(bytes);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        INTERRUPTED.load(Ordering::Relaxed)
     }
 }
 

@@ -82,11 +82,11 @@ const fn is_bidirectional(c: char) -> bool {
 const WIDEST: usize = 60;
 
 /// Rows of cells; the first column is flush left, the others right.
-pub(super) struct Table {
+pub(super) struct TextTable {
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     pub(super) fn new<const N: usize>(header: [&str; N]) -> Self {
         Self { rows: vec![header.map(str::to_owned).into()] }
     }
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let mut table = Table::new(["name", "n"]);
+        let mut table = TextTable::new(["name", "n"]);
         table.row(["é".to_owned(), "100".to_owned()]);
         assert_eq!(table.render(), "name    n\né     100");
         table.row(["x".repeat(4096), "1".to_owned()]);

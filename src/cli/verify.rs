@@ -7,11 +7,11 @@ use df11::{Error, Level, Model, Models, Verification, source::Component};
 use serde_json::{Value, json};
 
 use super::{
-    Answer, Failure, Session,
+    answer::{Answer, Failure},
+    containers::{component_name, container_bytes, of_component},
     device::{DecodedBy, DeviceArgs},
-    session::{Threads, open_to_stream},
-    sizes::{component_name, container_bytes, of_component},
-    text::{self, Table},
+    session::{Session, Threads, open_to_stream},
+    text::{self, TextTable},
 };
 
 const AFTER_HELP: &str = "\
@@ -59,12 +59,9 @@ impl LevelName {
         }
     }
 
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Structure => "structure",
-            Self::Checksums => "checksums",
-            Self::Full => "full",
-        }
+    /// As it is written on the command line.
+    fn name(self) -> String {
+        self.to_possible_value().expect("none is skipped").get_name().to_owned()
     }
 }
 
@@ -99,8 +96,7 @@ impl Verify {
                 seconds: start.elapsed().as_secs_f64(),
             });
         }
-        let answer = self.answer(&models, &found);
-        self.check_complete(&models, answer)
+        self.check_complete(&models, self.answer(&models, &found))
     }
 
     /// What was found, and what has decoded.
@@ -245,7 +241,7 @@ fn document(found: &[Verified<'_>]) -> Value {
 
 /// A line for each component.
 fn table(found: &[Verified<'_>]) -> String {
-    let mut table = Table::new(["  component", "result", "tensors", "files", "stored"]);
+    let mut table = TextTable::new(["  component", "result", "tensors", "files", "stored"]);
     for each in found {
         let verification = &each.verification;
         table.row([

@@ -104,7 +104,8 @@ pub(crate) trait DecodeArrays: Send + Sync {
     ) -> Result<()>;
 }
 
-/// [`DecodeArrays::decode_columns`], row by row.
+/// [`DecodeArrays::decode_columns`] out of whole rows: where codes have no columns, each row alone
+/// would decode its neighbours too.
 pub(crate) fn decode_rows<D: DecodeArrays + ?Sized>(
     decoder: &D,
     arrays: &dyn ReadArrays<'_>,
@@ -112,11 +113,12 @@ pub(crate) fn decode_rows<D: DecodeArrays + ?Sized>(
     scratch: &mut Scratch,
     out: &mut [u8],
 ) -> Result<()> {
-    let each = 2 * (columns.end - columns.start) as usize;
-    rows.zip(out.chunks_mut(each)).try_for_each(|(row, out)| {
-        let elements = row * width + columns.start..row * width + columns.end;
-        decoder.decode(arrays, elements, scratch, out)
-    })
+    let mut whole = vec![0; 2 * ((rows.end - rows.start) * width) as usize];
+    decoder.decode(arrays, rows.start * width..rows.end * width, scratch, &mut whole)?;
+    let wanted = 2 * columns.start as usize..2 * columns.end as usize;
+    let rows = whole.chunks(2 * width as usize).zip(out.chunks_mut(wanted.len()));
+    rows.for_each(|(row, out)| out.copy_from_slice(&row[wanted.clone()]));
+    Ok(())
 }
 
 /// What a thread keeps of each buffer.
@@ -141,4 +143,22 @@ impl Scratch {
             }
         }
     }
+}
+
+/// Some bytes of an array that lies in memory as a whole.
+pub(crate) fn part(array: &[u8], range: Range<u64>) -> Result<&[u8]> {
+    let range = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());
+    range
+        .and_then(|(start, end)| array.get(start..end))
+        .ok_or_else(|| Error::parameter("an array is shorter than its size", "pass whole arrays"))
+}
+
+/// Checks that a range names one or more of `count` things, and none beyond them.
+pub(crate) fn check_range(things: &str, range: &Range<u64>, count: u64) -> Result<()> {
+    Error::unless(range.start < range.end && range.end <= count, || {
+        Error::parameter(
+            format!("{things} {}..{} of {count}", range.start, range.end),
+            format!("ask for one or more {things} that exist"),
+        )
+    })
 }

@@ -16,11 +16,11 @@ use crate::{constants::CHECKSUM_CHUNK_BYTES, parallel};
 pub struct SectionChecksums {
     /// The start of each run in its section, in bytes, with the run's CRC. Runs never cross a
     /// chunk's end.
-    runs: BTreeMap<u64, Run>,
+    runs: BTreeMap<u64, CrcRun>,
 }
 
 #[derive(Clone, Debug)]
-struct Run {
+struct CrcRun {
     length: u64,
     crc: Hasher,
 }
@@ -28,7 +28,7 @@ struct Run {
 /// The CRC-32 of one piece of a section, cut at the ends of chunks: runs, and where each starts, in
 /// bytes.
 #[derive(Debug, Default)]
-pub struct PieceChecksum(Vec<(u64, Run)>);
+pub struct PieceChecksum(Vec<(u64, CrcRun)>);
 
 impl PieceChecksum {
     /// Computes the CRCs of `bytes`, which lie at `offset` in their section. This is where the time
@@ -41,7 +41,7 @@ impl PieceChecksum {
             let mut crc = Hasher::new();
             crc.update(part);
             let length = part.len() as u64;
-            parts.push((offset, Run { length, crc }));
+            parts.push((offset, CrcRun { length, crc }));
             offset += length;
             bytes = rest;
         }
@@ -57,7 +57,7 @@ impl SectionChecksums {
         }
     }
 
-    fn insert(&mut self, mut start: u64, mut run: Run) {
+    fn insert(&mut self, mut start: u64, mut run: CrcRun) {
         if let Some((&before, left)) = self.runs.range_mut(..start).next_back()
             && before + left.length == start
             && !start.is_multiple_of(CHECKSUM_CHUNK_BYTES)

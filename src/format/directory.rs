@@ -9,38 +9,39 @@
 //! A list is a u64 count and that many fixed-width records. bincode's legacy configuration reads
 //! and writes the same bytes (`tests/bincode_witness.rs`).
 
+use std::ops::Deref;
+
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U32, U64},
 };
 
 use super::records::{
-    ArrayRecord, BlockRecord, FileRecord, MetadataRecord, SectionRecord, TensorRecord,
+    ArrayRecord, BlockRecord, ENCODING_GAP, ENCODING_TILE, FILE_WEIGHTS, FileRecord,
+    MetadataRecord, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE,
+    SectionRecord, TensorRecord, record,
 };
-use crate::constants::CHECKSUM_CHUNK_BYTES;
+use crate::{
+    Result,
+    constants::CHECKSUM_CHUNK_BYTES,
+    dtype,
+    encoding::{
+        gap::GapSizes,
+        stored::{ArrayKind, CodedSizes},
+        tile,
+    },
+};
 
-/// The fixed-width start of the directory.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct ShardRecord {
-    /// Index of this container among the shards of its model.
-    pub shard_index: U64,
-    /// The number of shards of the model.
-    pub shard_count: U64,
-    /// The model's identity (section 8).
-    pub identity: [u8; 32],
+record! {
+    /// The fixed-width start of the directory.
+    ShardRecord {
+        /// Index of this container among the shards of its model.
+        shard_index: U64,
+        /// The number of shards of the model.
+        shard_count: U64,
+        /// The model's identity (section 8).
+        identity: [u8; 32],
+    }
 }
 
 impl ShardRecord {
@@ -142,4 +143,110 @@ fn put_list<T: IntoBytes + Immutable>(bytes: &mut Vec<u8>, records: &[T]) {
 /// The number of checksums of a section with this length in bytes.
 pub const fn chunk_count(section_length: u64) -> u64 {
     section_length.div_ceil(CHECKSUM_CHUNK_BYTES)
+}
+
+/// The sizes of a coded tensor, in any of the encodings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Coded {
+    Gap(GapSizes),
+    Tile(tile::Sizes),
+}
+
+impl Deref for Coded {
+    type Target = dyn CodedSizes;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Gap(sizes) => sizes,
+            Self::Tile(sizes) => sizes,
+        }
+    }
+}
+
+impl Coded {
+    /// Whether tensors of the encoding with this number are coded.
+    pub(crate) fn is_coded(encoding: u32) -> bool {
+        [ENCODING_GAP, ENCODING_TILE].contains(&encoding)
+    }
+
+    /// What the record of a BF16 tensor with a shape that exists says; `None` if it is not coded.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt) and [`Error::Limit`](crate::Error::Limit) if no
+    /// such tensor can be.
+    pub(crate) fn of(directory: &Directory, tensor: &TensorRecord) -> Result<Option<Self>> {
+        let encoding = tensor.encoding.get();
+        if !Self::is_coded(encoding) {
+            return Ok(None);
+        }
+        let [parameters @ .., _] = tensor.parameters.map(U64::get);
+        let elements = dtype::elements(&tensor.dimensions())?;
+        let codebook = directory.arrays[tensor.array_range()].first();
+        let codebook = codebook.map_or(0, |array| array.length.get());
+        Ok(Some(if encoding == ENCODING_GAP {
+            Self::Gap(GapSizes::of_record(parameters, elements, codebook)?)
+        } else {
+            Self::Tile(tile::Sizes::of_record(parameters, elements, codebook)?)
+        }))
+    }
+
+    /// Its number.
+    pub(crate) fn encoding(&self) -> u32 {
+        match self {
+            Self::Gap(_) => ENCODING_GAP,
+            Self::Tile(_) => ENCODING_TILE,
+        }
+    }
+}
+
+/// The kind of section in which such an array lies.
+pub(crate) const fn section_of(kind: ArrayKind) -> u32 {
+    match kind {
+        ArrayKind::Codebook => SECTION_CODEBOOK,
+        ArrayKind::Index => SECTION_INDEX,
+        ArrayKind::Bitstream => SECTION_BITSTREAM,
+        ArrayKind::Plane => SECTION_PLANE,
+    }
+}
+
+/// An original file as the identity sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct IdentifiedFile<'a> {
+    /// Its path.
+    pub path: &'a str,
+    /// Whether it is a weights file.
+    pub is_weights: bool,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Its BLAKE3 hash.
+    pub hash: [u8; 32],
+}
+
+impl<'a> IdentifiedFile<'a> {
+    /// The files of a directory, in its order.
+    pub fn of(directory: &'a Directory) -> impl Iterator<Item = Self> {
+        let file = |file: &FileRecord| Self {
+            path: directory.file_path(file),
+            is_weights: file.kind == FILE_WEIGHTS,
+            length: file.length.get(),
+            hash: file.hash,
+        };
+        directory.files.iter().map(file)
+    }
+}
+
+/// The hash by which the shards of a model know each other: over all original files, weights and
+/// side files alike, wherever they are stored. They come in any order.
+pub fn identity<'a>(files: impl Iterator<Item = IdentifiedFile<'a>>) -> [u8; 32] {
+    let mut files: Vec<_> = files.collect();
+    files.sort_unstable();
+    let mut hasher = blake3::Hasher::new();
+    for file in files {
+        hasher.update(&[u8::from(file.is_weights)]);
+        hasher.update(&(file.path.len() as u64).to_le_bytes());
+        hasher.update(file.path.as_bytes());
+        hasher.update(&file.length.to_le_bytes());
+        hasher.update(&file.hash);
+    }
+    *hasher.finalize().as_bytes()
 }

@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 
 use zerocopy::{
-    FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned,
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U16, U32, U64},
 };
 
@@ -79,12 +79,14 @@ fn check_file_length(bytes: u64) -> Result<()> {
 impl Header {
     /// The header of a container that is still being written; every reader rejects it.
     pub fn unfinished() -> Self {
-        let mut header = Self::new_zeroed();
-        header.magic = MAGIC;
-        header.version_major = VERSION_MAJOR.into();
-        header.version_minor = VERSION_MINOR.into();
-        header.state = STATE_UNFINISHED.into();
-        header.sealed()
+        Self {
+            magic: MAGIC,
+            version_major: VERSION_MAJOR.into(),
+            version_minor: VERSION_MINOR.into(),
+            state: STATE_UNFINISHED.into(),
+            ..Self::default()
+        }
+        .sealed()
     }
 
     /// The header of a finished container whose directory has this place, these bytes and this
@@ -145,18 +147,14 @@ impl Header {
     /// [`Error::Corrupt`] for what is no df11 file; [`Error::Unsupported`] for one of another major
     /// version.
     pub fn check_version(head: &[u8]) -> Result<()> {
-        let Ok((start, _)) = Start::read_from_prefix(head) else {
-            return Err(no_container("shorter than the magic"));
-        };
-        if start.magic != MAGIC {
-            return Err(no_container("no magic at its start"));
-        }
-        if start.version_major.get() != VERSION_MAJOR {
-            let what =
-                format_args!("format version {}.{}", start.version_major, start.version_minor);
-            return Err(Error::unsupported(what, "update df11 to read this file"));
-        }
-        Ok(())
+        let (start, _) =
+            Start::read_from_prefix(head).map_err(|_| no_container("shorter than the magic"))?;
+        Error::unless(start.magic == MAGIC, || no_container("no magic at its start"))?;
+        Error::unless(start.version_major.get() == VERSION_MAJOR, || {
+            let (major, minor) = (start.version_major, start.version_minor);
+            let what = format_args!("format version {major}.{minor}");
+            Error::unsupported(what, "update df11 to read this file")
+        })
     }
 
     /// Reads a header and checks all that can be checked without the rest of the file
@@ -183,10 +181,10 @@ impl Header {
             }
         }
         let unknown = header.incompatible_features.get() & !KNOWN_FEATURES;
-        if unknown != 0 {
+        Error::unless(unknown == 0, || {
             let what = format_args!("feature set {unknown:#x} of this file");
-            return Err(Error::unsupported(what, "update df11 to read this file"));
-        }
+            Error::unsupported(what, "update df11 to read this file")
+        })?;
         Ok(header)
     }
 
@@ -214,12 +212,11 @@ impl Header {
             return Err(corrupt(offset_of!(Self, directory_offset), problem));
         }
         let expected = self.expected_file_length()?;
-        if expected != stated {
+        Error::unless(expected == stated, || {
             let problem =
                 format!("the directory ends such that the file has {expected} bytes, not {stated}");
-            return Err(corrupt(offset_of!(Self, directory_length), problem));
-        }
-        Ok(())
+            corrupt(offset_of!(Self, directory_length), problem)
+        })
     }
 }
 

@@ -1,21 +1,28 @@
-//! The GPUs of the machine: looked for without a panic, whatever is missing.
+//! The GPUs of the machine: looked for without a panic, whatever is missing; what they and the bus
+//! can do at most, beside which decoding and loading are judged.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::{
+    ffi::c_void,
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
+};
 
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaStream, result, sys::CUdevice_attribute as Attribute,
+    CudaContext, CudaEvent, CudaStream, result,
+    sys::{CUdevice_attribute as Attribute, CUevent_flags},
 };
 
 use super::{
     driver,
-    fault::{ANOTHER_GPU, OrFault, gpu},
-    linear::LinearKernels,
-    memory::Buffer,
+    fault::{ANOTHER_GPU, OrFault, gpu, refuse},
+    linear::kernels::LinearKernels,
+    memory::{Buffer, DeviceRegion},
     module::Kernels,
-    pinned::Pinned,
+    pinned::{Pinned, PinnedRange},
 };
-use crate::{Error, Result, parallel};
+use crate::{Result, parallel};
 
+/// Pinned memory from which an upload is measured.
+const PINNED_BYTES: u64 = 256 << 20;
 /// The compute capability that the kernels are compiled for.
 const MIN_CAPABILITY: (i32, i32) = (8, 0);
 
@@ -39,8 +46,8 @@ pub struct DeviceInfo {
 /// first time.
 ///
 /// # Errors
-/// [`Error::Gpu`] if there is no driver, it is older than CUDA 12.0, does not start, or shows no
-/// GPU.
+/// [`Error::Gpu`](crate::Error::Gpu) if there is no driver, it is older than CUDA 12.0, does not
+/// start, or shows no GPU.
 pub fn devices() -> Result<Vec<DeviceInfo>> {
     let version = driver::start()?;
     let count = result::device::get_count().or_fault("counting the GPUs")?;
@@ -81,11 +88,11 @@ fn info(ordinal: i32, driver: (i32, i32)) -> Result<DeviceInfo> {
 /// kept for the next load until the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Device {
-    inner: Arc<Inner>,
+    inner: Arc<DeviceInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct DeviceInner {
     info: DeviceInfo,
     kernels: Kernels,
     /// Those that multiply, once they are asked for.
@@ -102,8 +109,9 @@ impl Device {
     /// which machine code is at hand.
     ///
     /// # Errors
-    /// As [`devices`]; [`Error::Parameter`] if there is no such GPU; [`Error::Gpu`] if it is older
-    /// than compute capability 8.0 (Ampere), or does not start.
+    /// As [`devices`]; [`Error::Parameter`](crate::Error::Parameter) if there is no such GPU;
+    /// [`Error::Gpu`](crate::Error::Gpu) if it is older than compute capability 8.0 (Ampere), or
+    /// does not start.
     pub fn open(ordinal: usize) -> Result<Self> {
         Self::open_with_shared_memory(ordinal, u32::MAX)
     }
@@ -134,7 +142,7 @@ impl Device {
         let mut all = devices()?;
         if ordinal >= all.len() {
             let problem = format!("there is no GPU {ordinal}");
-            return Err(Error::parameter(problem, format!("their numbers are 0..{}", all.len())));
+            return refuse(problem, format!("their numbers are 0..{}", all.len()));
         }
         let info = all.swap_remove(ordinal);
         if info.compute_capability < MIN_CAPABILITY {
@@ -147,7 +155,7 @@ impl Device {
         let kernels = Kernels::load(&copies, bytes)?;
         let (linear, spare_buffers) = (OnceLock::new(), Mutex::default());
         Ok(Self {
-            inner: Arc::new(Inner { info, kernels, linear, copies, spare_buffers, context }),
+            inner: Arc::new(DeviceInner { info, kernels, linear, copies, spare_buffers, context }),
         })
     }
 
@@ -159,7 +167,7 @@ impl Device {
     /// Memory that is free now, in bytes.
     ///
     /// # Errors
-    /// [`Error::Gpu`] if the driver does not answer.
+    /// [`Error::Gpu`](crate::Error::Gpu) if the driver does not answer.
     pub fn free_memory(&self) -> Result<u64> {
         let (free, _) = self.inner.context.mem_get_info().or_fault("asking for free memory")?;
         Ok(free as u64)
@@ -181,7 +189,7 @@ impl Device {
             return Ok(kernels);
         }
         // Of two threads that load them at once, one drops its own.
-        let Inner { copies, kernels, info, .. } = &*self.inner;
+        let DeviceInner { copies, kernels, info, .. } = &*self.inner;
         let kernels = LinearKernels::load(copies, kernels, info.driver)?;
         Ok(self.inner.linear.get_or_init(|| kernels))
     }
@@ -223,4 +231,101 @@ impl Device {
             gpu(problem, "free memory on the GPU, or keep blocks on the host (Plan::fit)")
         })
     }
+
+    /// Device memory for things of these sizes, of any content, in one allocation: where each is.
+    pub(super) fn place<T>(
+        &self,
+        what: &str,
+        things: impl Iterator<Item = (T, u64)>,
+    ) -> Result<Vec<(T, DeviceRegion)>> {
+        let things: Vec<(T, u64)> = things.collect();
+        if things.is_empty() {
+            return Ok(Vec::new());
+        }
+        let bytes = things.iter().map(|(_, bytes)| bytes).sum();
+        let (memory, mut next) = (Arc::new(self.allocate(bytes, what)?), 0);
+        let place = |(thing, bytes)| {
+            let region = DeviceRegion::within(&memory, next, bytes);
+            next += bytes;
+            (thing, region)
+        };
+        Ok(things.into_iter().map(place).collect())
+    }
+
+    /// Pins memory of the host, so that kernels of all GPUs read it over the bus, and may write
+    /// none of it.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`](crate::Error::Gpu) where the driver refuses: the memory shares a page with
+    /// some that is pinned, or is no ordinary memory.
+    ///
+    /// # Safety
+    /// The memory is there until the result is dropped, and until all work that reads it is done.
+    #[expect(unsafe_code, reason = "a call of the driver")]
+    pub unsafe fn pin(&self, address: *mut c_void, bytes: usize) -> Result<PinnedRange> {
+        // SAFETY: the caller's promise.
+        unsafe { PinnedRange::read_only(self.context(), address, bytes) }
+    }
+
+    /// Seconds that a copy of this many bytes takes within device memory, which reads and writes
+    /// each once. Allocates twice as much; take more than the cache holds.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`](crate::Error::Gpu) where the memory does not suffice or the GPU fails.
+    pub fn measure_copy(&self, bytes: u64) -> Result<f64> {
+        let from = self.allocate(bytes, "measuring a copy")?;
+        let to = self.allocate(bytes, "measuring a copy")?;
+        let stream = self.copies();
+        from.clear(stream)?;
+        to.clear(stream)?;
+        let start = timestamp(stream)?;
+        // SAFETY: both allocations have as many bytes and live until the events are waited for.
+        #[expect(unsafe_code, reason = "a copy whose content nobody reads")]
+        let copied = unsafe {
+            result::memcpy_dtod_async(
+                to.pointer(),
+                from.pointer(),
+                bytes as usize,
+                stream.cu_stream(),
+            )
+        };
+        copied.or_fault("copying on the GPU")?;
+        seconds_between(&start, &timestamp(stream)?)
+    }
+
+    /// Seconds that a plain copy of this many bytes takes from pinned host memory to the device.
+    /// Allocates as much there, and up to 256 MiB of pinned memory.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`](crate::Error::Gpu) where the memory does not suffice or the GPU fails.
+    pub fn measure_upload(&self, bytes: u64) -> Result<f64> {
+        let to = self.allocate(bytes, "measuring an upload")?;
+        let from = Pinned::new(self.context(), bytes.min(PINNED_BYTES) as usize)?;
+        let stream = self.copies();
+        let start = timestamp(stream)?;
+        for at in (0..bytes).step_by(PINNED_BYTES as usize) {
+            let count = (bytes - at).min(PINNED_BYTES) as usize;
+            // SAFETY: the allocation has as many bytes and lives until the events are waited for.
+            #[expect(unsafe_code, reason = "a copy whose content nobody reads")]
+            let copied = unsafe { from.copy(count, to.pointer() + at, stream) };
+            copied?;
+        }
+        seconds_between(&start, &timestamp(stream)?)
+    }
+}
+
+/// An event that notes the time at which the stream reaches it.
+///
+/// # Errors
+/// [`Error::Gpu`](crate::Error::Gpu) where the driver refuses.
+pub fn timestamp(stream: &CudaStream) -> Result<CudaEvent> {
+    stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).or_fault("recording an event")
+}
+
+/// Seconds of work between two [`timestamp`]s; waits for the second one.
+///
+/// # Errors
+/// [`Error::Gpu`](crate::Error::Gpu) where something on the GPU failed.
+pub fn seconds_between(start: &CudaEvent, end: &CudaEvent) -> Result<f64> {
+    Ok(f64::from(start.elapsed_ms(end).or_fault("timing")?) / 1e3)
 }

@@ -3,10 +3,9 @@
 use std::ops::Range;
 
 use super::{
-    coding::KernelEncoding,
-    linear::Residence,
-    needs::{Needs, TensorId},
-    task::Task,
+    fault::refuse,
+    needs::{Needs, Residence, TensorId},
+    task::{DecodeTask, KernelEncoding},
 };
 use crate::{Error, Result};
 
@@ -67,7 +66,7 @@ impl Tally {
 
     pub(super) fn bytes(&self) -> u64 {
         let slots = self.slot_bytes * SLOTS.min(self.streamed) as u64;
-        let decoding = self.table_bytes + self.tasks * size_of::<Task>() as u64;
+        let decoding = self.table_bytes + self.tasks * size_of::<DecodeTask>() as u64;
         // Sizes of decoded tensors are whatever the directory says.
         (self.section_bytes + slots + decoding)
             .saturating_add(OUTPUTS.saturating_mul(self.output_bytes))
@@ -99,19 +98,13 @@ pub(super) fn fill(
 }
 
 pub(super) fn too_large_to_be_fast(blocks: &[&Needs], memory: &[u64]) -> Error {
-    let mut tally = Tally::default();
-    for block in blocks {
-        tally.add(block, false, Residence::Fast);
-    }
-    let (needed, there) =
-        (tally.bytes(), memory.iter().fold(0, |sum: u64, &one| sum.saturating_add(one)));
+    let needed = tally(blocks, &vec![false; blocks.len()], Residence::Fast);
+    let there = memory.iter().fold(0, |sum: u64, &one| sum.saturating_add(one));
     let problem = format!(
         "in the fast layout the model takes {needed} bytes on one GPU, and the plan has {there}"
     );
-    Error::parameter(
-        problem,
-        "prefer auto, which keeps as stored what does not fit, or plan for more memory",
-    )
+    let remedy = "prefer auto, which keeps as stored what does not fit, or plan for more memory";
+    Error::parameter(problem, remedy)
 }
 
 /// A run of blocks for each GPU, some of them streamed.
@@ -149,11 +142,10 @@ fn runs(blocks: &[&Needs], memory: &[u64]) -> Vec<Range<usize>> {
     runs
 }
 
-fn tally(run: &[&Needs], streamed: &[bool]) -> u64 {
+fn tally(run: &[&Needs], streamed: &[bool], residence: Residence) -> u64 {
     let mut tally = Tally::default();
-    run.iter()
-        .zip(streamed)
-        .for_each(|(block, &streamed)| tally.add(block, streamed, Residence::Stored));
+    let blocks = run.iter().zip(streamed);
+    blocks.for_each(|(block, &streamed)| tally.add(block, streamed, residence));
     tally.bytes()
 }
 
@@ -161,13 +153,14 @@ fn tally(run: &[&Needs], streamed: &[bool]) -> u64 {
 fn fewest_streamed(run: &[&Needs], device: usize, memory: u64) -> Result<Vec<bool>> {
     // More parts streamed take less memory, except for roundings: the search ends at a number that
     // fits.
+    let takes = |streamed: &[bool]| tally(run, streamed, Residence::Stored);
     let (mut low, mut high) = (0, run.len());
     while low < high {
         let middle = low.midpoint(high);
-        if tally(run, &spread(run, middle)) <= memory { high = middle } else { low = middle + 1 }
+        if takes(&spread(run, middle)) <= memory { high = middle } else { low = middle + 1 }
     }
     let streamed = spread(run, high);
-    let needed = tally(run, &streamed);
+    let needed = takes(&streamed);
     if needed <= memory {
         return Ok(streamed);
     }
@@ -175,7 +168,7 @@ fn fewest_streamed(run: &[&Needs], device: usize, memory: u64) -> Result<Vec<boo
         "GPU {device} of the plan may use {memory} bytes, and streaming all its blocks takes \
         {needed}"
     );
-    Err(Error::parameter(problem, "allow more memory, or use more GPUs"))
+    refuse(problem, "allow more memory, or use more GPUs")
 }
 
 /// Streams about `parts` of as many parts of a run's bytes as it has blocks, spread evenly.

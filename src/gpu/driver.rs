@@ -1,11 +1,12 @@
 //! The driver: found, asked for its functions and its version, and started, without a panic
-//! whatever is missing.
+//! whatever is missing; what it knows of the calling thread and of streams.
 
-use std::{env, sync::OnceLock};
+use std::{env, ptr::null_mut, sync::OnceLock};
 
 use cudarc::driver::{
-    DriverError, result,
-    sys::{self, CUresult},
+    CudaStream, DriverError,
+    result::{self, ctx},
+    sys::{self, CUcontext, CUresult, CUstreamCaptureStatus},
 };
 use libloading::{Library, Symbol};
 
@@ -55,6 +56,7 @@ const FUNCTIONS: &[&str] = &[
     "cuModuleLoadData",
     "cuModuleUnload",
     "cuModuleGetFunction",
+    "cuModuleGetGlobal_v2",
     "cuFuncGetAttribute",
     "cuFuncSetAttribute",
     "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
@@ -171,3 +173,73 @@ pub(super) fn no_gpu() -> Error {
         ),
     }
 }
+
+/// Puts the calling thread's current context back when it is dropped: calls make that of a
+/// [`Device`](super::Device) current, and PyTorch takes that for another `torch.cuda.set_device`.
+/// Only if there is a driver ([`devices`](super::devices)).
+#[derive(Debug)]
+pub struct Visit(CUcontext);
+
+impl Visit {
+    /// Notes the current context.
+    #[expect(clippy::new_without_default, reason = "it does something")]
+    pub fn new() -> Self {
+        Self(current())
+    }
+}
+
+/// Null where there is none, and where the driver does not answer.
+fn current() -> CUcontext {
+    ctx::get_current().ok().flatten().unwrap_or(null_mut())
+}
+
+impl Drop for Visit {
+    #[expect(unsafe_code, reason = "a call of the driver")]
+    fn drop(&mut self) {
+        if current() != self.0 {
+            // SAFETY: it was current before, and whoever made it keeps it, or it is null, which
+            // leaves the thread without one. A driver that refuses says so at the next call.
+            unsafe { ctx::set_current(self.0) }.ok();
+        }
+    }
+}
+
+/// The number of the CUDA graph capture that takes what is put on the stream, if there is one.
+pub(super) fn capture_of(stream: &CudaStream) -> Result<Option<u64>> {
+    stream.context().bind_to_thread().or_fault("asking whether a graph is captured")?;
+    // SAFETY: a stream of a context that is current.
+    #[expect(unsafe_code, reason = "a call of the driver")]
+    unsafe {
+        capture_of_raw(stream.cu_stream())
+    }
+}
+
+/// The same of a stream of any library: the number is another one for each capture of the process.
+///
+/// # Errors
+/// [`Error::Gpu`] if the driver refuses.
+///
+/// # Safety
+/// The stream exists, and its context is the calling thread's current one.
+#[expect(unsafe_code, reason = "calls of the driver")]
+pub unsafe fn capture_of_raw(stream: sys::CUstream) -> Result<Option<u64>> {
+    let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+    // SAFETY: the function's type, as CUDA 11.3 to 12.9 declare it.
+    let ask = unsafe { function::<CaptureInfo>("cuStreamGetCaptureInfo_v2") }?;
+    // SAFETY: the driver writes a status and a number, for which there is room; the other results
+    // may be left out.
+    let answer =
+        unsafe { ask(stream, &raw mut status, &raw mut id, null_mut(), null_mut(), null_mut()) };
+    answer.result().or_fault("asking whether a graph is captured")?;
+    Ok((status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
+}
+
+/// `cuStreamGetCaptureInfo_v2`, which bindings of CUDA 13 lack and its drivers have.
+type CaptureInfo = unsafe extern "C" fn(
+    sys::CUstream,
+    *mut CUstreamCaptureStatus,
+    *mut sys::cuuint64_t,
+    *mut sys::CUgraph,
+    *mut *const sys::CUgraphNode,
+    *mut usize,
+) -> sys::CUresult;

@@ -1,8 +1,10 @@
-//! The driver's answers as errors of this crate.
+//! Errors: the driver's answers with their remedies, and what callers may not ask for.
+
+use std::fmt::Display;
 
 use cudarc::driver::{DriverError, sys::CUresult};
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// Answers of the driver, with what was being done.
 pub(super) trait OrFault<T> {
@@ -31,6 +33,11 @@ fn fault(action: &str, error: DriverError) -> Error {
 /// An [`Error::Gpu`].
 pub(super) fn gpu(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
     Error::Gpu { problem: problem.into(), remedy: remedy.into() }
+}
+
+/// An [`Error::Parameter`], as the answer of a check.
+pub(super) fn refuse<T>(problem: impl Display, remedy: impl Display) -> Result<T> {
+    Err(Error::parameter(problem, remedy))
 }
 
 /// In the driver's words, with the name by which others can be asked.

@@ -27,6 +27,8 @@ pub(super) struct Fit {
     pub(super) warps: u32,
     /// Thread blocks that run at once.
     pub(super) thread_blocks: u32,
+    /// Dynamic shared memory of a thread block.
+    pub(super) shared: u32,
 }
 
 impl Demand {
@@ -49,7 +51,7 @@ impl Demand {
             // A multiprocessor has as much as one thread block may have and 1 KiB, so that this
             // changes nothing except for tests of a small room.
             let thread_blocks = resident(warps)?.min(room / self.with(warps));
-            Ok(Fit { warps, thread_blocks })
+            Ok(Fit { warps, thread_blocks, shared: warps * self.warp })
         });
         let fits = fits.collect::<Result<Vec<_>>>()?;
         let best = |fit: &Fit| {
@@ -63,8 +65,8 @@ impl Demand {
 mod tests {
     use serde_json::Value;
 
-    use super::{Demand, Fit, LANES};
-    use crate::{constants::GAP_BYTES_PER_THREAD, gpu::coding::KERNELS};
+    use super::{Demand, LANES};
+    use crate::{constants::GAP_BYTES_PER_THREAD, gpu::task::KERNELS};
 
     /// Bytes of its bitstream that the largest tile of common weights takes.
     const STAGED: u32 = 2704;
@@ -92,7 +94,7 @@ mod tests {
         processor: &Processor,
         taken: &Value,
         [warp, most_warps, good_warps]: [u32; 3],
-    ) -> Option<Fit> {
+    ) -> Option<(u32, u32)> {
         let needs =
             Demand { thread_block: number(&taken["static_shared"]), warp, most_warps, good_warps };
         let registers = number(&taken["registers"]).next_multiple_of(8) * LANES;
@@ -100,15 +102,15 @@ mod tests {
             let shared = (processor.room + 1024) / (needs.with(warps) + 1024).next_multiple_of(128);
             Ok(shared.min(65_536 / (warps * registers)).min(processor.warps / warps))
         };
-        needs.fill(processor.room, resident).unwrap()
+        needs.fill(processor.room, resident).unwrap().map(|fit| (fit.warps, fit.thread_blocks))
     }
 
     /// How all kernels fit.
-    fn fits(processor: &Processor) -> [Option<Fit>; KERNELS] {
+    fn fits(processor: &Processor) -> [Option<(u32, u32)>; KERNELS] {
         let [gap, tile] = ["gap.ptx", "tile.ptx"].map(manifest);
         let mut fits = [None; KERNELS];
         for (at, bytes) in GAP_BYTES_PER_THREAD.into_iter().enumerate() {
-            let [warp, most_warps] = [4 + at, 8 + at].map(|at| number(&gap["constants"][at]));
+            let [warp, most_warps] = [3 + at, 7 + at].map(|at| number(&gap["constants"][at]));
             let taken = &gap["resources"][processor.target][format!("df11_gap_decode_{bytes}")];
             fits[at] = fit(processor, taken, [warp, most_warps, most_warps]);
         }
@@ -118,26 +120,22 @@ mod tests {
         fits
     }
 
-    fn expected(fits: [(u32, u32); KERNELS]) -> [Option<Fit>; KERNELS] {
-        fits.map(|(warps, thread_blocks)| Some(Fit { warps, thread_blocks }))
-    }
-
     #[test]
     fn every_kernel_fits_every_gpu_since_ampere() {
         // Compute capability 9.0, the figures of kernels/*.cu.
         let hopper = Processor { target: "sm_90", room: 227 << 10, warps: 64 };
-        assert_eq!(fits(&hopper), expected([(16, 2), (16, 2), (12, 2), (12, 1), (8, 3)]));
+        assert_eq!(fits(&hopper), [(16, 2), (16, 2), (12, 2), (12, 1), (8, 3)].map(Some));
         // 8.0.
         let ampere = Processor { target: "sm_80", room: 163 << 10, warps: 64 };
-        assert_eq!(fits(&ampere), expected([(16, 2), (16, 2), (8, 2), (9, 1), (12, 2)]));
+        assert_eq!(fits(&ampere), [(16, 2), (16, 2), (8, 2), (9, 1), (12, 2)].map(Some));
         // 8.6, 8.9 and 12.0.
         let consumer = Processor { target: "sm_80", room: 99 << 10, warps: 48 };
-        assert_eq!(fits(&consumer), expected([(16, 2), (16, 1), (10, 1), (5, 1), (24, 1)]));
+        assert_eq!(fits(&consumer), [(16, 2), (16, 1), (10, 1), (5, 1), (24, 1)].map(Some));
     }
 
     #[test]
     fn a_kernel_that_fits_nowhere_has_no_fit() {
         let tiny = Processor { target: "sm_80", room: 20_000, warps: 48 };
-        assert_eq!(fits(&tiny), [Some(Fit { warps: 1, thread_blocks: 1 }), None, None, None, None]);
+        assert_eq!(fits(&tiny), [Some((1, 1)), None, None, None, None]);
     }
 }

@@ -13,7 +13,10 @@ use std::{
 
 use cudarc::driver::CudaStream;
 
-use super::{Device, GpuModel, LoadOptions, Plan, Status, memory::Buffer, pinned::Pinned};
+use super::{
+    device::Device, load::LoadOptions, memory::Buffer, model::GpuModel, pinned::Pinned,
+    placement::Plan, status::Status,
+};
 use crate::{
     Encoding, Error, Model, Result, Tensor,
     open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor},
@@ -54,13 +57,13 @@ pub struct GpuDecoder<'m> {
     /// For each tensor, its block and its bytes there.
     places: HashMap<&'m str, (usize, Range<u64>)>,
     /// Each holds the blocks whose index leaves its own, modulo their number.
-    outputs: Vec<RwLock<Output>>,
-    lanes: Mutex<Vec<Lane>>,
+    outputs: Vec<RwLock<OutputSlot>>,
+    readbacks: Mutex<Vec<Readback>>,
 }
 
 /// Device memory for one decoded block.
 #[derive(Debug)]
-struct Output {
+struct OutputSlot {
     memory: Buffer,
     stream: Arc<CudaStream>,
     status: Status,
@@ -70,7 +73,7 @@ struct Output {
 
 /// The way of one thread at a time to the host.
 #[derive(Debug)]
-struct Lane {
+struct Readback {
     stream: Arc<CudaStream>,
     pinned: Pinned,
 }
@@ -91,8 +94,8 @@ impl<'m> GpuDecoder<'m> {
             blocks.push(block.name());
         }
         // Before the model, which takes longer: an error comes at once.
-        let outputs =
-            (0..blocks.len().min(OUTPUTS)).map(|_| Output::new(device, largest).map(RwLock::new));
+        let outputs = (0..blocks.len().min(OUTPUTS))
+            .map(|_| OutputSlot::new(device, largest).map(RwLock::new));
         let outputs = outputs.collect::<Result<_>>()?;
         let loaded = model.load(device, options)?;
         let device = device.clone();
@@ -103,7 +106,7 @@ impl<'m> GpuDecoder<'m> {
             blocks,
             places,
             outputs,
-            lanes: Mutex::default(),
+            readbacks: Mutex::default(),
         })
     }
 
@@ -145,7 +148,7 @@ impl<'m> GpuDecoder<'m> {
     }
 
     /// Decodes a block, waits, and looks at the status.
-    fn decode(&self, block: usize, output: &mut Output) -> Result<()> {
+    fn decode(&self, block: usize, output: &mut OutputSlot) -> Result<()> {
         output.block = None;
         let gpu_block = self.model.block(self.blocks[block])?;
         let pointer = output.memory.pointer();
@@ -168,36 +171,32 @@ impl<'m> GpuDecoder<'m> {
     }
 
     /// Copies decoded bytes to the host.
-    fn fetch(&self, output: &Output, start: u64, out: &mut [u8]) -> Result<()> {
-        let mut lane = self.lane()?;
+    fn fetch(&self, output: &OutputSlot, start: u64, out: &mut [u8]) -> Result<()> {
+        let mut readback = self.readback()?;
         for (at, out) in
             (start..).step_by(PIECE_BYTES as usize).zip(out.chunks_mut(PIECE_BYTES as usize))
         {
-            let bytes = &mut lane.pinned.bytes()?[..out.len()];
-            output.memory.read_at(at, &lane.stream, bytes)?;
+            let bytes = &mut readback.pinned.bytes()?[..out.len()];
+            output.memory.read_at(at, &readback.stream, bytes)?;
             out.copy_from_slice(bytes);
         }
-        parallel::lock(&self.lanes).push(lane);
+        parallel::lock(&self.readbacks).push(readback);
         Ok(())
     }
 
-    fn lane(&self) -> Result<Lane> {
-        let free = parallel::lock(&self.lanes).pop();
-        free.map_or_else(|| Lane::new(&self.device), Ok)
+    fn readback(&self) -> Result<Readback> {
+        if let Some(free) = parallel::lock(&self.readbacks).pop() {
+            return Ok(free);
+        }
+        let pinned = Pinned::new(self.device.context(), PIECE_BYTES as usize)?;
+        Ok(Readback { stream: self.device.new_stream()?, pinned })
     }
 }
 
-impl Output {
+impl OutputSlot {
     fn new(device: &Device, bytes: u64) -> Result<Self> {
         let memory = device.allocate(bytes, "a decoded block of the model")?;
         Ok(Self { memory, stream: device.new_stream()?, status: Status::new(device)?, block: None })
-    }
-}
-
-impl Lane {
-    fn new(device: &Device) -> Result<Self> {
-        let pinned = Pinned::new(device.context(), PIECE_BYTES as usize)?;
-        Ok(Self { stream: device.new_stream()?, pinned })
     }
 }
 

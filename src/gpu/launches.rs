@@ -12,16 +12,16 @@ use cudarc::driver::{
 };
 
 use super::{
-    Device, Status,
-    coding::KERNELS,
-    fault::OrFault,
-    linear::FastArrays,
-    module::Launch,
+    device::Device,
+    fault::{OrFault, refuse},
+    linear::fast::FastArrays,
+    module::DecodeLaunch,
+    status::Status,
     stored::{Addresses, CodedTensor, Stored},
-    task::Task,
+    task::{DecodeTask, KERNELS},
 };
 use crate::{
-    Error, Result,
+    Result,
     open::{Rect, Slice},
 };
 
@@ -30,9 +30,9 @@ pub(super) const OUTPUT_ALIGNMENT: u64 = 16;
 
 /// The tasks of some launches, still on the host.
 #[derive(Debug, Default)]
-pub(super) struct Draft {
+pub(super) struct ProgramDraft {
     /// For each decode kernel.
-    parts: [DraftLaunch; KERNELS],
+    parts: [KernelTasks; KERNELS],
     copies: Vec<Copy>,
     unpacks: Vec<Unpack>,
     bytes: u64,
@@ -48,8 +48,8 @@ struct Unpack {
 
 /// What one launch decodes.
 #[derive(Debug, Default)]
-struct DraftLaunch {
-    tasks: Vec<Task>,
+struct KernelTasks {
+    tasks: Vec<DecodeTask>,
     units: u64,
     /// Shared memory that a warp needs for some task, besides what it always takes.
     staged_bytes: u32,
@@ -67,35 +67,29 @@ struct Copy {
     pitch: u64,
 }
 
-impl Draft {
+impl ProgramDraft {
     /// Adds a slice of a tensor's bytes, which goes to `to` of the output.
     pub(super) fn add(
         &mut self,
         tensor: &Stored,
         slice: &Slice,
         to: u64,
-        addresses: &dyn Addresses,
+        addresses: &Addresses<'_>,
     ) -> Result<()> {
         self.bytes = self.bytes.max(to + slice.bytes());
         let mut to = to;
-        let fast = tensor
-            .coded()
-            .and_then(CodedTensor::as_tile)
-            .and_then(|tile| addresses.fast(tile.id()));
+        let fast = tensor.coded().and_then(|coded| addresses.held.fast.get(&coded.id));
         let takes =
             |rect: &Rect| fast.map_or_else(|| tensor.takes(rect), |arrays| arrays.takes(rect));
         for part in slice.rects().flat_map(|rect| rect.split(takes)) {
             match tensor {
                 _ if let Some(arrays) = fast => {
-                    self.unpacks.push(Unpack {
-                        arrays: Arc::clone(arrays),
-                        part: part.clone(),
-                        to,
-                    });
+                    let arrays = Arc::clone(arrays);
+                    self.unpacks.push(Unpack { arrays, part: part.clone(), to });
                 }
                 Stored::Empty => {}
                 Stored::Raw(array) => self.copy(addresses.array(*array), &part, to),
-                Stored::Coded(coded) => self.decode(&**coded, &part, to, addresses)?,
+                Stored::Coded(coded) => self.decode(coded, &part, to, addresses)?,
             }
             to += part.bytes();
         }
@@ -111,12 +105,12 @@ impl Draft {
 
     fn decode(
         &mut self,
-        coded: &dyn CodedTensor,
+        coded: &CodedTensor,
         part: &Rect,
         to: u64,
-        addresses: &dyn Addresses,
+        addresses: &Addresses<'_>,
     ) -> Result<()> {
-        let launch = &mut self.parts[coded.kernel()];
+        let launch = &mut self.parts[coded.kernel];
         let (task, units) = coded.task(part, to, launch.units, addresses)?;
         launch.tasks.push(task);
         launch.units += units;
@@ -125,14 +119,14 @@ impl Draft {
     }
 
     /// Appends the tasks to those that go to the device together.
-    pub(super) fn finish(self, device: &Device, tasks: &mut Vec<Task>) -> Result<Launches> {
+    pub(super) fn finish(self, device: &Device, tasks: &mut Vec<DecodeTask>) -> Result<Launches> {
         let mut kernels = Vec::new();
         for (kernel, part) in
             self.parts.into_iter().enumerate().filter(|(_, part)| !part.tasks.is_empty())
         {
-            kernels.push(Launch {
+            kernels.push(DecodeLaunch {
                 kernel,
-                shape: device.kernels().shape(kernel, part.staged_bytes)?,
+                fit: device.kernels().fit(kernel, part.staged_bytes)?,
                 first_task: tasks.len() as u64,
                 task_count: part.tasks.len() as u32,
                 unit_count: part.units,
@@ -146,25 +140,21 @@ impl Draft {
 /// Launches and copies that decode into any output.
 #[derive(Debug)]
 pub(super) struct Launches {
-    kernels: Vec<Launch>,
+    kernels: Vec<DecodeLaunch>,
     copies: Vec<Copy>,
     unpacks: Vec<Unpack>,
-    bytes: u64,
+    /// Of the output.
+    pub(super) bytes: u64,
 }
 
 impl Launches {
-    /// Bytes of the output.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// Puts everything on the stream.
     ///
     /// # Safety
-    /// `tasks` is the device address of the tasks that [`Draft::finish`] appended to. `output` is
-    /// device memory of [`Launches::bytes`] that nobody else uses until the stream has done this;
-    /// the tasks, the sections and tables that they were made of, and the status word live as long.
-    /// The stream belongs to the device's context, which the caller has checked.
+    /// `tasks` is the device address of the tasks that [`ProgramDraft::finish`] appended to.
+    /// `output` is device memory of [`Launches::bytes`] that nobody else uses until the stream has
+    /// done this; the tasks, the sections and tables that they were made of, and the status word
+    /// live as long. The stream belongs to the device's context, which the caller has checked.
     #[expect(unsafe_code, reason = "launches")]
     pub(super) unsafe fn run(
         &self,
@@ -176,10 +166,7 @@ impl Launches {
     ) -> Result<()> {
         if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
             let problem = format!("the output's address is no multiple of {OUTPUT_ALIGNMENT}");
-            return Err(Error::parameter(
-                problem,
-                "start it on 256 bytes, as the driver's allocations do",
-            ));
+            return refuse(problem, "start it on 256 bytes, as the driver's allocations do");
         }
         device.context().bind_to_thread().or_fault("using the GPU")?;
         for launch in &self.kernels {
@@ -256,47 +243,36 @@ const NO_COPY: sys::CUDA_MEMCPY2D = sys::CUDA_MEMCPY2D {
 
 #[cfg(test)]
 mod tests {
-    use cudarc::driver::sys::CUdeviceptr;
-
     use zerocopy::transmute;
 
-    use super::{Addresses, Draft, Slice, Stored};
+    use super::{Addresses, ProgramDraft, Slice, Stored};
     use crate::gpu::{
-        coding::TILE_KERNEL,
-        needs::TensorId,
-        stored::{ArrayPlace, StoredGap, StoredTile},
-        task::{GapTask, TileTask},
+        stored::{Held, samples},
+        task::{GapTask, TILE_KERNEL, TileTask},
     };
-
-    struct Flat;
-
-    impl Addresses for Flat {
-        fn array(&self, ArrayPlace { section: (_, section), offset }: ArrayPlace) -> CUdeviceptr {
-            section as u64 * 4096 + offset
-        }
-
-        fn table(&self, _: TensorId) -> CUdeviceptr {
-            77
-        }
-    }
 
     #[test]
     fn tasks_of_one_kernel_share_its_units_in_order() {
         let weights: Vec<u8> =
             (0..60_000u32).flat_map(|at| ((at * at % 65_521) as u16).to_le_bytes()).collect();
-        let coded =
-            |bytes_per_thread| Stored::Coded(Box::new(StoredGap::of(&weights, bytes_per_thread)));
-        let tiles = Stored::Coded(Box::new(StoredTile::of(&weights)));
+        let held = Held {
+            sections: (0..4).map(|section| ((0, section), section as u64 * 4096)).collect(),
+            tables: [((0, 0), 77), ((0, 1), 77)].into(),
+            ..Held::default()
+        };
+        let at = &Addresses { held: &held, slot: [].into() };
+        let coded = |bytes_per_thread| samples::gap(&weights, bytes_per_thread);
+        let tiles = samples::tile(&weights);
         let bytes = weights.len() as u64;
-        let mut draft = Draft::default();
-        draft.add(&coded(8), &Slice::of_bytes(0..bytes), 0, &Flat).unwrap();
-        draft.add(&Stored::raw_at(1, 0), &Slice::of_bytes(8..24), bytes, &Flat).unwrap();
-        draft.add(&coded(32), &Slice::of_bytes(0..bytes), bytes + 256, &Flat).unwrap();
-        draft.add(&coded(8), &Slice::of_bytes(40_000..50_000), 2 * bytes + 256, &Flat).unwrap();
-        draft.add(&coded(8), &Slice::of_bytes(70..70), 0, &Flat).unwrap();
-        draft.add(&tiles, &Slice::of_bytes(0..bytes), 0, &Flat).unwrap();
-        draft.add(&tiles, &Slice::of_bytes(40_000..50_000), 0, &Flat).unwrap();
-        draft.add(&Stored::Empty, &Slice::of_bytes(0..0), 0, &Flat).unwrap();
+        let mut draft = ProgramDraft::default();
+        draft.add(&coded(8), &Slice::of_bytes(0..bytes), 0, at).unwrap();
+        draft.add(&samples::raw_at(1, 0), &Slice::of_bytes(8..24), bytes, at).unwrap();
+        draft.add(&coded(32), &Slice::of_bytes(0..bytes), bytes + 256, at).unwrap();
+        draft.add(&coded(8), &Slice::of_bytes(40_000..50_000), 2 * bytes + 256, at).unwrap();
+        draft.add(&coded(8), &Slice::of_bytes(70..70), 0, at).unwrap();
+        draft.add(&tiles, &Slice::of_bytes(0..bytes), 0, at).unwrap();
+        draft.add(&tiles, &Slice::of_bytes(40_000..50_000), 0, at).unwrap();
+        draft.add(&Stored::Empty, &Slice::of_bytes(0..0), 0, at).unwrap();
         assert_eq!(draft.bytes, 2 * bytes + 10_256);
         assert_eq!(draft.parts.each_ref().map(|part| part.tasks.len()), [2, 0, 1, 0, 2]);
         let [whole, part] = draft.parts[0].tasks[..] else { unreachable!() };

@@ -16,20 +16,23 @@ use std::{
 use rayon::prelude::*;
 
 use super::{
-    Device, GpuModel, Placement, Plan, Preference,
-    host_section::HostSection,
-    linear::FastLoad,
-    loaded::{BlockEntry, Inner, Names, TensorEntry},
+    device::Device,
+    distribution::Placement,
+    fault::refuse,
+    linear::arrival::FastLoad,
     memory::Buffer,
+    model::{GpuModel, LoadedBlock, LoadedTensor, ModelInner, Names},
     needs::{self, Needs, SectionId, target_of},
-    part::Part,
-    route::{Cut, Route},
+    part::DevicePart,
+    pinned::HostSection,
+    placement::{Plan, Preference},
+    program::{Cut, GpuProgram, Route},
     stored::{self, Tensors},
-    task::Task,
-    upload::{self, default_readers, first_cause},
+    task::DecodeTask,
+    upload::{default_readers, join_all, upload},
 };
 use crate::{
-    Error, Model, Result,
+    Block, Model, Result, Tensor,
     open::Slice,
     progress::{Observer, Stage, advance},
 };
@@ -100,28 +103,19 @@ impl LoadOptions {
         let plan = match &self.plan {
             Some(_) if self.preference != Preference::Stored => {
                 let problem = "a plan and a preference of residence are given";
-                return Err(Error::parameter(
-                    problem,
-                    "give the plan alone, as Plan::prefer makes it",
-                ));
+                return refuse(problem, "give the plan alone, as Plan::prefer makes it");
             }
             Some(plan) => plan.clone(),
             None => self.make_plan(needs, devices)?,
         };
         if plan.placements().len() != needs.len() {
             let problem = "the plan was made for another model";
-            return Err(Error::parameter(
-                problem,
-                "make it for this one, with Plan::fit or Plan::of",
-            ));
+            return refuse(problem, "make it for this one, with Plan::fit or Plan::of");
         }
-        if plan.device_bytes().len() != devices.len() {
-            let problem = format!(
-                "the plan is for {} GPUs, not {}",
-                plan.device_bytes().len(),
-                devices.len()
-            );
-            return Err(Error::parameter(problem, "give as many devices as it was made for"));
+        let (planned, given) = (plan.device_bytes().len(), devices.len());
+        if planned != given {
+            let problem = format!("the plan is for {planned} GPUs, not {given}");
+            return refuse(problem, "give as many devices as it was made for");
         }
         Ok(plan)
     }
@@ -147,9 +141,11 @@ impl Model {
     /// the pinned buffers of [`LoadOptions::readers`], and what [`GpuModel`] holds.
     ///
     /// # Errors
-    /// [`Error::Gpu`] if the memory does not suffice or the GPU fails; [`Error::Corrupt`] if the
-    /// container is damaged; [`Error::Unsupported`] for a tensor of a newer version;
-    /// [`Error::Parameter`] for a plan of another model; [`Error::Io`].
+    /// [`Error::Gpu`](crate::Error::Gpu) if the memory does not suffice or the GPU fails;
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if the container is damaged;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version;
+    /// [`Error::Parameter`](crate::Error::Parameter) for a plan of another model;
+    /// [`Error::Io`](crate::Error::Io).
     pub fn load(&self, device: &Device, options: &LoadOptions) -> Result<GpuModel> {
         self.load_on(std::slice::from_ref(device), options, &())
     }
@@ -158,7 +154,7 @@ impl Model {
     /// progress, in bytes of sections, and it can be cancelled.
     ///
     /// # Errors
-    /// As [`Model::load`], and [`Error::Cancelled`].
+    /// As [`Model::load`], and [`Error::Cancelled`](crate::Error::Cancelled).
     pub fn load_on(
         &self,
         devices: &[Device],
@@ -172,7 +168,9 @@ impl Model {
             loaded.map(|block| needs[block].loaded_bytes(self, plan.residences()[block])).sum(),
         );
         observer.enter(Stage::Load);
-        Loader::new(self, plan, needs, devices, observer)?.load(options)
+        let part = |(index, device)| DevicePart::new(self, &needs, &plan, index, device);
+        let parts = devices.iter().enumerate().map(part).collect::<Result<_>>()?;
+        Loader { model: self, plan, needs, parts, observer }.load(options)
     }
 }
 
@@ -181,29 +179,16 @@ struct Loader<'m> {
     model: &'m Model,
     plan: Plan,
     needs: Vec<Needs>,
-    parts: Vec<Part>,
+    parts: Vec<DevicePart>,
     observer: &'m dyn Observer,
 }
 
-impl<'m> Loader<'m> {
-    /// Allocates device memory.
-    fn new(
-        model: &'m Model,
-        plan: Plan,
-        needs: Vec<Needs>,
-        devices: &[Device],
-        observer: &'m dyn Observer,
-    ) -> Result<Self> {
-        let part = |(index, device)| Part::new(model, &needs, &plan, index, device);
-        let parts = devices.iter().enumerate().map(part).collect::<Result<_>>()?;
-        Ok(Self { model, plan, needs, parts, observer })
-    }
-
+impl Loader<'_> {
     fn load(mut self, options: &LoadOptions) -> Result<GpuModel> {
         let (tensors, host) = self.fetch(options)?;
         for part in &mut self.parts {
             part.build_tables(&tensors)?;
-            part.make_streamer(&host)?;
+            part.make_streamer(self.model, &self.needs, &host)?;
         }
         self.make_fast(options, &tensors)?;
         self.parts.iter().try_for_each(|part| part.check_arrays(self.model))?;
@@ -226,10 +211,8 @@ impl<'m> Loader<'m> {
         };
         thread::scope(|scope| {
             let load = &load;
-            let parts = self.parts.iter_mut();
-            let threads: Vec<_> = parts.map(|part| scope.spawn(|| part.make_fast(load))).collect();
-            first_cause(
-                threads.into_iter().map(|thread| thread.join().expect("a load does not panic")),
+            join_all(
+                self.parts.iter_mut().map(|part| scope.spawn(|| part.make_fast(load))).collect(),
             )
         })
     }
@@ -239,24 +222,21 @@ impl<'m> Loader<'m> {
     fn fetch(&self, options: &LoadOptions) -> Result<(Tensors, HostSections)> {
         let stop = AtomicBool::new(false);
         let readers = self.readers(options);
+        let upload = |part: &DevicePart| {
+            let deliveries = part.deliveries(self.model);
+            // SAFETY: the addresses are those of the sections in the part's device memory.
+            #[expect(unsafe_code, reason = "device addresses")]
+            unsafe {
+                upload(&part.device, &deliveries, readers, &stop, self.observer)
+            }
+        };
         thread::scope(|scope| {
-            let upload = |part: &Part| {
-                let deliveries = part.deliveries(self.model);
-                // SAFETY: the addresses are those of the sections in the part's device memory.
-                #[expect(unsafe_code, reason = "device addresses")]
-                unsafe {
-                    upload::upload(&part.device, &deliveries, readers, &stop, self.observer)
-                }
-            };
-            let uploads: Vec<_> =
-                self.parts.iter().map(|part| scope.spawn(move || upload(part))).collect();
+            let uploads = self.parts.iter().map(|part| scope.spawn(|| upload(part))).collect();
             let here = self.prepare(options.validate);
             if here.is_err() {
                 stop.store(true, Ordering::Relaxed);
             }
-            let uploaded =
-                uploads.into_iter().map(|thread| thread.join().expect("an upload does not panic"));
-            let uploaded = first_cause(uploaded);
+            let uploaded = join_all(uploads);
             // Nobody else cancels: an upload that was stopped is the consequence of the failure
             // here.
             let here = here?;
@@ -278,8 +258,11 @@ impl<'m> Loader<'m> {
         let sections: Vec<SectionId> =
             streamed.flat_map(|block| self.needs[block].sections.iter().copied()).collect();
         let pin = |(shard, section): SectionId| {
-            let host =
-                HostSection::new(&self.parts[0].device, &self.model.shards()[shard], section)?;
+            let host = HostSection::new(
+                self.parts[0].device.context(),
+                &self.model.shards()[shard],
+                section,
+            )?;
             advance(self.observer, needs::section_length(self.model, (shard, section)))?;
             Ok(((shard, section), Arc::new(host)))
         };
@@ -287,59 +270,70 @@ impl<'m> Loader<'m> {
     }
 
     fn finish(self, tensors: &Tensors, host: &HostSections) -> Result<GpuModel> {
-        let mut tasks: Vec<Vec<Task>> = vec![Vec::new(); self.parts.len()];
-        let mut blocks = Vec::with_capacity(self.needs.len());
-        let (mut block_names, mut entries) = (Names::new(), Names::new());
-        for (index, (block, place)) in self.model.blocks().zip(self.plan.placements()).enumerate() {
-            block_names.insert(block.name().to_owned(), place.map(|_| blocks.len()));
-            let &Some(Placement { device: part, .. }) = place else {
-                entries.extend(block.tensors().map(|tensor| (tensor.name().to_owned(), None)));
-                continue;
-            };
-            let names = block.tensors().map(|tensor| tensor.name().to_owned()).collect();
+        let Self { model, plan, parts, .. } = self;
+        let mut tasks: Vec<Vec<DecodeTask>> = vec![Vec::new(); parts.len()];
+        let (mut entries, mut routes) = (Vec::new(), Vec::new());
+        let (mut block_names, mut tensor_names) = (Names::new(), Names::new());
+        for (index, (block, place)) in model.blocks().zip(plan.placements()).enumerate() {
+            let first = entries.len();
+            let places = place.map(|_| routes.len());
+            block_names.insert(block.name().to_owned(), places);
+            let names = block.tensors().map(|tensor| tensor.name().to_owned());
+            tensor_names.extend(names.zip((first..).map(|at| place.map(|_| at))));
+            let &Some(Placement { device, .. }) = place else { continue };
+            entries.extend(tensor_entries(model, block, routes.len(), tensors)?);
             let layout = block.layout()?;
-            let ids = block.tensor_ids().iter();
-            let stored: Vec<_> = ids.map(|&id| &tensors[&target_of(self.model, id)]).collect();
-            let cuts = stored.iter().zip(&layout.tensors).map(|(stored, range)| Cut {
-                stored,
+            let cuts = entries[first..].iter().zip(&layout.tensors).map(|(entry, range)| Cut {
+                stored: &entry.stored,
                 slice: Slice::of_bytes(0..range.end - range.start),
                 to: range.start,
             });
-            let cuts: Vec<Cut<'_>> = cuts.collect();
-            let on = &self.parts[part];
-            let route = Route::new(on, on.turn(index), &cuts, &mut tasks[part])?;
-            for (stored, tensor) in stored.into_iter().zip(block.tensors()) {
-                let entry = TensorEntry {
-                    dtype: tensor.dtype().expect("known, as the needs were"),
-                    shape: tensor.shape(),
-                    bytes: tensor.byte_length()?,
-                    block: blocks.len(),
-                    stored: Arc::clone(stored),
-                };
-                entries.insert(tensor.name().to_owned(), Some(entry));
-            }
-            blocks.push(BlockEntry {
-                name: block.name().to_owned(),
-                tensors: names,
-                layout,
-                part,
-                route,
-            });
+            let (part, cuts) = (&parts[device], cuts.collect::<Vec<_>>());
+            let route = Route::new(part, part.turn(index), &cuts, &mut tasks[device])?;
+            routes.push((block.name().to_owned(), first..entries.len(), layout, device, route));
         }
-        let streams = self.parts.iter().map(|part| part.device.copies());
-        let tasks = streams.zip(&tasks).map(|(stream, tasks)| Buffer::of(stream, tasks));
-        let tasks = tasks.collect::<Result<_>>()?;
+        let streams = parts.iter().map(|part| part.device.copies());
+        let tasks =
+            streams.zip(&tasks).map(|(stream, tasks)| Buffer::of(stream, tasks).map(Arc::new));
+        let tasks = tasks.collect::<Result<Vec<_>>>()?;
+        let held: u64 = parts.iter().map(DevicePart::bytes).sum();
         let copied = host.values().filter(|section| !section.is_mapped());
         let copied_bytes = copied.map(|section| section.bytes().len() as u64).sum();
-        let (plan, parts) = (self.plan, self.parts);
-        Ok(GpuModel::new(Inner {
+        let parts: Vec<Arc<DevicePart>> = parts.into_iter().map(Arc::new).collect();
+        let block = |(name, tensors, layout, device, route): (_, _, _, usize, _)| {
+            let (tasks, part) = (Arc::clone(&tasks[device]), Arc::clone(&parts[device]));
+            LoadedBlock { name, tensors, layout, program: GpuProgram { route, tasks, part } }
+        };
+        let inner = ModelInner {
             plan,
-            blocks,
-            block_names,
+            blocks: routes.into_iter().map(block).collect(),
             tensors: entries,
-            parts,
-            tasks,
+            block_names,
+            tensor_names,
+            device_bytes: held + tasks.iter().map(|tasks| tasks.bytes()).sum::<u64>(),
             copied_bytes,
-        }))
+            parts,
+        };
+        Ok(GpuModel { inner: Arc::new(inner) })
     }
+}
+
+/// The tensors of a block, with its index among those that are loaded.
+fn tensor_entries(
+    model: &Model,
+    of: Block<'_>,
+    block: usize,
+    tensors: &Tensors,
+) -> Result<Vec<LoadedTensor>> {
+    let entry = |(tensor, &id): (Tensor<'_>, _)| {
+        Ok(LoadedTensor {
+            name: tensor.name().to_owned(),
+            dtype: tensor.dtype().expect("known, as the needs were"),
+            shape: tensor.shape(),
+            bytes: tensor.byte_length()?,
+            block,
+            stored: Arc::clone(&tensors[&target_of(model, id)]),
+        })
+    };
+    of.tensors().zip(of.tensor_ids()).map(entry).collect()
 }

@@ -62,15 +62,6 @@ impl Buffer {
         self.bytes
     }
 
-    /// Copies its first values to the host, after what is on the stream, and waits.
-    pub(super) fn read<T: FromBytes + IntoBytes>(
-        &self,
-        stream: &CudaStream,
-        values: &mut [T],
-    ) -> Result<()> {
-        self.read_at(0, stream, values.as_mut_bytes())
-    }
-
     /// Copies bytes from `start` on to the host, after what is on the stream, and waits.
     pub(super) fn read_at(&self, start: u64, stream: &CudaStream, out: &mut [u8]) -> Result<()> {
         let rest = self.bytes.checked_sub(start).expect("a start within");
@@ -101,13 +92,13 @@ impl Buffer {
 
 /// Part of an allocation, which it keeps.
 #[derive(Clone, Debug)]
-pub(super) struct Region {
+pub(super) struct DeviceRegion {
     buffer: Arc<Buffer>,
     offset: u64,
     bytes: u64,
 }
 
-impl From<Buffer> for Region {
+impl From<Buffer> for DeviceRegion {
     /// All of it.
     fn from(buffer: Buffer) -> Self {
         let bytes = buffer.bytes();
@@ -115,7 +106,7 @@ impl From<Buffer> for Region {
     }
 }
 
-impl Region {
+impl DeviceRegion {
     /// # Panics
     /// Where the allocation has fewer bytes from there on.
     pub(super) fn within(buffer: &Arc<Buffer>, offset: u64, bytes: u64) -> Self {
@@ -148,6 +139,11 @@ impl Region {
     pub(super) fn first(&self, bytes: u64) -> Self {
         assert!(bytes <= self.bytes, "a part of the region");
         Self { bytes, ..self.clone() }
+    }
+
+    /// The allocation.
+    pub(super) fn buffer(&self) -> &Arc<Buffer> {
+        &self.buffer
     }
 
     /// The device address of its first byte.

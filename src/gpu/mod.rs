@@ -30,51 +30,42 @@
 //! # }
 //! ```
 
-mod block;
-pub(crate) mod caller;
-mod coding;
-mod device;
+pub(crate) mod device;
 mod distribution;
-mod driver;
+pub(crate) mod driver;
 mod fault;
 mod fit;
 mod host;
-mod host_section;
 mod launches;
-pub(crate) mod limits;
 pub(crate) mod linear;
 mod load;
-mod loaded;
 mod memory;
 mod model;
 mod module;
 mod needs;
 mod part;
-mod pinned;
-pub(crate) mod pinned_range;
+mod pieces;
+pub(crate) mod pinned;
 mod placement;
 mod program;
-pub(crate) mod route;
-mod schedule;
 mod status;
 mod stored;
 mod streamer;
-mod tables;
-mod task;
+pub(crate) mod task;
 mod upload;
-pub(crate) mod visit;
 
-pub use block::{GpuBlock, GpuTensor};
 pub use cudarc;
 pub use device::{Device, DeviceInfo, devices};
+pub use distribution::Placement;
 pub use driver::has_driver;
 pub use host::GpuDecoder;
 pub use linear::{
-    GroupedLinear, Indices, Linear, LinearInput, LinearOutput, Matrix, Residence, Routing,
-    Transcoded,
+    GroupedLinear, Indices, Linear, LinearInput, LinearOutput, Matrix, Routing, Transcoded,
 };
 pub use load::LoadOptions;
-pub use model::GpuModel;
-pub use placement::{Placement, Plan, Preference};
-pub use program::{GpuProgram, Piece};
+pub use model::{GpuBlock, GpuModel, GpuTensor};
+pub use needs::Residence;
+pub use pieces::Piece;
+pub use placement::{Plan, Preference};
+pub use program::GpuProgram;
 pub use status::Status;

@@ -1,12 +1,14 @@
-//! A model on GPUs: its blocks and tensors, and rows of them.
+//! A model on GPUs: its blocks and tensors by name.
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::HashMap, ops::Range, sync::Arc};
+
+use cudarc::driver::{CudaStream, CudaViewMut, sys::CUdeviceptr};
 
 use super::{
-    Device, GpuBlock, GpuProgram, GpuTensor, Matrix, Piece, Plan, loaded::Inner, memory::Buffer,
-    part::Part,
+    device::Device, fault::refuse, part::DevicePart, placement::Plan, program::GpuProgram,
+    status::Status, stored::Stored,
 };
-use crate::Result;
+use crate::{BlockLayout, Dtype, Result, open::none_such};
 
 /// A model whose blocks lie compressed in the memory of GPUs, or pinned on the host where those are
 /// too small, ready to be decoded.
@@ -20,14 +22,64 @@ use crate::Result;
 /// Dropping the last one waits for the GPUs.
 #[derive(Clone, Debug)]
 pub struct GpuModel {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<ModelInner>,
+}
+
+#[derive(Debug)]
+pub(super) struct ModelInner {
+    pub(super) plan: Plan,
+    /// Those that are loaded, and their tensors, block by block.
+    pub(super) blocks: Vec<LoadedBlock>,
+    pub(super) tensors: Vec<LoadedTensor>,
+    pub(super) block_names: Names,
+    pub(super) tensor_names: Names,
+    pub(super) parts: Vec<Arc<DevicePart>>,
+    pub(super) device_bytes: u64,
+    pub(super) copied_bytes: u64,
+}
+
+/// What the model has: for each name its index, or `None` for what the plan left out.
+pub(super) type Names = HashMap<String, Option<usize>>;
+
+#[derive(Debug)]
+pub(super) struct LoadedBlock {
+    pub(super) name: String,
+    pub(super) tensors: Range<usize>,
+    pub(super) layout: BlockLayout,
+    pub(super) program: GpuProgram,
+}
+
+#[derive(Debug)]
+pub(super) struct LoadedTensor {
+    pub(super) name: String,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<u64>,
+    pub(super) bytes: u64,
+    /// The index of its block among those that are loaded.
+    pub(super) block: usize,
+    pub(super) stored: Arc<Stored>,
+}
+
+impl ModelInner {
+    /// The tensor with this name, and its block.
+    pub(super) fn tensor(&self, name: &str) -> Result<(&LoadedTensor, &LoadedBlock)> {
+        let tensor = &self.tensors[find(&self.tensor_names, "tensor", name)?];
+        Ok((tensor, &self.blocks[tensor.block]))
+    }
+}
+
+fn find(all: &Names, what: &str, name: &str) -> Result<usize> {
+    match all.get(name) {
+        Some(&Some(found)) => Ok(found),
+        Some(None) => {
+            let problem = format!("{what} {name:?} is not loaded: the plan leaves its block out");
+            refuse(problem, "load the model by a plan that places that block")
+        }
+        None => Err(none_such(what, name)),
+    }
 }
 
 impl GpuModel {
-    pub(super) fn new(inner: Inner) -> Self {
-        Self { inner: Arc::new(inner) }
-    }
-
     /// The GPUs that it lies on, as they were given.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = &Device> {
         self.inner.parts.iter().map(|part| &part.device)
@@ -41,8 +93,7 @@ impl GpuModel {
     /// Device memory that it holds on all GPUs for sections, slots, decode tables and tasks, in
     /// bytes.
     pub fn device_bytes(&self) -> u64 {
-        let parts: u64 = self.inner.parts.iter().map(Part::bytes).sum();
-        parts + self.inner.tasks.iter().map(Buffer::bytes).sum::<u64>()
+        self.inner.device_bytes
     }
 
     /// Host memory that holds copies of streamed blocks because their containers' mappings could
@@ -53,7 +104,12 @@ impl GpuModel {
 
     /// All blocks that are loaded, in the order in which the model runs them.
     pub fn blocks(&self) -> impl ExactSizeIterator<Item = GpuBlock<'_>> {
-        self.inner.blocks.iter().map(|entry| GpuBlock::new(&self.inner, entry))
+        (0..self.inner.blocks.len()).map(|index| self.block_at(index))
+    }
+
+    fn block_at(&self, index: usize) -> GpuBlock<'_> {
+        let entry = &self.inner.blocks[index];
+        GpuBlock { entry, tensors: &self.inner.tensors[entry.tensors.clone()] }
     }
 
     /// The block with this name. Constant time.
@@ -62,7 +118,7 @@ impl GpuModel {
     /// [`Error::Parameter`](crate::Error::Parameter) if the model has no such block, or the plan
     /// [left it out](Plan::of).
     pub fn block(&self, name: &str) -> Result<GpuBlock<'_>> {
-        Ok(GpuBlock::new(&self.inner, self.inner.block_named(name)?))
+        Ok(self.block_at(find(&self.inner.block_names, "block", name)?))
     }
 
     /// The tensor with this name. Constant time.
@@ -71,51 +127,118 @@ impl GpuModel {
     /// [`Error::Parameter`](crate::Error::Parameter) if the model has no such tensor, or the plan
     /// [left its block out](Plan::of).
     pub fn tensor(&self, name: &str) -> Result<GpuTensor<'_>> {
-        let (name, entry) = self.inner.tensor(name)?;
-        Ok(GpuTensor::new(name, entry))
+        Ok(GpuTensor { entry: self.inner.tensor(name)?.0 })
     }
 
     /// The size of a buffer into which any block that is loaded can be decoded, in bytes.
     pub fn largest_block_bytes(&self) -> u64 {
         self.inner.blocks.iter().map(|block| block.layout.bytes).max().unwrap_or(0)
     }
+}
 
-    /// Prepares decoding of tensors that lie on one GPU, of any blocks, to chosen places of one
-    /// output: as many launches as for a block. Allocates some device memory, 128 bytes a piece
-    /// (three times that if streamed), and waits for its upload; the result can be used any number
-    /// of times.
+/// A tensor of a model on a GPU. Cheap to copy.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuTensor<'m> {
+    entry: &'m LoadedTensor,
+}
+
+impl<'m> GpuTensor<'m> {
+    /// Its name.
+    pub fn name(&self) -> &'m str {
+        &self.entry.name
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> Dtype {
+        self.entry.dtype
+    }
+
+    /// Its dimensions, outermost first.
+    pub fn shape(&self) -> Vec<u64> {
+        self.entry.shape.clone()
+    }
+
+    /// The size of its decoded bytes.
+    pub fn byte_length(&self) -> u64 {
+        self.entry.bytes
+    }
+}
+
+/// A block of a model on a GPU. Cheap to copy.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuBlock<'m> {
+    entry: &'m LoadedBlock,
+    tensors: &'m [LoadedTensor],
+}
+
+impl<'m> GpuBlock<'m> {
+    /// Its name.
+    pub fn name(&self) -> &'m str {
+        &self.entry.name
+    }
+
+    /// The GPU on which it is decoded.
+    pub fn device(&self) -> &'m Device {
+        self.entry.program.device()
+    }
+
+    /// Whether it stays on the host and is copied to the GPU ahead of each use.
+    pub fn is_streamed(&self) -> bool {
+        self.entry.program.is_streamed()
+    }
+
+    /// Its tensors, in the order of [`GpuBlock::layout`].
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = GpuTensor<'m>> + use<'m> {
+        self.tensors.iter().map(|entry| GpuTensor { entry })
+    }
+
+    /// Where each tensor goes in the output: as [`Block::layout`](crate::Block::layout).
+    pub fn layout(&self) -> &'m BlockLayout {
+        &self.entry.layout
+    }
+
+    /// Puts the decoding of all its tensors on a stream: one launch for each encoding, and number
+    /// of bytes a thread, that its tensors have (usually one), and a copy for each tensor that is
+    /// stored as it is.
     ///
-    /// Tensors of one streamed block come through its slots, as [`GpuBlock::decode_into`] says;
-    /// those of several, and less than half of a block where rows are asked for, are read in place,
+    /// Neither allocates nor waits. The first [`BlockLayout::bytes`] of `output` get the tensors,
+    /// as [`GpuBlock::layout`] says; bytes between tensors stay as they are. A malformed stream
+    /// sets `status`, and the output then holds anything; the call itself cannot see it. A streamed
+    /// block arrives first, unless the one before it was just decoded, and then the next one starts
+    /// to arrive.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`](crate::Error::Parameter) where the output is too small, misaligned (256
+    /// bytes), or not of the stream's context, or the stream is not of the block's device;
+    /// [`Error::Gpu`](crate::Error::Gpu) where the driver refuses.
+    pub fn decode_into(
+        &self,
+        output: &mut CudaViewMut<'_, u8>,
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        self.entry.program.decode_into(output, stream, status)
+    }
+
+    /// As [`GpuBlock::decode_into`], to any device address: a buffer that another library owns, or
+    /// work that a CUDA graph captures. Captured decoding of a streamed block reads it in place,
     /// over the bus.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) if there is no piece, no such tensor or no
-    /// such row, a tensor is not loaded, a row does not fill whole bytes, the tensors lie on
-    /// several GPUs, or an offset is no multiple of 16; [`Error::Gpu`](crate::Error::Gpu).
-    pub fn program(&self, pieces: &[Piece<'_>]) -> Result<GpuProgram> {
-        GpuProgram::new(&self.inner, pieces)
-    }
-
-    /// As [`GpuModel::program`], for rows of one tensor: all weights whose index in the first
-    /// dimension lies in `rows`.
+    /// As [`GpuBlock::decode_into`], but that the buffer's size and context are not known.
     ///
-    /// # Errors
-    /// As [`GpuModel::program`].
-    pub fn rows(&self, tensor: &str, rows: Range<u64>) -> Result<GpuProgram> {
-        self.program(&[Piece::new(tensor, 0).rows(rows)])
-    }
-
-    /// A BF16 matrix as it is stored, to multiply by without decoding it: in tiles of 32 x 256, and
-    /// resident. Of a tensor with more than two dimensions, the matrix as which it is stored. Takes
-    /// 128 bytes of device memory for a task, and waits for their upload; the first call for a
-    /// device loads the kernels that multiply.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) if the model has no such tensor, or has it in
-    /// another form, streamed, or not loaded; [`Error::Limit`](crate::Error::Limit) from 2^32 rows
-    /// or columns on; [`Error::Gpu`](crate::Error::Gpu).
-    pub fn matrix(&self, tensor: &str) -> Result<Matrix> {
-        Matrix::stored(&self.inner, tensor)
+    /// # Safety
+    /// `output` has [`BlockLayout::bytes`] of memory that the block's device may write, and nobody
+    /// else uses it until the work is done. Of a captured graph, each replay needs that, and that
+    /// the model and the status word still live.
+    #[expect(unsafe_code, reason = "launches")]
+    pub unsafe fn decode_into_raw(
+        &self,
+        output: CUdeviceptr,
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise; the model keeps the program.
+        unsafe { self.entry.program.decode_into_raw(output, stream, status) }
     }
 }

@@ -4,54 +4,68 @@
 
 use std::{
     collections::HashMap,
+    fmt::Debug,
     sync::{Arc, Mutex},
 };
 
 use cudarc::{
     driver::{
-        CudaContext, CudaFunction, CudaModule, CudaStream, LaunchConfig, PushKernelArg,
+        CudaFunction, CudaModule, CudaStream, LaunchConfig, PushKernelArg,
         sys::{
             CUdevice_attribute as DeviceAttribute, CUdeviceptr, CUfunction_attribute as Attribute,
         },
     },
     nvrtc::Ptx,
 };
+use zerocopy::FromBytes;
 
 use super::{
-    coding::{CODINGS, KERNELS, KernelEncoding, TILE_KERNEL},
     fault::{OrFault, gpu},
     fit::{Demand, Fit, LANES},
     memory::Buffer,
-    task::{FEW_TASKS, FewTasks, TableTask, Task, TileTask},
+    task::{
+        DecodeTask, ENCODINGS, FEW_TASKS, FewTasks, KERNELS, KernelEncoding, TILE_KERNEL,
+        TableAddresses, TileTask,
+    },
 };
 use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD, parallel};
 
-/// The kernels of one encoding.
-struct Source {
-    /// In the names of its kernels.
-    name: &'static str,
-    ptx: &'static str,
-    /// The same as machine code for compute capability 9.0, which needs no compiling when it is
-    /// loaded.
-    sm_90: &'static [u8],
-    /// How many numbers its kernel of constants writes.
-    constants: usize,
+/// What the kernels of `gap` were compiled with: `Constants` of `kernels/gap.cu`.
+#[derive(Debug, FromBytes)]
+#[repr(C)]
+struct GapConstants {
+    bytes: Bytes,
+    warp: [u32; GAP_BYTES_PER_THREAD.len()],
+    most_warps: [u32; GAP_BYTES_PER_THREAD.len()],
 }
 
-const fn source(coding: KernelEncoding) -> Source {
-    match coding {
-        KernelEncoding::Gap => Source {
-            name: "gap",
-            ptx: include_str!("../../kernels/ptx/gap.ptx"),
-            sm_90: include_bytes!("../../kernels/ptx/gap.sm_90.cubin"),
-            constants: 12,
-        },
-        KernelEncoding::Tile => Source {
-            name: "tile",
-            ptx: include_str!("../../kernels/ptx/tile.ptx"),
-            sm_90: include_bytes!("../../kernels/ptx/tile.sm_90.cubin"),
-            constants: 8,
-        },
+/// Likewise those of `tile`: `Constants` of `kernels/tile.cu`.
+#[derive(Debug, FromBytes)]
+#[repr(C)]
+struct TileConstants {
+    bytes: Bytes,
+    few_tasks: u32,
+    warp: u32,
+    most_warps: u32,
+    good_warps: u32,
+}
+
+/// Bytes of an encoding's structures that both sides have.
+#[derive(Debug, FromBytes, PartialEq)]
+#[repr(C)]
+struct Bytes {
+    task: u32,
+    table: u32,
+    table_task: u32,
+}
+
+impl Bytes {
+    const fn of(coding: KernelEncoding) -> Self {
+        Self {
+            task: size_of::<DecodeTask>() as u32,
+            table: coding.table_bytes() as u32,
+            table_task: size_of::<TableAddresses>() as u32,
+        }
     }
 }
 
@@ -60,18 +74,18 @@ const TABLE_THREADS: u32 = 256;
 /// All kernels in one context.
 #[derive(Debug)]
 pub(super) struct Kernels {
-    /// For each of [`CODINGS`].
-    tables: [CudaFunction; CODINGS.len()],
+    /// For each of [`ENCODINGS`].
+    tables: [CudaFunction; ENCODINGS.len()],
     decode: [Decode; KERNELS],
     /// That of `tile` with tasks by value: as much of everything as the other one.
     decode_few: CudaFunction,
     /// Multiprocessors of this GPU.
-    processors: u32,
-    /// Shared memory that a thread block may have.
-    room: u32,
+    pub(super) processors: u32,
+    /// Shared memory that a thread block may have, in bytes.
+    pub(super) room: u32,
     /// By kernel and bytes that each warp stages: blocks of a model ask for the same ones over and
     /// over.
-    shapes: Mutex<HashMap<(usize, u32), Shape>>,
+    fits: Mutex<HashMap<(usize, u32), Fit>>,
 }
 
 /// A decode kernel.
@@ -82,20 +96,12 @@ struct Decode {
     demand: Demand,
 }
 
-/// The thread blocks of a launch.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    fit: Fit,
-    /// Dynamic shared memory of one.
-    shared: u32,
-}
-
 /// A launch of a decode kernel, except for output, status and stream.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Launch {
+pub(super) struct DecodeLaunch {
     /// Which of the decode kernels.
     pub(super) kernel: usize,
-    pub(super) shape: Shape,
+    pub(super) fit: Fit,
     /// The index of its first task.
     pub(super) first_task: u64,
     pub(super) task_count: u32,
@@ -115,73 +121,51 @@ impl Kernels {
         let room =
             attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let room = room.unsigned_abs().min(most_shared);
-        let (mut tables, mut decode) =
-            (Vec::with_capacity(CODINGS.len()), Vec::with_capacity(KERNELS));
-        let mut few = None;
-        for coding in CODINGS {
-            let source = source(coding);
-            let module = load_module(context, source.ptx, source.sm_90)?;
-            let function = |name: &str| {
-                let name = format!("df11_{}_{name}", source.name);
-                module.load_function(&name).or_fault(&name)
-            };
-            let constants =
-                read_constants(stream, &function("constants")?, source.constants, &sizes(coding))?;
-            match coding {
-                KernelEncoding::Gap => {
-                    for (index, bytes) in GAP_BYTES_PER_THREAD.into_iter().enumerate() {
-                        let [warp, most_warps] = [4, 8].map(|group| constants[group + index]);
-                        let function = function(&format!("decode_{bytes}"))?;
-                        decode.push(Decode::prepare(
-                            function,
-                            [warp, most_warps, most_warps],
-                            room,
-                        )?);
-                    }
-                }
-                KernelEncoding::Tile => {
-                    let demand = [4, 5, 6].map(|at| constants[at]);
-                    if constants[7] as usize != FEW_TASKS {
-                        return Err(mismatch(&constants));
-                    }
-                    decode.push(Decode::prepare(function("decode")?, demand, room)?);
-                    few = Some(Decode::prepare(function("decode_few")?, demand, room)?.function);
-                }
-            }
-            tables.push(function("tables")?);
+        let ptx = include_str!("../../kernels/ptx/gap.ptx");
+        let gap =
+            Module::load(stream, "gap", ptx, include_bytes!("../../kernels/ptx/gap.sm_90.cubin"))?;
+        let constants: GapConstants = gap.constants()?;
+        agree(&constants.bytes, &Bytes::of(KernelEncoding::Gap))?;
+        let mut decode = Vec::with_capacity(KERNELS);
+        for (index, bytes) in GAP_BYTES_PER_THREAD.into_iter().enumerate() {
+            let (warp, most) = (constants.warp[index], constants.most_warps[index]);
+            let function = gap.function(&format!("decode_{bytes}"))?;
+            decode.push(Decode::prepare(function, [warp, most, most], room)?);
         }
-        let tables = tables.try_into().expect("one for each encoding");
+        let gap_tables = gap.function("tables")?;
+        let ptx = include_str!("../../kernels/ptx/tile.ptx");
+        let tile = Module::load(
+            stream,
+            "tile",
+            ptx,
+            include_bytes!("../../kernels/ptx/tile.sm_90.cubin"),
+        )?;
+        let TileConstants { bytes, few_tasks, warp, most_warps, good_warps } = tile.constants()?;
+        agree(&(bytes, few_tasks), &(Bytes::of(KernelEncoding::Tile), FEW_TASKS as u32))?;
+        let demand = [warp, most_warps, good_warps];
+        decode.push(Decode::prepare(tile.function("decode")?, demand, room)?);
+        let decode_few = Decode::prepare(tile.function("decode_few")?, demand, room)?.function;
+        let tables = [gap_tables, tile.function("tables")?];
         let decode = decode.try_into().expect("as many as counted");
-        let decode_few = few.expect("tiles are an encoding");
-        Ok(Self { tables, decode, decode_few, processors, room, shapes: Mutex::default() })
-    }
-
-    /// Multiprocessors of this GPU.
-    pub(super) fn processors(&self) -> u32 {
-        self.processors
-    }
-
-    /// Shared memory that a thread block may have, in bytes.
-    pub(super) fn room(&self) -> u32 {
-        self.room
+        Ok(Self { tables, decode, decode_few, processors, room, fits: Mutex::default() })
     }
 
     /// How the thread blocks of a decode kernel fill this GPU if each warp stages this many bytes.
     ///
     /// # Errors
     /// [`Error::Gpu`] if not even one warp fits.
-    pub(super) fn shape(&self, kernel: usize, staged_bytes: u32) -> Result<Shape> {
-        let mut shapes = parallel::lock(&self.shapes);
-        if let Some(&shape) = shapes.get(&(kernel, staged_bytes)) {
-            return Ok(shape);
+    pub(super) fn fit(&self, kernel: usize, staged_bytes: u32) -> Result<Fit> {
+        let mut fits = parallel::lock(&self.fits);
+        if let Some(&fit) = fits.get(&(kernel, staged_bytes)) {
+            return Ok(fit);
         }
-        let shape = self.find_shape(kernel, staged_bytes)?;
-        shapes.insert((kernel, staged_bytes), shape);
-        Ok(shape)
+        let fit = self.find_fit(kernel, staged_bytes)?;
+        fits.insert((kernel, staged_bytes), fit);
+        Ok(fit)
     }
 
     /// Asks the driver for each number of warps.
-    fn find_shape(&self, kernel: usize, staged_bytes: u32) -> Result<Shape> {
+    fn find_fit(&self, kernel: usize, staged_bytes: u32) -> Result<Fit> {
         let Decode { function, demand } = &self.decode[kernel];
         let demand = Demand { warp: demand.warp + staged_bytes, ..*demand };
         let fit = demand.fill(self.room, |warps| {
@@ -190,7 +174,7 @@ impl Kernels {
                 function.occupancy_max_active_blocks_per_multiprocessor(threads, bytes, None);
             blocks.or_fault("asking how a kernel fits a GPU")
         })?;
-        let fit = fit.ok_or_else(|| {
+        fit.ok_or_else(|| {
             let (needed, room) = (demand.with(1), self.room);
             gpu(
                 format!(
@@ -198,8 +182,7 @@ impl Kernels {
                 ),
                 "compress as gap with fewer bytes a thread, decode on the CPU, or take another GPU",
             )
-        })?;
-        Ok(Shape { fit, shared: fit.warps * demand.warp })
+        })
     }
 
     /// Builds decode tables, of one task or more, and waits.
@@ -209,12 +192,8 @@ impl Kernels {
         stream: &CudaStream,
         tasks: &Buffer,
     ) -> Result<()> {
-        let count = tasks.bytes() / size_of::<TableTask>() as u64;
-        let config = LaunchConfig {
-            grid_dim: (count as u32, 1, 1),
-            block_dim: (TABLE_THREADS, 1, 1),
-            shared_mem_bytes: 0,
-        };
+        let count = tasks.bytes() / size_of::<TableAddresses>() as u64;
+        let config = config(count as u32, TABLE_THREADS, 0);
         let pointer = tasks.pointer();
         let mut launch = stream.launch_builder(&self.tables[coding as usize]);
         launch.arg(&pointer);
@@ -237,14 +216,13 @@ impl Kernels {
     pub(super) unsafe fn decode(
         &self,
         stream: &CudaStream,
-        plan: &Launch,
+        plan: &DecodeLaunch,
         tasks: CUdeviceptr,
         output: CUdeviceptr,
         status: CUdeviceptr,
     ) -> Result<()> {
-        let (kernel, config) =
-            (&self.decode[plan.kernel], self.config(plan.shape, plan.unit_count));
-        let tasks = tasks + plan.first_task * size_of::<Task>() as u64;
+        let (kernel, config) = (&self.decode[plan.kernel], self.config(plan.fit, plan.unit_count));
+        let tasks = tasks + plan.first_task * size_of::<DecodeTask>() as u64;
         let mut launch = stream.launch_builder(&kernel.function);
         launch.arg(&tasks).arg(&plan.task_count).arg(&plan.unit_count).arg(&status).arg(&output);
         // SAFETY: the arguments are those of the kernel's declaration, the configuration follows
@@ -268,7 +246,7 @@ impl Kernels {
         status: CUdeviceptr,
     ) -> Result<()> {
         let units = tasks.iter().map(|task| u64::from(task.tiles)).sum();
-        let config = self.config(self.shape(TILE_KERNEL, staged_bytes)?, units);
+        let config = self.config(self.fit(TILE_KERNEL, staged_bytes)?, units);
         let (few, count) = (FewTasks::new(tasks), tasks.len() as u32);
         let mut launch = stream.launch_builder(&self.decode_few);
         launch.arg(&few).arg(&count).arg(&units).arg(&status).arg(&output);
@@ -277,29 +255,61 @@ impl Kernels {
         launched.map(drop).or_fault("launching a decode kernel")
     }
 
-    fn config(&self, Shape { fit, shared }: Shape, units: u64) -> LaunchConfig {
+    fn config(&self, fit: Fit, units: u64) -> LaunchConfig {
         let most = u64::from(self.processors) * u64::from(fit.thread_blocks);
-        LaunchConfig {
-            grid_dim: (units.min(most) as u32, 1, 1),
-            block_dim: (fit.warps * LANES, 1, 1),
-            shared_mem_bytes: shared,
-        }
+        config(units.min(most) as u32, fit.warps * LANES, fit.shared)
     }
 }
 
-/// The machine code if there is some for this GPU, else what the driver makes of the PTX.
-pub(super) fn load_module(
-    context: &Arc<CudaContext>,
-    ptx: &'static str,
-    sm_90: &[u8],
-) -> Result<Arc<CudaModule>> {
-    let capability = context.compute_capability().or_fault("asking for a GPU's properties")?;
-    if capability == (9, 0)
-        && let Ok(module) = context.load_module(Ptx::from_binary(sm_90.to_vec()))
-    {
-        return Ok(module);
+/// Blocks, their threads, and the dynamic shared memory of each.
+pub(super) fn config(blocks: u32, threads: u32, shared_mem_bytes: u32) -> LaunchConfig {
+    LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes }
+}
+
+/// Kernels that were compiled together, in one context.
+pub(super) struct Module<'s> {
+    /// In the names of its kernels.
+    name: &'static str,
+    stream: &'s Arc<CudaStream>,
+    loaded: Arc<CudaModule>,
+}
+
+impl<'s> Module<'s> {
+    /// The machine code, which is for compute capability 9.0 and needs no compiling, if it fits
+    /// this GPU, else what the driver makes of the PTX.
+    pub(super) fn load(
+        stream: &'s Arc<CudaStream>,
+        name: &'static str,
+        ptx: &'static str,
+        sm_90: &[u8],
+    ) -> Result<Self> {
+        let context = stream.context();
+        let capability = context.compute_capability().or_fault("asking for a GPU's properties")?;
+        let binary = (capability == (9, 0)).then(|| Ptx::from_binary(sm_90.to_vec()));
+        let loaded = match binary.and_then(|binary| context.load_module(binary).ok()) {
+            Some(loaded) => loaded,
+            None => context.load_module(Ptx::from_src(ptx)).or_fault("loading the kernels")?,
+        };
+        Ok(Self { name, stream, loaded })
     }
-    context.load_module(Ptx::from_src(ptx)).or_fault("loading the kernels")
+
+    /// A kernel.
+    pub(super) fn function(&self, name: &str) -> Result<CudaFunction> {
+        let name = format!("df11_{}_{name}", self.name);
+        self.loaded.load_function(&name).or_fault(&name)
+    }
+
+    /// What it was compiled with; of the same fields.
+    pub(super) fn constants<T: FromBytes>(&self) -> Result<T> {
+        let name = format!("df11_{}_constants", self.name);
+        let symbol = self.loaded.get_global(&name, self.stream).or_fault(&name)?;
+        let copied = self.stream.clone_dtoh(&symbol);
+        let bytes: Vec<u8> =
+            self.stream.synchronize().and(copied).or_fault("copying from the GPU")?;
+        T::read_from_bytes(&bytes).map_err(|_| {
+            mismatch(&format_args!("{} bytes of constants", bytes.len()), &size_of::<T>())
+        })
+    }
 }
 
 impl Decode {
@@ -309,65 +319,65 @@ impl Decode {
         let action = "preparing a decode kernel";
         let thread_block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
         let [warp, most_warps, good_warps] = numbers;
-        let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
-        let most = room.saturating_sub(thread_block).cast_signed();
-        set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most)?;
-        set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
+        allow_shared(&function, room.saturating_sub(thread_block), action)?;
         Ok(Self { function, demand: Demand { thread_block, warp, most_warps, good_warps } })
     }
 }
 
-/// What the kernels were compiled with: `count` words, of which the first must be these sizes.
-pub(super) fn read_constants(
-    stream: &Arc<CudaStream>,
-    function: &CudaFunction,
-    count: usize,
-    sizes: &[u64],
-) -> Result<Vec<u32>> {
-    let mut constants = vec![0; count];
-    let buffer = Buffer::of(stream, &constants)?;
-    let pointer = buffer.pointer();
-    let mut launch = stream.launch_builder(function);
-    launch.arg(&pointer);
-    let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: the kernel writes as many words as its source lists, for which there is room; the
-    // buffer outlives the copy below, which waits.
-    let launched = unsafe { launch.launch(one) };
-    launched.or_fault("launching a kernel of constants")?;
-    buffer.read(stream, &mut constants)?;
-    let equal = constants.iter().zip(sizes).all(|(&theirs, &ours)| u64::from(theirs) == ours);
-    if equal { Ok(constants) } else { Err(mismatch(&constants[..sizes.len()])) }
+/// Lets the blocks of a kernel have this much dynamic shared memory, and a multiprocessor as much
+/// as it can.
+pub(super) fn allow_shared(function: &CudaFunction, bytes: u32, action: &str) -> Result<()> {
+    let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
+    set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes.cast_signed())?;
+    set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
 }
 
-/// The first of an encoding's constants: bytes of a task, a decode table, and a task of tables.
-const fn sizes(coding: KernelEncoding) -> [u64; 3] {
-    [size_of::<Task>() as u64, coding.table_bytes(), size_of::<TableTask>() as u64]
+/// That both sides have the same.
+pub(super) fn agree<T: Debug + PartialEq>(theirs: &T, ours: &T) -> Result<()> {
+    if theirs == ours { Ok(()) } else { Err(mismatch(theirs, ours)) }
 }
 
-fn mismatch(theirs: &[u32]) -> Error {
-    let problem = format!("the kernels' structures have {theirs:?} bytes, not those of this crate");
+fn mismatch(theirs: &impl Debug, ours: &impl Debug) -> Error {
+    let problem = format!("the kernels were made for {theirs:?}, this crate for {ours:?}");
     gpu(problem, "build df11 again with the kernels of its own version")
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::Value;
+pub(super) mod tests {
+    use std::{fmt::Debug, fs};
 
-    use super::{CODINGS, sizes, source};
+    use serde_json::Value;
+    use zerocopy::{FromBytes, IntoBytes as _};
+
+    use super::{Bytes, FEW_TASKS, GapConstants, KernelEncoding, TileConstants};
+
+    /// What the manifest says that a module of kernels was compiled with. Its source names the
+    /// fields as `T` does, in this order.
+    pub(in crate::gpu) fn constants<T: FromBytes + Debug>(module: &str, target: &str) -> T {
+        let manifest = include_str!("../../kernels/ptx/manifest.json");
+        let manifest: Value = serde_json::from_str(manifest).unwrap();
+        let words = manifest["modules"][format!("{module}.ptx")][target].as_array().unwrap();
+        let words: Vec<u32> = words.iter().map(|word| word.as_u64().unwrap() as u32).collect();
+        let constants = T::read_from_bytes(words.as_bytes()).unwrap();
+        let root = env!("CARGO_MANIFEST_DIR");
+        let source = fs::read_to_string(format!("{root}/kernels/{module}.cu")).unwrap();
+        let (_, fields) = source.split_once("\nstruct Constants {").unwrap();
+        let (fields, _) = fields.split_once("\n};").unwrap();
+        let names = fields.lines().filter_map(|line| line.trim_start().strip_prefix("u32 "));
+        let names = names.map(|line| line.split([' ', '[']).next().unwrap());
+        let ours = format!("{constants:#?}");
+        let ours = ours.lines().filter_map(|line| line.trim_start().split_once(": "));
+        let ours = ours.filter(|(_, value)| !value.ends_with('{')).map(|(name, _)| name);
+        assert_eq!(names.collect::<Vec<_>>(), ours.collect::<Vec<_>>(), "kernels/{module}.cu");
+        constants
+    }
 
     #[test]
     fn the_kernels_structures_are_those_of_this_crate() {
-        let manifest: Value =
-            serde_json::from_str(include_str!("../../kernels/ptx/manifest.json")).unwrap();
-        for coding in CODINGS {
-            let source = source(coding);
-            let constants = &manifest["modules"][format!("{}.ptx", source.name)]["constants"];
-            let constants = constants.as_array().unwrap();
-            assert_eq!(constants.len(), source.constants);
-            let sizes = sizes(coding);
-            assert!(
-                constants.iter().zip(sizes).all(|(theirs, ours)| theirs.as_u64() == Some(ours))
-            );
-        }
+        let gap: GapConstants = constants("gap", "constants");
+        assert_eq!(gap.bytes, Bytes::of(KernelEncoding::Gap));
+        let tile: TileConstants = constants("tile", "constants");
+        assert_eq!(tile.bytes, Bytes::of(KernelEncoding::Tile));
+        assert_eq!(tile.few_tasks as usize, FEW_TASKS);
     }
 }

@@ -1,13 +1,21 @@
 //! What each block of a model needs on a GPU, told by the directories alone.
 
+use std::ops::Range;
+
 use super::{
-    coding::KernelEncoding,
-    linear::{self, FastArrays, Residence},
+    linear::task::{ENTRY_BYTES, fast_bytes, good_exceptions},
+    task::KernelEncoding,
 };
 use crate::{
     Block, Encoding, Model, Result, Tensor,
     constants::{ARRAY_ALIGNMENT, SECTION_ALIGNMENT, align},
+    encoding::tile::Sizes,
+    format::Coded,
 };
+
+/// The most columns of a matrix that becomes fast while it is loaded. With more, a strip might not
+/// fit what it arrives in.
+const MOST_FAST_COLUMNS: u64 = 1 << 16;
 
 /// A section: the index of its shard, and its own.
 pub(super) type SectionId = (usize, usize);
@@ -15,6 +23,16 @@ pub(super) type SectionId = (usize, usize);
 pub(super) type TensorId = (usize, usize);
 /// An array: the index of its shard, and its own.
 pub(super) type ArrayId = (usize, usize);
+
+/// How a [`Matrix`](super::Matrix) lies in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Residence {
+    /// In the arrays of the container, about 10.6 bits a weight: the smallest.
+    Stored,
+    /// In the fast layout, about 12.1 bits a weight: the fastest to multiply by.
+    Fast,
+}
 
 /// What decoding one block takes.
 #[derive(Debug)]
@@ -81,9 +99,9 @@ pub(super) fn array_length(model: &Model, (shard, array): ArrayId) -> u64 {
     model.shards()[shard].directory().arrays[array].length.get()
 }
 
-/// Bytes that arrays take in device memory, each on a multiple of [`ARRAY_ALIGNMENT`].
-pub(super) fn arrays_bytes(model: &Model, arrays: impl Iterator<Item = ArrayId>) -> u64 {
-    arrays.map(|array| array_length(model, array).next_multiple_of(ARRAY_ALIGNMENT)).sum()
+/// Bytes that an array takes in device memory, on a multiple of [`ARRAY_ALIGNMENT`].
+pub(super) fn array_bytes(model: &Model, array: ArrayId) -> u64 {
+    array_length(model, array).next_multiple_of(ARRAY_ALIGNMENT)
 }
 
 /// The needs of all blocks, in the model's order.
@@ -119,9 +137,7 @@ impl Needs {
             fast: FastNeeds::of(model, ids)?,
         })
     }
-}
 
-impl Needs {
     /// Bytes of the containers that loading the block reads, if its matrices lie so.
     pub(super) fn loaded_bytes(&self, model: &Model, residence: Residence) -> u64 {
         let lengths = |arrays: &mut dyn Iterator<Item = ArrayId>| -> u64 {
@@ -148,24 +164,42 @@ impl FastNeeds {
                 continue;
             }
             let arrays = arrays_of_id(model, id);
-            let stored = arrays_bytes(model, arrays.clone());
-            let coding = KernelEncoding::of(tensor.encoding());
-            if let Some(sizes) = linear::fast_sizes(&tensor)? {
-                let table = coding.map_or(0, KernelEncoding::table_bytes);
-                let (rows, columns) = (sizes.geometry().rows(), sizes.geometry().columns());
-                let strips_bytes = FastArrays::strips_bytes(rows, columns);
-                let place_bytes =
-                    strips_bytes.max(stored + table).next_multiple_of(ARRAY_ALIGNMENT);
-                needs.matrices.push(FastMatrix { id, strips_bytes, place_bytes });
-                needs.bytes += place_bytes + linear::most_exceptions_bytes(&sizes);
+            let stored = arrays.clone().map(|array| array_bytes(model, array)).sum();
+            if let Some(sizes) = fast_sizes(&tensor)? {
+                let matrix = FastMatrix::new(id, &sizes, stored);
+                needs.matrices.push(matrix);
+                let exceptions = ENTRY_BYTES * good_exceptions(sizes.elements());
+                needs.bytes += matrix.place_bytes + exceptions.next_multiple_of(ARRAY_ALIGNMENT);
             } else {
                 needs.arrays.extend(arrays);
-                needs.coded.extend(coding.map(|coding| (id, coding)));
+                needs
+                    .coded
+                    .extend(KernelEncoding::of(tensor.encoding()).map(|coding| (id, coding)));
                 needs.bytes += stored;
             }
         }
         Ok((!needs.matrices.is_empty()).then_some(needs))
     }
+}
+
+impl FastMatrix {
+    /// Of a tensor in tiles, whose arrays take this many bytes.
+    fn new(id: TensorId, sizes: &Sizes, stored: u64) -> Self {
+        let strips_bytes = fast_bytes(sizes.geometry().rows(), sizes.geometry().columns());
+        let stored = stored + KernelEncoding::Tile.table_bytes();
+        let place_bytes = strips_bytes.max(stored).next_multiple_of(ARRAY_ALIGNMENT);
+        Self { id, strips_bytes, place_bytes }
+    }
+}
+
+/// The sizes of a tensor that becomes fast while it is loaded, if it has not too many exceptions.
+fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<Sizes>> {
+    let Some(Coded::Tile(sizes)) = tensor.coded()? else { return Ok(None) };
+    let geometry = sizes.geometry();
+    let is_matrix = geometry.is_matrix_of(&tensor.shape())
+        && geometry.columns() <= MOST_FAST_COLUMNS
+        && u32::try_from(geometry.elements()).is_ok();
+    Ok(is_matrix.then_some(sizes))
 }
 
 /// The arrays of a tensor that a GPU reads.
@@ -175,7 +209,7 @@ pub(super) fn arrays_of_id(model: &Model, id: TensorId) -> impl Iterator<Item = 
 
 /// The arrays of a tensor that a GPU reads; none of an alias, whose target is in the same block
 /// (spec/format.md, section 6).
-fn arrays_of(tensor: &Tensor<'_>) -> std::ops::Range<usize> {
+fn arrays_of(tensor: &Tensor<'_>) -> Range<usize> {
     let arrays = tensor.record().array_range();
     if KernelEncoding::of(tensor.encoding()).is_some() {
         arrays.start + 1..arrays.end

@@ -1,10 +1,11 @@
-//! Pinned host memory, from which copies to the GPU run at the bus's full rate.
+//! Pinned host memory, from which copies to the GPU run at the bus's full rate: buffers, memory of
+//! others, and whole sections.
 #![expect(
     unsafe_code,
     reason = "calls of the driver, and parts of shared memory, each with its proof"
 )]
 
-use std::{ffi::c_void, sync::Arc};
+use std::{ffi::c_void, slice, sync::Arc};
 
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaStream, result,
@@ -14,40 +15,99 @@ use memmap2::MmapMut;
 use rayon::prelude::*;
 
 use super::fault::{OrFault, gpu};
-use crate::Result;
+use crate::{
+    Result,
+    constants::{CHECKSUM_CHUNK_BYTES, SECTION_ALIGNMENT},
+    io::ReadAt,
+    open::Shard,
+};
 
 /// Alignment and size of the large pages that the system may hand out.
 const LARGE_PAGE: usize = 2 << 20;
 /// The smallest page of any system.
 const PAGE: usize = 4096;
 
+/// Memory of the host that is pinned until this is dropped:
+/// [`Device::pin`](super::Device::pin).
+#[derive(Debug)]
+pub struct PinnedRange {
+    address: usize,
+    context: Arc<CudaContext>,
+}
+
+impl PinnedRange {
+    /// Pins memory, so that kernels of all GPUs read it over the bus.
+    ///
+    /// # Safety
+    /// The memory is there until the result is dropped, and until all work that uses it is done.
+    unsafe fn new(
+        context: &Arc<CudaContext>,
+        address: *mut c_void,
+        bytes: usize,
+        more_flags: u32,
+        action: &str,
+    ) -> Result<Self> {
+        context.bind_to_thread().or_fault(action)?;
+        let flags =
+            sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP | more_flags;
+        // SAFETY: the context is current; the caller's promise; `Drop` unregisters it.
+        let answer = unsafe { sys::cuMemHostRegister_v2(address, bytes, flags) };
+        answer.result().or_fault(action)?;
+        Ok(Self { address: address as usize, context: Arc::clone(context) })
+    }
+
+    /// Pins memory that nothing writes to over the bus. Mappings of files that were opened for
+    /// reading can be pinned in no other way.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    pub(super) unsafe fn read_only(
+        context: &Arc<CudaContext>,
+        address: *mut c_void,
+        bytes: usize,
+    ) -> Result<Self> {
+        let flag = sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        // SAFETY: the caller's promise.
+        unsafe { Self::new(context, address, bytes, flag, "pinning memory of the host") }
+    }
+}
+
+impl Drop for PinnedRange {
+    fn drop(&mut self) {
+        self.context.bind_to_thread().ok();
+        // SAFETY: `new` registered it, and its caller's promise says that nothing uses it any more.
+        let _ = unsafe { sys::cuMemHostUnregister(self.address as *mut c_void) };
+    }
+}
+
 /// A pinned buffer. It knows the last copy from it, and waits for that before it is changed or
 /// freed.
 #[derive(Debug)]
 pub(super) struct Pinned {
-    region: Arc<Region>,
+    region: Arc<PinnedRegion>,
     /// Where it starts in the region. No other buffer shares its bytes.
     start: usize,
     bytes: usize,
     copied: CudaEvent,
 }
 
-/// Memory that the driver has pinned, for some buffers.
+/// Memory of some buffers.
 ///
 /// Ordinary memory that is then registered at once: 64 MiB of it took 2.5 ms on an H200's host,
 /// with large pages, where `cuMemHostAlloc` took 25 ms, and buffers that were registered one by one
 /// from many threads three times as long (benches/record/2026-11-20-loader-h200.md).
 #[derive(Debug)]
-struct Region {
+struct PinnedRegion {
+    /// Dropped before the memory.
+    _pinned: PinnedRange,
     memory: MmapMut,
     /// Where the buffers start, on a large page where there is one.
     start: usize,
 }
 
-impl Region {
-    fn new(context: &CudaContext, bytes: usize) -> Result<Self> {
+impl PinnedRegion {
+    fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
         let action = "allocating pinned memory";
-        context.bind_to_thread().or_fault(action)?;
         let slack = if bytes < LARGE_PAGE { 0 } else { LARGE_PAGE };
         let mut memory = MmapMut::map_anon(bytes + slack)
             .map_err(|error| gpu(format!("{action}: {error}"), "free memory on the host"))?;
@@ -58,24 +118,15 @@ impl Region {
         // after the other.
         let pages = memory[start..start + bytes].par_chunks_mut(LARGE_PAGE);
         pages.for_each(|page| page.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0));
-        let place = memory[start..].as_mut_ptr().cast::<c_void>();
-        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-        // SAFETY: the context is current, and the range lies in the mapping; `Drop` unregisters it
-        // before it is unmapped.
-        let answer = unsafe { sys::cuMemHostRegister_v2(place, bytes, flags) };
-        answer.result().or_fault(action)?;
-        Ok(Self { memory, start })
+        let place = memory[start..].as_mut_ptr().cast();
+        // SAFETY: the range lies in the mapping, which is dropped after the result; the buffers,
+        // which keep both, wait for their copies.
+        let pinned = unsafe { PinnedRange::new(context, place, bytes, 0, action) }?;
+        Ok(Self { _pinned: pinned, memory, start })
     }
 
     fn place(&self, offset: usize) -> *mut u8 {
         self.memory[self.start + offset..].as_ptr().cast_mut()
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: `new` registered it, and the buffers, which are gone, waited for their copies.
-        let _ = unsafe { sys::cuMemHostUnregister(self.place(0).cast()) };
     }
 }
 
@@ -95,7 +146,7 @@ impl Pinned {
             return Ok(Vec::new());
         }
         let room = bytes.max(1).next_multiple_of(PAGE);
-        let region = Arc::new(Region::new(context, count * room)?);
+        let region = Arc::new(PinnedRegion::new(context, count * room)?);
         let buffer = |at| {
             let copied = context.new_event(None).or_fault("making an event")?;
             Ok(Self { region: Arc::clone(&region), start: at * room, bytes, copied })
@@ -108,13 +159,13 @@ impl Pinned {
         self.copied.synchronize().or_fault("waiting for a copy")?;
         // SAFETY: the bytes lie in the region, which `self` keeps; they are no other buffer's, and
         // `self` is borrowed for as long. No copy reads them any more.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.region.place(self.start), self.bytes) })
+        Ok(unsafe { slice::from_raw_parts_mut(self.region.place(self.start), self.bytes) })
     }
 
     /// Its bytes, to look at.
     pub(super) fn view(&self) -> &[u8] {
         // SAFETY: as above; copies from the buffer may read them at the same time.
-        unsafe { std::slice::from_raw_parts(self.region.place(self.start), self.bytes) }
+        unsafe { slice::from_raw_parts(self.region.place(self.start), self.bytes) }
     }
 
     /// Starts to copy its first `count` bytes to the device.
@@ -143,5 +194,96 @@ impl Drop for Pinned {
         // A context that has failed has nothing running, and reports its failure to the next
         // caller.
         self.copied.synchronize().ok();
+    }
+}
+
+/// A section that stays on the host, for GPUs that are too small: pinned, and its checksums are
+/// right.
+pub(super) enum HostSection {
+    Copied(Pinned),
+    /// The container's mapping itself where the driver registers that: then nothing is copied, and
+    /// the memory is the system's page cache. Pinned no longer before the owner lets it go: fields
+    /// are dropped in order.
+    Mapped {
+        pinned: PinnedRange,
+        bytes: usize,
+        _owner: Arc<dyn ReadAt>,
+    },
+}
+
+impl std::fmt::Debug for HostSection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Copied(_) => "Copied",
+            Self::Mapped { .. } => "Mapped",
+        })
+    }
+}
+
+impl HostSection {
+    /// Pins a section, and checks its checksums. For all GPUs, whosever context this is.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt), [`Error::Io`](crate::Error::Io),
+    /// [`Error::Gpu`](crate::Error::Gpu).
+    pub(super) fn new(context: &Arc<CudaContext>, shard: &Shard, section: usize) -> Result<Self> {
+        if let Some((view, owner)) = shard.view_section(section)
+            && let Some(mapped) = Self::pin(context, view, owner)
+        {
+            shard.check_section(section)?;
+            return Ok(mapped);
+        }
+        let length = shard.directory().sections[section].length.get() as usize;
+        let mut pinned = Pinned::new(context, length)?;
+        let pieces = pinned.bytes()?[..length].par_chunks_mut(CHECKSUM_CHUNK_BYTES as usize);
+        pieces.enumerate().try_for_each(|(chunk, out)| {
+            let start = chunk as u64 * CHECKSUM_CHUNK_BYTES;
+            shard.read_chunks(section, start..start + out.len() as u64, out)
+        })?;
+        Ok(Self::Copied(pinned))
+    }
+
+    /// Whether it is the container's mapping, and no copy.
+    pub(super) fn is_mapped(&self) -> bool {
+        matches!(self, Self::Mapped { .. })
+    }
+
+    /// Its bytes.
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Copied(pinned) => pinned.view(),
+            // SAFETY: `pin` took address and length from a view into `_owner`. As all reads of
+            // mappings: bytes may be anything, and nobody truncates the file (`open`).
+            Self::Mapped { pinned, bytes, .. } => unsafe {
+                slice::from_raw_parts(pinned.address as *const u8, *bytes)
+            },
+        }
+    }
+
+    /// The address under which kernels of a GPU read it in place, over the bus.
+    pub(super) fn device_pointer(&self, context: &CudaContext) -> Result<CUdeviceptr> {
+        let action = "mapping pinned memory";
+        context.bind_to_thread().or_fault(action)?;
+        let mut pointer = 0;
+        let place = self.bytes().as_ptr().cast_mut().cast();
+        // SAFETY: the memory is registered, and the driver writes one address, for which there is
+        // room.
+        let answer = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut pointer, place, 0) };
+        answer.result().or_fault(action)?;
+        Ok(pointer)
+    }
+
+    /// Pins mapped memory; `None` if the driver does not, or another model has pinned it already.
+    fn pin(context: &Arc<CudaContext>, view: &[u8], owner: Arc<dyn ReadAt>) -> Option<Self> {
+        // Memory that shares a page with something else cannot be pinned twice.
+        if view.is_empty() || !(view.as_ptr() as usize).is_multiple_of(SECTION_ALIGNMENT as usize) {
+            return None;
+        }
+        let (place, bytes) = (view.as_ptr().cast_mut().cast(), view.len());
+        // SAFETY: the range is readable memory that `owner` keeps until it is unpinned. What reads
+        // it needs device memory of its model too, which is freed before this, and that waits for
+        // all work.
+        let pinned = unsafe { PinnedRange::read_only(context, place, bytes) }.ok()?;
+        Some(Self::Mapped { pinned, bytes, _owner: owner })
     }
 }

@@ -1,12 +1,11 @@
 //! Which block lies where: on which GPU, and there resident or streamed from the host.
 
-pub use super::distribution::Placement;
 use super::{
-    distribution::{Tally, fill, stream, too_large_to_be_fast},
-    linear::Residence,
-    needs::{self, Needs},
+    distribution::{Placement, Tally, fill, stream, too_large_to_be_fast},
+    fault::refuse,
+    needs::{self, Needs, Residence},
 };
-use crate::{Block, Error, Model, Result};
+use crate::{Block, Model, Result};
 
 /// Where each block of a model lies, if it is loaded at all. Made from directories alone, so that
 /// no GPU is needed to ask what would fit.
@@ -37,7 +36,7 @@ impl Plan {
     /// All blocks resident on one GPU.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a tensor of a newer version.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
     pub fn resident(model: &Model) -> Result<Self> {
         Ok(Self::uniform(&needs::of_blocks(model)?, false))
     }
@@ -45,7 +44,7 @@ impl Plan {
     /// All blocks streamed through one GPU: the least device memory.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a tensor of a newer version.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
     pub fn all_streamed(model: &Model) -> Result<Self> {
         Ok(Self::uniform(&needs::of_blocks(model)?, true))
     }
@@ -59,8 +58,9 @@ impl Plan {
     /// while resident blocks are used. The cost grows with the number of blocks.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if a GPU cannot even hold two slots and two outputs, with the bytes
-    /// that it would need; [`Error::Unsupported`] for a tensor of a newer version.
+    /// [`Error::Parameter`](crate::Error::Parameter) if a GPU cannot even hold two slots and two
+    /// outputs, with the bytes that it would need;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
     pub fn fit(model: &Model, memory: &[u64]) -> Result<Self> {
         Self::fit_preferring(model, memory, Preference::Stored)
     }
@@ -84,8 +84,8 @@ impl Plan {
     /// ```
     ///
     /// # Errors
-    /// As [`Plan::fit`]; [`Error::Parameter`] if the model does not fit in the fast layout, with
-    /// [`Preference::Fast`].
+    /// As [`Plan::fit`]; [`Error::Parameter`](crate::Error::Parameter) if the model does not fit in
+    /// the fast layout, with [`Preference::Fast`].
     pub fn fit_preferring(model: &Model, memory: &[u64], preference: Preference) -> Result<Self> {
         let needs = needs::of_blocks(model)?;
         Self::fit_needs(&needs, memory, &vec![true; needs.len()], preference)
@@ -126,8 +126,8 @@ impl Plan {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] if a block is placed on a GPU that is none of them;
-    /// [`Error::Unsupported`] for a tensor of a newer version.
+    /// [`Error::Parameter`](crate::Error::Parameter) if a block is placed on a GPU that is none of
+    /// them; [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
     pub fn of(
         model: &Model,
         devices: usize,
@@ -140,10 +140,7 @@ impl Plan {
                     "block {:?} is placed on GPU {device} of {devices} in the plan",
                     block.name()
                 );
-                return Err(Error::parameter(
-                    problem,
-                    "count GPUs from 0, or plan for more of them",
-                ));
+                return refuse(problem, "count GPUs from 0, or plan for more of them");
             }
         }
         Ok(Self::new(&needs::of_blocks(model)?, placements, devices))
@@ -162,7 +159,7 @@ impl Plan {
         preference: Preference,
     ) -> Result<Self> {
         if memory.is_empty() {
-            return Err(Error::parameter("there is no GPU to place blocks on", "name one or more"));
+            return refuse("there is no GPU to place blocks on", "name one or more");
         }
         let needs =
             blocks.iter().zip(loaded).filter(|(_, loaded)| **loaded).map(|(block, _)| block);
@@ -200,8 +197,7 @@ impl Plan {
     }
 
     fn tallies(&self, blocks: &[Needs], devices: usize) -> Vec<Tally> {
-        let mut tallies: Vec<Tally> = Vec::new();
-        tallies.resize_with(devices, Tally::default);
+        let mut tallies = vec![Tally::default(); devices];
         for (at, block) in blocks.iter().enumerate() {
             let Some(place) = self.placements[at] else { continue };
             tallies[place.device].add(block, place.streamed, self.residences[at]);
@@ -215,8 +211,9 @@ impl Plan {
     /// order. [`Preference::Fast`] takes it for all, and `memory` is of no interest.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for another model than that of the plan, or another number of GPUs;
-    /// [`Error::Unsupported`] for a tensor of a newer version.
+    /// [`Error::Parameter`](crate::Error::Parameter) for another model than that of the plan, or
+    /// another number of GPUs; [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a
+    /// newer version.
     pub fn prefer(self, model: &Model, preference: Preference, memory: &[u64]) -> Result<Self> {
         self.prefer_needs(&needs::of_blocks(model)?, preference, memory)
     }
@@ -233,10 +230,7 @@ impl Plan {
             || (preference == Preference::Auto && memory.len() != devices)
         {
             let problem = "the plan was made for another model or number of GPUs";
-            return Err(Error::parameter(
-                problem,
-                "give the model and the memory that it was made for",
-            ));
+            return refuse(problem, "give the model and the memory that it was made for");
         }
         self.residences.fill(Residence::Stored);
         let mut tallies = self.tallies(blocks, devices);

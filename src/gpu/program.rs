@@ -1,157 +1,99 @@
-//! Programs: any tensors of one GPU, or slices of them, to any places of one output.
+//! Programs: tensors of one GPU, or slices of them, decoded to places of one output. Tasks are made
+//! once, and run on the caller's stream any number of times.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, CudaViewMut, sys::CUdeviceptr};
+use cudarc::driver::{CudaStream, CudaViewMut, DevicePtrMut, DeviceSlice, sys::CUdeviceptr};
 
 use super::{
-    Device, Status,
-    launches::OUTPUT_ALIGNMENT,
-    loaded::{Inner, TensorEntry},
+    device::Device,
+    driver::capture_of,
+    fault::refuse,
+    launches::{Launches, ProgramDraft},
     memory::Buffer,
-    route::{Cut, Ready, Route},
-    stored::Stored,
+    part::DevicePart,
+    status::{Status, check_contexts},
+    stored::{Addresses, Stored},
+    task::DecodeTask,
 };
-use crate::{
-    Error, Result,
-    open::{Rect, Slice},
-};
+use crate::{Result, open::Slice};
 
-/// What a [`GpuProgram`] decodes to one place: a tensor, or a slice of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece<'n> {
-    tensor: &'n str,
-    /// Of the first dimensions.
-    ranges: Vec<Range<u64>>,
-    offset: u64,
+/// A slice of a tensor's bytes, and where in the output it goes.
+#[derive(Debug)]
+pub(super) struct Cut<'s> {
+    pub(super) stored: &'s Stored,
+    pub(super) slice: Slice,
+    pub(super) to: u64,
 }
 
-impl<'n> Piece<'n> {
-    /// All of a tensor, from this byte of the output on: a multiple of 16, unless the tensor is
-    /// stored as it is.
-    #[must_use]
-    pub const fn new(tensor: &'n str, offset: u64) -> Self {
-        Self { tensor, ranges: Vec::new(), offset }
-    }
+/// The launches that decode some cuts.
+#[derive(Debug)]
+pub(super) struct Route {
+    /// From where the sections lie: in device memory, or on the host, over the bus.
+    in_place: Launches,
+    /// From the slots of the streamed block with this turn, except where a graph is captured, since
+    /// a slot belongs to whoever decodes next: launches for each slot.
+    streamed: Option<(usize, Vec<Launches>)>,
+}
 
-    /// Of it only the weights whose index in the first dimension lies in `rows`. Faster where they
-    /// start on a multiple of 16 elements.
-    #[must_use]
-    pub fn rows(self, rows: Range<u64>) -> Self {
-        self.slice(&[rows])
-    }
-
-    /// Of it only a slice, dense, as [`Tensor::slice`](crate::Tensor::slice) gives it.
-    ///
-    /// Of a matrix in tiles, only the tiles that hold the slice are decoded, all in the launch of
-    /// the others: fastest at multiples of 32 rows and 256 columns, and where a row of the slice
-    /// has a multiple of 8 weights. Of other coded tensors each row of a slice that does not lie in
-    /// one piece is decoded by itself, which costs a thread block or more a row and is refused
-    /// where it has no multiple of 8 weights; convert such containers to the `tile` layout.
-    #[must_use]
-    pub fn slice(self, ranges: &[Range<u64>]) -> Self {
-        Self { ranges: ranges.to_vec(), ..self }
-    }
-
-    /// Its entry in the model, and its bytes there.
-    fn find<'m>(&self, model: &'m Inner) -> Result<(&'m TensorEntry, Slice)> {
-        let tensor = self.tensor;
-        let entry = model.entry(tensor)?;
-        Ok((entry, Slice::new(tensor, entry.dtype, &entry.shape, &self.ranges)?))
-    }
-
-    /// That what kernels decode begins where they can store it.
-    fn check_alignment(&self, stored: &Stored, slice: &Slice) -> Result<()> {
-        let (tensor, to) = (self.tensor, self.offset);
-        if !to.is_multiple_of(OUTPUT_ALIGNMENT) {
-            let problem = format!("tensor {tensor:?} would go to byte {to} of the output");
-            return Err(Error::parameter(
-                problem,
-                format!("choose a multiple of {OUTPUT_ALIGNMENT}"),
-            ));
-        }
-        let row_bytes = |rect: Rect| rect.columns.end - rect.columns.start;
-        let mut alone = slice.rects().filter(|rect| !stored.takes(rect)).map(row_bytes);
-        if alone.any(|bytes| !bytes.is_multiple_of(OUTPUT_ALIGNMENT)) {
-            let problem = format!(
-                "rows of a slice of tensor {tensor:?} would not begin on multiples of \
-                {OUTPUT_ALIGNMENT} bytes"
-            );
-            let remedy =
-                "take a multiple of 8 columns, or convert the container to the tile layout";
-            return Err(Error::parameter(problem, remedy));
-        }
-        Ok(())
-    }
-
-    fn cut<'m>(&self, entry: &'m TensorEntry, slice: Slice) -> Result<Cut<'m>> {
-        let (tensor, to) = (self.tensor, self.offset);
-        if entry.stored.coded().is_some() {
-            self.check_alignment(&entry.stored, &slice)?;
-        }
-        if to.checked_add(slice.bytes()).is_none() {
-            let problem = format!("tensor {tensor:?} would end behind byte 2^64 of the output");
-            return Err(Error::parameter(problem, "choose a smaller offset"));
-        }
-        Ok(Cut { stored: &entry.stored, slice, to })
+impl Route {
+    /// Of tensors on a part, all of them of the streamed block with this turn, if it is given.
+    /// Appends to the tasks.
+    pub(super) fn new(
+        part: &DevicePart,
+        turn: Option<usize>,
+        cuts: &[Cut<'_>],
+        tasks: &mut Vec<DecodeTask>,
+    ) -> Result<Self> {
+        let mut launches = |addresses: &Addresses<'_>| {
+            let mut draft = ProgramDraft::default();
+            for cut in cuts {
+                draft.add(cut.stored, &cut.slice, cut.to, addresses)?;
+            }
+            draft.finish(&part.device, tasks)
+        };
+        let in_place = launches(&part.in_place())?;
+        let Some(turn) = turn else { return Ok(Self { in_place, streamed: None }) };
+        let slots = part.in_slots(turn).map(|addresses| launches(&addresses));
+        Ok(Self { in_place, streamed: Some((turn, slots.collect::<Result<_>>()?)) })
     }
 }
 
 /// Tensors of a model on one GPU, or slices of them, ready to be decoded to chosen places of one
-/// output. Keeps the model alive.
+/// output. Keeps what it reads alive.
 ///
 /// From [`GpuModel::program`](super::GpuModel::program) and
 /// [`GpuModel::rows`](super::GpuModel::rows).
 #[derive(Debug)]
 pub struct GpuProgram {
-    route: Route,
-    tasks: Buffer,
-    part: usize,
-    model: Arc<Inner>,
+    pub(super) route: Route,
+    /// To which [`Route::new`] appended.
+    pub(super) tasks: Arc<Buffer>,
+    pub(super) part: Arc<DevicePart>,
 }
 
 impl GpuProgram {
-    pub(super) fn new(model: &Arc<Inner>, pieces: &[Piece<'_>]) -> Result<Self> {
-        let found = pieces.iter().map(|piece| piece.find(model)).collect::<Result<Vec<_>>>()?;
-        let Some((first, _)) = found.first() else {
-            return Err(Error::parameter("there is nothing to decode", "name one tensor or more"));
-        };
-        let part = model.block(first.block).part;
-        for (piece, (entry, _)) in pieces.iter().zip(&found) {
-            if model.block(entry.block).part != part {
-                let (one, other) = (pieces[0].tensor, piece.tensor);
-                let problem = format!("the tensors {one:?} and {other:?} lie on different GPUs");
-                return Err(Error::parameter(problem, "make a program for each GPU"));
-            }
-        }
-        let turn = if is_worth_a_slot(model, pieces, &found) {
-            model.block(first.block).route.turn()
-        } else {
-            None
-        };
-        let cuts = pieces.iter().zip(found).map(|(piece, (entry, slice))| piece.cut(entry, slice));
-        let (cuts, mut tasks) = (cuts.collect::<Result<Vec<_>>>()?, Vec::new());
-        let (on, _) = model.part(part);
-        let route = Route::new(on, turn, &cuts, &mut tasks)?;
-        let tasks = Buffer::of(on.device.copies(), &tasks)?;
-        Ok(Self { route, tasks, part, model: Arc::clone(model) })
-    }
-
     /// The GPU on which it decodes.
     pub fn device(&self) -> &Device {
-        &self.model.part(self.part).0.device
+        &self.part.device
     }
 
     /// Bytes of the output: to the end of the last piece.
     pub fn bytes(&self) -> u64 {
-        self.route.bytes()
+        self.route.in_place.bytes
     }
 
     /// Whether it decodes tensors of a streamed block out of its slots, which the next such block
     /// is copied into meanwhile.
     pub fn is_streamed(&self) -> bool {
-        self.route.turn().is_some()
+        self.turn().is_some()
+    }
+
+    /// When the streamed block has its turn through whose slots it decodes; `None` if it needs
+    /// none.
+    pub(super) fn turn(&self) -> Option<usize> {
+        self.route.streamed.as_ref().map(|&(turn, _)| turn)
     }
 
     /// Puts the decoding of all pieces on a stream, as
@@ -166,9 +108,21 @@ impl GpuProgram {
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        // SAFETY: this value keeps the tasks, and the model what they point to; all of it and the
-        // status wait for the context before they are freed.
-        unsafe { self.ready().decode_into(output, stream, status) }
+        let bytes = self.bytes();
+        if (output.len() as u64) < bytes {
+            let problem = format!("the output has {} bytes of {bytes}", output.len());
+            return refuse(problem, "ask for the size");
+        }
+        // Streams and buffers of two wrappers of one context do not wait for each other.
+        if !Arc::ptr_eq(output.stream().context(), stream.context()) {
+            let problem = "output and stream come from different contexts";
+            return refuse(problem, "make both with Device::context of one device");
+        }
+        let (pointer, _record) = output.device_ptr_mut(stream);
+        // SAFETY: the buffer has the size, and is lent until its events say that the work is done.
+        // This value keeps the tasks and what they point to; all of it and the status wait for the
+        // context before they are freed.
+        unsafe { self.decode_into_raw(pointer, stream, status) }
     }
 
     /// As [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw).
@@ -185,24 +139,18 @@ impl GpuProgram {
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        // SAFETY: the caller's promise; this value keeps the tasks, and the model what they point
-        // to.
-        unsafe { self.ready().decode_into_raw(output, stream, status) }
+        let Self { route, part, tasks } = self;
+        check_contexts(&part.device, stream, status)?;
+        // SAFETY: the caller's promise, and the check above; `self` keeps the tasks, and the part
+        // sections and tables.
+        let run = |launches: &Launches| unsafe {
+            launches.run(&part.device, tasks.pointer(), output, stream, status)
+        };
+        match (&route.streamed, &part.streamer) {
+            (Some((turn, launches)), Some(streamer)) if capture_of(stream)?.is_none() => {
+                streamer.with_block(*turn, stream, |slot| run(&launches[slot]))
+            }
+            _ => run(&route.in_place),
+        }
     }
-
-    fn ready(&self) -> Ready<'_> {
-        let (part, _) = self.model.part(self.part);
-        Ready { route: &self.route, part, tasks: self.tasks.pointer() }
-    }
-}
-
-/// Whether tensors, if they are streamed, come through a slot, which takes a copy of their whole
-/// block: where they are of one block, and more than a few rows. (What else is in the block is then
-/// there for the next program.)
-fn is_worth_a_slot(model: &Inner, pieces: &[Piece<'_>], found: &[(&TensorEntry, Slice)]) -> bool {
-    let block = found[0].0.block;
-    let wanted = found.iter().fold(0, |sum: u64, (_, slice)| sum.saturating_add(slice.bytes()));
-    let few = pieces.iter().any(|piece| !piece.ranges.is_empty())
-        && wanted < model.block(block).layout.bytes / 2;
-    found.iter().all(|(entry, _)| entry.block == block) && !few
 }

@@ -2,8 +2,23 @@
 
 use cudarc::driver::{CudaContext, CudaStream, sys::CUdeviceptr};
 
-use super::{Device, memory::Buffer, task::PROBLEMS};
+use zerocopy::IntoBytes;
+
+use super::{device::Device, fault::refuse, memory::Buffer};
 use crate::{Error, Result};
+
+/// The bits of the status word, with what they say.
+const PROBLEMS: [(u32, &str); 9] = [
+    (1, "bits that are no code"),
+    (2, "a thread that does not end where the next one starts"),
+    (4, "a thread block with another number of codes than its output offsets say"),
+    (8, "output offsets that do not hold the elements asked for"),
+    (16, "a lane whose codes have not as many bits as its tile's record says"),
+    (32, "a tile whose lanes have not the bits between its offset and the next one"),
+    (64, "a pair of one weight with two exponents"),
+    (128, "a tile of the fast layout whose exceptions do not exist"),
+    (256, "an index or an offset of a row that does not exist"),
+];
 
 /// A word of device memory in which decoding sets bits where a stream contradicts itself: 0 is
 /// success.
@@ -38,8 +53,8 @@ impl Status {
     /// # Errors
     /// [`Error::Gpu`] if something on the GPU failed.
     pub fn read(&self, stream: &CudaStream) -> Result<u32> {
-        let mut word = [0];
-        self.word.read(stream, &mut word)?;
+        let mut word = [0_u32];
+        self.word.read_at(0, stream, word.as_mut_bytes())?;
         Ok(word[0])
     }
 
@@ -61,6 +76,17 @@ impl Status {
     pub fn clear(&self, stream: &CudaStream) -> Result<()> {
         self.word.clear(stream)
     }
+}
+
+/// That a stream and a status word are of a device.
+pub(super) fn check_contexts(device: &Device, stream: &CudaStream, status: &Status) -> Result<()> {
+    let context = device.context().cu_ctx();
+    if stream.context().cu_ctx() == context && status.context().cu_ctx() == context {
+        return Ok(());
+    }
+    let problem =
+        "the stream or the status belongs to another device or context than what is decoded";
+    refuse(problem, "make it with the context of the same device")
 }
 
 fn describe(word: u32) -> String {

@@ -1,62 +1,78 @@
-//! Tensors as a GPU needs them: where their arrays lie in sections, wherever those lie.
-
-mod gap;
-mod tile;
+//! Tensors as a GPU needs them: where their arrays lie, and the tasks that decode parts of them.
 
 use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
 
-pub(super) use gap::StoredGap;
-pub(super) use tile::StoredTile;
-
 use super::{
-    coding::KernelEncoding,
-    linear::FastArrays,
+    linear::fast::FastArrays,
     needs::{ArrayId, SectionId, TensorId},
-    task::Task,
+    task::{DecodeTask, GapTask, KernelEncoding, TILE_KERNEL, TileAddresses, TileSource, TileTask},
 };
 use crate::{
-    Encoding, Model, Result, Tensor,
-    encoding::stored::ReadArrays as _,
+    Encoding, Error, Model, Result, Tensor,
+    constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD},
+    encoding::{
+        gap::{GapSizes, stored as gap},
+        stored::ReadArrays as _,
+        tile::{self, Codebook, Sizes, stored as tile_arrays},
+    },
     format::Coded,
+    huffman,
     open::{Rect, Shard},
 };
 
 /// The widest rows of which columns are copied at once, in bytes: the driver bears no longer pitch.
 const MOST_PITCH: u64 = i32::MAX as u64;
 
-/// Device addresses of arrays, and of decode tables, on one GPU.
-pub(super) trait Addresses {
-    /// The device address of the array at this place.
-    fn array(&self, place: ArrayPlace) -> CUdeviceptr;
-    /// The device address of a coded tensor's decode table.
-    fn table(&self, tensor: TensorId) -> CUdeviceptr;
-    /// The arrays of a tensor that lies in the fast layout there.
-    fn fast(&self, _: TensorId) -> Option<&Arc<FastArrays>> {
-        None
+/// Where sections, arrays and decode tables lie on one GPU, as device addresses.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    /// In device memory, or on the host, read in place.
+    pub(super) sections: HashMap<SectionId, CUdeviceptr>,
+    /// Arrays whose sections are not there: their indices in their shards, and addresses.
+    pub(super) arrays: HashMap<ArrayPlace, (usize, CUdeviceptr)>,
+    pub(super) tables: HashMap<TensorId, CUdeviceptr>,
+    /// Matrices in the fast layout, of which nothing else is there.
+    pub(super) fast: HashMap<TensorId, Arc<FastArrays>>,
+}
+
+/// The same, with a streamed block in a slot, if there is one.
+pub(super) struct Addresses<'h> {
+    pub(super) held: &'h Held,
+    /// Sections that lie in the slot.
+    pub(super) slot: HashMap<SectionId, CUdeviceptr>,
+}
+
+impl Addresses<'_> {
+    pub(super) fn array(&self, place: ArrayPlace) -> CUdeviceptr {
+        if let Some(section) = self.slot.get(&place.section) {
+            return section + place.offset;
+        }
+        let alone = self.held.arrays.get(&place).map(|&(_, address)| address);
+        alone.unwrap_or_else(|| self.held.sections[&place.section] + place.offset)
     }
 }
 
 /// Where an array lies in its container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ArrayPlace {
-    pub(super) section: SectionId,
+    section: SectionId,
     /// From the section's start.
-    pub(super) offset: u64,
+    offset: u64,
 }
 
 impl ArrayPlace {
-    /// Of a tensor's array, counted from its first one.
-    fn of(tensor: &Tensor<'_>, shard: usize, array: usize) -> Self {
-        Self::of_array(tensor.shard(), (shard, tensor.record().array_range().start + array))
-    }
-
     /// Of an array of this shard.
-    pub(super) fn of_array(shard: &Shard, (number, array): ArrayId) -> Self {
+    pub(super) fn of(shard: &Shard, (number, array): ArrayId) -> Self {
         let record = &shard.directory().arrays[array];
         Self { section: (number, record.section.get() as usize), offset: record.offset.get() }
+    }
+
+    /// The index of its shard.
+    pub(super) fn shard(&self) -> usize {
+        self.section.0
     }
 }
 
@@ -68,44 +84,41 @@ pub(super) enum Stored {
     /// The bytes themselves.
     Raw(ArrayPlace),
     /// The arrays of an encoding with kernels.
-    Coded(Box<dyn CodedTensor>),
+    Coded(CodedTensor),
 }
 
 /// A tensor that a kernel decodes.
-pub(super) trait CodedTensor: std::fmt::Debug + Send + Sync {
-    fn coding(&self) -> KernelEncoding;
-
+#[derive(Debug)]
+pub(super) struct CodedTensor {
+    pub(super) id: TensorId,
     /// Which of the decode kernels.
-    fn kernel(&self) -> usize;
-
+    pub(super) kernel: usize,
     /// What its decode table is made of.
-    fn codebook(&self) -> &[u8];
+    pub(super) codebook: Box<[u8]>,
+    arrays: CodedArrays,
+}
 
-    /// Shared memory that each warp of its kernel needs for it, in bytes, besides what it always
-    /// takes.
-    fn staged_bytes(&self) -> u32 {
-        0
-    }
+#[derive(Debug)]
+enum CodedArrays {
+    Gap {
+        sizes: GapSizes,
+        /// Gaps, output offsets, bitstream, plane.
+        places: [ArrayPlace; 4],
+        /// On the host, to find the thread blocks of a range.
+        output_offsets: Box<[u8]>,
+    },
+    Tile(StoredTile),
+}
 
-    /// Whether one task decodes this rectangle of its bytes; any does that lies in one piece.
-    fn takes(&self, rect: &Rect) -> bool {
-        rect.is_run()
-    }
-
-    /// Itself, if it is in tiles.
-    fn as_tile(&self) -> Option<&StoredTile> {
-        None
-    }
-
-    /// The task that decodes a rectangle that it [takes](Self::takes) to `output`, after others of
-    /// this many units, and its own units.
-    fn task(
-        &self,
-        rect: &Rect,
-        output: u64,
-        first_unit: u64,
-        addresses: &dyn Addresses,
-    ) -> Result<(Task, u64)>;
+/// A tensor in tiles.
+#[derive(Debug)]
+pub(super) struct StoredTile {
+    id: TensorId,
+    pub(super) sizes: Sizes,
+    /// Records, bitstream, plane.
+    places: [ArrayPlace; 3],
+    /// What its largest tile takes of the bitstream.
+    pub(super) staged_bytes: u32,
 }
 
 /// Tensors that are no aliases.
@@ -133,39 +146,245 @@ impl Stored {
         let tensor = model.tensor_at(id);
         Ok(match tensor.coded()? {
             Some(Coded::Gap(sizes)) => {
-                Self::Coded(Box::new(StoredGap::read(&tensor, id, sizes, validate)?))
+                Self::Coded(CodedTensor::read_gap(&tensor, id, sizes, validate)?)
             }
             Some(Coded::Tile(sizes)) => {
-                Self::Coded(Box::new(StoredTile::read(&tensor, id, sizes, validate)?))
+                Self::Coded(CodedTensor::read_tile(&tensor, id, sizes, validate)?)
             }
             None if tensor.byte_length()? == 0 => Self::Empty,
-            None => Self::Raw(ArrayPlace::of(&tensor, id.0, 0)),
+            None => Self::Raw(place(&tensor, id, 0)),
         })
-    }
-
-    #[cfg(test)]
-    pub(super) fn raw_at(section: usize, offset: u64) -> Self {
-        Self::Raw(ArrayPlace { section: (0, section), offset })
     }
 
     /// Whether a rectangle of its bytes is decoded at once; any is that lies in one piece.
     pub(super) fn takes(&self, rect: &Rect) -> bool {
         match self {
-            Self::Coded(coded) => coded.takes(rect),
+            Self::Coded(coded) => {
+                let tile = coded.as_tile();
+                rect.is_run() || tile.is_some_and(|tile| tile.has_rows_of(rect.width))
+            }
             Self::Raw(_) | Self::Empty => rect.is_run() || rect.width <= MOST_PITCH,
         }
     }
 
     /// For a kernel, if it is coded.
-    pub(super) fn coded(&self) -> Option<&dyn CodedTensor> {
-        match self {
-            Self::Coded(coded) => Some(&**coded),
-            _ => None,
-        }
+    pub(super) fn coded(&self) -> Option<&CodedTensor> {
+        if let Self::Coded(coded) = self { Some(coded) } else { None }
     }
+}
+
+/// Where a tensor's array lies, counted from its first one.
+fn place(tensor: &Tensor<'_>, (shard, _): TensorId, array: usize) -> ArrayPlace {
+    ArrayPlace::of(tensor.shard(), (shard, tensor.record().array_range().start + array))
 }
 
 /// An array of this many bytes.
 fn whole_array<'m>(tensor: &Tensor<'m>, array: usize, bytes: u64) -> Result<Cow<'m, [u8]>> {
     tensor.arrays().read(array, 0..bytes).map_err(|error| tensor.locate(error))
+}
+
+impl CodedTensor {
+    fn read_gap(
+        tensor: &Tensor<'_>,
+        id: TensorId,
+        sizes: GapSizes,
+        validate: bool,
+    ) -> Result<Self> {
+        let codebook = whole_array(tensor, gap::CODEBOOK, sizes.codebook_bytes())?;
+        let output_offsets =
+            whole_array(tensor, gap::OUTPUT_OFFSETS, sizes.output_offsets_bytes())?;
+        if validate {
+            let checked = huffman::read_codebook(&codebook)
+                .and_then(|_| sizes.check_output_offsets(&output_offsets));
+            checked.map_err(|error| tensor.locate(error))?;
+        }
+        let places = [gap::GAPS, gap::OUTPUT_OFFSETS, gap::BITSTREAM, gap::PLANE]
+            .map(|array| place(tensor, id, array));
+        let code_lengths = codebook[..CODE_LENGTHS_BYTES].into();
+        Ok(Self::gap(id, sizes, code_lengths, places, output_offsets.into_owned().into()))
+    }
+
+    fn gap(
+        id: TensorId,
+        sizes: GapSizes,
+        code_lengths: Box<[u8]>,
+        places: [ArrayPlace; 4],
+        output_offsets: Box<[u8]>,
+    ) -> Self {
+        let bytes = sizes.geometry().bytes_per_thread();
+        let kernel = GAP_BYTES_PER_THREAD.iter().position(|&known| known == bytes);
+        let kernel = kernel.expect("geometries are checked");
+        let arrays = CodedArrays::Gap { sizes, places, output_offsets };
+        Self { id, kernel, codebook: code_lengths, arrays }
+    }
+
+    fn read_tile(tensor: &Tensor<'_>, id: TensorId, sizes: Sizes, validate: bool) -> Result<Self> {
+        let codebook = whole_array(tensor, tile_arrays::CODEBOOK, sizes.codebook_bytes())?;
+        // Not kept: the tiles of a range follow from its numbers.
+        let records = tensor.arrays().read(tile_arrays::RECORDS, 0..sizes.records_bytes())?;
+        if validate {
+            let checked =
+                Codebook::from_bytes(&codebook).and_then(|_| tile::check_offsets(&sizes, &records));
+            checked.map_err(|error| tensor.locate(error))?;
+        }
+        let places = [tile_arrays::RECORDS, tile_arrays::BITSTREAM, tile_arrays::PLANE]
+            .map(|array| place(tensor, id, array));
+        Ok(Self::tile(id, sizes, codebook.into_owned().into(), &records, places))
+    }
+
+    fn tile(
+        id: TensorId,
+        sizes: Sizes,
+        codebook: Box<[u8]>,
+        records: &[u8],
+        places: [ArrayPlace; 3],
+    ) -> Self {
+        let staged_bytes = tile::staged_bytes(records) as u32;
+        let arrays = CodedArrays::Tile(StoredTile { id, sizes, places, staged_bytes });
+        Self { id, kernel: TILE_KERNEL, codebook, arrays }
+    }
+
+    pub(super) fn encoding(&self) -> KernelEncoding {
+        match self.arrays {
+            CodedArrays::Gap { .. } => KernelEncoding::Gap,
+            CodedArrays::Tile(_) => KernelEncoding::Tile,
+        }
+    }
+
+    /// Its arrays, if it is in tiles.
+    pub(super) fn as_tile(&self) -> Option<&StoredTile> {
+        if let CodedArrays::Tile(tile) = &self.arrays { Some(tile) } else { None }
+    }
+
+    /// Shared memory that each warp of its kernel needs for it, in bytes, besides what it always
+    /// takes.
+    pub(super) fn staged_bytes(&self) -> u32 {
+        self.as_tile().map_or(0, |tile| tile.staged_bytes)
+    }
+
+    /// The task that decodes a rectangle that it [takes](Stored::takes) to `output`, after others
+    /// of this many units, and its own units.
+    pub(super) fn task(
+        &self,
+        rect: &Rect,
+        output: u64,
+        first_unit: u64,
+        addresses: &Addresses<'_>,
+    ) -> Result<(DecodeTask, u64)> {
+        let (sizes, places, output_offsets) = match &self.arrays {
+            CodedArrays::Gap { sizes, places, output_offsets } => (sizes, places, output_offsets),
+            CodedArrays::Tile(tile) => return tile.task(rect, output, first_unit, addresses),
+        };
+        let elements = rect.elements();
+        let thread_blocks = sizes.thread_blocks_of(output_offsets, &elements)?;
+        let what = "thread blocks of a tensor on the GPU";
+        Error::check_limit(what, thread_blocks.end, u32::MAX.into())?;
+        let units = thread_blocks.end - thread_blocks.start;
+        let [gaps, output_offsets, bitstream, plane] = places.map(|place| addresses.array(place));
+        let task = GapTask {
+            gaps,
+            output_offsets,
+            bitstream,
+            plane,
+            table: addresses.held.tables[&self.id],
+            output,
+            elements: sizes.elements(),
+            bit_count: sizes.bit_count(),
+            element_begin: elements.start,
+            element_end: elements.end,
+            first_thread_block: thread_blocks.start,
+            thread_blocks: units,
+            first_unit,
+            threads_per_block: sizes.geometry().threads_per_block(),
+            ..GapTask::default()
+        };
+        Ok((task.into(), units))
+    }
+}
+
+impl StoredTile {
+    pub(super) fn arrays(&self, addresses: &Addresses<'_>) -> TileAddresses {
+        let [records, bitstream, plane] = self.places.map(|place| addresses.array(place));
+        TileAddresses {
+            records,
+            bitstream,
+            bitstream_bytes: self.sizes.bitstream_bytes(),
+            plane,
+            table: addresses.held.tables[&self.id],
+            staged_bytes: self.staged_bytes,
+        }
+    }
+
+    fn task(
+        &self,
+        rect: &Rect,
+        output: u64,
+        first_unit: u64,
+        addresses: &Addresses<'_>,
+    ) -> Result<(DecodeTask, u64)> {
+        let (geometry, elements) = (self.sizes.geometry(), rect.elements());
+        // As wide as the kernel shall take the matrix for, and which columns are wanted.
+        let (columns, wanted) =
+            if self.has_rows_of(rect.width) && !(self.is_vector() && rect.is_run()) {
+                (rect.width / 2, rect.columns.start / 2..rect.columns.end / 2)
+            } else {
+                (geometry.columns(), 0..geometry.columns())
+            };
+        self.sizes.strips_of(&elements)?;
+        let source = TileSource {
+            arrays: self.arrays(addresses),
+            rows: geometry.elements() / columns,
+            columns,
+            tiles_across: if self.is_vector() { 0 } else { geometry.strip_tiles() },
+        };
+        let task = TileTask::new(&source, &elements, &wanted, output, first_unit);
+        let units = u64::from(task.tiles);
+        let what = "tiles of one launch on the GPU";
+        Error::check_limit(what, first_unit + units, u32::MAX.into())?;
+        Ok((task.into(), units))
+    }
+
+    fn is_vector(&self) -> bool {
+        self.sizes.geometry().tile_rows() == 1
+    }
+
+    /// Whether columns of rows of this many bytes can be decoded: those of its matrix, or any of a
+    /// vector whose indices the kernel can divide.
+    fn has_rows_of(&self, width: u64) -> bool {
+        if self.is_vector() {
+            u32::try_from(self.sizes.elements()).is_ok()
+        } else {
+            width == 2 * self.sizes.geometry().columns()
+        }
+    }
+}
+
+/// Tensors of one block, whose arrays lie in as many sections, 256 bytes from their starts.
+#[cfg(test)]
+pub(super) mod samples {
+    use super::{ArrayPlace, CodedTensor, Stored};
+    use crate::encoding::{gap, tile};
+
+    fn place(section: usize) -> ArrayPlace {
+        ArrayPlace { section: (0, section), offset: 256 }
+    }
+
+    pub(in crate::gpu) fn raw_at(section: usize, offset: u64) -> Stored {
+        Stored::Raw(ArrayPlace { section: (0, section), offset })
+    }
+
+    pub(in crate::gpu) fn gap(weights: &[u8], bytes_per_thread: u32) -> Stored {
+        let geometry = gap::Geometry::new(bytes_per_thread, 64).unwrap();
+        let tensor = gap::encode_tensor(weights, geometry, 1000).unwrap();
+        let (places, offsets) = ([0, 1, 2, 3].map(place), tensor.output_offsets.into());
+        Stored::Coded(CodedTensor::gap((0, 0), tensor.sizes, Box::default(), places, offsets))
+    }
+
+    /// One row of tiles.
+    pub(in crate::gpu) fn tile(weights: &[u8]) -> Stored {
+        let geometry = tile::Geometry::vector(weights.len() as u64 / 2).unwrap();
+        let tensor = tile::encode_tensor(weights, geometry).unwrap();
+        let (codebook, places) = (tensor.codebook.into(), [0, 1, 2].map(place));
+        Stored::Coded(CodedTensor::tile((0, 1), tensor.sizes, codebook, &tensor.records, places))
+    }
 }

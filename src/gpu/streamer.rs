@@ -1,20 +1,24 @@
 //! Streamed blocks: copied from pinned host memory into slots on the GPU, ahead of their use,
-//! without a wait of the host.
+//! without a wait of the host. What is copied where is decided without a GPU.
 #![expect(unsafe_code, reason = "copies to the device, each with its proof")]
 
-use std::sync::{Arc, Mutex};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
 
 use cudarc::driver::{CudaEvent, CudaStream, result, sys::CUdeviceptr};
 
 use super::{
-    Device, distribution::SLOTS, fault::OrFault, host_section::HostSection, memory::Buffer,
-    schedule::Schedule,
+    device::Device, distribution::SLOTS, fault::OrFault, memory::Buffer, needs::SectionId,
+    pinned::HostSection,
 };
-use crate::{Result, parallel};
+use crate::{Error, Result, constants::SECTION_ALIGNMENT, parallel};
 
 /// A section on its way into a slot.
 #[derive(Debug)]
 pub(super) struct Transfer {
+    pub(super) id: SectionId,
     pub(super) section: Arc<HostSection>,
     /// Where it goes, in bytes from the slot's start.
     pub(super) to: u64,
@@ -45,12 +49,12 @@ impl Streamer {
     pub(super) fn new(device: &Device, blocks: Vec<Vec<Transfer>>) -> Result<Self> {
         let end = |transfer: &Transfer| transfer.to + transfer.section.bytes().len() as u64;
         let largest = blocks.iter().flatten().map(end).max().unwrap_or(0);
-        let slot_bytes = largest.next_multiple_of(crate::constants::SECTION_ALIGNMENT);
+        let slot_bytes = largest.next_multiple_of(SECTION_ALIGNMENT);
         let slots = device.allocate(
             slot_bytes * SLOTS.min(blocks.len()) as u64,
             "the slots of streamed blocks",
         )?;
-        let events = || Ok::<_, crate::Error>([device.new_event()?, device.new_event()?]);
+        let events = || Ok::<_, Error>([device.new_event()?, device.new_event()?]);
         let state =
             State { schedule: Schedule::new(blocks.len()), filled: events()?, used: events()? };
         let copies = device.new_stream()?;
@@ -61,8 +65,20 @@ impl Streamer {
         self.slots.bytes()
     }
 
+    /// For each slot, where the sections of a block lie when that is in it.
+    pub(super) fn in_slots(
+        &self,
+        block: usize,
+    ) -> impl Iterator<Item = HashMap<SectionId, CUdeviceptr>> {
+        let sections = move |slot| {
+            let place = |transfer: &Transfer| (transfer.id, self.slot(slot) + transfer.to);
+            self.blocks[block].iter().map(place).collect()
+        };
+        (0..SLOTS.min(self.blocks.len())).map(sections)
+    }
+
     /// The device address of a slot.
-    pub(super) fn slot(&self, slot: usize) -> CUdeviceptr {
+    fn slot(&self, slot: usize) -> CUdeviceptr {
         self.slots.pointer() + slot as u64 * self.slot_bytes
     }
 
@@ -120,5 +136,107 @@ impl Streamer {
             copied.or_fault(action)?;
         }
         state.filled[slot].record(&self.copies).or_fault(action)
+    }
+}
+
+/// What the slots hold, or will hold when the copies that were started are done. Blocks are
+/// numbered in the order in which they are used, which starts anew after the last one.
+#[derive(Clone, Debug)]
+struct Schedule {
+    blocks: usize,
+    holds: [Option<usize>; SLOTS],
+    /// The slot that was decoded from last.
+    last: usize,
+}
+
+/// What one use of a block takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SlotStep {
+    /// The slot to decode from.
+    slot: usize,
+    /// Whether the block must be copied into it first.
+    fill: bool,
+    /// A slot to copy another block into, after what still reads it, and that block.
+    ahead: Option<(usize, usize)>,
+}
+
+impl Schedule {
+    /// For as many blocks, with empty slots.
+    fn new(blocks: usize) -> Self {
+        Self { blocks, holds: [None; SLOTS], last: SLOTS - 1 }
+    }
+
+    /// Plans the use of a block.
+    fn take(&mut self, block: usize) -> SlotStep {
+        let held = self.holds.iter().position(|&held| held == Some(block));
+        // The block before may still be read from its slot; the one before that is done soonest.
+        let slot = held.unwrap_or((self.last + 1) % SLOTS);
+        self.holds[slot] = Some(block);
+        self.last = slot;
+        let next = (block + 1) % self.blocks;
+        let ahead = (!self.holds.contains(&Some(next))).then(|| {
+            let other = (slot + 1) % SLOTS;
+            self.holds[other] = Some(next);
+            (other, next)
+        });
+        SlotStep { slot, fill: held.is_none(), ahead }
+    }
+
+    /// Forgets all content, after a failure.
+    fn forget(&mut self) {
+        self.holds = [None; SLOTS];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{SLOTS, Schedule, SlotStep};
+
+    #[test]
+    fn blocks_in_order_are_copied_once_each_and_ahead() {
+        let mut schedule = Schedule::new(3);
+        assert_eq!(schedule.take(0), SlotStep { slot: 0, fill: true, ahead: Some((1, 1)) });
+        assert_eq!(schedule.take(1), SlotStep { slot: 1, fill: false, ahead: Some((0, 2)) });
+        assert_eq!(schedule.take(2), SlotStep { slot: 0, fill: false, ahead: Some((1, 0)) });
+        assert_eq!(schedule.take(0), SlotStep { slot: 1, fill: false, ahead: Some((0, 1)) });
+    }
+
+    #[test]
+    fn few_blocks_stay_where_they_are() {
+        let mut one = Schedule::new(1);
+        assert_eq!(one.take(0), SlotStep { slot: 0, fill: true, ahead: None });
+        assert_eq!(one.take(0), SlotStep { slot: 0, fill: false, ahead: None });
+        let mut two = Schedule::new(2);
+        assert_eq!(two.take(0).ahead, Some((1, 1)));
+        (0..6).for_each(|block| {
+            assert!(matches!(two.take(block % 2), SlotStep { fill: false, ahead: None, .. }));
+        });
+    }
+
+    proptest! {
+        /// Whatever the order of use: a block is decoded from the slot that was last filled with
+        /// it, and what is copied ahead goes into another slot than the one in use.
+        #[test]
+        fn any_order_reads_what_was_copied(
+            count in 1usize..6,
+            uses in prop::collection::vec(0usize..6, 1..200),
+        ) {
+            let mut schedule = Schedule::new(count);
+            let mut content = [None; SLOTS];
+            for block in uses.into_iter().map(|block| block % count) {
+                let step = schedule.take(block);
+                if step.fill {
+                    content[step.slot] = Some(block);
+                }
+                prop_assert_eq!(content[step.slot], Some(block));
+                if let Some((slot, next)) = step.ahead {
+                    prop_assert!(slot != step.slot && next == (block + 1) % count);
+                    content[slot] = Some(next);
+                }
+                prop_assert!(count == 1 || content.contains(&Some((block + 1) % count)));
+            }
+        }
     }
 }

@@ -1,23 +1,63 @@
-//! What the host hands to the kernels: the mirror of `kernels/task.cuh` and of each encoding's own.
-//! Sizes are compared with the kernels' when they are loaded.
+//! What the host hands to the kernels that decode: the mirror of `kernels/common.cuh` and of each
+//! encoding's own. Sizes are compared with the kernels' when they are loaded.
 
 use std::ops::Range;
 
 use cudarc::driver::{DeviceRepr, sys::CUdeviceptr};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, transmute};
 
+use super::linear::task::{STRIP_ROWS, TILE_COLUMNS};
+use crate::{Encoding, constants::GAP_BYTES_PER_THREAD};
+
+/// Weights of a tile.
+const TILE_ELEMENTS: u64 = STRIP_ROWS * TILE_COLUMNS;
+
+/// An encoding with kernels of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum KernelEncoding {
+    Gap,
+    Tile,
+}
+
+/// All of them.
+pub(super) const ENCODINGS: [KernelEncoding; 2] = [KernelEncoding::Gap, KernelEncoding::Tile];
+
+/// Decode kernels: those of `gap`, one for each number of bytes a thread, then that of `tile`.
+pub(super) const KERNELS: usize = TILE_KERNEL + 1;
+/// The number of the decode kernel of `tile`.
+pub(super) const TILE_KERNEL: usize = GAP_BYTES_PER_THREAD.len();
+
+impl KernelEncoding {
+    /// `None` for tensors that no kernel decodes.
+    pub(super) fn of(encoding: Encoding) -> Option<Self> {
+        match encoding {
+            Encoding::Gap => Some(Self::Gap),
+            Encoding::Tile => Some(Self::Tile),
+            _ => None,
+        }
+    }
+
+    /// Bytes of a decode table, a multiple of 16.
+    pub(super) const fn table_bytes(self) -> u64 {
+        match self {
+            Self::Gap => 16_880,
+            Self::Tile => 16_384,
+        }
+    }
+}
+
 /// A task of any encoding, as it lies in device memory.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-pub(super) struct Task([u64; 16]);
+pub(super) struct DecodeTask([u64; 16]);
 
-impl From<GapTask> for Task {
+impl From<GapTask> for DecodeTask {
     fn from(task: GapTask) -> Self {
         transmute!(task)
     }
 }
 
-impl From<TileTask> for Task {
+impl From<TileTask> for DecodeTask {
     fn from(task: TileTask) -> Self {
         transmute!(task)
     }
@@ -74,53 +114,56 @@ pub(super) struct TileTask {
     pub(super) tiles_across: u32,
 }
 
-/// Device addresses of the arrays of a tensor in tiles, and of its decode table.
+/// Where the arrays of a tensor in tiles lie: device addresses.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TileArrays {
-    pub(super) records: CUdeviceptr,
-    pub(super) bitstream: CUdeviceptr,
-    pub(super) plane: CUdeviceptr,
-    pub(super) table: CUdeviceptr,
+pub struct TileAddresses {
+    /// Of the records, a multiple of 16.
+    pub records: CUdeviceptr,
+    /// Of the bitstream, a multiple of 16.
+    pub bitstream: CUdeviceptr,
+    /// Its bytes, a multiple of 16.
+    pub bitstream_bytes: u64,
+    /// Of the plane, a multiple of 16.
+    pub plane: CUdeviceptr,
+    /// Of the decode table that [`Device::build_tables`](super::Device::build_tables) made, a
+    /// multiple of 16.
+    pub table: CUdeviceptr,
+    /// The most bytes of the bitstream that a tile takes
+    /// ([`Arrays::staged_bytes`](crate::encoding::tile::Arrays::staged_bytes)). With less, decoding
+    /// is not right, and sets the status.
+    pub staged_bytes: u32,
 }
 
 /// What a task decodes from: the arrays, and the matrix for which the kernel shall take them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TileSource {
-    pub(super) arrays: TileArrays,
-    pub(super) bits_bytes: u64,
+    pub(super) arrays: TileAddresses,
     pub(super) rows: u64,
     pub(super) columns: u64,
     /// Tiles of the tensor in a row of tiles; 0 where tiles have one row.
     pub(super) tiles_across: u64,
 }
 
-/// Tiles, by the rows and columns of them.
-#[derive(Clone, Debug)]
-pub(super) struct Tiles {
-    pub(super) rows: Range<u64>,
-    pub(super) columns: Range<u64>,
-}
-
-impl Tiles {
-    pub(super) fn count(&self) -> u64 {
-        (self.rows.end - self.rows.start) * (self.columns.end - self.columns.start)
-    }
-}
-
 impl TileTask {
-    /// Decodes those of these elements that are in these columns, which lie in the tiles, to
-    /// `output` of the launch's, dense. All tasks before have this many tiles.
+    /// Decodes those of these elements that are in these columns to `output` of the launch's,
+    /// dense. All tasks before have this many tiles.
     pub(super) fn new(
         source: &TileSource,
         elements: &Range<u64>,
         wanted: &Range<u64>,
-        tiles: &Tiles,
         output: u64,
         first_unit: u64,
     ) -> Self {
-        let TileSource { arrays, bits_bytes, rows, columns, tiles_across } = *source;
+        let TileSource { arrays, rows, columns, tiles_across } = *source;
+        let cut = |range: &Range<u64>, each| range.start / each..range.end.div_ceil(each);
+        let (down, across) = if tiles_across == 0 {
+            (0..1, cut(elements, TILE_ELEMENTS))
+        } else {
+            (cut(elements, STRIP_ROWS * columns), cut(wanted, TILE_COLUMNS))
+        };
         let pitch = wanted.end - wanted.start;
         let place = elements.start / columns * pitch + elements.start % columns;
+        let width = across.end - across.start;
         // No truncation: a tensor has fewer than 2^32 tiles, and so has a launch.
         Self {
             bits: arrays.bitstream,
@@ -128,7 +171,7 @@ impl TileTask {
             plane: arrays.plane,
             table: arrays.table,
             output: output.wrapping_sub(2 * place),
-            bits_bytes,
+            bits_bytes: arrays.bitstream_bytes,
             rows,
             columns,
             element_begin: elements.start,
@@ -137,10 +180,10 @@ impl TileTask {
             column_end: wanted.end,
             pitch,
             first_unit: first_unit as u32,
-            tiles: tiles.count() as u32,
-            first_row: tiles.rows.start as u32,
-            first_column: tiles.columns.start as u32,
-            across: (tiles.columns.end - tiles.columns.start) as u32,
+            tiles: ((down.end - down.start) * width) as u32,
+            first_row: down.start as u32,
+            first_column: across.start as u32,
+            across: width as u32,
             tiles_across: tiles_across as u32,
         }
     }
@@ -168,24 +211,14 @@ impl FewTasks {
 #[expect(unsafe_code, reason = "arguments of kernels, by value")]
 unsafe impl DeviceRepr for FewTasks {}
 
-/// Where the codebook of a tensor is and where its decode table goes.
+/// A decode table and the codebook that it is made of, as the kernels take them: device addresses.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
-pub(super) struct TableTask {
-    pub(super) codebook: u64,
-    pub(super) table: u64,
-    pub(super) codebook_bytes: u64,
+pub struct TableAddresses {
+    /// Of the codebook, a multiple of 2.
+    pub codebook: CUdeviceptr,
+    /// Of [`Device::table_bytes`](super::Device::table_bytes), a multiple of 16.
+    pub table: CUdeviceptr,
+    /// Bytes of the codebook.
+    pub codebook_bytes: u64,
 }
-
-/// The bits of the status word, with what they say.
-pub(super) const PROBLEMS: [(u32, &str); 9] = [
-    (1, "bits that are no code"),
-    (2, "a thread that does not end where the next one starts"),
-    (4, "a thread block with another number of codes than its output offsets say"),
-    (8, "output offsets that do not hold the elements asked for"),
-    (16, "a lane whose codes have not as many bits as its tile's record says"),
-    (32, "a tile whose lanes have not the bits between its offset and the next one"),
-    (64, "a pair of one weight with two exponents"),
-    (128, "a tile of the fast layout whose exceptions do not exist"),
-    (256, "an index or an offset of a row that does not exist"),
-];

@@ -1,22 +1,23 @@
-//! Sections on their way to a GPU, where they stay: reader threads fill pinned buffers and start
-//! the copies.
+//! Sections and arrays on their way to a GPU, where they stay: reader threads fill pinned buffers
+//! and start the copies.
 
 use std::{
     num::NonZero,
     ops::Range,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
-    thread,
+    thread::{self, ScopedJoinHandle},
 };
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
+use rayon::prelude::*;
 
-use super::{Device, fault::OrFault, pinned::Pinned};
+use super::{device::Device, fault::OrFault, pinned::Pinned};
 use crate::{
-    Error, Result,
+    Error, Model, Result,
     constants::CHECKSUM_CHUNK_BYTES,
-    open::Shard,
+    open::{Shard, Tiles},
     parallel,
-    progress::{Observer, advance},
+    progress::{Observer, Stage, advance},
 };
 
 /// Bytes that one pinned buffer holds: some checksum chunks. The fastest of 1, 2, 4 and 8 MiB
@@ -41,13 +42,8 @@ pub(super) struct Delivery<'m> {
     pub(super) to: CUdeviceptr,
 }
 
-/// Part of one, and its device address.
-struct UploadPiece<'m> {
-    shard: &'m Shard,
-    from: Origin,
-    range: Range<u64>,
-    to: CUdeviceptr,
-}
+/// Some bytes of one.
+type UploadPiece<'d> = (&'d Delivery<'d>, Range<u64>);
 
 /// A reader for each core, as far as they help.
 pub(super) fn default_readers() -> NonZero<usize> {
@@ -55,32 +51,24 @@ pub(super) fn default_readers() -> NonZero<usize> {
     cores.min(NonZero::new(MAX_READERS).expect("more than none"))
 }
 
-fn pieces<'m>(deliveries: &[Delivery<'m>]) -> Vec<UploadPiece<'m>> {
-    let cut = |delivery: &Delivery<'m>| {
-        let &Delivery { shard, from, to } = delivery;
-        let directory = shard.directory();
-        let length = match from {
+fn pieces<'d>(deliveries: &'d [Delivery<'d>]) -> Vec<UploadPiece<'d>> {
+    let cut = |of: &'d Delivery<'d>| {
+        let directory = of.shard.directory();
+        let length = match of.from {
             Origin::Section(section) => directory.sections[section].length.get(),
             Origin::Array(array) => directory.arrays[array].length.get(),
         };
-        parallel::cut(0..length, PIECE_BYTES, 1).map(move |range| UploadPiece {
-            shard,
-            from,
-            to: to + range.start,
-            range,
-        })
+        parallel::cut(0..length, PIECE_BYTES, 1).map(move |range| (of, range))
     };
     deliveries.iter().flat_map(cut).collect()
 }
 
-impl UploadPiece<'_> {
-    /// Reads it, checking its checksums.
-    fn read(&self, out: &mut [u8]) -> Result<()> {
+impl Delivery<'_> {
+    /// Reads some of its bytes, checking their checksums.
+    fn read(&self, range: &Range<u64>, out: &mut [u8]) -> Result<()> {
         match self.from {
-            Origin::Section(section) => self.shard.read_chunks(section, self.range.clone(), out),
-            Origin::Array(array) => {
-                self.shard.read_array_part(array, &self.range, &self.range, out)
-            }
+            Origin::Section(section) => self.shard.read_chunks(section, range.clone(), out),
+            Origin::Array(array) => self.shard.read_array_part(array, range, range, out),
         }
     }
 }
@@ -105,30 +93,28 @@ pub(super) unsafe fn upload(
     let rings = rings(device, readers)?;
     let stream = device.copies();
     let result = thread::scope(|scope| {
-        let threads: Vec<_> = rings
-            .into_iter()
-            .map(|ring| {
-                let (pieces, next) = (&pieces, &next);
-                scope.spawn(move || {
-                    let result = carry(pieces, next, stop, ring, stream, observer);
-                    if result.is_err() {
-                        stop.store(true, Ordering::Relaxed);
-                    }
-                    result.map(|ring| device.spare_buffers().extend(ring))
-                })
-            })
-            .collect();
-        let results =
-            threads.into_iter().map(|thread| thread.join().expect("a reader does not panic"));
-        first_cause(results)
+        let (pieces, next) = (&pieces, &next);
+        let reader = move |ring| {
+            let result = carry(pieces, next, stop, ring, stream, observer);
+            if result.is_err() {
+                stop.store(true, Ordering::Relaxed);
+            }
+            result.map(|ring| device.spare_buffers().extend(ring))
+        };
+        join_all(rings.into_iter().map(|ring| scope.spawn(move || reader(ring))).collect())
     });
     // Also after a failure: nothing may be on its way to memory that is freed.
     stream.synchronize().or_fault("copying to the GPU")?;
     result
 }
 
-/// The first failure that is not merely the consequence of another one.
-pub(super) fn first_cause(results: impl Iterator<Item = Result<()>>) -> Result<()> {
+/// Waits for threads; their first failure that is not merely the consequence of another one.
+pub(super) fn join_all(threads: Vec<ScopedJoinHandle<'_, Result<()>>>) -> Result<()> {
+    let join = |thread: ScopedJoinHandle<'_, Result<()>>| thread.join().expect("it does not panic");
+    first_cause(threads.into_iter().map(join))
+}
+
+fn first_cause(results: impl Iterator<Item = Result<()>>) -> Result<()> {
     let mut first = Ok(());
     for result in results.collect::<Vec<_>>() {
         if matches!(first, Ok(()) | Err(Error::Cancelled)) && result.is_err() {
@@ -165,22 +151,69 @@ fn carry(
     observer: &dyn Observer,
 ) -> Result<Ring> {
     let mut at = 0;
-    while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+    while let Some((of, range)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
         if stop.load(Ordering::Relaxed) {
             return Err(Error::Cancelled);
         }
         let buffer = &mut ring[at];
         at = (at + 1) % BUFFERS;
-        let count = (piece.range.end - piece.range.start) as usize;
-        piece.read(&mut buffer.bytes()?[..count])?;
-        // SAFETY: `to` lies in the memory that the caller of `upload` promises, which is not freed
-        // before `upload` returns, and it synchronises the stream first.
+        let count = (range.end - range.start) as usize;
+        of.read(range, &mut buffer.bytes()?[..count])?;
+        // SAFETY: the address lies in the memory that the caller of `upload` promises, which is not
+        // freed before `upload` returns, and it synchronises the stream first.
         #[expect(unsafe_code, reason = "a device address")]
-        let copied = unsafe { buffer.copy(count, piece.to, stream) };
+        let copied = unsafe { buffer.copy(count, of.to + range.start, stream) };
         copied?;
         advance(observer, count as u64)?;
     }
     Ok(ring)
+}
+
+impl Model {
+    /// Copies the four arrays of BF16 matrices in tiles of 32 x 256 to device memory of the caller,
+    /// each array to its address, in the order of [`Tiles::array`]. Checksums, codebooks and
+    /// offsets are checked. Done when it returns.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for a tensor that is none or does not exist; [`Error::Corrupt`],
+    /// [`Error::Io`], [`Error::Gpu`], [`Error::Cancelled`].
+    ///
+    /// # Safety
+    /// Each address has device memory for its array
+    /// ([`Tiles::array_lengths`]), which nobody else uses meanwhile.
+    #[expect(unsafe_code, reason = "device addresses")]
+    pub unsafe fn upload_arrays(
+        &self,
+        device: &Device,
+        wanted: &[(&str, [CUdeviceptr; 4])],
+        observer: &dyn Observer,
+    ) -> Result<()> {
+        let find = |&(name, to): &(&str, [CUdeviceptr; 4])| {
+            let tiles = Tiles::of(&self.tensor(name)?)?;
+            tiles.map(|tiles| (tiles, to)).ok_or_else(|| {
+                let problem = format!("there is no BF16 matrix {name:?} in tiles of 32 x 256");
+                Error::parameter(problem, "ask Tiles::of first")
+            })
+        };
+        let found = wanted.iter().map(find).collect::<Result<Vec<_>>>()?;
+        observer.begin(found.iter().flat_map(|(tiles, _)| tiles.array_lengths()).sum());
+        observer.enter(Stage::Load);
+        let mut deliveries = Vec::new();
+        for (tiles, to) in &found {
+            let tensor = tiles.target();
+            let first = tensor.record().array_range().start;
+            deliveries.extend(to.iter().zip(first..).map(|(&to, array)| Delivery {
+                shard: tensor.shard(),
+                from: Origin::Array(array),
+                to,
+            }));
+        }
+        let stop = AtomicBool::new(false);
+        // SAFETY: the caller's promise.
+        unsafe { upload(device, &deliveries, default_readers(), &stop, observer) }?;
+        // Also the chunks of which other arrays have the rest.
+        found.par_iter().try_for_each(|(tiles, _)| tiles.check())
+    }
 }
 
 #[cfg(test)]
@@ -201,19 +234,14 @@ mod tests {
         let shard = &model.shards()[0];
         let count = shard.directory().sections.len();
         let deliveries: Vec<Delivery<'_>> = (0..count)
-            .map(|section| Delivery {
-                shard,
-                from: Origin::Section(section),
-                to: (section as u64) << 40,
-            })
+            .map(|section| Delivery { shard, from: Origin::Section(section), to: 0 })
             .collect();
         let mut ends = vec![0; count];
-        for piece in pieces(&deliveries) {
-            let Origin::Section(section) = piece.from else { unreachable!() };
-            assert_eq!(piece.range.start, ends[section]);
-            assert!(piece.range.start.is_multiple_of(PIECE_BYTES) && !piece.range.is_empty());
-            assert_eq!(piece.to, ((section as u64) << 40) + piece.range.start);
-            ends[section] = piece.range.end;
+        for (of, range) in pieces(&deliveries) {
+            let Origin::Section(section) = of.from else { unreachable!() };
+            assert_eq!(range.start, ends[section]);
+            assert!(range.start.is_multiple_of(PIECE_BYTES) && !range.is_empty());
+            ends[section] = range.end;
         }
         for (end, section) in ends.iter().zip(&shard.directory().sections) {
             assert_eq!(*end, section.length.get());

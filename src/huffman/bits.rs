@@ -31,6 +31,35 @@ pub fn is_zero_from(stream: &[u8], bit: usize) -> bool {
         .is_none_or(|(first, rest)| first >> (bit % 8) == 0 && rest.iter().all(|&byte| byte == 0))
 }
 
+/// The most bits that [`End::push`] appends: those that fit beside the up to 7 of a byte begun.
+pub(crate) const PUSH_BITS: usize = 56;
+
+/// The end of a stream that is being written.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct End {
+    /// The bits written, counted from the start of the buffer.
+    pub(crate) bit: usize,
+    /// The `bit % 8` bits of the byte begun.
+    pub(crate) begun: u64,
+}
+
+impl End {
+    /// Bytes that a buffer needs after its last bit.
+    pub(crate) const SLACK: usize = 8;
+
+    /// Appends up to [`PUSH_BITS`] bits, above which `bits` is zero; `None` if the buffer is full.
+    #[inline]
+    pub(crate) fn push(&mut self, stream: &mut [u8], bits: u64, length: usize) -> Option<()> {
+        let held = self.bit % 8;
+        self.begun |= bits << held;
+        let at = self.bit / 8;
+        stream.get_mut(at..at + 8)?.copy_from_slice(&self.begun.to_le_bytes());
+        self.bit += length;
+        self.begun >>= (held + length) & !7;
+        Some(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,16 +5,13 @@
 //! canonical, so the lengths alone define it; everything else is derived.
 
 pub mod bits;
-mod codes;
+mod code;
 mod histogram;
-mod lengths;
-mod lut;
-pub(crate) mod package_merge;
-mod symbol_table;
+mod tables;
 
-pub(crate) use codes::assign;
-pub use codes::{Code, Codes};
+pub use code::{Code, CodeLengths, Codes};
+pub(crate) use code::{assign, is_complete, package_merge};
 pub use histogram::Histogram;
-pub use lengths::CodeLengths;
-pub use lut::{Luts, codebook, read_codebook, verify_codebook};
-pub use symbol_table::{SYMBOLS_PER_ENTRY, SymbolTable, TABLE_BITS};
+pub use tables::{
+    Luts, SYMBOLS_PER_ENTRY, SymbolTable, TABLE_BITS, codebook, read_codebook, verify_codebook,
+};

@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{OriginalFile, hash};
+use super::original::{OriginalFile, hash};
 use crate::{
     Error, Result,
     io::{FileReader, ReadAt, read_regular},

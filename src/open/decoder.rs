@@ -1,14 +1,18 @@
-//! What decodes tensors into host memory: the seam through which verification gets its bytes.
+//! What decodes tensors into host memory: the seam through which verification gets its bytes, and
+//! the CPU. What is needed for any range of a tensor is found and prepared once.
 
-use std::{fmt::Debug, ops::Range};
+use std::{borrow::Cow, cell::RefCell, fmt::Debug, ops::Range};
 
 use rayon::prelude::*;
 
-use super::{
-    Tensor,
-    reader::{PIECE_BYTES, TensorReader},
+use super::{slice::Rect, tensor::Tensor};
+use crate::{
+    Dtype, Error, Result,
+    encoding::stored::{DecodeArrays, ReadArrays, Scratch},
+    format::Coded,
+    huffman::{self, CodeLengths, Histogram},
+    parallel,
 };
-use crate::{Result, parallel};
 
 /// Decodes tensors into host memory: [`Cpu`], or with the feature `cuda` a GPU (`gpu::GpuDecoder`).
 ///
@@ -72,26 +76,164 @@ pub(super) fn ranges(range: Range<u64>, grain: u64) -> impl Iterator<Item = Rang
     parallel::cut(range, PIECE_BYTES, grain)
 }
 
-/// Cuts a range, and the bytes that it decodes to, into pieces.
-pub(super) fn pieces(
-    range: Range<u64>,
-    grain: u64,
-    out: &mut [u8],
-) -> Vec<(Range<u64>, &mut [u8])> {
-    let ranges: Vec<_> = ranges(range, grain).collect();
-    let parts: Vec<_> =
-        parallel::split(out, ranges.iter().map(|range| range.end - range.start)).collect();
-    ranges.into_iter().zip(parts).collect()
+/// Decoded bytes that one thread makes in one go: large enough to hide the start of a thread block,
+/// small enough for a cache.
+pub(crate) const PIECE_BYTES: u64 = 1 << 20;
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Decodes a range of the tensor's bytes on all threads.
-pub(super) fn read_parallel(
-    tensor: &dyn PreparedTensor,
-    range: Range<u64>,
-    out: &mut [u8],
-) -> Result<()> {
-    let pieces = pieces(range, tensor.grain(), out);
-    pieces.into_par_iter().try_for_each(|(range, out)| tensor.read(range, out))
+/// The arrays of a tensor, or of its target; errors name the tensor itself.
+#[derive(Clone, Copy)]
+pub(crate) struct TensorArrays<'m> {
+    tensor: Tensor<'m>,
+    first_array: usize,
+}
+
+impl<'m> Tensor<'m> {
+    /// Its arrays, or its target's.
+    pub(crate) fn arrays(&self) -> TensorArrays<'m> {
+        TensorArrays { tensor: *self, first_array: self.target().record().array_range().start }
+    }
+}
+
+impl<'m> ReadArrays<'m> for TensorArrays<'m> {
+    fn read(&self, array: usize, range: Range<u64>) -> Result<Cow<'m, [u8]>> {
+        self.tensor.shard().read_array(self.first_array + array, range)
+    }
+
+    fn read_with<'s>(
+        &'s self,
+        array: usize,
+        range: Range<u64>,
+        scratch: &'s mut Vec<u8>,
+    ) -> Result<&'s [u8]> {
+        self.tensor.shard().read_array_with(self.first_array + array, range, scratch)
+    }
+
+    fn locate(&self, error: Error) -> Error {
+        self.tensor.locate(error)
+    }
+}
+
+/// A tensor prepared for decoding; share it between threads.
+pub(crate) struct TensorReader<'m> {
+    arrays: TensorArrays<'m>,
+    length: u64,
+    /// Of a coded tensor; all others are stored as they are.
+    coded: Option<(Coded, Box<dyn DecodeArrays + 'm>)>,
+}
+
+impl<'m> TensorReader<'m> {
+    /// Reads and checks the codebook and the output offsets; some tens of microseconds for a large
+    /// tensor.
+    pub(super) fn new(tensor: &Tensor<'m>) -> Result<Self> {
+        let length = tensor.byte_length()?;
+        tensor.check_known()?;
+        let (target, arrays) = (tensor.target(), tensor.arrays());
+        let coded = match target.coded()? {
+            Some(sizes) => {
+                let decoder = sizes.prepare(&arrays).map_err(|error| target.locate(error))?;
+                Some((sizes, decoder))
+            }
+            None => None,
+        };
+        Ok(Self { arrays, length, coded })
+    }
+
+    /// Rows of this width in bytes that are decoded together, if columns of them can be decoded
+    /// without the others.
+    pub(super) fn grain_rows(&self, width: u64) -> Option<u64> {
+        self.coded.as_ref().map_or(Some(1), |(sizes, _)| sizes.grain_rows(width))
+    }
+
+    /// Decodes some columns of some rows, on this thread.
+    pub(super) fn read_rect(&self, rect: Rect, out: &mut [u8]) -> Result<()> {
+        match &self.coded {
+            Some((sizes, decoder)) if !rect.is_run() || sizes.grain_rows(rect.width).is_some() => {
+                let Rect { rows, columns, width } = rect;
+                let part = (rows, columns.start / 2..columns.end / 2, width / 2);
+                SCRATCH.with_borrow_mut(|scratch| {
+                    decoder.decode_columns(&self.arrays, part, scratch, out)
+                })
+            }
+            _ => {
+                let each = (rect.columns.end - rect.columns.start) as usize;
+                let mut runs = rect.runs().zip(out.chunks_mut(each));
+                runs.try_for_each(|(run, out)| self.read(run, out))
+            }
+        }
+    }
+}
+
+impl PreparedTensor for TensorReader<'_> {
+    fn grain(&self) -> u64 {
+        self.coded.as_ref().map_or(2, |(sizes, _)| sizes.grain())
+    }
+
+    fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+        assert!(
+            range.end <= self.length && range.end - range.start == out.len() as u64,
+            "range of the tensor"
+        );
+        if range.is_empty() {
+            return Ok(());
+        }
+        SCRATCH.with_borrow_mut(|scratch| match &self.coded {
+            None => {
+                out.copy_from_slice(self.arrays.read_with(0, range, &mut scratch.plane)?);
+                Ok(())
+            }
+            Some((_, decoder)) => {
+                decoder.decode(&self.arrays, range.start / 2..range.end / 2, scratch, out)
+            }
+        })
+    }
+
+    fn verify_index(&self, range: Range<u64>) -> Result<()> {
+        match &self.coded {
+            Some((_, decoder)) if !range.is_empty() => SCRATCH.with_borrow_mut(|scratch| {
+                decoder.verify(&self.arrays, range.start / 2..range.end / 2, scratch)
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The code lengths of a tensor's exponents, for the `gap` encoding; other encodings have no code
+/// for single exponents.
+///
+/// # Errors
+/// [`Error::Corrupt`] or [`Error::Io`].
+pub fn code_lengths(tensor: &Tensor<'_>) -> Result<Option<CodeLengths>> {
+    let target = tensor.target();
+    let Some(Coded::Gap(sizes)) = target.coded()? else { return Ok(None) };
+    let codebook = target.arrays().read(0, 0..sizes.codebook_bytes())?;
+    huffman::read_codebook(&codebook).map(Some).map_err(|error| tensor.locate(error))
+}
+
+/// How often each exponent of a BF16 tensor occurs. Decodes the tensor, piece by piece.
+///
+/// # Errors
+/// [`Error::Parameter`] for another dtype; otherwise as [`Tensor::decode`].
+pub fn histogram(tensor: &Tensor<'_>) -> Result<Histogram> {
+    if tensor.dtype().is_some_and(|dtype| dtype != Dtype::BF16) {
+        let problem = format!("tensor {:?} is not BF16, and has no exponents", tensor.name());
+        return Err(Error::parameter(problem, "ask for those of a BF16 tensor"));
+    }
+    let reader = TensorReader::new(tensor)?;
+    ranges(0..tensor.byte_length()?, reader.grain())
+        .par_bridge()
+        .map(|range| {
+            let mut bytes = vec![0; (range.end - range.start) as usize];
+            reader.read(range, &mut bytes)?;
+            Ok(Histogram::of(&bytes))
+        })
+        .try_reduce(Histogram::default, |mut sum, histogram| {
+            sum.merge(&histogram);
+            Ok(sum)
+        })
 }
 
 #[cfg(test)]
@@ -103,16 +245,16 @@ mod tests {
         let length = 5 * PIECE_BYTES + 1234;
         for grain in [2, 96, 300_000, PIECE_BYTES, 3 * PIECE_BYTES, 10 * PIECE_BYTES] {
             for start in [0, 2, 299_998, PIECE_BYTES + 2] {
-                let mut out = vec![0; (length - start) as usize];
                 let mut end = start;
-                for (range, out) in pieces(start..length, grain, &mut out) {
-                    assert_eq!((range.start, range.end - range.start), (end, out.len() as u64));
+                for range in ranges(start..length, grain) {
+                    assert_eq!(range.start, end);
                     assert!(
                         range.end == length || range.end.is_multiple_of(grain),
                         "{range:?} of {grain}"
                     );
-                    assert!(!out.is_empty() && out.len() as u64 <= grain.max(PIECE_BYTES));
                     end = range.end;
+                    let bytes = end - range.start;
+                    assert!(bytes > 0 && bytes <= grain.max(PIECE_BYTES));
                 }
                 assert_eq!(end, length);
             }

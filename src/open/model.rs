@@ -2,12 +2,23 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    ops::Range,
     path::{Path, PathBuf},
 };
 
-use super::{Block, OriginalFile, Shard, Tensor, card::is_card};
+use rayon::prelude::*;
+
+use super::{
+    card::is_card,
+    decoder::{Cpu, Decoder, PreparedTensor, ranges},
+    original::OriginalFile,
+    shard::Shard,
+    tensor::Tensor,
+};
 use crate::{
     Error, Result,
+    constants::{ARRAY_ALIGNMENT, align},
+    parallel,
     paths::{PathTree, is_container},
     source::{Found, LeftOut},
 };
@@ -37,15 +48,15 @@ pub struct Model {
     folder: Option<PathBuf>,
     /// Folders in it, each with a `/` at its end, that hold other models.
     others: Vec<String>,
-    blocks: Vec<BlockEntry>,
+    blocks: Vec<JoinedBlock>,
     block_names: HashMap<String, usize>,
 }
 
 #[derive(Debug)]
-pub(super) struct BlockEntry {
-    pub(super) name: String,
+struct JoinedBlock {
+    name: String,
     /// Shard and tensor index, in the order of shards and names.
-    pub(super) tensors: Vec<(usize, usize)>,
+    tensors: Vec<(usize, usize)>,
 }
 
 impl Model {
@@ -83,11 +94,10 @@ impl Model {
 
     /// Refuses a model of which some shards are not open.
     pub(crate) fn check_complete(&self) -> Result<()> {
-        if self.is_complete() {
-            return Ok(());
-        }
-        let problem = format!("{} of the model's shards are open", self.shards.len());
-        Err(Error::parameter(problem, "open the folder that holds all of them"))
+        Error::unless(self.is_complete(), || {
+            let problem = format!("{} of the model's shards are open", self.shards.len());
+            Error::parameter(problem, "open the folder that holds all of them")
+        })
     }
 
     /// The files in its folder, as by [`walk`](crate::source::walk), without those of other models
@@ -172,12 +182,12 @@ impl Model {
             Error::parameter(problem, "name one that it was compressed from")
         })?;
         // Its length comes first.
-        Ok(file.check_header()?.split_off(size_of::<u64>()))
+        Ok(file.check_header()?.0.split_off(size_of::<u64>()))
     }
 
     /// All blocks, in the order in which the model runs them.
     pub fn blocks(&self) -> impl ExactSizeIterator<Item = Block<'_>> {
-        self.blocks.iter().map(|entry| Block::new(self, entry))
+        self.blocks.iter().map(|entry| Block { model: self, entry })
     }
 
     /// The block with this name. Constant time.
@@ -186,7 +196,7 @@ impl Model {
     /// [`Error::Parameter`] if the model has no such block.
     pub fn block(&self, name: &str) -> Result<Block<'_>> {
         let index = self.block_names.get(name).ok_or_else(|| none_such("block", name))?;
-        Ok(Block::new(self, &self.blocks[*index]))
+        Ok(Block { model: self, entry: &self.blocks[*index] })
     }
 
     /// All tensors, shard by shard, ascending by name in each.
@@ -234,14 +244,11 @@ fn check_shards(shards: &[Shard]) -> Result<()> {
 fn check_names(shards: &[Shard]) -> Result<()> {
     check_tensor_names(shards)?;
     let files = shards.iter().flat_map(Shard::files);
-    match PathTree::new(files.map(|file| file.path())).clash() {
-        None => Ok(()),
-        Some((first, second)) => {
-            let problem =
-                format!("the shards hold files {first:?} and {second:?}, which exclude each other");
-            Err(Error::corrupt("directory", 0, problem).in_file(shards[0].path()))
-        }
-    }
+    let tree = PathTree::new(files.map(|file| file.path()));
+    let Some((first, second)) = tree.clash() else { return Ok(()) };
+    let problem =
+        format!("the shards hold files {first:?} and {second:?}, which exclude each other");
+    Err(Error::corrupt("directory", 0, problem).in_file(shards[0].path()))
 }
 
 /// No two shards have a tensor's name in common; in one shard names are unique already.
@@ -262,8 +269,8 @@ fn check_tensor_names(shards: &[Shard]) -> Result<()> {
     Ok(())
 }
 
-fn join_blocks(shards: &[Shard]) -> (Vec<BlockEntry>, HashMap<String, usize>) {
-    let mut blocks: Vec<BlockEntry> = Vec::new();
+fn join_blocks(shards: &[Shard]) -> (Vec<JoinedBlock>, HashMap<String, usize>) {
+    let mut blocks: Vec<JoinedBlock> = Vec::new();
     let mut names = HashMap::new();
     for (shard_index, shard) in shards.iter().enumerate() {
         let directory = shard.directory();
@@ -273,7 +280,7 @@ fn join_blocks(shards: &[Shard]) -> (Vec<BlockEntry>, HashMap<String, usize>) {
             .map(|block| {
                 let name = directory.block_name(block).to_owned();
                 *names.entry(name.clone()).or_insert_with(|| {
-                    blocks.push(BlockEntry { name, tensors: Vec::new() });
+                    blocks.push(JoinedBlock { name, tensors: Vec::new() });
                     blocks.len() - 1
                 })
             })
@@ -283,4 +290,109 @@ fn join_blocks(shards: &[Shard]) -> (Vec<BlockEntry>, HashMap<String, usize>) {
         }
     }
     (blocks, names)
+}
+
+/// The tensors that a model uses together, usually one transformer layer. Cheap to copy.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'m> {
+    model: &'m Model,
+    entry: &'m JoinedBlock,
+}
+
+/// Where each tensor of a block goes in one buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockLayout {
+    /// Size of the buffer, in bytes.
+    pub bytes: u64,
+    /// The bytes of each tensor, in the order of [`Block::tensors`]. Each starts on a multiple of
+    /// 256: libraries choose their kernels by alignment, and so may a result's bits depend on it.
+    pub tensors: Vec<Range<u64>>,
+}
+
+impl<'m> Block<'m> {
+    /// Its name.
+    pub fn name(&self) -> &'m str {
+        &self.entry.name
+    }
+
+    /// Its tensors, shard by shard, ascending by name in each.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = Tensor<'m>> + use<'m> {
+        let model = self.model;
+        self.entry
+            .tensors
+            .iter()
+            .map(move |&(shard, index)| Tensor::new(&model.shards()[shard], index))
+    }
+
+    /// Shard and index of each of its tensors, in the order of [`Block::tensors`].
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn tensor_ids(&self) -> &'m [(usize, usize)] {
+        &self.entry.tensors
+    }
+
+    /// Bytes of all its arrays.
+    pub fn stored_bytes(&self) -> u64 {
+        self.tensors().map(|tensor| tensor.stored_bytes()).sum()
+    }
+
+    /// Where each tensor goes in a buffer for [`Block::decode_into`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if a tensor has a dtype of a newer version; [`Error::Limit`] if the
+    /// size exceeds 2^64 − 1.
+    pub fn layout(&self) -> Result<BlockLayout> {
+        let mut bytes = 0u64;
+        let mut tensors = Vec::with_capacity(self.entry.tensors.len());
+        for tensor in self.tensors() {
+            // Tensors that cannot be decoded, and aliases, may be of any size.
+            let length = tensor.byte_length()?;
+            let range =
+                align(bytes, ARRAY_ALIGNMENT).and_then(|at| Some(at..at.checked_add(length)?));
+            let range = range.ok_or_else(|| Error::overflow("the size of a block in bytes"))?;
+            bytes = range.end;
+            tensors.push(range);
+        }
+        Ok(BlockLayout { bytes, tensors })
+    }
+
+    /// Decodes all tensors into one buffer of [`BlockLayout::bytes`], on all threads. Bytes between
+    /// tensors become zero.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for a buffer of another length; otherwise as
+    /// [`Tensor::decode_into`].
+    pub fn decode_into(&self, buffer: &mut [u8]) -> Result<()> {
+        self.decode_with(&Cpu, buffer)
+    }
+
+    /// As [`Block::decode_into`], with another decoder than the CPU.
+    ///
+    /// # Errors
+    /// As [`Block::decode_into`], and what the decoder answers.
+    pub fn decode_with(&self, decoder: &dyn Decoder, buffer: &mut [u8]) -> Result<()> {
+        let layout = self.layout()?;
+        if buffer.len() as u64 != layout.bytes {
+            let (name, needed, given) = (self.name(), layout.bytes, buffer.len());
+            let problem = format!("block {name:?} needs a buffer of {needed} bytes, not {given}");
+            return Err(Error::parameter(problem, "ask Block::layout for the size"));
+        }
+        let tensors: Vec<Box<dyn PreparedTensor + '_>> =
+            self.tensors().map(|tensor| decoder.prepare(tensor)).collect::<Result<_>>()?;
+        let (mut parts, mut end) = (Vec::new(), 0);
+        for (tensor, place) in tensors.iter().zip(&layout.tensors) {
+            parts.push((None, end..place.start));
+            let pieces = ranges(0..place.end - place.start, tensor.grain());
+            parts.extend(pieces.map(|range| (Some(tensor), range)));
+            end = place.end;
+        }
+        let lengths = parts.iter().map(|(_, range)| range.end - range.start);
+        let outs: Vec<_> = parallel::split(buffer, lengths).collect();
+        parts.into_par_iter().zip(outs).try_for_each(|((tensor, range), out)| {
+            let Some(tensor) = tensor else {
+                out.fill(0);
+                return Ok(());
+            };
+            tensor.read(range, out)
+        })
+    }
 }

@@ -1,13 +1,20 @@
-//! The original files of a model, and what the prefix of a weights file says of its tensors.
+//! The original files of a model: what the prefix of a weights file says of its tensors, and its
+//! bytes, in the file's order and in bounded memory, which restores files and proves identity.
 
-use std::{borrow::Cow, io, sync::Arc};
+use std::{borrow::Cow, mem, ops::Range, sync::Arc};
 
-use super::{Shard, Tensor};
+use rayon::prelude::*;
+
+use super::{
+    decoder::{Decoder, PIECE_BYTES, PreparedTensor},
+    shard::Shard,
+    tensor::Tensor,
+};
 use crate::{
     Dtype, Error, Result,
     format::records::{ArrayRecord, FILE_BESIDE, FILE_WEIGHTS, FileRecord, TensorRecord},
-    io::ReadAt,
-    source::{Header, HeaderTensor, WeightsFile},
+    parallel,
+    source::{HeaderTensor, SafetensorsHeader, WeightsFile},
 };
 
 /// A file that a model was made of. Cheap to copy.
@@ -15,6 +22,13 @@ use crate::{
 pub(crate) struct OriginalFile<'m> {
     shard: &'m Shard,
     index: usize,
+}
+
+impl Shard {
+    /// The original files that it records, in the order of the directory.
+    pub(super) fn files(&self) -> impl Iterator<Item = OriginalFile<'_>> {
+        (0..self.directory.files.len()).map(|index| OriginalFile::new(self, index))
+    }
 }
 
 impl<'m> OriginalFile<'m> {
@@ -51,10 +65,7 @@ impl<'m> OriginalFile<'m> {
 
     /// Compares the hash of bytes that should be its own.
     pub(crate) fn check_hash(&self, hash: blake3::Hash) -> Result<()> {
-        if hash == self.record().hash {
-            return Ok(());
-        }
-        Err(self.shard.wrong_hash(format_args!("file {:?}", self.path())))
+        self.shard.check_hash(format_args!("file {:?}", self.path()), hash, self.record().hash)
     }
 
     /// Hands on the bytes of a side file that is stored, some at a time.
@@ -84,29 +95,30 @@ impl<'m> OriginalFile<'m> {
     }
 
     /// Reads the prefix of a weights file and checks that it describes the tensors of the directory
-    /// (spec/format.md, section 7). Only the prefix can be read from the result.
+    /// (spec/format.md, section 7). Nothing can be read from the result.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a wrong prefix; [`Error::Unsupported`] for one with a dtype of a
     /// newer version; [`Error::Io`].
     pub(crate) fn description(&self) -> Result<WeightsFile> {
-        let reader = PrefixReader { bytes: self.check_header()?, length: self.length() };
-        WeightsFile::parse(self.path(), Arc::new(reader)).map_err(|error| match error {
-            Error::Unsupported { .. } => error,
-            error => self.wrong_prefix(error),
-        })
+        let (prefix, header) = self.check_header()?;
+        let path = self.path().to_owned();
+        let tensors =
+            header.source_tensors(prefix.len() as u64).map_err(|error| error.in_file(&path))?;
+        let reader = Arc::new(Vec::new());
+        Ok(WeightsFile { path, reader, length: self.length(), prefix, tensors })
     }
 
     /// Checks that the header of a weights file describes the tensors of the directory, those of a
-    /// newer version too. Returns the prefix.
+    /// newer version too. Returns the prefix, and the header in it.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a wrong prefix; [`Error::Io`].
-    pub(super) fn check_header(&self) -> Result<Vec<u8>> {
+    pub(super) fn check_header(&self) -> Result<(Vec<u8>, SafetensorsHeader)> {
         let (directory, path) = (self.shard.directory(), self.path());
         let bytes = self.prefix()?.into_owned();
-        let header =
-            Header::read(path, &bytes, self.length()).map_err(|error| self.wrong_prefix(error))?;
+        let header = SafetensorsHeader::read(path, &bytes, self.length())
+            .map_err(|error| self.wrong_prefix(error))?;
         for tensor in &header.tensors {
             let found = directory.find_tensor(&tensor.name).map(|index| &directory.tensors[index]);
             if !found.is_some_and(|record| self.has(record, tensor, bytes.len() as u64)) {
@@ -116,12 +128,12 @@ impl<'m> OriginalFile<'m> {
             }
         }
         let (count, described) = (self.tensors().len(), header.tensors.len());
-        if count == described {
-            return Ok(bytes);
-        }
-        Err(self.wrong_prefix(format_args!(
-            "the header of {path:?} has {described} tensors, the directory {count}"
-        )))
+        Error::unless(count == described, || {
+            self.wrong_prefix(format_args!(
+                "the header of {path:?} has {described} tensors, the directory {count}"
+            ))
+        })?;
+        Ok((bytes, header))
     }
 
     /// Whether record and header describe one tensor of this file. The header was checked for
@@ -138,18 +150,184 @@ impl<'m> OriginalFile<'m> {
     }
 }
 
-/// A weights file of which only the prefix is there.
-struct PrefixReader {
-    bytes: Vec<u8>,
-    length: u64,
+/// Decodes a weights file, some MiB at a time.
+pub(crate) struct FilePieces<'m> {
+    file: OriginalFile<'m>,
+    decoder: &'m dyn Decoder,
+    /// The tensors of the file, in its order.
+    tensors: Vec<Tensor<'m>>,
+    /// The tensor to go on with, and from which of its bytes on.
+    next: (usize, u64),
+    started: bool,
+    prepared: Option<(usize, Arc<dyn PreparedTensor + 'm>)>,
 }
 
-impl ReadAt for PrefixReader {
-    fn size(&self) -> u64 {
-        self.length
+/// Called with bytes of the file and their offset in it, by the thread that decoded them, while
+/// they are in that thread's cache.
+pub(crate) type Made<'a> = &'a (dyn Fn(u64, &[u8]) -> Result<()> + Sync);
+
+/// Consecutive bytes of a file, and the tensors that they belong to.
+pub(crate) struct Batch<'m> {
+    /// The bytes.
+    pub(crate) bytes: Vec<u8>,
+    /// The bytes of `bytes` that belong to each tensor; the prefix to none.
+    pub(crate) parts: Vec<TensorPart<'m>>,
+}
+
+/// Part of a tensor.
+#[derive(Clone)]
+pub(crate) struct TensorPart<'m> {
+    pub(crate) tensor: Tensor<'m>,
+    /// Its bytes, counted from the tensor's start.
+    pub(crate) range: Range<u64>,
+    prepared: Arc<dyn PreparedTensor + 'm>,
+}
+
+impl TensorPart<'_> {
+    /// Whether it is the last one of its tensor.
+    pub(crate) fn is_last(&self) -> Result<bool> {
+        Ok(self.range.end == self.tensor.byte_length()?)
     }
 
-    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.bytes.read_exact_at(offset, buf)
+    /// Checks all of the index that decoding this part does not use.
+    pub(super) fn verify_index(&self) -> Result<()> {
+        self.prepared.verify_index(self.range.clone())
+    }
+}
+
+impl<'m> FilePieces<'m> {
+    /// Prepares a weights file and checks that its tensors cover it (section 7), and that all can
+    /// be decoded.
+    pub(crate) fn new(file: OriginalFile<'m>, decoder: &'m dyn Decoder) -> Result<Self> {
+        let with_length = |tensor: Tensor<'m>| Ok((tensor, tensor.byte_length()?));
+        let mut tensors: Vec<_> = file.tensors().map(with_length).collect::<Result<_>>()?;
+        // A tensor without bytes goes before what starts where it does.
+        tensors.sort_by_key(|(tensor, length)| (tensor.record().file_offset.get(), *length));
+        check_cover(file, &tensors)?;
+        file.tensors().try_for_each(|tensor| tensor.check_known())?;
+        let tensors = tensors.into_iter().filter(|&(_, length)| length > 0);
+        let tensors = tensors.map(|(tensor, _)| tensor).collect();
+        Ok(Self { file, decoder, tensors, next: (0, 0), started: false, prepared: None })
+    }
+
+    /// Prepares what this version knows of a file that cannot be restored as a whole: some tensors,
+    /// in the order of the directory, without the prefix.
+    pub(super) fn of_known(file: OriginalFile<'m>, decoder: &'m dyn Decoder) -> Self {
+        let has_bytes = |tensor: &Tensor<'m>| tensor.byte_length().is_ok_and(|length| length > 0);
+        let known = file.tensors().filter(|tensor| tensor.check_known().is_ok());
+        let tensors = known.filter(has_bytes).collect();
+        Self { file, decoder, tensors, next: (0, 0), started: true, prepared: None }
+    }
+
+    /// The next bytes of the file, in a buffer of any content: the prefix alone, then a piece for
+    /// each thread; `None` at the end.
+    pub(crate) fn next_batch(
+        &mut self,
+        mut bytes: Vec<u8>,
+        made: Made<'_>,
+    ) -> Result<Option<Batch<'m>>> {
+        if !self.started {
+            self.started = true;
+            bytes.clear();
+            bytes.extend_from_slice(&self.file.prefix()?);
+            made(0, &bytes)?;
+            return Ok(Some(Batch { bytes, parts: Vec::new() }));
+        }
+        let parts = self.take_parts()?;
+        if parts.is_empty() {
+            return Ok(None);
+        }
+        let lengths = parts.iter().map(|part| part.range.end - part.range.start);
+        bytes.resize(lengths.clone().sum::<u64>() as usize, 0);
+        let outputs: Vec<_> = parts.iter().zip(parallel::split(&mut bytes, lengths)).collect();
+        outputs.into_par_iter().try_for_each(|(part, out)| {
+            part.prepared.read(part.range.clone(), out)?;
+            made(part.tensor.record().file_offset.get() + part.range.start, out)
+        })?;
+        Ok(Some(Batch { bytes, parts }))
+    }
+
+    /// Hands all batches to `take`, in order, and decodes the next one meanwhile; with one thread,
+    /// afterwards.
+    pub(super) fn for_each(
+        mut self,
+        mut take: impl FnMut(&Batch<'m>) -> Result<()> + Send,
+    ) -> Result<()> {
+        let mut batch = Batch { bytes: Vec::new(), parts: Vec::new() };
+        let mut spare = Vec::new();
+        loop {
+            let buffer = mem::take(&mut spare);
+            let (taken, next) =
+                rayon::join(|| take(&batch), || self.next_batch(buffer, &|_, _| Ok(())));
+            taken?;
+            let Some(next) = next? else { return Ok(()) };
+            spare = mem::replace(&mut batch, next).bytes;
+        }
+    }
+
+    /// The parts of the next batch: together as many bytes as there are threads, times a piece, or
+    /// a grain where that is more.
+    fn take_parts(&mut self) -> Result<Vec<TensorPart<'m>>> {
+        let threads = rayon::current_num_threads() as u64;
+        let (mut parts, mut taken) = (Vec::new(), 0);
+        while let Some(&tensor) = self.tensors.get(self.next.0) {
+            let (index, start) = self.next;
+            let prepared = self.prepare(index, tensor)?;
+            let (length, grain) = (tensor.byte_length()?, prepared.grain());
+            let room = (PIECE_BYTES.max(grain) * threads).saturating_sub(taken);
+            let mut end = parallel::piece_end(start, length, PIECE_BYTES, grain);
+            if end - start > room {
+                // A cut goes between grains, and so between elements.
+                end = (start + room) / grain * grain;
+            }
+            if end <= start {
+                break;
+            }
+            parts.push(TensorPart { tensor, range: start..end, prepared });
+            taken += end - start;
+            self.next = if end == length { (index + 1, 0) } else { (index, end) };
+        }
+        Ok(parts)
+    }
+
+    /// Prepares a tensor, or finds that it is.
+    fn prepare(
+        &mut self,
+        index: usize,
+        tensor: Tensor<'m>,
+    ) -> Result<Arc<dyn PreparedTensor + 'm>> {
+        if let Some((_, prepared)) = self.prepared.as_ref().filter(|(of, _)| *of == index) {
+            return Ok(Arc::clone(prepared));
+        }
+        let prepared: Arc<dyn PreparedTensor + 'm> = self.decoder.prepare(tensor)?.into();
+        self.prepared = Some((index, Arc::clone(&prepared)));
+        Ok(prepared)
+    }
+}
+
+/// Tensors with their lengths in bytes cover the file after its prefix.
+fn check_cover(file: OriginalFile<'_>, tensors: &[(Tensor<'_>, u64)]) -> Result<()> {
+    let mut position = file.prefix_length();
+    let mut covers = |start: u64, length: u64| {
+        Error::unless(start == position, || {
+            let path = file.path();
+            let problem = format!("no tensor, or more than one, holds byte {position} of {path:?}");
+            Error::corrupt("directory", 0, problem).in_file(file.shard().path())
+        })?;
+        position += length;
+        Ok(())
+    };
+    tensors
+        .iter()
+        .try_for_each(|(tensor, length)| covers(tensor.record().file_offset.get(), *length))?;
+    covers(file.length(), 0)
+}
+
+/// Hashes bytes on all threads of the pool.
+pub(crate) fn hash(hasher: &mut blake3::Hasher, bytes: &[u8]) {
+    if rayon::current_num_threads() == 1 {
+        hasher.update(bytes);
+    } else {
+        hasher.update_rayon(bytes);
     }
 }

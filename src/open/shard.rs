@@ -1,9 +1,6 @@
 //! One open container: its bytes, its directory, and which of its chunks have been checked.
 
 #[cfg(feature = "cudarc")]
-mod parts;
-
-#[cfg(feature = "cudarc")]
 use std::collections::HashMap;
 use std::{
     borrow::Cow,
@@ -15,14 +12,12 @@ use std::{
     },
 };
 
-use super::{
-    OriginalFile, Tensor,
-    head::{fetch, open_directory},
-};
+use rayon::prelude::*;
+
 use crate::{
     Error, Result,
-    constants::CHECKSUM_CHUNK_BYTES,
-    format::{Directory, directory::chunk_count, records::section_name},
+    constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES},
+    format::{Directory, Header, directory::chunk_count, records::section_name},
     io::ReadAt,
     parallel,
 };
@@ -32,21 +27,28 @@ const LOCKS: usize = 64;
 
 /// One container of a model.
 pub struct Shard {
-    path: PathBuf,
-    reader: Arc<dyn ReadAt>,
-    directory: Directory,
+    pub(super) path: PathBuf,
+    pub(super) reader: Arc<dyn ReadAt>,
+    pub(super) directory: Directory,
     directory_range: Range<u64>,
-    check_checksums: bool,
+    pub(super) check_checksums: bool,
     /// Index in the directory's checksums of each section's first chunk.
-    first_chunks: Vec<usize>,
+    pub(super) first_chunks: Vec<usize>,
     /// A bit for each chunk whose checksum was found right.
     checked: Vec<AtomicU64>,
     locks: Vec<Mutex<()>>,
     /// Of chunks that are read in parts, by their index, the parts so far.
     #[cfg(feature = "cudarc")]
-    parts: Mutex<HashMap<usize, Vec<parts::ReadChunk>>>,
+    pub(super) parts: Mutex<HashMap<usize, Vec<ReadChunk>>>,
     /// The tensors of each file, by index; listed when a file is first restored or verified.
     tensors_of_files: OnceLock<Vec<Vec<usize>>>,
+}
+
+#[cfg(feature = "cudarc")]
+/// Bytes of a chunk that were read, from and to these places of their section, and their checksum.
+pub(super) struct ReadChunk {
+    pub(super) range: Range<u64>,
+    pub(super) hasher: crc32fast::Hasher,
 }
 
 impl std::fmt::Debug for Shard {
@@ -117,21 +119,6 @@ impl Shard {
         &self.directory
     }
 
-    /// The original files that it records, in the order of the directory.
-    pub(super) fn files(&self) -> impl Iterator<Item = OriginalFile<'_>> {
-        (0..self.directory.files.len()).map(|index| OriginalFile::new(self, index))
-    }
-
-    /// Its tensors, ascending by name.
-    pub(super) fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
-        (0..self.directory.tensors.len()).map(|index| Tensor::new(self, index))
-    }
-
-    /// The tensor with this name.
-    pub(crate) fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
-        self.directory.find_tensor(name).map(|index| Tensor::new(self, index))
-    }
-
     /// The tensors that came from a file, by index, ascending by name.
     pub(super) fn tensors_of(&self, file: usize) -> &[usize] {
         let lists = self.tensors_of_files.get_or_init(|| {
@@ -168,11 +155,18 @@ impl Shard {
         Error::corrupt(place, offset, problem).in_file(&self.path)
     }
 
-    /// An error about decoded bytes that are not those of the original.
-    pub(super) fn wrong_hash(&self, what: impl std::fmt::Display) -> Error {
-        Error::corrupt(what, 0, "its bytes do not have the hash in the directory")
-            .remedied("the container is damaged, fetch or make it again")
-            .in_file(&self.path)
+    /// Compares the hash of decoded bytes with that of the original.
+    pub(super) fn check_hash(
+        &self,
+        what: impl std::fmt::Display,
+        found: blake3::Hash,
+        recorded: [u8; 32],
+    ) -> Result<()> {
+        Error::unless(found == recorded, || {
+            Error::corrupt(what, 0, "its bytes do not have the hash in the directory")
+                .remedied("the container is damaged, fetch or make it again")
+                .in_file(&self.path)
+        })
     }
 
     /// Bytes of the container outside sections: padding. Nothing is checked.
@@ -267,7 +261,7 @@ impl Shard {
 
     /// The chunks of a section that a range touches and that were not checked yet; none if
     /// checksums are of no interest.
-    fn unchecked_chunks(
+    pub(super) fn unchecked_chunks(
         &self,
         section: usize,
         range: &Range<u64>,
@@ -283,7 +277,7 @@ impl Shard {
     }
 
     /// The bytes of one chunk, counted from its section's start.
-    fn chunk_range(&self, section: usize, chunk: u64) -> Range<u64> {
+    pub(super) fn chunk_range(&self, section: usize, chunk: u64) -> Range<u64> {
         let length = self.directory.sections[section].length.get();
         let start = chunk * CHECKSUM_CHUNK_BYTES;
         start..length.min(start + CHECKSUM_CHUNK_BYTES)
@@ -294,22 +288,18 @@ impl Shard {
     }
 
     /// Checks one chunk of a mapped section, unless another thread did so meanwhile.
-    fn check_chunk(&self, section: usize, chunk: u64) -> Result<()> {
+    pub(super) fn check_chunk(&self, section: usize, chunk: u64) -> Result<()> {
         let index = self.first_chunks[section] + chunk as usize;
         let _lock = parallel::lock(&self.locks[index % LOCKS]);
         if self.is_checked(index) {
             return Ok(());
         }
         let bytes = self.read_section_unchecked(section, self.chunk_range(section, chunk))?;
-        self.accept_chunk(section, chunk, &bytes)
+        self.accept_checksum(section, chunk, crc32fast::hash(&bytes))
     }
 
     /// Compares the checksum of a chunk's bytes, and remembers that it is right.
-    fn accept_chunk(&self, section: usize, chunk: u64, bytes: &[u8]) -> Result<()> {
-        self.accept_checksum(section, chunk, crc32fast::hash(bytes))
-    }
-
-    fn accept_checksum(&self, section: usize, chunk: u64, checksum: u32) -> Result<()> {
+    pub(super) fn accept_checksum(&self, section: usize, chunk: u64, checksum: u32) -> Result<()> {
         let index = self.first_chunks[section] + chunk as usize;
         if checksum != self.directory.checksums[index].get() {
             let problem = "the checksum of the 1 MiB from here on does not match; the file is \
@@ -346,7 +336,8 @@ impl Shard {
             .read_exact_at(base + wide.start, &mut scratch[..length])
             .map_err(|error| Error::io("reading", &self.path, error))?;
         for &chunk in &unchecked {
-            self.accept_chunk(section, chunk, &scratch[part(self.chunk_range(section, chunk))])?;
+            let bytes = &scratch[part(self.chunk_range(section, chunk))];
+            self.accept_checksum(section, chunk, crc32fast::hash(bytes))?;
         }
         Ok(part(range))
     }
@@ -360,7 +351,6 @@ impl Shard {
 
     /// Checks every chunk again, in parallel, whatever was checked before.
     pub(super) fn check_all_chunks(&self, done: &(dyn Fn(u64) -> Result<()> + Sync)) -> Result<()> {
-        use rayon::prelude::*;
         let chunks: Vec<(usize, u64)> = self
             .directory
             .sections
@@ -372,8 +362,58 @@ impl Shard {
             .collect();
         chunks.into_par_iter().try_for_each(|(section, chunk)| {
             let bytes = self.read_section_unchecked(section, self.chunk_range(section, chunk))?;
-            self.accept_chunk(section, chunk, &bytes)?;
+            self.accept_checksum(section, chunk, crc32fast::hash(&bytes))?;
             done(bytes.len() as u64)
         })
     }
+}
+
+/// Bytes of a container, without copying where it is mapped. The caller has checked the range
+/// against its size.
+fn fetch<'a>(reader: &'a dyn ReadAt, path: &Path, range: Range<u64>) -> Result<Cow<'a, [u8]>> {
+    let length = range.end - range.start;
+    if let Some(view) = reader.view(range.start, length) {
+        return Ok(Cow::Borrowed(view));
+    }
+    let mut bytes = vec![0; length as usize];
+    reader
+        .read_exact_at(range.start, &mut bytes)
+        .map_err(|error| Error::io("reading", path, error))?;
+    Ok(Cow::Owned(bytes))
+}
+
+/// Steps 1 to 9 of level open.
+fn open_directory(reader: &dyn ReadAt, path: &Path) -> Result<(Header, Directory)> {
+    let size = reader.size();
+    let head = fetch(reader, path, 0..size.min(HEAD_BYTES))?;
+    Header::check_version(&head)?;
+    if size < HEAD_BYTES + HEADER_BYTES {
+        let problem =
+            format!("{size} bytes are too few for a df11 file; it is truncated, fetch it again");
+        return Err(Error::corrupt("file", 0, problem));
+    }
+    let (header_bytes, rest) =
+        head.split_first_chunk().expect("the head is longer than the header");
+    let header = Header::parse(header_bytes)?;
+    header.check_placement(size)?;
+    check_zero("head", HEADER_BYTES, rest)?;
+    let start = header.directory_offset.get();
+    let tail = fetch(reader, path, start..size)?;
+    let (directory, padding) = tail.split_at(header.directory_length.get() as usize);
+    let (padding, footer) = padding.split_at(padding.len() - HEADER_BYTES as usize);
+    Error::unless(footer == header_bytes, || {
+        Error::corrupt("footer", header.footer_offset(), "it is no copy of the header")
+    })?;
+    check_zero("space after the directory", start + directory.len() as u64, padding)?;
+    if crc32fast::hash(directory) != header.directory_checksum.get() {
+        return Err(Error::corrupt("directory", 0, "its checksum does not match")
+            .remedied("the file is damaged"));
+    }
+    Ok((header, Directory::parse(directory, start)?))
+}
+
+/// Padding must be zero.
+pub(super) fn check_zero(place: &str, offset: u64, bytes: &[u8]) -> Result<()> {
+    let Some(position) = bytes.iter().position(|&byte| byte != 0) else { return Ok(()) };
+    Err(Error::corrupt(place, offset + position as u64, "padding is not zero"))
 }

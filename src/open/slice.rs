@@ -8,7 +8,7 @@
 //!            width
 //! ```
 //! Whatever its rank, a tensor is such a matrix to those who decode slices of it: [`Slice::rects`]
-//! are its wanted rows, as far as they follow each other, [`Slice::runs`] what lies in one piece.
+//! are its wanted rows, as far as they follow each other, [`Rect::runs`] what lies in one piece.
 
 use std::ops::Range;
 
@@ -108,12 +108,6 @@ impl Slice {
             }
         })
     }
-
-    /// Its ranges of the tensor's bytes, in order.
-    #[cfg(test)]
-    fn runs(&self) -> impl Iterator<Item = Range<u64>> + '_ {
-        self.rects().flat_map(Rect::runs)
-    }
 }
 
 impl Dimension {
@@ -132,6 +126,11 @@ impl Dimension {
 }
 
 impl Rect {
+    /// A range of the tensor's bytes.
+    pub(super) fn of_run(run: Range<u64>) -> Self {
+        Self { rows: 0..1, width: run.end, columns: run }
+    }
+
     /// Its ranges of the tensor's bytes, one a row.
     pub(crate) fn runs(self) -> impl Iterator<Item = Range<u64>> {
         let Self { rows, columns, width } = self;
@@ -139,7 +138,6 @@ impl Rect {
     }
 
     /// Whether it lies in one piece.
-    #[cfg(feature = "cudarc")]
     pub(crate) fn is_run(&self) -> bool {
         self.rows.end - self.rows.start == 1
     }
@@ -192,7 +190,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::Slice;
+    use super::{Rect, Slice};
     use crate::{Dtype, Error};
 
     /// The bytes of a slice of elements of a byte each, index by index.
@@ -221,7 +219,7 @@ mod tests {
                 if a > b { 0..size } else { a..b }
             }).collect();
             let slice = Slice::new("t", Dtype::U8, &shape, &ranges).unwrap();
-            let runs: Vec<_> = slice.runs().collect();
+            let runs: Vec<_> = slice.rects().flat_map(Rect::runs).collect();
             prop_assert!(runs.iter().all(|run| !run.is_empty()));
             let expected = one_by_one(&shape, &ranges);
             prop_assert_eq!(slice.bytes(), expected.len() as u64);

@@ -1,14 +1,11 @@
-//! A tensor of an open model.
+//! A tensor of an open model; a matrix in tiles as it is stored, for kernels and bindings.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
-use super::{
-    Shard,
-    reader::TensorArrays,
-    tensor_slice::{Element, TensorSlice},
-};
+use super::shard::Shard;
 use crate::{
     Dtype, Error, Result, dtype,
+    encoding::tile::{self, OwnedArrays, Sizes},
     format::{
         Coded,
         records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, TensorRecord},
@@ -75,6 +72,18 @@ impl Encoding {
 pub struct Tensor<'m> {
     shard: &'m Shard,
     index: usize,
+}
+
+impl Shard {
+    /// Its tensors, ascending by name.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
+        (0..self.directory.tensors.len()).map(|index| Tensor::new(self, index))
+    }
+
+    /// The tensor with this name.
+    pub(crate) fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
+        self.directory.find_tensor(name).map(|index| Tensor::new(self, index))
+    }
 }
 
 impl<'m> Tensor<'m> {
@@ -193,37 +202,7 @@ impl<'m> Tensor<'m> {
 
     /// Compares the hash of bytes that should be its own.
     pub(crate) fn check_hash(&self, hash: blake3::Hash) -> Result<()> {
-        if hash == self.hash() {
-            return Ok(());
-        }
-        Err(self.shard.wrong_hash(format_args!("tensor {:?}", self.name())))
-    }
-
-    /// A slice of it, as indexing with ranges gives it: of the first dimensions the indices in
-    /// `ranges`, of the others all. The one index of a scalar is 0. Decodes nothing.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] for more ranges than dimensions, for indices that do not exist, and for
-    /// elements that do not fill whole bytes; [`Error::Unsupported`] for an unknown dtype.
-    pub fn slice(&self, ranges: &[Range<u64>]) -> Result<TensorSlice<'m>> {
-        TensorSlice::new(*self, ranges)
-    }
-
-    /// All of it: weights of a BF16 tensor (`Vec<bf16>`), or bytes of any (`Vec<u8>`),
-    /// little-endian, as in the original file.
-    ///
-    /// # Errors
-    /// As [`TensorSlice::decode`].
-    pub fn decode<E: Element>(&self) -> Result<Vec<E>> {
-        self.slice(&[])?.decode()
-    }
-
-    /// As [`Tensor::decode`], into memory of the caller: as many elements, or bytes, as it has.
-    ///
-    /// # Errors
-    /// As [`TensorSlice::decode_into`].
-    pub fn decode_into<E: Element>(&self, out: &mut [E]) -> Result<()> {
-        self.slice(&[])?.decode_into(out)
+        self.shard.check_hash(format_args!("tensor {:?}", self.name()), hash, self.record().hash)
     }
 
     /// Bytes that are decoded together: ranges that begin and end at multiples of it cost the
@@ -239,9 +218,108 @@ impl<'m> Tensor<'m> {
         }
         Coded::of(self.shard.directory(), self.record()).map_err(|error| self.locate(error))
     }
+}
 
-    /// Its arrays, or its target's.
-    pub(crate) fn arrays(&self) -> TensorArrays<'m> {
-        TensorArrays::of(self)
+/// A BF16 matrix of a container in tiles of 32 x 256, and its four arrays: codebook, records,
+/// bitstream, plane. Of an alias those of its target. Cheap to make.
+#[derive(Clone, Debug)]
+pub struct Tiles<'m> {
+    /// That has the arrays.
+    target: Tensor<'m>,
+    sizes: Sizes,
+}
+
+impl<'m> Tiles<'m> {
+    /// Of a tensor, if it is such a matrix.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if its record contradicts itself.
+    pub fn of(tensor: &Tensor<'m>) -> Result<Option<Self>> {
+        let target = tensor.target();
+        let Some(Coded::Tile(sizes)) = target.coded()? else { return Ok(None) };
+        let is_matrix = sizes.geometry().is_matrix_of(&tensor.shape());
+        Ok(is_matrix.then_some(Self { target, sizes }))
+    }
+
+    /// Its rows and columns. Columns are the last dimension or the product of some last ones.
+    pub fn shape(&self) -> (u64, u64) {
+        let geometry = self.sizes.geometry();
+        (geometry.rows(), geometry.columns())
+    }
+
+    /// The lengths of its arrays, in bytes.
+    pub fn array_lengths(&self) -> [u64; 4] {
+        let directory = self.target.shard().directory();
+        self.arrays().map(|array| directory.arrays[array].length.get())
+    }
+
+    /// One of its arrays, checked against its checksums. If the container is mapped into memory, it
+    /// is the mapping's.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if a checksum differs;
+    /// [`Error::Io`](crate::Error::Io).
+    ///
+    /// # Panics
+    /// For an index from 4 on.
+    pub fn array(&self, index: usize) -> Result<Cow<'m, [u8]>> {
+        self.target.shard().read_whole_array(self.arrays()[index])
+    }
+
+    /// All four in the mapping of the container, unread and unchecked ([`check`](Self::check)
+    /// checks them); `None` if it is not mapped.
+    pub fn views(&self) -> Option<[&'m [u8]; 4]> {
+        let [codebook, records, bitstream, plane] =
+            self.arrays().map(|array| self.target.shard().view_array(array));
+        Some([codebook?, records?, bitstream?, plane?])
+    }
+
+    /// The most bytes of its bitstream that a tile takes; reads its records.
+    ///
+    /// # Errors
+    /// As [`array`](Self::array).
+    pub fn staged_bytes(&self) -> Result<u32> {
+        // No truncation: it is less than a tile has at most.
+        Ok(tile::staged_bytes(&self.array(1)?) as u32)
+    }
+
+    /// Checks what kernels rely on: the checksums of its arrays, its codebook, and that the offsets
+    /// of its tiles ascend.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt); [`Error::Io`](crate::Error::Io).
+    pub fn check(&self) -> Result<()> {
+        self.arrays().into_iter().try_for_each(|array| self.target.shard().check_array(array))?;
+        let (codebook, records) = (self.array(0)?, self.array(1)?);
+        tile::Codebook::from_bytes(&codebook)
+            .and_then(|_| tile::check_offsets(&self.sizes, &records))
+            .map_err(|error| self.target.locate(error))
+    }
+
+    /// Some of its rows and columns as a matrix of its own: rows from a multiple of 32 to one or to
+    /// the end, columns likewise of 256. Decodes nothing, and reads only the chunks of 1 MiB that
+    /// hold some of it, whose checksums are checked.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`](crate::Error::Parameter) for other rows or columns;
+    /// [`Error::Corrupt`](crate::Error::Corrupt), [`Error::Io`](crate::Error::Io).
+    pub fn cut(&self, rows: Range<u64>, columns: Range<u64>) -> Result<OwnedArrays> {
+        let (codebook, records) = (self.array(0)?, self.array(1)?);
+        let read =
+            |array: usize, range| self.target.shard().read_array(self.arrays()[array], range);
+        tile::cut(&self.sizes, (&codebook, &records), rows, columns, read)
+            .map_err(|error| self.target.locate(error))
+    }
+
+    /// Their indices in the directory.
+    fn arrays(&self) -> [usize; 4] {
+        let first = self.target.record().array_range().start;
+        [0, 1, 2, 3].map(|at| first + at)
+    }
+
+    /// The tensor that has the arrays.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn target(&self) -> &Tensor<'m> {
+        &self.target
     }
 }

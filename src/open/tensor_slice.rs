@@ -3,10 +3,15 @@
 use std::ops::Range;
 
 use half::bf16;
+use rayon::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Tensor, columns::read_slice, reader::TensorReader, slice::Slice};
-use crate::{Dtype, Error, Result};
+use super::{
+    decoder::{PIECE_BYTES, PreparedTensor, TensorReader, ranges},
+    slice::{Rect, Slice},
+    tensor::Tensor,
+};
+use crate::{Dtype, Error, Result, parallel};
 
 /// What a tensor is decoded to: [`bf16`] for the weights of a BF16 tensor, `u8` for the bytes of
 /// any tensor.
@@ -21,7 +26,6 @@ mod sealed {
     use super::{Dtype, FromBytes, IntoBytes, bf16};
 
     pub trait Element: Copy + FromBytes + IntoBytes {
-        const ZERO: Self;
         /// The one dtype that it stands for, unless it stands for bytes.
         const DTYPE: Option<Dtype>;
         /// From the order of bytes in containers, which is little-endian.
@@ -29,7 +33,6 @@ mod sealed {
     }
 
     impl Element for bf16 {
-        const ZERO: Self = bf16::ZERO;
         const DTYPE: Option<Dtype> = Some(Dtype::BF16);
 
         fn to_native(self) -> Self {
@@ -38,7 +41,6 @@ mod sealed {
     }
 
     impl Element for u8 {
-        const ZERO: Self = 0;
         const DTYPE: Option<Dtype> = None;
 
         fn to_native(self) -> Self {
@@ -53,7 +55,7 @@ mod sealed {
 /// current rayon pool.
 ///
 /// Where a matrix is stored in tiles of 32 rows × 256 columns
-/// ([`Encoding::Tile`](super::Encoding::Tile), from 16 rows and 128 columns on), only the tiles
+/// ([`Encoding::Tile`](crate::Encoding::Tile), from 16 rows and 128 columns on), only the tiles
 /// that hold wanted weights are decoded, which is what tensor parallelism needs; at multiples of
 /// these numbers nothing is decoded in vain. Of other coded tensors all columns of the wanted rows
 /// are decoded, piece by piece; and where indices are left out of a middle dimension too, each run
@@ -81,6 +83,35 @@ pub struct TensorSlice<'m> {
     tensor: Tensor<'m>,
     shape: Vec<u64>,
     slice: Slice,
+}
+
+impl<'m> Tensor<'m> {
+    /// A slice of it, as indexing with ranges gives it: of the first dimensions the indices in
+    /// `ranges`, of the others all. The one index of a scalar is 0. Decodes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for more ranges than dimensions, for indices that do not exist, and for
+    /// elements that do not fill whole bytes; [`Error::Unsupported`] for an unknown dtype.
+    pub fn slice(&self, ranges: &[Range<u64>]) -> Result<TensorSlice<'m>> {
+        TensorSlice::new(*self, ranges)
+    }
+
+    /// All of it: weights of a BF16 tensor (`Vec<bf16>`), or bytes of any (`Vec<u8>`),
+    /// little-endian, as in the original file.
+    ///
+    /// # Errors
+    /// As [`TensorSlice::decode`].
+    pub fn decode<E: Element>(&self) -> Result<Vec<E>> {
+        self.slice(&[])?.decode()
+    }
+
+    /// As [`Tensor::decode`], into memory of the caller: as many elements, or bytes, as it has.
+    ///
+    /// # Errors
+    /// As [`TensorSlice::decode_into`].
+    pub fn decode_into<E: Element>(&self, out: &mut [E]) -> Result<()> {
+        self.slice(&[])?.decode_into(out)
+    }
 }
 
 impl<'m> TensorSlice<'m> {
@@ -120,7 +151,7 @@ impl<'m> TensorSlice<'m> {
         // Before anything is allocated: the size of a tensor that cannot be decoded is bounded by
         // nothing.
         let reader = self.reader::<E>()?;
-        let mut out = vec![E::ZERO; self.byte_length() as usize / size_of::<E>()];
+        let mut out = vec![E::new_zeroed(); self.byte_length() as usize / size_of::<E>()];
         self.read(&reader, &mut out)?;
         Ok(out)
     }
@@ -159,4 +190,27 @@ impl<'m> TensorSlice<'m> {
         }
         Ok(())
     }
+}
+
+/// Decodes a slice into as many bytes.
+fn read_slice(tensor: &TensorReader<'_>, slice: &Slice, out: &mut [u8]) -> Result<()> {
+    let parts: Vec<Rect> = slice.rects().flat_map(|rect| parts(tensor, rect)).collect();
+    let outs: Vec<_> = parallel::split(out, parts.iter().map(Rect::bytes)).collect();
+    parts.into_par_iter().zip(outs).try_for_each(|(part, out)| tensor.read_rect(part, out))
+}
+
+/// Cuts a rect into parts of about [`PIECE_BYTES`], each for one thread.
+fn parts(tensor: &TensorReader<'_>, rect: Rect) -> Vec<Rect> {
+    let Rect { rows, columns, width } = rect.clone();
+    let grain_rows = tensor.grain_rows(width);
+    let many = rows.end - rows.start > 1;
+    // Of one row in tiles only the tiles that hold some of it are decoded.
+    if grain_rows.map_or(many && width <= PIECE_BYTES, |grain| many || grain > 1) {
+        // Where codes have no columns, whole rows are decoded.
+        let row_bytes = grain_rows.map_or(width, |_| columns.end - columns.start);
+        let rows = parallel::cut(rows, PIECE_BYTES / row_bytes, grain_rows.unwrap_or(1));
+        return rows.map(|rows| Rect { rows, ..rect.clone() }).collect();
+    }
+    let grain = tensor.grain();
+    rect.runs().flat_map(|run| ranges(run, grain)).map(Rect::of_run).collect()
 }

@@ -1,26 +1,30 @@
-//! A model on disk: one safetensors file, or a Hugging Face folder with all that lies in it.
+//! A model on disk: one safetensors file, or a Hugging Face folder with all that lies in it; and
+//! what the user should know of it before it is compressed.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     path::{Path, PathBuf},
 };
 
+use serde_json::Value;
+
 use super::{
-    advice::{advice, little_to_code},
     dfloat11, hub_cache,
     index::{self, Index},
     safetensors::WeightsFile,
-    variant,
-    walk::{Found, HIDDEN, LeftOut, MAX_SIDE_BYTES, UNREADABLE, walk, walk_within},
+    walk::{Found, HIDDEN, LeftOut, MAX_SIDE_BYTES, UNREADABLE, walk},
 };
 use crate::{
-    Error, Result,
-    paths::{check_path, folder_of, is_safetensors},
+    Dtype, Error, Result,
+    paths::{check_path, folder_of, is_config, is_safetensors},
 };
 
 /// Other formats of weights: copies of the same weights, more often than not.
 const OTHER_FORMATS: &[&str] =
     &["bin", "ckpt", "df11", "gguf", "h5", "msgpack", "onnx", "pt", "pth"];
+
+/// The largest configuration that is looked at, in bytes.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// Everything that goes into a container, found and validated; no tensor data has been read.
 #[derive(Debug)]
@@ -103,21 +107,13 @@ impl Source {
         left_out: Vec<LeftOut>,
         variant: Option<&str>,
     ) -> Result<Self> {
-        variant::check(&found, variant)?;
+        index::check_variant(&found, variant)?;
         Ok(Self::of_files(folder, found, left_out, variant)?.advised())
     }
 
-    /// The model in a folder, into `home` or whose parts links may lead.
-    pub(super) fn open_component(
-        folder: &Path,
-        home: &Path,
-        variant: Option<&str>,
-    ) -> Result<Self> {
-        let (found, left_out) = walk_within(folder, home)?;
-        Self::of_files(folder, found, left_out, variant)
-    }
-
-    fn of_files(
+    /// The model in a folder of which [`walk_within`](super::walk::walk_within) has given this;
+    /// whether the variant is there, the caller knows.
+    pub(super) fn of_files(
         folder: &Path,
         found: Vec<Found>,
         left_out: Vec<LeftOut>,
@@ -148,7 +144,7 @@ impl Source {
 
     /// With checkpoints of other packages read as what they were made from, and with notes.
     fn complete(mut self, root: &Path) -> Result<Self> {
-        dfloat11::import(&mut self, root)?;
+        self.notes.extend(dfloat11::import(&mut self.weights, root)?);
         self.check_names()?;
         self.notes.extend(advice(&self)?);
         Ok(self)
@@ -207,7 +203,7 @@ pub(super) fn open_files(
     variant: Option<&str>,
 ) -> Result<Source> {
     check_readable(&left_out)?;
-    let (found, others) = variant::choose(found, variant)?;
+    let (found, others) = index::choose_variant(found, variant)?;
     left_out.extend(others);
     let mut indexes = index::read_all(&found)?;
     // Their loader takes all files; an index, if there is one, knows only those that were not
@@ -222,15 +218,15 @@ pub(super) fn open_files(
     let (mut weights, mut side) = (Vec::new(), Vec::new());
     for file in found {
         match place(&file, &named, &indexes, &imported) {
-            Place::Weights => {
+            FileRole::Weights => {
                 file.check_inside()?;
                 weights.push(WeightsFile::open(&file.file, &file.path)?);
             }
-            Place::Side => {
+            FileRole::Side => {
                 file.check_inside()?;
                 side.push(SideFile { path: file.path, file: file.file, length: file.length });
             }
-            Place::LeftOut(reason) => left_out.push(LeftOut { path: file.path, reason }),
+            FileRole::LeftOut(reason) => left_out.push(LeftOut { path: file.path, reason }),
         }
     }
     indexes.values().try_for_each(|index| index.check(&weights))?;
@@ -238,7 +234,7 @@ pub(super) fn open_files(
     Ok(Source { weights, side, left_out, notes: Vec::new() })
 }
 
-enum Place {
+enum FileRole {
     Weights,
     Side,
     LeftOut(String),
@@ -249,22 +245,22 @@ fn place(
     named: &BTreeSet<&str>,
     indexes: &BTreeMap<String, Index>,
     imported: &BTreeSet<String>,
-) -> Place {
+) -> FileRole {
     if index::is_index(&file.path) && imported.contains(folder_of(&file.path)) {
-        Place::LeftOut("an index of files that become one".to_owned())
+        FileRole::LeftOut("an index of files that become one".to_owned())
     } else if named.contains(file.path.as_str()) {
-        Place::Weights
+        FileRole::Weights
     } else if is_safetensors(&file.path) {
         match indexes.get(folder_of(&file.path)) {
-            Some(index) => Place::LeftOut(format!("not named by {}", index.path)),
-            None => Place::Weights,
+            Some(index) => FileRole::LeftOut(format!("not named by {}", index.path)),
+            None => FileRole::Weights,
         }
     } else if is_other_format(&file.path) {
-        Place::LeftOut("weights in another format".to_owned())
+        FileRole::LeftOut("weights in another format".to_owned())
     } else if file.length > MAX_SIDE_BYTES {
-        Place::LeftOut(format!("larger than {} MiB", MAX_SIDE_BYTES >> 20))
+        FileRole::LeftOut(format!("larger than {} MiB", MAX_SIDE_BYTES >> 20))
     } else {
-        Place::Side
+        FileRole::Side
     }
 }
 
@@ -272,4 +268,76 @@ fn is_other_format(path: &str) -> bool {
     let extension = Path::new(path).extension().and_then(|extension| extension.to_str());
     extension
         .is_some_and(|extension| OTHER_FORMATS.contains(&extension.to_ascii_lowercase().as_str()))
+}
+
+/// A sentence for each thing that is worth one, except what [`little_to_code`] says.
+fn advice(source: &Source) -> Result<Vec<String>> {
+    let mut notes = Vec::new();
+    let is_bf16 = |file: &LeftOut| file.reason == index::variant_reason("bf16");
+    if little_to_code(&source.weights).is_some() && source.left_out.iter().any(is_bf16) {
+        notes.push(
+            "a BF16 variant of these weights was left out: --variant bf16 takes it".to_owned(),
+        );
+    }
+    for side in &source.side {
+        notes.extend(quantized_already(source, side)?);
+    }
+    Ok(notes)
+}
+
+/// That less than half of the weights' bytes are BF16, the dtype that is coded.
+pub(super) fn little_to_code<'a>(
+    weights: impl IntoIterator<Item = &'a WeightsFile>,
+) -> Option<String> {
+    let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
+    for tensor in weights.into_iter().flat_map(|file| &file.tensors) {
+        *bytes.entry(tensor.dtype.name()).or_default() += tensor.length;
+    }
+    let total: u64 = bytes.values().sum();
+    let coded = bytes.remove(Dtype::BF16.name()).unwrap_or_default();
+    if total == 0 || coded >= total.div_ceil(2) {
+        return None;
+    }
+    let (most, _) = bytes.into_iter().max_by_key(|&(_, count)| count)?;
+    let how_much = match coded {
+        0 => "none of the weights are BF16".to_owned(),
+        _ => format!(
+            "only {:.1} % of the weights' bytes are BF16",
+            100.0 * coded as f64 / total as f64
+        ),
+    };
+    Some(format!(
+        "{how_much} (most are {most}): only BF16 is coded, and everything else is stored as it is, \
+        at its full size. A lossless tool may do no more; converting the model to BF16 first would \
+        round its weights, which changes what it answers: do so only if that is wanted, with \
+        model.to(torch.bfloat16).save_pretrained(...), and compress the result"
+    ))
+}
+
+/// That transformers would not find compressed weights, because a configuration names another
+/// quantization.
+fn quantized_already(source: &Source, side: &SideFile) -> Result<Option<String>> {
+    let mut weights = source.weights.iter().map(|file| &*file.path);
+    if !is_config(&side.path, &mut weights) || side.length > MAX_CONFIG_BYTES {
+        return Ok(None);
+    }
+    let bytes =
+        std::fs::read(&side.file).map_err(|error| Error::io("reading", &side.file, error))?;
+    let Ok(config) = serde_json::from_slice::<Value>(&bytes) else { return Ok(None) };
+    let Some(named) = config.get("quantization_config") else { return Ok(None) };
+    let method = named.get("quant_method").and_then(Value::as_str);
+    let remedy = match method {
+        Some("df11") => return Ok(None),
+        Some(_) => {
+            "compress the BF16 model that it was made from to have one that loads; this one comes \
+            back with df11 decompress, byte for byte"
+        }
+        None => "take it out of the file to have a folder that loads",
+    };
+    Ok(Some(format!(
+        "{} has a quantization_config already ({}), which stays as it is: from_pretrained of \
+        transformers will not load the compressed weights; {remedy}",
+        side.path,
+        method.unwrap_or("of no method")
+    )))
 }

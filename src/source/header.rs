@@ -1,13 +1,17 @@
-//! The JSON header of a safetensors file, read strictly (spec/format.md, section 7).
+//! The JSON header of a safetensors file, read strictly (spec/format.md, section 7), and written.
 
-use std::{collections::HashMap, fmt, ops::Range};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    ops::Range,
+};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeSeed, MapAccess, Visitor, value::MapAccessDeserializer},
+    de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
+use serde_json::Value;
 
-use super::unique::{Unique, depth};
 use crate::{
     Dtype, Error, Result,
     constants::{MAX_DIMENSIONS, MAX_NAME_BYTES},
@@ -20,7 +24,7 @@ const METADATA_KEY: &str = "__metadata__";
 const MAX_DEPTH: usize = 100;
 
 /// What the header of a file says of its tensors; they follow each other without holes.
-pub(crate) struct Header {
+pub(crate) struct SafetensorsHeader {
     /// Ascending by their data; empty ones at the same offset by name.
     pub(crate) tensors: Vec<HeaderTensor>,
 }
@@ -41,7 +45,7 @@ impl HeaderTensor {
     }
 }
 
-impl Header {
+impl SafetensorsHeader {
     /// Reads the prefix (length, JSON, padding) of a file with this many bytes; errors name `path`.
     pub(crate) fn read(path: &str, prefix: &[u8], length: u64) -> Result<Self> {
         let stated = prefix.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
@@ -50,7 +54,7 @@ impl Header {
             return Err(Error::corrupt(path, 0, problem));
         }
         let header = Self::parse(path, prefix)?;
-        let described = prefix.len() as u64 + header.data_bytes();
+        let described = header.data_bytes().saturating_add(prefix.len() as u64);
         if described == length {
             return Ok(header);
         }
@@ -69,12 +73,12 @@ impl Header {
             let problem = format!("the header is no valid safetensors header: {error}");
             Error::corrupt(path, offset, problem)
         };
-        serde_json::from_str::<Unique>(json).map_err(invalid)?;
-        if depth(json) > MAX_DEPTH {
+        let Unique { depth } = serde_json::from_str(json).map_err(invalid)?;
+        if depth > MAX_DEPTH {
             let problem = format!("the header is nested deeper than {MAX_DEPTH}");
             return Err(Error::corrupt(path, LENGTH_BYTES, problem));
         }
-        let Entries(mut tensors) = serde_json::from_str(json).map_err(invalid)?;
+        let HeaderEntries(mut tensors) = serde_json::from_str(json).map_err(invalid)?;
         tensors.sort_by(|a, b| {
             let key = |tensor: &HeaderTensor| (tensor.data.start, tensor.data.end);
             key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
@@ -158,30 +162,34 @@ pub(super) fn named(error: Error, path: &str) -> Error {
 }
 
 /// The tensors in the order of the JSON.
-struct Entries(Vec<HeaderTensor>);
+struct HeaderEntries(Vec<HeaderTensor>);
 
-impl<'de> Deserialize<'de> for Entries {
+impl<'de> Deserialize<'de> for HeaderEntries {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Tensors;
         impl<'de> Visitor<'de> for Tensors {
-            type Value = Entries;
+            type Value = HeaderEntries;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object of tensors")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<HeaderEntries, A::Error> {
                 let mut tensors = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if name == METADATA_KEY {
                         map.next_value::<Option<HashMap<String, String>>>()?;
                     } else {
-                        let Entry { dtype: dtype_name, shape, data_offsets: (start, end) } =
-                            map.next_value_seed(Object)?;
+                        let HeaderEntry {
+                            dtype: dtype_name,
+                            shape,
+                            data_offsets: (start, end),
+                            ..
+                        } = map.next_value()?;
                         tensors.push(HeaderTensor { name, dtype_name, shape, data: start..end });
                     }
                 }
-                Ok(Entries(tensors))
+                Ok(HeaderEntries(tensors))
             }
         }
         deserializer.deserialize_map(Tensors)
@@ -190,31 +198,136 @@ impl<'de> Deserialize<'de> for Entries {
 
 /// A tensor's entry.
 #[derive(Deserialize)]
-struct Entry {
+struct HeaderEntry {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
+    /// Keeps the derived reader from taking a list of the fields for an entry.
+    #[serde(flatten)]
+    _others: IgnoredAny,
 }
 
-/// Reads an [`Entry`] from an object, and never from a list, which a derived reader takes for one.
-struct Object;
+/// The bytes of a safetensors file before its tensors, which follow each other in this order,
+/// padded as the `safetensors` library pads.
+///
+/// # Errors
+/// [`Error::Limit`] if the tensors have more bytes than can be counted.
+pub(crate) fn prefix_of<'a>(
+    metadata: Option<&Value>,
+    tensors: impl Iterator<Item = (&'a str, Dtype, &'a [u64], u64)>,
+) -> Result<Vec<u8>> {
+    let mut json: Vec<String> =
+        metadata.iter().map(|metadata| format!("\"{METADATA_KEY}\":{metadata}")).collect();
+    let mut end = 0u64;
+    for (name, dtype, shape, bytes) in tensors {
+        let start = end;
+        end = end.checked_add(bytes).ok_or_else(|| Error::overflow("the bytes of a checkpoint"))?;
+        json.push(format!(
+            "{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{start},{end}]}}",
+            Value::from(name),
+            dtype.name(),
+            Value::from(shape)
+        ));
+    }
+    let mut json = format!("{{{}}}", json.join(",")).into_bytes();
+    json.resize(json.len().next_multiple_of(LENGTH_BYTES as usize), b' ');
+    let mut prefix = (json.len() as u64).to_le_bytes().to_vec();
+    prefix.extend(json);
+    Ok(prefix)
+}
 
-impl<'de> DeserializeSeed<'de> for Object {
-    type Value = Entry;
+/// Any JSON value in which no object has two equal keys. Readers disagree on which of two equal
+/// keys counts, so that one file could show two contents; such a file is rejected, wherever they
+/// stand.
+///
+/// Nesting is bounded by the deserializer: `serde_json` stops at 128 levels.
+#[derive(Default)]
+struct Unique {
+    /// How many arrays and objects lie in each other at most.
+    depth: usize,
+}
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Entry, D::Error> {
-        deserializer.deserialize_map(self)
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnyValue)
     }
 }
 
-impl<'de> Visitor<'de> for Object {
-    type Value = Entry;
+/// Takes values that have no keys.
+macro_rules! accept {
+    ($($visit:ident $value:ty),*) => {
+        $(fn $visit<E>(self, _: $value) -> Result<Unique, E> {
+            Ok(Unique::default())
+        })*
+    };
+}
+
+struct AnyValue;
+
+impl<'de> Visitor<'de> for AnyValue {
+    type Value = Unique;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with dtype, shape and data_offsets")
+        f.write_str("a JSON value")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Entry, A::Error> {
-        Entry::deserialize(MapAccessDeserializer::new(map))
+    fn visit_unit<E>(self) -> Result<Unique, E> {
+        Ok(Unique::default())
+    }
+
+    accept! {
+        visit_bool bool, visit_i64 i64, visit_u64 u64, visit_f64 f64, visit_str &str
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Unique, A::Error> {
+        let mut depth = 0;
+        while let Some(value) = values.next_element::<Unique>()? {
+            depth = depth.max(value.depth);
+        }
+        Ok(Unique { depth: depth + 1 })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Unique, A::Error> {
+        let (mut keys, mut depth) = (HashSet::new(), 0);
+        while let Some(key) = entries.next_key::<String>()? {
+            if keys.contains(&key) {
+                return Err(A::Error::custom(format_args!("the key {key:?} occurs twice")));
+            }
+            keys.insert(key);
+            depth = depth.max(entries.next_value::<Unique>()?.depth);
+        }
+        Ok(Unique { depth: depth + 1 })
+    }
+}
+
+/// Reads JSON without duplicate keys.
+pub(super) fn from_slice<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
+    serde_json::from_slice::<Unique>(json)?;
+    serde_json::from_slice(json)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(json: &str) -> Result<usize, String> {
+        serde_json::from_str(json).map(|Unique { depth }| depth).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn equal_keys_are_found_at_any_depth() {
+        check(r#"{"a": [1, -2, 3.5, null, true, {"b": "c"}], "b": {"b": {}}}"#).unwrap();
+        for json in [r#"{"a":1,"a":1}"#, r#"[{"x":{"a":1,"b":2,"\u0061":3}}]"#] {
+            assert!(check(json).unwrap_err().contains("the key \"a\" occurs twice"), "{json}");
+        }
+    }
+
+    #[test]
+    fn depth_counts_no_brackets_in_texts() {
+        for (json, expected) in
+            [("1", 0), ("{}", 1), (r#"{"[[\\\"[":[{},[]]}"#, 3), (r#"[[1],"\\",[[2]]]"#, 3)]
+        {
+            assert_eq!(check(json), Ok(expected), "{json}");
+        }
     }
 }

@@ -1,19 +1,43 @@
-//! The sharding index of a Hugging Face folder: `{"metadata": …, "weight_map": {tensor: file}}`.
+//! Which weights files of a folder count: by the sharding index, `{"metadata": …, "weight_map":
+//! {tensor: file}}`, and by variants, copies of the same weights in another dtype, which
+//! transformers and diffusers tell by a word in the file's name, as `model.fp16.safetensors`, and
+//! load if `variant="fp16"` is asked for.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    sync::LazyLock,
+};
 
+use regex_lite::Regex;
 use serde::Deserialize;
 
 use super::{
+    header,
     safetensors::WeightsFile,
-    unique, variant,
-    walk::{Found, MAX_SIDE_BYTES},
+    walk::{Found, LeftOut, MAX_SIDE_BYTES},
 };
 use crate::{
     Error, Result,
     io::read_regular,
-    paths::{check_path, folder_of},
+    paths::{check_path, folder_of, has_extension},
 };
+
+/// Paths of weights files that may have variants, and of their indexes: folder and stem, and the
+/// variant, before or after `-00001-of-00003` or `.index`.
+static WEIGHTS_NAME: LazyLock<Regex> = LazyLock::new(|| {
+    let number = r"-\d{5}-of-\d{5}";
+    let file = format!(r"(?:{number}(?:\.([^.]+))?|(?:\.([^.]+?))?(?:{number})?)\.safetensors");
+    let index = r"\.safetensors(?:\.index(?:\.([^.]+))?|\.([^.]+)\.index)\.json";
+    let pattern = format!("^((?:.*/)?(?:diffusion_pytorch_model|model))(?:{file}|{index})$");
+    Regex::new(&pattern).expect("a pattern that is tested")
+});
+
+/// The folder and stem of a file, and its variant; `None` for names that have none.
+fn parse(path: &str) -> Option<(&str, Option<&str>)> {
+    let found = WEIGHTS_NAME.captures(path)?;
+    let variant = (2..6).find_map(|word| found.get(word)).map(|word| word.as_str());
+    Some((found.get(1)?.as_str(), variant))
+}
 
 /// How the name of an index ends.
 const SUFFIX: &str = ".safetensors.index.json";
@@ -23,7 +47,8 @@ const DEFAULT: &str = "model.safetensors.index.json";
 
 /// Whether a path is that of an index, also of a variant.
 pub(super) fn is_index(path: &str) -> bool {
-    path.ends_with(SUFFIX) || variant::is_index(path)
+    path.ends_with(SUFFIX)
+        || has_extension(path, "json") && parse(path).is_some_and(|(_, variant)| variant.is_some())
 }
 
 /// An index, with every path relative to the source.
@@ -34,7 +59,7 @@ pub(super) struct Index {
 }
 
 #[derive(Deserialize)]
-struct Json {
+struct IndexJson {
     weight_map: BTreeMap<String, String>,
 }
 
@@ -46,7 +71,7 @@ impl Index {
         let bytes = read_regular(&found.file)?;
         let invalid =
             |error| Error::corrupt(&found.path, 0, format!("not a sharding index: {error}"));
-        let json: Json = unique::from_slice(&bytes).map_err(invalid)?;
+        let json: IndexJson = header::from_slice(&bytes).map_err(invalid)?;
         let mut files = BTreeMap::<String, Vec<String>>::new();
         for (tensor, file) in json.weight_map {
             if check_path(&file).is_err() {
@@ -111,4 +136,116 @@ pub(crate) fn named_files(found: &[Found]) -> BTreeSet<String> {
         .filter_map(|file| Index::read(file).ok())
         .flat_map(|index| index.files.into_keys())
         .collect()
+}
+
+/// Leaves out of the files of a folder those of variants that are not wanted.
+///
+/// Of each folder and stem the wanted variant is taken if it is there, else the files without a
+/// variant, else the only variant: what diffusers loads.
+///
+/// # Errors
+/// [`Error::Parameter`] if several variants are there and nothing tells which.
+pub(super) fn choose_variant(
+    found: Vec<Found>,
+    wanted: Option<&str>,
+) -> Result<(Vec<Found>, Vec<LeftOut>)> {
+    let mut groups: BTreeMap<&str, BTreeSet<Option<&str>>> = BTreeMap::new();
+    for (group, variant) in found.iter().filter_map(|file| parse(&file.path)) {
+        groups.entry(group).or_default().insert(variant);
+    }
+    let mut chosen = BTreeMap::new();
+    for (group, variants) in groups {
+        let choice = match variants.first() {
+            _ if wanted.is_some() && variants.contains(&wanted) => wanted,
+            Some(&first) if first.is_none() || variants.len() == 1 => first,
+            _ => return Err(undecided(group, &variants)),
+        };
+        chosen.insert(group, choice);
+    }
+    let why_not = |file: &Found| {
+        let (group, variant) = parse(&file.path)?;
+        match (variant, chosen[group]) {
+            (variant, choice) if variant == choice => None,
+            (Some(variant), _) => Some(variant_reason(variant)),
+            (None, choice) => {
+                Some(format!("the variant {} is taken instead", choice.unwrap_or_default()))
+            }
+        }
+    };
+    let reasons: Vec<Option<String>> = found.iter().map(why_not).collect();
+    let (mut taken, mut left_out) = (Vec::new(), Vec::new());
+    for (file, reason) in found.into_iter().zip(reasons) {
+        match reason {
+            None => taken.push(file),
+            Some(reason) => left_out.push(LeftOut { path: file.path, reason }),
+        }
+    }
+    Ok((taken, left_out))
+}
+
+fn undecided(place: &str, variants: &BTreeSet<Option<&str>>) -> Error {
+    let names: Vec<&str> = variants.iter().copied().flatten().collect();
+    let problem =
+        format!("{place}: there are the variants {}, and no other files", names.join(", "));
+    Error::parameter(problem, "choose one with --variant")
+}
+
+/// Checks that a variant that is asked for is there.
+///
+/// # Errors
+/// [`Error::Parameter`] with those that are.
+pub(super) fn check_variant(found: &[Found], wanted: Option<&str>) -> Result<()> {
+    let Some(wanted) = wanted else { return Ok(()) };
+    let names: BTreeSet<&str> = found.iter().filter_map(|file| parse(&file.path)?.1).collect();
+    if names.contains(wanted) {
+        return Ok(());
+    }
+    let there = if names.is_empty() {
+        "there are none".to_owned()
+    } else {
+        format!("there are {}", names.into_iter().collect::<Vec<_>>().join(", "))
+    };
+    let remedy = format!("{there}; leave --variant out for what loads without one");
+    Err(Error::parameter(format!("no weights file is of the variant {wanted}"), remedy))
+}
+
+/// Why the files of a variant are left out.
+pub(super) fn variant_reason(variant: &str) -> String {
+    format!("the variant {variant}; --variant {variant} takes it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{is_index, parse};
+
+    #[test]
+    fn names_tell_their_variant() {
+        let model = |variant| Some(("model", variant));
+        for (name, expected) in [
+            ("model.safetensors", model(None)),
+            ("model-00001-of-00002.safetensors", model(None)),
+            ("model.safetensors.index.json", model(None)),
+            ("model.fp16.safetensors", model(Some("fp16"))),
+            ("model.fp16-00001-of-00002.safetensors", model(Some("fp16"))),
+            ("model-00001-of-00002.fp16.safetensors", model(Some("fp16"))),
+            ("model.safetensors.index.fp16.json", model(Some("fp16"))),
+            ("model.safetensors.fp16.index.json", model(Some("fp16"))),
+            (
+                "diffusion_pytorch_model.non_ema.safetensors",
+                Some(("diffusion_pytorch_model", Some("non_ema"))),
+            ),
+            ("model_index.json", None),
+            ("model.a.b.safetensors", None),
+            ("model..safetensors", None),
+            ("model-lora.safetensors", None),
+            ("other.fp16.safetensors", None),
+            ("modelé-of-00002.safetensors", None),
+        ] {
+            assert_eq!(parse(name), expected, "{name}");
+        }
+        assert_eq!(parse("unet/model.safetensors"), Some(("unet/model", None)));
+        assert!(is_index("unet/model.safetensors.index.fp16.json"));
+        assert!(is_index("a/model.safetensors.index.json") && is_index("x.safetensors.index.json"));
+        assert!(!is_index("model.fp16.safetensors") && !is_index("model.fp16.json"));
+    }
 }

@@ -1,7 +1,6 @@
 //! What comes in: safetensors files and Hugging Face folders, also those of the official DFloat11
 //! package, and their grouping into blocks.
 
-mod advice;
 mod dfloat11;
 pub(crate) mod folder;
 pub(crate) mod group;
@@ -10,17 +9,14 @@ pub(crate) mod hub_cache;
 mod index;
 pub(crate) mod pipeline;
 mod safetensors;
-mod unique;
-mod variant;
 mod walk;
 
 pub use folder::SideFile;
 pub(crate) use folder::Source;
-pub(crate) use header::{Header, HeaderTensor};
+pub(crate) use header::{HeaderTensor, SafetensorsHeader, prefix_of};
 pub(crate) use index::named_files;
 pub use pipeline::Component;
 pub(crate) use pipeline::Sources;
-pub(crate) use safetensors::MAX_HEADER_BYTES;
 pub use safetensors::{SourceTensor, WeightsFile};
 pub use walk::LeftOut;
 pub(crate) use walk::{Found, HIDDEN, MAX_SIDE_BYTES, leads_out, walk};

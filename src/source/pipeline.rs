@@ -10,11 +10,9 @@
 use std::{collections::BTreeSet, path::Path};
 
 use super::{
-    Source,
-    advice::little_to_code,
-    folder::open_files,
-    hub_cache, index, variant,
-    walk::{Found, LeftOut, walk},
+    folder::{Source, little_to_code, open_files},
+    hub_cache, index,
+    walk::{Found, LeftOut, walk, walk_within},
 };
 use crate::{
     Error, Result,
@@ -75,9 +73,11 @@ impl Sources {
             let source = Source::open_walked(root, found, left_out, variant)?;
             return Ok(alone(source.read_from(snapshot.as_deref())));
         }
-        variant::check(&found, variant)?;
+        index::check_variant(&found, variant)?;
         let open = |folder: &String| {
-            let source = Source::open_component(&root.join(folder), root, variant);
+            let place = root.join(folder);
+            let source = walk_within(&place, root)
+                .and_then(|(found, left_out)| Source::of_files(&place, found, left_out, variant));
             let mut component =
                 Component::new(folder, source.map_err(|error| named(error, folder))?);
             let notes = std::mem::take(&mut component.model.notes);

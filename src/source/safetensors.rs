@@ -1,14 +1,12 @@
 //! One safetensors file: `8-byte length | JSON | tensor data`.
 //!
-//! What the `safetensors` crate rejects is rejected here too, since its own `Metadata` has the last
-//! word. On top of that come the limits of the container, the ban on duplicate keys, and entries
-//! that must be objects.
+//! What the `safetensors` crate rejects is rejected here too, by [`SafetensorsHeader`]. On top of
+//! that come the limits of the container, the ban on duplicate keys, and entries that must be
+//! objects.
 
 use std::{fmt, path::Path, sync::Arc};
 
-use safetensors::tensor::{Metadata, TensorInfo};
-
-use super::header::{Header, HeaderTensor, LENGTH_BYTES, named};
+use super::header::{HeaderTensor, LENGTH_BYTES, SafetensorsHeader, named};
 use crate::{
     Dtype, Error, Result,
     io::{FileReader, ReadAt},
@@ -80,9 +78,10 @@ impl WeightsFile {
     pub fn parse(path: &str, reader: Arc<dyn ReadAt>) -> Result<Self> {
         let length = reader.size();
         let prefix = read_prefix(path, reader.as_ref())?;
-        let tensors = parse_prefix(path, &prefix)?;
-        let described =
-            tensors.last().map_or(prefix.len() as u64, |last| last.offset + last.length);
+        let start = prefix.len() as u64;
+        let header = SafetensorsHeader::parse(path, &prefix)?;
+        let tensors = header.source_tensors(start).map_err(|error| named(error, path))?;
+        let described = tensors.last().map_or(start, |last| last.offset + last.length);
         if length < described {
             return Err(truncated(path, length, described));
         }
@@ -147,48 +146,34 @@ fn truncated(path: &str, actual: u64, expected: u64) -> Error {
     Error::corrupt(path, actual, problem).remedied("download the file again")
 }
 
-/// The tensors of a prefix (length, JSON, padding) in ascending order of their data.
-fn parse_prefix(path: &str, prefix: &[u8]) -> Result<Vec<SourceTensor>> {
-    let header = Header::parse(path, prefix)?;
-    let tensor = |tensor| source_tensor(tensor, prefix.len() as u64);
-    let tensors = header.tensors.iter().map(tensor).collect::<Result<_>>();
-    let tensors = tensors.map_err(|error| named(error, path))?;
-    confirm(path, header)?;
-    Ok(tensors)
+impl SafetensorsHeader {
+    /// The tensors, if their dtypes are known; `start` is where the file's data begins.
+    pub(crate) fn source_tensors(self, start: u64) -> Result<Vec<SourceTensor>> {
+        let ends = start.checked_add(self.data_bytes());
+        ends.ok_or_else(|| Error::overflow("where a tensor ends, in bytes"))?;
+        let tensor = |tensor: HeaderTensor| {
+            let dtype = tensor.dtype().ok_or_else(|| {
+                let what = format!("the dtype {:?} of tensor {:?}", tensor.dtype_name, tensor.name);
+                Error::unsupported(what, "convert the tensor, or update df11")
+            })?;
+            let HeaderTensor { name, shape, data, .. } = tensor;
+            let length = data.end - data.start;
+            Ok(SourceTensor { name, dtype, shape, offset: start + data.start, length })
+        };
+        self.tensors.into_iter().map(tensor).collect()
+    }
 }
 
-/// The tensor, if its dtype is known; `start` is where the file's data begins.
-fn source_tensor(tensor: &HeaderTensor, start: u64) -> Result<SourceTensor> {
-    let HeaderTensor { name, dtype_name, shape, data } = tensor;
-    let dtype = tensor.dtype().ok_or_else(|| {
-        let what = format!("the dtype {dtype_name:?} of tensor {name:?}");
-        Error::unsupported(what, "convert the tensor, or update df11")
-    })?;
-    let ends = start.checked_add(data.end);
-    ends.ok_or_else(|| Error::overflow("where a tensor ends, in bytes"))?;
-    let length = data.end - data.start;
-    Ok(SourceTensor {
-        name: name.clone(),
-        dtype,
-        shape: shape.clone(),
-        offset: start + data.start,
-        length,
-    })
-}
+#[cfg(test)]
+mod tests {
+    use super::Dtype;
 
-/// Lets the `safetensors` crate judge offsets and sizes too.
-fn confirm(path: &str, header: Header) -> Result<()> {
-    let problem = |error: &dyn fmt::Display| {
-        let text = format!("the header contradicts itself (hole, overlap or wrong size): {error}");
-        Error::corrupt(path, LENGTH_BYTES, text.replace('\n', " "))
-    };
-    let size = |number: u64| usize::try_from(number).map_err(|error| problem(&error));
-    let infos = header.tensors.into_iter().map(|tensor| {
-        let dtype = serde_json::from_value(tensor.dtype_name.into());
-        let dtype = dtype.map_err(|error| problem(&error))?;
-        let shape = tensor.shape.into_iter().map(size).collect::<Result<_>>()?;
-        let data_offsets = (size(tensor.data.start)?, size(tensor.data.end)?);
-        Ok((tensor.name, TensorInfo { dtype, shape, data_offsets }))
-    });
-    Metadata::new(None, infos.collect::<Result<_>>()?).map(drop).map_err(|error| problem(&error))
+    /// So the header's own checks of sizes are those of the `safetensors` crate.
+    #[test]
+    fn dtypes_are_those_of_the_safetensors_crate() {
+        for dtype in Dtype::ALL {
+            let theirs: safetensors::Dtype = serde_json::from_value(dtype.name().into()).unwrap();
+            assert_eq!(theirs.bitsize() as u64, dtype.bits());
+        }
+    }
 }

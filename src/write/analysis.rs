@@ -7,10 +7,17 @@
 //! batches |        |           |         |        |     |   read, counted, hashed in the cache
 //! ```
 
+use std::ops::Range;
+
 use blake3::Hasher;
 use rayon::prelude::*;
 
-use super::{Layout, coding::Coding, fingerprint::Fingerprint, gap, input::Weights, tile};
+use super::{
+    coding::{self, Coding, Counting},
+    input::Weights,
+    options::Layout,
+    tile,
+};
 use crate::{
     Dtype, Error, Result, encoding::tile::PairHistogram, huffman::Histogram, open::hash, parallel,
     progress::Observer, source::SourceTensor,
@@ -37,27 +44,53 @@ pub(super) struct FileAnalysis {
 pub(super) struct TensorAnalysis {
     /// Hash of its bytes.
     pub(super) hash: [u8; 32],
-    /// Of its bytes, for the second pass.
-    pub(super) fingerprint: Fingerprint,
+    /// Of its bytes, for the second pass: see [`fingerprint`].
+    pub(super) fingerprint: u64,
     /// How it would be coded; `None` if it is stored raw whatever comes out.
     pub(super) coding: Option<Coding>,
 }
 
+/// What bytes of a tensor, from `offset` on, add to its fingerprint: a number for each 16 of them
+/// that mixes them with their place, and all joined by exclusive or, so that parts come in any
+/// order. By these the second pass knows that it has read what the first has. They take far less
+/// time than hashes, and prove nothing against a writer who wants to keep them; verification
+/// compares hashes.
+pub(super) fn fingerprint(offset: u64, bytes: &[u8]) -> u64 {
+    assert!(offset.is_multiple_of(16), "parts are cut at multiples of 16 bytes");
+    let mix = |place: u64, bytes: &[u8; 16]| {
+        let pair = u128::from_le_bytes(*bytes);
+        let low = pair as u64 ^ place.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let product = u128::from(low) * u128::from((pair >> 64) as u64 ^ 0xA076_1D64_78BD_642F);
+        product as u64 ^ (product >> 64) as u64
+    };
+    let (pairs, tail) = bytes.as_chunks();
+    let mut last = [0; 16];
+    last[..tail.len()].copy_from_slice(tail);
+    let first = offset / 16 + 1;
+    let end = if tail.is_empty() { 0 } else { mix(first + pairs.len() as u64, &last) };
+    (first..).zip(pairs).fold(end, |sum, (place, pair)| sum ^ mix(place, pair))
+}
+
 /// Part of a tensor that lies in the current batch.
-#[derive(Clone, Copy)]
-struct BatchPiece {
+#[derive(Clone)]
+struct SourcePiece {
     tensor: usize,
-    /// Where it starts in its tensor, in bytes.
-    start: u64,
+    /// Its bytes in its tensor.
+    range: Range<u64>,
     /// Where it starts in the file, in bytes.
     offset: u64,
-    length: u64,
-    work: Work,
+    work: PieceWork,
+}
+
+impl SourcePiece {
+    fn length(&self) -> u64 {
+        self.range.end - self.range.start
+    }
 }
 
 /// What is to be done with a piece, except for hashing.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Work {
+enum PieceWork {
     /// Nothing.
     None,
     /// Count its exponents.
@@ -70,16 +103,18 @@ enum Work {
 }
 
 /// What was found in a piece.
-enum Finding {
-    Nothing,
-    Exponents(Box<Histogram>),
-    Whole(Option<tile::TileCoding>),
+#[derive(Default)]
+struct PieceAnalysis {
+    fingerprint: u64,
+    exponents: Option<Box<Histogram>>,
+    /// Of a whole tensor.
+    coding: Option<Coding>,
 }
 
 /// The bytes that the first pass over all files tells the observer of: all tensors, and once more
 /// those that are measured on their own.
 pub(super) fn bytes(files: &[Weights<'_>], layout: Layout) -> u64 {
-    let times = |tensor| if work(layout, tensor) == Work::Pairs { 2 } else { 1 };
+    let times = |tensor| if work(layout, tensor) == PieceWork::Pairs { 2 } else { 1 };
     let tensors = files.iter().flat_map(|file| &file.file.tensors);
     tensors.map(|tensor| times(tensor) * tensor.length).sum()
 }
@@ -93,7 +128,7 @@ pub(super) fn analyse(
     let mut file_hasher = Hasher::new();
     file_hasher.update(&file.file.prefix);
     let pass = Pass { file, layout, observer };
-    let mut progress = Progress::default();
+    let mut progress = PassState::default();
     let mut buffer = Vec::new();
     for batch in batches(pass.pieces(), rayon::current_num_threads() as u64) {
         if observer.is_cancelled() {
@@ -108,8 +143,8 @@ pub(super) fn analyse(
         observer.advance(buffer.len() as u64);
     }
     progress.finish_until(&pass, file.file.tensors.len())?;
-    let analysis =
-        FileAnalysis { hash: *file_hasher.finalize().as_bytes(), tensors: progress.analyses };
+    let hash = *file_hasher.finalize().as_bytes();
+    let analysis = FileAnalysis { hash, tensors: progress.analyses };
     let hashes: Vec<_> = analysis.tensors.iter().map(|tensor| &tensor.hash).collect();
     file.check_hashes(&analysis.hash, &hashes)?;
     Ok(analysis)
@@ -123,16 +158,12 @@ pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Resu
     let tensors = file.file.tensors.iter().map(|tensor| {
         let elements = tensor.length / 2;
         let coding = match (work(layout, tensor), layout) {
-            (Work::None, _) | (_, Layout::Raw) => None,
-            (_, Layout::Gap(geometry)) => Some(Coding::Gap(
-                gap::GapCoding::assume(geometry, elements, bits(elements))?.into(),
-            )),
-            (_, Layout::Tile) => {
-                Some(Coding::Tile(tile::TileCoding::assume(&tensor.shape, bits(elements))?))
-            }
+            (PieceWork::None, _) | (_, Layout::Raw) => None,
+            (_, Layout::Gap(geometry)) => Some(coding::assume(geometry, elements, bits(elements))?),
+            (_, Layout::Tile) => Some(tile::assume(&tensor.shape, bits(elements))?),
         };
         let hash = *blake3::hash(tensor.name.as_bytes()).as_bytes();
-        Ok(TensorAnalysis { hash, fingerprint: Fingerprint::default(), coding })
+        Ok(TensorAnalysis { hash, fingerprint: 0, coding })
     });
     let hash = *blake3::hash(file.file.path.as_bytes()).as_bytes();
     Ok(FileAnalysis { hash, tensors: tensors.collect::<Result<_>>()? })
@@ -140,23 +171,25 @@ pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Resu
 
 /// Consecutive pieces for all threads; tensors are contiguous in their file, and so is a batch.
 fn batches(
-    pieces: impl Iterator<Item = BatchPiece>,
+    pieces: impl Iterator<Item = SourcePiece>,
     threads: u64,
-) -> impl Iterator<Item = Vec<BatchPiece>> {
+) -> impl Iterator<Item = Vec<SourcePiece>> {
     let mut pieces = pieces.peekable();
     std::iter::from_fn(move || {
         let first = pieces.next()?;
         let each = match first.work {
             _ if threads == 1 => PIECE_BYTES,
             // Each thread is to have a tensor.
-            Work::Whole => tile::WHOLE_BYTES,
-            _ => first.length.max(4 * PIECE_BYTES),
+            PieceWork::Whole => tile::WHOLE_BYTES,
+            _ => first.length().max(4 * PIECE_BYTES),
         };
-        let shared = |piece: &BatchPiece| piece.work != Work::Pairs && first.work != Work::Pairs;
+        let (tensor, work) = (first.tensor, first.work);
+        let shared =
+            |piece: &SourcePiece| piece.work != PieceWork::Pairs && work != PieceWork::Pairs;
         let end = first.offset + each * threads;
         let mut batch = vec![first];
         while let Some(piece) = pieces.next_if(|piece| {
-            piece.offset + piece.length <= end && (piece.tensor == first.tensor || shared(piece))
+            piece.offset + piece.length() <= end && (piece.tensor == tensor || shared(piece))
         }) {
             batch.push(piece);
         }
@@ -165,13 +198,13 @@ fn batches(
 }
 
 /// What is to be done with a tensor.
-fn work(layout: Layout, tensor: &SourceTensor) -> Work {
+fn work(layout: Layout, tensor: &SourceTensor) -> PieceWork {
     match layout {
-        _ if tensor.dtype != Dtype::BF16 || tensor.length < MIN_CODED_BYTES => Work::None,
-        Layout::Raw => Work::None,
-        Layout::Gap(_) => Work::Exponents,
-        Layout::Tile if tensor.length <= tile::WHOLE_BYTES => Work::Whole,
-        Layout::Tile => Work::Pairs,
+        _ if tensor.dtype != Dtype::BF16 || tensor.length < MIN_CODED_BYTES => PieceWork::None,
+        Layout::Raw => PieceWork::None,
+        Layout::Gap(_) => PieceWork::Exponents,
+        Layout::Tile if tensor.length <= tile::WHOLE_BYTES => PieceWork::Whole,
+        Layout::Tile => PieceWork::Pairs,
     }
 }
 
@@ -194,16 +227,14 @@ impl Pass<'_> {
     }
 
     /// All pieces of the file, in its order.
-    fn pieces(&self) -> impl Iterator<Item = BatchPiece> {
+    fn pieces(&self) -> impl Iterator<Item = SourcePiece> {
         self.file.file.tensors.iter().enumerate().flat_map(|(index, tensor)| {
             let work = work(self.layout, tensor);
-            let most = if work == Work::Whole { tensor.length } else { self.piece_bytes(index) };
-            parallel::cut(0..tensor.length, most, 1).map(move |range| BatchPiece {
-                tensor: index,
-                start: range.start,
-                offset: tensor.offset + range.start,
-                length: range.end - range.start,
-                work,
+            let most =
+                if work == PieceWork::Whole { tensor.length } else { self.piece_bytes(index) };
+            parallel::cut(0..tensor.length, most, 1).map(move |range| {
+                let offset = tensor.offset + range.start;
+                SourcePiece { tensor: index, range, offset, work }
             })
         })
     }
@@ -211,90 +242,79 @@ impl Pass<'_> {
     /// Reads a batch into `buffer`, and does the work of its pieces.
     fn read_batch(
         &self,
-        batch: &[BatchPiece],
+        batch: &[SourcePiece],
         pairs: &tile::Counts,
         buffer: &mut Vec<u8>,
-    ) -> Result<Vec<(Fingerprint, Finding)>> {
-        let lengths = batch.iter().map(|piece| piece.length);
+    ) -> Result<Vec<PieceAnalysis>> {
+        let lengths = batch.iter().map(SourcePiece::length);
         buffer.resize(lengths.clone().sum::<u64>() as usize, 0);
         let parts: Vec<_> = batch.iter().zip(parallel::split(buffer, lengths)).collect();
         let found = parts.into_par_iter().map(|(piece, part)| {
             self.file.read(piece.offset, part)?;
-            let found = match piece.work {
-                Work::None => Finding::Nothing,
-                Work::Exponents => Finding::Exponents(Histogram::of(part).into()),
-                Work::Whole => Finding::Whole(whole(self.tensor(piece.tensor), part)?),
-                Work::Pairs => {
-                    pairs.add(part);
-                    Finding::Nothing
-                }
-            };
-            Ok((Fingerprint::of(piece.start, part), found))
+            let tensor = self.tensor(piece.tensor);
+            let mut found = PieceAnalysis::default();
+            match piece.work {
+                PieceWork::None => {}
+                PieceWork::Exponents => found.exponents = Some(Histogram::of(part).into()),
+                PieceWork::Whole => found.coding = whole(tensor, part)?,
+                PieceWork::Pairs => pairs.add(part),
+            }
+            found.fingerprint = fingerprint(piece.range.start, part);
+            Ok(found)
         });
         found.collect()
     }
 
     /// Measures a tensor whose pairs are counted.
-    fn measure(
-        &self,
-        tensor: &SourceTensor,
-        histogram: &PairHistogram,
-    ) -> Result<Option<tile::TileCoding>> {
-        let geometry = tile::geometry(&tensor.shape)?;
-        let read = |range: std::ops::Range<u64>, weights: &mut Vec<u8>| {
+    fn measure(&self, tensor: &SourceTensor, pairs: &PairHistogram) -> Result<Option<Coding>> {
+        let read = |range: Range<u64>, weights: &mut Vec<u8>| {
             weights.resize((range.end - range.start) as usize, 0);
             self.file.read(tensor.offset + range.start, weights)
         };
-        tile::TileCoding::of_read(geometry, histogram, &read, self.observer)
+        tile::measure(&tensor.shape, pairs, read, self.observer)
     }
 }
 
 /// Counts and measures a tensor that is in memory.
-fn whole(tensor: &SourceTensor, weights: &[u8]) -> Result<Option<tile::TileCoding>> {
-    let mut histogram = PairHistogram::new();
-    histogram.add(weights);
-    let geometry = tile::geometry(&tensor.shape)?;
-    tile::TileCoding::of_whole(geometry, &histogram, weights)
+fn whole(tensor: &SourceTensor, weights: &[u8]) -> Result<Option<Coding>> {
+    let mut pairs = PairHistogram::new();
+    pairs.add(weights);
+    tile::measure_whole(&tensor.shape, &pairs, weights)
 }
 
 /// The tensor that the pass is in, and those before.
 #[derive(Default)]
-struct Progress {
+struct PassState {
     hasher: Hasher,
-    fingerprint: Fingerprint,
-    exponents: Option<gap::Counting>,
+    fingerprint: u64,
+    exponents: Option<Counting>,
     pairs: tile::Counts,
     coding: Option<Coding>,
     analyses: Vec<TensorAnalysis>,
 }
 
-impl Progress {
+impl PassState {
     fn take(
         &mut self,
         pass: &Pass<'_>,
-        batch: &[BatchPiece],
-        bytes: &[u8],
-        found: Vec<(Fingerprint, Finding)>,
+        batch: &[SourcePiece],
+        mut bytes: &[u8],
+        found: Vec<PieceAnalysis>,
     ) -> Result<()> {
-        let base = batch[0].offset;
-        for (piece, (fingerprint, found)) in batch.iter().zip(found) {
+        for (piece, found) in batch.iter().zip(found) {
             self.finish_until(pass, piece.tensor)?;
-            self.fingerprint.add(fingerprint);
-            let start = (piece.offset - base) as usize;
-            hash(&mut self.hasher, &bytes[start..start + piece.length as usize]);
+            self.fingerprint ^= found.fingerprint;
+            let (own, rest) = bytes.split_at(piece.length() as usize);
+            hash(&mut self.hasher, own);
+            bytes = rest;
             let tensor = pass.tensor(piece.tensor);
-            match (found, pass.layout) {
-                (Finding::Exponents(histogram), Layout::Gap(geometry)) => self
-                    .exponents
-                    .get_or_insert_with(|| {
-                        gap::Counting::new(geometry, tensor.length, pass.piece_bytes(piece.tensor))
-                    })
-                    .add(piece.start, &histogram),
-                (Finding::Whole(coding), _) => self.coding = coding.map(Coding::Tile),
-                _ => {}
+            if let (Some(histogram), Layout::Gap(geometry)) = (found.exponents, pass.layout) {
+                let new = || Counting::new(geometry, tensor.length, pass.piece_bytes(piece.tensor));
+                self.exponents.get_or_insert_with(new).add(piece.range.start, &histogram);
             }
-            if piece.work == Work::Pairs && piece.start + piece.length == tensor.length {
-                self.coding = pass.measure(tensor, &self.pairs.take())?.map(Coding::Tile);
+            self.coding = found.coding;
+            if piece.work == PieceWork::Pairs && piece.range.end == tensor.length {
+                self.coding = pass.measure(tensor, &self.pairs.take())?;
             }
         }
         Ok(())
@@ -306,12 +326,50 @@ impl Progress {
         while self.analyses.len() < index.min(pass.file.file.tensors.len()) {
             let hash = *self.hasher.finalize().as_bytes();
             if let Some(counting) = self.exponents.take() {
-                self.coding = Some(Coding::Gap(counting.finish()?.into()));
+                self.coding = Some(counting.finish()?);
             }
             let fingerprint = std::mem::take(&mut self.fingerprint);
             self.analyses.push(TensorAnalysis { hash, fingerprint, coding: self.coding.take() });
             self.hasher.reset();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fingerprint;
+
+    fn bytes(length: usize) -> Vec<u8> {
+        (0..length).map(|i| (i * i * 31 % 251) as u8).collect()
+    }
+
+    #[test]
+    fn a_fingerprint_is_the_same_however_it_is_cut() {
+        for length in [0, 1, 8, 16, 63, 64, 640, 1003] {
+            let bytes = bytes(length);
+            for cut in [16, 80, 208] {
+                let parts = bytes.chunks(cut).enumerate();
+                let parts = parts.map(|(i, part)| fingerprint((i * cut) as u64, part));
+                assert_eq!(parts.fold(0, |sum, part| sum ^ part), fingerprint(0, &bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn changes_show() {
+        let before = bytes(1003);
+        let first = fingerprint(0, &before);
+        for at in 0..before.len() {
+            let mut after = before.clone();
+            after[at] ^= 0x80;
+            assert_ne!(fingerprint(0, &after), first, "{at}");
+            // The sign of another weight too, at the same place of other bytes.
+            after[(at + 160) % 1003] ^= 0x80;
+            assert_ne!(fingerprint(0, &after), first, "{at}");
+            after.clone_from(&before);
+            after.swap(at, (at + 16) % 1003);
+            assert!(after == before || fingerprint(0, &after) != first, "{at}");
+        }
     }
 }

@@ -1,17 +1,156 @@
-//! The model card of an output folder: what it is, and how to load it.
+//! How Python loads an output, as its own configuration tells: for the person who made it, and for
+//! the model card in it.
 
-use std::path::Path;
+use std::{
+    collections::BTreeMap,
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
 
-use super::{folder::OutputFolder, loading::Loading, options::Card, report::Report};
+use serde_json::Value;
+
+use super::{folder::OutputFolder, options::Card, report::Report};
 use crate::{
     Result,
     constants::VERSION_MAJOR,
-    open::card::{has_front_matter, seal},
+    open::{
+        beside::unmark,
+        card::{has_front_matter, seal},
+    },
+    paths::{CONFIG, MODEL_INDEX, PIPELINE, is_container},
 };
+
+/// How to load an output with Python.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Loading {
+    /// The library whose models these are, as the Hub names it; `None` if nothing tells.
+    pub library: Option<&'static str>,
+    /// Python code, without a line feed at its end.
+    pub python: String,
+    /// Whether it is a language model, such as vLLM serves.
+    pub is_served: bool,
+}
+
+impl Loading {
+    /// Of the output `out`: a container, or the folder of a model or a pipeline. Reads the JSON
+    /// files by which transformers and diffusers know their models; what cannot be read tells
+    /// nothing.
+    pub fn of(out: &Path) -> Self {
+        Self::of_folder(out, out)
+    }
+
+    /// Of a folder that will be `out`.
+    fn of_folder(folder: &Path, out: &Path) -> Self {
+        if folder.join(PIPELINE).is_file() {
+            return of_pipeline(folder, out);
+        }
+        if !folder.is_dir() {
+            return Self::by_attaching(out);
+        }
+        let Some(Class { library, name, is_served }) = Class::read(folder) else {
+            return Self::by_attaching(out);
+        };
+        let place = if library == "transformers" { ", device_map=\"auto\"" } else { "" };
+        let python = format!(
+            "import df11, {library}\nmodel = {library}.{name}.from_pretrained({}{place})",
+            quoted(out)
+        );
+        Self { library: Some(library), python, is_served }
+    }
+
+    fn by_attaching(out: &Path) -> Self {
+        let python =
+            format!("import df11\ndf11.attach(module, {})  # any torch.nn.Module", quoted(out));
+        Self { library: None, python, is_served: false }
+    }
+}
+
+/// The class by which a library loads a folder's model.
+struct Class {
+    library: &'static str,
+    name: String,
+    is_served: bool,
+}
+
+impl Class {
+    /// As config.json tells, which has the mark of this compression; `None` for a model that
+    /// neither transformers nor diffusers loads by itself.
+    fn read(folder: &Path) -> Option<Self> {
+        let bytes = fs::read(folder.join(CONFIG)).ok()?;
+        let json: Value = serde_json::from_slice(&bytes).ok()?;
+        unmark(&bytes)?;
+        let name = |value: &Value| value.as_str().filter(|name| is_name(name)).map(str::to_owned);
+        if let Some(name) = name(&json["_class_name"]) {
+            return Some(Self { library: "diffusers", name, is_served: false });
+        }
+        let architecture = name(&json["architectures"][0]).unwrap_or_default();
+        let is_causal = architecture.ends_with("ForCausalLM");
+        let is_served = is_causal || architecture.ends_with("ForConditionalGeneration");
+        // The code of a custom class is in the model's own folder.
+        let is_custom = json.get("auto_map").is_some();
+        let name = match architecture {
+            _ if is_causal => "AutoModelForCausalLM".to_owned(),
+            name if !name.is_empty() && !is_custom => name,
+            _ => "AutoModel".to_owned(),
+        };
+        Some(Self { library: "transformers", name, is_served })
+    }
+}
+
+/// Code by which the pipeline's own loader loads all components, except those that no library
+/// knows.
+fn of_pipeline(folder: &Path, out: &Path) -> Loading {
+    let index = fs::read(folder.join(MODEL_INDEX)).unwrap_or_default();
+    let index: Value = serde_json::from_slice(&index).unwrap_or_default();
+    let class =
+        index["_class_name"].as_str().filter(|name| is_name(name)).unwrap_or("DiffusionPipeline");
+    let mut python = "import df11, diffusers\n".to_owned();
+    let mut given = String::new();
+    for (name, path) in components(folder) {
+        if Class::read(&path).is_none() {
+            let _ = writeln!(
+                python,
+                "{name} = df11.attach(module, {})  # its own class",
+                quoted(&out.join(&name))
+            );
+            let _ = write!(given, ", {name}={name}");
+        }
+    }
+    let _ = write!(python, "pipeline = diffusers.{class}.from_pretrained({}{given})", quoted(out));
+    Loading { library: Some("diffusers"), python, is_served: false }
+}
+
+/// Folders of a compressed pipeline that hold containers and may be names in Python, ascending.
+fn components(folder: &Path) -> BTreeMap<String, PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let has_containers = |path: &Path| {
+        fs::read_dir(path).is_ok_and(|mut entries| {
+            entries.any(|entry| entry.is_ok_and(|entry| is_container(entry.path())))
+        })
+    };
+    let folders = entries.filter(|entry| has_containers(&entry.path()));
+    let named =
+        folders.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
+    named.filter(|(name, _)| is_name(name)).collect()
+}
+
+/// Whether text from a file is a name in Python, and so no other code.
+fn is_name(text: &str) -> bool {
+    let mut bytes = text.bytes();
+    let is_first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
+    bytes.next().is_some_and(is_first) && bytes.all(|byte| is_first(byte) || byte.is_ascii_digit())
+}
+
+/// A path as a string of Python.
+fn quoted(path: &Path) -> String {
+    Value::from(path.to_string_lossy()).to_string()
+}
 
 /// Writes the card of a folder that will be `out`.
 pub(super) fn write(
-    folder: &OutputFolder,
+    folder: &mut OutputFolder,
     out: &Path,
     path: &str,
     card: &Card,
@@ -25,7 +164,7 @@ pub(super) fn write(
         text.push_str(&front_matter(card, &loading));
     }
     text.push_str(&body(&name_of(out), card, &report, reports.len(), identity, &loading));
-    folder.part("").write(seal(&text).as_bytes(), path)
+    folder.write(seal(&text).as_bytes(), path)
 }
 
 fn name_of(out: &Path) -> String {

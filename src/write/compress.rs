@@ -1,24 +1,28 @@
 //! Compression of models, one or the components of a pipeline, into one container or a folder.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, ops::Range, path::Path};
 
 use super::{
-    analysis, card,
-    compressor::Compressor,
+    analysis::{self, FileAnalysis},
+    card, encode,
     folder::OutputFolder,
     input::Input,
-    options::{CompressOptions, check_metadata},
-    rename::check_absent,
+    options::{CompressOptions, Layout, check_metadata},
+    output::ContainerOutput,
+    plan::{ContainerPlan, Contents},
+    rename::{check_absent, check_file},
     replace::Earlier,
     report::Report,
-    shard_paths::{check_outputs, shard_paths},
+    shards::{check_outputs, shard_paths, write_side_files},
     temporary::parent_of,
+    tensors::{Blocks, PlannedTensor},
 };
 use crate::{
-    Error, Model, Result,
-    open::{Models, card::card_path, list_of_components},
+    Error, Model, OpenOptions, Result,
+    format::{self, directory::ShardRecord},
+    open::{Cpu, Level, Models, card::card_path, list_of_components},
     paths::is_container,
-    progress::Observer,
+    progress::{Observer, Stage},
     source::{Component, Source, Sources},
 };
 
@@ -185,7 +189,6 @@ fn write(
     Ok(vec![Compressor::new(&input.model, options.layout, observer).single(out, options)?])
 }
 
-/// Fills a folder with the containers and side files of all models.
 fn write_folder(
     inputs: Vec<Component<Input<'_>>>,
     out: &Path,
@@ -201,24 +204,27 @@ fn write_folder(
         paths.extend(side.chain(shards).map(|path| input.path_of(&path)));
     }
     let earlier = options.overwrite.then(|| Earlier::of(paths));
-    let folder = OutputFolder::create(out, earlier)?;
+    let mut folder = OutputFolder::create(out, earlier)?;
     let own =
         inputs.iter().filter(|input| input.folder.is_empty()).flat_map(|input| &input.model.side);
     let own: Vec<String> = own.map(|side| side.path.clone()).collect();
     let (mut reports, mut identities) = (Vec::new(), BTreeMap::new());
-    for Component { folder: name, model: mut input } in inputs {
-        if is_pipeline && name.is_empty() {
-            input.metadata.extend([list_of_components(&identities)]);
-            check_metadata(&input.metadata)?;
+    for mut component in inputs {
+        if is_pipeline && component.folder.is_empty() {
+            component.model.metadata.extend([list_of_components(&identities)]);
+            check_metadata(&component.model.metadata)?;
         }
-        let compressor = Compressor::new(&input, options.layout, observer);
-        let (report, identity) = compressor.folder(&folder.part(&name), options, is_pipeline)?;
-        reports.push(report.of_component(&name));
-        identities.insert(name, blake3::Hash::from_bytes(identity).to_hex().to_string());
+        let compressor = Compressor::new(&component.model, options.layout, observer);
+        let (mut report, identity) =
+            compressor.folder(&mut folder, &component, options, is_pipeline)?;
+        report.locate(&component);
+        reports.push(report);
+        let identity = blake3::Hash::from_bytes(identity).to_hex().to_string();
+        identities.insert(component.folder, identity);
     }
     let card = options.card.as_ref().zip(card_path(&own));
     if let (Some((card, path)), Some(identity)) = (card, identities.get("")) {
-        card::write(&folder, out, path, card, &reports, identity)?;
+        card::write(&mut folder, out, path, card, &reports, identity)?;
     }
     folder.finish()?;
     Ok(reports)
@@ -236,4 +242,127 @@ fn check_outside(model: &Model, out: &Path) -> Result<()> {
     }
     let problem = format!("{} lies in the folder that is converted", out.display());
     Err(Error::parameter(problem, "choose an output outside of it"))
+}
+
+/// One compression, from the input to the parts of each container.
+pub(super) struct Compressor<'a> {
+    input: &'a Input<'a>,
+    layout: Layout,
+    observer: &'a dyn Observer,
+    blocks: Blocks,
+}
+
+impl<'a> Compressor<'a> {
+    pub(super) fn new(input: &'a Input<'a>, layout: Layout, observer: &'a dyn Observer) -> Self {
+        Self { input, layout, observer, blocks: Blocks::new(&input.weights) }
+    }
+
+    /// What goes into each container: into one, or into one for each weights file.
+    pub(super) fn shards(&self, single: bool) -> Vec<Contents<'_>> {
+        let Input { weights, side, metadata, .. } = self.input;
+        let shard = |files: Range<usize>| {
+            // The first one also has what belongs to no weights file.
+            let is_first = files.start == 0;
+            Contents {
+                weights: &weights[files.clone()],
+                side: if single { side } else { &[] },
+                beside: if is_first && !single { side } else { &[] },
+                metadata: is_first.then_some(metadata),
+                blocks: &self.blocks.of_tensors[files],
+                block_names: &self.blocks.names,
+            }
+        };
+        match weights.len() {
+            count if single || count == 0 => vec![shard(0..count)],
+            count => (0..count).map(|file| shard(file..file + 1)).collect(),
+        }
+    }
+
+    pub(super) fn analyse(&self, shard: &Contents<'_>) -> Result<Vec<FileAnalysis>> {
+        self.observer.enter(Stage::Analyse);
+        let weights = shard.weights.iter();
+        weights.map(|file| analysis::analyse(file, self.layout, self.observer)).collect()
+    }
+
+    /// Both passes over one shard; the container lacks its directory still.
+    fn write(
+        &self,
+        shard: &Contents<'_>,
+        path: &Path,
+        report: &mut Report,
+    ) -> Result<ContainerOutput> {
+        let analyses = self.analyse(shard)?;
+        let mut plan = ContainerPlan::new(shard, &analyses)?;
+        report.add(&plan);
+        let output = ContainerOutput::create(path, &mut plan)?;
+        self.observer.enter(Stage::Encode);
+        encode::encode(&plan, &output, self.observer)?;
+        self.observer.advance(plan.tensors.iter().map(PlannedTensor::alias_bytes).sum());
+        Ok(output)
+    }
+
+    fn single(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
+        check_file(out)?;
+        let mut report = Report::new(self.input, true);
+        let mut output = self.write(&self.shards(true)[0], out, &mut report)?;
+        let identity = format::identity(output.files());
+        output.seal(ShardRecord::new(0, 1, identity))?;
+        if options.verify {
+            self.verify(output.temporary_path(), 1).map_err(|error| error.in_file(out))?;
+        }
+        output.finish(options.overwrite)?;
+        Ok(report)
+    }
+
+    /// Fills a folder, or a component's part of one. Returns the model's identity too.
+    fn folder(
+        &self,
+        folder: &mut OutputFolder,
+        component: &Component<Input<'_>>,
+        options: &CompressOptions,
+        in_pipeline: bool,
+    ) -> Result<(Report, [u8; 32])> {
+        let paths = shard_paths(self.input, in_pipeline)?;
+        let mut report = Report::new(self.input, false);
+        let mut outputs = Vec::new();
+        for (shard, path) in self.shards(false).iter().zip(&paths) {
+            let mut output =
+                self.write(shard, &folder.path_of(&component.path_of(path))?, &mut report)?;
+            output.close();
+            outputs.push(output);
+        }
+        let identity = format::identity(outputs.iter().flat_map(ContainerOutput::files));
+        let count = outputs.len() as u64;
+        for (index, mut output) in (0..).zip(outputs) {
+            output.seal(ShardRecord::new(index, count, identity))?;
+            output.finish(false)?;
+        }
+        write_side_files(component, folder)?;
+        if options.verify {
+            self.verify(&folder.path().join(&component.folder), count)?;
+        }
+        Ok((report, identity))
+    }
+
+    /// Decodes and compares all, and counts what is there against what went in: shards, files and
+    /// tensors.
+    fn verify(&self, path: &Path, shards: u64) -> Result<()> {
+        self.observer.enter(Stage::Verify);
+        // Read, not mapped: pages of a mapping would count as this process's memory.
+        let models = OpenOptions::new().memory_map(false).open_all(path)?;
+        // Of a pipeline, what belongs to no component; the others were verified when they were
+        // written.
+        let model = &models.components().last().expect("a model").model;
+        let found = model.verify_stage(Level::Full, &Cpu, self.observer)?;
+        let weights = &self.input.weights;
+        let tensors: u64 = weights.iter().map(|weights| weights.file.tensors.len() as u64).sum();
+        let files = (weights.len() + self.input.side.len()) as u64;
+        let wanted = [shards, files, tensors];
+        let there = [model.shards().len() as u64, found.files, found.tensors];
+        if there == wanted && found.unchecked.is_empty() {
+            return Ok(());
+        }
+        let problem = format!("{there:?} shards, files and tensors are there, not {wanted:?}");
+        Err(Error::corrupt("directory", 0, problem).in_file(path))
+    }
 }

@@ -1,23 +1,26 @@
 //! Second pass: all jobs of a plan, on all threads, each to its place in the container.
 
-use std::ops::Range;
+use std::{ops::Range, sync::atomic::Ordering};
 
 use super::{
-    coding::Coding,
-    fingerprint::Fingerprint,
-    gap::{self, MIN_PORTION_BYTES},
-    input::{Side, changed},
-    output::Output,
-    plan::{ContainerPlan, Job, Read},
-    tile,
+    analysis::fingerprint,
+    coding::{Coding, MIN_PORTION_BYTES},
+    output::ContainerOutput,
+    plan::{ContainerPlan, EncodeJob},
+    tensors::{PlannedEncoding, PlannedTensor},
+    tile::{groups, strips},
 };
 use crate::{
     Error, Result,
     encoding::{
-        gap::{PlacedBytes, PortionEncoder, PortionInput, PortionOutput, stored as gap_arrays},
-        tile::{EncodedStrips, Encoder, stored as tile_arrays},
+        gap::{
+            GapSizes, PlacedBytes, PortionEncoder, PortionInput, PortionOutput,
+            stored as gap_arrays,
+        },
+        tile::{self, Codebook, EncodedStrips, Encoder, stored as tile_arrays},
     },
-    huffman::Histogram,
+    format::Coded,
+    huffman::{self, CodeLengths, Histogram},
     parallel,
     progress::{Observer, advance},
 };
@@ -26,20 +29,19 @@ use crate::{
 #[derive(Default)]
 struct Worker {
     input: Vec<u8>,
-    output: PortionOutput,
-    scratch: tile::Scratch,
+    portion: PortionOutput,
+    strips: EncodedStrips,
     /// The tables of the tensor of the last portion, and the tensor's first array, by which it is
     /// known.
-    gap: Option<(usize, PortionEncoder)>,
+    gap: Option<(usize, (CodeLengths, PortionEncoder))>,
     tile: Option<(usize, Encoder)>,
 }
 
 /// A tensor that is being encoded.
 #[derive(Clone, Copy)]
 struct Target<'a> {
-    first_array: usize,
-    read: &'a Read<'a>,
-    output: &'a Output,
+    planned: &'a PlannedTensor<'a>,
+    output: &'a ContainerOutput,
     observer: &'a dyn Observer,
 }
 
@@ -50,44 +52,53 @@ struct Target<'a> {
 /// writing answer.
 pub(super) fn encode(
     plan: &ContainerPlan<'_>,
-    output: &Output,
+    output: &ContainerOutput,
     observer: &dyn Observer,
 ) -> Result<()> {
-    parallel::for_each(plan.jobs.len(), Worker::default, |worker, index| {
-        worker.run(&plan.jobs[index], &plan.reads, output, observer)
+    parallel::for_each(plan.jobs.len(), Worker::default, |worker, index| match plan.jobs[index] {
+        EncodeJob::Prefix { array, file } => output.write_array(array, 0, &file.file.prefix),
+        EncodeJob::Side { array, file } => {
+            let mut offset = 0;
+            let write = |bytes: &[u8]| {
+                output.write_array(array, offset, bytes)?;
+                offset += bytes.len() as u64;
+                Ok(())
+            };
+            file.read(write).map(drop)
+        }
+        EncodeJob::Part { tensor, part } => {
+            worker.run(Target { planned: &plan.tensors[tensor], output, observer }, part)
+        }
     })?;
-    match plan.reads.iter().find(|read| read.seen.get() != read.fingerprint) {
-        Some(read) => Err(read.changed()),
-        None => Ok(()),
-    }
+    let changed = plan.tensors.iter().find(|tensor| !tensor.is_as_analysed());
+    changed.map_or(Ok(()), |tensor| Err(tensor.changed()))
 }
 
 impl Worker {
-    fn run(
-        &mut self,
-        job: &Job<'_>,
-        reads: &[Read<'_>],
-        output: &Output,
-        observer: &dyn Observer,
-    ) -> Result<()> {
-        match *job {
-            Job::Codebook { array, coding } => output.write_array(array, 0, &coding.codebook()),
-            Job::Prefix { array, file } => output.write_array(array, 0, &file.file.prefix),
-            Job::Raw { array, read, ref range } => {
-                let target = Target { first_array: array, read: &reads[read], output, observer };
+    /// Encodes a part of a tensor; with the first one of a coded tensor goes the codebook.
+    fn run(&mut self, target: Target<'_>, part: usize) -> Result<()> {
+        let coding = match target.planned.encoding {
+            PlannedEncoding::Alias(_) => return Ok(()),
+            PlannedEncoding::Raw => {
+                let range = target.planned.raw_part(part);
                 target.read(range.clone(), 0, &mut self.input)?;
                 target.write(0, range.start, &self.input)?;
-                advance(observer, self.input.len() as u64)
+                return advance(target.observer, self.input.len() as u64);
             }
-            Job::Side { array, file } => side(array, file, output),
-            Job::Portion { first_array, read, coding, portion } => {
-                let target = Target { first_array, read: &reads[read], output, observer };
-                match coding {
-                    Coding::Gap(coding) => self.gap_portion(target, coding, portion),
-                    Coding::Tile(coding) => self.tile_portion(target, coding, portion),
-                }
-            }
+            PlannedEncoding::Coded(coding) => coding,
+        };
+        if part == 0 {
+            target.write(0, 0, &coding.codebook)?;
         }
+        let encoded = match &coding.sizes {
+            Coded::Gap(sizes) => self.gap_portion(target, coding, sizes, part),
+            Coded::Tile(sizes) => self.tile_portion(target, coding, sizes, part),
+        };
+        // Weights that the code has no room for are not those of the first pass.
+        encoded.map_err(|error| match error {
+            Error::Parameter { .. } => target.planned.changed(),
+            other => other,
+        })
     }
 
     /// Encodes a portion, in parts of [`MIN_PORTION_BYTES`] or little more; only tensors of more
@@ -95,25 +106,28 @@ impl Worker {
     fn gap_portion(
         &mut self,
         target: Target<'_>,
-        coding: &gap::GapCoding,
+        coding: &Coding,
+        sizes: &GapSizes,
         portion: usize,
     ) -> Result<()> {
-        if self.gap.as_ref().is_none_or(|&(array, _)| array != target.first_array) {
-            self.gap =
-                Some((target.first_array, PortionEncoder::new(&coding.lengths, &coding.sizes)));
-        }
+        let new = || {
+            let lengths = huffman::read_codebook(&coding.codebook)?;
+            let encoder = PortionEncoder::new(&lengths, sizes);
+            Ok((lengths, encoder))
+        };
+        let (lengths, encoder) = kept(&mut self.gap, target, new)?;
         let first = portion as u64 * coding.portion_bytes;
-        let end = target.read.tensor.length.min(first + coding.portion_bytes);
-        let mut bit = coding.portion_bits[portion];
+        let end = target.planned.tensor.length.min(first + coding.portion_bytes);
+        let mut bit = coding.portion_starts[portion];
         let each = MIN_PORTION_BYTES.next_multiple_of(coding.piece_bytes);
-        let lookahead = 2 * coding.sizes.geometry().lookahead() as u64;
+        let lookahead = 2 * sizes.geometry().lookahead() as u64;
         for part in parallel::cut(first..end, each, 1) {
             let (start, length) = (part.start, part.end - part.start);
             target.read(part.clone(), lookahead, &mut self.input)?;
             let end_bit = if part.end == end {
-                coding.portion_bits[portion + 1]
+                coding.portion_starts[portion + 1]
             } else {
-                bit + coding.lengths.bits(&Histogram::of(&self.input[..length as usize]))?
+                bit + lengths.bits(&Histogram::of(&self.input[..length as usize]))?
             };
             let input = PortionInput {
                 weights: &self.input,
@@ -122,12 +136,11 @@ impl Worker {
                 start_bit: bit,
                 end_bit,
             };
-            let (_, encoder) = self.gap.as_ref().expect("it was just made");
-            encoder.encode(&input, &mut self.output).map_err(|error| target.changed(error))?;
-            target.put(gap_arrays::GAPS, self.output.gaps())?;
-            target.put(gap_arrays::OUTPUT_OFFSETS, self.output.output_offsets())?;
-            target.put(gap_arrays::BITSTREAM, self.output.bitstream())?;
-            target.put(gap_arrays::PLANE, self.output.plane())?;
+            encoder.encode(&input, &mut self.portion)?;
+            target.put(gap_arrays::GAPS, self.portion.gaps())?;
+            target.put(gap_arrays::OUTPUT_OFFSETS, self.portion.output_offsets())?;
+            target.put(gap_arrays::BITSTREAM, self.portion.bitstream())?;
+            target.put(gap_arrays::PLANE, self.portion.plane())?;
             advance(target.observer, length)?;
             bit = end_bit;
         }
@@ -137,48 +150,65 @@ impl Worker {
     fn tile_portion(
         &mut self,
         target: Target<'_>,
-        coding: &tile::TileCoding,
+        coding: &Coding,
+        sizes: &tile::Sizes,
         portion: usize,
     ) -> Result<()> {
-        let encoder = match self.tile.take() {
-            Some((array, encoder)) if array == target.first_array => encoder,
-            _ => coding.encoder()?,
+        let geometry = sizes.geometry();
+        let new = || Ok(Encoder::new(&Codebook::from_bytes(&coding.codebook)?, geometry));
+        let encoder = kept(&mut self.tile, target, new)?;
+        let mut byte = coding.portion_starts[portion];
+        // The last portion ends with the array, which is a number of whole words.
+        let end = match portion + 1 {
+            next if next == coding.portion_count() => sizes.bitstream_bytes(),
+            next => coding.portion_starts[next],
         };
-        let read = |range, weights: &mut Vec<u8>| target.read(range, 0, weights);
-        let mut write = |at: [u64; 3], strips: &EncodedStrips| {
-            target.write(tile_arrays::RECORDS, at[0], &strips.records)?;
-            target.write(tile_arrays::BITSTREAM, at[1], &strips.bitstream)?;
-            target.write(tile_arrays::PLANE, at[2], &strips.plane)?;
-            advance(target.observer, 2 * strips.plane.len() as u64)
-        };
-        coding
-            .encode_portion(&encoder, portion, &mut self.scratch, &read, &mut write)
-            .map_err(|error| target.changed(error))?;
-        self.tile = Some((target.first_array, encoder));
-        Ok(())
+        let output = &mut self.strips;
+        for (group, range) in groups(geometry, portion) {
+            output.clear();
+            target.read(range, 0, &mut self.input)?;
+            for (strip, weights) in strips(geometry, group.clone(), &self.input) {
+                let at = byte + output.bitstream.len() as u64;
+                encoder.encode_strip(strip, weights, at, output)?;
+            }
+            let next = byte + output.bitstream.len() as u64;
+            if next > end {
+                return Err(target.planned.changed());
+            }
+            let (records, plane) = (sizes.records_of(&group)?, sizes.plane_of(&group)?);
+            target.write(tile_arrays::RECORDS, records.start, &output.records)?;
+            target.write(tile_arrays::BITSTREAM, byte, &output.bitstream)?;
+            target.write(tile_arrays::PLANE, plane.start, &output.plane)?;
+            advance(target.observer, 2 * output.plane.len() as u64)?;
+            byte = next;
+        }
+        if byte == end { Ok(()) } else { Err(target.planned.changed()) }
     }
 }
 
-fn side(array: usize, file: &Side<'_>, output: &Output) -> Result<()> {
-    let mut offset = 0;
-    file.read(|bytes| {
-        output.write_array(array, offset, bytes)?;
-        offset += bytes.len() as u64;
-        Ok(())
-    })
-    .map(drop)
+/// The tables of a tensor, made if those of another one are there.
+fn kept<'a, T>(
+    tables: &'a mut Option<(usize, T)>,
+    target: Target<'_>,
+    new: impl FnOnce() -> Result<T>,
+) -> Result<&'a T> {
+    let array = target.planned.first_array;
+    if tables.as_ref().is_none_or(|(of, _)| *of != array) {
+        *tables = Some((array, new()?));
+    }
+    Ok(&tables.as_ref().expect("they were just made").1)
 }
 
 impl Target<'_> {
     /// Reads a range of the tensor's bytes into `bytes`, and up to `lookahead` more, which are of
     /// another range.
     fn read(&self, range: Range<u64>, lookahead: u64, bytes: &mut Vec<u8>) -> Result<()> {
-        let Read { file, tensor, seen, .. } = self.read;
+        let PlannedTensor { file, tensor, seen, .. } = self.planned;
         let end = tensor.length.min(range.end + lookahead);
         bytes.resize((end - range.start) as usize, 0);
         file.read(tensor.offset + range.start, bytes)?;
         let own = &bytes[..(range.end - range.start) as usize];
-        seen.add(Fingerprint::of(range.start, own));
+        seen.fetch_xor(fingerprint(range.start, own), Ordering::Relaxed);
         Ok(())
     }
 
@@ -187,24 +217,10 @@ impl Target<'_> {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.output.write_array(self.first_array + array, offset, bytes)
+        self.output.write_array(self.planned.first_array + array, offset, bytes)
     }
 
     fn put(&self, array: usize, piece: PlacedBytes<'_>) -> Result<()> {
         self.write(array, piece.offset, piece.bytes)
-    }
-
-    /// Weights that are not those of the first pass.
-    fn changed(&self, error: Error) -> Error {
-        match error {
-            Error::Parameter { .. } => self.read.changed(),
-            other => other,
-        }
-    }
-}
-
-impl Read<'_> {
-    fn changed(&self) -> Error {
-        changed(format_args!("{}: tensor {:?}", self.file.file.path, self.tensor.name))
     }
 }

@@ -1,19 +1,30 @@
-//! What compression would make: the way to the plan, and no further.
+//! What compression would make: the way to the plan, and no further; and the outline of a
+//! container that is not written: header, directory and footer at their places, and nothing between
+//! them. It opens as the container would, so whatever asks directories alone (what fits on which
+//! GPUs) can be asked before anything is compressed.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+};
+
+use zerocopy::{IntoBytes, little_endian::U32};
 
 use super::{
     analysis::{self, FileAnalysis},
-    compressor::Compressor,
+    compress::Compressor,
     input::Input,
     options::Layout,
-    outline::{self, Draft},
+    output::seal,
     plan::{ContainerPlan, Contents},
     report::Report,
-    shard_paths::shard_paths,
+    shards::shard_paths,
 };
 use crate::{
-    Error, Model, Result,
+    Error, Model, OpenOptions, Result,
+    format::{self, Directory, Header, IdentifiedFile, directory::ShardRecord},
+    io::ReadAt,
     open::list_of_components,
     paths::is_container,
     progress::Observer,
@@ -48,7 +59,8 @@ pub fn estimate_all(
 ) -> Result<Vec<Estimate>> {
     let in_pipeline = sources.is_pipeline();
     let mut identities = BTreeMap::new();
-    let estimates = sources.components().iter().map(|Component { folder, model, .. }| {
+    let estimates = sources.components().iter().map(|component| {
+        let Component { folder, model, .. } = component;
         let mut input = Input::of_source(model);
         if in_pipeline && folder.is_empty() {
             input.metadata.extend([list_of_components(&identities)]);
@@ -56,9 +68,10 @@ pub fn estimate_all(
         // Of the length of an identity, which is known when all is written.
         identities.insert(folder.clone(), "0".repeat(2 * blake3::OUT_LEN));
         let out = if folder.is_empty() { out.to_owned() } else { out.join(folder) };
-        let Estimate { report, drafts } =
+        let mut estimate =
             Estimate::new(&input, &out, in_pipeline, layout, exponent_bits, observer)?;
-        Ok(Estimate { report: report.of_component(folder), drafts })
+        estimate.report.locate(component);
+        Ok(estimate)
     });
     estimates.collect()
 }
@@ -83,7 +96,8 @@ pub fn estimate_headers(
 pub struct Estimate {
     /// Its sizes.
     pub report: Report,
-    drafts: Vec<Draft>,
+    /// Of each container its path, its directory without checksums, and where this starts.
+    directories: Vec<(PathBuf, Directory, u64)>,
 }
 
 impl Estimate {
@@ -109,22 +123,19 @@ impl Estimate {
             paths.iter().map(|path| out.join(path)).collect()
         };
         let mut report = Report::new(input, single);
-        let mut drafts = Vec::new();
+        let mut directories = Vec::new();
         for (shard, path) in compressor.shards(single).iter().zip(paths) {
             let analyses = match exponent_bits {
                 None => compressor.analyse(shard)?,
                 Some(bits) => assume(shard, layout, bits)?,
             };
             let plan = ContainerPlan::new(shard, &analyses)?;
-            report.add(&plan, plan.file_length());
-            drafts.push(Draft::new(path, plan));
+            report.add(&plan);
+            directories.push((path, plan.directory, plan.directory_offset));
         }
-        report.notes.extend(
-            exponent_bits.map(|bits| {
-                format!("no weight was read: codes of {bits} bits a weight are assumed")
-            }),
-        );
-        Ok(Self { report, drafts })
+        let note = |bits| format!("no weight was read: codes of {bits} bits a weight are assumed");
+        report.notes.extend(exponent_bits.map(note));
+        Ok(Self { report, directories })
     }
 
     /// What opening the output would give, without arrays: for what asks directories alone, as
@@ -134,7 +145,17 @@ impl Estimate {
     /// As [`open`](crate::open()), except for reading: where the files together break a rule of the
     /// format.
     pub fn outline(&self) -> Result<Model> {
-        outline::open(&self.drafts)
+        let files = self.directories.iter().flat_map(|(_, of, _)| IdentifiedFile::of(of));
+        let (identity, count) = (format::identity(files), self.directories.len() as u64);
+        let outlines = (0..).zip(&self.directories).map(|(index, (path, directory, offset))| {
+            let mut directory = directory.clone();
+            directory.checksums = vec![U32::ZERO; directory.chunk_count() as usize];
+            let shard = ShardRecord::new(index, count, identity);
+            let (header, directory) = seal(&mut directory, *offset, shard)?;
+            let outline: Box<dyn ReadAt> = Box::new(Outline { header, directory });
+            Ok((path.clone(), outline))
+        });
+        OpenOptions::new().open_readers(outlines.collect::<Result<_>>()?)
     }
 }
 
@@ -149,4 +170,36 @@ fn check_bits(exponent_bits: f64) -> Result<()> {
 
 fn assume(shard: &Contents<'_>, layout: Layout, exponent_bits: f64) -> Result<Vec<FileAnalysis>> {
     shard.weights.iter().map(|file| analysis::assume(file, layout, exponent_bits)).collect()
+}
+
+/// A container without its arrays.
+struct Outline {
+    header: Header,
+    directory: Vec<u8>,
+}
+
+impl ReadAt for Outline {
+    fn size(&self) -> u64 {
+        self.header.file_length.get()
+    }
+
+    /// Zeros where a container has arrays.
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(buf.len() as u64).filter(|&end| end <= self.size());
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        buf.fill(0);
+        let parts = [
+            (0, self.header.as_bytes()),
+            (self.header.directory_offset.get(), &self.directory),
+            (self.header.footer_offset(), self.header.as_bytes()),
+        ];
+        for (start, part) in parts {
+            let (from, to) = (start.max(offset), (start + part.len() as u64).min(end));
+            if from < to {
+                let part = &part[(from - start) as usize..(to - start) as usize];
+                buf[(from - offset) as usize..(to - offset) as usize].copy_from_slice(part);
+            }
+        }
+        Ok(())
+    }
 }

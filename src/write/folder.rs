@@ -6,15 +6,15 @@ use std::{
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::Mutex,
 };
 
 use super::{
+    input::Side,
     rename::{self, renaming, sync_folder, sync_parent},
     replace::Earlier,
     temporary::{TemporaryFolder, aside_of, folder_beside, lock_folder},
 };
-use crate::{Error, Result, parallel, paths::check_path};
+use crate::{Error, Result, paths::check_path};
 
 /// A folder being filled. Dropped before [`OutputFolder::finish`], it leaves nothing behind.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct OutputFolder {
     /// What may be replaced; nothing if there is none.
     earlier: Option<Earlier>,
     /// The folders in it.
-    made: Mutex<BTreeSet<PathBuf>>,
+    made: BTreeSet<PathBuf>,
 }
 
 impl OutputFolder {
@@ -42,7 +42,7 @@ impl OutputFolder {
             temporary: folder_beside(path)?,
             path: path.to_owned(),
             earlier,
-            made: Mutex::default(),
+            made: BTreeSet::new(),
         })
     }
 
@@ -51,37 +51,54 @@ impl OutputFolder {
         self.temporary.folder.path()
     }
 
-    /// The part of the folder that belongs to one model: a folder in it, or all of it if the name
-    /// is empty.
-    pub(super) fn part(&self, name: &str) -> ModelFolder<'_> {
-        ModelFolder {
-            folder: self,
-            prefix: if name.is_empty() { String::new() } else { format!("{name}/") },
-        }
-    }
-
     /// The place of a file in the folder, whose own folder is made.
-    fn path_of(&self, relative: &str) -> Result<PathBuf> {
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] if a folder that has another name is found under this one.
+    pub(super) fn path_of(&mut self, relative: &str) -> Result<PathBuf> {
         check_path(relative)?;
-        let mut made = parallel::lock(&self.made);
         let mut folder = PathBuf::new();
         let names: Vec<&str> = relative.split('/').collect();
         for name in &names[..names.len() - 1] {
             folder.push(name);
-            if made.contains(&folder) {
+            if self.made.contains(&folder) {
                 continue;
             }
             let path = self.path().join(&folder);
             fs::create_dir(&path).map_err(|error| creating(relative, &path, error))?;
-            made.insert(folder.clone());
+            self.made.insert(folder.clone());
         }
         Ok(self.path().join(relative))
     }
 
+    /// Creates a file.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] if one that has another name is found under this one, since the disk
+    /// takes both for the same.
+    pub(super) fn create_file(&mut self, relative: &str) -> Result<(File, PathBuf)> {
+        let path = self.path_of(relative)?;
+        let file = File::create_new(&path).map_err(|error| creating(relative, &path, error))?;
+        Ok((file, path))
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8], relative: &str) -> Result<()> {
+        let (mut file, path) = self.create_file(relative)?;
+        let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        written.map_err(|error| Error::io("writing", path, error))
+    }
+
+    /// Copies a side file, whose hash is compared if it is known.
+    pub(super) fn copy(&mut self, side: &Side<'_>, relative: &str) -> Result<()> {
+        let (mut file, path) = self.create_file(relative)?;
+        let writing = |error| Error::io("writing", &path, error);
+        side.read(|bytes| file.write_all(bytes).map_err(writing))?;
+        file.sync_all().map_err(writing)
+    }
+
     /// Gives the folder its name, in place of an earlier output.
     pub(super) fn finish(self) -> Result<()> {
-        let made = parallel::lock(&self.made).clone();
-        for folder in made.iter().map(PathBuf::as_path).chain([Path::new("")]) {
+        for folder in self.made.iter().map(PathBuf::as_path).chain([Path::new("")]) {
             sync_folder(&self.path().join(folder))?;
         }
         let Some(earlier) = self.earlier.as_ref().filter(|_| self.path.symlink_metadata().is_ok())
@@ -133,57 +150,6 @@ impl OutputFolder {
     }
 }
 
-/// The part of an output folder that one model fills; paths are relative to it.
-pub(super) struct ModelFolder<'a> {
-    folder: &'a OutputFolder,
-    prefix: String,
-}
-
-impl ModelFolder<'_> {
-    /// Where the part is until the folder is finished.
-    pub(super) fn path(&self) -> PathBuf {
-        self.folder.path().join(self.prefix.trim_end_matches('/'))
-    }
-
-    /// The place of a file, whose own folder is made.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if a folder that has another name is found under this one.
-    pub(super) fn path_of(&self, relative: &str) -> Result<PathBuf> {
-        self.folder.path_of(&format!("{}{relative}", self.prefix))
-    }
-
-    /// Creates a file.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if one that has another name is found under this one, since the disk
-    /// takes both for the same.
-    pub(super) fn create_file(&self, relative: &str) -> Result<(File, PathBuf)> {
-        let path = self.path_of(relative)?;
-        let file = File::create_new(&path).map_err(|error| creating(relative, &path, error))?;
-        Ok((file, path))
-    }
-
-    /// Creates a file and fills it with what `give` hands on, some bytes at a time.
-    pub(super) fn fill<T>(
-        &self,
-        relative: &str,
-        give: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<T>,
-    ) -> Result<T> {
-        let (mut file, path) = self.create_file(relative)?;
-        let given = give(&mut |bytes| {
-            file.write_all(bytes).map_err(|error| Error::io("writing", &path, error))
-        })?;
-        file.sync_all().map_err(|error| Error::io("syncing", &path, error))?;
-        Ok(given)
-    }
-
-    /// Writes a file of these bytes.
-    pub(super) fn write(&self, bytes: &[u8], relative: &str) -> Result<()> {
-        self.fill(relative, |write| write(bytes))
-    }
-}
-
 /// The error of a file or folder that cannot be made. All names of an output are different, so that
 /// one which exists is another name to this disk.
 fn creating(relative: &str, path: &Path, error: io::Error) -> Error {
@@ -207,20 +173,18 @@ mod tests {
     #[test]
     fn a_name_that_is_there_already_is_refused() {
         let place = tempfile::tempdir().unwrap();
-        let folder = OutputFolder::create(&place.path().join("out"), None).unwrap();
+        let mut folder = OutputFolder::create(&place.path().join("out"), None).unwrap();
         let refused = |result: Result<()>| {
             let error = result.unwrap_err();
             assert!(matches!(error, Error::Parameter { .. }), "{error}");
             assert!(error.to_string().contains("another name"), "{error}");
         };
-        let (all, part) = (folder.part(""), folder.part("a"));
-        all.write(b"lower", "a/config.json").unwrap();
-        part.write(b"more", "more.json").unwrap();
-        refused(all.write(b"upper", "a/config.json"));
-        refused(part.write(b"upper", "config.json"));
+        folder.write(b"lower", "a/config.json").unwrap();
+        folder.write(b"more", "a/more.json").unwrap();
+        refused(folder.write(b"upper", "a/config.json"));
         fs::create_dir(folder.path().join("B")).unwrap();
-        refused(all.write(b"x", "B/x"));
-        refused(all.write(b"x", "a/config.json/x"));
+        refused(folder.write(b"x", "B/x"));
+        refused(folder.write(b"x", "a/config.json/x"));
         assert_eq!(fs::read(folder.path().join("a/config.json")).unwrap(), b"lower");
         folder.finish().unwrap();
         assert!(place.path().join("out/a/more.json").is_file());

@@ -11,17 +11,15 @@ use std::{
 
 use blake3::Hasher;
 
-use super::{
-    folder::ModelFolder,
-    options::{CompressOptions, check_key, check_metadata},
-};
+use super::options::{CompressOptions, check_key, check_metadata};
 use crate::{
     Error, Model, Result, Tensor,
     constants::CHECKSUM_CHUNK_BYTES,
-    io::FileReader,
+    io::{FileReader, ReadAt},
     open::{
         Cpu, Decoder, OriginalFile, PreparedTensor,
         beside::{self, Beside},
+        hash,
     },
     parallel,
     source::{LeftOut, Source, SourceTensor, WeightsFile},
@@ -48,7 +46,7 @@ impl<'a> Input<'a> {
         let side = source
             .side
             .iter()
-            .map(|file| Side::new(file.path.clone(), file.length, Place::Disk(file.file.clone())));
+            .map(|side| Side::on_disk(side.path.clone(), side.length, side.file.clone()));
         Self {
             weights: weights.collect(),
             side: side.collect(),
@@ -67,7 +65,7 @@ impl<'a> Input<'a> {
                 let decoded = Weights::decoded(file);
                 weights.push(decoded.map_err(|error| error.in_file(file.shard().path()))?);
             } else {
-                side.push(Side::recorded(model, file)?);
+                side.push(Side::original(model, file)?);
             }
         }
         weights.sort_by(|a, b| a.file.path.cmp(&b.file.path));
@@ -90,7 +88,6 @@ impl<'a> Input<'a> {
         check_metadata(&self.metadata)
     }
 
-    /// Bytes of all tensors.
     pub(super) fn tensor_bytes(&self) -> u64 {
         self.weights
             .iter()
@@ -100,24 +97,11 @@ impl<'a> Input<'a> {
     }
 }
 
-/// An original weights file.
 pub(super) struct Weights<'a> {
     /// Its description; its reader is of use only where nothing is decoded.
     pub(super) file: Cow<'a, WeightsFile>,
     /// Where the bytes come from, if not from the file.
-    decoded: Option<Box<dyn Tensors + 'a>>,
-}
-
-/// The tensors of a weights file, by their index in its description.
-trait Tensors: Sync {
-    /// Reads a range of a tensor's bytes.
-    fn read(&self, index: usize, range: Range<u64>, out: &mut [u8]) -> Result<()>;
-
-    /// Bytes of a tensor that are best read together.
-    fn grain(&self, index: usize) -> u64;
-
-    /// Compares hashes with those that are stored.
-    fn check_hashes(&self, file: &[u8; 32], tensors: &[&[u8; 32]]) -> Result<()>;
+    decoded: Option<Decoded<'a>>,
 }
 
 /// The tensors of a weights file that are stored in a container.
@@ -125,11 +109,14 @@ struct Decoded<'a> {
     file: OriginalFile<'a>,
     /// In the order of the file's description.
     tensors: Vec<Tensor<'a>>,
-    /// Those that were read last, by index.
-    prepared: Mutex<VecDeque<(usize, Prepared<'a>)>>,
+    read: Box<ReadTensor<'a>>,
 }
 
-type Prepared<'a> = Arc<dyn PreparedTensor + 'a>;
+/// Decodes a range of the bytes of the tensor with this index.
+type ReadTensor<'a> = dyn Fn(usize, Range<u64>, &mut [u8]) -> Result<()> + Sync + 'a;
+
+/// The tensors that were read last, by index.
+type Prepared<'a> = VecDeque<(usize, Arc<dyn PreparedTensor + 'a>)>;
 
 impl<'a> Weights<'a> {
     fn decoded(file: OriginalFile<'a>) -> Result<Self> {
@@ -140,8 +127,12 @@ impl<'a> Weights<'a> {
         };
         let tensors: Vec<Tensor<'a>> = description.tensors.iter().map(find).collect();
         tensors.iter().try_for_each(Tensor::check_known)?;
-        let decoded = Decoded { file, tensors, prepared: Mutex::default() };
-        Ok(Self { file: Cow::Owned(description), decoded: Some(Box::new(decoded)) })
+        let (of, prepared) = (tensors.clone(), Mutex::<Prepared<'a>>::default());
+        let read = move |index: usize, range, out: &mut [u8]| {
+            prepare(&mut parallel::lock(&prepared), index, of[index])?.read(range, out)
+        };
+        let decoded = Decoded { file, tensors, read: Box::new(read) };
+        Ok(Self { file: Cow::Owned(description), decoded: Some(decoded) })
     }
 
     /// Reads or decodes bytes of one tensor, `offset` counted from the start of the file.
@@ -150,103 +141,109 @@ impl<'a> Weights<'a> {
         // Tensors without bytes come before the one that starts where they do.
         let index = self.file.tensors.partition_point(|tensor| tensor.offset <= offset) - 1;
         let start = offset - self.file.tensors[index].offset;
-        decoded.read(index, start..start + out.len() as u64, out)
+        (decoded.read)(index, start..start + out.len() as u64, out)
     }
 
     /// Bytes of a tensor that are best read together: a multiple of them costs nothing twice.
     pub(super) fn grain(&self, index: usize) -> u64 {
-        self.decoded.as_ref().map_or(2, |decoded| decoded.grain(index))
+        self.decoded.as_ref().map_or(2, |decoded| decoded.tensors[index].grain())
     }
 
     /// Compares hashes that the first pass found with those that the container has, if it comes
     /// from one.
     pub(super) fn check_hashes(&self, file: &[u8; 32], tensors: &[&[u8; 32]]) -> Result<()> {
-        self.decoded.as_ref().map_or(Ok(()), |decoded| decoded.check_hashes(file, tensors))
-    }
-}
-
-impl Tensors for Decoded<'_> {
-    fn read(&self, index: usize, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-        self.prepare(index)?.read(range, out)
-    }
-
-    fn grain(&self, index: usize) -> u64 {
-        self.tensors[index].grain()
-    }
-
-    fn check_hashes(&self, file: &[u8; 32], tensors: &[&[u8; 32]]) -> Result<()> {
-        let mut pairs = self.tensors.iter().zip(tensors);
+        let Some(decoded) = &self.decoded else { return Ok(()) };
+        let mut pairs = decoded.tensors.iter().zip(tensors);
         pairs.try_for_each(|(tensor, &hash)| tensor.check_hash((*hash).into()))?;
-        self.file.check_hash((*file).into())
+        decoded.file.check_hash((*file).into())
     }
 }
 
-impl<'a> Decoded<'a> {
-    /// Prepares a tensor, or finds that it is among the last ones.
-    fn prepare(&self, index: usize) -> Result<Prepared<'a>> {
-        let mut prepared = parallel::lock(&self.prepared);
-        if let Some((_, found)) = prepared.iter().find(|(of, _)| *of == index) {
-            return Ok(Arc::clone(found));
-        }
-        // Threads work on tensors in a row, each on one.
-        prepared.truncate(rayon::current_num_threads());
-        let new: Prepared<'a> = Cpu.prepare(self.tensors[index])?.into();
-        prepared.push_front((index, Arc::clone(&new)));
-        Ok(new)
+/// Prepares a tensor, or finds that it is among the last ones.
+fn prepare<'a>(
+    prepared: &mut Prepared<'a>,
+    index: usize,
+    tensor: Tensor<'a>,
+) -> Result<Arc<dyn PreparedTensor + 'a>> {
+    if let Some((_, found)) = prepared.iter().find(|(of, _)| *of == index) {
+        return Ok(Arc::clone(found));
     }
+    // Threads work on tensors in a row, each on one.
+    prepared.truncate(rayon::current_num_threads());
+    let new: Arc<dyn PreparedTensor + 'a> = Cpu.prepare(tensor)?.into();
+    prepared.push_front((index, Arc::clone(&new)));
+    Ok(new)
 }
 
 /// A file that travels with the weights.
 pub(super) struct Side<'a> {
     pub(super) path: String,
     pub(super) length: u64,
-    place: Place<'a>,
+    place: SideContent<'a>,
     /// The hash that its container has, or that was found when it was first read.
     hash: OnceLock<[u8; 32]>,
 }
 
-pub(super) enum Place<'a> {
+/// Where a side file is.
+enum SideContent<'a> {
     Disk(PathBuf),
     Memory(Vec<u8>),
     /// In a container.
     Stored(OriginalFile<'a>),
 }
 
-impl<'a> Place<'a> {
-    /// Where the original of a recorded side file is.
-    fn recorded(model: &Model, file: OriginalFile<'a>) -> Result<Self> {
+impl<'a> Side<'a> {
+    pub(super) fn on_disk(path: String, length: u64, file: PathBuf) -> Self {
+        Self { path, length, place: SideContent::Disk(file), hash: OnceLock::new() }
+    }
+
+    /// What a model records, found at this place.
+    fn recorded(file: OriginalFile<'a>, place: SideContent<'a>) -> Self {
+        let (path, hash) = (file.path().to_owned(), file.record().hash.into());
+        Self { path, length: file.length(), place, hash }
+    }
+
+    /// The original of a side file of a model.
+    fn original(model: &Model, file: OriginalFile<'a>) -> Result<Self> {
         if !file.is_beside() {
-            return Ok(Self::Stored(file));
+            return Ok(Self::stored(file));
         }
         let Some(root) = model.folder() else {
             let path = file.path();
             let problem = format!("{path:?} lies beside the container, in the folder of the model");
             return Err(Error::parameter(problem, "name the folder instead of the container"));
         };
-        match beside::find(root, file)? {
-            Beside::Original(found) => Ok(Self::Disk(found)),
-            Beside::Marked(bytes) => Ok(Self::Memory(bytes)),
+        Self::found(file, beside::find(root, file)?)
+    }
+
+    /// What was found beside the containers, if it is the original.
+    pub(super) fn found(file: OriginalFile<'a>, found: Beside) -> Result<Self> {
+        match found {
+            Beside::Original(path) => Ok(Self::recorded(file, SideContent::Disk(path))),
+            Beside::Marked(bytes) => Ok(Self::recorded(file, SideContent::Memory(bytes))),
             other => Err(other.refused(file)),
         }
     }
-}
 
-impl<'a> Side<'a> {
-    fn new(path: String, length: u64, place: Place<'a>) -> Self {
-        Self { path, length, place, hash: OnceLock::new() }
-    }
-
-    fn recorded(model: &Model, file: OriginalFile<'a>) -> Result<Self> {
-        let (place, hash) = (Place::recorded(model, file)?, file.record().hash.into());
-        Ok(Self { path: file.path().to_owned(), length: file.length(), place, hash })
+    /// What a container stores.
+    pub(super) fn stored(file: OriginalFile<'a>) -> Self {
+        Self::recorded(file, SideContent::Stored(file))
     }
 
     /// Hands on its bytes, at most 1 MiB at a time.
     fn for_each(&self, take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         match &self.place {
-            Place::Disk(file) => FileReader::open(file)?.stream(self.length, take),
-            Place::Memory(bytes) => bytes.chunks(CHECKSUM_CHUNK_BYTES as usize).try_for_each(take),
-            Place::Stored(file) => file.stream(take),
+            SideContent::Disk(file) => {
+                let reader = FileReader::open(file)?;
+                if reader.size() != self.length {
+                    return Err(self.changed());
+                }
+                reader.stream(self.length, take)
+            }
+            SideContent::Memory(bytes) => {
+                bytes.chunks(CHECKSUM_CHUNK_BYTES as usize).try_for_each(take)
+            }
+            SideContent::Stored(file) => file.stream(take),
         }
     }
 
@@ -255,22 +252,14 @@ impl<'a> Side<'a> {
     pub(super) fn read(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<[u8; 32]> {
         let mut hasher = Hasher::new();
         self.for_each(|bytes| {
-            hasher.update(bytes);
+            hash(&mut hasher, bytes);
             take(bytes)
         })?;
         let hash = *hasher.finalize().as_bytes();
-        if let Place::Stored(file) = &self.place {
+        if let SideContent::Stored(file) = &self.place {
             file.check_hash(hash.into())?;
         }
-        if *self.hash.get_or_init(|| hash) != hash {
-            return Err(changed(format_args!("{:?}", self.path)));
-        }
-        Ok(hash)
-    }
-
-    /// Its hash; compared with that in its container, where it comes from one.
-    pub(super) fn hash(&self) -> Result<[u8; 32]> {
-        self.read(|_| Ok(()))
+        if *self.hash.get_or_init(|| hash) == hash { Ok(hash) } else { Err(self.changed()) }
     }
 
     /// All its bytes, compared as by [`Side::read`].
@@ -283,14 +272,13 @@ impl<'a> Side<'a> {
         Ok(all)
     }
 
-    /// Puts it into a folder.
-    pub(super) fn write_into(&self, folder: &ModelFolder<'_>) -> Result<()> {
-        folder.fill(&self.path, |write| self.read(write)).map(drop)
+    fn changed(&self) -> Error {
+        changed(format_args!("{:?}", self.path))
     }
 }
 
-/// The error of a source that changes while it is compressed.
+/// The error of a source that changes while it is read.
 pub(super) fn changed(what: impl std::fmt::Display) -> Error {
-    let problem = format!("{what} changed while it was being compressed");
-    Error::parameter(problem, "compress again, with nothing else writing to the source")
+    let problem = format!("{what} changed while it was being read");
+    Error::parameter(problem, "try again, with nothing else writing to it")
 }

@@ -22,9 +22,9 @@ use crate::{
     parallel,
 };
 
-/// A container being written. Dropped before [`Output::finish`], it leaves nothing behind.
+/// A container being written. Dropped before [`ContainerOutput::finish`], it leaves nothing behind.
 #[derive(Debug)]
-pub(super) struct Output {
+pub(super) struct ContainerOutput {
     temporary: TempPath,
     /// The file; `None` while it is closed.
     file: Option<File>,
@@ -34,7 +34,7 @@ pub(super) struct Output {
     checksums: Vec<Mutex<SectionChecksums>>,
 }
 
-impl Output {
+impl ContainerOutput {
     /// Creates the temporary file beside `path`, with the header of an unfinished container, and
     /// takes the plan's directory.
     pub(super) fn create(path: &Path, plan: &mut ContainerPlan<'_>) -> Result<Self> {
@@ -116,7 +116,7 @@ impl Output {
         self.file().sync_all().map_err(|error| Error::io("syncing", &self.path, error))
     }
 
-    /// Where the sealed container is until [`Output::finish`].
+    /// Where the sealed container is until [`ContainerOutput::finish`].
     pub(super) fn temporary_path(&self) -> &Path {
         &self.temporary
     }

@@ -1,28 +1,27 @@
 //! The plan of a container: with the first pass done, every array has its size and so its place.
 //! What is left to do is listed as jobs that touch disjoint bytes.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::collections::{BTreeMap, HashMap};
 
 use super::{
     analysis::FileAnalysis,
-    coding::Coding,
-    fingerprint::{Fingerprint, Shared},
     input::{Side, Weights},
-    planned::{self, PlannedTensor},
-    sections::ArrayLayout,
+    tensors::{self, PlannedTensor},
 };
 use crate::{
     Error, Result,
-    constants::{ARRAY_ALIGNMENT, HEADER_BYTES, MAX_DIRECTORY_BYTES, MAX_FILES, MAX_FOLDERS, NONE},
+    constants::{
+        ARRAY_ALIGNMENT, HEAD_BYTES, HEADER_BYTES, MAX_DIRECTORY_BYTES, MAX_FILE_BYTES, MAX_FILES,
+        MAX_FOLDERS, NONE, SECTION_ALIGNMENT, align,
+    },
     format::{
         Directory,
         records::{
-            BlockRecord, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord,
-            SECTION_PREFIX, SECTION_SIDE,
+            ArrayRecord, BlockRecord, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord,
+            MetadataRecord, SECTION_PREFIX, SECTION_SIDE, SectionRecord, TensorRecord,
         },
     },
     paths::PathTree,
-    source::SourceTensor,
 };
 
 /// What goes into one container.
@@ -47,80 +46,49 @@ pub(super) struct ContainerPlan<'a> {
     /// Complete except for checksums, and which shard of which model it is.
     pub(super) directory: Directory,
     pub(super) directory_offset: u64,
-    pub(super) jobs: Vec<Job<'a>>,
-    /// The tensors that jobs read.
-    pub(super) reads: Vec<Read<'a>>,
-    /// Bytes of tensors for which there is nothing to do.
-    pub(super) alias_bytes: u64,
-    /// Exponent entropy of coded tensors, in bits.
-    pub(super) entropy_bits: f64,
+    /// In the order of the directory.
+    pub(super) tensors: Vec<PlannedTensor<'a>>,
+    pub(super) jobs: Vec<EncodeJob<'a>>,
 }
 
-/// A tensor that is read again in the second pass.
-pub(super) struct Read<'a> {
-    pub(super) file: &'a Weights<'a>,
-    pub(super) tensor: &'a SourceTensor,
-    /// What the first pass has read.
-    pub(super) fingerprint: Fingerprint,
-    /// What the second pass has read.
-    pub(super) seen: Shared,
-}
-
-/// Bytes to produce, of tensors by their index in [`ContainerPlan::reads`]. Any job may run at any
-/// time, on any thread.
-pub(super) enum Job<'a> {
-    /// The codebook of a tensor that is coded.
-    Codebook { array: usize, coding: &'a Coding },
-    /// The prefix of a weights file.
-    Prefix { array: usize, file: &'a Weights<'a> },
-    /// A piece of a tensor that is stored raw: these of the tensor's bytes.
-    Raw { array: usize, read: usize, range: Range<u64> },
-    /// A side file that is stored.
-    Side { array: usize, file: &'a Side<'a> },
-    /// A portion of a tensor that is coded; its arrays start at `first_array`.
-    Portion { first_array: usize, read: usize, coding: &'a Coding, portion: usize },
+/// Bytes to produce. Any job may run at any time, on any thread.
+pub(super) enum EncodeJob<'a> {
+    Prefix {
+        array: usize,
+        file: &'a Weights<'a>,
+    },
+    Side {
+        array: usize,
+        file: &'a Side<'a>,
+    },
+    /// A part of a tensor, by its index in [`ContainerPlan::tensors`].
+    Part {
+        tensor: usize,
+        part: usize,
+    },
 }
 
 impl<'a> ContainerPlan<'a> {
     /// Lays out a container, given what the first pass found out about each weights file.
     pub(super) fn new(contents: &Contents<'a>, analyses: &'a [FileAnalysis]) -> Result<Self> {
-        let mut tensors = planned::list(contents, analyses);
-        planned::find_aliases(&mut tensors);
+        let mut tensors = tensors::list(contents.weights, contents.blocks, analyses);
         let blocks = used_blocks(&tensors);
-        let mut layout = ArrayLayout::default();
-        let mut text = Vec::new();
-        let files = file_records(contents, analyses, &mut layout, &mut text)?;
-        let block_records =
-            blocks.keys().map(|&block| named(&mut text, &contents.block_names[block])).collect();
-        let (mut jobs, mut reads) = (file_jobs(contents), Vec::new());
-        let records = tensors
-            .iter()
-            .map(|tensor| {
-                let record = tensor.record(blocks[&tensor.block], &mut layout, &mut text);
-                tensor.add_jobs(record.first_array.get() as usize, &mut jobs, &mut reads);
-                record
-            })
-            .collect();
-        let metadata = metadata_records(contents, &mut text);
-        let (sections, arrays, directory_offset) = layout.place()?;
-        let directory = Directory {
-            files,
-            blocks: block_records,
-            sections,
-            tensors: records,
-            arrays,
-            metadata,
-            text,
-            ..Directory::default()
-        };
-        let plan = Self {
-            directory,
-            directory_offset,
-            jobs,
-            reads,
-            alias_bytes: tensors.iter().map(PlannedTensor::alias_bytes).sum(),
-            entropy_bits: tensors.iter().map(PlannedTensor::entropy_bits).sum(),
-        };
+        let mut records = Records::default();
+        records.add_files(contents, analyses)?;
+        for &block in blocks.keys() {
+            records.add_block(&contents.block_names[block]);
+        }
+        let mut jobs = file_jobs(contents);
+        for (index, tensor) in tensors.iter_mut().enumerate() {
+            records.add_tensor(tensor, blocks[&tensor.block]);
+            let parts = 0..tensor.part_count();
+            jobs.extend(parts.map(|part| EncodeJob::Part { tensor: index, part }));
+        }
+        for (key, value) in contents.metadata.into_iter().flatten() {
+            records.add_metadata(key, value);
+        }
+        let (directory, directory_offset) = records.place()?;
+        let plan = Self { directory, directory_offset, tensors, jobs };
         plan.check_limits()?;
         Ok(plan)
     }
@@ -147,36 +115,63 @@ impl<'a> ContainerPlan<'a> {
 /// The blocks that have a tensor in this container, with their indices in it.
 fn used_blocks(tensors: &[PlannedTensor<'_>]) -> BTreeMap<usize, u64> {
     let mut blocks: BTreeMap<usize, u64> = tensors.iter().map(|tensor| (tensor.block, 0)).collect();
-    for (index, (_, block)) in blocks.iter_mut().enumerate() {
-        *block = index as u64;
+    for (index, block) in (0..).zip(blocks.values_mut()) {
+        *block = index;
     }
     blocks
 }
 
-/// Adds a string to the text of a directory; its offset and length there.
-pub(super) fn add_text(text: &mut Vec<u8>, string: &str) -> (u64, u64) {
-    let offset = text.len() as u64;
-    text.extend_from_slice(string.as_bytes());
-    (offset, string.len() as u64)
+/// The jobs of the files' arrays; they are the first arrays of the container.
+fn file_jobs<'a>(contents: &Contents<'a>) -> Vec<EncodeJob<'a>> {
+    let prefixes =
+        (0..).zip(contents.weights).map(|(array, file)| EncodeJob::Prefix { array, file });
+    let side = contents.side.iter().filter(|file| file.length > 0);
+    let side =
+        (contents.weights.len()..).zip(side).map(|(array, file)| EncodeJob::Side { array, file });
+    prefixes.chain(side).collect()
 }
 
-fn named(text: &mut Vec<u8>, name: &str) -> BlockRecord {
-    let (offset, length) = add_text(text, name);
-    BlockRecord { name_offset: offset.into(), name_length: length.into() }
+/// The records of a directory while they are being made. Arrays are packed into sections, and
+/// sections into the container (spec/format.md, sections 2 and 3).
+#[derive(Default)]
+struct Records {
+    /// Without arrays and sections.
+    directory: Directory,
+    /// Block and section kind, offset in the section, length, of each array.
+    arrays: Vec<((u64, u32), u64, u64)>,
+    /// The end of the last array of each section; in the order of sections.
+    ends: BTreeMap<(u64, u32), u64>,
 }
 
-fn file_records(
-    contents: &Contents<'_>,
-    analyses: &[FileAnalysis],
-    layout: &mut ArrayLayout,
-    text: &mut Vec<u8>,
-) -> Result<Vec<FileRecord>> {
-    let mut records = Vec::new();
-    let mut add = |kind: u32, path: &str, length: u64, hash: [u8; 32], stored: u64| {
-        let (path_offset, path_length) = add_text(text, path);
+impl Records {
+    /// Adds a string to the directory's text; its offset and length there.
+    fn add_text(&mut self, string: &str) -> (u64, u64) {
+        let offset = self.directory.text.len() as u64;
+        self.directory.text.extend_from_slice(string.as_bytes());
+        (offset, string.len() as u64)
+    }
+
+    fn add_files(&mut self, contents: &Contents<'_>, analyses: &[FileAnalysis]) -> Result<()> {
+        for (weights, analysis) in contents.weights.iter().zip(analyses) {
+            let file = &weights.file;
+            let stored = file.prefix.len() as u64;
+            self.add_file(FILE_WEIGHTS, &file.path, file.length, analysis.hash, stored);
+        }
+        for file in contents.side {
+            let hash = file.read(|_| Ok(()))?;
+            self.add_file(FILE_SIDE, &file.path, file.length, hash, file.length);
+        }
+        for file in contents.beside {
+            self.add_file(FILE_BESIDE, &file.path, file.length, file.read(|_| Ok(()))?, 0);
+        }
+        Ok(())
+    }
+
+    fn add_file(&mut self, kind: u32, path: &str, length: u64, hash: [u8; 32], stored: u64) {
+        let (path_offset, path_length) = self.add_text(path);
         let section = if kind == FILE_WEIGHTS { SECTION_PREFIX } else { SECTION_SIDE };
-        let first_array = layout.add(NONE, &[(section, stored)]);
-        records.push(FileRecord {
+        let first_array = self.add_arrays(NONE, &[(section, stored)]);
+        self.directory.files.push(FileRecord {
             kind: kind.into(),
             reserved: 0.into(),
             path_offset: path_offset.into(),
@@ -186,39 +181,89 @@ fn file_records(
             first_array: first_array.into(),
             array_count: u64::from(stored > 0).into(),
         });
-    };
-    for (weights, analysis) in contents.weights.iter().zip(analyses) {
-        let file = &weights.file;
-        add(FILE_WEIGHTS, &file.path, file.length, analysis.hash, file.prefix.len() as u64);
     }
-    for file in contents.side {
-        add(FILE_SIDE, &file.path, file.length, file.hash()?, file.length);
-    }
-    for file in contents.beside {
-        add(FILE_BESIDE, &file.path, file.length, file.hash()?, 0);
-    }
-    Ok(records)
-}
 
-fn metadata_records(contents: &Contents<'_>, text: &mut Vec<u8>) -> Vec<MetadataRecord> {
-    let entries = contents.metadata.into_iter().flatten();
-    let records = entries.map(|(key, value)| {
+    fn add_block(&mut self, name: &str) {
+        let (name_offset, name_length) = self.add_text(name);
+        let record =
+            BlockRecord { name_offset: name_offset.into(), name_length: name_length.into() };
+        self.directory.blocks.push(record);
+    }
+
+    /// Adds a tensor of this block, and tells it where its arrays are.
+    fn add_tensor(&mut self, planned: &mut PlannedTensor<'_>, block: u64) {
+        let tensor = planned.tensor;
+        let (name_offset, name_length) = self.add_text(&tensor.name);
+        let mut shape = [0.into(); 8];
+        for (field, &dimension) in shape.iter_mut().zip(&tensor.shape) {
+            *field = dimension.into();
+        }
+        let (encoding, parameters, arrays) = planned.stored();
+        let first_array = self.add_arrays(block, &arrays);
+        planned.first_array = first_array as usize;
+        self.directory.tensors.push(TensorRecord {
+            name_offset: name_offset.into(),
+            name_length: name_length.into(),
+            dtype: tensor.dtype.id().into(),
+            encoding: encoding.into(),
+            block: block.into(),
+            file: (planned.file_index as u64).into(),
+            file_offset: tensor.offset.into(),
+            dimension_count: (tensor.shape.len() as u64).into(),
+            shape,
+            first_array: first_array.into(),
+            array_count: (arrays.len() as u64).into(),
+            parameters: parameters.map(Into::into),
+            hash: planned.analysis.hash,
+        });
+    }
+
+    fn add_metadata(&mut self, key: &str, value: &str) {
         let ((key_offset, key_length), (value_offset, value_length)) =
-            (add_text(text, key), add_text(text, value));
-        MetadataRecord {
+            (self.add_text(key), self.add_text(value));
+        self.directory.metadata.push(MetadataRecord {
             key_offset: key_offset.into(),
             key_length: key_length.into(),
             value_offset: value_offset.into(),
             value_length: value_length.into(),
-        }
-    });
-    records.collect()
-}
+        });
+    }
 
-/// The jobs of the files' arrays; they are the first arrays of the container.
-fn file_jobs<'a>(contents: &Contents<'a>) -> Vec<Job<'a>> {
-    let prefixes = (0..).zip(contents.weights).map(|(array, file)| Job::Prefix { array, file });
-    let side = contents.side.iter().filter(|file| file.length > 0);
-    let side = (contents.weights.len()..).zip(side).map(|(array, file)| Job::Side { array, file });
-    prefixes.chain(side).collect()
+    /// Adds arrays of one record, without those of no bytes; returns the index of the first.
+    fn add_arrays(&mut self, block: u64, arrays: &[(u32, u64)]) -> u64 {
+        let first = self.arrays.len() as u64;
+        for &(kind, length) in arrays.iter().filter(|&&(_, length)| length > 0) {
+            let end = self.ends.entry((block, kind)).or_default();
+            let offset = end.next_multiple_of(ARRAY_ALIGNMENT);
+            *end = offset + length;
+            self.arrays.push(((block, kind), offset, length));
+        }
+        first
+    }
+
+    /// Places the sections in the file; returns the directory, and where it starts.
+    fn place(self) -> Result<(Directory, u64)> {
+        let mut sections = Vec::with_capacity(self.ends.len());
+        let mut indices = HashMap::new();
+        let mut offset = HEAD_BYTES;
+        for (&(block, kind), &length) in &self.ends {
+            indices.insert((block, kind), sections.len() as u64);
+            sections.push(SectionRecord {
+                kind: kind.into(),
+                reserved: 0.into(),
+                block: block.into(),
+                offset: offset.into(),
+                length: length.into(),
+            });
+            let end = offset.checked_add(length).and_then(|end| align(end, SECTION_ALIGNMENT));
+            let what = "the container's length in bytes";
+            offset = end.ok_or_else(|| Error::limit(what, u64::MAX, MAX_FILE_BYTES))?;
+        }
+        let arrays = self.arrays.into_iter().map(|(section, offset, length)| ArrayRecord {
+            section: indices[&section].into(),
+            offset: offset.into(),
+            length: length.into(),
+        });
+        Ok((Directory { sections, arrays: arrays.collect(), ..self.directory }, offset))
+    }
 }

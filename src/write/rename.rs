@@ -8,10 +8,7 @@ use std::{
 
 use tempfile::{NamedTempFile, PersistError};
 
-use super::{
-    replace::check_file,
-    temporary::{file_beside, is_temporary, parent_of},
-};
+use super::temporary::{file_beside, is_temporary, parent_of};
 use crate::{Error, Result};
 
 /// Refuses an output that exists, and one that the next run would take for a leftover.
@@ -25,6 +22,17 @@ pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
         return Err(exists(out));
     }
     Ok(())
+}
+
+/// Refuses to replace a pipe, a device or a socket by a file.
+pub(super) fn check_file(out: &Path) -> Result<()> {
+    match fs::metadata(out) {
+        Ok(metadata) if !metadata.is_file() => {
+            let problem = format!("{} is no regular file", out.display());
+            Err(Error::parameter(problem, "choose another output"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn exists(out: &Path) -> Error {
@@ -85,7 +93,7 @@ pub fn write_file(path: &Path, bytes: &[u8], overwrite: bool) -> Result<()> {
 
 /// Gives a folder a name that nothing has.
 pub(super) fn folder(from: &Path, to: &Path) -> io::Result<()> {
-    if let Some(result) = rename_with(from, to, Way::Keep) {
+    if let Some(result) = rename_with(from, to, false) {
         return result;
     }
     // The folder that is made here is ours, or there is one already; a rename replaces it only
@@ -102,26 +110,17 @@ pub(super) fn folder(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Exchanges two names in one step; None if the system or the file system cannot.
 pub(super) fn exchange(a: &Path, b: &Path) -> Option<io::Result<()>> {
-    rename_with(a, b, Way::Exchange)
+    rename_with(a, b, true)
 }
 
-#[derive(Clone, Copy)]
-enum Way {
-    /// What has the new name keeps it.
-    Keep,
-    Exchange,
-}
-
+/// Keeps what has the new name, or exchanges both; None if the system or the file system cannot.
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
-fn rename_with(from: &Path, to: &Path, way: Way) -> Option<io::Result<()>> {
+fn rename_with(from: &Path, to: &Path, exchange: bool) -> Option<io::Result<()>> {
     use rustix::{
         fs::{CWD, RenameFlags, renameat_with},
         io::Errno,
     };
-    let flag = match way {
-        Way::Keep => RenameFlags::NOREPLACE,
-        Way::Exchange => RenameFlags::EXCHANGE,
-    };
+    let flag = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
     match renameat_with(CWD, from, CWD, to, flag) {
         Err(Errno::NOSYS | Errno::INVAL | Errno::NOTSUP) => None,
         result => Some(result.map_err(io::Error::from)),
@@ -130,7 +129,7 @@ fn rename_with(from: &Path, to: &Path, way: Way) -> Option<io::Result<()>> {
 
 /// Other systems have no such renames.
 #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
-fn rename_with(_: &Path, _: &Path, _: Way) -> Option<io::Result<()>> {
+fn rename_with(_: &Path, _: &Path, _: bool) -> Option<io::Result<()>> {
     None
 }
 

@@ -46,17 +46,6 @@ pub fn check_replaceable(source: &Path, out: &Path, extension: &str) -> Result<(
     Ok(())
 }
 
-/// Refuses to replace a pipe, a device or a socket by a file.
-pub(super) fn check_file(out: &Path) -> Result<()> {
-    match fs::metadata(out) {
-        Ok(metadata) if !metadata.is_file() => {
-            let problem = format!("{} is no regular file", out.display());
-            Err(Error::parameter(problem, "choose another output"))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// What an earlier output consists of: files that the new one has too and, of containers, the
 /// shards of one model and the side files that these name.
 #[derive(Debug)]
@@ -65,8 +54,7 @@ pub(super) struct Earlier {
     paths: BTreeSet<String>,
 }
 
-/// A file or folder in a folder.
-struct Entry {
+struct FolderEntry {
     path: String,
     is_regular: bool,
 }
@@ -196,7 +184,7 @@ fn may_be_alone(directory: &Directory) -> bool {
 }
 
 /// All that is in a folder and its subfolders, hidden files too, except the folders themselves.
-fn list(folder: &Path, prefix: &str, entries: &mut Vec<Entry>) -> Result<()> {
+fn list(folder: &Path, prefix: &str, entries: &mut Vec<FolderEntry>) -> Result<()> {
     let listing = |error| Error::io("listing", folder, error);
     for entry in fs::read_dir(folder).map_err(listing)? {
         let entry = entry.map_err(listing)?;
@@ -205,7 +193,7 @@ fn list(folder: &Path, prefix: &str, entries: &mut Vec<Entry>) -> Result<()> {
         if kind.is_dir() {
             list(&entry.path(), &format!("{path}/"), entries)?;
         } else {
-            entries.push(Entry { path, is_regular: kind.is_file() });
+            entries.push(FolderEntry { path, is_regular: kind.is_file() });
         }
     }
     entries.sort_by(|a, b| a.path.cmp(&b.path));

@@ -2,15 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{input::Input, plan::ContainerPlan};
+use super::{input::Input, plan::ContainerPlan, tensors::PlannedTensor};
 use crate::{
     Dtype,
     constants::ARRAY_ALIGNMENT,
-    format::{
-        Coded,
-        records::{ENCODING_ALIAS, ENCODING_RAW},
-    },
-    source::LeftOut,
+    format::records::{ENCODING_ALIAS, ENCODING_RAW},
+    source::{Component, LeftOut},
 };
 
 /// Sizes before and after.
@@ -64,33 +61,29 @@ impl Report {
         }
     }
 
-    pub(super) fn add(&mut self, plan: &ContainerPlan<'_>, file_length: u64) {
+    pub(super) fn add(&mut self, plan: &ContainerPlan<'_>) {
         let directory = &plan.directory;
-        self.stored_bytes += file_length;
+        self.stored_bytes += plan.file_length();
         self.shards += 1;
         self.blocks += directory.blocks.len() as u64;
-        self.entropy_bits += plan.entropy_bits;
+        self.entropy_bits += plan.tensors.iter().map(PlannedTensor::entropy_bits).sum::<f64>();
         for tensor in &directory.tensors {
+            let arrays = directory.arrays[tensor.array_range()].iter();
+            let lengths = arrays.map(|array| array.length.get());
             match tensor.encoding.get() {
                 ENCODING_ALIAS => self.alias_tensors += 1,
                 ENCODING_RAW => {
                     self.raw_tensors += 1;
                     if let Some(dtype) = Dtype::from_id(tensor.dtype.get()) {
-                        let arrays = directory.arrays[tensor.array_range()].iter();
-                        let bytes: u64 = arrays.map(|array| array.length.get()).sum();
-                        *self.raw_bytes.entry(dtype).or_default() += bytes;
+                        *self.raw_bytes.entry(dtype).or_default() += lengths.sum::<u64>();
                     }
                 }
-                encoding if Coded::is_coded(encoding) => {
-                    let arrays = &directory.arrays[tensor.array_range()];
+                _ => {
                     self.coded_tensors += 1;
                     self.coded_weights += tensor.dimensions().iter().product::<u64>();
-                    self.coded_bytes += arrays
-                        .iter()
-                        .map(|array| array.length.get().next_multiple_of(ARRAY_ALIGNMENT))
-                        .sum::<u64>();
+                    let aligned = lengths.map(|length| length.next_multiple_of(ARRAY_ALIGNMENT));
+                    self.coded_bytes += aligned.sum::<u64>();
                 }
-                _ => {}
             }
         }
     }
@@ -120,12 +113,9 @@ impl Report {
         sum
     }
 
-    /// The same with paths relative to the folder that holds this model's.
-    pub(super) fn of_component(mut self, folder: &str) -> Self {
-        for file in self.left_out.iter_mut().filter(|_| !folder.is_empty()) {
-            file.path = format!("{folder}/{}", file.path);
-        }
-        self
+    /// Makes paths relative to the folder of all models.
+    pub(super) fn locate<M>(&mut self, component: &Component<M>) {
+        self.left_out.iter_mut().for_each(|file| file.path = component.path_of(&file.path));
     }
 
     /// Bytes of the original files that the containers hold: weights files, and side files where

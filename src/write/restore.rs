@@ -5,16 +5,16 @@ use std::{collections::BTreeSet, fs::File, path::Path};
 use blake3::Hasher;
 
 use super::{
-    copy::{check_space, copy},
-    folder::{ModelFolder, OutputFolder},
+    folder::OutputFolder,
+    input::Side,
     options::DecompressOptions,
-    rename::{self, check_absent},
-    replace::{Earlier, check_file},
-    temporary::file_beside,
+    rename::{self, check_absent, check_file},
+    replace::Earlier,
+    temporary::{file_beside, parent_of},
 };
 use crate::{
     Error, Model, Result,
-    io::write_all_at,
+    io::{FileReader, ReadAt, write_all_at},
     open::{
         Cpu, FilePieces, Models, OriginalFile,
         beside::{self, Beside},
@@ -120,7 +120,6 @@ fn restore(
     Ok(vec![restorer.done])
 }
 
-/// Fills a folder with the files of all models.
 fn restore_folder(
     mut restorers: Vec<Restorer<'_>>,
     out: &Path,
@@ -137,9 +136,9 @@ fn restore_folder(
         bystanders.push(found);
     }
     check_space(out, length)?;
-    let folder = OutputFolder::create(out, options.overwrite.then(|| Earlier::of(paths)))?;
+    let mut folder = OutputFolder::create(out, options.overwrite.then(|| Earlier::of(paths)))?;
     for (restorer, found) in restorers.iter_mut().zip(bystanders) {
-        restorer.restore_all(&folder.part(&restorer.component.folder), found)?;
+        restorer.restore_all(&mut folder, found)?;
     }
     folder.finish()?;
     Ok(restorers.into_iter().map(Restorer::finish).collect())
@@ -161,7 +160,6 @@ fn weights(model: &Model) -> impl Iterator<Item = OriginalFile<'_>> {
     model.files().filter(OriginalFile::is_weights)
 }
 
-/// What restores one model.
 struct Restorer<'a> {
     component: Component<&'a Model>,
     options: &'a DecompressOptions,
@@ -180,20 +178,31 @@ impl Restorer<'_> {
         Ok(length)
     }
 
-    fn restore_all(&mut self, folder: &ModelFolder<'_>, bystanders: Vec<Found>) -> Result<()> {
+    fn restore_all(&mut self, folder: &mut OutputFolder, bystanders: Vec<Found>) -> Result<()> {
         // Small files first: what is wrong with them shows at once.
         let model = self.component.model;
         for file in model.files_beside() {
             self.restore_beside(file, folder)?;
         }
         for file in model.files().filter(|file| !file.is_beside()) {
-            let (output, path) = folder.create_file(file.path())?;
-            self.restore(file, &output, &path)?;
+            if file.is_weights() {
+                let (output, path) = folder.create_file(&self.component.path_of(file.path()))?;
+                self.restore(file, &output, &path)?;
+            } else {
+                self.copy(&Side::stored(file), folder)?;
+                self.done.files += 1;
+            }
         }
         for found in bystanders {
-            self.done.bytes += copy(&found.file, folder, &found.path, None)?;
+            self.copy(&Side::on_disk(found.path.clone(), found.length, found.file), folder)?;
             self.done.unchecked.push(found.path);
         }
+        Ok(())
+    }
+
+    fn copy(&mut self, side: &Side<'_>, folder: &mut OutputFolder) -> Result<()> {
+        folder.copy(side, &self.component.path_of(&side.path))?;
+        self.done.bytes += side.length;
         Ok(())
     }
 
@@ -220,20 +229,11 @@ impl Restorer<'_> {
     fn restore_beside(
         &mut self,
         recorded: OriginalFile<'_>,
-        folder: &ModelFolder<'_>,
+        folder: &mut OutputFolder,
     ) -> Result<()> {
-        let path = recorded.path();
+        let path = recorded.path().to_owned();
         let root = self.component.model.folder();
         match root.map_or(Ok(Beside::Missing), |root| beside::find(root, recorded))? {
-            Beside::Original(file) => {
-                self.done.bytes += copy(&file, folder, path, Some(&recorded.record().hash))?;
-                self.done.files += 1;
-            }
-            Beside::Marked(original) => {
-                folder.write(&original, path)?;
-                self.done.bytes += original.len() as u64;
-                self.done.files += 1;
-            }
             Beside::Changed(file) if self.options.keep_changed => {
                 if root.is_some_and(|root| leads_out(root, &file)) {
                     let problem =
@@ -241,11 +241,15 @@ impl Restorer<'_> {
                     let remedy = "put the file itself there, or remove the link";
                     return Err(Error::parameter(problem, remedy));
                 }
-                self.done.bytes += copy(&file, folder, path, None)?;
-                self.done.changed.push(path.to_owned());
+                let length = FileReader::open(&file)?.size();
+                self.copy(&Side::on_disk(path.clone(), length, file), folder)?;
+                self.done.changed.push(path);
             }
-            Beside::Missing if self.options.keep_changed => self.done.missing.push(path.to_owned()),
-            other => return Err(other.refused(recorded)),
+            Beside::Missing if self.options.keep_changed => self.done.missing.push(path),
+            found => {
+                self.copy(&Side::found(recorded, found)?, folder)?;
+                self.done.files += 1;
+            }
         }
         Ok(())
     }
@@ -275,30 +279,20 @@ impl Restorer<'_> {
         Ok(bystanders)
     }
 
-    /// Writes one original file, which will be at `path`, and compares its hash.
+    /// Writes one weights file, which will be at `path`, and compares its hash.
     fn restore(&mut self, file: OriginalFile<'_>, output: &File, path: &Path) -> Result<()> {
         let write = |offset: u64, bytes: &[u8]| {
             write_all_at(output, bytes, offset).map_err(|error| Error::io("writing", path, error))
         };
         let mut hasher = Hasher::new();
-        if file.is_weights() {
-            let mut pieces = FilePieces::new(file, &Cpu)?;
-            let mut buffer = Vec::new();
-            // To hash while the next batch is written, as verification does while it is decoded,
-            // took longer on 16 cores.
-            while let Some(batch) = pieces.next_batch(buffer, &write)? {
-                hash(&mut hasher, &batch.bytes);
-                advance(self.observer, batch.bytes.len() as u64)?;
-                buffer = batch.bytes;
-            }
-        } else {
-            let mut offset = 0;
-            file.stream(|bytes| {
-                write(offset, bytes)?;
-                hash(&mut hasher, bytes);
-                offset += bytes.len() as u64;
-                Ok(())
-            })?;
+        let mut pieces = FilePieces::new(file, &Cpu)?;
+        let mut buffer = Vec::new();
+        // To hash while the next batch is written, as verification does while it is decoded, took
+        // longer on 16 cores.
+        while let Some(batch) = pieces.next_batch(buffer, &write)? {
+            hash(&mut hasher, &batch.bytes);
+            advance(self.observer, batch.bytes.len() as u64)?;
+            buffer = batch.bytes;
         }
         file.check_hash(hasher.finalize())?;
         output.sync_all().map_err(|error| Error::io("syncing", path, error))?;
@@ -314,4 +308,24 @@ fn clashes(path: &str, recorded: &BTreeSet<&str>) -> bool {
     recorded.contains(path)
         || path.match_indices('/').any(|(at, _)| recorded.contains(&path[..at]))
         || recorded.range(&*inside..).next().is_some_and(|next| next.starts_with(&inside))
+}
+
+/// Refuses to begin what the disk of an output has no room for.
+#[cfg(unix)]
+pub(super) fn check_space(out: &Path, bytes: u64) -> Result<()> {
+    let folder = parent_of(out);
+    // Where the system does not tell, writing will.
+    let Ok(disk) = rustix::fs::statvfs(folder) else { return Ok(()) };
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if bytes <= free {
+        return Ok(());
+    }
+    let problem = format!("{bytes} bytes are to be written, and {free} are free");
+    let full = std::io::Error::new(std::io::ErrorKind::StorageFull, problem);
+    Err(Error::io("looking at the disk of", folder, full))
+}
+
+#[cfg(not(unix))]
+pub(super) fn check_space(_: &Path, _: u64) -> Result<()> {
+    Ok(())
 }

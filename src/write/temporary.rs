@@ -125,7 +125,6 @@ pub(super) fn lock_folder(path: &Path) -> Option<File> {
     Some(folder)
 }
 
-/// The folder that holds `path`.
 pub(super) fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -6,11 +6,10 @@ use df11::gpu::{
     GroupedLinear, LinearInput, LinearOutput, Matrix, Routing, Status,
     cudarc::driver::{CudaStream, DevicePtr as _, DevicePtrMut as _},
 };
-use half::bf16;
 
 use super::{
-    GUARD, gpu,
-    linear::{Host, POISON_HALF, capture, fast, model},
+    capture, gpu, gpu_stream,
+    linear::{self, Host, POISON_HALF, check_sum, fast, launch_at, model},
     random,
 };
 
@@ -51,32 +50,22 @@ impl Mixture {
     /// Multiplies into poisoned memory; y with rows of `pitch`, and the status.
     #[expect(unsafe_code, reason = "raw pointers")]
     fn run(&self, stream: &Arc<CudaStream>, call: &Call) -> (Vec<u16>, u32) {
-        let status = Status::new(self.linear.device()).unwrap();
         // x at an address and with a pitch that copies of 16 bytes do not like, or do.
-        let x_pitch = self.x.columns.next_multiple_of(8) + call.shift;
-        let mut x = vec![POISON_HALF; call.shift + 9 * x_pitch + 64];
-        for (row, bits) in self.x.bits.chunks(self.x.columns).enumerate() {
-            x[call.shift + row * x_pitch..][..self.x.columns].copy_from_slice(bits);
-        }
-        let x = stream.clone_htod(&x).unwrap();
+        let pitch = self.x.columns.next_multiple_of(8) + call.shift;
+        let x = linear::Call { x: &self.x, offset: call.shift, pitch, bias: false };
+        let x = x.upload(stream);
         let offsets = stream.clone_htod(&call.offsets).unwrap();
         let rows = call.rows.as_ref().map(|rows| stream.clone_htod(rows).unwrap());
-        let mut y =
-            stream.clone_htod(&vec![POISON_HALF; call.places * call.pitch + GUARD]).unwrap();
-        {
-            let (x, _read) = x.device_ptr(stream);
-            let (offsets, _read) = offsets.device_ptr(stream);
-            let (y, _written) = y.device_ptr_mut(stream);
-            let index = rows.as_ref().map_or(0, |rows| rows.device_ptr(stream).0);
-            let routing = Routing::new(offsets, call.places as u64).rows(index);
-            let x = LinearInput::new(x + 2 * call.shift as u64, 9, x_pitch as u64);
+        let index = rows.as_ref().map_or(0, |rows| rows.device_ptr(stream).0);
+        let routing = Routing::new(offsets.device_ptr(stream).0, call.places as u64).rows(index);
+        let from = x.device_ptr(stream).0 + 2 * call.shift as u64;
+        let input = LinearInput::new(from, 9, pitch as u64);
+        launch_at(self.linear.device(), stream, call.places * call.pitch, |y, status| {
             let y = LinearOutput::new(y, call.pitch as u64);
             // SAFETY: there are as many rows, offsets and places; all live until the status is
             // read.
-            unsafe { self.linear.multiply(x, routing, y, stream, &status) }.unwrap();
-        }
-        let word = status.read(stream).unwrap();
-        (stream.clone_dtoh(&y).unwrap(), word)
+            unsafe { self.linear.multiply(input, routing, y, stream, status) }
+        })
     }
 
     /// Each place against sums in f64, and poison everywhere else.
@@ -89,21 +78,14 @@ impl Mixture {
                 .map(|(expert, _)| expert)
         };
         for (place, row) in y.chunks(call.pitch).enumerate() {
-            let expert = if place < call.places { expert_of(place) } else { None };
+            let expert = expert_of(place);
             let written = if expert.is_some() { self.rows() } else { 0 };
             assert!(row[written..].iter().all(|&half| half == POISON_HALF), "after place {place}");
             let Some(weights) = expert.map(|expert| &self.hosts[expert]) else { continue };
             let x = call.rows.as_ref().map_or(place, |rows| rows[place] as usize);
             for (at, &bits) in row[..written].iter().enumerate() {
-                let terms = self.x.row(x).zip(weights.row(at)).map(|(x, w)| x * w);
-                let (sum, size) =
-                    terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + f64::abs(term)));
-                let (found, allowed) =
-                    (bf16::from_bits(bits).to_f64(), sum.abs() / 256.0 + size / f64::from(1 << 18));
-                assert!(
-                    (found - sum).abs() <= allowed,
-                    "place {place}, column {at}: {found}, not {sum}"
-                );
+                let terms = self.x.terms(x, weights, at);
+                check_sum(bits, terms, || format!("place {place}, column {at}"));
             }
         }
     }
@@ -137,8 +119,7 @@ const SHAPES: [(usize, usize, usize, bool); 4] =
 
 #[test]
 fn each_place_is_multiplied_by_its_expert() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((_, stream)) = gpu_stream() else { return };
     for (experts, rows, columns, stacked) in SHAPES {
         let mixture = Mixture::new(experts, rows, columns, stacked);
         let only = |expert: usize, places| {
@@ -183,8 +164,7 @@ fn each_place_is_multiplied_by_its_expert() {
 /// Places may have the rows of x in their order, and some places no expert.
 #[test]
 fn places_without_an_expert_stay_as_they_are() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((_, stream)) = gpu_stream() else { return };
     let mixture = Mixture::new(5, 96, 520, true);
     for offsets in [vec![2, 2, 4, 4, 5, 7], vec![9; 6], vec![0; 6], vec![0, 9, 9, 9, 9, 9]] {
         let call = Call { offsets, rows: None, places: 9, pitch: 96, shift: 0 };
@@ -196,8 +176,7 @@ fn places_without_an_expert_stay_as_they_are() {
 
 #[test]
 fn hostile_offsets_and_rows_stay_inside() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((_, stream)) = gpu_stream() else { return };
     let mixture = Mixture::new(5, 96, 520, true);
     let good = Call::new(&mixture, &[3; 5], 1);
     let (expected, _) = mixture.run(&stream, &good);
@@ -216,10 +195,8 @@ fn hostile_offsets_and_rows_stay_inside() {
         let call = Call { offsets, rows: Some(rows), ..good };
         let (y, word) = mixture.run(&stream, &call);
         assert_eq!(word, 256, "round {round}: {:?}", call.offsets);
-        assert!(y[15 * call.pitch..].iter().all(|&half| half == POISON_HALF), "the guard stands");
-        let between = y[..15 * call.pitch]
-            .chunks(call.pitch)
-            .all(|row| row[96..].iter().all(|&half| half == POISON_HALF));
+        let between =
+            y.chunks(call.pitch).all(|row| row[96..].iter().all(|&half| half == POISON_HALF));
         assert!(between, "nothing else is written");
     }
     assert!(mixture.run(&stream, &good) == (expected, 0));
@@ -229,8 +206,7 @@ fn hostile_offsets_and_rows_stay_inside() {
 #[test]
 #[expect(unsafe_code, reason = "capture of raw pointers")]
 fn a_graph_follows_the_router() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = gpu_stream() else { return };
     let mixture = Mixture::new(20, 64, 1032, true);
     let status = Status::new(device).unwrap();
     let x = stream.clone_htod(&mixture.x.bits).unwrap();

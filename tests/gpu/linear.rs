@@ -4,14 +4,12 @@
 use std::{ops::Range, slice, sync::Arc};
 
 use df11::{
-    Error,
+    Error, Result,
     gpu::{
         Device, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions,
         Matrix, Residence, Routing, Status, Transcoded,
         cudarc::driver::{
-            CudaGraph, CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _,
-            result::memset_d8_async,
-            sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
+            CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _, result::memset_d8_async,
         },
     },
     hazmat::{
@@ -22,9 +20,9 @@ use df11::{
 use half::bf16;
 
 use super::{
-    GUARD, POISON,
-    container::{self, Item, Model, normal_weights, parse},
-    gpu, load, mutate, open, random, say,
+    POISON, capture,
+    container::{Item, Model, normal_weights, parse},
+    gpu, gpu_stream, launch, load, mutate, open, random, say,
 };
 
 pub(super) const POISON_HALF: u16 = u16::from_le_bytes([POISON; 2]);
@@ -72,10 +70,14 @@ impl Host {
         Item::tile(name, &[rows, columns], self.bytes(), (256, columns))
     }
 
-    pub(super) fn row(&self, row: usize) -> impl Iterator<Item = f64> {
-        self.bits[row * self.columns..][..self.columns]
-            .iter()
-            .map(|&bits| bf16::from_bits(bits).to_f64())
+    fn row(&self, row: usize) -> impl Iterator<Item = f64> {
+        let bits = &self.bits[row * self.columns..][..self.columns];
+        bits.iter().map(|&bits| bf16::from_bits(bits).to_f64())
+    }
+
+    /// What is summed up of a row of this times a row of weights.
+    pub(super) fn terms(&self, row: usize, weights: &Self, of: usize) -> impl Iterator<Item = f64> {
+        self.row(row).zip(weights.row(of)).map(|(x, w)| x * w)
     }
 
     pub(super) fn slice(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
@@ -121,35 +123,63 @@ pub(super) fn fast(matrix: &Matrix, host: &Host) -> Matrix {
     fast
 }
 
+fn wide(range: &Range<usize>) -> Range<u64> {
+    range.start as u64..range.end as u64
+}
+
 /// The forms in which a matrix can be multiplied by.
 fn forms(matrix: &Matrix, host: &Host) -> Vec<Matrix> {
     let forms = [matrix.clone(), fast(matrix, host)];
     forms.into_iter().filter(|form| Linear::new(slice::from_ref(form)).is_ok()).collect()
 }
 
-/// Bytes of a matrix as the GPU decodes it; nothing after its end.
-fn decode(stream: &Arc<CudaStream>, matrix: &Matrix) -> Vec<u8> {
-    let (bytes, status) = (matrix.decoded_bytes() as usize, Status::new(matrix.device()).unwrap());
-    let mut output = stream.clone_htod(&vec![POISON; bytes + GUARD]).unwrap();
-    {
-        let (pointer, _written) = output.device_ptr_mut(stream);
-        // SAFETY: the output has the bytes; everything lives until the status has been read.
-        #[expect(unsafe_code, reason = "a raw pointer")]
-        unsafe { matrix.decode_into_raw(pointer, stream, &status) }.unwrap();
-    }
-    status.check(stream).unwrap();
-    let mut result = stream.clone_dtoh(&output).unwrap();
-    assert!(result.split_off(bytes).iter().all(|&byte| byte == POISON), "the guard stands");
-    result
+/// What a launch makes of so many halves of poison at an address, and the status.
+pub(super) fn launch_at(
+    device: &Device,
+    stream: &Arc<CudaStream>,
+    count: usize,
+    run: impl FnOnce(u64, &Status) -> Result<()>,
+) -> (Vec<u16>, u32) {
+    let (bytes, word) = launch(device, stream, 2 * count, |output, status| {
+        run(output.device_ptr_mut(stream).0, status)
+    });
+    (Host::new(1, count, &bytes).bits, word)
+}
+
+/// Bytes of a matrix as the GPU decodes it, or of a slice.
+#[expect(unsafe_code, reason = "raw pointers")]
+pub(super) fn decode_slice(
+    stream: &Arc<CudaStream>,
+    matrix: &Matrix,
+    slice: Option<(Range<u64>, Range<u64>)>,
+) -> Vec<u8> {
+    let count = slice.as_ref().map_or(matrix.row_count() * matrix.column_count(), |slice| {
+        (slice.0.end - slice.0.start) * (slice.1.end - slice.1.start)
+    });
+    let (bytes, word) = launch(matrix.device(), stream, 2 * count as usize, |output, status| {
+        let (to, _written) = output.device_ptr_mut(stream);
+        match slice {
+            // SAFETY: the output has the bytes; everything lives until the status has been read.
+            Some(slice) => unsafe { matrix.decode_slice_into_raw(slice, to, stream, status) },
+            // SAFETY: as above.
+            None => unsafe { matrix.decode_into_raw(to, stream, status) },
+        }
+    });
+    assert_eq!(word, 0, "the status");
+    bytes
+}
+
+pub(super) fn decode(stream: &Arc<CudaStream>, matrix: &Matrix) -> Vec<u8> {
+    decode_slice(stream, matrix, None)
 }
 
 /// One product: x, where it lies in its buffer, and a bias for each matrix.
-struct Call<'h> {
-    x: &'h Host,
+pub(super) struct Call<'h> {
+    pub(super) x: &'h Host,
     /// In elements.
-    offset: usize,
-    pitch: usize,
-    bias: bool,
+    pub(super) offset: usize,
+    pub(super) pitch: usize,
+    pub(super) bias: bool,
 }
 
 impl<'h> Call<'h> {
@@ -158,7 +188,7 @@ impl<'h> Call<'h> {
     }
 
     /// x in poisoned memory.
-    fn upload(&self, stream: &Arc<CudaStream>) -> CudaSlice<u16> {
+    pub(super) fn upload(&self, stream: &Arc<CudaStream>) -> CudaSlice<u16> {
         let mut x = vec![POISON_HALF; self.offset + self.x.rows * self.pitch + 64];
         for (row, bits) in self.x.bits.chunks(self.x.columns).enumerate() {
             x[self.offset + row * self.pitch..][..self.x.columns].copy_from_slice(bits);
@@ -215,17 +245,15 @@ fn try_multiply(
     call: &Call<'_>,
     workspace: &mut CudaSlice<u8>,
 ) -> (Vec<Vec<u16>>, u32) {
-    let (status, places) = (Status::new(linear.device()).unwrap(), Places::new(linear));
-    let x = call.upload(stream);
+    let (places, x) = (Places::new(linear), call.upload(stream));
     let most = linear.matrices().iter().map(|matrix| matrix.row_count() as usize).max().unwrap();
     let bias: Vec<u16> = (0..most).map(|row| bias_of(row).to_bits()).collect();
     let bias = stream.clone_htod(&bias).unwrap();
     let rows = call.x.rows;
-    let mut y = stream.clone_htod(&vec![POISON_HALF; rows * places.pitch + GUARD]).unwrap();
-    {
+    let count = rows * places.pitch;
+    let (mut y, word) = launch_at(linear.device(), stream, count, |y, status| {
         let (x, _read) = x.device_ptr(stream);
         let (bias, _read) = bias.device_ptr(stream);
-        let (y, _written) = y.device_ptr_mut(stream);
         let (workspace, _used) = workspace.device_ptr_mut(stream);
         let output = |&start: &usize| {
             let output = LinearOutput::new(y + 2 * start as u64, places.pitch as u64);
@@ -235,10 +263,8 @@ fn try_multiply(
         let x = LinearInput::new(x + 2 * call.offset as u64, rows as u64, call.pitch as u64);
         // SAFETY: the buffers have these rows, the workspace was zeros; all live until the status
         // has been read.
-        unsafe { linear.multiply(x, &outputs, workspace, stream, &status) }.unwrap();
-    }
-    let word = status.read(stream).unwrap();
-    let mut y = stream.clone_dtoh(&y).unwrap();
+        unsafe { linear.multiply(x, &outputs, workspace, stream, status) }
+    });
     let take = |(matrix, &start): (&Matrix, &usize)| {
         let count = matrix.row_count() as usize;
         let mut rows =
@@ -263,23 +289,27 @@ fn multiply(stream: &Arc<CudaStream>, linear: &Linear, call: &Call<'_>) -> Vec<V
     products
 }
 
-/// A product against sums in f64: rounding to BF16, and what sums in f32 in any order may lose.
+/// The product of x with one matrix.
+fn product(stream: &Arc<CudaStream>, matrix: &Matrix, x: &Host) -> Vec<u16> {
+    multiply(stream, &Linear::new(slice::from_ref(matrix)).unwrap(), &Call::new(x)).remove(0)
+}
+
+/// A number of a product against its sum in f64: rounding to BF16, and what sums in f32 in any
+/// order may lose.
+pub(super) fn check_sum(bits: u16, terms: impl Iterator<Item = f64>, what: impl Fn() -> String) {
+    let (sum, size) =
+        terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + f64::abs(term)));
+    let found = bf16::from_bits(bits).to_f64();
+    let allowed = sum.abs() / 256.0 + size / f64::from(1 << 18);
+    assert!((found - sum).abs() <= allowed, "{}: {found}, not {sum}", what());
+}
+
 fn check(call: &Call<'_>, weights: &Host, product: &[u16], what: &str) {
     for (at, &bits) in product.iter().enumerate() {
         let (row, column) = (at / weights.rows, at % weights.rows);
-        let terms = call.x.row(row).zip(weights.row(column)).map(|(x, w)| x * w);
-        let (mut sum, mut size) = (0.0, 0.0);
-        terms.for_each(|term| (sum, size) = (sum + term, size + f64::abs(term)));
-        if call.bias {
-            sum += bias_of(column).to_f64();
-            size += 3.0;
-        }
-        let found = bf16::from_bits(bits).to_f64();
-        let allowed = sum.abs() / 256.0 + size / f64::from(1 << 18);
-        assert!(
-            (found - sum).abs() <= allowed,
-            "{what}, row {row}, column {column}: {found}, not {sum}"
-        );
+        let bias = call.bias.then(|| bias_of(column).to_f64());
+        let terms = call.x.terms(row, weights, column).chain(bias);
+        check_sum(bits, terms, || format!("{what}, row {row}, column {column}"));
     }
 }
 
@@ -299,8 +329,7 @@ const SHAPES: [(usize, usize); 10] = [
 
 #[test]
 fn products_are_those_of_the_cpu() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = gpu_stream() else { return };
     for (seed, (rows, columns)) in SHAPES.into_iter().enumerate() {
         let weights = Host::normal(rows, columns, seed as u64);
         let matrix = model(device, &[("w", &weights)]).matrix("w").unwrap();
@@ -331,18 +360,15 @@ fn products_are_those_of_the_cpu() {
 
 #[test]
 fn sums_that_f32_holds_are_exact() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = gpu_stream() else { return };
     for (rows, columns) in SHAPES {
         let weights = Host::exact(rows, columns, 5);
         let matrix = model(device, &[("w", &weights)]).matrix("w").unwrap();
         let x = Host::exact(5, columns, 6);
         for form in forms(&matrix, &weights) {
-            let product =
-                multiply(&stream, &Linear::new(&[form]).unwrap(), &Call::new(&x)).remove(0);
-            for (at, bits) in product.into_iter().enumerate() {
+            for (at, bits) in product(&stream, &form, &x).into_iter().enumerate() {
                 let (row, column) = (at / rows, at % rows);
-                let sum: f64 = x.row(row).zip(weights.row(column)).map(|(x, w)| x * w).sum();
+                let sum: f64 = x.terms(row, &weights, column).sum();
                 let expected = bf16::from_f64(sum);
                 // A sum of zeros may have either sign.
                 assert!(
@@ -357,8 +383,7 @@ fn sums_that_f32_holds_are_exact() {
 /// Infinities and NaN come out as in any order of sums.
 #[test]
 fn what_is_not_finite_comes_out() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = gpu_stream() else { return };
     let mut weights = Host::normal(70, 520, 3);
     let x = Host { rows: 2, columns: 520, bits: vec![bf16::ONE.to_bits(); 1040] };
     let mut place = |row: usize, column: usize, value: bf16| {
@@ -372,8 +397,7 @@ fn what_is_not_finite_comes_out() {
     place(5, 5, bf16::MIN_POSITIVE_SUBNORMAL);
     let matrix = model(device, &[("w", &weights)]).matrix("w").unwrap();
     for form in forms(&matrix, &weights) {
-        let product = multiply(&stream, &Linear::new(&[form]).unwrap(), &Call::new(&x)).remove(0);
-        for row in product.chunks(70) {
+        for row in product(&stream, &form, &x).chunks(70) {
             let value = |at: usize| bf16::from_bits(row[at]);
             assert!(value(3) == bf16::INFINITY && value(33) == bf16::NEG_INFINITY);
             assert!(value(64).is_nan() && value(69).is_nan());
@@ -385,8 +409,7 @@ fn what_is_not_finite_comes_out() {
 
 #[test]
 fn several_matrices_share_x_and_no_bits() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = gpu_stream() else { return };
     let sizes = [40, 1, 3000, 96, 32, 1000, 64, 65, 5000, 7];
     let hosts: Vec<Host> =
         sizes.iter().map(|&rows| Host::normal(rows, 2056, rows as u64)).collect();
@@ -454,8 +477,7 @@ fn several_matrices_share_x_and_no_bits() {
 
 #[test]
 fn slices_multiply_and_decode_as_what_they_are_cut_from() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = gpu_stream() else { return };
     let (rows, columns) = (3 * 1024 + 70, 1304);
     let whole = Host::normal(rows, columns, 8);
     let matrix = model(device, &[("w", &whole)]).matrix("w").unwrap();
@@ -470,7 +492,6 @@ fn slices_multiply_and_decode_as_what_they_are_cut_from() {
     ];
     for (row_range, column_range) in cuts {
         let host = whole.slice(row_range.clone(), column_range.clone());
-        let wide = |range: &Range<usize>| range.start as u64..range.end as u64;
         let cut = matrix.rows(wide(&row_range)).unwrap().columns(wide(&column_range)).unwrap();
         let what = format!("{row_range:?}, {column_range:?}");
         assert!(decode(&stream, &cut) == host.bytes(), "{what}");
@@ -478,32 +499,21 @@ fn slices_multiply_and_decode_as_what_they_are_cut_from() {
         assert!(decode(&stream, &made) == host.bytes(), "{what}");
         let x = Host::normal(3, host.columns, 2);
         for form in forms(&cut, &host) {
-            let product =
-                multiply(&stream, &Linear::new(&[form]).unwrap(), &Call::new(&x)).remove(0);
-            check(&Call::new(&x), &host, &product, &what);
+            check(&Call::new(&x), &host, &product(&stream, &form, &x), &what);
         }
         // A slice of what is fast.
         let part = whole_fast.columns(wide(&column_range)).unwrap().rows(wide(&row_range)).unwrap();
         assert!(decode(&stream, &part) == host.bytes(), "{what}");
-        let linear = |matrix| Linear::new(&[matrix]).unwrap();
-        let product = multiply(&stream, &linear(part.clone()), &Call::new(&x)).remove(0);
-        assert!(
-            multiply(&stream, &linear(made), &Call::new(&x))[0] == product,
-            "{what}: the same bits"
-        );
-        check(&Call::new(&x), &host, &product, &what);
+        let of_part = product(&stream, &part, &x);
+        assert!(product(&stream, &made, &x) == of_part, "{what}: the same bits");
+        check(&Call::new(&x), &host, &of_part, &what);
         // And of that one.
         if host.rows > 64 && host.columns > 256 {
             let part = part.rows(32..64).unwrap().columns(256..host.columns as u64).unwrap();
             let host = host.slice(32..64, 256..host.columns);
             let x = x.slice(0..3, 256..x.columns);
             assert!(decode(&stream, &part) == host.bytes(), "{what}");
-            check(
-                &Call::new(&x),
-                &host,
-                &multiply(&stream, &linear(part), &Call::new(&x))[0],
-                &what,
-            );
+            check(&Call::new(&x), &host, &product(&stream, &part, &x), &what);
         }
     }
 }
@@ -581,8 +591,7 @@ impl Borrowed {
 #[test]
 #[expect(unsafe_code, reason = "raw pointers")]
 fn matrices_in_memory_of_the_caller_are_the_same() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = gpu_stream() else { return };
     let hosts = [
         Host::normal(3 * 1024 + 70, 1304, 8),
         Host::normal(96, 1304, 9),
@@ -594,26 +603,11 @@ fn matrices_in_memory_of_the_caller_are_the_same() {
         for matrix in [stored, fast] {
             assert!(decode(&stream, matrix) == host.bytes());
             for (rows, columns) in [(5..37, 3..200), (0..1, 8..264), (32..40, 0..256)] {
-                let part = host.slice(rows.clone(), columns.clone());
-                let status = Status::new(device).unwrap();
-                let mut output =
-                    stream.clone_htod(&vec![POISON; part.bytes().len() + GUARD]).unwrap();
-                let wanted =
-                    (rows.start as u64..rows.end as u64, columns.start as u64..columns.end as u64);
-                let to = output.device_ptr_mut(&stream).0;
-                // SAFETY: the output has the bytes; everything lives until the status has been
-                // read.
-                unsafe { matrix.decode_slice_into_raw(wanted, to, &stream, &status) }.unwrap();
-                status.check(&stream).unwrap();
-                let mut found = stream.clone_dtoh(&output).unwrap();
-                assert!(found.split_off(part.bytes().len()).iter().all(|&byte| byte == POISON));
-                assert!(found == part.bytes(), "{rows:?}, {columns:?}");
+                let found = decode_slice(&stream, matrix, Some((wide(&rows), wide(&columns))));
+                assert!(found == host.slice(rows.clone(), columns.clone()).bytes(), "{rows:?}");
             }
             let x = Host::normal(3, host.columns, 2);
-            let product =
-                multiply(&stream, &Linear::new(slice::from_ref(matrix)).unwrap(), &Call::new(&x))
-                    .remove(0);
-            check(&Call::new(&x), host, &product, "borrowed");
+            check(&Call::new(&x), host, &product(&stream, matrix, &x), "borrowed");
         }
     }
     // Many at once: more than a launch takes, in both forms.
@@ -641,23 +635,20 @@ fn matrices_in_memory_of_the_caller_are_the_same() {
     let x_here = stream.clone_htod(&x.bits).unwrap();
     let offsets = stream.clone_htod(&[0_u32, 1, 1, 4]).unwrap();
     let products = [parts, GroupedLinear::new(&each).unwrap()].map(|grouped| {
-        let mut y = stream.clone_htod(&vec![POISON_HALF; 4 * 32]).unwrap();
-        let (from, to) = (x_here.device_ptr(&stream).0, y.device_ptr_mut(&stream).0);
         let routing = Routing::new(offsets.device_ptr(&stream).0, 4);
-        let (x, status) = (LinearInput::new(from, 4, 1304), Status::new(device).unwrap());
-        // SAFETY: as many rows, offsets and places; all live until the status has been read.
-        unsafe { grouped.multiply(x, routing, LinearOutput::new(to, 32), &stream, &status) }
-            .unwrap();
-        status.check(&stream).unwrap();
-        stream.clone_dtoh(&y).unwrap()
+        let x = LinearInput::new(x_here.device_ptr(&stream).0, 4, 1304);
+        launch_at(device, &stream, 4 * 32, |to, status| {
+            // SAFETY: as many rows, offsets and places; all live until the status has been read.
+            unsafe { grouped.multiply(x, routing, LinearOutput::new(to, 32), &stream, status) }
+        })
     });
-    assert!(products[0] == products[1] && !products[0].contains(&POISON_HALF));
+    assert!(products[0] == products[1] && products[0].1 == 0);
+    assert!(!products[0].0.contains(&POISON_HALF));
 }
 
 #[test]
 fn all_patterns_survive_the_fast_layout() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = gpu_stream() else { return };
     // In an order in which each tile has exponents from everywhere.
     let bits: Vec<u16> = (0..=u16::MAX).map(|at| at.wrapping_mul(40_503)).collect();
     for (rows, columns) in [(256, 256), (512, 128), (64, 1024), (8192, 8), (16, 4096)] {
@@ -678,8 +669,7 @@ fn all_patterns_survive_the_fast_layout() {
 #[test]
 #[expect(unsafe_code, reason = "raw pointers")]
 fn rows_are_gathered_by_their_indices() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = gpu_stream() else { return };
     let bits: Vec<u16> = (0..=u16::MAX).map(|at| at.wrapping_mul(40_503)).collect();
     let hosts = [Host::normal(1000, 1032, 3), Host { rows: 128, columns: 512, bits }];
     for (whole, first, columns) in
@@ -709,7 +699,7 @@ fn rows_are_gathered_by_their_indices() {
                 Indices::U32(narrow.device_ptr(&stream).0),
                 Indices::I64(wide.device_ptr(&stream).0),
             ];
-            let mut expected = vec![POISON_HALF; count * pitch + GUARD];
+            let mut expected = vec![POISON_HALF; count * pitch];
             for (at, &index) in wanted.iter().enumerate() {
                 let row = &mut expected[at * pitch..][..host.columns];
                 row.fill(0);
@@ -722,18 +712,14 @@ fn rows_are_gathered_by_their_indices() {
             for (indices, form) in
                 indices.iter().flat_map(|&indices| forms.iter().map(move |form| (indices, form)))
             {
-                let status = Status::new(device).unwrap();
-                let mut output = stream.clone_htod(&vec![POISON_HALF; expected.len()]).unwrap();
-                let place = (output.device_ptr_mut(&stream).0, pitch as u64);
-                // SAFETY: as many indices, and rows of output; all live until the status has been
-                // read.
-                unsafe { form.gather(indices, count as u64, place, &stream, &status) }.unwrap();
-                assert_eq!(status.read(&stream).unwrap() != 0, bad);
-                assert!(
-                    stream.clone_dtoh(&output).unwrap() == expected,
-                    "{count} of {indices:?}, {:?}",
-                    form.residence()
-                );
+                let (found, word) = launch_at(device, &stream, expected.len(), |to, status| {
+                    let place = (to, pitch as u64);
+                    // SAFETY: as many indices, and rows of output; all live until the status has
+                    // been read.
+                    unsafe { form.gather(indices, count as u64, place, &stream, status) }
+                });
+                let what = format!("{count} of {indices:?}, {:?}", form.residence());
+                assert!(found == expected && (word != 0) == bad, "{what}: {word}");
             }
         }
     }
@@ -742,8 +728,7 @@ fn rows_are_gathered_by_their_indices() {
 /// More than one range of strips is decoded for it; 12.15 bits a weight are enough.
 #[test]
 fn a_large_matrix_is_small_in_the_fast_layout() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = gpu_stream() else { return };
     let host = Host::normal(5000, 8192, 1);
     let matrix = model(device, &[("w", &host)]).matrix("w").unwrap();
     let fast = matrix.to_fast_or_stored().unwrap();
@@ -753,27 +738,10 @@ fn a_large_matrix_is_small_in_the_fast_layout() {
     assert!(decode(&stream, &fast) == host.bytes());
 }
 
-/// Captures what is launched. Tests on other threads free memory, which spoils what is being
-/// captured: then again.
-pub(super) fn capture(
-    stream: &Arc<CudaStream>,
-    launch: impl Fn() -> df11::Result<()>,
-) -> CudaGraph {
-    let attempt = |_| {
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-        let launched = launch();
-        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let captured = stream.end_capture(flags);
-        launched.is_ok().then_some(captured.ok()??)
-    };
-    (0..1000).find_map(attempt).unwrap()
-}
-
 #[test]
 #[expect(unsafe_code, reason = "capture of raw pointers")]
 fn products_are_captured_in_graphs() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = gpu_stream() else { return };
     let hosts = [Host::normal(40, 4104, 1), Host::normal(1000, 4104, 2)];
     let model = model(device, &[("a", &hosts[0]), ("b", &hosts[1])]);
     let matrices = ["a", "b"].map(|name| model.matrix(name).unwrap().to_fast_or_stored().unwrap());
@@ -810,8 +778,7 @@ fn products_are_captured_in_graphs() {
 /// so early that it reads or writes too early.
 #[test]
 fn products_that_follow_each_other_wait_for_each_other() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = gpu_stream() else { return };
     // Sums that meet in memory, and none; from one block to all of them.
     let sizes = [(2056, 4104), (40, 2056), (9000, 40), (4104, 9000)];
     let hosts: Vec<Host> =
@@ -894,7 +861,7 @@ fn run_chain(stream: &Arc<CudaStream>, linears: &[Linear], rows: u64) {
 fn hostile(device: &Device, hosts: &[Host], round: usize, state: &mut u64) -> Vec<Matrix> {
     let names: Vec<String> = hosts.iter().map(|host| host.rows.to_string()).collect();
     let items: Vec<Item> = names.iter().zip(hosts).map(|(name, host)| host.item(name)).collect();
-    let mut draft = parse(&container::Model::new(&items, &[]).build());
+    let mut draft = parse(&Model::new(&items, &[]).build());
     (0..items.len()).for_each(|tensor| mutate(&mut draft, tensor, round % 7, state));
     draft.repair_checksums();
     let model = open(draft.pack()).load(device, &LoadOptions::new().without_validation()).unwrap();
@@ -910,8 +877,7 @@ fn hostile_rounds() -> usize {
 /// status.
 #[test]
 fn hostile_streams_stay_inside_products() {
-    let Some(device) = gpu() else { return };
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = gpu_stream() else { return };
     let hosts =
         [(40, 520), (100, 264), (301, 1000)].map(|(rows, columns)| Host::normal(rows, columns, 4));
     let (mut state, mut noticed, mut all) = (9, 0, 0);
@@ -929,11 +895,7 @@ fn hostile_streams_stay_inside_products() {
                     check(&call, &decoded, &product[0], &format!("round {round}"));
                 }
             }
-            let (row, bad) = gather_one(&stream, matrix, host.rows as u64 - 1);
-            assert!(
-                row[host.columns..].iter().all(|&half| half == POISON_HALF),
-                "the guard stands"
-            );
+            let bad = gather_one(&stream, matrix, host.rows as u64 - 1);
             assert!(word != 0 || bad == 0, "round {round}: rows of a matrix without a fault");
             (noticed, all) = (noticed + usize::from(word != 0), all + 1);
         }
@@ -942,20 +904,16 @@ fn hostile_streams_stay_inside_products() {
     assert!(noticed > all / 3, "{noticed} of {all}");
 }
 
-/// A row and poison after it, and the status.
+/// The status after a row; nothing is written after it.
 #[expect(unsafe_code, reason = "raw pointers")]
-fn gather_one(stream: &Arc<CudaStream>, matrix: &Matrix, row: u64) -> (Vec<u16>, u32) {
-    let (columns, status) = (matrix.column_count(), Status::new(matrix.device()).unwrap());
-    let index = stream.clone_htod(&[row]).unwrap();
-    let mut output = stream.clone_htod(&vec![POISON_HALF; columns as usize + GUARD]).unwrap();
-    {
-        let indices = Indices::I64(index.device_ptr(stream).0);
-        let place = (output.device_ptr_mut(stream).0, columns);
+fn gather_one(stream: &Arc<CudaStream>, matrix: &Matrix, row: u64) -> u32 {
+    let (columns, index) = (matrix.column_count(), stream.clone_htod(&[row]).unwrap());
+    let indices = Indices::I64(index.device_ptr(stream).0);
+    let (_, word) = launch_at(matrix.device(), stream, columns as usize, |to, status| {
         // SAFETY: an index, and room for its row; all live until the status has been read.
-        unsafe { matrix.gather(indices, 1, place, stream, &status) }.unwrap();
-    }
-    let word = status.read(stream).unwrap();
-    (stream.clone_dtoh(&output).unwrap(), word)
+        unsafe { matrix.gather(indices, 1, (to, columns), stream, status) }
+    });
+    word
 }
 
 /// Hostile streams become an error or another matrix, and nothing else; those that are refused say

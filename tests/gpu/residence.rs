@@ -7,16 +7,13 @@ use std::sync::{
 
 use df11::{
     Dtype, Error, Observer,
-    gpu::{
-        Device, GpuModel, LoadOptions, Piece, Placement, Plan, Preference, Residence, Status,
-        cudarc::driver::DevicePtrMut as _,
-    },
+    gpu::{Device, LoadOptions, Piece, Placement, Plan, Preference, Residence},
 };
 
 use super::{
-    POISON, check_block,
+    check_blocks,
     container::{Item, Model, normal_weights, parse, weights},
-    gpu, mutate, open, random,
+    gpu, gpu_stream, linear, mutate, open, random, run,
 };
 
 /// Small matrices and large ones, which come in several parts; such as cannot be fast, and what is
@@ -56,21 +53,6 @@ fn fast() -> LoadOptions {
     LoadOptions::new().residence(Preference::Fast)
 }
 
-/// What a slice of a tensor is, by a program.
-fn slice(
-    device: &Device,
-    model: &GpuModel,
-    tensor: &str,
-    ranges: &[std::ops::Range<u64>],
-) -> Vec<u8> {
-    let program = model.program(&[Piece::new(tensor, 0).slice(ranges)]).unwrap();
-    let (stream, status) = (device.context().new_stream().unwrap(), Status::new(device).unwrap());
-    let mut output = stream.clone_htod(&vec![POISON; program.bytes() as usize]).unwrap();
-    program.decode_into(&mut output.as_view_mut(), &stream, &status).unwrap();
-    status.check(&stream).unwrap();
-    stream.clone_dtoh(&output).unwrap()
-}
-
 #[test]
 fn fast_models_decode_the_same_bits() {
     let Some(device) = gpu() else { return };
@@ -80,12 +62,10 @@ fn fast_models_decode_the_same_bits() {
         } else {
             Device::open_with_shared_memory(0, room).unwrap()
         };
-        let (original, bytes) = (open(mixed()), mixed());
-        let model = open(bytes).load(&device, &fast()).unwrap();
-        let stream = device.context().new_stream().unwrap();
-        for block in original.blocks() {
-            check_block(&device, &stream, &model, &original, block.name());
-        }
+        let original = open(mixed());
+        let (model, stored) =
+            (original.load(&device, &fast()).unwrap(), super::load(&device, mixed()));
+        check_blocks(&model, &original);
         for (name, residence) in [
             ("a", Residence::Fast),
             ("large", Residence::Fast),
@@ -98,11 +78,7 @@ fn fast_models_decode_the_same_bits() {
             assert_eq!(matrix.residence(), residence, "{name}");
             if residence == Residence::Fast {
                 // The same exceptions as of a matrix that is made fast on the GPU.
-                let stored = super::load(&device, mixed())
-                    .matrix(name)
-                    .unwrap()
-                    .to_fast_or_stored()
-                    .unwrap();
+                let stored = stored.matrix(name).unwrap().to_fast_or_stored().unwrap();
                 assert_eq!(matrix.exceptions(), stored.exceptions(), "{name}");
                 assert_eq!(matrix.device_bytes(), stored.device_bytes(), "{name}");
             }
@@ -115,9 +91,9 @@ fn fast_models_decode_the_same_bits() {
 
 #[test]
 fn slices_of_fast_models_are_those_of_tensors() {
-    let Some(device) = gpu() else { return };
+    let Some((device, stream)) = gpu_stream() else { return };
     let original = open(mixed());
-    let model = open(mixed()).load(device, &fast()).unwrap();
+    let model = original.load(device, &fast()).unwrap();
     let mut state = 77;
     for (name, shape) in
         [("a", vec![100, 520]), ("large", vec![3000, 2056]), ("stack", vec![3, 40, 520])]
@@ -133,33 +109,21 @@ fn slices_of_fast_models_are_those_of_tensors() {
                 *last = last.start / 8 * 8..last.end.next_multiple_of(8);
             }
             let tensor = original.tensor(name).unwrap();
-            let mut expected = vec![0; slice(device, &model, name, &ranges).len()];
+            let program = model.program(&[Piece::new(name, 0).slice(&ranges)]).unwrap();
+            let mut expected = vec![0; program.bytes() as usize];
             tensor.slice(&ranges).unwrap().decode_into(&mut expected).unwrap();
-            assert!(slice(device, &model, name, &ranges) == expected, "{name} {ranges:?}");
+            assert!(run(&program, &stream) == expected, "{name} {ranges:?}");
         }
     }
 }
 
 #[test]
 fn fast_matrices_keep_the_model_and_multiply() {
-    let Some(device) = gpu() else { return };
-    let matrix = {
-        let model = open(mixed()).load(device, &fast()).unwrap();
-        model.matrix("large").unwrap()
-    };
-    let (stream, status) = (device.context().new_stream().unwrap(), Status::new(device).unwrap());
-    let mut output = stream.clone_htod(&vec![POISON; matrix.decoded_bytes() as usize]).unwrap();
-    {
-        let (pointer, _written) = output.device_ptr_mut(&stream);
-        // SAFETY: the output has the bytes; everything lives until the status has been read.
-        #[expect(unsafe_code, reason = "a raw pointer")]
-        unsafe { matrix.decode_into_raw(pointer, &stream, &status) }.unwrap();
-    }
-    status.check(&stream).unwrap();
-    assert!(
-        stream.clone_dtoh(&output).unwrap()
-            == open(mixed()).tensor("large").unwrap().decode::<u8>().unwrap()
-    );
+    let Some((device, stream)) = gpu_stream() else { return };
+    let original = open(mixed());
+    let matrix = original.load(device, &fast()).unwrap().matrix("large").unwrap();
+    let decoded = linear::decode(&stream, &matrix);
+    assert!(decoded == original.tensor("large").unwrap().decode::<u8>().unwrap());
     df11::gpu::Linear::new(&[matrix]).unwrap();
 }
 
@@ -220,10 +184,7 @@ fn auto_takes_what_memory_allows() {
         assert!(plan.device_bytes()[0] <= memory);
         let loaded = model.load(device, &LoadOptions::new().plan(plan)).unwrap();
         assert!(loaded.device_bytes() <= memory);
-        let stream = device.context().new_stream().unwrap();
-        for block in model.blocks() {
-            check_block(device, &stream, &loaded, &model, block.name());
-        }
+        check_blocks(&loaded, &model);
     }
     let loaded = model.load(device, &LoadOptions::new().residence(Preference::Auto)).unwrap();
     assert_eq!(loaded.matrix("a").unwrap().residence(), Residence::Fast);
@@ -238,12 +199,7 @@ fn fast_and_streamed_blocks_live_side_by_side() {
     });
     let plan = plan.unwrap().prefer(&model, Preference::Fast, &[]).unwrap();
     let loaded = model.load(device, &LoadOptions::new().plan(plan)).unwrap();
-    let stream = device.context().new_stream().unwrap();
-    for _ in 0..3 {
-        for block in model.blocks() {
-            check_block(device, &stream, &loaded, &model, block.name());
-        }
-    }
+    (0..3).for_each(|_| check_blocks(&loaded, &model));
     assert_eq!(loaded.matrix("a").unwrap().residence(), Residence::Fast);
     assert!(loaded.matrix("stack").is_err());
 }

@@ -15,19 +15,18 @@ pub(crate) const SOURCE: &str = include_str!("driver.c");
 /// By the first of them the library is looked for; a machine with a GPU has its own under the
 /// second.
 pub(crate) const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
-/// What the kernels of constants say: the sizes of the structures that both sides know, and of the
-/// rest some.
+/// What the kernels were compiled with: the sizes of the structures that both sides know, and of
+/// the rest some.
 pub(crate) const CONSTANTS: [(&str, &str); 2] = [
-    ("df11_gap_constants", "128,16880,24,1,1,1,1,1,1,1,1,1"),
-    ("df11_tile_constants", "128,16384,24,1,1,1,1,8"),
+    ("df11_gap_constants", "128,16880,24,1,1,1,1,1,1,1,1"),
+    ("df11_tile_constants", "128,16384,24,8,1,1,1"),
 ];
 
 /// Likewise of the kernels that multiply, which are loaded when a matrix is asked for.
 pub(crate) const LINEAR_CONSTANTS: (&str, &str) = (
     "df11_linear_constants",
-    "1024,96,80,112,192,96,32,0,4,1,8,2048,8,4,1024,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,0,0,8,64,4,\
-     30,4,25,20,0,0,4,8,262144,256,8,4,16,16384,2048,640,2,2,3072,4,20,2,128,64,0,17408,32768,\
-     16384,1024,32,320,4",
+    "1024,96,80,112,192,96,4,8,2048,8,4,1024,8,64,4,30,4,25,20,4,8,262144,256,8,32,0,9,9,9,1,0,0,0,\
+     0,4,16,16384,2048,640,2,2,3072,4,20,2,128,64,0,17408,32768,16384,1024,32,320,4",
 );
 
 /// The stand-in's functions, by its source.

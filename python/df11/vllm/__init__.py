@@ -6,13 +6,11 @@
 
 ```text
  _config    quantization method "df11", found by config.json
- _options   what users choose: mode and residence
  _deferred  weights without memory, which vLLM's own loading code fills and slices: they only record
  _loader    the model loader: lends names and shapes of a container to that code
  _fill      loads what was recorded, in one pass, and gives layers their arrays
- _packing   makes weights of dense values
- _layers    what a layer has of a weight, before it is loaded and afterwards
- _linear    layers with one or several matrices; vocabularies
+ _layers    what a layer has of a weight, before it is loaded and afterwards; layers with
+            matrices, vocabularies; what users choose: mode and residence
  _experts   mixtures of experts
  _operators operators of these layers, for torch.compile and CUDA graphs
 ```

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.quantization.base_config import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from ._options import Options
+from ._layers import Df11EmbeddingMethod, Df11LinearMethod, Options
 
 NAME = "df11"
 
@@ -32,7 +32,6 @@ class Df11Config(Options, QuantizationConfig):
 
     @classmethod
     def get_name(cls) -> Any:
-        """The name of the method."""
         return NAME
 
     @classmethod
@@ -66,14 +65,12 @@ class Df11Config(Options, QuantizationConfig):
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """The method of a layer; None for layers without matrices."""
-        # Processes that serve other models import nothing of these.
-        from ._experts import Df11ExpertsMethod
-        from ._linear import Df11EmbeddingMethod, Df11LinearMethod
-
         if isinstance(layer, LinearBase):
             return Df11LinearMethod(self)
         if isinstance(layer, VocabParallelEmbedding):
             return Df11EmbeddingMethod(self)
         if isinstance(layer, RoutedExperts):
+            from ._experts import Df11ExpertsMethod  # which imports much of vLLM
+
             return Df11ExpertsMethod(self, layer.moe_config)
         return None

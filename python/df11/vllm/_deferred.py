@@ -20,7 +20,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from .._engine import CompressedTensor, Tensors, known_dtype_of, view_of
+from .._arrays import known_dtype_of
+from .._container import Tensors
+from .._matrices import view_of
+from .._tensor import CompressedTensor
 
 _aten = torch.ops.aten
 _FILLS = (_aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default)
@@ -46,11 +49,9 @@ class Patch(NamedTuple):
 
     @property
     def source_columns(self) -> tuple[int, int]:
-        """Columns of the source."""
         return self.source_column, self.source_column + self.columns
 
     def dense(self) -> Tensor:
-        """The values of the window."""
         if isinstance(self.values, Source):
             return self.values.matrix_window(self.source_rows, self.source_columns)
         if self.values is None:
@@ -59,8 +60,6 @@ class Patch(NamedTuple):
 
 
 class Source:
-    """A tensor of a container."""
-
     def __init__(self, tensors: Tensors, name: str) -> None:
         self.tensors, self.name = tensors, name
         self.stored = tensors.container[name]
@@ -118,7 +117,6 @@ class Target:
         self.value: Tensor | None = None
 
     def tensor(self) -> Deferred:
-        """The parameter's data."""
         return Deferred(torch.empty(self.shape, dtype=self.dtype, device="meta"), self, self.device)
 
     @property
@@ -128,7 +126,6 @@ class Target:
 
     @property
     def rows(self) -> int:
-        """Rows of that matrix."""
         return prod(self.shape[:-1])
 
     def fill(self, view: Tensor, number: float) -> None:

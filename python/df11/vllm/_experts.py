@@ -27,10 +27,11 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
-from .._engine import FAST, CompressedTensor, products
+from .._matrices import FAST
+from .._ops import products
+from .._tensor import CompressedTensor
 from ._deferred import Target
-from ._layers import NAMES, defer, finish
-from ._options import Options
+from ._layers import NAMES, Options, defer, finish
 
 _NAMES = NAMES[1:]
 #: Kernels of vLLM that take weights as checkpoints have them.
@@ -80,7 +81,6 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Registers weights without memory."""
         device = torch.get_default_device()
         inner = intermediate_size_per_partition
         up = 2 * inner if self.moe.is_act_and_mul else inner
@@ -206,7 +206,6 @@ def _is_grouped(layer: Any, name: str) -> bool:
 
 
 def _dense(layer: Any, name: str) -> Tensor:
-    """All experts of a layer, decoded."""
     weight = getattr(layer, name)
     compressed = isinstance(weight, CompressedTensor)
     return weight.decode() if compressed else weight

@@ -17,23 +17,14 @@ import torch
 from torch import Tensor, nn
 from vllm.logger import init_logger
 
-from .._engine import (
-    SMALL,
-    TILE_COLUMNS,
-    TILE_ROWS,
-    Bar,
-    CompressedTensor,
-    Group,
-    Item,
-    Residence,
-    Tensors,
-    bring,
-    why_ordinary,
-)
+from .._bring import bring
+from .._container import Tensors
+from .._matrices import TILE_COLUMNS, TILE_ROWS
+from .._plan import SMALL, Group, Item, Residence, why_ordinary
+from .._progress import Bar
+from .._tensor import CompressedTensor
 from ._deferred import Patch, Source, Target
-from ._layers import NAMES, give, target_of
-from ._options import Options
-from ._packing import pack, without_padding
+from ._layers import NAMES, Options, give, pack, target_of, without_padding
 
 logger = init_logger("vllm.plugins.df11")
 
@@ -67,10 +58,10 @@ class _Block:
     tensors: Tensors
     stored: list[_Stored] = field(default_factory=list)
     repacked: list[_Stored] = field(default_factory=list)
+    residence: Residence = "stored"
 
     @property
     def items(self) -> list[Item]:
-        """All of it."""
         return [each.item for each in (*self.stored, *self.repacked)]
 
 
@@ -90,11 +81,12 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
             pack(entry.target, "not all of it is stored in tiles, as whole rows")
     held = [stored for _, stored in found if stored is not None]
     blocks = _blocks(held, on_gpu, options.exact)
-    residences = _residences(blocks, options, device, memory)
+    if on_gpu:
+        _choose(blocks, options, memory)
     read = sum(each.item.stored_bytes for each in held)
     with (bar := Bar(read)):
-        _load(blocks, residences, options, device, bar)
-    _tell(blocks, residences, read)
+        _load(blocks, options, device, bar)
+    _tell(blocks, read)
 
 
 def _entries(model: nn.Module) -> list[_Entry]:
@@ -170,40 +162,30 @@ def _blocks(held: list[_Stored], on_gpu: bool, exact: bool) -> list[_Block]:
     return list(blocks.values())
 
 
-def _residences(
-    blocks: list[_Block], options: Options, device: torch.device, memory: int | None
-) -> list[Residence]:
-    """How each block lies."""
-    if device.type != "cuda" or options.residence == "stored":
-        return ["stored"] * len(blocks)
+def _choose(blocks: list[_Block], options: Options, memory: int | None) -> None:
+    """Has blocks lie in the fast layout as far as is wanted, from the first on."""
+    if options.residence == "stored":
+        return
     sizes = [Group(block.items).nbytes("fast") for block in blocks]
-    total = sum(sizes)
-    budget = total if options.residence == "fast" or memory is None else int(_SHARE * memory)
-    found: list[Residence] = []
-    for size in sizes:
-        found.append("fast" if budget >= size else "stored")
+    budget = sum(sizes)
+    if options.residence == "auto" and memory is not None:
+        budget = int(_SHARE * memory)
+    for block, size in zip(blocks, sizes, strict=True):
+        block.residence = "fast" if budget >= size else "stored"
         budget -= size
-    return found
 
 
 # ---- loading ----
 
 
-def _load(
-    blocks: list[_Block],
-    residences: list[Residence],
-    options: Options,
-    device: torch.device,
-    bar: Bar,
-) -> None:
+def _load(blocks: list[_Block], options: Options, device: torch.device, bar: Bar) -> None:
     """Gives layers their weights, container by container and form by form."""
     entries: dict[int, _Entry] = {}
     jobs: dict[tuple[int, Residence], tuple[Tensors, list[Group]]] = {}
-    for block, residence in zip(blocks, residences, strict=True):
-        forms: list[tuple[list[_Stored], Residence]]
-        forms = [(block.stored, residence), (block.repacked, "fast")]
-        for some, form in forms:
-            entries |= {id(each.item): each.entry for each in some}
+    for block in blocks:
+        entries |= {id(each.item): each.entry for each in (*block.stored, *block.repacked)}
+        forms: list[Residence] = [block.residence, "fast"]
+        for some, form in zip((block.stored, block.repacked), forms, strict=True):
             _, mine = jobs.setdefault((id(block.tensors), form), (block.tensors, []))
             mine.append(Group([each.item for each in some], device, form))
     for tensors, mine in jobs.values():
@@ -223,9 +205,9 @@ def _padded(dense: Tensor, target: Target) -> Tensor:
     return nn.functional.pad(dense, (0, 0, 0, padding)).view(target.shape)
 
 
-def _tell(blocks: list[_Block], residences: list[Residence], read: int) -> None:
+def _tell(blocks: list[_Block], read: int) -> None:
     """One line for each way in which weights lie, and why."""
-    forms: Counter[str] = Counter(residences)
+    forms = Counter(block.residence for block in blocks)
     whole = ", ".join(f"{count} blocks {form}" for form, count in forms.items())
     logger.info("df11: %s; %s bytes of compressed matrices read", whole or "nothing", f"{read:,}")
     reasons: Counter[str] = Counter()

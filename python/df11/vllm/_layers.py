@@ -1,17 +1,61 @@
-"""What a layer has of a weight: first a target, then compressed arrays or an ordinary parameter."""
+"""What a layer has of a weight: first a target, then compressed arrays or an ordinary parameter.
+
+Layers with matrices (single, merged, QKV), and vocabularies.
+"""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import Any
 
-from .._engine import CompressedTensor
-from ._deferred import Deferred, Target
-from ._operators import hold
-from ._options import Options
-from ._packing import pack
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from vllm.logger import init_logger
+from vllm.model_executor.layers.linear import LinearMethodBase
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.utils import set_weight_attrs
+
+from .._bring import pack_rows
+from .._tensor import CompressedTensor
+from ._deferred import Deferred, Patch, Target
+from ._operators import dense_linear, hold
+
+logger = init_logger("vllm.plugins.df11")
 
 #: Weights that layers have: a matrix; experts.
 NAMES = ("weight", "w13_weight", "w2_weight")
+#: Options with their values; the first is the default.
+OPTIONS = {"mode": ("fused", "exact"), "residence": ("auto", "fast", "stored")}
+
+
+class Options:
+    """The options of a model, which its layers share."""
+
+    def __init__(self) -> None:
+        self.mode, self.residence = (values[0] for values in OPTIONS.values())
+
+    @property
+    def exact(self) -> bool:
+        """Whether products have the bits of the BF16 model."""
+        return self.mode == "exact"
+
+    def choose(self, options: dict[str, Any]) -> None:
+        """Takes over options that a user named.
+
+        # Errors
+        `ValueError` for a value that an option does not have.
+        """
+        for name, value in options.items():
+            if value not in OPTIONS[name]:
+                known = ", ".join(OPTIONS[name])
+                raise ValueError(
+                    f"--model-loader-extra-config: {name}={value!r} is unknown; choose one of "
+                    f"{known}"
+                )
+            setattr(self, name, value)
+
+
+# ---- what a layer has ----
 
 
 def defer(layer: nn.Module, name: str, target: Target) -> nn.Parameter:
@@ -68,3 +112,118 @@ def finish(layer: nn.Module, name: str, options: Options) -> None:
     if isinstance(value, CompressedTensor):
         value = value.with_mode(options.exact)
     give(layer, name, value, target)
+
+
+# ---- weights of dense values ----
+
+
+def pack(target: Target, because: str | None = None) -> None:
+    """Makes a target what its dense patches say: packed on a GPU; an ordinary weight on the CPU."""
+    patches = target.ordered()
+    value: Tensor | None = _packed(target, patches) if _is_packed(target) else None
+    if value is None:
+        value = _rows(target, patches, 0, target.rows).view(target.shape)
+        because = because or "it is small, on the CPU, or has too many exceptions"
+        logger.info_once("df11: a weight of shape %s stays BF16: %s", target.shape, because)
+    target.value = value
+
+
+def _is_packed(target: Target) -> bool:
+    small = target.rows * target.columns < 1 << 16
+    fits = target.dtype == torch.bfloat16 and target.columns % 8 == 0
+    return target.device.type == "cuda" and fits and not small
+
+
+def _packed(target: Target, patches: list[Patch]) -> CompressedTensor | None:
+    """In the fast layout; None if exceptions are too many for that."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    rows = without_padding(target, patches)
+    result = pack_rows(
+        device,
+        rows,
+        target.columns,
+        lambda begin, end: _rows(target, patches, begin, end, device),
+    )
+    if result is None:
+        return None
+    shape = target.shape if rows == target.rows else (rows, target.columns)
+    return CompressedTensor(*result, shape)
+
+
+def without_padding(target: Target, patches: list[Patch]) -> int:
+    """Rows before those of zeros at the end, which would be exceptions in the fast layout."""
+    rows = target.rows
+    for patch in reversed(patches):
+        if patch.values is not None or patch.columns != target.columns:
+            break
+        rows = patch.row
+    return rows or target.rows
+
+
+def _rows(
+    target: Target, patches: list[Patch], begin: int, end: int, device: torch.device | None = None
+) -> Tensor:
+    device = device or target.device
+    rows = torch.zeros(end - begin, target.columns, dtype=target.dtype, device=device)
+    for patch in patches:
+        first, last = max(begin, patch.row), min(end, patch.row + patch.rows)
+        if first >= last or patch.values is None:
+            continue
+        skipped = first - patch.row
+        some = patch._replace(
+            row=first,
+            rows=last - first,
+            source_row=patch.source_row + skipped,
+            values=patch.values[skipped : skipped + last - first]
+            if isinstance(patch.values, Tensor)
+            else patch.values,
+        )
+        place = rows[first - begin : last - begin, patch.column : patch.column + patch.columns]
+        place.copy_(some.dense())
+    return rows
+
+
+# ---- matrices and vocabularies ----
+
+
+class _Matrix(QuantizeMethodBase):
+    """A layer whose weight is a matrix, or several ones below each other."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def create_weights(
+        self,
+        layer: nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        shape = (sum(output_partition_sizes), input_size_per_partition)
+        weight = defer(layer, "weight", Target(shape, params_dtype, torch.get_default_device()))
+        set_weight_attrs(weight, {"input_dim": 1, "output_dim": 0, **extra_weight_attrs})
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Gives the layer what it holds, if the loader has not."""
+        finish(layer, "weight", self.options)
+
+    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if layer.weight_key is None:
+            return dense_linear(x, layer.weight, bias)
+        return torch.ops.df11_vllm.linear(x, layer.weight_key, bias, layer.weight_rows)
+
+
+class Df11LinearMethod(_Matrix, LinearMethodBase):
+    """Linear layers: column and row parallel ones, replicated, merged and QKV."""
+
+
+class Df11EmbeddingMethod(_Matrix):
+    """Vocabularies: embeddings and heads, which may share a weight."""
+
+    def embedding(self, layer: nn.Module, input_: Tensor) -> Tensor:
+        if layer.weight_key is None:
+            return functional.embedding(input_, layer.weight)
+        return torch.ops.df11_vllm.embedding(input_, layer.weight_key, layer.weight_columns)

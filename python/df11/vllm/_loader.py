@@ -27,15 +27,19 @@ from vllm.transformers_utils.repo_utils import list_filtered_repo_files
 
 import df11
 
-from .. import _engine
+from .. import _ops
+from .._container import Tensors
+from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
 from ._deferred import Source
-from ._layers import NAMES
-from ._options import OPTIONS
+from ._layers import NAMES, OPTIONS
 
 logger = init_logger("vllm.plugins.df11")
 
 _PATTERNS = ["*.df11"]
+#: Bytes that products with many rows of x decode at once: 3 to 7 % faster than with the 60 MB that
+#: PyTorch's users get (benches/record/2026-11-22-vllm-h200.md).
+_DECODED_BYTES = 120_000_000
 
 
 def register_loader() -> None:
@@ -75,10 +79,11 @@ class Df11ModelLoader(DefaultModelLoader):
             config.choose(self.options)
             _refuse(vllm_config, config)
             if torch.cuda.is_available():
-                _engine.serve()
+                _ops.TEMPORARY_BYTES = _DECODED_BYTES
+                share_between_captures()
                 # Exact mode has what BF16 has.
                 if config.mode == "fused":
-                    let_launches_begin_early(vllm_config, _engine.devices())
+                    let_launches_begin_early(vllm_config, df11.devices())
         elif self.options:
             raise ValueError(
                 f"--model-loader-extra-config names {', '.join(self.options)}, which are options "
@@ -131,7 +136,7 @@ class Df11ModelLoader(DefaultModelLoader):
         if folder is None:
             yield from super()._get_weights_iterator(source)
             return
-        tensors = _engine.Tensors(df11.open(folder))
+        tensors = Tensors(df11.open(folder))
         for name in tensors:
             yield source.prefix + name, Source(tensors, name).tensor()
 

@@ -17,8 +17,8 @@ import vllm.envs as envs
 from torch import Tensor
 from torch.nn import functional
 
-from .. import _engine
-from .._engine import CompressedTensor
+from .. import _ops
+from .._tensor import CompressedTensor
 
 #: Has vLLM's batch-invariant product, whose own module has another name in each tested release.
 _layers: Any = import_module("vllm.model_executor.layers.linear")
@@ -29,8 +29,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Held(NamedTuple):
-    """What a layer holds."""
-
     key: Tensor
     arrays: list[Tensor]
     parts: tuple[int, ...]
@@ -53,7 +51,6 @@ def hold(weight: CompressedTensor, padding: int) -> Tensor:
 
 
 def held_by(key: Tensor) -> Held:
-    """What the layer with this key holds."""
     return _held[key.data_ptr()]
 
 
@@ -65,7 +62,7 @@ def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Function], Fun
     name = schema.partition("(")[0]
 
     def register(function: Function) -> Function:
-        _engine.define(library, schema, function)
+        _ops.define(library, schema, function)
         torch.library.register_fake(f"df11_vllm::{name}", fake, lib=library)
         return function
 
@@ -88,13 +85,13 @@ def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     """y = x Wᵀ (+ bias): [..., rows], of which the last ones may be those of padding."""
     held = held_by(key)
     if held.exact or not x.is_cuda:
-        dense = _engine.decode(held.arrays, held.parts, x.device)
+        dense = _ops.decode(held.arrays, held.parts, x.device)
         if held.padding:
             dense = functional.pad(dense, (0, 0, 0, held.padding))
         return dense_linear(x, dense, bias)
     if not held.padding:
-        return _engine.linear(x, held.arrays, held.parts, bias, False)
-    y = functional.pad(_engine.linear(x, held.arrays, held.parts, None, False), (0, held.padding))
+        return _ops.linear(x, held.arrays, held.parts, bias, False)
+    y = functional.pad(_ops.linear(x, held.arrays, held.parts, None, False), (0, held.padding))
     return y if bias is None else y + bias
 
 
@@ -107,7 +104,7 @@ def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
 def embedding(indices: Tensor, key: Tensor, columns: int) -> Tensor:
     """Rows by their numbers: [..., columns]."""
     held = held_by(key)
-    return _engine.embedding(indices, held.arrays, held.parts)
+    return _ops.embedding(indices, held.arrays, held.parts)
 
 
 @_operator(
@@ -122,4 +119,4 @@ def grouped_linear(
     """Products with experts of `height` rows each, as `df11::grouped_linear`."""
     held = held_by(key)
     experts = held.rows // height
-    return _engine.grouped_linear(x, offsets, rows, held.arrays, held.parts, experts)
+    return _ops.grouped_linear(x, offsets, rows, held.arrays, held.parts, experts)

@@ -66,12 +66,7 @@ func openModel(names []string, folder string) (*df11.Model, error) {
 		}
 		shards = append(shards, c)
 	}
-	m, err := df11.NewModel(shards...)
-	if err != nil {
-		return nil, err
-	}
-	m.Folder = folder
-	return m, nil
+	return df11.NewModel(folder, shards...)
 }
 
 // fail prints an error and returns the exit code for it. The text has none for
@@ -103,15 +98,16 @@ func list(out io.Writer, c *df11.Container) {
 	fmt.Fprintf(out, "version %d.%d, shard %d of %d, identity %x\n",
 		c.VersionMajor, c.VersionMinor, c.ShardIndex, c.ShardCount, c.Identity)
 	for _, f := range c.Files {
-		fmt.Fprintf(out, "file %q: kind %d, %d bytes\n", f.Path, f.Kind, f.Length)
+		fmt.Fprintf(out, "file %q: kind %d, %d bytes\n", c.Text(f.Path), f.Kind, f.Length)
 	}
 	for i := range c.Tensors {
 		t := &c.Tensors[i]
+		_, size := t.Measure()
 		fmt.Fprintf(out, "tensor %q: dtype %d, encoding %d, shape %d, %d bytes, supported %t\n",
-			t.Name, t.Dtype, t.Encoding, t.Shape[:t.DimensionCount], t.Size, c.Supported(t))
+			c.Text(t.Name), t.Dtype, t.Encoding, t.Shape[:t.DimensionCount], size, c.Supported(t))
 	}
 	for _, m := range c.Metadata {
-		fmt.Fprintf(out, "metadata %q: %q\n", m.Key, m.Value)
+		fmt.Fprintf(out, "metadata %q: %q\n", c.Text(m.Key), c.Text(m.Value))
 	}
 }
 

@@ -1,117 +1,174 @@
-//! What is measured: whole library calls, as the command makes them.
+//! What is measured on the CPU: what the machine can do at most with memory, and whole calls of the
+//! library, as the command makes them.
 
 use std::{
     hint::black_box,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
 };
 
 use df11::{CompressOptions, DecompressOptions, Layout, Level, OpenOptions, Source};
+use rayon::prelude::*;
 
-use super::{
-    job::Job,
-    limits::{self, CHECKSUM, COPY, HASH},
-};
-use crate::cli::{Failure, Session, sizes::container_bytes};
+use crate::cli::{Failure, Session, containers::container_bytes};
 
-/// All jobs, the limits first. Compresses once, for those that read.
-pub(super) fn all<'a>(
+/// Of a sample, for the limits: larger than the caches of most machines.
+const SAMPLE_BYTES: usize = 128 << 20;
+/// Bytes that a thread takes at a time; as large as a chunk of a section.
+const PIECE: usize = 1 << 20;
+
+const COPY: &str = "memory copy";
+const CHECKSUM: &str = "CRC-32";
+const HASH: &str = "BLAKE3";
+
+/// Some work on some bytes, and the job whose rate limits it.
+pub(super) struct Job<'a> {
+    pub(super) name: &'static str,
+    /// 0 where the cost does not grow with the weights.
+    pub(super) bytes: u64,
+    pub(super) limit: Option<&'static str>,
+    pub(super) work: Box<dyn Fn() -> df11::Result<()> + Send + Sync + 'a>,
+}
+
+impl<'a> Job<'a> {
+    fn new(
+        name: &'static str,
+        bytes: u64,
+        limit: Option<&'static str>,
+        work: impl Fn() -> df11::Result<()> + Send + Sync + 'a,
+    ) -> Self {
+        Self { name, bytes, limit, work: Box::new(work) }
+    }
+
+    /// What the machine can do at most.
+    fn limit(name: &'static str, bytes: u64, work: impl Fn() + Send + Sync + 'a) -> Self {
+        Self::new(name, bytes, None, move || {
+            work();
+            Ok(())
+        })
+    }
+}
+
+/// What jobs work on.
+pub(super) struct Workplace<'a> {
     source: &'a Source,
-    folder: &Path,
     session: &'a Session,
-) -> Result<Vec<Job<'a>>, Failure> {
-    let container = folder.join("model.df11");
-    df11::compress(source, &container, &without_verification(), &session.progress())?;
-    let mut jobs = limits::all(source)?;
-    jobs.extend(writing(source, folder, session));
-    jobs.extend(reading(source, &container, session)?);
-    Ok(jobs)
+    container: PathBuf,
+    sample: Vec<u8>,
+    /// Where the sample is copied to, and blocks are decoded to.
+    output: Mutex<Vec<u8>>,
+    bytes: u64,
+    stored_bytes: u64,
 }
 
 pub(super) fn without_verification() -> CompressOptions {
     CompressOptions::new().verify(false).overwrite(true)
 }
 
-fn bytes_of(source: &Source) -> u64 {
-    source.weights.iter().map(|file| file.length).sum()
-}
-
-fn writing<'a>(source: &'a Source, folder: &Path, session: &'a Session) -> Vec<Job<'a>> {
-    let (bytes, again) = (bytes_of(source), folder.join("again.df11"));
-    let out = again.clone();
-    vec![
-        Job::new("first pass", bytes, Some(HASH), move || {
-            df11::estimate(source, &out, Layout::default(), &session.progress())?;
-            Ok(())
-        }),
-        Job::new("compress", bytes, Some(HASH), move || {
-            df11::compress(source, &again, &without_verification(), &session.progress())?;
-            Ok(())
-        }),
-    ]
-}
-
-fn reading<'a>(
-    source: &Source,
-    container: &Path,
-    session: &'a Session,
-) -> Result<Vec<Job<'a>>, Failure> {
-    let bytes = bytes_of(source);
-    let model = df11::open(container)?;
-    let stored = container_bytes(&model);
-    let mut largest = 0;
-    for block in model.blocks() {
-        largest = largest.max(block.layout()?.bytes);
-    }
-    let verify = |name, bytes, limit, level| {
-        let container = container.to_owned();
-        Job::new(name, bytes, Some(limit), move || {
-            df11::open(&container)?.verify(level, &session.progress())?;
-            Ok(())
-        })
-    };
-    Ok(vec![
-        opening(container.to_owned()),
-        decoding("decode", container, bytes, largest, true),
-        decoding("decode, no checksums", container, bytes, largest, false),
-        verify("verify checksums", stored, CHECKSUM, Level::Checksums),
-        verify("verify all", bytes, HASH, Level::Full),
-        restoring(container.to_owned(), bytes, session),
-    ])
-}
-
-fn opening<'a>(container: PathBuf) -> Job<'a> {
-    Job::new("open", 0, None, move || {
-        black_box(df11::open(&container)?);
-        Ok(())
-    })
-}
-
-/// Opening, and decoding of all blocks into one buffer after the other, as a model runs.
-fn decoding<'a>(
-    name: &'static str,
-    container: &Path,
-    bytes: u64,
-    largest: u64,
-    checksums: bool,
-) -> Job<'a> {
-    let (container, buffer) = (container.to_owned(), Mutex::new(vec![0; largest as usize]));
-    Job::new(name, bytes, Some(COPY), move || {
-        let model = OpenOptions::new().checksums(checksums).open(&container)?;
-        let mut buffer = buffer.lock().unwrap_or_else(PoisonError::into_inner);
+impl<'a> Workplace<'a> {
+    /// Compresses once, for the jobs that read.
+    pub(super) fn new(
+        source: &'a Source,
+        folder: &Path,
+        session: &'a Session,
+    ) -> Result<Self, Failure> {
+        let container = folder.join("model.df11");
+        df11::compress(source, &container, &without_verification(), &session.progress())?;
+        let sample = sample(source)?;
+        let model = df11::open(&container)?;
+        let mut largest = sample.len();
         for block in model.blocks() {
-            block.decode_into(&mut buffer[..block.layout()?.bytes as usize])?;
+            largest = largest.max(block.layout()?.bytes as usize);
         }
-        black_box(&*buffer);
+        Ok(Self {
+            source,
+            session,
+            sample,
+            output: Mutex::new(vec![0; largest]),
+            bytes: source.weights.iter().map(|file| file.length).sum(),
+            stored_bytes: container_bytes(&model),
+            container,
+        })
+    }
+
+    /// All jobs, the limits first.
+    pub(super) fn jobs(&self) -> Vec<Job<'_>> {
+        let (sample, all, hash) = (self.sample.len() as u64, self.bytes, Some(HASH));
+        let (container, progress) = (&self.container, || self.session.progress());
+        let again = container.with_file_name("again.df11");
+        let out = again.clone();
+        let restored = container.with_file_name("restored");
+        vec![
+            Job::limit(COPY, sample, || self.copy()),
+            Job::limit(CHECKSUM, sample, || self.checksum()),
+            Job::limit(HASH, sample, || self.hash()),
+            Job::new("first pass", all, hash, move || {
+                df11::estimate(self.source, &out, Layout::default(), &progress()).map(drop)
+            }),
+            Job::new("compress", all, hash, move || {
+                let options = without_verification();
+                df11::compress(self.source, &again, &options, &progress()).map(drop)
+            }),
+            Job::new("open", 0, None, move || {
+                df11::open(container).map(|model| drop(black_box(model)))
+            }),
+            Job::new("decode", all, Some(COPY), || self.decode(true)),
+            Job::new("decode, no checksums", all, Some(COPY), || self.decode(false)),
+            Job::new("verify checksums", self.stored_bytes, Some(CHECKSUM), move || {
+                df11::open(container)?.verify(Level::Checksums, &progress()).map(drop)
+            }),
+            Job::new("verify all", all, hash, move || {
+                df11::open(container)?.verify(Level::Full, &progress()).map(drop)
+            }),
+            Job::new("decompress", all, hash, move || {
+                let options = DecompressOptions::new().overwrite(true);
+                df11::decompress(&df11::open(container)?, &restored, &options, &progress())
+                    .map(drop)
+            }),
+        ]
+    }
+
+    fn copy(&self) {
+        let mut output = self.output.lock().expect("no job panics");
+        let pairs = output.par_chunks_mut(PIECE).zip(self.sample.par_chunks(PIECE));
+        pairs.for_each(|(to, from)| to[..from.len()].copy_from_slice(from));
+        black_box(&*output);
+    }
+
+    fn checksum(&self) {
+        let sums = self.sample.par_chunks(PIECE).map(crc32fast::hash);
+        black_box(sums.reduce(|| 0, |a, b| a ^ b));
+    }
+
+    fn hash(&self) {
+        let mut hasher = blake3::Hasher::new();
+        if rayon::current_num_threads() == 1 {
+            hasher.update(&self.sample);
+        } else {
+            hasher.update_rayon(&self.sample);
+        }
+        black_box(hasher.finalize());
+    }
+
+    /// Opening, and decoding of all blocks into one buffer after the other, as a model runs.
+    fn decode(&self, checksums: bool) -> df11::Result<()> {
+        let model = OpenOptions::new().checksums(checksums).open(&self.container)?;
+        let mut output = self.output.lock().expect("no job panics");
+        for block in model.blocks() {
+            block.decode_into(&mut output[..block.layout()?.bytes as usize])?;
+        }
+        black_box(&*output);
         Ok(())
-    })
+    }
 }
 
-fn restoring(container: PathBuf, bytes: u64, session: &Session) -> Job<'_> {
-    let out = container.with_file_name("restored");
-    let options = DecompressOptions::new().overwrite(true);
-    Job::new("decompress", bytes, Some(HASH), move || {
-        df11::decompress(&df11::open(&container)?, &out, &options, &session.progress())?;
-        Ok(())
-    })
+/// Bytes of the source, as many as there are up to a limit.
+fn sample(source: &Source) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    for file in &source.weights {
+        let start = bytes.len();
+        bytes.resize(start + (file.length as usize).min(SAMPLE_BYTES - start), 0);
+        file.read_exact_at(0, &mut bytes[start..])?;
+    }
+    Ok(bytes)
 }

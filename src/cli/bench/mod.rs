@@ -3,9 +3,7 @@
 
 #[cfg(feature = "cudarc")]
 mod gpu;
-mod job;
 mod jobs;
-mod limits;
 
 use std::path::{Path, PathBuf};
 
@@ -17,11 +15,12 @@ use df11::{
 use serde_json::{Value, json};
 
 use super::{
-    Answer, Failure, Session,
-    measure::median,
-    session::{pool, temporary_folder},
-    text::{self, Table},
+    answer::{Answer, Failure},
+    measure::{median, timed},
+    session::{Session, pool, temporary_folder},
+    text::{self, TextTable},
 };
+use jobs::Workplace;
 
 /// 105 M weights of their own in eight layers.
 const SHAPE: Shape =
@@ -83,12 +82,41 @@ struct Series {
 }
 
 impl Series {
-    fn new(threads: usize, name: &str, bytes: u64, limit: Option<&'static str>) -> Self {
-        Self { threads, name: name.to_owned(), bytes, limit, seconds: Vec::new() }
+    fn new(
+        threads: usize,
+        name: impl Into<String>,
+        bytes: u64,
+        limit: Option<&'static str>,
+    ) -> Self {
+        Self { threads, name: name.into(), bytes, limit, seconds: Vec::new() }
     }
 
     fn rate(&self) -> f64 {
         text::per_second(self.bytes, median(&self.seconds))
+    }
+}
+
+/// How often everything is measured.
+struct Repetitions<'s> {
+    count: u16,
+    session: &'s Session,
+}
+
+impl Repetitions<'_> {
+    /// Adds the seconds of each repetition to their series; those of the first time do not count.
+    fn measure(
+        &self,
+        series: &mut [Series],
+        mut once: impl FnMut() -> Result<Vec<f64>, Failure>,
+    ) -> Result<(), Failure> {
+        for repetition in 0..=self.count {
+            self.session.check()?;
+            let seconds = once()?;
+            if repetition > 0 {
+                series.iter_mut().zip(seconds).for_each(|(series, time)| series.seconds.push(time));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -107,15 +135,15 @@ impl Bench {
         };
         session.check()?;
         let source = Source::open(&source).map_err(Failure::Other)?;
+        let repetitions = Repetitions { count: self.repetitions, session };
         #[cfg(feature = "cudarc")]
         if self.gpu {
-            let (series, resident) =
-                gpu::measure(&source, temporary.path(), self.repetitions, session)?;
+            let (series, resident) = gpu::measure(&source, temporary.path(), &repetitions)?;
             let mut answer = self.answer(&source, &series);
             resident.add_to(&mut answer);
             return Ok(answer);
         }
-        let series = self.measure(&source, temporary.path(), session)?;
+        let series = self.measure(&source, temporary.path(), &repetitions)?;
         Ok(self.answer(&source, &series))
     }
 
@@ -141,32 +169,28 @@ impl Bench {
         &self,
         source: &Source,
         folder: &Path,
-        session: &Session,
+        repetitions: &Repetitions<'_>,
     ) -> Result<Vec<Series>, Failure> {
-        let jobs = jobs::all(source, folder, session)?;
+        let place = Workplace::new(source, folder, repetitions.session)?;
+        let jobs = place.jobs();
         let pools: Vec<_> = self.thread_counts().into_iter().map(pool).collect::<Result<_, _>>()?;
-        let of = |threads| {
-            jobs.iter().map(move |job| Series::new(threads, job.name, job.bytes, job.limit))
+        let runs = || pools.iter().flat_map(|pool| jobs.iter().map(move |job| (pool, job)));
+        let mut series: Vec<Series> = runs()
+            .map(|(pool, job)| {
+                Series::new(pool.current_num_threads(), job.name, job.bytes, job.limit)
+            })
+            .collect();
+        let time = |(pool, job): (&rayon::ThreadPool, &jobs::Job<'_>)| {
+            repetitions.session.check()?;
+            let (done, seconds) = pool.install(|| timed(&job.work));
+            Ok(done.map(|()| seconds)?)
         };
-        let mut series: Vec<Series> =
-            pools.iter().flat_map(|pool| of(pool.current_num_threads())).collect();
-        for repetition in 0..=self.repetitions {
-            let mut next = series.iter_mut();
-            for pool in &pools {
-                for job in &jobs {
-                    session.check()?;
-                    let seconds = pool.install(|| job.time())?;
-                    if let Some(series) = next.next().filter(|_| repetition > 0) {
-                        series.seconds.push(seconds);
-                    }
-                }
-            }
-        }
+        repetitions.measure(&mut series, || runs().map(time).collect())?;
         Ok(series)
     }
 
     fn answer(&self, source: &Source, series: &[Series]) -> Answer {
-        let mut table = Table::new(["step", "threads", "time", "rate", "limit", "of it"]);
+        let mut table = TextTable::new(["step", "threads", "time", "rate", "limit", "of it"]);
         for one in series {
             let limit = limit_of(series, one);
             table.row([

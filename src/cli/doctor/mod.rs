@@ -1,9 +1,8 @@
 //! `df11 doctor`: what this machine has, and what to do about what it lacks.
 
 #[cfg(feature = "cudarc")]
-mod gpu_rates;
+mod gpu;
 mod machine;
-mod python;
 mod speeds;
 
 use std::path::{Path, PathBuf};
@@ -16,10 +15,13 @@ use df11::{
     source::Component,
 };
 use serde_json::{Map, Value, json};
+#[cfg(not(feature = "cudarc"))]
+use tempfile::TempDir;
 
 use super::{
-    Answer, Failure, Session,
-    sizes::{component_name, container_bytes},
+    answer::{Answer, Failure},
+    containers::{component_name, container_bytes},
+    session::Session,
     text,
 };
 
@@ -60,6 +62,12 @@ impl Finding {
         Self { remedy: needed.then(|| remedy.to_owned()), ..self }
     }
 
+    /// Bytes that took so long.
+    fn rate(name: &'static str, what: &str, bytes: u64, seconds: f64) -> Self {
+        let value = json!({ "bytes_per_second": text::per_second(bytes, seconds) });
+        Self::good(name, format!("{} {what}", text::rate(bytes, seconds)), value)
+    }
+
     fn status(&self) -> &'static str {
         if self.remedy.is_some() { "warn" } else { "ok" }
     }
@@ -70,21 +78,15 @@ impl Doctor {
         let folder = self.folder.clone().unwrap_or_else(std::env::temp_dir);
         let mut findings = vec![version(), build()];
         findings.extend(machine::findings(&folder));
-        findings.push(python::finding());
         findings.push(leftovers(self.folder.as_deref().unwrap_or(Path::new("."))));
         findings.extend(self.folder.as_deref().and_then(models));
         session.check()?;
-        let (speeds, weights) = speeds::findings(&folder, session)?;
-        findings.extend(speeds);
-        // Kept open, so that it starts once.
-        #[cfg(feature = "cudarc")]
-        let device = df11::gpu::Device::open(0).ok();
-        findings.push(gpu());
-        #[cfg(feature = "cudarc")]
-        if let Some(device) = &device {
-            findings.extend(gpu_rates::findings(device, &weights, &folder, session)?);
+        let place = tempfile::Builder::new().prefix("df11-doctor.").tempdir_in(&folder);
+        match &place {
+            Ok(place) => findings.extend(speeds::findings(place.path(), session)?),
+            Err(error) => findings.push(unwritable(error)),
         }
-        drop(weights);
+        findings.extend(gpu::findings(place.ok().as_ref(), session)?);
         Ok(Answer { text: lines(&findings), json: document(&findings, &folder) })
     }
 }
@@ -173,62 +175,20 @@ fn build() -> Finding {
         .with_remedy(debug, "a debug build is many times slower; build with cargo build --release")
 }
 
-/// The GPUs, and whether the kernels load on the first one.
-#[cfg(feature = "cudarc")]
-fn gpu() -> Finding {
-    use df11::gpu::{Device, devices};
-    let all = match devices() {
-        Ok(all) => all,
-        Err(error) => return no_gpu(error),
-    };
-    let names: Vec<String> = all
-        .iter()
-        .map(|info| {
-            let (major, minor) = info.driver;
-            format!(
-                "{}, {}, driver of CUDA {major}.{minor}",
-                info.name,
-                text::bytes(info.total_memory)
-            )
-        })
-        .collect();
-    let value = json!({ "supported": true, "devices": names });
-    match Device::open(0) {
-        Ok(_) => Finding::good("gpu", format!("{}; the kernels load", names.join("; ")), value),
-        Err(error) => {
-            let (problem, remedy) = refused(error);
-            let text = format!("{}; GPU 0 does not work: {problem}", names.join("; "));
-            Finding::good("gpu", text, value).with_remedy(true, &remedy)
-        }
-    }
-}
-
-/// A machine without a driver lacks nothing, but is told what a GPU would need; a driver that does
-/// not work must be fixed.
-#[cfg(feature = "cudarc")]
-fn no_gpu(error: df11::Error) -> Finding {
-    let (problem, remedy) = refused(error);
-    let (text, value) =
-        (format!("none in use: {problem}"), json!({ "supported": true, "devices": [] }));
-    if df11::gpu::has_driver() {
-        Finding::good("gpu", text, value).with_remedy(true, &remedy)
-    } else {
-        Finding::good("gpu", format!("{text}; {remedy}"), value)
-    }
-}
-
-#[cfg(feature = "cudarc")]
-fn refused(error: df11::Error) -> (String, String) {
-    match error {
-        df11::Error::Gpu { problem, remedy } => (problem, remedy),
-        other => (other.to_string(), String::new()),
-    }
+fn unwritable(error: &std::io::Error) -> Finding {
+    Finding::good("mapping", format!("not tried: {error}"), json!(null))
+        .with_remedy(true, "name a folder that you may write to with --folder, or set TMPDIR")
 }
 
 #[cfg(not(feature = "cudarc"))]
-fn gpu() -> Finding {
-    let text = "not used by this build; build with the feature cuda";
-    Finding::good("gpu", text, json!({ "supported": false, "devices": [] }))
+mod gpu {
+    use super::{Failure, Finding, Session, TempDir, json};
+
+    pub(super) fn findings(_: Option<&TempDir>, _: &Session) -> Result<Vec<Finding>, Failure> {
+        let text = "not used by this build; build with the feature cuda";
+        let value = json!({ "supported": false, "devices": [] });
+        Ok(vec![Finding::good("gpu", text, value)])
+    }
 }
 
 fn lines(findings: &[Finding]) -> String {

@@ -14,8 +14,7 @@ use serde_json::json;
 use super::Finding;
 use crate::cli::{
     Failure, Session,
-    measure::median_seconds,
-    text::{per_second, rate},
+    measure::{median_of, timed},
 };
 
 /// A sample that takes tenths of a second.
@@ -26,28 +25,15 @@ const TIMES: usize = 5;
 const REPEATS: usize = 8;
 const PORTION_ELEMENTS: usize = 1 << 19;
 
-/// The findings, and the weights that were used: none where the folder has no place for them.
-pub(super) fn findings(
-    folder: &Path,
-    session: &Session,
-) -> Result<(Vec<Finding>, Vec<u8>), Failure> {
-    let folder = match tempfile::Builder::new().prefix("df11-doctor.").tempdir_in(folder) {
-        Ok(folder) => folder,
-        Err(error) => return Ok((vec![unwritable(&error)], Vec::new())),
-    };
-    let source = Source::open(&demo::checkpoint(folder.path(), SAMPLE, SEED)?)?;
-    let container = folder.path().join("model.df11");
+/// `folder` takes the model.
+pub(super) fn findings(folder: &Path, session: &Session) -> Result<Vec<Finding>, Failure> {
+    let source = Source::open(&demo::checkpoint(folder, SAMPLE, SEED)?)?;
+    let container = folder.join("model.df11");
     df11::compress(&source, &container, &CompressOptions::default(), &())?;
     let mut findings = vec![mapping(&container)];
     session.check()?;
-    let weights = largest(&source)?;
-    findings.extend(codec(&weights)?);
-    Ok((findings, weights))
-}
-
-fn unwritable(error: &std::io::Error) -> Finding {
-    Finding::good("mapping", format!("not tried: {error}"), json!(null))
-        .with_remedy(true, "name a folder that you may write to with --folder, or set TMPDIR")
+    findings.extend(codec(&largest(&source)?)?);
+    Ok(findings)
 }
 
 /// Whether a container can be mapped and comes back the same.
@@ -88,11 +74,9 @@ fn codec(weights: &[u8]) -> Result<Vec<Finding>> {
     let large = weights.repeat(REPEATS);
     let encoded = encode_tensor(weights, Geometry::default(), PORTION_ELEMENTS)?;
     let elements = 0..weights.len() as u64 / 2;
-    let finding = |name, what: &str, bytes: usize, work: &dyn Fn()| {
-        let seconds = median_seconds(TIMES, work);
-        let bytes = bytes as u64;
-        let text = format!("{} {what}, one core", rate(bytes, seconds));
-        Finding::good(name, text, json!({ "bytes_per_second": per_second(bytes, seconds) }))
+    let finding = |name, what, bytes: usize, work: &dyn Fn()| -> Result<Finding> {
+        let seconds = median_of(TIMES, || Ok(timed(work).1))?;
+        Ok(Finding::rate(name, &format!("{what}, one core"), bytes as u64, seconds))
     };
     let checksum = || {
         black_box(crc32fast::hash(&large));
@@ -103,9 +87,9 @@ fn codec(weights: &[u8]) -> Result<Vec<Finding>> {
     let encode = || drop(black_box(encode_tensor(weights, Geometry::default(), PORTION_ELEMENTS)));
     let decode = || drop(black_box(encoded.decode(elements.clone())));
     Ok(vec![
-        finding("checksum", "of CRC-32", large.len(), &checksum),
-        finding("hash", "of BLAKE3", large.len(), &hash),
-        finding("encode", "of BF16 encoded", weights.len(), &encode),
-        finding("decode", "of BF16 decoded", weights.len(), &decode),
+        finding("checksum", "of CRC-32", large.len(), &checksum)?,
+        finding("hash", "of BLAKE3", large.len(), &hash)?,
+        finding("encode", "of BF16 encoded", weights.len(), &encode)?,
+        finding("decode", "of BF16 decoded", weights.len(), &decode)?,
     ])
 }

@@ -4,7 +4,10 @@ mod html;
 mod picture;
 mod report;
 
-use std::path::{Path, PathBuf};
+use std::{
+    iter,
+    path::{Path, PathBuf},
+};
 
 use clap::{ArgGroup, Args, ValueEnum};
 use df11::{
@@ -12,13 +15,12 @@ use df11::{
     hazmat::{histogram, huffman::Histogram, write_file},
     source::Component,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
-    Answer, Failure, Session,
-    figures::{Figures, Row, has_weights, sum_of, tensor_rows},
-    session::Threads,
-    sizes::{component_name, of_component},
+    answer::{Answer, Failure},
+    figures::{self, BlockFigures, Figures, has_weights},
+    session::{Session, Threads},
     text::printable,
 };
 
@@ -79,19 +81,21 @@ enum When {
     Never,
 }
 
-/// What was found out about a model.
+/// What was found out about all models at a path.
 struct Findings<'m> {
-    model: &'m Model,
+    path: &'m Path,
+    models: &'m Models,
+    parts: Vec<Part<'m>>,
+}
+
+/// What was found out about a model.
+struct Part<'m> {
+    component: &'m Component<Model>,
     total: Figures,
-    blocks: Vec<Row>,
-    /// The rows of each block's tensors.
-    tensors: Vec<Vec<Row>>,
+    blocks: Vec<BlockFigures>,
     /// Exponents of all weights, if they were decoded.
     exponents: Option<Histogram>,
 }
-
-/// A component, and what was found out about its model.
-type Inspected<'m> = (&'m Component<Model>, Findings<'m>);
 
 impl Inspect {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
@@ -108,20 +112,21 @@ impl Inspect {
         // do.
         let (mut text, mut json) = (String::new(), Value::Null);
         if session.wants_text() {
-            text = self.text_of_all(&models, &found.parts);
+            text = report::text(&found, self.tensors, self.histogram);
         }
         if session.wants_json() {
-            json = self.json_of_all(&models, &found.parts);
+            json = report::json(&found, self.tensors);
         }
         let mut answer = Answer { text, json };
         if let Some(path) = &self.picture {
             let title = self.source.file_name().unwrap_or_default().to_string_lossy();
-            self.write("picture", path, &picture::draw(&found.parts[0].1, &title), &mut answer)?;
+            self.write("picture", path, &picture::draw(&found.parts[0], &title), &mut answer)?;
         }
         if let Some(path) = &self.html {
             let other = self.other.as_deref().zip(other.as_ref());
             let other = other.map(|(path, models)| self.find(path, models, session)).transpose()?;
-            self.write("html", path, &html::page(&found, other.as_ref()), &mut answer)?;
+            let all: Vec<_> = iter::once(&found).chain(&other).collect();
+            self.write("html", path, &html::page(&all), &mut answer)?;
         }
         Ok(answer)
     }
@@ -132,12 +137,10 @@ impl Inspect {
         path: &'m Path,
         models: &'m Models,
         session: &Session,
-    ) -> Result<html::InspectedPath<'m>, Failure> {
-        let mut parts = Vec::new();
-        for component in models.components() {
-            parts.push((component, self.threads.run(|| self.examine(&component.model, session))?));
-        }
-        Ok(html::InspectedPath { path, models, parts })
+    ) -> Result<Findings<'m>, Failure> {
+        let examine = |component| self.threads.run(|| self.examine(component, session));
+        let parts = models.components().iter().map(examine).collect::<Result<_, _>>()?;
+        Ok(Findings { path, models, parts })
     }
 
     /// Writes a file that was asked for, and tells it.
@@ -154,52 +157,6 @@ impl Inspect {
         answer.text.push_str(&line);
         answer.json[key] = path.into();
         Ok(())
-    }
-
-    /// Component by component, and their sum.
-    fn text_of_all(&self, models: &Models, parts: &[Inspected<'_>]) -> String {
-        if !models.is_pipeline() {
-            return self.text(&parts[0].1);
-        }
-        let mut texts = Vec::new();
-        for (component, findings) in parts {
-            let name = printable(component_name(&component.folder));
-            texts.push(format!("[{name}]\n{}", self.text(findings)));
-        }
-        texts.push(format!("[total]\n{}", report::totals(parts)));
-        for folder in models.missing() {
-            texts.push(format!("[{}]\nmissing   this component is not here", printable(folder)));
-        }
-        texts.join("\n\n")
-    }
-
-    fn json_of_all(&self, models: &Models, parts: &[Inspected<'_>]) -> Value {
-        let of = |findings| report::json(findings, &self.source, self.tensors);
-        if !models.is_pipeline() {
-            return of(&parts[0].1);
-        }
-        let components: Vec<Value> = parts
-            .iter()
-            .map(|(component, findings)| of_component(&component.folder, of(findings)))
-            .collect();
-        json!({
-            "command": "inspect",
-            "source": self.source.to_string_lossy(),
-            "complete": models.missing().is_empty()
-                && parts.iter().all(|(_, findings)| findings.model.is_complete()),
-            "missing_components": models.missing(),
-            "container_bytes": report::stored_bytes(parts),
-            "total": sum_of_all(parts).json(),
-            "components": components,
-        })
-    }
-
-    fn text(&self, findings: &Findings<'_>) -> String {
-        let text = report::text(findings, self.tensors);
-        match findings.exponents.as_ref().filter(|_| self.histogram) {
-            Some(exponents) => format!("{text}\n\n{}", report::histogram(exponents)),
-            None => text,
-        }
     }
 
     /// A picture replaces a picture, and a page a page, if told to, and nothing else.
@@ -225,7 +182,12 @@ impl Inspect {
         self.histogram || self.picture.is_some() || self.entropy == When::Always || page || auto
     }
 
-    fn examine<'m>(&self, model: &'m Model, session: &Session) -> Result<Findings<'m>, Failure> {
+    fn examine<'m>(
+        &self,
+        component: &'m Component<Model>,
+        session: &Session,
+    ) -> Result<Part<'m>, Failure> {
+        let model = &component.model;
         let lengths = model.tensors().filter(has_weights).map(|tensor| 2 * tensor.elements());
         let weight_bytes = lengths.fold(0, u64::saturating_add);
         let mut exponents = self.decodes(weight_bytes).then(Histogram::default);
@@ -244,18 +206,10 @@ impl Inspect {
             progress.advance(2 * tensor.elements());
             Ok(Some(histogram))
         };
-        let tensors: Vec<Vec<Row>> = model
+        let blocks: Vec<_> = model
             .blocks()
-            .map(|block| tensor_rows(block, &mut measure))
+            .map(|block| BlockFigures::new(block, &mut measure))
             .collect::<df11::Result<_>>()?;
-
-        let blocks: Vec<Row> =
-            model.blocks().zip(&tensors).map(|(block, rows)| Row::of_block(block, rows)).collect();
-        Ok(Findings { model, total: sum_of(&blocks), blocks, tensors, exponents })
+        Ok(Part { component, total: figures::total(&blocks), blocks, exponents })
     }
-}
-
-/// Figures of all components.
-fn sum_of_all(parts: &[Inspected<'_>]) -> Figures {
-    Figures::of(parts.iter().map(|(_, findings)| &findings.total))
 }

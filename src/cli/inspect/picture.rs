@@ -8,8 +8,8 @@ use std::fmt::Write;
 
 use df11::hazmat::huffman::Histogram;
 
-use super::Findings;
-use crate::cli::{figures::Row, text};
+use super::Part;
+use crate::cli::{figures::Figures, text};
 
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 760.0;
@@ -75,7 +75,7 @@ impl Axis {
 }
 
 /// The whole picture; `title` is the container's name.
-pub(super) fn draw(findings: &Findings<'_>, title: &str) -> String {
+pub(super) fn draw(part: &Part<'_>, title: &str) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
         width=\"{WIDTH}\" height=\"{HEIGHT}\" \
@@ -84,11 +84,11 @@ pub(super) fn draw(findings: &Findings<'_>, title: &str) -> String {
         escape(title)
     );
     label(&mut svg, "title", 24.0, 36.0, title);
-    match &findings.exponents {
+    match &part.exponents {
         Some(exponents) if exponents.total() > 0 => exponent_chart(&mut svg, exponents),
         _ => label(&mut svg, "chart", 24.0, 72.0, "No BF16 weights"),
     }
-    block_chart(&mut svg, findings);
+    block_chart(&mut svg, part);
     svg.push_str("</svg>\n");
     svg
 }
@@ -132,11 +132,10 @@ fn exponent_chart(svg: &mut String, exponents: &Histogram) {
     );
 }
 
-fn block_chart(svg: &mut String, findings: &Findings<'_>) {
-    let blocks: Vec<&Row> =
-        findings.blocks.iter().filter(|block| block.figures.weights > 0).collect();
-    let max =
-        blocks.iter().filter_map(|block| block.figures.bits_per_weight()).fold(BF16_BITS, f64::max);
+fn block_chart(svg: &mut String, part: &Part<'_>) {
+    let blocks = part.blocks.iter().map(|block| &block.total);
+    let blocks: Vec<&Figures> = blocks.filter(|block| block.weights > 0).collect();
+    let max = blocks.iter().filter_map(|block| block.bits_per_weight()).fold(BF16_BITS, f64::max);
     let axis = Axis { top: 440.0, bottom: 620.0, max };
     label(svg, "chart", 24.0, 408.0, "Bits a weight, by block");
     legend(svg, 408.0);
@@ -155,9 +154,9 @@ fn block_chart(svg: &mut String, findings: &Findings<'_>) {
 }
 
 /// Sign/mantissa bits, what is stored above them, and a mark where the exponents' entropy ends.
-fn block_bar(svg: &mut String, axis: &Axis, x: f64, width: f64, block: &Row) {
-    let Some(stored) = block.figures.bits_per_weight() else { return };
-    let entropy = block.figures.entropy().map(|entropy| entropy + SIGN_MANTISSA_BITS);
+fn block_bar(svg: &mut String, axis: &Axis, x: f64, width: f64, block: &Figures) {
+    let Some(stored) = block.bits_per_weight() else { return };
+    let entropy = block.information();
     let tip = match entropy {
         Some(entropy) => {
             format!("{}: {stored:.3} bits stored, {entropy:.3} of information", block.name)

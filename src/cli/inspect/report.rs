@@ -3,37 +3,74 @@
 use std::{collections::BTreeMap, path::Path};
 
 use df11::{
-    Encoding, Tensor,
+    Dtype, Encoding, Model, Tensor,
     hazmat::{format::records::FILE_WEIGHTS, huffman::Histogram},
 };
 use serde_json::{Value, json};
 
-use super::{Findings, Inspected};
+use super::{Findings, Part};
 use crate::cli::{
-    figures::{self, bits},
-    sizes::container_bytes,
-    text::{self, Table},
+    containers::{component_name, container_bytes, of_component},
+    figures::{self, Figures},
+    text::{self, TextTable, printable},
 };
 
 /// Characters of the longest bar.
 const BAR: u64 = 40;
 
-/// Bytes of the containers of all components.
-pub(super) fn stored_bytes(parts: &[Inspected<'_>]) -> u64 {
-    parts
-        .iter()
-        .map(|(component, _)| container_bytes(&component.model))
-        .fold(0, u64::saturating_add)
+/// Component by component, and their sum.
+pub(super) fn text(findings: &Findings<'_>, tensors: bool, histogram: bool) -> String {
+    let of = |part| part_text(part, tensors, histogram);
+    if !findings.models.is_pipeline() {
+        return of(&findings.parts[0]);
+    }
+    let mut texts = Vec::new();
+    for part in &findings.parts {
+        let name = printable(component_name(&part.component.folder));
+        texts.push(format!("[{name}]\n{}", of(part)));
+    }
+    let total = total(findings);
+    texts.push(format!(
+        "[total]\nholds     {}\n{}",
+        text::count(total.tensors, "tensor"),
+        size(total.decoded_bytes, stored_bytes(findings))
+    ));
+    for folder in findings.models.missing() {
+        texts.push(format!("[{}]\nmissing   this component is not here", printable(folder)));
+    }
+    texts.join("\n\n")
 }
 
-/// The sum of all components.
-pub(super) fn totals(parts: &[Inspected<'_>]) -> String {
-    let (total, stored) = (super::sum_of_all(parts), stored_bytes(parts));
-    format!(
-        "holds     {}\n{}",
-        text::count(total.tensors, "tensor"),
-        size(total.decoded_bytes, stored)
-    )
+/// The same for programs, and for the page.
+pub(super) fn json(findings: &Findings<'_>, tensors: bool) -> Value {
+    let (models, parts) = (findings.models, &findings.parts);
+    if !models.is_pipeline() {
+        return part_json(&parts[0], findings.path, tensors);
+    }
+    let component = |part: &Part<'_>| {
+        of_component(&part.component.folder, part_json(part, findings.path, tensors))
+    };
+    json!({
+        "command": "inspect",
+        "source": findings.path.to_string_lossy(),
+        "complete": models.missing().is_empty()
+            && parts.iter().all(|part| part.component.model.is_complete()),
+        "missing_components": models.missing(),
+        "container_bytes": stored_bytes(findings),
+        "total": total(findings).json(),
+        "components": parts.iter().map(component).collect::<Vec<_>>(),
+    })
+}
+
+/// Figures of all components.
+fn total(findings: &Findings<'_>) -> Figures {
+    Figures::sum("total", findings.parts.iter().map(|part| &part.total))
+}
+
+/// Bytes of the containers of all components.
+fn stored_bytes(findings: &Findings<'_>) -> u64 {
+    let components = findings.models.components().iter();
+    components.map(|component| container_bytes(&component.model)).fold(0, u64::saturating_add)
 }
 
 fn size(decoded: u64, stored: u64) -> String {
@@ -45,41 +82,40 @@ fn size(decoded: u64, stored: u64) -> String {
     format!("{sizes} ({})", text::percent(stored as f64 / decoded as f64))
 }
 
-pub(super) fn text(findings: &Findings<'_>, tensors: bool) -> String {
-    let mut parts = vec![summary(findings)];
-    if !findings.blocks.is_empty() {
-        parts.push(figures::table(&findings.blocks, &findings.total));
+fn part_text(part: &Part<'_>, tensors: bool, exponents: bool) -> String {
+    let mut texts = vec![summary(part)];
+    if !part.blocks.is_empty() {
+        texts.push(figures::table(&part.blocks, &part.total));
     }
     if tensors {
-        parts.push(tensor_table(findings));
+        texts.push(tensor_table(part));
     }
-    parts.join("\n\n")
+    texts.extend(part.exponents.as_ref().filter(|_| exponents).map(histogram));
+    texts.join("\n\n")
 }
 
-fn summary(findings: &Findings<'_>) -> String {
-    let model = findings.model;
-    let stored = container_bytes(findings.model);
-    let decoded = findings.total.decoded_bytes;
-    let (weights, side) = file_counts(findings);
+fn summary(part: &Part<'_>) -> String {
+    let model = &part.component.model;
+    let (weights, side) = file_counts(model);
     let mut lines = vec![
         format!("identity  {}", model.identity()),
         format!(
             "holds     {} in {}, {}; {} and {}",
-            text::count(findings.total.tensors, "tensor"),
-            text::count(findings.blocks.len() as u64, "block"),
+            text::count(part.total.tensors, "tensor"),
+            text::count(part.blocks.len() as u64, "block"),
             text::count(model.shards().len() as u64, "container"),
             text::count(weights, "weights file"),
             text::count(side, "side file"),
         ),
-        size(decoded, stored),
+        size(part.total.decoded_bytes, container_bytes(model)),
     ];
     for (key, value) in model.metadata() {
-        lines.push(format!("metadata  {} = {}", text::printable(key), text::printable(value)));
+        lines.push(format!("metadata  {} = {}", printable(key), printable(value)));
     }
     if !model.is_complete() {
         lines.push("shards    not all of the model's shards are here".to_owned());
     }
-    let unknown = unknown_tensors(findings);
+    let unknown = unknown_tensors(model);
     if unknown > 0 {
         let verb = if unknown == 1 { "is" } else { "are" };
         let tensors = text::count(unknown, "tensor");
@@ -88,7 +124,7 @@ fn summary(findings: &Findings<'_>) -> String {
             df11"
         ));
     }
-    if findings.exponents.is_none() && findings.total.weights > 0 {
+    if part.exponents.is_none() && part.total.weights > 0 {
         lines.push(
             "entropy   not measured; --entropy decodes the weights and measures it".to_owned(),
         );
@@ -97,22 +133,22 @@ fn summary(findings: &Findings<'_>) -> String {
 }
 
 /// Tensors of encodings or dtypes of a newer version.
-fn unknown_tensors(findings: &Findings<'_>) -> u64 {
-    let tensors = findings.model.tensors();
-    tensors.filter(|tensor| matches!(tensor.target().encoding(), Encoding::Unknown(_))).count()
-        as u64
+fn unknown_tensors(model: &Model) -> u64 {
+    let is_unknown =
+        |tensor: &Tensor<'_>| matches!(tensor.target().encoding(), Encoding::Unknown(_));
+    model.tensors().filter(is_unknown).count() as u64
 }
 
 /// Weights files, and side files that the containers record.
-fn file_counts(findings: &Findings<'_>) -> (u64, u64) {
-    let files = findings.model.shards().iter().flat_map(|shard| &shard.directory().files);
+fn file_counts(model: &Model) -> (u64, u64) {
+    let files = model.shards().iter().flat_map(|shard| &shard.directory().files);
     files.fold((0, 0), |(weights, side), file| {
         if file.kind == FILE_WEIGHTS { (weights + 1, side) } else { (weights, side + 1) }
     })
 }
 
-fn tensor_table(findings: &Findings<'_>) -> String {
-    let mut table = Table::new([
+fn tensor_table(part: &Part<'_>) -> String {
+    let mut table = TextTable::new([
         "tensor",
         "dtype",
         "shape",
@@ -121,16 +157,17 @@ fn tensor_table(findings: &Findings<'_>) -> String {
         "bits a weight",
         "entropy + 8",
     ]);
-    for (block, rows) in findings.model.blocks().zip(&findings.tensors) {
-        for (tensor, row) in block.tensors().zip(rows) {
+    for (block, found) in part.component.model.blocks().zip(&part.blocks) {
+        for (tensor, figures) in block.tensors().zip(&found.tensors) {
+            let [stored, bits, information] = figures.cells();
             table.row([
-                text::printable(&row.name),
+                printable(&figures.name),
                 dtype(&tensor).to_owned(),
                 format!("{:?}", tensor.shape()),
                 tensor.encoding().name().to_owned(),
-                text::bytes(row.figures.stored_bytes),
-                bits(row.figures.bits_per_weight()),
-                bits(row.figures.entropy().map(|entropy| entropy + 8.0)),
+                stored,
+                bits,
+                information,
             ]);
         }
     }
@@ -138,14 +175,14 @@ fn tensor_table(findings: &Findings<'_>) -> String {
 }
 
 fn dtype(tensor: &Tensor<'_>) -> &'static str {
-    tensor.dtype().map_or("unknown", df11::Dtype::name)
+    tensor.dtype().map_or("unknown", Dtype::name)
 }
 
 /// Bars of the exponents that occur.
-pub(super) fn histogram(exponents: &Histogram) -> String {
+fn histogram(exponents: &Histogram) -> String {
     let total = exponents.total().max(1) as f64;
     let most = exponents.counts().iter().copied().max().unwrap_or(0);
-    let mut table = Table::new(["exponent", "share", "weights"]);
+    let mut table = TextTable::new(["exponent", "share", "weights"]);
     let mut bars = vec![String::new()];
     for (exponent, &count) in exponents.counts().iter().enumerate().filter(|&(_, &count)| count > 0)
     {
@@ -164,18 +201,17 @@ pub(super) fn histogram(exponents: &Histogram) -> String {
     )
 }
 
-pub(super) fn json(findings: &Findings<'_>, source: &Path, tensors: bool) -> Value {
-    let model = findings.model;
-    let (weights_files, side_files) = file_counts(findings);
+fn part_json(part: &Part<'_>, source: &Path, tensors: bool) -> Value {
+    let model = &part.component.model;
+    let (weights_files, side_files) = file_counts(model);
     let blocks: Vec<Value> = model
         .blocks()
-        .enumerate()
-        .map(|(index, block)| {
-            let mut value = findings.blocks[index].json();
+        .zip(&part.blocks)
+        .map(|(block, found)| {
+            let mut value = found.json();
             if tensors {
-                let rows = block.tensors().zip(&findings.tensors[index]);
-                value["tensors"] =
-                    rows.map(|(tensor, row)| tensor_json(&tensor, &row.figures)).collect();
+                let rows = block.tensors().zip(&found.tensors);
+                value["tensors"] = rows.map(|(tensor, row)| tensor_json(&tensor, row)).collect();
             }
             value
         })
@@ -186,20 +222,20 @@ pub(super) fn json(findings: &Findings<'_>, source: &Path, tensors: bool) -> Val
         "identity": model.identity().to_string(),
         "complete": model.is_complete(),
         "metadata": model.metadata().collect::<BTreeMap<_, _>>(),
-        "shards": shards(findings),
+        "shards": shards(model),
         "weights_files": weights_files,
         "side_files": side_files,
-        "container_bytes": container_bytes(findings.model),
-        "tensor_count": findings.total.tensors,
-        "unknown_tensors": unknown_tensors(findings),
-        "total": findings.total.json(),
+        "container_bytes": container_bytes(model),
+        "tensor_count": part.total.tensors,
+        "unknown_tensors": unknown_tensors(model),
+        "total": part.total.json(),
         "blocks": blocks,
-        "exponents": findings.exponents.as_ref().map(|exponents| exponents.counts().to_vec()),
+        "exponents": part.exponents.as_ref().map(|exponents| exponents.counts().to_vec()),
     })
 }
 
-fn shards(findings: &Findings<'_>) -> Vec<Value> {
-    let shards = findings.model.shards().iter();
+fn shards(model: &Model) -> Vec<Value> {
+    let shards = model.shards().iter();
     shards
         .map(|shard| {
             let record = &shard.directory().shard;
@@ -213,7 +249,7 @@ fn shards(findings: &Findings<'_>) -> Vec<Value> {
         .collect()
 }
 
-fn tensor_json(tensor: &Tensor<'_>, figures: &figures::Figures) -> Value {
+fn tensor_json(tensor: &Tensor<'_>, figures: &Figures) -> Value {
     let mut value = figures.json();
     value["name"] = json!(tensor.name());
     value["dtype"] = json!(dtype(tensor));

@@ -1,12 +1,94 @@
-//! Decoding spans of thread blocks.
+//! Decoding spans of thread blocks, and checking all of the index, of which decoding uses but the
+//! starts of thread blocks.
 
 use std::ops::Range;
 
-use super::lanes::{ExponentRun, LANES, Lane, NoCode, run};
-use super::{GapSizes, Span};
-use crate::huffman::bits::is_zero_from;
-use crate::huffman::{CodeLengths, Luts, SymbolTable};
-use crate::{Error, Result, bf16};
+use super::{
+    index::{Crossings, GROUP},
+    lanes::{ExponentRun, LANES, Lane, NoCode, run},
+    sizes::GapSizes,
+};
+use crate::{
+    Error, Result, bf16,
+    constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES},
+    huffman::{CodeLengths, Luts, SymbolTable, bits::is_zero_from},
+};
+
+/// Consecutive thread blocks of a tensor, with just the bytes that decoding them needs.
+#[derive(Clone, Debug)]
+pub struct Span<'a> {
+    /// Which thread blocks of the tensor.
+    pub thread_blocks: Range<u64>,
+    /// The bytes [`GapSizes::gaps_of`] of the gap array.
+    pub gaps: &'a [u8],
+    /// The bytes [`GapSizes::output_offsets_of`] of the output offsets.
+    pub output_offsets: &'a [u8],
+    /// The bytes [`GapSizes::bitstream_of`] of the bitstream.
+    pub bitstream: &'a [u8],
+}
+
+impl Span<'_> {
+    /// Checks that the arrays have the sizes that the layout gives them.
+    fn check(&self, sizes: &GapSizes) -> Result<()> {
+        let fits = |array: &[u8], range: Range<u64>| array.len() as u64 == range.end - range.start;
+        let fit = fits(self.gaps, sizes.gaps_of(&self.thread_blocks)?)
+            && fits(self.output_offsets, sizes.output_offsets_of(&self.thread_blocks)?)
+            && fits(self.bitstream, sizes.bitstream_of(&self.thread_blocks)?)
+            && usize::try_from(8 * self.bitstream.len() as u64).is_ok();
+        Error::unless(fit, || {
+            let problem = "the arrays of a span have other sizes than its layout";
+            Error::parameter(problem, "pass the parts that it names")
+        })
+    }
+
+    /// The gap of a thread, counted from the first one of the span.
+    fn gap(&self, thread: u64) -> usize {
+        let byte = self.gaps[(thread / GAP_THREADS_PER_BYTE) as usize];
+        usize::from(byte >> (4 * (thread % GAP_THREADS_PER_BYTE)) & 0xF)
+    }
+
+    /// The first bit of the span, counted from the start of the tensor's bitstream.
+    fn first_bit(&self, sizes: &GapSizes) -> u64 {
+        self.thread_blocks.start * sizes.geometry().thread_block_bits()
+    }
+
+    /// The first boundary at or after the start of a thread block, in bits from the start of the
+    /// span; the end of the last code for the thread block after the last.
+    fn boundary(&self, sizes: &GapSizes, thread_block: u64) -> usize {
+        if thread_block == sizes.thread_block_count() {
+            return (sizes.bit_count() - self.first_bit(sizes)) as usize;
+        }
+        let blocks = thread_block - self.thread_blocks.start;
+        let threads = blocks * u64::from(sizes.geometry().threads_per_block());
+        (blocks * sizes.geometry().thread_block_bits()) as usize + self.gap(threads)
+    }
+
+    /// A thread block of a checked span, checked as far as the index alone allows.
+    fn lane(&self, sizes: &GapSizes, thread_block: u64) -> Result<Lane> {
+        let at = thread_block * OUTPUT_OFFSET_BYTES as u64;
+        let corrupt = |problem: &str| Err(Error::corrupt("output offsets", at, problem));
+        let offsets = self.output_offsets.as_chunks::<OUTPUT_OFFSET_BYTES>().0;
+        let offset = |thread_block: u64| {
+            u64::from_le_bytes(offsets[(thread_block - self.thread_blocks.start) as usize])
+        };
+        let (element, next) = (offset(thread_block), offset(thread_block + 1));
+        let bits = self.boundary(sizes, thread_block)..self.boundary(sizes, thread_block + 1);
+        if thread_block == 0 && (element, bits.start) != (0, 0) {
+            return corrupt("the first thread block must start at the first weight, with gap 0");
+        }
+        if thread_block + 1 == sizes.thread_block_count() && next != sizes.elements() {
+            return corrupt("the last entry must be the number of elements");
+        }
+        if element > next || next > sizes.elements() {
+            return corrupt("entries must ascend to the number of elements");
+        }
+        let count = next - element;
+        if bits.end.checked_sub(bits.start).is_none_or(|bits| count > bits as u64) {
+            return corrupt("the thread block has more codes than bits");
+        }
+        Ok(Lane::new(element, count as usize, bits))
+    }
+}
 
 /// Tensors of fewer weights are decoded code by code: the table would cost more than it saves.
 const SYMBOL_TABLE_ELEMENTS: u64 = 1 << 14;
@@ -17,10 +99,10 @@ const SYMBOL_TABLE_ELEMENTS: u64 = 1 << 14;
 /// step consumes a bit or more, and codes that do not end where the index says are an error.
 #[derive(Clone, Debug)]
 pub struct GapDecoder {
-    pub(super) lengths: CodeLengths,
+    lengths: CodeLengths,
     luts: Luts,
     table: Option<SymbolTable>,
-    pub(super) sizes: GapSizes,
+    sizes: GapSizes,
 }
 
 impl GapDecoder {
@@ -48,18 +130,15 @@ impl GapDecoder {
         plane: &[u8],
         weights: &mut [u8],
     ) -> Result<()> {
-        let count = plane.len() as u64;
-        if elements.end.checked_sub(elements.start) != Some(count)
-            || weights.len() / 2 != plane.len()
-        {
-            return Err(Error::parameter(
-                "plane and output have other sizes than the range",
-                "pass n and 2n bytes",
-            ));
-        }
-        if !weights.len().is_multiple_of(2) || elements.end > self.sizes.elements() {
-            return Err(Error::parameter("no such range of weights", "ask for weights that exist"));
-        }
+        let fits = elements.end.checked_sub(elements.start) == Some(plane.len() as u64)
+            && weights.len() == 2 * plane.len();
+        Error::unless(fits, || {
+            let problem = "plane and output have other sizes than the range";
+            Error::parameter(problem, "pass n and 2n bytes")
+        })?;
+        Error::unless(elements.end <= self.sizes.elements(), || {
+            Error::parameter("no such range of weights", "ask for weights that exist")
+        })?;
         let mut merged = 0;
         self.walk(span, |decoded| {
             let end = decoded.element + decoded.exponents.len() as u64;
@@ -73,19 +152,15 @@ impl GapDecoder {
             }
             Ok(())
         })?;
-        if merged == plane.len() {
-            return Ok(());
-        }
-        Err(Error::corrupt(
-            "output offsets",
-            8 * span.thread_blocks.start,
-            "the thread blocks hold other weights",
-        ))
+        Error::unless(merged == plane.len(), || {
+            let at = 8 * span.thread_blocks.start;
+            Error::corrupt("output offsets", at, "the thread blocks hold other weights")
+        })
     }
 
     /// Decodes the exponents of a span, handing them on in pieces: in order within a thread block,
     /// and thread blocks in any order.
-    pub(super) fn walk(
+    fn walk(
         &self,
         span: &Span<'_>,
         mut hand: impl FnMut(ExponentRun<'_>) -> Result<()>,
@@ -96,7 +171,7 @@ impl GapDecoder {
         let mut lanes: Vec<Lane> = Vec::with_capacity(LANES);
         loop {
             for thread_block in waiting.by_ref().take(LANES - lanes.len()) {
-                lanes.push(Lane::new(span.block_codes(&self.sizes, thread_block)?));
+                lanes.push(span.lane(&self.sizes, thread_block)?);
             }
             if lanes.is_empty() {
                 break;
@@ -142,14 +217,81 @@ impl GapDecoder {
             return Ok(());
         }
         let end = self.sizes.bit_count();
-        if is_zero_from(span.bitstream, (end - span.first_bit(&self.sizes)) as usize) {
-            return Ok(());
-        }
-        Err(Error::corrupt("bitstream", end / 8, "the bits behind the last code are not zero"))
+        let behind = (end - span.first_bit(&self.sizes)) as usize;
+        Error::unless(is_zero_from(span.bitstream, behind), || {
+            Error::corrupt("bitstream", end / 8, "the bits behind the last code are not zero")
+        })
     }
 
     fn no_code(&self, span: &Span<'_>, at: NoCode) -> Error {
         let byte = (span.first_bit(&self.sizes) + at.bit as u64) / 8;
         Error::corrupt("bitstream", byte, "the codes do not lead to the next boundary of the index")
+    }
+
+    /// Checks every gap and output offset of a span against the codes, and all that
+    /// [`decode`](Self::decode) checks.
+    ///
+    /// The gap and the output offset with which a span starts are checked with the span before it;
+    /// so verifying all spans of a tensor checks its whole index. Costs about twice as much as
+    /// decoding.
+    ///
+    /// Output offsets need no check of their own: the first must be 0, and decoding counts the
+    /// codes from each thread block's first boundary to the next.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] if the span's
+    /// arrays have other sizes than its layout.
+    pub fn verify_index(&self, span: &Span<'_>) -> Result<()> {
+        let mut crossings = Crossings::new(self.sizes.geometry().thread_bits() as usize);
+        self.walk(span, |decoded| self.check_boundaries(span, &decoded, &mut crossings))?;
+        let is_last = span.thread_blocks.end == self.sizes.thread_block_count();
+        match span.gaps.last() {
+            Some(&last) if is_last => self.sizes.check_unused_gap(last),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks the threads into which these codes cross.
+    fn check_boundaries(
+        &self,
+        span: &Span<'_>,
+        decoded: &ExponentRun<'_>,
+        crossings: &mut Crossings,
+    ) -> Result<()> {
+        let thread_bits = self.sizes.geometry().thread_bits() as usize;
+        let lengths = self.lengths.as_bytes();
+        let length = |exponent: u8| usize::from(lengths[usize::from(exponent)]);
+        let mut bit = decoded.bit;
+        // A boundary at the very start was checked as the end of the code before it.
+        let mut thread = bit / thread_bits + 1;
+        let (groups, rest) = decoded.exponents.as_chunks::<GROUP>();
+        for (group, exponents) in groups.iter().enumerate() {
+            crossings.note(bit, group);
+            bit += exponents.iter().map(|&exponent| length(exponent)).sum::<usize>();
+        }
+        while thread * thread_bits <= bit {
+            let (boundary, _) = crossings.find(thread * thread_bits, decoded.exponents, lengths);
+            self.check_gap(span, thread, boundary - thread * thread_bits)?;
+            thread += 1;
+        }
+        for &exponent in rest {
+            bit += length(exponent);
+            if let Some(gap) = bit.checked_sub(thread * thread_bits) {
+                self.check_gap(span, thread, gap)?;
+                thread += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the gap of a thread, counted from the first one of the span.
+    fn check_gap(&self, span: &Span<'_>, thread: usize, gap: usize) -> Result<()> {
+        let first = span.thread_blocks.start * u64::from(self.sizes.geometry().threads_per_block());
+        let index = first + thread as u64;
+        let holds = index >= self.sizes.thread_count() || span.gap(thread as u64) == gap;
+        Error::unless(holds, || {
+            let problem = format!("the gap of thread {index} must be {gap}");
+            Error::corrupt("gaps", index / GAP_THREADS_PER_BYTE, problem)
+        })
     }
 }

@@ -14,13 +14,16 @@
 
 use std::ops::Range;
 
-use super::crossings::{GROUP, PIECE};
-use super::tracker::{IndexArrays, Tracker};
-use super::writer::Writer;
-use super::{GapSizes, Geometry, pair_table::PairTable};
-use crate::constants::{GAP_THREADS_PER_BYTE, MAX_CODE_LENGTH, OUTPUT_OFFSET_BYTES};
-use crate::huffman::{CodeLengths, Codes};
-use crate::{Error, Result, bf16};
+use super::{
+    index::{GROUP, IndexArrays, PIECE, Tracker},
+    sizes::{GapSizes, Geometry},
+    writer::{PairTable, Writer},
+};
+use crate::{
+    Error, Result, bf16,
+    constants::{GAP_THREADS_PER_BYTE, MAX_CODE_LENGTH, OUTPUT_OFFSET_BYTES},
+    huffman::{CodeLengths, Codes},
+};
 
 /// Tensors of fewer weights are written symbol by symbol: the pair table would cost more than it
 /// saves.
@@ -154,22 +157,10 @@ impl PortionEncoder {
             tracker.cross(start, input.first_element);
         }
         let mut writer = Writer::new(&mut output.stream, start, tracker);
-        let (weights, lookahead) = input.weights.split_at(2 * input.elements);
-        let mut done =
-            self.write_portion(weights, input.first_element, &mut output.plane, &mut writer);
-        done = done && writer.bit() == end;
-        let mut element = input.first_element + input.elements as u64;
-        for weight in lookahead.as_chunks::<2>().0 {
-            if !done || writer.bit() >= owned.end {
-                break;
-            }
-            element += 1;
-            done =
-                writer.push(self.codes.get(bf16::exponent(u16::from_le_bytes(*weight))), element);
-        }
-        if !(done && writer.finish(owned.end, is_last.then_some(self.sizes.elements()))) {
-            return Err(changed());
-        }
+        let elements = is_last.then_some(self.sizes.elements());
+        self.write(input, &mut output.plane, &mut writer, end, owned.end)
+            .and_then(|()| writer.finish(owned.end, elements))
+            .ok_or_else(changed)?;
         output.owned = owned.start / 8..owned.end / 8;
         Ok(())
     }
@@ -221,35 +212,43 @@ impl PortionEncoder {
         output.plane.resize(input.elements, 0);
     }
 
-    /// Splits and writes the portion's own weights; false if they are not those that the histograms
-    /// counted.
-    fn write_portion(
+    /// Writes the portion, to the bit `end`, and what of the lookahead its last owned couple holds;
+    /// `None` if the weights are not those that the histograms counted.
+    fn write(
         &self,
-        weights: &[u8],
-        first: u64,
+        input: &PortionInput<'_>,
         plane: &mut [u8],
         writer: &mut Writer<'_>,
-    ) -> bool {
+        end: usize,
+        owned_end: usize,
+    ) -> Option<()> {
+        let (weights, lookahead) = input.weights.split_at(2 * input.elements);
+        let mut element = input.first_element;
         let mut exponents = [0; PIECE];
-        let mut element = first;
         for (weights, plane) in weights.chunks(2 * PIECE).zip(plane.chunks_mut(PIECE)) {
             let exponents = &mut exponents[..plane.len()];
             bf16::split(weights, exponents, plane);
             let grouped = if self.pairs.is_some() { plane.len() / GROUP * GROUP } else { 0 };
-            if let Some(pairs) = &self.pairs
-                && !writer.push_groups(pairs, &self.lengths, &exponents[..grouped], element)
-            {
-                return false;
+            if let Some(pairs) = &self.pairs {
+                writer.push_groups(pairs, &self.lengths, &exponents[..grouped], element)?;
             }
             element += grouped as u64;
             for &exponent in &exponents[grouped..] {
                 element += 1;
-                if !writer.push(self.codes.get(exponent), element) {
-                    return false;
-                }
+                writer.push(self.codes.get(exponent), element)?;
             }
         }
-        true
+        if writer.bit() != end {
+            return None;
+        }
+        for weight in lookahead.as_chunks::<2>().0 {
+            if writer.bit() >= owned_end {
+                break;
+            }
+            element += 1;
+            writer.push(self.codes.get(bf16::exponent(u16::from_le_bytes(*weight))), element)?;
+        }
+        Some(())
     }
 }
 

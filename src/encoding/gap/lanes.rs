@@ -20,9 +20,12 @@
 //! | tables of 10 bits (looked up lane by lane) | 3.9 / 3.3 |
 //! | scratch of 512, 2048, 4096 exponents | as good; to uncached memory 4.3, 4.2, 4.4 for 4.6 |
 
-use super::span::BlockCodes;
-use crate::huffman::bits::{PEEK_BITS, peek, peek_at_end};
-use crate::huffman::{Luts, SYMBOLS_PER_ENTRY, SymbolTable, TABLE_BITS};
+use std::ops::Range;
+
+use crate::huffman::{
+    Luts, SYMBOLS_PER_ENTRY, SymbolTable, TABLE_BITS,
+    bits::{PEEK_BITS, peek, peek_at_end},
+};
 
 /// Thread blocks decoded at once.
 pub(super) const LANES: usize = 4;
@@ -67,16 +70,12 @@ pub(super) struct ExponentRun<'a> {
 }
 
 impl Lane {
-    pub(super) const fn new(codes: BlockCodes) -> Self {
-        Self {
-            bit: codes.start,
-            end: codes.end,
-            left: codes.count,
-            element: codes.element,
-            filled: 0,
-            first_bit: codes.start,
-            scratch: [0; SCRATCH + STORE],
-        }
+    /// A thread block of `left` weights, the first one with this index, whose codes have these
+    /// bits, no fewer than weights and counted from the start of the span.
+    pub(super) const fn new(element: u64, left: usize, bits: Range<usize>) -> Self {
+        let Range { start: bit, end } = bits;
+        let scratch = [0; SCRATCH + STORE];
+        Self { bit, end, left, element, filled: 0, first_bit: bit, scratch }
     }
 
     /// The steps that are surely within the thread block, the stream and the scratch.

@@ -12,23 +12,15 @@
 //! gap               0              2               3
 //! ```
 
-mod crossings;
 mod decode;
 mod encode;
-mod geometry;
+mod index;
 mod lanes;
-mod pair_table;
 mod sizes;
-mod span;
 pub(crate) mod stored;
-mod tracker;
-mod verify;
-mod whole;
 mod writer;
 
-pub use decode::GapDecoder;
+pub use decode::{GapDecoder, Span};
 pub use encode::{PlacedBytes, PortionEncoder, PortionInput, PortionOutput};
-pub use geometry::Geometry;
-pub use sizes::GapSizes;
-pub use span::Span;
-pub use whole::{EncodedTensor, encode_tensor};
+pub use sizes::{GapSizes, Geometry};
+pub use stored::{EncodedTensor, encode_tensor};

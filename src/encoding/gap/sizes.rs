@@ -1,15 +1,97 @@
-//! The numbers of a `gap` tensor, and from them the length of each of its arrays.
+//! How a bitstream is cut into threads and thread blocks, and what follows: the length of each
+//! array, and the parts of arrays that a span of thread blocks needs.
 
 use std::ops::Range;
 
-use super::Geometry;
-use crate::constants::{
-    CODE_LENGTHS_BYTES, GAP_THREADS_PER_BYTE, LUT_BYTES, MAX_CODE_LENGTH, MAX_LUTS,
-    OUTPUT_OFFSET_BYTES,
+use crate::{
+    Error, Result,
+    constants::{
+        CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD, GAP_DEFAULT_BYTES_PER_THREAD,
+        GAP_DEFAULT_THREADS_PER_BLOCK, GAP_THREADS_PER_BLOCK, GAP_THREADS_PER_BYTE, LUT_BYTES,
+        MAX_CODE_LENGTH, MAX_LUTS, OUTPUT_OFFSET_BYTES,
+    },
+    encoding::stored::check_range,
+    huffman::{CodeLengths, Histogram, Luts},
 };
-use crate::encoding::check_range;
-use crate::huffman::{CodeLengths, Histogram, Luts};
-use crate::{Error, Result};
+
+/// The bitstream bytes of a thread and the threads of a thread block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Geometry {
+    bytes_per_thread: u32,
+    threads_per_block: u32,
+}
+
+impl Default for Geometry {
+    fn default() -> Self {
+        Self {
+            bytes_per_thread: GAP_DEFAULT_BYTES_PER_THREAD,
+            threads_per_block: GAP_DEFAULT_THREADS_PER_BLOCK,
+        }
+    }
+}
+
+impl Geometry {
+    /// A geometry of 8, 16, 32 or 64 bytes a thread and 64, 128, 256, 512 or 1024 threads a thread
+    /// block.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for any other numbers.
+    pub fn new(bytes_per_thread: u32, threads_per_block: u32) -> Result<Self> {
+        let exists = GAP_BYTES_PER_THREAD.contains(&bytes_per_thread)
+            && GAP_THREADS_PER_BLOCK.contains(&threads_per_block);
+        Error::unless(exists, || {
+            let problem = format!(
+                "no geometry has {bytes_per_thread} bytes a thread and {threads_per_block} threads \
+                a block"
+            );
+            let remedy =
+                format!("choose from {GAP_BYTES_PER_THREAD:?} and {GAP_THREADS_PER_BLOCK:?}");
+            Error::parameter(problem, remedy)
+        })?;
+        Ok(Self { bytes_per_thread, threads_per_block })
+    }
+
+    /// The geometry that the directory of a file states.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for numbers that [`new`](Self::new) refuses.
+    pub fn from_parameters(bytes_per_thread: u64, threads_per_block: u64) -> Result<Self> {
+        // Numbers beyond u32 are refused as 0 is.
+        let narrow = |value: u64| u32::try_from(value).unwrap_or(0);
+        Self::new(narrow(bytes_per_thread), narrow(threads_per_block))
+    }
+
+    /// Bitstream bytes a thread.
+    pub const fn bytes_per_thread(self) -> u32 {
+        self.bytes_per_thread
+    }
+
+    /// Threads a thread block.
+    pub const fn threads_per_block(self) -> u32 {
+        self.threads_per_block
+    }
+
+    /// Bits a thread.
+    pub const fn thread_bits(self) -> u64 {
+        8 * self.bytes_per_thread as u64
+    }
+
+    /// Bits a thread block.
+    pub const fn thread_block_bits(self) -> u64 {
+        self.thread_bits() * self.threads_per_block as u64
+    }
+
+    /// Bits of a couple: the threads whose gaps share a byte, which is what a portion owns whole.
+    pub const fn couple_bits(self) -> u64 {
+        GAP_THREADS_PER_BYTE * self.thread_bits()
+    }
+
+    /// The weights that an encoder must see after a portion: as many as a couple of one-bit codes
+    /// holds, at most 1024.
+    pub const fn lookahead(self) -> usize {
+        self.couple_bits() as usize
+    }
+}
 
 /// How many weights, bits, threads and thread blocks a tensor has; every size follows.
 ///
@@ -36,10 +118,7 @@ impl GapSizes {
         if !(1..=MAX_LUTS as u64).contains(&lut_count) {
             return Err(corrupt(format!("{lut_count} LUTs where 1..={MAX_LUTS} are allowed")));
         }
-        let limit = 1 << 59;
-        if elements > limit {
-            return Err(Error::limit("the element count of a BF16 tensor", elements, limit));
-        }
+        Error::check_limit("the element count of a BF16 tensor", elements, 1 << 59)?;
         if !(elements..=elements * u64::from(MAX_CODE_LENGTH)).contains(&bit_count) {
             return Err(corrupt(format!(
                 "{elements} codes of 1..=16 bits cannot take {bit_count} bits"
@@ -56,11 +135,10 @@ impl GapSizes {
         let (lengths, lut) = (CODE_LENGTHS_BYTES as u64, LUT_BYTES as u64);
         match codebook_bytes.checked_sub(lengths) {
             Some(luts) if luts > 0 && luts % lut == 0 => Ok(luts / lut),
-            _ => Err(Error::corrupt(
-                "gap layout",
-                0,
-                format_args!("a codebook of {codebook_bytes} bytes"),
-            )),
+            _ => {
+                let problem = format_args!("a codebook of {codebook_bytes} bytes");
+                Err(Error::corrupt("gap layout", 0, problem))
+            }
         }
     }
 
@@ -72,10 +150,8 @@ impl GapSizes {
     pub fn plan(lengths: &CodeLengths, histogram: &Histogram, geometry: Geometry) -> Result<Self> {
         let elements = histogram.total();
         if elements == 0 {
-            return Err(Error::parameter(
-                "a tensor without elements has no gap encoding",
-                "store it raw",
-            ));
+            let problem = "a tensor without elements has no gap encoding";
+            return Err(Error::parameter(problem, "store it raw"));
         }
         Self::new(geometry, elements, lengths.bits(histogram)?, Luts::new(lengths).len() as u64)
     }
@@ -217,14 +293,10 @@ impl GapSizes {
     /// # Errors
     /// [`Error::Corrupt`] if it is not zero.
     pub fn check_unused_gap(&self, last_byte: u8) -> Result<()> {
-        if self.thread_count() % GAP_THREADS_PER_BYTE == 1 && last_byte >> 4 != 0 {
-            return Err(Error::corrupt(
-                "gaps",
-                self.gaps_bytes() - 1,
-                "the unused last gap is not zero",
-            ));
-        }
-        Ok(())
+        let holds = self.thread_count() % GAP_THREADS_PER_BYTE != 1 || last_byte >> 4 == 0;
+        Error::unless(holds, || {
+            Error::corrupt("gaps", self.gaps_bytes() - 1, "the unused last gap is not zero")
+        })
     }
 
     /// The thread blocks whose codes hold a range of weights, found by bisection in the whole array
@@ -244,22 +316,18 @@ impl GapSizes {
         check_range("elements", elements, self.elements)?;
         let entries = self.entries_of(output_offsets)?;
         let entries = &entries[..entries.len() - 1];
-        let start =
-            entries.partition_point(|entry| u64::from_le_bytes(*entry) <= elements.start).max(1)
-                - 1;
+        let before = |at: u64| entries.partition_point(|entry| u64::from_le_bytes(*entry) < at);
+        let start = before(elements.start + 1).max(1) - 1;
         if elements.end == self.elements {
             return Ok(start as u64..self.thread_block_count());
         }
-        let end = start
-            + entries[start..].partition_point(|entry| u64::from_le_bytes(*entry) < elements.end);
-        Ok(start as u64..end.max(start + 1) as u64)
+        Ok(start as u64..before(elements.end).max(start + 1) as u64)
     }
 
     fn entries_of<'a>(&self, output_offsets: &'a [u8]) -> Result<&'a [[u8; OUTPUT_OFFSET_BYTES]]> {
-        let (entries, rest) = output_offsets.as_chunks::<OUTPUT_OFFSET_BYTES>();
-        if rest.is_empty() && entries.len() as u64 == self.thread_block_count() + 1 {
-            return Ok(entries);
-        }
-        Err(Error::parameter("the output offsets have another size", "pass the whole array"))
+        Error::unless(output_offsets.len() as u64 == self.output_offsets_bytes(), || {
+            Error::parameter("the output offsets have another size", "pass the whole array")
+        })?;
+        Ok(output_offsets.as_chunks().0)
     }
 }

@@ -1,4 +1,5 @@
-//! The code over pairs of exponents: which pairs have codes, and how long these are.
+//! The code over pairs of exponents: which pairs have codes, how long these are, and the encoder's
+//! table of them.
 //!
 //! ```text
 //! bytes 0..2    length of the escape, 0 where there is none
@@ -6,10 +7,14 @@
 //! bytes 26..    these pairs, u16 each, by length and then by value
 //! ```
 
-use super::table::Table;
-use super::{MAX_CODE_BITS, PAIRS, PairHistogram, VALUE_BITS, choice};
-use crate::huffman::{Code, assign};
-use crate::{Error, Result};
+use super::{
+    geometry::{MAX_CODE_BITS, PAIRS, VALUE_BITS},
+    histogram::PairHistogram,
+};
+use crate::{
+    Error, Result,
+    huffman::{Code, assign, is_complete, package_merge},
+};
 
 const COUNTS: usize = MAX_CODE_BITS as usize;
 /// Bytes of an escape's length, a number or a value.
@@ -32,8 +37,8 @@ pub struct Codebook {
     escape: u8,
     /// The pairs that have codes, ascending by length and then by value.
     pairs: Vec<u16>,
-    /// Where the pairs with codes of 1, 2, .. bits end.
-    ends: [usize; COUNTS],
+    /// Where the pairs with codes of up to 0, 1, 2, .. bits end.
+    ends: [usize; COUNTS + 1],
 }
 
 impl Codebook {
@@ -44,12 +49,12 @@ impl Codebook {
     /// # Errors
     /// [`Error::Parameter`] where the histogram is empty.
     pub fn from_histogram(histogram: &PairHistogram) -> Result<Self> {
-        let (escape, mut pairs) = choice::choose(histogram).ok_or_else(|| {
+        let (escape, mut pairs) = choose(histogram).ok_or_else(|| {
             Error::parameter("a tensor without elements has no code", "store it raw")
         })?;
         pairs.sort_unstable_by_key(|&(pair, length)| (length, pair));
         let end = |bits: usize| pairs.partition_point(|&(_, length)| usize::from(length) <= bits);
-        let ends = std::array::from_fn(|at| end(at + 1));
+        let ends = std::array::from_fn(end);
         Ok(Self { escape, pairs: pairs.into_iter().map(|(pair, _)| pair).collect(), ends })
     }
 
@@ -59,112 +64,261 @@ impl Codebook {
     /// [`Error::Corrupt`] with the byte at fault.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let corrupt = |value: usize, problem: &str| {
-            Error::corrupt("codebook", (value * VALUE_BYTES) as u64, problem)
+            Err(Error::corrupt("codebook", (value * VALUE_BYTES) as u64, problem))
         };
         let (words, rest) = bytes.as_chunks::<VALUE_BYTES>();
-        let Some((&[escape, counts @ ..], values)) = words.split_first_chunk::<{ 1 + COUNTS }>()
+        let words: Vec<u16> = words.iter().map(|&word| u16::from_le_bytes(word)).collect();
+        let Some((&[escape, counts @ ..], pairs)) = words.split_first_chunk::<{ 1 + COUNTS }>()
         else {
-            return Err(corrupt(words.len(), "must begin with 13 numbers"));
+            return corrupt(words.len(), "must begin with 13 numbers");
         };
-        let number = |word: [u8; 2]| usize::from(u16::from_le_bytes(word));
-        let mut sum = 0;
-        let ends = counts.map(|count| {
-            sum += number(count);
-            sum
-        });
-        if values.len() != sum || !rest.is_empty() {
-            return Err(corrupt(words.len(), "must have as many values as its numbers add up to"));
+        let mut ends = [0; COUNTS + 1];
+        for (at, count) in counts.into_iter().enumerate() {
+            ends[at + 1] = ends[at] + usize::from(count);
         }
-        let escape = number(escape);
-        if escape > COUNTS {
-            return Err(corrupt(0, "the escape has at most 12 bits"));
+        if pairs.len() != ends[COUNTS] || !rest.is_empty() {
+            return corrupt(words.len(), "must have as many values as its numbers add up to");
         }
-        let book = Self {
-            escape: escape as u8,
-            pairs: values.iter().map(|&word| u16::from_le_bytes(word)).collect(),
-            ends,
-        };
-        let space = 1usize << COUNTS;
-        let kraft: usize = book.lengths().map(|(_, length)| space >> length).sum();
-        let is_single = book.lengths().map(|(_, length)| length).eq([1]);
-        if kraft != space && !is_single {
-            return Err(corrupt(0, "the codes do not fill the code space exactly"));
+        if usize::from(escape) > COUNTS {
+            return corrupt(0, "the escape has at most 12 bits");
+        }
+        let book = Self { escape: escape as u8, pairs: pairs.to_vec(), ends };
+        if !is_complete(book.lengths().map(|(_, length)| length)) {
+            return corrupt(0, "the codes do not fill the code space exactly");
+        }
+        let descends = |at: &usize| !ends.contains(at) && pairs[at - 1] >= pairs[*at];
+        if let Some(at) = (1..pairs.len()).find(descends) {
+            return corrupt(1 + COUNTS + at, "values must ascend within a length");
         }
         let mut seen = vec![false; PAIRS];
-        let mut start = 0;
-        for end in ends {
-            if let Some(at) = book.pairs[start..end].windows(2).position(|pair| pair[0] >= pair[1])
-            {
-                return Err(corrupt(
-                    1 + COUNTS + start + at + 1,
-                    "values must ascend within a length",
-                ));
-            }
-            start = end;
+        let mut values = pairs.iter();
+        match values.position(|&pair| std::mem::replace(&mut seen[usize::from(pair)], true)) {
+            Some(at) => corrupt(1 + COUNTS + at, "a value occurs twice"),
+            None => Ok(book),
         }
-        for (at, &pair) in book.pairs.iter().enumerate() {
-            if std::mem::replace(&mut seen[usize::from(pair)], true) {
-                return Err(corrupt(1 + COUNTS + at, "a value occurs twice"));
-            }
-        }
-        Ok(book)
     }
 
     /// The codebook array.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEAD_BYTES + VALUE_BYTES * self.pairs.len());
-        bytes.extend(u16::from(self.escape).to_le_bytes());
-        let mut start = 0;
-        for end in self.ends {
-            bytes.extend(((end - start) as u16).to_le_bytes());
-            start = end;
-        }
-        bytes.extend(self.pairs.iter().flat_map(|pair| pair.to_le_bytes()));
-        bytes
+        let counts = self.groups().map(|(_, pairs)| pairs.len() as u16);
+        let head = std::iter::once(u16::from(self.escape)).chain(counts);
+        head.chain(self.pairs.iter().copied()).flat_map(u16::to_le_bytes).collect()
     }
 
     /// What each pair is written as, from pair 0 on: the number of its bits in the low 16 bits, and
     /// these bits above, the first one lowest. Pairs that cannot be written have 64 bits.
     pub fn entries(&self) -> Vec<u64> {
-        Table::new(self).into()
+        Table::new(self).entries.to_vec()
     }
 
     /// Whether a pair has a code.
     pub(super) fn contains(&self, pair: u16) -> bool {
-        let mut start = 0;
-        self.ends.iter().any(|&end| {
-            let values = &self.pairs[start..end];
-            start = end;
-            values.binary_search(&pair).is_ok()
-        })
+        self.groups().any(|(_, pairs)| pairs.binary_search(&pair).is_ok())
+    }
+
+    /// The pairs with codes of each length, ascending.
+    fn groups(&self) -> impl Iterator<Item = (u8, &[u16])> + Clone {
+        let groups = (1..=MAX_CODE_BITS).zip(self.ends.windows(2));
+        groups.map(|(length, ends)| (length, &self.pairs[ends[0]..ends[1]]))
     }
 
     /// Pairs and escape with their lengths, in the order of their codes.
-    fn lengths(&self) -> impl Iterator<Item = (Value, u8)> + '_ {
-        (1..=MAX_CODE_BITS).flat_map(move |length| {
-            let at = usize::from(length) - 1;
-            let start = if at == 0 { 0 } else { self.ends[at - 1] };
-            let pairs = self.pairs[start..self.ends[at]].iter().map(|&pair| Value::from(pair));
+    fn lengths(&self) -> impl Iterator<Item = (Value, u8)> + Clone {
+        self.groups().flat_map(|(length, pairs)| {
+            let pairs = pairs.iter().map(|&pair| Value::from(pair));
             pairs.chain((self.escape == length).then_some(ESCAPE)).map(move |value| (value, length))
         })
     }
 
     /// Pairs and escape with their codes, as RFC 1951 section 3.2.2 assigns them.
-    pub(super) fn codes(&self) -> impl Iterator<Item = (Value, Code)> + '_ {
+    pub(super) fn codes(&self) -> impl Iterator<Item = (Value, Code)> {
         assign(self.lengths())
     }
 
     /// The bits that the codes of these weights take, those of escaped pairs with their values;
     /// `None` where a pair occurs that has no code, and there is no escape.
     pub fn expected_bits(&self, histogram: &PairHistogram) -> Option<u64> {
-        let escaped = if self.escape == 0 { 0 } else { self.escape + VALUE_BITS };
-        let mut lengths = vec![escaped; PAIRS];
-        for (value, length) in self.lengths().filter(|&(value, _)| value != ESCAPE) {
-            lengths[value as usize] = length;
-        }
+        let table = Table::new(self);
         histogram.used().try_fold(0u64, |bits, (pair, count)| {
-            let length = lengths[usize::from(pair)];
-            (length > 0).then(|| bits + count * u64::from(length))
+            let entry = table.get(pair);
+            (!is_none(entry)).then(|| bits + count * length(entry) as u64)
         })
     }
+}
+
+/// Codes of the longest length fill the code space.
+const MAX_SYMBOLS: usize = 1 << MAX_CODE_BITS;
+/// A pair this many times rarer than a code of the longest length suits is escaped in any case.
+const RAREST: u64 = 64;
+/// Bits that an escape counts as more than it takes. The products' kernels decode one by a branch
+/// that the whole warp takes, and are 2 to 3 % faster with codes chosen so.
+const ESCAPE_COST: u64 = 20;
+/// For fewer escapes a tensor's bits may grow by this share.
+const MOST_MORE: u64 = 256;
+/// Times that the bracket is halved.
+const HALVINGS: usize = 4;
+
+/// Lengths of the escape, 0 if there is none, and of the pairs that have codes.
+type Choice = (u8, Vec<(u16, u8)>);
+
+/// Which pairs have codes: the choice with the least cost; `None` if nothing was counted.
+///
+/// A rare pair costs less as an escape and 16 bits than as a code of 12 bits, which takes space
+/// from all others, and 16 bits of codebook. With `k` codes the commonest `k` pairs have them, the
+/// lower of two equally common ones first; then package-merge finds the best lengths, with all
+/// other pairs as one symbol. The bits fall and then rise with `k`, up to noise; so `k` is
+/// bracketed by halves and quarters of the rarest pair's count, and the bracket halved. An escape
+/// counts as more bits than it takes, since it costs a kernel time.
+fn choose(histogram: &PairHistogram) -> Option<Choice> {
+    let mut pairs: Vec<(u16, u64)> = histogram.used().collect();
+    // Ascending counts, as package-merge wants them; the first pairs are escaped.
+    pairs.sort_by_key(|&(pair, count)| (count, std::cmp::Reverse(pair)));
+    let total: u64 = pairs.iter().map(|&(_, count)| count).sum();
+    if pairs.is_empty() {
+        return None;
+    }
+    let share = total >> MAX_CODE_BITS;
+    let least = |threshold: u64| pairs.partition_point(|&(_, count)| count < threshold);
+    let mut candidates = vec![0, pairs.len()];
+    candidates.extend(
+        (0..).map(|at| (4 * share) >> at).take_while(|&least| least > share / RAREST).map(least),
+    );
+    // Small tensors: a value costs 16 bits of codebook, whatever its share.
+    candidates.extend([2, 3].map(least));
+    candidates.retain(|&escaped| pairs.len() - escaped + usize::from(escaped > 0) <= MAX_SYMBOLS);
+    candidates.push(pairs.len().saturating_sub(MAX_SYMBOLS - 1).min(pairs.len()));
+    candidates.sort_unstable();
+    candidates.dedup();
+    let mut tried: Vec<Tried> =
+        candidates.into_iter().map(|escaped| Tried::new(&pairs, escaped)).collect();
+    for _ in 0..HALVINGS {
+        let at = best(&tried);
+        let sides = [at.checked_sub(1), Some(at + 1)].into_iter().flatten();
+        let middle = |side: &Tried| usize::midpoint(side.escaped, tried[at].escaped);
+        let middles: Vec<usize> = sides.filter_map(|side| tried.get(side)).map(middle).collect();
+        for escaped in middles {
+            if let Err(place) = tried.binary_search_by_key(&escaped, |one| one.escaped) {
+                tried.insert(place, Tried::new(&pairs, escaped));
+            }
+        }
+    }
+    Some(lengths(&pairs, tried[best(&tried)].escaped))
+}
+
+/// What a number of escaped pairs costs.
+struct Tried {
+    escaped: usize,
+    /// Of all pairs and of the codebook's values.
+    bits: u64,
+    /// Likewise, with what escapes count more.
+    cost: u64,
+}
+
+impl Tried {
+    fn new(pairs: &[(u16, u64)], escaped: usize) -> Self {
+        let (escape, coded) = lengths(pairs, escaped);
+        let (rare, common) = pairs.split_at(escaped);
+        let value = u64::from(VALUE_BITS);
+        let rare_count: u64 = rare.iter().map(|&(_, count)| count).sum();
+        let common_bits: u64 = coded
+            .iter()
+            .zip(common)
+            .map(|(&(_, length), &(_, count))| count * u64::from(length))
+            .sum();
+        let bits =
+            rare_count * (u64::from(escape) + value) + common_bits + value * coded.len() as u64;
+        Self { escaped, bits, cost: bits + rare_count * ESCAPE_COST }
+    }
+}
+
+/// The one with the least cost of those that take few bits more than the fewest; 0 if there are
+/// none.
+fn best(tried: &[Tried]) -> usize {
+    let fewest = tried.iter().map(|one| one.bits).min().unwrap_or(0);
+    let most = fewest + fewest / MOST_MORE;
+    let small = (0..tried.len()).filter(|&at| tried[at].bits <= most);
+    small.min_by_key(|&at| tried[at].cost).unwrap_or(0)
+}
+
+/// The lengths where the first pairs are escaped.
+fn lengths(pairs: &[(u16, u64)], escaped: usize) -> Choice {
+    let (rare, coded) = pairs.split_at(escaped);
+    let mut counts: Vec<u64> = coded.iter().map(|&(_, count)| count).collect();
+    if escaped > 0 {
+        counts.push(rare.iter().map(|&(_, count)| count).sum());
+    }
+    let mut lengths = package_merge(&counts, MAX_CODE_BITS);
+    let escape = if escaped > 0 { lengths.pop() } else { None };
+    (escape.unwrap_or(0), coded.iter().map(|&(pair, _)| pair).zip(lengths).collect())
+}
+
+/// The bits of all pairs, 512 KiB of which a trained tensor touches some 10.
+///
+/// ```text
+/// index   first exponent in the low byte, second in the high one, as they stand in memory
+/// entry   bits 0..16    length, 1..=28; so the sum of a lane's 128 entries holds its length there
+///         bits 16..44   the pair's code, or the escape's and above it the pair; first bits lowest
+///         bit  56       NONE: there is neither; then the length is more than a unit has
+/// ```
+#[derive(Clone, Debug)]
+pub(super) struct Table {
+    entries: Box<[u64; PAIRS]>,
+}
+
+const NONE: u64 = 1 << 56;
+/// More than any four pairs fit into one store.
+const NONE_LENGTH: u64 = 64;
+
+impl Table {
+    pub(super) fn new(codebook: &Codebook) -> Self {
+        let entries = match codebook.codes().find(|&(value, _)| value == ESCAPE) {
+            None => vec![NONE | NONE_LENGTH; PAIRS],
+            Some((_, escape)) => (0..u64::from(ESCAPE))
+                .map(|pair| {
+                    let bits = u64::from(escape.bits) | pair << escape.length;
+                    entry(bits, escape.length + VALUE_BITS)
+                })
+                .collect(),
+        };
+        let mut entries: Box<[u64; PAIRS]> =
+            entries.into_boxed_slice().try_into().expect("the slice has this length");
+        for (value, code) in codebook.codes().filter(|&(value, _)| value != ESCAPE) {
+            entries[value as usize] = entry(u64::from(code.bits), code.length);
+        }
+        Self { entries }
+    }
+
+    /// The entry of two neighbouring exponents.
+    #[inline]
+    pub(super) fn get(&self, pair: u16) -> u64 {
+        self.entries[usize::from(pair)]
+    }
+
+    /// The entries of the four pairs of a unit.
+    #[inline]
+    pub(super) fn unit(&self, exponents: u64) -> [u64; 4] {
+        [0, 16, 32, 48].map(|shift| self.get((exponents >> shift) as u16))
+    }
+}
+
+fn entry(bits: u64, length: u8) -> u64 {
+    bits << 16 | u64::from(length)
+}
+
+/// The number of bits of an entry, or of a sum of entries.
+#[inline]
+pub(super) const fn length(sum: u64) -> usize {
+    (sum % (1 << 16)) as usize
+}
+
+/// Whether one of the entries of a sum has no code.
+#[inline]
+pub(super) const fn is_none(sum: u64) -> bool {
+    sum >= NONE
+}
+
+/// The bits of an entry.
+#[inline]
+pub(super) const fn bits(entry: u64) -> u64 {
+    entry >> 16
 }

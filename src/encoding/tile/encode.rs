@@ -4,15 +4,17 @@
 //! order. Each lane is then written to a buffer of its own, since the place of a lane is known when
 //! the lengths of all are; a copy by 7 bytes joins them.
 
-use super::exponents::Exponents;
-use super::record::{self, Lengths};
-use super::table::{self, Table};
-use super::writer::{End, LaneBuffer};
-use super::{Codebook, Geometry, LANES};
-use crate::{Error, Result};
-
-/// The bitstream ends at a multiple of this many bytes.
-const STREAM_ALIGNMENT: usize = 16;
+use super::{
+    codebook::{self, Codebook, Table},
+    geometry::{
+        Geometry, LANE_UNITS, LANES, MAX_LANE_BITS, Places, ROW_LANES, STREAM_ALIGNMENT, Tile, UNIT,
+    },
+    record::{self, Lengths},
+};
+use crate::{
+    Error, Result, bf16,
+    huffman::bits::{End, PUSH_BITS},
+};
 
 /// Encodes the strips of one tensor; share it between threads.
 #[derive(Clone, Debug)]
@@ -99,27 +101,20 @@ impl Encoder {
         if strip + 1 == self.geometry.strip_count() {
             let end = byte(output);
             output.records.extend(record::last(8 * end));
-            let padding = end.wrapping_neg() as usize % STREAM_ALIGNMENT;
-            output.bitstream.resize(output.bitstream.len() + padding, 0);
+            let padding = end.next_multiple_of(STREAM_ALIGNMENT) - end;
+            output.bitstream.resize(output.bitstream.len() + padding as usize, 0);
         }
         Ok(())
     }
 
     fn check(&self, strip: u64, weights: &[u8]) -> Result<()> {
-        let each = self.geometry.strip_elements();
-        let fits = strip < self.geometry.strip_count()
+        let (each, count) = (self.geometry.strip_elements(), self.geometry.strip_count());
+        let fits = strip < count
             && weights.len() as u64 == 2 * each.min(self.geometry.elements() - strip * each);
-        if fits {
-            return Ok(());
-        }
-        Err(Error::parameter(
-            format!(
-                "strip {strip} of {} does not have {} bytes",
-                self.geometry.strip_count(),
-                weights.len()
-            ),
-            "pass the weights of a strip that exists",
-        ))
+        Error::unless(fits, || {
+            let problem = format!("strip {strip} of {count} does not have {} bytes", weights.len());
+            Error::parameter(problem, "pass the weights of a strip that exists")
+        })
     }
 
     /// The bits of each lane's pairs; `None` where one has no code.
@@ -131,17 +126,17 @@ impl Encoder {
                 sum += self.table.unit(unit).iter().sum::<u64>();
             }
             sum += exponents.rest(lane).map(|pair| self.table.get(pair)).sum::<u64>();
-            if table::is_none(sum) {
+            if codebook::is_none(sum) {
                 return None;
             }
-            *bits = table::length(sum);
+            *bits = codebook::length(sum);
         }
         Some(bits)
     }
 }
 
 /// The bytes of a tile's lanes together.
-pub(super) fn tile_bytes(lengths: &Lengths) -> usize {
+fn tile_bytes(lengths: &Lengths) -> usize {
     lengths.lanes().iter().sum::<usize>().div_ceil(8)
 }
 
@@ -154,10 +149,9 @@ fn join(
 ) {
     let (start, bytes) = (bitstream.len(), tile_bytes(lengths));
     bitstream.resize(start + bytes + End::SLACK, 0);
-    let mut end = End::default();
+    let (mut end, stream) = (End::default(), &mut bitstream[start..]);
     for ((buffer, &bits), length) in buffers.iter().zip(bits).zip(lengths.lanes()) {
-        end.copy(&mut bitstream[start..], buffer, bits);
-        end.skip(&mut bitstream[start..], length - bits);
+        buffer.append(bits, length, &mut end, stream).expect("the stream has room for all lanes");
     }
     bitstream.truncate(start + bytes);
 }
@@ -167,4 +161,177 @@ fn changed() -> Error {
         "the weights are not those of their codebook",
         "keep the source unchanged while it is read",
     )
+}
+
+/// Pairs of a whole unit.
+const UNIT_PAIRS: usize = UNIT / 2;
+/// Weights that four lanes have side by side.
+const RUN: usize = UNIT * ROW_LANES;
+/// Something of each weight of a tile: unit by unit, in these lane by lane.
+type Units = [[[u8; UNIT]; LANES]; LANE_UNITS];
+
+/// The exponents of a tile, and how many pairs a lane has.
+struct Exponents {
+    units: Units,
+    pairs: [usize; LANES],
+}
+
+impl Exponents {
+    const fn new() -> Self {
+        Self { units: [[[0; UNIT]; LANES]; LANE_UNITS], pairs: [0; LANES] }
+    }
+
+    /// The exponents of a lane's whole units.
+    #[inline]
+    fn whole(&self, lane: usize) -> impl Iterator<Item = u64> {
+        let units = self.units[..self.pairs[lane] / UNIT_PAIRS].iter();
+        units.map(move |lanes| u64::from_le_bytes(lanes[lane]))
+    }
+
+    /// A lane's pairs after its whole units.
+    fn rest(&self, lane: usize) -> impl Iterator<Item = u16> {
+        let (whole, rest) = (self.pairs[lane] / UNIT_PAIRS, self.pairs[lane] % UNIT_PAIRS);
+        let unit = self.units.get(whole).map(|lanes| lanes[lane]).unwrap_or_default();
+        (0..rest).map(move |pair| u16::from_le_bytes([unit[2 * pair], unit[2 * pair + 1]]))
+    }
+
+    /// Splits the weights of a tile of a strip; without a plane, takes their exponents only.
+    fn take(&mut self, tile: &Tile, weights: &[u8], plane: &mut [u8]) {
+        let weights = &weights[2 * tile.first..];
+        match tile.places() {
+            Some(places) => {
+                self.pairs = [2 * UNIT_PAIRS * places.steps(); LANES];
+                if plane.is_empty() {
+                    self.take_exponents(places, weights);
+                } else {
+                    self.take_both(places, weights, plane);
+                }
+            }
+            None => self.take_any(tile, weights, plane),
+        }
+    }
+
+    /// The exponents of a tile in which every lane has as many units, by runs of four lanes.
+    fn take_exponents(&mut self, places: Places, weights: &[u8]) {
+        for (units, at) in self.units.as_chunks_mut::<2>().0.iter_mut().zip(places.iter()) {
+            for (half, units) in units.iter_mut().enumerate() {
+                let runs = units.as_flattened_mut().as_chunks_mut::<RUN>().0;
+                for (group, run) in runs.iter_mut().enumerate() {
+                    let at = 2 * (at + half * places.pair / 2 + group * places.group);
+                    let words = weights[at..at + 2 * RUN].as_chunks::<2>().0;
+                    for (exponent, word) in run.iter_mut().zip(words) {
+                        *exponent = bf16::exponent(u16::from_le_bytes(*word));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same with the plane, whose order has two units of a lane side by side.
+    fn take_both(&mut self, places: Places, weights: &[u8], plane: &mut [u8]) {
+        let steps = self.units.as_chunks_mut::<2>().0.iter_mut().zip(places.iter());
+        for ((units, at), plane) in steps.zip(plane.as_chunks_mut::<{ 2 * UNIT * LANES }>().0) {
+            let mut ordered = [[[0; UNIT]; LANES]; 2];
+            for (half, (units, ordered)) in units.iter_mut().zip(&mut ordered).enumerate() {
+                let runs = units.as_flattened_mut().as_chunks_mut::<RUN>().0.iter_mut();
+                let runs =
+                    runs.zip(ordered.as_flattened_mut().as_chunks_mut::<RUN>().0).enumerate();
+                for (group, (exponents, plane)) in runs {
+                    let at = 2 * (at + half * places.pair / 2 + group * places.group);
+                    bf16::split(&weights[at..at + 2 * RUN], exponents, plane);
+                }
+            }
+            for (lane, plane) in plane.as_chunks_mut::<{ 2 * UNIT }>().0.iter_mut().enumerate() {
+                plane[..UNIT].copy_from_slice(&ordered[0][lane]);
+                plane[UNIT..].copy_from_slice(&ordered[1][lane]);
+            }
+        }
+    }
+
+    fn take_any(&mut self, tile: &Tile, weights: &[u8], plane: &mut [u8]) {
+        self.pairs = [0; LANES];
+        let mut plane = plane.iter_mut();
+        tile.units().for_each(|(lane, unit)| {
+            let exponents = &mut self.units[self.pairs[lane] / UNIT_PAIRS][lane];
+            let words = weights[2 * unit.at..2 * (unit.at + unit.count)].as_chunks::<2>().0;
+            for (exponent, word) in exponents.iter_mut().zip(words) {
+                let word = u16::from_le_bytes(*word);
+                *exponent = bf16::exponent(word);
+                if let Some(plane) = plane.next() {
+                    *plane = bf16::plane_byte(word);
+                }
+            }
+            if unit.count % 2 == 1 {
+                exponents[unit.count] = exponents[unit.count - 1];
+            }
+            self.pairs[lane] += unit.count.div_ceil(2);
+        });
+    }
+}
+
+/// The bits of one lane, from bit 0 on; after them stands anything.
+struct LaneBuffer {
+    bytes: [u8; MAX_LANE_BITS / 8 + 2 * End::SLACK],
+}
+
+impl LaneBuffer {
+    const fn new() -> Self {
+        Self { bytes: [0; MAX_LANE_BITS / 8 + 2 * End::SLACK] }
+    }
+
+    /// Writes the pairs of a lane; their bits, or `None` where one has no code.
+    ///
+    /// A whole unit at a time: four look-ups make one piece of bits. Only where escapes make it
+    /// longer than a piece, pair by pair.
+    fn write(&mut self, table: &Table, exponents: &Exponents, lane: usize) -> Option<usize> {
+        let mut end = End::default();
+        for unit in exponents.whole(lane) {
+            let entries = table.unit(unit);
+            let length = codebook::length(entries.iter().sum());
+            if length > PUSH_BITS {
+                end = self.push_pairs(end, &entries)?;
+                continue;
+            }
+            let [a, b, c, d] = entries;
+            let first = codebook::bits(a) | codebook::bits(b) << (a % 64);
+            let second = codebook::bits(c) | codebook::bits(d) << (c % 64);
+            end.push(&mut self.bytes, first | second << ((a + b) % 64), length)?;
+        }
+        for pair in exponents.rest(lane) {
+            end = self.push_pairs(end, &[table.get(pair)])?;
+        }
+        Some(end.bit)
+    }
+
+    /// Appends so many bits to a stream, and zeros up to a length.
+    fn append(&self, bits: usize, length: usize, end: &mut End, stream: &mut [u8]) -> Option<()> {
+        const STEP: usize = PUSH_BITS / 8;
+        let load =
+            |at: usize| u64::from_le_bytes(self.bytes[at..at + 8].try_into().expect("8 bytes"));
+        let (steps, rest) = (bits / PUSH_BITS, bits % PUSH_BITS);
+        for step in 0..steps {
+            end.push(stream, load(step * STEP) & ((1 << PUSH_BITS) - 1), PUSH_BITS)?;
+        }
+        end.push(stream, load(steps * STEP) & ((1 << rest) - 1), rest)?;
+        let mut zeros = length - bits;
+        while zeros > 0 {
+            let some = zeros.min(PUSH_BITS);
+            end.push(stream, 0, some)?;
+            zeros -= some;
+        }
+        Some(())
+    }
+
+    /// Pair by pair. The end comes and goes by value, or it would be in memory in the loop above
+    /// too.
+    #[inline(never)]
+    fn push_pairs(&mut self, mut end: End, entries: &[u64]) -> Option<End> {
+        for &entry in entries {
+            if codebook::is_none(entry) {
+                return None;
+            }
+            end.push(&mut self.bytes, codebook::bits(entry), codebook::length(entry))?;
+        }
+        Some(end)
+    }
 }

@@ -2,13 +2,43 @@
 
 use std::ops::Range;
 
-use super::{LANES, TILE_COLUMNS, TILE_ELEMENTS, UNIT};
 use crate::{Error, Result};
+
+/// Weights of a whole tile.
+pub(super) const TILE_ELEMENTS: u64 = 8192;
+/// The two widths of a tile.
+pub(super) const TILE_COLUMNS: [u64; 2] = [256, TILE_ELEMENTS];
+/// Weights of a whole unit.
+pub(super) const UNIT: usize = 8;
+/// Lanes of a tile.
+pub(super) const LANES: usize = 32;
+/// Weights of a lane of a whole tile.
+pub(super) const LANE_ELEMENTS: usize = TILE_ELEMENTS as usize / LANES;
+/// Units of a lane of a whole tile.
+pub(super) const LANE_UNITS: usize = LANE_ELEMENTS / UNIT;
+/// Bytes of a record.
+pub(crate) const RECORD_BYTES: usize = 32;
+/// The longest code, in bits.
+pub(super) const MAX_CODE_BITS: u8 = 12;
+/// Bits of a value after the code of the escape.
+pub(super) const VALUE_BITS: u8 = 16;
+/// The most bits of a pair.
+pub(super) const MAX_PAIR_BITS: usize = (MAX_CODE_BITS + VALUE_BITS) as usize;
+/// The most bits that a lane's pairs have.
+pub(super) const MAX_LANE_BITS: usize = LANE_ELEMENTS / 2 * MAX_PAIR_BITS;
+/// A lane is longer than its pairs by at most this many bits: a step of 2^7, less one.
+pub(super) const MAX_SLACK: usize = 127;
+/// The most bytes of a tile, padding included.
+pub(super) const MAX_TILE_BYTES: usize = (LANES * (MAX_LANE_BITS + MAX_SLACK)).div_ceil(8);
+/// The number of different pairs.
+pub(super) const PAIRS: usize = 1 << 16;
+/// The bitstream is stored in multiples of this many bytes.
+pub(super) const STREAM_ALIGNMENT: u64 = 16;
 
 /// Lanes that share a row of a narrow tile.
 pub(super) const ROW_LANES: usize = 4;
 /// Rows of a band, the rows that the 32 lanes of a narrow tile have side by side.
-const BAND_ROWS: usize = LANES / ROW_LANES;
+pub(super) const BAND_ROWS: usize = LANES / ROW_LANES;
 /// The most tiles, so less than 2^45 weights.
 const MAX_TILES: u64 = u32::MAX as u64;
 /// Matrices with fewer columns or rows are cut as vectors: their tiles would be partial ones,
@@ -35,9 +65,8 @@ impl Geometry {
     pub fn new(tile_columns: u64, columns: u64, elements: u64) -> Result<Self> {
         let corrupt = |problem: String| Err(Error::corrupt("tile geometry", 0, problem));
         if !TILE_COLUMNS.contains(&tile_columns) {
-            return corrupt(format!(
-                "tiles of {tile_columns} columns where 256 and 8192 are allowed"
-            ));
+            let problem = format!("tiles of {tile_columns} columns where 256 and 8192 are allowed");
+            return corrupt(problem);
         }
         if elements == 0 {
             return corrupt("a tensor without elements must be raw".into());
@@ -54,13 +83,10 @@ impl Geometry {
             ));
         }
         let geometry = Self { tile_columns, columns, elements };
-        if geometry.tile_count() > MAX_TILES {
-            return corrupt(format!(
-                "{} tiles where at most {MAX_TILES} are allowed",
-                geometry.tile_count()
-            ));
+        match geometry.tile_count() {
+            0..=MAX_TILES => Ok(geometry),
+            tiles => corrupt(format!("{tiles} tiles where at most {MAX_TILES} are allowed")),
         }
-        Ok(geometry)
     }
 
     /// The geometry that a writer gives a tensor of this shape: narrow tiles over its last
@@ -156,13 +182,12 @@ impl Geometry {
 
     /// Checks that there are such rows and columns, one or more of each.
     pub(super) fn check_window(&self, rows: &Range<u64>, columns: &Range<u64>) -> Result<()> {
-        let within = |range: &Range<u64>, count| range.start < range.end && range.end <= count;
-        if within(rows, self.rows()) && within(columns, self.columns()) {
-            return Ok(());
-        }
         let (height, width) = (self.rows(), self.columns());
-        let problem = format!("{rows:?} x {columns:?} of {height} x {width} weights");
-        Err(Error::parameter(problem, "ask for one or more rows and columns that exist"))
+        let within = |range: &Range<u64>, count| range.start < range.end && range.end <= count;
+        Error::unless(within(rows, height) && within(columns, width), || {
+            let problem = format!("{rows:?} x {columns:?} of {height} x {width} weights");
+            Error::parameter(problem, "ask for one or more rows and columns that exist")
+        })
     }
 
     /// The tiles of a strip that exists, in order.
@@ -178,6 +203,15 @@ impl Geometry {
             Tile { is_vector, width, height, stride: columns, first, plane: first * height }
         })
     }
+}
+
+/// Whether rows of this many elements are one or more of the innermost dimensions.
+fn has_rows_of(shape: &[u64], columns: u64) -> bool {
+    let mut product = 1;
+    shape.iter().rev().any(|size| {
+        product *= size;
+        product == columns
+    })
 }
 
 /// A tile, and where its weights lie in its strip.
@@ -201,15 +235,6 @@ pub(super) struct Unit {
     pub(super) at: usize,
     /// The number of weights, 1..=8.
     pub(super) count: usize,
-}
-
-/// Whether rows of this many elements are one or more of the innermost dimensions.
-fn has_rows_of(shape: &[u64], columns: u64) -> bool {
-    let mut product = 1;
-    shape.iter().rev().any(|size| {
-        product *= size;
-        product == columns
-    })
 }
 
 impl Tile {
@@ -253,13 +278,8 @@ impl Tile {
         }
         let pairs = self.width / pair;
         if self.is_vector {
-            return Some(Places {
-                bands: pairs,
-                pairs: 1,
-                pair,
-                band: pair,
-                group: ROW_LANES * UNIT,
-            });
+            let group = ROW_LANES * UNIT;
+            return Some(Places { bands: pairs, pairs: 1, pair, band: pair, group });
         }
         if !self.height.is_multiple_of(BAND_ROWS) {
             return None;

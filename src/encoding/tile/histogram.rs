@@ -1,6 +1,6 @@
 //! Counting pairs of exponents.
 
-use super::PAIRS;
+use super::geometry::PAIRS;
 use crate::constants::SYMBOLS;
 use crate::{Error, Result, bf16, huffman};
 

@@ -30,11 +30,11 @@
 //!   bits 23..31  exponent of its second weight
 //! ```
 
-use super::codebook::ESCAPE;
-use super::window::Window;
-use super::{Codebook, LANES, MAX_CODE_BITS, UNIT, VALUE_BITS};
-use crate::huffman::Code;
-use crate::huffman::bits::PEEK_BITS;
+use super::{
+    codebook::{Codebook, ESCAPE},
+    geometry::{LANES, MAX_CODE_BITS, MAX_LANE_BITS, MAX_TILE_BYTES, UNIT, VALUE_BITS},
+};
+use crate::huffman::{Code, bits::PEEK_BITS};
 
 const ENTRIES: usize = 1 << MAX_CODE_BITS;
 const ENTRY_BYTES: usize = 4;
@@ -265,4 +265,47 @@ fn is_other(unit: &Placed) -> bool {
 const fn place(pair: u16) -> u32 {
     let [first, second] = pair.to_le_bytes();
     (first as u32) << 7 | (second as u32) << 23
+}
+
+/// Bytes of a load.
+const LOAD: usize = 8;
+/// Bytes at which a load may start.
+const BYTES: usize = 1 << 14;
+/// Bytes that are taken after a tile: no lane is read farther than its longest pairs and a load
+/// after its start.
+const BEHIND: usize = MAX_LANE_BITS / 8 + LOAD;
+const _: () = assert!(MAX_TILE_BYTES + BEHIND <= BYTES);
+
+/// A tile's bits and what follows them, where every read is within bounds.
+///
+/// Q: Why a copy, of some 3 KiB a tile? It comes in one pass from start to end, as memory likes it,
+/// while lanes are read from 32 places; reads need no comparison, since every masked position is
+/// inside; and the end of the bitstream is like any other place.
+#[repr(align(64))]
+pub(super) struct Window {
+    bytes: [u8; BYTES + LOAD],
+}
+
+impl Window {
+    #[allow(clippy::large_stack_arrays, reason = "one a call, and a load more than 16 KiB")]
+    pub(super) const fn new() -> Self {
+        Self { bytes: [0; BYTES + LOAD] }
+    }
+
+    /// Takes a tile of at most [`MAX_TILE_BYTES`] with the bytes after it; where the stream has
+    /// ended, zeros.
+    pub(super) fn take(&mut self, stream: &[u8], tile_bytes: usize) {
+        let end = tile_bytes + BEHIND;
+        let held = end.min(stream.len());
+        self.bytes[..held].copy_from_slice(&stream[..held]);
+        self.bytes[held..end].fill(0);
+    }
+
+    /// The next bits from a bit position: at least [`PEEK_BITS`],
+    /// and zeros above. Of a position outside some bits.
+    #[inline]
+    pub(super) fn peek(&self, bit: usize) -> u64 {
+        let at = bit / 8 % BYTES;
+        u64::from_le_bytes(self.bytes[at..at + LOAD].try_into().expect("8 bytes")) >> (bit % 8)
+    }
 }

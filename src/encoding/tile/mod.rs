@@ -15,66 +15,29 @@
 //! ...                               lane 0 | 00 | lane 1 | 0 | ... | lane 31 | 000
 //! ```
 
-mod ahead;
-mod choice;
+mod arrays;
 mod codebook;
 mod coded;
 mod decode;
 mod encode;
-mod exponents;
 mod geometry;
 mod histogram;
 mod lanes;
-mod matrix;
 mod record;
 mod sizes;
-mod stage;
-mod staging;
 pub(crate) mod stored;
-mod table;
-mod wanted;
-mod whole;
-mod window;
-mod writer;
 
+pub(crate) use arrays::cut;
+pub use arrays::{Arrays, EncodedTensor, OwnedArrays, encode_tensor};
 pub use codebook::Codebook;
 pub use decode::{Span, TileDecoder};
 pub use encode::{EncodedStrips, Encoder};
 pub use geometry::Geometry;
-pub use histogram::PairHistogram;
-pub(crate) use matrix::cut;
-pub use matrix::{Arrays, OwnedArrays};
-pub use sizes::Sizes;
 #[cfg(feature = "cudarc")]
-pub(crate) use staging::rebase;
-pub(crate) use staging::{check_offsets, staged_bytes};
-pub use whole::{EncodedTensor, encode_tensor};
-
-/// Weights of a whole tile.
-pub(crate) const TILE_ELEMENTS: u64 = 8192;
-/// The two widths of a tile.
-pub(crate) const TILE_COLUMNS: [u64; 2] = [256, TILE_ELEMENTS];
-/// Weights of a whole unit.
-const UNIT: usize = 8;
-/// Lanes of a tile.
-const LANES: usize = 32;
-/// Weights of a lane of a whole tile.
-const LANE_ELEMENTS: usize = TILE_ELEMENTS as usize / LANES;
-/// Units of a lane of a whole tile.
-const LANE_UNITS: usize = LANE_ELEMENTS / UNIT;
-/// Bytes of a record.
-pub(crate) const RECORD_BYTES: usize = 32;
-/// The longest code, in bits.
-const MAX_CODE_BITS: u8 = 12;
-/// Bits of a value after the code of the escape.
-const VALUE_BITS: u8 = 16;
-/// The most bits of a pair.
-const MAX_PAIR_BITS: usize = (MAX_CODE_BITS + VALUE_BITS) as usize;
-/// The most bits that a lane's pairs have.
-const MAX_LANE_BITS: usize = LANE_ELEMENTS / 2 * MAX_PAIR_BITS;
-/// A lane is longer than its pairs by at most this many bits: a step of 2^7, less one.
-const MAX_SLACK: usize = 127;
-/// The most bytes of a tile, padding included.
-const MAX_TILE_BYTES: usize = (LANES * (MAX_LANE_BITS + MAX_SLACK)).div_ceil(8);
-/// The number of different pairs.
-const PAIRS: usize = 1 << 16;
+pub(crate) use geometry::RECORD_BYTES;
+pub use histogram::PairHistogram;
+#[cfg(feature = "cudarc")]
+pub(crate) use record::rebase;
+pub(crate) use record::staged_bytes;
+pub use sizes::Sizes;
+pub(crate) use sizes::check_offsets;

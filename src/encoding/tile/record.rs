@@ -5,7 +5,7 @@
 //! bytes 8..32  excess of lane 0 .. 31, 6 bits each: four lanes in three bytes
 //! ```
 
-use super::{LANES, MAX_LANE_BITS, RECORD_BYTES};
+use super::geometry::{LANES, MAX_LANE_BITS, MAX_TILE_BYTES, RECORD_BYTES};
 
 const OFFSET_BITS: u32 = 48;
 const LEAST_BITS: u32 = 13;
@@ -97,4 +97,49 @@ impl Lengths {
 /// The record after the last tile.
 pub(super) fn last(bit_count: u64) -> [u8; RECORD_BYTES] {
     Lengths { least: 0, shift: 0, excess: [0; LANES] }.write(bit_count)
+}
+
+/// A GPU copies this many bytes at once, from multiples of as many.
+const COPY_BYTES: u64 = 16;
+/// The most bytes of the bitstream that a tile touches, in copies of 16.
+const MAX_STAGED: u64 = (MAX_TILE_BYTES as u64).next_multiple_of(COPY_BYTES) + COPY_BYTES;
+
+/// The most bytes of its bitstream that a tile of the tensor takes, from the 16 bytes that hold its
+/// first bit to those with its last one. Of records that contradict themselves some number that no
+/// valid ones exceed.
+pub(crate) fn staged_bytes(records: &[u8]) -> u64 {
+    let records = records.as_chunks::<RECORD_BYTES>().0;
+    let tile = |pair: &[[u8; RECORD_BYTES]]| {
+        let (start, end) = (offset(&pair[0]) / 8, offset(&pair[1]).div_ceil(8));
+        let first = start / COPY_BYTES * COPY_BYTES;
+        end.saturating_sub(first).next_multiple_of(COPY_BYTES)
+    };
+    records.windows(2).map(tile).max().unwrap_or(0).min(MAX_STAGED)
+}
+
+/// Makes offsets count from a bit of the bitstream on: for records that travel with a part of it.
+/// Those before that bit become 0, which kernels notice.
+#[cfg(feature = "cudarc")]
+pub(crate) fn rebase(records: &mut [u8], first_bit: u64) {
+    for record in records.as_chunks_mut::<RECORD_BYTES>().0 {
+        set_offset(record, offset(record).saturating_sub(first_bit));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COPY_BYTES, MAX_STAGED, last, staged_bytes};
+
+    fn records(offsets: &[u64]) -> Vec<u8> {
+        offsets.iter().flat_map(|&offset| last(offset)).collect()
+    }
+
+    #[test]
+    fn staging_counts_copies() {
+        assert_eq!(staged_bytes(&records(&[0, 8])), COPY_BYTES);
+        assert_eq!(staged_bytes(&records(&[120, 136])), 2 * COPY_BYTES);
+        assert_eq!(staged_bytes(&records(&[0, 128, 8 * 1000])), 1008 - 16);
+        assert_eq!(staged_bytes(&records(&[0, 1 << 47, 5])), MAX_STAGED);
+        assert_eq!(staged_bytes(&[]), 0);
+    }
 }

@@ -3,16 +3,17 @@
 
 use std::ops::Range;
 
-use super::codebook::{HEAD_BYTES, VALUE_BYTES};
-use super::{Geometry, RECORD_BYTES, record};
-use crate::{Error, Result, encoding::check_range};
+use super::{
+    codebook::{HEAD_BYTES, VALUE_BYTES},
+    geometry::{Geometry, MAX_TILE_BYTES, RECORD_BYTES, STREAM_ALIGNMENT},
+    record,
+};
+use crate::{Error, Result, encoding::stored::check_range};
 
 /// The most bits of a tensor, and one.
 const BIT_COUNT_END: u64 = 1 << 48;
 /// The most pairs with codes.
 const MAX_CODES: u64 = 4096;
-/// The bitstream is stored in multiples of this many bytes.
-const STREAM_ALIGNMENT: u64 = 16;
 
 /// How many weights, bits, tiles and strips a tensor has; every size follows.
 ///
@@ -33,9 +34,8 @@ impl Sizes {
     pub fn new(geometry: Geometry, bit_count: u64, codebook_bytes: u64) -> Result<Self> {
         let corrupt = |problem: String| Err(Error::corrupt("tile layout", 0, problem));
         let values = codebook_bytes.checked_sub(HEAD_BYTES as u64);
-        if !values.is_some_and(|bytes| {
-            bytes.is_multiple_of(VALUE_BYTES as u64) && bytes / VALUE_BYTES as u64 <= MAX_CODES
-        }) {
+        let value = VALUE_BYTES as u64;
+        if values.is_none_or(|bytes| !bytes.is_multiple_of(value) || bytes / value > MAX_CODES) {
             return corrupt(format!("a codebook of {codebook_bytes} bytes"));
         }
         // Only the last pair of a tensor can have one weight.
@@ -141,33 +141,78 @@ impl Sizes {
     /// the bit count.
     pub fn bitstream_of(&self, records: &[u8], strips: &Range<u64>) -> Result<Range<u64>> {
         let bytes = self.records_of(strips)?;
-        let (records_of, rest) = records.as_chunks::<RECORD_BYTES>();
-        let (Some(first), Some(last), true) = (
-            records_of.first(),
-            records_of.last(),
-            rest.is_empty() && records.len() as u64 == bytes.end - bytes.start,
-        ) else {
-            return Err(Error::parameter(
-                "the records are not those of the strips",
-                "pass the part that they name",
-            ));
-        };
+        let ends = records.first_chunk().zip(records.last_chunk());
+        let ends = ends.filter(|_| records.len() as u64 == bytes.end - bytes.start);
+        let (first, last) = ends.ok_or_else(|| {
+            let problem = "the records are not those of the strips";
+            Error::parameter(problem, "pass the part that they name")
+        })?;
         let corrupt = |at, problem: &str| Err(Error::corrupt("records", at, problem));
         let (start, end) = (record::offset(first), record::offset(last));
         if !start.is_multiple_of(8) || (strips.start == 0 && start != 0) {
             return corrupt(bytes.start, "offsets must start at 0 and be multiples of 8");
         }
         let is_last = strips.end == self.strip_count();
-        if !end.is_multiple_of(8)
-            || start > end
-            || end > self.bit_count
-            || (is_last && end != self.bit_count)
-        {
-            return corrupt(
-                bytes.end - RECORD_BYTES as u64,
-                "offsets must ascend to the bit count, by whole bytes",
-            );
+        let ascends = start <= end && end <= self.bit_count && end.is_multiple_of(8);
+        if !ascends || (is_last && end != self.bit_count) {
+            let at = bytes.end - RECORD_BYTES as u64;
+            return corrupt(at, "offsets must ascend to the bit count, by whole bytes");
         }
         Ok(start / 8..if is_last { self.bitstream_bytes() } else { end / 8 })
+    }
+}
+
+/// Checks the offsets of all records, which kernels rely on.
+///
+/// # Errors
+/// [`Error::Corrupt`] if they do not ascend from 0 to the bit count by whole bytes, where a tile
+/// has more bits than any has, or the last record has another bit.
+pub(crate) fn check_offsets(sizes: &Sizes, records: &[u8]) -> Result<()> {
+    let corrupt = |at: usize, problem: &str| {
+        Err(Error::corrupt("records", (at * RECORD_BYTES) as u64, problem))
+    };
+    let (records, rest) = records.as_chunks::<RECORD_BYTES>();
+    if !rest.is_empty() || records.len() as u64 != sizes.tile_count() + 1 {
+        return corrupt(records.len(), "must be one a tile, and one more");
+    }
+    if record::offset(&records[0]) != 0 {
+        return corrupt(0, "offsets must start at 0");
+    }
+    for (at, pair) in records.windows(2).enumerate() {
+        let (start, end) = (record::offset(&pair[0]), record::offset(&pair[1]));
+        if !end.is_multiple_of(8) || end < start || end - start > 8 * MAX_TILE_BYTES as u64 {
+            let problem = "offsets must ascend by whole bytes, and by no more than a tile's bits";
+            return corrupt(at + 1, problem);
+        }
+    }
+    if records.last() == Some(&record::last(sizes.bit_count())) {
+        return Ok(());
+    }
+    corrupt(records.len() - 1, "the last record must be the bit count alone")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records(offsets: &[u64]) -> Vec<u8> {
+        offsets.iter().flat_map(|&offset| record::last(offset)).collect()
+    }
+
+    #[test]
+    fn offsets_are_those_of_the_sizes() {
+        let sizes =
+            Sizes::new(Geometry::new(8192, 20_000, 20_000).unwrap(), 16_000, 26 + 4).unwrap();
+        let right = [0, 4000, 8000, 16_000];
+        check_offsets(&sizes, &records(&right)).unwrap();
+        for (at, wrong) in [(0, 8), (1, 4001), (1, 9000), (2, 1 << 40), (3, 15_992)] {
+            let mut offsets = right;
+            offsets[at] = wrong;
+            assert!(check_offsets(&sizes, &records(&offsets)).is_err(), "{offsets:?}");
+        }
+        let mut last = records(&right);
+        last[3 * RECORD_BYTES + 31] = 1;
+        assert!(check_offsets(&sizes, &last).is_err());
+        assert!(check_offsets(&sizes, &last[..RECORD_BYTES * 3]).is_err());
     }
 }

@@ -2,7 +2,12 @@
 
 use std::ops::Range;
 
-use super::{Codebook, Geometry, Sizes, Span, TileDecoder};
+use super::{
+    codebook::Codebook,
+    decode::{Span, TileDecoder},
+    geometry::Geometry,
+    sizes::Sizes,
+};
 use crate::{
     Result,
     encoding::stored::{ArrayKind, CodedSizes, DecodeArrays, ReadArrays, Scratch, decode_rows},

@@ -10,27 +10,10 @@
 
 use cudarc::driver::{CudaContext, sys::CUdevice_attribute as Attribute};
 
-use super::Residence;
-use crate::{Result, gpu::fault::OrFault};
-
-/// What is known of a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Gpu {
-    /// Major and minor compute capability.
-    pub(super) capability: (i32, i32),
-    /// Width of its memory's bus: GPUs of one chip differ by their memory.
-    pub(super) bus_bits: i32,
-}
-
-impl Gpu {
-    /// What the driver says of it.
-    pub(super) fn of(context: &CudaContext) -> Result<Self> {
-        let action = "asking for a GPU's properties";
-        let capability = context.compute_capability().or_fault(action)?;
-        let bus = Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH;
-        Ok(Self { capability, bus_bits: context.attribute(bus).or_fault(action)? })
-    }
-}
+use crate::{
+    Result,
+    gpu::{fault::OrFault, needs::Residence},
+};
 
 /// For matrices of each residence, the fewest rows for which decoding is faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,9 +22,13 @@ pub(super) struct Crossover {
     fast: u64,
 }
 
-const H100: Gpu = Gpu { capability: (9, 0), bus_bits: 5120 };
+/// A GPU: its compute capability, major and minor, and the width of its memory's bus in bits. GPUs
+/// of one chip differ by their memory.
+type Gpu = ((i32, i32), i32);
+
+const H100: Gpu = ((9, 0), 5120);
 /// The driver counts these of the 6,144 bits of its six stacks.
-const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6016 };
+const H200: Gpu = ((9, 0), 6016);
 
 /// Put together from times in `benches/record/` (2026-11-22-linear-*, 2026-11-23-linear*,
 /// *tile-kernel*, *residence*), for the four matrices there: those of our products and of
@@ -70,9 +57,13 @@ const OTHERS: Crossover = Crossover { stored: 49, fast: 49 };
 
 impl Crossover {
     /// Of this GPU.
-    pub(super) fn of(gpu: Gpu) -> Self {
+    pub(super) fn of(context: &CudaContext) -> Result<Self> {
+        let action = "asking for a GPU's properties";
+        let capability = context.compute_capability().or_fault(action)?;
+        let bus = Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH;
+        let gpu = (capability, context.attribute(bus).or_fault(action)?);
         let known = KNOWN.iter().find(|&&(known, _)| known == gpu);
-        known.map_or(OTHERS, |&(_, crossover)| crossover)
+        Ok(known.map_or(OTHERS, |&(_, crossover)| crossover))
     }
 
     /// The fewest rows of x.

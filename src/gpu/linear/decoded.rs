@@ -2,23 +2,19 @@
 //! shared memory. For compute capability 9.0 alone.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use cudarc::driver::{
-    CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_attribute as Attribute,
-};
+use cudarc::driver::{CudaFunction, CudaStream};
+use zerocopy::FromBytes;
 
 use super::{
-    multiply::{run, run_early},
+    multiply::{allow_most_shared, run},
     split::BLOCKS,
     task::{LinearLaunch, STRIP_ROWS, tiles_across},
-    tiles::Staged,
 };
 use crate::{
     Result,
-    gpu::{fault::OrFault, module::Kernels},
+    gpu::module::{Kernels, Module, config},
 };
 
-/// How many of the kernels' constants are theirs.
-pub(super) const DECODED_CONSTANTS: usize = 8;
 /// Stages of decoded weights of a block, at least: one is filled while another is multiplied.
 const LEAST_STAGES: u32 = 2;
 
@@ -49,7 +45,7 @@ impl Rounds {
 
     /// Bytes of a place, with this many rows of x.
     pub(super) const fn place_bytes(rows: u64) -> u64 {
-        GROUP_STRIPS * STRIP_ROWS * decoded_class(rows) * 4
+        GROUP_STRIPS * STRIP_ROWS * DECODED_CLASSES[class_of(rows)] * 4
     }
 }
 
@@ -57,19 +53,15 @@ impl Rounds {
 /// [`ROWS`](super::task::ROWS).
 pub(super) const DECODED_CLASSES: [u64; 2] = [32, 64];
 
-/// That of a number of rows.
-const fn decoded_class(rows: u64) -> u64 {
-    if rows <= DECODED_CLASSES[0] { DECODED_CLASSES[0] } else { DECODED_CLASSES[1] }
-}
-
-/// Which of [`DECODED_CLASSES`] a number of rows is of.
-fn class_of(x_rows: u32) -> usize {
-    usize::from(u64::from(x_rows) > DECODED_CLASSES[0])
+/// Which of them a number of rows is of.
+const fn class_of(rows: u64) -> usize {
+    if rows <= DECODED_CLASSES[0] { 0 } else { 1 }
 }
 
 /// What blocks ask of shared memory, in bytes, and what they bear.
-#[derive(Clone, Copy, Debug)]
-struct Needs {
+#[derive(Clone, Copy, Debug, FromBytes)]
+#[repr(C)]
+pub(super) struct DecodedDemand {
     threads: u32,
     /// Always.
     fixed: u32,
@@ -85,34 +77,21 @@ struct Needs {
     most_stages: u32,
 }
 
-/// A block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
-    stages: u32,
-    /// Dynamic shared memory.
-    shared: u32,
-}
-
-impl Needs {
-    fn new(constants: &[u32]) -> Self {
-        let [threads, fixed, few, most, row, slots, slot, most_stages] =
-            *constants.first_chunk::<DECODED_CONSTANTS>().expect("all of them");
-        Self { threads, fixed, stages: [few, most], row, slots, slot, most_stages }
-    }
-
+impl DecodedDemand {
     /// As many stages as leave room for the largest tile; at least [`LEAST_STAGES`], with which
-    /// there may be less room for it: it is then read from where it lies, slowly.
-    fn shape(self, x_rows: u32, staged: Staged, room: u32) -> Shape {
-        let class = class_of(x_rows);
+    /// there may be less room for it: it is then read from where it lies, slowly. With the dynamic
+    /// shared memory of a block.
+    fn block(self, x_rows: u32, staged: u32, room: u32) -> (u32, u32) {
+        let class = class_of(x_rows.into());
         let fixed = self.fixed + DECODED_CLASSES[class] as u32 * self.row;
         let with = |stages| {
             let fixed = fixed + stages * self.stages[class];
-            Shape { stages, shared: fixed + self.slots * (self.slot + staged.0) }
+            (stages, fixed + self.slots * (self.slot + staged))
         };
         let mut all = (LEAST_STAGES..=self.most_stages).rev().map(with);
-        let fitting = all.find(|shape| shape.shared <= room);
-        let Shape { stages, shared } = fitting.unwrap_or_else(|| with(LEAST_STAGES));
-        Shape { stages, shared: shared.min(room) }
+        let fitting = all.find(|&(_, shared)| shared <= room);
+        let (count, shared) = fitting.unwrap_or_else(|| with(LEAST_STAGES));
+        (count, shared.min(room))
     }
 }
 
@@ -121,7 +100,7 @@ impl Needs {
 pub(super) struct DecodedKernels {
     /// For each of [`DECODED_CLASSES`].
     kernels: Vec<CudaFunction>,
-    needs: Needs,
+    needs: DecodedDemand,
     /// Dynamic shared memory that a block may have.
     room: u32,
     processors: u32,
@@ -130,27 +109,17 @@ pub(super) struct DecodedKernels {
 impl DecodedKernels {
     /// None if this GPU's code has none.
     pub(super) fn load(
-        function: impl Fn(&str) -> Result<CudaFunction>,
-        constants: &[u32],
+        module: &Module<'_>,
+        needs: DecodedDemand,
         others: &Kernels,
     ) -> Result<Option<Self>> {
-        let (action, needs) = ("preparing a kernel that multiplies", Needs::new(constants));
         if needs.threads == 0 {
             return Ok(None);
         }
-        let kernels = DECODED_CLASSES.map(|rows| function(&format!("tile_{rows}")));
+        let kernels = DECODED_CLASSES.map(|rows| module.function(&format!("tile_{rows}")));
         let kernels = kernels.into_iter().collect::<Result<Vec<_>>>()?;
-        let mut room = others.room();
-        for kernel in &kernels {
-            let block = kernel.shared_size_bytes().or_fault(action)?.unsigned_abs();
-            room = room.min(others.room().saturating_sub(block));
-        }
-        for kernel in &kernels {
-            let set = |attribute, value| kernel.set_attribute(attribute, value).or_fault(action);
-            set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, room.cast_signed())?;
-            set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
-        }
-        Ok(Some(Self { kernels, needs, room, processors: others.processors() }))
+        let room = allow_most_shared(&kernels.iter().collect::<Vec<_>>(), others)?;
+        Ok(Some(Self { kernels, needs, room, processors: others.processors }))
     }
 
     /// Puts a product on the stream: this many items of [`Rounds`].
@@ -162,33 +131,29 @@ impl DecodedKernels {
     pub(super) unsafe fn multiply(
         &self,
         early: bool,
-        staged: Staged,
+        staged: u32,
         stream: &CudaStream,
         items: u64,
         launch: &LinearLaunch,
     ) -> Result<()> {
-        let shape = self.needs.shape(launch.x_rows, staged, self.room);
-        let launch = &LinearLaunch { tile_sets: shape.stages, ..*launch };
-        let config = LaunchConfig {
-            grid_dim: (items.min(self.processors.into()) as u32, 1, 1),
-            block_dim: (self.needs.threads, 1, 1),
-            shared_mem_bytes: shape.shared,
-        };
-        let kernel = &self.kernels[class_of(launch.x_rows)];
-        let run = if early { run_early } else { run };
+        let (tile_sets, shared) = self.needs.block(launch.x_rows, staged, self.room);
+        let launch = &LinearLaunch { tile_sets, ..*launch };
+        let blocks = items.min(self.processors.into()) as u32;
+        let config = config(blocks, self.needs.threads, shared);
+        let kernel = &self.kernels[class_of(launch.x_rows.into())];
         // SAFETY: the caller's promise; threads and shared memory are as the kernels' constants
         // say.
-        unsafe { run(kernel, stream, config, launch) }
+        unsafe { run(kernel, early, stream, config, launch) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::split::MATRIX_COUNTERS, Needs, Rounds, Shape, Staged};
+    use super::{super::split::MATRIX_COUNTERS, DecodedDemand, Rounds};
 
     #[test]
     fn blocks_have_as_many_stages_as_leave_room_for_tiles() {
-        let needs = Needs {
+        let needs = DecodedDemand {
             threads: 768,
             fixed: 17_408,
             stages: [32_768, 16_384],
@@ -198,10 +163,7 @@ mod tests {
             most_stages: 4,
         };
         let room = 226 << 10;
-        let shape = |x_rows, bytes| {
-            let Shape { stages, shared } = needs.shape(x_rows, Staged(bytes), room);
-            (stages, shared)
-        };
+        let shape = |x_rows, bytes| needs.block(x_rows, bytes, room);
         let with = |stages: u32, stage: u32, x_rows: u32, bytes: u32| {
             17_408 + stages * stage + x_rows * 1024 + 32 * (320 + bytes)
         };

@@ -1,75 +1,66 @@
-//! The arrays of a matrix in the fast layout, in device memory, and slices of them.
-#![expect(unsafe_code, reason = "launches, each with its proof")]
+//! The fast layout: a matrix in it, and one on its way there from BF16, some strips at a time.
+#![expect(unsafe_code, reason = "launches and copies, each with its proof")]
 
 use std::{ops::Range, sync::Arc};
 
-use cudarc::driver::{CudaStream, sys::CUdeviceptr};
+use cudarc::driver::{CudaStream, result, sys::CUdeviceptr};
 
 use super::task::{
-    ENTRY_BYTES, HEAD_BYTES, LinearMatrix, STRIP_ROWS, TILE_BYTES, TILE_COLUMNS, UnpackTask,
-    strip_bytes, strip_head_bytes,
+    ENTRY_BYTES, HEAD_BYTES, PackTask, STRIP_ROWS, TILE_BYTES, TILE_COLUMNS, UnpackTask,
+    fast_bytes, strip_bytes, strip_head_bytes,
 };
 use crate::{
     Result,
-    gpu::{Device, Status, memory::Region},
+    constants::ARRAY_ALIGNMENT,
+    gpu::{
+        device::Device,
+        fault::OrFault,
+        memory::{Buffer, DeviceRegion},
+        status::Status,
+    },
     open::Rect,
 };
+
+/// Where a matrix lies: memory of [`fast_bytes`] with the data of all strips, then their heads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Strips {
+    pub(super) rows: u64,
+    pub(super) columns: u64,
+    pub(super) address: CUdeviceptr,
+}
+
+impl Strips {
+    /// The device addresses of data and heads, from a tile of a strip on.
+    pub(super) fn from(&self, strip: u64, tile: u64) -> (CUdeviceptr, CUdeviceptr) {
+        let heads = self.address + self.rows.div_ceil(STRIP_ROWS) * strip_bytes(self.columns);
+        (
+            self.address + strip * strip_bytes(self.columns) + tile * TILE_BYTES,
+            heads + strip * strip_head_bytes(self.columns) + tile * HEAD_BYTES,
+        )
+    }
+}
 
 /// A whole matrix in the fast layout. It keeps nothing of the model.
 #[derive(Debug)]
 pub(in crate::gpu) struct FastArrays {
     pub(super) device: Device,
-    pub(super) rows: u64,
-    pub(super) columns: u64,
-    /// The device address of data of all strips, then their heads.
-    strips: CUdeviceptr,
-    /// That of its exceptions.
-    entries: CUdeviceptr,
-    exceptions: u64,
-    /// Both, unless the caller keeps them.
-    _memory: Option<[Region; 2]>,
+    pub(super) strips: Strips,
+    /// The device address of its exceptions, and how many weights no code expresses.
+    pub(super) entries: CUdeviceptr,
+    pub(super) exceptions: u64,
+    /// Of strips and exceptions, unless the caller keeps them.
+    pub(super) _memory: Option<[DeviceRegion; 2]>,
 }
 
 impl FastArrays {
-    pub(super) fn new(
-        device: Device,
-        (rows, columns): (u64, u64),
-        strips: Region,
-        entries: Region,
-    ) -> Self {
-        let exceptions = entries.bytes() / ENTRY_BYTES;
-        let (at, entries_at) = (strips.pointer(), entries.pointer());
-        let kept = Some([strips, entries]);
-        Self { device, rows, columns, strips: at, entries: entries_at, exceptions, _memory: kept }
-    }
-
-    /// In memory that the caller keeps.
-    pub(super) fn of_caller(
-        device: Device,
-        (rows, columns): (u64, u64),
-        strips: CUdeviceptr,
-        (entries, exceptions): (CUdeviceptr, u64),
-    ) -> Self {
-        Self { device, rows, columns, strips, entries, exceptions, _memory: None }
-    }
-
-    /// Device memory of the strips of a matrix, in bytes.
-    pub(in crate::gpu) const fn strips_bytes(rows: u64, columns: u64) -> u64 {
-        rows.div_ceil(STRIP_ROWS) * (strip_bytes(columns) + strip_head_bytes(columns))
-    }
-
-    pub(in crate::gpu) fn bytes(&self) -> u64 {
-        Self::strips_bytes(self.rows, self.columns) + ENTRY_BYTES * self.exceptions
-    }
-
-    /// Weights that no code expresses.
-    pub(super) fn exceptions(&self) -> u64 {
-        self.exceptions
+    /// Device memory that it takes, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        fast_bytes(self.strips.rows, self.strips.columns) + ENTRY_BYTES * self.exceptions
     }
 
     /// Whether one launch decodes a part of the matrix's bytes.
     pub(in crate::gpu) fn takes(&self, part: &Rect) -> bool {
-        part.is_run() || part.width == 2 * self.columns
+        part.is_run() || part.width == 2 * self.strips.columns
     }
 
     /// Puts the decoding of a part that it [takes](Self::takes) on the stream, dense.
@@ -85,7 +76,7 @@ impl FastArrays {
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        let columns = self.columns;
+        let Strips { rows, columns, .. } = self.strips;
         let elements = part.elements();
         let wanted = if part.width == 2 * columns {
             part.columns.start / 2..part.columns.end / 2
@@ -98,18 +89,18 @@ impl FastArrays {
         let strips = elements.start / strip_elements..elements.end.div_ceil(strip_elements);
         let tiles = wanted.start / TILE_COLUMNS..wanted.end.div_ceil(TILE_COLUMNS);
         let across = tiles.end - tiles.start;
-        let Places { data, heads } = Places::new(self.strips, self.rows, columns, 0);
+        let (data, heads) = self.strips.from(0, 0);
         // No truncation: a matrix in the fast layout has fewer than 2^32 weights.
         let task = UnpackTask {
             data,
             heads,
             entries: self.entries,
-            entry_count: self.exceptions(),
+            entry_count: self.exceptions,
             output: output.wrapping_sub(2 * place),
             pitch,
             element_begin: elements.start,
             element_end: elements.end,
-            rows: self.rows as u32,
+            rows: rows as u32,
             columns: columns as u32,
             column_begin: wanted.start as u32,
             column_end: wanted.end as u32,
@@ -125,91 +116,157 @@ impl FastArrays {
     }
 }
 
-/// Some of its rows, from a multiple of 32 on, and of its columns, from a multiple of 256 on.
-#[derive(Clone, Debug)]
-pub(super) struct FastSlice {
-    pub(super) arrays: Arc<FastArrays>,
-    pub(super) rows: Range<u64>,
-    pub(super) columns: Range<u64>,
+/// What becomes of a matrix that was to be fast.
+#[derive(Debug)]
+pub(in crate::gpu) enum FastOutcome {
+    Fast(FastArrays),
+    /// It has this many exceptions.
+    TooMany(u64),
+    /// A strip of it is more than is decoded at once.
+    TooWide,
 }
 
-impl FastSlice {
-    /// All of them.
-    pub(super) fn of(arrays: Arc<FastArrays>) -> Self {
-        let (rows, columns) = (0..arrays.rows, 0..arrays.columns);
-        Self { arrays, rows, columns }
+/// Packs one matrix after the other, some strips at a time: room for exceptions until they are
+/// counted, and what is kept of them.
+#[derive(Debug)]
+pub(super) struct Packer {
+    device: Device,
+    room: DeviceRegion,
+    /// How many there are so far.
+    total: DeviceRegion,
+    /// Allocations for those of several matrices.
+    pub(super) kept: Vec<Arc<Buffer>>,
+    /// How many bytes of the last one are taken.
+    taken: u64,
+}
+
+/// Exceptions of several matrices are allocated together, since the driver takes longer than the
+/// GPU.
+const KEPT_BYTES: u64 = 1 << 20;
+
+impl Packer {
+    /// For at most this many of a matrix, in memory of their own.
+    pub(super) fn new(device: &Device, most: u64) -> Result<Self> {
+        let memory = device.allocate(Self::bytes(most), "exceptions")?;
+        Ok(Self::within(device, most, &mut memory.into()))
     }
 
-    pub(super) fn row_count(&self) -> u64 {
-        self.rows.end - self.rows.start
+    /// What [`Packer::within`] takes.
+    pub(super) const fn bytes(most: u64) -> u64 {
+        ARRAY_ALIGNMENT + (most * ENTRY_BYTES).next_multiple_of(ARRAY_ALIGNMENT)
     }
 
-    pub(super) fn column_count(&self) -> u64 {
-        self.columns.end - self.columns.start
+    /// For at most this many of a matrix.
+    pub(super) fn within(device: &Device, most: u64, memory: &mut DeviceRegion) -> Self {
+        let (total, room) = (memory.take(size_of::<u32>() as u64), memory.take(most * ENTRY_BYTES));
+        Self { device: device.clone(), room, total, kept: Vec::new(), taken: 0 }
     }
 
-    fn places(&self) -> Places {
-        let FastArrays { strips, rows, columns, .. } = &*self.arrays;
-        let strip = Places::new(*strips, *rows, *columns, self.rows.start / STRIP_ROWS);
-        strip.at_tile(self.columns.start / TILE_COLUMNS)
+    /// Puts the counter's beginning on the stream, for the next matrix.
+    pub(super) fn begin(&self, stream: &CudaStream) -> Result<()> {
+        let (total, bytes) = (self.total.pointer(), self.total.bytes() as usize);
+        // SAFETY: `self` keeps the word. Freeing it waits for the context.
+        let cleared = unsafe { result::memset_d8_async(total, 0, bytes, stream.cu_stream()) };
+        cleared.or_fault("clearing device memory")
     }
 
-    /// For a launch.
-    pub(super) fn matrix(&self) -> LinearMatrix {
-        let Places { data, heads } = self.places();
-        LinearMatrix {
-            data,
-            index: heads,
-            rest: self.arrays.entries,
-            rest_count: self.arrays.exceptions(),
-            rows: self.row_count() as u32,
-            whole_columns: self.arrays.columns as u32,
-            first_column: self.columns.start as u32,
-            ..LinearMatrix::default()
+    pub(super) fn capacity(&self) -> u64 {
+        self.room.bytes() / ENTRY_BYTES
+    }
+
+    /// Memory for this many bytes that are kept; `together` with others.
+    fn keep(&mut self, bytes: u64, together: bool) -> Result<DeviceRegion> {
+        if self.kept.last().is_none_or(|last| bytes > last.bytes() - self.taken) {
+            let room = if together { bytes.max(KEPT_BYTES) } else { bytes };
+            self.kept.push(Arc::new(self.device.allocate(room, "exceptions")?));
+            self.taken = 0;
         }
+        let last = &self.kept[self.kept.len() - 1];
+        let region = DeviceRegion::within(last, self.taken, bytes);
+        self.taken = last.bytes().min(self.taken + bytes.next_multiple_of(ARRAY_ALIGNMENT));
+        Ok(region)
     }
 
-    /// As a part of the whole matrix.
-    fn part(&self, rows: &Range<u64>, columns: &Range<u64>) -> Rect {
-        let bytes =
-            2 * (self.columns.start + columns.start)..2 * (self.columns.start + columns.end);
-        let rows = self.rows.start + rows.start..self.rows.start + rows.end;
-        Rect { rows, columns: bytes, width: 2 * self.arrays.columns }
+    /// How many there are of the matrix so far; waits.
+    pub(super) fn count(&self, stream: &CudaStream) -> Result<u64> {
+        let mut total = [0_u32];
+        self.total.read(stream, &mut total)?;
+        Ok(total[0].into())
     }
 
-    /// Puts the decoding of some of its rows and columns on the stream, dense.
+    /// Puts the copying of this many to a device address on the stream.
     ///
     /// # Safety
-    /// As [`FastArrays::decode`].
-    pub(super) unsafe fn decode(
+    /// There is room for them, and no less in `self`; both live until the stream is done.
+    pub(super) unsafe fn copy(
         &self,
-        (rows, columns): (&Range<u64>, &Range<u64>),
-        output: CUdeviceptr,
+        count: u64,
+        to: CUdeviceptr,
         stream: &CudaStream,
-        status: &Status,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.arrays.decode(&self.part(rows, columns), output, stream, status) }
-    }
-}
-
-/// Device addresses of data and heads, from a tile of a strip on.
-pub(super) struct Places {
-    pub(super) data: CUdeviceptr,
-    pub(super) heads: CUdeviceptr,
-}
-
-impl Places {
-    /// From a strip on, in memory of [`FastArrays::strips_bytes`].
-    pub(super) fn new(strips: CUdeviceptr, rows: u64, columns: u64, strip: u64) -> Self {
-        let heads = strips + rows.div_ceil(STRIP_ROWS) * strip_bytes(columns);
-        Self {
-            data: strips + strip * strip_bytes(columns),
-            heads: heads + strip * strip_head_bytes(columns),
+        if count == 0 {
+            return Ok(());
         }
+        let (from, bytes) = (self.room.pointer(), (count * ENTRY_BYTES) as usize);
+        // SAFETY: the caller's promise.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) };
+        copied.or_fault("copying on the GPU")
     }
 
-    fn at_tile(self, tile: u64) -> Self {
-        Self { data: self.data + tile * TILE_BYTES, heads: self.heads + tile * HEAD_BYTES }
+    /// Puts the packing of some rows on the stream: whole strips that follow those before, or the
+    /// last ones.
+    ///
+    /// # Safety
+    /// `weights` is device memory with the rows, dense, when the stream comes to it; that, the
+    /// strips and `self` live until the stream is done. The matrix has [begun](Self::begin), and no
+    /// other one does before [`Packer::finish`].
+    pub(super) unsafe fn pack(
+        &self,
+        strips: &Strips,
+        rows: &Range<u64>,
+        weights: CUdeviceptr,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let (data, heads) = strips.from(rows.start / STRIP_ROWS, 0);
+        let task = PackTask {
+            weights,
+            pitch: strips.columns,
+            rows: (rows.end - rows.start) as u32,
+            columns: strips.columns as u32,
+            heads,
+            data,
+            entries: self.room.pointer(),
+            capacity: self.capacity(),
+            total: self.total.pointer(),
+            reserved: 0,
+        };
+        // SAFETY: data and heads have room for all strips of the matrix, of which these are some;
+        // exceptions that do not fit the capacity are not written; the rest is the caller's
+        // promise.
+        unsafe { self.device.linear_kernels()?.pack(stream, &task) }
+    }
+
+    /// Waits, and keeps the exceptions that there are, if they are no more than `most`; `together`
+    /// with those of other matrices. What is put on the stream afterwards may be of another matrix.
+    /// `memory`: where the matrix is.
+    pub(super) fn finish(
+        &mut self,
+        strips: Strips,
+        memory: DeviceRegion,
+        most: u64,
+        together: bool,
+        stream: &CudaStream,
+    ) -> Result<FastOutcome> {
+        assert_eq!(memory.pointer(), strips.address, "the memory of the matrix");
+        let exceptions = self.count(stream)?;
+        if exceptions > most.min(self.capacity()) {
+            return Ok(FastOutcome::TooMany(exceptions));
+        }
+        let kept = self.keep(exceptions * ENTRY_BYTES, together)?;
+        let (device, entries) = (self.device.clone(), kept.pointer());
+        // SAFETY: there are as many bytes. Freeing them waits for the context.
+        unsafe { self.copy(exceptions, entries, stream) }?;
+        let memory = Some([memory, kept]);
+        Ok(FastOutcome::Fast(FastArrays { device, strips, entries, exceptions, _memory: memory }))
     }
 }

@@ -4,14 +4,21 @@
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{
-    LinearInput, LinearOutput, Matrix, Residence,
     kernels::too_little_shared_memory,
+    launch::{LinearInput, LinearOutput},
+    matrix::Matrix,
     product::check_pair,
     task::{GroupedLaunch, LEAST_CHUNK, LinearMatrix, MOST_EXPERTS, STRIP_ROWS},
 };
 use crate::{
-    Error, Result,
-    gpu::{Device, Status, memory::Buffer, route::check_contexts},
+    Result,
+    gpu::{
+        device::Device,
+        fault::refuse,
+        memory::Buffer,
+        needs::Residence,
+        status::{Status, check_contexts},
+    },
 };
 
 /// Which rows of x go to which expert, as a router leaves it in device memory.
@@ -83,18 +90,13 @@ impl Routing {
 /// ```
 #[derive(Debug)]
 pub struct GroupedLinear {
-    experts: Experts,
-    /// As all are.
-    first: Matrix,
+    /// The experts, or one of which they are parts.
+    matrices: Vec<Matrix>,
+    /// The experts' arrays in device memory; none of parts.
+    table: Option<Buffer>,
+    /// Of an expert.
+    rows: u64,
     count: u64,
-}
-
-#[derive(Debug)]
-enum Experts {
-    /// With their arrays in device memory.
-    Each { _matrices: Vec<Matrix>, table: Buffer },
-    /// Parts of one.
-    Parts(Matrix),
 }
 
 impl GroupedLinear {
@@ -103,13 +105,14 @@ impl GroupedLinear {
     /// their upload. [`Matrix::split_rows`] makes them of one tensor that holds all.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if there is none or more than 1,024, one is
-    /// [as stored](super::Residence::Stored), or they differ in shape or GPU; [`Error::Gpu`] if the
-    /// GPU has too little shared memory for the kernel, or where the driver refuses.
+    /// [`Error::Parameter`](crate::Error::Parameter) if there is none or more than 1,024, one is
+    /// [as stored](crate::gpu::Residence::Stored), or they differ in shape or GPU;
+    /// [`Error::Gpu`](crate::Error::Gpu) if the GPU has too little shared memory for the kernel, or
+    /// where the driver refuses.
     pub fn new(experts: &[Matrix]) -> Result<Self> {
         let Some(first) = experts.first().filter(|_| experts.len() <= MOST_EXPERTS) else {
             let problem = format!("{} experts to multiply by", experts.len());
-            return Err(Error::parameter(problem, format!("name 1 to {MOST_EXPERTS}")));
+            return refuse(problem, format!("name 1 to {MOST_EXPERTS}"));
         };
         let device = first.device();
         if !device.linear_kernels()?.has_grouped() {
@@ -117,36 +120,36 @@ impl GroupedLinear {
         }
         for expert in experts {
             check_pair(first, expert)?;
-            check_rows(first, expert)?;
+            let (rows, others) = (first.row_count(), expert.row_count());
+            if rows != others {
+                let (first, name) = (first.name(), expert.name());
+                let problem = format!("{first:?} has {rows} rows and {name:?} {others}");
+                return refuse(problem, "group only matrices of one shape");
+            }
             if expert.residence() != Residence::Fast {
                 let problem =
                     format!("no kernel multiplies by experts as stored, as {:?} is", expert.name());
-                return Err(Error::parameter(
-                    problem,
-                    "make it fast (Matrix::to_fast), or decode it",
-                ));
+                return refuse(problem, "make it fast (Matrix::to_fast), or decode it");
             }
         }
         let table: Vec<LinearMatrix> = experts.iter().map(Matrix::task).collect();
         let table = Buffer::of(device.copies(), &table)?;
-        let each = Experts::Each { _matrices: experts.to_vec(), table };
-        Ok(Self { experts: each, first: first.clone(), count: experts.len() as u64 })
+        let (rows, count) = (first.row_count(), experts.len() as u64);
+        Ok(Self { matrices: experts.to_vec(), table: Some(table), rows, count })
     }
 
     /// Prepares the product with equal parts of the rows of one matrix in the fast layout, in
     /// order. Takes no device memory, and waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for no parts or more than 1,024, parts that do not begin on multiples
-    /// of 32, a slice of columns, and a matrix [as stored](super::Residence::Stored);
-    /// [`Error::Gpu`] if the GPU has too little shared memory for the kernel.
+    /// [`Error::Parameter`](crate::Error::Parameter) for no parts or more than 1,024, parts that do
+    /// not begin on multiples of 32, a slice of columns, and a matrix [as
+    /// stored](crate::gpu::Residence::Stored); [`Error::Gpu`](crate::Error::Gpu) if the GPU has too
+    /// little shared memory for the kernel.
     pub fn of_parts(matrix: &Matrix, count: u64) -> Result<Self> {
         if count > MOST_EXPERTS as u64 || matrix.residence() != Residence::Fast {
             let problem = format!("{count} experts, {:?}", matrix.residence());
-            return Err(Error::parameter(
-                problem,
-                format!("take 1 to {MOST_EXPERTS}, in the fast layout"),
-            ));
+            return refuse(problem, format!("take 1 to {MOST_EXPERTS}, in the fast layout"));
         }
         if !matrix.device().linear_kernels()?.has_grouped() {
             return Err(too_little_shared_memory());
@@ -157,9 +160,9 @@ impl GroupedLinear {
             rows.filter(|&rows| rows > 0 && (count == 1 || rows.is_multiple_of(STRIP_ROWS)))
         else {
             let problem = format!("{} rows are not {count} experts", matrix.row_count());
-            return Err(Error::parameter(problem, "take as many as begin on multiples of 32 rows"));
+            return refuse(problem, "take as many as begin on multiples of 32 rows");
         };
-        Ok(Self { experts: Experts::Parts(matrix.clone()), first: matrix.rows(0..rows)?, count })
+        Ok(Self { matrices: vec![matrix.clone()], table: None, rows, count })
     }
 
     /// How many experts there are.
@@ -169,7 +172,7 @@ impl GroupedLinear {
 
     /// The GPU on which they lie.
     pub fn device(&self) -> &Device {
-        self.first.device()
+        self.matrices[0].device()
     }
 
     /// Puts the products on a stream: y has a row for each place. Neither allocates nor waits, and
@@ -183,9 +186,10 @@ impl GroupedLinear {
     /// what is stored set `status`; rows of y then hold anything.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if places are without rows of x, rows would overlap, an address is
-    /// misaligned, y has a bias, the stream or the status is of another device, or there are 2^31 /
-    /// (experts × rows of a matrix / 256) places or more; [`Error::Gpu`] if the driver refuses.
+    /// [`Error::Parameter`](crate::Error::Parameter) if places are without rows of x, rows would
+    /// overlap, an address is misaligned, y has a bias, the stream or the status is of another
+    /// device, or there are 2^31 / (experts × rows of a matrix / 256) places or more;
+    /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
     ///
     /// # Safety
     /// In memory of the device: `x` has its rows of as many elements as the matrices have columns;
@@ -206,10 +210,10 @@ impl GroupedLinear {
         if routing.places == 0 {
             return Ok(());
         }
-        let first = &self.first;
-        let (matrices, whole) = match &self.experts {
-            Experts::Each { table, .. } => (table.pointer(), LinearMatrix::default()),
-            Experts::Parts(whole) => (0, whole.task()),
+        let first = &self.matrices[0];
+        let (matrices, whole) = match &self.table {
+            Some(table) => (table.pointer(), LinearMatrix::default()),
+            None => (0, first.task()),
         };
         let launch = GroupedLaunch {
             x: x.pointer,
@@ -222,7 +226,7 @@ impl GroupedLinear {
             status: status.device_pointer(),
             x_rows: x.rows as u32,
             columns: first.column_count() as u32,
-            rows: first.row_count() as u32,
+            rows: self.rows as u32,
             places: routing.places as u32,
             experts: self.count as u32,
             reserved: [0; 3],
@@ -235,46 +239,30 @@ impl GroupedLinear {
     }
 
     fn check(&self, x: &LinearInput, routing: &Routing, y: &LinearOutput) -> Result<()> {
-        let refuse = |problem: String, remedy: &str| Err(Error::parameter(problem, remedy));
         let Routing { offsets, places, rows } = *routing;
-        let (first, count) = (&self.first, self.count);
+        let columns = self.matrices[0].column_count();
         // Whatever the offsets say, the kernel counts its items in 32 bits.
-        let each = count * first.row_count().div_ceil(STRIP_ROWS);
+        let each = self.count * self.rows.div_ceil(STRIP_ROWS);
         if places.div_ceil(LEAST_CHUNK).saturating_mul(each) >= 1 << 31
             || u32::try_from(x.rows).is_err()
         {
-            return refuse(
-                format!("{places} places, {} rows of x", x.rows),
-                "multiply fewer at once",
-            );
+            let problem = format!("{places} places, {} rows of x", x.rows);
+            return refuse(problem, "multiply fewer at once");
         }
         if places > 0 && x.rows == 0 || rows == 0 && places > x.rows {
             let problem = format!("{places} places have rows of x, which has {}", x.rows);
             return refuse(problem, "name a row of x for each place (Routing::rows)");
         }
-        if x.rows > 1 && x.pitch < first.column_count() || places > 1 && y.pitch < first.row_count()
-        {
-            return refuse(
-                "rows of x or y would overlap".into(),
-                "pitches count elements, not bytes",
-            );
+        if x.rows > 1 && x.pitch < columns || places > 1 && y.pitch < self.rows {
+            return refuse("rows of x or y would overlap", "pitches count elements, not bytes");
         }
         if !(x.pointer | y.pointer).is_multiple_of(2) || !(offsets | rows).is_multiple_of(4) {
             let problem = "x, y, offsets or rows are misaligned";
-            return refuse(problem.into(), "BF16 needs multiples of 2 bytes, u32 of 4");
+            return refuse(problem, "BF16 needs multiples of 2 bytes, u32 of 4");
         }
         if y.bias != 0 {
-            return refuse("grouped products add no bias".into(), "add it to y");
+            return refuse("grouped products add no bias", "add it to y");
         }
         Ok(())
     }
-}
-
-fn check_rows(first: &Matrix, other: &Matrix) -> Result<()> {
-    let (rows, others) = (first.row_count(), other.row_count());
-    if rows == others {
-        return Ok(());
-    }
-    let problem = format!("{:?} has {rows} rows and {:?} {others}", first.name(), other.name());
-    Err(Error::parameter(problem, "group only matrices of one shape"))
 }

@@ -1,20 +1,30 @@
-//! What one kernel multiplies by: up to eight matrices of one residence.
+//! What one kernel multiplies by: up to eight matrices of one residence; x and y of a call.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use cudarc::driver::{CudaStream, sys::CUdeviceptr};
+use std::ptr::{from_mut, from_ref};
+
+use cudarc::driver::{
+    CudaStream,
+    sys::{
+        CUdeviceptr, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
+        CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, cuTensorMapEncodeTiled,
+    },
+};
 
 use super::{
-    LinearInput, LinearOutput, Matrix, Residence,
     decoded::Rounds,
     kernels::LinearKernels,
-    map::map_of,
+    matrix::Matrix,
     split::{
-        Bands, COUNTERS, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, Split, WIDE_CLASSES, Wide,
+        Bands, COUNTERS, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, Split, WIDE_CLASSES,
+        WIDE_CLUSTER, WIDE_COLUMNS, Wide,
     },
-    task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS},
-    tiles::Staged,
+    task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS, XMap},
 };
-use crate::{Result, gpu::Status};
+use crate::{
+    Result,
+    gpu::{fault::OrFault, needs::Residence, status::Status},
+};
 
 /// Bytes of counters, with which a workspace begins: the same for all products, so that they can
 /// share one.
@@ -23,12 +33,52 @@ const COUNTER_BYTES: u64 = (4 * COUNTERS).next_multiple_of(256);
 /// The most rows of x that are multiplied without [`Large`] launches.
 const WIDE_ROWS: u64 = WIDE_CLASSES[WIDE_CLASSES.len() - 1];
 
+/// Rows of x: BF16, row-major, in device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearInput {
+    pub(super) pointer: CUdeviceptr,
+    pub(super) rows: u64,
+    pub(super) pitch: u64,
+}
+
+impl LinearInput {
+    /// From this device address on, with `pitch` elements from the start of a row to that of the
+    /// next. Fast if address and pitch are multiples of 16 bytes.
+    pub const fn new(pointer: CUdeviceptr, rows: u64, pitch: u64) -> Self {
+        Self { pointer, rows, pitch }
+    }
+}
+
+/// Where the product with one matrix goes: as many rows as x has, BF16, row-major, in device
+/// memory.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearOutput {
+    pub(super) pointer: CUdeviceptr,
+    pub(super) pitch: u64,
+    pub(super) bias: CUdeviceptr,
+}
+
+impl LinearOutput {
+    /// From this device address on, with `pitch` elements from the start of a row to that of the
+    /// next: products with several matrices may lie side by side.
+    pub const fn new(pointer: CUdeviceptr, pitch: u64) -> Self {
+        Self { pointer, pitch, bias: 0 }
+    }
+
+    /// Adds to each row the BF16 values at this device address, one for each row of the matrix,
+    /// before the sum is rounded. 0 is none.
+    #[must_use]
+    pub const fn bias(self, pointer: CUdeviceptr) -> Self {
+        Self { bias: pointer, ..self }
+    }
+}
+
 #[derive(Debug)]
-pub(super) struct Launch {
+pub(super) struct ProductLaunch {
     /// The most rows of x at once.
-    most_rows: u64,
-    /// Of matrices as stored.
-    staged: Option<Staged>,
+    pub(super) most_rows: u64,
+    /// Of matrices as stored: what the largest tile takes of its bitstream, in bytes.
+    staged: Option<u32>,
     /// Which of the matrices, in the order of the launch.
     order: Vec<usize>,
     /// Without what a call brings; `counters` counts from the workspace, modulo 2^64.
@@ -43,7 +93,7 @@ pub(super) struct Launch {
     rows: Vec<u64>,
 }
 
-impl Launch {
+impl ProductLaunch {
     /// As many as these matrices need.
     pub(super) fn all(kernels: &LinearKernels, matrices: &[Matrix]) -> Vec<Self> {
         let mut launches = Vec::new();
@@ -57,8 +107,7 @@ impl Launch {
     }
 
     fn new(kernels: &LinearKernels, order: &[usize], matrices: &[Matrix]) -> Self {
-        let largest = order.iter().filter_map(|&at| matrices[at].staged_bytes()).max();
-        let staged = largest.map(Staged);
+        let staged = order.iter().filter_map(|&at| matrices[at].staged_bytes()).max();
         let most_rows = kernels.most_rows(staged);
         let shape = |at: usize| (matrices[at].row_count(), matrices[at].column_count());
         let split = |at: usize| Split::new(shape(at).0, shape(at).1);
@@ -66,7 +115,7 @@ impl Launch {
         // before the workspace that the tail of each matrix has its counters there.
         let before = order.iter().map(|&at| split(at).whole_strips).max().unwrap_or(0);
         let rows: Vec<_> = order.iter().map(|&at| shape(at).0).collect();
-        let wide = Wide::new(&rows, shape(order[0]).1, kernels.processors());
+        let wide = Wide::new(&rows, shape(order[0]).1, kernels.tiles.processors);
         let mut arguments = LinearLaunch {
             wide_parts: wide.parts,
             wide_strips: wide.strips as u32,
@@ -96,11 +145,6 @@ impl Launch {
         Self { most_rows, staged, order, arguments, partials, wide_items, rounds, rows }
     }
 
-    /// The most rows of x at once.
-    pub(super) fn most_rows(&self) -> u64 {
-        self.most_rows
-    }
-
     /// Of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
         // Kernels for up to `WIDE_ROWS` need none, of the fast layout; but it may be used for fewer
@@ -118,8 +162,8 @@ impl Launch {
         }
     }
 
-    /// Puts it on the stream, for no more rows than [`Launch::most_rows`]; the product of the
-    /// first one is row `first` of the outputs.
+    /// Puts it on the stream, for no more rows than [`ProductLaunch::most_rows`]; the product of
+    /// the first one is row `first` of the outputs.
     ///
     /// # Safety
     /// As [`Linear::multiply`](super::Linear::multiply), which has checked the arguments and keeps
@@ -133,7 +177,8 @@ impl Launch {
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        let mut arguments = self.arguments;
+        // Matrices are whole before a launch can name them: kernels may begin early.
+        let (early, mut arguments) = (kernels.early, self.arguments);
         (arguments.x, arguments.x_pitch, arguments.x_rows) = (x.pointer, x.pitch, x.rows as u32);
         arguments.partials = workspace + COUNTER_BYTES;
         arguments.status = status.device_pointer();
@@ -143,15 +188,21 @@ impl Launch {
         }
         if x.rows <= ROWS {
             arguments.counters = arguments.counters.wrapping_add(workspace);
-            // SAFETY: arrays, columns and items are those of matrices that the caller keeps;
-            // counters are zero, since kernels leave them so; the rest is the caller's promise.
-            return unsafe { kernels.multiply(self.staged, stream, &arguments) };
+            let Some(staged) = self.staged else {
+                let kernel = kernels.fast(x.rows);
+                // SAFETY: arrays, columns and items are those of matrices that the caller keeps;
+                // counters are zero, since kernels leave them so; the rest is the caller's promise.
+                return unsafe { kernel.run(early, stream, arguments.items, &arguments) };
+            };
+            // SAFETY: as above; there are no more rows than `most_rows` said.
+            return unsafe { kernels.tiles.multiply(early, staged, stream, &arguments) };
         }
         if let Some(staged) = self.staged {
             arguments.counters = workspace;
+            let decoded = kernels.decoded.as_ref().expect("most_rows says whether there are some");
             // SAFETY: as above; each matrix has as many counters as `COUNTERS` says.
             return unsafe {
-                kernels.multiply_decoded(staged, stream, self.rounds.items, &arguments)
+                decoded.multiply(early, staged, stream, self.rounds.items, &arguments)
             };
         }
         let bands = Bands::new(x.rows);
@@ -160,8 +211,9 @@ impl Launch {
             (arguments.x_map, arguments.x_mapped) = (map, 1);
         }
         if x.rows <= WIDE_ROWS {
+            let blocks = (self.wide_items * WIDE_CLUSTER) as u32;
             // SAFETY: as above; the kernel needs no workspace.
-            return unsafe { kernels.multiply_wide(stream, self.wide_items, &arguments) };
+            return unsafe { kernels.fast(x.rows).run_blocks(early, stream, blocks, &arguments) };
         }
         arguments.counters = workspace;
         for Large { matrices: (first, end), items } in
@@ -171,10 +223,49 @@ impl Launch {
             part.matrices[..end - first].copy_from_slice(&arguments.matrices[first..end]);
             (part.matrix_count, part.items) = ((end - first) as u32, items as u32);
             // SAFETY: as above; one launch after the other has the workspace.
-            unsafe { kernels.multiply_large(stream, bands, &part) }?;
+            unsafe { kernels.large(bands).run(early, stream, part.items, &part) }?;
         }
         Ok(())
     }
+}
+
+const ELEMENT: u64 = 2;
+/// Of which address and pitch must be multiples, in bytes.
+const ALIGNMENT: u64 = 16;
+/// Pitches must be less, in bytes.
+const PITCH_END: u64 = 1 << 40;
+const _: () = assert!(size_of::<XMap>() == size_of::<CUtensorMap>());
+
+/// That of these rows of x, of which a box has this many, as `kernels/linear_task.cuh` asks. None
+/// if x is not aligned: kernels read it slowly then.
+pub(super) fn map_of(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
+    let pitch = x.pitch * ELEMENT;
+    if !(x.pointer | pitch).is_multiple_of(ALIGNMENT) || pitch >= PITCH_END {
+        return Ok(None);
+    }
+    let mut map = XMap::default();
+    let (sizes, pitches) = ([u64::from(columns), x.rows], [pitch]);
+    let (boxes, every) = ([WIDE_COLUMNS as u32, box_rows], [1_u32; 2]);
+    // SAFETY: the map has its size and alignment; of two dimensions there are two sizes, boxes and
+    // strides, and one pitch. The driver reads nothing of x.
+    let result = unsafe {
+        cuTensorMapEncodeTiled(
+            from_mut(&mut map).cast::<CUtensorMap>(),
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            sizes.len() as u32,
+            x.pointer as *mut _,
+            from_ref(&sizes).cast(),
+            from_ref(&pitches).cast(),
+            from_ref(&boxes).cast(),
+            from_ref(&every).cast(),
+            CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    result.result().or_fault("describing x to the GPU")?;
+    Ok(Some(map))
 }
 
 #[cfg(test)]

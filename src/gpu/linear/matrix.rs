@@ -1,53 +1,24 @@
-//! A matrix of a model on a GPU, or a slice of one, in either form of residence.
-#![expect(unsafe_code, reason = "launches, each with its proof")]
+//! A matrix of a model on a GPU, or a slice of one, in either residence.
 
 use std::{fmt::Display, ops::Range, sync::Arc};
 
-use cudarc::driver::{CudaStream, sys::CUdeviceptr};
-
 use super::{
-    fast::{FastArrays, FastSlice},
-    packer::Outcome,
-    stored::TileMatrix,
-    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS, good_exceptions},
-    transcode,
+    fast::{FastArrays, Strips},
+    task::{self, LinearMatrix, STRIP_ROWS, TILE_COLUMNS, tiles_across},
 };
 use crate::{
     Dtype, Error, Result,
+    encoding::tile::RECORD_BYTES,
     gpu::{
-        Device, Status,
-        launches::OUTPUT_ALIGNMENT,
-        loaded::Inner,
-        route::check_contexts,
-        stored::{Addresses as _, CodedTensor},
-        task::{FEW_TASKS, TileArrays, TileTask},
+        device::Device,
+        fault::refuse,
+        model::GpuModel,
+        needs::Residence,
+        part::DevicePart,
+        stored::CodedTensor,
+        task::{KernelEncoding, TileAddresses, TileSource, TileTask},
     },
 };
-
-/// How a [`Matrix`] lies in device memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Residence {
-    /// In the arrays of the container, about 10.6 bits a weight: the smallest.
-    Stored,
-    /// In the fast layout, about 12.1 bits a weight: the fastest to multiply by.
-    Fast,
-}
-
-/// What [`Matrix::to_fast`] gives.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum Transcoded {
-    /// The same weights in the fast layout.
-    Fast(Matrix),
-    /// More exceptions than were allowed: the matrix stays as it is.
-    TooManyExceptions {
-        /// Weights whose exponent lies outside the 16 that the codes of its tile express.
-        exceptions: u64,
-        /// As many were allowed.
-        most: u64,
-    },
-}
 
 /// A BF16 matrix that stays compressed in the memory of one GPU, or a slice of one, for
 /// [`Linear`](super::Linear).
@@ -95,145 +66,91 @@ pub enum Transcoded {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Matrix {
-    name: Arc<str>,
-    form: Form,
+    pub(super) name: Arc<str>,
+    /// Of the whole matrix.
+    pub(super) arrays: MatrixArrays,
+    /// From a multiple of 32 on, to one or to the end.
+    pub(super) rows: Range<u64>,
+    /// Likewise of 256.
+    pub(super) columns: Range<u64>,
 }
 
 #[derive(Clone, Debug)]
-enum Form {
-    Stored(TileMatrix),
-    Fast(FastSlice),
+pub(super) enum MatrixArrays {
+    Stored(StoredArrays),
+    Fast(Arc<FastArrays>),
 }
 
-impl Form {
-    /// All of a matrix in the fast layout.
-    fn fast(arrays: &Arc<FastArrays>) -> Self {
-        Self::Fast(FastSlice::of(Arc::clone(arrays)))
-    }
+/// The arrays of a matrix in tiles of 32 x 256, wherever they lie.
+#[derive(Clone, Debug)]
+pub(super) struct StoredArrays {
+    pub(super) device: Device,
+    source: TileSource,
+    _part: Option<Arc<DevicePart>>,
 }
 
-/// Where the arrays of a matrix in tiles lie in memory that the caller keeps: device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct TileAddresses {
-    /// Of the records, a multiple of 16.
-    pub records: CUdeviceptr,
-    /// Of the bitstream, a multiple of 16.
-    pub bitstream: CUdeviceptr,
-    /// Its bytes, a multiple of 16.
-    pub bitstream_bytes: u64,
-    /// Of the plane, a multiple of 16.
-    pub plane: CUdeviceptr,
-    /// Of the decode table that [`Device::build_tables`] made, a multiple of 16.
-    pub table: CUdeviceptr,
-    /// The most bytes of the bitstream that a tile takes
-    /// ([`Arrays::staged_bytes`](crate::encoding::tile::Arrays::staged_bytes)). With less, decoding
-    /// is not right, and sets the status.
-    pub staged_bytes: u32,
-}
-
-impl Matrix {
-    pub(in crate::gpu) fn stored(model: &Arc<Inner>, name: &str) -> Result<Self> {
-        let entry = model.entry(name)?;
-        let block = model.block(entry.block);
-        let tile = entry.stored.coded().and_then(CodedTensor::as_tile);
-        if let Some(arrays) = tile.and_then(|tile| model.part(block.part).0.fast(tile.id())) {
-            return Ok(Self { name: name.into(), form: Form::fast(arrays) });
+impl GpuModel {
+    /// A BF16 matrix as it is stored, to multiply by without decoding it: in tiles of 32 x 256, and
+    /// resident. Of a tensor with more than two dimensions, the matrix as which it is stored. Takes
+    /// 128 bytes of device memory for a task, and waits for their upload; the first call for a
+    /// device loads the kernels that multiply.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`](crate::Error::Parameter) if the model has no such tensor, or has it in
+    /// another form, streamed, or not loaded; [`Error::Limit`](crate::Error::Limit) from 2^32 rows
+    /// or columns on; [`Error::Gpu`](crate::Error::Gpu).
+    pub fn matrix(&self, tensor: &str) -> Result<Matrix> {
+        let (entry, block) = self.inner.tensor(tensor)?;
+        let part = &block.program.part;
+        let coded = entry.stored.coded();
+        if let Some(arrays) = coded.and_then(|coded| part.held.fast.get(&coded.id)) {
+            return Ok(Matrix::fast(tensor.into(), arrays));
         }
-        let refuse = |problem: &str, remedy: &str| {
-            Err(Error::parameter(format!("tensor {name:?} {problem}"), remedy))
-        };
+        let no = |problem: &str, remedy| refuse(format!("tensor {tensor:?} {problem}"), remedy);
         if entry.dtype != Dtype::BF16 {
-            return refuse("has no BF16 elements", "multiply by what GpuModel::program decodes");
+            return no("has no BF16 elements", "multiply by what GpuModel::program decodes");
         }
-        if block.route.turn().is_some() {
-            return refuse(
-                "is streamed from the host",
-                "load its block resident (LoadOptions::plan)",
-            );
+        if block.program.is_streamed() {
+            return no("is streamed from the host", "load its block resident (LoadOptions::plan)");
         }
-        let Some(geometry) = tile.map(|tile| tile.sizes().geometry()) else {
-            return refuse("is not stored in tiles", "convert the container to the tile layout");
+        let Some(tile) = coded.and_then(CodedTensor::as_tile) else {
+            return no("is not stored in tiles", "convert the container to the tile layout");
         };
-        let (rows, columns) = (geometry.rows(), geometry.columns());
+        let geometry = tile.sizes.geometry();
         if !geometry.is_matrix_of(&entry.shape) {
-            return refuse(
+            return no(
                 "is not stored in tiles of 32 rows and 256 columns of its own",
                 "decode it with GpuModel::program and multiply then",
             );
         }
-        let most = u64::from(u32::MAX);
-        if let Some(many) = [rows, columns].into_iter().find(|&count| count > most) {
-            return Err(Error::limit(
-                format!("rows or columns of matrix {name:?} on the GPU"),
-                many,
-                most,
-            ));
+        let (rows, columns) = (geometry.rows(), geometry.columns());
+        for count in [rows, columns] {
+            let what = format_args!("rows or columns of matrix {tensor:?} on the GPU");
+            Error::check_limit(what, count, u32::MAX.into())?;
         }
-        let (part, tile) = (model.part(block.part).0, tile.expect("it has a geometry"));
-        let sizes = (tile.arrays(part), tile.sizes().bitstream_bytes(), tile.staged_bytes());
-        let whole = TileMatrix::new(&part.device, (rows, columns), sizes, Some(Arc::clone(model)));
-        Ok(Self { name: name.into(), form: Form::Stored(whole) })
+        let (at, keep) = (tile.arrays(&part.in_place()), Some(Arc::clone(part)));
+        let arrays = StoredArrays::new(&part.device, (rows, columns), at, keep);
+        Ok(Matrix::stored(tensor.into(), arrays))
+    }
+}
+
+impl Matrix {
+    /// All of a matrix as it is stored.
+    pub(super) fn stored(name: Arc<str>, arrays: StoredArrays) -> Self {
+        let TileSource { rows, columns, .. } = arrays.source;
+        Self { name, arrays: MatrixArrays::Stored(arrays), rows: 0..rows, columns: 0..columns }
     }
 
-    /// A matrix of these rows and columns in memory that the caller keeps, as it is stored. Waits
-    /// for nothing.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] for a misaligned address, no rows or columns, columns that are no
-    /// multiple of 8, or more than 2^32 - 1 of either.
-    ///
-    /// # Safety
-    /// In memory that the device reads (pinned memory of the host too): the arrays of a matrix of
-    /// this shape ([`Arrays`](crate::encoding::tile::Arrays) tells their lengths), of any content,
-    /// and its table. They live as long as this matrix, what is made of it, and the work that uses
-    /// them.
-    pub unsafe fn of_tiles(device: &Device, shape: (u64, u64), at: TileAddresses) -> Result<Self> {
-        check_shape(shape)?;
-        let TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes } = at;
-        if !(records | bitstream | bitstream_bytes | plane | table).is_multiple_of(OUTPUT_ALIGNMENT)
-        {
-            let problem = "an array is misaligned";
-            return Err(Error::parameter(
-                problem,
-                format!("begin each on a multiple of {OUTPUT_ALIGNMENT}"),
-            ));
-        }
-        let arrays = TileArrays { records, bitstream, plane, table };
-        let whole = TileMatrix::new(device, shape, (arrays, bitstream_bytes, staged_bytes), None);
-        Ok(Self { name: Arc::default(), form: Form::Stored(whole) })
-    }
-
-    /// Likewise in the fast layout: `strips` of [`Matrix::fast_bytes`], then where its exceptions
-    /// are, of 4 bytes each, and how many.
-    ///
-    /// # Errors
-    /// As [`Matrix::of_tiles`], and for 2^32 weights or more.
-    ///
-    /// # Safety
-    /// As [`Matrix::of_tiles`].
-    pub unsafe fn of_fast(
-        device: &Device,
-        shape: (u64, u64),
-        strips: CUdeviceptr,
-        (entries, exceptions): (CUdeviceptr, u64),
-    ) -> Result<Self> {
-        check_shape(shape)?;
-        if !(strips | entries).is_multiple_of(OUTPUT_ALIGNMENT)
-            || u32::try_from(shape.0 * shape.1).is_err()
-        {
-            let problem = format!("{} x {} weights, or misaligned arrays", shape.0, shape.1);
-            return Err(Error::parameter(
-                problem,
-                "cut it into fewer rows, and begin arrays on multiples of 16",
-            ));
-        }
-        let arrays = FastArrays::of_caller(device.clone(), shape, strips, (entries, exceptions));
-        Ok(Self { name: Arc::default(), form: Form::fast(&Arc::new(arrays)) })
+    /// All of one in the fast layout.
+    pub(super) fn fast(name: Arc<str>, arrays: &Arc<FastArrays>) -> Self {
+        let Strips { rows, columns, .. } = arrays.strips;
+        let arrays = MatrixArrays::Fast(Arc::clone(arrays));
+        Self { name, arrays, rows: 0..rows, columns: 0..columns }
     }
 
     /// Bytes of a matrix in the fast layout, except its exceptions.
     pub const fn fast_bytes(rows: u64, columns: u64) -> u64 {
-        FastArrays::strips_bytes(rows, columns)
+        task::fast_bytes(rows, columns)
     }
 
     /// The tensor's name.
@@ -243,33 +160,27 @@ impl Matrix {
 
     /// The number of its rows.
     pub fn row_count(&self) -> u64 {
-        match &self.form {
-            Form::Stored(stored) => stored.rows.end - stored.rows.start,
-            Form::Fast(fast) => fast.row_count(),
-        }
+        self.rows.end - self.rows.start
     }
 
     /// The number of its columns.
     pub fn column_count(&self) -> u64 {
-        match &self.form {
-            Form::Stored(stored) => stored.columns.end - stored.columns.start,
-            Form::Fast(fast) => fast.column_count(),
-        }
+        self.columns.end - self.columns.start
     }
 
     /// How it lies in device memory.
     pub fn residence(&self) -> Residence {
-        match self.form {
-            Form::Stored(_) => Residence::Stored,
-            Form::Fast(_) => Residence::Fast,
+        match self.arrays {
+            MatrixArrays::Stored(_) => Residence::Stored,
+            MatrixArrays::Fast(_) => Residence::Fast,
         }
     }
 
     /// The GPU on which it lies.
     pub fn device(&self) -> &Device {
-        match &self.form {
-            Form::Stored(stored) => &stored.device,
-            Form::Fast(fast) => &fast.arrays.device,
+        match &self.arrays {
+            MatrixArrays::Stored(stored) => &stored.device,
+            MatrixArrays::Fast(fast) => &fast.device,
         }
     }
 
@@ -278,18 +189,18 @@ impl Matrix {
     /// [`GpuModel::device_bytes`](crate::gpu::GpuModel::device_bytes), in the fast layout they are
     /// not.
     pub fn device_bytes(&self) -> u64 {
-        match &self.form {
-            Form::Stored(stored) => stored.bytes(),
-            Form::Fast(fast) => fast.arrays.bytes(),
+        match &self.arrays {
+            MatrixArrays::Stored(stored) => stored.bytes(),
+            MatrixArrays::Fast(fast) => fast.bytes(),
         }
     }
 
     /// Weights of the fast layout that its codes do not express; a slice answers for the matrix
     /// that it is cut from. None as stored.
     pub fn exceptions(&self) -> Option<u64> {
-        match &self.form {
-            Form::Stored(_) => None,
-            Form::Fast(fast) => Some(fast.arrays.exceptions()),
+        match &self.arrays {
+            MatrixArrays::Stored(_) => None,
+            MatrixArrays::Fast(fast) => Some(fast.exceptions),
         }
     }
 
@@ -301,16 +212,7 @@ impl Matrix {
     pub fn rows(&self, rows: Range<u64>) -> Result<Self> {
         let inner =
             within(&rows, self.row_count(), STRIP_ROWS, format_args!("rows of {:?}", self.name))?;
-        let form = match &self.form {
-            Form::Stored(stored) => Form::Stored(TileMatrix {
-                rows: shift(&inner, stored.rows.start),
-                ..stored.clone()
-            }),
-            Form::Fast(fast) => {
-                Form::Fast(FastSlice { rows: shift(&inner, fast.rows.start), ..fast.clone() })
-            }
-        };
-        Ok(Self { name: Arc::clone(&self.name), form })
+        Ok(Self { rows: shift(&inner, self.rows.start), ..self.clone() })
     }
 
     /// All its rows in this many equal parts, in order, each a matrix of its own as of
@@ -325,7 +227,7 @@ impl Matrix {
         let Some(each) = each else {
             let problem =
                 format!("{rows} rows of {:?} are not {parts} parts of equal size", self.name);
-            return Err(Error::parameter(problem, "take as many parts as divide the rows"));
+            return refuse(problem, "take as many parts as divide the rows");
         };
         (0..parts).map(|part| self.rows(part * each..(part + 1) * each)).collect()
     }
@@ -338,202 +240,89 @@ impl Matrix {
     pub fn columns(&self, columns: Range<u64>) -> Result<Self> {
         let what = format_args!("columns of {:?}", self.name);
         let inner = within(&columns, self.column_count(), TILE_COLUMNS, what)?;
-        let form = match &self.form {
-            Form::Stored(stored) => Form::Stored(TileMatrix {
-                columns: shift(&inner, stored.columns.start),
-                ..stored.clone()
-            }),
-            Form::Fast(fast) => {
-                Form::Fast(FastSlice { columns: shift(&inner, fast.columns.start), ..fast.clone() })
-            }
-        };
-        Ok(Self { name: Arc::clone(&self.name), form })
-    }
-
-    /// The same weights in the fast layout, in device memory of their own: made on the GPU, the
-    /// same bytes in every run. Waits until that is done. `most_exceptions`: 4 bytes each;
-    /// [`Matrix::good_exceptions`] is a good number.
-    ///
-    /// Device memory meanwhile: besides the result, decoded weights of some strips (at most 64 MB),
-    /// and 4 bytes for each of `most_exceptions`. What is fast already comes back as it is.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] for a matrix of more than 2^20 columns or 2^32 weights or more;
-    /// [`Error::Corrupt`] if the stored weights contradict themselves; [`Error::Gpu`].
-    pub fn to_fast(&self, most_exceptions: u64) -> Result<Transcoded> {
-        let Form::Stored(stored) = &self.form else { return Ok(Transcoded::Fast(self.clone())) };
-        Ok(match transcode::transcode(stored, most_exceptions)? {
-            Outcome::Fast(arrays) => Transcoded::Fast(Self {
-                name: Arc::clone(&self.name),
-                form: Form::fast(&Arc::new(arrays)),
-            }),
-            Outcome::TooMany(exceptions) => {
-                Transcoded::TooManyExceptions { exceptions, most: most_exceptions }
-            }
-            Outcome::TooWide => {
-                let (name, rows, columns) = (&self.name, self.row_count(), self.column_count());
-                let problem = format!(
-                    "{name:?} has {rows} x {columns} weights, too many to be transcoded at once"
-                );
-                let remedy = "take fewer of its rows or columns, or multiply as stored";
-                return Err(Error::parameter(problem, remedy));
-            }
-        })
-    }
-
-    /// As [`Matrix::to_fast`] with [`Matrix::good_exceptions`], or itself as stored if it has more;
-    /// [`Matrix::residence`] tells which.
-    ///
-    /// # Errors
-    /// As [`Matrix::to_fast`].
-    pub fn to_fast_or_stored(&self) -> Result<Self> {
-        Ok(match self.to_fast(self.good_exceptions())? {
-            Transcoded::Fast(fast) => fast,
-            Transcoded::TooManyExceptions { .. } => self.clone(),
-        })
-    }
-
-    /// As many exceptions as the fast layout bears well: one of 256 weights, which takes an eighth
-    /// of a bit a weight.
-    pub fn good_exceptions(&self) -> u64 {
-        // No overflow: a tensor has less than 2^45 weights.
-        good_exceptions(self.row_count() * self.column_count())
-    }
-
-    /// Bytes that it has when it is decoded.
-    pub fn decoded_bytes(&self) -> u64 {
-        2 * self.row_count() * self.column_count()
-    }
-
-    /// Puts its decoding on a stream, to a device address: row by row, dense. Neither allocates nor
-    /// waits, and can be captured in a graph. For the transposed product, and from
-    /// [`Linear::crossover_rows`](super::Linear::crossover_rows) rows of x on.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if the output is no multiple of 16, or the stream or the status is not
-    /// of the matrix's device; [`Error::Gpu`].
-    ///
-    /// # Safety
-    /// `output` has [`Matrix::decoded_bytes`] of memory that the device may write, and nobody else
-    /// uses it until the work is done. Until then, and until the last replay of a graph that
-    /// captured it, this matrix and the status live.
-    pub unsafe fn decode_into_raw(
-        &self,
-        output: CUdeviceptr,
-        stream: &CudaStream,
-        status: &Status,
-    ) -> Result<()> {
-        let (rows, columns) = (0..self.row_count(), 0..self.column_count());
-        // SAFETY: the caller's promise.
-        unsafe { self.decode_slice_into_raw((rows, columns), output, stream, status) }
-    }
-
-    /// As [`Matrix::decode_into_raw`], of any of its rows and columns, row by row, dense. Fastest
-    /// at multiples of 32 rows and 256 columns, and if a row of the slice has a multiple of 8
-    /// weights.
-    ///
-    /// # Errors
-    /// As [`Matrix::decode_into_raw`], and [`Error::Parameter`] for rows or columns that do not
-    /// exist, or none.
-    ///
-    /// # Safety
-    /// As [`Matrix::decode_into_raw`], with memory for the slice.
-    pub unsafe fn decode_slice_into_raw(
-        &self,
-        (rows, columns): (Range<u64>, Range<u64>),
-        output: CUdeviceptr,
-        stream: &CudaStream,
-        status: &Status,
-    ) -> Result<()> {
-        self.check_slice(&rows, &columns, output)?;
-        check_contexts(self.device(), stream, status)?;
-        let part = (&rows, &columns);
-        match &self.form {
-            // SAFETY: the caller's promise; the matrix keeps what is its model's.
-            Form::Stored(stored) => unsafe { stored.decode(part, output, stream, status) },
-            // SAFETY: the caller's promise; the matrix keeps the arrays that are not the caller's.
-            Form::Fast(fast) => unsafe { fast.decode(part, output, stream, status) },
-        }
-    }
-
-    /// Puts the decoding of several matrices of one GPU on a stream, each to its address, row by
-    /// row, dense: up to eight as stored by one launch, others by one each.
-    ///
-    /// # Errors
-    /// As [`Matrix::decode_into_raw`]; [`Error::Parameter`] for matrices of several GPUs.
-    ///
-    /// # Safety
-    /// As [`Matrix::decode_into_raw`], of each.
-    pub unsafe fn decode_all_into_raw(
-        all: &[(&Self, CUdeviceptr)],
-        stream: &CudaStream,
-        status: &Status,
-    ) -> Result<()> {
-        let mut stored = Vec::new();
-        for &(matrix, output) in all {
-            let (rows, columns) = (0..matrix.row_count(), 0..matrix.column_count());
-            if !matrix.device().is(all[0].0.device()) {
-                let problem = "the matrices lie on different GPUs";
-                return Err(Error::parameter(problem, "decode those of each GPU by themselves"));
-            }
-            match &matrix.form {
-                Form::Stored(tiles) => {
-                    matrix.check_slice(&rows, &columns, output)?;
-                    stored.push((tiles, rows, columns, output));
-                }
-                // SAFETY: the caller's promise.
-                Form::Fast(_) => unsafe { matrix.decode_into_raw(output, stream, status) }?,
-            }
-        }
-        for few in stored.chunks(FEW_TASKS) {
-            let device = &few[0].0.device;
-            check_contexts(device, stream, status)?;
-            let (mut tasks, mut units) = (Vec::<TileTask>::new(), 0);
-            for (tiles, rows, columns, output) in few {
-                let task = tiles.task((rows, columns), *output, units);
-                units += u64::from(task.tiles);
-                tasks.push(task);
-            }
-            let staged = few.iter().map(|(tiles, ..)| tiles.staged_bytes).max().unwrap_or(0);
-            if u32::try_from(units).is_err() {
-                return Err(Error::limit("tiles of one launch on the GPU", units, u32::MAX.into()));
-            }
-            // SAFETY: outputs are the tasks' own, absolute ones; the rest is the caller's promise.
-            unsafe {
-                device.kernels().decode_few(stream, &tasks, staged, 0, status.device_pointer())
-            }?;
-        }
-        Ok(())
-    }
-
-    fn check_slice(
-        &self,
-        rows: &Range<u64>,
-        columns: &Range<u64>,
-        output: CUdeviceptr,
-    ) -> Result<()> {
-        if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
-            let problem = format!("the output's address is no multiple of {OUTPUT_ALIGNMENT}");
-            return Err(Error::parameter(problem, "start it on 256 bytes"));
-        }
-        within(rows, self.row_count(), 1, "rows")?;
-        within(columns, self.column_count(), 1, "columns").map(drop)
+        Ok(Self { columns: shift(&inner, self.columns.start), ..self.clone() })
     }
 
     /// As stored, what the largest tile of its tensor takes of the bitstream, in bytes.
     pub(super) fn staged_bytes(&self) -> Option<u32> {
-        match &self.form {
-            Form::Stored(stored) => Some(stored.staged_bytes),
-            Form::Fast(_) => None,
+        match &self.arrays {
+            MatrixArrays::Stored(stored) => Some(stored.staged_bytes()),
+            MatrixArrays::Fast(_) => None,
         }
     }
 
     /// Its arrays for a launch.
     pub(super) fn task(&self) -> LinearMatrix {
-        match &self.form {
-            Form::Stored(stored) => stored.matrix(),
-            Form::Fast(fast) => fast.matrix(),
+        let (strip, tile) = (self.rows.start / STRIP_ROWS, self.columns.start / TILE_COLUMNS);
+        let slice = LinearMatrix {
+            rows: self.row_count() as u32,
+            first_column: self.columns.start as u32,
+            ..LinearMatrix::default()
+        };
+        match &self.arrays {
+            MatrixArrays::Stored(stored) => {
+                let TileSource { arrays, columns, tiles_across, .. } = stored.source;
+                LinearMatrix {
+                    data: arrays.plane + self.rows.start * columns,
+                    index: arrays.records + strip * tiles_across * RECORD_BYTES as u64,
+                    rest: arrays.bitstream,
+                    table: arrays.table,
+                    rest_count: arrays.bitstream_bytes,
+                    whole_columns: columns as u32,
+                    ..slice
+                }
+            }
+            MatrixArrays::Fast(fast) => {
+                let (data, index) = fast.strips.from(strip, tile);
+                LinearMatrix {
+                    data,
+                    index,
+                    rest: fast.entries,
+                    rest_count: fast.exceptions,
+                    whole_columns: fast.strips.columns as u32,
+                    ..slice
+                }
+            }
         }
+    }
+}
+
+impl StoredArrays {
+    /// `part` keeps the arrays, unless the caller does.
+    pub(super) fn new(
+        device: &Device,
+        (rows, columns): (u64, u64),
+        arrays: TileAddresses,
+        part: Option<Arc<DevicePart>>,
+    ) -> Self {
+        let source = TileSource { arrays, rows, columns, tiles_across: tiles_across(columns) };
+        Self { device: device.clone(), source, _part: part }
+    }
+
+    /// What the largest tile takes of the bitstream.
+    pub(super) fn staged_bytes(&self) -> u32 {
+        self.source.arrays.staged_bytes
+    }
+
+    /// Of the whole matrix, except its codebook.
+    fn bytes(&self) -> u64 {
+        let TileSource { arrays, rows, columns, tiles_across } = self.source;
+        let records = (rows.div_ceil(STRIP_ROWS) * tiles_across + 1) * RECORD_BYTES as u64;
+        records + arrays.bitstream_bytes + rows * columns + KernelEncoding::Tile.table_bytes()
+    }
+
+    /// Decodes some rows and columns of the whole matrix to `output` of the launch's, dense; all
+    /// tasks before have this many tiles.
+    pub(super) fn task(
+        &self,
+        rows: &Range<u64>,
+        columns: &Range<u64>,
+        output: u64,
+        first_unit: u64,
+    ) -> TileTask {
+        let width = self.source.columns;
+        let elements = rows.start * width + columns.start..(rows.end - 1) * width + columns.end;
+        TileTask::new(&self.source, &elements, columns, output, first_unit)
     }
 }
 
@@ -550,24 +339,11 @@ pub(super) fn within(
         return Ok(range.clone());
     }
     let problem = format!("{start}..{end} of {count} {what} are no matrix");
-    Err(Error::parameter(
-        problem,
-        format!("begin and end on multiples of {unit}, or end with the last one"),
-    ))
+    refuse(problem, format!("begin and end on multiples of {unit}, or end with the last one"))
 }
 
-fn shift(range: &Range<u64>, by: u64) -> Range<u64> {
+pub(super) fn shift(range: &Range<u64>, by: u64) -> Range<u64> {
     range.start + by..range.end + by
-}
-
-fn check_shape((rows, columns): (u64, u64)) -> Result<()> {
-    let most = u64::from(u32::MAX);
-    if rows == 0 || rows > most || columns == 0 || columns > most || !columns.is_multiple_of(8) {
-        let problem =
-            format!("{rows} x {columns} weights are no matrix of 32-bit numbers in tiles");
-        return Err(Error::parameter(problem, "columns are a multiple of 8"));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -8,34 +8,29 @@
 //!
 //! A [`Matrix`] tells where its compressed arrays lie, and keeps them. The fast layout
 //! (`kernels/linear_task.cuh`) has about 12.1 bits a weight and is no part of the file format:
-//! [`transcode`] makes it on the GPU from what is stored.
+//! [`transcode`] makes it on the GPU from what is stored, or [`arrival`] while a model is loaded.
 
+pub(super) mod arrival;
+mod caller;
 mod crossover;
+mod decode;
 mod decoded;
-mod fast;
-mod gather;
+pub(super) mod fast;
 mod grouped;
-mod kernels;
+pub(super) mod kernels;
 mod launch;
-mod map;
 mod matrix;
 mod multiply;
-mod pack;
-mod packer;
 mod product;
 mod split;
-mod stored;
-mod task;
+pub(super) mod task;
 mod tiles;
 mod transcode;
-mod upload;
 
-pub(super) use fast::FastArrays;
-pub use gather::Indices;
+pub use caller::FastPacker;
+pub use decode::Indices;
 pub use grouped::{GroupedLinear, Routing};
-pub(super) use kernels::LinearKernels;
-pub use matrix::{Matrix, Residence, TileAddresses, Transcoded};
-pub use pack::FastPacker;
-pub(super) use packer::Outcome;
-pub use product::{Linear, LinearInput, LinearOutput};
-pub(super) use upload::{FastLoad, Wanted, fast_sizes, most_exceptions_bytes, upload};
+pub use launch::{LinearInput, LinearOutput};
+pub use matrix::Matrix;
+pub use product::Linear;
+pub use transcode::Transcoded;

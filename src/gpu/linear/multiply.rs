@@ -1,26 +1,32 @@
-//! A kernel that multiplies: how its blocks fill the GPU, and its launch.
+//! Kernels that multiply: how their blocks fill the GPU, and their launches.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::ptr::{from_ref, null_mut};
 
 use cudarc::driver::{
     CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
-    sys::{self, CUfunction_attribute as Attribute, CUlaunchAttributeID, CUlaunchAttributeValue},
+    sys::{self, CUlaunchAttributeID, CUlaunchAttributeValue},
 };
 
 use super::split::GROUP;
 use crate::{
     Result,
-    gpu::{fault::OrFault, module::Kernels},
+    gpu::{
+        fault::OrFault,
+        module::{Kernels, allow_shared, config},
+    },
 };
+
+/// What is done if the driver refuses.
+const PREPARING: &str = "preparing a kernel that multiplies";
 
 /// A kernel that multiplies some number of rows.
 #[derive(Debug)]
 pub(super) struct Multiply {
     function: CudaFunction,
-    pub(super) threads: u32,
+    threads: u32,
     /// Dynamic shared memory of a block.
-    pub(super) shared: u32,
+    shared: u32,
     /// Blocks that the GPU runs at once, in groups; of a kernel that does not fit it none.
     pub(super) blocks: u32,
 }
@@ -30,7 +36,7 @@ impl Multiply {
     /// before it ends.
     ///
     /// # Safety
-    /// As [`run_early`].
+    /// As [`run`].
     pub(super) unsafe fn run<T: DeviceRepr>(
         &self,
         early: bool,
@@ -45,7 +51,7 @@ impl Multiply {
     /// Likewise, exactly this many blocks.
     ///
     /// # Safety
-    /// As [`run_early`].
+    /// As [`run`].
     pub(super) unsafe fn run_blocks<T: DeviceRepr>(
         &self,
         early: bool,
@@ -53,15 +59,10 @@ impl Multiply {
         blocks: u32,
         argument: &T,
     ) -> Result<()> {
-        let config = LaunchConfig {
-            grid_dim: (blocks, 1, 1),
-            block_dim: (self.threads, 1, 1),
-            shared_mem_bytes: self.shared,
-        };
-        let run = if early { run_early } else { run };
+        let config = config(blocks, self.threads, self.shared);
         // SAFETY: the caller's promise; threads and shared memory are what the kernels' constants
         // say.
-        unsafe { run(&self.function, stream, config, argument) }
+        unsafe { run(&self.function, early, stream, config, argument) }
     }
 
     /// Lets the kernel have its shared memory, and counts its blocks.
@@ -71,53 +72,54 @@ impl Multiply {
         shared: u32,
         others: &Kernels,
     ) -> Result<Self> {
-        let action = "preparing a kernel that multiplies";
-        let block = function.shared_size_bytes().or_fault(action)?.unsigned_abs() + shared;
+        let block = function.shared_size_bytes().or_fault(PREPARING)?.unsigned_abs() + shared;
         let mut blocks = 0;
-        if block <= others.room() {
-            let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
-            set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared.cast_signed())?;
-            set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
+        if block <= others.room {
+            allow_shared(&function, shared, PREPARING)?;
             let each = function.occupancy_max_active_blocks_per_multiprocessor(
                 threads,
                 shared as usize,
                 None,
             );
-            blocks = each.or_fault(action)? * others.processors() / GROUP as u32 * GROUP as u32;
+            blocks = each.or_fault(PREPARING)? * others.processors / GROUP as u32 * GROUP as u32;
         }
         Ok(Self { function, threads, shared, blocks })
     }
 }
 
-/// # Safety
-/// The argument and the configuration are those of the kernel, and all that the argument points to
-/// lives until it is done.
-pub(super) unsafe fn run<T: DeviceRepr>(
-    function: &CudaFunction,
-    stream: &CudaStream,
-    config: LaunchConfig,
-    argument: &T,
-) -> Result<()> {
-    let mut launch = stream.launch_builder(function);
-    launch.arg(argument);
-    // SAFETY: the caller's promise. The driver has copied the argument when the call returns.
-    let launched = unsafe { launch.launch(config) };
-    launched.map(drop).or_fault("launching a kernel")
+/// Lets kernels have as much dynamic shared memory as blocks of any of them may have; how much.
+pub(super) fn allow_most_shared(functions: &[&CudaFunction], others: &Kernels) -> Result<u32> {
+    let mut room = others.room;
+    for function in functions {
+        let block = function.shared_size_bytes().or_fault(PREPARING)?.unsigned_abs();
+        room = room.min(others.room.saturating_sub(block));
+    }
+    functions.iter().try_for_each(|function| allow_shared(function, room, PREPARING))?;
+    Ok(room)
 }
 
-/// As [`run`], and the kernel may begin while the one before it on the stream ends: programmatic
-/// stream serialization.
+/// Puts a kernel on the stream; `early`, if it may begin while the one before it on the stream
+/// ends: programmatic stream serialization.
 ///
 /// # Safety
-/// As [`run`]; before it waits for the kernel before it, it touches only what was there before that
-/// one began.
-pub(super) unsafe fn run_early<T: DeviceRepr>(
+/// The argument and the configuration are those of the kernel, and all that the argument points to
+/// lives until it is done. If it begins early: before it waits for the kernel before it, it touches
+/// only what was there before that one began.
+pub(super) unsafe fn run<T: DeviceRepr>(
     function: &CudaFunction,
+    early: bool,
     stream: &CudaStream,
     config: LaunchConfig,
     argument: &T,
 ) -> Result<()> {
     let action = "launching a kernel";
+    if !early {
+        let mut launch = stream.launch_builder(function);
+        launch.arg(argument);
+        // SAFETY: the caller's promise. The driver has copied the argument when the call returns.
+        let launched = unsafe { launch.launch(config) };
+        return launched.map(drop).or_fault(action);
+    }
     stream.context().bind_to_thread().or_fault(action)?;
     let mut value = CUlaunchAttributeValue { pad: [0; 64] };
     value.programmaticStreamSerializationAllowed = 1;

@@ -3,54 +3,22 @@
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
-use super::{Matrix, kernels::too_little_shared_memory, launch::Launch};
+use super::{
+    kernels::too_little_shared_memory,
+    launch::{LinearInput, LinearOutput, ProductLaunch},
+    matrix::Matrix,
+};
 use crate::{
-    Error, Result,
-    gpu::{Device, Status, route::check_contexts},
+    Result,
+    gpu::{
+        device::Device,
+        fault::refuse,
+        status::{Status, check_contexts},
+    },
 };
 
 /// Of the workspace, as kernels need it.
 const WORKSPACE_ALIGNMENT: u64 = 16;
-
-/// Rows of x: BF16, row-major, in device memory.
-#[derive(Clone, Copy, Debug)]
-pub struct LinearInput {
-    pub(super) pointer: CUdeviceptr,
-    pub(super) rows: u64,
-    pub(super) pitch: u64,
-}
-
-impl LinearInput {
-    /// From this device address on, with `pitch` elements from the start of a row to that of the
-    /// next. Fast if address and pitch are multiples of 16 bytes.
-    pub const fn new(pointer: CUdeviceptr, rows: u64, pitch: u64) -> Self {
-        Self { pointer, rows, pitch }
-    }
-}
-
-/// Where the product with one matrix goes: as many rows as x has, BF16, row-major, in device
-/// memory.
-#[derive(Clone, Copy, Debug)]
-pub struct LinearOutput {
-    pub(super) pointer: CUdeviceptr,
-    pub(super) pitch: u64,
-    pub(super) bias: CUdeviceptr,
-}
-
-impl LinearOutput {
-    /// From this device address on, with `pitch` elements from the start of a row to that of the
-    /// next: products with several matrices may lie side by side.
-    pub const fn new(pointer: CUdeviceptr, pitch: u64) -> Self {
-        Self { pointer, pitch, bias: 0 }
-    }
-
-    /// Adds to each row the BF16 values at this device address, one for each row of the matrix,
-    /// before the sum is rounded. 0 is none.
-    #[must_use]
-    pub const fn bias(self, pointer: CUdeviceptr) -> Self {
-        Self { bias: pointer, ..self }
-    }
-}
 
 /// Products `y = x Wᵀ (+ bias)` of the same rows of x with one matrix or several, prepared once and
 /// run any number of times, on any streams.
@@ -97,8 +65,7 @@ impl LinearOutput {
 #[derive(Debug)]
 pub struct Linear {
     matrices: Vec<Matrix>,
-    launches: Vec<Launch>,
-    columns: u64,
+    launches: Vec<ProductLaunch>,
     crossover_rows: u64,
 }
 
@@ -107,27 +74,24 @@ impl Linear {
     /// no device memory.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if there is no matrix, or they differ in columns or GPU; [`Error::Gpu`]
-    /// if the GPU has too little shared memory for the kernels.
+    /// [`Error::Parameter`](crate::Error::Parameter) if there is no matrix, or they differ in
+    /// columns or GPU; [`Error::Gpu`](crate::Error::Gpu) if the GPU has too little shared memory
+    /// for the kernels.
     pub fn new(matrices: &[Matrix]) -> Result<Self> {
         let Some(first) = matrices.first() else {
-            return Err(Error::parameter(
-                "there is nothing to multiply by",
-                "name one matrix or more",
-            ));
+            return refuse("there is nothing to multiply by", "name one matrix or more");
         };
         let kernels = first.device().linear_kernels()?;
         for matrix in matrices {
             check_pair(first, matrix)?;
         }
-        let launches = Launch::all(kernels, matrices);
-        if launches.iter().any(|launch| launch.most_rows() == 0) {
+        let launches = ProductLaunch::all(kernels, matrices);
+        if launches.iter().any(|launch| launch.most_rows == 0) {
             return Err(too_little_shared_memory());
         }
-        let crossover_rows =
-            matrices.iter().map(|matrix| kernels.crossover_rows(matrix)).min().unwrap_or(1);
-        let columns = first.column_count();
-        Ok(Self { matrices: matrices.to_vec(), launches, columns, crossover_rows })
+        let crossover = matrices.iter().map(|matrix| kernels.crossover.rows(matrix.residence()));
+        let crossover_rows = crossover.min().unwrap_or(1);
+        Ok(Self { matrices: matrices.to_vec(), launches, crossover_rows })
     }
 
     /// Its matrices, in the order of the outputs.
@@ -170,9 +134,9 @@ impl Linear {
     /// lies before this launch for written; any other waits by itself.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for another number of outputs than of matrices, rows that overlap, a
-    /// misaligned address, and a stream or status of another device; [`Error::Gpu`] if the
-    /// driver refuses.
+    /// [`Error::Parameter`](crate::Error::Parameter) for another number of outputs than of
+    /// matrices, rows that overlap, a misaligned address, and a stream or status of another device;
+    /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
     ///
     /// # Safety
     /// In memory of the device: `x` has its rows of as many elements as the matrices have columns;
@@ -197,7 +161,7 @@ impl Linear {
         }
         let kernels = self.device().linear_kernels()?;
         for launch in &self.launches {
-            let most = launch.most_rows();
+            let most = launch.most_rows;
             for first in (0..x.rows).step_by(most as usize) {
                 let pointer = x.pointer + 2 * first * x.pitch;
                 let x = LinearInput { pointer, rows: most.min(x.rows - first), ..x };
@@ -215,25 +179,21 @@ impl Linear {
         outputs: &[LinearOutput],
         workspace: CUdeviceptr,
     ) -> Result<()> {
-        let refuse = |problem: String, remedy: &str| Err(Error::parameter(problem, remedy));
         if outputs.len() != self.matrices.len() {
             let problem = format!("{} outputs for {} matrices", outputs.len(), self.matrices.len());
             return refuse(problem, "give one for each matrix, in their order");
         }
         let least = |pitch, columns| pitch >= columns || x.rows < 2;
         let rows = self.matrices.iter().map(Matrix::row_count);
-        if !least(x.pitch, self.columns)
+        if !least(x.pitch, self.matrices[0].column_count())
             || !outputs.iter().zip(rows).all(|(y, rows)| least(y.pitch, rows))
         {
-            return refuse(
-                "rows of x or y would overlap".into(),
-                "pitches count elements, not bytes",
-            );
+            return refuse("rows of x or y would overlap", "pitches count elements, not bytes");
         }
         let halves = outputs.iter().fold(x.pointer, |all, y| all | y.pointer | y.bias);
         if !halves.is_multiple_of(2) || !workspace.is_multiple_of(WORKSPACE_ALIGNMENT) {
             let problem = "x, y, a bias or the workspace is misaligned";
-            return refuse(problem.into(), "BF16 needs multiples of 2 bytes, a workspace of 16");
+            return refuse(problem, "BF16 needs multiples of 2 bytes, a workspace of 16");
         }
         Ok(())
     }
@@ -248,11 +208,11 @@ pub(super) fn check_pair(first: &Matrix, other: &Matrix) -> Result<()> {
             first.name(),
             first.column_count()
         );
-        return Err(Error::parameter(problem, "multiply only by matrices that share x"));
+        return refuse(problem, "multiply only by matrices that share x");
     }
     if !other.device().is(first.device()) {
         let problem = format!("{:?} and {name:?} lie on different GPUs", first.name());
-        return Err(Error::parameter(problem, "prepare a product for each GPU"));
+        return refuse(problem, "prepare a product for each GPU");
     }
     Ok(())
 }

@@ -6,9 +6,9 @@ use cudarc::driver::DeviceRepr;
 use zerocopy::{Immutable, IntoBytes};
 
 /// Rows of a strip.
-pub(super) const STRIP_ROWS: u64 = 32;
+pub(in crate::gpu) const STRIP_ROWS: u64 = 32;
 /// Columns of a tile.
-pub(super) const TILE_COLUMNS: u64 = 256;
+pub(in crate::gpu) const TILE_COLUMNS: u64 = 256;
 /// Columns of a step of the fast layout.
 const STEP_COLUMNS: u64 = 32;
 /// Bytes of a step of a strip: plane and codes.
@@ -18,7 +18,7 @@ pub(super) const TILE_BYTES: u64 = TILE_COLUMNS / STEP_COLUMNS * STEP_BYTES;
 /// Bytes of a tile's head in the fast layout.
 pub(super) const HEAD_BYTES: u64 = 8;
 /// Bytes of an exception of the fast layout.
-pub(super) const ENTRY_BYTES: u64 = 4;
+pub(in crate::gpu) const ENTRY_BYTES: u64 = 4;
 
 /// Matrices of a launch, at most.
 pub(super) const MATRICES: usize = 8;
@@ -50,9 +50,14 @@ pub(super) const fn strip_head_bytes(columns: u64) -> u64 {
     tiles_across(columns) * HEAD_BYTES
 }
 
+/// Device memory of the strips of a matrix in the fast layout, in bytes.
+pub(in crate::gpu) const fn fast_bytes(rows: u64, columns: u64) -> u64 {
+    rows.div_ceil(STRIP_ROWS) * (strip_bytes(columns) + strip_head_bytes(columns))
+}
+
 /// As many exceptions as the fast layout bears well, of this many weights: one of 256, which takes
 /// an eighth of a bit a weight.
-pub(super) const fn good_exceptions(weights: u64) -> u64 {
+pub(in crate::gpu) const fn good_exceptions(weights: u64) -> u64 {
     weights / 256
 }
 
@@ -224,13 +229,3 @@ unsafe impl DeviceRepr for PackTask {}
 unsafe impl DeviceRepr for UnpackTask {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for GatherTask {}
-
-/// The first of the kernels' constants.
-pub(super) const SIZES: [u64; 6] = [
-    size_of::<LinearLaunch>() as u64,
-    size_of::<LinearMatrix>() as u64,
-    size_of::<PackTask>() as u64,
-    size_of::<UnpackTask>() as u64,
-    size_of::<GroupedLaunch>() as u64,
-    size_of::<GatherTask>() as u64,
-];

@@ -1,21 +1,21 @@
 //! Kernels that multiply by matrices in tiles as stored, and gather their rows.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use cudarc::driver::{
-    CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_attribute as Attribute,
-};
+use cudarc::driver::{CudaFunction, CudaStream};
+use zerocopy::FromBytes;
 
 use super::{
-    multiply::{run, run_early},
+    multiply::{allow_most_shared, run},
     task::{FEW_ROWS, LinearLaunch, ROWS},
 };
 use crate::{
     Result,
-    gpu::{fault::OrFault, fit::LANES, module::Kernels},
+    gpu::{
+        fit::LANES,
+        module::{Kernels, Module, config},
+    },
 };
 
-/// How many of the kernels' constants are theirs.
-pub(super) const TILE_CONSTANTS: usize = 13;
 /// Warps that decode come in groups, which exchange registers with the others. With fewer than one
 /// memory is idle: rather they stage less than some tiles have.
 const WARP_GROUP: u32 = 4;
@@ -24,13 +24,10 @@ const LEAST_STAGE: u32 = 2048;
 /// Bytes of which the stages of a block are a multiple, together.
 const STAGE_UNIT: u32 = 16;
 
-/// What the largest tile of a launch's matrices takes of its bitstream, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Staged(pub(super) u32);
-
 /// The kernel for the fewest rows of x, of which blocks have all in shared memory.
-#[derive(Clone, Copy, Debug)]
-struct Fewest {
+#[derive(Clone, Copy, Debug, FromBytes)]
+#[repr(C)]
+pub(super) struct Fewest {
     /// Warps that decode, at most; 0 if there is no such kernel.
     warps: u32,
     /// Rows of x, at most.
@@ -51,24 +48,25 @@ impl Fewest {
     /// The block, if it has room for all warps and for the largest tile: others do better then.
     fn shape(
         self,
-        needs: Needs,
+        needs: TileDemand,
         x_rows: u32,
         columns: u32,
-        staged: Staged,
-        work: Work,
+        staged: u32,
+        work: BlockWork,
         room: u32,
-    ) -> Option<Shape> {
+    ) -> Option<BlockShape> {
         let bytes = self.bytes(x_rows, columns)?;
-        let needs = Needs { most_warps: self.warps, ..needs };
+        let needs = TileDemand { most_warps: self.warps, ..needs };
         let shape = needs.shape(x_rows, staged, work, room.checked_sub(bytes)?)?;
         (shape.warps == self.warps && needs.holds(shape, x_rows, staged))
-            .then_some(Shape { shared: shape.shared + bytes, ..shape })
+            .then_some(BlockShape { shared: shape.shared + bytes, ..shape })
     }
 }
 
 /// What blocks ask of shared memory, in bytes, and what they bear.
-#[derive(Clone, Copy, Debug)]
-struct Needs {
+#[derive(Clone, Copy, Debug, FromBytes)]
+#[repr(C)]
+pub(super) struct TileDemand {
     /// Warps that bring tiles to the others and add their sums.
     helpers: u32,
     /// Warps that decode, at most.
@@ -91,14 +89,14 @@ struct Needs {
 
 /// What a block of a launch is to do, at most.
 #[derive(Clone, Copy, Debug)]
-struct Work {
+struct BlockWork {
     items: u32,
     matrices: u32,
 }
 
 /// A block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
+struct BlockShape {
     /// Warps that decode.
     warps: u32,
     /// Decode tables at once.
@@ -111,50 +109,19 @@ struct Shape {
     slot: u32,
 }
 
-impl Needs {
-    fn new(constants: &[u32]) -> (Self, Fewest) {
-        let constants = *constants.first_chunk::<TILE_CONSTANTS>().expect("all of them");
-        let [
-            helpers,
-            most_warps,
-            table,
-            row,
-            warp,
-            stages,
-            most_sets,
-            most_warp,
-            most_tables,
-            of @ ..,
-        ] = constants;
-        let [warps, rows, unit, after] = of;
-        (
-            Self {
-                helpers,
-                most_warps,
-                table,
-                row,
-                warp,
-                stages,
-                most_sets,
-                most_warp,
-                most_tables,
-            },
-            Fewest { warps, rows, unit, after },
-        )
-    }
-
+impl TileDemand {
     /// Sums of several items are on their way at once, so that warps need not wait for each other,
     /// and tables of several matrices are there, so that none is waited for, unless warps or stages
     /// would have less room. None if common tiles do not fit.
-    fn shape(self, x_rows: u32, staged: Staged, work: Work, room: u32) -> Option<Shape> {
+    fn shape(self, x_rows: u32, staged: u32, work: BlockWork, room: u32) -> Option<BlockShape> {
         let one = self.shape_of((1, 1), x_rows, staged, room)?;
-        let or = |other: Shape, tables, sets| {
+        let or = |other: BlockShape, tables, sets| {
             let shape = self.shape_of((tables, sets), x_rows, staged, room);
-            let holds = |shape: &Shape| self.holds(*shape, x_rows, staged);
+            let holds = |shape: &BlockShape| self.holds(*shape, x_rows, staged);
             shape.filter(|shape| shape.warps == one.warps && holds(shape)).unwrap_or(other)
         };
-        let with_sets = |shape: Shape| or(shape, shape.tables, self.most_sets.min(work.items));
-        let with_tables = |shape: Shape| {
+        let with_sets = |shape: BlockShape| or(shape, shape.tables, self.most_sets.min(work.items));
+        let with_tables = |shape: BlockShape| {
             // A power of two, as kernels ask.
             let wanted = self.most_tables.min(work.matrices).min(work.items).next_power_of_two();
             let two = or(shape, wanted.min(2), shape.sets);
@@ -169,23 +136,23 @@ impl Needs {
     /// As many warps as fit `room`, where stages may be smaller than the largest tile: what they do
     /// not hold is read from where it lies, slowly. None if stages would be too small for common
     /// tiles as well.
-    fn shape_of(self, most: (u32, u32), x_rows: u32, staged: Staged, room: u32) -> Option<Shape> {
+    fn shape_of(self, most: (u32, u32), x_rows: u32, staged: u32, room: u32) -> Option<BlockShape> {
         let (tables, sets) = most;
         let fixed = self.fixed(tables, sets, x_rows);
         let free = room.checked_sub(fixed)? / STAGE_UNIT * STAGE_UNIT;
-        let each = self.of_warp(x_rows, staged.0);
+        let each = self.of_warp(x_rows, staged);
         let warps = (free / each / WARP_GROUP * WARP_GROUP).clamp(WARP_GROUP, self.most_warps);
         let left = free.min(warps * each);
         let slot = (left / warps).saturating_sub(self.x_of_warp(x_rows)) / self.stages / 16 * 16;
-        let least = self.of_warp(x_rows, staged.0.min(LEAST_STAGE));
-        let shape = Shape { warps, tables, sets, shared: fixed + left, slot };
+        let least = self.of_warp(x_rows, staged.min(LEAST_STAGE));
+        let shape = BlockShape { warps, tables, sets, shared: fixed + left, slot };
         (free >= warps * least).then_some(shape)
     }
 
     /// Whether stages hold the largest tile.
-    fn holds(self, shape: Shape, x_rows: u32, staged: Staged) -> bool {
-        let Shape { warps, tables, sets, shared, .. } = shape;
-        shared == self.fixed(tables, sets, x_rows) + warps * self.of_warp(x_rows, staged.0)
+    fn holds(self, shape: BlockShape, x_rows: u32, staged: u32) -> bool {
+        let BlockShape { warps, tables, sets, shared, .. } = shape;
+        shared == self.fixed(tables, sets, x_rows) + warps * self.of_warp(x_rows, staged)
     }
 
     fn fixed(self, tables: u32, sets: u32, x_rows: u32) -> u32 {
@@ -209,48 +176,34 @@ pub(super) struct TileKernels {
     fewest: Option<CudaFunction>,
     few: CudaFunction,
     most: CudaFunction,
-    gather: CudaFunction,
-    needs: Needs,
+    pub(super) gather: CudaFunction,
+    needs: TileDemand,
     of_fewest: Fewest,
     /// Dynamic shared memory that a block may have.
     room: u32,
-    processors: u32,
+    pub(super) processors: u32,
 }
 
 impl TileKernels {
     pub(super) fn load(
-        function: impl Fn(&str) -> Result<CudaFunction>,
-        constants: &[u32],
+        module: &Module<'_>,
+        needs: TileDemand,
+        of_fewest: Fewest,
         others: &Kernels,
     ) -> Result<Self> {
-        let action = "preparing a kernel that multiplies";
-        let (few, most, gather) =
-            (function("tile_8")?, function("tile_16")?, function("tile_gather")?);
-        let (needs, of_fewest) = Needs::new(constants);
-        let fewest = (of_fewest.warps > 0).then(|| function("tile_2")).transpose()?;
-        let mut room = others.room();
-        let all = || [&few, &most].into_iter().chain(&fewest);
-        for function in all() {
-            let block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
-            room = room.min(others.room().saturating_sub(block));
-        }
-        for function in all() {
-            let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
-            set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, room.cast_signed())?;
-            set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
-        }
-        let processors = others.processors();
+        let [few, most] = [module.function("tile_8")?, module.function("tile_16")?];
+        let gather = module.function("tile_gather")?;
+        let fewest = (of_fewest.warps > 0).then(|| module.function("tile_2")).transpose()?;
+        let all: Vec<&CudaFunction> = [&few, &most].into_iter().chain(&fewest).collect();
+        let room = allow_most_shared(&all, others)?;
+        let processors = others.processors;
         Ok(Self { fewest, few, most, gather, needs, of_fewest, room, processors })
-    }
-
-    pub(super) fn processors(&self) -> u32 {
-        self.processors
     }
 
     /// The most rows of x at once: fewer than [`ROWS`] if blocks have little shared memory, and
     /// none if they have too little.
-    pub(super) fn most_rows(&self, staged: Staged) -> u64 {
-        let one = Work { items: 1, matrices: 1 };
+    pub(super) fn most_rows(&self, staged: u32) -> u64 {
+        let one = BlockWork { items: 1, matrices: 1 };
         let fits = |&rows: &u64| self.needs.shape(rows as u32, staged, one, self.room).is_some();
         (1..=ROWS).take_while(fits).last().unwrap_or(0)
     }
@@ -264,24 +217,20 @@ impl TileKernels {
     pub(super) unsafe fn multiply(
         &self,
         early: bool,
-        staged: Staged,
+        staged: u32,
         stream: &CudaStream,
         launch: &LinearLaunch,
     ) -> Result<()> {
         let items = launch.items.div_ceil(self.processors);
-        let work = Work { items, matrices: launch.matrix_count };
+        let work = BlockWork { items, matrices: launch.matrix_count };
         let (function, shape) = self.kernel(launch.x_rows, launch.columns, staged, work);
-        let Shape { tables: tile_tables, sets: tile_sets, slot: tile_slot_bytes, .. } = shape;
+        let BlockShape { tables: tile_tables, sets: tile_sets, slot: tile_slot_bytes, .. } = shape;
         let launch = &LinearLaunch { tile_sets, tile_tables, tile_slot_bytes, ..*launch };
-        let config = LaunchConfig {
-            grid_dim: (launch.items.min(self.processors), 1, 1),
-            block_dim: ((self.needs.helpers + shape.warps) * LANES, 1, 1),
-            shared_mem_bytes: shape.shared,
-        };
-        let run = if early { run_early } else { run };
+        let threads = (self.needs.helpers + shape.warps) * LANES;
+        let config = config(launch.items.min(self.processors), threads, shape.shared);
         // SAFETY: the caller's promise; threads and shared memory are as the kernels' constants
         // say.
-        unsafe { run(function, stream, config, launch) }
+        unsafe { run(function, early, stream, config, launch) }
     }
 
     /// That of a launch, and its blocks.
@@ -289,9 +238,9 @@ impl TileKernels {
         &self,
         x_rows: u32,
         columns: u32,
-        staged: Staged,
-        work: Work,
-    ) -> (&CudaFunction, Shape) {
+        staged: u32,
+        work: BlockWork,
+    ) -> (&CudaFunction, BlockShape) {
         let fewest = self.fewest.as_ref().and_then(|function| {
             let shape = self.of_fewest.shape(self.needs, x_rows, columns, staged, work, self.room);
             shape.map(|shape| (function, shape))
@@ -302,18 +251,13 @@ impl TileKernels {
             (function, shape.expect("most_rows says how many rows fit"))
         })
     }
-
-    /// The kernel that gathers rows.
-    pub(super) fn gather(&self) -> &CudaFunction {
-        &self.gather
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Fewest, Needs, Staged, Work};
+    use super::{BlockWork, Fewest, TileDemand};
 
-    const NEEDS: Needs = Needs {
+    const NEEDS: TileDemand = TileDemand {
         helpers: 4,
         most_warps: 16,
         table: 16_384,
@@ -329,8 +273,8 @@ mod tests {
     fn one_or_two_rows_of_x_are_in_shared_memory_if_there_is_room() {
         let fewest = Fewest { warps: 20, rows: 2, unit: 128, after: 64 };
         let shape = |fewest: Fewest, x_rows, columns, bytes, room| {
-            let work = Work { items: 7, matrices: 1 };
-            let shape = fewest.shape(NEEDS, x_rows, columns, Staged(bytes), work, room)?;
+            let work = BlockWork { items: 7, matrices: 1 };
+            let shape = fewest.shape(NEEDS, x_rows, columns, bytes, work, room)?;
             Some((shape.warps, shape.sets, shape.shared))
         };
         let (room, warp) = (226 << 10, 640 + 2 * 2704);
@@ -352,8 +296,8 @@ mod tests {
     #[test]
     fn blocks_have_as_many_warps_as_fit() {
         let needs = NEEDS;
-        let shape_of = |needs: Needs, x_rows, bytes, items, room| {
-            let shape = needs.shape(x_rows, Staged(bytes), Work { items, matrices: 1 }, room)?;
+        let shape_of = |needs: TileDemand, x_rows, bytes, items, room| {
+            let shape = needs.shape(x_rows, bytes, BlockWork { items, matrices: 1 }, room)?;
             assert_eq!(shape.tables, 1);
             Some((shape.warps, shape.sets, shape.shared))
         };
@@ -368,8 +312,8 @@ mod tests {
         assert_eq!(shape(16, 4096, 7), Some((12, 2, table + 65_536 + 12 * (3712 + 2 * 4096))));
         // Several matrices: as many tables as fit, if blocks have several items.
         let tables = |x_rows, items, matrices| {
-            let work = Work { items, matrices };
-            let shape = needs.shape(x_rows, Staged(2704), work, 226 << 10).expect("there is room");
+            let work = BlockWork { items, matrices };
+            let shape = needs.shape(x_rows, 2704, work, 226 << 10).expect("there is room");
             (shape.tables, shape.sets, shape.shared)
         };
         assert_eq!(tables(8, 7, 3), (4, 2, 4 * table + 32_768 + 16 * warp));
@@ -379,7 +323,7 @@ mod tests {
         assert_eq!(tables(16, 7, 2), (1, 2, table + 65_536 + 16 * (3072 + warp)));
         assert_eq!(tables(16, 3, 3), (2, 1, 2 * table + 32_768 + 16 * (3072 + warp)));
         // Less shared memory, as compute capability 8.6 has it.
-        let (needs, room) = (Needs { most_warps: 12, most_warp: 0, ..needs }, 98 << 10);
+        let (needs, room) = (TileDemand { most_warps: 12, most_warp: 0, ..needs }, 98 << 10);
         let shape = |x_rows, bytes| shape_of(needs, x_rows, bytes, 7, room);
         assert_eq!(shape(1, 2704), Some((12, 2, table + 4096 + 12 * warp)));
         assert_eq!(shape(16, 2704), Some((8, 1, table + 32_768 + 8 * warp)));

@@ -14,8 +14,10 @@
 //! the first gap is needed; all gaps are compared nevertheless, and each thread block must end
 //! where the next begins.
 
-use super::{file_range::FileRange, table};
-use crate::{Error, Result, bf16};
+use std::{io, sync::Arc};
+
+use super::table::{self, AGAIN};
+use crate::{Error, Result, bf16, io::ReadAt};
 
 pub(super) const BYTES_PER_THREAD: u64 = 8;
 const THREAD_BITS: u64 = 8 * BYTES_PER_THREAD;
@@ -27,13 +29,40 @@ const LOOK_BYTES: usize = 16;
 /// Positions that are checked in one go.
 const CHECK_BYTES: u64 = 64 << 10;
 
+/// An array of a checkpoint: a range of a file.
+pub(super) struct FileRange {
+    /// What it is, for messages.
+    pub(super) path: String,
+    pub(super) reader: Arc<dyn ReadAt>,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+}
+
+impl FileRange {
+    /// An error about its bytes from this one on.
+    pub(super) fn damaged(&self, offset: u64, problem: impl std::fmt::Display) -> Error {
+        Error::corrupt(&self.path, offset, problem).remedied(AGAIN)
+    }
+
+    /// Fills `buf` with the bytes from `offset` on; an error if it has fewer.
+    pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let inside = offset.checked_add(buf.len() as u64).is_some_and(|end| end <= self.length);
+        let read = if inside {
+            self.reader.read_exact_at(self.offset + offset, buf)
+        } else {
+            Err(io::ErrorKind::UnexpectedEof.into())
+        };
+        read.map_err(|source| Error::io("reading", &self.path, source))
+    }
+}
+
 /// A block's arrays, whose sizes agree.
 pub(super) struct CodedBlock {
     codes: FileRange,
     plane: FileRange,
     positions: FileRange,
     gaps: FileRange,
-    table: table::Table,
+    table: table::LutTree,
     threads_per_block: u64,
 }
 
@@ -55,7 +84,7 @@ impl CodedBlock {
         let mut bytes =
             vec![0; luts.length.min((table::MAX_ROWS * table::ENTRIES) as u64 + 1) as usize];
         luts.read(0, &mut bytes)?;
-        let table = table::Table::new(&luts.path, &bytes)?;
+        let table = table::LutTree::new(&luts.path, &bytes)?;
         let block = Self { codes, plane, positions, gaps, table, threads_per_block };
         let blocks = block.blocks();
         let gap_bytes = (GAP_BITS * threads_per_block * blocks).div_ceil(8);
@@ -73,7 +102,6 @@ impl CodedBlock {
         Ok(block)
     }
 
-    /// The number of weights.
     pub(super) const fn weights(&self) -> u64 {
         self.plane.length
     }
@@ -117,13 +145,12 @@ impl CodedBlock {
             return Ok(());
         }
         let end = from + buf.len() as u64;
-        let mut scratch = Scratch::default();
         let mut block = self.find(from / 2)?;
         let mut done = 0;
         loop {
             let at = from + done as u64;
             let (first, until) = (at / 2, end.div_ceil(2).min(block.end));
-            let weights = self.decode(block, first, until, &mut scratch)?;
+            let weights = self.decode(block, first, until)?;
             let weights = &weights[(at % 2) as usize..];
             let count = weights.len().min(buf.len() - done);
             buf[done..done + count].copy_from_slice(&weights[..count]);
@@ -184,48 +211,37 @@ impl CodedBlock {
     }
 
     /// The bytes of weights `first..until` of a thread block.
-    fn decode<'a>(
-        &self,
-        block: ThreadBlock,
-        first: u64,
-        until: u64,
-        scratch: &'a mut Scratch,
-    ) -> Result<&'a [u8]> {
-        self.load(block.index, scratch)?;
-        let count = (until - block.first) as usize;
-        scratch.exponents.resize(count, 0);
-        let gaps = Gaps {
-            bytes: &scratch.gaps,
-            skip: GAP_BITS * self.threads_per_block * block.index % 8,
-        };
-        let end = self.decode_codes(block, &scratch.codes, &gaps, &mut scratch.exponents)?;
+    fn decode(&self, block: ThreadBlock, first: u64, until: u64) -> Result<Vec<u8>> {
+        let (codes, gaps) = (self.load_codes(block.index)?, self.load_gaps(block.index)?);
+        let mut exponents = vec![0; (until - block.first) as usize];
+        let end = self.decode_codes(block, &codes, &gaps, &mut exponents)?;
         if until == block.end {
             self.check_end(block, end, &gaps)?;
         }
-        let count = (until - first) as usize;
-        scratch.plane.resize(count, 0);
-        self.plane.read(first, &mut scratch.plane)?;
-        scratch.weights.resize(2 * count, 0);
-        let skipped = (first - block.first) as usize;
-        bf16::merge(&scratch.exponents[skipped..], &scratch.plane, &mut scratch.weights);
-        Ok(&scratch.weights)
+        let mut plane = vec![0; (until - first) as usize];
+        self.plane.read(first, &mut plane)?;
+        let mut weights = vec![0; 2 * plane.len()];
+        bf16::merge(&exponents[(first - block.first) as usize..], &plane, &mut weights);
+        Ok(weights)
     }
 
-    /// Reads the codes of a thread block with the bytes that its last code may take, and its gaps
-    /// with the next one's first.
-    fn load(&self, index: u64, scratch: &mut Scratch) -> Result<()> {
+    /// The codes of a thread block with the bytes that its last code may take.
+    fn load_codes(&self, index: u64) -> Result<Vec<u8>> {
         let start = index * self.block_bytes();
-        let length = (self.block_bytes() + LOOK_BYTES as u64).min(self.codes.length - start);
-        scratch.codes.clear();
-        scratch.codes.resize(self.block_bytes() as usize + LOOK_BYTES, 0);
-        self.codes.read(start, &mut scratch.codes[..length as usize])?;
+        let mut codes = vec![0; self.block_bytes() as usize + LOOK_BYTES];
+        let length = (codes.len() as u64).min(self.codes.length - start);
+        self.codes.read(start, &mut codes[..length as usize])?;
+        Ok(codes)
+    }
 
-        let bits = GAP_BITS * self.threads_per_block;
-        let start = bits * index / 8;
-        let end = (bits * (index + 1) + GAP_BITS).div_ceil(8).min(self.gaps.length);
-        scratch.gaps.clear();
-        scratch.gaps.resize((end - start) as usize, 0);
-        self.gaps.read(start, &mut scratch.gaps)
+    /// The gaps of a thread block, with the next one's first.
+    fn load_gaps(&self, index: u64) -> Result<Gaps> {
+        let first = GAP_BITS * self.threads_per_block * index;
+        let end = first + GAP_BITS * (self.threads_per_block + 1);
+        let end = end.div_ceil(8).min(self.gaps.length);
+        let mut bytes = vec![0; (end - first / 8) as usize];
+        self.gaps.read(first / 8, &mut bytes)?;
+        Ok(Gaps { bytes, skip: first % 8 })
     }
 
     /// Decodes as many codes as there is room for; returns the bit after the last, counted from the
@@ -234,7 +250,7 @@ impl CodedBlock {
         &self,
         block: ThreadBlock,
         codes: &[u8],
-        gaps: &Gaps<'_>,
+        gaps: &Gaps,
         exponents: &mut [u8],
     ) -> Result<u64> {
         let mut left = exponents.iter_mut();
@@ -267,7 +283,7 @@ impl CodedBlock {
     }
 
     /// A thread block ends where the next one begins, or with the stream.
-    fn check_end(&self, block: ThreadBlock, bit: u64, gaps: &Gaps<'_>) -> Result<()> {
+    fn check_end(&self, block: ThreadBlock, bit: u64, gaps: &Gaps) -> Result<()> {
         let block_bits = 8 * self.block_bytes();
         let good = if block.end == self.weights() {
             (8 * self.codes.length)
@@ -284,13 +300,13 @@ impl CodedBlock {
         self.codes.damaged((block.index + 1) * self.block_bytes(), problem)
     }
 
-    fn no_code(&self, block: ThreadBlock, bit: u64, no_code: &table::NoCode) -> Error {
+    fn no_code(&self, block: ThreadBlock, bit: u64, no_code: &table::InvalidCode) -> Error {
         match no_code {
-            table::NoCode::Unused => {
+            table::InvalidCode::Unused => {
                 let byte = block.index * self.block_bytes() + bit / 8;
                 self.codes.damaged(byte, "no code begins with these bits")
             }
-            table::NoCode::Ambiguous => Error::unsupported(
+            table::InvalidCode::Ambiguous => Error::unsupported(
                 format!(
                     "{}: an exponent of 240 or more that looks like a pointer between the LUTs",
                     self.codes.path
@@ -302,27 +318,17 @@ impl CodedBlock {
 }
 
 /// The gaps of a thread block, and the first one after it; missing ones are 0.
-struct Gaps<'a> {
-    bytes: &'a [u8],
+struct Gaps {
+    bytes: Vec<u8>,
     /// Bits before the first.
     skip: u64,
 }
 
-impl Gaps<'_> {
+impl Gaps {
     fn get(&self, thread: u64) -> u8 {
         let bit = self.skip + GAP_BITS * thread;
         let byte = |at: u64| self.bytes.get(at as usize).copied().unwrap_or(0);
         let two = u16::from_be_bytes([byte(bit / 8), byte(bit / 8 + 1)]);
         (two >> (16 - GAP_BITS - bit % 8)) as u8 & 0x1F
     }
-}
-
-/// Buffers of one read: some 100 KiB.
-#[derive(Default)]
-struct Scratch {
-    codes: Vec<u8>,
-    gaps: Vec<u8>,
-    exponents: Vec<u8>,
-    plane: Vec<u8>,
-    weights: Vec<u8>,
 }

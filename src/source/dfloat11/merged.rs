@@ -7,10 +7,14 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::coded::CodedBlock;
-use crate::{Dtype, Error, Result, io::ReadAt, source::WeightsFile};
+use crate::{
+    Dtype, Error, Result,
+    io::ReadAt,
+    source::{header::prefix_of, safetensors::WeightsFile},
+};
 
 /// A tensor as it will stand in the merged file.
-pub(super) struct Entry {
+pub(super) struct MergedTensor {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
     pub(super) bytes: u64,
@@ -47,38 +51,22 @@ impl Merged {
     pub(super) fn new(
         files: Vec<WeightsFile>,
         coded: Vec<Arc<CodedBlock>>,
-        entries: Vec<(String, Entry)>,
+        entries: Vec<(String, MergedTensor)>,
     ) -> Result<Self> {
-        let too_large = || Error::overflow("the bytes of a checkpoint");
-        let mut json = Vec::new();
-        let mut segments = Vec::with_capacity(entries.len());
-        let mut end = 0u64;
-        if let Some(metadata) = metadata(&files) {
-            json.push(format!("\"__metadata__\":{metadata}"));
-        }
-        for (name, entry) in entries {
-            let start = end;
-            end = end.checked_add(entry.bytes).ok_or_else(too_large)?;
-            json.push(format!(
-                "{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{start},{end}]}}",
-                Value::from(name),
-                entry.dtype.name(),
-                Value::from(entry.shape)
-            ));
-            if entry.bytes > 0 {
-                segments.push(Segment { start, length: entry.bytes, part: entry.part });
+        let described =
+            entries.iter().map(|(name, entry)| (&**name, entry.dtype, &*entry.shape, entry.bytes));
+        let prefix = prefix_of(metadata(&files).as_ref(), described)?;
+        let start = prefix.len() as u64;
+        let mut segments = vec![Segment { start: 0, length: start, part: BytesOf::Prefix(prefix) }];
+        let mut size = start;
+        for (_, MergedTensor { bytes: length, part, .. }) in entries {
+            let start = size;
+            let end = size.checked_add(length);
+            size = end.ok_or_else(|| Error::overflow("the bytes of a checkpoint"))?;
+            if length > 0 {
+                segments.push(Segment { start, length, part });
             }
         }
-        let mut json = format!("{{{}}}", json.join(",")).into_bytes();
-        json.resize(json.len().next_multiple_of(8), b' ');
-        let mut prefix = (json.len() as u64).to_le_bytes().to_vec();
-        prefix.extend(json);
-        let start = prefix.len() as u64;
-        let size = end.checked_add(start).ok_or_else(too_large)?;
-        for segment in &mut segments {
-            segment.start += start;
-        }
-        segments.insert(0, Segment { start: 0, length: start, part: BytesOf::Prefix(prefix) });
         Ok(Self { files, coded, segments, size })
     }
 
@@ -132,13 +120,13 @@ impl ReadAt for Merged {
 fn metadata(files: &[WeightsFile]) -> Option<Value> {
     /// A header, without its tensors.
     #[derive(Deserialize)]
-    struct Header {
+    struct HeaderMetadata {
         #[serde(rename = "__metadata__")]
         metadata: Option<Map<String, Value>>,
     }
     let mut all: Option<Map<String, Value>> = None;
     for file in files {
-        let header: Option<Header> = serde_json::from_slice(&file.prefix[8..]).ok();
+        let header: Option<HeaderMetadata> = serde_json::from_slice(&file.prefix[8..]).ok();
         if let Some(metadata) = header.and_then(|header| header.metadata) {
             let all = all.get_or_insert_default();
             metadata.into_iter().for_each(|(key, value)| {

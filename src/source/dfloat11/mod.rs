@@ -11,7 +11,7 @@
 //! ```
 //! The matrices of a block are concatenated, in the order in which `dfloat11_config.pattern_dict`
 //! of config.json lists them; a pattern without a list is a module whose one `weight` is coded.
-//! Shapes are not stored: see [`shapes`].
+//! Shapes are not stored: see [`config`].
 //!
 //! A folder's files become one [`WeightsFile`], whose bytes are what the `safetensors` library
 //! would have written for the original tensors, and are decoded where they are read: nobody who
@@ -23,9 +23,7 @@
 
 mod coded;
 mod config;
-mod file_range;
 mod merged;
-mod shapes;
 mod table;
 
 use std::{
@@ -39,13 +37,15 @@ use std::{
 use serde_json::Value;
 
 use self::{
-    coded::CodedBlock,
-    config::Config,
-    file_range::{AGAIN, FileRange},
-    merged::{BytesOf, Entry, Merged},
-    shapes::ModelGeometry,
+    coded::{CodedBlock, FileRange},
+    config::{Config, ModelGeometry},
+    merged::{BytesOf, Merged, MergedTensor},
+    table::AGAIN,
 };
-use super::{MAX_HEADER_BYTES, Source, SourceTensor, WeightsFile, walk::Found};
+use super::{
+    safetensors::{MAX_HEADER_BYTES, SourceTensor, WeightsFile},
+    walk::Found,
+};
 use crate::{
     Dtype, Error, Result,
     paths::{CONFIG, folder_of},
@@ -75,29 +75,29 @@ pub(super) fn folders(found: &[Found]) -> BTreeSet<String> {
 }
 
 /// Replaces the files of each folder that holds a checkpoint of the package by the one file that it
-/// was made from, as far as that can be known. `root` is the source's folder.
+/// was made from, as far as that can be known. `root` is the source's folder. Returns what the user
+/// should know of it.
 ///
 /// # Errors
 /// [`Error::Parameter`] if config.json is missing or does not tell what a block consists of;
 /// [`Error::Corrupt`] if arrays are missing or contradict each other; [`Error::Unsupported`];
 /// [`Error::Io`].
-pub(super) fn import(source: &mut Source, root: &Path) -> Result<()> {
-    let folders: BTreeSet<String> =
-        source.weights.iter().map(|file| folder_of(&file.path).to_owned()).collect();
-    for folder in folders {
-        let (files, others) = std::mem::take(&mut source.weights)
-            .into_iter()
-            .partition::<Vec<_>, _>(|file| folder_of(&file.path) == folder);
-        source.weights = others;
-        if !is_coded(&files) {
-            source.weights.extend(files);
-            continue;
-        }
-        let config = root.join(&folder).join(CONFIG);
-        source.weights.push(Import::new(files, config)?.finish(&mut source.notes)?);
+pub(super) fn import(weights: &mut Vec<WeightsFile>, root: &Path) -> Result<Vec<String>> {
+    let mut folders = BTreeMap::<String, Vec<WeightsFile>>::new();
+    for file in weights.drain(..) {
+        folders.entry(folder_of(&file.path).to_owned()).or_default().push(file);
     }
-    source.weights.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(())
+    let mut notes = Vec::new();
+    for (folder, files) in folders {
+        if is_coded(&files) {
+            let config = root.join(&folder).join(CONFIG);
+            weights.push(Import::new(files, config)?.finish(&mut notes)?);
+        } else {
+            weights.extend(files);
+        }
+    }
+    weights.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(notes)
 }
 
 /// Whether files have tensors of both names in one module.
@@ -113,7 +113,6 @@ fn module_of<'a>(name: &'a str, last: &str) -> Option<&'a str> {
     name.strip_suffix(last).filter(|module| module.is_empty() || module.ends_with('.'))
 }
 
-/// One checkpoint on its way in.
 struct Import {
     files: Vec<WeightsFile>,
     config_path: PathBuf,
@@ -122,7 +121,7 @@ struct Import {
     stored: BTreeMap<String, (usize, SourceTensor)>,
     geometry: ModelGeometry,
     coded: Vec<Arc<CodedBlock>>,
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, MergedTensor>,
     /// Bytes that the entries take in a header, at least.
     header: u64,
     /// Names of tensors whose shape nothing tells.
@@ -213,24 +212,24 @@ impl Import {
         let splits = self.splits(module, coded.weights())?;
         let attributes = self.attributes(module, splits.len() - 1)?;
         let index = self.coded.len();
-        for (attribute, range) in attributes.iter().zip(splits.windows(2)) {
+        for (matrix, range) in splits.windows(2).enumerate() {
             let (first, weights) = (range[0], range[1] - range[0]);
-            let path = attribute.as_ref().map_or_else(
-                || module.trim_end_matches('.').to_owned(),
-                |attribute| format!("{module}{attribute}"),
-            );
+            let path = match attributes.get(matrix) {
+                None => module.trim_end_matches('.').to_owned(),
+                Some(attribute) => format!("{module}{attribute}"),
+            };
             let name = if path.is_empty() { "weight".to_owned() } else { format!("{path}.weight") };
             let bias =
                 self.stored.get(&format!("{path}.bias")).map(|(_, tensor)| &tensor.shape[..]);
             let shape = self
                 .geometry
-                .shape(&path, attribute.is_none(), weights, bias)
+                .shape(&path, attributes.is_empty(), weights, bias)
                 .unwrap_or_else(|| {
                     self.flat.push(name.clone());
                     vec![weights]
                 });
             let part = BytesOf::Coded { coded: index, first };
-            let entry = Entry { dtype: Dtype::BF16, shape, bytes: 2 * weights, part };
+            let entry = MergedTensor { dtype: Dtype::BF16, shape, bytes: 2 * weights, part };
             self.add(name, entry)?;
         }
         self.coded.push(Arc::new(coded));
@@ -246,13 +245,10 @@ impl Import {
             Error::check_limit(what, array.length, MAX_SPLIT_BYTES)?;
             let mut bytes = vec![0; array.length as usize];
             array.read(0, &mut bytes)?;
-            splits.extend(
-                bytes
-                    .chunks_exact(8)
-                    .map(|entry| u64::from_le_bytes(entry.try_into().expect("8 bytes"))),
-            );
+            let (entries, rest) = bytes.as_chunks();
+            splits.extend(entries.iter().map(|&entry| u64::from_le_bytes(entry)));
             let ascending = splits.is_sorted() && splits.last().is_none_or(|&last| last <= weights);
-            if !ascending || !bytes.len().is_multiple_of(8) {
+            if !ascending || !rest.is_empty() {
                 let problem = format!("must be ascending positions among {weights} weights");
                 return Err(array.damaged(0, problem));
             }
@@ -261,30 +257,24 @@ impl Import {
         Ok(splits)
     }
 
-    /// The names of a block's matrices; `None` for the module's own weight.
-    fn attributes(&self, module: &str, count: usize) -> Result<Vec<Option<String>>> {
+    /// The names of a block's matrices; none for the module's own weight.
+    fn attributes(&self, module: &str, count: usize) -> Result<Vec<String>> {
         let name = module.trim_end_matches('.');
         let matches: Vec<&Vec<String>> = self.config.attributes(name).collect();
-        let fitting = matches.iter().find(|attributes| attributes.len().max(1) == count);
-        let Some(attributes) = fitting else {
-            let lengths: Vec<usize> = matches.iter().map(|attributes| attributes.len()).collect();
-            let problem = if lengths.is_empty() {
-                format!("no pattern of pattern_dict matches the block {name:?}")
-            } else {
-                format!(
-                    "the block {name:?} has {count} matrices, and pattern_dict names {lengths:?} \
-                    for it"
-                )
-            };
-            let problem = format!("{}: {problem}", self.config_path.display());
-            let remedy = "get the config.json that belongs to these weights";
-            return Err(Error::parameter(problem, remedy));
-        };
-        Ok(if attributes.is_empty() {
-            vec![None]
+        if let Some(fitting) = matches.iter().find(|attributes| attributes.len().max(1) == count) {
+            return Ok((*fitting).clone());
+        }
+        let place = self.config_path.display();
+        let lengths: Vec<usize> = matches.iter().map(|attributes| attributes.len()).collect();
+        let problem = if lengths.is_empty() {
+            format!("{place}: no pattern of pattern_dict matches the block {name:?}")
         } else {
-            attributes.iter().map(|attribute| Some(attribute.clone())).collect()
-        })
+            format!(
+                "{place}: the block {name:?} has {count} matrices, and pattern_dict names \
+                {lengths:?} for it"
+            )
+        };
+        Err(Error::parameter(problem, "get the config.json that belongs to these weights"))
     }
 
     /// Takes over all tensors that belong to no block.
@@ -296,18 +286,16 @@ impl Import {
             }
         }
         for (name, (file, tensor)) in others {
-            let part = BytesOf::Stored { file, offset: tensor.offset };
-            self.add(
-                name,
-                Entry { dtype: tensor.dtype, shape: tensor.shape, bytes: tensor.length, part },
-            )?;
+            let SourceTensor { dtype, shape, offset, length: bytes, .. } = tensor;
+            let part = BytesOf::Stored { file, offset };
+            self.add(name, MergedTensor { dtype, shape, bytes, part })?;
         }
         Ok(())
     }
 
     /// Adds a tensor. A module's name counts for each of its matrices, so names may take far more
     /// than the files and config.json do: more than a header may is refused before it is there.
-    fn add(&mut self, name: String, entry: Entry) -> Result<()> {
+    fn add(&mut self, name: String, entry: MergedTensor) -> Result<()> {
         self.header += (Value::from(name.as_str()).to_string().len() + ENTRY_BYTES) as u64;
         if self.header > MAX_HEADER_BYTES {
             let what = format_args!("{}: the header's length in bytes", self.path());

@@ -14,8 +14,10 @@
 //! they lead to a LUT from a lower level than its codes do, the LUT counts for that level, and
 //! streams whose codes lead there are rejected.
 
-use super::file_range::AGAIN;
 use crate::{Error, Result};
+
+/// The remedy for a damaged checkpoint.
+pub(super) const AGAIN: &str = "download the checkpoint again";
 
 pub(super) const ENTRIES: usize = 256;
 /// The longest code, in bits.
@@ -31,26 +33,26 @@ pub(super) const MAX_ROWS: usize = 18;
 const SHORT_BITS: u32 = 12;
 
 /// `0` nothing, [`AMBIGUOUS`], `POINTER | LUT`, or `length << 8 | exponent`.
-type Entry = u16;
-const POINTER: Entry = 0x8000;
-const AMBIGUOUS: Entry = 0x4000;
+type LutEntry = u16;
+const POINTER: LutEntry = 0x8000;
+const AMBIGUOUS: LutEntry = 0x4000;
 
 /// Look-up tables whose entries say what they are.
-pub(super) struct Table {
-    luts: Vec<[Entry; ENTRIES]>,
+pub(super) struct LutTree {
+    luts: Vec<[LutEntry; ENTRIES]>,
     /// Exponents with codes of up to [`SHORT_BITS`] bits, by the next bits of the stream; 0 for
     /// others.
-    short: Vec<Entry>,
+    short: Vec<LutEntry>,
 }
 
 /// Why the bits of a stream are no code.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum NoCode {
+pub(super) enum InvalidCode {
     Unused,
     Ambiguous,
 }
 
-impl Table {
+impl LutTree {
     /// Reads the rows of `luts`: LUTs, then code lengths.
     pub(super) fn new(place: &str, bytes: &[u8]) -> Result<Self> {
         let (rows, rest) = bytes.as_chunks::<ENTRIES>();
@@ -68,9 +70,11 @@ impl Table {
             let target = pointed(value).and_then(|target| Some((target, *levels.get(target)?)));
             match (is_exponent(lengths, level, value), target) {
                 (true, Some((target, None))) if target > row => AMBIGUOUS,
-                (true, _) => Entry::from(lengths[usize::from(value)]) << 8 | Entry::from(value),
+                (true, _) => {
+                    LutEntry::from(lengths[usize::from(value)]) << 8 | LutEntry::from(value)
+                }
                 (false, Some((target, Some(below)))) if below == level + 1 => {
-                    POINTER | target as Entry
+                    POINTER | target as LutEntry
                 }
                 (false, _) => 0,
             }
@@ -94,14 +98,14 @@ impl Table {
     /// The code that streams beginning with these [`SHORT_BITS`] bits begin with, if it is no
     /// longer and the same whatever follows. Below a prefix that it shares with the package's end
     /// mark, which has no entries, remains of another code would answer for some of the streams.
-    fn short_entry(&self, index: u32) -> Entry {
+    fn short_entry(&self, index: u32) -> LutEntry {
         let with = |next: u32| self.walk(index << (32 - SHORT_BITS) | next << 16);
         match with(0) {
             Ok((exponent, length))
                 if u32::from(length) <= SHORT_BITS
                     && (1..1 << (16 - SHORT_BITS)).all(|next| with(next) == with(0)) =>
             {
-                Entry::from(length) << 8 | Entry::from(exponent)
+                LutEntry::from(length) << 8 | LutEntry::from(exponent)
             }
             _ => 0,
         }
@@ -110,24 +114,24 @@ impl Table {
     /// The exponent and the length of the code, 1..=32, at the start of a stream whose next 32 bits
     /// are `bits`.
     #[inline]
-    pub(super) fn find(&self, bits: u32) -> Result<(u8, u8), NoCode> {
+    pub(super) fn find(&self, bits: u32) -> Result<(u8, u8), InvalidCode> {
         match self.short[(bits >> (32 - SHORT_BITS)) as usize] {
             0 => self.walk(bits),
             entry => Ok((entry as u8, (entry >> 8) as u8)),
         }
     }
 
-    fn walk(&self, bits: u32) -> Result<(u8, u8), NoCode> {
+    fn walk(&self, bits: u32) -> Result<(u8, u8), InvalidCode> {
         let mut lut = 0;
         for byte in bits.to_be_bytes() {
             match self.luts[lut][usize::from(byte)] {
-                0 => return Err(NoCode::Unused),
-                AMBIGUOUS => return Err(NoCode::Ambiguous),
+                0 => return Err(InvalidCode::Unused),
+                AMBIGUOUS => return Err(InvalidCode::Ambiguous),
                 pointer if pointer >= POINTER => lut = usize::from(pointer & !POINTER),
                 entry => return Ok((entry as u8, (entry >> 8) as u8)),
             }
         }
-        Err(NoCode::Unused)
+        Err(InvalidCode::Unused)
     }
 }
 
@@ -176,7 +180,7 @@ mod tests {
 
     #[test]
     fn lengths_tell_exponents_from_pointers() {
-        let table = Table::new("luts", &rows(254, 9)).unwrap();
+        let table = LutTree::new("luts", &rows(254, 9)).unwrap();
         assert_eq!(table.find(0), Ok((120, 1)));
         assert_eq!(table.find(0x8000_0000), Ok((255, 9)));
         assert_eq!(table.find(0x8080_0000), Ok((254, 9)));
@@ -190,18 +194,18 @@ mod tests {
         rows[0][128..].fill(255);
         rows[1][0x81..].fill(131);
         (rows[2][120], rows[2][130], rows[2][131]) = (1, 9, 16);
-        let table = Table::new("luts", rows.as_flattened()).unwrap();
+        let table = LutTree::new("luts", rows.as_flattened()).unwrap();
         assert_eq!(table.find(0x8070_0000), Ok((130, 9)));
         assert_eq!(table.find(0x8081_0000), Ok((131, 16)));
     }
 
     #[test]
     fn what_cannot_be_told_is_not_guessed() {
-        let table = Table::new("luts", &rows(255, 3)).unwrap();
+        let table = LutTree::new("luts", &rows(255, 3)).unwrap();
         assert_eq!(table.find(0), Ok((120, 1)));
         assert_eq!(
             table.find(0x8000_0000),
-            Err(NoCode::Ambiguous),
+            Err(InvalidCode::Ambiguous),
             "LUT 1, or an exponent of 3 bits"
         );
     }
@@ -210,13 +214,16 @@ mod tests {
     fn circles_and_wrong_sizes() {
         let mut rows = [[255; ENTRIES], [255; ENTRIES], [0; ENTRIES]];
         rows[1][..].fill(254);
-        assert_eq!(Table::new("luts", rows.as_flattened()).unwrap().find(0), Err(NoCode::Unused));
+        assert_eq!(
+            LutTree::new("luts", rows.as_flattened()).unwrap().find(0),
+            Err(InvalidCode::Unused)
+        );
         for length in [0, 255, 256, 511, 513] {
-            assert!(matches!(Table::new("luts", &vec![0; length]), Err(Error::Corrupt { .. })));
+            assert!(matches!(LutTree::new("luts", &vec![0; length]), Err(Error::Corrupt { .. })));
         }
         rows[2][7] = 33;
         assert!(matches!(
-            Table::new("luts", rows.as_flattened()),
+            LutTree::new("luts", rows.as_flattened()),
             Err(Error::Corrupt { offset: 519, .. })
         ));
     }

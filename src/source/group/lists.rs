@@ -2,11 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{
-    Item,
-    natural::{components, is_number, stem},
-    tree::{NodeId, Tree},
-};
+use super::tree::{Item, NodeId, Tree, components, is_number, stem};
 
 /// The rank from which a module counts as deep as a layer: it has modules in modules.
 const LAYER_RANK: u8 = 3;
@@ -29,8 +25,10 @@ pub(super) struct Lists {
     /// For each node, the list it is a member of.
     member: Vec<Option<usize>>,
     /// For each node, whether a block that is a member, or a lone number, is below it.
-    blocks_below: Vec<bool>,
-    lone: Vec<bool>,
+    pub(super) blocks_below: Vec<bool>,
+    /// For each node, whether it is an only number, as deep as a layer and with no list of such
+    /// below it.
+    pub(super) lone: Vec<bool>,
     /// For each node, the bytes below it that are in a list of numbers, and in a deep list.
     listed: Vec<u128>,
     layered: Vec<u128>,
@@ -62,16 +60,6 @@ impl Lists {
     /// The list that a node is a member of.
     pub(super) fn of(&self, node: NodeId) -> Option<&List> {
         self.member[node].map(|list| &self.all[list])
-    }
-
-    /// Whether a node is an only number, as deep as a layer and with no list of such below it.
-    pub(super) fn is_lone_layer(&self, node: NodeId) -> bool {
-        self.lone[node]
-    }
-
-    /// Whether a member of a list, or a lone layer, is below a node.
-    pub(super) fn has_blocks_below(&self, node: NodeId) -> bool {
-        self.blocks_below[node]
     }
 
     fn find_among_children(&mut self, tree: &Tree, node: NodeId) {

@@ -31,28 +31,20 @@
 //! depend on the order of the input.
 
 mod lists;
-mod natural;
-mod plan;
 mod tree;
 
-use super::SourceTensor;
+use std::{collections::HashMap, ops::Range};
 
-/// What grouping needs to know of a tensor.
-#[derive(Clone, Copy, Debug)]
-pub struct Item<'a> {
-    /// The name; names should be unique.
-    pub name: &'a str,
-    /// The dimensions.
-    pub shape: &'a [u64],
-    /// The size in bytes.
-    pub bytes: u64,
-}
+pub use self::tree::Item;
+use self::{
+    lists::Lists,
+    tree::{NodeId, Tree, components},
+};
 
-impl<'a> From<&'a SourceTensor> for Item<'a> {
-    fn from(tensor: &'a SourceTensor) -> Self {
-        Self { name: &tensor.name, shape: &tensor.shape, bytes: tensor.length }
-    }
-}
+/// A module alone in its block holds at least one part in this many of the model.
+const SMALLEST_ALONE: u128 = 1024;
+/// The longest label of a block in bytes, short of room for what makes it unique.
+const MAX_LABEL_BYTES: usize = 4096 - 24;
 
 /// Tensors that are decoded together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +61,134 @@ pub struct GroupedBlock {
 /// The result depends on the set of tensors, not on their order. O(n log n) for n tensors, in time
 /// and memory, since only the first 32 components of a name are looked at.
 pub fn group(items: &[Item]) -> Vec<GroupedBlock> {
-    let tree = tree::Tree::new(items);
-    let lists = lists::Lists::find(&tree, items);
-    plan::blocks(&tree, &lists, items)
+    let tree = Tree::new(items);
+    let lists = Lists::find(&tree, items);
+    let mut grouping = Grouping { tree: &tree, lists: &lists, parts: Vec::new(), open: vec![0] };
+    while let Some(module) = grouping.open.pop() {
+        grouping.divide(module);
+    }
+    grouping.parts.sort_by_key(|part| part.tensors[0].start);
+    let mut labels = HashMap::new();
+    let block = |part: PlannedBlock| {
+        let label = unique(part.label(&tree, items), &mut labels);
+        let tensors = part.tensors.into_iter().flatten().map(|position| tree.order[position]);
+        GroupedBlock { name: label, tensors: tensors.collect() }
+    };
+    grouping.parts.into_iter().map(block).collect()
+}
+
+/// A block: a whole node, or several small ones in a module.
+struct PlannedBlock {
+    node: NodeId,
+    is_rest: bool,
+    /// Positions in the tree's order.
+    tensors: Vec<Range<usize>>,
+}
+
+struct Grouping<'a> {
+    tree: &'a Tree<'a>,
+    lists: &'a Lists,
+    parts: Vec<PlannedBlock>,
+    /// Modules that are yet to be divided.
+    open: Vec<NodeId>,
+}
+
+enum ChildRole {
+    Open,
+    Alone,
+    Rest,
+}
+
+impl Grouping<'_> {
+    fn divide(&mut self, module: NodeId) {
+        let mut rest = Vec::new();
+        let mut last = module;
+        for child in self.tree.children(module) {
+            match self.step(child) {
+                ChildRole::Open => self.open.push(child),
+                ChildRole::Alone => {
+                    let tensors = vec![self.tree.nodes[child].tensors.clone()];
+                    self.parts.push(PlannedBlock { node: child, is_rest: false, tensors });
+                }
+                ChildRole::Rest => {
+                    rest.push(self.tree.nodes[child].tensors.clone());
+                    last = child;
+                }
+            }
+        }
+        let own = self.own_tensors(module);
+        let is_one_child = own.is_empty() && rest.len() == 1;
+        if !own.is_empty() {
+            rest.insert(0, own);
+        }
+        if !rest.is_empty() {
+            let node = if is_one_child { last } else { module };
+            self.parts.push(PlannedBlock { node, is_rest: !is_one_child, tensors: rest });
+        }
+    }
+
+    fn step(&self, child: NodeId) -> ChildRole {
+        let has_blocks = self.lists.blocks_below[child];
+        match self.lists.of(child) {
+            Some(list) if list.is_of_stages && has_blocks => ChildRole::Open,
+            Some(_) => ChildRole::Alone,
+            None if self.lists.lone[child] => ChildRole::Alone,
+            None if has_blocks || self.is_most(child) => ChildRole::Open,
+            None if self.is_large(child) => ChildRole::Alone,
+            None => ChildRole::Rest,
+        }
+    }
+
+    /// The tensor, if any, whose name is that of the module itself.
+    fn own_tensors(&self, module: NodeId) -> Range<usize> {
+        let Range { start, end } = self.tree.nodes[module].tensors;
+        start
+            ..self
+                .tree
+                .children(module)
+                .next()
+                .map_or(end, |child| self.tree.nodes[child].tensors.start)
+    }
+
+    /// Whether a node is most of the model, and there is something in it to divide.
+    fn is_most(&self, node: NodeId) -> bool {
+        self.tree.matrices(node) >= 2 && self.tree.weight(node) * 4 > self.tree.weight(0) * 3
+    }
+
+    fn is_large(&self, node: NodeId) -> bool {
+        self.tree.matrices(node) > 0
+            && self.tree.weight(node) * SMALLEST_ALONE >= self.tree.weight(0)
+    }
+}
+
+impl PlannedBlock {
+    fn label(&self, tree: &Tree, items: &[Item]) -> String {
+        let node = &tree.nodes[self.node];
+        let name = items[tree.order[node.tensors.start]].name;
+        let length: usize =
+            components(name).take(node.depth).map(|component| component.len() + 1).sum();
+        let mut end = length.saturating_sub(1).min(MAX_LABEL_BYTES);
+        while !name.is_char_boundary(end) {
+            end -= 1;
+        }
+        match (&name[..end], self.is_rest) {
+            ("", _) => "*".to_owned(),
+            (path, true) => format!("{path}.*"),
+            (path, false) => path.to_owned(),
+        }
+    }
+}
+
+/// Labels coincide only where names are odd: cut off, or like `*` and `.x`. Remembering the last
+/// number of each keeps this linear.
+fn unique(label: String, uses: &mut HashMap<String, u64>) -> String {
+    let mut count = uses.get(&label).copied().unwrap_or(0);
+    let mut candidate = label.clone();
+    while uses.contains_key(&candidate) {
+        count += 1;
+        candidate = format!("{label}~{count}");
+    }
+    uses.insert(label, count.max(1));
+    uses.entry(candidate.clone()).or_insert(1);
+    candidate
 }

@@ -32,27 +32,59 @@ const (
 
 // Kinds of files (3, File).
 const (
-	FileWeights = 0
-	FileSide    = 1
-	FileBeside  = 2
+	FileWeights = iota
+	FileSide
+	FileBeside
 )
 
 // Kinds of sections (3, Section).
 const (
-	sectionCodebook  = 1
-	sectionIndex     = 2
-	sectionBitstream = 3
-	sectionPlane     = 4
-	sectionRaw       = 5
-	sectionPrefix    = 6
-	sectionSide      = 7
+	sectionCodebook = 1 + iota
+	sectionIndex
+	sectionBitstream
+	sectionPlane
+	sectionRaw
+	sectionPrefix
+	sectionSide
 	sectionSkippable = 1 << 31 // kinds from here on are ignored if unknown
 )
 
+func knownSection(kind uint32) bool {
+	return kind >= sectionCodebook && kind <= sectionSide
+}
+
 // Encodings (6).
 const (
-	encodingAlias = 0
-	encodingRaw   = 1
-	encodingGap   = 2
-	encodingTile  = 3
+	encodingAlias = iota
+	encodingRaw
+	encodingGap
+	encodingTile
 )
+
+const dtypeBF16 = 15
+
+// dtypes is the table of section 5, by id.
+var dtypes = [...]struct {
+	name string
+	bits uint64
+}{
+	1: {"BOOL", 8}, 2: {"F4", 4}, 3: {"F6_E2M3", 6}, 4: {"F6_E3M2", 6},
+	5: {"U8", 8}, 6: {"I8", 8}, 7: {"F8_E5M2", 8}, 8: {"F8_E4M3", 8},
+	9: {"F8_E8M0", 8}, 10: {"F8_E4M3FNUZ", 8}, 11: {"F8_E5M2FNUZ", 8},
+	12: {"I16", 16}, 13: {"U16", 16}, 14: {"F16", 16}, 15: {"BF16", 16},
+	16: {"I32", 32}, 17: {"U32", 32}, 18: {"F32", 32}, 19: {"C64", 64},
+	20: {"F64", 64}, 21: {"I64", 64}, 22: {"U64", 64},
+}
+
+func knownDtype(id uint32) bool {
+	return id >= 1 && id < uint32(len(dtypes))
+}
+
+func isDtypeName(name string) bool {
+	for _, d := range dtypes[1:] {
+		if d.name == name {
+			return true
+		}
+	}
+	return false
+}

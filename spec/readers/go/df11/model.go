@@ -13,73 +13,49 @@ type Model struct {
 	Folder string // that holds the files of kind beside; empty if not known
 }
 
-// NewModel checks that containers are shards of one model.
-func NewModel(shards ...*Container) (*Model, error) {
-	m := &Model{Shards: shards}
-	if err := first(m.checkShards, m.checkNames, m.checkPaths); err != nil {
-		return nil, err
-	}
-	return m, nil
+// original is a file of a model, with its path and its container.
+type original struct {
+	*File
+	path string
+	c    *Container
+	i    int // in its container
 }
 
-func (m *Model) checkShards() error {
-	if len(m.Shards) == 0 {
-		return corrupt("no containers")
-	}
-	seen := map[uint64]bool{}
-	for _, c := range m.Shards {
-		if c.Identity != m.Shards[0].Identity || c.ShardCount != m.Shards[0].ShardCount {
-			return corrupt("two containers are of different models")
-		}
-		if seen[c.ShardIndex] {
-			return corrupt("two containers are shard %d", c.ShardIndex)
-		}
-		seen[c.ShardIndex] = true
-	}
-	return nil
-}
-
-func (m *Model) checkNames() error {
-	if len(m.Shards) == 1 {
-		return nil // checked when it was opened
-	}
-	seen := map[string]bool{}
-	for _, c := range m.Shards {
-		for i := range c.Tensors {
-			if seen[c.Tensors[i].Name] {
-				return corrupt("two shards have a tensor %q", c.Tensors[i].Name)
+// NewModel checks that containers are shards of one model, of which a path or
+// a name occurs once.
+func NewModel(folder string, shards ...*Container) (*Model, error) {
+	m := &Model{shards, folder}
+	return m, try(func() {
+		Corrupt.when(len(shards) == 0, "no containers")
+		indices, names, paths := map[uint64]bool{}, map[string]bool{}, newPathSet()
+		for _, c := range shards {
+			other := c.Identity != shards[0].Identity || c.ShardCount != shards[0].ShardCount
+			Corrupt.when(other, "two containers are of different models")
+			Corrupt.when(indices[c.ShardIndex], "two containers are shard %d", c.ShardIndex)
+			indices[c.ShardIndex] = true
+			for _, t := range c.Tensors {
+				name := c.Text(t.Name)
+				Corrupt.when(names[name], "two shards have a tensor %q", name)
+				names[name] = true
 			}
-			seen[c.Tensors[i].Name] = true
 		}
-	}
-	return nil
-}
-
-func (m *Model) checkPaths() error {
-	set := newPathSet()
-	for _, f := range m.files() {
-		if err := set.add(f.Path); err != nil {
-			return err
+		for _, f := range m.files() {
+			paths.add(f.path)
 		}
-	}
-	return set.check()
+		paths.check()
+	})
 }
 
 // files are all files of the model, in ascending order of their paths.
-func (m *Model) files() []*File {
-	var out []*File
+func (m *Model) files() (out []original) {
 	for _, c := range m.Shards {
 		for i := range c.Files {
-			out = append(out, &c.Files[i])
+			f := &c.Files[i]
+			out = append(out, original{f, c.Text(f.Path), c, i})
 		}
 	}
-	sort.SliceStable(out, func(i, k int) bool { return out[i].Path < out[k].Path })
+	sort.SliceStable(out, func(i, k int) bool { return out[i].path < out[k].path })
 	return out
-}
-
-// Complete tells whether all shards are there.
-func (m *Model) Complete() bool {
-	return uint64(len(m.Shards)) == m.Shards[0].ShardCount
 }
 
 // identity computes the identity of a complete model (8, Identity).
@@ -90,12 +66,10 @@ func (m *Model) identity() Hash {
 		if f.Kind == FileWeights {
 			kind = 1
 		}
-		record := []byte{kind}
-		record = binary.LittleEndian.AppendUint64(record, uint64(len(f.Path)))
-		record = append(record, f.Path...)
+		record := binary.LittleEndian.AppendUint64([]byte{kind}, uint64(len(f.path)))
+		record = append(record, f.path...)
 		record = binary.LittleEndian.AppendUint64(record, f.Length)
-		record = append(record, f.Hash[:]...)
-		_, _ = h.Write(record)
+		_, _ = h.Write(append(record, f.Hash[:]...))
 	}
 	return h.Sum()
 }
@@ -107,20 +81,16 @@ func (m *Model) Verify() *Report {
 		c.verify(r)
 	}
 	for _, f := range m.files() {
-		if f.Kind != FileBeside {
-			continue
+		if f.Kind == FileBeside && m.Folder != "" {
+			r.try(func() { m.findBeside(f) })
+		} else if f.Kind == FileBeside {
+			r.skip("file %q beside the container: its folder is not known", f.path)
 		}
-		if m.Folder == "" {
-			r.skip("file %q beside the container: its folder is not known", f.Path)
-			continue
-		}
-		_, err := m.findBeside(f)
-		r.add(err)
 	}
-	if !m.Complete() {
-		r.skip("the identity: %d of %d shards are there", len(m.Shards), m.Shards[0].ShardCount)
-	} else if m.identity() != m.Shards[0].Identity {
-		r.add(corrupt("the identity is wrong"))
+	if there, all := len(m.Shards), m.Shards[0].ShardCount; uint64(there) < all {
+		r.skip("the identity: %d of %d shards are there", there, all)
+	} else {
+		r.try(func() { Corrupt.when(m.identity() != m.Shards[0].Identity, "the identity is wrong") })
 	}
 	return r
 }

@@ -1,9 +1,12 @@
 "use strict";
-// What the page shows is in the element `data`: one model, or two that are compared.
+// What the page shows is in the element `data`: of one path, or of two that are compared, what
+// `df11 inspect --json --tensors` tells, with names and original files.
 const data = JSON.parse(document.getElementById("data").textContent);
 const [model, other] = data.models;
 const at = (id) => document.getElementById(id);
 const PAGE = 200; // rows of tensors that are shown at a time
+
+const sum = (values) => values.reduce((sum, value) => sum + value, 0);
 
 // ---- text ----
 function bytes(value) {
@@ -16,6 +19,9 @@ function bytes(value) {
 const percent = (part) => `${(100 * part).toFixed(1)} %`;
 const number = (value) => value.toLocaleString("en");
 const bits = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
+/** Bits of sign, mantissa and exponents' entropy. */
+const information = ({ entropy_bits_per_weight: entropy }) =>
+  entropy === null ? null : entropy + 8;
 const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 
 /** Makes elements of a namespace, with attributes and children; text is never read as markup. */
@@ -36,7 +42,7 @@ function tiles(of) {
     [of.original_bytes ? percent(stored / of.original_bytes) : "–", "of the original size"],
     [bytes(Math.max(0, of.original_bytes - stored)), "saved"],
     [bits(of.total.bits_per_weight), "bits a weight, of 16"],
-    [bits(of.total.entropy === null ? null : of.total.entropy + 8), "entropy of exponents + 8"],
+    [bits(information(of.total)), "entropy of exponents + 8"],
     [number(of.tensors.length),
       `tensors in ${count(of.blocks.length, "block")}, ${count(of.containers, "container")}`],
   ];
@@ -125,7 +131,7 @@ function legend(...entries) {
 /** Sign and mantissa, what is stored above them, and where the entropy ends. */
 function stack(block, kind) {
   const parts = [["plane", Math.min(8, block.bits_per_weight)], [kind, block.bits_per_weight]];
-  if (block.entropy !== null) parts.push(["mark", block.entropy + 8]);
+  if (information(block) !== null) parts.push(["mark", information(block)]);
   return parts;
 }
 
@@ -149,9 +155,10 @@ function blockChart() {
   names.push(["mark", "8 + entropy"]);
   const tell = ({ block, twin }) => {
     const text = `${block.name}: ${bits(block.bits_per_weight)} bits a weight, `
-      + `${bytes(block.decoded)} → ${bytes(block.stored)}, ${count(block.tensors, "tensor")}`;
+      + `${bytes(block.decoded_bytes)} → ${bytes(block.stored_bytes)}, `
+      + count(block.tensor_count, "tensor");
     if (!twin) return text;
-    return `${text}; ${other.name}: ${bits(twin.bits_per_weight)}, ${bytes(twin.stored)}`;
+    return `${text}; ${other.name}: ${bits(twin.bits_per_weight)}, ${bytes(twin.stored_bytes)}`;
   };
   const enter = ({ block }) => search(`block:${block.name}`);
   const label = "Bits a weight by block";
@@ -161,7 +168,7 @@ function blockChart() {
 
 function exponentChart() {
   const counts = model.exponents;
-  const total = counts ? counts.reduce((sum, one) => sum + one, 0) : 0;
+  const total = counts ? sum(counts) : 0;
   if (!total) {
     at("entropy").textContent = counts ? "There are no BF16 weights." : "They were not counted.";
     return "";
@@ -169,8 +176,8 @@ function exponentChart() {
   const shares = counts.map((one) => one / total);
   const common = shares.map((share) => share >= 0.0005);
   const [first, last] = [common.indexOf(true), common.lastIndexOf(true)];
-  const entropy = -shares.reduce((sum, share) => sum + (share ? share * Math.log2(share) : 0), 0);
-  const outside = 1 - shares.slice(first, last + 1).reduce((sum, share) => sum + share, 0);
+  const entropy = -sum(shares.map((share) => (share ? share * Math.log2(share) : 0)));
+  const outside = 1 - sum(shares.slice(first, last + 1));
   const occur = shares.filter((share) => share).length;
   at("entropy").textContent = `The 8 bits of an exponent carry ${entropy.toFixed(3)} bits of `
     + `information: ${occur} of 256 values occur, ${percent(outside)} outside of this range. `
@@ -204,7 +211,7 @@ function rawTable() {
     const key = `${tensor.dtype}\n${tensor.why}`;
     const group = groups.get(key) ?? { ...tensor, tensors: 0, bytes: 0 };
     group.tensors += 1;
-    group.bytes += tensor.stored;
+    group.bytes += tensor.stored_bytes;
     groups.set(key, group);
   }
   if (!groups.size) return make("p", {}, "Nothing: all tensors are coded.");
@@ -215,8 +222,9 @@ function rawTable() {
 
 const COLUMNS = [
   ["tensor", "text name", "name"], ["block", "text name", "block"], ["dtype", "text", "dtype"],
-  ["shape", "text", "shape"], ["encoding", "text", "encoding"], ["decoded", "", "decoded"],
-  ["stored", "", "stored"], ["bits", "", "bits_per_weight"], ["entropy + 8", "", "entropy"],
+  ["shape", "text", "shape"], ["encoding", "text", "encoding"],
+  ["decoded", "", "decoded_bytes"], ["stored", "", "stored_bytes"],
+  ["bits", "", "bits_per_weight"], ["entropy + 8", "", "entropy_bits_per_weight"],
 ];
 if (other) COLUMNS.push([`stored, ${other.name}`, "", "twin"], ["bits the same", "text", "same"]);
 let sorted = null, descending = false, shown = PAGE, wanted = "";
@@ -239,8 +247,8 @@ function matching() {
 function cells(tensor) {
   const encoding = tensor.reason ? `${tensor.encoding} (${tensor.reason})` : tensor.encoding;
   const row = [tensor.name, tensor.block, tensor.dtype, tensor.shape.join(" × "), encoding,
-    bytes(tensor.decoded), bytes(tensor.stored), bits(tensor.bits_per_weight),
-    bits(tensor.entropy === null ? null : tensor.entropy + 8)];
+    bytes(tensor.decoded_bytes), bytes(tensor.stored_bytes), bits(tensor.bits_per_weight),
+    bits(information(tensor))];
   if (other) row.push(tensor.twin === null ? "–" : bytes(tensor.twin), same(tensor));
   return row;
 }
@@ -295,11 +303,10 @@ function comparison() {
     ["tensors", "text"], ["number", ""], ["stored", ""], ["first of them", "text name"],
   ];
   const rows = kinds.map(([name, list]) => [
-    name, number(list.length), bytes(list.reduce((sum, tensor) => sum + tensor.stored, 0)),
+    name, number(list.length), bytes(sum(list.map((tensor) => tensor.stored_bytes))),
     list.slice(0, 3).map((tensor) => tensor.name).join(", ") + (list.length > 3 ? ", …" : ""),
   ]);
-  return make("div", {}, make("p", {}, verdict),
-    table(columns, rows));
+  return make("div", {}, make("p", {}, verdict), table(columns, rows));
 }
 
 // ---- the page ----
@@ -310,18 +317,61 @@ function setTheme(theme) {
   at("theme").textContent = `Theme: ${theme}`;
 }
 
-function prepare(of) {
+/** Why a tensor is not coded, in short and in a sentence. */
+function reason({ encoding, dtype, decoded_bytes, target }) {
+  if (encoding === "alias") return [null, `the same bytes as ${target}`];
+  if (encoding !== "raw") return [null, ""];
+  if (dtype !== "BF16") return ["not BF16", "only BF16 is coded"];
+  if (decoded_bytes < data.small_bytes) {
+    return ["small", "so small a tensor would save next to nothing"];
+  }
+  // The container does not tell which.
+  return ["would not shrink, or raw was asked for",
+    "its codes would take more bytes than they save, or it was compressed with --layout raw"];
+}
+
+/** Joins the components of a pipeline; names begin with their folders. */
+function join(of) {
+  const parts = of.components ?? [of];
+  const name = (part, name) => (part.component ? `${part.component}/${name}` : name);
+  of.identity = parts[parts.length - 1].identity;
+  of.containers = sum(parts.map((part) => part.shards.length));
+  of.original_bytes = sum(of.files.map((file) => file.stored ?? 0));
+  of.exponents = parts.every((part) => part.exponents)
+    ? parts[0].exponents.map((_, at) => sum(parts.map((part) => part.exponents[at]))) : null;
+  of.blocks = parts.flatMap((part) => part.blocks.map((block) => {
+    block.name = name(part, block.name);
+    for (const tensor of block.tensors) prepare(tensor, block.name, name(part, tensor.name));
+    return block;
+  }));
+  of.tensors = of.blocks.flatMap((block) => block.tensors);
+}
+
+function prepare(tensor, block, name) {
+  const [short, why] = reason(tensor);
+  const text = [name, block, tensor.dtype, tensor.encoding, why].join(" ").toLowerCase();
+  Object.assign(tensor, { name, block, reason: short, why, text });
+}
+
+/** Tells of each tensor what the other path has under its name. */
+function compare(of, others) {
+  const twins = new Map(others.map((tensor) => [tensor.name, tensor]));
   for (const tensor of of.tensors) {
-    const { name, block, dtype, encoding, why } = tensor;
-    tensor.text = [name, block, dtype, encoding, why].join(" ").toLowerCase();
+    const twin = twins.get(tensor.name);
+    tensor.twin = twin ? twin.stored_bytes : null;
+    tensor.same = twin ? twin.hash === tensor.hash : null;
   }
 }
 
 function show() {
-  data.models.forEach(prepare);
+  data.models.forEach(join);
+  if (other) {
+    compare(model, other.tensors);
+    compare(other, model.tensors);
+  }
   at("title").textContent = data.models.map((each) => each.name).join(" and ");
   at("about").textContent = `identity ${model.identity} · df11 ${data.version}`;
-  for (const missing of model.missing) {
+  for (const missing of model.missing_components ?? []) {
     at("about").append(make("p", { class: "bad" }, `missing: ${missing}`));
   }
   for (const each of data.models) {

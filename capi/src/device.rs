@@ -1,0 +1,276 @@
+//! Tensors on GPUs, in memory of the caller, on streams of the caller.
+#![expect(unsafe_code, reason = "memory and streams of the caller")]
+
+use std::{
+    ffi::c_void,
+    sync::{Arc, OnceLock},
+};
+
+use df11::{
+    gpu::{
+        Device, Linear, LinearInput, LinearOutput, Matrix, Residence,
+        cudarc::driver::{
+            CudaSlice, CudaStream, DevicePtr as _, DriverError,
+            result::{memcpy_dtod_async, memcpy_htod_async},
+            sys::{CUdeviceptr, CUstream},
+        },
+    },
+    hazmat::{
+        Tiles,
+        gpu::{TableAddresses, TileAddresses},
+    },
+};
+
+use crate::{
+    GPU_FAST, Model,
+    error::{Failure, refuse},
+    model::{ALIGNMENT, Places},
+    pointers::{check_size, rows_of},
+};
+
+/// A GPU that is open, and the status that its kernels set.
+pub(crate) struct Opened {
+    pub(crate) device: Device,
+    pub(crate) status: df11::gpu::Status,
+}
+
+/// A tensor on a GPU. Any number of threads may use it at once, on any streams.
+pub struct GpuTensor {
+    gpu: Arc<Opened>,
+    name: String,
+    rows: u64,
+    row_bytes: u64,
+    form: Form,
+    /// If it is the library's.
+    _memory: Option<CudaSlice<u8>>,
+}
+
+enum Form {
+    Matrix(Matrix, OnceLock<Linear>),
+    /// From this address on.
+    Decoded(CUdeviceptr),
+}
+
+/// A product `y = x Wᵀ (+ bias)`: BF16, row-major, in memory of the GPU. Pitches count elements
+/// from the start of a row to that of the next.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    /// `sizeof (df11_product)`: later versions add fields at the end.
+    pub size: usize,
+    /// Rows of as many elements as W has columns.
+    pub x: *const c_void,
+    /// Elements from a row of x to the next.
+    pub x_pitch: u64,
+    /// Rows of x and y.
+    pub rows: u64,
+    /// Room for `rows` rows of as many elements as W has rows.
+    pub y: *mut c_void,
+    /// Elements from a row of y to the next.
+    pub y_pitch: u64,
+    /// As many elements as W has rows, which are added to each row of y; NULL is none.
+    pub bias: *const c_void,
+    /// Memory that was filled with zeros once, and since then was used by products alone, one after
+    /// the other; a multiple of 16. NULL if `df11_gpu_workspace` says 0.
+    pub workspace: *mut c_void,
+    /// Its size: at least what `df11_gpu_workspace` says.
+    pub workspace_bytes: u64,
+}
+
+impl Opened {
+    /// The caller's stream.
+    ///
+    /// # Safety
+    /// It is one of the device's primary context (NULL is its default stream), and lives as long as
+    /// the result.
+    pub(crate) unsafe fn stream(&self, stream: *mut c_void) -> Arc<CudaStream> {
+        // SAFETY: the caller's promise. Wrapping allocates some bytes and asks the driver nothing.
+        unsafe { self.device.context().wrap_borrowed_stream(stream as CUstream) }
+    }
+}
+
+/// What the driver answers.
+fn ask<T>(answer: Result<T, DriverError>, action: &str) -> Result<T, Failure> {
+    answer.map_err(|error| {
+        let remedy = "the calls before it on this GPU may have failed";
+        df11::Error::Gpu { problem: format!("{action}: {error}"), remedy: remedy.into() }.into()
+    })
+}
+
+pub(crate) fn address(pointer: *const c_void) -> CUdeviceptr {
+    pointer as CUdeviceptr
+}
+
+/// # Safety
+/// As `df11_gpu_load`.
+pub(crate) unsafe fn load(
+    gpu: Arc<Opened>,
+    model: &Model,
+    index: u64,
+    flags: u32,
+    (mut pointer, given): (CUdeviceptr, u64),
+) -> Result<GpuTensor, Failure> {
+    let tensor = model.tensor(index)?;
+    tensor.check_known()?;
+    let (name, places) = (tensor.name(), Places::of(&tensor)?);
+    let is_own = pointer == 0 && given == 0;
+    if flags & !GPU_FAST != 0 || (flags == GPU_FAST && !is_own) {
+        return refuse(format!(
+            "flags {flags:#x} of df11_gpu_load, with {given} bytes at {pointer:#x}"
+        ));
+    }
+    if !is_own {
+        check_size(given, places.bytes, name)?;
+    }
+    if !pointer.is_multiple_of(ALIGNMENT) || (pointer == 0 && given > 0) {
+        return refuse(format!(
+            "memory of a GPU at {pointer:#x}; begin on a multiple of {ALIGNMENT}"
+        ));
+    }
+    let context = gpu.device.context();
+    let stream = ask(context.new_stream(), "making a stream")?;
+    let mut memory = None;
+    if is_own {
+        // SAFETY: all of it is written below, before anyone reads it.
+        let taken = unsafe { stream.alloc::<u8>(places.bytes.max(1) as usize) };
+        let taken = memory.insert(ask(taken, "taking memory of the GPU")?);
+        pointer = taken.device_ptr(&stream).0;
+        ask(stream.synchronize(), "taking memory of the GPU")?;
+    }
+    let rows = tensor.shape().first().copied().unwrap_or(1);
+    let row_bytes = tensor.byte_length()?.checked_div(rows).unwrap_or(0);
+    let form = if let Some(arrays) = places.arrays {
+        // SAFETY: the caller's promise, or memory of its own.
+        let matrix =
+            unsafe { matrix(&gpu.device, model, &tensor, arrays.map(|start| pointer + start)) }?;
+        Form::Matrix(matrix, OnceLock::new())
+    } else {
+        let bytes = tensor.decode::<u8>()?;
+        // SAFETY: the memory has as many bytes, and both live until the copy is done.
+        let copied = unsafe { memcpy_htod_async(pointer, &bytes, stream.cu_stream()) };
+        ask(copied.and_then(|()| stream.synchronize()), "copying to the GPU")?;
+        Form::Decoded(pointer)
+    };
+    let name = name.to_owned();
+    let loaded = GpuTensor { gpu, name, rows, row_bytes, form, _memory: memory };
+    if flags == GPU_FAST { loaded.into_fast() } else { Ok(loaded) }
+}
+
+/// A matrix as it is stored, from the container to these addresses.
+///
+/// # Safety
+/// They have room for codebook, records, bitstream, plane and decode table, and live as long as the
+/// result.
+unsafe fn matrix(
+    device: &Device,
+    model: &Model,
+    tensor: &df11::Tensor<'_>,
+    [codebook, records, bitstream, plane, table]: [CUdeviceptr; 5],
+) -> Result<Matrix, Failure> {
+    let wanted = [(tensor.name(), [codebook, records, bitstream, plane])];
+    // SAFETY: the caller's promise.
+    unsafe { model.opened.upload_arrays(device, &wanted, &()) }?;
+    let Some(tiles) = Tiles::of(tensor)? else { return refuse("a matrix in tiles") };
+    let [codebook_bytes, _, bitstream_bytes, _] = tiles.array_lengths();
+    // SAFETY: the caller's promise.
+    unsafe { device.build_tables(&[TableAddresses { codebook, codebook_bytes, table }]) }?;
+    let staged_bytes = tiles.staged_bytes()?;
+    let at = TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes };
+    // SAFETY: the caller's promise.
+    Ok(unsafe { Matrix::of_tiles(device, tiles.shape(), at) }?)
+}
+
+impl GpuTensor {
+    /// In the fast layout if it is a matrix and has few exceptions; its memory as stored is freed
+    /// then.
+    fn into_fast(self) -> Result<Self, Failure> {
+        let Form::Matrix(stored, _) = &self.form else { return Ok(self) };
+        let fast = stored.to_fast_or_stored()?;
+        if fast.residence() != Residence::Fast {
+            return Ok(self);
+        }
+        Ok(Self { form: Form::Matrix(fast, OnceLock::new()), _memory: None, ..self })
+    }
+
+    /// Its product, prepared the first time.
+    pub(crate) fn linear(&self) -> Result<&Linear, Failure> {
+        let Form::Matrix(matrix, linear) = &self.form else {
+            return refuse(format!(
+                "{:?} was decoded when it was loaded, and is multiplied by as any",
+                self.name
+            ));
+        };
+        if let Some(linear) = linear.get() {
+            return Ok(linear);
+        }
+        let prepared = Linear::new(std::slice::from_ref(matrix))?;
+        Ok(linear.get_or_init(|| prepared))
+    }
+
+    /// # Safety
+    /// As `df11_gpu_decode`.
+    pub(crate) unsafe fn decode(
+        &self,
+        (first, count): (u64, u64),
+        (output, bytes): (CUdeviceptr, u64),
+        stream: *mut c_void,
+    ) -> Result<(), Failure> {
+        let rows = rows_of(&self.name, self.rows, first, count)?;
+        let wanted = (rows.end - rows.start) * self.row_bytes;
+        check_size(bytes, wanted, &self.name)?;
+        if wanted == 0 {
+            return Ok(());
+        }
+        if output == 0 {
+            return refuse("the output is NULL");
+        }
+        // SAFETY: the caller's promise.
+        let stream = unsafe { self.gpu.stream(stream) };
+        let start = rows.start * self.row_bytes;
+        match &self.form {
+            Form::Matrix(matrix, _) => {
+                let columns = matrix.column_count();
+                let each = matrix.row_count() / self.rows;
+                let slice = (rows.start * each..rows.end * each, 0..columns);
+                // SAFETY: the caller's promise.
+                unsafe { matrix.decode_slice_into_raw(slice, output, &stream, &self.gpu.status) }?;
+            }
+            Form::Decoded(pointer) => {
+                ask(self.gpu.device.context().bind_to_thread(), "copying on the GPU")?;
+                // SAFETY: the caller's promise; the rows lie in the tensor's memory.
+                let copied = unsafe {
+                    memcpy_dtod_async(output, pointer + start, wanted as usize, stream.cu_stream())
+                };
+                ask(copied, "copying on the GPU")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As `df11_gpu_multiply`.
+    pub(crate) unsafe fn multiply(
+        &self,
+        product: &Product,
+        stream: *mut c_void,
+    ) -> Result<(), Failure> {
+        let linear = self.linear()?;
+        let Product { x, x_pitch, rows, y, y_pitch, bias, workspace, workspace_bytes, .. } =
+            *product;
+        if rows > 0 && (x.is_null() || y.is_null()) {
+            return refuse("x or y is NULL");
+        }
+        let needed = linear.workspace_bytes(rows);
+        if workspace_bytes < needed || (workspace.is_null() && needed > 0) {
+            return refuse(format!(
+                "a workspace of {workspace_bytes} bytes; df11_gpu_workspace says {needed}"
+            ));
+        }
+        // SAFETY: the caller's promise.
+        let stream = unsafe { self.gpu.stream(stream) };
+        let x = LinearInput::new(address(x), rows, x_pitch);
+        let y = LinearOutput::new(address(y), y_pitch).bias(address(bias));
+        // SAFETY: the caller's promise.
+        Ok(unsafe { linear.multiply(x, &[y], address(workspace), &stream, &self.gpu.status) }?)
+    }
+}

@@ -1,0 +1,337 @@
+// What a block multiplies of more than 16 rows of x, and the ring of stages through which weights,
+// heads and x come to it (linear_wide.cuh).
+#pragma once
+#include "linear_bulk.cuh"
+#include "linear_wgmma.cuh"
+
+namespace df11::linear {
+constexpr u32 WIDE_WARPS = 2 * WIDE_STRIPS;
+constexpr u32 WIDE_ASKING = 4;
+constexpr u32 WIDE_THREADS = (WIDE_WARPS + WIDE_ASKING) * LANES;
+constexpr u32 WIDE_STEPS = WIDE_COLUMNS / STEP_COLUMNS;
+static_assert(WIDE_STEPS == 2 && WIDE_WARPS == 16, "two buffers of weights, four warpgroups");
+
+// First the barriers, full and empty; then heads of each stage's strips; then stages, aligned to
+// 1024: weights, strip by strip, and x, 128 bytes for each row.
+// A strip's head of a stage: for each half of its rows the base, which of its products have entries
+// (bits 0 to 3: 2 step + product; bits 4 to 7: several), and a place for the one of each product;
+// then the tile's first entry and the count.
+constexpr u32 WIDE_STRIP_BYTES = WIDE_STEPS * STEP_BYTES;
+constexpr u32 WIDE_HALF_HEAD = 8 + 4 * 2 * WIDE_STEPS;
+constexpr u32 WIDE_HEAD = 64;
+constexpr u32 WIDE_HEADS = WIDE_STRIPS * WIDE_HEAD;
+constexpr u32 WIDE_ENTRIES = 6;
+static_assert(2 * WIDE_HALF_HEAD + 8 <= WIDE_HEAD, "a head");
+constexpr u32 WIDE_FIRST_BYTES = 2 * 8 + WIDE_HEADS;  // a stage
+__host__ __device__ constexpr u32 wide_stage_bytes(u32 n, u32 strips) {
+    return strips * WIDE_STRIP_BYTES + n * WIDE_COLUMNS * 2;
+}
+constexpr u32 WIDE_SHARED_BYTES = 227 * 1024;
+
+// Lanes of a warp that arrive at a barrier for what all of them have read or written: one, after
+// __syncwarp. That orders what the others did, too: bar.warp.sync synchronizes them with the lane
+// that arrives (release), that with those that wait (acquire), and causality is transitive (PTX
+// ISA, memory consistency model). Racecheck does not follow it; for it each lane arrives.
+#ifdef EVERY_LANE_ARRIVES
+constexpr u32 WIDE_ARRIVALS = LANES, WIDE_FILLING = 2 + LANES;
+#else
+constexpr u32 WIDE_ARRIVALS = 1, WIDE_FILLING = 2;
+#endif
+// Lets those that fill a stage, or a slot, write to it again; a barrier's address, or 0.
+__device__ inline void release(u32 empty, u32 lane) {
+    __syncwarp();
+    if (empty && lane < WIDE_ARRIVALS) arrive(empty);
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// Strips and columns that a block multiplies at once.
+struct WidePiece {
+    u32 matrix, first_strip, strips;  // strips: none if the group is after the last
+    u32 begin, end;                   // stages
+    u32 x_first, x_rows, x_box;       // rows of x, and how many a copy of them has
+};
+// A block's part of an item.
+struct WideItem : WidePiece {
+    u32 parts, part;
+
+    __device__ explicit WideItem(const LinearLaunch& launch) {
+        const u32 rank = blockIdx.x % WIDE_CLUSTER, most = launch.wide_strips;
+        u32 item = blockIdx.x / WIDE_CLUSTER, all = 0;
+        for (matrix = 0; matrix < launch.matrix_count; matrix++) {
+            parts = launch.wide_parts[matrix];
+            all = strips_of(launch.matrices[matrix].rows);
+            const u32 items = wide_items(all, parts, most);
+            if (item < items) break;
+            item -= items;
+        }
+        part = rank % parts;
+        first_strip = (item * (WIDE_CLUSTER / parts) + rank / parts) * most;
+        strips = min(max(all, first_strip) - first_strip, most);
+        const u32 stages = wide_stage_count(launch.columns);
+        begin = stages * part / parts;
+        end = stages * (part + 1) / parts;
+        x_first = 0;
+        x_rows = x_box = launch.x_rows;
+    }
+};
+
+// Of at most STAGES.
+template <u32 STAGES>
+struct StageRing {
+    u32 barriers, first, bytes, count;
+    u32 place, full, phase = 0;
+    __device__ StageRing(u32 at, u32 room, u32 stage_bytes) : barriers(at), bytes(stage_bytes) {
+        first = (at + STAGES * WIDE_FIRST_BYTES + 1023) / 1024 * 1024;
+        count = min((at + room - first) / bytes, STAGES);
+        place = first;
+        full = at;
+    }
+    __device__ u32 empty() const { return full + STAGES * 8; }
+    __device__ u32 heads() const {
+        return barriers + STAGES * 16 + (full - barriers) * (WIDE_HEADS / 8);
+    }
+    __device__ void next() {
+        place += bytes;
+        full += 8;
+        if (full == barriers + 8 * count) {
+            place = first;
+            full = barriers;
+            phase ^= 1;
+        }
+    }
+    // Those that fill a stage arrive twice, for weights and x, and those that multiply once a warp.
+    __device__ void init_barriers(u32 warps) const {
+        for (u32 i = 0; i < count; i++) {
+            init_barrier(barriers + 8 * i, WIDE_FILLING);
+            init_barrier(empty() + 8 * i, warps * WIDE_ARRIVALS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+};
+using WideRing = StageRing<MOST_STAGES>;
+
+__device__ inline u64 once_policy() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+    return policy;
+}
+// As copy_bulk_once and arrive_expecting, by one lane; all together, alike.
+__device__ inline void copy_bulk_by_one(u32 to, const void* from, u32 bytes, u32 barrier,
+                                        u64 policy) {
+    asm volatile(
+        "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1], %2, [%3], %4; }" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+        : "memory");
+}
+__device__ inline void arrive_expecting_once(u32 barrier, u32 bytes) {
+    asm volatile(
+        "{ .reg .pred p;\n.reg .b64 s;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
+        "mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(barrier),
+        "r"(bytes)
+        : "memory");
+}
+// What is known to be written to shared memory is there for products that come after.
+__device__ inline void fence_shared() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// All of the cluster meet; what they have written to shared memory is there.
+__device__ inline void meet_cluster() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+// From where this block has an address, in the shared memory of a block of the cluster.
+__device__ inline void load_of_cluster(float (&to)[4], u32 address, u32 rank) {
+    asm volatile(
+        "{ .reg .b32 a; mapa.shared::cluster.u32 a, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, "
+        "%3}, [a]; }"
+        : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+        : "r"(address), "r"(rank)
+        : "memory");
+}
+
+// A column of words, of `rows` rows of x; columns that do not exist are zero.
+__device__ __noinline__ void copy_words_slowly(const u16* from, u64 pitch, u32 rows, u32 count,
+                                               u32 to) {
+#pragma unroll 1
+    for (u32 i = 0; i < rows; i++, from += pitch) {
+        u32 word = count > 0 ? from[0] : 0;
+        if (count > 1) word |= u32(from[1]) << 16;
+        store_shared((to ^ i % 8 * 16) + i * 128, word);
+    }
+}
+// The 64 columns of x of a stage, by a warp, word by word; pieces of 16 bytes are swizzled
+// (linear_wgmma.cuh).
+__device__ __forceinline__ void copy_x_slowly(const LinearLaunch& launch, const WidePiece& piece,
+                                              u32 stage, u32 place, u32 lane) {
+    const u32 mine = stage * WIDE_COLUMNS + 2 * lane;
+    copy_words_slowly(launch.x + piece.x_first * launch.x_pitch + mine, launch.x_pitch,
+                      piece.x_rows, max(launch.columns, mine) - mine, place + lane * 4);
+    fence_shared();
+}
+// Rows of x from `row` on, 64 columns, zeros where there are none, by one lane; all together,
+// alike.
+__device__ inline void copy_x_by_one(u32 to, const XMap& map, u32 column, u32 row, u32 barrier) {
+    asm volatile(
+        "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
+        "{%2, %3}], [%4]; }" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(barrier)
+        : "memory");
+}
+
+// What the warps that multiply must know of a strip, tile by tile, for a lane of those that ask.
+// Heads are loaded two tiles before they are needed, and first entries one tile before.
+struct WideHeads {
+    const uint2* next;  // of the tile after next
+    const u32* entries;
+    u64 entry_count;
+    u32 tiles;  // from the one after next on
+    Head head, after;
+    u32 first[WIDE_ENTRIES];
+
+    __device__ WideHeads(const LinearLaunch& launch, const WidePiece& item, u32 strip, u32 stage) {
+        const LinearMatrix& m = launch.matrices[item.matrix];
+        const u32 tile = stage * WIDE_STEPS / TILE_STEPS;
+        next = static_cast<const uint2*>(m.index) +
+               u64(item.first_strip + strip) * tiles_across(m.whole_columns) + tile;
+        entries = static_cast<const u32*>(m.rest);
+        entry_count = m.rest_count;
+        tiles = tiles_across(launch.columns) - tile;
+        load_head(head), load_entries(launch.status), load_head(after);
+    }
+    __device__ void load_head(Head& to) {
+        to.words = tiles ? __ldg(next) : make_uint2(0, 0);
+        if (tiles) tiles--, next++;
+    }
+    __device__ void load_entries(u32* status) {
+        const u32 at = head.first();
+        // A head may name entries that do not exist.
+        if (head.count() && u64(at) + head.count() > entry_count) {
+            atomicOr(status, STATUS_ENTRIES);
+            head.words.y = (head.words.y & 0xFFFF0000u) | u32(max(entry_count, u64(at)) - at);
+        }
+#pragma unroll
+        for (u32 i = 0; i < WIDE_ENTRIES; i++)
+            if (i < head.count()) first[i] = __ldg(entries + at + i);
+    }
+    // Writes the entries to the places of their products. Which have some, of the second half 16
+    // bits higher.
+    __device__ u32 tell_entries(u32 stage, u32 to) const {
+        constexpr u32 STAGES = TILE_STEPS / WIDE_STEPS;
+        const u32 steps = head.words.y >> (16 + stage % STAGES * WIDE_STEPS) & 3;
+        u32 products = 0;
+        if (!steps) return products;
+        if (head.count() > WIDE_ENTRIES) return (steps >> 1) * 0xCC00CC | (steps & 1) * 0x330033;
+#pragma unroll
+        for (u32 i = 0; i < WIDE_ENTRIES; i++) {
+            const u32 entry = first[i];
+            if (i >= head.count() || entry >> 27 != stage % STAGES) continue;
+            const u32 half = entry >> 20 & 1;
+            const u32 place = (entry >> 25 & 2) + (entry >> 18 & 1);
+            const u32 bit = 16 * half + place;
+            products |= (products >> bit & 1) << (4 + bit) | 1u << bit;
+            store_shared(to + half * WIDE_HALF_HEAD + 8 + 4 * place, entry);
+        }
+        return products;
+    }
+    // Writes the head of a stage. Then goes on to the next tile.
+    __device__ void tell(u32 stage, u32 to, u32* status) {
+        const u32 products = tell_entries(stage, to);
+        store_shared_8(to, make_uint2(head.base(), products & 0xFFFF));
+        store_shared_8(to + WIDE_HALF_HEAD, make_uint2(head.base(), products >> 16));
+        store_shared_8(to + 2 * WIDE_HALF_HEAD, make_uint2(head.first(), head.count()));
+        head = after;
+        load_entries(status), load_head(after);
+    }
+};
+// The second step of a strip, where it does not exist: weights that are finite.
+__device__ __noinline__ void clear_step(u32 to) {
+#pragma unroll 1
+    for (u32 i = 0; i < STEP_BYTES; i += 16) {
+        const u32 word = i < 1024 ? 0 : ~0u;  // codes 15
+        store_shared_16(to + STEP_BYTES + i, make_uint4(word, word, word, word));
+    }
+}
+
+// What a warp that asks does for a piece. The warps take turns, a stage each.
+template <class Ring>
+struct WideAsking {
+    static_assert(WIDE_ASKING * WIDE_STEPS == TILE_STEPS, "a turn is a tile further");
+    const LinearLaunch& launch;
+    const WidePiece piece;
+    u32 first, lane;  // first: stage of this warp
+    u64 policy, strip_bytes;
+    const u8* data;
+
+    __device__ WideAsking(const LinearLaunch& l, const WidePiece& p, u32 first_stage, u32 lane_)
+        : launch(l), piece(p), first(first_stage), lane(lane_) {
+        const LinearMatrix& m = launch.matrices[piece.matrix];
+        policy = once_policy();
+        strip_bytes = u64(steps_of(m.whole_columns)) * STEP_BYTES;
+        data = m.data + piece.first_strip * strip_bytes;
+    }
+    __device__ u32 weight_bytes(u32 stage) const {
+        return min(steps_of(launch.columns) - stage * WIDE_STEPS, WIDE_STEPS) * STEP_BYTES;
+    }
+    __device__ __forceinline__ void ask_for_weights(u32 stage, const Ring& ring) const {
+        const u32 bytes = weight_bytes(stage);
+        const u8* from = data + u64(stage) * WIDE_STRIP_BYTES;
+        arrive_expecting_once(ring.full, piece.strips * bytes);
+#pragma unroll
+        for (u32 i = 0; i < WIDE_STRIPS; i++, from += strip_bytes)
+            if (i < piece.strips)
+                copy_bulk_by_one(ring.place + i * WIDE_STRIP_BYTES, from, bytes, ring.full, policy);
+    }
+    __device__ __forceinline__ void ask_for_x(u32 stage, const Ring& ring, u32 x_place) const {
+        const u32 to = ring.place + x_place;
+        if (!launch.x_mapped) copy_x_slowly(launch, piece, stage, to, lane);
+        if (WIDE_ARRIVALS > 1) arrive(ring.full);
+        __syncwarp();
+        arrive_expecting_once(ring.full, launch.x_mapped ? piece.x_box * WIDE_COLUMNS * 2 : 0);
+        if (launch.x_mapped)
+            copy_x_by_one(to, launch.x_map, stage * WIDE_COLUMNS, piece.x_first, ring.full);
+    }
+    __device__ static void next(Ring& ring) {
+#pragma unroll
+        for (u32 i = 0; i < WIDE_ASKING; i++) ring.next();
+    }
+    // Weights of the stages before `filled`, which nobody must make room for.
+    __device__ __forceinline__ void fill(u32 filled, Ring ring) const {
+#pragma unroll 1
+        for (u32 stage = first; stage < filled; stage += WIDE_ASKING, next(ring))
+            ask_for_weights(stage, ring);
+    }
+    // All stages, with x at `x_place` in each; of those before `filled` the weights were asked for.
+    // They are there before the launch before has ended, if `early`.
+    __device__ __forceinline__ void ask(u32 filled, Ring& ring, u32 x_place, bool early) const {
+        const bool has_strip = lane < piece.strips;
+        WideHeads heads(launch, piece, has_strip ? lane : 0, first);
+        if (early) wait_for_launch_before();
+#pragma unroll 1
+        for (u32 stage = first; stage < piece.end; stage += WIDE_ASKING, next(ring)) {
+            if (stage >= filled) {
+                wait_for(ring.empty(), ring.phase ^ 1);
+                ask_for_weights(stage, ring);
+            }
+            if (has_strip) {
+                heads.tell(stage, ring.heads() + lane * WIDE_HEAD, launch.status);
+                if (weight_bytes(stage) < WIDE_STRIP_BYTES)
+                    clear_step(ring.place + lane * WIDE_STRIP_BYTES);
+            }
+            ask_for_x(stage, ring, x_place);
+        }
+    }
+};
+
+// They fill the ring with weights before the launch before has ended.
+__device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const WideItem& item,
+                                               WideRing ring, u32 warp, u32 lane) {
+    const u32 filled = min(item.begin + ring.count, item.end);
+    for (u32 i = 0; i < warp; i++) ring.next();
+    const WideAsking<WideRing> asking(launch, item, item.begin + warp, lane);
+    asking.fill(filled, ring);
+    asking.ask(filled, ring, item.strips * WIDE_STRIP_BYTES, true);
+}
+#endif
+}  // namespace df11::linear

@@ -1,0 +1,201 @@
+"""Where modules have parameters and buffers: names, places, and shards of several processes.
+
+Of tensor parallelism transformers makes a DTensor of each parameter in its plan before weights are
+loaded, and its loader cuts what each process holds out of the checkpoint's tensors: of compressed
+ones this gives windows. Hooks of its own on modules compute with the shards, so with the same bits
+as with BF16 shards.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+Value = TypeVar("Value")
+
+
+# ---- names ----
+
+
+def join(path: str, name: str) -> str:
+    """The name of what has a name in the module at a path."""
+    return f"{path}.{name}" if path else name
+
+
+def outer(name: str) -> Iterator[str]:
+    """A name and those of the modules around it, from the innermost to the root, which is ""."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
+
+
+def look_up(where: Mapping[str, Value], name: str) -> Value | None:
+    """What is said of a module or parameter: by the innermost name around it."""
+    return next((where[around] for around in outer(name) if around in where), None)
+
+
+def common(paths: list[str]) -> str:
+    """The innermost module around all of these."""
+    first, *others = paths
+    return next(path for path in outer(first) if all(path in outer(other) for other in others))
+
+
+# ---- places ----
+
+
+class Ref:
+    """A module that this does not keep alive; a copy of a model has references to its own."""
+
+    def __init__(self, module: nn.Module | None) -> None:
+        self._held = None if module is None else weakref.ref(module)
+
+    @property
+    def module(self) -> Any:
+        """The module, while it lives, or None."""
+        return None if self._held is None else self._held()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.module,)
+
+
+class Spot(Ref):
+    """Where a module has a parameter or buffer: by the module, whatever wraps it later."""
+
+    def __init__(self, module: nn.Module | None, path: str, attribute: str) -> None:
+        super().__init__(module)
+        self.path, self.attribute = path, attribute
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Spot, (self.module, self.path, self.attribute)
+
+    @property
+    def name(self) -> str:
+        return join(self.path, self.attribute)
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What no other spot has."""
+        return id(self.module), self.attribute
+
+    @property
+    def _table(self) -> dict[str, Any]:
+        module: Any = self.module
+        if module is None:
+            return {}
+        return cast(dict[str, Any], module._buffers if self.is_buffer else module._parameters)
+
+    @property
+    def is_buffer(self) -> bool:
+        return self.attribute in getattr(self.module, "_buffers", ())
+
+    @property
+    def value(self) -> Tensor | None:
+        return self._table.get(self.attribute)
+
+    @value.setter
+    def value(self, value: Tensor) -> None:
+        self._table[self.attribute] = value
+
+
+class Entry(NamedTuple):
+    """A parameter or buffer of a module, with all places at which it is reachable."""
+
+    value: Tensor
+    spots: list[Spot]
+    is_buffer: bool
+    is_persistent: bool
+
+
+def entries(root: nn.Module) -> list[Entry]:
+    found: dict[int, Entry] = {}
+    for path, module in root.named_modules(remove_duplicate=False):
+        for attribute, value in (*module._parameters.items(), *module._buffers.items()):
+            if value is not None:
+                is_buffer = attribute in module._buffers
+                persistent = attribute not in module._non_persistent_buffers_set
+                entry = found.setdefault(id(value), Entry(value, [], is_buffer, persistent))
+                entry.spots.append(Spot(module, path, attribute))
+    return list(found.values())
+
+
+# ---- several processes ----
+
+
+def prepare(model: nn.Module) -> None:
+    """Refuses what is not supported, and has the input embedding sharded as other weights are.
+
+    Plans of some releases leave it whole on each process. A look-up gives the same values if it is
+    sharded by rows: all processes except one add zeros.
+
+    # Errors
+    `ValueError` if the model shall be distributed in another way.
+    """
+    told = getattr(model.config, "distributed_config", None)
+    if told is None:
+        return
+    sizes = {
+        name: getattr(told, name, None) or 1
+        for name in ("fsdp_size", "pp_size", "dp_replicate_size")
+    }
+    if wrong := [name for name, size in sizes.items() if size > 1]:
+        raise ValueError(
+            f"compressed weights are distributed by tensor and expert parallelism, and not by "
+            f"{' and '.join(wrong)}; leave it out of distributed_config"
+        )
+    plan = getattr(model, "tp_plan", None)
+    if not plan or (getattr(told, "tp_size", None) or 1) == 1:
+        return
+    try:
+        embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+    except NotImplementedError:
+        return
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    for name, module in model.named_modules():
+        is_it = module is embedding and type(module) is nn.Embedding
+        if is_it and f"{name}.weight" not in {*tied, *tied.values()}:
+            plan.setdefault(name, "embedding_rowwise")
+
+
+def is_sharded(value: Any) -> bool:
+    if not _is_distributed():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(value, DTensor)
+
+
+def local(value: Tensor) -> Tensor:
+    """What this process holds of a parameter: itself, or its shard."""
+    return value._local_tensor if is_sharded(value) else value  # type: ignore[attr-defined]
+
+
+def like(value: Tensor, other: Any) -> Tensor:
+    """A shard as the DTensor that another one is, or as it is if that is none."""
+    if not is_sharded(other):
+        return value
+    from torch.distributed.tensor import DTensor
+
+    shape, strides = other.shape, other.stride()
+    mesh, placements = other.device_mesh, other.placements
+    return DTensor.from_local(
+        value, mesh, placements, run_check=False, shape=shape, stride=tuple(strides)
+    )
+
+
+def gathered(value: Tensor) -> Tensor:
+    """A parameter as a whole. Of a DTensor: decoded, and all processes must ask for it at once."""
+    return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes files."""
+    return not _is_distributed() or torch.distributed.get_rank() == 0
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,0 +1,201 @@
+//! `df11 bench --gpu`: decoding beside the copy rate of device memory, loading and streaming beside
+//! the rate of a plain pinned copy.
+
+use std::{cmp::Reverse, collections::BTreeMap, path::Path};
+
+use df11::{
+    Dtype, Encoding, Model, Source,
+    gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Plan, Preference},
+};
+use serde_json::json;
+
+use super::{Repetitions, Series, jobs::without_verification};
+use crate::cli::{
+    Answer, Failure,
+    measure::{BlockDecoder, timed},
+};
+
+/// Bytes read and written.
+const COPY: &str = "device copy";
+const UPLOAD: &str = "pinned copy";
+/// Tensors smaller than this take as long as a launch does, whatever their shape.
+const LARGE_BYTES: u64 = 1 << 20;
+
+/// All series, after a check of every block against the CPU.
+pub(super) fn measure(
+    source: &Source,
+    folder: &Path,
+    repetitions: &Repetitions<'_>,
+) -> Result<(Vec<Series>, Resident), Failure> {
+    let device = Device::open(0)?;
+    let container = folder.join("model.df11");
+    let progress = repetitions.session.progress();
+    df11::compress(source, &container, &without_verification(), &progress)?;
+    drop(progress);
+    let model = df11::open(&container)?;
+    let (resident, first_load) = timed(|| model.load(&device, &LoadOptions::new()));
+    let resident = resident?;
+    check(&model, &resident)?;
+    let mut all = decoding(&resident, repetitions)?;
+    let stored = resident.device_bytes();
+    drop(resident);
+    let resident = model.load(&device, &fast())?;
+    check(&model, &resident)?;
+    let bytes = Resident { weights: weights(&model), stored, fast: resident.device_bytes() };
+    drop(resident);
+    all.extend(loading(&model, &device, stored, first_load, repetitions)?);
+    all.push(streaming(&model, &device, repetitions)?);
+    Ok((all, bytes))
+}
+
+/// BF16 weights of a model; those of an alias are its target's.
+fn weights(model: &Model) -> u64 {
+    let tensors = model.blocks().flat_map(|block| block.tensors());
+    let own = tensors.filter(|tensor| {
+        tensor.dtype() == Some(Dtype::BF16) && tensor.encoding() != Encoding::Alias
+    });
+    own.map(|tensor| tensor.elements()).sum()
+}
+
+/// Device memory that the model takes, in bytes.
+pub(super) struct Resident {
+    /// That the model has.
+    weights: u64,
+    stored: u64,
+    fast: u64,
+}
+
+impl Resident {
+    /// Says it for a weight.
+    pub(super) fn add_to(&self, answer: &mut Answer) {
+        let bits = |bytes: u64| 8.0 * bytes as f64 / self.weights.max(1) as f64;
+        let (stored, fast) = (bits(self.stored), bits(self.fast));
+        answer.text = format!(
+            "{}\nOn the GPU it takes {stored:.3} bits a weight as it is stored, and {fast:.3} in \
+            the fast layout.",
+            answer.text.trim_end()
+        );
+        answer.json["resident_bytes"] = json!({ "stored": self.stored, "fast": self.fast });
+    }
+}
+
+fn fast() -> LoadOptions {
+    LoadOptions::new().residence(Preference::Fast)
+}
+
+/// Decodes every block on both sides.
+fn check(model: &Model, on_gpu: &GpuModel) -> Result<(), Failure> {
+    let mut decoder = BlockDecoder::new(on_gpu)?;
+    let mut expected = vec![0; on_gpu.largest_block_bytes() as usize];
+    for (block, decoded) in model.blocks().zip(on_gpu.blocks()) {
+        let name = block.name();
+        let result = decoder.decode_to_host(decoded)?;
+        let layout = block.layout()?;
+        block.decode_into(&mut expected[..layout.bytes as usize])?;
+        for range in layout.tensors {
+            let range = range.start as usize..range.end as usize;
+            if result[range.clone()] != expected[range] {
+                let problem =
+                    format!("block {name:?} decoded on the GPU differs from the CPU's decoding");
+                return Err(Failure::Mismatch(problem));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn series(name: impl Into<String>, bytes: u64, limit: Option<&'static str>) -> Series {
+    Series::new(0, name, bytes, limit)
+}
+
+/// Bytes of the tensors of a block, without padding.
+fn decoded_bytes(block: GpuBlock<'_>) -> u64 {
+    block.tensors().map(|tensor| tensor.byte_length()).sum()
+}
+
+/// The name of a series and all rows of a tensor that stands for its shape: one coded tensor of
+/// each, largest first.
+fn shapes(model: &GpuModel) -> Result<Vec<(String, GpuProgram)>, Failure> {
+    let mut shapes = BTreeMap::new();
+    for tensor in model.blocks().flat_map(|block| block.tensors()) {
+        if tensor.byte_length() >= LARGE_BYTES {
+            let key = (Reverse(tensor.byte_length()), tensor.shape());
+            shapes.entry(key).or_insert(tensor.name());
+        }
+    }
+    let programs = shapes.into_iter().map(|((_, shape), name)| {
+        let sizes: Vec<String> = shape.iter().map(u64::to_string).collect();
+        let rows = 0..shape.first().copied().unwrap_or(1);
+        Ok((format!("decode {}", sizes.join("×")), model.rows(name, rows)?))
+    });
+    programs.collect()
+}
+
+/// A plain copy, and decoding of each shape, of the largest block and of all.
+fn decoding(model: &GpuModel, repetitions: &Repetitions<'_>) -> Result<Vec<Series>, Failure> {
+    let device = model.devices().next().expect("it was loaded onto one");
+    let blocks: Vec<u64> = model.blocks().map(decoded_bytes).collect();
+    let largest = blocks.iter().copied().max().unwrap_or(0);
+    let longest = model.blocks().enumerate().max_by_key(|(_, block)| block.layout().bytes);
+    let (names, programs): (Vec<_>, Vec<_>) = shapes(model)?.into_iter().unzip();
+    let mut all = vec![series(COPY, 2 * largest, None)];
+    let of_shape = |(name, program): (_, &GpuProgram)| series(name, program.bytes(), Some(COPY));
+    all.extend(names.into_iter().zip(&programs).map(of_shape));
+    all.push(series("decode block", largest, Some(COPY)));
+    all.push(series("decode all blocks", blocks.iter().sum(), Some(COPY)));
+    repetitions.measure(&mut all, || {
+        let mut seconds = vec![device.measure_copy(largest)?];
+        let mut decoder = BlockDecoder::new(model)?;
+        let blocks = decoder.time_blocks(model)?;
+        seconds.extend(decoder.time_programs(&programs)?);
+        seconds.push(longest.map_or(0.0, |(at, _)| blocks[at]));
+        seconds.push(blocks.iter().sum());
+        Ok(seconds)
+    })?;
+    Ok(all)
+}
+
+/// A plain copy, and loading, of which the first time is a series of its own.
+fn loading(
+    model: &Model,
+    device: &Device,
+    stored: u64,
+    first_load: f64,
+    repetitions: &Repetitions<'_>,
+) -> Result<Vec<Series>, Failure> {
+    let mut first = series("first load", stored, Some(UPLOAD));
+    first.seconds.push(first_load);
+    let mut all = vec![
+        series(UPLOAD, stored, None),
+        series("load", stored, Some(UPLOAD)),
+        series("load, fast layout", stored, Some(UPLOAD)),
+    ];
+    repetitions.measure(&mut all, || {
+        let mut seconds = vec![device.measure_upload(stored)?];
+        for options in [LoadOptions::new(), fast()] {
+            let (loaded, time) = timed(|| model.load(device, &options));
+            drop(loaded?);
+            seconds.push(time);
+        }
+        Ok(seconds)
+    })?;
+    all.insert(1, first);
+    Ok(all)
+}
+
+/// Decoding with as little device memory as possible: every block is streamed.
+fn streaming(
+    model: &Model,
+    device: &Device,
+    repetitions: &Repetitions<'_>,
+) -> Result<Series, Failure> {
+    let plan = Plan::all_streamed(model)?;
+    let mut all = [series("decode, streamed", plan.host_bytes(), Some(UPLOAD))];
+    let streamed = model.load(device, &LoadOptions::new().plan(plan))?;
+    check(model, &streamed)?;
+    repetitions.measure(&mut all, || {
+        Ok(vec![BlockDecoder::new(&streamed)?.time_blocks(&streamed)?.iter().sum()])
+    })?;
+    let [streamed] = all;
+    Ok(streamed)
+}

@@ -1,0 +1,417 @@
+//! Matrices on their way from containers to the fast layout, of which nothing else is ever on the
+//! GPU.
+//!
+//! ```text
+//! container → pinned buffer → slot: task, records, plane, bits → weights → packed strips
+//!   readers, any order          one copy for some strips          one after the other, in order
+//! ```
+//!
+//! Device memory besides the result: two slots for each reader, decoded weights of one slot,
+//! exceptions of one matrix, and decode tables; less than 256 MB.
+#![expect(unsafe_code, reason = "copies and launches, each with its proof")]
+
+use std::{
+    collections::BTreeMap,
+    num::NonZero,
+    ops::Range,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{self, Receiver, Sender},
+    },
+    thread,
+};
+
+use cudarc::driver::{CudaEvent, CudaStream, sys::CUdeviceptr};
+use zerocopy::IntoBytes;
+
+use super::{
+    fast::{FastOutcome, Packer, Strips},
+    task::{STRIP_ROWS, good_exceptions},
+};
+use crate::{
+    Error, Model, Result, Tensor,
+    constants::ARRAY_ALIGNMENT,
+    encoding::tile::{self, Sizes},
+    gpu::{
+        device::Device,
+        fault::OrFault,
+        memory::{Buffer, DeviceRegion},
+        module::DecodeLaunch,
+        pinned::Pinned,
+        status::Status,
+        stored::{StoredTile, Tensors},
+        task::{DecodeTask, TILE_KERNEL, TileAddresses, TileSource, TileTask},
+        upload::{BUFFERS, PIECE_BYTES, Ring, rings},
+    },
+    parallel,
+    progress::{Observer, advance},
+};
+
+/// Slots for each reader: one is read for, in the other strips that arrived before others wait.
+const SLOTS: usize = 2;
+/// Where an array begins in a slot, and the slot's first one.
+const PLACE: u64 = 256;
+/// Bits are copied to shared memory by this many bytes.
+const COPY_BYTES: u64 = 16;
+
+/// What all matrices of a load have in common.
+pub(in crate::gpu) struct FastLoad<'l> {
+    pub(in crate::gpu) model: &'l Model,
+    pub(in crate::gpu) stored: &'l Tensors,
+    pub(in crate::gpu) readers: NonZero<usize>,
+    pub(in crate::gpu) observer: &'l dyn Observer,
+}
+
+/// A matrix that shall be fast.
+pub(in crate::gpu) struct FastRequest<'m> {
+    pub(in crate::gpu) tensor: Tensor<'m>,
+    pub(in crate::gpu) stored: &'m StoredTile,
+    /// The device address of its decode table.
+    pub(in crate::gpu) table: CUdeviceptr,
+    /// Where it goes: memory of [`fast_bytes`](super::task::fast_bytes).
+    pub(in crate::gpu) strips: DeviceRegion,
+}
+
+/// Some strips of a matrix, as they travel.
+struct StripBatch {
+    /// Its index among those wanted.
+    matrix: usize,
+    strips: Range<u64>,
+    /// Bytes of the arrays.
+    records: Range<u64>,
+    plane: Range<u64>,
+    bits: Range<u64>,
+    is_last: bool,
+}
+
+/// Where what a job takes lies in its slot, in bytes from the slot's start.
+struct SlotLayout {
+    records: Range<u64>,
+    plane: Range<u64>,
+    bits: Range<u64>,
+    /// Of the bitstream, where the slot's part begins.
+    first_bits: u64,
+}
+
+impl StripBatch {
+    fn layout(&self) -> SlotLayout {
+        let after = |end: u64, bytes: u64| {
+            let start = end.next_multiple_of(PLACE);
+            start..start + bytes
+        };
+        let first_bits = self.bits.start / COPY_BYTES * COPY_BYTES;
+        let records = after(size_of::<DecodeTask>() as u64, self.records.end - self.records.start);
+        let plane = after(records.end, self.plane.end - self.plane.start);
+        let bits = after(plane.end, self.bits.end.next_multiple_of(COPY_BYTES) - first_bits);
+        SlotLayout { records, plane, bits, first_bits }
+    }
+
+    /// Its records, without the one that the next job has, too.
+    fn counted_records(&self) -> Range<u64> {
+        let both = if self.is_last { 0 } else { tile::RECORD_BYTES as u64 };
+        self.records.start..self.records.end - both
+    }
+
+    /// Bytes of the container.
+    fn bytes(&self) -> u64 {
+        let all = [self.counted_records(), self.plane.clone(), self.bits.clone()];
+        all.into_iter().map(|range| range.end - range.start).sum()
+    }
+
+    fn rows(&self, sizes: &Sizes) -> Range<u64> {
+        self.strips.start * STRIP_ROWS..sizes.geometry().rows().min(self.strips.end * STRIP_ROWS)
+    }
+}
+
+/// Cuts a matrix into jobs that fit a slot; none if a strip does not.
+fn cut(matrix: usize, wanted: &FastRequest<'_>) -> Result<Option<Vec<StripBatch>>> {
+    let sizes = &wanted.stored.sizes;
+    let array = wanted.tensor.record().array_range().start + 1;
+    let records = wanted.tensor.shard().read_array(array, 0..sizes.records_bytes())?;
+    let job = |strips: Range<u64>| -> Result<StripBatch> {
+        let of = sizes.records_of(&strips)?;
+        let bits = sizes.bitstream_of(&records[of.start as usize..of.end as usize], &strips);
+        let is_last = strips.end == sizes.strip_count();
+        let bits = bits.map_err(|error| wanted.tensor.locate(error))?;
+        Ok(StripBatch {
+            matrix,
+            plane: sizes.plane_of(&strips)?,
+            records: of,
+            bits,
+            strips,
+            is_last,
+        })
+    };
+    let (mut jobs, mut next) = (Vec::new(), 0);
+    while next < sizes.strip_count() {
+        let mut best = job(next..next + 1)?;
+        if best.layout().bits.end > PIECE_BYTES {
+            return Ok(None);
+        }
+        while best.strips.end < sizes.strip_count() {
+            let more = job(next..best.strips.end + 1)?;
+            if more.layout().bits.end > PIECE_BYTES {
+                break;
+            }
+            best = more;
+        }
+        next = best.strips.end;
+        jobs.push(best);
+    }
+    Ok(Some(jobs))
+}
+
+impl FastRequest<'_> {
+    /// Reads a job's part of the arrays into a buffer, as it shall lie in the slot at this device
+    /// address; its bytes.
+    fn fill(&self, job: &StripBatch, slot: CUdeviceptr, out: &mut [u8]) -> Result<usize> {
+        let layout = job.layout();
+        let array = self.tensor.record().array_range().start;
+        let place = |range: &Range<u64>| range.start as usize..range.end as usize;
+        let read = |array, range: &Range<u64>, counted: &Range<u64>, to: &mut [u8]| {
+            self.tensor.shard().read_array_part(array, range, counted, to)
+        };
+        out[..size_of::<DecodeTask>()].copy_from_slice(self.task(job, &layout, slot).as_bytes());
+        let records = &mut out[place(&layout.records)];
+        read(array + 1, &job.records, &job.counted_records(), records)?;
+        tile::rebase(records, 8 * layout.first_bits);
+        let bits = layout.first_bits..layout.first_bits + (layout.bits.end - layout.bits.start);
+        read(array + 2, &bits, &job.bits, &mut out[place(&layout.bits)])?;
+        read(array + 3, &job.plane, &job.plane, &mut out[place(&layout.plane)])?;
+        Ok(layout.bits.end as usize)
+    }
+
+    /// Decodes a job's strips, which are a tensor of their own in the slot.
+    fn task(&self, job: &StripBatch, layout: &SlotLayout, slot: CUdeviceptr) -> DecodeTask {
+        let sizes = &self.stored.sizes;
+        let (rows, columns) = (job.rows(sizes), sizes.geometry().columns());
+        let rows = rows.end - rows.start;
+        let source = TileSource {
+            arrays: TileAddresses {
+                records: slot + layout.records.start,
+                bitstream: slot + layout.bits.start,
+                bitstream_bytes: layout.bits.end - layout.bits.start,
+                plane: slot + layout.plane.start,
+                table: self.table,
+                staged_bytes: self.stored.staged_bytes,
+            },
+            rows,
+            columns,
+            tiles_across: sizes.geometry().strip_tiles(),
+        };
+        TileTask::new(&source, &(0..rows * columns), &(0..columns), 0, 0).into()
+    }
+}
+
+/// A place on the device in which strips arrive.
+struct Slot {
+    address: CUdeviceptr,
+    /// The last copy into it is done.
+    filled: CudaEvent,
+    /// What was decoded from it is done.
+    used: CudaEvent,
+}
+
+/// A job whose copy is on its way: its index, and its slot.
+type Arrival = Result<(usize, usize)>;
+
+/// What the readers share.
+struct Readers<'u> {
+    device: &'u Device,
+    matrices: &'u [FastRequest<'u>],
+    jobs: &'u [StripBatch],
+    next: AtomicUsize,
+    slots: &'u [Slot],
+    free: Mutex<Receiver<usize>>,
+    observer: &'u dyn Observer,
+}
+
+impl Readers<'_> {
+    /// One reader: takes jobs until there are no more, or nobody wants them; gives its buffers
+    /// back.
+    fn run(&self, mut ring: Ring, arrived: &Sender<Arrival>) -> Ring {
+        let mut at = 0;
+        // First a slot, then a job: so the first of all jobs that have not arrived has one.
+        while let Some(slot) = self.free_slot() {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(job) = self.jobs.get(number) else { break };
+            let sent = self.send(job, slot, &mut ring[at]).map(|()| (number, slot));
+            at = (at + 1) % BUFFERS;
+            let failed = sent.is_err();
+            if arrived.send(sent).is_err() || failed {
+                break;
+            }
+        }
+        ring
+    }
+
+    fn free_slot(&self) -> Option<usize> {
+        parallel::lock(&self.free).recv().ok()
+    }
+
+    /// Reads a job's bytes and starts to copy them into a slot, after what is decoded from it.
+    fn send(&self, job: &StripBatch, slot: usize, buffer: &mut Pinned) -> Result<()> {
+        let Slot { address, filled, used } = &self.slots[slot];
+        let stream = self.device.copies();
+        let count = self.matrices[job.matrix].fill(job, *address, buffer.bytes()?)?;
+        let action = "ordering copies and kernels";
+        stream.wait(used).or_fault(action)?;
+        // SAFETY: a slot has room for every job, and only its owner copies into it. Freeing it
+        // waits for the context.
+        unsafe { buffer.copy(count, *address, stream) }?;
+        filled.record(stream).or_fault(action)?;
+        advance(self.observer, job.bytes())
+    }
+}
+
+/// Decodes and packs what has arrived.
+struct Packing<'u> {
+    device: &'u Device,
+    matrices: &'u [FastRequest<'u>],
+    slots: &'u [Slot],
+    stream: Arc<CudaStream>,
+    weights: DeviceRegion,
+    packer: Packer,
+    status: Status,
+}
+
+impl Packing<'_> {
+    /// All jobs, in their order; gives back slots as soon as others may be copied into them. For
+    /// each matrix what became of it.
+    fn run(
+        &mut self,
+        jobs: &[StripBatch],
+        arrivals: &Receiver<Arrival>,
+        free: &Sender<usize>,
+    ) -> Result<Vec<(usize, FastOutcome)>> {
+        let (mut early, mut next, mut outcomes) = (BTreeMap::new(), 0, Vec::new());
+        while next < jobs.len() {
+            // All readers are gone only after one has sent its failure.
+            let Ok(arrival) = arrivals.recv() else { return Err(Error::Cancelled) };
+            let (number, slot) = arrival?;
+            early.insert(number, slot);
+            while let Some(slot) = early.remove(&next) {
+                outcomes.extend(self.take(&jobs[next], slot, free)?);
+                next += 1;
+            }
+        }
+        self.status.check(&self.stream)?;
+        Ok(outcomes)
+    }
+
+    /// Puts the decoding and packing of one job on the stream; with the last of a matrix, waits.
+    fn take(
+        &mut self,
+        job: &StripBatch,
+        slot: usize,
+        free: &Sender<usize>,
+    ) -> Result<Option<(usize, FastOutcome)>> {
+        let wanted = &self.matrices[job.matrix];
+        let (sizes, action) = (&wanted.stored.sizes, "ordering copies and kernels");
+        let (geometry, weights) = (sizes.geometry(), self.weights.pointer());
+        let (rows, columns) = (geometry.rows(), geometry.columns());
+        let strips = Strips { rows, columns, address: wanted.strips.pointer() };
+        if job.strips.start == 0 {
+            self.packer.begin(&self.stream)?;
+        }
+        let kernels = self.device.kernels();
+        let launch = DecodeLaunch {
+            kernel: TILE_KERNEL,
+            fit: kernels.fit(TILE_KERNEL, wanted.stored.staged_bytes)?,
+            first_task: 0,
+            task_count: 1,
+            unit_count: (job.strips.end - job.strips.start) * geometry.strip_tiles(),
+        };
+        let Slot { address, filled, used } = &self.slots[slot];
+        self.stream.wait(filled).or_fault(action)?;
+        let status = self.status.device_pointer();
+        // SAFETY: the slot begins with the task of its arrays, which have the sizes that it says;
+        // `weights` has room for the largest job, and this stream alone uses it. All of it is freed
+        // after the context is idle.
+        unsafe { kernels.decode(&self.stream, &launch, *address, weights, status) }?;
+        used.record(&self.stream).or_fault(action)?;
+        // Readers that are gone want no slot.
+        free.send(slot).ok();
+        // SAFETY: the weights are there, after the decoding on the same stream; jobs come in order,
+        // and one matrix after the other.
+        unsafe { self.packer.pack(&strips, &job.rows(sizes), weights, &self.stream) }?;
+        if !job.is_last {
+            return Ok(None);
+        }
+        let most = good_exceptions(sizes.elements());
+        let memory = wanted.strips.clone();
+        let outcome = self.packer.finish(strips, memory, most, true, &self.stream)?;
+        Ok(Some((job.matrix, outcome)))
+    }
+}
+
+/// Loads matrices in the fast layout, and waits; for each what became of it, and the allocations of
+/// their exceptions. The same bytes in every run.
+pub(in crate::gpu) fn load_fast(
+    device: &Device,
+    matrices: &[FastRequest<'_>],
+    load: &FastLoad<'_>,
+) -> Result<(Vec<FastOutcome>, Vec<Arc<Buffer>>)> {
+    let mut jobs = Vec::new();
+    for (matrix, wanted) in matrices.iter().enumerate() {
+        jobs.extend(cut(matrix, wanted)?.into_iter().flatten());
+    }
+    let count = load.readers.get().min(jobs.len());
+    let rings = rings(device, count)?;
+    let slot_bytes = (SLOTS * count) as u64 * PIECE_BYTES;
+    let weight_bytes =
+        2 * jobs.iter().map(|job| job.plane.end - job.plane.start).max().unwrap_or(0);
+    let most = matrices.iter().map(|wanted| good_exceptions(wanted.stored.sizes.elements())).max();
+    let most = most.unwrap_or(0);
+    // One allocation: each takes the driver longer to free than the GPU has work for meanwhile.
+    let bytes = slot_bytes + weight_bytes.next_multiple_of(ARRAY_ALIGNMENT) + Packer::bytes(most);
+    let mut memory = DeviceRegion::from(device.allocate(bytes, "matrices that arrive")?);
+    let addresses = memory.take(slot_bytes).pointer();
+    let slot = |at| {
+        let (filled, used) = (device.new_event()?, device.new_event()?);
+        Ok(Slot { address: addresses + at as u64 * PIECE_BYTES, filled, used })
+    };
+    let slots = (0..SLOTS * count).map(slot).collect::<Result<Vec<_>>>()?;
+    let mut packing = Packing {
+        device,
+        matrices,
+        slots: &slots,
+        stream: device.new_stream()?,
+        weights: memory.take(weight_bytes),
+        packer: Packer::within(device, most, &mut memory),
+        status: Status::new(device)?,
+    };
+    let (arrived, arrivals) = mpsc::channel();
+    let (free, taken) = mpsc::channel();
+    (0..slots.len()).for_each(|slot| free.send(slot).expect("the receiver is here"));
+    let (next, taken) = (AtomicUsize::new(0), Mutex::new(taken));
+    let observer = load.observer;
+    let readers =
+        Readers { device, matrices, jobs: &jobs, next, slots: &slots, free: taken, observer };
+    let result = thread::scope(|scope| {
+        let spawn = |ring| {
+            let (readers, arrived) = (&readers, arrived.clone());
+            scope.spawn(move || readers.run(ring, &arrived))
+        };
+        let threads: Vec<_> = rings.into_iter().map(spawn).collect();
+        drop(arrived);
+        let result = packing.run(&jobs, &arrivals, &free);
+        // Whoever waits for a slot or sends waits no longer.
+        drop((free, arrivals));
+        for thread in threads {
+            device.spare_buffers().extend(thread.join().expect("a reader does not panic"));
+        }
+        result
+    });
+    // Also after a failure: nothing may be on its way to memory that is freed.
+    let action = "copying to the GPU";
+    let done = device.copies().synchronize().and(packing.stream.synchronize());
+    let packed = result?;
+    done.or_fault(action)?;
+    let mut outcomes: Vec<FastOutcome> = matrices.iter().map(|_| FastOutcome::TooWide).collect();
+    for (matrix, outcome) in packed {
+        outcomes[matrix] = outcome;
+    }
+    Ok((outcomes, packing.packer.kept))
+}

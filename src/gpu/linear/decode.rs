@@ -1,0 +1,245 @@
+//! Decoding of matrices to memory: all of them, slices, and rows by their indices on the device.
+#![expect(unsafe_code, reason = "launches, each with its proof")]
+
+use std::ops::Range;
+
+use cudarc::driver::{CudaStream, sys::CUdeviceptr};
+
+use super::{
+    kernels::gather_blocks,
+    matrix::{Matrix, MatrixArrays, shift, within},
+    task::{GatherTask, LinearMatrix},
+};
+use crate::{
+    Error, Result,
+    gpu::{
+        fault::refuse,
+        launches::OUTPUT_ALIGNMENT,
+        status::{Status, check_contexts},
+        task::{FEW_TASKS, TileTask},
+    },
+    open::Rect,
+};
+
+/// Where the indices of rows lie in device memory.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Indices {
+    /// Unsigned, of 32 bits each, from this device address on, a multiple of 4.
+    U32(CUdeviceptr),
+    /// Of 64 bits each, from this device address on, a multiple of 8.
+    I64(CUdeviceptr),
+}
+
+impl Matrix {
+    /// Bytes that it has when it is decoded.
+    pub fn decoded_bytes(&self) -> u64 {
+        2 * self.row_count() * self.column_count()
+    }
+
+    /// Puts its decoding on a stream, to a device address: row by row, dense. Neither allocates nor
+    /// waits, and can be captured in a graph. For the transposed product, and from
+    /// [`Linear::crossover_rows`](super::Linear::crossover_rows) rows of x on.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] if the output is no multiple of 16, or the stream or the status is not
+    /// of the matrix's device; [`Error::Gpu`].
+    ///
+    /// # Safety
+    /// `output` has [`Matrix::decoded_bytes`] of memory that the device may write, and nobody else
+    /// uses it until the work is done. Until then, and until the last replay of a graph that
+    /// captured it, this matrix and the status live.
+    pub unsafe fn decode_into_raw(
+        &self,
+        output: CUdeviceptr,
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        let (rows, columns) = (0..self.row_count(), 0..self.column_count());
+        // SAFETY: the caller's promise.
+        unsafe { self.decode_slice_into_raw((rows, columns), output, stream, status) }
+    }
+
+    /// As [`Matrix::decode_into_raw`], of any of its rows and columns, row by row, dense. Fastest
+    /// at multiples of 32 rows and 256 columns, and if a row of the slice has a multiple of 8
+    /// weights.
+    ///
+    /// # Errors
+    /// As [`Matrix::decode_into_raw`], and [`Error::Parameter`] for rows or columns that do not
+    /// exist, or none.
+    ///
+    /// # Safety
+    /// As [`Matrix::decode_into_raw`], with memory for the slice.
+    pub unsafe fn decode_slice_into_raw(
+        &self,
+        (rows, columns): (Range<u64>, Range<u64>),
+        output: CUdeviceptr,
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        self.check_slice(&rows, &columns, output)?;
+        check_contexts(self.device(), stream, status)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.decode(&rows, &columns, output, stream, status) }
+    }
+
+    /// Puts the decoding of some of its rows and columns, which exist, on the stream, dense.
+    ///
+    /// # Safety
+    /// As [`Matrix::decode_slice_into_raw`], which has checked the arguments.
+    pub(super) unsafe fn decode(
+        &self,
+        rows: &Range<u64>,
+        columns: &Range<u64>,
+        output: CUdeviceptr,
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        let (rows, columns) = (shift(rows, self.rows.start), shift(columns, self.columns.start));
+        match &self.arrays {
+            MatrixArrays::Stored(stored) => {
+                let (task, status) = (stored.task(&rows, &columns, 0, 0), status.device_pointer());
+                let (kernels, staged) = (stored.device.kernels(), stored.staged_bytes());
+                // SAFETY: the task is of arrays that the matrix keeps, or the caller; the rest is
+                // the caller's promise.
+                unsafe { kernels.decode_few(stream, &[task], staged, output, status) }
+            }
+            MatrixArrays::Fast(fast) => {
+                let columns = 2 * columns.start..2 * columns.end;
+                let part = Rect { rows, columns, width: 2 * fast.strips.columns };
+                // SAFETY: the caller's promise; the matrix keeps arrays that are not the caller's.
+                unsafe { fast.decode(&part, output, stream, status) }
+            }
+        }
+    }
+
+    /// Puts the decoding of several matrices of one GPU on a stream, each to its address, row by
+    /// row, dense: up to eight as stored by one launch, others by one each.
+    ///
+    /// # Errors
+    /// As [`Matrix::decode_into_raw`]; [`Error::Parameter`] for matrices of several GPUs.
+    ///
+    /// # Safety
+    /// As [`Matrix::decode_into_raw`], of each.
+    pub unsafe fn decode_all_into_raw(
+        all: &[(&Self, CUdeviceptr)],
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        let mut stored = Vec::new();
+        for &(matrix, output) in all {
+            let (rows, columns) = (0..matrix.row_count(), 0..matrix.column_count());
+            if !matrix.device().is(all[0].0.device()) {
+                let problem = "the matrices lie on different GPUs";
+                return refuse(problem, "decode those of each GPU by themselves");
+            }
+            match &matrix.arrays {
+                MatrixArrays::Stored(arrays) => {
+                    matrix.check_slice(&rows, &columns, output)?;
+                    stored.push((arrays, &matrix.rows, &matrix.columns, output));
+                }
+                // SAFETY: the caller's promise.
+                MatrixArrays::Fast(_) => unsafe { matrix.decode_into_raw(output, stream, status) }?,
+            }
+        }
+        for few in stored.chunks(FEW_TASKS) {
+            let device = &few[0].0.device;
+            check_contexts(device, stream, status)?;
+            let (mut tasks, mut units) = (Vec::<TileTask>::new(), 0);
+            for (arrays, rows, columns, output) in few {
+                let task = arrays.task(rows, columns, *output, units);
+                units += u64::from(task.tiles);
+                tasks.push(task);
+            }
+            let staged = few.iter().map(|(arrays, ..)| arrays.staged_bytes()).max().unwrap_or(0);
+            Error::check_limit("tiles of one launch on the GPU", units, u32::MAX.into())?;
+            // SAFETY: outputs are the tasks' own, absolute ones; the rest is the caller's promise.
+            unsafe {
+                device.kernels().decode_few(stream, &tasks, staged, 0, status.device_pointer())
+            }?;
+        }
+        Ok(())
+    }
+
+    fn check_slice(
+        &self,
+        rows: &Range<u64>,
+        columns: &Range<u64>,
+        output: CUdeviceptr,
+    ) -> Result<()> {
+        if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
+            let problem = format!("the output's address is no multiple of {OUTPUT_ALIGNMENT}");
+            return refuse(problem, "start it on 256 bytes");
+        }
+        within(rows, self.row_count(), 1, "rows")?;
+        within(columns, self.column_count(), 1, "columns").map(drop)
+    }
+
+    /// Puts the decoding of `count` rows on a stream, by their indices in device memory: an
+    /// embedding's. Row i of the output is row `indices[i]`, with `pitch` elements from one to the
+    /// next; of an index that names no row it is zeros, and the status is set. Only tiles' parts of
+    /// these rows are read. Neither allocates nor waits, and can be captured in a graph.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for rows that overlap, a misaligned address, more indices than 2^32 - 1
+    /// indices or 2^34 tiles that rows cross, and a stream or status of another device;
+    /// [`Error::Gpu`].
+    ///
+    /// # Safety
+    /// In memory of the device: `indices` has `count` of them, and `output` room for as many rows.
+    /// Until the work is done nobody else uses the output or changes the indices; until then, and
+    /// until the last replay of a graph that captured it, all that, this matrix and the status
+    /// live.
+    pub unsafe fn gather(
+        &self,
+        indices: Indices,
+        count: u64,
+        (output, pitch): (CUdeviceptr, u64),
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        check_contexts(self.device(), stream, status)?;
+        let (address, bytes, wide) = match indices {
+            Indices::U32(address) => (address, 4, 0),
+            Indices::I64(address) => (address, 8, 1),
+        };
+        if !address.is_multiple_of(bytes) || !output.is_multiple_of(2) {
+            let problem = "the indices or the output are misaligned";
+            return refuse(problem, "begin each on a multiple of an element's bytes");
+        }
+        if count > 1 && pitch < self.column_count() {
+            let problem = "rows of the output would overlap";
+            return refuse(problem, "pitches count elements, not bytes");
+        }
+        let Some(blocks) = gather_blocks(count, self.column_count()) else {
+            let problem = format!("{count} indices are more than one launch decodes");
+            return refuse(problem, "gather fewer rows at once");
+        };
+        if count == 0 {
+            return Ok(());
+        }
+        let LinearMatrix { data, index, rest, table, rest_count, .. } = self.task();
+        let LinearMatrix { rows, whole_columns, first_column, .. } = self.task();
+        let task = GatherTask {
+            data,
+            index,
+            rest,
+            table,
+            rest_count,
+            indices: address,
+            output,
+            pitch,
+            rows,
+            columns: self.column_count() as u32,
+            count: count as u32,
+            wide,
+            whole_columns,
+            first_column,
+            status: status.device_pointer(),
+        };
+        let kernels = self.device().linear_kernels()?;
+        // SAFETY: the arrays are those of the matrix, which keeps them; indices of other rows are
+        // not followed; the rest is the caller's promise.
+        unsafe { kernels.gather(self.residence(), stream, &task, blocks) }
+    }
+}

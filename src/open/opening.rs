@@ -1,0 +1,335 @@
+//! Opening what lies at a path: a container, all shards of a model, or the components of a
+//! pipeline.
+//!
+//! `pipeline.df11` has no weights. It records the files of the pipeline that belong to no
+//! component, and in its metadata it lists the components with their identities, so that none is
+//! lost unnoticed.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use super::{model::Model, shard::Shard};
+use crate::{
+    Error, Result,
+    format::Directory,
+    io::{FileReader, ReadAt, open_regular},
+    paths::{PIPELINE, check_path, is_container, is_safetensors},
+    source::{Component, HIDDEN},
+};
+
+/// Opens a model: a container, or a folder with all its shards. Equals
+/// `OpenOptions::new().open(path)`.
+///
+/// Reads and validates headers and directories; the cost grows with the number of tensors and not
+/// with their size. Containers are mapped into memory: **they must not be truncated or changed
+/// while they are open** (a truncated file would end the process with SIGBUS). Writing the same
+/// model again with this crate is safe, since it renames a new file over the old one. Where files
+/// change in place, use [`OpenOptions::memory_map`].
+///
+/// # Errors
+/// [`Error::Io`], [`Error::Unsupported`], [`Error::Corrupt`] or [`Error::Limit`], with the file's
+/// name; [`Error::Parameter`] if a folder holds no container, or shards of different models.
+pub fn open(path: impl AsRef<Path>) -> Result<Model> {
+    OpenOptions::new().open(path)
+}
+
+/// How a model is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    memory_map: bool,
+    checksums: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl OpenOptions {
+    /// Map the container, and check checksums.
+    pub const fn new() -> Self {
+        Self { memory_map: true, checksums: true }
+    }
+
+    /// Whether to map containers into memory (the default), or to read from them on demand. Reading
+    /// copies, but a file that shrinks meanwhile is an [`Error::Io`].
+    #[must_use]
+    pub const fn memory_map(mut self, memory_map: bool) -> Self {
+        self.memory_map = memory_map;
+        self
+    }
+
+    /// Whether to check the checksum of each 1 MiB chunk the first time that it is read (the
+    /// default).
+    #[must_use]
+    pub const fn checksums(mut self, checksums: bool) -> Self {
+        self.checksums = checksums;
+        self
+    }
+
+    /// Opens a container, or a folder with all its shards, its subfolders included. See [`open`].
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Model> {
+        let path = path.as_ref();
+        let metadata =
+            fs::metadata(path).map_err(|error| Error::io("opening", shown(path, &error), error))?;
+        if !metadata.is_dir() {
+            return Model::new(vec![self.shard(path)?], None);
+        }
+        if path.join(PIPELINE).is_file() {
+            let problem = format!("{} holds a pipeline, which is several models", path.display());
+            let remedy = "name the folder of one of its components, or use what takes a pipeline";
+            return Err(Error::parameter(problem, remedy));
+        }
+        let paths = containers(path)?;
+        if paths.is_empty() {
+            let problem = format!("{} holds no .df11 file", path.display());
+            return Err(Error::parameter(problem, "name a container, or compress a model first"));
+        }
+        let shards = paths.iter().map(|path| self.shard(path)).collect::<Result<_>>()?;
+        Model::new(shards, Some(path.to_owned()))
+    }
+
+    /// Opens containers that are no files: bytes in memory, or a remote store. `name` stands for
+    /// the path in errors.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn open_readers(&self, readers: Vec<(PathBuf, Box<dyn ReadAt>)>) -> Result<Model> {
+        if readers.is_empty() {
+            let problem = "a model has at least one container";
+            return Err(Error::parameter(problem, "pass one or more readers"));
+        }
+        let shards = readers
+            .into_iter()
+            .map(|(name, reader)| Shard::open(name, reader, self.checksums))
+            .collect::<Result<_>>()?;
+        Model::new(shards, None)
+    }
+
+    fn shard(&self, path: &Path) -> Result<Shard> {
+        let reader: Box<dyn ReadAt> =
+            if self.memory_map { Box::new(map(path)?) } else { Box::new(FileReader::open(path)?) };
+        Shard::open(path.to_owned(), reader, self.checksums)
+    }
+}
+
+/// A mapped file. Views come from the mapping; bulk copies are reads, which cost no page faults.
+struct Mapped {
+    map: memmap2::Mmap,
+    file: FileReader,
+}
+
+impl ReadAt for Mapped {
+    fn size(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(offset, buf)
+    }
+
+    fn view(&self, offset: u64, length: u64) -> Option<&[u8]> {
+        self.map.view(offset, length)
+    }
+}
+
+/// Maps a whole file. The only unsafe code of the CPU path.
+#[expect(unsafe_code, reason = "a mapping is as stable as its file")]
+fn map(path: &Path) -> Result<Mapped> {
+    let file = open_regular(path)?;
+    // SAFETY: the mapping is read-only. All code that reads it accepts any bytes, bounds every
+    // access by the length that was mapped, and decodes without relying on bytes that it read
+    // before being the same (the directory is copied at once). That nobody truncates the file
+    // meanwhile is the documented contract of `open`, as for every library that maps files
+    // (memmap2, `Mmap`, section Safety).
+    let map = unsafe { memmap2::Mmap::map(&file) };
+    let map = map.map_err(|error| Error::io("mapping", path, error))?;
+    Ok(Mapped { map, file: FileReader::new(path, file)? })
+}
+
+/// Whether a path is what [`open`] takes and [`Source::open`](crate::Source::open) does not: by its
+/// name a container, or a folder that holds some and no safetensors file.
+///
+/// # Errors
+/// [`Error::Io`] if the folder cannot be read.
+pub fn is_compressed(path: impl AsRef<Path>) -> Result<bool> {
+    let path = path.as_ref();
+    if !path.is_dir() {
+        return Ok(is_container(path));
+    }
+    let (found, _) = crate::source::walk(path)?;
+    let mut paths = found.iter().map(|file| &file.path);
+    Ok(paths.clone().any(is_container) && !paths.any(is_safetensors))
+}
+
+/// The path, for a message; one that is not here and reads like a repository's name, with how to
+/// get that.
+fn shown(path: &Path, error: &io::Error) -> PathBuf {
+    let parts: Vec<_> = path.iter().filter_map(|part| part.to_str()).collect();
+    let is_word =
+        |part: &&str| part.chars().all(|char| char.is_ascii_alphanumeric() || "-_.".contains(char));
+    match parts[..] {
+        [owner, name]
+            if error.kind() == io::ErrorKind::NotFound
+                && [owner, name].iter().all(is_word)
+                && !is_container(name)
+                && !Path::new(owner).exists() =>
+        {
+            format!(
+                "{owner}/{name} (a repository of the Hub? hf download {owner}/{name} \
+            --local-dir {name})"
+            )
+            .into()
+        }
+        _ => path.to_owned(),
+    }
+}
+
+/// All containers below a folder, ascending by path.
+fn containers(folder: &Path) -> Result<Vec<PathBuf>> {
+    let (found, left_out) = crate::source::walk(folder)?;
+    let mut others = left_out.iter().filter(|other| other.reason != HIDDEN);
+    if let Some(other) = others.find(|other| is_container(&other.path)) {
+        let problem = format!("{}: {}", folder.join(&other.path).display(), other.reason);
+        return Err(Error::parameter(problem, "fetch the file again, or remove it"));
+    }
+    Ok(found.into_iter().filter(|file| is_container(&file.path)).map(|file| file.file).collect())
+}
+
+/// The key of the metadata under which the components are listed: a JSON object of folders and
+/// identities in hexadecimal digits.
+const COMPONENTS: &str = "df11.components";
+
+/// All models at a path.
+#[derive(Debug)]
+pub struct Models {
+    components: Vec<Component<Model>>,
+    missing: Vec<String>,
+}
+
+impl OpenOptions {
+    /// Opens a container, the folder of a model, or the folder of a pipeline with all its
+    /// components. A component that is not there is no error: see [`Models::missing`].
+    ///
+    /// # Errors
+    /// As [`OpenOptions::open`], and [`Error::Parameter`] if a component is another model than
+    /// the pipeline's container says.
+    ///
+    /// ```
+    /// # fn main() -> df11::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
+    /// let models = df11::OpenOptions::new().open_all(&path)?;
+    /// models.check_complete()?;
+    /// for component in models.components() {
+    ///     println!("{}: {} blocks", component.folder, component.model.blocks().len());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn open_all(&self, path: impl AsRef<Path>) -> Result<Models> {
+        let root = path.as_ref();
+        let list = root.join(PIPELINE);
+        if !list.is_file() {
+            let alone = Component::new("", self.open(root)?);
+            return Ok(Models { components: vec![alone], missing: Vec::new() });
+        }
+        let rest = Model::new(vec![self.shard(&list)?], Some(root.to_owned()))?;
+        let listed = listed_components(rest.shards()[0].directory())
+            .map_err(|error| error.in_file(&list))?
+            .ok_or_else(|| {
+                Error::corrupt("metadata", 0, "no components are listed").in_file(&list)
+            })?;
+        let (mut components, mut missing) = (Vec::new(), Vec::new());
+        for (folder, identity) in &listed {
+            let place = root.join(folder);
+            if !place.is_dir() || containers(&place)?.is_empty() {
+                missing.push(folder.clone());
+                continue;
+            }
+            let model = self.open(&place)?;
+            if model.identity().to_hex().as_str() != identity {
+                let problem = format!("{} is another model than {PIPELINE} lists", place.display());
+                return Err(Error::parameter(problem, "fetch the whole pipeline again"));
+            }
+            components.push(Component::new(folder, model));
+        }
+        components.push(Component::new("", rest.beside(listed.into_keys())));
+        Ok(Models { components, missing })
+    }
+}
+
+impl Models {
+    /// The components that are there, ascending by folder, and the files that belong to none of
+    /// them; or the one model.
+    pub fn components(&self) -> &[Component<Model>] {
+        &self.components
+    }
+
+    /// Folders of components that are not there, ascending.
+    pub fn missing(&self) -> &[String] {
+        &self.missing
+    }
+
+    /// Whether this is a pipeline.
+    pub fn is_pipeline(&self) -> bool {
+        self.components.len() > 1 || !self.missing.is_empty()
+    }
+
+    /// Refuses a pipeline that lacks components.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`].
+    pub fn check_complete(&self) -> Result<()> {
+        Error::unless(self.missing.is_empty(), || {
+            let missing = self.missing.join(", ");
+            let problem = format!("components of the pipeline are missing: {missing}");
+            Error::parameter(problem, "fetch the rest")
+        })
+    }
+
+    /// The only model, for what takes no pipeline.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] if this is one; `what` says who asks.
+    pub fn single(mut self, what: &str) -> Result<Model> {
+        match self.components.pop() {
+            Some(component) if self.components.is_empty() && self.missing.is_empty() => {
+                Ok(component.model)
+            }
+            _ => {
+                let problem = format!("{what} takes one model, and this is a pipeline");
+                Err(Error::parameter(problem, "name a component of it"))
+            }
+        }
+    }
+}
+
+/// The value of the metadata that lists components, by their folders.
+pub(crate) fn list_of_components(identities: &BTreeMap<String, String>) -> (String, String) {
+    (COMPONENTS.to_owned(), serde_json::json!(identities).to_string())
+}
+
+/// Folders and identities that a directory lists, if it does.
+///
+/// # Errors
+/// [`Error::Corrupt`] if they are no such list.
+pub(crate) fn listed_components(directory: &Directory) -> Result<Option<BTreeMap<String, String>>> {
+    let mut metadata = directory.metadata();
+    let Some((_, list)) = metadata.find(|(key, _)| *key == COMPONENTS) else { return Ok(None) };
+    let invalid =
+        |problem: String| Error::corrupt("metadata", 0, format!("{COMPONENTS}: {problem}"));
+    let listed: BTreeMap<String, String> =
+        serde_json::from_str(list).map_err(|error| invalid(error.to_string()))?;
+    match listed.keys().find(|folder| check_path(folder).is_err() || folder.contains('/')) {
+        Some(folder) => Err(invalid(format!("{folder:?} is no name of a folder"))),
+        None => Ok(Some(listed)),
+    }
+}

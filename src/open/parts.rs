@@ -1,0 +1,221 @@
+//! Reading for a GPU: whole chunks, or arrays in parts that are checked when all have been read.
+
+use std::{ops::Range, sync::Arc};
+
+use rayon::prelude::*;
+
+use super::shard::{ReadChunk, Shard};
+use crate::{
+    Error, Result,
+    constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES},
+    io::ReadAt,
+    parallel,
+};
+
+/// Bytes that are checked while they are in the cache of the core that read them.
+const CACHED_BYTES: usize = 256 << 10;
+
+impl Shard {
+    /// Copies whole chunks of a section, checking all their checksums, whatever was checked before.
+    /// `range` starts at a chunk and ends at one, or at the section's end.
+    pub(crate) fn read_chunks(
+        &self,
+        section: usize,
+        range: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        self.copy_section(section, range.clone(), &range, out)
+    }
+
+    /// Copies bytes of an array, `range` counted from its start. Of them `counted` are those that
+    /// no other call counts: when all bytes of a chunk have been, its checksum is checked. So what
+    /// is read in parts is read once. [`Shard::check_array`] checks what is left.
+    pub(crate) fn read_array_part(
+        &self,
+        array: usize,
+        range: &Range<u64>,
+        counted: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let record = &self.directory.arrays[array];
+        let (section, start, length) =
+            (record.section.get() as usize, record.offset.get(), record.length.get());
+        assert!(range.start <= range.end && range.end <= length, "range within the array");
+        let within = |range: &Range<u64>| start + range.start..start + range.end;
+        self.copy_section(section, within(range), &within(counted), out)?;
+        if !self.check_checksums || counted.end < length {
+            return Ok(());
+        }
+        // The padding up to the next array, which nobody else reads.
+        let end = self.directory.sections[section].length.get();
+        let padding = start + length..end.min((start + length).next_multiple_of(ARRAY_ALIGNMENT));
+        let mut bytes = [0; ARRAY_ALIGNMENT as usize];
+        let bytes = &mut bytes[..(padding.end - padding.start) as usize];
+        self.copy_section(section, padding.clone(), &padding, bytes)
+    }
+
+    /// Copies bytes of a section, and counts some of them towards the checksums of their chunks.
+    fn copy_section(
+        &self,
+        section: usize,
+        range: Range<u64>,
+        counted: &Range<u64>,
+        mut out: &mut [u8],
+    ) -> Result<()> {
+        let base = self.directory.sections[section].offset.get();
+        let mut at = range.start;
+        while at < range.end {
+            let chunk = at / CHECKSUM_CHUNK_BYTES;
+            let whole = self.chunk_range(section, chunk);
+            let (first, end) = (at, whole.end.min(range.end));
+            let (now, rest) = out.split_at_mut((end - at) as usize);
+            let counts = counted.start.max(first)..counted.end.min(end);
+            let mut hasher = crc32fast::Hasher::new();
+            for part in now.chunks_mut(CACHED_BYTES) {
+                self.reader
+                    .read_exact_at(base + at, part)
+                    .map_err(|error| Error::io("reading", &self.path, error))?;
+                let next = at + part.len() as u64;
+                if self.check_checksums && counts.start < next && at < counts.end {
+                    let (from, to) = (counts.start.max(at) - at, counts.end.min(next) - at);
+                    hasher.update(&part[from as usize..to as usize]);
+                }
+                at = next;
+            }
+            if self.check_checksums && !counts.is_empty() {
+                self.count_part(section, chunk, ReadChunk { range: counts, hasher })?;
+            }
+            out = rest;
+        }
+        Ok(())
+    }
+
+    /// Checks a chunk's checksum if that was its last part.
+    fn count_part(&self, section: usize, chunk: u64, part: ReadChunk) -> Result<()> {
+        let whole = self.chunk_range(section, chunk);
+        if part.range == whole {
+            return self.accept_checksum(section, chunk, part.hasher.finalize());
+        }
+        let index = self.first_chunks[section] + chunk as usize;
+        let mut all = parallel::lock(&self.parts);
+        let parts = all.entry(index).or_default();
+        parts.push(part);
+        if parts.iter().map(|part| part.range.end - part.range.start).sum::<u64>()
+            < whole.end - whole.start
+        {
+            return Ok(());
+        }
+        let mut parts = all.remove(&index).unwrap_or_default();
+        drop(all);
+        parts.sort_by_key(|part| part.range.start);
+        // Of a second load at the same time some parts are here twice: then `check_array` checks
+        // the chunk.
+        if !parts.is_sorted_by(|one, other| one.range.end == other.range.start) {
+            return Ok(());
+        }
+        let mut hasher = crc32fast::Hasher::new();
+        for part in &parts {
+            hasher.combine(&part.hasher);
+        }
+        self.accept_checksum(section, chunk, hasher.finalize())
+    }
+
+    /// All bytes of a section where they lie in memory, and what keeps them there.
+    pub(crate) fn view_section(&self, section: usize) -> Option<(&[u8], Arc<dyn ReadAt>)> {
+        let record = &self.directory.sections[section];
+        let view = self.reader.view(record.offset.get(), record.length.get())?;
+        Some((view, Arc::clone(&self.reader)))
+    }
+
+    /// Checks the chunks of a section that were not checked yet, in parallel.
+    pub(crate) fn check_section(&self, section: usize) -> Result<()> {
+        let all = 0..self.directory.sections[section].length.get();
+        let chunks: Vec<u64> = self.unchecked_chunks(section, &all).collect();
+        chunks.into_par_iter().try_for_each(|chunk| self.check_chunk(section, chunk))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::OpenOptions;
+    use std::path::PathBuf;
+
+    /// Reads all arrays of all sections in parts of this many bytes, the last ones first; each part
+    /// has some bytes of the one after. Compares what is not damaged.
+    fn read_in_parts(shard: &Shard, each: u64, is_damaged: bool) -> Result<()> {
+        for (array, record) in shard.directory.arrays.iter().enumerate().rev() {
+            let length = record.length.get();
+            let starts: Vec<u64> = (0..length).step_by(each as usize).collect();
+            for start in starts.into_iter().rev() {
+                let (end, more) = (length.min(start + each), length.min(start + each + 7));
+                let mut out = vec![0; (more - start) as usize];
+                shard.read_array_part(array, &(start..more), &(start..end), &mut out)?;
+                assert!(is_damaged || out == *shard.read_array(array, start..more).unwrap());
+            }
+        }
+        Ok(())
+    }
+
+    fn open(bytes: &[u8]) -> Shard {
+        Shard::open(PathBuf::from("sample"), Box::new(bytes.to_vec()), true).unwrap()
+    }
+
+    fn sample() -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::read(crate::demo::tiny_container(folder.path()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn chunks_that_are_read_in_parts_are_checked_once_all_are_there() {
+        let bytes = sample();
+        for each in
+            [1000, 4096, CHECKSUM_CHUNK_BYTES, CHECKSUM_CHUNK_BYTES + 333, u64::from(u32::MAX)]
+        {
+            let shard = open(&bytes);
+            read_in_parts(&shard, each, false).unwrap();
+            assert!(parallel::lock(&shard.parts).is_empty(), "{each}");
+            let sections = shard.directory.sections.len();
+            assert!((0..sections).all(|section| {
+                let length = shard.directory.sections[section].length.get();
+                shard.unchecked_chunks(section, &(0..length)).count() == 0
+            }));
+        }
+    }
+
+    #[test]
+    fn damage_is_noticed_in_whatever_part_it_lies() {
+        let bytes = sample();
+        let good = open(&bytes);
+        for section in &good.directory.sections {
+            let (start, length) = (section.offset.get(), section.length.get());
+            for at in [start, start + length / 2, start + length - 1] {
+                let mut damaged = bytes.clone();
+                damaged[at as usize] ^= 1;
+                let shard = open(&damaged);
+                let all = (0..shard.directory.arrays.len()).collect::<Vec<_>>();
+                let result = read_in_parts(&shard, 5000, true)
+                    .and_then(|()| all.iter().try_for_each(|&array| shard.check_array(array)));
+                assert!(matches!(result, Err(Error::Corrupt { .. })), "byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_chunk_that_two_read_at_once_is_checked_at_the_end() {
+        let bytes = sample();
+        let model =
+            OpenOptions::new().open_readers(vec![(PathBuf::from("x"), Box::new(bytes))]).unwrap();
+        let shard = &model.shards()[0];
+        let array = (0..shard.directory.arrays.len())
+            .max_by_key(|&array| shard.directory.arrays[array].length.get())
+            .unwrap();
+        let length = shard.directory.arrays[array].length.get();
+        let mut out = vec![0; (length / 2) as usize];
+        for _ in 0..3 {
+            shard.read_array_part(array, &(0..length / 2), &(0..length / 2), &mut out).unwrap();
+        }
+        shard.check_array(array).unwrap();
+        assert!(out == *shard.read_array(array, 0..length / 2).unwrap());
+    }
+}
