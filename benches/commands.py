@@ -95,58 +95,36 @@ class Bench:
         self.rows: list[dict] = []
 
     def note(self, name: str, wall: float, cpu: float, peak: int = 0) -> None:
-        row = {
-            "source": self.source.name,
-            "command": name,
-            "wall_s": wall,
-            "cpu_s": cpu,
-            "peak_bytes": peak,
-        }
-        self.rows.append(row)
+        row = {"source": self.source.name, "command": name}
+        self.rows.append(row | {"wall_s": wall, "cpu_s": cpu, "peak_bytes": peak})
+
+    def time(self, name: str, *command: object) -> None:
+        self.note(name, *run([str(word) for word in command])[:3])
 
     def round(self, zipnn: bool) -> None:
         for threads in self.threads:
             for layout, container in self.containers.items():
                 remove(container)
-                what = f"{layout}, {threads} threads"
-                options = ["-q", "--threads", str(threads)]
-                command = [
-                    self.df11,
-                    "compress",
-                    str(self.source),
-                    "-o",
-                    str(container),
-                    "--no-verify",
-                    *options,
-                ]
-                self.note(f"df11 compress {what}", *run([*command, "--layout", layout])[:3])
                 remove(self.restored)
-                command = [
-                    self.df11,
-                    "decompress",
-                    str(container),
-                    "-o",
-                    str(self.restored),
-                    *options,
-                ]
-                self.note(f"df11 decompress {what}", *run(command)[:3])
-                self.note(
-                    f"df11 verify {what}", *run([self.df11, "verify", str(container), *options])[:3]
-                )
+                what = f"{layout}, {threads} threads"
+                options = ["-q", "--threads", threads]
+                compress = ["compress", self.source, "-o", container, "--no-verify"]
+                for verb, command in (
+                    ("compress", [*compress, "--layout", layout]),
+                    ("decompress", ["decompress", container, "-o", self.restored]),
+                    ("verify", ["verify", container]),
+                ):
+                    self.time(f"df11 {verb} {what}", self.df11, *command, *options)
         remove(self.restored)
-        self.note(
-            "cp, the cost of the files alone",
-            *run(["cp", str(self.source), str(self.restored)])[:3],
-        )
+        self.time("cp, the cost of the files alone", "cp", self.source, self.restored)
         if zipnn:
             for verb, source, target in (
                 ("compress", self.source, self.zipped),
                 ("decompress", self.zipped, self.restored),
             ):
                 remove(target)
-                _, _, peak, output = run(
-                    [sys.executable, "-c", ZIPNN, verb, str(source), str(target)]
-                )
+                command = [sys.executable, "-c", ZIPNN, verb, str(source), str(target)]
+                _, _, peak, output = run(command)
                 cpu, wall, cpu_files, wall_files = map(float, output.split())
                 self.note(f"zipnn {verb}, the call", wall, cpu, peak)
                 self.note(f"zipnn {verb}, with files", wall_files, cpu_files, peak)
@@ -162,17 +140,15 @@ class Bench:
         rows = []
         for name in dict.fromkeys(row["command"] for row in self.rows):
             mine = [row for row in self.rows if row["command"] == name]
-            rate = lambda key: [self.size / row[key] / 1e6 for row in mine]
-            rows.append(
-                {
-                    "source": self.source.name,
-                    "command": name,
-                    "wall_mb_s": round(statistics.median(rate("wall_s"))),
-                    "cpu_mb_s": round(statistics.median(rate("cpu_s"))),
-                    "cpu_mb_s_range": [round(min(rate("cpu_s"))), round(max(rate("cpu_s")))],
-                    "peak_mib": round(max(row["peak_bytes"] for row in mine) / 2**20),
-                }
-            )
+            wall = [self.size / row["wall_s"] / 1e6 for row in mine]
+            cpu = [self.size / row["cpu_s"] / 1e6 for row in mine]
+            figures = {
+                "wall_mb_s": round(statistics.median(wall)),
+                "cpu_mb_s": round(statistics.median(cpu)),
+                "cpu_mb_s_range": [round(min(cpu)), round(max(cpu))],
+                "peak_mib": round(max(row["peak_bytes"] for row in mine) / 2**20),
+            }
+            rows.append({"source": self.source.name, "command": name} | figures)
         return rows
 
 
@@ -212,17 +188,13 @@ def main() -> None:
                 f"  {row['command']:30} {row['wall_mb_s']:6} MB/s wall {row['cpu_mb_s']:6} MB/s CPU"
                 f" {row['cpu_mb_s_range']} peak {row['peak_mib']} MiB"
             )
-        pairs = [
-            (verb, other)
-            for other in ("the call", "with files")
-            for verb in ("compress", "decompress")
-        ]
-        for verb, other in [] if arguments.no_zipnn else pairs:
-            ratio = bench.ratio(f"df11 {verb} {layouts[0]}, 1 threads", f"zipnn {verb}, {other}")
-            print(
-                f"  df11 {verb} / zipnn {verb}, {other}: "
-                f"{ratio:.2f} times the rate, CPU time, median of rounds"
-            )
+        for other in () if arguments.no_zipnn else ("the call", "with files"):
+            for verb in ("compress", "decompress"):
+                one, theirs = f"df11 {verb} {layouts[0]}, 1 threads", f"zipnn {verb}, {other}"
+                print(
+                    f"  df11 {verb} / {theirs}: {bench.ratio(one, theirs):.2f} times the rate, "
+                    "CPU time, median of rounds"
+                )
     if arguments.json:
         rows = [row for bench in benches for row in bench.rows]
         arguments.json.write_text(

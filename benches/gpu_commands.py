@@ -77,29 +77,13 @@ class Bench:
     def round(self) -> None:
         for threads in self.threads:
             for device in self.devices:
-                command = [
-                    self.df11,
-                    "verify",
-                    str(self.container),
-                    "--device",
-                    device,
-                    "--threads",
-                    str(threads),
-                    "--json",
-                ]
+                command = [self.df11, "verify", str(self.container), "--device", device]
+                command += ["--threads", str(threads), "--json"]
                 wall, cpu, peak, output = run(command)
-                decoded_by = json.loads(output)["device"]
-                self.rows.append(
-                    {
-                        "bytes": self.size,
-                        "device": device,
-                        "threads": threads,
-                        "wall_s": wall,
-                        "cpu_s": cpu,
-                        "peak_bytes": peak,
-                        "decoded_by": decoded_by["name"] or decoded_by["kind"],
-                    }
-                )
+                by = json.loads(output)["device"]
+                row = {"bytes": self.size, "device": device, "threads": threads, "wall_s": wall}
+                row |= {"cpu_s": cpu, "peak_bytes": peak, "decoded_by": by["name"] or by["kind"]}
+                self.rows.append(row)
 
     def summary(self) -> list[dict]:
         """The medians of each command."""
@@ -108,19 +92,12 @@ class Bench:
             groups.setdefault((row["threads"], row["device"]), []).append(row)
         rows = []
         for (threads, device), mine in sorted(groups.items()):
-            wall = statistics.median(row["wall_s"] for row in mine)
-            cpu = statistics.median(row["cpu_s"] for row in mine)
-            rows.append(
-                {
-                    "bytes": self.size,
-                    "threads": threads,
-                    "device": device,
-                    "wall_s": round(wall, 4),
-                    "cpu_s": round(cpu, 4),
-                    "gb_s": round(self.size / wall / 1e9, 3),
-                    "peak_mib": round(max(row["peak_bytes"] for row in mine) / 2**20),
-                }
-            )
+            wall, cpu = (statistics.median(row[key] for row in mine) for key in ("wall_s", "cpu_s"))
+            row = {"bytes": self.size, "threads": threads, "device": device}
+            row |= {"wall_s": round(wall, 4), "cpu_s": round(cpu, 4)}
+            row["gb_s"] = round(self.size / wall / 1e9, 3)
+            row["peak_mib"] = round(max(row["peak_bytes"] for row in mine) / 2**20)
+            rows.append(row)
         return rows
 
 

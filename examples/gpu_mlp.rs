@@ -1,6 +1,6 @@
 //! An MLP of a small model on a GPU, from weights that stay compressed: `down(silu(gate(x)) *
 //! up(x))`, by matrices as they are stored, in the fast layout, and some so and some so; for few
-//! rows of x and for many. Compares with sums in f64 on the CPU, and prints times and bytes.
+//! rows of x and for many. Compares with sums in f64 on the CPU, and prints bytes.
 //!
 //! ```text
 //! cargo run --release --example gpu_mlp
@@ -13,10 +13,7 @@ use df11::{
     CompressOptions, Source,
     gpu::{
         Device, GpuModel, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Status,
-        cudarc::driver::{
-            CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _,
-            sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode},
-        },
+        cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _},
     },
     hazmat::demo,
 };
@@ -33,7 +30,6 @@ const SHAPE: demo::Shape = demo::Shape {
 const ROWS: [usize; 2] = [2, 20];
 /// For gate, up and down, whether they are in the fast layout.
 const FORMS: [[bool; 3]; 3] = [[false; 3], [true; 3], [false, true, true]];
-const TIMES: usize = 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
@@ -108,15 +104,15 @@ impl Mlp {
             let (x, _read) = x.device_ptr(&stream);
             let (y, _written) = y.device_ptr_mut(&stream);
             let (space, _used) = space.device_ptr_mut(&stream);
-            time(&stream, || multiply(linear, (x, rows), y, space, &stream, &status))
+            multiply(linear, (x, rows), y, space, &stream, &status)
         };
-        let first = run(&self.gate_up, &device_x, &mut both)?;
+        run(&self.gate_up, &device_x, &mut both)?;
         // The caller's own kernels come between; here the host does it.
         let both = download(&stream, &both)?;
         let hidden: Vec<bf16> =
             both.chunks(2 * inner).flat_map(|row| activate(&row[..inner], &row[inner..])).collect();
         let hidden_device = upload(&stream, &hidden)?;
-        let second = run(&self.down, &hidden_device, &mut y)?;
+        run(&self.down, &hidden_device, &mut y)?;
         status.check(&stream)?;
 
         let parts = [&both, &both, &download(&stream, &y)?];
@@ -128,8 +124,8 @@ impl Mlp {
             worst = worst.max(error((inputs[at], rows), &weights[at], parts[at], start, pitch));
         }
         println!(
-            "{}, {rows} rows: gate and up {first:.1} us, down {second:.1} us; {} bytes, {:.2} bits \
-            a weight; error at most {worst:.4} of what rounding to BF16 may lose",
+            "{}, {rows} rows: {} bytes, {:.2} bits a weight; error at most {worst:.4} of what \
+            rounding to BF16 may lose",
             self.forms(),
             self.bytes,
             self.bytes as f64 * 8.0 / weights.iter().map(Vec::len).sum::<usize>() as f64,
@@ -171,24 +167,6 @@ fn multiply(
     // SAFETY: x has the rows, y room for all products side by side, the workspace was zeros and is
     // used on one stream; the caller waits before it drops any of them.
     unsafe { linear.multiply(x, &outputs, space, stream, status) }
-}
-
-/// Time of a call, in microseconds: of some that a graph captured. Weights of this size stay in no
-/// cache of the GPU for long.
-fn time(
-    stream: &Arc<CudaStream>,
-    call: impl Fn() -> df11::Result<()>,
-) -> Result<f64, Box<dyn Error>> {
-    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
-    (0..TIMES).try_for_each(|_| call())?;
-    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-    let graph = stream.end_capture(flags)?.ok_or("the stream captures")?;
-    graph.launch()?;
-    let event = || stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
-    let start = event()?;
-    graph.launch()?;
-    let end = event()?;
-    Ok(f64::from(start.elapsed_ms(&end)?) * 1000.0 / TIMES as f64)
 }
 
 fn activate(gate: &[bf16], up: &[bf16]) -> Vec<bf16> {

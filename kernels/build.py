@@ -20,7 +20,7 @@ the last compilers of CUDA 12, both, since no PTX of it is kept: ptxas 12.6 make
 compiling when a machine first loads the PTX, which is what is left where a driver refuses the
 machine code. Both versions are part of the result. ptxas also says what each kernel takes of a
 multiprocessor: the manifest notes it, and a spill of registers above ALLOWED_SPILLS fails the
-build. tests/ptx.rs compares the committed files with the manifest wherever the crate is tested.
+build. tests/sources/ptx.rs compares the committed files with the manifest if the crate is tested.
 """
 
 import argparse

@@ -10,17 +10,11 @@ use std::{
     thread,
 };
 
-use container::{Item, Model, normal_weights};
-use df11::{
-    OpenOptions,
-    gpu::{Device, GpuModel, LoadOptions, Preference},
-};
+use container::{Item, Model};
+use df11::gpu::{Device, GpuModel, LoadOptions, Preference};
 
 fn load(device: &Device, rows: u64) -> GpuModel {
-    let weights = normal_weights(rows as usize * 4096, 1);
-    let item = Item::tile("w", &[rows, 4096], weights, (256, 4096));
-    let bytes = Model::new(&[item], &[]).build();
-    let model = OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap();
+    let model = Model::new(&[Item::matrix("w", [rows, 4096], 1)], &[]).open();
     model.load(device, &LoadOptions::new().residence(Preference::Fast)).unwrap()
 }
 

@@ -1,32 +1,20 @@
 //! Tensors on GPUs, in memory of the caller, on streams of the caller.
 #![expect(unsafe_code, reason = "memory and streams of the caller")]
 
-use std::{
-    ffi::c_void,
-    sync::{Arc, OnceLock},
-};
+use std::ffi::c_void;
+use std::sync::{Arc, OnceLock};
 
-use df11::{
-    gpu::{
-        Device, Linear, LinearInput, LinearOutput, Matrix, Residence,
-        cudarc::driver::{
-            CudaSlice, CudaStream, DevicePtr as _, DriverError,
-            result::{memcpy_dtod_async, memcpy_htod_async},
-            sys::{CUdeviceptr, CUstream},
-        },
-    },
-    hazmat::{
-        Tiles,
-        gpu::{TableAddresses, TileAddresses},
-    },
-};
+use df11::gpu::cudarc::driver::result::{memcpy_dtod_async, memcpy_htod_async};
+use df11::gpu::cudarc::driver::sys::{CUdeviceptr, CUstream};
+use df11::gpu::cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DriverError};
+use df11::gpu::{Device, Linear, LinearInput, LinearOutput, Matrix, Residence};
+use df11::hazmat::Tiles;
+use df11::hazmat::gpu::{TableAddresses, TileAddresses};
 
-use crate::{
-    GPU_FAST, Model,
-    error::{Failure, refuse},
-    model::{ALIGNMENT, Places},
-    pointers::{check_size, rows_of},
-};
+use crate::error::{Failure, refuse};
+use crate::model::{ALIGNMENT, Places};
+use crate::pointers::{check_size, rows_of};
+use crate::{GPU_FAST, Model};
 
 /// A GPU that is open, and the status that its kernels set.
 pub(crate) struct Opened {
@@ -115,17 +103,15 @@ pub(crate) unsafe fn load(
     let (name, places) = (tensor.name(), Places::of(&tensor)?);
     let is_own = pointer == 0 && given == 0;
     if flags & !GPU_FAST != 0 || (flags == GPU_FAST && !is_own) {
-        return refuse(format!(
-            "flags {flags:#x} of df11_gpu_load, with {given} bytes at {pointer:#x}"
-        ));
+        let memory = format!("with {given} bytes at {pointer:#x}");
+        return refuse(format!("flags {flags:#x} of df11_gpu_load, {memory}"));
     }
     if !is_own {
         check_size(given, places.bytes, name)?;
     }
     if !pointer.is_multiple_of(ALIGNMENT) || (pointer == 0 && given > 0) {
-        return refuse(format!(
-            "memory of a GPU at {pointer:#x}; begin on a multiple of {ALIGNMENT}"
-        ));
+        let remedy = format!("begin on a multiple of {ALIGNMENT}");
+        return refuse(format!("memory of a GPU at {pointer:#x}; {remedy}"));
     }
     let context = gpu.device.context();
     let stream = ask(context.new_stream(), "making a stream")?;
@@ -195,10 +181,8 @@ impl GpuTensor {
     /// Its product, prepared the first time.
     pub(crate) fn linear(&self) -> Result<&Linear, Failure> {
         let Form::Matrix(matrix, linear) = &self.form else {
-            return refuse(format!(
-                "{:?} was decoded when it was loaded, and is multiplied by as any",
-                self.name
-            ));
+            let why = "was decoded when it was loaded, and is multiplied by as any";
+            return refuse(format!("{:?} {why}", self.name));
         };
         if let Some(linear) = linear.get() {
             return Ok(linear);
@@ -262,9 +246,8 @@ impl GpuTensor {
         }
         let needed = linear.workspace_bytes(rows);
         if workspace_bytes < needed || (workspace.is_null() && needed > 0) {
-            return refuse(format!(
-                "a workspace of {workspace_bytes} bytes; df11_gpu_workspace says {needed}"
-            ));
+            let remedy = format!("df11_gpu_workspace says {needed}");
+            return refuse(format!("a workspace of {workspace_bytes} bytes; {remedy}"));
         }
         // SAFETY: the caller's promise.
         let stream = unsafe { self.gpu.stream(stream) };

@@ -1,12 +1,9 @@
 //! Errors by code and text, and the boundary that no panic crosses.
 #![expect(unsafe_code, reason = "a name that C knows")]
 
-use std::{
-    any::Any,
-    cell::RefCell,
-    ffi::{CString, c_char},
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::ffi::{CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{any::Any, cell::RefCell};
 
 use df11::Error;
 
@@ -53,12 +50,10 @@ impl From<Error> for Failure {
     }
 }
 
-/// That the caller asked for something impossible.
 pub(crate) fn refuse<T>(problem: impl Into<String>) -> Result<T, Failure> {
     Err(Failure(Status::Parameter, problem.into()))
 }
 
-/// That there is no such tensor.
 pub(crate) fn not_found<T>(problem: impl Into<String>) -> Result<T, Failure> {
     Err(Failure(Status::NotFound, problem.into()))
 }

@@ -5,12 +5,10 @@ use std::{ffi::c_void, sync::Arc};
 
 use df11::{gpu::Device, hazmat::gpu::Visit};
 
-use crate::{
-    Model, Status,
-    device::{GpuTensor, Opened, Product, address, load},
-    error::{call, refuse},
-    pointers::{give, shared, take, write},
-};
+use crate::device::{GpuTensor, Opened, Product, address, load};
+use crate::error::{call, refuse};
+use crate::pointers::{give, shared, take, write};
+use crate::{Model, Status};
 
 /// A GPU that is open. Any number of threads may use it at once.
 pub struct Gpu(Arc<Opened>);
@@ -43,14 +41,8 @@ pub unsafe extern "C" fn df11_gpu_open(ordinal: u32, gpu: *mut *mut Gpu) -> Stat
 /// It is from `df11_gpu_open` and is used no more, by any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn df11_gpu_close(gpu: *mut Gpu) {
-    call(|| {
-        // SAFETY: the caller's promise.
-        if let Some(gpu) = unsafe { take(gpu) } {
-            let _visit = Visit::new();
-            drop(gpu);
-        }
-        Ok(())
-    });
+    // SAFETY: the caller's promise.
+    unsafe { free(gpu) }
 }
 
 /// Brings a tensor to memory of a GPU: a matrix with `matrix_rows` as it is stored, to be decoded
@@ -96,11 +88,18 @@ pub unsafe extern "C" fn df11_gpu_load(
 /// It is from `df11_gpu_load`, what uses it on the GPU is done, and it is used no more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn df11_gpu_free(tensor: *mut GpuTensor) {
+    // SAFETY: the caller's promise.
+    unsafe { free(tensor) }
+}
+
+/// # Safety
+/// As [`take`].
+unsafe fn free<T>(handle: *mut T) {
     call(|| {
         // SAFETY: the caller's promise.
-        if let Some(tensor) = unsafe { take(tensor) } {
+        if let Some(held) = unsafe { take(handle) } {
             let _visit = Visit::new();
-            drop(tensor);
+            drop(held);
         }
         Ok(())
     });

@@ -1,19 +1,14 @@
 //! Models: opened, listed, and decoded on the CPU.
 #![expect(unsafe_code, reason = "memory of the caller")]
 
-use std::{
-    collections::HashMap,
-    ffi::{CStr, CString, c_char, c_void},
-    path::PathBuf,
-};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::{collections::HashMap, path::PathBuf};
 
 use df11::{OpenOptions, gpu::Device, hazmat::Tiles};
 
-use crate::{
-    OPEN_WITHOUT_MAP, Status,
-    error::{Failure, call, not_found, refuse},
-    pointers::{bytes, check_size, give, rows_of, shared, take, text, write},
-};
+use crate::error::{Failure, call, not_found, refuse};
+use crate::pointers::{bytes, check_size, give, rows_of, shared, take, text, write};
+use crate::{OPEN_WITHOUT_MAP, Status};
 
 /// An open model. Any number of threads may use it at once.
 pub struct Model {
@@ -116,13 +111,12 @@ impl Model {
     /// The entry at this index and its tensor.
     fn at(&self, index: u64) -> Result<(&Entry, df11::Tensor<'_>), Failure> {
         let entry = usize::try_from(index).ok().and_then(|index| self.entries.get(index));
-        let found = entry
-            .and_then(|entry| Some((entry, self.opened.tensor(entry.name.to_str().ok()?).ok()?)));
+        let tensor = |entry: &Entry| self.opened.tensor(entry.name.to_str().ok()?).ok();
+        let found = entry.and_then(|entry| Some((entry, tensor(entry)?)));
         let count = self.entries.len();
         found.map_or_else(|| not_found(format!("there is no tensor {index} of {count}")), Ok)
     }
 
-    /// The tensor at this index.
     pub(crate) fn tensor(&self, index: u64) -> Result<df11::Tensor<'_>, Failure> {
         Ok(self.at(index)?.1)
     }

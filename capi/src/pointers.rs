@@ -1,16 +1,11 @@
 //! Pointers, sizes and rows of the caller, looked at before they are used.
 #![expect(unsafe_code, reason = "memory of the caller")]
 
-use std::{
-    ffi::{CStr, c_char},
-    ops::Range,
-    ptr::null_mut,
-};
+use std::ffi::{CStr, c_char};
+use std::{ops::Range, ptr::null_mut};
 
-use crate::{
-    ALL_ROWS,
-    error::{Failure, refuse},
-};
+use crate::ALL_ROWS;
+use crate::error::{Failure, refuse};
 
 /// # Safety
 /// It is null, or points to such a value, which lives as long as the result.
@@ -34,10 +29,9 @@ pub(crate) unsafe fn write<T>(pointer: *mut T, value: T, what: &str) -> Result<(
 /// # Safety
 /// It is null, or a text that ends with a zero byte and lives as long as the result.
 pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a CStr, Failure> {
-    if pointer.is_null() {
-        return refuse(format!("{what} is NULL"));
-    }
     // SAFETY: the caller's promise.
+    unsafe { shared(pointer, what) }?;
+    // SAFETY: as above.
     Ok(unsafe { CStr::from_ptr(pointer) })
 }
 

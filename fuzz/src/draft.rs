@@ -15,7 +15,10 @@ use df11::hazmat::{
     },
 };
 use tree::{Array, Owner, Tree};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, little_endian::U32};
+use zerocopy::{
+    FromBytes, FromZeros, Immutable, IntoBytes,
+    little_endian::{U32, U64},
+};
 
 use crate::bytes::{self, Bytes, at};
 
@@ -55,12 +58,7 @@ impl Draft {
     pub fn change(&mut self, bytes: &mut Bytes<'_>) {
         match bytes.u8() % 8 {
             0 | 1 => self.change_tensor(bytes),
-            2 | 3 => {
-                let tensor = bytes.u8();
-                if let Some(tensor) = at(&mut self.tree.tensors, tensor) {
-                    change_arrays(&mut tensor.arrays, bytes);
-                }
-            }
+            2 | 3 => change_arrays(&mut self.tree.tensors, bytes),
             4 => self.change_file(bytes),
             5 => self.change_blocks(bytes),
             6 => self.change_tensors(bytes),
@@ -68,12 +66,7 @@ impl Draft {
                 0 => self.tree.shard.shard_index = bytes.pick(VALUES).into(),
                 1 => self.tree.shard.shard_count = bytes.pick(VALUES).into(),
                 2 => self.trailing = Some((bytes.u8().into(), bytes.u8())),
-                _ => {
-                    let file = bytes.u8();
-                    if let Some(file) = at(&mut self.tree.files, file) {
-                        change_arrays(&mut file.arrays, bytes);
-                    }
-                }
+                _ => change_arrays(&mut self.tree.files, bytes),
             },
         }
     }
@@ -90,17 +83,10 @@ impl Draft {
                     arrays.clear();
                 }
             }
-            2 => {
-                let dimension = bytes.index(8);
-                record.shape[dimension] = number(bytes, record.shape[dimension].get()).into();
-            }
+            2 => nudge(&mut record.shape[bytes.index(8)], bytes),
             3 => record.dimension_count = u64::from(bytes.u8() % 10).into(),
-            4 => {
-                let parameter = bytes.index(4);
-                record.parameters[parameter] =
-                    number(bytes, record.parameters[parameter].get()).into();
-            }
-            5 => record.file_offset = number(bytes, record.file_offset.get()).into(),
+            4 => nudge(&mut record.parameters[bytes.index(4)], bytes),
+            5 => nudge(&mut record.file_offset, bytes),
             6 => {
                 let block = u64::from(bytes.u8() % 5);
                 record.block = block.into();
@@ -114,26 +100,21 @@ impl Draft {
 
     fn change_file(&mut self, bytes: &mut Bytes<'_>) {
         let choice = bytes.u8();
-        match bytes.u8() % 6 {
-            kind @ 0..=2 => {
-                let Some(file) = at(&mut self.tree.files, choice) else { return };
-                match kind {
-                    0 => change_name(&mut file.name, bytes),
-                    1 => file.record.length = number(bytes, file.record.length.get()).into(),
-                    _ => file.record.kind = u32::from(bytes.u8() % 3).into(),
-                }
-            }
-            3 => {
+        match (bytes.u8() % 6, at(&mut self.tree.files, choice)) {
+            (0, Some(file)) => change_name(&mut file.name, bytes),
+            (1, Some(file)) => nudge(&mut file.record.length, bytes),
+            (2, Some(file)) => file.record.kind = u32::from(bytes.u8() % 3).into(),
+            (0..=2, None) => {}
+            (3, _) => {
                 let mut record = FileRecord::new_zeroed();
                 record.kind = 1.into();
                 let content = bytes.run(usize::from(choice % 16)).to_vec();
                 record.length = (content.len() as u64).into();
-                let array = Array { kind: 7, block: u64::MAX, bytes: content };
-                let arrays =
-                    Some(array).filter(|array| !array.bytes.is_empty()).into_iter().collect();
+                let mut arrays = vec![Array { kind: 7, block: u64::MAX, bytes: content }];
+                arrays.retain(|array| !array.bytes.is_empty());
                 self.tree.files.push(Owner { record, name: bytes.pick(NAMES).to_vec(), arrays });
             }
-            4 => change_list(&mut self.tree.files, bytes),
+            (4, _) => change_list(&mut self.tree.files, bytes),
             _ => {
                 self.tree.files.sort_by(|a, b| {
                     (a.record.kind.get(), &a.name).cmp(&(b.record.kind.get(), &b.name))
@@ -143,15 +124,11 @@ impl Draft {
     }
 
     fn change_blocks(&mut self, bytes: &mut Bytes<'_>) {
-        let choice = bytes.u8();
+        let (choice, blocks) = (bytes.u8(), &mut self.tree.blocks);
         match bytes.u8() % 3 {
-            0 => self.tree.blocks.push(bytes.pick(NAMES).to_vec()),
-            1 => change_list(&mut self.tree.blocks, bytes),
-            _ => {
-                if let Some(block) = at(&mut self.tree.blocks, choice) {
-                    change_name(block, bytes);
-                }
-            }
+            0 => blocks.push(bytes.pick(NAMES).to_vec()),
+            1 => change_list(blocks, bytes),
+            _ => at(blocks, choice).into_iter().for_each(|block| change_name(block, bytes)),
         }
     }
 
@@ -160,24 +137,25 @@ impl Draft {
         match bytes.u8() % 4 {
             0 => change_list(&mut self.tree.tensors, bytes),
             1 => self.tree.tensors.sort_by(|a, b| a.name.cmp(&b.name)),
+            _ if self.tree.tensors.is_empty() => {}
             // An alias of a tensor, beside it.
             2 => {
-                let Some(tensor) = at(&mut self.tree.tensors, choice) else { return };
-                let mut alias = tensor.clone();
+                let index = usize::from(choice) % self.tree.tensors.len();
+                let mut alias = self.tree.tensors[index].clone();
                 alias.name.push(b'0' + bytes.u8() % 3);
                 alias.arrays.clear();
                 alias.record.encoding = ENCODING_ALIAS.into();
-                let index = usize::from(choice) % self.tree.tensors.len();
                 alias.record.parameters = [(index as u64).into(), 0.into(), 0.into(), 0.into()];
                 self.tree.tensors.insert(index + 1, alias);
             }
             // What an encoding or dtype of a later version may look like, or one of tiles without
             // arrays of tiles.
             _ => {
-                let Some(tensor) = at(&mut self.tree.tensors, choice) else { return };
+                let index = usize::from(choice) % self.tree.tensors.len();
+                let tensor = &mut self.tree.tensors[index];
                 tensor.record.encoding = (3 + u32::from(bytes.u8() % 2)).into();
                 tensor.record.dtype = (15 + 8 * u32::from(bytes.u8() % 2)).into();
-                tensor.record.shape[0] = number(bytes, tensor.record.shape[0].get()).into();
+                nudge(&mut tensor.record.shape[0], bytes);
                 if bytes.u8().is_multiple_of(2) {
                     tensor.arrays.clear();
                 }
@@ -188,14 +166,12 @@ impl Draft {
     /// The container, with the rest of the fuzzer's bytes as changes that leave nothing consistent
     /// but, in the end, the checksums.
     pub fn render(&self, bytes: &mut Bytes<'_>) -> Vec<u8> {
-        let (mut directory, contents) = self.lay_out();
-        let mut frame = Frame {
-            contents,
-            repair: true,
-            pokes: Vec::new(),
-            directory: Vec::new(),
-            header: Vec::new(),
-        };
+        let (mut directory, contents) = self.tree.lay_out(|kind, section| {
+            if let Some((_, length)) = self.trailing.filter(|&(of, _)| kind % 256 == of) {
+                section.resize(section.len() + usize::from(length), 7);
+            }
+        });
+        let mut frame = Frame { repair: true, ..Frame::default() };
         bytes::change(bytes, 16, |bytes| match bytes.u8() % 16 {
             0..=2 => change_record(&mut directory.tensors, TensorRecord::FIELDS, bytes),
             3 => change_record(&mut directory.files, FileRecord::FIELDS, bytes),
@@ -219,17 +195,7 @@ impl Draft {
             12 => frame.repair = bytes.u8().is_multiple_of(2),
             _ => frame.pokes.push((bytes.u32(), bytes.u8())),
         });
-        frame.finish(directory)
-    }
-
-    /// Places arrays, sections and text.
-    fn lay_out(&self) -> (Directory, Vec<u8>) {
-        let (directory, contents) = self.tree.lay_out(|kind, section| {
-            if let Some((_, length)) = self.trailing.filter(|&(of, _)| kind % 256 == of) {
-                section.resize(section.len() + usize::from(length), 7);
-            }
-        });
-        (directory, tree::join(&contents))
+        frame.finish(directory, tree::join(&contents))
     }
 }
 
@@ -241,6 +207,10 @@ fn number(bytes: &mut Bytes<'_>, before: u64) -> u64 {
         2 => bytes.u16().into(),
         _ => before.wrapping_add(bytes.pick(VALUES)),
     }
+}
+
+fn nudge(field: &mut U64, bytes: &mut Bytes<'_>) {
+    *field = number(bytes, field.get()).into();
 }
 
 fn change_name(name: &mut Vec<u8>, bytes: &mut Bytes<'_>) {
@@ -270,27 +240,25 @@ fn change_list<T: Clone>(items: &mut Vec<T>, bytes: &mut Bytes<'_>) {
     }
 }
 
-fn change_arrays(arrays: &mut Vec<Array>, bytes: &mut Bytes<'_>) {
-    let choice = bytes.u8();
-    match bytes.u8() % 6 {
-        0..=2 => {
-            if let Some(array) = at(arrays, choice).filter(|array| !array.bytes.is_empty()) {
-                let at = bytes.u16() as usize % array.bytes.len();
-                array.bytes[at] ^= bytes.u8();
-            }
-        }
-        3 => {
-            if let Some(array) = at(arrays, choice) {
-                bytes::resize(&mut array.bytes, bytes);
-            }
-        }
+fn change_arrays<R>(owners: &mut [Owner<R>], bytes: &mut Bytes<'_>) {
+    let owner = bytes.u8();
+    let Some(Owner { arrays, .. }) = at(owners, owner) else { return };
+    let (choice, change) = (bytes.u8(), bytes.u8() % 6);
+    if change == 5 {
+        return change_list(arrays, bytes);
+    }
+    let Some(array) = at(arrays, choice) else { return };
+    match change {
+        3 => bytes::resize(&mut array.bytes, bytes),
         4 => {
-            if let Some(array) = at(arrays, choice) {
-                array.kind = bytes.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 1 << 31, u32::MAX]);
-                array.block = bytes.pick(&[array.block, array.block, 0, 1, u64::MAX]);
-            }
+            array.kind = bytes.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 1 << 31, u32::MAX]);
+            array.block = bytes.pick(&[array.block, array.block, 0, 1, u64::MAX]);
         }
-        _ => change_list(arrays, bytes),
+        _ if array.bytes.is_empty() => {}
+        _ => {
+            let at = bytes.u16() as usize % array.bytes.len();
+            array.bytes[at] ^= bytes.u8();
+        }
     }
 }
 
@@ -303,8 +271,7 @@ fn change_record<R: IntoBytes + FromBytes + Immutable + Clone>(
     let (_, offset, size) = fields[bytes.index(fields.len())];
     if let Some(record) = at(records, choice) {
         // A field of many numbers is changed in one of them.
-        let size = if size > 8 { 8 } else { size };
-        change_field(record.as_mut_bytes(), (offset, size), bytes);
+        change_field(record.as_mut_bytes(), (offset, size.min(8)), bytes);
     }
 }
 
@@ -321,9 +288,8 @@ fn change_field(record: &mut [u8], (offset, size): (usize, usize), bytes: &mut B
 }
 
 /// What becomes of a container after its directory's records.
+#[derive(Default)]
 struct Frame {
-    /// Head and sections.
-    contents: Vec<u8>,
     /// Whether sections get the right checksums.
     repair: bool,
     /// Changed bytes of head and sections.
@@ -335,8 +301,8 @@ struct Frame {
 }
 
 impl Frame {
-    fn finish(self, mut directory: Directory) -> Vec<u8> {
-        let Self { mut contents, repair, .. } = self;
+    /// From the directory, and head and sections.
+    fn finish(self, mut directory: Directory, mut contents: Vec<u8>) -> Vec<u8> {
         for (at, value) in self.pokes {
             let length = contents.len();
             contents[at as usize % length] ^= value;
@@ -346,7 +312,7 @@ impl Frame {
             let end = start.saturating_add(section.length.get() as usize);
             let chunks =
                 contents.get(start..end).unwrap_or_default().chunks(CHECKSUM_CHUNK_BYTES as usize);
-            let checksum = |chunk: &[u8]| if repair { crc32fast::hash(chunk) } else { 0 };
+            let checksum = |chunk: &[u8]| if self.repair { crc32fast::hash(chunk) } else { 0 };
             directory.checksums.extend(chunks.map(|chunk| U32::new(checksum(chunk))));
         }
         let mut directory = directory.to_bytes();

@@ -22,7 +22,7 @@ pub mod witness;
 /// piece of some MiB for each thread.
 ///
 /// A hostile length that reaches an allocator unchecked asks for more, even where the system would
-/// hand out untouched zeros.
+/// hand out untouched zeros. What is zeroed or grows goes through `alloc` too.
 const LARGEST_ALLOCATION: usize = 128 << 20;
 
 struct Bounded;
@@ -39,25 +39,9 @@ unsafe impl GlobalAlloc for Bounded {
         unsafe { System.alloc(layout) }
     }
 
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if layout.size() > LARGEST_ALLOCATION {
-            return std::ptr::null_mut();
-        }
-        // SAFETY: as for `alloc`.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         // SAFETY: as for `alloc`; all memory comes from this allocator.
         unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        if new_size > LARGEST_ALLOCATION {
-            return std::ptr::null_mut();
-        }
-        // SAFETY: as for `dealloc`.
-        unsafe { System.realloc(ptr, layout, new_size) }
     }
 }
 

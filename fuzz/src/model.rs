@@ -6,6 +6,7 @@ use df11::{
     Encoding, Error, Level, Model, OpenOptions, ReadAt, Result, Tensor,
     hazmat::{code_lengths, histogram},
 };
+use df11_reference::Kind;
 
 /// The largest buffer for a whole block that is asked for, in bytes; aliases let a small file ask
 /// for a large one.
@@ -43,22 +44,31 @@ pub fn open_copied(container: &[u8], options: &OpenOptions) -> Result<Model> {
     options.open_readers(vec![("0.df11".into(), Box::new(Copied(container.to_vec())))])
 }
 
-/// What a damaged or newer container may be reported as; nothing is the caller's fault or the
-/// system's.
+/// What a damaged or newer file may be reported as; nothing is the caller's fault or the system's.
 pub fn assert_typed(error: &Error) {
     let typed =
         matches!(error, Error::Corrupt { .. } | Error::Limit { .. } | Error::Unsupported { .. });
     assert!(typed, "{error:?}");
-    assert!(!error.to_string().is_empty());
+    let line = error.to_string();
+    assert!(!line.is_empty() && !line.contains('\n'), "{line:?}");
+}
+
+/// Both accept, or both report errors of one kind, where Limit and Corrupt count as one.
+pub fn assert_agreement<T, U>(ours: &Result<T>, theirs: &df11_reference::Result<U>) {
+    match (ours, theirs) {
+        (Ok(_), Ok(_)) => {}
+        (Err(ours), Err(theirs)) => {
+            assert_typed(ours);
+            let is_unsupported = matches!(ours, Error::Unsupported { .. });
+            assert_eq!(is_unsupported, theirs.kind == Kind::Unsupported, "{ours} / {theirs}");
+        }
+        (Ok(_), Err(theirs)) => panic!("only df11 accepts; the reference: {theirs}"),
+        (Err(ours), Ok(_)) => panic!("only the reference accepts; df11: {ours}"),
+    }
 }
 
 fn typed<T>(result: Result<T>) -> Option<T> {
     result.inspect_err(assert_typed).ok()
-}
-
-/// Whether two errors are of one kind, where Limit and Corrupt count as one.
-pub fn is_unsupported(error: &Error) -> bool {
-    matches!(error, Error::Unsupported { .. })
 }
 
 /// Calls whatever there is on a model. Everything gives bytes or a typed error.
@@ -109,12 +119,7 @@ fn exercise_tensor(tensor: &Tensor<'_>) {
     }
     let row = whole.len() / rows as usize;
     let bytes = range.start as usize * row..range.end as usize * row;
-    let mut part = vec![0xAA; bytes.len()];
-    tensor
-        .slice(std::slice::from_ref(&range))
-        .and_then(|rows| rows.decode_into(&mut part))
-        .expect("a range of what decodes");
-    assert!(part == whole[bytes]);
+    check_slice(tensor, std::slice::from_ref(&range), &whole[bytes]);
     check_columns(tensor, &shape, &whole, range);
 }
 
@@ -126,18 +131,17 @@ fn check_columns(tensor: &Tensor<'_>, shape: &[u64], whole: &[u8], rows: Range<u
         return;
     }
     let columns = width / 4..width - width / 3;
-    let (row, wanted) =
-        ((width * each) as usize, (columns.start * each) as usize..(columns.end * each) as usize);
-    let expected: Vec<u8> = whole
-        .chunks(row)
-        .take(rows.end as usize)
-        .skip(rows.start as usize)
-        .flat_map(|row| &row[wanted.clone()])
-        .copied()
-        .collect();
+    let wanted = (columns.start * each) as usize..(columns.end * each) as usize;
+    let rows_of_it = whole.chunks((width * each) as usize).take(rows.end as usize);
+    let expected = rows_of_it.skip(rows.start as usize).map(|row| &row[wanted.clone()]);
+    let expected = expected.collect::<Vec<_>>().concat();
+    check_slice(tensor, &[rows, columns], &expected);
+}
+
+fn check_slice(tensor: &Tensor<'_>, ranges: &[Range<u64>], expected: &[u8]) {
     let mut part = vec![0xAA; expected.len()];
     tensor
-        .slice(&[rows, columns])
+        .slice(ranges)
         .and_then(|slice| slice.decode_into(&mut part))
         .expect("a slice of what decodes");
     assert!(part == expected);

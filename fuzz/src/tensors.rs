@@ -1,6 +1,6 @@
 //! Weights of every sort of histogram.
 
-use df11::hazmat::{gap::Geometry, tile};
+use df11::hazmat::{bf16, gap::Geometry, tile};
 
 use crate::bytes::{Bytes, Random};
 
@@ -43,7 +43,7 @@ pub fn weights(bytes: &mut Bytes<'_>, most: usize) -> Vec<u8> {
     }
     .min(most);
     let mut random = Random(bytes.u64());
-    let exponent: Box<dyn FnMut() -> u8> = match shape % 8 {
+    let mut exponent: Box<dyn FnMut() -> u8> = match shape % 8 {
         0 => {
             let only = bytes.u8();
             Box::new(move || only)
@@ -63,14 +63,11 @@ pub fn weights(bytes: &mut Bytes<'_>, most: usize) -> Vec<u8> {
             let used = 1 + u64::from(bytes.u8());
             Box::new(move || (random.draw() % used) as u8)
         }
-        4 => {
-            // A bell around 120, as in a trained tensor.
-            Box::new(move || 113 + (random.draw().count_ones() / 5) as u8)
-        }
+        // A bell around 120, as in a trained tensor.
+        4 => Box::new(move || 113 + (random.draw().count_ones() / 5) as u8),
         5 => {
             // Runs: one half of the tensor has short codes, the other long ones.
-            let (a, b, at) = (bytes.u8(), bytes.u8(), bytes.index(count));
-            let mut left = at;
+            let (a, b, mut left) = (bytes.u8(), bytes.u8(), bytes.index(count));
             Box::new(move || {
                 left = left.saturating_sub(1);
                 if left > 0 { a } else { b.wrapping_add(random.draw().leading_zeros() as u8) }
@@ -79,11 +76,9 @@ pub fn weights(bytes: &mut Bytes<'_>, most: usize) -> Vec<u8> {
         6 => {
             // A fixed order of exponents from the fuzzer's own bytes, again and again.
             let pattern = bytes.run(64).to_vec();
-            let mut next = 0;
-            Box::new(move || {
-                next += 1;
-                pattern.get((next - 1) % pattern.len().max(1)).copied().unwrap_or(0)
-            })
+            let pattern = if pattern.is_empty() { vec![0] } else { pattern };
+            let mut next = pattern.into_iter().cycle();
+            Box::new(move || next.next().expect("a cycle"))
         }
         _ => {
             // Exponents with counts of 1, 2, 4, ...: the longest codes that a histogram can ask
@@ -96,14 +91,6 @@ pub fn weights(bytes: &mut Bytes<'_>, most: usize) -> Vec<u8> {
             })
         }
     };
-    join(count, exponent, random_plane(bytes.u8()))
-}
-
-fn random_plane(seed: u8) -> impl FnMut() -> u8 {
-    let mut random = Random(u64::from(seed) + 1);
-    move || random.draw() as u8
-}
-
-fn join(count: usize, mut exponent: impl FnMut() -> u8, mut plane: impl FnMut() -> u8) -> Vec<u8> {
-    (0..count).flat_map(|_| df11::hazmat::bf16::weight(exponent(), plane()).to_le_bytes()).collect()
+    let mut plane = Random(u64::from(bytes.u8()) + 1);
+    (0..count).flat_map(|_| bf16::weight(exponent(), plane.draw() as u8).to_le_bytes()).collect()
 }

@@ -61,25 +61,22 @@ pub fn verify(container: &[u8], directory: &Directory) -> Result {
             }
         }
     }
-    for (index, file) in
-        directory.files.iter().enumerate().filter(|(_, file)| file.kind == FILE_WEIGHTS)
-    {
-        let prefix =
-            directory.arrays[file.array_range()].iter().map(|array| array.length.get()).sum();
-        cover(directory, index as u64, prefix, file.length.get())?;
+    for (index, file) in (0..).zip(&directory.files) {
+        if file.kind == FILE_WEIGHTS {
+            let prefix = directory.arrays[file.array_range()][0].length.get();
+            cover(directory, index, prefix, file.length.get())?;
+        }
     }
     if all_known { Ok(()) } else { Err(Failure::Unsupported) }
 }
 
 fn is_known(directory: &Directory, tensor: &TensorRecord) -> bool {
-    let known = |tensor: &TensorRecord| {
-        [ENCODING_RAW, ENCODING_GAP, ENCODING_TILE].contains(&tensor.encoding.get())
+    let source = match tensor.encoding.get() {
+        ENCODING_ALIAS => &directory.tensors[tensor.parameters[0].get() as usize],
+        _ => tensor,
     };
-    Dtype::from_id(tensor.dtype.get()).is_some()
-        && match tensor.encoding.get() {
-            ENCODING_ALIAS => known(&directory.tensors[tensor.parameters[0].get() as usize]),
-            _ => known(tensor),
-        }
+    let known = [ENCODING_RAW, ENCODING_GAP, ENCODING_TILE];
+    Dtype::from_id(tensor.dtype.get()).is_some() && known.contains(&source.encoding.get())
 }
 
 fn parameters(tensor: &TensorRecord) -> [u64; 3] {
@@ -134,10 +131,8 @@ fn cover(directory: &Directory, file: u64, prefix: u64, length: u64) -> Result {
     let mut places = Vec::new();
     for tensor in directory.tensors.iter().filter(|tensor| tensor.file == file) {
         let Some(dtype) = Dtype::from_id(tensor.dtype.get()) else { return Ok(()) };
-        places.push((
-            tensor.file_offset.get(),
-            dtype.bytes(&tensor.dimensions()).expect("a valid shape"),
-        ));
+        let bytes = dtype.bytes(&tensor.dimensions()).expect("a valid shape");
+        places.push((tensor.file_offset.get(), bytes));
     }
     places.sort_unstable();
     let mut end = prefix;

@@ -1,7 +1,5 @@
 """Geometries of models that people serve, and checkpoints of them: seeded weights, N(0, 0.02²)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -70,28 +68,27 @@ def config_of(geometry: str, layers: int | None) -> dict[str, Any]:
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a checkpoint."""
-    width, heads = config["hidden_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * heads, config["num_key_value_heads"] * heads
+    width, head = config["hidden_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    attention = {"q_proj": (queries, width), "k_proj": (keys, width), "v_proj": (keys, width)}
+    attention |= {"o_proj": (width, queries)}
+    if config["model_type"].startswith("qwen3"):
+        attention |= {"q_norm": (head,), "k_norm": (head,)}
     yield "model.embed_tokens.weight", (config["vocab_size"], width)
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}"
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield f"{at}.{name}.weight", (width,)
-        yield f"{at}.self_attn.q_proj.weight", (queries, width)
-        yield f"{at}.self_attn.k_proj.weight", (keys, width)
-        yield f"{at}.self_attn.v_proj.weight", (keys, width)
-        yield f"{at}.self_attn.o_proj.weight", (width, queries)
-        if config["model_type"].startswith("qwen3"):
-            for name in ("q_norm", "k_norm"):
-                yield f"{at}.self_attn.{name}.weight", (heads,)
+        for name, shape in attention.items():
+            yield f"{at}.self_attn.{name}.weight", shape
         inner, blocks = config["intermediate_size"], [f"{at}.mlp"]
         if "num_experts" in config:
             yield f"{at}.mlp.gate.weight", (config["num_experts"], width)
             inner = config["moe_intermediate_size"]
             blocks = [f"{at}.mlp.experts.{expert}" for expert in range(config["num_experts"])]
         for block in blocks:
-            yield f"{block}.gate_proj.weight", (inner, width)
-            yield f"{block}.up_proj.weight", (inner, width)
+            for name in ("gate_proj", "up_proj"):
+                yield f"{block}.{name}.weight", (inner, width)
             yield f"{block}.down_proj.weight", (width, inner)
     yield "model.norm.weight", (width,)
     if not config["tie_word_embeddings"]:
@@ -137,7 +134,6 @@ def write(folder: Path, config: dict[str, Any], device: torch.device | str) -> N
 def drawn(
     shape: tuple[int, ...], mean: float, seed: int, device: torch.device | str
 ) -> torch.Tensor:
-    """Seeded BF16 weights."""
     generator = torch.Generator(device).manual_seed(17 + seed)
     value = torch.empty(shape, device=device)
     return value.normal_(mean, SCALE, generator=generator).to(torch.bfloat16)

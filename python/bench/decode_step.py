@@ -18,8 +18,6 @@ Weights: bf16 as they are; exact as stored, mode exact; stored as stored, mode f
 fast layout, mode fused. The checkpoint and its container stay in --work for the next run.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from typing import Any
@@ -28,14 +26,13 @@ import tools
 import torch
 import transformers
 from llm import MODES, Bench
-from tools import Step, capture, free, median, numbers, replays, words
+from tools import Step, capture, free, in_turns, numbers, replays, words
 from torch.profiler import ProfilerActivity, profile
 
 PROMPT_TOKENS = 16
 
 
 def main() -> None:
-    """Makes the model once, and measures all kinds."""
     options = arguments()
     options.device, options.layout = "cuda:0", None
     steps = Steps(options)
@@ -49,7 +46,6 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command's options."""
     parser = tools.parser(__doc__, "--geometry", "--layers", "--work", "--out")
     parser.add_argument("--kinds", type=words, default=list(MODES))
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 128])
@@ -66,8 +62,8 @@ class Steps(Bench):
     def loaded(self, kind: str) -> Any:
         """A model, what loading it took, and what it holds."""
         before, start = torch.cuda.memory_allocated(), time.perf_counter()
-        model = self.load_mode(kind, device_map=self.options.device)
-        self.sync()
+        model = self.load_model(kind)
+        tools.synchronize(self.device)
         loaded = time.perf_counter() - start
         model(self.prompt(1, PROMPT_TOKENS)).logits[:, -1].argmax().item()
         first = time.perf_counter() - start
@@ -89,7 +85,6 @@ class Steps(Bench):
         self.tell("kernels", batch, {kind: kernels(step) for kind, step in eager.items()})
 
     def distances(self, batch: int, logits: dict[str, torch.Tensor]) -> None:
-        """How far logits are from BF16's."""
         if (expected := logits.get("bf16")) is None:
             return
         for kind, found in logits.items():
@@ -111,22 +106,20 @@ class Steps(Bench):
         return step
 
     def compiled(self, kind: str, model: Any) -> None:
-        """A step that PyTorch compiled without a graph break."""
         start = time.perf_counter()
         torch._dynamo.reset()
         graph, _ = capture(self.decode_step(torch.compile(model, fullgraph=True), 1))
-        milliseconds = median(replays(graph) for _ in range(self.options.rounds))
-        seconds = time.perf_counter() - start
-        self.row("compiled", kind=kind, batch=1, milliseconds=milliseconds, seconds=seconds)
+        found = in_turns(self.options.rounds, {"milliseconds": lambda: replays(graph)})
+        self.row("compiled", kind=kind, batch=1, **found, seconds=time.perf_counter() - start)
 
 
 def temporary(step: Step) -> int:
     """Most bytes of PyTorch's allocator that a step takes besides what stays."""
-    step()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
+    for _ in range(2):
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        step()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
 

@@ -10,20 +10,18 @@ encoders, VAE) is the same for both and is not counted. Outputs are compared bit
 PyTorch's flash attention, and timed with its default one.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
-import statistics
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import diffusers
 import tools
 import torch
 from accelerate import init_empty_weights
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
 import df11
 
@@ -46,16 +44,13 @@ def main() -> int:
     shared = ("--device", "--layout", "--mode", "--residence", "--work", "--out")
     parser = tools.parser(__doc__, *shared)
     parser.add_argument("--geometry", choices=GEOMETRIES, default="flux.1-dev")
-    parser.add_argument(
-        "--tokens", type=int, nargs=2, default=[4096, 512], metavar=("IMAGE", "TEXT")
-    )
+    sizes = {"nargs": 2, "default": [4096, 512], "metavar": ("IMAGE", "TEXT")}
+    parser.add_argument("--tokens", type=int, **sizes)
     parser.add_argument("--steps", type=int, default=12, help="timed calls of each")
     return Bench(parser.parse_args()).run()
 
 
 class Bench:
-    """One geometry."""
-
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.device = torch.device(options.device)
@@ -63,59 +58,53 @@ class Bench:
         self.folder = options.work / f"{options.geometry}-{options.layout or 'default'}"
 
     def row(self, **figures: Any) -> None:
-        """Prints a row, and keeps it."""
         tools.tell(self.options.out, "diffusion", figures, geometry=self.options.geometry)
 
     @torch.no_grad()
     def run(self) -> int:
-        original = self.original()
+        original, options, on_gpu = self.original(), self.options, self.device.type == "cuda"
         start = time.perf_counter()
         compressed = diffusers.FluxTransformer2DModel.from_pretrained(
             self.folder,
             torch_dtype=torch.bfloat16,
-            device_map=self.options.device,
-            quantization_config=df11.Config(
-                mode=self.options.mode, residence=self.options.residence
-            ),
+            device_map=options.device,
+            quantization_config=df11.Config(mode=options.mode, residence=options.residence),
         )
         self.row(from_pretrained_seconds=time.perf_counter() - start)
         report = df11.report(compressed)
-        print("   " + str(report).replace("\n", "\n   "))
-        bf16 = sum(p.nbytes for p in original.parameters())
-        self.row(bf16=bf16, df11=report.device_bytes, ratio=report.device_bytes / bf16)
-        inputs = self.inputs()
-        identical = self.same((original, compressed), inputs)
-        times: dict[str, list[float]] = {"bf16": [], "df11": []}
-        peaks = {}
-        for step in range(self.options.steps + 2):
-            for kind, model in (("bf16", original), ("df11", compressed)):
-                if self.device.type == "cuda":
-                    torch.cuda.reset_peak_memory_stats()
-                    before = torch.cuda.memory_allocated()
-                seconds = tools.seconds(self.device, lambda model=model: model(**inputs))
-                if step > 1:
-                    times[kind].append(seconds)
-                if self.device.type == "cuda":
-                    peaks[kind] = torch.cuda.max_memory_allocated() - before
-        medians = {kind: statistics.median(values) for kind, values in times.items()}
-        activations = max(peaks.values(), default=0)
-        self.row(
-            identical=identical, **{f"{kind}_seconds": value for kind, value in medians.items()}
-        )
-        self.row(time=medians["df11"] / medians["bf16"] - 1, activations=activations)
-        self.row(memory=(report.device_bytes + activations) / (bf16 + activations) - 1)
-        pipelines = [self.with_lora(model) for model in (original, compressed)]
-        lora_identical = self.same((original, compressed), inputs)
+        print(tools.told(report))
+        held, bf16 = report.device_bytes, sum(p.nbytes for p in original.parameters())
+        self.row(bf16=bf16, df11=held, ratio=held / bf16)
+        inputs, models = self.inputs(), {"bf16": original, "df11": compressed}
+        identical = self.same(models, inputs)
+        peaks = [0]
+
+        def step(model: Any) -> float:
+            before = torch.cuda.memory_allocated() if on_gpu else 0
+            seconds = tools.seconds(self.device, lambda: model(**inputs))
+            peaks.append(torch.cuda.max_memory_allocated() - before if on_gpu else 0)
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+            return seconds
+
+        works = {kind: partial(step, model) for kind, model in models.items()}
+        tools.in_turns(2, works)
+        seconds = tools.in_turns(options.steps, works)
+        self.row(identical=identical, **{f"{kind}_seconds": of for kind, of in seconds.items()})
+        activations = max(peaks[-2:])
+        self.row(time=seconds["df11"] / seconds["bf16"] - 1, activations=activations)
+        self.row(memory=(held + activations) / (bf16 + activations) - 1)
+        pipelines = [self.with_lora(model) for model in models.values()]
+        lora_identical = self.same(models, inputs)
         adapters = {name for pipeline in pipelines for name in pipeline.get_active_adapters()}
         self.row(lora_identical=lora_identical, adapters=sorted(adapters))
         return 0 if identical and lora_identical else 1
 
-    def same(self, models: Any, inputs: dict[str, torch.Tensor]) -> bool:
-        """Whether models have the same output, bit for bit."""
-        on_gpu = self.device.type == "cuda"
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION if on_gpu else SDPBackend.MATH):
-            outputs = [model(**inputs, return_dict=False)[0].view(torch.int16) for model in models]
-        return torch.equal(*outputs)
+    def same(self, models: dict[str, Any], inputs: dict[str, torch.Tensor]) -> bool:
+        """Whether both have the same output, bit for bit."""
+        with tools.attention(self.device, SDPBackend.FLASH_ATTENTION):
+            outputs = (model(**inputs, return_dict=False)[0] for model in models.values())
+            return torch.equal(*(output.view(torch.int16) for output in outputs))
 
     def with_lora(self, transformer: Any) -> Any:
         """A pipeline of a transformer alone, into which a LoRA is loaded, written where it is not
@@ -145,11 +134,8 @@ class Bench:
         for name, parameter in model.named_parameters():
             value = torch.empty(parameter.shape, dtype=torch.float32, device=self.device)
             value.normal_(0.0, SCALE, generator=generator)
-            parameter.data.copy_(
-                value + 1
-                if "norm" in name and name.endswith("weight") and value.dim() == 1
-                else value
-            )
+            is_norm = "norm" in name and name.endswith("weight") and value.dim() == 1
+            parameter.data.copy_(value + 1 if is_norm else value)
         if not self.folder.exists():
             bf16 = self.folder.with_name(self.folder.name + "-bf16")
             model.save_pretrained(bf16)
@@ -166,19 +152,17 @@ class Bench:
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator, device=self.device).to(torch.bfloat16)
 
-        side = int(image**0.5)
-        ids = torch.zeros(image, 3, device=self.device)
-        ids[:, 1] = torch.arange(image, device=self.device) // side
-        ids[:, 2] = torch.arange(image, device=self.device) % side
-        return {
+        side, at = int(image**0.5), torch.arange(image)
+        made = {
             "hidden_states": random(1, image, self.config["in_channels"]),
             "encoder_hidden_states": random(1, text, self.config["joint_attention_dim"]),
             "pooled_projections": random(1, self.config["pooled_projection_dim"]),
-            "timestep": torch.tensor([0.5], device=self.device, dtype=torch.bfloat16),
-            "guidance": torch.tensor([3.5], device=self.device, dtype=torch.float32),
-            "img_ids": ids.to(torch.bfloat16),
-            "txt_ids": torch.zeros(text, 3, device=self.device, dtype=torch.bfloat16),
+            "timestep": torch.tensor([0.5]).bfloat16(),
+            "guidance": torch.tensor([3.5]),
+            "img_ids": torch.stack([0 * at, at // side, at % side], 1).bfloat16(),
+            "txt_ids": torch.zeros(text, 3).bfloat16(),
         }
+        return {name: value.to(self.device) for name, value in made.items()}
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ begins; files have been read. `online` and `gradients` compare the BF16 model wi
 compressed while it is loaded, as stored and in the fast layout.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -29,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import df11
 
 PARTS = ("lora", "gradients", "online")
+Step = Callable[[], tuple[float, list[torch.Tensor]]]
 #: For each part the kinds of weights; the first one is what the others are compared with.
 KINDS = {
     "lora": ("bf16", "exact"),
@@ -52,18 +52,17 @@ FLASH = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 def main() -> int:
     parser = tools.parser(__doc__, "--device", "--out")
     parser.add_argument("--only", type=tools.words, default=list(PARTS))
-    model = tools.scratch() / "df11-bench/llama-3.1-8b-32"
-    parser.add_argument("--model", type=Path, default=model)
-    parser.add_argument("--batch", type=int, default=4, help="sequences of a training step")
-    parser.add_argument("--tokens", type=int, default=2048, help="of a sequence")
-    parser.add_argument("--steps", type=int, default=6, help="timed training steps")
-    parser.add_argument("--compared", type=int, default=200, help="steps of `gradients`")
-    parser.add_argument("--child", nargs=2, metavar=("PART", "KIND"), help=argparse.SUPPRESS)
+    add, model = parser.add_argument, tools.scratch() / "df11-bench/llama-3.1-8b-32"
+    add("--model", type=Path, default=model)
+    add("--batch", type=int, default=4, help="sequences of a training step")
+    add("--tokens", type=int, default=2048, help="of a sequence")
+    add("--steps", type=int, default=6, help="timed training steps")
+    add("--compared", type=int, default=200, help="steps of `gradients`")
+    add("--child", nargs=2, metavar=("PART", "KIND"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         part, kind = options.child
-        run = {"lora": lora, "gradients": gradients, "online": online}[part]
-        print(json.dumps(run(kind, options)))
+        print(json.dumps(globals()[part](kind, options)))
         return 0
     return max(compare(part, options) for part in options.only)
 
@@ -79,20 +78,14 @@ def compare(part: str, options: argparse.Namespace) -> int:
     for kind in KINDS[part]:
         environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         command = [sys.executable, __file__, *sys.argv[1:], "--child", part, kind]
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, env=environment, check=False
-        )
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
         if done.returncode:
             print(f"{part} {kind}: exit status {done.returncode}")
             return 1
         row = rows[kind] = json.loads(done.stdout.splitlines()[-1])
         first = rows[KINDS[part][0]]
-        more = {
-            f"{name}_ratio": row[name] / first[name]
-            for name in ("seconds", "weights", "host_peak")
-            if first.get(name)
-        }
-        row = {"kind": kind, **row, **more}
+        names = [name for name in ("seconds", "weights", "host_peak") if first.get(name)]
+        row = {"kind": kind, **row} | {f"{name}_ratio": row[name] / first[name] for name in names}
         row["identical"] = row.pop("bits") == first["bits"]
         tools.tell(options.out, part, row)
         if not row["identical"] and kind != "fast":
@@ -102,28 +95,15 @@ def compare(part: str, options: argparse.Namespace) -> int:
 
 def lora(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     """Training steps of a LoRA of rank 16 on all projections."""
-    folder = options.model / ("bf16" if kind == "bf16" else "df11-default")
-    model = load(folder, options)
-    weights = bytes_of(model)
-    model, adapters = adapted(model)
-    optimizer = torch.optim.AdamW(adapters.values(), lr=1e-4)
-    tokens = examples(model, (options.batch, options.tokens), options)
-    losses, seconds, device = [], [], torch.device(options.device)
-    for step in range(options.steps + 1):
-        tools.synchronize(device)
-        start = time.perf_counter()
-        with sdpa_kernel(FLASH):
-            loss = model(input_ids=tokens, labels=tokens).loss
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        tools.synchronize(device)
-        if step:
-            seconds.append(time.perf_counter() - start)
-        losses.append(loss.item())
+    model = load(options.model / ("bf16" if kind == "bf16" else "df11-default"), options)
+    weights, device = bytes_of(model), torch.device(options.device)
+    step = training(model, (options.batch, options.tokens), options)
+    seconds, losses = [], []
+    for _ in range(options.steps + 1):
+        seconds.append(tools.seconds(device, lambda: losses.append(step()[0])))
     return {
         "weights": weights,
-        "seconds": statistics.median(seconds),
+        "seconds": statistics.median(seconds[1:]),
         "peak": torch.cuda.max_memory_allocated() if device.type == "cuda" else 0,
         "losses": losses,
         # Later ones depend on the order in which flash attention adds in its backward pass.
@@ -138,20 +118,14 @@ def gradients(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     folder = options.model / "bf16"
     layers = min(4, transformers.AutoConfig.from_pretrained(folder).num_hidden_layers)
     model = load(folder, options, num_hidden_layers=layers, **extra)
-    model, adapters = adapted(model)
-    optimizer = torch.optim.AdamW(adapters.values(), lr=1e-4)
-    tokens = examples(model, (2, min(256, options.tokens)), options)
+    step = training(model, (2, min(256, options.tokens)), options)
     losses, bits = [], hashlib.blake2b()
     start = time.perf_counter()
     for _ in range(options.compared):
-        with sdpa_kernel(FLASH):
-            loss = model(input_ids=tokens, labels=tokens).loss
-            loss.backward()
-        flat = torch.cat([value.grad.flatten() for value in adapters.values()])
+        loss, grads = step()
+        flat = torch.cat([grad.flatten() for grad in grads])
         bits.update(flat.cpu().view(torch.uint8).numpy().data)
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
+        losses.append(loss)
     return {
         "steps": options.compared,
         "seconds": (time.perf_counter() - start) / options.compared,
@@ -162,8 +136,8 @@ def gradients(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def adapted(model: Any) -> tuple[Any, dict[str, torch.nn.Parameter]]:
-    """A model with a LoRA of rank 16 on all projections, and what is trained of it."""
+def training(model: Any, size: tuple[int, int], options: argparse.Namespace) -> Step:
+    """A step of training a LoRA of rank 16 on all projections: its loss, and all gradients."""
     import peft
 
     projections = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
@@ -173,14 +147,22 @@ def adapted(model: Any) -> tuple[Any, dict[str, torch.nn.Parameter]]:
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.enable_input_require_grads()
     model.train()
-    return model, {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def examples(model: Any, size: tuple[int, int], options: argparse.Namespace) -> torch.Tensor:
-    """Tokens to train on."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4)
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, model.config.vocab_size, size, generator=generator)
-    return tokens.to(options.device)
+    tokens = tokens.to(options.device)
+
+    def step() -> tuple[float, list[torch.Tensor]]:
+        with sdpa_kernel(FLASH):
+            loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+        grads = [value.grad for value in trained]
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item(), grads
+
+    return step
 
 
 def online(kind: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -221,7 +203,6 @@ def load(folder: Path, options: argparse.Namespace, **extra: Any) -> Any:
 
 
 def bytes_of(model: Any) -> int:
-    """What the weights take."""
     report = df11.report(model)
     return report.device_bytes if report else sum(p.nbytes for p in model.parameters())
 

@@ -24,30 +24,27 @@ model other bits from run to run.
 | capacity | tokens of one sequence before memory ends, with a budget for weights and cache |
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import checkpoints
 import tools
 import torch
 import transformers
 from tools import free, numbers
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
 import df11
 
-# How weights are held: arguments of `df11.Config`; None is BF16 as it is.
-MODES: dict[str, dict[str, str] | None] = {
-    "bf16": None,
+# How weights are held: arguments of `df11.Config`, except of BF16.
+MODES: dict[str, dict[str, str]] = {
+    "bf16": {},
     "exact": {"mode": "exact", "residence": "stored"},
     "stored": {"mode": "fused", "residence": "stored"},
     "fast": {"mode": "fused", "residence": "fast"},
@@ -57,7 +54,6 @@ PARTS = ["write", "make", "load", "memory", "exact"]
 PARTS += ["speed", "graph", "budget", "capacity", "clean"]
 ON_GPUS = {"graph", "budget", "capacity"}
 KINDS = ("bf16", "df11")
-Result = TypeVar("Result")
 ATTENTION: dict[str, list[SDPBackend]] = {
     "flash": [SDPBackend.FLASH_ATTENTION],
     "plain": [SDPBackend.MATH],
@@ -91,48 +87,28 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     parser = tools.parser(__doc__, *tools.OPTIONS)
-    parser.add_argument("--only", type=tools.words, default=PARTS[1:-1], metavar="PART,…")
-    parser.add_argument("--steps", type=int, default=256, help="greedy steps that are compared")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of a timed generate()")
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="of each timed generate(), the two models in turns"
-    )
-    parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 128])
-    parser.add_argument(
-        "--against",
-        choices=KINDS,
-        default="df11",
-        help="what `exact` compares with BF16; bf16 as a control",
-    )
-    parser.add_argument(
-        "--attention", choices=ATTENTION, default="flash", help="PyTorch's attention in `exact`"
-    )
-    parser.add_argument("--exact-batches", type=numbers, default=[1, 32])
-    parser.add_argument("--prompts", type=numbers, default=[1, 37, 2048])
-    parser.add_argument(
-        "--share", type=float, default=0.6, help="of BF16 weights, the memory of `budget`"
-    )
-    parser.add_argument(
-        "--capacity", type=float, default=1.25, help="of BF16 weights, the memory of `capacity`"
-    )
+    add = parser.add_argument
+    add("--only", type=tools.words, default=PARTS[1:-1], metavar="PART,…")
+    add("--steps", type=int, default=256, help="greedy steps that are compared")
+    add("--tokens", type=int, default=64, help="tokens of a timed generate()")
+    add("--rounds", type=int, default=3, help="of each timed generate(), both models in turns")
+    add("--batches", type=numbers, default=[1, 8, 32, 128])
+    add("--against", choices=KINDS, default="df11", help="of `exact`; bf16 as a control")
+    add("--attention", choices=ATTENTION, default="flash", help="PyTorch's attention in `exact`")
+    add("--exact-batches", type=numbers, default=[1, 32])
+    add("--prompts", type=numbers, default=[1, 37, 2048])
+    add("--share", type=float, default=0.6, help="of BF16 weights, the memory of `budget`")
+    add("--capacity", type=float, default=1.25, help="of BF16 weights, the memory of `capacity`")
     options = parser.parse_args()
     if unknown := [part for part in options.only if part not in PARTS]:
         parser.error(f"{unknown[0]} is none of {', '.join(PARTS)}")
     return options
 
 
-class Timing(NamedTuple):
-    """Tokens after the first ones, and the seconds until the first ones and until all."""
-
-    tokens: int
-    first: float
-    whole: float
-
-
-def rate(timings: list[Timing]) -> float:
-    """Tokens a second after the first one: the best of each part."""
-    seconds = min(timing.whole for timing in timings) - min(timing.first for timing in timings)
-    return timings[0].tokens / max(seconds, 1e-9)
+def best(timings: list[tuple[int, float, float]]) -> float:
+    """Tokens a second after the first ones, by the best of each part of `Bench.time_generate`."""
+    seconds = min(whole for _, _, whole in timings) - min(first for _, first, _ in timings)
+    return timings[0][0] / max(seconds, 1e-9)
 
 
 class Bench:
@@ -157,7 +133,6 @@ class Bench:
     # ---- tools ----
 
     def row(self, part: str, **figures: Any) -> None:
-        """Prints a row, and keeps it."""
         told = {"geometry": self.options.geometry, "layers": self.config.num_hidden_layers}
         tools.tell(self.options.out, part, figures, **told)
 
@@ -167,27 +142,26 @@ class Bench:
             ratio = times["bf16"] / value if "bf16" in times else None
             self.row(what, kind=kind, batch=batch, milliseconds=value, of_bf16=ratio)
 
-    def load_model(self, kind: str, **kwargs: Any) -> Any:
-        """One of the two models, alone on its device unless told otherwise."""
-        folder = self.folders[kind]
+    def load_model(self, kind: str, **options: Any) -> Any:
+        """A model in BF16, compressed as the options say ("df11"), or held in one of MODES; alone
+        on its device unless told otherwise.
+        """
+        folder = self.folders["bf16" if kind == "bf16" else "df11"]
         if not folder.exists():
             raise FileNotFoundError(f"{folder}: run the part make first")
         if kind == "df11":
-            kwargs["quantization_config"] = df11.Config(
-                mode=self.options.mode, residence=self.options.residence
-            )
-        kwargs.setdefault("device_map", self.options.device)
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, **kwargs)
+            how = {"mode": self.options.mode, "residence": self.options.residence}
+            options["quantization_config"] = df11.Config(**how)
+        elif kind != "bf16":
+            options["quantization_config"] = df11.Config(**MODES[kind])
+        options = {"device_map": self.options.device, "dtype": torch.bfloat16} | options
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
 
-    def load_mode(self, mode: str, **kwargs: Any) -> Any:
-        """A model whose weights are held in one of MODES."""
-        how = MODES[mode]
-        if how is not None:
-            kwargs["quantization_config"] = df11.Config(**how)
-        folder = self.folders["bf16" if how is None else "df11"]
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.bfloat16, **kwargs
-        )
+    def models(self, **options: Any) -> Iterator[tuple[str, Any]]:
+        """Both, one after the other; who has deleted one has its memory for the next."""
+        for kind in KINDS:
+            yield kind, self.load_model(kind, **options)
+            free()
 
     def decode_step(self, model: Any, batch: int) -> Callable[[], torch.Tensor]:
         """A decode step at position 64 of a static cache of its own; it returns logits."""
@@ -207,47 +181,17 @@ class Bench:
     def graphs(self, steps: dict[str, tools.Step], batch: int) -> dict[str, torch.Tensor]:
         """Times steps as CUDA graphs, in turns; their logits."""
         graphs = {kind: tools.capture(step) for kind, step in steps.items()}
-        times: dict[str, list[float]] = {kind: [] for kind in graphs}
-        for _ in range(self.options.rounds):
-            for kind, (graph, _) in graphs.items():
-                times[kind].append(tools.replays(graph))
-        self.tell("graph", batch, {kind: tools.median(each) for kind, each in times.items()})
+        works = {kind: partial(tools.replays, graph) for kind, (graph, _) in graphs.items()}
+        self.tell("graph", batch, tools.in_turns(self.options.rounds, works))
         return {kind: logits for kind, (_, logits) in graphs.items()}
-
-    def with_model(self, kind: str, work: Callable[[Any], Result], **kwargs: Any) -> Result:
-        """What `work` answers for a model, which is gone afterwards."""
-        try:
-            return work(self.load_model(kind, **kwargs))
-        finally:
-            free()
-
-    @contextmanager
-    def reproducible(self, *backends: SDPBackend) -> Iterator[None]:
-        """Attention that gives the same bits for the same input: cuDNN's, PyTorch's default on
-        Hopper, does not.
-        """
-        with sdpa_kernel(list(backends)) if self.on_gpu and backends else nullcontext():
-            yield
-
-    def sync(self) -> None:
-        tools.synchronize(self.device)
 
     def seconds(self, work: Callable[[], Any]) -> float:
         return tools.seconds(self.device, work)
 
     def prompt(self, rows: int, length: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(rows * 10007 + length)
-        return torch.randint(0, self.config.vocab_size, (rows, length), generator=generator).to(
-            self.device
-        )
-
-    def used(self) -> int:
-        """Bytes in use on the GPU, by whatever allocated them."""
-        if not self.on_gpu:
-            return 0
-        self.sync()
-        free_bytes, total = torch.cuda.mem_get_info(self.device)
-        return total - free_bytes
+        tokens = torch.randint(0, self.config.vocab_size, (rows, length), generator=generator)
+        return tokens.to(self.device)
 
     @property
     def bf16_bytes(self) -> int:
@@ -277,101 +221,85 @@ class Bench:
             figures = {"bytes": report.stored_bytes, "ratio": report.ratio, "seconds": seconds}
             self.row("make", step="compress", **figures)
 
+    @torch.no_grad()
     def load(self) -> None:
         tokens = self.prompt(1, 16)
         for kind in KINDS:
             start = time.perf_counter()
-
-            @torch.no_grad()
-            def first_token(model: Any, kind: str = kind, start: float = start) -> None:
-                self.sync()
-                loaded = time.perf_counter() - start
-                model(tokens).logits[:, -1].argmax().item()
-                self.row("load", kind=kind, seconds=loaded, first_token=time.perf_counter() - start)
-
-            self.with_model(kind, first_token)
+            model = self.load_model(kind)
+            tools.synchronize(self.device)
+            loaded = time.perf_counter() - start
+            model(tokens).logits[:, -1].argmax().item()
+            self.row("load", kind=kind, seconds=loaded, first_token=time.perf_counter() - start)
+            del model
+            free()
 
     def memory(self) -> None:
-        taken = {
-            kind: self.with_model(kind, partial(self.memory_of, kind, self.used()))
-            for kind in KINDS
-        }
-        self.row("memory", kind="both", ratio=taken["df11"] / taken["bf16"])
-
-    def memory_of(self, kind: str, before: int, model: Any) -> int:
-        """Bytes that weights take."""
-        free()
-        torch_bytes = torch.cuda.memory_allocated(self.device) if self.on_gpu else 0
-        figures: dict[str, Any] = {"used": self.used() - before, "torch_allocated": torch_bytes}
-        if kind == "df11":
-            report = df11.report(model, verify=True)
-            print("   " + str(report).replace("\n", "\n   "))
-            figures |= {"weights": report.device_bytes, "ratio": report.ratio}
-            figures |= {"verified": report.verified, "mode": self.options.mode}
-            figures |= {"residence": self.options.residence}
-        else:
-            figures["weights"] = sum(p.nbytes for p in model.parameters())
-        self.row("memory", kind=kind, **figures)
-        return int(figures["weights"])
+        taken, before = [], tools.used(self.device)
+        for kind, model in self.models():
+            free()
+            figures: dict[str, Any] = {"used": tools.used(self.device) - before}
+            figures["torch_allocated"] = (
+                torch.cuda.memory_allocated(self.device) if self.on_gpu else 0
+            )
+            if kind == "df11":
+                report = df11.report(model, verify=True)
+                print(tools.told(report))
+                figures |= {"weights": report.device_bytes, "ratio": report.ratio}
+                figures |= {"verified": report.verified, "mode": self.options.mode}
+                figures |= {"residence": self.options.residence}
+            else:
+                figures["weights"] = sum(p.nbytes for p in model.parameters())
+            self.row("memory", kind=kind, **figures)
+            taken.append(figures["weights"])
+            del model
+            free()
+            before = tools.used(self.device)
+        self.row("memory", kind="both", ratio=taken[1] / taken[0])
 
     def exact(self) -> None:
-        original = self.load_model("bf16")
-        other = self.load_model(self.options.against)
+        models = self.load_model("bf16"), self.load_model(self.options.against)
         for rows in self.options.exact_batches:
             for length in self.options.prompts:
-                with self.reproducible(*ATTENTION[self.options.attention]):
-                    self.compare(original, other, rows, length)
+                with tools.attention(self.device, *ATTENTION[self.options.attention]):
+                    self.compare(models, rows, length)
+                free()
 
     @torch.no_grad()
-    def compare(self, original: Any, compressed: Any, rows: int, length: int) -> None:
+    def compare(self, models: tuple[Any, Any], rows: int, length: int) -> None:
         tokens = self.prompt(rows, length)
         caches: list[Any] = [None, None]
-        same = torch.ones((), dtype=torch.bool, device=self.device)
         each = []
         for _ in range(self.options.steps):
             logits = []
-            for at, model in enumerate((original, compressed)):
+            for at, model in enumerate(models):
                 out = model(tokens, past_key_values=caches[at], use_cache=True, logits_to_keep=1)
                 caches[at] = out.past_key_values
                 logits.append(out.logits)
             # NaN would differ from itself: bits are compared.
             each.append((logits[0].view(torch.int16) == logits[1].view(torch.int16)).all())
-            same &= each[-1]
             tokens = logits[0][:, -1:].argmax(-1)
         first = next((at for at, equal in enumerate(each) if not equal), None)
-        spread = float(logits[0].float().std())
-        figures = {"batch": rows, "prompt": length, "steps": self.options.steps}
-        figures |= {
-            "identical": bool(same),
-            "against": self.options.against,
-            "attention": self.options.attention,
-        }
-        self.row("exact", **figures, first_difference=first, std_of_logits=spread)
-        del caches, logits
-        free()
+        self.row(
+            "exact", batch=rows, prompt=length, steps=self.options.steps, identical=first is None,
+            against=self.options.against, attention=self.options.attention,
+            first_difference=first, std_of_logits=float(logits[0].float().std()),
+        )  # fmt: skip
 
     def speed(self) -> None:
         models = {kind: self.load_model(kind) for kind in KINDS}
-        rates: dict[tuple[str, int], float] = {}
         for rows in self.options.batches:
-            timings: dict[str, list[Timing]] = {kind: [] for kind in KINDS}
-            # In turns, since such machines are not equally fast all the time.
-            for _ in range(self.options.rounds):
-                for kind, model in models.items():
-                    timings[kind].append(self.time_generate(model, rows, self.options.tokens))
-            for kind in KINDS:
-                rates[kind, rows] = rate(timings[kind])
-                self.row("speed", kind=kind, batch=rows, tokens_per_second=rates[kind, rows])
-            free()
-        self.ratios("speed", rates)
+            self.tell_rates("speed", rows, self.rates(models, rows, self.options.tokens))
 
-    def ratios(self, part: str, rates: dict[tuple[str, int], float]) -> None:
-        for rows in self.options.batches:
-            if ("bf16", rows) in rates and ("df11", rows) in rates:
-                self.row(part, batch=rows, df11_of_bf16=rates["df11", rows] / rates["bf16", rows])
+    def tell_rates(self, part: str, rows: int, rates: dict[str, float]) -> None:
+        for kind, value in rates.items():
+            self.row(part, kind=kind, batch=rows, tokens_per_second=value)
+        self.row(part, batch=rows, df11_of_bf16=rates["df11"] / rates["bf16"])
+        free()
 
-    def time_generate(self, model: Any, rows: int, count: int) -> Timing:
-        """Times one generate() after a prompt of 32 tokens.
+    def time_generate(self, model: Any, rows: int, count: int) -> tuple[int, float, float]:
+        """Tokens after the first ones of a generate() after a prompt of 32, and the seconds until
+        the first ones and until all.
 
         Each length was there before: cuDNN's attention, PyTorch's default on Hopper, makes a plan
         for each length that it meets first, which takes tens of milliseconds of a process.
@@ -384,35 +312,36 @@ class Bench:
 
         run(1 if (rows, count) in self.planned else count + 1)
         self.planned.add((rows, count))
-        return Timing(
-            rows * count, self.seconds(lambda: run(1)), self.seconds(lambda: run(count + 1))
-        )
+        first, whole = (self.seconds(partial(run, new)) for new in (1, count + 1))
+        return rows * count, first, whole
+
+    def rates(self, models: dict[str, Any], rows: int, count: int) -> dict[str, float]:
+        """Tokens a second after the first one, of models in turns: the best of each part."""
+        timings = [
+            {kind: self.time_generate(model, rows, count) for kind, model in models.items()}
+            for _ in range(self.options.rounds)
+        ]
+        return {kind: best([each[kind] for each in timings]) for kind in models}
 
     def graph(self) -> None:
         models = {kind: self.load_model(kind) for kind in KINDS}
-        rates: dict[tuple[str, int], float] = {}
         for rows in self.options.batches:
-            for kind, model in models.items():
-                rates[kind, rows], _ = self.replay(model, rows, self.options.tokens)
-                self.row("graph", kind=kind, batch=rows, tokens_per_second=rates[kind, rows])
-            with self.reproducible(SDPBackend.MATH):
-                bits = [
-                    self.replay(model, rows, 8)[1].view(torch.int16) for model in models.values()
-                ]
+            rates = {
+                kind: self.replay(model, rows, self.options.tokens)[0]
+                for kind, model in models.items()
+            }
+            with tools.attention(self.device, SDPBackend.MATH):
+                bits = [self.replay(each, rows, 8)[1].view(torch.int16) for each in models.values()]
             self.row("graph", batch=rows, identical=torch.equal(*bits))
-            free()
-        self.ratios("graph", rates)
+            self.tell_rates("graph", rows, rates)
 
     @torch.no_grad()
     def replay(self, model: Any, rows: int, count: int) -> tuple[float, torch.Tensor]:
         """Tokens a second of a captured decode step, and the last logits."""
         prompt = self.prompt(rows, 32)
         cache = transformers.StaticCache(config=model.config, max_cache_len=32 + 8 + 3 * count)
-        token = (
-            model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            .logits[:, -1:]
-            .argmax(-1)
-        )
+        first = model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        token = first[:, -1:].argmax(-1)
 
         def step() -> torch.Tensor:
             logits = model(token, past_key_values=cache, use_cache=True).logits
@@ -427,57 +356,51 @@ class Bench:
         return rows * count / best, last
 
     def budget(self) -> None:
-        limit = int(self.options.share * self.bf16_bytes)
-        rates = {}
-        for kind, count in (("bf16", 4), ("df11", 32)):
-            memory = {self.device.index or 0: limit, "cpu": 10**12}
-            work = partial(self.budget_of, kind, limit, count)
-            rates[kind] = self.with_model(kind, work, device_map="auto", max_memory=memory)
+        """Tokens a second, in each round, of a model of which not all fits."""
+        limit, rates = int(self.options.share * self.bf16_bytes), {}
+        memory = {self.device.index or 0: limit, "cpu": 10**12}
+        counts = {"bf16": 4, "df11": 32}
+        for kind, model in self.models(device_map="auto", max_memory=memory):
+            timings = (
+                self.time_generate(model, 1, counts[kind]) for _ in range(self.options.rounds)
+            )
+            rates[kind] = [best([timing]) for timing in timings]
+            figures: dict[str, Any] = {"limit": limit, "tokens_per_second": rates[kind]}
+            if report := df11.report(model):
+                figures |= {"weights": report.device_bytes, "streamed": report.host_bytes}
+            else:
+                # No list of them: it would keep them for the next model.
+                sizes = (p.nbytes for p in model.parameters() if p.device.type == "cuda")
+                figures["weights"] = sum(sizes)
+            self.row("budget", kind=kind, **figures)
+            del model
         ratios = [a / b for a, b in zip(rates["df11"], rates["bf16"], strict=True)]
         self.row("budget", df11_of_bf16=ratios)
 
-    def budget_of(self, kind: str, limit: int, count: int, model: Any) -> list[float]:
-        """Tokens a second, in each round, of a model of which not all fits."""
-        rates = [rate([self.time_generate(model, 1, count)]) for _ in range(self.options.rounds)]
-        figures: dict[str, Any] = {"limit": limit, "tokens_per_second": rates}
-        if kind == "df11":
-            report = df11.report(model)
-            figures |= {"weights": report.device_bytes, "streamed": report.host_bytes}
-        else:
-            mine = [p for p in model.parameters() if p.device.type == "cuda"]
-            figures["weights"] = sum(p.nbytes for p in mine)
-        self.row("budget", kind=kind, **figures)
-        return rates
-
-    def capacity(self) -> None:
-        limit = int(self.options.capacity * self.bf16_bytes)
-        fits = {
-            kind: self.with_model(kind, partial(self.capacity_of, kind, limit)) for kind in KINDS
-        }
-        self.row("capacity", df11_of_bf16=fits["df11"] / max(1, fits["bf16"]))
-
     @torch.no_grad()
-    def capacity_of(self, kind: str, limit: int, model: Any) -> int:
+    def capacity(self) -> None:
         """Tokens of one sequence that fit beside the model."""
+        limit, fits = int(self.options.capacity * self.bf16_bytes), {}
         total = torch.cuda.get_device_properties(self.device).total_memory
-        torch.cuda.set_per_process_memory_fraction(limit / total, self.device)
-        try:
-            tokens = self.longest(model, 1024)
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
-        self.row("capacity", kind=kind, limit=limit, tokens=tokens)
-        return tokens
+        for kind, model in self.models():
+            torch.cuda.set_per_process_memory_fraction(limit / total, self.device)
+            try:
+                fits[kind] = self.longest(model, 1024)
+            finally:
+                torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+            self.row("capacity", kind=kind, limit=limit, tokens=fits[kind])
+            del model
+        self.row("capacity", df11_of_bf16=fits["df11"] / max(1, fits["bf16"]))
 
     def longest(self, model: Any, count: int) -> int:
         """Tokens of one sequence until memory ends, `count` at a time."""
         cache, done = transformers.DynamicCache(config=model.config), 0
+        options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
         start = time.perf_counter()
         try:
             while time.perf_counter() - start < 120:
-                model(
-                    self.prompt(1, count), past_key_values=cache, use_cache=True, logits_to_keep=1
-                )
-                self.sync()
+                model(self.prompt(1, count), **options)
+                tools.synchronize(self.device)
                 done += count
             print("   stopped after 120 s")
         except torch.cuda.OutOfMemoryError:

@@ -12,8 +12,6 @@ tables, hooks and kernel are the package's. The logits are compared bit by bit w
 same model in BF16.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys
@@ -30,12 +28,9 @@ import llm  # noqa: E402
 import official as kernel  # noqa: E402
 import tools  # noqa: E402
 
-sys.modules["pkg_resources"] = (
-    types.SimpleNamespace(  # gone from setuptools; the package asks it for one path
-        resource_filename=lambda package, name: str(
-            Path(sys.modules[package].__file__).with_name(name)
-        )
-    )
+# Gone from setuptools; the package asks it for one path.
+sys.modules["pkg_resources"] = types.SimpleNamespace(
+    resource_filename=lambda package, name: str(Path(sys.modules[package].__file__).parent / name)
 )
 from dfloat11 import dfloat11, dfloat11_utils  # noqa: E402
 
@@ -65,11 +60,8 @@ def main() -> int:
         identical = torch.equal(before.view(torch.int16), model(tokens).logits.view(torch.int16))
     bench.row("official", identical=identical, stored=sum(b.nbytes for b in model.buffers()))
     for rows in bench.options.batches:
-        timings = [
-            bench.time_generate(model, rows, bench.options.tokens)
-            for _ in range(bench.options.rounds)
-        ]
-        bench.row("official", batch=rows, tokens_per_second=llm.rate(timings))
+        found = bench.rates({"official": model}, rows, bench.options.tokens)
+        bench.row("official", batch=rows, tokens_per_second=found["official"])
         tools.free()
     return 0 if identical else 1
 
@@ -92,10 +84,9 @@ def encode(weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         "sign_mantissa": plane,
         "output_positions": positions.view(np.uint8),
         "gaps": gaps,
+        "splits": splits,
     }
-    return {name: torch.as_tensor(array) for name, array in arrays.items()} | {
-        "splits": torch.as_tensor(splits)
-    }
+    return {name: torch.as_tensor(array) for name, array in arrays.items()}
 
 
 def install(

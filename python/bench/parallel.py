@@ -16,8 +16,6 @@
 Each process appends rows of JSON to OUT with its rank at the end; the first one prints a table.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import time
@@ -27,7 +25,7 @@ from typing import Any
 import tools
 import torch
 from llm import MODES, Bench
-from tools import median, numbers, words
+from tools import in_turns, numbers, words
 from torch import distributed
 from torch.nn.attention import SDPBackend
 from transformers.distributed import DistributedConfig
@@ -36,16 +34,14 @@ import df11
 
 
 def main() -> None:
-    """Makes the model once, and measures all kinds."""
     options = arguments()
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    device = torch.device(options.device, local if options.device == "cuda" else None)
-    if device.type == "cuda":
+    on_gpu = options.device == "cuda"
+    device = torch.device(options.device, local if on_gpu else None)
+    if on_gpu:
         torch.cuda.set_device(device)
-    distributed.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        device_id=device if device.type == "cuda" else None,
-    )
+    backend, own = ("nccl", device) if on_gpu else ("gloo", None)
+    distributed.init_process_group(backend, device_id=own)
     options.device, options.layout, options.only = str(device), None, []
     options.out = options.out and options.out.with_name(f"{options.out.name}.{rank}")
     bench = Parallel(options)
@@ -57,7 +53,6 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command's options."""
     parser = tools.parser(__doc__, "--geometry", "--layers", "--work", "--out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--kinds", type=words, default=list(MODES))
@@ -77,7 +72,6 @@ class Parallel(Bench):
             super().row(part, rank=distributed.get_rank(), **figures)
 
     def run(self) -> None:
-        """Loads all kinds, compares steps, and times them in turns."""
         models = {kind: self.loaded(kind) for kind in self.options.kinds}
         self.compare(models)
         for batch in self.options.batches:
@@ -86,41 +80,32 @@ class Parallel(Bench):
     def loaded(self, kind: str) -> Any:
         """A model, and what loading it took."""
         folder = self.folders["bf16" if kind == "bf16" else "df11"]
-        before, touched = self.used(), _touched(folder)
+        before, touched = tools.used(self.device), _touched(folder)
         start = time.perf_counter()
         told = DistributedConfig(tp_size=distributed.get_world_size(), tp_plan="auto")
-        model = self.load_mode(kind, distributed_config=told)
-        self.sync()
-        seconds = time.perf_counter() - start
+        model = self.load_model(kind, distributed_config=told, device_map=None)
+        tools.synchronize(self.device)
+        figures: dict[str, Any] = {"kind": kind, "seconds": time.perf_counter() - start}
         suffix = "*.safetensors" if kind == "bf16" else "*.df11"
         whole = sum(path.stat().st_size for path in folder.glob(suffix))
-        held = (
-            sum(_bytes(value) for value in {*model.parameters(), *model.buffers()})
-            if kind == "bf16"
-            else df11.report(model).device_bytes
-        )
-        self.row(
-            "load",
-            kind=kind,
-            seconds=seconds,
-            held=held,
-            held_part=held / whole,
-            used=self.used() - before,
-            # What an earlier model has touched stays in the mapping of this one.
-            touched_part=max(0, _touched(folder) - touched) / whole,
-        )
+        parts = {*model.parameters(), *model.buffers()}
+        bf16 = sum(int(getattr(value, "_local_tensor", value).nbytes) for value in parts)
+        held = bf16 if kind == "bf16" else df11.report(model).device_bytes
+        figures |= {"held": held, "held_part": held / whole}
+        figures["used"] = tools.used(self.device) - before
+        # What an earlier model has touched stays in the mapping of this one.
+        self.row("load", **figures, touched_part=max(0, _touched(folder) - touched) / whole)
         return model
 
     @torch.no_grad()
     def compare(self, models: dict[str, Any]) -> None:
         """Greedy steps of BF16, and the same tokens for all others."""
-        kinds = [SDPBackend.FLASH_ATTENTION] if self.on_gpu else []
         tokens = self.prompt(1, self.options.prompt)
         expected: list[torch.Tensor] = []
         inputs = [tokens]
         for kind, model in models.items():
             same, cache = 0, None
-            with self.reproducible(*kinds):
+            with tools.attention(self.device, SDPBackend.FLASH_ATTENTION):
                 for at in range(self.options.steps):
                     out = model(inputs[at], past_key_values=cache, use_cache=True)
                     cache = out.past_key_values
@@ -138,19 +123,13 @@ class Parallel(Bench):
         steps = {kind: self.decode_step(model, batch) for kind, model in models.items()}
         for step in steps.values():
             step()
-        eager = {kind: self.milliseconds(step) for kind, step in steps.items()}
-        self.tell("eager", batch, eager)
+        works = {
+            kind: lambda step=step: 200 * self.seconds(lambda: [step() for _ in range(5)])
+            for kind, step in steps.items()
+        }
+        self.tell("eager", batch, in_turns(self.options.rounds, works))
         if self.on_gpu:
             self.graphs(steps, batch)
-
-    def milliseconds(self, step: Any) -> float:
-        """Of five steps, each of them: the median of some."""
-        rounds = range(self.options.rounds)
-        return median(200 * self.seconds(lambda: [step() for _ in range(5)]) for _ in rounds)
-
-
-def _bytes(value: Any) -> int:
-    return int(getattr(value, "_local_tensor", value).nbytes)
 
 
 def _touched(folder: Path) -> int:

@@ -9,8 +9,6 @@ from the directories alone, without a GPU; then the model is loaded over the GPU
 its logits are compared with those of the BF16 model.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess
@@ -21,7 +19,7 @@ from typing import Any
 import llm
 import tools
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
 import df11
 
@@ -38,26 +36,20 @@ def main() -> int:
     said = estimate(bench.folders["df11"], own.gpus)
     memory = {gpu["gpu"]: gpu["memory_bytes"] for gpu in said["gpus"]}
     wanted = {
-        block: (gpu["gpu"], block in gpu["streamed"])
-        for gpu in said["gpus"]
-        for block in gpu["blocks"]
+        name: (at["gpu"], name in at["streamed"]) for at in said["gpus"] for name in at["blocks"]
     }
-
     model = df11.open(bench.folders["df11"])
-    before = [used(gpu) for gpu in memory]
+    before = [tools.used(gpu) for gpu in memory]
     loaded = model.load(devices=list(memory), memory=list(memory.values()))
-    taken = [used(gpu) - start for gpu, start in zip(memory, before, strict=True)]
+    taken = [tools.used(gpu) - start for gpu, start in zip(memory, before, strict=True)]
     found = {name: (place.device, place.streamed) for name, place in loaded.placements.items()}
     largest = [max(b.nbytes for b in loaded.blocks if b.device == gpu) for gpu in memory]
     same = found == wanted
     for gpu, bytes_, most in zip(said["gpus"], taken, largest, strict=True):
         planned = gpu["taken_bytes"] - 2 * most
-        figures = {
-            "blocks": len(gpu["blocks"]),
-            "streamed": len(gpu["streamed"]),
-            "limit": gpu["memory_bytes"],
-        }
-        bench.row("placement", gpu=gpu["gpu"], **figures, planned=planned, taken=bytes_)
+        figures = {name: len(gpu[name]) for name in ("blocks", "streamed")}
+        figures |= {"limit": gpu["memory_bytes"], "planned": planned, "taken": bytes_}
+        bench.row("placement", gpu=gpu["gpu"], **figures)
     bench.row("placement", blocks_where_planned=same, blocks=len(found))
     del loaded, model
     tools.free()
@@ -66,19 +58,11 @@ def main() -> int:
 
 
 def estimate(container: Path, gpus: str) -> dict[str, Any]:
-    """What the command says of a container."""
     command = [sys.executable, "-m", "df11", "estimate", str(container), "--gpus", gpus, "--json"]
-    answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    print(
-        f"   fits: {answer['placement']['fits']}, {answer['placement']['host_bytes']} bytes "
-        "streamed"
-    )
-    return dict(answer["placement"])
-
-
-def used(gpu: int) -> int:
-    free, total = torch.cuda.mem_get_info(gpu)
-    return total - free
+    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    placement: dict[str, Any] = json.loads(answer)["placement"]
+    print(f"   fits: {placement['fits']}, {placement['host_bytes']} bytes streamed")
+    return placement
 
 
 @torch.no_grad()
@@ -86,21 +70,17 @@ def generates(bench: llm.Bench, memory: dict[int, int]) -> bool:
     """Whether the model over all GPUs answers as the BF16 model on one of them."""
     model = bench.load_model("df11", device_map="auto", max_memory={**memory, "cpu": 10**12})
     report = df11.report(model)
-    print("   " + str(report).replace("\n", "\n   "))
+    print(tools.told(report))
     tokens = bench.prompt(2, 37)
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+    with tools.attention(bench.device, SDPBackend.FLASH_ATTENTION):
         mine = model(tokens).logits.to(bench.device)
-        tokens_per_second = llm.rate([bench.time_generate(model, 1, 16)])
+        speed = llm.best([bench.time_generate(model, 1, 16)])
         del model
         tools.free()
         theirs = bench.load_model("bf16")(tokens).logits
     identical = torch.equal(mine.view(torch.int16), theirs.view(torch.int16))
-    bench.row(
-        "placement",
-        identical=identical,
-        tokens_per_second=tokens_per_second,
-        devices=len(report.devices),
-    )
+    figures = {"tokens_per_second": speed, "devices": len(report.devices)}
+    bench.row("placement", identical=identical, **figures)
     return identical
 
 

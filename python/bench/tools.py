@@ -1,18 +1,18 @@
 """What benchmarks share: options, rows of figures, seconds."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkpoints import GEOMETRIES
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Step = Callable[[], torch.Tensor]
 
@@ -21,6 +21,13 @@ def scratch() -> Path:
     """Memory, if there is enough of it, for files."""
     memory = Path("/dev/shm")
     return memory if memory.is_dir() and shutil.disk_usage(memory).free > 40e9 else Path("/tmp")
+
+
+def attention(device: torch.device, *backends: SDPBackend) -> Any:
+    """Attention that gives the same bits for the same input, on GPUs: cuDNN's, PyTorch's default on
+    Hopper, does not.
+    """
+    return sdpa_kernel(list(backends)) if device.type == "cuda" and backends else nullcontext()
 
 
 def words(text: str) -> list[str]:
@@ -64,9 +71,8 @@ def show(value: Any) -> str:
         return ",".join(map(show, value))
     if isinstance(value, float):
         return f"{value:.4g}"
-    if isinstance(value, int) and not isinstance(value, bool) and value > 10**7:
-        return f"{value / 1e9:.3f}G"
-    return str(value)
+    is_large = type(value) is int and value > 10**7
+    return f"{value / 1e9:.3f}G" if is_large else str(value)
 
 
 def tell(out: Path | None, part: str, figures: dict[str, Any], **common: Any) -> None:
@@ -82,6 +88,19 @@ def free() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def used(device: torch.device | int) -> int:
+    """Bytes in use on a GPU, by whatever allocated them."""
+    if isinstance(device, torch.device) and device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    free_bytes, total = torch.cuda.mem_get_info(device)
+    return total - free_bytes
+
+
+def told(report: Any) -> str:
+    return "   " + str(report).replace("\n", "\n   ")
 
 
 def seconds(device: torch.device, work: Callable[[], Any]) -> float:
@@ -125,7 +144,7 @@ def replays(graph: torch.cuda.CUDAGraph, count: int = 5) -> float:
     return begin.elapsed_time(end) / count
 
 
-def median(values: Iterable[float]) -> float:
-    """The middle one."""
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]
+def in_turns(rounds: int, works: dict[str, Callable[[], float]]) -> dict[str, float]:
+    """The median of what each answers: in turns, as machines are not equally fast all the time."""
+    found = [{kind: work() for kind, work in works.items()} for _ in range(rounds)]
+    return {kind: sorted(each[kind] for each in found)[rounds // 2] for kind in works}

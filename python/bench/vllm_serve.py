@@ -79,7 +79,6 @@ _ENVIRONMENT = {
 
 
 def main() -> int:
-    """Drives phases, or is one."""
     options = arguments(sys.argv[1:])
     if options.phase is None:
         return drive(options)
@@ -88,7 +87,6 @@ def main() -> int:
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    """The command's options, and `argv` itself."""
     parser = tools.parser(__doc__, "--geometry", "--layers")
     parser.add_argument("--kinds", type=words, default=["bf16", "exact", "stored", "fast"])
     parser.add_argument("--parts", type=words, default=list(PARTS))
@@ -96,13 +94,11 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--memory", type=float, help="GB of a GPU that vLLM may use")
     parser.add_argument("--together", type=float, help="GiB of KV cache; engines start together")
     parser.add_argument("--length", type=int, default=2048, help="tokens of a request; -1: all")
-    parser.add_argument("--batched-tokens", type=int, help="of a step, if not vLLM's own choice")
     parser.add_argument("--graphs", type=int, help="tokens of the largest CUDA graph")
     parser.add_argument("--batches", type=numbers, default=[1, 8, 64])
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--norms", choices=["inductor", "vllm"], default="inductor")
-    parser.add_argument("--eager", action="store_true", help="no compilation, no CUDA graphs")
     parser.add_argument("--limit", type=int, default=170, help="seconds that a phase may take")
     parser.add_argument("--total", type=int, default=3600, help="seconds that all may take")
     parser.add_argument("--rounds", type=int, default=3, help="of latency; the best counts")
@@ -115,7 +111,6 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def config_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The model's."""
     return checkpoints.config_of(options.geometry, options.layers)
 
 
@@ -129,7 +124,6 @@ def folders(options: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def drive(options: argparse.Namespace) -> int:
-    """Runs all phases, and prints a table."""
     end = time.monotonic() + options.total
     configure(options)
     made, warmed = Phase(options, "make"), Phase(options, "warm")
@@ -164,7 +158,7 @@ def measure(group: list[Phase], limit: int, end: float) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What rows have in common."""
-    told = "geometry layers gpus memory together length batched_tokens graphs norms requests"
+    told = "geometry layers gpus memory together length graphs norms requests"
     found = {name: getattr(options, name) for name in told.split()}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -196,7 +190,6 @@ class Phase:
             )
 
     def proceed(self) -> None:
-        """Lets it leave a stage."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.write("\n")
@@ -221,18 +214,15 @@ class Phase:
         return not self.error
 
     def end(self) -> None:
-        """Stops it, and vLLM's engine, which is a process of that session too."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         time.sleep(1)  # until the driver has its memory
 
     def text(self) -> str:
-        """What it has said."""
         return self.log.read_text(errors="replace")
 
     def reason(self) -> str:
-        """Why it failed."""
         text = self.text()
         errors = [line for line in text.splitlines() if re.search(r"\w+Error\b", line)]
         return (errors or [text[-300:]])[-1][-300:]
@@ -255,7 +245,6 @@ class Phase:
 
 
 def table(rows: list[dict[str, Any]]) -> None:
-    """Kinds beside BF16."""
     base = next((row for row in rows if row["kind"] == "bf16"), {})
     for row in rows:
         cells = [row["kind"].ljust(8)]
@@ -295,7 +284,6 @@ def warm(options: argparse.Namespace) -> None:
 
 
 def make(options: argparse.Namespace) -> None:
-    """Writes the checkpoint, and compresses it."""
     import df11
 
     configure(options)
@@ -314,40 +302,12 @@ def make(options: argparse.Namespace) -> None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Prints what one kind does, part by part."""
     from vllm import LLM
-    from vllm.platforms import current_platform
 
     stage("imported")
     kind = options.kinds[0]
     bf16, compressed = folders(options)
-    extra: dict[str, Any] = {}
-    if KINDS[kind] is not None:
-        extra["model_loader_extra_config"] = KINDS[kind]
-    if kind == "online":
-        extra["quantization"] = "df11"
-    if options.memory is not None:
-        # By NVML: a process that has used CUDA cannot fork the engine.
-        total = current_platform.get_device_total_memory()
-        extra["gpu_memory_utilization"] = options.memory * 1e9 / total
-    if options.together is not None:
-        extra["kv_cache_memory_bytes"] = int(options.together * 2**30)
-        extra["gpu_memory_utilization"] = 0.1  # which must be free at the start
-    said = {
-        "max_num_batched_tokens": options.batched_tokens,
-        "max_cudagraph_capture_size": options.graphs,
-    }
-    extra |= {name: value for name, value in said.items() if value is not None}
-    if options.gpus > 1:
-        # FlashInfer would compile the fused kernel at the start, for which machines need its tools.
-        extra["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     traces = options.out.resolve() / "traces" / kind
-    if "profile" in options.parts:
-        extra["profiler_config"] = {
-            "profiler": "torch",
-            "torch_profiler_dir": str(traces),
-            "torch_profiler_with_stack": False,
-        }
     begin = time.perf_counter()
     llm = LLM(
         str(bf16 if kind in ("bf16", "online") else compressed),
@@ -355,9 +315,8 @@ def serve(options: argparse.Namespace) -> None:
         dtype="bfloat16",
         max_model_len=options.length,
         tensor_parallel_size=options.gpus,
-        enforce_eager=options.eager,
         kernel_config=kernel_config(options),
-        **extra,
+        **engine_options(options, kind, traces),
     )
     engine = Engine(llm, config_of(options)["vocab_size"], traces)
     tell({"start_s": round(time.perf_counter() - begin, 1)})
@@ -373,6 +332,31 @@ def serve(options: argparse.Namespace) -> None:
     stage("measured")
 
 
+def engine_options(options: argparse.Namespace, kind: str, traces: Path) -> dict[str, Any]:
+    """What differs from vLLM's own choices."""
+    from vllm.platforms import current_platform
+
+    extra: dict[str, Any] = {"model_loader_extra_config": KINDS[kind]} if KINDS[kind] else {}
+    if kind == "online":
+        extra["quantization"] = "df11"
+    if options.memory is not None:
+        # By NVML: a process that has used CUDA cannot fork the engine.
+        total = current_platform.get_device_total_memory()
+        extra["gpu_memory_utilization"] = options.memory * 1e9 / total
+    if options.together is not None:
+        extra["kv_cache_memory_bytes"] = int(options.together * 2**30)
+        extra["gpu_memory_utilization"] = 0.1  # which must be free at the start
+    if options.graphs is not None:
+        extra["max_cudagraph_capture_size"] = options.graphs
+    if options.gpus > 1:
+        # FlashInfer would compile the fused kernel at the start, for which machines need its tools.
+        extra["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
+    if "profile" in options.parts:
+        told = {"torch_profiler_dir": str(traces), "torch_profiler_with_stack": False}
+        extra["profiler_config"] = {"profiler": "torch", **told}
+    return extra
+
+
 def kernel_config(options: argparse.Namespace) -> dict[str, Any]:
     """Which kernels vLLM takes, instead of its own choice."""
     config: dict[str, Any] = {}
@@ -384,7 +368,6 @@ def kernel_config(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def tell(result: dict[str, Any]) -> None:
-    """A part of the result, for the driver."""
     print("\nRESULT " + json.dumps(result), flush=True)
 
 
@@ -430,13 +413,11 @@ class Engine:
         return {"latency_ms": found}
 
     def throughput(self, options: argparse.Namespace) -> dict[str, Any]:
-        """Requests a second, many at once."""
         self.generate(options.requests, 128, 8, 1)
         seconds, _ = self.generate(options.requests, 128, 128, 2)
         return {"requests_s": options.requests / seconds}
 
     def tokens(self, options: argparse.Namespace) -> dict[str, Any]:
-        """Greedy tokens, one request at a time."""
         seeds = range(options.prompts)
         return {"tokens": [self.generate(1, 32, 12, seed)[1][0] for seed in seeds]}
 

@@ -55,45 +55,16 @@ if TYPE_CHECKING:
 
 Mapping.register(Model)
 # The names that users see, in messages and pickles.
+_PRIVATE = ("df11._errors", "df11._report", "df11._safe")
 for _value in list(globals().values()):
-    if isinstance(_value, type) and _value.__module__ in (
-        "df11._errors",
-        "df11._report",
-        "df11._safe",
-    ):
+    if isinstance(_value, type) and _value.__module__ in _PRIVATE:
         _value.__module__ = "df11"
 
-__all__ = [
-    "Block",
-    "CorruptError",
-    "DeviceBlock",
-    "DeviceModel",
-    "Error",
-    "GpuError",
-    "IoError",
-    "LimitError",
-    "Model",
-    "ParameterError",
-    "Placement",
-    "Plan",
-    "Program",
-    "Report",
-    "Slice",
-    "Tensor",
-    "UnsupportedError",
-    "Verification",
-    "__version__",
-    "compress",
-    "convert",
-    "decompress",
-    "devices",
-    "estimate",
-    "inspect",
-    "open",
-    "plan",
-    "safe_open",
-    "verify",
-]
+__all__ = ["Block", "CorruptError", "DeviceBlock", "DeviceModel", "Error", "GpuError", "IoError"]
+__all__ += ["LimitError", "Model", "ParameterError", "Placement", "Plan", "Program", "Report"]
+__all__ += ["Slice", "Tensor", "UnsupportedError", "Verification"]
+__all__ += ["__version__", "compress", "convert", "decompress", "devices", "estimate", "inspect"]
+__all__ += ["open", "plan", "safe_open", "verify"]
 
 
 #: What needs PyTorch, which is imported when one of them is first used.

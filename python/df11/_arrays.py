@@ -19,26 +19,18 @@ if TYPE_CHECKING:
 
 # By the name in a container; the second name is that of ml_dtypes, if NumPy has no such type,
 # and the first one holds its bits.
-NUMPY = {
+NUMPY: dict[str, tuple[str, str | None]] = {
     "BOOL": ("bool", None),
-    "U8": ("uint8", None),
-    "I8": ("int8", None),
     "F8_E5M2": ("uint8", "float8_e5m2"),
     "F8_E4M3": ("uint8", "float8_e4m3fn"),
     "F8_E8M0": ("uint8", "float8_e8m0fnu"),
     "F8_E4M3FNUZ": ("uint8", "float8_e4m3fnuz"),
     "F8_E5M2FNUZ": ("uint8", "float8_e5m2fnuz"),
-    "I16": ("int16", None),
-    "U16": ("uint16", None),
-    "F16": ("float16", None),
     "BF16": ("uint16", "bfloat16"),
-    "I32": ("int32", None),
-    "U32": ("uint32", None),
-    "F32": ("float32", None),
     "C64": ("complex64", None),
-    "F64": ("float64", None),
-    "I64": ("int64", None),
-    "U64": ("uint64", None),
+    **{f"F{bits}": (f"float{bits}", None) for bits in (16, 32, 64)},
+    **{f"I{bits}": (f"int{bits}", None) for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": (f"uint{bits}", None) for bits in (8, 16, 32, 64)},
 }
 #: Of formats of the struct module: Python's objects and pointers.
 _POINTERS = frozenset("O&P")
@@ -78,11 +70,7 @@ def dtype_of(kind: str) -> pytorch.dtype | None:
 
 
 def known_dtype_of(name: str, kind: str) -> pytorch.dtype:
-    """As `dtype_of`, of the tensor with this name.
-
-    # Errors
-    `TypeError` if PyTorch has none such.
-    """
+    """As `dtype_of`, of the tensor with this name. Raises `TypeError` if PyTorch has none such."""
     if (found := dtype_of(kind)) is None:
         raise TypeError(f"tensor {name!r} has dtype {kind}, which PyTorch does not know")
     return found
@@ -90,7 +78,6 @@ def known_dtype_of(name: str, kind: str) -> pytorch.dtype:
 
 def writable(buffer: Any) -> tuple[int, int, Any]:
     """The address of a buffer's first byte, its bytes, and what keeps them in place while it lives.
-
     The buffer protocol is no part of Python 3.10's stable ABI, so that the native module asks
     ctypes.
     """
@@ -117,9 +104,8 @@ def writable(buffer: Any) -> tuple[int, int, Any]:
 
 
 def memory_at(address: int, length: int, owner: Any) -> Any:
-    """The bytes at an address, which keep their owner while they are used, for PyTorch.
-
-    It has no read-only tensors, and warns of read-only buffers. Nobody may write to them.
+    """The bytes at an address, which keep their owner while they are used, for PyTorch. It has no
+    read-only tensors, and warns of read-only buffers. Nobody may write to them.
     """
     memory = (ctypes.c_ubyte * length).from_address(address)
     memory._owner = owner  # type: ignore[attr-defined]

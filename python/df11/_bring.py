@@ -40,20 +40,16 @@ SLICE_BYTES = 64 << 20
 
 Arrays = list[Tensor]
 Packed = tuple[Arrays, list[Part]]
-#: A window of tiles.
 _Window = tuple[Tiles, Part]
 
 
 def bring(
     tensors: Tensors, groups: Sequence[Group], exact: bool, bar: Bar
 ) -> Iterator[tuple[Item, Tensor]]:
-    """The weights of some groups on their devices and in their forms; then the ordinary ones.
-
-    Those are decoded if they are compressed. An item that cannot lie as it should becomes one of
-    them, and gets the reason. Each byte is read and checked once.
-
-    # Errors
-    `CorruptError` if a tensor is damaged.
+    """The weights of some groups on their devices and in their forms; then the ordinary ones. Those
+    are decoded if they are compressed. An item that cannot lie as it should becomes one of them,
+    and gets the reason. Each byte is read and checked once. Raises `CorruptError` if a tensor is
+    damaged.
     """
     for (device, residence), some in groupby(groups, lambda each: (each.device, each.residence)):
         to = _Device(tensors, device, bar)
@@ -69,17 +65,10 @@ def bring(
 def _compressed(
     to: _Device, of_groups: list[list[Item]], residence: Residence, exact: bool
 ) -> Iterator[tuple[Item, CompressedTensor]]:
-    """The compressed weights of groups, except for those that get a reason."""
-    fast: list[tuple[Item, list[Item]]] = []
-    others: list[list[Item]] = []
-    for items in of_groups:
-        others.append([])
-        for item in items:
-            form = item.form(residence)
-            if form == "fast":
-                fast.append((item, others[-1]))
-            elif form != "ordinary":
-                others[-1].append(item)
+    forms = ("stored", "streamed")
+    others = [[item for item in items if item.form(residence) in forms] for items in of_groups]
+    pairs = ((item, mine) for items, mine in zip(of_groups, others, strict=True) for item in items)
+    fast = [(item, mine) for item, mine in pairs if item.form(residence) == "fast"]
     for (item, mine), packed in zip(fast, to.fast([item for item, _ in fast]), strict=True):
         if packed is not None:
             yield item, CompressedTensor(*packed, item.value.shape, exact=exact)
@@ -101,10 +90,9 @@ def _values(items: Iterable[Item]) -> list[CompressedTensor]:
 
 
 def pack(device: torch.device, rows: int, columns: int, some: Iterable[Tensor]) -> Packed | None:
-    """A BF16 matrix in the fast layout on a GPU: arrays, and the part that they are.
-
-    `some` are its rows in turn, dense on that GPU: whole strips at a time, or the last rows. None
-    if exceptions are too many for that layout.
+    """A BF16 matrix in the fast layout on a GPU: arrays, and the part that they are. `some` are its
+    rows in turn, dense on that GPU: whole strips at a time, or the last rows. None if exceptions
+    are too many for that layout.
     """
     size, stream = _native.strips_bytes(rows, columns), raw_stream(device.index)
     strips = torch.empty(size, dtype=torch.uint8, device=device)
@@ -124,33 +112,26 @@ def pack(device: torch.device, rows: int, columns: int, some: Iterable[Tensor]) 
 def pack_rows(
     device: torch.device, rows: int, columns: int, values: Callable[[int, int], Tensor]
 ) -> Packed | None:
-    """As `pack`, of rows that `values` gives from one to before another, on any device."""
     steps = _steps(0, rows, columns)
     return pack(device, rows, columns, (values(*step).to(device) for step in steps))
 
 
 def pack_dense(device: torch.device, value: Tensor) -> Packed | None:
-    """As `pack`, of a dense weight on any device."""
     rows, columns = matrix_of(value)
     dense = value.reshape(rows, columns)
     return pack_rows(device, rows, columns, lambda first, last: dense[first:last])
 
 
 class _Device:
-    """A container's tensors on one device."""
-
     def __init__(self, tensors: Tensors, device: torch.device, bar: Bar) -> None:
         self.tensors, self.device, self.bar = tensors, device, bar
 
     def arrays(
         self, batches: Iterable[Sequence[Tiles]], residence: Residence
     ) -> Iterator[dict[Tiles, Arrays]]:
-        """The five arrays of each tensor, batch by batch."""
         if self.device.type == "cpu":
             return map(self._mapped, batches)
         return map(self._streamed, batches) if residence == "streamed" else self._stored(batches)
-
-    # ---- as stored ----
 
     def _stored(self, batches: Iterable[Sequence[Tiles]]) -> Iterator[dict[Tiles, Arrays]]:
         """In one slab for each batch. The next batch is brought while one is used."""
@@ -165,15 +146,10 @@ class _Device:
                 yield ahead.popleft().result()
 
     def _room(self, some: Sequence[Tiles], own: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
-        lengths = {
-            tiles: [array.numel() for array in own[tiles]]
-            if tiles in own
-            else self.tensors.lengths(tiles)
-            for tiles in some
-        }
-        arrays = _carved(
-            {tiles: (*mine, TABLE_BYTES) for tiles, mine in lengths.items()}, device=self.device
-        )
+        lengths = {tiles: self.tensors.lengths(tiles) for tiles in some if tiles not in own}
+        lengths |= {tiles: [array.numel() for array in mine] for tiles, mine in own.items()}
+        wanted = {tiles: (*lengths[tiles], TABLE_BYTES) for tiles in some}
+        arrays = _carved(wanted, device=self.device)
         # The allocator gives memory that earlier work on the current stream may still use.
         torch.cuda.current_stream(self.device).synchronize()
         return arrays
@@ -197,16 +173,11 @@ class _Device:
         return arrays
 
     def _build_tables(self, arrays: dict[Tiles, Arrays]) -> None:
-        items = [
-            (codebook.data_ptr(), codebook.numel(), table.data_ptr())
-            for codebook, *_, table in arrays.values()
-        ]
+        pairs = ((book, table) for book, *_, table in arrays.values())
+        items = [(book.data_ptr(), book.numel(), table.data_ptr()) for book, table in pairs]
         _native.build_tables(self.device.index, items)
 
-    # ---- in the fast layout ----
-
     def fast(self, items: list[Item]) -> Iterator[Packed | None]:
-        """Arrays and parts of each weight; None for one with too many exceptions."""
         windows = iter(self.tensors.around(_values(items))[0])
         is_dense = [not isinstance(item.value, CompressedTensor) for item in items]
         all_runs = [[] if dense else _runs(next(windows)) for dense in is_dense]
@@ -257,17 +228,13 @@ class _Device:
             size += more
         yield from ([], batch) if before + size > BATCH_BYTES else (batch,)
 
-    # ---- in host memory ----
-
     def _mapped(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
-        """In the mapping, or in memory of their own; tables are empty."""
         arrays = self.tensors.on_host(some)
         self.bar.add(sum(array.numel() for mine in arrays.values() for array in mine))
         empty = torch.empty(0, dtype=torch.uint8)
         return {tiles: [*mine, empty] for tiles, mine in arrays.items()}
 
     def _streamed(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
-        """In pinned host memory, and tables on the GPU."""
         found = {tiles: mine[:4] for tiles, mine in self._mapped(some).items()}
         arrays = _pinned(found) if all(tiles.is_whole for tiles in some) else _copied(found)
         tables = _carved(dict.fromkeys(some, (TABLE_BYTES,)), device=self.device)
@@ -315,12 +282,17 @@ def _pinned(mapped: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
     """Arrays in memory that a GPU can read: the mapping itself, or else a copy."""
     flat = [array for arrays in mapped.values() for array in arrays if array.numel()]
     try:
-        registered = _Registered(_spans(flat))
+        held = _Registered(_spans(flat))
     except GpuError:
         return _copied(mapped)
-    return {
-        name: [_keeping(array, registered) for array in arrays] for name, arrays in mapped.items()
-    }
+
+    def kept(array: Tensor) -> Tensor:
+        """The same memory, with what it needs to stay where it is."""
+        owner = (array, held)
+        memory = memory_at(array.data_ptr(), array.numel(), owner) if array.numel() else None
+        return array if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
+
+    return {name: [kept(array) for array in arrays] for name, arrays in mapped.items()}
 
 
 def _spans(arrays: Arrays) -> list[tuple[int, int]]:
@@ -339,14 +311,6 @@ def _spans(arrays: Arrays) -> list[tuple[int, int]]:
     return spans
 
 
-def _keeping(array: Tensor, registered: _Registered) -> Tensor:
-    """The same memory, with what it needs to stay where it is."""
-    if not array.numel():
-        return array
-    memory = memory_at(array.data_ptr(), array.numel(), (array, registered))
-    return torch.frombuffer(memory, dtype=torch.uint8)
-
-
 def _copied(mapped: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
     lengths = {name: [array.numel() for array in arrays] for name, arrays in mapped.items()}
     copies = _carved(lengths, pin_memory=True)
@@ -357,7 +321,6 @@ def _copied(mapped: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
 
 
 def _carved(lengths: Mapping[Tiles, Sequence[int]], **where: Any) -> dict[Tiles, Arrays]:
-    """Arrays of these lengths, all in one slab."""
     sizes = [aligned(length) for mine in lengths.values() for length in mine]
     slab = torch.empty(sum(sizes), dtype=torch.uint8, **where)
     views = iter(torch.split(slab, sizes))

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from ._arrays import known_dtype_of, memory_at
-from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, each
+from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, pieces
 from ._tensor import CompressedTensor, rebuild
 
 #: Threads that cut tiles out; each copies at the speed of memory.
@@ -33,8 +33,6 @@ Range = tuple[int, int]
 
 
 class Tiles(NamedTuple):
-    """The tiles around a window of a tensor of a container."""
-
     name: str
     rows: Range
     columns: Range
@@ -53,10 +51,8 @@ class Tensors(Mapping[str, Tensor]):
         self.used: set[str] = set()
         self._found: dict[str, CompressedTensor] = {}
         self._names: dict[int, str] = {}
-        self._mapped = [
-            (address, memory_at(address, length, container))
-            for address, length in sorted(container.mappings)
-        ]
+        places = sorted(container.mappings)
+        self._mapped = [(start, memory_at(start, size, container)) for start, size in places]
 
     def __len__(self) -> int:
         return len(self.container)
@@ -66,9 +62,7 @@ class Tensors(Mapping[str, Tensor]):
 
     @torch.inference_mode(False)  # whose tensors could not be used outside of it
     def __getitem__(self, name: str) -> Tensor:
-        """A compressed tensor, or one of decoded values that are the caller's own.
-
-        # Errors
+        """A compressed tensor, or one of decoded values that are the caller's own. Raises
         `TypeError` if PyTorch does not know its dtype, `CorruptError` for values that are decoded.
         """
         self.asked.append(name)
@@ -99,15 +93,15 @@ class Tensors(Mapping[str, Tensor]):
             return [*(_frombuffer(tiles.array(at).obj) for at in range(4)), _frombuffer(b"")]
         found = []
         for address, length in places:
-            start, memory = self._mapped[bisect_right(self._mapped, address, key=_first) - 1]
+            at = bisect_right(self._mapped, address, key=lambda pair: pair[0])
+            start, memory = self._mapped[at - 1]
             found.append(_frombuffer(memory, address - start, length))
         return [*found, _frombuffer(b"")]
 
-    # ---- what tensors are windows of ----
-
     def names(self, value: CompressedTensor) -> list[str]:
-        """The tensor of each of its parts."""
-        return [self._names[mine[0].data_ptr()] for _, mine in each(value.arrays, value.flat_parts)]
+        return [
+            self._names[mine[0].data_ptr()] for _, mine in pieces(value.arrays, value.flat_parts)
+        ]
 
     def told(self, value: CompressedTensor) -> tuple[list[str], dict[str, Any]]:
         """What a tensor is of the container, in names and numbers; `again` makes it of that."""
@@ -128,7 +122,6 @@ class Tensors(Mapping[str, Tensor]):
         self, values: Sequence[CompressedTensor]
     ) -> tuple[list[list[tuple[Tiles, Part]]], list[Tiles]]:
         """For each of some tensors the tiles of its parts and the windows of these; and all tiles.
-
         All tiles of a tensor if these parts need them all; else each window has its own, which
         `cut` cuts out.
         """
@@ -163,21 +156,13 @@ class Tensors(Mapping[str, Tensor]):
         return {**self.cut(some), **whole}
 
     def lengths(self, tiles: Tiles) -> list[int]:
-        """Bytes of the four arrays of a whole tensor."""
         return [array.numel() for array in self._found[tiles.name].arrays[:4]]
-
-
-def _first(pair: tuple[int, Any]) -> int:
-    return pair[0]
 
 
 def _frombuffer(buffer: Any, offset: int = 0, count: int = -1) -> Tensor:
     if not (count if count >= 0 else len(buffer)):
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=offset)
-
-
-# ---- windows ----
 
 
 def _around(name: str, part: Part) -> Tiles:
@@ -192,18 +177,13 @@ def _rounded_out(inner: Range, step: int, end: int) -> Range:
 
 
 def _within(tiles: Tiles, part: Part, whole: set[str]) -> tuple[Tiles, Part]:
-    """The tiles that a window is taken from, and the window of these."""
     if tiles.name in whole:
         return Tiles(tiles.name, (0, part.rows), (0, part.columns), True), part
     (top, bottom), (left, right) = tiles.rows, tiles.columns
-    moved = (
-        part.row_begin - top,
-        part.row_end - top,
-        part.column_begin - left,
-        part.column_end - left,
-    )
+    rows = part.row_begin - top, part.row_end - top
+    columns = part.column_begin - left, part.column_end - left
     staged = part.staged_bytes + _MOVED_BYTES
-    return tiles, Part(STORED, bottom - top, right - left, staged, *moved)
+    return tiles, Part(STORED, bottom - top, right - left, staged, *rows, *columns)
 
 
 def _area(rows: Range, columns: Range) -> int:
@@ -211,12 +191,8 @@ def _area(rows: Range, columns: Range) -> int:
 
 
 def share(part: Part) -> float:
-    """How much of a tensor the tiles around a window of it are."""
     tiles = _around("", part)
     return _area(tiles.rows, tiles.columns) / (part.rows * part.columns)
-
-
-# ---- what loaders take ----
 
 
 class Unplaced:
@@ -226,17 +202,14 @@ class Unplaced:
         self.value = value
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor, with the dtype that it is to have."""
         return with_dtype(self.value, dtype)
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Unplaced:
-        def value(one: Any) -> Any:
-            return one.value if isinstance(one, Unplaced) else one
-
-        return cls(func(*tree_map(value, args), **tree_map(value, kwargs or {})))
+        given = tree_map_only(Unplaced, lambda each: each.value, (args, kwargs or {}))
+        return cls(func(*given[0], **given[1]))
 
 
 class Kept(Unplaced):
@@ -267,9 +240,8 @@ class Slice:
 
 
 class Handed:
-    """A file of PyTorch that stands for tensors: whoever loads it gets these, once.
-
-    It is there as long as this is. `beside` is read too, if there is such a file.
+    """A file of PyTorch that stands for tensors: whoever loads it gets these, once. It is there as
+    long as this is. `beside` is read too, if there is such a file.
     """
 
     _all: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -291,7 +263,6 @@ class Handed:
 
 
 def handed(key: str) -> dict[str, Any]:
-    """What a file of `Handed` stands for."""
     return Handed._all.pop(key)
 
 
@@ -299,7 +270,6 @@ torch.serialization.add_safe_globals([handed])
 
 
 def with_dtype(value: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A tensor with another dtype, for which a compressed one is decoded."""
     if dtype is None or dtype == value.dtype:
         return value
     return (value.decode() if isinstance(value, CompressedTensor) else value).to(dtype)
@@ -313,13 +283,5 @@ def of_windows(
     exact: bool,
     device: torch.device | None = None,
 ) -> CompressedTensor:
-    """The tensor that another one is, of windows of other arrays."""
-    return CompressedTensor(
-        [array for tiles, _ in windows for array in arrays[tiles]],
-        [part for _, part in windows],
-        value.shape,
-        exact=exact,
-        transposed=value.transposed,
-        flipped=value.flipped,
-        device=device,
-    )
+    some = [array for tiles, _ in windows for array in arrays[tiles]]
+    return value.like(some, [part for _, part in windows], exact=exact, device=device)

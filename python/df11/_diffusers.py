@@ -3,16 +3,7 @@
 diffusers keeps its quantizers in two tables, without a way to register, and finds the files of a
 checkpoint by two functions that know no others than its own. So the tables get an entry when they
 are imported, and the functions are wrapped when the first compressed model is loaded; everything
-else is done by the methods that a quantizer has:
-
-| call | use |
-|---|---|
-| `validate_environment` | is this a diffusers that has all of them |
-| `update_device_map` | where the model shall be |
-| `maybe_update_loaded_keys`, `maybe_update_state_dict` | compress files that are in BF16 |
-| `preprocess_model` | without a dtype, parameters have that of the container |
-| `create_quantized_param` | takes what the loader has made of a tensor |
-| `postprocess_model` | brings all of them to their devices |
+else is done by the methods that a quantizer has, here in the order of their calls.
 """
 
 from __future__ import annotations
@@ -43,9 +34,7 @@ from ._saving import Save, changed, copy_containers, mark_config, others
 from ._source import KEY, SAVE_AGAIN, Made, made_of
 from ._tensor import CompressedTensor
 
-#: What is wrapped of the module that loads models.
 _INDEX, _FILE = "_fetch_index_file", "_get_model_file"
-#: What it is told of a checkpoint on the Hub.
 _ASKED = ("subfolder", "cache_dir", "force_download", "local_files_only", "token", "revision")
 #: By thread: the quantizer whose model is about to be loaded, and the one whose file is asked for.
 _loading = threading.local()
@@ -71,8 +60,6 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         #: By the identity of what the loader was given, its name in the container.
         self._names: dict[int, str] = {}
 
-    # ---- before the model is made ----
-
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
         """Checks diffusers, and has it ask this quantizer for files. Called again later."""
         if self.tensors is None:
@@ -80,7 +67,6 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
             _loading.quantizer = weakref.ref(self)
 
     def update_torch_dtype(self, torch_dtype: Any) -> Any:
-        """What is asked for; without it weights are as they are stored."""
         self.dtype = torch_dtype
         return torch_dtype
 
@@ -102,20 +88,16 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self.tensors = Tensors(_native.open(folder))
 
     def hand(self) -> str:
-        """A file that stands for their tensors."""
         self._handed = Handed(self._values(list(self.tensors)), None)
         return os.fspath(self._handed.file)
 
     def _values(self, names: list[str]) -> dict[str, torch.Tensor]:
-        """Tensors of the container, decoded if they are to have another dtype."""
         values = {name: self.tensors[name] for name in names}
         for name, value in values.items():
             if isinstance(value, CompressedTensor) and self.dtype not in (None, value.dtype):
                 values[name] = value.decode()
         self._names.update({id(value): name for name, value in values.items()})
         return values
-
-    # ---- the loader is at work ----
 
     def maybe_update_loaded_keys(
         self, loaded_keys: list[str], checkpoint_files: list[str]
@@ -155,12 +137,9 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         raise misshapen(param_name, wanted.shape, found.shape, self.tensors.container.path)
 
     def create_quantized_param(self, *args: Any, **kwargs: Any) -> Any:
-        """Keeps what was made of a tensor."""
         _, value, name, _, state_dict, *_ = args
         source = self._names[id(state_dict[name])]
         self._items.append(Item(name, value, [source]))
-
-    # ---- the loader is done ----
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         finish(model, self, self.tensors, self._items)
@@ -192,14 +171,9 @@ class _Save(Save):
         mark_config(folder / "config.json")
 
 
-# ---- registration ----
-
-
 def _wrap() -> None:
     """Has diffusers find containers where it looks for the files of a compressed model.
-
-    # Errors
-    `ImportError` if this release has other functions.
+    Raises `ImportError` if this release has other functions.
     """
     from diffusers.models import modeling_utils
 

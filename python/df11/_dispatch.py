@@ -17,16 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ._matrices import (
-    FAST,
-    View,
-    contiguous_strides,
-    lay_out,
-    parts_of,
-    view_of,
-    window,
-    windows,
-)
+from ._matrices import FAST, View, contiguous_strides, lay_out, parts_of, view_of, windows
 from ._ops import TEMPORARY_BYTES
 
 REMEDY = (
@@ -55,11 +46,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    handler = _HANDLERS.get(func)
-    if handler is not None:
-        done = handler(*args, **kwargs)
-        if done is not NotImplemented:
-            return done
+    if func in _HANDLERS and (done := _HANDLERS[func](*args, **kwargs)) is not NotImplemented:
+        return done
     if func._schema.is_mutable:
         _refuse_writes(func, args, kwargs)
     # In inference mode functions come whole that are otherwise decomposed before.
@@ -88,7 +76,6 @@ def _refuse_writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def refuse_writing(what: str) -> None:
-    """Raises RuntimeError for what would change a compressed tensor."""
     raise RuntimeError(f"{what} would change a compressed tensor, which is read only; {REMEDY}")
 
 
@@ -100,20 +87,12 @@ def _handles(*funcs: Any) -> Callable[[Handler], Handler]:
     return register
 
 
-# ---- copies ----
-
-
 @_handles(aten.clone.default)
 def _clone(self: Any, *, memory_format: Any = None) -> Any:
     if memory_format is torch.contiguous_format:
-        return self.like(flipped=False, transposed=self.transposed)
+        return self.like(flipped=False)
     # An alias: nothing can write to the arrays of either.
     return self.like() if memory_format in (None, torch.preserve_format) else NotImplemented
-
-
-@_handles(aten.detach.default, aten.alias.default)
-def _alias(self: Any) -> Any:
-    return self.like()
 
 
 @_handles(aten._to_copy.default)
@@ -125,12 +104,7 @@ def _to_copy(self: Any, *, dtype: Any = None, device: Any = None, **options: Any
             stacklevel=2,
         )
         return NotImplemented
-    if device is None or device == self.device:
-        return self.like()
-    return _moved(self, torch.device(device), bool(options.get("non_blocking")))
-
-
-def _moved(self: Any, device: torch.device, non_blocking: bool) -> Any:
+    device = torch.device(self.device if device is None else device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     if device == self.device:
@@ -142,25 +116,15 @@ def _moved(self: Any, device: torch.device, non_blocking: bool) -> Any:
             "a matrix in the fast layout can only be on a GPU; load it as stored to move it to the "
             "host, or decode it first: .decode().cpu()"
         )
-    moved: dict[int, Tensor] = {}
-
-    def move(array: Tensor) -> Tensor:
-        if id(array) not in moved:
-            moved[id(array)] = array.to(device, non_blocking=non_blocking)
-        return moved[id(array)]
-
-    kept = [move(array) for array in self.kept]
-    return self.with_kept(kept)
+    some = {id(array): array for array in self.kept}  # each once
+    non_blocking = bool(options.get("non_blocking"))
+    moved = {key: array.to(device, non_blocking=non_blocking) for key, array in some.items()}
+    return self.with_kept([moved[id(array)] for array in self.kept])
 
 
 @_handles(aten._pin_memory.default)
 def _pin_memory(self: Any, device: Any = None) -> Any:
     return self.like([array.pin_memory() if array.numel() else array for array in self.arrays])
-
-
-@_handles(aten.is_pinned.default)
-def _is_pinned(self: Any, device: Any = None) -> bool:
-    return bool(self.arrays[0].is_pinned())
 
 
 @_handles(aten.copy_.default)
@@ -176,7 +140,6 @@ def _copy(self: Any, source: Any, non_blocking: bool = False) -> Any:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Whether two have the same compressed bytes."""
     if (a.parts, a.shape, a.transposed, a.flipped) != (b.parts, b.shape, b.transposed, b.flipped):
         return False
     return all(
@@ -192,9 +155,6 @@ def _ordinary_like(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     meta = torch.device("meta")
     pattern = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=meta)
     return func(pattern, *args, **kwargs)
-
-
-# ---- views ----
 
 
 def _viewed(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -214,7 +174,6 @@ def _viewed(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Arguments as `_views` remembers them."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_plain, value))
     return int(value) if isinstance(value, torch.SymInt) else value
@@ -253,7 +212,8 @@ def _cut(self: Any, view: View) -> Any:
     rows, columns = self.matrix_shape
     if (view.rows, view.columns) == (slice(0, rows), slice(0, columns)):
         return self.like(shape=view.shape, **options)
-    arrays, flat = window(self.arrays, self.flat_parts, view.rows.start, view.rows.stop)
+    ranges = [(view.rows.start, view.rows.stop)]
+    ((arrays, flat),) = windows(self.arrays, self.flat_parts, ranges)
     cut = []
     for part in parts_of(flat):
         begin, end = (part.column_begin + side for side in (view.columns.start, view.columns.stop))
@@ -276,15 +236,11 @@ def _rows_within(self: Any, dim: int = 0, start: Any = None, end: Any = None, st
 
 
 def _of(self: Any, some: Iterable[Any], shape: Sequence[int]) -> Any:
-    """A tensor like another one, of windows: arrays and parts, row after row."""
     arrays, flat = [], []
     for mine, numbers in some:
         arrays += mine
         flat += numbers
     return self.like(arrays, parts_of(flat), shape)
-
-
-_HANDLERS[aten._unsafe_view.default] = partial(_viewed, aten.view.default)
 
 
 @_handles(aten.stack.default)
@@ -324,14 +280,11 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
     return _of(first, (window for in_turn in zip(*cut, strict=True) for window in in_turn), shape)
 
 
-# ---- look-ups ----
-
-
 @_handles(aten.index.Tensor)
 def _index(self: Any, indices: Any) -> Any:
-    if not is_compressed(self) or len(indices) != 1 or indices[0] is None:
+    chosen, *others = indices
+    if not is_compressed(self) or others or chosen is None:
         return NotImplemented
-    chosen = indices[0]
     if chosen.dtype not in (torch.int32, torch.int64):
         return NotImplemented
     return _rows(self, torch.where(chosen < 0, chosen + self.shape[0], chosen))
@@ -339,18 +292,10 @@ def _index(self: Any, indices: Any) -> Any:
 
 @_handles(aten.index_select.default)
 def _index_select(self: Any, dim: int, indices: Tensor) -> Any:
-    if not is_compressed(self) or dim % self.dim():
-        return NotImplemented
-    return _rows(self, indices)
-
-
-@_handles(aten.embedding.default)
-def _embedding(self: Any, indices: Tensor, *_: Any, **__: Any) -> Any:
-    return _rows(self, indices)
+    return NotImplemented if not is_compressed(self) or dim % self.dim() else _rows(self, indices)
 
 
 def _rows(self: Any, chosen: Tensor) -> Any:
-    """Elements of the first dimension by their numbers: only these are decoded."""
     outer = self.dim() - 2 if self.transposed or self.flipped else self.dim() - 1
     rows, columns = self.matrix_shape
     height, rest = divmod(rows, self.shape[0])
@@ -381,30 +326,19 @@ def _decoded_once(self: Any, chosen: Tensor) -> Tensor:
     return (torch.stack(decoded) if decoded else empty)[back]
 
 
-# ---- products ----
-
-
-def _weight(self: Any) -> bool:
-    """Whether it is the matrix of a linear layer, as the right side of a product has it."""
-    return (
-        is_compressed(self)
-        and self.dim() == 2
-        and self.transposed
-        and (self.flipped or not self.exact)
-    )
-
-
 @_handles(aten.linear.default)
 def _linear(x: Any, w: Any, bias: Any = None) -> Any:
-    able = is_compressed(w) and w.is_matrix
-    if not able or is_compressed(x) or is_compressed(bias):
+    if not (is_compressed(w) and w.is_matrix) or is_compressed(x) or is_compressed(bias):
         return NotImplemented
     return torch.ops.df11.linear(x, w.arrays, w.flat_parts, bias, w.exact)
 
 
 @_handles(aten.mm.default, aten.matmul.default)
 def _matmul(x: Any, w: Any, bias: Any = None) -> Any:
-    if is_compressed(x) or not _weight(w) or x.dim() < 1:
+    """By the matrix of a linear layer, as the right side of a product has it."""
+    if is_compressed(x) or x.dim() < 1 or w.dim() != 2:
+        return NotImplemented
+    if not w.transposed or (w.exact and not w.flipped):
         return NotImplemented
     return torch.ops.df11.linear(x, w.arrays, w.flat_parts, bias, w.exact)
 
@@ -437,3 +371,12 @@ def _grouped_mm(x: Any, w: Any, offs: Any = None, bias: Any = None, out_dtype: A
     return torch.ops.df11._grouped_mm(
         x, offs, w.arrays, w.flat_parts, list(w.shape), w.transposed, w.flipped
     )
+
+
+_HANDLERS |= {
+    aten.detach.default: lambda self: self.like(),
+    aten.alias.default: lambda self: self.like(),
+    aten.is_pinned.default: lambda self, device=None: bool(self.arrays[0].is_pinned()),
+    aten._unsafe_view.default: partial(_viewed, aten.view.default),
+    aten.embedding.default: lambda self, indices, *_, **__: _rows(self, indices),
+}

@@ -22,19 +22,16 @@ OTHERS = {
     "peft": ("0.21", "0.21"),
     "vllm": ("0.26", "0.32"),
 }
-#: What the libraries are told of in.
 _LIBRARIES = ("torch", "transformers", "accelerate", "peft", "diffusers", "vllm")
 
 
 def within(library: str) -> str:
-    """The tested releases as pip takes them: `>=5.17,<5.24`."""
     oldest, newest = (TESTED | OTHERS)[library]
     major, minor = _numbers(newest)
     return f">={oldest},<{major}.{minor + 1}"
 
 
 def untested(library: str, version: str) -> str | None:
-    """What to say of a release that the tests do not run with; None of one that they do."""
     oldest, newest = (TESTED | OTHERS)[library]
     if _numbers(oldest) <= _numbers(version) <= _numbers(newest):
         return None
@@ -43,26 +40,19 @@ def untested(library: str, version: str) -> str | None:
 
 
 def mismatch(library: str, version: str, lacking: str) -> str:
-    """What to say if a release lacks something: too old, too new, or neither. `lacking`: what it
-    lacks.
-    """
-    first, last = TESTED[library]
-    oldest, newest = _numbers(first), _numbers(last)
-    found = _numbers(version)
-    said = f"{library} {version}"
-    tested = f"df11 is tested with {first} to {last}"
+    oldest, newest = TESTED[library]
     install = f"pip install '{library}{within(library)}'"
-    if found < oldest:
-        return f"{said} is too old for df11: it lacks {lacking}; {tested}: {install}"
-    if found > newest:
-        install = f"pip install -U df11, or {install}"
-        return f"{said} is too new for this df11: it lacks {lacking}; {tested}: {install}"
-    said = f"{said} is not as it was released"
-    return f"{said}: it lacks {lacking}; {tested}: {install} --force-reinstall"
+    if _numbers(version) < _numbers(oldest):
+        what = "is too old for df11"
+    elif _numbers(version) > _numbers(newest):
+        what, install = "is too new for this df11", f"pip install -U df11, or {install}"
+    else:
+        what, install = "is not as it was released", f"{install} --force-reinstall"
+    tested = f"df11 is tested with {oldest} to {newest}"
+    return f"{library} {version} {what}: it lacks {lacking}; {tested}: {install}"
 
 
 def _numbers(version: str) -> tuple[int, int]:
-    """Major and minor number of a release, a development version included."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 

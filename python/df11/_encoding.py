@@ -37,8 +37,6 @@ _BY_LANES, _BY_BANDS = (0, 3, 2, 6, 1, 4, 5, 7), (0, 3, 1, 4, 2, 6, 5, 7)
 
 
 class _Measured(NamedTuple):
-    """Where bits of tiles go."""
-
     records: Tensor
     #: Of each tile and lane, the bit of the bitstream where it begins.
     begins: Tensor
@@ -47,7 +45,6 @@ class _Measured(NamedTuple):
 
 
 def is_encodable(value: Tensor) -> bool:
-    """Whether a writer would cut a BF16 matrix into such tiles."""
     rows, columns = value.shape
     large = rows >= LEAST_ROWS and columns >= LEAST_COLUMNS and value.nbytes >= LEAST_BYTES
     return large and columns % 8 == 0
@@ -55,7 +52,6 @@ def is_encodable(value: Tensor) -> bool:
 
 def encode(value: Tensor) -> tuple[list[Tensor], Part] | None:
     """A BF16 matrix that `is_encodable`, as stored: its five arrays, on its device, and the part.
-
     On a GPU the last one, the decode table, has only its memory; `_native.build_tables` makes it.
     None if codes make the matrix no smaller. Takes `20 * SLICE_BYTES` meanwhile, and waits for a
     GPU twice.
@@ -89,7 +85,6 @@ def _pairs(words: Tensor) -> Tensor:
 
 
 def _counts(value: Tensor) -> Tensor:
-    """How often each pair of exponents occurs."""
     counts = torch.zeros(_COUNTERS * _PAIRS, dtype=torch.int64, device=value.device)
     one = torch.ones(1, dtype=torch.int64, device=value.device)
     counter = torch.arange(value.shape[1] // 2, device=value.device) % _COUNTERS * _PAIRS
@@ -109,9 +104,8 @@ def _tiles(words: Tensor) -> Tensor:
 
 
 def _entries(value: Tensor, entries: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """The first tile, and for tiles, lanes and their pairs, in order, what these are written as.
-
-    Of pairs that partial tiles lack it is no bits.
+    """The first tile, and for tiles, lanes and their pairs, in order, what these are written as. Of
+    pairs that partial tiles lack it is no bits.
     """
     first = 0
     for words in _slices(value):
@@ -177,7 +171,6 @@ def _write(value: Tensor, entries: Tensor, measured: _Measured) -> Tensor:
 
 
 def _plane(words: Tensor) -> Tensor:
-    """Signs and mantissas, in the order of tiles, bands, pairs of units and lanes."""
     first = (words & 0x7F) | (words >> 8 & 0x80)
     both = first | (words >> 8 & 0x7F00) | (words >> 16 & 0x8000)
     tiles = _tiles(both.to(torch.int16)).permute(_BY_BANDS)

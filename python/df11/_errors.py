@@ -25,10 +25,9 @@ class UnsupportedError(Error):
 class CorruptError(Error, ValueError):
     """The bytes break a rule of their format: the file is damaged, cut, or was never valid."""
 
+    #: The file, section or array in which the problem lies, and where in it, in bytes.
     place: str = ""
-    """The file, section or array in which the problem lies."""
     offset: int = 0
-    """Where in `place`, in bytes from its start."""
 
 
 class LimitError(Error, ValueError):
@@ -51,7 +50,6 @@ def unfit(problem: str, remedy: str) -> ParameterError:
 
 
 def misshapen(name: str, shape: Iterable[int], found: Iterable[int], where: str) -> ValueError:
-    """The error of a weight whose shape is another one in a container."""
     return ValueError(
         f"{name} has shape {tuple(shape)}, and {tuple(found)} in {where}; use the config that "
         "belongs to the container"

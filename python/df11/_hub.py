@@ -33,7 +33,6 @@ class Expected(str):
     tell: Callable[[Path], None]
 
     def __new__(cls, tell: Callable[[Path], None]) -> Expected:
-        """The name with what is called."""
         self = super().__new__(cls, WEIGHTS)
         self.tell = tell
         return self
@@ -83,34 +82,30 @@ def folder_of(
     the commit itself. Raises FileNotFoundError if no container is there, and what
     huggingface_hub raises.
     """
-    if Path(source).is_dir():
-        folder = Path(source, subfolder or "")
-        if not _has_containers(folder):
-            raise FileNotFoundError(
-                f"{folder} says that its weights are compressed, and holds no *.df11; make it with "
-                f"`df11 compress MODEL -o {folder}`"
-            )
+    is_here = Path(source).is_dir()
+    folder = Path(source, subfolder or "")
+    folder = folder if is_here else _fetch(os.fspath(source), subfolder, **download)
+    if next(folder.rglob("*.df11"), None) is not None:
         return folder
-    folder = _fetch(os.fspath(source), subfolder, **download)
-    if not _has_containers(folder):
-        where = f"{source}/{subfolder}" if subfolder else source
-        remedy = (
-            ", nor in the cache; load it once while the Hub can be reached"
-            if download.get("local_files_only")
-            else f"; make one with `df11 compress MODEL -o FOLDER`, and `hf upload {source} FOLDER`"
-        )
+    if is_here:
         raise FileNotFoundError(
-            f"{where} ({download.get('revision') or 'main'}) is no folder of containers: "
-            f"no *.df11 is there{remedy}"
+            f"{folder} says that its weights are compressed, and holds no *.df11; make it with "
+            f"`df11 compress MODEL -o {folder}`"
         )
-    return folder
+    where = f"{source}/{subfolder}" if subfolder else source
+    remedy = f"; make one with `df11 compress MODEL -o FOLDER`, and `hf upload {source} FOLDER`"
+    if download.get("local_files_only"):
+        remedy = ", nor in the cache; load it once while the Hub can be reached"
+    raise FileNotFoundError(
+        f"{where} ({download.get('revision') or 'main'}) is no folder of containers: "
+        f"no *.df11 is there{remedy}"
+    )
 
 
 def brought(path: str | os.PathLike[str], revision: str | None, subfolder: str | None) -> Path:
-    """The path itself, or of what can only be a repository's name its folder, fetched.
-
-    Settings are those of huggingface_hub: its variables, its login. If it is not installed,
-    opening the path says what to do.
+    """The path itself, or of what can only be a repository's name its folder, fetched. Settings are
+    those of huggingface_hub: its variables, its login. If it is not installed, opening the path
+    says what to do.
     """
     here = Path(path)
     is_name = _REPOSITORY.fullmatch(os.fspath(path)) and here.suffix != ".df11"
@@ -129,7 +124,3 @@ def _fetch(repository: str, subfolder: str | None, **download: Any) -> Path:
     place = re.sub(r"([*?[])", r"[\1]", prefix)
     wanted = [place + "*.df11", place + WEIGHTS]  # of subfolders too, as in a local folder
     return Path(snapshot_download(repository, allow_patterns=wanted, **download), prefix)
-
-
-def _has_containers(folder: Path) -> bool:
-    return next(folder.rglob("*.df11"), None) is not None

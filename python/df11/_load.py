@@ -9,24 +9,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from . import _native
+from . import _native, _plan
 from ._bring import bring
 from ._container import Tensors
 from ._hub import brought
 from ._matrices import raw_stream
-from ._modules import entries, like, look_up, outer
+from ._modules import entries, join, like, look_up, outer
 from ._parameters import by_name, check_complete
-from ._plan import (
-    Item,
-    Placement,
-    default_device,
-    device_of,
-    group,
-    homes,
-    place,
-    resolve,
-    why_ordinary,
-)
+from ._plan import Item, Placement
 from ._progress import Bar
 from ._source import KEY, Source, Weight, sources, sum_of
 from ._tensor import CompressedTensor
@@ -60,12 +50,7 @@ def attach(
     whose containers are fetched into its cache; `subfolder` of it, and `revision` there.
     `device`: a GPU, the CPU, a list of GPUs, or "auto" for all; a dict of modules as `device_map`
     of transformers takes it; the current GPU unless named, or the CPU if there is none.
-    `mode`: "exact" multiplies decoded weights as PyTorch does, for the BF16 module's bits; "fused"
-    multiplies while it decodes, which is faster and rounds otherwise.
-    `residence`: how weights lie on a GPU: "stored", in the "fast" layout, which is larger and
-    faster, or "auto", fast as far as memory goes.
-    `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs); what does
-    not fit stays in pinned host memory, from where the GPU reads it, and all of it with `streamed`.
+    `mode`, `residence`, `memory`, `streamed`: as in `df11.Config`.
     `prefix`: what goes before names in the container, found unless given.
 
     Raises MissingError if the container lacks a parameter, ValueError if a shape differs or an
@@ -76,7 +61,8 @@ def attach(
     check_options(mode, residence)
     tensors = Tensors(_native.open(brought(path, revision, subfolder)))
     placement = _placement(device, memory)
-    if prefix is not None or not _is_pretrained(module):
+    kinds = (f"{kind.__module__}.{kind.__name__}" for kind in type(module).__mro__)
+    if prefix is not None or "transformers.modeling_utils.PreTrainedModel" not in kinds:
         items = by_name(module, tensors, prefix)
     else:
         from ._pretrained import by_loader
@@ -90,32 +76,26 @@ def attach(
 
 def _placement(device: Any, memory: Any) -> Placement:
     if isinstance(device, dict):
-        return resolve(device, memory)
+        return _plan.resolve(device, memory)
     if device == "auto":
         devices = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
     else:
         several = device if isinstance(device, (list, tuple)) else [device]
-        devices = [default_device() if one is None else device_of(one) for one in several]
+        devices = [
+            _plan.default_device() if one is None else _plan.device_of(one) for one in several
+        ]
         if len(set(devices)) == 1:
-            return resolve({"": devices[0]}, memory)
+            return _plan.resolve({"": devices[0]}, memory)
         if any(one.type != "cuda" for one in devices):
             raise ValueError(
                 "a list of devices names GPUs; with memory= what does not fit on them is streamed "
                 'from the host, and a dict says of modules where they go, to "cpu" too'
             )
     caps = {one.index: torch.cuda.mem_get_info(one.index)[0] for one in devices}
-    return resolve("auto", memory, caps)
-
-
-def _is_pretrained(module: nn.Module) -> bool:
-    return any(
-        f"{kind.__module__}.{kind.__name__}" == "transformers.modeling_utils.PreTrainedModel"
-        for kind in type(module).__mro__
-    )
+    return _plan.resolve("auto", memory, caps)
 
 
 def check_options(mode: str, residence: str) -> None:
-    """Raises ValueError for words that mean nothing."""
     for name, value, known in (("mode", mode, MODES), ("residence", residence, RESIDENCES)):
         if value not in known:
             raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
@@ -132,27 +112,20 @@ def load(
     residence: str = "stored",
 ) -> None:
     """Puts what was made of a container's tensors into a module, on the devices of a placement.
-
     Reads and checks all of these tensors, once. On the CPU compressed ones stay in the mapping.
-
-    # Errors
-    `CorruptError` if a tensor is damaged; `ValueError` if a GPU is too small.
+    Raises `CorruptError` if a tensor is damaged; `ValueError` if a GPU is too small.
     """
     main = placement.devices[0]
     modules = dict(root.named_modules(remove_duplicate=False))
     items = _known(root, items, tensors.container, main.type == "cuda")
-    groups = group(items, tensors.container)
-    place(groups, placement, residence)
-    where = placement.where or homes(groups, lambda path: _is_callable(modules[path]))
+    groups = _plan.group(items, tensors.container)
+    _plan.place(groups, placement, residence)
+    where = placement.where or _plan.homes(groups, lambda path: _is_callable(modules[path]))
     if main.type == "cuda":
         where = {path: main if home.type == "cpu" else home for path, home in where.items()}
     runs_on = _devices(modules, where, main)
-    source = Source(
-        tensors.container.path,
-        held=tensors,
-        unused=[name for name in tensors if name not in tensors.used],
-    )
-    root.__dict__[KEY] = source
+    unused = [name for name in tensors if name not in tensors.used]
+    root.__dict__[KEY] = source = Source(tensors.container.path, unused=unused, held=tensors)
     with (bar := Bar(sum(item.stored_bytes for item in items))):
         # Of these only decoded values were taken, unchecked so far.
         held = {name for item in items if item.is_compressed for name in item.sources}
@@ -185,19 +158,17 @@ def _known(root: nn.Module, items: list[Item], container: Any, on_gpu: bool) -> 
         entry = entries_by_name[item.name]
         if found.setdefault(id(entry.value), item) is item:
             item.spots = entry.spots
-            item.reason = why_ordinary(item, container, entry.is_buffer, on_gpu)
+            item.reason = _plan.why_ordinary(item, container, entry.is_buffer, on_gpu)
     return list(found.values())
 
 
 def _is_callable(module: nn.Module) -> bool:
-    """Whether it has a forward, so that hooks of it run."""
     return type(module).forward is not nn.Module.forward
 
 
 def _devices(
     modules: dict[str, nn.Module], where: dict[str, torch.device], main: torch.device
 ) -> dict[str, torch.device]:
-    """Where each module runs: with the one around it, or else with the one before it."""
     found, before = {}, main
     for path in modules:
         before = where.get(path, before)
@@ -206,7 +177,6 @@ def _devices(
 
 
 def _put(item: Item, value: Tensor, tensors: Tensors) -> Weight:
-    """Makes a tensor what the module has in all places of a weight, and tells what it was."""
     spots = item.spots
     weight = Weight(item.name, spots, value.numel() * value.element_size(), item.reason)
     if isinstance(item.value, CompressedTensor):
@@ -218,12 +188,8 @@ def _put(item: Item, value: Tensor, tensors: Tensors) -> Weight:
         value = nn.Parameter(value, requires_grad=False)
     for spot in spots:
         spot.value = value
-    item.value = _NOTHING
+    item.value = torch.empty(0)  # so that no decoded weights are kept
     return weight
-
-
-#: What an item has when it is in its place, so that no decoded weights are kept.
-_NOTHING = torch.empty(0)
 
 
 def place_others(root: nn.Module, source: Source, runs_on: Mapping[str, torch.device]) -> None:
@@ -243,7 +209,6 @@ def place_others(root: nn.Module, source: Source, runs_on: Mapping[str, torch.de
 
 
 def _dispatch(root: nn.Module, where: dict[str, torch.device]) -> None:
-    """Has accelerate move activations between several devices."""
     from accelerate import dispatch_model  # type: ignore[import-untyped]
 
     result: dict[str, Any] = dict(where)
@@ -253,8 +218,7 @@ def _dispatch(root: nn.Module, where: dict[str, torch.device]) -> None:
             continue
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for name, value in tensors:
-            key = path if path not in around else f"{path}.{name}" if path else name
-            result[key] = value.device
+            result[join(path, name) if path in around else path] = value.device
     skip = getattr(root, "_skip_keys_device_placement", None)
     dispatch_model(
         root, device_map={path: device.index for path, device in result.items()}, skip_keys=skip

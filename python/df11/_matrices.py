@@ -64,20 +64,16 @@ class Part(NamedTuple):
 
 
 def parts_of(numbers: Sequence[int]) -> list[Part]:
-    """Parts that are written one after another."""
     return [Part(*numbers[at : at + PART]) for at in range(0, len(numbers), PART)]
 
 
 def shape_of(parts: Sequence[int]) -> tuple[int, int]:
-    """Rows of all parts together, and their columns."""
     heights = (parts[at + 5] - parts[at + 4] for at in range(0, len(parts), PART))
     return sum(heights), parts[7] - parts[6]
 
 
 def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
-    """Checks that this describes a matrix, without a look at the arrays' contents.
-
-    # Errors
+    """Checks that this describes a matrix, without a look at the arrays' contents. Raises
     `ValueError` if numbers contradict each other or the arrays, `TypeError` for other arrays.
     """
     if not parts or len(parts) % PART:
@@ -87,7 +83,7 @@ def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
     needed = sum(len(ARRAYS[parts[at]]) for at in range(0, len(parts), PART))
     if len(arrays) != needed:
         raise ValueError(f"these parts have {needed} arrays; here are {len(arrays)}")
-    for part, _ in each(arrays, parts):
+    for part, _ in pieces(arrays, parts):
         if not (0 <= part.row_begin < part.row_end <= part.rows):
             raise ValueError(f"rows {part.row_begin}..{part.row_end} of {part.rows}")
         if not (0 <= part.column_begin < part.column_end <= part.columns):
@@ -102,78 +98,67 @@ def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
             )
 
 
-class _Cache(dict[Any, Any]):
-    """A bounded dict. Its keys are addresses: values must follow from them and own nothing."""
-
-    def of(self, key: Any, make: Callable[[], Any]) -> Any:
-        """The value of a key, made if it is not there; all others are forgotten if too many."""
-        if (value := self.get(key, _ABSENT)) is _ABSENT:
-            value = make()
-            if len(self) >= _MOST:
-                self.clear()
-            self[key] = value
-        return value
+#: Bounded. Keys are addresses: values must follow from them and own nothing.
+_matrices: dict[Any, Any] = {}
+_products: dict[Any, Any] = {}
 
 
-_matrices: _Cache = _Cache()
-_products: _Cache = _Cache()
-
-
-def _key(arrays: Sequence[Tensor], parts: Sequence[int], index: int | None) -> Any:
-    places = [(array.data_ptr(), array.nbytes) for array in arrays]
-    return (index, *parts), tuple(places)
+def _known(
+    known: dict[Any, Any],
+    arrays: Sequence[Tensor],
+    given: tuple[int | None, ...],
+    make: Callable[[], Any],
+) -> Any:
+    """What is made of arrays, if it is not there; all others are forgotten if they are too many."""
+    key = given, tuple([(array.data_ptr(), array.nbytes) for array in arrays])
+    if (value := known.get(key, _ABSENT)) is _ABSENT:
+        value = make()
+        if len(known) >= _MOST:
+            known.clear()
+        known[key] = value
+    return value
 
 
 def matrices(
     arrays: Sequence[Tensor], parts: Sequence[int], index: int | None
 ) -> list[_native.Matrix]:
     """The native matrices of these parts, for a GPU's index or the CPU (None). About a microsecond.
-
-    # Errors
-    As `check`; `ParameterError` if the arrays' lengths contradict a part; `ValueError` for arrays
-    that this device cannot read.
+    Raises what `check` does; `ParameterError` if the arrays' lengths contradict a part;
+    `ValueError` for arrays that this device cannot read.
     """
 
     def make() -> list[_native.Matrix]:
         check(arrays, parts)
-        _check_readable(arrays, index)
+        for array in arrays:
+            on_host = array.device.type == "cpu"
+            if index is None and not on_host:
+                raise ValueError(f"arrays on {array.device} for work on the CPU")
+            if index is None or not array.nbytes:
+                continue
+            if on_host and not array.is_pinned():
+                raise ValueError("a GPU reads arrays on the host only if their memory is pinned")
+            if not on_host and array.device.index != index:
+                raise ValueError(f"arrays on {array.device} for work on GPU {index}")
         return [
             _native.Matrix(index, part, [a.data_ptr() for a in mine], [a.nbytes for a in mine])
-            for part, mine in each(arrays, parts)
+            for part, mine in pieces(arrays, parts)
         ]
 
-    return _matrices.of(_key(arrays, parts, index), make)  # type: ignore[no-any-return]
-
-
-def _check_readable(arrays: Sequence[Tensor], index: int | None) -> None:
-    for array in arrays:
-        on_host = array.device.type == "cpu"
-        if index is None and not on_host:
-            raise ValueError(f"arrays on {array.device} for work on the CPU")
-        if index is None or not array.nbytes:
-            continue
-        if on_host and not array.is_pinned():
-            raise ValueError("a GPU reads arrays on the host only if their memory is pinned")
-        if not on_host and array.device.index != index:
-            raise ValueError(f"arrays on {array.device} for work on GPU {index}")
+    return _known(_matrices, arrays, (index, *parts), make)  # type: ignore[no-any-return]
 
 
 def product(arrays: Sequence[Tensor], parts: Sequence[int], index: int) -> _native.Linear | None:
-    """The product with these matrices on a GPU, or None if its kernels cannot multiply by them."""
-
     def make() -> _native.Linear | None:
         found = matrices(arrays, parts, index)
-        able = _native.fits(index) and all(part.is_aligned for part, _ in each(arrays, parts))
+        able = _native.fits(index) and all(part.is_aligned for part, _ in pieces(arrays, parts))
         return _native.Linear(found) if able else None
 
-    return _products.of(_key(arrays, parts, index), make)  # type: ignore[no-any-return]
+    return _known(_products, arrays, (index, *parts), make)  # type: ignore[no-any-return]
 
 
 def grouped(
     arrays: Sequence[Tensor], parts: Sequence[int], experts: int, index: int
 ) -> _native.Grouped | None:
-    """The product with experts on a GPU, or None if there is no kernel for them."""
-
     def make() -> _native.Grouped | None:
         part = Part(*parts[:PART])
         able = len(parts) == PART and part.form == FAST and part.width == part.columns
@@ -182,7 +167,8 @@ def grouped(
             return None
         return _native.Grouped(matrices(arrays, parts, index)[0], experts)
 
-    return _products.of((experts, _key(arrays, parts, index)), make)  # type: ignore[no-any-return]
+    given = (experts, index, *parts)
+    return _known(_products, arrays, given, make)  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=4096)
@@ -194,8 +180,7 @@ def _layout(parts: tuple[int, ...]) -> tuple[list[Part], list[int], list[int]]:
     return held, [*rows], [*firsts]
 
 
-def each(arrays: Sequence[Any], parts: Sequence[int]) -> Iterator[tuple[Part, Sequence[Any]]]:
-    """Parts, each with the arrays of its piece."""
+def pieces(arrays: Sequence[Any], parts: Sequence[int]) -> Iterator[tuple[Part, Sequence[Any]]]:
     held, _, firsts = _layout(tuple(parts))
     for part, (first, end) in zip(held, pairwise(firsts), strict=True):
         yield part, arrays[first:end]
@@ -204,9 +189,8 @@ def each(arrays: Sequence[Any], parts: Sequence[int]) -> Iterator[tuple[Part, Se
 def windows(
     arrays: Sequence[Any], parts: Sequence[int], ranges: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[list[Any], list[int]]]:
-    """Rows `begin..end` of stacked parts, for each range: arrays and parts of what holds some.
-
-    Some 20 us for 256 parts, and a microsecond a range: experts of a mixture are many parts.
+    """Rows `begin..end` of stacked parts, for each range: arrays and parts of what holds some. Some
+    20 us for 256 parts, and a microsecond a range: experts of a mixture are many parts.
     """
     held, rows, firsts = _layout(tuple(parts))
     for begin, end in ranges:
@@ -222,15 +206,7 @@ def windows(
         yield kept, cut
 
 
-def window(
-    arrays: Sequence[Any], parts: Sequence[int], begin: int, end: int
-) -> tuple[list[Any], list[int]]:
-    """As `windows`, of one range."""
-    return next(windows(arrays, parts, [(begin, end)]))
-
-
 def lay_out(dense: Tensor, shape: Sequence[int], transposed: bool, flipped: bool) -> Tensor:
-    """A decoded matrix with the shape and strides of its tensor."""
     *outer, rows, columns = shape if transposed else (*shape, 0, 0)
     held = dense.view(*outer, columns, rows).mT if transposed else dense.view(tuple(shape))
     if transposed == flipped:
@@ -239,16 +215,10 @@ def lay_out(dense: Tensor, shape: Sequence[int], transposed: bool, flipped: bool
 
 
 def raw_stream(index: int) -> int:
-    """PyTorch's current stream of a GPU, as CUDA's handle."""
     return int(torch._C._cuda_getCurrentRawStream(index))
 
 
-# ---- views ----
-
-
 class View(NamedTuple):
-    """Some rows and columns of the matrix that arrays hold, as a tensor of a shape."""
-
     rows: slice
     columns: slice
     shape: torch.Size

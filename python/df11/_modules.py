@@ -18,11 +18,7 @@ from torch import Tensor, nn
 Value = TypeVar("Value")
 
 
-# ---- names ----
-
-
 def join(path: str, name: str) -> str:
-    """The name of what has a name in the module at a path."""
     return f"{path}.{name}" if path else name
 
 
@@ -35,17 +31,12 @@ def outer(name: str) -> Iterator[str]:
 
 
 def look_up(where: Mapping[str, Value], name: str) -> Value | None:
-    """What is said of a module or parameter: by the innermost name around it."""
     return next((where[around] for around in outer(name) if around in where), None)
 
 
 def common(paths: list[str]) -> str:
-    """The innermost module around all of these."""
     first, *others = paths
     return next(path for path in outer(first) if all(path in outer(other) for other in others))
-
-
-# ---- places ----
 
 
 class Ref:
@@ -56,7 +47,6 @@ class Ref:
 
     @property
     def module(self) -> Any:
-        """The module, while it lives, or None."""
         return None if self._held is None else self._held()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -79,15 +69,7 @@ class Spot(Ref):
 
     @property
     def key(self) -> tuple[int, str]:
-        """What no other spot has."""
         return id(self.module), self.attribute
-
-    @property
-    def _table(self) -> dict[str, Any]:
-        module: Any = self.module
-        if module is None:
-            return {}
-        return cast(dict[str, Any], module._buffers if self.is_buffer else module._parameters)
 
     @property
     def is_buffer(self) -> bool:
@@ -95,16 +77,19 @@ class Spot(Ref):
 
     @property
     def value(self) -> Tensor | None:
-        return self._table.get(self.attribute)
+        module = self.module
+        if module is None:
+            return None
+        found = module._buffers.get(self.attribute, module._parameters.get(self.attribute))
+        return cast("Tensor | None", found)
 
     @value.setter
     def value(self, value: Tensor) -> None:
-        self._table[self.attribute] = value
+        module = self.module
+        (module._buffers if self.is_buffer else module._parameters)[self.attribute] = value
 
 
 class Entry(NamedTuple):
-    """A parameter or buffer of a module, with all places at which it is reachable."""
-
     value: Tensor
     spots: list[Spot]
     is_buffer: bool
@@ -123,26 +108,17 @@ def entries(root: nn.Module) -> list[Entry]:
     return list(found.values())
 
 
-# ---- several processes ----
-
-
 def prepare(model: nn.Module) -> None:
     """Refuses what is not supported, and has the input embedding sharded as other weights are.
-
     Plans of some releases leave it whole on each process. A look-up gives the same values if it is
-    sharded by rows: all processes except one add zeros.
-
-    # Errors
-    `ValueError` if the model shall be distributed in another way.
+    sharded by rows: all processes except one add zeros. Raises `ValueError` if the model shall be
+    distributed in another way.
     """
     told = getattr(model.config, "distributed_config", None)
     if told is None:
         return
-    sizes = {
-        name: getattr(told, name, None) or 1
-        for name in ("fsdp_size", "pp_size", "dp_replicate_size")
-    }
-    if wrong := [name for name, size in sizes.items() if size > 1]:
+    others = ("fsdp_size", "pp_size", "dp_replicate_size")
+    if wrong := [name for name in others if (getattr(told, name, None) or 1) > 1]:
         raise ValueError(
             f"compressed weights are distributed by tensor and expert parallelism, and not by "
             f"{' and '.join(wrong)}; leave it out of distributed_config"
@@ -170,7 +146,6 @@ def is_sharded(value: Any) -> bool:
 
 
 def local(value: Tensor) -> Tensor:
-    """What this process holds of a parameter: itself, or its shard."""
     return value._local_tensor if is_sharded(value) else value  # type: ignore[attr-defined]
 
 
@@ -178,13 +153,11 @@ def like(value: Tensor, other: Any) -> Tensor:
     """A shard as the DTensor that another one is, or as it is if that is none."""
     if not is_sharded(other):
         return value
-    from torch.distributed.tensor import DTensor
-
-    shape, strides = other.shape, other.stride()
-    mesh, placements = other.device_mesh, other.placements
-    return DTensor.from_local(
-        value, mesh, placements, run_check=False, shape=shape, stride=tuple(strides)
+    sides = {"shape": other.shape, "stride": tuple(other.stride())}
+    made: Tensor = type(other).from_local(
+        value, other.device_mesh, other.placements, run_check=False, **sides
     )
+    return made
 
 
 def gathered(value: Tensor) -> Tensor:
@@ -193,7 +166,6 @@ def gathered(value: Tensor) -> Tensor:
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes files."""
     return not _is_distributed() or torch.distributed.get_rank() == 0
 
 

@@ -38,40 +38,11 @@ _Index: TypeAlias = int | slice
 
 __version__: str
 
-__all__ = [
-    "Block",
-    "DeviceBlock",
-    "DeviceModel",
-    "Grouped",
-    "Linear",
-    "Matrix",
-    "Model",
-    "Packer",
-    "Program",
-    "Slice",
-    "Tensor",
-    "Tiles",
-    "__version__",
-    "build_tables",
-    "capture_id",
-    "check",
-    "code_of",
-    "compress",
-    "convert",
-    "decode_all",
-    "decompress",
-    "devices",
-    "estimate",
-    "fits",
-    "open",
-    "pin",
-    "plan",
-    "run_command",
-    "strips_bytes",
-    "unpin",
-    "upload",
-    "verify",
-]
+__all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model", "Packer"]
+__all__ += ["Program", "Slice", "Tensor", "Tiles"]
+__all__ += ["__version__", "build_tables", "capture_id", "check", "code_of", "compress", "convert"]
+__all__ += ["decode_all", "decompress", "devices", "estimate", "fits", "open", "pin", "plan"]
+__all__ += ["run_command", "strips_bytes", "unpin", "upload", "verify"]
 
 def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
     """Open a container, or a folder with all shards of a model.
@@ -116,17 +87,12 @@ def convert(
     progress: _Progress = None,
 ) -> Report:
     """Store a compressed model in another layout or form, without its original files in between.
-
     The result is what `compress` would make of the original files. Cost and exceptions are those of
     `compress`; `CorruptError` too where the source is damaged.
     """
 
 def decompress(
-    source: _Path,
-    out: _Path,
-    *,
-    overwrite: bool = False,
-    progress: _Progress = None,
+    source: _Path, out: _Path, *, overwrite: bool = False, progress: _Progress = None
 ) -> int:
     """Give back the original files, byte for byte; returns their bytes.
 
@@ -141,7 +107,6 @@ def estimate(
     source: _Path, out: _Path | None = None, *, layout: _Layout = None, progress: _Progress = None
 ) -> Report:
     """Tell the exact sizes that `compress` would give, and write nothing. Reads all weights once.
-
     `out` is only looked at for its form: one file (the default), or a folder.
     """
 
@@ -159,12 +124,9 @@ def verify(
     """
 
 def devices() -> list[dict[str, Any]]:
-    """Tell the GPUs that the driver shows; none where there is no GPU or no driver. Starts nothing
-    on them.
-
-    Each has `ordinal`, `name`, `total_memory` in bytes, and as pairs of major and minor
-    `compute_capability` (8.0 is the least that can decode) and `driver`, the version of CUDA that
-    the driver knows.
+    """Tell the GPUs that the driver shows, if any. Starts nothing on them. Each has `ordinal`,
+    `name`, `total_memory` in bytes, and as pairs of major and minor `compute_capability` (8.0 is
+    the least that can decode) and `driver`, the version of CUDA that the driver knows.
     """
 
 def plan(
@@ -187,20 +149,15 @@ def plan(
     """
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run the command `df11` with these arguments, of which the first is its name; returns the exit
-    code.
-
-    Ctrl-C is the command's from then on: for processes that do nothing else.
+    """Run the command `df11` with these arguments, of which the first is its name, for its exit
+    code. Ctrl-C is the command's from then on: for processes that do nothing else.
     """
 
 @final
 class Model(Mapping[str, Tensor]):
-    """An open model: a mapping of tensors by name. From `open`. Holds directories only; tensors are
-    decoded when they are asked for.
-    """
+    """An open model, from `open`: tensors by name, which are decoded when they are asked for."""
 
     path: Final[str]
-    """What was opened."""
     identity: Final[str]
     """The hash by which the shards of the model know each other, in hexadecimal."""
     is_complete: Final[bool]
@@ -208,26 +165,19 @@ class Model(Mapping[str, Tensor]):
     nbytes: Final[int]
     """Decoded bytes of all tensors, aliases included."""
     stored_bytes: Final[int]
-    """Bytes of all open containers."""
     mappings: Final[list[tuple[int, int]]]
-    """Address and bytes of each container as it is mapped into memory, while the model lives.
-
-    For reading alone; nothing is checked.
-    """
+    """Address and bytes of each container's mapping: for reading alone, unchecked."""
     def check_tiles(self, names: Sequence[str]) -> None:
-        """Check checksums, codebooks and offsets of those of these tensors that have
-        `Tensor.tiles`, each byte once in the life of the model. Raises `KeyError`, `CorruptError`.
+        """Check those of these tensors that have `Tensor.tiles`: each byte once in the life of the
+        model. Raises `KeyError`, `CorruptError`.
         """
     shards: Final[list[dict[str, Any]]]
     """The open containers: `path`, `index`, `count` and `bytes` of each."""
     weights_files: Final[list[str]]
-    """Paths of the original weights files."""
     side_files: Final[list[str]]
     """Paths of the other original files in the containers."""
     def weights_header(self, path: str) -> str:
-        """The JSON header of one of `weights_files`, as it was: the tensors where they lay in the
-        file, and its `__metadata__`. Raises `ParameterError` where there is no such file.
-        """
+        """The JSON header of one of `weights_files`, as it was. Raises `ParameterError`."""
     blocks: Final[list[Block]]
     """The blocks, in the order in which the model runs them."""
     tensors: Final[Mapping[str, Tensor]]
@@ -246,19 +196,15 @@ class Model(Mapping[str, Tensor]):
         progress: _Progress = None,
         blocks: _Blocks = None,
     ) -> DeviceModel:
-        """Load the blocks onto GPUs, by their numbers, where they stay compressed until they are
-        used.
+        """Load the blocks onto GPUs, by their numbers, where they stay compressed.
 
-        `memory` is what the model may take of each GPU, in bytes, two outputs of the largest block
-        included, which are the caller's to allocate; what does not fit stays pinned on the host and
-        is streamed (see `plan`). Without it, one GPU gets all blocks, and several share them within
-        90 % of their free memory. `streamed` streams all blocks, to one GPU. `blocks` is as in
-        `plan`: the names of those that are loaded (onto several GPUs, `memory` has to say how much
-        of each), or a `Placement` for each, whose `device` is an index in `devices`.
+        `memory`, `streamed` and `blocks` are as in `plan`: what the model may take of each GPU, in
+        bytes, includes two outputs of the largest block, which are the caller's to allocate.
+        Without `memory` one GPU gets all blocks, and several share them within 90 % of their free
+        memory; it has to be named if `blocks` are names and GPUs several.
 
-        Checks all checksums on the way; near the speed of the bus. Raises `GpuError` where there is
-        no GPU, no driver, or not enough memory, with what to do; `ParameterError` for numbers of
-        GPUs that there are not, and blocks that there are not.
+        Checks all checksums on the way; near the speed of the bus. Raises `GpuError` with what to
+        do, and `ParameterError` for GPUs and blocks that there are not.
         """
     def __getitem__(self, key: str, /) -> Tensor: ...
     def __iter__(self) -> Iterator[str]: ...
@@ -267,18 +213,14 @@ class Model(Mapping[str, Tensor]):
     def _repr_html_(self) -> str: ...
 
 class _Decoded:
-    """What a tensor and a part of one have in common.
-
-    Gives itself to other libraries by DLPack: `torch.from_dlpack(tensor)` decodes it into new
-    memory of the CPU and copies nothing.
+    """What a tensor and a part of one have in common. By DLPack, `torch.from_dlpack(tensor)`
+    decodes it into new memory of the CPU and copies nothing.
     """
 
     dtype: Final[str]
-    """The type of its elements as safetensors names it, such as `BF16`; `unknown` for one of a
-    newer version.
-    """
+    """As safetensors names it, such as `BF16`; `unknown` for one of a newer version."""
     nbytes: Final[int]
-    """Bytes when it is decoded. Raises `UnsupportedError` for an unknown dtype."""
+    """Decoded. Raises `UnsupportedError` for an unknown dtype."""
     def decode_into(self, buffer: _Buffer) -> None:
         """Decode into a writable, contiguous buffer of exactly `nbytes` bytes, little-endian and in
         row-major order.
@@ -303,24 +245,17 @@ class _Decoded:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """Decode for a library that knows DLPack. Raises `ParameterError` for another device than
-        the CPU, and for F4 and F6.
-        """
+        """Raises `ParameterError` for another device than the CPU, and for F4 and F6."""
     def __dlpack_device__(self) -> tuple[int, int]:
-        """The CPU, in the numbers of DLPack."""
+        """The CPU."""
 
 @final
 class Tensor(_Decoded):
-    """A tensor of an open model. From `Model`. Decoded anew by each call, on all cores (1 to 3 GB/s
-    each).
-    """
+    """A tensor of an open model. Decoded anew by each call, on all cores (1 to 3 GB/s each)."""
 
     name: Final[str]
-    """Its name."""
     block: Final[str]
-    """The name of its block."""
     shape: Final[tuple[int, ...]]
-    """Its dimensions, outermost first."""
     stored_bytes: Final[int]
     """Bytes of its arrays in the container; 0 for an alias."""
     tiles: Final[Tiles | None]
@@ -340,31 +275,22 @@ class Tensor(_Decoded):
     def decode_rows_into(self, start: int, stop: int, buffer: _Buffer) -> None:
         """As `rows(start, stop).decode_into(buffer)`."""
     def rows(self, start: int, stop: int) -> Slice:
-        """The part whose index in the first dimension lies in `start..stop`. Decoded without the
-        rest.
-
-        Raises `ParameterError` for rows that do not exist, or that do not fill whole bytes.
+        """The part whose index in the first dimension lies in `start..stop`. Raises
+        `ParameterError` for rows that do not exist, or that do not fill whole bytes.
         """
     def __getitem__(self, key: _Index | tuple[_Index, ...], /) -> Slice:
         """What indexing with numbers and slices gives, as in NumPy, but that steps are 1; nothing
-        is decoded yet.
-
-        Of a matrix in tiles only those of 32 rows and 256 columns are decoded that hold some of it:
-        `tensor[:, 1024:2048]` is the part of one of several GPUs. Of other coded tensors whole rows
-        are, piece by piece.
-
-        Raises `IndexError` for an index that does not exist or too many of them, `ParameterError`
-        where the part does not begin and end between bytes.
+        is decoded yet. Of a matrix in tiles only those of 32 rows and 256 columns are decoded that
+        hold some of it: `tensor[:, 1024:2048]` is the part of one of several GPUs. Of other coded
+        tensors whole rows are. Raises `IndexError`, and `ParameterError` where the part does not
+        begin and end between bytes.
         """
 
 @final
 class Slice(_Decoded):
-    """A part of a tensor, from `Tensor.rows` or by indexing one. Only the thread blocks, or the
-    tiles, that hold it are decoded.
-    """
+    """A part of a tensor: only the thread blocks, or the tiles, that hold it are decoded."""
 
     tensor: Final[Tensor]
-    """The tensor."""
     ranges: Final[tuple[tuple[int, int], ...]]
     """For each of the first dimensions the first index, and the one after the last."""
     shape: Final[tuple[int, ...]]
@@ -372,34 +298,25 @@ class Slice(_Decoded):
 
 @final
 class Block:
-    """The tensors that a model uses together, usually one transformer layer. From `Model.blocks` or
-    `Model.block`.
-    """
+    """The tensors that a model uses together, usually one transformer layer."""
 
     name: Final[str]
-    """Its name."""
     tensors: Final[list[Tensor]]
     """Its tensors, in the order of `layout`."""
     nbytes: Final[int]
-    """The size of a buffer for `decode_into`."""
+    """Of a buffer for `decode_into`."""
     stored_bytes: Final[int]
-    """Bytes of all its arrays in the container."""
     layout: Final[dict[str, tuple[int, int]]]
     """For each tensor, by name, where its bytes begin and end in a buffer for `decode_into`.
     Each begins on a multiple of 256.
     """
     def decode_into(self, buffer: _Buffer) -> None:
-        """Decode all tensors into one buffer of exactly `nbytes` bytes; bytes between tensors
-        become zero. See `Tensor.decode_into`.
-        """
+        """As `Tensor.decode_into`, of all tensors; bytes between them become zero."""
 
 @final
 class DeviceModel:
-    """A model whose blocks lie compressed on GPUs, or pinned on the host. From `Model.load`, which
-    need not be kept.
-
-    Memory is freed when the last of the model, its blocks and programs is dropped, which waits for
-    the GPUs.
+    """A model whose blocks lie compressed on GPUs, or pinned on the host. From `Model.load`. Memory
+    is freed when the last of it, its blocks and programs is dropped, which waits for the GPUs.
     """
 
     devices: Final[list[int]]
@@ -417,9 +334,7 @@ class DeviceModel:
     def block(self, name: str) -> DeviceBlock:
         """The block with this name. Raises `KeyError` where there is none, or it was not loaded."""
     placements: Final[dict[str, Placement]]
-    """For each block that is loaded, by name, the number of its GPU, and whether it is
-    streamed.
-    """
+    """For each block that is loaded, by name, the number of its GPU, and whether it is streamed."""
     def program(self, pieces: Sequence[_Piece]) -> Program:
         """Prepare to decode tensors that lie on one GPU, of any blocks, to chosen places of one
         output.
@@ -428,42 +343,29 @@ class DeviceModel:
         row, row after the last)` or `(tensor name, byte offset, ranges)` with the ranges of a
         `Slice`. Offsets are multiples of 16; of tensors that are stored as they are (`raw`), any.
         Allocates 128 bytes of device memory a piece (384 if they are streamed) and waits for their
-        upload, so that it cannot be captured.
-
-        Tensors of exactly one streamed block come through its slots as those of
-        `DeviceBlock.decode`, unless rows of less than half of it are asked for; what is streamed
-        otherwise is read in place, over the bus.
-
-        Raises `ParameterError` where there is no piece, or no such tensor or row, a tensor is not
-        loaded, the tensors lie on several GPUs, or an offset is not aligned; `GpuError`.
+        upload, so that it cannot be captured. Tensors of exactly one streamed block come through
+        its slots, unless rows of less than half of it are asked for; what is streamed otherwise is
+        read in place, over the bus. Raises `ParameterError`, `GpuError`.
         """
     def check(self, stream: int = 0, device: int | None = None) -> None:
-        """Raise `CorruptError` if any decoding so far met a malformed stream.
-
-        Waits for what is on `stream` (as in `DeviceBlock.decode`); only decodings before that are
-        known of. Of a model on several GPUs, a stream other than 0 needs its `device`; 0 without
+        """Raise `CorruptError` if any decoding so far met a malformed stream. Waits for what is on
+        `stream`. Of a model on several GPUs, a stream other than 0 needs its `device`; 0 without
         one checks the default streams of all.
         """
 
 @final
 class DeviceBlock:
-    """A block of a model on GPUs. From `DeviceModel.blocks` or `DeviceModel.block`. Keeps the model
-    alive.
-    """
+    """A block of a model on GPUs, which it keeps alive."""
 
     name: Final[str]
-    """Its name."""
     device: Final[int]
-    """The number of the GPU on which it is decoded."""
     is_streamed: Final[bool]
     """Whether it stays on the host and is copied to the GPU ahead of each use."""
     nbytes: Final[int]
-    """Bytes of the output."""
     layout: Final[dict[str, tuple[int, int]]]
     """As `Block.layout`: by the name of each tensor where its bytes begin and end."""
     def decode(self, pointer: int, stream: int) -> None:
-        """Put the decoding of all its tensors on a stream: usually one launch. Some microseconds of
-        the caller's time.
+        """Put the decoding of all its tensors on a stream: usually one launch.
 
         `pointer` is the device address of at least `nbytes` bytes, a multiple of 16 (256 is best):
         `tensor.data_ptr()`. `stream` is a stream of that device as CUDA's handle:
@@ -480,21 +382,18 @@ class DeviceBlock:
 
 @final
 class Program:
-    """Tensors of one GPU, or rows of them, ready to be decoded to chosen places of one output. From
+    """Tensors of one GPU, or rows of them, to be decoded into one output. From
     `DeviceModel.program`.
     """
 
     device: Final[int]
-    """The number of the GPU on which it decodes."""
     is_streamed: Final[bool]
     """Whether it decodes tensors of a streamed block out of its slots."""
     nbytes: Final[int]
     """Bytes of the output: to the end of the last piece."""
     def decode(self, pointer: int, stream: int) -> None:
         """As `DeviceBlock.decode`. Bytes between pieces stay as they are; where pieces overlap,
-        bytes are those of any of them.
-
-        Of a captured graph, the program must live as long as its replays.
+        they are those of any. The program must live as long as replays of a captured graph.
         """
 
 # Matrices in memory of other libraries. A *piece* is a BF16 tensor of a container in tiles of 32 x
@@ -533,17 +432,13 @@ class Tiles:
     unchecked; None if the container is not mapped.
     """
     def array(self, index: int) -> memoryview:
-        """One of these arrays, for reading, where the container is mapped. Checks its checksums.
-        Raises `IndexError`, `CorruptError`.
-        """
+        """One of these arrays, for reading. Checks its checksums. Raises `CorruptError`."""
     def cut(
         self, rows: tuple[int, int], columns: tuple[int, int]
     ) -> tuple[int, tuple[bytearray, bytearray, bytearray, bytearray]]:
-        """`staged_bytes` and arrays of a tensor of its own with these rows and columns; reads only
-        what it needs, decodes nothing.
-
-        Rows begin on a multiple of 32 and end on one or with the last one; columns likewise of 256.
-        Raises `ParameterError` and `CorruptError`.
+        """`staged_bytes` and arrays of a tensor of its own with these rows and columns; decodes
+        nothing. Rows begin on a multiple of 32 and end on one or with the last one; columns
+        likewise of 256. Raises `ParameterError` and `CorruptError`.
         """
 
 @final
@@ -561,35 +456,26 @@ class Matrix:
         contradict the part, `GpuError`.
         """
     rows: Final[int]
-    """Of the part."""
     columns: Final[int]
-    """Of the part."""
     def decode(self, output: int, stream: int = 0) -> None:
         """Decode to an address, row by row, dense; a multiple of 16 on a GPU. On the CPU done when
         it returns.
         """
     def gather(self, indices: int, count: int, wide: bool, output: int, stream: int = 0) -> None:
         """Decode rows by their indices, of 64 bits if `wide`, else of 32, dense. Parts that begin
-        and end between tiles alone.
-
-        Of an index that names no row: on the CPU `IndexError`, on a GPU zeros, and `check` tells.
+        and end between tiles alone. Of an index that names no row: on the CPU `IndexError`, on a
+        GPU zeros, and `check` tells.
         """
 
 def decode_all(matrices: Sequence[Matrix], outputs: Sequence[int], stream: int) -> None:
-    """As `Matrix.decode` of each, all on one GPU: up to eight as stored in one launch. Raises
-    `ParameterError`.
-    """
+    """As `Matrix.decode` of each, all on one GPU: up to eight as stored in one launch."""
 
 @final
 class Linear:
-    """Products `y = x Wᵀ (+ bias)` with parts of one GPU that share x, and begin and end between
-    tiles.
-    """
+    """`y = x Wᵀ (+ bias)` of parts of one GPU that share x, and begin and end between tiles."""
 
     def __new__(cls, matrices: Sequence[Matrix]) -> Linear:
-        """Raises `ParameterError` where they differ in columns or GPU, `GpuError` where it has no
-        kernels for them.
-        """
+        """Raises `ParameterError` where they differ in columns or GPU, `GpuError`."""
     def workspace_bytes(self, rows: int) -> int:
         """Bytes of a workspace for up to this many rows of x."""
     crossover_rows: Final[int]
@@ -604,10 +490,9 @@ class Linear:
         stream: int,
     ) -> None:
         """Multiply rows of x, `pitch` elements apart. For each part: address, pitch in elements,
-        and the address of a bias or 0.
-
-        The workspace was filled with zeros once, and since then only such calls have written to it,
-        one after the other. Bits of y are the same in every run. Raises `ParameterError`.
+        and the address of a bias or 0. The workspace was filled with zeros once, and since then
+        only such calls have written to it, one after the other. Bits of y are the same in every
+        run. Raises `ParameterError`.
         """
 
 @final
@@ -633,9 +518,7 @@ class Grouped:
         stream: int,
     ) -> None:
         """`y[i] = x[rows[i]] W[e]ᵀ` for the places i from `offsets[e]` to before `offsets[e + 1]`,
-        all of 32 bits.
-
-        `rows` 0: place i has row i. Only experts with places are read. Raises `ParameterError`.
+        all of 32 bits. `rows` 0: place i has row i. Only experts with places are read.
         """
 
 @final
@@ -647,13 +530,9 @@ class Packer:
         weights or more, `GpuError`.
         """
     def pack(self, first_row: int, rows: int, weights: int, stream: int) -> None:
-        """Pack some rows, dense at an address: they follow those before, and end on a multiple of
-        32 or with the last one.
-        """
+        """Pack the next rows, dense at an address: to a multiple of 32, or to the last one."""
     def finish(self, stream: int) -> int | None:
-        """Wait; the number of exceptions, or None where they are too many for the fast layout to be
-        of use.
-        """
+        """Wait; the number of exceptions, or None where they are too many."""
     def take(self, entries: int, stream: int) -> None:
         """Copy them to an address, 4 bytes each."""
 
@@ -664,8 +543,6 @@ def code_of(counts: bytes) -> tuple[bytearray, bytearray] | None:
     """The codebook of a matrix with these counts (65,536 of 64 bits), and what each pair of
     exponents is written as (as many of 64 bits): the number of its bits in the low 16, and these
     above. None if codes make the matrix no smaller. Some milliseconds at most.
-
-    Raises `ParameterError` for other counts.
     """
 
 def upload(
@@ -675,10 +552,7 @@ def upload(
     progress: _Progress = None,
 ) -> None:
     """Copy the four arrays of tensors that have `Tensor.tiles` to addresses on a GPU, through
-    pinned memory. Done when it returns.
-
-    Checks checksums, codebooks and offsets. Ctrl-C ends it. Raises `ParameterError`,
-    `CorruptError`, `IoError`, `GpuError`.
+    pinned memory, and check them. Done when it returns; Ctrl-C ends it.
     """
 
 def build_tables(device: int, items: Sequence[tuple[int, int, int]]) -> None:
@@ -696,9 +570,7 @@ def unpin(address: int) -> None:
 
 def capture_id(stream: int) -> int:
     """The number of the CUDA graph capture that takes what is put on a stream of the current
-    device: another one for each capture.
-
-    0 if there is none.
+    device, another one for each capture; 0 if there is none.
     """
 
 def check(device: int, stream: int) -> None:

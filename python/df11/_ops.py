@@ -25,20 +25,19 @@ from ._matrices import (
     TABLE_BYTES,
     TILE_ROWS,
     check,
-    each,
     grouped,
     lay_out,
     matrices,
+    pieces,
     product,
     raw_stream,
     shape_of,
-    window,
     windows,
 )
 from ._workspaces import workspace
 
-#: The most bytes decoded at once if nothing asks for a whole matrix. With what PyTorch's
-#: allocator rounds up to, and workspaces of cuBLAS, a product takes no more than 64 MB.
+#: The most bytes decoded at once if nothing asks for a whole matrix. With what PyTorch's allocator
+#: rounds up to, and workspaces of cuBLAS, a product takes no more than 64 MB.
 TEMPORARY_BYTES = 60_000_000
 _BF16 = torch.bfloat16
 
@@ -50,38 +49,30 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 library = torch.library.Library("df11", "DEF")  # type: ignore[no-untyped-call]
 
 
-def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Function], Function]:
+def operator(
+    schema: str, fake: Callable[..., Any], to: torch.library.Library = library
+) -> Callable[[Function], Function]:
     """Makes a function an operator; `fake` tells its results without a look into arrays."""
     name, _, arguments = schema.partition("(")
-    at = [argument.split()[0] for argument in arguments.split(", ")].index("Tensor[]")
+    types = [argument.split()[0] for argument in arguments.split(", ")]
 
     def checked(*given: Any) -> Any:
-        check(*given[at : at + 2])
+        if "Tensor[]" in types:
+            at = types.index("Tensor[]")
+            check(*given[at : at + 2])
         return fake(*given)
 
     def register(function: Function) -> Function:
-        define(library, schema, function)
-        torch.library.register_fake(f"df11::{name}", checked, lib=library)
+        # The same for both: arrays of a GPU's work may be on the host, so it looks at devices.
+        # `torch.library.custom_op` took 10 to 22 us a call on the CPU, and these take 4 to 5.
+        to.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+        for key in ("CPU", "CUDA"):
+            to.impl(name, function, key)  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"{to.ns}::{name}", checked, lib=to)
         return function
 
     return register
 
-
-def define(
-    to: torch.library.Library,
-    schema: str,
-    function: Callable[..., Any],
-    keys: Sequence[str] = ("CPU", "CUDA"),
-) -> None:
-    """Makes a function an operator of a library."""
-    # The same function for both: arrays of a GPU's work may be on the host, so it looks at devices.
-    # An operator of `torch.library.custom_op` took 10 to 22 us a call on the CPU, and these 4 to 5.
-    to.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-    for key in keys:
-        to.impl(schema.partition("(")[0], function, key)  # type: ignore[no-untyped-call]
-
-
-# ---- arrays in memory of the host ----
 
 #: Larger pieces are read where they lie, so that a copy never takes more memory than this.
 MOST_BROUGHT_BYTES = 256 << 20
@@ -99,7 +90,7 @@ def _brought(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
     if arrays[0].is_cuda:
         return arrays
     found: list[Tensor] = []
-    for part, mine in each(arrays, parts):
+    for part, mine in pieces(arrays, parts):
         some = part.height * part.width * 2 < part.rows * part.columns
         large = sum(array.nbytes for array in mine) > MOST_BROUGHT_BYTES
         if some or large or part.form != STORED:
@@ -110,22 +101,17 @@ def _brought(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
     return found
 
 
-# ---- decode ----
-
-
 def _decode_fake(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     return torch.empty(shape_of(parts), dtype=_BF16, device=device)
 
 
-@_operator("decode(Tensor[] arrays, int[] parts, Device device) -> Tensor", _decode_fake)
+@operator("decode(Tensor[] arrays, int[] parts, Device device) -> Tensor", _decode_fake)
 def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     """All rows of all parts, row after row: a dense BF16 matrix [R, C] on `device`.
 
     One launch on a GPU's current stream for each form among up to eight parts; it neither waits nor
     synchronises. On the CPU 1 to 3 GB/s a core, on all cores.
-
-    # Errors
-    `ValueError` and `TypeError` as `_matrices.check`; `ParameterError` if lengths of arrays
+    Raises `ValueError` and `TypeError` as `_matrices.check`; `ParameterError` if lengths of arrays
     contradict their part; on the CPU `CorruptError`.
     """
     index = device.index if device.type == "cuda" else None
@@ -135,29 +121,18 @@ def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
         arrays = _brought(arrays, parts, index)
     found = matrices(arrays, parts, index)
     out = _decode_fake(arrays, parts, device)
-    if index is not None:
-        _decode_on_gpu(found, out, index)
-        return out
-    place = out.data_ptr()
-    for matrix in found:
-        matrix.decode(place, 0)
-        place += matrix.rows * matrix.columns * 2
-    return out
-
-
-def _decode_on_gpu(found: list[_native.Matrix], out: Tensor, index: int) -> None:
-    aside = []
     places = torch.split(out, [matrix.rows for matrix in found]) if len(found) > 1 else (out,)
-    for place in places:
-        # Kernels write whole words; rows of few columns end between them.
-        aside.append(torch.empty_like(place) if place.data_ptr() % 16 else place)
+    if index is None:
+        for matrix, place in zip(found, places, strict=True):
+            matrix.decode(place.data_ptr())
+        return out
+    # Kernels write whole words; rows of few columns end between them.
+    aside = [torch.empty_like(place) if place.data_ptr() % 16 else place for place in places]
     _native.decode_all(found, [mine.data_ptr() for mine in aside], raw_stream(index))
     for place, mine in zip(places, aside, strict=True):
         if mine is not place:
             place.copy_(mine)
-
-
-# ---- linear ----
+    return out
 
 
 def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact: bool) -> Tensor:
@@ -166,35 +141,34 @@ def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact
     With `exact`, and always on the CPU, W is decoded (2 R C bytes, freed after the product) and
     `torch.nn.functional.linear` multiplies: the bits of the model with BF16 weights. Else kernels
     multiply without decoding to memory if x has few rows; for many, at most 60 MB at a time are
-    decoded before each product. x and bias are BF16 then.
-
-    Gradients flow to x and bias; the backward pass decodes W anew.
-
-    # Errors
-    As `decode`; `RuntimeError` for x or bias of a shape or dtype that does not match.
+    decoded before each product. x and bias are BF16 then. Gradients flow to x and bias; the
+    backward pass decodes W anew. Raises what `decode` does; `RuntimeError` for x or bias of a shape
+    or dtype that does not match.
     """
     return _multiply(x, arrays, parts, (len(parts) // PART,), (bias,), exact)[0]
 
 
-define(
-    library,
+library.define(  # type: ignore[no-untyped-call]
     "linear(Tensor x, Tensor[] arrays, int[] parts, Tensor? bias, bool exact) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+library.impl(  # type: ignore[no-untyped-call]
+    "linear",
     lambda x, arrays, parts, bias, exact: torch.ops.df11.linears(
         x, arrays, parts, [len(parts) // PART], [] if bias is None else [bias], exact
     )[0],
-    ["CompositeImplicitAutograd"],
+    "CompositeImplicitAutograd",
 )
 
 
 def _products(x: Tensor, parts: Numbers, counts: Numbers, biases: Biases) -> list[Tensor]:
-    """Room for the results of `linears`, after a check of what it is given."""
     heights = _heights(parts, counts)
     for height, bias in zip(heights, biases, strict=True):
         _check_product(x, height, parts[7] - parts[6], bias)
     return [x.new_empty((*x.shape[:-1], height)) for height in heights]
 
 
-@_operator(
+@operator(
     "linears(Tensor x, Tensor[] arrays, int[] parts, int[] counts, Tensor[] biases, bool exact)"
     " -> Tensor[]",
     lambda x, _, parts, counts, biases, __: _products(x, parts, counts, _added(biases, counts)),
@@ -203,7 +177,6 @@ def linears(
     x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Arrays, exact: bool
 ) -> list[Tensor]:
     """As `linear`, of several weights that share x: weight i is the next `counts[i]` parts.
-
     `biases` has one for each weight, which is empty if the weight has none; or it is empty itself.
     One launch decodes or multiplies all of them.
     """
@@ -211,14 +184,12 @@ def linears(
 
 
 def _added(biases: Arrays, counts: Numbers) -> Biases:
-    """The biases, or None, for each weight."""
     if biases and len(biases) != len(counts):
         raise ValueError(f"{len(biases)} biases for {len(counts)} weights")
     return [bias if bias.numel() else None for bias in biases] or [None] * len(counts)
 
 
 def _heights(parts: Numbers, counts: Numbers) -> list[int]:
-    """Rows of each weight."""
     if len(counts) == 1 and PART * counts[0] == len(parts):
         return [shape_of(parts)[0]]
     if min(counts, default=0) < 1 or PART * sum(counts) != len(parts):
@@ -247,9 +218,9 @@ def _multiply(
     if kernels is None or rows >= kernels.crossover_rows:
         _multiply_decoded(flat, arrays, parts, outputs, biases)
         return outputs
-    stream = raw_stream(index)
-    memory = workspace(index, stream, size) if (size := kernels.workspace_bytes(rows)) else None
-    address = memory.data_ptr() if memory is not None else 0
+    stream, size = raw_stream(index), kernels.workspace_bytes(rows)
+    memory = workspace(index, stream, size) if size else None
+    address = 0 if memory is None else memory.data_ptr()
     places = _places(parts, counts, outputs, biases)
     pitch = flat.stride(0) if rows > 1 else columns
     kernels.multiply(flat.data_ptr(), rows, pitch, places, address, stream)
@@ -315,11 +286,10 @@ def _linears_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _linears_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    arrays, first = ctx.saved_tensors, 0
+    arrays, ends = ctx.saved_tensors, accumulate(ctx.heights, initial=0)
     to_x: Tensor | None = None
-    for height, grad in zip(ctx.heights, grads, strict=True):
-        mine = window(arrays, ctx.parts, first, first + height)
-        first += height
+    of_each = windows(arrays, ctx.parts, pairwise(ends))
+    for mine, height, grad in zip(of_each, ctx.heights, grads, strict=True):
         if grad is not None and ctx.needs_input_grad[0]:
             more = grad.reshape(-1, height) @ torch.ops.df11.decode(*mine, grad.device)
             to_x = more if to_x is None else to_x + more
@@ -336,26 +306,19 @@ torch.library.register_autograd(
 )
 
 
-# ---- embedding ----
-
-
 def _rows_of(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
-    """Room for the result of `embedding`, after a check of the indices."""
     if indices.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"indices are int32 or int64, and not {indices.dtype}")
     return indices.new_empty((*indices.shape, shape_of(parts)[1]), dtype=_BF16)
 
 
-@_operator("embedding(Tensor indices, Tensor[] arrays, int[] parts) -> Tensor", _rows_of)
+@operator("embedding(Tensor indices, Tensor[] arrays, int[] parts) -> Tensor", _rows_of)
 def embedding(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
-    """Rows by their numbers: [..., C] for indices of shape [...], int32 or int64.
-
-    Decodes the tiles that hold these rows; a GPU once for each index. Parts begin and end on
-    multiples of 32 rows and 256 columns of their piece, or at its end.
-
-    # Errors
-    As `decode`; `TypeError` for other indices; on the CPU `IndexError` for a row that does not
-    exist. A GPU writes zeros for such a row, and `_native.check` tells.
+    """Rows by their numbers: [..., C] for indices of shape [...], int32 or int64. Decodes the tiles
+    that hold these rows; a GPU once for each index. Parts begin and end on multiples of 32 rows and
+    256 columns of their piece, or at its end. Raises what `decode` does; `TypeError` for other
+    indices; on the CPU `IndexError` for a row that does not exist. A GPU writes zeros for such a
+    row, and `_native.check` tells.
     """
     some, back = indices, None
     if not indices.is_cuda:
@@ -385,13 +348,9 @@ def _gather_all(indices: Tensor, arrays: Arrays, parts: Numbers, out: Tensor) ->
         first += matrix.rows
 
 
-# ---- grouped_linear ----
-
-
 def _places_of(
     x: Tensor, offsets: Tensor, rows: Tensor | None, arrays: Arrays, parts: Numbers, experts: int
 ) -> Tensor:
-    """Room for the result of `grouped_linear`, after a check of what it is given."""
     height, columns = shape_of(parts)
     told = [offsets] if rows is None else [offsets, rows]
     wrong = None
@@ -411,7 +370,7 @@ def _places_of(
     return x.new_empty((x.shape[0] if rows is None else rows.shape[0], height // experts))
 
 
-@_operator(
+@operator(
     "grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor[] arrays, int[] parts,"
     " int experts) -> Tensor",
     _places_of,
@@ -427,11 +386,8 @@ def grouped_linear(
     of x.
 
     In the fast layout, as one piece, it is one launch that reads them there. Else offsets are
-    copied to the host, which waits for the stream, and experts that have rows are decoded, 60 MB
-    at a time.
-
-    # Errors
-    As `linear`.
+    copied to the host, which waits for the stream, and experts that have rows are decoded, 60 MB at
+    a time. Raises what `linear` does.
     """
     y = _places_of(x, offsets, rows, arrays, parts, experts)
     if not len(y):
@@ -446,19 +402,10 @@ def grouped_linear(
         _each_routed(offsets, arrays, parts, y.shape[1], multiply)
         return y
     flat = x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
-    offsets = offsets.contiguous()
-    chosen = rows.contiguous() if rows is not None else None
-    kernels.multiply(
-        flat.data_ptr(),
-        flat.shape[0],
-        flat.stride(0),
-        offsets.data_ptr(),
-        y.shape[0],
-        chosen.data_ptr() if chosen is not None else 0,
-        y.data_ptr(),
-        y.stride(0),
-        raw_stream(x.device.index),
-    )
+    offsets, rows = offsets.contiguous(), None if rows is None else rows.contiguous()
+    given = (flat.data_ptr(), flat.shape[0], flat.stride(0))
+    routes = (offsets.data_ptr(), y.shape[0], 0 if rows is None else rows.data_ptr())
+    kernels.multiply(*given, *routes, y.data_ptr(), y.stride(0), raw_stream(x.device.index))
     return y
 
 
@@ -470,7 +417,6 @@ def _routed(ends: list[int]) -> list[tuple[int, int, int]]:
 def _decode_experts(
     arrays: Arrays, parts: Numbers, height: int, routed: list[tuple[int, int, int]], on: Tensor
 ) -> Tensor:
-    """The matrices of these experts, [E, height, C], on a tensor's device."""
     ranges = ((e * height, (e + 1) * height) for e, _, _ in routed)
     found = list(windows(arrays, parts, ranges))
     some = [array for mine, _ in found for array in mine]
@@ -485,10 +431,9 @@ def _each_routed(
     height: int,
     work: Callable[[slice, list[int], Tensor], None],
 ) -> None:
-    """Decodes the experts that have places, as many at once as `TEMPORARY_BYTES` hold.
-
-    `work` is told their places, where each expert's places end among these, and their matrices,
-    which it must not keep.
+    """Decodes the experts that have places, as many at once as `TEMPORARY_BYTES` hold. `work` is
+    told their places, where each expert's places end among these, and their matrices, which it must
+    not keep.
     """
     routed = _routed(offsets.tolist())
     most = max(1, TEMPORARY_BYTES // (2 * height * shape_of(parts)[1]))
@@ -508,7 +453,7 @@ def products(x: Tensor, w: Tensor, ends: list[int]) -> Tensor:
     return torch.cat([a @ b for a, b in zip(torch.split(x, lengths), w, strict=True)])
 
 
-@_operator(
+@operator(
     # Not for other callers: it has no gradients, which those of `torch._grouped_mm` call.
     "_grouped_mm(Tensor x, Tensor offs, Tensor[] arrays, int[] parts, int[] shape,"
     " bool transposed, bool flipped) -> Tensor",
@@ -523,10 +468,9 @@ def grouped_mm(
     transposed: bool,
     flipped: bool,
 ) -> Tensor:
-    """PyTorch's own `grouped_mm` of x and a compressed w of this shape, [E, K, N]: its bits.
-
-    Waits for the GPU to know the experts that have rows, and decodes these alone; in a capture of a
-    CUDA graph it decodes all.
+    """PyTorch's own `grouped_mm` of x and a compressed w of this shape, [E, K, N]: its bits. Waits
+    for the GPU to know the experts that have rows, and decodes these alone; in a capture of a CUDA
+    graph it decodes all.
     """
     routed = [(e, 0, 0) for e in range(shape[0])]
     if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -538,17 +482,14 @@ def grouped_mm(
     return torch._grouped_mm(x, w, offs=offs).contiguous()
 
 
-# ---- table ----
-
-
 def _table_fake(codebook: Tensor) -> Tensor:
     return codebook.new_empty(TABLE_BYTES if codebook.device.type == "cuda" else 0)
 
 
+@operator("table(Tensor codebook) -> Tensor", _table_fake)
 def table(codebook: Tensor) -> Tensor:
-    """The decode table of a piece as stored: 16 KiB on the codebook's GPU; empty on the CPU.
-
-    Waits for the GPU's current stream.
+    """The decode table of a piece as stored: 16 KiB on the codebook's GPU; empty on the CPU. Waits
+    for the GPU's current stream.
     """
     made = _table_fake(codebook)
     if codebook.is_cuda:
@@ -556,13 +497,6 @@ def table(codebook: Tensor) -> Tensor:
         place = (codebook.data_ptr(), codebook.nbytes, made.data_ptr())
         _native.build_tables(codebook.device.index, [place])
     return made
-
-
-define(library, "table(Tensor codebook) -> Tensor", table)
-torch.library.register_fake("df11::table", _table_fake, lib=library)
-
-
-# ---- gradients of grouped_linear ----
 
 
 def _grouped_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -581,7 +515,7 @@ def _grouped_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return to_x, None, None, [None] * len(arrays), None, None
 
 
-@_operator(
+@operator(
     "grouped_linear_backward(Tensor grad, Tensor offsets, Tensor? rows, Tensor[] arrays,"
     " int[] parts, int experts, int x_rows) -> Tensor",
     lambda grad, _, __, ___, parts, ____, x_rows: grad.new_empty((x_rows, shape_of(parts)[1])),

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -46,7 +46,6 @@ from ._tensor import CompressedTensor
 PACKED = 0.76
 _Event: Any = torch.cuda.Event
 THREADS = 4
-#: Of each of the two buffers that a thread has.
 BUFFER_BYTES = 8 << 20
 #: Tensors that are on the device before they are asked for, except for one.
 AHEAD_BYTES = 1 << 30
@@ -68,9 +67,7 @@ class Packer(LastConversion):
         self.stamp = stamp(folder)
         #: By name, why a parameter is ordinary, if it is, and the sum of its bits.
         self._known: dict[str, tuple[str | None, Tensor]] = {}
-        #: Where decode tables are to be made.
         self._tables: list[tuple[int, int, int]] = []
-        #: How many weights have another dtype than in their file.
         self._conversions: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
 
     def slices(self, files: list[str]) -> dict[str, Any] | None:
@@ -83,10 +80,7 @@ class Packer(LastConversion):
             return None
         return ahead.slices()
 
-    # ---- what the loader calls ----
-
     def take(self, values: dict[str, Tensor], sources: list[str]) -> dict[str, Any]:
-        """Compresses what the loader would put into the model."""
         used = next(iter(values.values())).dtype
         for name in sources:
             if (stored := self.reader.stored(name).kind) != used:
@@ -98,13 +92,17 @@ class Packer(LastConversion):
         value = value.to(self.device)
         if attribute in self.model.get_submodule(path)._buffers:
             return value
-        found = _why_ordinary(value) or (self._fast(value) if self.is_fast else self._stored(value))
+        if value.dtype != torch.bfloat16:
+            found: Any = f"used as {value.dtype}".replace("torch.", "")
+        elif value.dim() < 2 or not value.numel():
+            found = "a vector"
+        else:
+            found = self._fast(value) if self.is_fast else self._stored(value)
         reason = found if isinstance(found, str) else None
         self._known[name] = reason, sum_of(value)
         return nn.Parameter(value if isinstance(found, str) else found, requires_grad=False)
 
     def _fast(self, value: Tensor) -> CompressedTensor | str:
-        """The weight in the fast layout, or why it is not."""
         if value.shape[-1] % 8:
             return "rows of no multiple of eight weights"
         if fast_bytes(value) >= value.nbytes:
@@ -131,8 +129,6 @@ class Packer(LastConversion):
             self._tables.append((book.data_ptr(), book.nbytes, table.data_ptr()))
         return CompressedTensor(arrays, [part], value.shape, exact=self.exact)
 
-    # ---- afterwards ----
-
     def finish(self) -> Source:
         """Brings the rest of the model to the GPU; what it has of the files."""
         if self.reader is not None:
@@ -154,15 +150,6 @@ class Packer(LastConversion):
         return source
 
 
-def _why_ordinary(value: Tensor) -> str | None:
-    if value.dtype != torch.bfloat16:
-        return f"used as {value.dtype}".replace("torch.", "")
-    return "a vector" if value.dim() < 2 or not value.numel() else None
-
-
-# ---- reading ----
-
-
 class _Entry(NamedTuple):
     path: str
     offset: int
@@ -173,16 +160,13 @@ class _Entry(NamedTuple):
 
 
 class Ahead:
-    """Tensors of some files, which are read in the order in which transformers loads them.
-
-    Takes `AHEAD_BYTES` of the device, a tensor, and `2 * THREADS * BUFFER_BYTES` of the host.
+    """Tensors of some files, which are read in the order in which transformers loads them. Takes
+    `AHEAD_BYTES` of the device, a tensor, and `2 * THREADS * BUFFER_BYTES` of the host.
     """
 
     def __init__(self, files: Sequence[str], device: torch.device) -> None:
-        """Reads the headers of files.
-
-        # Errors
-        `SafetensorError` for what is no such file; `TypeError` for a dtype that PyTorch lacks.
+        """Reads the headers of files. Raises `SafetensorError` for what is no such file;
+        `TypeError` for a dtype that PyTorch lacks.
         """
         self.device = device
         self._entries = {name: entry for file in files for name, entry in _header(file)}
@@ -206,19 +190,15 @@ class Ahead:
 
     def __getitem__(self, name: str) -> Tensor:
         """A tensor, which is the caller's; others are read meanwhile.
-
-        # Errors
-        `OSError` if it cannot be read.
+        Raises `OSError` if it cannot be read.
         """
-        entry = self._entries[name]
         self.asked.append(name)
-        read = self._read.pop(name, None)
-        if read is None:
-            self._waiting.pop(name, None)
-            read = self._threads.submit(self._bring, entry)
-        else:
-            self._ahead -= entry.nbytes
-        self._start()
+        if name not in self._read:
+            self._begin(name)
+        read = self._read.pop(name)
+        self._ahead -= self._entries[name].nbytes
+        while self._waiting and self._ahead < AHEAD_BYTES:
+            self._begin(next(iter(self._waiting)))
         value = read.result()
         if value.is_cuda:
             # Its memory is the other stream's.
@@ -230,18 +210,12 @@ class Ahead:
         self._threads.shutdown(cancel_futures=True)
         self._read.clear()
 
-    def _start(self) -> None:
-        while self._waiting and self._ahead < AHEAD_BYTES:
-            name = next(iter(self._waiting))
-            del self._waiting[name]
-            entry = self._entries[name]
-            self._read[name] = self._threads.submit(self._bring, entry)
-            self._ahead += entry.nbytes
-
-    # ---- in a thread ----
+    def _begin(self, name: str) -> None:
+        self._waiting.pop(name, None)
+        self._read[name] = self._threads.submit(self._bring, self._entries[name])
+        self._ahead += self._entries[name].nbytes
 
     def _bring(self, entry: _Entry) -> Tensor:
-        """A tensor that is there when this returns."""
         stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
         with stream, Path(entry.path).open("rb", buffering=0) as file:
             file.seek(entry.offset)
@@ -268,23 +242,18 @@ class Ahead:
             copied.synchronize()
 
 
-def _header(path: str) -> list[tuple[str, _Entry]]:
-    """The tensors of a file that safetensors has found to be right."""
+def _header(path: str) -> Iterator[tuple[str, _Entry]]:
     with safe_open(path, "pt"), Path(path).open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
-    entries = []
     for name, one in header.items():
         begin, end = one["data_offsets"]
         kind = known_dtype_of(name, one["dtype"])
-        place = (path, 8 + length + begin, end - begin)
-        entries.append((name, _Entry(*place, one["dtype"], kind, one["shape"])))
-    return entries
+        yield name, _Entry(path, 8 + length + begin, end - begin, one["dtype"], kind, one["shape"])
 
 
 def _fill(buffer: Tensor, file: BinaryIO) -> None:
-    """Fills memory of the host with what follows in a file."""
     view = buffer.numpy().data
     while view:
         count = file.readinto(view)  # type: ignore[attr-defined]

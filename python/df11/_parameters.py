@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -20,13 +20,10 @@ from ._plan import Item
 
 
 def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> list[Item]:
-    """What a module has of a container with its parameters' names, except for a prefix.
-
-    `prefix` goes before each name in the container to give the module's name, or with a leading `-`
-    is taken away; None finds it.
-
-    # Errors
-    `MissingError` if no tensor has such a name, `ValueError` for other shapes.
+    """What a module has of a container with its parameters' names, except for a prefix. `prefix`
+    goes before each name in the container to give the module's name, or with a leading `-` is taken
+    away; None finds it. Raises `MissingError` if no tensor has such a name, `ValueError` for other
+    shapes.
     """
     container, names = tensors.container, list(tensors)
     known = {spot.name: entry for entry in entries(root) for spot in entry.spots}
@@ -51,16 +48,11 @@ def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> lis
 
 def check_complete(root: nn.Module, items: list[Item], container: Any) -> None:
     """Refuses a module of which neither a container nor the module itself has all values.
-
-    # Errors
-    `MissingError` for parameters, `ValueError` for buffers.
+    Raises `MissingError` for parameters, `ValueError` for buffers.
     """
     held = {item.name for item in items}
-    left = {
-        entry.spots[0].name: entry
-        for entry in entries(root)
-        if held.isdisjoint(spot.name for spot in entry.spots)
-    }
+    some = [each for each in entries(root) if held.isdisjoint(spot.name for spot in each.spots)]
+    left = {entry.spots[0].name: entry for entry in some}
     optional: Any = getattr(root, "_keys_to_ignore_on_load_missing", None) or ()
     missing = [
         name
@@ -95,18 +87,17 @@ def _renaming(
 ) -> Callable[[str], str]:
     if prefix is not None:
         return _change(prefix)
-    # Of the prefixes that fit one tensor, the one that fits most.
-    best, score = "", sum(name in known for name in names)
-    for candidate in _candidates(known, names):
+    shapes = {name: tuple(entry.value.shape) for name, entry in known.items()}
+
+    def hits(candidate: str) -> int:
         rename = _change(candidate)
-        shapes = ((known.get(rename(name)), container[name].shape) for name in names)
-        hits = sum(
-            entry is not None and tuple(entry.value.shape) == tuple(shape)
-            for entry, shape in shapes
-        )
-        if hits > score:
-            best, score = candidate, hits
-    if score == 0:
+        return sum(shapes.get(rename(name)) == tuple(container[name].shape) for name in names)
+
+    # Of the prefixes that fit one tensor, the one that fits most.
+    scores = {"": sum(name in known for name in names)}
+    scores |= {candidate: hits(candidate) for candidate in dict.fromkeys(_candidates(known, names))}
+    best = max(scores, key=lambda candidate: scores[candidate])
+    if scores[best] == 0:
         example = next(iter(known), "none")
         raise MissingError(
             f"no tensor of {container.path} ({names[0] if names else 'it is empty'}, …) belongs to "
@@ -116,15 +107,13 @@ def _renaming(
     return _change(best)
 
 
-def _candidates(known: dict[str, Entry], names: list[str]) -> Iterable[str]:
-    candidates: dict[str, None] = {}
+def _candidates(known: dict[str, Entry], names: list[str]) -> Iterator[str]:
     for name in names[:: max(1, len(names) // 8)]:
         for other in known:
             if other.endswith("." + name):
-                candidates[other[: -len(name)]] = None
+                yield other[: -len(name)]
             elif name.endswith("." + other):
-                candidates["-" + name[: -len(other)]] = None
-    return candidates
+                yield "-" + name[: -len(other)]
 
 
 def _change(prefix: str) -> Callable[[str], str]:
@@ -133,28 +122,21 @@ def _change(prefix: str) -> Callable[[str], str]:
     return lambda name: prefix + name
 
 
-# ---- dtypes of what a library keeps in F32 beside weights of 16 bits ----
-
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 def wanted_by(root: nn.Module) -> Callable[[str, torch.dtype | None], torch.dtype | None]:
     """Of a parameter's name and its stored dtype, the dtype that the library of its module would
-    load it in.
-
-    diffusers lists words of names in `_keep_in_fp32_modules`; transformers has a plan of patterns
-    for each dtype. The outermost module that says something counts, for it is what is loaded.
-    Everything else is as it is stored.
+    load it in: as stored, except what stays in F32 beside weights of 16 bits. diffusers lists words
+    of names in `_keep_in_fp32_modules`; transformers has a plan of patterns for each dtype. The
+    outermost module that says something counts, for it is what is loaded.
     """
-    said = {
-        path: keeps
-        for path, module in root.named_modules()
-        if (keeps := _keeps(module)) is not None
-    }
+    modules = ((path, _keeps(module)) for path, module in root.named_modules())
+    said = {path: keeps for path, keeps in modules if keeps is not None}
 
     def wanted(name: str, stored: torch.dtype | None) -> torch.dtype | None:
         *_, path = "", *(path for path in outer(name) if path in said)
-        if stored is None or stored not in _HALVES or path not in said:
+        if stored not in _HALVES or path not in said:
             return stored
         return torch.float32 if said[path](name[len(path) :].lstrip("."), stored) else stored
 
@@ -189,9 +171,6 @@ def _pattern(globs: tuple[str, ...]) -> tuple[re.Pattern[str], dict[str, str]]:
     return pattern, groups
 
 
-# ---- what is said of other dtypes ----
-
-
 def tell_conversions(items: Iterable[Item], container: Any, dtype: torch.dtype | None) -> None:
     """Warns of weights that are rounded, and of compressed ones that become wider.
 
@@ -209,7 +188,6 @@ def tell_conversions(items: Iterable[Item], container: Any, dtype: torch.dtype |
 
 
 def warn_of_conversions(counts: Mapping[tuple[torch.dtype, torch.dtype], int]) -> None:
-    """Warns of numbers of weights by the dtypes in which they are stored and used."""
     for (kind, found), count in counts.items():
         words = f"stored as {kind} and used as {found}".replace("torch.", "")
         what = _WIDENED if torch.promote_types(kind, found) == found else _ROUNDED

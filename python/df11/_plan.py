@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -16,21 +16,17 @@ from torch import Tensor
 from . import _native
 from ._arrays import dtype_of
 from ._container import share
-from ._matrices import TABLE_BYTES, Part
-from ._matrices import each as pieces
+from ._matrices import TABLE_BYTES, Part, pieces
 from ._modules import Spot, common, look_up, outer
 from ._tensor import CompressedTensor
 
-#: How a weight lies: `stored` as in the container, `fast` in the fast layout, `streamed` as in the
-#: container and in host memory, from where the GPU reads it; or as an ordinary parameter.
+#: How a weight lies: as in the container, in the fast layout, as in the container and in host
+#: memory, from where the GPU reads it; or as an ordinary parameter.
 Residence = Literal["stored", "fast", "streamed", "ordinary"]
 
 CPU = torch.device("cpu")
-#: Why a weight is ordinary of which compression, as stored, saves nothing.
 SMALL = "as small as it is"
-#: Why a matrix that a writer did not cut into tiles of rows is an ordinary parameter.
 NO_TILES = "stored in another way than tiles of 32 rows"
-#: Why a weight that is to be in the fast layout is an ordinary parameter.
 EXCEPTIONAL = "too many exceptions for the fast layout"
 #: Arrays begin on multiples of this many bytes.
 ALIGNMENT = 256
@@ -38,17 +34,8 @@ ALIGNMENT = 256
 LEAST_SAVED = 1
 #: Of the fast layout, what exceptions may add, until they are counted.
 EXCEPTIONS = 0.01
-_FACTORS = {"": 1} | {
-    prefix + binary: (1024 if binary else 1000) ** power
-    for power, prefix in enumerate("KMGT", start=1)
-    for binary in ("", "I")
-}
-#: Of what is free on a GPU, the share that a model may take unless it is told otherwise; the rest
-#: is for activations and caches.
+#: Of what is free on a GPU, what a model may take unless told otherwise; the rest is for caches.
 SHARE = 0.9
-
-
-# ---- weights, and forms in which they can lie ----
 
 
 @dataclass(eq=False)
@@ -58,11 +45,8 @@ class Item:
     name: str
     #: On the CPU: a window of tensors of the container, compressed, or decoded.
     value: Tensor
-    #: The tensors of the container that it was made of.
     sources: list[str]
-    #: Where the module has it.
     spots: list[Spot] = field(default_factory=list)
-    #: Why it is an ordinary parameter, if it is.
     reason: str | None = None
 
     def form(self, wanted: Residence) -> Residence:
@@ -84,35 +68,32 @@ class Item:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether it is a window of tensors in the container."""
         return isinstance(self.value, CompressedTensor)
 
     @cached_property
     def table_bytes(self) -> int:
-        """Of the decode tables that it needs on a GPU."""
-        return TABLE_BYTES * len({id(mine[0]) for _, mine in self._pieces()})
+        return TABLE_BYTES * len({id(mine[0]) for _, mine in self._pieces})
 
     @cached_property
     def stored_bytes(self) -> int:
         """Of the arrays of its tensors, or of the tiles around its windows of them."""
-        found = {(id(mine[0]), part): mine for part, mine in self._pieces()}
+        found = {(id(mine[0]), part): mine for part, mine in self._pieces}
         shares = ((share(part), mine) for (_, part), mine in found.items())
         return sum(aligned(int(array.numel() * some)) for some, mine in shares for array in mine)
 
-    def _pieces(self) -> Iterator[tuple[Part, Sequence[Tensor]]]:
-        if isinstance(self.value, CompressedTensor):
-            yield from pieces(self.value.arrays, self.value.flat_parts)
+    @property
+    def _pieces(self) -> Iterable[tuple[Part, Sequence[Tensor]]]:
+        value = self.value
+        return pieces(value.arrays, value.flat_parts) if isinstance(value, CompressedTensor) else ()
 
 
 def matrix_of(value: Tensor) -> tuple[int, int]:
-    """Rows and columns of the matrix that a tensor is, compressed or not."""
     if isinstance(value, CompressedTensor):
         return value.matrix_shape
     return value.numel() // value.shape[-1], value.shape[-1]
 
 
 def fast_bytes(value: Tensor) -> int:
-    """Bytes of a weight in the fast layout, about."""
     return int(_native.strips_bytes(*matrix_of(value)) * (1 + EXCEPTIONS))
 
 
@@ -121,7 +102,6 @@ def aligned(count: int) -> int:
 
 
 def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> str | None:
-    """Why a weight does not stay compressed, if it does not."""
     stored, value = [container[name] for name in item.sources], item.value
     other = [kind for one in stored if (kind := dtype_of(one.dtype)) != value.dtype]
     if other:
@@ -141,9 +121,6 @@ def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> s
     return None if is_packed else NO_TILES
 
 
-# ---- devices, and how much of each ----
-
-
 class Placement(NamedTuple):
     """Devices, and the bytes that weights may take of each; None: all that they need."""
 
@@ -157,24 +134,22 @@ class Placement(NamedTuple):
 
     @property
     def rest(self) -> Any:
-        """Where a loader of one device may put what is not compressed; it is moved later."""
         return self.devices[0] if len(self.devices) == 1 else "cpu"
 
 
 def byte_count(size: int | float | str) -> int:
-    """Bytes from a number, or from words such as "9GB" or "1.5GiB"."""
     if not isinstance(size, str):
         return int(size)
-    match = re.fullmatch(r"([0-9.]+)\s*([KMGT]?I?)B?", size.strip().upper())
+    match = re.fullmatch(r"([0-9.]+)\s*(?:([KMGT])(I?))?B?", size.strip().upper())
     if match is None:
         raise ValueError(
             f'{size!r} is no number of bytes; write it as 9000000000, "9GB" or "8.5GiB"'
         )
-    return int(float(match[1]) * _FACTORS[match[2]])
+    power = "KMGT".index(match[2]) + 1 if match[2] else 0
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
 def device_of(device: Any) -> torch.device:
-    """A device with its index, checked to be there."""
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
@@ -182,34 +157,29 @@ def device_of(device: Any) -> torch.device:
                 "there is no CUDA device that PyTorch can use; load onto the CPU with "
                 'device_map="cpu" (slow)'
             )
-        return torch.device(
-            "cuda", torch.cuda.current_device() if device.index is None else device.index
-        )
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.device("cuda", index)
     if device.type != "cpu":
         raise ValueError(f"weights are decoded on NVIDIA GPUs and on the CPU, and not on {device}")
-    return torch.device("cpu")
+    return CPU
 
 
 def default_device() -> torch.device:
-    return device_of("cuda") if torch.cuda.is_available() else torch.device("cpu")
+    return device_of("cuda") if torch.cuda.is_available() else CPU
 
 
 def resolve(wanted: Any, memory: Any, max_memory: dict[Any, Any] | None = None) -> Placement:
-    """What `device_map`, `memory` and `max_memory` ask for."""
     if isinstance(wanted, dict):
         return _by_modules(wanted, memory)
-    caps = {
-        gpu: int(cap) for gpu, cap in (max_memory or {}).items() if isinstance(gpu, int) and cap
-    }
+    given = (max_memory or {}).items()
+    caps = {gpu: int(cap) for gpu, cap in given if isinstance(gpu, int) and cap}
     if not caps or not torch.cuda.is_available():
-        return Placement([torch.device("cpu")])
-    caps = limited(caps, memory)
-    for gpu in caps:
-        free, _ = torch.cuda.mem_get_info(gpu)
-        caps[gpu] = min(caps[gpu], int(SHARE * free))
-    devices = [torch.device("cuda", gpu) for gpu in caps]
-
-    return Placement(devices, list(caps.values()), None, wanted)
+        return Placement([CPU])
+    most = [
+        min(cap, int(SHARE * torch.cuda.mem_get_info(gpu)[0]))
+        for gpu, cap in limited(caps, memory).items()
+    ]
+    return Placement([torch.device("cuda", gpu) for gpu in caps], most, None, wanted)
 
 
 def _by_modules(wanted: dict[Any, Any], memory: Any) -> Placement:
@@ -243,13 +213,8 @@ def limited(caps: dict[int, int], memory: Any) -> dict[int, int]:
             f"memory has {len(sizes)} sizes for {len(caps)} GPUs; name one for each, or a single "
             "one for all"
         )
-    return {
-        gpu: min(cap, byte_count(size))
-        for (gpu, cap), size in zip(caps.items(), sizes, strict=True)
-    }
-
-
-# ---- what lies where ----
+    pairs = zip(caps.items(), sizes, strict=True)
+    return {gpu: min(cap, byte_count(size)) for (gpu, cap), size in pairs}
 
 
 @dataclass
@@ -270,7 +235,6 @@ class Group:
 
 
 def group(items: list[Item], container: Any) -> list[Group]:
-    """Items by the block of their first tensor, in the order in which the model runs."""
     groups = {block.name: Group() for block in container.blocks}
     for item in items:
         groups[container[item.sources[0]].block].items.append(item)
@@ -279,9 +243,7 @@ def group(items: list[Item], container: Any) -> list[Group]:
 
 def place(groups: list[Group], placement: Placement, wanted: str) -> None:
     """Gives each group its device and residence.
-
-    # Errors
-    `ValueError` if a GPU is too small, or a `device_map` says several things of one group.
+    Raises `ValueError` if a GPU is too small, or a `device_map` says several things of one group.
     """
     devices, memory = placement.devices, placement.memory
     if devices[0].type != "cuda":
@@ -305,7 +267,6 @@ def place(groups: list[Group], placement: Placement, wanted: str) -> None:
 
 
 def _spread(groups: list[Group], placement: Placement, wanted: str) -> None:
-    """Gives each group its device, as far as possible in the form that is wanted."""
     if wanted == "streamed":
         raise ValueError("streamed puts all weights on one GPU; name one device")
     assert placement.memory is not None
@@ -376,13 +337,9 @@ def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> 
 
 
 def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -> list[Residence]:
-    """The residence of each group of one GPU, from the first on.
-
-    `sizes`: bytes of each group by residence. `budget`: bytes that all may take. `wanted`:
-    `stored`, `fast`, `streamed`, or `auto`: fast if all that is stored fits, and as far as the
-    budget goes.
-
-    Raises ValueError if the GPU is too small.
+    """The residence of each group of one GPU, from the first on, by bytes of each group in each
+    residence, and the bytes that all may take. `auto` is fast if all that is stored fits, and as
+    far as the budget goes. Raises ValueError if the GPU is too small.
     """
     if budget is None:
         assert wanted in ("stored", "fast", "streamed")
@@ -395,8 +352,7 @@ def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -
             f"{total:,}; allow more, or load onto the CPU"
         )
     steps: tuple[Residence, ...] = ("stored", "fast")
-    steps = steps[: {"streamed": 0, "stored": 1}.get(wanted, 2)]
-    for step in steps:
+    for step in steps[: {"streamed": 0, "stored": 1}.get(wanted, 2)]:
         for at, size in enumerate(sizes):
             more = size[step] - size[result[at]]
             if total + more > budget:

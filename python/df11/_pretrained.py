@@ -24,27 +24,20 @@ from ._tensor import CompressedTensor
 
 
 def checkpoint_dtype(container: Any) -> torch.dtype:
-    """What transformers takes for the dtype of a checkpoint whose config names none: that of its
-    first float tensor.
-
-    Asked of the first weights file alone, in the order of its names, as transformers reads them.
+    """What transformers takes for the dtype of a checkpoint whose config names none: that of the
+    first float tensor of its first weights file, in the order of names.
     """
     from transformers.modeling_utils import get_state_dict_dtype
 
     first = _native.open(min(shard["path"] for shard in container.shards))
     kinds = {name: dtype_of(first[name].dtype) for name in sorted(first)}
-    state = {
-        name: torch.empty(0, dtype=kind, device="meta")
-        for name, kind in kinds.items()
-        if kind is not None
-    }
+    state = {name: torch.empty(0, dtype=kind) for name, kind in kinds.items() if kind is not None}
     return cast(torch.dtype, cast(Any, get_state_dict_dtype)(state))
 
 
 class LastConversion(ConversionOps):
-    """To the loader a quantizer and its operation: it is given all that was made, at the end.
-
-    Such loading is done in turn, one parameter after another.
+    """To the loader a quantizer and its operation: it is given all that was made, at the end. Such
+    loading is done in turn, one parameter after another.
     """
 
     pre_quantized = False
@@ -66,7 +59,6 @@ class LastConversion(ConversionOps):
         return self._dtypes[name] == self.dtype
 
     def get_quantize_ops(self) -> ConversionOps:
-        """The last of the loader's conversions of each parameter."""
         return self
 
     @torch.inference_mode(False)  # whose tensors could not be used outside of it
@@ -77,16 +69,13 @@ class LastConversion(ConversionOps):
         target_patterns: list[str],
         **_: Any,
     ) -> dict[str, Any]:
-        """Gives the loader what it would put into the model."""
         asked: list[str] = []
         if self.reader is not None:
             asked, self.reader.asked = self.reader.asked, asked
         # Of a tensor that is only renamed, the pattern is its name.
         sources = [name for name in asked if name in source_patterns] or asked
-        values = {
-            name: value[0] if isinstance(value, list) else value
-            for name, value in input_dict.items()
-        }
+        pairs = input_dict.items()
+        values = {name: each[0] if isinstance(each, list) else each for name, each in pairs}
         return self.take(values, sources)
 
     def take(self, values: dict[str, Tensor], sources: list[str]) -> dict[str, Any]:
@@ -100,7 +89,6 @@ class Taker(LastConversion):
     def __init__(self, model: Any, tensors: Tensors, dtype: torch.dtype | None, rest: Any) -> None:
         super().__init__(model, dtype)
         self.tensors = self.reader = tensors
-        #: Where ordinary values go at once.
         self.rest = rest
         self._items: list[Item] = []
         self._wrong: ValueError | None = None
@@ -112,7 +100,6 @@ class Taker(LastConversion):
         return {name: self._take(name, value, sources) for name, value in values.items()}
 
     def _take(self, name: str, value: Tensor, sources: list[str]) -> Tensor:
-        """Keeps what was made, and gives the loader the parameter as it is."""
         try:
             room = self.model.get_parameter_or_buffer(name)
         except AttributeError:
@@ -129,13 +116,9 @@ class Taker(LastConversion):
         self._items.append(Item(name, value, sources))
         return nn.Parameter(room._local_tensor, requires_grad=False) if is_sharded(room) else room
 
-    # ---- afterwards ----
-
     def finish(self) -> list[Item]:
         """What was made, with tied weights once.
-
-        # Errors
-        `ValueError` for other shapes than the model's, or if nothing belongs to it.
+        Raises `ValueError` for other shapes than the model's, or if nothing belongs to it.
         """
         if self._wrong is not None:
             raise self._wrong
@@ -172,10 +155,9 @@ class Taker(LastConversion):
 
 
 def by_loader(model: Any, tensors: Tensors) -> list[Item]:
-    """What transformers' loader makes of a container for a model that is there already.
-
-    Dtypes are those of the container, and F32 for what transformers would keep in F32 beside
-    weights of 16 bits.
+    """What transformers' loader makes of a container for a model that is there already. Dtypes are
+    those of the container, and F32 for what transformers would keep in F32 beside weights of 16
+    bits.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.modeling_utils import LoadStateDictConfig
@@ -187,6 +169,5 @@ def by_loader(model: Any, tensors: Tensors) -> list[Item]:
     convert_and_load_state_dict_in_model(model, state, config)
     wanted, items = wanted_by(model), taker.finish()
     for item in items:
-        kind = wanted(item.name, item.value.dtype)
-        item.value = with_dtype(item.value, kind)
+        item.value = with_dtype(item.value, wanted(item.name, item.value.dtype))
     return items

@@ -10,18 +10,12 @@ from typing import Any
 
 Progress = bool | Callable[[str, int, int], object] | None
 
-WORDS = {
-    "analyse": "analysing",
-    "encode": "encoding",
-    "decode": "decoding",
-    "verify": "verifying",
-    "load": "loading",
-}
+
+def _word(stage: str) -> str:
+    return stage.removesuffix("e") + "ing"
 
 
 class Watcher:
-    """What long work tells of itself, about twenty times a second, on the caller's thread."""
-
     def __init__(self, tell: Callable[[str, int, int], object]) -> None:
         self.tell = tell
 
@@ -34,17 +28,13 @@ class Watcher:
 
 
 class _Line(Watcher):
-    """A line on standard error, if tqdm is not installed."""
-
     def __init__(self) -> None:
-        super().__init__(self._show)
-        self.start = time.monotonic()
-        self.width = 0
+        self.start, self.width = time.monotonic(), 0
 
-    def _show(self, stage: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, done: int, total: int) -> None:
         seconds = max(time.monotonic() - self.start, 1e-9)
         share = 100 * done / total if total else 0
-        text = f"{WORDS.get(stage, stage)} {share:3.0f} %  {done / seconds / 1e6:,.0f} MB/s"
+        text = f"{_word(stage)} {share:3.0f} %  {done / seconds / 1e6:,.0f} MB/s"
         sys.stderr.write("\r" + text.ljust(self.width))
         sys.stderr.flush()
         self.width = len(text)
@@ -56,16 +46,14 @@ class _Line(Watcher):
 
 class _Tqdm(Watcher):
     def __init__(self, tqdm: Any) -> None:
-        super().__init__(self._show)
-        self.bar = tqdm(unit="B", unit_scale=True, leave=False)
-        self.stage = ""
+        self.bar, self.stage = tqdm(unit="B", unit_scale=True, leave=False), ""
 
-    def _show(self, stage: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, done: int, total: int) -> None:
         self.bar.total = total
         self.bar.update(done - self.bar.n)
         if stage != self.stage:
             self.stage = stage
-            self.bar.set_description(WORDS.get(stage, stage))
+            self.bar.set_description(_word(stage))
 
     def close(self) -> None:
         self.bar.close()
@@ -76,7 +64,9 @@ def watcher(progress: Progress) -> Watcher | None:
     if callable(progress):
         return Watcher(progress)
     if progress is None:
-        progress = sys.stderr is not None and (sys.stderr.isatty() or _in_notebook())
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        in_notebook = type(shell).__name__ == "ZMQInteractiveShell" or "google.colab" in sys.modules
+        progress = sys.stderr is not None and (sys.stderr.isatty() or in_notebook)
     if not progress:
         return None
     try:
@@ -85,14 +75,7 @@ def watcher(progress: Progress) -> Watcher | None:
         return _Line()
 
 
-def _in_notebook() -> bool:
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return type(shell).__name__ == "ZMQInteractiveShell" or "google.colab" in sys.modules
-
-
 class Bar:
-    """One bar of progress for all that is loaded."""
-
     def __init__(self, total: int) -> None:
         self.total, self.done = total, 0
         self.watcher: Watcher | None = None

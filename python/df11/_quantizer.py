@@ -1,18 +1,8 @@
 """transformers' extension points: `from_pretrained` of a folder of containers, here or on the Hub.
 
-What each of them is used for, in the order in which `from_pretrained` calls them:
-
-| call | use |
-|---|---|
-| `validate_environment` | is this a transformers that has all of them |
-| `update_device_map` | where the model shall be |
-| `_expect_containers` | `update_tp_plan` to 5.20, `update_attn_implementation` from 5.18 |
-| `update_dtype` | remembers what is asked for |
-| `preprocess_model` | opens the containers, and names a file that stands for their tensors; of a \
-BF16 folder it makes them first (`_source`) |
-| `adjust_max_memory`, `validate_environment` | `device_map="auto"`: GPUs, and what each may hold |
-| `param_needs_quantization`, `get_quantize_ops` | take what the loader has made of the tensors |
-| `postprocess_model` | brings it to its devices: parameters are compressed tensors from then on |
+Methods are in the order in which `from_pretrained` calls them: where the model shall be, containers
+that are opened (of a BF16 folder made first, `_source`, or compressed by a GPU, `_packing`), what
+takes the tensors that the loader has made, and what brings them to their devices.
 
 The config gets the name of a weights file beside the containers, which holds what they lack, if
 anything; on the Hub that finds them (`_hub`). If it says no dtype, it gets that of the
@@ -52,25 +42,18 @@ from ._source import KEY, Made, made_of
 from ._source import folder_of as bf16_folder
 
 METHOD = "df11"
-
-
 #: Types of devices that compress BF16 weights by themselves while they are loaded.
 PACKING_DEVICES = ("cuda",)
 
 
 class Method(str, Enum):
-    """The method's name, as configs of transformers and diffusers have theirs."""
-
     DF11 = METHOD
 
 
 #: The calls with the config, before files are looked for; each release has one of them at least.
 _WITH_CONFIG = ("update_tp_plan", "update_attn_implementation")
 _NEEDED = (
-    "param_needs_quantization",
-    "get_quantize_ops",
-    "update_dtype",
-    "adjust_max_memory",
+    *("param_needs_quantization", "get_quantize_ops", "update_dtype", "adjust_max_memory"),
     "get_state_dict_and_metadata",
 )
 
@@ -105,13 +88,10 @@ class Config(QuantizationConfigMixin):
             known = "mode, residence, memory, streamed"
             raise ValueError(f"df11.Config has no {', '.join(unknown)}; its options are {known}")
         self.quant_method = Method.DF11  # type: ignore[assignment]
-        self.mode = mode
-        self.residence = residence
-        self.memory = memory
-        self.streamed = streamed
+        self.mode, self.residence = mode, residence
+        self.memory, self.streamed = memory, streamed
 
     def to_dict(self) -> dict[str, Any]:
-        """Without what only matters for this run."""
         return {"quant_method": METHOD}
 
     def get_loading_attributes(self) -> dict[str, Any]:
@@ -128,7 +108,6 @@ auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (
 
 
 def refuse_decoding(*_: Any, **__: Any) -> Any:
-    """What `dequantize()` of a model does."""
     raise NotImplementedError(
         "run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory"
     )
@@ -138,7 +117,6 @@ def refuse_decoding(*_: Any, **__: Any) -> Any:
 class Df11Quantizer(HfQuantizer):
     #: Adapters can be trained: gradients go through compressed weights.
     is_trainable = True
-    #: generate() may compile by itself.
     is_compileable = True
     quantization_config: Config
 
@@ -158,15 +136,13 @@ class Df11Quantizer(HfQuantizer):
         self._later: Callable[[], None] | None = None
         self._ratio = 1.0
 
-    # ---- before the model is made ----
-
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Checks transformers, and later settles where the model goes."""
         lacking = [name for name in _NEEDED if not hasattr(HfQuantizer, name)]
         if not any(hasattr(HfQuantizer, name) for name in _WITH_CONFIG):
             lacking.append(" and ".join(_WITH_CONFIG))
         if lacking:
-            raise _unfit(lacking[0])
+            raise ImportError(mismatch("transformers", __version__, lacking[0]))
         if self.model is not None and isinstance(device_map, dict):
             self._settle(device_map)
 
@@ -208,17 +184,12 @@ class Df11Quantizer(HfQuantizer):
         self.container = _native.open(folder)
         if not self.container.is_complete:
             shards = self.container.shards
-            raise FileNotFoundError(
-                f"{folder} holds {len(shards)} of {shards[0]['count']} containers of the model; "
-                "fetch all"
-            )
+            held = f"{len(shards)} of {shards[0]['count']} containers of the model"
+            raise FileNotFoundError(f"{folder} holds {held}; fetch all")
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """What is asked for, by the caller or by the config."""
         self.dtype = dtype
         return dtype
-
-    # ---- the model is on the meta device ----
 
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
@@ -236,7 +207,6 @@ class Df11Quantizer(HfQuantizer):
             self._ratio = PACKED
 
     def _begin(self, files: list[str]) -> None:
-        """Gives the loader what takes weights, and containers in the place of files."""
         model = self.model
         if self._packs(files):
             said, device = self.quantization_config, self.placement.devices[0]
@@ -259,18 +229,15 @@ class Df11Quantizer(HfQuantizer):
         self.pre_quantized = False
 
     def _hand(self, tensors: dict[str, Any], beside: Path | None, files: list[str]) -> None:
-        """Has the loader take tensors in the place of files."""
         self._handed = Handed(tensors, beside)
         files[:] = [os.fspath(self._handed.file)]
 
     def _packs(self, files: list[str]) -> bool:
-        """Whether a GPU compresses BF16 weights by itself, without containers."""
         said, place = self.quantization_config, self.placement
         if self.pre_quantized or place is None or said.residence == "auto" or said.streamed:
             return False
-        if place.where is not None or len(place.devices) > 1:
-            return False
-        if place.devices[0].type not in PACKING_DEVICES:
+        several = place.where is not None or len(place.devices) > 1
+        if several or place.devices[0].type not in PACKING_DEVICES:
             return False
         # What would fit in BF16 fits compressed, whatever comes out.
         whole = sum(Path(file).stat().st_size for file in files)
@@ -288,17 +255,13 @@ class Df11Quantizer(HfQuantizer):
             self._open(folder_of(Path(files[0]).parent))
         return Path(files[0])
 
-    # ---- the loader is at work ----
-
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> Any:
-        """Whether the loader gives what it has made of a parameter."""
         return self.taker.param_needs_quantization(model, param_name)
 
     def get_quantize_ops(self) -> Any:
         return self.taker.get_quantize_ops()
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
-        """Bytes that an element takes while it is compressed, about."""
         return param.element_size() * self._ratio
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
@@ -306,7 +269,6 @@ class Df11Quantizer(HfQuantizer):
         return max_memory
 
     def _settle(self, device_map: dict[str, Any]) -> None:
-        """For "auto" and the like: what else there is goes to one device."""
         self.placement = resolve(self.wanted, self.quantization_config.memory, self.max_memory)
         begin, self._later = self._later, None
         if begin is not None:
@@ -316,11 +278,16 @@ class Df11Quantizer(HfQuantizer):
         device_map.clear()
         device_map[""] = self.placement.rest
 
-    # ---- the loader is done ----
-
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        from transformers import PreTrainedModel
+
         self.pre_quantized = True
-        _take_quantized_mark(model)
+        # Weights are what they were before compression, and so is the code that computes with
+        # them. transformers marks the configs of quantized models, and by that mark some models
+        # take other ways, which round otherwise or guess what dtype weights have.
+        for module in model.modules():
+            if isinstance(module, PreTrainedModel):
+                vars(module.config).pop("_is_quantized", None)
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
         if isinstance(self.taker, Packer):
@@ -335,16 +302,12 @@ class Df11Quantizer(HfQuantizer):
         self.model = self.container = self.made = self.taker = self._handed = None
         return model
 
-    # ---- afterwards ----
-
     def is_serializable(self) -> bool:
-        """As the folder that it came from."""
         return True
 
     def get_state_dict_and_metadata(
         self, model: Any
     ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """No weights are saved as safetensors; the containers are copied."""
         if self.saving_to is not None:
             left = others(model)
             if is_first():
@@ -368,26 +331,7 @@ def _home(file: str) -> torch.device:
     return torch.device("cpu") if is_component else default_device()
 
 
-def _unfit(lacking: str) -> ImportError:
-    return ImportError(mismatch("transformers", __version__, lacking))
-
-
-def _take_quantized_mark(model: Any) -> None:
-    """Weights are what they were before compression, and so is the code that computes with them.
-
-    transformers marks the configs of quantized models, and by that mark some models take other
-    ways, which round otherwise (Jamba and Falcon Mamba) or guess what dtype weights have
-    (attention).
-    """
-    from transformers import PreTrainedModel
-
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            vars(module.config).pop("_is_quantized", None)
-
-
 def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> None:
-    """Puts what a quantizer's loader took into a model, as its config says."""
     said = quantizer.quantization_config
     form = "streamed" if said.streamed else said.residence
     tell_conversions(items, tensors.container, quantizer.dtype)

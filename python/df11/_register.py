@@ -21,8 +21,6 @@ from ._errors import unfit
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for a module."""
-
     def __init__(self, awaited: str) -> None:
         self.awaited = awaited
 
@@ -100,15 +98,12 @@ def _explain_containers() -> None:
 
 
 def _refuse_container(source: Any) -> None:
-    if not isinstance(source, (str, os.PathLike)) or not os.fspath(source).endswith(".df11"):
-        return
-    path = Path(source)
-    if path.is_file():
-        folder = f"{path.with_suffix('')}-df11"
+    path = Path(source) if isinstance(source, (str, os.PathLike)) else Path()
+    if path.suffix == ".df11" and path.is_file():
+        made = f"df11 convert {path} {path.with_suffix('')}-df11 makes one"
         raise unfit(
             f"{path} is one container, and transformers loads folders",
-            f"df11 convert {path} {folder} makes one; df11.attach(module, {str(path)!r}) "
-            "gives a module its weights",
+            f"{made}; df11.attach(module, {str(path)!r}) gives a module its weights",
         )
 
 

@@ -14,7 +14,11 @@ from ._native import Model, Tensor, open
 
 @dataclass(frozen=True)
 class Report:
-    """Sizes before and after compression. Dataclass: `dataclasses.asdict` makes a dict of it."""
+    """Sizes before and after compression. Dataclass: `dataclasses.asdict` makes a dict of it.
+
+    Shards are containers. Blocks, and tensors (with coded exponents, stored as they are, or as
+    references to others with the same bytes), are counted in each of them.
+    """
 
     source_bytes: int
     """Bytes of the original weights files."""
@@ -25,17 +29,11 @@ class Report:
     stored_side_bytes: int
     """Bytes of side files inside of a container before they were stored; none of a folder."""
     shards: int
-    """The number of containers."""
     blocks: int
-    """The number of blocks, counted in each container."""
     coded_tensors: int
-    """The number of tensors with coded exponents."""
     raw_tensors: int
-    """The number of tensors stored as they are."""
     alias_tensors: int
-    """The number of tensors stored as references to others with the same bytes."""
     coded_weights: int
-    """Weights in coded tensors."""
     coded_bytes: int
     """Bytes of the arrays of coded tensors, with their alignment."""
     entropy_bits: float
@@ -108,30 +106,19 @@ class Plan:
     """Bytes of streamed blocks, which stay pinned on the host."""
 
 
-# ---- what is in a container ----
-
-
 def inspect(path: str | PathLike[str] | Model, *, tensors: bool = True) -> dict[str, Any]:
-    """Tell what a container, or a folder of shards, holds.
-
-    The keys are those of `df11 inspect --json`: `identity`, `complete`, `shards`,
-    `container_bytes`, `total`, and `blocks`, each with its `tensors` unless these are not wanted.
-    Sizes are bytes. Weights are not read, so that there is no entropy; the cost grows with the
-    number of tensors.
-
+    """Tell what a container, or a folder of shards, holds. The keys are those of `df11 inspect
+    --json`: `identity`, `complete`, `shards`, `container_bytes`, `total`, and `blocks`, each with
+    its `tensors` unless these are not wanted. Weights are not read, so that there is no entropy.
     Raises what `df11.open` raises.
     """
     model = path if isinstance(path, Model) else open(path)
-    blocks = []
-    for block in model.blocks:
-        told: dict[str, Any] = {
-            "name": block.name,
-            "tensor_count": len(block.tensors),
-            **_sum(block.tensors),
-        }
-        if tensors:
-            told["tensors"] = [_tensor(tensor) for tensor in block.tensors]
-        blocks.append(told)
+    blocks: list[dict[str, Any]] = [
+        {"name": block.name, "tensor_count": len(block.tensors), **_sum(block.tensors)}
+        for block in model.blocks
+    ]
+    for block, told in zip(model.blocks if tensors else (), blocks, strict=False):
+        told["tensors"] = [_tensor(tensor) for tensor in block.tensors]
     return {
         "source": model.path,
         "identity": model.identity,
@@ -161,27 +148,19 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
 
 def _sum(tensors: Iterable[Tensor]) -> dict[str, Any]:
     """Aliases count as elements; their stored bytes are those of another tensor."""
-    elements = decoded = stored = weights = weight_bytes = 0
-    for tensor in tensors:
-        count = prod(tensor.shape)
-        elements += count
-        decoded += tensor.nbytes
-        stored += tensor.stored_bytes
-        if tensor.dtype == "BF16" and tensor.target == tensor.name:
-            weights += count
-            weight_bytes += tensor.stored_bytes
+    all_of = list(tensors)
+    own = [one for one in all_of if one.dtype == "BF16" and one.target == one.name]
+    weights = sum(prod(one.shape) for one in own)
+    weight_bytes = sum(one.stored_bytes for one in own)
     return {
-        "elements": elements,
-        "decoded_bytes": decoded,
-        "stored_bytes": stored,
+        "elements": sum(prod(one.shape) for one in all_of),
+        "decoded_bytes": sum(one.nbytes for one in all_of),
+        "stored_bytes": sum(one.stored_bytes for one in all_of),
         "weights": weights,
         "bits_per_weight": 8 * weight_bytes / weights if weights else None,
     }
 
 
-# ---- tables ----
-
-#: Of more blocks than this the rest are one row.
 _SHOWN = 40
 
 
@@ -217,8 +196,8 @@ def _row(name: str, total: dict[str, float | None]) -> list[str]:
 
 def show_bytes(count: float) -> str:
     """A number of bytes for people."""
-    for symbol in ("B", "kB", "MB"):
+    for symbol, digits in (("B", 0), ("kB", 1), ("MB", 1)):
         if count < 1000:
-            return f"{count:.0f} {symbol}" if symbol == "B" else f"{count:.1f} {symbol}"
+            return f"{count:.{digits}f} {symbol}"
         count /= 1000
     return f"{count:.2f} GB"

@@ -10,13 +10,7 @@ from ._errors import unfit
 from ._native import Model, Tensor, open
 
 #: What safetensors calls the frameworks that there are here.
-_FRAMEWORKS = {
-    "pt": "torch",
-    "torch": "torch",
-    "pytorch": "torch",
-    "np": "numpy",
-    "numpy": "numpy",
-}
+_TORCH, _NUMPY = ("pt", "torch", "pytorch"), ("np", "numpy")
 
 
 class safe_open:
@@ -32,12 +26,11 @@ class safe_open:
     def __init__(
         self, filename: str | PathLike[str], framework: str, device: str | int = "cpu"
     ) -> None:
-        if framework not in _FRAMEWORKS:
+        if framework not in (*_TORCH, *_NUMPY):
             raise unfit(f"framework {framework!r} is not known", 'choose "pt" or "np"')
-        self._framework = _FRAMEWORKS[framework]
-        if self._framework == "numpy" and device != "cpu":
+        self._is_numpy, self._device = framework in _NUMPY, device
+        if self._is_numpy and device != "cpu":
             raise unfit("NumPy has no devices", 'leave device out, or choose framework="pt"')
-        self._device = device
         self._model: Model | None = open(filename)
 
     def __enter__(self) -> safe_open:
@@ -60,9 +53,7 @@ class safe_open:
 
     def metadata(self) -> dict[str, str] | None:
         """The `__metadata__` of the original file; None if it has none. Of several files the
-        entries of all.
-
-        Raises `ParameterError` if files give one key different values.
+        entries of all. Raises `ParameterError` if files give one key different values.
         """
         found: dict[str, str] | None = None
         for header in self._headers():
@@ -77,7 +68,7 @@ class safe_open:
 
     def get_tensor(self, name: str) -> Any:
         """A decoded tensor of the framework, on the device. Raises `KeyError`."""
-        return self._made(self._tensor(name))
+        return self._made(self._open()[name])
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors by name, decoded one after the other."""
@@ -85,15 +76,12 @@ class safe_open:
 
     def get_slice(self, name: str) -> Sliced:
         """A tensor of which indexing decodes what it needs. Raises `KeyError`."""
-        return Sliced(self, self._tensor(name))
+        return Sliced(self, self._open()[name])
 
     def _open(self) -> Model:
         if self._model is None:
             raise unfit("the container is closed", "open it again, or stay within the with")
         return self._model
-
-    def _tensor(self, name: str) -> Tensor:
-        return self._open()[name]
 
     def _headers(self) -> list[dict[str, Any]]:
         model = self._open()
@@ -101,7 +89,7 @@ class safe_open:
 
     def _made(self, tensor: Any) -> Any:
         """What the framework makes of a tensor or a slice."""
-        if self._framework == "numpy":
+        if self._is_numpy:
             return tensor.numpy()
         made = tensor.torch()
         return made if self._device == "cpu" else made.to(self._device)
@@ -111,8 +99,7 @@ class Sliced:
     """A tensor that is decoded by indexing. From `safe_open.get_slice`."""
 
     def __init__(self, file: safe_open, tensor: Tensor) -> None:
-        self._file = file
-        self._tensor = tensor
+        self._file, self._tensor = file, tensor
 
     def get_shape(self) -> list[int]:
         """Its dimensions, outermost first."""
@@ -124,18 +111,15 @@ class Sliced:
 
     def __getitem__(self, key: Any) -> Any:
         """Decode what numbers and slices with steps of 1 name, by the tiles that hold it. For any
-        other index the whole tensor is decoded, and indexed by the framework.
-
-        Raises `IndexError` as the framework does.
+        other index the whole tensor is decoded, and indexed by the framework. Raises `IndexError`
+        as the framework does.
         """
         self._file._open()
         indices = key if isinstance(key, tuple) else (key,)
-        if not self._tensor.shape or not all(_is_plain(index) for index in indices):
+        is_plain = all(
+            index.step in (None, 1) if isinstance(index, slice) else type(index) is int
+            for index in indices
+        )
+        if not self._tensor.shape or not is_plain:
             return self._file._made(self._tensor)[key]
         return self._file._made(self._tensor[key])
-
-
-def _is_plain(index: Any) -> bool:
-    if isinstance(index, slice):
-        return index.step in (None, 1)
-    return isinstance(index, int) and not isinstance(index, bool)

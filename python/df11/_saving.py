@@ -19,8 +19,7 @@ from ._report import Report
 from ._source import KEY, Source, sources
 from ._tensor import CompressedTensor
 
-#: As `df11 compress` inserts it, after the first brace; `df11 decompress` takes it out
-#: (src/write/shards.rs).
+#: As `df11 compress` inserts it and `df11 decompress` takes it out (src/write/shards.rs).
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
 _ADAPTER = "adapter_config.json"
 
@@ -45,10 +44,7 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
     Names are those of `model.state_dict()`; what an adapter wraps has its own name, without the
     wrapper's. All processes of a distributed model must call it at once, and each gets whole
-    weights.
-
-    # Errors
-    `CorruptError` if a kernel met damaged weights.
+    weights. Raises `CorruptError` if a kernel met damaged weights.
     """
     names = {
         spot.key: join(path, spot.name) for path, source in sources(model) for spot in source.spots
@@ -56,20 +52,12 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     out: dict[str, torch.Tensor] = {}
     found = [entry for entry in entries(model) if entry.is_persistent]
     for entry in found:
-        copy = plain(entry.value)
-        for spot in entry.spots:
-            out[names.get(spot.key, spot.name)] = copy
+        value = gathered(entry.value.detach())
+        value = value.decode() if isinstance(value, CompressedTensor) else value
+        copy = value.cpu().clone()
+        out |= {names.get(spot.key, spot.name): copy for spot in entry.spots}
     check_gpus(entry.value.device for entry in found)
     return out
-
-
-def plain(value: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory, decoded."""
-    value = gathered(value.detach())
-    return (value.decode() if isinstance(value, CompressedTensor) else value).cpu().clone()
-
-
-# ---- containers ----
 
 
 def copy_containers(source: Source, folder: Path) -> None:
@@ -77,17 +65,6 @@ def copy_containers(source: Source, folder: Path) -> None:
     and are not there, such as the tokenizer.
     """
     was_open = source.held is not None
-    _copy(source, folder)
-    for name in source.container.side_files:
-        path, target = Path(source.path, name), folder / name
-        if path.is_file() and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
-    if source.made is not None and not was_open:
-        source.close()
-
-
-def _copy(source: Source, folder: Path) -> None:
     for shard in source.container.shards:
         path, made = Path(shard["path"]), source.made
         target = folder / path.name
@@ -100,16 +77,16 @@ def _copy(source: Source, folder: Path) -> None:
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
-
-
-# ---- save_pretrained ----
+    for name in source.container.side_files:
+        _carry(Path(source.path, name), folder / name)
+    if source.made is not None and not was_open:
+        source.close()
 
 
 class Save(Ref):
     """`save_pretrained` of a model, without keeping it; a copy of the model has its own."""
 
     def __call__(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Writes containers and config, as `df11 compress` made them."""
         if self.module is None:
             raise ReferenceError("the model is gone; keep it in a variable while it is saved")
         self.write(self.module, save_directory, *args, **kwargs)
@@ -119,12 +96,8 @@ class Save(Ref):
 
 
 def changed(model: Any) -> list[str]:
-    """Weights that were compressed, and in whose places are others."""
-    return [
-        weight.name
-        for weight, value in model.__dict__[KEY].found()
-        if weight.reason is None and not isinstance(local(value), CompressedTensor)
-    ]
+    found = ((weight, local(value)) for weight, value in model.__dict__[KEY].found())
+    return [w.name for w, v in found if w.reason is None and not isinstance(v, CompressedTensor)]
 
 
 def others(model: Any) -> dict[str, torch.Tensor]:
@@ -139,7 +112,6 @@ def others(model: Any) -> dict[str, torch.Tensor]:
 
 
 def save_others(others: dict[str, torch.Tensor], path: Path) -> None:
-    """In the file that the loader looks for beside the containers."""
     from safetensors.torch import save_file
 
     if others:
@@ -155,9 +127,6 @@ def mark_config(path: Path) -> None:
         return
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     path.write_text(text.replace("{", "{" + MARK, 1), encoding="utf-8")
-
-
-# ---- adapters ----
 
 
 def merge_adapter(
@@ -193,15 +162,13 @@ def merge_adapter(
         base = kind.from_pretrained(bf16, device_map="cpu", dtype="auto")
         model = peft.PeftModel.from_pretrained(base, adapter).merge_and_unload()
         model.save_pretrained(merged)
-        _carry(bf16, merged)
+        for path in bf16.rglob("*"):
+            if not path.name.endswith((".safetensors", ".safetensors.index.json")):
+                _carry(path, merged / path.relative_to(bf16))
         return compress(merged, out, overwrite=overwrite, progress=progress)
 
 
-def _carry(source: Path, target: Path) -> None:
-    """Copies side files, such as the tokenizer's, that `target` does not have."""
-    for path in source.rglob("*"):
-        place = target / path.relative_to(source)
-        weights = path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json")
-        if path.is_file() and not weights and not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, place)
+def _carry(path: Path, target: Path) -> None:
+    if path.is_file() and not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)

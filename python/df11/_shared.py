@@ -27,7 +27,6 @@ from ._matrices import PART, raw_stream, shape_of
 _MOST = 8
 #: The most bytes that are decoded together in exact mode.
 _MOST_DECODED = 256 << 20
-#: How often results may be left over.
 _MOST_LEFT = 2
 
 
@@ -57,10 +56,9 @@ class _Moment(NamedTuple):
 
 
 class Operand:
-    """What products need of a weight, which keeps it.
-
-    Weak references point to this and never to the weight: PyTorch exchanges tensors in place when a
-    module moves (`torch.utils.swap_tensors`), and refuses those that have some.
+    """What products need of a weight, which keeps it. Weak references point to this and never to
+    the weight: PyTorch exchanges tensors in place when a module moves (`torch.utils.swap_tensors`),
+    and refuses those that have some.
     """
 
     __slots__ = ("__weakref__", "arrays", "device", "exact", "parts", "shared")
@@ -78,8 +76,6 @@ _Pair = tuple["weakref.ref[Operand]", "weakref.ref[Tensor] | None"]
 
 
 class SharedInput:
-    """Some weights, with their biases, that are multiplied by the same x."""
-
     def __init__(self, pairs: list[_Pair]) -> None:
         self.pairs = pairs
         #: Of the last product: results by the identity of their weight.
@@ -89,7 +85,6 @@ class SharedInput:
         self._times_left = 0
 
     def multiply(self, x: Tensor, weight: Operand, bias: Tensor | None) -> Tensor | None:
-        """The product with a weight, one of these; None if they cannot be multiplied together."""
         now = _Moment.of(x)
         weights = [other for ref, _ in self.pairs if (other := ref()) is not None]
         biases = [None if ref is None else ref() for _, ref in self.pairs]
@@ -143,7 +138,6 @@ _last = _Last()
 
 
 def multiply(x: Tensor, weight: Operand, bias: Tensor | None) -> Tensor:
-    """`_ops.linear`, together with those weights that share x."""
     _last.product = (_last.product[0], _last.product[1] + 1)
     shared = weight.shared
     if isinstance(shared, SharedInput):
@@ -174,7 +168,6 @@ def _learn(x: Tensor, weight: Operand, bias: Tensor | None) -> None:
 
 
 def _suit(weights: list[Operand]) -> bool:
-    """Whether one product is right for all of them, and of use."""
     if len({id(weight) for weight in weights}) < len(weights) or len(weights) > _MOST:
         return False
     shapes = [shape_of(weight.parts) for weight in weights]

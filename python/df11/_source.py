@@ -24,7 +24,6 @@ from ._container import Tensors
 from ._modules import Spot, local
 from ._tensor import CompressedTensor
 
-#: Under which a module keeps its `Source`.
 KEY = "_df11"
 #: Where containers lie meanwhile: in memory, or with temporary files if that is too small.
 PLACES = [Path("/dev/shm"), Path(tempfile.gettempdir())]
@@ -34,23 +33,14 @@ SAVE_AGAIN = "load it in BF16, save it with save_pretrained(FOLDER), and load FO
 
 
 class Made:
-    """The containers of a folder with BF16 weights, as `df11 compress` writes them.
-
-    Made on all cores, 1 GB/s each, with some MiB of memory beside the containers themselves.
+    """The containers of a folder with BF16 weights, as `df11 compress` writes them: on all cores,
+    1 GB/s each. Raises `OSError` if there is no room for them, and what `df11.compress` raises.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Compresses a folder.
-
-        # Errors
-        `OSError` if there is no room for the result; those of `df11.compress`.
-        """
         self.folder = folder
-        files = list(folder.rglob(f"*{_SUFFIX}"))
-        place = _place(sum(path.stat().st_size for path in files))
-        held = tempfile.TemporaryDirectory(prefix="df11-", dir=place)
+        held = tempfile.TemporaryDirectory(prefix="df11-", dir=_place(folder))
         out = Path(held.name, "model")
-        #: By the path of each container the open file.
         self._files: dict[str, BinaryIO] = {}
         weakref.finalize(self, _close, held, self._files)
         _native.compress(folder, out, verify=False)
@@ -65,38 +55,30 @@ class Made:
         return f"/proc/self/fd/{self._files[path].fileno()}"
 
 
-#: Names, sizes and times of the files of a folder.
 Stamp = tuple[tuple[str, int, int], ...]
 
 
 def stamp(folder: Path) -> Stamp:
-    """By which it is seen that weights files of a folder were changed."""
-    found = sorted(folder.rglob(f"*{_SUFFIX}"))
-    stats = ((path, path.stat()) for path in found)
+    stats = ((path, path.stat()) for path in sorted(folder.rglob(f"*{_SUFFIX}")))
     return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
 
 def again(folder: Path, identity: str | Stamp) -> Made:
     """Makes containers once more.
-
-    # Errors
-    `ValueError` if the folder, or the containers' identity, is not what it was.
+    Raises `ValueError` if the folder, or the containers' identity, is not what it was.
     """
-    made = None
     if isinstance(identity, str) or stamp(folder) == identity:
         made = Made(folder)
-    if made is None or identity not in (made.container.identity, stamp(folder)):
-        raise ValueError(
-            f"{folder} holds other weights than when the model was loaded; load the model again"
-        )
-    return made
+        if identity in (made.container.identity, stamp(folder)):
+            return made
+    raise ValueError(
+        f"{folder} holds other weights than when the model was loaded; load the model again"
+    )
 
 
 def folder_of(files: Sequence[str] | None) -> Path:
     """The folder of a checkpoint's weights files that can be compressed.
-
-    # Errors
-    `ValueError` for files that cannot, or in a process of several.
+    Raises `ValueError` for files that cannot, or in a process of several.
     """
     if not files:
         raise ValueError("df11 compresses the files of a checkpoint; name it in from_pretrained")
@@ -105,17 +87,18 @@ def folder_of(files: Sequence[str] | None) -> Path:
         raise ValueError(
             f"df11 compresses safetensors files, and the checkpoint is {first.name}; {SAVE_AGAIN}"
         )
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        _check_alone(first.parent)
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if several and torch.distributed.get_world_size() > 1:
+        raise ValueError(
+            "several processes would each compress the whole model; run "
+            f"`df11 compress {first.parent} -o FOLDER` once and load FOLDER"
+        )
     return first.parent
 
 
 def made_of(files: Sequence[str] | None) -> Made:
-    """Compresses the weights files of a checkpoint.
-
-    # Errors
-    Those of `folder_of` and `Made`; `ValueError` if a file is not compressed, such as that of a
-    variant.
+    """Compresses the weights files of a checkpoint. Raises the errors of `folder_of` and `Made`;
+    `ValueError` if a file is not compressed, such as that of a variant.
     """
     made = Made(folder_of(files))
     taken = {Path(name).name for name in made.container.weights_files}
@@ -128,16 +111,8 @@ def made_of(files: Sequence[str] | None) -> Made:
     return made
 
 
-def _check_alone(folder: Path) -> None:
-    if torch.distributed.get_world_size() > 1:
-        raise ValueError(
-            "several processes would each compress the whole model; run "
-            f"`df11 compress {folder} -o FOLDER` once and load FOLDER"
-        )
-
-
-def _place(count: int) -> Path:
-    """A folder with room for this many bytes."""
+def _place(folder: Path) -> Path:
+    count = sum(size for _, size, _ in stamp(folder))
     found = next((place for place in PLACES if place.is_dir() and _free(place) > count), None)
     if found is None:
         where = " and ".join(map(str, PLACES))
@@ -158,16 +133,10 @@ def _close(held: tempfile.TemporaryDirectory[str], files: dict[str, BinaryIO]) -
         file.close()
 
 
-# ---- what a module has ----
-
-
 @dataclass
 class Weight:
-    """What a module has of a container, in one place or, tied, in several."""
-
     name: str
     spots: list[Spot]
-    #: Its decoded size.
     nbytes: int
     #: Why it is an ordinary parameter and does not stay compressed.
     reason: str | None
@@ -177,18 +146,12 @@ class Weight:
 
     @property
     def value(self) -> Tensor | None:
-        """What is in its place now, if anything."""
         return next((value for spot in self.spots if (value := spot.value) is not None), None)
-
-
-def bytes_of(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor, as a view of one dimension."""
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 def sum_of(value: Tensor) -> Tensor:
     """The sum of a tensor's bits as numbers, where the tensor is. Reads it once."""
-    flat = bytes_of(value.detach())
+    flat = value.detach().reshape(-1).view(torch.uint8)
     if flat.numel() % 8 or flat.storage_offset() % 8:
         flat = nn.functional.pad(flat, (0, -flat.numel() % 8))
     return flat.view(torch.int64).sum()
@@ -196,16 +159,11 @@ def sum_of(value: Tensor) -> Tensor:
 
 @dataclass
 class Source:
-    """The weights of a module that came from a container."""
-
     #: Where the weights came from: a container, or the files that it is made of.
     path: str | Path
     weights: list[Weight] = field(default_factory=list)
-    #: Tensors of the container that belong to no parameter.
     unused: list[str] = field(default_factory=list)
-    #: The container, while it is open.
     held: Tensors | None = None
-    #: What made the container while the model was loaded.
     made: Made | None = None
     #: Of a container that has to be made again: its identity, or that of its files.
     identity: str | Stamp | None = None
@@ -236,7 +194,6 @@ class Source:
 
     @property
     def tensors(self) -> Tensors:
-        """What is in the container, which is opened or made if it is not there."""
         if self.held is None:
             if self.identity is not None:
                 self.made = again(Path(self.path), self.identity)
@@ -253,18 +210,15 @@ class Source:
         return (spot for weight in self.weights for spot in weight.spots)
 
     def found(self) -> Iterator[tuple[Weight, Tensor]]:
-        """Each weight with what is in its place now; none that were taken away since."""
         for weight in self.weights:
             if (value := weight.value) is not None:
                 yield weight, value
 
 
 def sources(model: Any) -> list[tuple[str, Source]]:
-    """The sources in a module or in the components of a pipeline, with their module's path."""
     is_module = isinstance(model, nn.Module)
     components = None if is_module else getattr(model, "components", None)
     members = components.values() if isinstance(components, dict) else [model]
     inner = (one if isinstance(one, nn.Module) else getattr(one, "model", None) for one in members)
     modules = (pair for one in inner if isinstance(one, nn.Module) for pair in one.named_modules())
-    found = ((path, module.__dict__.get(KEY)) for path, module in modules)
-    return [(path, source) for path, source in found if source is not None]
+    return [(path, module.__dict__[KEY]) for path, module in modules if KEY in module.__dict__]

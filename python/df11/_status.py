@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,27 +15,24 @@ from ._load import check_gpus
 from ._matrices import FAST
 from ._modules import local
 from ._report import show_bytes, table
-from ._source import Source, Weight, bytes_of, sources, sum_of
+from ._source import Source, sources, sum_of
 from ._tensor import CompressedTensor
 
 
 @dataclass
 class DeviceReport:
-    """What the weights of one device take, in bytes."""
+    """What the weights of one device take, in bytes: compressed ones as stored (with their decode
+    tables) and in the fast layout, ordinary parameters, and in the host's memory streamed ones.
+    """
 
     device: str
-    #: Compressed weights as the container has them, with their decode tables on a GPU.
     stored: int = 0
-    #: Compressed weights in the fast layout.
     fast: int = 0
-    #: Ordinary parameters and buffers.
     ordinary: int = 0
-    #: Of the host: what this GPU reads there at each use.
     streamed: int = 0
 
     @property
     def total(self) -> int:
-        """What lies on the device."""
         return self.stored + self.fast + self.ordinary
 
 
@@ -51,22 +49,20 @@ class ModelReport:
     devices: list[DeviceReport] = field(default_factory=list)
     #: By the name of each weight: `stored`, `fast`, `streamed` or `ordinary`.
     residences: dict[str, str] = field(default_factory=dict)
-    #: Ordinary weights by the reason, with their number and bytes.
+    #: Ordinary weights by the reason, with their number and bytes; and large ones by name.
     ordinary: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: Of those the large ones, by name.
     large_ordinary: dict[str, str] = field(default_factory=dict)
     #: Tensors of the containers that belong to no parameter.
     unused_tensors: list[str] = field(default_factory=list)
-    #: Weights that were compared with the original's hashes; None if that was not asked for.
+    #: How many weights were compared, if that was asked for, and by what: their hashes, or sums of
+    #: the bits that were loaded.
     verified: int | None = None
-    #: What of them was compared: their hashes, or sums of the bits that were loaded.
     verified_by: str = "hashes"
 
     def __bool__(self) -> bool:
         return self.active
 
     def _on(self, device: torch.device) -> DeviceReport:
-        """Of a device what its weights take: nothing yet if they are not known."""
         found = next((each for each in self.devices if each.device == str(device)), None)
         if found is None:
             self.devices.append(found := DeviceReport(str(device)))
@@ -89,58 +85,44 @@ class ModelReport:
 
     @property
     def ratio(self) -> float:
-        """`device_bytes` divided by `original_bytes`."""
         return self.device_bytes / max(1, self.original_bytes)
 
     def __str__(self) -> str:
         if not self.active:
             return "df11: inactive: the model has no compressed weights"
-        show = show_bytes
-        more = "saved" if self.saved_bytes >= 0 else "more"
-        lines = [
-            f"df11: active, {' and '.join(self.modes) or 'nothing compressed'}, "
-            f"from {', '.join(self.paths)}",
-            f"weights    {show(self.device_bytes)} of {show(self.original_bytes)} "
-            f"({self.ratio:.1%}), {show(abs(self.saved_bytes))} {more}",
-        ]
+        head = f"df11: active, {' and '.join(self.modes) or 'nothing compressed'}, "
+        rows = (f"{label:<{_LABEL}}{told}" for label, told in self._rows())
+        return "\n".join([head + f"from {', '.join(self.paths)}", *rows])
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        show, more = show_bytes, "saved" if self.saved_bytes >= 0 else "more"
+        of_all = f"{show(self.device_bytes)} of {show(self.original_bytes)} ({self.ratio:.1%})"
+        yield "weights", f"{of_all}, {show(abs(self.saved_bytes))} {more}"
         for device in self.devices:
             sizes = {name: getattr(device, name) for name in ("stored", "fast", "ordinary")}
-            told = [f"{show(size)} {name}" for name, size in sizes.items() if size]
-            if device.streamed:
-                told.append(f"{show(device.streamed)} streamed from pinned host memory")
-            lines.append(f"{device.device:<10} {', '.join(told)}")
-        if self.ordinary:
-            told = [
-                f"{count} {why} ({show(size)})"
-                for why, (count, size) in sorted(self.ordinary.items())
-            ]
-            lines.append("ordinary   " + ", ".join(told))
-        named = [f"           {name}: {reason}" for name, reason in self.large_ordinary.items()]
-        lines += named[:_NAMED]
-        if len(named) > _NAMED:
-            lines.append(f"           and {len(named) - _NAMED} more, in large_ordinary")
-        if self.unused_tensors:
-            some = ", ".join(self.unused_tensors[:3])
-            lines.append(f"unused     {len(self.unused_tensors)} tensors: {some}")
+            sizes["streamed from pinned host memory"] = device.streamed
+            told = (f"{show(size)} {name}" for name, size in sizes.items() if size)
+            yield device.device, ", ".join(told)
+        if why := sorted(self.ordinary.items()):
+            told = (f"{count} {reason} ({show(size)})" for reason, (count, size) in why)
+            yield "ordinary", ", ".join(told)
+        large = [f"{name}: {reason}" for name, reason in self.large_ordinary.items()]
+        if len(large) > _NAMED:
+            large[_NAMED:] = [f"and {len(large) - _NAMED} more, in large_ordinary"]
+        yield from (("", line) for line in large)
+        if unused := self.unused_tensors:
+            yield "unused", f"{len(unused)} tensors: {', '.join(unused[:3])}"
         if self.verified is not None:
-            lines.append(
-                f"verified   {self.verified} weights are those of the original, by their "
-                f"{self.verified_by}"
-            )
-        return "\n".join(lines)
+            by = f"by their {self.verified_by}"
+            yield "verified", f"{self.verified} weights are those of the original, {by}"
 
     def _repr_html_(self) -> str:
-        caption, *lines = str(self).splitlines()
-        return table(caption, ((line[:_LABEL].strip(), line[_LABEL:]) for line in lines))
+        return table(str(self).splitlines()[0], self._rows())
 
 
-#: Columns of the text before what a line says.
 _LABEL = 11
-#: Ordinary weights from this size on are named.
 _LARGE = 1 << 20
-#: The text names no more than this many.
 _NAMED = 12
-#: Why an adapter or a new head is an ordinary parameter.
 _OTHER = "not in the containers"
 
 
@@ -176,7 +158,6 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
 
 
 def _parameters(model: Any, found: list[Source]) -> list[tuple[str, torch.Tensor]]:
-    """The parameters around the sources, by name."""
     if isinstance(model, nn.Module):
         return list(model.named_parameters())
     spots = (spot for source in found for spot in source.spots)
@@ -198,9 +179,8 @@ def _add(out: ModelReport, source: Source) -> None:
         if mode not in out.modes:
             out.modes.append(mode)
         device = out._on(value.device)
-        form = (
-            "streamed" if value.is_streamed else "fast" if value.parts[0].form == FAST else "stored"
-        )
+        form = "fast" if value.parts[0].form == FAST else "stored"
+        form = "streamed" if value.is_streamed else form
         out.residences[weight.name] = form
         for array in value.arrays:
             key = (array.data_ptr(), array.numel())
@@ -236,17 +216,15 @@ def _verify(source: Source) -> int:
         for weight, whole in found:
             value = local(whole.detach())
             value = value.decode() if isinstance(value, CompressedTensor) else value
-            if not _is_same(source, weight, value):
+            if weight.told is None:
+                is_same = bool(sum_of(value) == weight.total)
+            else:
+                pair = value.cpu(), source.tensors.again(weight.told).decode()
+                is_same = torch.equal(*(one.reshape(-1).view(torch.uint8) for one in pair))
+            if not is_same:
                 raise CorruptError(
                     f"{weight.name} is not what {source.path} holds; it was changed, or "
                     "memory fails: load the model again"
                 )
     check_gpus(value.device for _, value in found)
     return len(found)
-
-
-def _is_same(source: Source, weight: Weight, value: torch.Tensor) -> bool:
-    if weight.told is None:
-        return bool(sum_of(value) == weight.total)
-    expected = source.tensors.again(weight.told).decode()
-    return torch.equal(bytes_of(value.cpu().contiguous()), bytes_of(expected.contiguous()))

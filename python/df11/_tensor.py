@@ -41,9 +41,8 @@ class CompressedTensor(Compressed):
     first dimensions together count rows, and the others columns. It does not require gradients.
     """
 
-    #: Windows of pieces, stacked row after row.
     parts: tuple[Part, ...]
-    #: Whether products have the bits of PyTorch's own; else they are the fastest.
+    flat_parts: tuple[int, ...]
     exact: bool
     #: Whether arrays hold the last two dimensions the other way round.
     transposed: bool
@@ -51,15 +50,12 @@ class CompressedTensor(Compressed):
     flipped: bool
     #: Whether arrays are in pinned memory of the host, and a GPU reads them there.
     is_streamed: bool
-    #: Whether it is just the matrix that arrays hold.
+    #: Whether it is just the matrix that arrays hold, and the sides of that matrix.
     is_matrix: bool
-    #: Rows of all parts, and their columns.
     matrix_shape: tuple[int, int]
     _names: tuple[str, ...]
     #: Its device, which PyTorch takes some microseconds to tell of a subclass.
     _place: torch.device
-    #: `parts` as operators take them.
-    flat_parts: tuple[int, ...]
 
     @staticmethod
     def __new__(
@@ -80,9 +76,7 @@ class CompressedTensor(Compressed):
         `shape` has as many elements as the parts. `device`: the GPU that works with arrays on the
         host, which are pinned. `transposed`: arrays hold the last two dimensions the other way
         round, and what is decoded is a contiguous copy.
-
-        # Errors
-        `ValueError` for another number of elements, `RuntimeError` for `requires_grad`.
+        Raises `ValueError` for another number of elements, `RuntimeError` for `requires_grad`.
         """
         if requires_grad:
             refuse_gradients()
@@ -116,11 +110,8 @@ class CompressedTensor(Compressed):
         self.__dict__.pop("operand", None)
         return self._ready(self.shape)
 
-    # ---- what it holds ----
-
     @cached_property
     def operand(self) -> _shared.Operand:
-        """What products need of it."""
         arrays = [getattr(self, name) for name in self._names]
         return _shared.Operand(arrays, self.flat_parts, self.exact, self._place)
 
@@ -130,11 +121,9 @@ class CompressedTensor(Compressed):
 
     @property
     def kept(self) -> list[Tensor]:
-        """The arrays that cannot be made of others: all but decode tables."""
         return [getattr(self, f"{label}{at}") for at, label in _kept(self.parts)]
 
     def with_kept(self, kept: Sequence[Tensor]) -> CompressedTensor:
-        """Another one on the device of such arrays as `kept` are."""
         return self.like(with_tables(kept, self.parts), device=None)
 
     @property
@@ -153,30 +142,20 @@ class CompressedTensor(Compressed):
         options = {**self._options, **changes}
         shape = self.shape if shape is None else shape
         if arrays is not None:
-            parts = self.parts if parts is None else parts
-            return CompressedTensor(arrays, parts, shape, **options)
+            return CompressedTensor(arrays, parts or self.parts, shape, **options)
         del options["device"]
         return _wrapper(shape, options["flipped"], self._place)._take(self, **options)
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {
-            "exact": self.exact,
-            "transposed": self.transposed,
-            "flipped": self.flipped,
-            "device": self._place if self.is_streamed else None,
-        }
-
-    # ---- what users call ----
+        told = {name: getattr(self, name) for name in _TOLD}
+        return {**told, "device": self._place if self.is_streamed else None}
 
     def decode(self) -> Tensor:
         """The weights as an ordinary BF16 tensor of the same shape, strides and device.
 
         Costs two bytes of new memory a weight, for a moment twice that if `transposed`; the time is
-        that of `df11::decode`.
-
-        # Errors
-        `CorruptError` on the CPU if arrays contradict themselves.
+        that of `df11::decode`. Raises `CorruptError` on the CPU if arrays contradict themselves.
         """
         dense = torch.ops.df11.decode(self.arrays, self.flat_parts, self.device)
         return lay_out(dense, self.shape, self.transposed, self.flipped)
@@ -184,8 +163,6 @@ class CompressedTensor(Compressed):
     def with_mode(self, exact: bool) -> CompressedTensor:
         """An alias whose products are exact, or the fastest ones."""
         return self.like(exact=exact)
-
-    # ---- what PyTorch calls ----
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
         return list(self._names), (self.parts, tuple(self._options.items()))
@@ -222,13 +199,7 @@ class CompressedTensor(Compressed):
         return {"parts": parts, "shape": shape, **told, "fast": FAST_VERSION}
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not torch.compiler.is_compiling():
             if func is functional.linear and (y := _linear_now(*args, **kwargs or {})) is not None:
                 return y
@@ -239,23 +210,17 @@ class CompressedTensor(Compressed):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return dispatch(func, args, kwargs or {})
 
 
 @cache
 def _names(forms: tuple[int, ...]) -> tuple[str, ...]:
-    """Attributes for the arrays of parts of these forms."""
     return tuple(f"{name}{at}" for at, form in enumerate(forms) for name in ARRAYS[form])
 
 
 def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> CompressedTensor:
-    """A tensor of this class without anything in it."""
     made: CompressedTensor = Tensor._make_wrapper_subclass(
         CompressedTensor,
         tuple(shape),
@@ -267,13 +232,9 @@ def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> Compr
     return made
 
 
-# ---- functions that need no dispatch, or have no operator ----
-
-
 def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
-    """The product at once, if nothing watches or changes operators; else None.
-
-    Saves about 25 us of dispatch a call, of some hundred calls in a step of a model.
+    """The product at once, if nothing watches or changes operators; else None. Saves about 25 us of
+    dispatch a call, of some hundred calls in a step of a model.
     """
     if type(weight) is not CompressedTensor or type(x) not in _PLAIN or not weight.is_matrix:
         return None
@@ -294,7 +255,6 @@ def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
 
 
 def refuse_gradients() -> None:
-    """Raises RuntimeError for a compressed tensor that should get gradients."""
     raise RuntimeError(
         "a compressed tensor cannot require gradients; gradients flow through it to its inputs, so "
         f"train adapters beside it (requires_grad=False), or {REMEDY}"
@@ -308,7 +268,6 @@ def _requires_grad(self: CompressedTensor, requires_grad: bool = True) -> Compre
 
 
 def _set_data(self: CompressedTensor, value: Tensor) -> None:
-    """Gives it other memory, as `.data =` does: nothing is written into what it had."""
     if isinstance(value, CompressedTensor):
         if (value.shape, value.stride(), value.device) != (self.shape, self.stride(), self.device):
             raise RuntimeError(
@@ -340,14 +299,9 @@ def _share_memory(self: CompressedTensor) -> CompressedTensor:
 
 
 def _assign(self: Tensor, key: Any, value: Any) -> None:
-    """Assignment to elements, of or from a compressed tensor."""
     if isinstance(self, CompressedTensor):
         refuse_writing("assignment to elements")
     self[key] = value.decode() if isinstance(value, CompressedTensor) else value
-
-
-def _of_decoded(func: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, *args, **kwargs: func(self.decode(), *args, **kwargs)
 
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -361,14 +315,11 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     Tensor.share_memory_: _share_memory,
     Tensor.is_shared: lambda self: self.arrays[0].is_shared(),
     Tensor.__setitem__: _assign,
-    **{
-        func: _of_decoded(func)
-        for func in (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
-    },
+    Tensor.numpy: lambda self, *args, **kwargs: self.decode().numpy(*args, **kwargs),
+    Tensor.__array__: lambda self, *args: self.decode().__array__(*args),
+    Tensor.tolist: lambda self: self.decode().tolist(),
+    Tensor.__dlpack__: lambda self, **kwargs: self.decode().__dlpack__(**kwargs),
 }
-
-
-# ---- arrays from and to files ----
 
 
 def _kept(parts: Sequence[Numbers]) -> list[tuple[int, str]]:
@@ -390,9 +341,7 @@ def rebuild(
     arrays: list[Tensor], told: dict[str, Any], is_parameter: bool = False
 ) -> CompressedTensor:
     """Makes a tensor of what was kept of it, on the device of its arrays.
-
-    # Errors
-    `ValueError` if it was kept in the fast layout of another release.
+    Raises `ValueError` if it was kept in the fast layout of another release.
     """
     told = dict(told)
     version = told.pop("fast", 1)

@@ -39,7 +39,6 @@ _is_shared = False
 
 def share_between_captures() -> None:
     """Says that no two graphs of this process, and nothing beside one, ever run at the same time.
-
     What branches off a stream inside of a graph has another stream, and so its own workspace.
     """
     global _is_shared
@@ -71,7 +70,7 @@ def _has_spare(index: int, room: int) -> bool:
 
 
 def _eager(key: tuple[int, int, int], room: int) -> Tensor:
-    index = key[0]
+    index, *_ = key
     held = _held.get(key)
     if held is None or held.nbytes < room:
         held = _hold(key, _made(index, room))

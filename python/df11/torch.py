@@ -40,12 +40,11 @@ def save_file(
 ) -> Report:
     """Compress tensors into one container, whose name ends in `.df11`.
 
-    They are first written as safetensors beside it, which takes their size on the disk for a
-    while, and are decoded and compared at the end. `metadata` is that of the safetensors file,
-    which `df11 decompress` gives back. Needs the package `safetensors`, and raises what its
-    `save_file` raises: `RuntimeError` for tensors that share memory, `ValueError` for those that
-    are not contiguous. `ParameterError` if the name ends otherwise, or exists and `overwrite` is
-    not given.
+    They are first written as safetensors beside it, which takes their size on the disk for a while,
+    and are decoded and compared at the end. `metadata` is that of the safetensors file, which `df11
+    decompress` gives back. Needs the package `safetensors`, and raises what its `save_file` raises:
+    `RuntimeError` for tensors that share memory, `ValueError` for those that are not contiguous.
+    `ParameterError` if the name ends otherwise, or exists and `overwrite` is not given.
     """
     from safetensors.torch import save_file as save
 

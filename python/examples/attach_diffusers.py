@@ -20,9 +20,8 @@ import df11
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("pipeline", nargs="?", help="the folder of the pipeline")
     parser.add_argument("compressed", nargs="?", help="what df11 compress made of its transformer")
     parser.add_argument("prompt", nargs="?", default="a red cube on a table")
@@ -54,8 +53,8 @@ def trial(device: str) -> None:
     torch.manual_seed(0)
     original = diffusers.FluxTransformer2DModel(
         patch_size=1, in_channels=16, num_layers=2, num_single_layers=4, attention_head_dim=64,
-        num_attention_heads=8,
-        joint_attention_dim=256, pooled_projection_dim=128, axes_dims_rope=[16, 24, 24],
+        num_attention_heads=8, joint_attention_dim=256, pooled_projection_dim=128,
+        axes_dims_rope=[16, 24, 24],
     )  # fmt: skip
     original = original.to(torch.bfloat16).eval()
     with tempfile.TemporaryDirectory() as folder:

@@ -20,9 +20,8 @@ SENTENCES = ["A plane is taking off.", "An aircraft departs.", "The cat sits out
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("bf16", help="the folder of the model")
     parser.add_argument("compressed", help="what df11 compress made of it")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -34,11 +33,8 @@ def main() -> None:
     expected = original.encode(SENTENCES, convert_to_tensor=True)
 
     # Any module will do: its parameters are replaced by those of the container.
-    encoder = df11.attach(
-        SentenceTransformer(options.bf16, device=options.device),
-        options.compressed,
-        device=options.device,
-    )
+    encoder = SentenceTransformer(options.bf16, device=options.device)
+    df11.attach(encoder, options.compressed, device=options.device)
     start = time.perf_counter()
     found = encoder.encode(SENTENCES, convert_to_tensor=True)
     print(f"{len(SENTENCES)} sentences in {time.perf_counter() - start:.2f} s")

@@ -18,32 +18,19 @@ import df11
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "model", help="a folder that df11 compress made, or a repository of the Hub"
-    )
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
+    parser.add_argument("model", help="a folder that df11 compress made, or one of the Hub")
     parser.add_argument("prompt", nargs="?", default="The capital of France is")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--memory", help="of the GPU, for weights: 6GB; what does not fit is streamed"
-    )
-    parser.add_argument(
-        "--mode", choices=["exact", "fused"], default="exact", help="BF16's bits, or fast"
-    )
+    parser.add_argument("--memory", help="of the GPU: 6GB; what does not fit is streamed")
+    parser.add_argument("--mode", choices=["exact", "fused"], default="exact")
     parser.add_argument("--residence", choices=["stored", "fast", "auto"], default="stored")
     parser.add_argument("--tokens", type=int, default=64, help="how many to generate at most")
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="decode every weight, and compare it with the original's hashes",
-    )
+    parser.add_argument("--verify", action="store_true", help="compare every weight's hash")
     options = parser.parse_args()
     if (options.memory or options.device.startswith("cuda")) and not torch.cuda.is_available():
-        parser.error(
-            "PyTorch finds no GPU; --device cpu, without --memory, decodes on all cores (slow)"
-        )
+        parser.error("PyTorch finds no GPU; --device cpu, without --memory, decodes on all cores")
     return options
 
 
@@ -66,12 +53,9 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     inputs = tokenizer(options.prompt, return_tensors="pt").to(model.device)
     start = time.perf_counter()
-    answer = model.generate(
-        **inputs,
-        max_new_tokens=options.tokens,
-        do_sample=False,
-        streamer=TextStreamer(tokenizer, skip_special_tokens=True),
-    )
+    streamer = TextStreamer(tokenizer, skip_special_tokens=True)
+    wanted = {"max_new_tokens": options.tokens, "do_sample": False, "streamer": streamer}
+    answer = model.generate(**inputs, **wanted)
     seconds = time.perf_counter() - start
     count = answer.shape[1] - inputs["input_ids"].shape[1]
     print(f"\n{count} tokens in {seconds:.1f} s, {count / seconds:.1f} a second")

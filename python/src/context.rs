@@ -1,18 +1,12 @@
 //! GPUs that are open, and streams of other libraries on them.
 #![expect(unsafe_code, reason = "streams of other libraries")]
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use df11::{
-    gpu::{
-        Device, Status,
-        cudarc::driver::{CudaStream, sys::CUstream},
-    },
-    hazmat::gpu::Visit,
-};
+use df11::gpu::cudarc::driver::{CudaStream, sys::CUstream};
+use df11::gpu::{Device, Status};
+use df11::hazmat::gpu::Visit;
 use pyo3::prelude::*;
 
 /// A GPU, and the status that its kernels set.

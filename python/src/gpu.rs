@@ -3,19 +3,14 @@
 
 use std::{ops::Range, sync::Arc};
 
-use df11::{
-    Error,
-    gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece},
-    hazmat::gpu::Visit,
-};
+use df11::gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece};
+use df11::{Error, hazmat::gpu::Visit};
 use pyo3::{exceptions::PyKeyError, prelude::*, types::PyDict};
 
-use crate::{
-    context::{Gpu, free},
-    model::ranges,
-    placement::{OneOrMore, Wanted, placement},
-    work::{self, OrRaise},
-};
+use crate::context::{Gpu, free};
+use crate::model::ranges;
+use crate::placement::{OneOrMore, Wanted, placement};
+use crate::work::{self, OrRaise};
 
 /// The GPUs that the driver shows.
 #[pyfunction]
@@ -45,16 +40,13 @@ pub(crate) fn load(
     let ordinals = devices.into_vec();
     let loaded = work::watched(py, progress, |observer| {
         let mut options = LoadOptions::new();
+        let Wanted { memory, streamed, blocks } = wanted;
         // Several GPUs of which nothing is said share the model by what is free on them.
-        if ordinals.len() < 2
-            || wanted.memory.is_some()
-            || wanted.streamed
-            || wanted.blocks.is_some()
-        {
+        if ordinals.len() < 2 || memory.is_some() || *streamed || blocks.is_some() {
             options = options.plan(wanted.plan(model, ordinals.len())?);
         }
-        let gpus: Vec<Gpu> =
-            ordinals.iter().map(|&ordinal| Gpu::open(ordinal)).collect::<df11::Result<_>>()?;
+        let gpus = ordinals.iter().map(|&ordinal| Gpu::open(ordinal));
+        let gpus = gpus.collect::<df11::Result<Vec<_>>>()?;
         let devices: Vec<Device> = gpus.iter().map(|gpu| gpu.device.clone()).collect();
         Ok(Loaded { model: Some(model.load_on(&devices, &options, observer)?), gpus })
     })?;
@@ -143,11 +135,11 @@ impl DeviceModel {
 
     fn program(&self, py: Python<'_>, pieces: Vec<PieceArgument>) -> PyResult<Program> {
         let pieces: Vec<Piece<'_>> = pieces.iter().map(PieceArgument::piece).collect();
-        let program = py.detach(|| {
+        let program = || {
             let _visit = Visit::new();
             self.loaded.model().program(&pieces)
-        });
-        let program = program.or_raise(py)?;
+        };
+        let program = py.detach(program).or_raise(py)?;
         let part = self.loaded.part(program.device());
         Ok(Program { inner: Some(program), part, loaded: Arc::clone(&self.loaded) })
     }
@@ -164,11 +156,8 @@ impl DeviceModel {
     }
 
     fn __repr__(&self) -> String {
-        format!(
-            "<df11.DeviceModel of {} blocks on GPU {:?}>",
-            self.loaded.model().blocks().len(),
-            self.devices()
-        )
+        let blocks = self.loaded.model().blocks().len();
+        format!("<df11.DeviceModel of {blocks} blocks on GPU {:?}>", self.devices())
     }
 }
 
@@ -200,8 +189,7 @@ impl DeviceModel {
     }
 }
 
-/// A tensor's name, its offset in the output, and a range of rows, ranges of the first dimensions,
-/// or none.
+/// A tensor's name, its offset in the output; a range of rows or of each first dimension, or none.
 #[derive(FromPyObject)]
 enum PieceArgument {
     Whole(String, u64),
@@ -270,8 +258,7 @@ impl DeviceBlock {
         py.detach(|| {
             // SAFETY: the method's contract, which python/df11/_native.pyi states.
             let on = unsafe { self.loaded.gpus[self.part].on(stream) };
-            // SAFETY: the same; the model lives as long as `self`, and waits for the context before
-            // it is freed.
+            // SAFETY: the same; the model lives as long as `self` and waits before it is freed.
             unsafe { self.view().decode_into_raw(pointer, &on.stream, on.status) }
         })
         .or_raise(py)

@@ -1,8 +1,7 @@
 //! The native module of the Python package `df11`: the library's API, as thin as it can be.
 //!
 //! Long work runs without the interpreter's lock, and ends on Ctrl-C (`work`). What is easier said
-//! in Python (exceptions, progress bars, arrays) is said there, in `python/df11`, and called from
-//! here.
+//! in Python (exceptions, progress bars, arrays) is in `python/df11`, and called from here.
 
 #![allow(clippy::needless_pass_by_value, reason = "what comes from Python comes by value")]
 
@@ -14,8 +13,6 @@ mod model;
 mod placement;
 mod raw;
 mod tensor;
-mod tiles;
-mod verify;
 mod work;
 mod write;
 
@@ -33,17 +30,14 @@ mod _native {
             Grouped, Linear, Packer, build_tables, capture_id, check, fits, pin, strips_bytes,
             unpin, upload,
         },
-        tensor::{Slice, Tensor},
-        tiles::{Tiles, code_of},
-        verify::verify,
-        write::{compress, convert, decompress, estimate},
+        tensor::{Slice, Tensor, Tiles, code_of},
+        write::{compress, convert, decompress, estimate, verify},
     };
     use std::ffi::OsString;
 
     use pyo3::prelude::*;
 
-    /// Runs the command `df11` with these arguments, of which the first is its name. Returns the
-    /// exit code.
+    /// Runs the command `df11` with these arguments, of which the first is its name; its exit code.
     #[pyfunction]
     fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
         py.detach(|| df11::cli::run(arguments))

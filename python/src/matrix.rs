@@ -3,20 +3,14 @@
 
 use std::{ops::Range, sync::Arc};
 
-use df11::{
-    Error,
-    gpu::{Device, Indices, Matrix as GpuMatrix},
-    hazmat::{
-        gpu::TileAddresses,
-        tile::{Arrays, Geometry, Sizes},
-    },
-};
+use df11::Error;
+use df11::gpu::{Device, Indices, Matrix as GpuMatrix};
+use df11::hazmat::gpu::TileAddresses;
+use df11::hazmat::tile::{Arrays, Geometry, Sizes};
 use pyo3::{exceptions::PyIndexError, prelude::*};
 
-use crate::{
-    context::Gpu,
-    work::{self, OrRaise},
-};
+use crate::context::Gpu;
+use crate::work::{self, OrRaise};
 
 /// A matrix that the caller holds. Owns nothing.
 #[pyclass(frozen, module = "df11._native")]
@@ -258,7 +252,7 @@ fn on_device(
         Err(Error::parameter(problem, "pass the arrays of the part, as _native.pyi says"))
     };
     let shape = (part.rows, part.columns);
-    let matrix = match (pointers, lengths) {
+    match (pointers, lengths) {
         (
             &[_, records, bitstream, plane, table],
             &[codebook_bytes, record_bytes, bitstream_bytes, plane_bytes, table_bytes],
@@ -279,7 +273,7 @@ fn on_device(
             let at =
                 TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes };
             // SAFETY: the contract of `Matrix` in `_native.pyi`; the lengths were compared.
-            unsafe { GpuMatrix::of_tiles(device, shape, at) }?
+            unsafe { GpuMatrix::of_tiles(device, shape, at) }
         }
         (&[strips, entries], &[strip_bytes, entry_bytes]) if part.is_fast => {
             if strip_bytes < GpuMatrix::fast_bytes(part.rows, part.columns)
@@ -288,14 +282,13 @@ fn on_device(
                 return refuse(format!("arrays of {lengths:?} bytes of {shape:?} weights"));
             }
             // SAFETY: as above.
-            unsafe { GpuMatrix::of_fast(device, shape, strips, (entries, entry_bytes / 4)) }?
+            unsafe { GpuMatrix::of_fast(device, shape, strips, (entries, entry_bytes / 4)) }
         }
-        _ => return refuse(format!("{} arrays, {} lengths", pointers.len(), lengths.len())),
-    };
-    Ok(matrix)
+        _ => refuse(format!("{} arrays, {} lengths", pointers.len(), lengths.len())),
+    }
 }
 
-/// Memory of the caller for so many weights.
+/// Memory of the caller for this many weights.
 ///
 /// # Safety
 /// As much lies there, which nobody else uses as long as the result lives.

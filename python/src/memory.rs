@@ -2,10 +2,8 @@
 //! without a copy, in the structures of DLPack 1.0 (`dlpack.h`), in memory of the CPU.
 #![expect(unsafe_code, reason = "memory that Python lends, structures that their receiver frees")]
 
-use std::{
-    ffi::{CStr, c_void},
-    ptr::{NonNull, null_mut},
-};
+use std::ffi::{CStr, c_void};
+use std::ptr::{NonNull, null_mut};
 
 use df11::{Dtype, Error};
 use pyo3::{ffi, intern, prelude::*, types::PyCapsule};
@@ -43,8 +41,7 @@ impl<'py> Output<'py> {
         // SAFETY: `df11/_arrays.py` got address and length from the buffer protocol, by which
         // `_owner` holds a writable, contiguous export: the memory stays while it is held. It was
         // initialised by its owner. That nothing else reads or writes it while it is decoded to is
-        // the contract of every method that takes a buffer and releases the interpreter's lock, as
-        // of `readinto`.
+        // the contract of every method that takes a buffer and releases the lock, as of `readinto`.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.length) }
     }
 }
@@ -213,23 +210,13 @@ unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
 /// # Safety
 /// Called by Python, of a capsule that `capsule` made.
 unsafe extern "C" fn drop_capsule<M: Managed>(capsule: *mut ffi::PyObject) {
-    // SAFETY: the capsule is alive while its destructor runs, and the name is static. None if a
-    // receiver took the tensor, which changed the capsule's name.
-    if let Some(managed) = unsafe { take(capsule, M::NAME) } {
+    // SAFETY: the capsule is alive while its destructor runs, and the name is static.
+    if unsafe { ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) } == 1 {
+        // SAFETY: the same; a receiver that took the tensor would have changed the name.
+        let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()) };
         // SAFETY: nobody took it, so that it is still the one of `release`.
         unsafe { delete::<M>(managed.cast()) }
     }
-}
-
-/// What a capsule still holds under this name.
-///
-/// # Safety
-/// The capsule is alive, and the interpreter's lock is held.
-unsafe fn take(capsule: *mut ffi::PyObject, name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: the caller's promise.
-    let held = unsafe { ffi::PyCapsule_IsValid(capsule, name.as_ptr()) } == 1;
-    // SAFETY: the same; it holds a pointer of this name.
-    held.then(|| unsafe { ffi::PyCapsule_GetPointer(capsule, name.as_ptr()) })
 }
 
 /// `DLDataTypeCode` and bits.
@@ -256,10 +243,6 @@ pub(crate) fn check_device(py: Python<'_>, device: Option<(i32, i32)>) -> PyResu
     if device.is_none_or(|device| device == CPU) {
         return Ok(());
     }
-    let problem = "tensors are decoded to the CPU";
-    Err(Error::parameter(
-        problem,
-        "load the model onto the GPU with Model.load, or copy the tensor there",
-    ))
-    .or_raise(py)
+    let remedy = "load the model onto the GPU with Model.load, or copy the tensor there";
+    Err(Error::parameter("tensors are decoded to the CPU", remedy)).or_raise(py)
 }

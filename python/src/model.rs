@@ -2,28 +2,17 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use df11::{
-    BlockLayout, OpenOptions,
-    hazmat::{Shard, Tiles, format::records::FILE_WEIGHTS},
-};
-use pyo3::{
-    IntoPyObjectExt,
-    exceptions::PyKeyError,
-    intern,
-    prelude::*,
-    sync::PyOnceLock,
-    types::{PyDict, PyMappingProxy, PyTuple},
-};
+use df11::hazmat::{Shard, Tiles, format::records::FILE_WEIGHTS};
+use df11::{BlockLayout, OpenOptions};
+use pyo3::types::{PyDict, PyMappingProxy, PyTuple};
+use pyo3::{IntoPyObjectExt, exceptions::PyKeyError, intern, prelude::*, sync::PyOnceLock};
 use rayon::prelude::*;
 
-use crate::{
-    gpu::{self, DeviceModel},
-    memory::Output,
-    placement::{Blocks, OneOrMore, Wanted, placement},
-    tensor::Tensor,
-    verify::{Check, DeviceChoice},
-    work::{self, OrRaise},
-};
+use crate::gpu::{self, DeviceModel};
+use crate::placement::{Blocks, OneOrMore, Wanted, placement};
+use crate::work::{self, OrRaise};
+use crate::write::{Check, DeviceChoice};
+use crate::{memory::Output, tensor::Tensor};
 
 /// An open model: one container, or all shards of a folder.
 #[pyclass(frozen, mapping, module = "df11")]
@@ -84,13 +73,13 @@ impl Model {
 
     /// Paths of original files of a kind, in the order of the shards.
     fn files(&self, weights: bool) -> Vec<String> {
-        let shards = self.inner.shards().iter().map(Shard::directory);
-        let files =
-            shards.flat_map(|directory| directory.files.iter().map(move |file| (directory, file)));
-        files
-            .filter(|(_, file)| (file.kind == FILE_WEIGHTS) == weights)
-            .map(|(directory, file)| directory.file_path(file).to_owned())
-            .collect()
+        let directories = self.inner.shards().iter().map(Shard::directory);
+        let paths = directories.flat_map(|directory| {
+            let files = directory.files.iter();
+            let files = files.filter(|file| (file.kind == FILE_WEIGHTS) == weights);
+            files.map(|file| directory.file_path(file).to_owned())
+        });
+        paths.collect()
     }
 }
 
@@ -181,11 +170,9 @@ impl Model {
         let tensor =
             |name: &String| self.inner.tensor(name).map_err(|_| PyKeyError::new_err(name.clone()));
         let tensors = names.iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
-        work::briefly(py, || {
-            tensors
-                .par_iter()
-                .try_for_each(|tensor| Tiles::of(tensor)?.map_or(Ok(()), |tiles| tiles.check()))
-        })
+        let check =
+            |tensor: &_| Tiles::of(tensor)?.map_or(df11::Result::Ok(()), |tiles| tiles.check());
+        work::briefly(py, || tensors.par_iter().try_for_each(check))
     }
 
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {
@@ -264,12 +251,8 @@ impl Model {
     }
 
     fn __repr__(&self) -> String {
-        format!(
-            "<df11.Model {:?} of {} tensors in {} blocks>",
-            self.path(),
-            self.__len__(),
-            self.inner.blocks().len()
-        )
+        let (path, tensors, blocks) = (self.path(), self.__len__(), self.inner.blocks().len());
+        format!("<df11.Model {path:?} of {tensors} tensors in {blocks} blocks>")
     }
 }
 

@@ -2,10 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use df11::{
-    Error,
-    gpu::{Placement, Plan},
-};
+use df11::Error;
+use df11::gpu::{Placement, Plan};
 use pyo3::{intern, prelude::*};
 
 /// A place, as Python names it.

@@ -1,29 +1,19 @@
-//! GPUs on which other libraries hold matrices: products and what prepares them, with streams and
-//! addresses of those.
+//! Products on GPUs and what prepares them, with streams and addresses of other libraries.
 #![expect(unsafe_code, reason = "streams and addresses of other libraries")]
 
-use std::{
-    collections::BTreeMap,
-    ffi::c_void,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{collections::BTreeMap, ffi::c_void};
 
-use df11::{
-    Error,
-    gpu::{
-        GroupedLinear, Linear as GpuLinear, LinearInput, LinearOutput, Matrix as GpuMatrix,
-        Routing, cudarc::driver::sys::CUstream,
-    },
-    hazmat::gpu::{FastPacker, PinnedRange, TableAddresses, Visit},
+use df11::Error;
+use df11::gpu::{
+    GroupedLinear, Linear as GpuLinear, LinearInput, LinearOutput, Matrix as GpuMatrix, Routing,
+    cudarc::driver::sys::CUstream,
 };
+use df11::hazmat::gpu::{FastPacker, PinnedRange, TableAddresses, Visit};
 use pyo3::prelude::*;
 
-use crate::{
-    context::Gpu,
-    matrix::Matrix,
-    model::Model,
-    work::{self, OrRaise},
-};
+use crate::work::{self, OrRaise};
+use crate::{context::Gpu, matrix::Matrix, model::Model};
 
 /// Products with matrices of one GPU that share x.
 #[pyclass(frozen, module = "df11._native")]

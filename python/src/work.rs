@@ -1,15 +1,9 @@
 //! Calls of the library: without the interpreter's lock, on threads of their own, with progress,
 //! and ended by Ctrl-C. Its errors are the exceptions of `df11/_errors.py`.
 
-use std::{
-    panic, process,
-    sync::{
-        Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    },
-    thread,
-    time::Duration,
-};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::{panic, process, thread, time::Duration};
 
 use df11::{Error, Observer, Stage};
 use pyo3::{exceptions::PyKeyboardInterrupt, intern, prelude::*};
@@ -25,20 +19,16 @@ static POOL: Mutex<Option<(u32, &'static ThreadPool)>> = Mutex::new(None);
 /// was forked, as data loaders do, has no threads of its parent's pool, and gets one of its own.
 fn pool() -> df11::Result<&'static ThreadPool> {
     let mut kept = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-    match *kept {
-        Some((process, pool)) if process == process::id() => Ok(pool),
-        _ => {
-            let pool = ThreadPoolBuilder::new().build().map_err(|error| {
-                Error::parameter(
-                    format!("cannot start threads: {error}"),
-                    "set RAYON_NUM_THREADS to fewer",
-                )
-            })?;
-            let pool = &*Box::leak(Box::new(pool));
-            *kept = Some((process::id(), pool));
-            Ok(pool)
-        }
+    if let Some((_, pool)) = kept.filter(|&(process, _)| process == process::id()) {
+        return Ok(pool);
     }
+    let pool = ThreadPoolBuilder::new().build().map_err(|error| {
+        let problem = format!("cannot start threads: {error}");
+        Error::parameter(problem, "set RAYON_NUM_THREADS to fewer")
+    })?;
+    let pool = &*Box::leak(Box::new(pool));
+    *kept = Some((process::id(), pool));
+    Ok(pool)
 }
 
 /// Does what takes seconds at most: it cannot be interrupted.
@@ -191,9 +181,7 @@ fn raise(py: Python<'_>, error: &Error) -> PyErr {
             }
             Error::Unsupported { remedy, .. }
             | Error::Parameter { remedy, .. }
-            | Error::Gpu { remedy, .. } => {
-                exception.setattr("remedy", remedy)?;
-            }
+            | Error::Gpu { remedy, .. } => exception.setattr("remedy", remedy)?,
             _ => {}
         }
         Ok(exception)

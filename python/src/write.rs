@@ -1,16 +1,15 @@
-//! Compression and back.
+//! Compression and back, and verification.
 
 use std::path::{Path, PathBuf};
 
+use df11::gpu::{Device, GpuDecoder};
+use df11::hazmat::{Cpu, Decoder, check_replaceable, is_small};
 use df11::{
-    CompressOptions, DecompressOptions, Layout, Observer, OpenOptions, Report, Sources,
-    hazmat::check_replaceable,
+    CompressOptions, DecompressOptions, Error, Layout, Level, Model, Observer, OpenOptions, Report,
+    Sources, Verification,
 };
-use pyo3::{
-    intern,
-    prelude::*,
-    types::{PyDict, PyTuple},
-};
+use pyo3::types::{PyDict, PyTuple};
+use pyo3::{intern, prelude::*};
 
 use crate::work::{self, unknown_word};
 
@@ -26,7 +25,7 @@ fn layout_of(py: Python<'_>, name: Option<&str>) -> PyResult<Layout> {
 
 /// Opens models that are read from end to end: a file that shrinks meanwhile is an error then, and
 /// not the end of the process.
-pub(crate) fn open_to_stream(path: &Path) -> df11::Result<df11::Models> {
+fn open_to_stream(path: &Path) -> df11::Result<df11::Models> {
     OpenOptions::new().memory_map(false).open_all(path)
 }
 
@@ -42,15 +41,18 @@ pub(crate) fn compress<'py>(
     overwrite: bool,
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let layout = layout_of(py, layout)?;
-    let options = CompressOptions::new().layout(layout).verify(verify).overwrite(overwrite);
+    let options = CompressOptions::new().layout(layout_of(py, layout)?);
+    let options = options.verify(verify).overwrite(overwrite);
     reported(py, progress, |observer| {
         let opened = Sources::open(&source, None)?;
-        if overwrite {
-            check_replaceable(&source, &out, "df11")?;
-        }
+        check_out(overwrite, &source, &out, "df11")?;
         df11::compress_all(&opened, &out, &options, observer)
     })
+}
+
+/// That an output that is there may be replaced, if it shall.
+fn check_out(overwrite: bool, source: &Path, out: &Path, suffix: &str) -> df11::Result<()> {
+    if overwrite { check_replaceable(source, out, suffix) } else { Ok(()) }
 }
 
 /// Stores a model in another layout.
@@ -65,13 +67,11 @@ pub(crate) fn convert<'py>(
     overwrite: bool,
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let layout = layout_of(py, layout)?;
-    let options = CompressOptions::new().layout(layout).verify(verify).overwrite(overwrite);
+    let options = CompressOptions::new().layout(layout_of(py, layout)?);
+    let options = options.verify(verify).overwrite(overwrite);
     reported(py, progress, |observer| {
         let opened = open_to_stream(&source)?;
-        if overwrite {
-            check_replaceable(&source, &out, "df11")?;
-        }
+        check_out(overwrite, &source, &out, "df11")?;
         df11::convert_all(&opened, &out, &options, observer)
     })
 }
@@ -109,9 +109,7 @@ pub(crate) fn decompress(
     work::watched(py, progress, |observer| {
         let models = open_to_stream(&source)?;
         let options = DecompressOptions::new().overwrite(overwrite);
-        if overwrite {
-            check_replaceable(&source, &out, "safetensors")?;
-        }
+        check_out(overwrite, &source, &out, "safetensors")?;
         let restored = df11::decompress_all(&models, &out, &options, observer)?;
         Ok(restored.iter().map(|each| each.bytes).sum())
     })
@@ -145,4 +143,108 @@ fn reported<'py>(
     fields.set_item("left_out", PyTuple::new(py, left_out.collect::<Vec<_>>())?)?;
     fields.set_item("notes", PyTuple::new(py, report.notes)?)?;
     py.import(intern!(py, "df11._report"))?.getattr("Report")?.call((), Some(&fields))
+}
+
+/// The argument `device`.
+#[derive(FromPyObject)]
+pub(crate) enum DeviceChoice {
+    Number(usize),
+    Word(String),
+}
+
+/// How a model is verified.
+pub(crate) struct Check {
+    level: Level,
+    device: DeviceChoice,
+}
+
+/// Checks a container, or all models in a folder.
+#[pyfunction]
+#[pyo3(signature = (path, level="full", *, device=None, progress=None))]
+pub(crate) fn verify<'py>(
+    py: Python<'py>,
+    path: PathBuf,
+    level: &str,
+    device: Option<DeviceChoice>,
+    progress: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    Check::new(py, level, device)?.watched(py, progress, |check, observer| {
+        let models = open_to_stream(&path)?;
+        let mut all = Verification::default();
+        for component in models.components() {
+            let found = check.run(&component.model, observer)?;
+            all.tensors += found.tensors;
+            all.files += found.files;
+            all.bytes = all.bytes.saturating_add(found.bytes);
+            all.unchecked.extend(found.unchecked.iter().map(|what| component.sentence(what)));
+        }
+        all.unchecked.extend(
+            models.missing().iter().map(|name| format!("component {name}, which is missing")),
+        );
+        Ok(all)
+    })
+}
+
+impl Check {
+    pub(crate) fn new(py: Python<'_>, level: &str, device: Option<DeviceChoice>) -> PyResult<Self> {
+        let level = match level {
+            "structure" => Level::Structure,
+            "checksums" => Level::Checksums,
+            "full" => Level::Full,
+            _ => {
+                let levels = "structure, checksums or full";
+                return Err(unknown_word(py, "the level", level, levels));
+            }
+        };
+        let device = device.unwrap_or_else(|| DeviceChoice::Word("auto".to_owned()));
+        match &device {
+            DeviceChoice::Word(word) if !["auto", "cpu", "gpu"].contains(&word.as_str()) => {
+                let devices = "auto, cpu, gpu or the number of a GPU";
+                Err(unknown_word(py, "the device", word, devices))
+            }
+            _ => Ok(Self { level, device }),
+        }
+    }
+
+    /// Verifies, and tells Python what was found.
+    pub(crate) fn watched<'py>(
+        &self,
+        py: Python<'py>,
+        progress: Option<&Bound<'py, PyAny>>,
+        verify: impl FnOnce(&Self, &dyn Observer) -> df11::Result<Verification> + Send,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let found = work::watched(py, progress, |observer| verify(self, observer))?;
+        let class = py.import(intern!(py, "df11._report"))?.getattr("Verification")?;
+        class.call1((found.tensors, found.files, found.bytes, PyTuple::new(py, &found.unchecked)?))
+    }
+
+    pub(crate) fn run(&self, model: &Model, observer: &dyn Observer) -> df11::Result<Verification> {
+        if self.level < Level::Full {
+            return model.verify(self.level, observer);
+        }
+        model.verify_with(self.level, &*self.decoder(model)?, observer)
+    }
+
+    /// A decoder for a model, which a GPU has loaded when this returns.
+    fn decoder<'m>(&self, model: &'m Model) -> df11::Result<Box<dyn Decoder + 'm>> {
+        let on = |device: df11::Result<Device>| -> df11::Result<Box<dyn Decoder + 'm>> {
+            Ok(Box::new(GpuDecoder::fit(model, &device?)?))
+        };
+        let word = match &self.device {
+            DeviceChoice::Number(ordinal) => return on(Device::open(*ordinal)),
+            DeviceChoice::Word(word) => word.as_str(),
+        };
+        if word == "cpu" || word == "auto" && is_small(model) {
+            return Ok(Box::new(Cpu));
+        }
+        match on(Device::first()) {
+            // What is wrong with the container is wrong on either.
+            Err(Error::Gpu { .. } | Error::Unsupported { .. } | Error::Limit { .. })
+                if word == "auto" =>
+            {
+                Ok(Box::new(Cpu))
+            }
+            answer => answer,
+        }
+    }
 }

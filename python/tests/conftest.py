@@ -37,16 +37,14 @@ def normal(count: int, seed: int = 1, scale: float = 0.02) -> bytes:
 
 
 def write_safetensors(path: Path, tensors: Tensors) -> Path:
-    header, data = {}, b""
+    header, end = {}, 0
     for name, (dtype, shape, content) in tensors.items():
-        header[name] = {
-            "dtype": dtype,
-            "shape": list(shape),
-            "data_offsets": [len(data), len(data) + len(content)],
-        }
-        data += content
+        begin, end = end, end + len(content)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.writelines(content for _, _, content in tensors.values())
     return path
 
 
@@ -89,17 +87,8 @@ one_layout = pytest.mark.parametrize("container", ["tile"], indirect=True)
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file that takes a second to compress: 256 MB."""
-    row = normal(1 << 16)
-    path = tmp_path_factory.mktemp("large") / "model.safetensors"
-    length = 2 * 1024 * len(row)
-    header = json.dumps(
-        {"a": {"dtype": "BF16", "shape": [length // 2], "data_offsets": [0, length]}}
-    ).encode()
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        for _ in range(2 * 1024):
-            file.write(row)
-    return path
+    weights = {"a": ("BF16", (1 << 27,), normal(1 << 16) * (1 << 11))}
+    return write_safetensors(tmp_path_factory.mktemp("large") / "model.safetensors", weights)
 
 
 #: What the interpreter does with site-packages, where a file imports df11 when it is needed.
@@ -118,7 +107,7 @@ def run(script: str, *arguments: object, **environment: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def flux_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def flux(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A small pipeline of diffusers in BF16, and compressed; nobody writes to them."""
     from pipelines import save
 
@@ -141,39 +130,33 @@ def without_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
-    """An environment with the stand-in for the driver of tests/driver.rs: GPUs whose memory is the
-    host's, and which run no kernels.
+    """An environment with the stand-in for the driver of tests/stand_in.rs: GPUs whose memory is
+    the host's, and which run no kernels.
     """
     if shutil.which("cc") is None:
         assert "DF11_REQUIRE_CC" not in os.environ, "no C compiler"
         pytest.skip("no C compiler")
     folder = tmp_path_factory.mktemp("driver")
     source = ROOT / "tests/support/driver.c"
-    subprocess.run(
-        ["cc", "-O2", "-shared", "-fPIC", "-o", folder / "libcuda.so", source], check=True
-    )
-    constants = {
+    command = ["cc", "-O2", "-shared", "-fPIC", "-o", folder / "libcuda.so", source]
+    subprocess.run(command, check=True)
+    base = {
+        "LD_LIBRARY_PATH": str(folder),
+        "CUDA_VISIBLE_DEVICES": "0,1",
         "DRIVER_df11_gap_constants": "128,16880,24,1,1,1,1,1,1,1,1",
         "DRIVER_df11_tile_constants": "128,16384,24,8,1,1,1",
     }
-    base = {"LD_LIBRARY_PATH": str(folder), "CUDA_VISIBLE_DEVICES": "0,1", **constants}
-    return lambda **answers: {
-        **base,
-        **{f"DRIVER_{name}": answer for name, answer in answers.items()},
-    }
+    return lambda **answers: base | {f"DRIVER_{key}": value for key, value in answers.items()}
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Small models of transformers: a `models.Folders`."""
     from models import Folders
 
     return Folders(tmp_path_factory.mktemp("models"))
 
 
 class Decoded(NamedTuple):
-    """A matrix that an operator has decoded."""
-
     count: int
     dense: weakref.ref[Any]
     #: How many decoded before were still there.
@@ -182,7 +165,6 @@ class Decoded(NamedTuple):
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Decoded]:
-    """What operators decode."""
     from df11 import _ops
 
     found: list[Decoded] = []
@@ -235,12 +217,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs that PyTorch can use"))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def compressed_on_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps matrices compressed in tests that need a GPU.
-
-    Each tensor has a table of 16 KiB there, so that most matrices of the tests' models would be
-    left as they are, and nothing tested.
+    """Keeps matrices compressed in tests that need a GPU: each tensor has a table of 16 KiB there,
+    so that most matrices of the tests' models would be left as they are, and nothing tested.
     """
     if request.node.get_closest_marker("gpu"):
         monkeypatch.setattr("df11._plan.LEAST_SAVED", -(1 << 20))

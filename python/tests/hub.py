@@ -2,10 +2,9 @@
 machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
+import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -57,14 +56,11 @@ class Hub:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def answer(self, path: str, headers: Any) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body."""
         api, _, rest = path.strip("/").rpartition("api/models/")
         parts = rest.split("/")
         repository = self.repositories.get("/".join(parts[:2]))
-        if repository is None or repository.token not in (
-            None,
-            (headers["Authorization"] or "").removeprefix("Bearer "),
-        ):
+        token = (headers["Authorization"] or "").removeprefix("Bearer ")
+        if repository is None or repository.token not in (None, token):
             return 401, {"X-Error-Code": "RepoNotFound"}, b""
         # A repository alone is asked for what its default branch is.
         kind, revision = parts[2:4] if len(parts) > 2 else ("revision", "main")
@@ -72,7 +68,11 @@ class Hub:
         if revision not in (repository.sha, *repository.branches):
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
         if kind == "resolve":
-            return self._file(repository, name)
+            told = {"X-Repo-Commit": repository.sha}
+            if name not in repository.files:
+                return 404, {**told, "X-Error-Code": "EntryNotFound"}, b""
+            file = repository.files[name]
+            return 200, {**told, "ETag": f'"{_etag(file)}"'}, file.read_bytes()
         assert api == "" and kind in ("revision", "tree"), path
         files = [
             {"type": "file", "path": name, "size": file.stat().st_size, "oid": _etag(file)}
@@ -80,18 +80,11 @@ class Hub:
         ]
         if kind == "tree":
             found = [file for file in files if not name or str(file["path"]).startswith(name + "/")]
-            return (200, {}, json.dumps(found).encode()) if found else _NO_ENTRY
+            missing = 404, {"X-Error-Code": "EntryNotFound"}, b""
+            return (200, {}, json.dumps(found).encode()) if found else missing
         siblings = [{"rfilename": file["path"]} for file in files]
         told = {"id": "/".join(parts[:2]), "sha": repository.sha, "siblings": siblings}
         return 200, {}, json.dumps(told).encode()
-
-    @staticmethod
-    def _file(repository: Repository, name: str) -> tuple[int, dict[str, str], bytes]:
-        told = {"X-Repo-Commit": repository.sha}
-        if name not in repository.files:
-            return 404, {**told, "X-Error-Code": "EntryNotFound"}, b""
-        file = repository.files[name]
-        return 200, {**told, "ETag": f'"{_etag(file)}"'}, file.read_bytes()
 
     def downloaded(self) -> set[str]:
         """Files that were got, as `org/name/path`, since the last time."""
@@ -100,8 +93,15 @@ class Hub:
         return {"/".join(parts[:2] + parts[4:]) for parts in got if parts[2] == "resolve"}
 
 
-_NO_ENTRY: tuple[int, dict[str, str], bytes] = (404, {"X-Error-Code": "EntryNotFound"}, b"")
-
-
 def _etag(file: Path) -> str:
     return hashlib.sha1(file.read_bytes()).hexdigest()
+
+
+def fill_cache(place: Path, folder: Path, commit: str = "0123") -> None:
+    """As huggingface_hub lays it out: blobs, links to them, and a branch that names a commit."""
+    for name in ("blobs", "refs", f"snapshots/{commit}"):
+        (place / name).mkdir(parents=True)
+    (place / "refs/main").write_text(commit)
+    for file in folder.iterdir():
+        shutil.copyfile(file, place / "blobs" / file.name)
+        (place / "snapshots" / commit / file.name).symlink_to(f"../../blobs/{file.name}")

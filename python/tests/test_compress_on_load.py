@@ -1,7 +1,5 @@
 """`quantization_config=df11.Config()` on a BF16 folder: compressed while it is loaded."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import json
@@ -9,6 +7,7 @@ import pickle
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,11 +17,12 @@ from models import SMALL, Folders, equal, greedy, load, same_weights, saved, see
 
 import df11
 from df11 import _source
+from df11._plan import Placement
+from df11._quantizer import Df11Quantizer
 from df11._tensor import CompressedTensor
 
-pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
-
 PROMPT = torch.arange(1, 28).reshape(3, 9)
+Both = tuple[Path, Path]
 
 
 def online(folder: Path, device: str = "cpu", **options: Any) -> Any:
@@ -30,7 +30,7 @@ def online(folder: Path, device: str = "cpu", **options: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def several(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def several(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Both:
     """A model of several files, and what `df11 compress` makes of it."""
     model = load(folders.bf16("llama-tied"))
     bf16, folder = saved(model, tmp_path_factory.mktemp("online"), max_shard_size="400KB")
@@ -42,8 +42,14 @@ def containers(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*.df11")}
 
 
+def by(packs: bool) -> Any:
+    """The way of GPUs, or of containers: all of it runs on the CPU too, except the fast layout."""
+    devices = ("cpu", "cuda") if packs else ("cuda",)
+    return mock.patch("df11._quantizer.PACKING_DEVICES", devices)
+
+
 @on_devices
-def test_bits_are_those_of_the_model(several: tuple[Path, Path], device: str) -> None:
+def test_bits_are_those_of_the_model(several: Both, device: str) -> None:
     original, model = load(several[0], device), online(several[0], device)
     assert isinstance(model.model.layers[0].mlp.up_proj.weight, CompressedTensor)
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -53,32 +59,19 @@ def test_bits_are_those_of_the_model(several: tuple[Path, Path], device: str) ->
     assert df11.report(model).ratio == df11.report(load(several[1], device)).ratio
 
 
-#: By containers, and the way of GPUs: all of it runs on the CPU too, except for the fast layout.
-WAYS = {"containers": ("cuda",), "PyTorch": ("cpu", "cuda")}
-
-
-@pytest.fixture
-def by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("df11._quantizer.PACKING_DEVICES", WAYS["PyTorch"])
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("packs", [False, True], ids=["containers", "packed"])
 @pytest.mark.parametrize("name", ["qwen3-moe", "gpt2"])
-def test_what_transformers_stacks_and_turns(
-    folders: Folders, name: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("df11._quantizer.PACKING_DEVICES", WAYS[way])
-    original, model = load(folders.bf16(name)), online(folders.bf16(name))
-    assert model.__dict__["_df11"].is_packed == (way == "PyTorch")
+def test_what_transformers_stacks_and_turns(folders: Folders, name: str, packs: bool) -> None:
+    with by(packs):
+        original, model = load(folders.bf16(name)), online(folders.bf16(name))
+    assert model.__dict__["_df11"].is_packed == packs
     assert any(isinstance(value, CompressedTensor) for value in model.parameters())
     assert torch.equal(model(PROMPT).logits, original(PROMPT).logits)
     assert df11.report(model, verify=True).verified
 
 
 @on_devices
-def test_saved_it_is_the_compressed_folder(
-    several: tuple[Path, Path], device: str, tmp_path: Path
-) -> None:
+def test_saved_it_is_the_compressed_folder(several: Both, device: str, tmp_path: Path) -> None:
     model = online(several[0], device)
     model.save_pretrained(tmp_path / "saved")
     assert containers(tmp_path / "saved") == containers(several[1])
@@ -93,27 +86,31 @@ def test_saved_it_is_the_compressed_folder(
     assert torch.equal(load(tmp_path / "saved")(PROMPT).logits, load(several[0])(PROMPT).logits)
 
 
-def test_options_are_those_of_compressed_folders(several: tuple[Path, Path]) -> None:
-    model = online(several[0], mode="fused")
-    assert df11.report(model).modes == ["fused"]
+def test_options_are_those_of_compressed_folders(several: Both) -> None:
     by_dict = load(several[0], quantization_config={"quant_method": "df11", "mode": "fused"})
-    assert df11.report(by_dict).modes == ["fused"]
-    with pytest.warns(UserWarning, match="take their full size"):
-        wide = load(several[0], quantization_config=df11.Config(), dtype=torch.float32)
-    assert {value.dtype for value in wide.parameters()} == {torch.float32}
+    for model in (online(several[0], mode="fused"), by_dict):
+        assert df11.report(model).modes == ["fused"]
 
 
-@pytest.mark.usefixtures("by_pytorch")
-def test_a_device_that_compresses_tells_of_conversions(several: tuple[Path, Path]) -> None:
-    with pytest.warns(UserWarning, match="bfloat16 and used as float32.*take their full size"):
-        wide = load(several[0], quantization_config=df11.Config(), dtype=torch.float32)
-    assert {value.dtype for value in wide.parameters()} == {torch.float32}
-    with pytest.warns(UserWarning, match="bfloat16 and used as float16.*which rounds them"):
-        load(several[0], quantization_config=df11.Config(), dtype=torch.float16)
+@pytest.mark.parametrize("packs", [False, True], ids=["containers", "packed"])
+def test_conversions_are_told(several: Both, packs: bool) -> None:
+    words = {torch.float32: "take their full size", torch.float16: "which rounds them"}
+    for dtype, said in words.items():
+        used = f"bfloat16 and used as {str(dtype)[6:]}.*" if packs else ""
+        with by(packs), pytest.warns(UserWarning, match=used + said):
+            wide = load(several[0], quantization_config=df11.Config(), dtype=dtype)
+        assert {value.dtype for value in wide.parameters()} == {dtype}
 
 
-def test_copies_and_pickles(several: tuple[Path, Path], tmp_path: Path) -> None:
-    model = online(several[0])
+def test_copies_and_pickles(
+    folders: Folders, several: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers are made when they are asked for, of the same files; nothing is left of them."""
+    monkeypatch.setattr(_source, "PLACES", [tmp_path / "places"])
+    (tmp_path / "places").mkdir()
+    shutil.copytree(several[0], tmp_path / "bf16")
+    model = online(tmp_path / "bf16")
+    assert not containers(tmp_path), "a process that is killed leaves no weights"
     expected = model(PROMPT).logits
     copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     del model
@@ -122,31 +119,14 @@ def test_copies_and_pickles(several: tuple[Path, Path], tmp_path: Path) -> None:
         assert df11.report(other, verify=True).verified
         other.save_pretrained(tmp_path / "again")
         assert containers(tmp_path / "again") == containers(several[1])
-
-
-def test_an_original_that_has_changed_is_refused(
-    folders: Folders, several: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """Of a pickled model the containers are made again, which need the same files."""
-    shutil.copytree(several[0], tmp_path / "bf16")
-    model = pickle.loads(pickle.dumps(online(tmp_path / "bf16")))
+    pickled = pickle.loads(pickle.dumps(pickled))
+    del copied, other
+    gc.collect()
+    assert not list((tmp_path / "places").iterdir()) and not containers(tmp_path / "bf16")
     shutil.rmtree(tmp_path / "bf16")
     shutil.copytree(folders.bf16("llama"), tmp_path / "bf16")
     with pytest.raises(ValueError, match="other weights than when the model was loaded"):
-        model.save_pretrained(tmp_path / "saved")
-
-
-def test_nothing_is_left_in_folders(
-    several: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_source, "PLACES", [tmp_path])
-    before = containers(several[0])
-    model = online(several[0])
-    assert not list(tmp_path.rglob("*.df11")), "a process that is killed leaves no weights"
-    del model
-    gc.collect()
-    assert not list(tmp_path.iterdir())
-    assert containers(several[0]) == before == {}
+        pickled.save_pretrained(tmp_path / "saved")
 
 
 def test_memory(folders: Folders, tmp_path: Path) -> None:
@@ -168,8 +148,7 @@ def test_memory(folders: Folders, tmp_path: Path) -> None:
         load(sys.argv[1])
         before = peak()
         model = load(sys.argv[2])
-        more = peak() - before
-        print(more, df11.report(model).device_bytes)
+        print(peak() - before, df11.report(model).device_bytes)
         """,
         folders.bf16("llama"),
         tmp_path / "large",
@@ -179,78 +158,76 @@ def test_memory(folders: Folders, tmp_path: Path) -> None:
     assert more < result + max(files), (more, result, files)
 
 
-def test_what_is_refused(
-    several: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kind = transformers.AutoModelForCausalLM
+def test_what_is_refused(several: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"a": torch.zeros(2)}, tmp_path / "pytorch_model.bin")
     shutil.copy(several[0] / "config.json", tmp_path)
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin.*save it with save_pretrained"):
-        online(tmp_path)
-    with pytest.raises(ValueError, match="its options are mode, residence"):
-        load(several[0], quantization_config={"quant_method": "df11", "bits": 4})
-    with pytest.raises(ValueError, match="but you are passing a Config config"):
-        config = transformers.AutoConfig.from_pretrained(several[0])
-        config.quantization_config = {"quant_method": "fp8"}
-        kind.from_pretrained(several[0], config=config, quantization_config=df11.Config())
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda *_: 2)
-    with pytest.raises(ValueError, match=r"df11 compress .* -o FOLDER"):
-        online(several[0])
-    monkeypatch.undo()
+    other = transformers.AutoConfig.from_pretrained(several[0])
+    other.quantization_config = {"quant_method": "fp8"}
+    few = {"quant_method": "df11", "bits": 4}
+    for work, words in [
+        (lambda: online(tmp_path), r"pytorch_model\.bin.*save it with save_pretrained"),
+        (lambda: load(several[0], quantization_config=few), "its options are mode, residence"),
+        (
+            lambda: load(several[0], config=other, quantization_config=df11.Config()),
+            "but you are passing a Config config",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            work()
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.distributed.is_initialized", lambda: True)
+        patch.setattr("torch.distributed.get_world_size", lambda *_: 2)
+        with pytest.raises(ValueError, match=r"df11 compress .* -o FOLDER"):
+            online(several[0])
     monkeypatch.setattr(_source, "_free", lambda place: 1000)
     with pytest.raises(OSError, match="TMPDIR"):
         online(several[0])
+
+
+def check_packed(model: Any, several: Both, device: str, saved: Path) -> Any:
+    """Without containers, which are made when they are asked for; its report."""
+    assert model.__dict__["_df11"].held is None
+    original = load(several[0], device)
+    assert equal(greedy(model, PROMPT, 4), greedy(original, PROMPT, 4))
+    report = df11.report(model, verify=True)
+    assert report.verified and report.verified_by == "sums of bits"
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert {value.device.type for value in [*model.parameters(), *model.buffers()]} == {device}
+    assert not any(value.requires_grad for value in model.parameters())
+    assert same_weights(model, original)
+    for each in (model, pickle.loads(pickle.dumps(model))):
+        each.save_pretrained(saved)
+        assert containers(saved) == containers(several[1])
+    return report
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("residence", ["stored", "fast"])
 @pytest.mark.parametrize("options", [{"device_map": "cuda"}, {"device_map": "auto"}, {}])
 def test_a_gpu_compresses_by_itself(
-    several: tuple[Path, Path], options: dict[str, Any], residence: str, tmp_path: Path
+    several: Both, options: dict[str, Any], residence: str, tmp_path: Path
 ) -> None:
-    """Without containers, which are made when they are asked for."""
     config = df11.Config(residence=residence)
     kind = transformers.AutoModelForCausalLM
     model = kind.from_pretrained(several[0], quantization_config=config, **options)
-    assert model.__dict__["_df11"].held is None
-    original = load(several[0], "cuda")
-    assert equal(greedy(model, PROMPT, 4), greedy(original, PROMPT, 4))
-    report = df11.report(model, verify=True)
-    assert report.verified and report.verified_by == "sums of bits"
+    report = check_packed(model, several, "cuda", tmp_path / "saved")
     assert report.residences["model.layers.0.mlp.up_proj.weight"] == residence
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert {value.device.type for value in [*model.parameters(), *model.buffers()]} == {"cuda"}
-    assert not any(value.requires_grad for value in model.parameters())
-    assert same_weights(model, original)
-    for each in (model, pickle.loads(pickle.dumps(model))):
-        each.save_pretrained(tmp_path / "saved")
-        assert containers(tmp_path / "saved") == containers(several[1])
 
 
 @pytest.mark.parametrize("options", [{"device_map": "cpu"}, {"device_map": "auto"}, {}])
-@pytest.mark.usefixtures("by_pytorch")
 def test_a_device_compresses_by_itself(
-    several: tuple[Path, Path], options: dict[str, Any], tmp_path: Path
+    several: Both, options: dict[str, Any], tmp_path: Path
 ) -> None:
     kind = transformers.AutoModelForCausalLM
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("df11._quantizer.Made", None)
+    with by(packs=True), mock.patch("df11._quantizer.Made", None):
         model = kind.from_pretrained(several[0], quantization_config=df11.Config(), **options)
-    assert model.__dict__["_df11"].held is None
-    assert equal(greedy(model, PROMPT, 4), greedy(load(several[0]), PROMPT, 4))
-    report, other = df11.report(model, verify=True), df11.report(load(several[1]))
-    assert report.verified and report.verified_by == "sums of bits"
+    report = check_packed(model, several, "cpu", tmp_path / "saved")
+    other = df11.report(load(several[1]))
     assert (report.residences, report.device_bytes) == (other.residences, other.device_bytes)
-    model.save_pretrained(tmp_path / "saved")
-    assert containers(tmp_path / "saved") == containers(several[1])
 
 
-def test_when_a_gpu_compresses_by_itself(several: tuple[Path, Path]) -> None:
+def test_when_a_gpu_compresses_by_itself(several: Both) -> None:
     """One GPU into which all of it fits, also if nothing became smaller."""
-    from df11._plan import Placement
-    from df11._quantizer import Df11Quantizer
-
     gpu, files = torch.device("cuda", 0), list(several[0].glob("*.safetensors"))
     whole = sum(path.stat().st_size for path in files)
     elsewhere = {"": gpu, "model.layers.0": torch.device("cpu")}

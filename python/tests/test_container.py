@@ -1,27 +1,18 @@
 """Tensors of a container as loaders take them: windows of its mapping, and what is cut out."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from weights import container_of, normals, same, seeded_weights
+from weights import WEIGHTS, container_of, normals, same, weights
 
 import df11
 from df11 import _bring
 from df11._container import Slice, Tensors, Tiles
 from df11._progress import Bar
 from df11._tensor import CompressedTensor
-
-WEIGHTS = seeded_weights()
-
-
-@pytest.fixture(scope="module")
-def tensors(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
-    return Tensors(container_of(WEIGHTS, tmp_path_factory.mktemp("container")))
 
 
 def test_a_container_is_a_dictionary(tensors: Tensors) -> None:
@@ -30,8 +21,18 @@ def test_a_container_is_a_dictionary(tensors: Tensors) -> None:
         assert isinstance(tensors[name], CompressedTensor)
         assert same(tensors[name], expected)
     # Each array is memory of its own to PyTorch: saving one saves no other.
-    for array in tensors["q"].arrays:  # type: ignore[attr-defined]
+    for array in tensors["q"].arrays:
         assert array.untyped_storage().nbytes() == array.numel()
+    for at in range(4):
+        array = tensors.container["edge"].tiles.array(at)
+        assert array.readonly
+        with pytest.raises(TypeError, match="read-only"):
+            array[0] = 0
+
+
+@pytest.fixture
+def tensors() -> Tensors:
+    return weights()
 
 
 JOINED = {
@@ -54,11 +55,6 @@ def test_what_loaders_make_stays_compressed(tensors: Tensors, name: str) -> None
     assert isinstance(found, CompressedTensor)
     assert same(found, JOINED[name](WEIGHTS))
     assert same(tensors.again(tensors.told(found)), JOINED[name](WEIGHTS))
-
-
-def test_other_shapes_are_no_stack(tensors: Tensors) -> None:
-    with pytest.raises(RuntimeError, match="match"):
-        torch.stack([tensors["q"], tensors["q"][:32]])
 
 
 @pytest.mark.parametrize("most", [1, 100_000, 1 << 20, 1 << 30])
@@ -110,6 +106,8 @@ def test_what_is_no_stack_of_rows_is_decoded(tensors: Tensors) -> None:
     ):
         found, expected = join(tensors), join(WEIGHTS)
         assert not isinstance(found, CompressedTensor) and same(found, expected)
+    with pytest.raises(RuntimeError, match="match"):
+        torch.stack([tensors["q"], tensors["q"][:32]])
 
 
 def rebuilt(tensors: Tensors, values: list[Any]) -> tuple[list[Any], list[Tiles]]:
@@ -123,44 +121,32 @@ def rebuilt(tensors: Tensors, values: list[Any]) -> tuple[list[Any], list[Tiles]
     return [of_windows(value, mine, whole, exact=True) for value, mine in pairs], tiles
 
 
-def test_stored_arrays_are_not_written_to(tensors: Tensors) -> None:
-    for at in range(4):
-        array = tensors.container["edge"].tiles.array(at)
-        assert array.readonly
-        with pytest.raises(TypeError, match="read-only"):
-            array[0] = 0
-
-
-def test_a_slice_takes_no_more_than_its_tiles(tensors: Tensors) -> None:
-    part = tensors["edge"][40:90, 10:200]
-    (found,), tiles = rebuilt(tensors, [part])
-    assert tiles == [Tiles("edge", (32, 96), (0, 256), False)]
-    assert found.arrays[3].numel() == 64 * 256
-    assert same(found, WEIGHTS["edge"][40:90, 10:200])
-
-
-def test_slices_that_need_all_of_a_tensor_share_it(tensors: Tensors) -> None:
-    halves = [tensors["experts"][:, :32], tensors["experts"][:, 32:]]
-    found, tiles = rebuilt(tensors, halves)
-    assert tiles == [Tiles("experts", (0, 384), (0, 256), True)]
-    for one, expected in zip(found, WEIGHTS["experts"].chunk(2, 1), strict=True):
-        assert same(one, expected)
+def test_slices_take_no_more_than_their_tiles(tensors: Tensors) -> None:
+    for name, parts, taken in [
+        ("edge", [(slice(40, 90), slice(10, 200))], Tiles("edge", (32, 96), (0, 256), False)),
+        # What needs all of a tensor shares it.
+        (
+            "experts",
+            [(slice(None), slice(32)), (slice(None), slice(32, None))],
+            Tiles("experts", (0, 384), (0, 256), True),
+        ),
+    ]:
+        found, tiles = rebuilt(tensors, [tensors[name][part] for part in parts])
+        assert tiles == [taken]
+        for one, part in zip(found, parts, strict=True):
+            assert same(one, WEIGHTS[name][part])
+            assert name == "experts" or one.arrays[3].numel() == 64 * 256
 
 
 def test_a_cut_tells_what_its_tiles_need_on_a_gpu(tmp_path: Path) -> None:
     """In a cut, tiles begin elsewhere among the 16 bytes that a GPU copies at once."""
     normal = normals(12)
-    weights = {f"w{at}": normal(64, 1024) for at in range(40)}
-    tensors = Tensors(container_of(weights, tmp_path))
-    more = 0
-    for name in weights:
-        for rows, columns in [
-            ((32, 64), (0, 1024)),
-            ((0, 64), (256, 1024)),
-            ((0, 64), (512, 1024)),
-        ]:
+    tensors = Tensors(container_of({f"w{at}": normal(64, 1024) for at in range(40)}, tmp_path))
+    cuts, more = [((32, 64), (0, 1024)), ((0, 64), (256, 1024)), ((0, 64), (512, 1024))], 0
+    for name in tensors:
+        for rows, columns in cuts:
             part = tensors[name][slice(*rows), slice(*columns)]
-            ((_, window),) = tensors.around([part])[0][0]  # type: ignore[list-item]
+            ((_, window),) = tensors.around([part])[0][0]
             tiles = tensors.container[name].tiles
             needed = tiles.cut(rows, columns)[0]
             assert window.staged_bytes >= needed

@@ -5,8 +5,6 @@ models of the architectures that they name. A block after `<!-- not run: REASON 
 its syntax, and run if the reason does not hold. Blocks of Rust are tests of the crate.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -20,6 +18,7 @@ from urllib.parse import unquote
 
 import pytest
 from conftest import ROOT, normal, write_safetensors
+from hub import fill_cache
 
 DOCS = ROOT / "docs"
 #: Pages whose code is run.
@@ -28,10 +27,7 @@ PAGES = [ROOT / "README.md", ROOT / "python/README.md", *sorted(DOCS.glob("*.md"
 LINKED = [*PAGES, *(ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "CHANGELOG"))]
 #: Why a block may not be run.
 REASONS = {
-    "needs a GPU",
-    "needs vLLM",
-    "installs into this machine",
-    "builds with cargo",
+    *("needs a GPU", "needs vLLM", "installs into this machine", "builds with cargo"),
     "takes minutes",
 }
 RUN = {"sh", "python"}
@@ -40,8 +36,6 @@ NO_CODE = {"text", "toml", "json", "c", "cpp", "rust,ignore"}
 
 
 class Block(NamedTuple):
-    """Code on a page."""
-
     page: Path
     line: int
     language: str
@@ -53,17 +47,14 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Fenced blocks of a page, in order."""
-    lines = page.read_text(encoding="utf-8").splitlines()
-    at = 0
+    lines, at = page.read_text(encoding="utf-8").splitlines(), 0
     while at < len(lines):
-        if not lines[at].startswith("```"):
-            at += 1
-            continue
-        end = lines.index("```", at + 1)
-        mark = re.fullmatch(r"<!-- not run: (.*) -->", lines[at - 1] if at else "")
-        code = "\n".join(lines[at + 1 : end]) + "\n"
-        yield Block(page, at + 1, lines[at][3:], code, mark[1] if mark else None)
+        end = at
+        if lines[at].startswith("```"):
+            end = lines.index("```", at + 1)
+            mark = re.fullmatch(r"<!-- not run: (.*) -->", lines[at - 1] if at else "")
+            code = "\n".join(lines[at + 1 : end]) + "\n"
+            yield Block(page, at + 1, lines[at][3:], code, mark[1] if mark else None)
         at = end + 1
 
 
@@ -71,7 +62,6 @@ ALL = [block for page in PAGES for block in blocks(page)]
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
@@ -85,7 +75,6 @@ def anchors(page: Path) -> set[str]:
 
 
 def links(page: Path) -> list[str]:
-    """Where links and pictures of a page lead."""
     words = re.sub(r"`[^`\n]*`", "", prose(page))
     found = re.findall(r"\]\(([^)\s]+)\)", words)
     return found + re.findall(r'(?:src|srcset|href)="([^"]+)"', words)
@@ -110,30 +99,20 @@ def test_a_wrong_link_is_noticed(tmp_path: Path) -> None:
     assert links(page) == ["#one-two", "e.md#f"] and anchors(page) == {"one-two"}
 
 
-def test_every_page_is_in_the_list_of_pages() -> None:
-    listed = set(links(DOCS / "README.md"))
-    missing = {page.name for page in DOCS.glob("*.md")} - {"README.md"} - listed
+def test_every_page_and_record_is_listed() -> None:
+    missing = {page.name for page in DOCS.glob("*.md")} - {"README.md", *links(DOCS / "README.md")}
     assert not missing, f"add to docs/README.md: {sorted(missing)}"
-    assert "docs/README.md" in links(ROOT / "README.md")
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-
-
-def test_every_record_is_listed() -> None:
     listed = {Path(link).name for link in links(DOCS / "benchmarks.md")}
     records = {path.name for path in (ROOT / "benches/record").iterdir()}
     assert records <= listed, f"add to docs/benchmarks.md: {sorted(records - listed)}"
+    readme = ROOT / "README.md"
+    assert "docs/README.md" in links(readme)
+    assert len(readme.read_text(encoding="utf-8").splitlines()) <= 150
 
 
 def test_the_picture_is_what_the_records_say() -> None:
-    done = subprocess.run(
-        [sys.executable, DOCS / "picture.py", "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, DOCS / "picture.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -157,30 +136,24 @@ def test_syntax(block: Block) -> None:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages call by name, in one folder, and a cache of the Hub."""
     transformers = pytest.importorskip("transformers")
-    pytest.importorskip("diffusers")
-    from models import SMALL, causal, seeded, tokenizer
-    from pipelines import save
+    pipelines = pytest.importorskip("pipelines")
+    import models
 
     root = tmp_path_factory.mktemp("models")
-    llama = transformers.LlamaConfig(**{**SMALL, "vocab_size": 2048}, dtype="bfloat16")
-    large = transformers.AutoModelForCausalLM.from_config(llama)
-    seeded(large).save_pretrained(root / "Llama-3.1-8B")
+    llama = transformers.LlamaConfig(**{**models.SMALL, "vocab_size": 2048}, dtype="bfloat16")
+    large = models.seeded(transformers.AutoModelForCausalLM.from_config(llama))
+    large.save_pretrained(root / "Llama-3.1-8B")
     shutil.copytree(root / "Llama-3.1-8B", root / "Llama-3.1-405B")
-    causal("qwen3", root / "Qwen3-8B")
-    tokenizer().save_pretrained(root / "Qwen3-8B")
-    save(root / "FLUX.1-dev")
-    write_safetensors(
-        root / "model.safetensors",
-        {"layers.0.weight": ("BF16", (64, 256), normal(64 * 256)), "bias": ("I64", (1,), bytes(8))},
-    )
-    entry = root / "cache/hub/models--Qwen--Qwen3-8B"
-    for folder in ("blobs", "refs", "snapshots"):
-        (entry / folder).mkdir(parents=True)
-    shutil.copytree(root / "Qwen3-8B", entry / "snapshots/0123")
-    (entry / "refs/main").write_text("0123")
+    models.causal("qwen3", root / "Qwen3-8B")
+    models.tokenizer().save_pretrained(root / "Qwen3-8B")
+    pipelines.save(root / "FLUX.1-dev")
+    tensors = {"layers.0.weight": ("BF16", (64, 256), normal(64 * 256))}
+    tensors["bias"] = ("I64", (1,), bytes(8))
+    write_safetensors(root / "model.safetensors", tensors)
+    fill_cache(root / "cache/hub/models--Qwen--Qwen3-8B", root / "Qwen3-8B")
     return root
 
 
@@ -220,50 +193,34 @@ for folder, blocks in json.load(sys.stdin):
 
 
 def wanted(block: Block) -> bool:
-    """Whether a block can be run here."""
-    if block.language not in RUN:
-        return False
     if block.reason == "needs a GPU":
         import torch
 
         return bool(torch.cuda.is_available())
-    return block.reason is None
+    return block.language in RUN and block.reason is None
 
 
-def environment(root: Path, models: Path) -> dict[str, str]:
-    """With the command `df11` of this package, and without the network."""
+def environment(root: Path, made: Path) -> dict[str, str]:
     command = root / "bin/df11"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m df11 "$@"\n')
     command.chmod(0o755)
-    return {
-        **os.environ,
-        "PATH": f"{command.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(models / "cache"),
-    }
+    path = {"PATH": f"{command.parent}:{os.environ['PATH']}", "HF_HOME": str(made / "cache")}
+    return {**os.environ, **path, "PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.fixture(scope="module")
-def pages(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Path]:
+def pages(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Path]:
     """By page the folder in which its code has run."""
     root = tmp_path_factory.mktemp("pages")
     jobs, found = [], {}
     for at, page in enumerate(PAGES):
-        runs = [(str(one), one.language, one.code) for one in blocks(page) if wanted(one)]
-        if runs:
+        if runs := [(str(one), one.language, one.code) for one in blocks(page) if wanted(one)]:
             found[page] = root / str(at)
-            shutil.copytree(models, found[page], ignore=shutil.ignore_patterns("cache"))
+            shutil.copytree(made, found[page], ignore=shutil.ignore_patterns("cache"))
             jobs.append((str(found[page]), runs))
-    subprocess.run(
-        [sys.executable, "-c", RUNNER],
-        input=json.dumps(jobs),
-        env=environment(root, models),
-        text=True,
-        timeout=900,
-        check=True,
-    )
+    settings = {"env": environment(root, made), "text": True, "timeout": 900, "check": True}
+    subprocess.run([sys.executable, "-c", RUNNER], input=json.dumps(jobs), **settings)
     return found
 
 
@@ -273,3 +230,55 @@ def test_the_code_of_a_page_runs(page: Path, pages: dict[Path, Path]) -> None:
         pytest.skip("no code to run")
     said = pages[page].with_suffix(".said").read_text(encoding="utf-8")
     assert pages[page].with_suffix(".status").read_text() == "0", said
+
+
+#: Those with Python code.
+TYPED = ["README.md", "python/README.md"]
+#: What code takes as given.
+GIVEN = """
+from typing import Any
+import df11, torch
+from diffusers import FluxTransformer2DModel
+from sentence_transformers import SentenceTransformer
+config: Any
+module: torch.nn.Module
+"""
+#: Each is on a line of its own.
+WRONG = [
+    "df11.Config(mode=1)",
+    "df11.attach(module)",
+    "df11.report(module, verify='yes')",
+    "df11.report(module).ratio.upper()",
+    "df11.compress('a', 'b', overwrite=1.5)",
+    "df11.merge_adapter('a', 'b')",
+]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What mypy says of the code of each document, `0.py` and so on, and of wrong calls."""
+    pytest.importorskip("mypy")
+    folder = tmp_path_factory.mktemp("types")
+    for at, name in enumerate(TYPED):
+        code = [block.code for block in blocks(ROOT / name) if block.language == "python"]
+        assert code
+        (folder / f"{at}.py").write_text(GIVEN + "\n".join(code))
+    (folder / "wrong.py").write_text(GIVEN + "\n".join(WRONG))
+    settings = Path(__file__).with_name("types.ini")
+    files = sorted(path.name for path in folder.iterdir())
+    command = [sys.executable, "-m", "mypy", "--config-file", settings, *files]
+    environment = {**os.environ, "MYPYPATH": str(ROOT / "python")}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("at", range(len(TYPED)), ids=TYPED)
+def test_types_of_documents(at: int, said: str) -> None:
+    assert "checked" in said and f"{at}.py:" not in said, said
+
+
+def test_wrong_types_are_found(said: str) -> None:
+    lines = re.findall(r"wrong\.py:(\d+): error:", said)
+    first = GIVEN.count("\n") + 1
+    assert lines == [str(first + at) for at in range(len(WRONG))], said
+    assert "not callable" not in said

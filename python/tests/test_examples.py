@@ -1,7 +1,5 @@
 """The examples, as users run them, on models made here. No GPU is needed."""
 
-from __future__ import annotations
-
 import io
 import runpy
 import sys
@@ -12,9 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from models import causal, sentence_encoder, tokenizer
-
-import df11
+from models import Folders, compressed, load, sentence_encoder
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -38,43 +34,32 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return run
 
 
-def test_generate(example: Callable[..., str], tmp_path: Path) -> None:
-    causal("llama", tmp_path / "bf16")
-    tokenizer().save_pretrained(tmp_path / "bf16")
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+def test_generate(example: Callable[..., str], folders: Folders) -> None:
+    bf16, folder = folders.worded("llama")
     prompt = "Small models of many architectures"
-    said = example("generate.py", tmp_path / "df11", prompt, "--tokens", 8, "--verify")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "bf16")
-    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "bf16")
+    said = example("generate.py", folder, prompt, "--tokens", 8, "--verify")
+    words = transformers.AutoTokenizer.from_pretrained(bf16)
     inputs = words(prompt, return_tensors="pt")
-    answer = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    answer = load(bf16).generate(**inputs, max_new_tokens=8, do_sample=False)
     text = words.decode(answer[0], skip_special_tokens=True)
-    assert text.startswith(prompt) and text in said
-    for part in (
-        "loaded in",
-        "df11: active",
-        " saved",
-        "weights are those of the original",
-        "8 tokens in",
-    ):
+    parts = ["loaded in", "df11: active", " saved", "weights are those of the original"]
+    assert text.startswith(prompt)
+    for part in (text, *parts, "8 tokens in"):
         assert part in said, said
-    said = example("generate.py", tmp_path / "bf16", "--tokens", 2)
+    said = example("generate.py", bf16, "--tokens", 2)
     assert "no compressed model" in said and "2 tokens in" in said
     for options in (["--device", "cuda"], ["--memory", "1GB"]):
-        said = example("generate.py", tmp_path / "df11", *options, fails=True)
+        said = example("generate.py", folder, *options, fails=True)
         assert "finds no GPU; --device cpu" in said
 
 
 def test_sentences(example: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
-    sentence_encoder(tmp_path / "bf16")
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
-    said = example("attach_sentence_encoder.py", tmp_path / "bf16", tmp_path / "df11")
-    assert (
-        "identical: True" in said
-        and "weights are those of the original" in said
-        and "3 sentences" in said
-    )
+    bf16 = sentence_encoder(tmp_path / "bf16")
+    folder = compressed(bf16, tmp_path / "df11")
+    said = example("attach_sentence_encoder.py", bf16, folder)
+    for part in ("identical: True", "weights are those of the original", "3 sentences"):
+        assert part in said
     said = example("attach_sentence_encoder.py", "x", "y", "--device", "cuda", fails=True)
     assert "finds no GPU" in said
 

@@ -4,36 +4,28 @@ Each row there names its test; most stand with what they belong to, and those he
 else.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import warnings
 from pathlib import Path
-from typing import Any
 
 import accelerate
-import peft
 import pytest
 import torch
 import transformers
 from conftest import ROOT
-from models import Folders, adapted, bert_config, load, saved, seeded, tokenizer
+from models import Folders, bert_config, load, prompt, saved, seeded, tokenizer
 
 import df11
 from df11._tensor import CompressedTensor
 
 TABLE = ROOT / "docs/flows.md"
-PROMPT = torch.arange(1, 28).reshape(3, 9)
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
 
 
 @pytest.fixture(scope="module", name="both")
 def folders_of_llama(folders: Folders) -> tuple[Path, Path]:
     return folders.worded("llama")
-
-
-# ---- the table ----
 
 
 def test_each_row_of_the_table_names_a_test() -> None:
@@ -46,60 +38,31 @@ def test_each_row_of_the_table_names_a_test() -> None:
         assert f"def {name}(" in source, f"{file}::{name}"
 
 
-# ---- transformers ----
-
-
 def test_pipelines_of_text(both: tuple[Path, Path]) -> None:
-    answers = [
-        transformers.pipeline("text-generation", model=str(folder), device_map="cpu")(
-            "Small models of", max_new_tokens=6, do_sample=False
-        )
-        for folder in both
-    ]
-    assert answers[0] == answers[1]
-    model, words = load(both[1]), transformers.AutoTokenizer.from_pretrained(both[1])
-    features = transformers.pipeline("feature-extraction", model=model, tokenizer=words)
-    expected = transformers.pipeline("feature-extraction", model=load(both[0]), tokenizer=words)
-    assert features("Small models") == expected("Small models")
+    found = []
+    for folder in both:
+        model, words = load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+        features = transformers.pipeline("feature-extraction", model=model, tokenizer=words)
+        text = transformers.pipeline("text-generation", model=str(folder), device_map="cpu")
+        answer = text("Small models of", max_new_tokens=6, do_sample=False)
+        found.append((answer, features("Small models")))
+    assert found[0] == found[1]
 
 
 def test_an_assistant_drafts(both: tuple[Path, Path]) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
-    options["attention_mask"] = torch.ones_like(PROMPT[:1])
-    expected = load(both[0]).generate(PROMPT[:1], **options)
-    model = load(both[1])
-    found = model.generate(PROMPT[:1], assistant_model=load(both[1]), **options)
+    tokens = prompt(1, 9)
+    options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 8, "do_sample": False}
+    expected = load(both[0]).generate(tokens, **options)
+    found = load(both[1]).generate(tokens, assistant_model=load(both[1]), **options)
     assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_ways_of_attention(both: tuple[Path, Path], attention: str) -> None:
-    found, expected = (
-        load(folder, attn_implementation=attention).requires_grad_(False)(PROMPT).logits
-        for folder in both
-    )
-    assert torch.equal(found, expected)
-
-
-def test_training_all_weights_is_refused(both: tuple[Path, Path], tmp_path: Path) -> None:
-    model = load(both[1])
-    options = transformers.TrainingArguments(output_dir=tmp_path, report_to=[], use_cpu=True)
-    with pytest.raises(ValueError, match="attach trainable adapters"):
-        transformers.Trainer(model, options, train_dataset=[])
-    with pytest.raises(RuntimeError, match="train adapters beside it"):
-        model.get_parameter(WEIGHT).requires_grad_()
-
-
-def test_evaluation_by_the_trainer(both: tuple[Path, Path], tmp_path: Path) -> None:
-    options = transformers.TrainingArguments(
-        output_dir=tmp_path, report_to=[], use_cpu=True, per_device_eval_batch_size=2
-    )
-    examples = [{"input_ids": row, "labels": row} for row in PROMPT]
-    losses = []
-    for folder in both:
-        trainer = transformers.Trainer(adapted(load(folder)), options, eval_dataset=examples)
-        losses.append(trainer.evaluate())
-    assert losses[0]["eval_loss"] == losses[1]["eval_loss"]
+def test_ways_of_attention(folders: Folders, attention: str) -> None:
+    found = [
+        model(prompt()).logits for model in folders.pair("llama", attn_implementation=attention)
+    ]
+    assert torch.equal(*found)
 
 
 def test_another_quantization_is_refused(both: tuple[Path, Path]) -> None:
@@ -111,132 +74,91 @@ def test_another_quantization_is_refused(both: tuple[Path, Path]) -> None:
         load(both[1], quantization_config=Other(load_in_8bit=True))
 
 
-def test_half_and_float(both: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("change", ["half", "float"])
+def test_half_and_float(folders: Folders, change: str) -> None:
     """As any module: ordinary weights of full size from then on, which a warning says."""
-    for change, dtype in (("half", torch.float16), ("float", torch.float32)):
-        model, original = load(both[1]), load(both[0])
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            try:
-                getattr(model, change)()
-            except ValueError as error:  # transformers refuses it of quantized models
-                assert "not supported for quantized" in str(error)
-                continue
-        assert any("ordinary tensor" in str(each.message) for each in said)
-        wanted = getattr(original, change)().get_parameter(WEIGHT)
-        assert model.get_parameter(WEIGHT).dtype == dtype
-        assert torch.equal(model.get_parameter(WEIGHT), wanted)
+    original, model = folders.pair("llama")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            getattr(model, change)()
+        except ValueError as error:  # transformers refuses it of quantized models
+            assert "not supported for quantized" in str(error)
+            return
+    assert any("ordinary tensor" in str(each.message) for each in said)
+    wanted, found = (each.get_parameter(WEIGHT) for each in (getattr(original, change)(), model))
+    assert found.dtype == wanted.dtype and torch.equal(found, wanted)
 
 
-# ---- PEFT ----
+@pytest.mark.filterwarnings("ignore:.*ordinary")
+def test_resized_embeddings(folders: Folders, tmp_path: Path) -> None:
+    """transformers replaces the memory of the old ones, which are ordinary from then on."""
+    original, model = folders.pair("llama")
+    expected = model(prompt()).logits
+    for each in (original, model):
+        each.resize_token_embeddings(520, mean_resizing=False)
+    for head in ("model.embed_tokens.weight", "lm_head.weight"):
+        found = model.get_parameter(head)
+        assert found.shape == (520, 128) and not isinstance(found, CompressedTensor)
+        assert torch.equal(found[:512], original.get_parameter(head)[:512])
+    assert torch.equal(model(prompt()).logits[..., :512], expected)
+    report = df11.report(model)
+    assert (report.residences[WEIGHT], report.residences[head]) == ("stored", "ordinary")
+    assert {"changed since", "not in the containers"} <= report.ordinary.keys()
+    with pytest.raises(RuntimeError, match=r"weight is an ordinary weight now.*df11\.state_dict"):
+        model.save_pretrained(tmp_path)
+    original.load_state_dict(df11.state_dict(model))
+    with pytest.raises(ValueError, match="of the model itself"):
+        type(model).save_pretrained(model, tmp_path)
 
 
-def test_adapters_by_their_own_folder(both: tuple[Path, Path], tmp_path: Path) -> None:
-    """`AutoPeftModel` finds the compressed base by the name in the adapter."""
-    adapted(load(both[1])).save_pretrained(tmp_path)
-    model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path, device_map="cpu")
-    expected = peft.PeftModel.from_pretrained(load(both[0]), tmp_path)
-    assert isinstance(model.get_parameter(f"base_model.model.{BASE}"), CompressedTensor)
-    with torch.no_grad():
-        assert torch.equal(model(PROMPT).logits, expected(PROMPT).logits)
-        with model.disable_adapter():
-            assert torch.equal(model(PROMPT).logits, load(both[0])(PROMPT).logits)
+@torch.no_grad()
+def test_offloading_hooks(folders: Folders) -> None:
+    """accelerate keeps weights elsewhere, and brings each to its module before its forward."""
+    original, model = folders.pair("llama")
+    accelerate.cpu_offload(model, execution_device="cpu", state_dict=model.state_dict())
+    for _ in range(2):
+        assert model.model.layers[0].mlp.up_proj.weight.is_meta
+        assert torch.equal(model(prompt()).logits, original(prompt()).logits)
+    assert model.model.layers[0].mlp.up_proj.weight.is_meta
 
 
-BASE = WEIGHT.replace("up_proj", "up_proj.base_layer")
+@pytest.mark.gpu
+def test_moves_between_devices(folders: Folders) -> None:
+    original, model = folders.pair("llama")
+    expected = original.cuda()(prompt().cuda()).logits
+    model.to("cuda")
+    assert isinstance(model.lm_head.weight, CompressedTensor)
+    assert model.lm_head.weight.device.type == "cuda"
+    assert torch.equal(model(prompt().cuda()).logits, expected)
+    assert df11.report(model, verify=True).devices[0].stored > 0
+    model.to("cpu")
+    assert torch.equal(model(prompt()).logits, original.cpu()(prompt()).logits)
 
 
-def test_adapters_by_transformers(both: tuple[Path, Path], tmp_path: Path) -> None:
-    models = [load(folder).requires_grad_(False) for folder in both]
-    for name, projection in (("one", "q_proj"), ("two", "up_proj")):
-        adapter = adapted(load(both[0]), target_modules=[projection])
-        adapter.save_pretrained(tmp_path / name)
-        for model in models:
-            model.load_adapter(str(tmp_path / name), adapter_name=name)
-    seen = []
-    for name in ("one", "two"):
-        for model in models:
-            model.set_adapter(name)
-        found, expected = (model(PROMPT).logits for model in models)
-        assert torch.equal(found, expected)
-        seen.append(found)
-    assert not torch.equal(*seen)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        peft.IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
-        peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
-        peft.LoHaConfig(target_modules=["q_proj"]),
-    ],
-    ids=["ia3", "prefix", "loha"],
-)
-def test_other_adapters_train(both: tuple[Path, Path], options: Any) -> None:
-    grads = []
-    for folder in both:
-        torch.manual_seed(6)
-        model = peft.get_peft_model(load(folder).requires_grad_(False), options)
-        model(input_ids=PROMPT, labels=PROMPT).loss.backward()
-        grads.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
-    assert grads[0] and grads[0].keys() == grads[1].keys()
-    assert all(torch.equal(grads[1][name], grad) for name, grad in grads[0].items())
-
-
-def test_preparing_for_few_bits_decodes_all(both: tuple[Path, Path]) -> None:
-    """PEFT makes F32 of all weights that it does not know as quantized, which a warning says."""
-    model, original = load(both[1]), load(both[0])
-    with pytest.warns(UserWarning, match="all of its memory"):
-        peft.prepare_model_for_kbit_training(model)
-    peft.prepare_model_for_kbit_training(original)
-    assert model.get_parameter(WEIGHT).dtype == torch.float32
-    assert torch.equal(model.get_parameter(WEIGHT), original.get_parameter(WEIGHT))
-
-
-def test_merging_in_place_is_refused(both: tuple[Path, Path]) -> None:
-    model = adapted(load(both[1]))
-    for merge in (model.merge_and_unload, model.merge_adapter):
-        with pytest.raises(RuntimeError, match=r"df11\.merge_adapter"):
-            merge()
-
-
-# ---- accelerate ----
-
-
-def test_accelerator_prepares_and_trains(both: tuple[Path, Path]) -> None:
-    losses = []
-    for folder in both:
-        accelerator, model = accelerate.Accelerator(cpu=True), adapted(load(folder))
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
-        data = torch.utils.data.DataLoader(list(PROMPT), batch_size=1)
-        model, optimizer, data = accelerator.prepare(model, optimizer, data)
-        for batch in data:
-            with accelerator.accumulate(model):
-                loss = model(input_ids=batch, labels=batch).loss
-                accelerator.backward(loss)
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-            losses.append(loss.item())
-        unwrapped = accelerator.unwrap_model(model)
-        assert type(unwrapped) is type(model)
-    assert losses[:3] == losses[3:] and len(set(losses)) > 1
-
-
-# ---- sentence-transformers ----
+@pytest.mark.gpu
+def test_a_model_that_waits_on_the_host(folders: Folders) -> None:
+    """As diffusers' `enable_model_cpu_offload` has it: on the GPU from its forward on."""
+    original, model = folders.pair("llama")
+    expected = original.cuda()(prompt().cuda()).logits
+    model, hook = accelerate.cpu_offload_with_hook(model, 0)
+    for _ in range(2):
+        with torch.no_grad():
+            assert torch.equal(model(prompt()).logits.cuda(), expected)
+        assert model.lm_head.weight.device.type == "cuda"
+        hook.offload()
+        assert isinstance(model.lm_head.weight, CompressedTensor)
+        assert model.lm_head.weight.device.type == "cpu"
 
 
 def test_cross_encoders(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     model = seeded(transformers.BertForSequenceClassification(bert_config(num_labels=1)))
     tokenizer().save_pretrained(tmp_path / "bf16")
-    folders = saved(model, tmp_path)
     pairs = [("small", "models"), ("of", "many")]
-    scores = [library.CrossEncoder(str(folder), device="cpu").predict(pairs) for folder in folders]
-    assert (scores[0] == scores[1]).all()
-
-
-# ---- notebooks ----
+    encoders = [library.CrossEncoder(str(path), device="cpu") for path in saved(model, tmp_path)]
+    one, other = (encoder.predict(pairs) for encoder in encoders)
+    assert (one == other).all()
 
 
 def test_reports_render_in_notebooks(both: tuple[Path, Path], tmp_path: Path) -> None:

@@ -12,16 +12,14 @@ from pathlib import Path
 import pytest
 from conftest import Tensors, run, write_safetensors
 
+import df11
+
 Environment = Callable[..., dict[str, str]]
 
-# Stored as it is, so that the stand-in decodes it: three layers of some sizes, which do not go to
-# one block of small ones.
+# Stored as it is, so that the stand-in decodes it: layers of some sizes, which do not go to one
+# block of small ones.
 RAW: Tensors = {
-    f"model.layers.{layer}.{name}": (
-        "F32",
-        (40, columns),
-        bytes((at * 7 + layer) % 251 for at in range(160 * columns)),
-    )
+    f"model.layers.{layer}.{name}": ("F32", (40, columns), bytes([layer, *range(159)]) * columns)
     for layer in range(4)
     for name, columns in [("a", 300), ("b", 250), ("c", 3)]
 }
@@ -29,13 +27,9 @@ RAW: Tensors = {
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import df11
-
-    folder = tmp_path_factory.mktemp("raw")
-    df11.compress(
-        write_safetensors(folder / "m.safetensors", RAW), folder / "m.df11", progress=False
-    )
-    return folder / "m.df11"
+    source = write_safetensors(tmp_path_factory.mktemp("raw") / "m.safetensors", RAW)
+    df11.compress(source, source.with_suffix(".df11"), progress=False)
+    return source.with_suffix(".df11")
 
 
 # What all scripts start with: outputs are host memory at an address that is a multiple of 256.
@@ -50,11 +44,12 @@ def original(tensor):
     buffer = bytearray(tensor.nbytes)
     tensor.decode_into(buffer)
     return buffer
-def refused(call, kind=df11.ParameterError):
+def refused(call, kind=df11.ParameterError, words=""):
     try:
         call()
     except kind as error:
         assert kind is not df11.ParameterError or "; " in str(error), error
+        assert words in str(error), error
         return error
     raise AssertionError(call)
 def decoded(what, fill=0xA5):
@@ -99,52 +94,64 @@ def test_a_machine_without_a_driver_is_told_what_to_do(
     assert run(PRELUDE + textwrap.dedent(script), raw, **without_driver)
 
 
-def test_drivers_that_fail_are_told(says: Callable[..., str]) -> None:
-    for answers, words in [
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
         ({"version": "11080"}, "the NVIDIA driver knows CUDA 11.8; install a driver"),
         ({"memory": "5000"}, "Stand-in 0 has 5000 free; free memory"),
-    ]:
-        out = says("print(refused(model.load, df11.GpuError))", **answers)
-        assert words in out, out
+    ],
+)
+def test_drivers_that_fail_are_told(
+    says: Callable[..., str], answers: dict[str, str], words: str
+) -> None:
+    assert words in says("print(refused(model.load, df11.GpuError))", **answers)
 
 
-def test_devices_are_told(says: Callable[..., str]) -> None:
+def test_devices_are_told_and_verify(says: Callable[..., str]) -> None:
     common = {"total_memory": 1 << 30, "compute_capability": (8, 0), "driver": (12, 0)}
     told = [{"ordinal": at, "name": f"Stand-in {at}", **common} for at in range(2)]
-    assert eval(says("print(df11.devices())")) == told
+    script = """
+        on_gpu = df11.verify(sys.argv[1], device="gpu")
+        assert on_gpu == model.verify(device=1) == model.verify(device="cpu")
+        print(df11.devices())
+        """
+    assert eval(says(script)) == told
 
 
 def test_blocks_decode_wherever_they_lie(says: Callable[..., str]) -> None:
     says("""
+        import threading
         plan = df11.plan(model)
+        whole = plan.device_bytes[0]
         least = df11.plan(model, streamed=True)
         assert least.host_bytes > 0 == plan.host_bytes and least.device_bytes < plan.device_bytes
-        loads = [
+        for options in [
             dict(), dict(devices=1), dict(devices=[1, 0]), dict(streamed=True),
-            dict(memory=plan.device_bytes[0] - 1), dict(memory=[plan.device_bytes[0]]),
-            dict(devices=[0, 1], memory=[plan.device_bytes[0] * 3 // 4] * 2),
-        ]
-        for options in loads:
+            dict(memory=whole - 1), dict(memory=[whole]),
+            dict(devices=[0, 1], memory=[whole * 3 // 4] * 2),
+        ]:
             told = []
             loaded = model.load(**options, progress=lambda *now: told.append(now))
             assert told[-1][0] == "load" and told[-1][1] == told[-1][2] > 0
             numbers = options.get("devices", 0)
             assert loaded.devices == (numbers if isinstance(numbers, list) else [numbers])
-            assert [block.name for block in loaded.blocks] == [block.name for block in model.blocks]
             assert loaded.largest_block_bytes == max(block.nbytes for block in model.blocks)
             assert loaded.device_bytes > 0 and loaded.copied_bytes <= loaded.host_bytes
-            for turn in range(3):
-                check(loaded.blocks)
-            for block in loaded.blocks:
-                same = model.block(block.name)
-                assert block.layout == same.layout and block.nbytes == same.nbytes
+            # Several threads at once, each many times.
+            threads = [threading.Thread(target=check, args=[loaded.blocks * 3]) for _ in range(4)]
+            for step in ("start", "join"):
+                for thread in threads: getattr(thread, step)()
+            check(loaded.blocks)
+            for block, same in zip(loaded.blocks, model.blocks, strict=True):
+                assert (block.name, block.layout) == (same.name, same.layout)
+                assert block.nbytes == same.nbytes
                 assert loaded.placements[block.name] == (block.device, block.is_streamed)
+                assert loaded.block(block.name).name == block.name
                 assert block.device in loaded.devices
+                assert block.is_streamed or not options.get("streamed")
             loaded.check()
             loaded.check(0, loaded.devices[0])
-            assert loaded.block(block.name).name == block.name
-            if options.get("streamed"):
-                assert all(block.is_streamed for block in loaded.blocks) and loaded.host_bytes > 0
+            assert loaded.host_bytes > 0 or not options.get("streamed")
         # The last options spread the blocks.
         assert {place.device for place in loaded.placements.values()} == {0, 1}
         for wrong in (lambda: loaded.check(77), lambda: loaded.check(0, 5), lambda: model.load(7),
@@ -158,63 +165,54 @@ def test_blocks_decode_wherever_they_lie(says: Callable[..., str]) -> None:
 
 def test_blocks_lie_where_they_are_told_to(says: Callable[..., str]) -> None:
     says("""
-        names = [block.name for block in model.blocks]
-        a, b, c = names[:3]
+        a, b, c = [block.name for block in model.blocks][:3]
         plan = df11.plan(model, blocks={a: (1, False), c: (0, True)})
         assert plan.placements == {a: (1, False), c: (0, True)} and plan.host_bytes > 0
         loaded = model.load([1, 0], blocks=plan.placements)
         assert loaded.placements == {a: (0, False), c: (1, True)}, loaded.placements
-        assert [block.name for block in loaded.blocks] == [a, c]
         assert loaded.device_bytes < sum(plan.device_bytes)
-        for turn in range(3):
-            check(loaded.blocks)
+        check(loaded.blocks)
         # Only some, wherever they fit.
         whole, some = df11.plan(model), df11.plan(model, blocks=[b, c])
         assert list(some.placements) == [b, c] and some.device_bytes < whole.device_bytes
         assert df11.plan(model, some.device_bytes[0], blocks=[b, c]) == some
-        one = df11.plan(model, streamed=True, blocks=[b])
-        assert all(place.streamed for place in one.placements.values())
+        assert df11.plan(model, streamed=True, blocks=[b]).placements == {b: (0, True)}
         assert [block.name for block in model.load(blocks=[b, c]).blocks] == [b, c]
         assert model.load(blocks=[]).blocks == []
         assert df11.plan(model, blocks=[]).device_bytes == (0,)
-        error = refused(lambda: loaded.block(b), KeyError)
-        assert b in str(error) and "not loaded" in str(error)
-        lost = next(iter(model.block(b).layout))
+        assert b in str(refused(lambda: loaded.block(b), KeyError, "not loaded"))
+        lost, of = next(iter(model.block(b).layout)), df11.plan
         for wrong, words in [
             (lambda: loaded.program([(lost, 0)]), f'tensor "{lost}" is not loaded'),
-            (lambda: df11.plan(model, blocks=["absent"]), 'no block "absent"'),
+            (lambda: of(model, blocks=["absent"]), 'no block "absent"'),
             (lambda: model.load(blocks={"absent": (0, False)}), 'no block "absent"'),
-            (lambda: df11.plan(model, blocks={a: (2**60, False)}),
-             f'"{a}" is placed on GPU {2**60} of'),
-            (lambda: df11.plan(model, 10**9, blocks={a: (0, False)}),
-             "memory and places of blocks"),
-            (lambda: df11.plan(model, streamed=True, blocks={a: (0, False)}),
+            (lambda: of(model, blocks={a: (2**60, False)}), f'"{a}" is placed on GPU {2**60} of'),
+            (lambda: of(model, 10**9, blocks={a: (0, False)}), "memory and places of blocks"),
+            (lambda: of(model, streamed=True, blocks={a: (0, False)}),
              "streamed and places of blocks"),
         ]:
-            assert words in str(refused(wrong)), words
+            refused(wrong, words=words)
         """)
 
 
 def test_programs_put_tensors_anywhere(says: Callable[..., str]) -> None:
     says("""
         names = list(model)
+        pieces = [("model.layers.2.b", 0), ("model.layers.0.a", 48000, 3, 9),
+                  ("model.layers.2.c", 60001), ("model.layers.0.a", 70000)]
         for options in (dict(), dict(streamed=True)):
             loaded = model.load(**options, progress=False)
-            pieces = [("model.layers.2.b", 0), ("model.layers.0.a", 48000, 3, 9),
-                      ("model.layers.2.c", 60001), ("model.layers.0.a", 70000)]
             program = loaded.program(pieces)
-            assert program.nbytes == 70000 + 48000
-            assert program.device == 0 and not program.is_streamed
-            for turn in range(2):
-                view = decoded(program)
-                expected = bytearray(b"\\xa5" * program.nbytes)
-                for name, offset, *rows in pieces:
-                    content = original(model[name])
-                    if rows:
-                        content = content[rows[0] * 1200:rows[1] * 1200]
-                    expected[offset:offset + len(content)] = content
-                assert view == expected
-            one = loaded.program([("model.layers.3.a", 512), ("model.layers.3.b", 0)][:1])
+            assert (program.nbytes, program.device) == (70000 + 48000, 0)
+            assert not program.is_streamed
+            expected = bytearray(b"\\xa5" * program.nbytes)
+            for name, offset, *rows in pieces:
+                content = original(model[name])
+                if rows:
+                    content = content[rows[0] * 1200:rows[1] * 1200]
+                expected[offset:offset + len(content)] = content
+            assert decoded(program) == decoded(program) == expected
+            one = loaded.program([("model.layers.3.a", 512)])
             assert one.is_streamed == bool(options)
             # It keeps the model.
             del loaded
@@ -242,40 +240,13 @@ def test_the_threads_context_stays_what_it_is(says: Callable[..., str]) -> None:
         mine = ctypes.create_string_buffer(8)
         for context in (None, ctypes.addressof(mine)):
             driver.cuCtxSetCurrent(context)
-            assert current() == context
-            loaded = model.load(1, streamed=True)
-            block = loaded.blocks[0]
-            program = loaded.program([(next(iter(block.layout)), 0)])
-            pointer, view, keep = output(loaded.largest_block_bytes)
-            for step in (lambda: block.decode(pointer, 0), lambda: program.decode(pointer, 0),
-                         loaded.check):
-                step()
+            held = [model.load(1, streamed=True)]
+            held.append(held[0].blocks[0])
+            held.append(held[0].program([(next(iter(held[1].layout)), 0)]))
+            pointer, view, keep = output(held[0].largest_block_bytes)
+            for step in (lambda: held[1].decode(pointer, 0), lambda: held[2].decode(pointer, 0),
+                         lambda: held[0].check(), held.pop, held.clear):
                 assert current() == context
-            del program
+                step()
             assert current() == context
-            del loaded, block, step
-            assert current() == context
-        """)
-
-
-def test_gpus_verify(says: Callable[..., str]) -> None:
-    says("""
-        on_gpu = df11.verify(sys.argv[1], device="gpu")
-        assert on_gpu == model.verify(device=1) == model.verify(device="cpu")
-        """)
-
-
-def test_other_threads_decode_meanwhile(says: Callable[..., str]) -> None:
-    says("""
-        import threading
-        loaded = model.load(streamed=True)
-        done = []
-        def work():
-            for _ in range(50):
-                check(loaded.blocks)
-            done.append(True)
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads: thread.start()
-        for thread in threads: thread.join()
-        assert len(done) == 4
         """)

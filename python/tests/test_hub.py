@@ -4,10 +4,11 @@ Code that loads them runs in one process, and some of it again in one that is of
 at what it said.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import pytest
 import torch
 import transformers
 from conftest import AS_INSTALLED, run
-from hub import Hub, Repository
+from hub import Hub, Repository, fill_cache
 from models import Folders, compressed, load, saved, tokenizer
 
 import df11
+from df11 import _hub
 
 TOKENS = torch.arange(1, 60).reshape(1, -1)
 #: Runs CASES one after the other, with the folder of the fixture, and prints what each said.
@@ -62,9 +64,6 @@ ALONE = """
 import sys, transformers
 alone = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/df11")
 assert type(alone.lm_head.weight).__name__ == "CompressedTensor"
-"""
-SINGLE = """
-print(refused(lambda: load(root / "one.df11")))
 """
 CASES = {
     "a local folder": """
@@ -140,7 +139,9 @@ class Said:
         shutil.copyfile(root / "df11/config.json", root / "marked/config.json")
         for name in ("text[1]", "text1"):
             shutil.copytree(root / "df11", root / "pipeline" / name)
-        self.fill_cache("0123456789" * 4)
+        # A commit that the server does not know.
+        place = root / "home/hub/models--org--filled"
+        fill_cache(place, root / "df11", "0123456789" * 4)
         self.hub.repositories = {
             "org/tiny": Repository(root / "df11"),
             "org/parts": Repository(root / "pipeline", "v2", token="secret"),
@@ -151,41 +152,24 @@ class Said:
         self.asked = "".join(self.hub.asked)
         self.downloaded = self.hub.downloaded()
         # Also if it is the first thing that a process does.
-        again = {"a single container": SINGLE, "a repository": CASES["a repository"]}
+        single = 'print(refused(lambda: load(root / "one.df11")))'
+        again = {"a single container": single, "a repository": CASES["a repository"]}
         self.off_line = self.run(again, HF_HUB_OFFLINE="1")
-
-    def fill_cache(self, commit: str) -> None:
-        """As huggingface_hub lays it out: blobs, links to them, and a branch that names a commit;
-        the server does not know this one.
-        """
-        place = self.root / "home/hub/models--org--filled"
-        for folder in ("blobs", "refs", f"snapshots/{commit}"):
-            (place / folder).mkdir(parents=True)
-        (place / "refs/main").write_text(commit)
-        for file in (self.root / "df11").iterdir():
-            shutil.copyfile(file, place / "blobs" / file.name)
-            (place / "snapshots" / commit / file.name).symlink_to(f"../../blobs/{file.name}")
 
     def run(self, cases: dict[str, str], begin: str = "", **environment: str) -> dict[str, str]:
         """What cases say in a process that begins so."""
-        settings = {
-            "HF_HOME": str(self.root / "home"),
-            "HF_ENDPOINT": self.hub.url,
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        }
+        settings = {"HF_HOME": str(self.root / "home"), "HF_ENDPOINT": self.hub.url}
+        settings |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         said = run(begin + RUNNER, self.root, json.dumps(cases), **settings, **environment)
         return dict(json.loads(said.splitlines()[-1]))
 
     def of(self, case: str, is_off_line: bool = False) -> list[str]:
-        """The lines of one that went well."""
         said = (self.off_line if is_off_line else self.on_line)[case]
         *lines, last = said.splitlines()
         assert last == "DONE", said
         return lines
 
     def got(self, repository: str) -> set[str]:
-        """Files of a repository that were downloaded."""
         prefix = repository + "/"
         return {name.removeprefix(prefix) for name in self.downloaded if name.startswith(prefix)}
 
@@ -230,27 +214,18 @@ def test_a_repository_without_containers(said: Said) -> None:
 
 
 def test_a_local_folder_without_import_of_df11(said: Said) -> None:
-    """It leaves transformers as it is."""
     said.of("a local folder")
 
 
 def test_paths_that_are_no_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from df11 import _hub
-
     def fetch(*_: Any, **__: Any) -> Any:
         raise AssertionError("asked the Hub")
 
     monkeypatch.setattr(_hub, "_fetch", fetch)
     monkeypatch.chdir(tmp_path)
     Path("models").mkdir()
-    for path in (
-        "models/absent",
-        "absent",
-        "org/model.df11",
-        "org/name/part",
-        "./models/name",
-        tmp_path / "absent",
-    ):
+    paths = ["models/absent", "absent", "org/model.df11", "org/name/part", "./models/name"]
+    for path in (*paths, tmp_path / "absent"):
         assert _hub.brought(path, None, None) == Path(path)
         with pytest.raises(df11.IoError) as error:
             df11.attach(torch.nn.Linear(2, 2), path)
@@ -261,13 +236,56 @@ def test_paths_that_are_no_repositories(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_single_container_says_what_loads_it(said: Said, tmp_path: Path) -> None:
-    one = said.root / "one.df11"
+    words = r"is one container.* df11 convert .*one-df11"
     for kind in (transformers.AutoModelForCausalLM, transformers.AutoConfig):
-        with pytest.raises(
-            df11.ParameterError, match=r"is one container.* df11 convert .*one-df11"
-        ):
-            kind.from_pretrained(one)
+        with pytest.raises(df11.ParameterError, match=words):
+            kind.from_pretrained(said.root / "one.df11")
     assert "is one container" in "".join(said.of("a single container", is_off_line=True))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(OSError, match="not a valid JSON"):
         transformers.AutoConfig.from_pretrained(tmp_path)
+
+
+def test_diffusers_alone(flux: tuple[Path, Path]) -> None:
+    script = """
+from diffusers import FluxTransformer2DModel
+model = FluxTransformer2DModel.from_pretrained(sys.argv[1], subfolder="transformer")
+print(type(model.transformer_blocks[0].attn.to_q.weight).__name__)
+"""
+    out = run(f"{AS_INSTALLED}import sys{script}", flux[1])
+    assert out.splitlines()[-1] == "CompressedTensor"
+
+
+def test_it_imports_nothing_by_itself() -> None:
+    script = "import sys; before = set(sys.modules)\n" + AS_INSTALLED
+    script += "print(*sorted(set(sys.modules) - before))"
+    # Without site-packages, where the file may be already.
+    command = [sys.executable, "-S", "-c", script]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "_df11_start" in out and "df11" not in out.split()
+    assert not {"importlib.util", "warnings", "transformers"} & set(out.split())
+
+
+def test_a_start_without_df11_goes_on() -> None:
+    """As after a removal that left the file."""
+    script = (
+        AS_INSTALLED
+        + """
+import sys; sys.modules["df11"] = None; sys.stderr = sys.stdout
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as known
+print("bitsandbytes_8bit" in known)
+"""
+    )
+    said = run(script)
+    assert said.endswith("True") and "df11 could not be imported" in said
+
+
+def test_the_wheel_has_it() -> None:
+    """Of an installed package; a checkout that is used as it is has none."""
+    try:
+        names = {Path(str(file)).name for file in metadata.files("df11") or ()}
+    except metadata.PackageNotFoundError:
+        pytest.skip("df11 is not installed")
+    if "__init__.py" not in names:
+        pytest.skip("df11 is installed as a link to its sources")
+    assert {"_df11_start.pth", "_df11_start.py"} <= names

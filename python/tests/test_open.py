@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT, SAMPLE, SIZES, run
@@ -146,6 +147,13 @@ def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
         df11.open(None)
 
 
+def vector(name: str, folder: Path) -> Path:
+    """One of the vectors, which tests/spec/vectors.rs of the library reads all."""
+    path = folder / "vector.df11"
+    path.write_bytes(gzip.decompress((ROOT / "spec/vectors" / name).read_bytes()))
+    return path
+
+
 def test_damage_is_found(container: Path, tmp_path: Path) -> None:
     content, damaged = container.read_bytes(), tmp_path / "damaged.df11"
     damaged.write_bytes(content[: len(content) // 2])
@@ -166,19 +174,15 @@ def test_damage_is_found(container: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Corrupt", "Limit", "Unsupported"])
 def test_kinds_of_problems_are_classes(kind: str, tmp_path: Path) -> None:
-    """Of one vector each: tests/vectors.rs of the library reads them all."""
+    """Of one vector each: tests/spec/vectors.rs of the library reads them all."""
     vectors = json.loads((ROOT / "spec/vectors/manifest.json").read_text())["vectors"]
     row = next(row for row in vectors if (row["expect"], row.get("level")) == (kind, "open"))
-    data = gzip.decompress((ROOT / "spec/vectors" / row["file"]).read_bytes())
-    (tmp_path / "vector.df11").write_bytes(data)
     with pytest.raises(getattr(df11, f"{kind}Error")):
-        df11.open(tmp_path / "vector.df11")
+        df11.open(vector(row["file"], tmp_path))
 
 
 def test_a_tensor_that_needs_a_newer_reader_is_told(tmp_path: Path) -> None:
-    data = (ROOT / "spec/vectors/valid/unknown-encoding.df11.gz").read_bytes()
-    (tmp_path / "vector.df11").write_bytes(gzip.decompress(data))
-    model = df11.open(tmp_path / "vector.df11")
+    model = df11.open(vector("valid/unknown-encoding.df11.gz", tmp_path))
     unknown = [tensor for tensor in model.values() if tensor.encoding == "unknown"]
     assert unknown and model.verify(progress=False).unchecked
     for tensor in unknown:
@@ -200,13 +204,24 @@ def test_inspect_tells_what_the_command_says(container: Path) -> None:
     assert all("tensors" not in block for block in df11.inspect(container, tensors=False)["blocks"])
     command = "import sys; from df11.__main__ import main; main()"
     said = json.loads(run(command, "inspect", container, "--tensors", "--json"))
-    for key in ["identity", "complete", "shards", "container_bytes", "tensor_count"]:
-        assert said[key] == told[key], key
-    for theirs, ours in zip(said["blocks"], told["blocks"], strict=True):
-        for key in ["name", "tensor_count", "elements", "decoded_bytes", "stored_bytes", "weights"]:
-            assert theirs[key] == ours[key], key
-        for tensor, mine in zip(theirs["tensors"], ours["tensors"], strict=True):
-            assert {key: tensor[key] for key in mine} == mine
+
+    def within(ours: Any, theirs: Any) -> bool:
+        """The command says more."""
+        if isinstance(ours, list):
+            return all(within(*pair) for pair in zip(ours, theirs, strict=True))
+        if not isinstance(ours, dict):
+            return bool(ours == theirs)
+        return all(within(value, theirs[key]) for key, value in ours.items() if key in theirs)
+
+    assert within(told, said)
+    assert {
+        "identity",
+        "complete",
+        "shards",
+        "container_bytes",
+        "blocks",
+    } <= told.keys() & said.keys()
+    assert {"elements", "weights", "tensors"} <= told["blocks"][0].keys() & said["blocks"][0].keys()
 
 
 def test_decoding_works_after_a_fork(container: Path) -> None:

@@ -2,6 +2,8 @@
 there is none.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from conftest import SAMPLE, Tensors, normal, write_safetensors
@@ -26,25 +28,28 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return df11.open(folder / "m.df11")
 
 
-def poisoned(nbytes: int, device: int = 0) -> "torch.Tensor":
+@pytest.fixture(params=[False, True], ids=["resident", "streamed"])
+def loaded(request: pytest.FixtureRequest, model: df11.Model) -> Any:
+    return model.load(streamed=request.param, progress=False)
+
+
+def poisoned(nbytes: int, device: int = 0) -> torch.Tensor:
     return torch.full((nbytes,), 0xA5, dtype=torch.uint8, device=f"cuda:{device}")
 
 
-def original(tensor: df11.Tensor) -> "torch.Tensor":
+def original(tensor: df11.Tensor) -> torch.Tensor:
     buffer = bytearray(tensor.nbytes)
     tensor.decode_into(buffer)
     return torch.tensor(buffer, dtype=torch.uint8)
 
 
-def check_block(model: df11.Model, name: str, output: "torch.Tensor") -> None:
+def check_block(model: df11.Model, name: str, output: torch.Tensor) -> None:
     output = output.cpu()
     for tensor, (start, stop) in model.block(name).layout.items():
         assert torch.equal(output[start:stop], original(model[tensor])), tensor
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_blocks_decode_on_any_stream(model: df11.Model, streamed: bool) -> None:
-    loaded = model.load(streamed=streamed, progress=False)
+def test_blocks_decode_on_any_stream(model: df11.Model, loaded: Any) -> None:
     side = torch.cuda.Stream()
     for turn in range(4):
         stream = [torch.cuda.default_stream(), side, torch.cuda.current_stream()][turn % 3]
@@ -57,9 +62,7 @@ def test_blocks_decode_on_any_stream(model: df11.Model, streamed: bool) -> None:
     loaded.check()
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_programs_fuse_tensors(model: df11.Model, streamed: bool) -> None:
-    loaded = model.load(streamed=streamed, progress=False)
+def test_programs_fuse_tensors(model: df11.Model, loaded: Any) -> None:
     program = loaded.program([(name, at * 64 * 520 * 2) for at, name in enumerate(NAMES)])
     assert program.nbytes == 8 * 64 * 520 * 2
     fused = poisoned(program.nbytes + 4096)
@@ -87,9 +90,7 @@ def test_programs_fuse_tensors(model: df11.Model, streamed: bool) -> None:
     assert torch.equal(output.cpu(), whole)
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_graphs_capture_decoding(model: df11.Model, streamed: bool) -> None:
-    loaded = model.load(streamed=streamed, progress=False)
+def test_graphs_capture_decoding(model: df11.Model, loaded: Any) -> None:
     outputs = [poisoned(block.nbytes) for block in loaded.blocks]
     program = loaded.program([("model.layers.0.mlp.weight", 0)])
     extra = poisoned(program.nbytes)

@@ -1,11 +1,10 @@
 """`safe_open`, `load_file` and `save_file` beside those of safetensors, on the same tensors."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors
 import torch
@@ -28,7 +27,6 @@ def tensors() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A file and its container."""
     folder = tmp_path_factory.mktemp("safe")
     file, container = folder / "x.safetensors", folder / "x.df11"
     save_file(tensors(), file, metadata={"format": "pt", "made": "here"})
@@ -38,6 +36,12 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def same(one: Any, other: Any) -> bool:
     return bool(one.dtype == other.dtype and one.shape == other.shape and (one == other).all())
+
+
+def opened(both: tuple[Path, Path], framework: str = "pt") -> tuple[Any, Any]:
+    """The file by safetensors, and the container."""
+    theirs = safetensors.safe_open(both[0], framework=framework)
+    return theirs, df11.safe_open(both[1], framework=framework)
 
 
 def test_all_that_it_answers_is_what_safetensors_answers(both: tuple[Path, Path]) -> None:
@@ -56,43 +60,23 @@ def test_all_that_it_answers_is_what_safetensors_answers(both: tuple[Path, Path]
         assert isinstance(ours, df11.safe_open)
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        0,
-        -1,
-        slice(1, 3),
-        slice(-3, None),
-        slice(3, 1),
-        slice(0, 100_000),
-        slice(0, 8, 2),
-        (slice(None), slice(256, 300)),
-        (slice(None), 5),
-        (0, 0),
-        ...,
-        (..., slice(0, 2)),
-        None,
-        [0, 2],
-        (slice(None), [1, 3]),
-        (slice(5, 33), slice(17, 517)),
-    ],
-    ids=str,
-)
+S = np.s_
+INDICES = [0, -1, S[1:3], S[-3:], S[3:1], S[0:100_000], S[0:8:2], S[:, 256:300], S[:, 5], (0, 0)]
+INDICES += [..., S[..., 0:2], None, [0, 2], S[:, [1, 3]], S[5:33, 17:517]]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
 @pytest.mark.parametrize("name", ["b.weight", "c.cube"])
 def test_slices_are_those_of_safetensors(both: tuple[Path, Path], name: str, index: Any) -> None:
-    theirs = safetensors.safe_open(both[0], framework="pt").get_slice(name)
-    ours = df11.safe_open(both[1], framework="pt").get_slice(name)
-    assert same(ours[index], theirs[index])
+    theirs, ours = opened(both)
+    assert same(ours.get_slice(name)[index], theirs.get_slice(name)[index])
 
 
-@pytest.mark.parametrize("index", [5000, (0, 0, 0, 0), (slice(None), 5000)], ids=str)
+@pytest.mark.parametrize("index", [5000, (0, 0, 0, 0), S[:, 5000]], ids=str)
 def test_indices_that_there_are_not(both: tuple[Path, Path], index: Any) -> None:
-    for opened in (
-        safetensors.safe_open(both[0], framework="pt"),
-        df11.safe_open(both[1], framework="pt"),
-    ):
+    for each in opened(both):
         with pytest.raises(IndexError):
-            opened.get_slice("b.weight")[index]
+            each.get_slice("b.weight")[index]
 
 
 def test_what_is_refused(both: tuple[Path, Path]) -> None:
@@ -113,11 +97,9 @@ def test_what_is_refused(both: tuple[Path, Path]) -> None:
 
 
 def test_arrays_of_numpy(both: tuple[Path, Path]) -> None:
-    numpy = pytest.importorskip("numpy")
-    theirs = safetensors.safe_open(both[0], framework="np")
-    ours = df11.safe_open(both[1], framework="np")
+    theirs, ours = opened(both, "np")
     found = ours.get_tensor("a.bias")
-    assert isinstance(found, numpy.ndarray) and same(found, theirs.get_tensor("a.bias"))
+    assert isinstance(found, np.ndarray) and same(found, theirs.get_tensor("a.bias"))
     assert same(ours.get_slice("a.bias")[2:4], theirs.get_slice("a.bias")[2:4])
 
 
@@ -158,31 +140,21 @@ def test_dictionaries_of_tensors(both: tuple[Path, Path], tmp_path: Path) -> Non
 
 
 def test_what_saving_refuses(tmp_path: Path) -> None:
-    out = tmp_path / "saved.df11"
+    out, shared = tmp_path / "saved.df11", tensors()["b.weight"]
     with pytest.raises(df11.ParameterError, match=r"does not end in .df11; end its name"):
         df11.torch.save_file(tensors(), tmp_path / "saved.safetensors")
-    shared = tensors()["b.weight"]
-    for bad, error in (
-        ({"a": shared, "b": shared}, RuntimeError),
-        ({"a": shared.T}, ValueError),
-    ):
-        with pytest.raises(error):
-            save_file(bad, tmp_path / "theirs.safetensors")
-        with pytest.raises(error):
-            df11.torch.save_file(bad, out)
+    for bad, error in (({"a": shared, "b": shared}, RuntimeError), ({"a": shared.T}, ValueError)):
+        for save, place in ((save_file, tmp_path / "theirs"), (df11.torch.save_file, out)):
+            with pytest.raises(error):
+                save(bad, place)
     assert not out.exists()
     df11.torch.save_file(tensors(), out)
-    with pytest.raises(df11.ParameterError, match="overwrite=True"):
+    # Arguments of Python, not options of the command.
+    with pytest.raises(df11.ParameterError, match=r"exists; .* overwrite=True$") as told:
         df11.torch.save_file(tensors(), out)
+    assert "--" not in str(told.value) and told.value.remedy.endswith("overwrite=True")
     df11.torch.save_file({"only": shared}, out, overwrite=True)
     assert list(df11.open(out)) == ["only"]
-
-
-def test_messages_name_arguments_of_python(both: tuple[Path, Path]) -> None:
-    """Not options of the command."""
-    with pytest.raises(df11.ParameterError, match=r"exists; .* overwrite=True$") as error:
-        df11.compress(both[0], both[1], progress=False)
-    assert "--" not in str(error.value) and error.value.remedy.endswith("overwrite=True")
 
 
 def test_a_notebook_shows_the_blocks(both: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""Products with weights that share x."""
-
-from __future__ import annotations
+"""Products with weights that share x, and workspaces of products."""
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch
 from torch.nn import functional
 from weights import compressed, container_of
 
-from df11 import _ops, _shared
+from df11 import _native, _ops, _shared, _workspaces
+from df11._container import Tensors
 from df11._tensor import CompressedTensor
 
 SIZES = {"q": (256, 512), "k": (128, 512), "v": (384, 512), "o": (512, 256)}
@@ -21,21 +21,16 @@ SIZES = {"q": (256, 512), "k": (128, 512), "v": (384, 512), "o": (512, 256)}
 def weights(tmp_path: Path) -> dict[str, tuple[torch.Tensor, CompressedTensor]]:
     torch.manual_seed(3)
     dense = {name: (torch.randn(size) * 0.02).bfloat16() for name, size in SIZES.items()}
-    container = container_of(dense, tmp_path)
-    return {name: (dense[name], compressed(container, name)) for name in SIZES}
+    held = Tensors(container_of(dense, tmp_path))
+    return {name: (dense[name], compressed(name, of=held)) for name in SIZES}
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The operators that are called."""
     made: list[str] = []
     for name in ("linear", "linears"):
-        inner = getattr(_ops, name)
-
-        def noted(*args: Any, name: str = name, inner: Any = inner) -> Any:
-            made.append(name)
-            return inner(*args)
-
+        real = getattr(_ops, name)
+        noted = partial(lambda name, real, *given: made.append(name) or real(*given), name, real)
         monkeypatch.setattr(_ops, name, noted)
     return made
 
@@ -45,13 +40,10 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def step(weights: Any, x: torch.Tensor, names: str = "qkv", biases: Any = None) -> None:
-    """Multiplies and compares, with biases by name."""
     for name in names:
-        dense, compressed = weights[name]
         bias = (biases or {}).get(name)
-        assert torch.equal(
-            functional.linear(x, compressed, bias), functional.linear(x, dense, bias)
-        )
+        expected, found = (functional.linear(x, weight, bias) for weight in weights[name])
+        assert torch.equal(found, expected)
 
 
 def test_weights_that_share_x_are_multiplied_together(weights: Any, calls: list[str]) -> None:
@@ -76,17 +68,12 @@ def test_a_changed_or_another_x_is_multiplied_anew(weights: Any) -> None:
     step(weights, x, "kv")
     step(weights, x.clone(), "v")
     step(weights, x, "q")
-    step(weights, x + 1, "k")
-
-
-def test_results_wait_for_the_next_products_alone(weights: Any, calls: list[str]) -> None:
-    step(weights, random(3, 512))
-    x = random(3, 512)
-    step(weights, x, "q")
-    # As a graph does that is replayed: no version tells of it.
+    # As a graph does that is replayed: no version tells of it. Results wait for the next products.
     x.data.copy_(random(3, 512))
     step(weights, random(2, 256), "o")
     step(weights, x, "kvq")
+    step(weights, x, "q")
+    step(weights, x + 1, "k")
 
 
 def test_results_that_nobody_wants_end_it(weights: Any, calls: list[str]) -> None:
@@ -157,3 +144,55 @@ def test_a_module_moves_after_it_was_used(weights: Any) -> None:
     layers.to("meta")
     assert all(layer.weight.is_meta for layer in layers.values())
     assert layers["q"](random(3, 512).to("meta")).shape == (3, 256)
+
+
+# ---- workspaces of products, without a GPU ----
+
+#: Large products of the fast layout, and of matrices as stored, need about as much, in bytes.
+LARGE, SMALL, MIB = 69_210_368, 2_400_000, 1 << 20
+CAPTURED = 7
+
+
+@pytest.fixture
+def empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is held, memory takes none, and the stream `CAPTURED` is captured."""
+    for name in ("_held", "_spare"):
+        monkeypatch.setattr(_workspaces, name, {})
+    monkeypatch.setattr(_workspaces, "_retired", [])
+    monkeypatch.setattr(_workspaces, "_is_shared", False)
+    made = partial(torch.empty, dtype=torch.uint8, device="meta")
+    monkeypatch.setattr(_workspaces, "_made", lambda index, room: made(room))
+    monkeypatch.setattr(_native, "capture_id", lambda stream: int(stream == CAPTURED))
+
+
+def _spares() -> list[int]:
+    return sorted(spare.nbytes for spare in _workspaces._spare.values())
+
+
+@pytest.mark.usefixtures("empty")
+def test_large_ones_are_no_more_than_needed() -> None:
+    assert _workspaces.workspace(0, 0, LARGE).nbytes == 80 * MIB
+    assert _workspaces.workspace(0, 0, 16 * MIB + 1).nbytes == 80 * MIB
+    assert _workspaces.workspace(0, 1, 16 * MIB + 1).nbytes == 32 * MIB
+    assert _workspaces.workspace(0, 2, SMALL).nbytes == 4 * MIB
+
+
+@pytest.mark.usefixtures("empty")
+def test_spares_are_the_largest_alone() -> None:
+    for size in (SMALL, 20 * MIB, LARGE, SMALL // 2, 40 * MIB, 8 * MIB):
+        _workspaces.workspace(0, 0, size)
+    assert _spares() == [8 * MIB, 80 * MIB]
+
+
+@pytest.mark.usefixtures("empty")
+def test_captures_get_one_of_their_own() -> None:
+    outside = [_workspaces.workspace(0, 0, size) for size in (LARGE, SMALL)]
+    small = _workspaces.workspace(0, CAPTURED, SMALL)
+    assert small.nbytes == 4 * MIB and all(small is not other for other in outside)
+    assert _spares() == [80 * MIB]
+    large = _workspaces.workspace(0, CAPTURED, LARGE)
+    assert large.nbytes == 80 * MIB and large is not outside[0]
+    assert not _spares() and _workspaces._retired == [small]
+    # The next product outside of captures makes one for the next capture.
+    assert _workspaces.workspace(0, 0, SMALL) is outside[0]
+    assert _spares() == [4 * MIB]

@@ -1,7 +1,5 @@
 """Compressed tensors on a GPU: stored, fast and streamed; graphs, memory, compilation."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any
@@ -9,13 +7,14 @@ from typing import Any
 import pytest
 import test_tensor
 import torch
-from test_tensor import PRODUCTS, VIEWS, WEIGHTS, linear_of
+from test_tensor import PRODUCTS, VIEWS, linear_of
 from torch.nn import functional
-from weights import compressed, container_of, same
+from weights import WEIGHTS, compressed, container_of, normals, same
 
 import df11
 from df11 import _native, _ops, _workspaces
 from df11._bring import pack_dense
+from df11._container import Tensors
 from df11._tensor import CompressedTensor
 
 pytestmark = pytest.mark.gpu
@@ -24,25 +23,19 @@ GPU = torch.device("cuda", 0)
 FORMS = ["stored", "fast", "streamed"]
 
 
-@pytest.fixture(scope="module")
-def container(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return container_of(WEIGHTS, tmp_path_factory.mktemp("tensor-gpu"))
-
-
 def stream() -> int:
     return torch._C._cuda_getCurrentRawStream(0)
 
 
 def fast_of(tensor: CompressedTensor) -> CompressedTensor:
-    """One piece in the fast layout, of a tensor on the GPU."""
     packed = pack_dense(GPU, tensor.decode().view(tensor.matrix_shape))
     if packed is None:
         pytest.skip("too many exceptions for the fast layout")
     return CompressedTensor(*packed, tensor.shape, exact=tensor.exact)
 
 
-def on_gpu(container: Any, name: str, form: str, exact: bool = True) -> CompressedTensor:
-    tensor = compressed(container, name, exact)
+def on_gpu(name: str, form: str, exact: bool = True) -> CompressedTensor:
+    tensor = compressed(name, exact)
     moved = tensor.to(GPU)
     if form == "stored":
         return moved
@@ -74,7 +67,6 @@ def is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_was_wrong() -> Any:
-    """No kernel met a contradiction."""
     yield
     if torch.cuda.is_available():
         _native.check(0, stream())
@@ -82,17 +74,14 @@ def nothing_was_wrong() -> Any:
 
 @pytest.fixture
 def inputs_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("X", "BIAS", "IDS"):
+    for name in ("X", "BIAS", "IDS", "OFFSETS"):
         monkeypatch.setattr(test_tensor, name, getattr(test_tensor, name).to(GPU))
-
-
-# ---- bits ----
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_it_decodes_to_the_original_bits(container: Any, name: str, form: str) -> None:
-    tensor = on_gpu(container, name, form)
+def test_it_decodes_to_the_original_bits(name: str, form: str) -> None:
+    tensor = on_gpu(name, form)
     assert tensor.device == GPU and tensor.is_streamed == (form == "streamed")
     assert same(tensor, plain(name))
     rows = WEIGHTS[name].shape[0]
@@ -104,29 +93,21 @@ def test_it_decodes_to_the_original_bits(container: Any, name: str, form: str) -
 @pytest.mark.usefixtures("inputs_on_gpu")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products(container: Any, name: str, form: str) -> None:
+@torch.no_grad()
+def test_products(name: str, form: str) -> None:
     """Exact ones have PyTorch's bits; fused ones add up in another order."""
     weight, function = PRODUCTS[name]
-    with torch.no_grad():
-        if name == "grouped":
-            offs = torch.tensor([0, 5, 5, 5, 11, 12], dtype=torch.int32, device=GPU)
-            x = test_tensor.X.view(12, 256)
-
-            def function(w: torch.Tensor) -> torch.Tensor:
-                return functional.grouped_mm(x, w.transpose(-2, -1), offs=offs)
-
-        expected = function(plain(weight))
-        assert same(function(on_gpu(container, weight, form, exact=True)), expected)
-        fused = function(on_gpu(container, weight, form, exact=False))
-        assert is_close(fused, expected)
+    expected = function(plain(weight))
+    assert same(function(on_gpu(weight, form, exact=True)), expected)
+    assert is_close(function(on_gpu(weight, form, exact=False)), expected)
 
 
 @pytest.mark.usefixtures("inputs_on_gpu")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", [name for name in VIEWS if "mask" not in name])
-def test_views(container: Any, name: str, form: str) -> None:
+def test_views(name: str, form: str) -> None:
     weight, function, stays = VIEWS[name]
-    found, expected = function(on_gpu(container, weight, form)), function(plain(weight))
+    found, expected = function(on_gpu(weight, form)), function(plain(weight))
     assert isinstance(found, CompressedTensor) == stays
     assert same(found, expected)
 
@@ -135,9 +116,9 @@ def test_views(container: Any, name: str, form: str) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 17, 33, 100, 128, 129, 700, 3000])
 @pytest.mark.parametrize("name", ["odd", "edge", "wide", "one_strip"])
 def test_fused_products_of_many_heights(
-    container: Any, name: str, rows: int, form: str, monkeypatch: pytest.MonkeyPatch
+    name: str, rows: int, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    w, tensor = plain(name), on_gpu(container, name, form, exact=False)
+    w, tensor = plain(name), on_gpu(name, form, exact=False)
     x, bias = normal(rows, w.shape[1]), normal(w.shape[0], seed=9)
     # In slices too, when it is decoded before.
     monkeypatch.setattr(_ops, "TEMPORARY_BYTES", 64 * 2 * w.shape[1])
@@ -152,23 +133,24 @@ def test_fused_products_of_many_heights(
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 5, 300])
-def test_several_products_at_once(container: Any, rows: int, form: str) -> None:
-    tensors = [on_gpu(container, name, form, exact=False) for name in "qkvq"]
+def test_several_products_at_once(rows: int, form: str) -> None:
+    tensors = [on_gpu(name, form, exact=False) for name in "qkvq"]
     arrays = [array for tensor in tensors for array in tensor.arrays]
     parts = [number for tensor in tensors for number in tensor.flat_parts]
     x, bias = normal(rows, 256), normal(128, seed=9)
     none = bias.new_empty(0)
-    found = ops.linears(x, arrays, parts, [2, 1, 1], [none, none, bias], False)
-    exact = ops.linears(x, arrays, parts, [2, 1, 1], [none, none, bias], True)
+    fused, exact = (
+        ops.linears(x, arrays, parts, [2, 1, 1], [none, none, bias], mode) for mode in (False, True)
+    )
     dense = ((torch.cat([plain("q"), plain("k")]),), (plain("v"),), (plain("q"), bias))
-    for one, other, given in zip(found, exact, dense, strict=True):
+    for one, other, given in zip(fused, exact, dense, strict=True):
         expected = functional.linear(x, *given)
         assert is_close(one, expected) and same(other, expected)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_that_do_not_exist_are_told(container: Any, form: str) -> None:
-    tensor = on_gpu(container, "q", form)
+def test_rows_that_do_not_exist_are_told(form: str) -> None:
+    tensor = on_gpu("q", form)
     found = functional.embedding(torch.tensor([5, 128, -1], device=GPU), tensor)
     assert same(found[0], plain("q")[5]) and not found[1:].any()
     with pytest.raises(df11.CorruptError):
@@ -178,8 +160,8 @@ def test_rows_that_do_not_exist_are_told(container: Any, form: str) -> None:
 @pytest.mark.parametrize("form", ["stored", "fast"])
 @pytest.mark.parametrize("with_rows", [True, False])
 @pytest.mark.parametrize("name", ["experts", "experts_apart"])
-def test_experts(container: Any, name: str, with_rows: bool, form: str) -> None:
-    tensor = on_gpu(container, name, form, exact=False)
+def test_experts(name: str, with_rows: bool, form: str) -> None:
+    tensor = on_gpu(name, form, exact=False)
     offsets = torch.tensor([0, 0, 3, 3, 8, 9, 9], dtype=torch.int32, device=GPU)
     rows = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0], dtype=torch.int32, device=GPU)
     x = normal(4 if with_rows else 9, 256)
@@ -191,23 +173,20 @@ def test_experts(container: Any, name: str, with_rows: bool, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gradients(container: Any, form: str) -> None:
+def test_gradients(form: str) -> None:
     results = []
-    for w in (on_gpu(container, "edge", form), plain("edge")):
+    for w in (on_gpu("edge", form), plain("edge")):
         x = normal(7, 264).requires_grad_()
         functional.linear(x, w).square().sum().backward()
         results.append(x.grad)
     assert same(*results)
     x = normal(7, 264).requires_grad_()
-    functional.linear(x, on_gpu(container, "edge", form, exact=False)).square().sum().backward()
+    functional.linear(x, on_gpu("edge", form, exact=False)).square().sum().backward()
     assert is_close(x.grad, results[1])
 
 
-# ---- where it lies ----
-
-
-def test_moves(container: Any) -> None:
-    tensor = compressed(container, "experts")
+def test_moves() -> None:
+    tensor = compressed("experts")
     there = tensor.to(GPU)
     assert there.table0.nbytes == 16384 and there.device == GPU and same(there, plain("experts"))
     back = there.cpu()
@@ -215,59 +194,47 @@ def test_moves(container: Any) -> None:
     assert there.to("cuda").plane0.data_ptr() == there.plane0.data_ptr()
     with pytest.raises(RuntimeError, match="load it as stored"):
         fast_of(there).cpu()
-    streamed = on_gpu(container, "experts", "streamed")
+    streamed = on_gpu("experts", "streamed")
     assert same(streamed.cpu(), WEIGHTS["experts"]) and not streamed.cpu().is_streamed
-    layer = linear_of(compressed(container, "q")).to(GPU)
+    layer = linear_of(compressed("q")).to(GPU)
     assert same(layer(normal(2, 256)), functional.linear(normal(2, 256), plain("q")))
 
 
-def test_memory_of_the_host_must_be_pinned(container: Any) -> None:
-    tensor = compressed(container, "q")
-    table = tensor.to(GPU).table0
-    streamed = CompressedTensor(
-        [*(array.clone() for array in tensor.arrays[:4]), table],
-        tensor.parts,
-        tensor.shape,
-        device=GPU,
-    )
+def test_memory_of_the_host_must_be_pinned() -> None:
+    tensor = compressed("q")
+    arrays = [*(array.clone() for array in tensor.arrays[:4]), tensor.to(GPU).table0]
     with pytest.raises(ValueError, match="pinned"):
-        streamed.decode()
+        CompressedTensor(arrays, tensor.parts, tensor.shape, device=GPU).decode()
 
 
-def test_files_from_and_to_a_gpu(container: Any) -> None:
+def test_files_from_and_to_a_gpu() -> None:
     def loaded(tensor: CompressedTensor, **options: Any) -> CompressedTensor:
         torch.save(tensor, file := io.BytesIO())
         file.seek(0)
         return torch.load(file, **options)
 
     for form in FORMS:
-        found = loaded(on_gpu(container, "q", form))
+        found = loaded(on_gpu("q", form))
         assert found.device.type == ("cpu" if form == "streamed" else "cuda")
         assert same(found.decode().to(GPU), plain("q"))
-    found = loaded(compressed(container, "q"), map_location="cuda")
+    found = loaded(compressed("q"), map_location="cuda")
     assert found.device == GPU and same(found, plain("q"))
 
 
 def test_the_largest_temporary_of_a_fused_product(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(5)
-    head = (torch.randn(32768, 4096, generator=generator) * 0.02).bfloat16()
-    container = container_of({"head": head}, tmp_path)
-    tensor = compressed(container, "head", exact=False).to(GPU)
-    w = head.to(GPU)
+    head = normals(5)(32768, 4096)
+    held = Tensors(container_of({"head": head}, tmp_path))
+    tensor, w = compressed("head", exact=False, of=held).to(GPU), head.to(GPU)
     for rows in (1, 16, 3000):
         x = normal(rows, 4096)
         expected = functional.linear(x, w)
-        y = functional.linear(x, tensor)  # makes the workspace
+        functional.linear(x, tensor)  # makes the workspace
         torch.cuda.synchronize()
-        del y
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         found = functional.linear(x, tensor)
         used = torch.cuda.max_memory_allocated() - before - found.nbytes
         assert used <= 64_000_000 and is_close(found, expected)
-
-
-# ---- graphs and compilation ----
 
 
 def captured(function: Any, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -279,8 +246,8 @@ def captured(function: Any, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("exact", [True, False])
-def test_graphs(container: Any, form: str, exact: bool) -> None:
-    tensor = on_gpu(container, "wide", form, exact)
+def test_graphs(form: str, exact: bool) -> None:
+    tensor = on_gpu("wide", form, exact)
     x = normal(3, 512)
     expected = functional.linear(x, tensor)
     graphs = [captured(lambda: functional.linear(x, tensor)) for _ in range(3)]
@@ -300,8 +267,8 @@ def test_graphs(container: Any, form: str, exact: bool) -> None:
     assert all(same(out, expected) for _, out in graphs)
 
 
-def test_a_capture_before_anything_ran(container: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = on_gpu(container, "wide", "stored", exact=False)
+def test_a_capture_before_anything_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = on_gpu("wide", "stored", exact=False)
     x = normal(3, 512)
     expected = functional.linear(x, tensor)
     monkeypatch.setattr(_workspaces, "_held", {})
@@ -313,8 +280,8 @@ def test_a_capture_before_anything_ran(container: Any, monkeypatch: pytest.Monke
         assert same(out, expected + expected)
 
 
-def test_workspaces_of_streams(container: Any) -> None:
-    tensor = on_gpu(container, "wide", "stored", exact=False)
+def test_workspaces_of_streams() -> None:
+    tensor = on_gpu("wide", "stored", exact=False)
     x = normal(3, 512)
     expected = functional.linear(x, tensor)
     torch.cuda.synchronize()

@@ -2,8 +2,6 @@
 with quantized models.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import re
@@ -13,12 +11,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models import SMALL, Folders, compressed, equal, load, seeded
+from models import SMALL, Folders, equal, load, prompt, saved, seeded
 
 import df11
 from df11 import _doctor, _quantizer
-
-pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
 #: Files of models that ask whether a model is quantized, of the releases that are tested, and why
 #: that is no matter.
@@ -67,46 +63,37 @@ COMMON = ("hidden_size", "vocab_size", "pad_token_id", "bos_token_id", "eos_toke
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", OTHER_WAYS)
+@torch.no_grad()
 def test_models_that_ask_whether_they_are_quantized(name: str, dtype: str, tmp_path: Path) -> None:
     kind, changes = OTHER_WAYS[name]
     left_out = {"gptj": {"hidden_size"}, "falcon": {"head_dim"}}.get(name, set())
     known = SMALL if name in ("jamba", "falcon") else {key: SMALL[key] for key in COMMON}
     common = {key: value for key, value in known.items() if key not in left_out}
     config = getattr(transformers, kind)(**{**common, **changes}, dtype="bfloat16")
-    seeded(transformers.AutoModelForCausalLM.from_config(config)).save_pretrained(tmp_path / "bf16")
+    model = seeded(transformers.AutoModelForCausalLM.from_config(config))
     # PyTorch chooses other kernels for weights that want gradients.
-    original = load(tmp_path / "bf16", dtype=dtype).requires_grad_(False)
-    model = load(compressed(tmp_path / "bf16", tmp_path / "df11"), dtype=dtype)
-    assert ("stored" in df11.report(model).residences.values()) == (dtype == "bfloat16")
-    tokens = torch.arange(1, 28).reshape(3, 9)
-    with torch.no_grad():
-        expected = original(tokens).logits
-        assert torch.isfinite(expected).all()
-        assert torch.equal(model(tokens).logits, expected)
+    models = [load(each, dtype=dtype).requires_grad_(False) for each in saved(model, tmp_path)]
+    tokens = prompt(3, 9)
     options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 4, "do_sample": False}
-    answers = [
-        each.generate(tokens, output_logits=True, return_dict_in_generate=True, **options).logits
-        for each in (original, model)
-    ]
-    assert equal(*answers)
-    assert df11.report(model, verify=True).verified
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    expected, found = ([m(tokens).logits, *m.generate(tokens, **options).logits] for m in models)
+    assert torch.isfinite(expected[0]).all() and equal(found, expected)
+    report = df11.report(models[1], verify=True)
+    assert report.verified
+    assert ("stored" in report.residences.values()) == (dtype == "bfloat16")
 
 
 def test_no_other_model_asks_whether_it_is_quantized() -> None:
     """A release in which a model does so newly must be looked at."""
     root = Path(transformers.__file__).parent
-    files = [
-        *root.glob("models/*/*.py"),
-        *root.glob("integrations/flash_*.py"),
-        *root.glob("integrations/*attention*.py"),
-    ]
+    places = ("models/*/*.py", "integrations/flash_*.py", "integrations/*attention*.py")
     found = {
         file.relative_to(root).as_posix()
-        for file in files
+        for place in places
+        for file in root.glob(place)
         if not file.name.startswith("convert_") and ASKS.search(file.read_text(encoding="utf-8"))
     }
-    assert len(found) > 8
-    assert found <= KNOWN
+    assert len(found) > 8 and found <= KNOWN
 
 
 def test_this_release_is_the_one_that_is_named() -> None:
@@ -115,30 +102,26 @@ def test_this_release_is_the_one_that_is_named() -> None:
     """
     diffusers = pytest.importorskip("diffusers")
     said = os.environ.get("DF11_TRANSFORMERS", "")
-    for library, ends in ((transformers, ("oldest", "newest")), (diffusers, ("newest", "oldest"))):
-        oldest, newest = map(_doctor._numbers, _doctor.TESTED[library.__name__])
+    for library, ends in ((transformers, ["oldest", "newest"]), (diffusers, ["newest", "oldest"])):
+        tested = [_doctor._numbers(release) for release in _doctor.TESTED[library.__name__]]
         found = _doctor._numbers(library.__version__)
-        wanted = dict(zip(ends, (oldest, newest), strict=True)).get(said)
-        assert found == wanted if wanted else oldest <= found <= newest
+        assert found == tested[ends.index(said)] if said else tested[0] <= found <= tested[1]
+
+
+TESTED = _doctor.TESTED["transformers"]
+TOO_OLD = r"^transformers 4\.57\.1 is too old .* tested with 5\.\d+ to 5\.\d+: "
+TOO_NEW = r"^transformers 5\.99\.0\.dev0 is too new for this df11"
 
 
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        (
-            "4.57.1",
-            r"^transformers 4\.57\.1 is too old .* tested with 5\.\d+ to 5\.\d+: "
-            r"pip install 'transformers>=5\.\d+,<5\.\d+'$",
-        ),
+        ("4.57.1", TOO_OLD + r"pip install 'transformers>=5\.\d+,<5\.\d+'$"),
         ("5.1.0", "too old"),
-        (
-            "5.99.0.dev0",
-            r"^transformers 5\.99\.0\.dev0 is too new for this df11"
-            r".*pip install -U df11, or pip install",
-        ),
+        ("5.99.0.dev0", TOO_NEW + r".*pip install -U df11, or pip install"),
         ("6.0.0rc1", "too new"),
-        (f"{_doctor.TESTED['transformers'][0]}.3", "not as it was released"),
-        (f"{_doctor.TESTED['transformers'][1]}.9", "not as it was released"),
+        (f"{TESTED[0]}.3", "not as it was released"),
+        (f"{TESTED[1]}.9", "not as it was released"),
     ],
 )
 def test_a_release_that_lacks_something_is_told(
@@ -170,5 +153,5 @@ def test_configs_are_not_marked_as_quantized(folders: Folders) -> None:
     model = load(folders.df11("llama"))
     configs = [module.config for module in model.modules() if hasattr(module, "config")]
     assert configs
-    assert not any(hasattr(config, "_is_quantized") for config in configs)
-    assert not hasattr(copy.deepcopy(model.config), "_is_quantized")
+    for config in (*configs, copy.deepcopy(model.config)):
+        assert not hasattr(config, "_is_quantized")

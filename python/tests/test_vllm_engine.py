@@ -1,7 +1,5 @@
 """An engine of vLLM with compressed weights, on the CPU: says what it says with BF16."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -14,12 +12,14 @@ import models
 import pytest
 import torch
 from hub import Hub, Repository
-from peft import LoraConfig, get_peft_model
-from vllm.config import VllmConfig
+from torch._inductor import config as inductor
+from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
+from vllm.config.lora import LoRAConfig
 from vllm.config.offload import OffloadConfig, UVAOffloadConfig
 
-from df11.vllm import register
+from df11.vllm import _loader, register
+from df11.vllm._config import Df11Config
 
 #: Serves folders, one after another, and prints tokens of each, or what went wrong.
 SERVE = """
@@ -54,15 +54,9 @@ EXACT = {"model_loader_extra_config": {"mode": "exact"}}
 
 def serve(jobs: dict[str, Any], **settings: str) -> dict[str, Any]:
     """What engines say, in one process, which imports vLLM once: a folder, an adapter, options."""
-    environment = {
-        **os.environ,
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-        **settings,
-    }
+    own = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    environment = {**os.environ, **own, "TORCHDYNAMO_DISABLE": "1", **settings}
     command = [sys.executable, "-c", SERVE, json.dumps(list(jobs.values()), default=str)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     said = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("SAID ")]
@@ -71,11 +65,8 @@ def serve(jobs: dict[str, Any], **settings: str) -> dict[str, Any]:
 
 
 def adapter_of(bf16: Path, place: Path) -> Path:
-    """Writes a LoRA whose values matter."""
-    torch.manual_seed(2)
     names = ["q_proj", "v_proj", "down_proj"]
-    options = LoraConfig(r=8, target_modules=names, init_lora_weights=False)
-    get_peft_model(models.load(bf16), options).save_pretrained(place)
+    models.adapted(models.load(bf16), r=8, target_modules=names).save_pretrained(place)
     return place
 
 
@@ -169,9 +160,6 @@ def test_the_entry_point_is_named() -> None:
 
 def test_options_and_config_are_checked() -> None:
     register()
-    from df11.vllm._config import Df11Config
-    from df11.vllm._loader import Df11ModelLoader
-
     config = Df11Config.from_config({"quant_method": "df11"})
     assert (config.mode, config.residence) == ("fused", "auto")
     config.choose({"mode": "exact", "residence": "fast"})
@@ -180,54 +168,42 @@ def test_options_and_config_are_checked() -> None:
         config.choose({"mode": "quick"})
     with pytest.raises(ValueError, match="give options by --model-loader-extra-config"):
         Df11Config.from_config({"quant_method": "df11", "mode": "exact"})
-    loader = Df11ModelLoader(
+    loader = _loader.Df11ModelLoader(
         LoadConfig(load_format="df11", model_loader_extra_config={"mode": "exact"})
     )
     assert (loader.options, loader.load_config.load_format) == ({"mode": "exact"}, "auto")
     with pytest.raises(ValueError, match="Unexpected extra config keys"):
-        Df11ModelLoader(LoadConfig(model_loader_extra_config={"residense": "fast"}))
+        _loader.Df11ModelLoader(LoadConfig(model_loader_extra_config={"residense": "fast"}))
 
 
 def test_what_cannot_work_is_refused_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
-    from df11.vllm._config import Df11Config
-    from df11.vllm._loader import _refuse
-
     config = Df11Config()
-    _refuse(VllmConfig(), config)
+    _loader._refuse(VllmConfig(), config)
     offload = OffloadConfig(uva=UVAOffloadConfig(cpu_offload_gb=1))
     with pytest.raises(ValueError, match="leave out --cpu-offload-gb"):
-        _refuse(VllmConfig(offload_config=offload), config)
+        _loader._refuse(VllmConfig(offload_config=offload), config)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     with pytest.raises(ValueError, match=r'add --model-loader-extra-config .*"exact"'):
-        _refuse(VllmConfig(), config)
+        _loader._refuse(VllmConfig(), config)
     config.choose({"mode": "exact"})
-    _refuse(VllmConfig(), config)
+    _loader._refuse(VllmConfig(), config)
 
 
 def test_weights_are_not_loaded_again_in_service() -> None:
-    from vllm.config import ModelConfig
-
-    from df11.vllm._loader import Df11ModelLoader
-
     layer = torch.nn.Linear(4, 4)
     layer.weight_key = torch.nn.Parameter(torch.zeros(16), requires_grad=False)
-    loader = Df11ModelLoader(LoadConfig())
+    loader = _loader.Df11ModelLoader(LoadConfig())
     with pytest.raises(ValueError, match="cannot be loaded again in service; sleep at level 1"):
         loader.get_all_weights(ModelConfig.__new__(ModelConfig), torch.nn.Sequential(layer))
 
 
 def test_launches_begin_early_unless_told_otherwise() -> None:
-    from torch._inductor import config as inductor
-    from vllm.config.lora import LoRAConfig
-
-    from df11.vllm._loader import let_launches_begin_early
-
     def chosen(driver: tuple[int, int], lora: bool = False, **told: Any) -> object:
         config = VllmConfig()
         config.lora_config = LoRAConfig(max_lora_rank=8) if lora else None
         options = config.compilation_config.inductor_compile_config
         options |= {f"triton.{name}": value for name, value in told.items()}
-        let_launches_begin_early(config, [{"driver": driver}])
+        _loader.let_launches_begin_early(config, [{"driver": driver}])
         return options.get("triton.enable_pdl")
 
     assert hasattr(inductor.triton, "enable_pdl")
@@ -238,16 +214,14 @@ def test_launches_begin_early_unless_told_otherwise() -> None:
 
 
 def test_compiled_graphs_are_kept_by_which_weights_are_ordinary() -> None:
-    from df11.vllm._loader import tell_compiler
-
     config = VllmConfig()
     before = config.compute_hash()
     layer = torch.nn.Linear(4, 4)
     model = torch.nn.ModuleDict({"down": layer})
     layer.weight_key = torch.zeros(16)
-    tell_compiler(model, config)
+    _loader.tell_compiler(model, config)
     assert config.compute_hash() == before
     layer.weight_key = None
-    tell_compiler(model, config)
+    _loader.tell_compiler(model, config)
     assert config.additional_config == {"df11 ordinary weights": ["down"]}
     assert config.compute_hash() != before

@@ -1,7 +1,5 @@
 """Layers of vLLM with compressed weights, on one and on two ranks: those of the BF16 layers."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path
@@ -24,7 +22,6 @@ RANKS = {"one": (1, False), "two": (2, False), "experts apart": (2, True)}
 def failures(
     request: pytest.FixtureRequest, container: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """What went wrong on some rank, by case."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -3,8 +3,6 @@
 python tests/vllm_layers.py    # on a GPU, where no pytest need be installed
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -17,34 +15,44 @@ from typing import Any
 import torch
 from torch import distributed
 from torch.nn import functional
+from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.model_executor.layers import fused_moe
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
+
+import df11
+from df11._container import Tensors
+from df11._tensor import CompressedTensor
+from df11.vllm import register
+from df11.vllm._config import Df11Config
+from df11.vllm._deferred import Source
+from df11.vllm._fill import fill
 
 HEADS, KEYS, WIDTH, INNER, VOCABULARY, EXPERTS = 8, 2, 512, 1024, 1000, 4
 NUMBERS = itertools.count()
 
 
 def checkpoint() -> dict[str, Any]:
-    """Tensors by name, the same in each process."""
     generator = torch.Generator("cpu").manual_seed(5)
-    shapes = {
-        "q": (HEADS * 64, WIDTH),
-        "k": (KEYS * 64, WIDTH),
-        "v": (KEYS * 64, WIDTH),
-        "o": (WIDTH, HEADS * 64),
-        "gate": (INNER, WIDTH),
-        "up": (INNER, WIDTH),
-        "down": (WIDTH, INNER),
-        "fused": (2 * INNER, WIDTH),
-        "vocabulary": (VOCABULARY, WIDTH),
-    }
+    rows = {"q": HEADS * 64, "k": KEYS * 64, "v": KEYS * 64, "gate": INNER, "up": INNER}
+    rows |= {"fused": 2 * INNER, "vocabulary": VOCABULARY}
+    shapes = {name: (count, WIDTH) for name, count in rows.items()} | {"down": (WIDTH, INNER)}
     for expert in range(EXPERTS):
         shapes |= {f"e{expert}.w1": (320, WIDTH), f"e{expert}.w3": (320, WIDTH)}
         shapes |= {f"e{expert}.w2": (WIDTH, 320)}
     options = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
-    return {
-        name: (0.02 * torch.randn(shape, **options)).to(torch.bfloat16)
-        for name, shape in shapes.items()
-    }
+    return {name: (0.02 * torch.randn(of, **options)).bfloat16() for name, of in shapes.items()}
 
 
 CASES = ("linear", "vocabulary", "tied", "experts", "missing", "dense")
@@ -60,13 +68,6 @@ def on_rank(
 
     `is_apart`: each rank has whole experts (expert parallelism).
     """
-    from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
-    from vllm.distributed import init_distributed_environment, initialize_model_parallel
-    from vllm.v1.worker.workspace import init_workspace_manager
-
-    import df11
-    from df11.vllm import register
-
     register()
     os.environ["VLLM_DIST_IDENT"] = str(port)  # what an executor of vLLM sets
     # What vLLM compiles for itself, such as masks of vocabularies, takes a compiler a minute.
@@ -79,6 +80,8 @@ def on_rank(
         init_distributed_environment(world, rank, f"tcp://127.0.0.1:{port}", rank, "gloo")
         initialize_model_parallel(world)
         if DEVICE.type == "cuda":
+            from vllm.v1.worker.workspace import init_workspace_manager
+
             init_workspace_manager(DEVICE)  # as a worker of vLLM does
         for case in (*CASES, *GPU_CASES) if DEVICE.type == "cuda" else CASES:
             values = {name: value.to(DEVICE) for name, value in checkpoint().items()}
@@ -91,18 +94,12 @@ def on_rank(
 
 
 def tensors(container: Any) -> Any:
-    from df11._container import Tensors
-    from df11.vllm._deferred import Source
-
     held = Tensors(container)
     return lambda name: Source(held, name).tensor()
 
 
 def filled(module: Any, mode: str = "exact", residence: str = "stored") -> Any:
     """A module after its weights were recorded."""
-    from df11.vllm._config import Df11Config
-    from df11.vllm._fill import fill
-
     config = Df11Config()
     config.choose({"mode": mode, "residence": residence})
     for each in module.modules():
@@ -115,9 +112,6 @@ def filled(module: Any, mode: str = "exact", residence: str = "stored") -> Any:
 
 
 def pairs(make: Any) -> tuple[Any, Any]:
-    """A layer in BF16, and a compressed one."""
-    from df11.vllm._config import Df11Config
-
     return make(None), make(Df11Config())
 
 
@@ -129,49 +123,39 @@ def load(layer: Any, shards: dict[Any, Any]) -> None:
         getattr(weight, "weight_loader", layer.weight_loader)(weight, value, *others)
 
 
+def linear(kind: Any, *arguments: Any) -> Any:
+    return lambda config: kind(*arguments, bias=False, quant_config=config)
+
+
+QKV = linear(QKVParallelLinear, WIDTH, 64, HEADS, KEYS)
+MERGED = linear(MergedColumnParallelLinear, WIDTH, [INNER, INNER])
+#: Layers, and their tensors by shard.
+LINEAR: list[tuple[Any, dict[Any, str]]] = [
+    (QKV, {"q": "q", "k": "k", "v": "v"}),
+    (MERGED, {0: "gate", 1: "up"}),
+    (MERGED, {None: "fused"}),
+    (linear(ColumnParallelLinear, WIDTH, INNER), {None: "gate"}),
+    (linear(RowParallelLinear, INNER, WIDTH), {None: "down"}),
+    (linear(ReplicatedLinear, WIDTH, INNER), {None: "up"}),
+]
+
+
 def check_linear(container: Any, values: dict[str, Any], world: int) -> None:
-    from vllm.model_executor.layers.linear import (
-        ColumnParallelLinear,
-        MergedColumnParallelLinear,
-        QKVParallelLinear,
-        ReplicatedLinear,
-        RowParallelLinear,
-    )
-
-    from df11._tensor import CompressedTensor
-
-    kinds: list[tuple[Any, tuple[Any, ...], dict[Any, str]]] = [
-        (QKVParallelLinear, (WIDTH, 64, HEADS, KEYS), {"q": "q", "k": "k", "v": "v"}),
-        (MergedColumnParallelLinear, (WIDTH, [INNER, INNER]), {0: "gate", 1: "up"}),
-        (MergedColumnParallelLinear, (WIDTH, [INNER, INNER]), {None: "fused"}),
-        (ColumnParallelLinear, (WIDTH, INNER), {None: "gate"}),
-        (RowParallelLinear, (INNER, WIDTH), {None: "down"}),
-        (ReplicatedLinear, (WIDTH, INNER), {None: "up"}),
-    ]
     lazy = tensors(container)
-    for kind, arguments, names in kinds:
-        dense, layer = pairs(
-            lambda config, kind=kind, arguments=arguments: kind(
-                *arguments, bias=False, quant_config=config
-            )
-        )
+    for make, names in LINEAR:
+        dense, layer = pairs(make)
         load(dense, {shard: values[name] for shard, name in names.items()})
         load(layer, {shard: lazy(name) for shard, name in names.items()})
         filled(layer)
         layer.quant_method.process_weights_after_loading(layer)
-        assert isinstance(layer.weight, CompressedTensor), kind
-        assert torch.equal(layer.weight.decode(), dense.weight), kind
+        assert isinstance(layer.weight, CompressedTensor), names
+        assert torch.equal(layer.weight.decode(), dense.weight), names
         x = torch.randn(3, layer.weight.shape[1])
         got = layer.quant_method.apply(layer, x, None)
-        assert torch.equal(got, functional.linear(x, dense.weight)), kind
+        assert torch.equal(got, functional.linear(x, dense.weight)), names
 
 
 def vocabulary(config: Any, head: bool = False) -> Any:
-    from vllm.model_executor.layers.vocab_parallel_embedding import (
-        ParallelLMHead,
-        VocabParallelEmbedding,
-    )
-
     kind = ParallelLMHead if head else VocabParallelEmbedding
     return kind(VOCABULARY, WIDTH, quant_config=config)
 
@@ -192,8 +176,6 @@ def check_vocabulary(container: Any, values: dict[str, Any], world: int) -> None
 
 
 def check_tied(container: Any, values: dict[str, Any], world: int) -> None:
-    from df11.vllm._config import Df11Config
-
     config = Df11Config()
     model = torch.nn.ModuleDict(
         {"embed": vocabulary(config), "head": vocabulary(config, head=True)}
@@ -211,8 +193,6 @@ def check_tied(container: Any, values: dict[str, Any], world: int) -> None:
 
 
 def experts(config: Any) -> Any:
-    from vllm.model_executor.layers import fused_moe
-
     # 0.26 calls it so.
     make = getattr(fused_moe, "FusedMoEFactory", None) or fused_moe.FusedMoE
     name = f"experts.{next(NUMBERS)}"  # vLLM wants one for each layer
@@ -229,8 +209,6 @@ def load_experts(routed: Any, get: Any) -> None:
 
 
 def check_experts(container: Any, values: dict[str, Any], world: int) -> None:
-    from df11._tensor import CompressedTensor
-
     dense, layer = pairs(experts)
     load_experts(dense, values.__getitem__)
     load_experts(layer, tensors(container))
@@ -263,18 +241,11 @@ def check_experts(container: Any, values: dict[str, Any], world: int) -> None:
 
 
 def check_missing(container: Any, values: dict[str, Any], world: int) -> None:
-    from vllm.model_executor.layers.linear import MergedColumnParallelLinear
-
-    from df11.vllm._config import Df11Config
-
-    layer = MergedColumnParallelLinear(
-        WIDTH, [INNER, INNER], bias=False, quant_config=Df11Config(), prefix="mlp"
-    )
+    layer = MERGED(Df11Config())
     load(layer, {0: tensors(container)("gate")})
-    works = (lambda: filled(layer), lambda: layer.quant_method.process_weights_after_loading(layer))
-    for work in works:
+    for work in (filled, layer.quant_method.process_weights_after_loading):
         try:
-            work()
+            work(layer)
         except ValueError as error:
             assert "the checkpoint lacks weights of" in str(error)
         else:
@@ -283,8 +254,6 @@ def check_missing(container: Any, values: dict[str, Any], world: int) -> None:
 
 def check_dense(container: Any, values: dict[str, Any], world: int) -> None:
     """On-line: a BF16 checkpoint. On the CPU, which has no fast layout, weights stay BF16."""
-    from df11._tensor import CompressedTensor
-
     dense, layer = pairs(vocabulary)
     for each in (dense, layer):
         load(each, {None: values["vocabulary"]})
@@ -303,55 +272,38 @@ def check_dense(container: Any, values: dict[str, Any], world: int) -> None:
 
 def check_fused(container: Any, values: dict[str, Any], world: int) -> None:
     """Kernels multiply without decoding to memory: by any number of rows, by chosen experts."""
-    from vllm.model_executor.layers.linear import QKVParallelLinear
-
     lazy = tensors(container)
     for residence in ("stored", "fast"):
-        dense, layer = pairs(
-            lambda config: QKVParallelLinear(
-                WIDTH, 64, HEADS, KEYS, bias=False, quant_config=config
-            )
-        )
+        dense, layer = pairs(QKV)
         load(dense, {name: values[name] for name in "qkv"})
         load(layer, {name: lazy(name) for name in "qkv"})
         filled(layer, "fused", residence)
         for rows in (1, 8, 64, 700):
             x = torch.randn(rows, WIDTH)
-            got = layer.quant_method.apply(layer, x, None)
-            torch.testing.assert_close(
-                got, functional.linear(x, dense.weight), rtol=2e-2, atol=2e-2
-            )
-        dense, layer = pairs(vocabulary)
+            got, expected = layer.quant_method.apply(layer, x, None), x @ dense.weight.T
+            torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+        layer = vocabulary(Df11Config())
         load(layer, {None: lazy("vocabulary")})
         filled(layer, "fused", residence)
         ids = torch.tensor([0, 31, 999, 5])
         assert torch.equal(layer(ids), values["vocabulary"][ids])
-    dense, layer = pairs(experts)
+    dense, layer = experts(None), experts_in_mode(lazy, "fused")
     load_experts(dense, values.__getitem__)
-    load_experts(layer, lazy)
-    filled(layer, "fused", "stored")
-    for routed in (dense, layer):
-        routed.quant_method.process_weights_after_loading(routed)
+    dense.quant_method.process_weights_after_loading(dense)
     assert layer.quant_method.is_grouped
+
+    def products(*routed: Any) -> list[Any]:
+        given = x, weights, ids.int(), None, None
+        return [each.quant_method.apply(each, *given) for each in routed]
+
     for tokens in (1, 3, 500):
         x = torch.randn(tokens, WIDTH)
         weights, ids = torch.randn(tokens, EXPERTS).float().softmax(-1).topk(2)
-        got, expected = (
-            routed.quant_method.apply(routed, x, weights, ids.int(), None, None)
-            for routed in (layer, dense)
-        )
-        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-3)
-    filled_exact = experts_in_mode(lazy, "exact")
-    got, expected = (
-        routed.quant_method.apply(routed, x, weights, ids.int(), None, None)
-        for routed in (filled_exact, dense)
-    )
-    assert torch.equal(got, expected)
+        torch.testing.assert_close(*products(layer, dense), rtol=2e-2, atol=2e-3)
+    assert torch.equal(*products(experts_in_mode(lazy, "exact"), dense))
 
 
 def experts_in_mode(lazy: Any, mode: str) -> Any:
-    from df11.vllm._config import Df11Config
-
     layer = experts(Df11Config())
     load_experts(layer, lazy)
     filled(layer, mode, "stored")
@@ -382,17 +334,12 @@ def check_graph(container: Any, values: dict[str, Any], world: int) -> None:
 
 
 def main() -> int:
-    """All cases on a GPU; what went wrong."""
-    from safetensors.torch import save_file
-
-    import df11
+    from weights import container_of
 
     with tempfile.TemporaryDirectory() as name:
         folder, out = Path(name), Path(name, "out")
         out.mkdir()
-        save_file(checkpoint(), folder / "model.safetensors")
-        df11.compress(folder / "model.safetensors", folder / "model.df11", progress=False)
-        on_rank(0, 1, 29533, str(folder / "model.df11"), str(out))
+        on_rank(0, 1, 29533, container_of(checkpoint(), folder).path, str(out))
         found = json.loads((out / "0.json").read_text())
     for case, problem in found.items():
         print(f"FAILED {case}\n{problem}")

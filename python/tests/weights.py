@@ -1,9 +1,9 @@
 """Seeded BF16 weights of many shapes, and the same as compressed tensors of a container."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,8 +20,7 @@ def normals(seed: int) -> Callable[..., torch.Tensor]:
     return lambda *shape: (0.02 * torch.randn(shape, generator=generator)).bfloat16()
 
 
-def seeded_weights() -> dict[str, torch.Tensor]:
-    """Matrices that end at many places of their tiles, experts, a convolution, all patterns."""
+def _seeded() -> dict[str, torch.Tensor]:
     normal = normals(11)
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16)
     return {
@@ -39,16 +38,29 @@ def seeded_weights() -> dict[str, torch.Tensor]:
     }
 
 
+#: Matrices that end at many places of their tiles, experts, a convolution, all patterns.
+WEIGHTS = _seeded()
+_FOLDER = TemporaryDirectory()
+
+
 def container_of(weights: dict[str, torch.Tensor], folder: Path) -> Any:
-    """An open container of these weights."""
     save_file(weights, folder / "weights.safetensors")
     df11.compress(folder / "weights.safetensors", folder / "weights.df11", progress=False)
     return df11.open(folder / "weights.df11")
 
 
-def compressed(container: Any, name: str, exact: bool = True) -> CompressedTensor:
-    """A tensor of a container."""
-    found = Tensors(container)[name]
+@cache
+def _stored() -> Any:
+    return container_of(WEIGHTS, Path(_FOLDER.name))
+
+
+def weights() -> Tensors:
+    """Those of a container of WEIGHTS; nobody else has these tensors."""
+    return Tensors(_stored())
+
+
+def compressed(name: str, exact: bool = True, of: Tensors | None = None) -> CompressedTensor:
+    found = (of or weights())[name]
     assert isinstance(found, CompressedTensor)
     return found.with_mode(exact)
 

@@ -6,51 +6,41 @@ Every row of manifest.json is one vector. The exit code is 0 if all of them pass
 import gzip
 import json
 import sys
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
-from df11_reader import Container, Corrupt, FormatError, Limit, Unsupported
+from df11_reader import Container, FormatError, Unsupported
 
-KINDS = {"Corrupt": Corrupt, "Limit": Limit, "Unsupported": Unsupported}
-LEVELS = ("open", "load", "verify")
 NOT_VECTORS = {"manifest.json", "README.md"}
 FOLDER = Path(__file__).resolve().parent.parent / "vectors"
 
 
-class Failure(Exception):
-    """A vector that did not do what its row says."""
-
-
 def require(condition: bool, message: str) -> None:
     if not condition:
-        raise Failure(message)
+        raise AssertionError(message)
 
 
-def load_all(container: Container) -> tuple[dict[str, bytes], dict[str, FormatError]]:
-    """Decodes every tensor: the bytes of those that decode, and the errors of the others."""
-    decoded, errors = {}, {}
-    for name in container.names:
+def attempt(make: Callable[[str], bytes], names: list[str]) -> tuple[dict, list[FormatError]]:
+    """What is made of each name, and the errors."""
+    made, errors = {}, []
+    for name in names:
         try:
-            decoded[name] = container.tensor(name)
+            made[name] = make(name)
         except FormatError as e:
-            errors[name] = e
-    return decoded, errors
+            errors.append(e)
+    return made, errors
 
 
-def check_digests(what: str, found: dict[str, bytes], expected: dict[str, str]) -> None:
-    for name, digest in expected.items():
-        require(name in found, f"{what} {name!r} is missing")
-        require(sha256(found[name]).hexdigest() == digest, f"{what} {name!r} has other bytes")
-    require(
-        set(found) == set(expected),
-        f"{what}s that the manifest does not list: {sorted(set(found) - set(expected))}",
-    )
+def check_digests(found: dict[str, bytes], expected: dict[str, str]) -> None:
+    digests = {name: sha256(data).hexdigest() for name, data in found.items()}
+    require(digests == expected, f"{digests}, not {expected}")
 
 
 def check_rows(container: Container, decoded: dict[str, bytes]) -> None:
     """Rows decoded alone are the same as rows of the whole."""
     for name, data in decoded.items():
-        t = container.tensors[container.index[name]]
+        t = container.names[name]
         rows = t.shape[0] if t.dimension_count else 1
         if not data or len(data) % rows:
             continue
@@ -61,21 +51,16 @@ def check_rows(container: Container, decoded: dict[str, bytes]) -> None:
 
 
 def check_valid(data: bytes, row: dict) -> None:
-    with Container(data) as container:
-        decoded, errors = load_all(container)
-        for error in errors.values():
-            require(isinstance(error, Unsupported), f"{error!r}")
-        check_digests("tensor", decoded, row.get("tensors", {}))
-        check_rows(container, decoded)
-        files = {}
-        for path in container.paths:
-            try:
-                files[path] = container.restore(path)
-            except Unsupported:
-                require(path not in row.get("files", {}), f"file {path!r} cannot be restored")
-        check_digests("file", files, row.get("files", {}))
-        is_good = not container.verify() and container.shard_count == 1
-        require(is_good == (row["result"] == "good"), "another result of verification")
+    container = Container(data)
+    tensors, errors = attempt(container.tensor, container.names)
+    files, more = attempt(container.restore, container.paths)
+    for error in errors + more:
+        require(isinstance(error, Unsupported), f"{error!r}")
+    check_digests(tensors, row.get("tensors", {}))
+    check_digests(files, row.get("files", {}))
+    check_rows(container, tensors)
+    is_good = not container.verify() and container.shard.shard_count == 1
+    require(is_good == (row["result"] == "good"), "another result of verification")
 
 
 def first_failure(data: bytes) -> tuple[str, list[FormatError]]:
@@ -84,22 +69,19 @@ def first_failure(data: bytes) -> tuple[str, list[FormatError]]:
         container = Container(data)
     except FormatError as e:
         return "open", [e]
-    with container:
-        _, errors = load_all(container)
-        # An Unsupported tensor is none: what is wrong may lie elsewhere.
-        if any(not isinstance(e, Unsupported) for e in errors.values()):
-            return "load", list(errors.values())
-        try:
-            container.verify()
-        except FormatError as e:
-            return "verify", [e]
+    _, errors = attempt(container.tensor, container.names)
+    # An Unsupported tensor is none: what is wrong may lie elsewhere.
+    if any(not isinstance(e, Unsupported) for e in errors):
+        return "load", errors
+    try:
+        container.verify()
+    except FormatError as e:
+        return "verify", [e]
     return "none", []
 
 
 def check_invalid(data: bytes, row: dict) -> None:
     expected = row["expect"] if isinstance(row["expect"], list) else [row["expect"]]
-    require(set(expected) <= set(KINDS), f"unknown expectation {expected}")
-    require(row.get("level") in LEVELS, f"unknown level {row.get('level')}")
     level, errors = first_failure(data)
     found = "; ".join(f"{type(e).__name__}: {e}" for e in errors) or "no error"
     require(level == row["level"], f"found at {level}, not at {row['level']}: {found}")
@@ -126,12 +108,7 @@ def unlisted(folder: Path, rows: list[dict]) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0]) if arguments else FOLDER
-    try:
-        rows = json.loads((folder / "manifest.json").read_text())["vectors"]
-    except OSError as e:
-        print(f"no manifest: {e}")
-        print("0 passed, 1 failed")
-        return 1
+    rows = json.loads((folder / "manifest.json").read_text())["vectors"]
     passed, failures = 0, [f"{name}: not in the manifest" for name in unlisted(folder, rows)]
     for row in rows:
         try:

@@ -3,11 +3,12 @@
 See df11_reader.py, which loads, restores and verifies.
 """
 
-import os
 import struct
 from collections import Counter
 from itertools import accumulate
 from math import prod
+from os import PathLike
+from pathlib import Path
 from zlib import crc32
 
 # Section 1, constants.
@@ -38,13 +39,7 @@ CODEBOOK, INDEX, BITSTREAM, PLANE, RAW, PREFIX, SIDE = range(1, 8)
 ALIAS, STORED_RAW, GAP, TILE = 0, 1, 2, 3
 ENCODINGS = (ALIAS, STORED_RAW, GAP, TILE)
 BF16 = 15
-# Section 5: bits of an element by dtype.
-BITS = dict(
-    enumerate(
-        [8, 4, 6, 6, 8, 8, 8, 8, 8, 8, 8, 16, 16, 16, 16, 32, 32, 32, 64, 64, 64, 64], start=1
-    )
-)
-# Section 5: names by dtype.
+# Section 5: names and bits of an element by dtype.
 NAMES = dict(
     enumerate(
         (
@@ -54,17 +49,17 @@ NAMES = dict(
         start=1,
     )
 )
+BITS = dict(enumerate([8, 4, 6, 6] + [8] * 7 + [16] * 4 + [32] * 3 + [64] * 4, start=1))
 # Section 6: kinds of the sections that hold the arrays of each encoding, in order.
-GAP_KINDS = (CODEBOOK, INDEX, INDEX, BITSTREAM, PLANE)
-TILE_KINDS = (CODEBOOK, INDEX, BITSTREAM, PLANE)
+KINDS = {
+    STORED_RAW: [RAW],
+    GAP: [CODEBOOK, INDEX, INDEX, BITSTREAM, PLANE],
+    TILE: [CODEBOOK, INDEX, BITSTREAM, PLANE],
+}
 
 
 class FormatError(Exception):
-    """A problem with a container: where (in words), and the byte offset in the file."""
-
-    def __init__(self, place: str, offset: int, message: str) -> None:
-        super().__init__(f"{place}, byte {offset}: {message}")
-        self.place, self.offset = place, offset
+    """A problem with a container."""
 
 
 class Unsupported(FormatError):
@@ -79,41 +74,40 @@ class Limit(FormatError):
     """A limit is exceeded, or arithmetic overflows."""
 
 
+def require(holds: object, rule: str, kind: type[FormatError] = Corrupt) -> None:
+    if not holds:
+        raise kind(rule)
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def align(x: int, a: int) -> int:
+    return ceil_div(x, a) * a
+
+
 class Record:
-    """A record of a list: its fields by name. A rule is one line: it raises what it names, with the
-    field and the field's place in the file, if it is broken.
-    """
+    """A record of a list: its fields by name."""
 
     LAYOUT = ""  # name:format of each field
 
     def __init_subclass__(cls) -> None:
-        cls.fields, cls.offsets, end = [], {}, 0
-        for name, layout in (field.split(":") for field in cls.LAYOUT.split()):
-            cls.offsets[name] = end
-            cls.fields.append((name, struct.Struct("<" + layout), end))
-            end += struct.calcsize("<" + layout)
-        cls.size = end
+        fields = [field.split(":") for field in cls.LAYOUT.split()]
+        cls.fields = [(name, struct.Struct("<" + layout)) for name, layout in fields]
+        cls.size = sum(layout.size for _, layout in cls.fields)
 
-    def __init__(self, data: bytes, place: str, at: int) -> None:
-        self.place, self.at = place, at
-        for name, layout, offset in self.fields:
-            values = layout.unpack_from(data, offset)
+    def __init__(self, data: bytes, place: str, number: int = 0) -> None:
+        self.place, self.number, at = place, number, 0
+        for name, layout in self.fields:
+            values = layout.unpack_from(data, at)
             setattr(self, name, values[0] if len(values) == 1 else values)
+            at += layout.size
 
-    def problem(self, kind: type[FormatError], field: str, message: str) -> FormatError:
-        return kind(f"{self.place}.{field}", self.at + self.offsets[field], message)
-
-    def corrupt_if(self, broken: object, field: str, message: str = "") -> None:
-        if broken:
-            raise self.problem(Corrupt, field, message or f"{getattr(self, field)}")
-
-    def limit_if(self, broken: object, field: str, message: str = "") -> None:
-        if broken:
-            raise self.problem(Limit, field, message or f"{getattr(self, field)}")
-
-    def unsupported_if(self, broken: object, field: str) -> None:
-        if broken:
-            raise self.problem(Unsupported, field, f"{getattr(self, field)}")
+    def require(self, holds: object, field: str, kind: type[FormatError] = Corrupt) -> None:
+        """A rule of a field: raises what it names if it is broken."""
+        if not holds:
+            raise kind(f"{self.place}.{field} is {getattr(self, field)}")
 
 
 class Header(Record):
@@ -150,6 +144,15 @@ class Tensor(Record):
     def dimensions(self) -> tuple[int, ...]:
         return self.shape[: self.dimension_count]
 
+    @property
+    def elements(self) -> int:
+        return prod(self.dimensions)
+
+    @property
+    def bytes(self) -> int:
+        """Decoded bytes; 0 if the dtype is unknown."""
+        return self.elements * BITS.get(self.dtype, 0) // 8
+
 
 class Array(Record):
     LAYOUT = "section:Q offset:Q length:Q"
@@ -163,122 +166,75 @@ class Entry(Record):
     LAYOUT = "key:Q key_length:Q value:Q value_length:Q"
 
 
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def align(x: int, a: int) -> int:
-    return ceil_div(x, a) * a
-
-
-def row_size(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows of a tensor and elements of each; a scalar is one row."""
-    rows, elements = (shape[0] if shape else 1), 1
-    for n in shape[1:]:
-        elements *= n
-    return rows, elements
-
-
 class Directory:
-    """An open container. Everything of section 9, `open`, is checked when the object exists."""
+    """An open container, with `names` of tensors and `paths` of files, and their records.
+    Everything of section 9, `open`, is checked when the object exists.
+    """
 
-    def __init__(self, source: bytes | str | os.PathLike) -> None:
-        self._file = None if isinstance(source, bytes) else open(source, "rb")
-        self._bytes = source if isinstance(source, bytes) else b""
-        try:
-            self.length = os.fstat(self._file.fileno()).st_size if self._file else len(self._bytes)
-            self._check_header()
-            self._read_directory()
-            self._check_unknown_kinds()
-            self._check_text()
-            self._check_files()
-            self._check_sections()
-            for i, t in enumerate(self.tensors):
-                ascends = not i or self.names[i - 1].encode() < self.names[i].encode()
-                t.corrupt_if(not ascends, "name", "out of order")
-                self._check_tensor(t)
-            self._check_arrays()
-            for t in self.tensors:
-                self._check_encoding(t)
-            self._check_alias_counts()
-            self._check_checksum_count()
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        if self._file:
-            self._file.close()
-
-    def _read(self, offset: int, length: int, place: str) -> bytes:
-        if self._file:
-            self._file.seek(offset)
-            data = self._file.read(length)
-        else:
-            data = self._bytes[offset : offset + length]
-        if len(data) != length:
-            raise Corrupt(place, offset, "the file ends early")
-        return data
-
-    def _zeros(self, start: int, end: int, place: str) -> None:
-        data = self._read(start, end - start, place)
-        if data.strip(b"\0"):
-            raise Corrupt(place, start + len(data) - len(data.lstrip(b"\0")), "not zero")
-
-    # --- open -------------------------------------------------------------------------------------
+    def __init__(self, source: bytes | str | PathLike) -> None:
+        self.data = source if isinstance(source, bytes) else Path(source).read_bytes()
+        self._check_header()
+        self._read_directory()
+        # First, for Corrupt must not be reported of what a newer reader may understand.
+        for f in self.files:
+            f.require(f.kind in (WEIGHTS, SIDE_FILE, BESIDE), "kind", Unsupported)
+        for s in self.sections:
+            s.require(CODEBOOK <= s.kind <= SIDE or s.kind >= 2**31, "kind", Unsupported)
+        self._check_text()
+        self._check_files()
+        self._check_sections()
+        self._check_tensors()
+        self._check_arrays()
+        for t in self.tensors:
+            self._check_encoding(t)
+        targets = Counter(t.parameters[0] for t in self.tensors if t.encoding == ALIAS)
+        require(max(targets.values(), default=0) <= MAX_ALIASES, "aliases of one tensor", Limit)
 
     def _check_header(self) -> None:
         """Section 2, in the order of section 9: steps 1 to 7."""
-        data = self._read(0, min(HEADER_BYTES, self.length), "header")
-        h = self.header = Header(data.ljust(HEADER_BYTES, b"\0"), "header", 0)
-        h.corrupt_if(len(data) < 12 or h.magic != MAGIC, "magic", "not a df11 file")
-        h.unsupported_if(h.version_major != 1, "version_major")
-        if self.length < HEAD_BYTES + HEADER_BYTES:
-            raise Corrupt("file", self.length, "too short for a container")
-        h.corrupt_if(crc32(data[:60]) != h.header_checksum, "header_checksum", "wrong checksum")
-        h.corrupt_if(h.state != 1, "state", "" if h.state else "incomplete")
-        h.unsupported_if(h.incompatible_features, "incompatible_features")
-        h.limit_if(h.file_length > MAX_FILE_BYTES, "file_length")
-        h.corrupt_if(h.file_length != self.length, "file_length")
+        data = self.data
+        h = self.header = Header(data[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0"), "header")
+        h.require(len(data) >= 12 and h.magic == MAGIC, "magic")
+        h.require(h.version_major == 1, "version_major", Unsupported)
+        require(len(data) >= HEAD_BYTES + HEADER_BYTES, "too short for a container")
+        h.require(crc32(data[:60]) == h.header_checksum, "header_checksum")
+        h.require(h.state == 1, "state")
+        h.require(h.incompatible_features == 0, "incompatible_features", Unsupported)
+        h.require(h.file_length <= MAX_FILE_BYTES, "file_length", Limit)
+        h.require(h.file_length == len(data), "file_length")
         offset, length = h.directory_offset, h.directory_length
-        h.limit_if(length > MAX_DIRECTORY_BYTES, "directory_length")
-        right = offset % SECTION_ALIGNMENT == 0 and HEAD_BYTES <= offset < h.file_length
-        h.corrupt_if(not right, "directory_offset")
-        end = offset + length  # both are far below 2^64 here
-        footer_at = align(end, ARRAY_ALIGNMENT)
-        h.corrupt_if(footer_at + HEADER_BYTES != h.file_length, "directory_length")
-        self._zeros(HEADER_BYTES, HEAD_BYTES, "head")
-        if self._read(footer_at, HEADER_BYTES, "footer") != data:
-            raise Corrupt("footer", footer_at, "differs from the header")
-        self._zeros(end, footer_at, "zeros before the footer")
-        self.directory_offset, self.directory_length = offset, length
+        h.require(length <= MAX_DIRECTORY_BYTES, "directory_length", Limit)
+        h.require(offset >= HEAD_BYTES and offset % SECTION_ALIGNMENT == 0, "directory_offset")
+        footer = align(offset + length, ARRAY_ALIGNMENT)
+        h.require(footer + HEADER_BYTES == len(data), "directory_length")
+        self._zeros(HEADER_BYTES, HEAD_BYTES)
+        self._zeros(offset + length, footer)
+        require(data[footer:] == data[:HEADER_BYTES], "the footer differs from the header")
+
+    def _zeros(self, start: int, end: int) -> None:
+        require(not self.data[start:end].strip(b"\0"), f"zeros from byte {start} to {end}")
 
     def _read_directory(self) -> None:
         """Step 8, and the fields and lists of section 3."""
-        data = self._read(self.directory_offset, self.directory_length, "directory")
-        wrong = crc32(data) != self.header.directory_checksum
-        self.header.corrupt_if(wrong, "directory_checksum", "wrong checksum")
-        base, pos = self.directory_offset, 0
+        h = self.header
+        data = self.data[h.directory_offset : h.directory_offset + h.directory_length]
+        h.require(crc32(data) == h.directory_checksum, "directory_checksum")
+        pos = 0
 
-        def take(n: int, place: str) -> tuple[bytes, int]:
+        def take(size: int) -> bytes:
             nonlocal pos
-            if n > len(data) - pos:
-                raise Corrupt(place, base + pos, "the directory ends early")
-            pos += n
-            return data[pos - n : pos], base + pos - n
+            require(size <= len(data) - pos, "the directory ends early")
+            pos += size
+            return data[pos - size : pos]
 
         def records(kind: type[Record], place: str) -> list:
             """A list: that it fits is checked before anything is allocated."""
-            count = int.from_bytes(take(8, place)[0], "little")
-            rows, at = take(count * kind.size, place)
+            rows = take(int.from_bytes(take(8), "little") * kind.size)
             starts = range(0, len(rows), kind.size)
-            return [
-                kind(rows[k : k + kind.size], f"{place}[{i}]", at + k) for i, k in enumerate(starts)
-            ]
+            each = enumerate(rows[at : at + kind.size] for at in starts)
+            return [kind(row, f"{place}[{i}]", i) for i, row in each]
 
-        shard = Shard(take(Shard.size, "directory")[0], "directory", base)
-        self.shard_index, self.shard_count = shard.shard_index, shard.shard_count
-        self.identity = shard.identity
+        self.shard = Shard(take(Shard.size), "directory")
         self.files = records(File, "files")
         self.blocks = records(Block, "blocks")
         self.sections = records(Section, "sections")
@@ -286,240 +242,177 @@ class Directory:
         self.arrays = records(Array, "arrays")
         self.checksums = [checksum.value for checksum in records(Checksum, "checksums")]
         self._entries = records(Entry, "metadata")
-        count = int.from_bytes(take(8, "text")[0], "little")
-        self._text, self._text_at = take(count, "text")
-        if pos != len(data):
-            raise Corrupt("directory", base + pos, "bytes left over")
-        shard.limit_if(shard.shard_count > MAX_SHARDS, "shard_count")
-        shard.corrupt_if(shard.shard_index >= shard.shard_count, "shard_index")
-
-    def _check_unknown_kinds(self) -> None:
-        """First, for Corrupt must not be reported of what a newer reader may understand (sections 1
-        and 3).
-        """
-        for f in self.files:
-            f.unsupported_if(f.kind not in (WEIGHTS, SIDE_FILE, BESIDE), "kind")
-        for s in self.sections:
-            s.unsupported_if(not CODEBOOK <= s.kind <= SIDE and s.kind < 2**31, "kind")
+        self._text = take(int.from_bytes(take(8), "little"))
+        require(pos == len(data), "bytes left over in the directory")
+        self.shard.require(self.shard.shard_count <= MAX_SHARDS, "shard_count", Limit)
+        self.shard.require(self.shard.shard_index < self.shard.shard_count, "shard_index")
 
     def _check_text(self) -> None:
-        """Section 3, Text: the names tile the text."""
+        """Section 3, Text: the names tile the text. Also Block and Metadata."""
         end = 0
 
         def take(r: Record, field: str, least: int = 1, most: int = MAX_NAME_BYTES) -> str:
             nonlocal end
             offset, length = getattr(r, field), getattr(r, f"{field}_length")
-            r.limit_if(length > most, field, f"{length} bytes")
-            fits = length >= least and offset == end and length <= len(self._text) - end
-            r.corrupt_if(not fits, field, "empty, or not where the text before it ends")
+            r.require(length <= most, f"{field}_length", Limit)
+            r.require(least <= length <= len(self._text) - end, f"{field}_length")
+            r.require(offset == end, field)
             end += length
             try:
                 name = self._text[offset:end].decode("utf-8")
             except UnicodeDecodeError as e:
-                raise Corrupt(r.place, self._text_at + offset + e.start, "not UTF-8") from None
-            r.corrupt_if("\0" in name, field, "holds NUL")
+                raise Corrupt(f"{r.place}.{field} is not UTF-8: {e}") from None
+            require("\0" not in name, f"{r.place}.{field} holds NUL")
             return name
 
-        self.paths = [take(f, "path") for f in self.files]
-        self.block_names = [take(b, "name") for b in self.blocks]
-        self.names = [take(t, "name") for t in self.tensors]
+        self.paths = {take(f, "path"): f for f in self.files}
+        block_names = [take(b, "name") for b in self.blocks]
+        names = [take(t, "name") for t in self.tensors]
         both = (("key", 1, MAX_KEY_BYTES), ("value", 0, MAX_VALUE_BYTES))
         metadata = [[take(e, *rule) for rule in both] for e in self._entries]
-        if end != len(self._text):
-            raise Corrupt("text", self._text_at + end, "bytes left over")
-        seen: set[str] = set()
-        for b, name in zip(self.blocks, self.block_names):
-            b.corrupt_if(name in seen, "name", f"{name!r} is taken")
-            seen.add(name)
-        self.index = {name: i for i, name in enumerate(self.names)}
-        # Section 3, Metadata.
-        total = 0
-        for i, e in enumerate(self._entries):
-            total += e.key_length + e.value_length
-            ascends = not i or metadata[i - 1][0].encode() < metadata[i][0].encode()
-            e.corrupt_if(not ascends, "key", "out of order")
-            e.corrupt_if(self.shard_index, "key", "metadata in a later shard")
-        for e in self._entries[:1]:
-            e.limit_if(total > MAX_METADATA_BYTES, "key", "too many bytes")
-        self.metadata = dict(metadata)
+        require(end == len(self._text), "bytes left over in the text")
+        require(len(set(block_names)) == len(block_names), "two blocks have one name")
+        self.metadata, self.names = dict(metadata), dict(zip(names, self.tensors))
+        ascend(names, "tensors")
+        ascend([key for key, _ in metadata], "keys of the metadata")
+        require(not (metadata and self.shard.shard_index), "metadata in a later shard")
+        total = sum(e.key_length + e.value_length for e in self._entries)
+        require(total <= MAX_METADATA_BYTES, f"{total} bytes of metadata", Limit)
 
     def _check_files(self) -> None:
         """Section 3, File."""
-        if len(self.files) > MAX_FILES:
-            raise Limit("files", self.directory_offset, f"{len(self.files)} files")
-        before, paths, folders = (-1, b""), set(self.paths), set()
-        for f, path in zip(self.files, self.paths):
-            f.corrupt_if(f.reserved, "reserved")
+        require(len(self.files) <= MAX_FILES, f"{len(self.files)} files", Limit)
+        require(len(self.paths) == len(self.files), "a path occurs twice")
+        paths, folders = set(self.paths), set()
+        for path, f in self.paths.items():
+            f.require(f.reserved == 0, "reserved")
             parts = path.split("/")
             plain = not any(c in "\\:" or c < " " or "\x7f" <= c <= "\x9f" for c in path)
             plain = plain and not any(part in ("", ".", "..") for part in parts)
-            f.corrupt_if(not plain, "path", f"{path!r} is no path")
-            f.limit_if(len(parts) > MAX_PATH_COMPONENTS, "path", f"{path!r} is too deep")
+            require(plain, f"{path!r} is no path")
+            require(len(parts) <= MAX_PATH_COMPONENTS, f"{path!r} is too deep", Limit)
             long = any(len(part.encode()) > MAX_COMPONENT_BYTES for part in parts)
-            f.limit_if(long, "path", f"{path!r} has a component that is too long")
-            taken = f.kind == BESIDE and path.endswith(".df11")
-            f.corrupt_if(taken, "path", f"{path!r} would be taken for a shard")
-            f.corrupt_if(self.shard_index and f.kind != WEIGHTS, "kind", "in a later shard")
-            order = (f.kind, path.encode())
-            f.corrupt_if(order <= before, "path", "out of order")
-            before = order
-            count = 1 if f.kind == WEIGHTS or f.kind == SIDE_FILE and f.length else 0
-            f.corrupt_if(f.array_count != count, "array_count")
+            require(not long, f"{path!r} has a component that is too long", Limit)
+            require(f.kind != BESIDE or not path.endswith(".df11"), f"{path!r} seems a shard")
+            f.require(self.shard.shard_index == 0 or f.kind == WEIGHTS, "kind")
+            stored = f.kind == WEIGHTS or f.kind == SIDE_FILE and f.length > 0
+            f.require(f.array_count == stored, "array_count")
             above = {"/".join(parts[:k]) for k in range(1, len(parts))}
-            f.corrupt_if(above & paths, "path", f"{path!r} lies in a file")
+            require(not above & paths, f"{path!r} lies in a file")
             folders |= above
-        if len(paths) != len(self.paths):
-            raise Corrupt("files", self.directory_offset, "a path occurs twice")
-        if len(folders) > MAX_FOLDERS:
-            raise Limit("files", self.directory_offset, f"{len(folders)} folders")
+        ascend([f"{f.kind}{path}" for path, f in self.paths.items()], "files")
+        require(len(folders) <= MAX_FOLDERS, f"{len(folders)} folders", Limit)
 
     def _check_sections(self) -> None:
-        """Section 3, Section, and the positions of section 2."""
-        end, before = HEAD_BYTES, (-1, -1)
+        """Section 3, Section, the positions of section 2, and the count of section 4."""
+        end, before, directory = HEAD_BYTES, (-1, -1), self.header.directory_offset
         for s in self.sections:
-            s.corrupt_if(s.reserved, "reserved")
-            s.corrupt_if(s.block != NONE and s.block >= len(self.blocks), "block")
-            of_none = s.kind in (PREFIX, SIDE)
-            s.corrupt_if(s.kind <= SIDE and (s.block == NONE) != of_none, "block")
-            s.corrupt_if((s.block, s.kind) <= before, "kind", "out of order")
+            s.require(s.reserved == 0, "reserved")
+            s.require(s.block == NONE or s.block < len(self.blocks), "block")
+            s.require(s.kind > SIDE or (s.block == NONE) == (s.kind in (PREFIX, SIDE)), "block")
+            s.require((s.block, s.kind) > before, "kind")
             before = (s.block, s.kind)
-            s.corrupt_if(s.offset != align(end, SECTION_ALIGNMENT), "offset")
-            s.corrupt_if(not 0 < s.length <= self.directory_offset - s.offset, "length")
+            s.require(s.offset == align(end, SECTION_ALIGNMENT), "offset")
+            s.require(0 < s.length <= directory - s.offset, "length")
             end = s.offset + s.length
-        moved = self.directory_offset != align(end, SECTION_ALIGNMENT)
-        self.header.corrupt_if(moved, "directory_offset", "not where the last section ends")
+        self.header.require(directory == align(end, SECTION_ALIGNMENT), "directory_offset")
+        counts = [ceil_div(s.length, CHECKSUM_CHUNK_BYTES) for s in self.sections]
+        self._first_checksum = [0, *accumulate(counts)]
+        require(sum(counts) == len(self.checksums), f"{len(self.checksums)} checksums")
 
-    def _check_tensor(self, t: Tensor) -> None:
+    def _check_tensors(self) -> None:
         """Section 3, Tensor, and section 5."""
-        t.corrupt_if(t.block >= len(self.blocks), "block")
-        weights = t.file < len(self.files) and self.files[t.file].kind == WEIGHTS
-        t.corrupt_if(not weights, "file")
-        t.limit_if(t.dimension_count > MAX_DIMENSIONS, "dimension_count")
-        t.corrupt_if(any(t.shape[t.dimension_count :]), "shape", "not zero past the dimensions")
-        bits = BITS.get(t.dtype, 0)  # of an unknown dtype nothing is known
-        for n in t.dimensions:
-            bits *= n or 1
-            t.limit_if(bits >= 2**64, "shape", "too many elements")
-        bits = 0 if 0 in t.dimensions else bits
-        t.corrupt_if(bits % 8, "shape", "the elements do not fill whole bytes")
-        end = t.file_offset + bits // 8
-        t.corrupt_if(end > self.files[t.file].length, "file_offset", "the tensor exceeds its file")
+        for t in self.tensors:
+            t.require(t.block < len(self.blocks), "block")
+            t.require(t.file < len(self.files) and self.files[t.file].kind == WEIGHTS, "file")
+            t.require(t.dimension_count <= MAX_DIMENSIONS, "dimension_count", Limit)
+            t.require(not any(t.shape[t.dimension_count :]), "shape")
+            bits = BITS.get(t.dtype, 0)  # of an unknown dtype nothing is known
+            t.require(bits * prod(n or 1 for n in t.dimensions) < 2**64, "shape", Limit)
+            t.require(bits * t.elements % 8 == 0, "shape")
+            t.require(t.file_offset + t.bytes <= self.files[t.file].length, "file_offset")
 
     def _check_arrays(self) -> None:
         """Section 3, Array: ownership, packing, and the section each array lies in."""
         total, ends = 0, [0] * len(self.sections)
         for owner in (*self.files, *self.tensors):
-            owner.corrupt_if(owner.first_array != total, "first_array")
-            owner.corrupt_if(owner.array_count > len(self.arrays) - total, "array_count")
+            owner.require(owner.first_array == total, "first_array")
+            owner.require(owner.array_count <= len(self.arrays) - total, "array_count")
             total += owner.array_count
-            for a in self._arrays(owner):
-                self._check_array(a, owner, ends)
-        if total != len(self.arrays):
-            raise Corrupt("arrays", self.directory_offset, "arrays without an owner")
+            for a in self.arrays_of(owner):
+                a.require(a.section < len(self.sections), "section")
+                s = self.sections[a.section]
+                a.require(a.offset == align(ends[a.section], ARRAY_ALIGNMENT), "offset")
+                a.require(0 < a.length <= s.length - a.offset, "length")
+                ends[a.section] = a.offset + a.length
+                if isinstance(owner, Tensor):
+                    a.require(s.block == owner.block, "section")
+                else:
+                    a.require(s.kind == (PREFIX if owner.kind == WEIGHTS else SIDE), "section")
+                    least = owner.length if owner.kind == SIDE_FILE else 0
+                    a.require(least <= a.length <= owner.length, "length")
+        require(total == len(self.arrays), "arrays without an owner")
         for s, end in zip(self.sections, ends):
-            wrong = s.length < end or s.length > end and s.kind <= SIDE
-            s.corrupt_if(wrong, "length", "not the end of its last array")
-
-    def _check_array(self, a: Array, owner: File | Tensor, ends: list[int]) -> None:
-        a.corrupt_if(a.section >= len(self.sections), "section")
-        s = self.sections[a.section]
-        a.corrupt_if(a.offset != align(ends[a.section], ARRAY_ALIGNMENT), "offset")
-        a.corrupt_if(a.length == 0 or a.offset + a.length > s.length, "length")
-        ends[a.section] = a.offset + a.length
-        if isinstance(owner, Tensor):
-            a.corrupt_if(s.block != owner.block, "section", "of another block")
-            return
-        a.corrupt_if(s.kind != (PREFIX if owner.kind == WEIGHTS else SIDE), "section", "wrong kind")
-        short = owner.kind == SIDE_FILE and a.length < owner.length
-        a.corrupt_if(a.length > owner.length or short, "length", "does not fit the file")
+            s.require(s.length == end or s.length > end and s.kind > SIDE, "length")
 
     def _check_encoding(self, t: Tensor) -> None:
         """Section 6, as far as the directory tells. An unknown dtype or encoding is met when the
         tensor is loaded.
         """
+        named, kinds, lengths = 0, KINDS.get(t.encoding, []), [t.bytes]
         if t.encoding == ALIAS:  # whatever its dtype
-            self._check_alias(t)
+            named = 1
+            t.require(t.parameters[0] < len(self.tensors), "parameters")
+            o = self.tensors[t.parameters[0]]
+            one, other = ((x.block, x.dtype, x.dimension_count, x.shape, x.hash) for x in (t, o))
+            t.require(one == other and o.encoding != ALIAS, "parameters")
         elif t.dtype not in BITS or t.encoding not in ENCODINGS:
             return
         elif t.encoding == STORED_RAW:
-            size = self._size(t)
-            self._check_layout(t, 0, (RAW,) if size else (), (size,))
+            kinds = kinds if t.bytes else []
         else:
-            elements = self._elements(t)
-            right = t.dtype == BF16 and elements > 0
-            t.corrupt_if(not right, "encoding", "is for BF16 tensors with elements")
-            codebook = self._arrays(t)[0].length if t.array_count else 0
-            (self._check_gap if t.encoding == GAP else self._check_tile)(t, elements, codebook)
+            t.require(t.dtype == BF16 and t.elements > 0, "dtype")
+            t.require(t.array_count == len(kinds), "array_count")
+            named, codebook = 3, self.arrays_of(t)[0].length
+            lengths = (self._gap_lengths if t.encoding == GAP else self._tile_lengths)(t, codebook)
+        t.require(not any(t.parameters[named:]), "parameters")
+        t.require(t.array_count == len(kinds), "array_count")
+        for a, kind, length in zip(self.arrays_of(t), kinds, lengths):
+            a.require(self.sections[a.section].kind == kind, "section")
+            a.require(a.length == length, "length")
 
-    def _check_layout(self, t: Tensor, named: int, kinds: tuple, lengths: tuple) -> None:
-        """The number of parameters that have a name; of each array kind of section and length."""
-        t.corrupt_if(any(t.parameters[named:]), "parameters", "not zero")
-        t.corrupt_if(t.array_count != len(kinds), "array_count")
-        for a, kind, length in zip(self._arrays(t), kinds, lengths):
-            wrong = self.sections[a.section].kind != kind
-            a.corrupt_if(wrong, "section", "in the wrong kind of section")
-            a.corrupt_if(a.length != length, "length", f"{a.length} bytes, not {length}")
-
-    def _check_alias(self, t: Tensor) -> None:
-        """Section 6.1."""
-        self._check_layout(t, 1, (), ())
-        target = t.parameters[0]
-        exists = target < len(self.tensors) and self.tensors[target].encoding != ALIAS
-        t.corrupt_if(not exists, "parameters", f"target {target}")
-        o = self.tensors[target]
-        one, other = ((x.block, x.dtype, x.dimension_count, x.shape, x.hash) for x in (t, o))
-        t.corrupt_if(one != other, "parameters", "the target differs")
-
-    def _check_alias_counts(self) -> None:
-        counts = Counter(t.parameters[0] for t in self.tensors if t.encoding == ALIAS)
-        for target, count in counts.items():
-            self.tensors[target].limit_if(count > MAX_ALIASES, "encoding", f"{count} aliases")
-
-    def _check_gap(self, t: Tensor, elements: int, codebook: int) -> None:
+    def _gap_lengths(self, t: Tensor, codebook: int) -> list[int]:
         """Section 6.3: parameters, and the lengths that follow from them."""
         thread_bytes, block_threads, bit_count, _ = t.parameters
-        t.corrupt_if(thread_bytes not in (8, 16, 32, 64), "parameters", "bytes_per_thread")
-        known = block_threads in (64, 128, 256, 512, 1024)
-        t.corrupt_if(not known, "parameters", "threads_per_block")
-        right = elements <= bit_count <= MAX_CODE_LENGTH * elements
-        t.corrupt_if(not right, "parameters", "bit_count")
+        t.require(thread_bytes in (8, 16, 32, 64), "parameters")
+        t.require(block_threads in (64, 128, 256, 512, 1024), "parameters")
+        t.require(t.elements <= bit_count <= MAX_CODE_LENGTH * t.elements, "parameters")
         threads = ceil_div(bit_count, 8 * thread_bytes)
         luts, rest = divmod(codebook - 256, 512)
-        t.corrupt_if(rest or not 1 <= luts <= 128, "first_array", f"codebook of {codebook} bytes")
+        require(rest == 0 and 1 <= luts <= 128, f"{t.place}: a codebook of {codebook} bytes")
         offsets = 8 * (ceil_div(threads, block_threads) + 1)
-        lengths = (codebook, ceil_div(threads, 2), offsets, thread_bytes * threads, elements)
-        self._check_layout(t, 3, GAP_KINDS, lengths)
+        return [codebook, ceil_div(threads, 2), offsets, thread_bytes * threads, t.elements]
 
-    def _check_tile(self, t: Tensor, elements: int, codebook: int) -> None:
+    def _tile_lengths(self, t: Tensor, codebook: int) -> list[int]:
         """Section 6.4: parameters, and the lengths that follow from them."""
         tile_columns, columns, bit_count, _ = t.parameters
-        t.corrupt_if(tile_columns not in (256, 8192), "parameters", "tile_columns")
-        matrix = columns >= 8 and columns % 8 == 0 and elements % columns == 0
-        right = matrix if tile_columns == 256 else columns == elements
-        t.corrupt_if(not right, "parameters", "columns")
-        right = bit_count % 8 == 0 and ceil_div(elements, 2) <= bit_count < 2**48
-        t.corrupt_if(not right, "parameters", "bit_count")
-        strips = ceil_div(elements // columns, 8192 // tile_columns)
+        t.require(tile_columns in (256, 8192), "parameters")
+        matrix = columns >= 8 and columns % 8 == 0 and t.elements % columns == 0
+        t.require(matrix if tile_columns == 256 else columns == t.elements, "parameters")
+        t.require(bit_count % 8 == 0, "parameters")
+        t.require(ceil_div(t.elements, 2) <= bit_count < 2**48, "parameters")
+        strips = ceil_div(t.elements // columns, 8192 // tile_columns)
         tiles = ceil_div(columns, tile_columns) * strips
-        t.corrupt_if(tiles > 2**32 - 1, "parameters", f"{tiles} tiles")
-        right = codebook % 2 == 0 and 0 <= (codebook - 26) // 2 <= 4096
-        t.corrupt_if(not right, "first_array", f"codebook of {codebook} bytes")
-        lengths = (codebook, 32 * (tiles + 1), 16 * ceil_div(bit_count, 128), elements)
-        self._check_layout(t, 3, TILE_KINDS, lengths)
+        t.require(tiles < 2**32, "parameters")
+        right = codebook % 2 == 0 and 26 <= codebook <= 26 + 2 * 4096
+        require(right, f"{t.place}: a codebook of {codebook} bytes")
+        return [codebook, 32 * (tiles + 1), 16 * ceil_div(bit_count, 128), t.elements]
 
-    def _check_checksum_count(self) -> None:
-        """Section 4."""
-        counts = [ceil_div(s.length, CHECKSUM_CHUNK_BYTES) for s in self.sections]
-        self._first_checksum = [0, *accumulate(counts)]
-        if self._first_checksum[-1] != len(self.checksums):
-            raise Corrupt("checksums", self.directory_offset, f"{len(self.checksums)} checksums")
-
-    def _arrays(self, owner: File | Tensor) -> list[Array]:
+    def arrays_of(self, owner: File | Tensor) -> list[Array]:
         return self.arrays[owner.first_array : owner.first_array + owner.array_count]
 
-    def _elements(self, t: Tensor) -> int:
-        return prod(t.dimensions)
 
-    def _size(self, t: Tensor) -> int:
-        """Decoded bytes."""
-        return self._elements(t) * BITS[t.dtype] // 8
+def ascend(names: list[str], what: str) -> None:
+    """Strictly, compared bytewise."""
+    keys = [name.encode() for name in names]
+    require(all(a < b for a, b in zip(keys, keys[1:])), f"{what} out of order")

@@ -1,5 +1,5 @@
 """The tile encoding (section 6.4 of spec/format.md): how a tensor is cut into tiles, its code, and
-the decoding of one tile.
+the decoding of tiles.
 
 See df11_reader.py, which reads the arrays.
 """
@@ -8,7 +8,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from df11_directory import Corrupt, ceil_div
+from df11_directory import Corrupt, ceil_div, require
+from df11_gap import Read, code_table, weights
 
 TILE_WEIGHTS = 8192
 LANES = 32
@@ -31,11 +32,8 @@ class Matrix:
     def __init__(self, tile_columns: int, columns: int, elements: int) -> None:
         self.tile_columns, self.columns, self.elements = tile_columns, columns, elements
         self.rows, self.tile_rows = elements // columns, TILE_WEIGHTS // tile_columns
-        self.across, self.down = (
-            ceil_div(columns, tile_columns),
-            ceil_div(self.rows, self.tile_rows),
-        )
-        self.tile_count = self.across * self.down
+        self.across = ceil_div(columns, tile_columns)
+        self.tile_count = self.across * ceil_div(self.rows, self.tile_rows)
         # A strip: consecutive weights that are whole tiles.
         self.strip_tiles = self.across if tile_columns == 256 else 1
         self.strip_elements = self.tile_rows * columns if tile_columns == 256 else TILE_WEIGHTS
@@ -55,157 +53,142 @@ class Matrix:
         lane.
         """
         first_row, first_column = self.tile_corner(i)
-        bands, js = (4, 8) if self.tile_columns == 256 else (1, 32)
-        for band in range(bands):
-            for k in range(js // 2):
-                for lane in range(LANES):
-                    for j in (2 * k, 2 * k + 1):
-                        if self.tile_columns == 256:
-                            row, column = 8 * band + lane // 4, 32 * j + 8 * (lane % 4)
-                        else:
-                            row, column = 0, 256 * j + 8 * lane
-                        row, column = first_row + row, first_column + column
-                        if row < self.rows and column < self.columns:
-                            yield Unit(
-                                lane, row * self.columns + column, min(8, self.columns - column)
-                            )
+        for place in range(1024):
+            twos, lane, odd = place // 64, place // 2 % LANES, place % 2
+            row, column = 0, 256 * (2 * twos + odd) + 8 * lane
+            if self.tile_columns == 256:
+                row = 8 * (twos // 4) + lane // 4
+                column = 32 * (2 * (twos % 4) + odd) + 8 * (lane % 4)
+            row, column = first_row + row, first_column + column
+            if row < self.rows and column < self.columns:
+                yield Unit(lane, row * self.columns + column, min(8, self.columns - column))
 
 
 class PairCode:
-    """The code of a tensor: a table from the next 12 bits of the bitstream to code length and value
-    of a pair, or ESCAPE.
-    """
+    """The code of a tensor: lengths and values of pairs, or ESCAPE, by the next 12 bits."""
 
-    def __init__(self, codebook: bytes, at: int) -> None:
-        def require(holds: bool, word: int, message: str) -> None:
-            if not holds:
-                raise Corrupt("codebook", at + 2 * word, message)
-
+    def __init__(self, codebook: bytes) -> None:
         numbers = struct.unpack(f"<{len(codebook) // 2}H", codebook)
-        escape, counts, self.values = numbers[0], numbers[1:13], numbers[13:]
-        require(escape <= MAX_PAIR_CODE_LENGTH, 0, f"an escape of {escape} bits")
-        require(
-            sum(counts) == len(self.values), 1, f"{len(self.values)} values for {sum(counts)} codes"
-        )
+        escape, counts, values = numbers[0], numbers[1:13], numbers[13:]
+        require(escape <= MAX_PAIR_CODE_LENGTH, f"an escape of {escape} bits")
+        require(sum(counts) == len(values), f"{len(values)} values for {sum(counts)} codes")
         lengths = [length for length, count in enumerate(counts, start=1) for _ in range(count)]
-        codes = list(zip(lengths, self.values))
-        for k, (before, code) in enumerate(zip(codes, codes[1:]), start=14):
-            require(before < code, k, "values do not ascend")
-        self.coded = set(self.values)
-        require(len(self.coded) == len(self.values), 13, "a pair occurs twice")
-        if escape:
-            codes = sorted([*codes, (escape, ESCAPE)])
-        whole = 1 << MAX_PAIR_CODE_LENGTH
-        total = sum(whole >> length for length, _ in codes)
-        require(
-            total == whole or [length for length, _ in codes] == [1],
-            0,
-            "the code lengths do not form a code",
-        )
-        self.length_of, self.value_of = [0] * whole, [0] * whole
-        code, before_length = 0, 0
-        for length, value in codes:
-            code <<= length - before_length
-            mirrored = int(f"{code:0{length}b}"[::-1], 2)
-            for index in range(mirrored, whole, 1 << length):
-                self.length_of[index], self.value_of[index] = length, value
-            code, before_length = code + 1, length
+        codes, self.coded = list(zip(lengths, values)), set(values)
+        require(codes == sorted(codes), "values do not ascend")
+        require(len(self.coded) == len(values), "a pair occurs twice")
+        codes = sorted([*codes, *([(escape, ESCAPE)] if escape else [])])
+        self.length_of, self.value_of = code_table(codes, MAX_PAIR_CODE_LENGTH)
 
 
 class Record(NamedTuple):
+    """The record of a tile, with the lengths of its lanes in bits."""
+
     offset: int
     least: int
     shift: int
-    excess: tuple[int, ...]
+    excess: list[int]
+    lengths: list[int]
 
     @staticmethod
     def read(data: bytes) -> "Record":
         bits = int.from_bytes(data, "little")
-        excess = tuple(bits >> 64 + 6 * lane & 63 for lane in range(LANES))
-        return Record(bits & (1 << 48) - 1, bits >> 48 & 0x1FFF, bits >> 61 & 7, excess)
-
-    def lengths(self) -> list[int]:
-        return [self.least + (excess << self.shift) for excess in self.excess]
+        offset, least, shift = bits & (1 << 48) - 1, bits >> 48 & 0x1FFF, bits >> 61 & 7
+        excess = [bits >> 64 + 6 * lane & 63 for lane in range(LANES)]
+        return Record(offset, least, shift, excess, [least + (e << shift) for e in excess])
 
     def start(self, lane: int) -> int:
-        return self.offset + sum(self.lengths()[:lane])
+        return self.offset + sum(self.lengths[:lane])
 
     def end(self) -> int:
-        return ceil_div(self.offset + sum(self.lengths()), 8) * 8
+        return ceil_div(self.start(LANES), 8) * 8
 
 
-class TileBits:
-    """The pairs of one tile, decoded: exponents by unit, and what verification needs."""
+class Tile:
+    """A tile tensor, whose parameters have been checked."""
 
-    def __init__(
-        self, units: list[Unit], code: PairCode, record: Record, data: bytes, origin: int, at: int
-    ) -> None:
-        """`data` begins at bit `origin` of the bitstream, at byte `at` of the file."""
-        self.record, self._data, self._origin, self._at = record, data, origin, at
-        self.escaped: set[int] = set()
-        self.used: list[int] = []  # bits of the pairs of each lane
-        self.exponents: dict[int, bytes] = {}  # by the unit's element
-        self._code = code
-        by_lane: list[list[Unit]] = [[] for _ in range(LANES)]
+    def __init__(self, parameters: tuple[int, ...], elements: int, read: Read) -> None:
+        tile_columns, columns, self.bit_count, _ = parameters
+        self.matrix, self._read = Matrix(tile_columns, columns, elements), read
+        self.code = PairCode(read(0))
+
+    def decode(self, start: int, end: int, verify: bool = False) -> bytes:
+        """The weights of some elements, of the strips that hold them."""
+        m = self.matrix
+        low, high = start // m.strip_elements, ceil_div(end, m.strip_elements)
+        first, last = low * m.strip_tiles, min(high * m.strip_tiles, m.tile_count)
+        records, base = self._records(first, last), low * m.strip_elements
+        out = bytearray(2 * (m.plane_start(last) - base))
+        for i, record in zip(range(first, last), records):
+            units = list(m.units(i))
+            exponents = self._exponents(units, record, verify)
+            plane = self._read(3, m.plane_start(i), m.plane_start(i + 1))
+            for unit in units:
+                place = 2 * (unit.element - base)
+                made = weights(exponents[unit], plane[: unit.weights])
+                out[place : place + len(made)], plane = made, plane[unit.weights :]
+        return bytes(out[2 * (start - base) : 2 * (end - base)])
+
+    def verify(self, _: bytes) -> None:
+        """What decoding does not find."""
+        self.decode(0, self.matrix.elements, verify=True)
+        tail = self._read(2, self.bit_count // 8)
+        require(not tail.strip(b"\0"), "bits from bit_count on are not zero")
+
+    def _records(self, first: int, last: int) -> list[Record]:
+        """The records of tiles `first` to `last` and the one after them, checked."""
+        data = self._read(1, RECORD_BYTES * first, RECORD_BYTES * (last + 1))
+        records = [Record.read(data[at : at + 32]) for at in range(0, len(data), RECORD_BYTES)]
+        require(first or records[0].offset == 0, "the first tile is not at bit 0")
+        for record, after in zip(records, records[1:]):
+            right = record.offset % 8 == 0 and after.offset <= self.bit_count
+            require(right and record.end() == after.offset, "a tile does not end at the next one")
+        if last == self.matrix.tile_count:
+            end = int.from_bytes(data[-RECORD_BYTES:], "little")
+            require(end == self.bit_count, "the last record is not bit_count and zeros")
+        return records
+
+    def _exponents(self, units: list[Unit], record: Record, verify: bool) -> dict[Unit, bytes]:
+        first, by_lane = record.offset // 8, [[] for _ in range(LANES)]
+        data = self._read(2, first, record.end() // 8)
         for unit in units:
             by_lane[unit.lane].append(unit)
-        start = record.offset - origin
-        for lane, length in enumerate(record.lengths()):
-            pos = start
-            for unit in by_lane[lane]:
-                pos = self._unit(unit, pos)
-            self.used.append(pos - start)
-            if not 0 <= length - self.used[-1] < 1 << record.shift:
-                raise Corrupt(
-                    f"lane {lane}", self._byte(start), f"{length} bits for pairs of {self.used[-1]}"
-                )
-            start += length
+        exponents, used, pos = {}, [], 0
+        for mine, length in zip(by_lane, record.lengths):
+            start = pos
+            for unit in mine:
+                exponents[unit], pos = self._unit(unit, data, pos, verify)
+            used.append(pos - start)
+            require(0 <= length - used[-1] < 1 << record.shift, f"{length} bits for {used[-1]}")
+            require(not verify or not bits_at(data, pos, length - used[-1]), "after a lane")
+            pos = start + length
+        if verify:
+            require(not bits_at(data, pos, -pos % 8), "bits after the last lane are not zero")
+            shift = 0
+            while any(ceil_div(bits - min(used), 1 << shift) > 63 for bits in used):
+                shift += 1
+            require((record.least, record.shift) == (min(used), shift), "least and shift")
+        return exponents
 
-    def _byte(self, pos: int) -> int:
-        return self._at + pos // 8
-
-    def _bits(self, pos: int, count: int) -> int:
-        """Bits past the end of the data are zero."""
-        return (
-            int.from_bytes(self._data[pos >> 3 : (pos + count + 7) >> 3], "little") >> (pos & 7)
-            & (1 << count) - 1
-        )
-
-    def _unit(self, unit: Unit, pos: int) -> int:
+    def _unit(self, unit: Unit, data: bytes, pos: int, verify: bool) -> tuple[bytes, int]:
+        """The exponents of a unit, and the bit after it."""
         exponents = bytearray()
         for _ in range(ceil_div(unit.weights, 2)):
-            index = self._bits(pos, MAX_PAIR_CODE_LENGTH)
-            value, length = self._code.value_of[index], self._code.length_of[index]
+            index = bits_at(data, pos, MAX_PAIR_CODE_LENGTH)
+            value, length = self.code.value_of[index], self.code.length_of[index]
             if not length:
-                raise Corrupt("bitstream", self._byte(pos), "no code matches")
+                raise Corrupt("no code matches")
             pos += length
             if value == ESCAPE:
-                value = self._bits(pos, 16)
-                self.escaped.add(value)
+                value = bits_at(data, pos, 16)
                 pos += 16
+                require(not verify or value not in self.code.coded, "a pair with a code is escaped")
             exponents += value.to_bytes(2, "little")
-        if unit.weights % 2 and exponents[-1] != exponents[-2]:
-            raise Corrupt(
-                "bitstream", self._byte(pos), "the last pair of an odd unit has two exponents"
-            )
-        self.exponents[unit.element] = bytes(exponents[: unit.weights])
-        return pos
+        odd = unit.weights % 2 and exponents[-1] != exponents[-2]
+        require(not odd, "the last pair of an odd unit has two exponents")
+        return bytes(exponents[: unit.weights]), pos
 
-    def verify(self) -> None:
-        """What 6.4 leaves to verification, except the zeros from bit_count on."""
-        record, pos = self.record, self.record.offset - self._origin
-        if self.escaped & self._code.coded:
-            raise Corrupt("bitstream", self._byte(pos), "a pair that has a code is escaped")
-        least = min(self.used)
-        shift = 0
-        while any(ceil_div(bits - least, 1 << shift) > 63 for bits in self.used):
-            shift += 1
-        if (record.least, record.shift) != (least, shift):
-            found = f"least {record.least} and shift {record.shift}, not {least} and {shift}"
-            raise Corrupt("records", self._at, found)
-        for lane, (length, used) in enumerate(zip(record.lengths(), self.used)):
-            if self._bits(pos + used, length - used):
-                raise Corrupt(f"lane {lane}", self._byte(pos), "not zero behind its last pair")
-            pos += length
-        if self._bits(pos, -pos % 8):
-            raise Corrupt("bitstream", self._byte(pos), "not zero behind the last lane of a tile")
+
+def bits_at(data: bytes, pos: int, count: int) -> int:
+    """Bits past the end of the data are zero."""
+    word = int.from_bytes(data[pos >> 3 : (pos + count + 7) >> 3], "little")
+    return word >> (pos & 7) & (1 << count) - 1

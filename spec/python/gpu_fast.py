@@ -214,24 +214,20 @@ def number(bits: int) -> float:
     return float(value)
 
 
-def halves(register: int) -> tuple[float, float]:
-    return number(register & 0xFFFF), number(register >> 16)
-
-
 def mma(sums: list[list[float]], a: list[list[int]], b: list[list[int]]) -> None:
-    """sums[lane] += a (16 x 16) b (16 x 8), in the fragments of PTX's documentation."""
-    left, right = [[0.0] * 16 for _ in range(16)], [[0.0] * 8 for _ in range(16)]
+    """sums (16 x 8) += a (16 x 16) b (16 x 8), in the fragments of PTX's documentation."""
+    left, right = [[0.0] * 16 for _ in range(16)], [[0.0] * 16 for _ in range(8)]
     for lane in range(LANES):
         g, q = lane // 4, lane % 4
-        for i in range(4):
-            row, k = g + 8 * (i % 2), 2 * q + 8 * (i // 2)
-            left[row][k], left[row][k + 1] = halves(a[lane][i])
-        for i in range(2):
-            right[2 * q + 8 * i][g], right[2 * q + 8 * i + 1][g] = halves(b[lane][i])
-    for lane in range(LANES):
-        for i in range(4):
-            row, n = lane // 4 + 8 * (i // 2), lane % 4 * 2 + i % 2
-            sums[lane][i] += sum(left[row][k] * right[k][n] for k in range(16))
+        for i, register in enumerate(a[lane]):
+            row, k = left[g + 8 * (i % 2)], 2 * q + 8 * (i // 2)
+            row[k : k + 2] = number(register & 0xFFFF), number(register >> 16)
+        for i, register in enumerate(b[lane]):
+            k = 2 * q + 8 * i
+            right[g][k : k + 2] = number(register & 0xFFFF), number(register >> 16)
+    for row, out in zip(left, sums):
+        for n, column in enumerate(right):
+            out[n] += sum(v * w for v, w in zip(row, column))
 
 
 def pair_of(row: list[int], column: int) -> int:
@@ -240,53 +236,40 @@ def pair_of(row: list[int], column: int) -> int:
 
 def multiply_tile(matrix: list[list[int]], x: list[list[int]]) -> list[list[float]]:
     """32 x 256 weights, 16 rows of x, with units as B: y[x row][weight row]."""
-    y = [[0.0] * 32 for _ in range(16)]
+    y: list[list[float]] = [[] for _ in range(16)]
     for band in range(4):
-        sums = [[0.0] * 4 for _ in range(LANES)]
-        for j in range(8):
-            for n in range(2):
-                a, b = [], []
-                for lane in range(LANES):
-                    g, column = lane // 4, 32 * j + lane % 4 * 8 + 4 * n
-                    unit = matrix[8 * band + g]
-                    b.append([pair_of(unit, column), pair_of(unit, column + 2)])
-                    a.append([pair_of(x[g + 8 * (i % 2)], column + i // 2 * 2) for i in range(4)])
-                mma(sums, a, b)
-        for lane in range(LANES):
-            for i in range(4):
-                y[lane // 4 + 8 * (i // 2)][8 * band + lane % 4 * 2 + i % 2] = sums[lane][i]
+        sums = [[0.0] * 8 for _ in range(16)]
+        for step in range(16):
+            a, b = [], []
+            for lane in range(LANES):
+                g, column = lane // 4, 32 * (step // 2) + lane % 4 * 8 + 4 * (step % 2)
+                unit = matrix[8 * band + g]
+                b.append([pair_of(unit, column), pair_of(unit, column + 2)])
+                a.append([pair_of(x[g + 8 * (i % 2)], column + i // 2 * 2) for i in range(4)])
+            mma(sums, a, b)
+        y = [before + more for before, more in zip(y, sums)]
     return y
 
 
 def multiply_fast(f: Fast, s: int, tile: int, x: list[list[int]]) -> list[list[float]]:
     """A tile of the fast layout as A, eight rows of x."""
-    y = [[0.0] * 32 for _ in range(8)]
-    sums = [[[0.0] * 4 for _ in range(LANES)] for _ in range(2)]
+    sums = [[0.0] * 8 for _ in range(32)]
     for t in range(8):
         lanes, _ = unpack_step(f, s, 8 * tile + t)
         for n in range(2):
             b = []
             for lane in range(LANES):
-                k = lane % 4 * 2
-                columns = [32 * t + 16 * n + k, 32 * t + 16 * n + k + 8]
-                b.append([pair_of(x[lane // 4], column) for column in columns])
+                column = 32 * t + 16 * n + lane % 4 * 2
+                b.append([pair_of(x[lane // 4], column + 8 * i) for i in range(2)])
             for half in range(2):
-                mma(
-                    sums[half],
-                    [[p[2 * half + i % 2][2 * n + i // 2] for i in range(4)] for p in lanes],
-                    b,
-                )
-    for half in range(2):
-        for lane in range(LANES):
-            for i in range(4):
-                row = 16 * half + lane // 4 + 8 * (i // 2)
-                y[lane % 4 * 2 + i % 2][row] = sums[half][lane][i]
-    return y
+                places = [(2 * half + i % 2, 2 * n + i // 2) for i in range(4)]
+                mma(sums[16 * half :][:16], [[p[r][k] for r, k in places] for p in lanes], b)
+    return [list(row) for row in zip(*sums)]
 
 
 def check_products(t: Tensor, weights: list[int], f: Fast) -> None:
     """Tile 1, times 16 rows of x of both signs."""
-    made, (r0, c0) = random.Random(7), t.corner(1)
+    made, (r0, c0) = random.Random(7), t.tile_corner(1)
     matrix = [weights[(r0 + r) * t.columns + c0 :][:256] for r in range(32)]
     signs = (0, 0x8000)
     x = [

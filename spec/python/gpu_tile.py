@@ -6,25 +6,13 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from check_vectors import require
 from df11_directory import ceil_div
-from df11_tile import LANES, Record
+from df11_directory import require as accept
+from df11_tile import ESCAPE, LANES, Matrix, PairCode, Record
 
 # The status.
 NO_CODE, RECORDS, LANE_END, LAST_PAIR, EXCEPTIONS = 1, 2, 4, 8, 16
-
-
-class Corrupt(Exception):
-    """What the host finds before a kernel runs."""
-
-
-def require(holds: bool, message: str) -> None:
-    if not holds:
-        raise AssertionError(message)
-
-
-def accept(holds: bool, message: str) -> None:
-    if not holds:
-        raise Corrupt(message)
 
 
 def words(data: bytes, letter: str) -> tuple[int, ...]:
@@ -34,35 +22,15 @@ def words(data: bytes, letter: str) -> tuple[int, ...]:
 # --- part 1: arrays
 
 
-class Tensor(NamedTuple):
+class Tensor(Matrix):
     """The arrays and parameters of a tile tensor."""
 
-    codebook: bytes
-    records: bytes
-    bitstream: bytes
-    plane: bytes
-    tile_columns: int
-    columns: int
-    bit_count: int
-
-    @property
-    def rows(self) -> int:
-        return len(self.plane) // self.columns
-
-    @property
-    def tile_rows(self) -> int:
-        return 8192 // self.tile_columns
-
-    @property
-    def across(self) -> int:
-        return ceil_div(self.columns, self.tile_columns)
-
-    @property
-    def tile_count(self) -> int:
-        return self.across * ceil_div(self.rows, self.tile_rows)
-
-    def corner(self, i: int) -> tuple[int, int]:
-        return self.tile_rows * (i // self.across), self.tile_columns * (i % self.across)
+    def __init__(
+        self, arrays: list[bytes], tile_columns: int, columns: int, bit_count: int
+    ) -> None:
+        self.codebook, self.records, self.bitstream, self.plane = arrays
+        super().__init__(tile_columns, columns, len(self.plane))
+        self.bit_count = bit_count
 
     def offset(self, i: int) -> int:
         return int.from_bytes(self.records[32 * i : 32 * i + 6], "little")
@@ -71,49 +39,24 @@ class Tensor(NamedTuple):
         data = self.bitstream[p // 8 : (p + n + 7) // 8]
         return int.from_bytes(data, "little") >> p % 8 & (1 << n) - 1
 
-    def check_lengths(self) -> None:
-        accept(len(self.records) == 32 * (self.tile_count + 1), "records")
-        accept(len(self.bitstream) == 16 * ceil_div(self.bit_count, 128), "bitstream")
-        accept(len(self.plane) == self.rows * self.columns, "plane")
-
 
 # --- part 2: the decode table
 
 
-def check_codebook(codebook: bytes) -> None:
-    accept(len(codebook) >= 26 and len(codebook) % 2 == 0, "a codebook of too few bytes")
-    escape, *rest = words(codebook, "H")
-    counts, pairs = rest[:12], rest[12:]
-    accept(sum(counts) == len(pairs), "pairs are not as many as counted")
-    accept(escape <= 12, "a long escape")
-    accept(len(set(pairs)) == len(pairs), "a pair twice")
-    lengths = [n for n, count in enumerate(counts, 1) for _ in range(count)]
-    coded = list(zip(lengths, pairs))
-    accept(coded == sorted(coded), "pairs do not ascend")
-    lengths += [escape] if escape else []
-    whole = sum(1 << 12 - n for n in lengths) == 4096
-    accept(whole or lengths == [1], "no code")
+UNREACHED = 1 << 31 | 31 << 15 | 1
 
 
 def entry_of(length: int, value: int) -> int:
-    if value == 65536:
+    if value == ESCAPE:
         return 1 << 31 | length << 15 | length + 16
     return value >> 8 << 23 | (value & 255) << 7 | length
 
 
 def build_table(codebook: bytes) -> list[int]:
-    escape, *rest = words(codebook, "H")
-    lengths = [n for n, count in enumerate(rest[:12], 1) for _ in range(count)]
-    codes = sorted([*zip(lengths, rest[12:]), *([(escape, 65536)] if escape else [])])
-    table = [1 << 31 | 31 << 15 | 1] * 4096
-    code, before = 0, 0
-    for length, value in codes:
-        code <<= length - before
-        first = int(f"{code:0{length}b}"[::-1], 2)
-        for index in range(first, 4096, 1 << length):
-            table[index] = entry_of(length, value)
-        code, before = code + 1, length
-    return table
+    """Of a codebook, which is checked."""
+    code = PairCode(codebook)
+    entries = zip(code.length_of, code.value_of)
+    return [entry_of(length, value) if length else UNREACHED for length, value in entries]
 
 
 def build_in_parallel(codebook: bytes) -> list[int]:
@@ -127,11 +70,11 @@ def build_in_parallel(codebook: bytes) -> list[int]:
         code, pair = 2 * (code + number), pair + count
     table = []
     for index in range(4096):
-        v, entry = int(f"{index:012b}"[::-1], 2), 1 << 31 | 31 << 15 | 1
+        v, entry = int(f"{index:012b}"[::-1], 2), UNREACHED
         for length, first, number, pair, count in codes:
             if v < first + number << 12 - length:
                 k = (v >> 12 - length) - first
-                entry = entry_of(length, pairs[pair + k] if k < count else 65536)
+                entry = entry_of(length, pairs[pair + k] if k < count else ESCAPE)
                 break
         table.append(entry)
     return table
@@ -149,7 +92,7 @@ class Unit(NamedTuple):
 
 def units(t: Tensor, i: int, lane: int) -> Iterator[Unit]:
     """The units of a lane of tile i that exist, in its order."""
-    r0, c0 = t.corner(i)
+    r0, c0 = t.tile_corner(i)
     h, w = min(t.tile_rows, t.rows - r0), min(t.tile_columns, t.columns - c0)
     a, g, q = (4, lane // 4, lane % 4) if t.tile_columns == 256 else (32, 0, lane)
     for u in range(32):
@@ -188,7 +131,7 @@ def look_up(t: Tensor, table: list[int], p: int) -> tuple[int, int]:
 
 
 def decode_lane(t: Tensor, table: list[int], i: int, lane: int, at: Record, out: list[int]) -> int:
-    (r0, c0), begin, status = t.corner(i), at.start(lane), 0
+    (r0, c0), begin, status = t.tile_corner(i), at.start(lane), 0
     p = begin
     for unit in units(t, i, lane):
         to = (r0 + unit.row) * t.columns + c0 + unit.column
@@ -205,14 +148,15 @@ def decode_lane(t: Tensor, table: list[int], i: int, lane: int, at: Record, out:
                 require(merge_pair(e, s0, s1) == both, "two weights at once")
             elif first != second:
                 status |= LAST_PAIR
-    left = begin + at.lengths()[lane] - p
+    left = begin + at.lengths[lane] - p
     return status if 0 <= left < 1 << at.shift else status | LANE_END
 
 
 def decode(t: Tensor) -> tuple[list[int], int]:
     """All weights, and the status."""
-    t.check_lengths()
-    check_codebook(t.codebook)
+    accept(len(t.records) == 32 * (t.tile_count + 1), "records")
+    accept(len(t.bitstream) == 16 * ceil_div(t.bit_count, 128), "bitstream")
+    accept(t.rows * t.columns == t.elements, "plane")
     accept(t.offset(0) == 0, "the first offset")
     accept(int.from_bytes(t.records[-32:], "little") == t.bit_count, "the last record")
     table, out, status = build_table(t.codebook), [-1] * len(t.plane), 0
@@ -264,7 +208,7 @@ def cut(t: Tensor, a: int, b: int, c: int, d: int) -> Tensor:
     bit_count = 8 * len(bitstream)
     records += bit_count.to_bytes(32, "little")
     bitstream += bytes(-len(bitstream) % 16)
-    return Tensor(t.codebook, records, bitstream, plane, t.tile_columns, d - c, bit_count)
+    return Tensor([t.codebook, records, bitstream, plane], t.tile_columns, d - c, bit_count)
 
 
 def ways_to_cut(count: int, unit: int) -> list[tuple[int, int]]:

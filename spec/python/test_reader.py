@@ -22,18 +22,22 @@ def vector(name: str) -> bytes:
     return read(FOLDER / f"valid/{name}.df11.gz")
 
 
+def directory(valid: Container) -> range:
+    start = valid.header.directory_offset
+    return range(start, start + valid.header.directory_length)
+
+
 def sealed(data: bytearray, valid: Container) -> bytes:
     """With checksums that fit, in the places of a valid container."""
     lists = valid.files, valid.blocks, valid.sections, valid.tensors, valid.arrays
-    sizes = zip(lists, (80, 16, 32, 200, 24))
-    at = valid.directory_offset + 48 + 8 * 6 + sum(len(records) * size for records, size in sizes)
+    place = directory(valid)
+    at = place.start + 48 + 8 * 6 + sum(record.size for records in lists for record in records)
     for section in valid.sections:
         end = section.offset + section.length
         for start in range(section.offset, end, CHUNK):
             data[at : at + 4] = struct.pack("<I", crc32(data[start : min(start + CHUNK, end)]))
             at += 4
-    directory = data[valid.directory_offset :][: valid.directory_length]
-    data[56:60] = struct.pack("<I", crc32(directory))
+    data[56:60] = struct.pack("<I", crc32(data[place.start : place.stop]))
     data[60:64] = struct.pack("<I", crc32(data[:60]))
     data[-64:] = data[:64]
     return bytes(data)
@@ -44,7 +48,7 @@ class Parts(unittest.TestCase):
 
     def check(self, damaged: bytes, good: Container, name: str, right: tuple, wrong: tuple) -> None:
         c, whole = Container(damaged), good.tensor(name)
-        size = len(whole) // good.tensors[good.index[name]].shape[0]
+        size = len(whole) // good.names[name].shape[0]
         for first, count in right:
             self.assertEqual(c.rows(name, first, count), whole[first * size :][: count * size])
         for first, count in wrong:
@@ -55,15 +59,15 @@ class Parts(unittest.TestCase):
         data = bytearray(vector("thread-blocks"))
         good = Container(bytes(data))
         rows = good.tensors[0].shape[0]
-        end = good._array_at(good.arrays[4]) + good.arrays[4].length
+        end = good.array_at(good.arrays[4]) + good.arrays[4].length
         data[end - 8 : end] = bytes(8)  # of the last thread block
         right, wrong = ((0, 3), (rows // 2, 10)), ((rows - 1, 1), (0, rows))
-        self.check(sealed(data, good), good, good.names[0], right, wrong)
+        self.check(sealed(data, good), good, "w", right, wrong)
 
     def test_rows_touch_only_their_strips(self) -> None:
         data = bytearray(vector("tile-whole"))
         good = Container(bytes(data))
-        at = good._array_at(good.arrays[2]) + 32 * 2  # the first tile of the second strip
+        at = good.array_at(good.arrays[2]) + 32 * 2  # the first tile of the second strip
         data[at + 8 : at + 32] = b"\xff" * 24
         right, wrong = ((0, 32), (31, 1), (5, 20)), ((32, 1), (31, 2), (63, 1))
         self.check(sealed(data, good), good, "w", right, wrong)
@@ -71,21 +75,8 @@ class Parts(unittest.TestCase):
     def test_rows_touch_only_their_chunks(self) -> None:
         data = bytearray(vector("two-chunks"))
         good = Container(bytes(data))
-        (section,) = (s for s in good.sections if s.length > CHUNK)
-        data[section.offset + CHUNK] ^= 1
-        c = Container(bytes(data))
-        decoded = 0
-        for name, tensor in zip(good.names, good.tensors):
-            whole = good.tensor(name)
-            first = good.arrays[tensor.first_array].offset
-            rows = tensor.shape[0] * (CHUNK - first) // len(whole)
-            if first >= CHUNK or rows >= tensor.shape[0]:
-                continue
-            size = len(whole) // tensor.shape[0]
-            self.assertEqual(c.rows(name, 1, rows - 1), whole[size : size * rows])
-            self.assertRaises(Corrupt, c.rows, name, 1, rows)
-            decoded += 1
-        self.assertGreater(decoded, 0)
+        data[good.sections[0].offset + CHUNK] ^= 1
+        self.check(bytes(data), good, "x", ((1, CHUNK - 1),), ((1, CHUNK), (CHUNK, 1)))
 
     def test_rows_that_are_none(self) -> None:
         c = Container(vector("tile-whole"))
@@ -103,12 +94,12 @@ class Folders(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path, out = Path(folder) / "m.df11", Path(folder) / "out"
             path.write_bytes(vector("side-files"))
-            with Container(path) as c:
-                c.restore_to(out)
-                self.assertEqual(c.verify(), [])
-                for name in c.paths:
-                    self.assertEqual((out / name).read_bytes(), c.restore(name))
-                self.assertRaises(FileExistsError, c.restore_to, out)
+            c = Container(path)
+            c.restore_to(out)
+            self.assertEqual(c.verify(), [])
+            for name in c.paths:
+                self.assertEqual((out / name).read_bytes(), c.restore(name))
+            self.assertRaises(FileExistsError, c.restore_to, out)
 
     def test_files_beside_the_container(self) -> None:
         data = vector("side-files-beside")
@@ -140,15 +131,14 @@ class Damage(unittest.TestCase):
         for name in ("one-weight", "tile-one-weight", "side-files"):
             data = bytearray(vector(name))
             c = Container(bytes(data))
-            ends = [(s.offset, s.offset + s.length) for s in c.sections]
+            stored = [range(s.offset, s.offset + s.length) for s in c.sections]
             for at in range(len(data)):
-                stored = any(start <= at < end for start, end in ends)
-                # Of the zeros between sections some.
-                if 64 <= at < c.directory_offset and not stored and at % 61:
+                outside = at < 4096 or at >= directory(c).start
+                zero = 64 <= at < directory(c).start and not any(at in part for part in stored)
+                if zero and at % 61:  # of the zeros between sections some
                     continue
                 data[at] ^= 1 << at % 8
                 level, _ = first_failure(bytes(data))
-                outside = at < 4096 or at >= c.directory_offset
                 self.assertIn(level, ["open"] if outside else ["load", "verify"], f"{name}, {at}")
                 data[at] ^= 1 << at % 8
 
@@ -159,8 +149,7 @@ class Damage(unittest.TestCase):
         for name in names:
             good = Container(vector(name))
             parts = [range(s.offset, s.offset + s.length) for s in good.sections]
-            directory = good.directory_offset + good.directory_length
-            parts += [range(good.directory_offset, directory)] * len(parts)
+            parts += [directory(good)] * len(parts)
             for _ in range(100):
                 data = bytearray(vector(name))
                 for _ in range(r.choice((1, 1, 2, 50))):

@@ -7,7 +7,7 @@
 //!     list     list
 //! ```
 //! A list is a u64 count and that many fixed-width records. bincode's legacy configuration reads
-//! and writes the same bytes (`tests/bincode_witness.rs`).
+//! and writes the same bytes (`tests/spec/bincode_witness.rs`).
 
 use std::ops::Deref;
 

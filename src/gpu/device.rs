@@ -1,24 +1,17 @@
 //! The GPUs of the machine: looked for without a panic, whatever is missing; what they and the bus
 //! can do at most, beside which decoding and loading are judged.
+#![expect(unsafe_code, reason = "calls of the driver, each with its proof")]
 
-use std::{
-    ffi::c_void,
-    sync::{Arc, Mutex, MutexGuard, OnceLock},
-};
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use cudarc::driver::{
-    CudaContext, CudaEvent, CudaStream, result,
-    sys::{CUdevice_attribute as Attribute, CUevent_flags},
-};
+use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUevent_flags};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
-use super::{
-    driver,
-    fault::{ANOTHER_GPU, OrFault, gpu, refuse},
-    linear::kernels::LinearKernels,
-    memory::{Buffer, DeviceRegion},
-    module::Kernels,
-    pinned::{Pinned, PinnedRange},
-};
+use super::fault::{ANOTHER_GPU, OrFault, gpu, refuse};
+use super::memory::{Buffer, DeviceRegion};
+use super::pinned::{Pinned, PinnedRange};
+use super::{driver, linear::kernels::LinearKernels, module::Kernels};
 use crate::{Result, parallel};
 
 /// Pinned memory from which an upload is measured.
@@ -42,12 +35,10 @@ pub struct DeviceInfo {
     pub driver: (i32, i32),
 }
 
-/// All GPUs that the driver shows, in its order. Starts nothing on them; some milliseconds the
-/// first time.
+/// All GPUs that the driver shows, in its order. Starts nothing on them.
 ///
 /// # Errors
-/// [`Error::Gpu`](crate::Error::Gpu) if there is no driver, it is older than CUDA 12.0, does not
-/// start, or shows no GPU.
+/// [`Error::Gpu`](crate::Error::Gpu) without a driver of CUDA 12.0 that starts and shows a GPU.
 pub fn devices() -> Result<Vec<DeviceInfo>> {
     let version = driver::start()?;
     let count = result::device::get_count().or_fault("counting the GPUs")?;
@@ -62,12 +53,10 @@ fn info(ordinal: i32, driver: (i32, i32)) -> Result<DeviceInfo> {
     let device = result::device::get(ordinal).or_fault(action)?;
     let attribute = |attribute| {
         // SAFETY: the driver gave the handle out, and handles of devices stay valid.
-        #[expect(unsafe_code, reason = "a call of the driver")]
         let value = unsafe { result::device::get_attribute(device, attribute) };
         value.or_fault(action)
     };
     // SAFETY: as above.
-    #[expect(unsafe_code, reason = "a call of the driver")]
     let memory = unsafe { result::device::total_mem(device) };
     Ok(DeviceInfo {
         ordinal: ordinal.unsigned_abs() as usize,
@@ -81,8 +70,7 @@ fn info(ordinal: i32, driver: (i32, i32)) -> Result<DeviceInfo> {
     })
 }
 
-/// A GPU in use: its primary context (the one that PyTorch uses too), the kernels, and pinned
-/// memory for loading.
+/// A GPU in use: its primary context (the one that PyTorch uses too), kernels and pinned memory.
 ///
 /// Cheap to clone; clones are the same device. `Send` and `Sync`. Pinned memory that a load used is
 /// kept for the next load until the last clone is dropped.
@@ -110,8 +98,7 @@ impl Device {
     ///
     /// # Errors
     /// As [`devices`]; [`Error::Parameter`](crate::Error::Parameter) if there is no such GPU;
-    /// [`Error::Gpu`](crate::Error::Gpu) if it is older than compute capability 8.0 (Ampere), or
-    /// does not start.
+    /// [`Error::Gpu`](crate::Error::Gpu) below compute capability 8.0, or if it does not start.
     pub fn open(ordinal: usize) -> Result<Self> {
         Self::open_with_shared_memory(ordinal, u32::MAX)
     }
@@ -132,8 +119,7 @@ impl Device {
         Err(refused.unwrap_or_else(driver::no_gpu))
     }
 
-    /// Opens a GPU as if its blocks had no more shared memory than this many bytes, so that tests
-    /// decode as small GPUs do.
+    /// As if its blocks had no more shared memory than this many bytes: small GPUs, for tests.
     ///
     /// # Errors
     /// As [`Device::open`].
@@ -183,7 +169,7 @@ impl Device {
         &self.inner.kernels
     }
 
-    /// The kernels that multiply; loads them the first time.
+    /// Loads them the first time.
     pub(super) fn linear_kernels(&self) -> Result<&LinearKernels> {
         if let Some(kernels) = self.inner.linear.get() {
             return Ok(kernels);
@@ -194,7 +180,6 @@ impl Device {
         Ok(self.inner.linear.get_or_init(|| kernels))
     }
 
-    /// A stream of its own.
     pub(super) fn new_stream(&self) -> Result<Arc<CudaStream>> {
         self.context().new_stream().or_fault("making a stream")
     }
@@ -204,7 +189,6 @@ impl Device {
         self.context().new_event(None).or_fault("making an event")
     }
 
-    /// The stream of loads.
     pub(super) fn copies(&self) -> &CudaStream {
         &self.inner.copies
     }
@@ -261,10 +245,9 @@ impl Device {
     ///
     /// # Safety
     /// The memory is there until the result is dropped, and until all work that reads it is done.
-    #[expect(unsafe_code, reason = "a call of the driver")]
     pub unsafe fn pin(&self, address: *mut c_void, bytes: usize) -> Result<PinnedRange> {
         // SAFETY: the caller's promise.
-        unsafe { PinnedRange::read_only(self.context(), address, bytes) }
+        unsafe { PinnedRange::new(self.context(), address, bytes, true) }
     }
 
     /// Seconds that a copy of this many bytes takes within device memory, which reads and writes
@@ -280,14 +263,9 @@ impl Device {
         to.clear(stream)?;
         let start = timestamp(stream)?;
         // SAFETY: both allocations have as many bytes and live until the events are waited for.
-        #[expect(unsafe_code, reason = "a copy whose content nobody reads")]
         let copied = unsafe {
-            result::memcpy_dtod_async(
-                to.pointer(),
-                from.pointer(),
-                bytes as usize,
-                stream.cu_stream(),
-            )
+            let (to, from) = (to.pointer(), from.pointer());
+            result::memcpy_dtod_async(to, from, bytes as usize, stream.cu_stream())
         };
         copied.or_fault("copying on the GPU")?;
         seconds_between(&start, &timestamp(stream)?)
@@ -306,9 +284,7 @@ impl Device {
         for at in (0..bytes).step_by(PINNED_BYTES as usize) {
             let count = (bytes - at).min(PINNED_BYTES) as usize;
             // SAFETY: the allocation has as many bytes and lives until the events are waited for.
-            #[expect(unsafe_code, reason = "a copy whose content nobody reads")]
-            let copied = unsafe { from.copy(count, to.pointer() + at, stream) };
-            copied?;
+            unsafe { from.copy(count, to.pointer() + at, stream) }?;
         }
         seconds_between(&start, &timestamp(stream)?)
     }

@@ -2,18 +2,14 @@
 
 use std::ops::Range;
 
-use super::{
-    fault::refuse,
-    needs::{Needs, Residence, TensorId},
-    task::{DecodeTask, KernelEncoding},
-};
+use super::fault::refuse;
+use super::needs::{Needs, Residence, TensorId};
+use super::task::{DecodeTask, KernelEncoding};
 use crate::{Error, Result};
 
-/// Output buffers that a plan leaves room for on each GPU: one block is used while the next one is
-/// decoded.
+/// Output buffers that a plan leaves room for on each GPU: one is used, one written.
 pub(super) const OUTPUTS: u64 = 2;
-/// Slots on a GPU for streamed blocks: one is decoded from while the next block arrives in the
-/// other.
+/// Slots on a GPU for streamed blocks: one is read while the other is filled.
 pub(super) const SLOTS: usize = 2;
 /// A block that takes less than this part of the largest one is not worth streaming.
 const SMALL: u64 = 64;
@@ -100,11 +96,9 @@ pub(super) fn fill(
 pub(super) fn too_large_to_be_fast(blocks: &[&Needs], memory: &[u64]) -> Error {
     let needed = tally(blocks, &vec![false; blocks.len()], Residence::Fast);
     let there = memory.iter().fold(0, |sum: u64, &one| sum.saturating_add(one));
-    let problem = format!(
-        "in the fast layout the model takes {needed} bytes on one GPU, and the plan has {there}"
-    );
+    let model = format!("in the fast layout the model takes {needed} bytes on one GPU");
     let remedy = "prefer auto, which keeps as stored what does not fit, or plan for more memory";
-    Error::parameter(problem, remedy)
+    Error::parameter(format!("{model}, and the plan has {there}"), remedy)
 }
 
 /// A run of blocks for each GPU, some of them streamed.
@@ -151,8 +145,7 @@ fn tally(run: &[&Needs], streamed: &[bool], residence: Residence) -> u64 {
 
 /// Which blocks of a run are streamed: the fewest with which it fits.
 fn fewest_streamed(run: &[&Needs], device: usize, memory: u64) -> Result<Vec<bool>> {
-    // More parts streamed take less memory, except for roundings: the search ends at a number that
-    // fits.
+    // More parts streamed take less memory, except for roundings: the search ends at one that fits.
     let takes = |streamed: &[bool]| tally(run, streamed, Residence::Stored);
     let (mut low, mut high) = (0, run.len());
     while low < high {

@@ -1,13 +1,12 @@
 //! The driver: found, asked for its functions and its version, and started, without a panic
 //! whatever is missing; what it knows of the calling thread and of streams.
+#![expect(unsafe_code, reason = "calls of the driver, each with its proof")]
 
 use std::{env, ptr::null_mut, sync::OnceLock};
 
-use cudarc::driver::{
-    CudaStream, DriverError,
-    result::{self, ctx},
-    sys::{self, CUcontext, CUresult, CUstreamCaptureStatus},
-};
+use cudarc::driver::result::{self, ctx};
+use cudarc::driver::sys::{self, CUcontext, CUresult, CUstreamCaptureStatus};
+use cudarc::driver::{CudaStream, DriverError};
 use libloading::{Library, Symbol};
 
 use super::fault::{NEWER_DRIVER, OrFault, gpu};
@@ -21,63 +20,24 @@ const MIN_VERSION: i32 = match sys::CUDA_VERSION / 1000 {
 };
 /// Of the driver's library, in the order in which cudarc looks for them.
 const LIBRARY_NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "nvcuda.dll"];
-/// What to do where it is missing.
 const NO_DRIVER: &str = "install one of CUDA 12.0 (R525) or newer, start containers with GPUs \
 (--gpus all), or decode on the CPU";
 
 /// What this crate and its command call. The binding panics where the library lacks a function, so
-/// all are asked for before the first call; tests/driver.rs runs on a library that has these and no
-/// others.
-const FUNCTIONS: &[&str] = &[
-    "cuInit",
-    "cuDriverGetVersion",
-    "cuGetErrorName",
-    "cuGetErrorString",
-    "cuDeviceGet",
-    "cuDeviceGetAttribute",
-    "cuDeviceGetCount",
-    "cuDeviceGetName",
-    "cuDeviceTotalMem_v2",
-    "cuDevicePrimaryCtxRetain",
-    "cuDevicePrimaryCtxRelease_v2",
-    "cuCtxGetCurrent",
-    "cuCtxSetCurrent",
-    "cuCtxSynchronize",
-    "cuStreamCreate",
-    "cuStreamDestroy_v2",
-    "cuStreamSynchronize",
-    "cuStreamWaitEvent",
-    "cuStreamGetCaptureInfo_v2",
-    "cuEventCreate",
-    "cuEventDestroy_v2",
-    "cuEventElapsedTime",
-    "cuEventRecord",
-    "cuEventSynchronize",
-    "cuModuleLoadData",
-    "cuModuleUnload",
-    "cuModuleGetFunction",
-    "cuModuleGetGlobal_v2",
-    "cuFuncGetAttribute",
-    "cuFuncSetAttribute",
-    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "cuTensorMapEncodeTiled",
-    "cuMemGetInfo_v2",
-    "cuMemAlloc_v2",
-    "cuMemAllocAsync",
-    "cuMemFree_v2",
-    "cuMemFreeAsync",
-    "cuMemHostRegister_v2",
-    "cuMemHostUnregister",
-    "cuMemHostGetDevicePointer_v2",
-    "cuMemcpyAsync",
-    "cuMemcpy2DAsync_v2",
-    "cuMemcpyHtoDAsync_v2",
-    "cuMemcpyDtoHAsync_v2",
-    "cuMemcpyDtoDAsync_v2",
-    "cuMemsetD8Async",
-];
+/// all are asked for before the first call; `tests/stand_in.rs` runs on these.
+const FUNCTIONS: &str = "
+    cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString cuDeviceGet cuDeviceGetAttribute
+    cuDeviceGetCount cuDeviceGetName cuDeviceTotalMem_v2 cuDevicePrimaryCtxRetain
+    cuDevicePrimaryCtxRelease_v2 cuCtxGetCurrent cuCtxSetCurrent cuCtxSynchronize cuStreamCreate
+    cuStreamDestroy_v2 cuStreamSynchronize cuStreamWaitEvent cuStreamGetCaptureInfo_v2 cuEventCreate
+    cuEventDestroy_v2 cuEventElapsedTime cuEventRecord cuEventSynchronize cuModuleLoadData
+    cuModuleUnload cuModuleGetFunction cuModuleGetGlobal_v2 cuFuncGetAttribute cuFuncSetAttribute
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuLaunchKernel cuLaunchKernelEx
+    cuTensorMapEncodeTiled cuMemGetInfo_v2 cuMemAlloc_v2 cuMemAllocAsync cuMemFree_v2
+    cuMemFreeAsync cuMemHostRegister_v2 cuMemHostUnregister cuMemHostGetDevicePointer_v2
+    cuMemcpyAsync cuMemcpy2DAsync_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2
+    cuMemsetD8Async
+";
 
 /// Whether this machine has an NVIDIA driver. Without one nobody expects a GPU; if there is one and
 /// [`devices`](super::devices) fails, something must be fixed. Takes some milliseconds.
@@ -91,9 +51,7 @@ fn library() -> Option<&'static Library> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     let find = || {
         LIBRARY_NAMES.iter().find_map(|name| {
-            // SAFETY: loading the driver's library runs its constructors, which NVIDIA ships for
-            // that.
-            #[expect(unsafe_code, reason = "loading a library")]
+            // SAFETY: its constructors run, which NVIDIA ships for that.
             unsafe { Library::new(*name) }.ok()
         })
     };
@@ -104,8 +62,7 @@ fn library() -> Option<&'static Library> {
 ///
 /// # Safety
 /// The function is of this type.
-#[expect(unsafe_code, reason = "looking up a function")]
-pub(super) unsafe fn function<T>(name: &str) -> Result<Symbol<'static, T>> {
+unsafe fn function<T>(name: &str) -> Result<Symbol<'static, T>> {
     // SAFETY: the caller's promise.
     let found = library().and_then(|library| unsafe { library.get::<T>(name) }.ok());
     found.ok_or_else(|| too_old(&format!("lacks the function {name}")))
@@ -116,10 +73,14 @@ pub(super) fn start() -> Result<i32> {
     if !has_driver() {
         return Err(gpu("no NVIDIA driver on this machine", NO_DRIVER));
     }
-    if let Some(function) = FUNCTIONS.iter().find(|function| !has_function(function)) {
-        return Err(too_old(&format!("lacks the function {function}")));
+    for name in FUNCTIONS.split_whitespace() {
+        // SAFETY: nothing is called or read at the address.
+        unsafe { function::<*const ()>(name) }?;
     }
-    let version = version()?;
+    let mut version = 0;
+    // SAFETY: there is room for the int that the driver writes, which need not be started for it.
+    let answer = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+    answer.result().or_fault("asking for the driver's version")?;
     if version < MIN_VERSION {
         let (major, minor) = major_minor(version);
         return Err(too_old(&format!("knows CUDA {major}.{minor}")));
@@ -128,23 +89,6 @@ pub(super) fn start() -> Result<i32> {
         Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => Err(no_gpu()),
         answer => answer.or_fault("starting the NVIDIA driver").map(|()| version),
     }
-}
-
-fn has_function(name: &str) -> bool {
-    // SAFETY: nothing is called or read at the address.
-    #[expect(unsafe_code, reason = "looking up a function")]
-    let function = unsafe { function::<*const ()>(name) };
-    function.is_ok()
-}
-
-/// Of a driver that need not be started.
-fn version() -> Result<i32> {
-    let mut version = 0;
-    // SAFETY: the driver writes one int, for which there is room.
-    #[expect(unsafe_code, reason = "a call of the driver")]
-    let answer = unsafe { sys::cuDriverGetVersion(&raw mut version) };
-    answer.result().or_fault("asking for the driver's version")?;
-    Ok(version)
 }
 
 /// The driver's number of a version, taken apart.
@@ -159,13 +103,11 @@ fn too_old(problem: &str) -> Error {
 /// The driver works and has nothing to show.
 pub(super) fn no_gpu() -> Error {
     match env::var_os("CUDA_VISIBLE_DEVICES") {
-        Some(visible) => gpu(
-            format!(
-                "the driver shows no GPU, with CUDA_VISIBLE_DEVICES={:?}",
-                visible.to_string_lossy()
-            ),
-            "unset CUDA_VISIBLE_DEVICES, or name GPUs in it that nvidia-smi lists",
-        ),
+        Some(visible) => {
+            let visible = visible.to_string_lossy();
+            let problem = format!("the driver shows no GPU, with CUDA_VISIBLE_DEVICES={visible:?}");
+            gpu(problem, "unset CUDA_VISIBLE_DEVICES, or name GPUs in it that nvidia-smi lists")
+        }
         None => gpu(
             "the driver shows no GPU",
             "check that nvidia-smi lists one, and that a container was started with it (--gpus \
@@ -194,7 +136,6 @@ fn current() -> CUcontext {
 }
 
 impl Drop for Visit {
-    #[expect(unsafe_code, reason = "a call of the driver")]
     fn drop(&mut self) {
         if current() != self.0 {
             // SAFETY: it was current before, and whoever made it keeps it, or it is null, which
@@ -208,10 +149,7 @@ impl Drop for Visit {
 pub(super) fn capture_of(stream: &CudaStream) -> Result<Option<u64>> {
     stream.context().bind_to_thread().or_fault("asking whether a graph is captured")?;
     // SAFETY: a stream of a context that is current.
-    #[expect(unsafe_code, reason = "a call of the driver")]
-    unsafe {
-        capture_of_raw(stream.cu_stream())
-    }
+    unsafe { capture_of_raw(stream.cu_stream()) }
 }
 
 /// The same of a stream of any library: the number is another one for each capture of the process.
@@ -221,13 +159,11 @@ pub(super) fn capture_of(stream: &CudaStream) -> Result<Option<u64>> {
 ///
 /// # Safety
 /// The stream exists, and its context is the calling thread's current one.
-#[expect(unsafe_code, reason = "calls of the driver")]
 pub unsafe fn capture_of_raw(stream: sys::CUstream) -> Result<Option<u64>> {
     let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
     // SAFETY: the function's type, as CUDA 11.3 to 12.9 declare it.
     let ask = unsafe { function::<CaptureInfo>("cuStreamGetCaptureInfo_v2") }?;
-    // SAFETY: the driver writes a status and a number, for which there is room; the other results
-    // may be left out.
+    // SAFETY: there is room for status and number; other results may be left out.
     let answer =
         unsafe { ask(stream, &raw mut status, &raw mut id, null_mut(), null_mut(), null_mut()) };
     answer.result().or_fault("asking whether a graph is captured")?;

@@ -18,8 +18,7 @@ impl<T> OrFault<T> for Result<T, DriverError> {
     }
 }
 
-/// For calls of [`cudarc`] beside those of this crate: [`Error::Gpu`] with the remedy that fits the
-/// driver's answer.
+/// For calls of [`cudarc`] beside those of this crate.
 impl From<DriverError> for Error {
     fn from(error: DriverError) -> Self {
         fault("using the GPU", error)
@@ -40,7 +39,6 @@ pub(super) fn refuse<T>(problem: impl Display, remedy: impl Display) -> Result<T
     Err(Error::parameter(problem, remedy))
 }
 
-/// In the driver's words, with the name by which others can be asked.
 fn describe(error: DriverError) -> String {
     match (error.error_string(), error.error_name()) {
         (Ok(text), Ok(name)) => format!("{} ({})", text.to_string_lossy(), name.to_string_lossy()),

@@ -14,7 +14,6 @@ pub(super) struct Demand {
     /// Of a thread block, whatever its warps.
     pub(super) thread_block: u32,
     pub(super) warp: u32,
-    /// The most warps of a thread block.
     pub(super) most_warps: u32,
     /// Of what fits equally well, thread blocks of about this many warps are best.
     pub(super) good_warps: u32,
@@ -23,7 +22,6 @@ pub(super) struct Demand {
 /// How a decode kernel fills a multiprocessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fit {
-    /// Warps of a thread block.
     pub(super) warps: u32,
     /// Thread blocks that run at once.
     pub(super) thread_blocks: u32,

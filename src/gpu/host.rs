@@ -5,11 +5,8 @@
 //!             once, at load            when its tensor is read  a thread each, some MiB at a time
 //! ```
 
-use std::{
-    collections::HashMap,
-    ops::Range,
-    sync::{Arc, Mutex, PoisonError, RwLock},
-};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::{collections::HashMap, ops::Range};
 
 use cudarc::driver::CudaStream;
 
@@ -17,11 +14,8 @@ use super::{
     device::Device, load::LoadOptions, memory::Buffer, model::GpuModel, pinned::Pinned,
     placement::Plan, status::Status,
 };
-use crate::{
-    Encoding, Error, Model, Result, Tensor,
-    open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor},
-    parallel,
-};
+use crate::open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor};
+use crate::{Encoding, Error, Model, Result, Tensor, parallel};
 
 /// Decoded blocks that the device holds at once: the parts of one batch may belong to two.
 const OUTPUTS: usize = 2;
@@ -52,7 +46,6 @@ fn too_small(device: &Device, free: u64, error: Error) -> Error {
 pub struct GpuDecoder<'m> {
     original: &'m Model,
     model: GpuModel,
-    device: Device,
     blocks: Vec<&'m str>,
     /// For each tensor, its block and its bytes there.
     places: HashMap<&'m str, (usize, Range<u64>)>,
@@ -67,16 +60,11 @@ struct OutputSlot {
     memory: Buffer,
     stream: Arc<CudaStream>,
     status: Status,
-    /// The block that it holds.
     block: Option<usize>,
 }
 
 /// The way of one thread at a time to the host.
-#[derive(Debug)]
-struct Readback {
-    stream: Arc<CudaStream>,
-    pinned: Pinned,
-}
+type Readback = (Arc<CudaStream>, Pinned);
 
 impl<'m> GpuDecoder<'m> {
     /// Loads a model onto a GPU, as [`Model::load`], and allocates what decoding needs there.
@@ -94,24 +82,17 @@ impl<'m> GpuDecoder<'m> {
             blocks.push(block.name());
         }
         // Before the model, which takes longer: an error comes at once.
-        let outputs = (0..blocks.len().min(OUTPUTS))
-            .map(|_| OutputSlot::new(device, largest).map(RwLock::new));
-        let outputs = outputs.collect::<Result<_>>()?;
-        let loaded = model.load(device, options)?;
-        let device = device.clone();
-        Ok(Self {
-            original: model,
-            model: loaded,
-            device,
-            blocks,
-            places,
-            outputs,
-            readbacks: Mutex::default(),
-        })
+        let output = |_| {
+            let memory = device.allocate(largest, "a decoded block of the model")?;
+            let (stream, status) = (device.new_stream()?, Status::new(device)?);
+            Ok(RwLock::new(OutputSlot { memory, stream, status, block: None }))
+        };
+        let outputs = (0..blocks.len().min(OUTPUTS)).map(output).collect::<Result<_>>()?;
+        let (original, model) = (model, model.load(device, options)?);
+        Ok(Self { original, model, blocks, places, outputs, readbacks: Mutex::default() })
     }
 
-    /// Loads as much of a model as fits into 95 % of the GPU's free memory, and streams what does
-    /// not.
+    /// Loads as much of a model as fits into 95 % of the GPU's free memory and streams the rest.
     ///
     /// # Errors
     /// As [`Model::load`]; [`Error::Gpu`] too where streaming all of it takes more than is free.
@@ -124,11 +105,10 @@ impl<'m> GpuDecoder<'m> {
 
     /// The GPU that decodes.
     pub fn device(&self) -> &Device {
-        &self.device
+        &self.model.inner.parts[0].device
     }
 
-    /// Copies decoded bytes of a block, from `start` on, and decodes it first where it is not
-    /// there.
+    /// Copies decoded bytes of a block, from `start` on; decodes it first if need be.
     fn read(&self, block: usize, start: u64, out: &mut [u8]) -> Result<()> {
         let output = &self.outputs[block % self.outputs.len()];
         loop {
@@ -138,8 +118,7 @@ impl<'m> GpuDecoder<'m> {
                     return self.fetch(&output, start, out);
                 }
             }
-            // Another thread may decode another block before this one reads; whoever finds its
-            // block there gets on.
+            // Another thread may decode another block before this one reads: then it tries again.
             let mut output = output.write().unwrap_or_else(PoisonError::into_inner);
             if output.block != Some(block) {
                 self.decode(block, &mut output)?;
@@ -147,7 +126,6 @@ impl<'m> GpuDecoder<'m> {
         }
     }
 
-    /// Decodes a block, waits, and looks at the status.
     fn decode(&self, block: usize, output: &mut OutputSlot) -> Result<()> {
         output.block = None;
         let gpu_block = self.model.block(self.blocks[block])?;
@@ -172,31 +150,20 @@ impl<'m> GpuDecoder<'m> {
 
     /// Copies decoded bytes to the host.
     fn fetch(&self, output: &OutputSlot, start: u64, out: &mut [u8]) -> Result<()> {
-        let mut readback = self.readback()?;
-        for (at, out) in
-            (start..).step_by(PIECE_BYTES as usize).zip(out.chunks_mut(PIECE_BYTES as usize))
-        {
-            let bytes = &mut readback.pinned.bytes()?[..out.len()];
-            output.memory.read_at(at, &readback.stream, bytes)?;
+        let (device, piece) = (self.device(), PIECE_BYTES as usize);
+        let free = parallel::lock(&self.readbacks).pop();
+        let mut readback = match free {
+            Some(free) => free,
+            None => (device.new_stream()?, Pinned::new(device.context(), piece)?),
+        };
+        let (stream, pinned) = &mut readback;
+        for (at, out) in (start..).step_by(piece).zip(out.chunks_mut(piece)) {
+            let bytes = &mut pinned.bytes()?[..out.len()];
+            output.memory.read_at(at, stream, bytes)?;
             out.copy_from_slice(bytes);
         }
         parallel::lock(&self.readbacks).push(readback);
         Ok(())
-    }
-
-    fn readback(&self) -> Result<Readback> {
-        if let Some(free) = parallel::lock(&self.readbacks).pop() {
-            return Ok(free);
-        }
-        let pinned = Pinned::new(self.device.context(), PIECE_BYTES as usize)?;
-        Ok(Readback { stream: self.device.new_stream()?, pinned })
-    }
-}
-
-impl OutputSlot {
-    fn new(device: &Device, bytes: u64) -> Result<Self> {
-        let memory = device.allocate(bytes, "a decoded block of the model")?;
-        Ok(Self { memory, stream: device.new_stream()?, status: Status::new(device)?, block: None })
     }
 }
 

@@ -1,29 +1,17 @@
-//! What decodes a set of tensors or rows of them: tasks in device memory, made once, launched any
-//! number of times.
+//! What decodes a set of tensors or rows of them: tasks, made once, launched often.
 
-use std::{
-    ptr::{null, null_mut},
-    sync::Arc,
-};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
 
-use cudarc::driver::{
-    CudaStream,
-    sys::{self, CUdeviceptr, CUmemorytype, CUresult},
-};
+use cudarc::driver::CudaStream;
+use cudarc::driver::sys::{self, CUdeviceptr, CUmemorytype, CUresult};
 
-use super::{
-    device::Device,
-    fault::{OrFault, refuse},
-    linear::fast::FastArrays,
-    module::DecodeLaunch,
-    status::Status,
-    stored::{Addresses, CodedTensor, Stored},
-    task::{DecodeTask, KERNELS},
-};
-use crate::{
-    Result,
-    open::{Rect, Slice},
-};
+use super::fault::{OrFault, refuse};
+use super::stored::{Addresses, Stored};
+use super::task::{DecodeTask, KERNELS};
+use super::{device::Device, linear::fast::FastArrays, module::DecodeLaunch, status::Status};
+use crate::Result;
+use crate::open::{Rect, Slice};
 
 /// The alignment that the kernels need, of the output and of each tensor in it.
 pub(super) const OUTPUT_ALIGNMENT: u64 = 16;
@@ -33,9 +21,8 @@ pub(super) const OUTPUT_ALIGNMENT: u64 = 16;
 pub(super) struct ProgramDraft {
     /// For each decode kernel.
     parts: [KernelTasks; KERNELS],
-    copies: Vec<Copy>,
-    unpacks: Vec<Unpack>,
-    bytes: u64,
+    /// Without those of decode kernels.
+    launches: Launches,
 }
 
 /// A part of a matrix in the fast layout, which a launch of its own decodes.
@@ -76,7 +63,7 @@ impl ProgramDraft {
         to: u64,
         addresses: &Addresses<'_>,
     ) -> Result<()> {
-        self.bytes = self.bytes.max(to + slice.bytes());
+        self.launches.bytes = self.launches.bytes.max(to + slice.bytes());
         let mut to = to;
         let fast = tensor.coded().and_then(|coded| addresses.held.fast.get(&coded.id));
         let takes =
@@ -85,46 +72,34 @@ impl ProgramDraft {
             match tensor {
                 _ if let Some(arrays) = fast => {
                     let arrays = Arc::clone(arrays);
-                    self.unpacks.push(Unpack { arrays, part: part.clone(), to });
+                    self.launches.unpacks.push(Unpack { arrays, part: part.clone(), to });
                 }
                 Stored::Empty => {}
-                Stored::Raw(array) => self.copy(addresses.array(*array), &part, to),
-                Stored::Coded(coded) => self.decode(coded, &part, to, addresses)?,
+                Stored::Raw(array) => {
+                    let Rect { rows, columns, width: pitch } = &part;
+                    let from = addresses.array(*array) + rows.start * pitch + columns.start;
+                    let (rows, width) = (rows.end - rows.start, columns.end - columns.start);
+                    self.launches.copies.push(Copy { from, to, width, rows, pitch: *pitch });
+                }
+                Stored::Coded(coded) => {
+                    let launch = &mut self.parts[coded.kernel()];
+                    let (task, units) = coded.task(&part, to, launch.units, addresses)?;
+                    launch.tasks.push(task);
+                    launch.units += units;
+                    launch.staged_bytes = launch.staged_bytes.max(coded.staged_bytes());
+                }
             }
             to += part.bytes();
         }
         Ok(())
     }
 
-    fn copy(&mut self, array: CUdeviceptr, part: &Rect, to: u64) {
-        let Rect { rows, columns, width } = part;
-        let from = array + rows.start * width + columns.start;
-        let (rows, each) = (rows.end - rows.start, columns.end - columns.start);
-        self.copies.push(Copy { from, to, width: each, rows, pitch: *width });
-    }
-
-    fn decode(
-        &mut self,
-        coded: &CodedTensor,
-        part: &Rect,
-        to: u64,
-        addresses: &Addresses<'_>,
-    ) -> Result<()> {
-        let launch = &mut self.parts[coded.kernel];
-        let (task, units) = coded.task(part, to, launch.units, addresses)?;
-        launch.tasks.push(task);
-        launch.units += units;
-        launch.staged_bytes = launch.staged_bytes.max(coded.staged_bytes());
-        Ok(())
-    }
-
     /// Appends the tasks to those that go to the device together.
     pub(super) fn finish(self, device: &Device, tasks: &mut Vec<DecodeTask>) -> Result<Launches> {
-        let mut kernels = Vec::new();
-        for (kernel, part) in
-            self.parts.into_iter().enumerate().filter(|(_, part)| !part.tasks.is_empty())
-        {
-            kernels.push(DecodeLaunch {
+        let Self { parts, mut launches } = self;
+        let wanted = parts.into_iter().enumerate().filter(|(_, part)| !part.tasks.is_empty());
+        for (kernel, part) in wanted {
+            launches.kernels.push(DecodeLaunch {
                 kernel,
                 fit: device.kernels().fit(kernel, part.staged_bytes)?,
                 first_task: tasks.len() as u64,
@@ -133,12 +108,12 @@ impl ProgramDraft {
             });
             tasks.extend(part.tasks);
         }
-        Ok(Launches { kernels, copies: self.copies, unpacks: self.unpacks, bytes: self.bytes })
+        Ok(launches)
     }
 }
 
 /// Launches and copies that decode into any output.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Launches {
     kernels: Vec<DecodeLaunch>,
     copies: Vec<Copy>,
@@ -206,40 +181,27 @@ impl Copy {
             return unsafe { sys::cuMemcpyAsync(to, self.from, width, stream.cu_stream()) };
         }
         let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
             srcMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+            srcHost: null(),
             srcDevice: self.from,
+            srcArray: null_mut(),
             srcPitch: self.pitch as usize,
+            dstXInBytes: 0,
+            dstY: 0,
             dstMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+            dstHost: null_mut(),
             dstDevice: to,
+            dstArray: null_mut(),
             dstPitch: width,
             WidthInBytes: width,
             Height: self.rows as usize,
-            ..NO_COPY
         };
         // SAFETY: the caller's promise; the driver has read the numbers when the call returns.
         unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream.cu_stream()) }
     }
 }
-
-/// A copy of nothing from nowhere.
-const NO_COPY: sys::CUDA_MEMCPY2D = sys::CUDA_MEMCPY2D {
-    srcXInBytes: 0,
-    srcY: 0,
-    srcMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
-    srcHost: null(),
-    srcDevice: 0,
-    srcArray: null_mut(),
-    srcPitch: 0,
-    dstXInBytes: 0,
-    dstY: 0,
-    dstMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
-    dstHost: null_mut(),
-    dstDevice: 0,
-    dstArray: null_mut(),
-    dstPitch: 0,
-    WidthInBytes: 0,
-    Height: 0,
-};
 
 #[cfg(test)]
 mod tests {
@@ -273,7 +235,7 @@ mod tests {
         draft.add(&tiles, &Slice::of_bytes(0..bytes), 0, at).unwrap();
         draft.add(&tiles, &Slice::of_bytes(40_000..50_000), 0, at).unwrap();
         draft.add(&Stored::Empty, &Slice::of_bytes(0..0), 0, at).unwrap();
-        assert_eq!(draft.bytes, 2 * bytes + 10_256);
+        assert_eq!(draft.launches.bytes, 2 * bytes + 10_256);
         assert_eq!(draft.parts.each_ref().map(|part| part.tasks.len()), [2, 0, 1, 0, 2]);
         let [whole, part] = draft.parts[0].tasks[..] else { unreachable!() };
         let [whole, part]: [GapTask; 2] = [transmute!(whole), transmute!(part)];
@@ -301,9 +263,7 @@ mod tests {
         );
         assert_eq!(part.output, 40_000u64.wrapping_neg());
         assert!(tiles.staged_bytes > 1000);
-        assert_eq!(
-            (draft.copies[0].from, draft.copies[0].to, draft.copies[0].width),
-            (4104, bytes, 16)
-        );
+        let copy = &draft.launches.copies[0];
+        assert_eq!((copy.from, copy.to, copy.width), (4104, bytes, 16));
     }
 }

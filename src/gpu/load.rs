@@ -3,67 +3,45 @@
 //! beside the sections validation.
 //! Matrices that are to be in the fast layout come last, once they are validated.
 
-use std::{
-    collections::HashMap,
-    num::NonZero,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::{collections::HashMap, num::NonZero, thread};
 
 use rayon::prelude::*;
 
+use super::model::{GpuModel, LoadedBlock, LoadedTensor, ModelInner, Names};
+use super::needs::{self, Needs, SectionId, target_of};
+use super::part::{DevicePart, build_tables};
+use super::placement::{Plan, Preference};
+use super::program::{Cut, GpuProgram};
+use super::stored::{self, Tensors};
+use super::upload::{default_readers, join_all, upload};
 use super::{
-    device::Device,
-    distribution::Placement,
-    fault::refuse,
-    linear::arrival::FastLoad,
-    memory::Buffer,
-    model::{GpuModel, LoadedBlock, LoadedTensor, ModelInner, Names},
-    needs::{self, Needs, SectionId, target_of},
-    part::DevicePart,
+    device::Device, distribution::Placement, fault::refuse, linear::arrival::FastLoad,
     pinned::HostSection,
-    placement::{Plan, Preference},
-    program::{Cut, GpuProgram, Route},
-    stored::{self, Tensors},
-    task::DecodeTask,
-    upload::{default_readers, join_all, upload},
 };
-use crate::{
-    Block, Model, Result, Tensor,
-    open::Slice,
-    progress::{Observer, Stage, advance},
-};
+use crate::progress::{Observer, Stage, advance};
+use crate::{Model, Result, open::Slice};
 
-/// Of the free memory of several GPUs, what a model may take unless a plan says otherwise; the rest
-/// is for what runs it.
+/// Of the free memory of several GPUs, what a model may take without a plan; its user has the rest.
 const SHARE_PERCENT: u64 = 90;
 
 type HostSections = HashMap<SectionId, Arc<HostSection>>;
 
 /// How a model is loaded onto GPUs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
     readers: Option<NonZero<usize>>,
     plan: Option<Plan>,
     preference: Preference,
-    validate: bool,
-}
-
-impl Default for LoadOptions {
-    fn default() -> Self {
-        Self::new()
-    }
+    is_unchecked: bool,
 }
 
 impl LoadOptions {
     /// A reader for each core, up to 12; all blocks resident where there is one GPU, and what
-    /// [`Plan::fit`] makes of 90 % of the free memory where there are several; matrices as they are
-    /// stored.
+    /// [`Plan::fit`] makes of 90 % of the free memory where there are several; matrices as stored.
     pub const fn new() -> Self {
-        Self { readers: None, plan: None, preference: Preference::Stored, validate: true }
+        Self { readers: None, plan: None, preference: Preference::Stored, is_unchecked: false }
     }
 
     /// How many threads read the containers, each with 8 MiB of pinned memory that the [`Device`]
@@ -95,7 +73,7 @@ impl LoadOptions {
     #[doc(hidden)]
     #[must_use]
     pub const fn without_validation(mut self) -> Self {
-        self.validate = false;
+        self.is_unchecked = true;
         self
     }
 
@@ -174,7 +152,6 @@ impl Model {
     }
 }
 
-/// A load under way.
 struct Loader<'m> {
     model: &'m Model,
     plan: Plan,
@@ -187,7 +164,7 @@ impl Loader<'_> {
     fn load(mut self, options: &LoadOptions) -> Result<GpuModel> {
         let (tensors, host) = self.fetch(options)?;
         for part in &mut self.parts {
-            part.build_tables(&tensors)?;
+            build_tables(&part.device, &part.held.tables, &tensors)?;
             part.make_streamer(self.model, &self.needs, &host)?;
         }
         self.make_fast(options, &tensors)?;
@@ -195,30 +172,22 @@ impl Loader<'_> {
         self.finish(&tensors, &host)
     }
 
+    /// For each GPU.
     fn readers(&self, options: &LoadOptions) -> NonZero<usize> {
-        let readers =
-            options.readers.unwrap_or_else(default_readers).get() / self.parts.len().max(1);
-        NonZero::new(readers).unwrap_or(NonZero::<usize>::MIN)
+        let readers = options.readers.unwrap_or_else(default_readers).get();
+        NonZero::new(readers / self.parts.len().max(1)).unwrap_or(NonZero::<usize>::MIN)
     }
 
     /// Loads the matrices that are to be in the fast layout, on all GPUs at once.
     fn make_fast(&mut self, options: &LoadOptions, stored: &Tensors) -> Result<()> {
-        let load = FastLoad {
-            model: self.model,
-            stored,
-            readers: self.readers(options),
-            observer: self.observer,
-        };
+        let (readers, Self { model, observer, parts, .. }) = (self.readers(options), self);
+        let load = &FastLoad { model, stored, readers, observer: *observer };
         thread::scope(|scope| {
-            let load = &load;
-            join_all(
-                self.parts.iter_mut().map(|part| scope.spawn(|| part.make_fast(load))).collect(),
-            )
+            join_all(parts.iter_mut().map(|part| scope.spawn(|| part.make_fast(load))).collect())
         })
     }
 
-    /// Uploads what becomes resident; beside that, validates what the host can and pins what stays
-    /// there.
+    /// Uploads what becomes resident; beside that, validates, and pins what stays on the host.
     fn fetch(&self, options: &LoadOptions) -> Result<(Tensors, HostSections)> {
         let stop = AtomicBool::new(false);
         let readers = self.readers(options);
@@ -232,13 +201,12 @@ impl Loader<'_> {
         };
         thread::scope(|scope| {
             let uploads = self.parts.iter().map(|part| scope.spawn(|| upload(part))).collect();
-            let here = self.prepare(options.validate);
+            let here = self.prepare(!options.is_unchecked);
             if here.is_err() {
                 stop.store(true, Ordering::Relaxed);
             }
             let uploaded = join_all(uploads);
-            // Nobody else cancels: an upload that was stopped is the consequence of the failure
-            // here.
+            // Nobody else cancels: an upload stops as a consequence of the failure here.
             let here = here?;
             uploaded.map(|()| here)
         })
@@ -249,91 +217,62 @@ impl Loader<'_> {
             self.model.blocks().zip(self.plan.placements()).filter(|(_, place)| place.is_some());
         let tensors = blocks.flat_map(|(block, _)| block.tensor_ids()).copied();
         let tensors = stored::read_all(self.model, tensors, validate)?;
-        Ok((tensors, self.pin_streamed()?))
-    }
-
-    /// Pins the sections of streamed blocks.
-    fn pin_streamed(&self) -> Result<HostSections> {
         let streamed = (0..self.parts.len()).flat_map(|part| self.plan.blocks_on(part, true));
         let sections: Vec<SectionId> =
             streamed.flat_map(|block| self.needs[block].sections.iter().copied()).collect();
-        let pin = |(shard, section): SectionId| {
-            let host = HostSection::new(
-                self.parts[0].device.context(),
-                &self.model.shards()[shard],
-                section,
-            )?;
-            advance(self.observer, needs::section_length(self.model, (shard, section)))?;
-            Ok(((shard, section), Arc::new(host)))
+        let pin = |id: SectionId| {
+            let (context, shard) = (self.parts[0].device.context(), &self.model.shards()[id.0]);
+            let host = HostSection::new(context, shard, id.1)?;
+            advance(self.observer, needs::section_length(self.model, id))?;
+            Ok((id, Arc::new(host)))
         };
-        sections.into_par_iter().map(pin).collect()
+        Ok((tensors, sections.into_par_iter().map(pin).collect::<Result<_>>()?))
     }
 
-    fn finish(self, tensors: &Tensors, host: &HostSections) -> Result<GpuModel> {
+    fn finish(self, stored: &Tensors, host: &HostSections) -> Result<GpuModel> {
         let Self { model, plan, parts, .. } = self;
-        let mut tasks: Vec<Vec<DecodeTask>> = vec![Vec::new(); parts.len()];
-        let (mut entries, mut routes) = (Vec::new(), Vec::new());
+        let parts: Vec<Arc<DevicePart>> = parts.into_iter().map(Arc::new).collect();
+        let (mut tensors, mut blocks) = (Vec::<LoadedTensor>::new(), Vec::<LoadedBlock>::new());
         let (mut block_names, mut tensor_names) = (Names::new(), Names::new());
         for (index, (block, place)) in model.blocks().zip(plan.placements()).enumerate() {
-            let first = entries.len();
-            let places = place.map(|_| routes.len());
-            block_names.insert(block.name().to_owned(), places);
+            let (first, at) = (tensors.len(), blocks.len());
+            block_names.insert(block.name().to_owned(), place.map(|_| at));
             let names = block.tensors().map(|tensor| tensor.name().to_owned());
             tensor_names.extend(names.zip((first..).map(|at| place.map(|_| at))));
             let &Some(Placement { device, .. }) = place else { continue };
-            entries.extend(tensor_entries(model, block, routes.len(), tensors)?);
+            for (tensor, &id) in block.tensors().zip(block.tensor_ids()) {
+                tensors.push(LoadedTensor {
+                    name: tensor.name().to_owned(),
+                    dtype: tensor.dtype().expect("known, as the needs were"),
+                    shape: tensor.shape(),
+                    bytes: tensor.byte_length()?,
+                    block: at,
+                    stored: Arc::clone(&stored[&target_of(model, id)]),
+                });
+            }
             let layout = block.layout()?;
-            let cuts = entries[first..].iter().zip(&layout.tensors).map(|(entry, range)| Cut {
+            let cuts = tensors[first..].iter().zip(&layout.tensors).map(|(entry, range)| Cut {
                 stored: &entry.stored,
                 slice: Slice::of_bytes(0..range.end - range.start),
                 to: range.start,
             });
             let (part, cuts) = (&parts[device], cuts.collect::<Vec<_>>());
-            let route = Route::new(part, part.turn(index), &cuts, &mut tasks[device])?;
-            routes.push((block.name().to_owned(), first..entries.len(), layout, device, route));
+            let program = GpuProgram::new(part, part.turn(index), &cuts)?;
+            let (name, tensors) = (block.name().to_owned(), first..tensors.len());
+            blocks.push(LoadedBlock { name, tensors, layout, program });
         }
-        let streams = parts.iter().map(|part| part.device.copies());
-        let tasks =
-            streams.zip(&tasks).map(|(stream, tasks)| Buffer::of(stream, tasks).map(Arc::new));
-        let tasks = tasks.collect::<Result<Vec<_>>>()?;
-        let held: u64 = parts.iter().map(DevicePart::bytes).sum();
-        let copied = host.values().filter(|section| !section.is_mapped());
-        let copied_bytes = copied.map(|section| section.bytes().len() as u64).sum();
-        let parts: Vec<Arc<DevicePart>> = parts.into_iter().map(Arc::new).collect();
-        let block = |(name, tensors, layout, device, route): (_, _, _, usize, _)| {
-            let (tasks, part) = (Arc::clone(&tasks[device]), Arc::clone(&parts[device]));
-            LoadedBlock { name, tensors, layout, program: GpuProgram { route, tasks, part } }
-        };
+        let held: u64 = parts.iter().map(|part| part.bytes()).sum();
+        let tasks: u64 = blocks.iter().map(|block| block.program.tasks.bytes()).sum();
         let inner = ModelInner {
             plan,
-            blocks: routes.into_iter().map(block).collect(),
-            tensors: entries,
+            blocks,
+            tensors,
             block_names,
             tensor_names,
-            device_bytes: held + tasks.iter().map(|tasks| tasks.bytes()).sum::<u64>(),
-            copied_bytes,
+            device_bytes: held + tasks,
+            copied_bytes: host.values().map(|section| section.copied_bytes()).sum(),
             parts,
         };
         Ok(GpuModel { inner: Arc::new(inner) })
     }
-}
-
-/// The tensors of a block, with its index among those that are loaded.
-fn tensor_entries(
-    model: &Model,
-    of: Block<'_>,
-    block: usize,
-    tensors: &Tensors,
-) -> Result<Vec<LoadedTensor>> {
-    let entry = |(tensor, &id): (Tensor<'_>, _)| {
-        Ok(LoadedTensor {
-            name: tensor.name().to_owned(),
-            dtype: tensor.dtype().expect("known, as the needs were"),
-            shape: tensor.shape(),
-            bytes: tensor.byte_length()?,
-            block,
-            stored: Arc::clone(&tensors[&target_of(model, id)]),
-        })
-    };
-    of.tensors().zip(of.tensor_ids()).map(entry).collect()
 }

@@ -38,8 +38,7 @@ impl Buffer {
         // On a stream, for which it waits: what `cuMemcpyHtoD` copies from pageable memory may
         // still be on its way when it returns (CUDA driver API, "API synchronization behavior"),
         // and our streams do not wait for the default one.
-        // SAFETY: the allocation is as large as `values`, which are borrowed until the copy is
-        // done.
+        // SAFETY: it is as large as `values`, which are borrowed until the copy is done.
         let copied = unsafe {
             result::memcpy_htod_async(buffer.pointer, values.as_bytes(), stream.cu_stream())
         };
@@ -49,7 +48,6 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// The device address of its first byte.
     pub(super) fn pointer(&self) -> CUdeviceptr {
         self.pointer
     }
@@ -80,8 +78,7 @@ impl Buffer {
     pub(super) fn clear(&self, stream: &CudaStream) -> Result<()> {
         let action = "clearing device memory";
         self.context.bind_to_thread().or_fault(action)?;
-        // SAFETY: the allocation has as many bytes and lives until the stream is synchronised
-        // below.
+        // SAFETY: it has as many bytes and lives until the synchronisation below.
         let cleared = unsafe {
             result::memset_d8_async(self.pointer, 0, self.bytes as usize, stream.cu_stream())
         };
@@ -107,17 +104,12 @@ impl From<Buffer> for DeviceRegion {
 }
 
 impl DeviceRegion {
-    /// # Panics
-    /// Where the allocation has fewer bytes from there on.
     pub(super) fn within(buffer: &Arc<Buffer>, offset: u64, bytes: u64) -> Self {
         assert!(offset + bytes <= buffer.bytes(), "a part of the allocation");
         Self { buffer: Arc::clone(buffer), offset, bytes }
     }
 
     /// Cuts bytes off its front, rounded up to where the next region may begin.
-    ///
-    /// # Panics
-    /// Where it has fewer.
     pub(super) fn take(&mut self, bytes: u64) -> Self {
         let taken = self.first(bytes);
         let whole = bytes.next_multiple_of(ARRAY_ALIGNMENT).min(self.bytes);
@@ -135,18 +127,15 @@ impl DeviceRegion {
         self.buffer.read_at(self.offset, stream, values.as_mut_bytes())
     }
 
-    /// Its first bytes.
     pub(super) fn first(&self, bytes: u64) -> Self {
         assert!(bytes <= self.bytes, "a part of the region");
         Self { bytes, ..self.clone() }
     }
 
-    /// The allocation.
     pub(super) fn buffer(&self) -> &Arc<Buffer> {
         &self.buffer
     }
 
-    /// The device address of its first byte.
     pub(super) fn pointer(&self) -> CUdeviceptr {
         self.buffer.pointer() + self.offset
     }

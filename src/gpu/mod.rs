@@ -7,8 +7,7 @@
 //! ```
 //!
 //! Nothing here panics or fails to link where CUDA is missing: the driver is looked for at run
-//! time, and [`devices`] and [`Device::open`] answer [`Error::Gpu`](crate::Error::Gpu) with what to
-//! do.
+//! time, and [`devices`] and [`Device::open`] answer [`Error::Gpu`](crate::Error::Gpu).
 //!
 //! [`GpuDecoder`] brings decoded bytes back to the host: for verification.
 //!
@@ -44,7 +43,6 @@ mod model;
 mod module;
 mod needs;
 mod part;
-mod pieces;
 pub(crate) mod pinned;
 mod placement;
 mod program;
@@ -65,7 +63,6 @@ pub use linear::{
 pub use load::LoadOptions;
 pub use model::{GpuBlock, GpuModel, GpuTensor};
 pub use needs::Residence;
-pub use pieces::Piece;
 pub use placement::{Plan, Preference};
-pub use program::GpuProgram;
+pub use program::{GpuProgram, Piece};
 pub use status::Status;

@@ -4,11 +4,13 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use cudarc::driver::{CudaStream, CudaViewMut, sys::CUdeviceptr};
 
+use super::program::{Cut, GpuProgram, Piece};
 use super::{
-    device::Device, fault::refuse, part::DevicePart, placement::Plan, program::GpuProgram,
-    status::Status, stored::Stored,
+    device::Device, fault::refuse, part::DevicePart, placement::Plan, status::Status,
+    stored::Stored,
 };
-use crate::{BlockLayout, Dtype, Result, open::none_such};
+use crate::open::{Slice, none_such};
+use crate::{BlockLayout, Dtype, Result};
 
 /// A model whose blocks lie compressed in the memory of GPUs, or pinned on the host where those are
 /// too small, ready to be decoded.
@@ -90,14 +92,12 @@ impl GpuModel {
         &self.inner.plan
     }
 
-    /// Device memory that it holds on all GPUs for sections, slots, decode tables and tasks, in
-    /// bytes.
+    /// Bytes that it holds on all GPUs: sections, slots, decode tables and tasks.
     pub fn device_bytes(&self) -> u64 {
         self.inner.device_bytes
     }
 
-    /// Host memory that holds copies of streamed blocks because their containers' mappings could
-    /// not be pinned, in bytes.
+    /// Bytes of streamed blocks that are copies, as their containers' mappings could not be pinned.
     pub fn copied_bytes(&self) -> u64 {
         self.inner.copied_bytes
     }
@@ -133,6 +133,57 @@ impl GpuModel {
     /// The size of a buffer into which any block that is loaded can be decoded, in bytes.
     pub fn largest_block_bytes(&self) -> u64 {
         self.inner.blocks.iter().map(|block| block.layout.bytes).max().unwrap_or(0)
+    }
+
+    /// Prepares decoding of tensors that lie on one GPU, of any blocks, to chosen places of one
+    /// output: as many launches as for a block. Allocates some device memory, 128 bytes a piece
+    /// (three times that if streamed), and waits for its upload; the result can be reused.
+    ///
+    /// Tensors of one streamed block come through its slots, as
+    /// [`GpuBlock::decode_into`] says; those of several, and less
+    /// than half of a block where rows are asked for, are read in place, over the bus.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`](crate::Error::Parameter) if there is no piece, no such tensor or no
+    /// such row, a tensor is not loaded, a row does not fill whole bytes, the tensors lie on
+    /// several GPUs, or an offset is no multiple of 16; [`Error::Gpu`](crate::Error::Gpu).
+    pub fn program(&self, pieces: &[Piece<'_>]) -> Result<GpuProgram> {
+        let find = |piece: &Piece<'_>| {
+            let (entry, block) = self.inner.tensor(piece.tensor)?;
+            let slice = Slice::new(piece.tensor, entry.dtype, &entry.shape, &piece.ranges)?;
+            Ok((entry, block, Cut { stored: &entry.stored, slice, to: piece.offset }))
+        };
+        let found = pieces.iter().map(find).collect::<Result<Vec<_>>>()?;
+        let Some((first, block, _)) = found.first() else {
+            return refuse("there is nothing to decode", "name one tensor or more");
+        };
+        let part = &block.program.part;
+        let is_far = |block: &LoadedBlock| !Arc::ptr_eq(&block.program.part, part);
+        if let Some((other, ..)) = found.iter().find(|(_, block, _)| is_far(block)) {
+            let (one, other) = (&first.name, &other.name);
+            let problem = format!("the tensors {one:?} and {other:?} lie on different GPUs");
+            return refuse(problem, "make a program for each GPU");
+        }
+        // A copy of a streamed block to a slot is worth it for more than a few rows of tensors of
+        // that block alone. (What else is in the block is then there for the next program.)
+        let wanted =
+            found.iter().fold(0, |sum: u64, (.., cut)| sum.saturating_add(cut.slice.bytes()));
+        let few =
+            pieces.iter().any(|piece| !piece.ranges.is_empty()) && wanted < block.layout.bytes / 2;
+        let is_whole = found.iter().all(|(entry, ..)| entry.block == first.block);
+        let turn = block.program.turn().filter(|_| is_whole && !few);
+        found.iter().try_for_each(|(entry, _, cut)| cut.check(&entry.name))?;
+        let cuts: Vec<Cut<'_>> = found.into_iter().map(|(.., cut)| cut).collect();
+        GpuProgram::new(part, turn, &cuts)
+    }
+
+    /// As [`GpuModel::program`], for rows of one tensor: all weights whose index in the first
+    /// dimension lies in `rows`.
+    ///
+    /// # Errors
+    /// As [`GpuModel::program`].
+    pub fn rows(&self, tensor: &str, rows: Range<u64>) -> Result<GpuProgram> {
+        self.program(&[Piece::new(tensor, 0).rows(rows)])
     }
 }
 

@@ -1,32 +1,22 @@
-//! The kernels: PTX that is part of this crate, loaded into a context and compared with what the
-//! host knows of it.
+//! The kernels: PTX of this crate, loaded into a context and compared with what the host knows.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use std::{
-    collections::HashMap,
-    fmt::Debug,
-    sync::{Arc, Mutex},
-};
+use std::sync::{Arc, Mutex};
+use std::{collections::HashMap, fmt::Debug};
 
-use cudarc::{
-    driver::{
-        CudaFunction, CudaModule, CudaStream, LaunchConfig, PushKernelArg,
-        sys::{
-            CUdevice_attribute as DeviceAttribute, CUdeviceptr, CUfunction_attribute as Attribute,
-        },
-    },
-    nvrtc::Ptx,
+use cudarc::driver::sys::{
+    CUdevice_attribute as DeviceAttribute, CUdeviceptr, CUfunction_attribute as Attribute,
 };
+use cudarc::driver::{CudaFunction, CudaModule, CudaStream, LaunchConfig, PushKernelArg};
+use cudarc::nvrtc::Ptx;
 use zerocopy::FromBytes;
 
-use super::{
-    fault::{OrFault, gpu},
-    fit::{Demand, Fit, LANES},
-    memory::Buffer,
-    task::{
-        DecodeTask, ENCODINGS, FEW_TASKS, FewTasks, KERNELS, KernelEncoding, TILE_KERNEL,
-        TableAddresses, TileTask,
-    },
+use super::fault::{OrFault, gpu};
+use super::fit::{Demand, Fit, LANES};
+use super::memory::Buffer;
+use super::task::{
+    DecodeTask, ENCODINGS, FEW_TASKS, FewTasks, KERNELS, KernelEncoding, TILE_KERNEL,
+    TableAddresses, TileTask,
 };
 use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD, parallel};
 
@@ -69,6 +59,10 @@ impl Bytes {
     }
 }
 
+const GAP_PTX: &str = include_str!("../../kernels/ptx/gap.ptx");
+const GAP_SM_90: &[u8] = include_bytes!("../../kernels/ptx/gap.sm_90.cubin");
+const TILE_PTX: &str = include_str!("../../kernels/ptx/tile.ptx");
+const TILE_SM_90: &[u8] = include_bytes!("../../kernels/ptx/tile.sm_90.cubin");
 const TABLE_THREADS: u32 = 256;
 
 /// All kernels in one context.
@@ -79,16 +73,14 @@ pub(super) struct Kernels {
     decode: [Decode; KERNELS],
     /// That of `tile` with tasks by value: as much of everything as the other one.
     decode_few: CudaFunction,
-    /// Multiprocessors of this GPU.
+    /// Multiprocessors.
     pub(super) processors: u32,
     /// Shared memory that a thread block may have, in bytes.
     pub(super) room: u32,
-    /// By kernel and bytes that each warp stages: blocks of a model ask for the same ones over and
-    /// over.
+    /// By kernel and bytes that each warp stages: blocks of a model ask for the same ones.
     fits: Mutex<HashMap<(usize, u32), Fit>>,
 }
 
-/// A decode kernel.
 #[derive(Debug)]
 struct Decode {
     function: CudaFunction,
@@ -102,7 +94,6 @@ pub(super) struct DecodeLaunch {
     /// Which of the decode kernels.
     pub(super) kernel: usize,
     pub(super) fit: Fit,
-    /// The index of its first task.
     pub(super) first_task: u64,
     pub(super) task_count: u32,
     /// The sum of the tasks' thread blocks or tiles.
@@ -110,20 +101,17 @@ pub(super) struct DecodeLaunch {
 }
 
 impl Kernels {
-    /// Loads them, and has thread blocks fit `most_shared` bytes of shared memory even if the GPU
-    /// has more.
+    /// Loads them; thread blocks shall fit `most_shared` bytes of shared memory whatever there is.
     pub(super) fn load(stream: &Arc<CudaStream>, most_shared: u32) -> Result<Self> {
         let context = stream.context();
-        let attribute =
-            |attribute| context.attribute(attribute).or_fault("asking for a GPU's properties");
-        let processors =
-            attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs();
-        let room =
-            attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-        let room = room.unsigned_abs().min(most_shared);
-        let ptx = include_str!("../../kernels/ptx/gap.ptx");
-        let gap =
-            Module::load(stream, "gap", ptx, include_bytes!("../../kernels/ptx/gap.sm_90.cubin"))?;
+        let attribute = |attribute| -> Result<u32> {
+            let value = context.attribute(attribute).or_fault("asking for a GPU's properties")?;
+            Ok(value.unsigned_abs())
+        };
+        let processors = attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let room = DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let room = attribute(room)?.min(most_shared);
+        let gap = Module::load(stream, "gap", GAP_PTX, GAP_SM_90)?;
         let constants: GapConstants = gap.constants()?;
         agree(&constants.bytes, &Bytes::of(KernelEncoding::Gap))?;
         let mut decode = Vec::with_capacity(KERNELS);
@@ -133,13 +121,7 @@ impl Kernels {
             decode.push(Decode::prepare(function, [warp, most, most], room)?);
         }
         let gap_tables = gap.function("tables")?;
-        let ptx = include_str!("../../kernels/ptx/tile.ptx");
-        let tile = Module::load(
-            stream,
-            "tile",
-            ptx,
-            include_bytes!("../../kernels/ptx/tile.sm_90.cubin"),
-        )?;
+        let tile = Module::load(stream, "tile", TILE_PTX, TILE_SM_90)?;
         let TileConstants { bytes, few_tasks, warp, most_warps, good_warps } = tile.constants()?;
         agree(&(bytes, few_tasks), &(Bytes::of(KernelEncoding::Tile), FEW_TASKS as u32))?;
         let demand = [warp, most_warps, good_warps];
@@ -159,13 +141,6 @@ impl Kernels {
         if let Some(&fit) = fits.get(&(kernel, staged_bytes)) {
             return Ok(fit);
         }
-        let fit = self.find_fit(kernel, staged_bytes)?;
-        fits.insert((kernel, staged_bytes), fit);
-        Ok(fit)
-    }
-
-    /// Asks the driver for each number of warps.
-    fn find_fit(&self, kernel: usize, staged_bytes: u32) -> Result<Fit> {
         let Decode { function, demand } = &self.decode[kernel];
         let demand = Demand { warp: demand.warp + staged_bytes, ..*demand };
         let fit = demand.fill(self.room, |warps| {
@@ -174,15 +149,15 @@ impl Kernels {
                 function.occupancy_max_active_blocks_per_multiprocessor(threads, bytes, None);
             blocks.or_fault("asking how a kernel fits a GPU")
         })?;
-        fit.ok_or_else(|| {
+        let Some(fit) = fit else {
             let (needed, room) = (demand.with(1), self.room);
-            gpu(
-                format!(
-                    "a kernel needs {needed} bytes of shared memory a block and this GPU has {room}"
-                ),
-                "compress as gap with fewer bytes a thread, decode on the CPU, or take another GPU",
-            )
-        })
+            let kernel = format!("a kernel needs {needed} bytes of shared memory a block");
+            let remedy =
+                "compress as gap with fewer bytes a thread, decode on the CPU, or take another GPU";
+            return Err(gpu(format!("{kernel} and this GPU has {room}"), remedy));
+        };
+        fits.insert((kernel, staged_bytes), fit);
+        Ok(fit)
     }
 
     /// Builds decode tables, of one task or more, and waits.
@@ -293,7 +268,6 @@ impl<'s> Module<'s> {
         Ok(Self { name, stream, loaded })
     }
 
-    /// A kernel.
     pub(super) fn function(&self, name: &str) -> Result<CudaFunction> {
         let name = format!("df11_{}_{name}", self.name);
         self.loaded.load_function(&name).or_fault(&name)
@@ -324,15 +298,13 @@ impl Decode {
     }
 }
 
-/// Lets the blocks of a kernel have this much dynamic shared memory, and a multiprocessor as much
-/// as it can.
+/// Lets blocks of a kernel have this much dynamic shared memory, a multiprocessor all it can.
 pub(super) fn allow_shared(function: &CudaFunction, bytes: u32, action: &str) -> Result<()> {
     let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
     set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes.cast_signed())?;
     set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
 }
 
-/// That both sides have the same.
 pub(super) fn agree<T: Debug + PartialEq>(theirs: &T, ours: &T) -> Result<()> {
     if theirs == ours { Ok(()) } else { Err(mismatch(theirs, ours)) }
 }

@@ -1,27 +1,16 @@
 //! What each block of a model needs on a GPU, told by the directories alone.
 
-use std::ops::Range;
+use super::linear::task::{ENTRY_BYTES, fast_bytes, good_exceptions};
+use super::task::KernelEncoding;
+use crate::constants::{ARRAY_ALIGNMENT, SECTION_ALIGNMENT, align};
+use crate::{Block, Encoding, Model, Result, Tensor, encoding::tile::Sizes, format::Coded};
 
-use super::{
-    linear::task::{ENTRY_BYTES, fast_bytes, good_exceptions},
-    task::KernelEncoding,
-};
-use crate::{
-    Block, Encoding, Model, Result, Tensor,
-    constants::{ARRAY_ALIGNMENT, SECTION_ALIGNMENT, align},
-    encoding::tile::Sizes,
-    format::Coded,
-};
-
-/// The most columns of a matrix that becomes fast while it is loaded. With more, a strip might not
-/// fit what it arrives in.
+/// The most columns of a matrix that is loaded fast: of more, a strip might not fit a slot.
 const MOST_FAST_COLUMNS: u64 = 1 << 16;
 
-/// A section: the index of its shard, and its own.
+/// The index of a shard, and of what it has.
 pub(super) type SectionId = (usize, usize);
-/// A tensor: the index of its shard, and its own.
 pub(super) type TensorId = (usize, usize);
-/// An array: the index of its shard, and its own.
 pub(super) type ArrayId = (usize, usize);
 
 /// How a [`Matrix`](super::Matrix) lies in device memory.
@@ -46,10 +35,8 @@ pub(super) struct Needs {
     pub(super) coded: Vec<(TensorId, KernelEncoding)>,
     /// Tensors, of which each takes a task or a copy.
     pub(super) tensors: u64,
-    /// Bytes of the block when it is decoded.
     pub(super) decoded_bytes: u64,
-    /// What it takes instead of sections and tables if its matrices lie in the fast layout; none if
-    /// it has no such matrix.
+    /// What it takes instead if its matrices lie in the fast layout; none if it has no such matrix.
     pub(super) fast: Option<FastNeeds>,
 }
 
@@ -61,8 +48,7 @@ pub(super) struct FastNeeds {
     pub(super) arrays: Vec<ArrayId>,
     /// The coded ones of these.
     pub(super) coded: Vec<(TensorId, KernelEncoding)>,
-    /// Device memory of matrices and arrays, at most: a matrix with too many exceptions stays as it
-    /// is stored.
+    /// Device memory of matrices and arrays, at most; of one with too many exceptions as stored.
     pub(super) bytes: u64,
 }
 
@@ -70,14 +56,11 @@ pub(super) struct FastNeeds {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FastMatrix {
     pub(super) id: TensorId,
-    /// Device memory of its strips.
     pub(super) strips_bytes: u64,
-    /// Device memory that holds its strips, or all of it as it is stored if it has too many
-    /// exceptions.
+    /// That holds its strips, or all of it as stored if it has too many exceptions.
     pub(super) place_bytes: u64,
 }
 
-/// The tensor that holds a tensor's bytes.
 pub(super) fn target_of(model: &Model, (shard, index): TensorId) -> TensorId {
     (shard, model.tensor_at((shard, index)).target().index())
 }
@@ -94,7 +77,6 @@ pub(super) fn section_bytes(model: &Model, section: SectionId) -> u64 {
     align(length, SECTION_ALIGNMENT).unwrap_or(length)
 }
 
-/// Bytes of an array in its container.
 pub(super) fn array_length(model: &Model, (shard, array): ArrayId) -> u64 {
     model.shards()[shard].directory().arrays[array].length.get()
 }
@@ -104,9 +86,6 @@ pub(super) fn array_bytes(model: &Model, array: ArrayId) -> u64 {
     array_length(model, array).next_multiple_of(ARRAY_ALIGNMENT)
 }
 
-/// The needs of all blocks, in the model's order.
-///
-/// # Errors
 /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
 pub(super) fn of_blocks(model: &Model) -> Result<Vec<Needs>> {
     model.blocks().map(|block| Needs::of(model, block)).collect()
@@ -116,22 +95,18 @@ impl Needs {
     fn of(model: &Model, block: Block<'_>) -> Result<Self> {
         let ids = block.tensor_ids();
         ids.iter().try_for_each(|&id| model.tensor_at(id).check_known())?;
-        let arrays = ids.iter().flat_map(|&(shard, index)| {
-            let tensor = model.tensor_at((shard, index));
-            let directory = tensor.shard().directory();
-            arrays_of(&tensor)
-                .map(move |array| (shard, directory.arrays[array].section.get() as usize))
-        });
-        let mut sections: Vec<SectionId> = arrays.collect();
+        let section = |(shard, array): ArrayId| {
+            let directory = model.shards()[shard].directory();
+            (shard, directory.arrays[array].section.get() as usize)
+        };
+        let arrays = ids.iter().flat_map(|&id| arrays_of(model, id));
+        let mut sections: Vec<SectionId> = arrays.map(section).collect();
         sections.sort_unstable();
         sections.dedup();
-        let coded = |&id: &TensorId| {
-            KernelEncoding::of(model.tensor_at(id).encoding()).map(|coding| (id, coding))
-        };
         Ok(Self {
             section_bytes: sections.iter().map(|&section| section_bytes(model, section)).sum(),
             sections,
-            coded: ids.iter().filter_map(coded).collect(),
+            coded: ids.iter().filter_map(|&id| coded(model, id)).collect(),
             tensors: ids.len() as u64,
             decoded_bytes: block.layout()?.bytes,
             fast: FastNeeds::of(model, ids)?,
@@ -140,22 +115,15 @@ impl Needs {
 
     /// Bytes of the containers that loading the block reads, if its matrices lie so.
     pub(super) fn loaded_bytes(&self, model: &Model, residence: Residence) -> u64 {
-        let lengths = |arrays: &mut dyn Iterator<Item = ArrayId>| -> u64 {
-            arrays.map(|array| array_length(model, array)).sum()
+        let Some(fast) = self.fast.as_ref().filter(|_| residence == Residence::Fast) else {
+            return self.sections.iter().map(|&section| section_length(model, section)).sum();
         };
-        match &self.fast {
-            Some(fast) if residence == Residence::Fast => {
-                let matrices =
-                    fast.matrices.iter().flat_map(|matrix| arrays_of_id(model, matrix.id));
-                lengths(&mut fast.arrays.iter().copied().chain(matrices))
-            }
-            _ => self.sections.iter().map(|&section| section_length(model, section)).sum(),
-        }
+        let matrices = fast.matrices.iter().flat_map(|matrix| arrays_of(model, matrix.id));
+        fast.arrays.iter().copied().chain(matrices).map(|array| array_length(model, array)).sum()
     }
 }
 
 impl FastNeeds {
-    /// Of the tensors of a block.
     fn of(model: &Model, ids: &[TensorId]) -> Result<Option<Self>> {
         let mut needs = Self::default();
         for &id in ids {
@@ -163,32 +131,22 @@ impl FastNeeds {
             if tensor.encoding() == Encoding::Alias {
                 continue;
             }
-            let arrays = arrays_of_id(model, id);
-            let stored = arrays.clone().map(|array| array_bytes(model, array)).sum();
-            if let Some(sizes) = fast_sizes(&tensor)? {
-                let matrix = FastMatrix::new(id, &sizes, stored);
-                needs.matrices.push(matrix);
-                let exceptions = ENTRY_BYTES * good_exceptions(sizes.elements());
-                needs.bytes += matrix.place_bytes + exceptions.next_multiple_of(ARRAY_ALIGNMENT);
-            } else {
+            let arrays = arrays_of(model, id);
+            let stored: u64 = arrays.clone().map(|array| array_bytes(model, array)).sum();
+            let Some(sizes) = fast_sizes(&tensor)? else {
                 needs.arrays.extend(arrays);
-                needs
-                    .coded
-                    .extend(KernelEncoding::of(tensor.encoding()).map(|coding| (id, coding)));
+                needs.coded.extend(coded(model, id));
                 needs.bytes += stored;
-            }
+                continue;
+            };
+            let strips_bytes = fast_bytes(sizes.geometry().rows(), sizes.geometry().columns());
+            let place_bytes = strips_bytes.max(stored + KernelEncoding::Tile.table_bytes());
+            let place_bytes = place_bytes.next_multiple_of(ARRAY_ALIGNMENT);
+            needs.matrices.push(FastMatrix { id, strips_bytes, place_bytes });
+            let exceptions = ENTRY_BYTES * good_exceptions(sizes.elements());
+            needs.bytes += place_bytes + exceptions.next_multiple_of(ARRAY_ALIGNMENT);
         }
         Ok((!needs.matrices.is_empty()).then_some(needs))
-    }
-}
-
-impl FastMatrix {
-    /// Of a tensor in tiles, whose arrays take this many bytes.
-    fn new(id: TensorId, sizes: &Sizes, stored: u64) -> Self {
-        let strips_bytes = fast_bytes(sizes.geometry().rows(), sizes.geometry().columns());
-        let stored = stored + KernelEncoding::Tile.table_bytes();
-        let place_bytes = strips_bytes.max(stored).next_multiple_of(ARRAY_ALIGNMENT);
-        Self { id, strips_bytes, place_bytes }
     }
 }
 
@@ -202,18 +160,15 @@ fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<Sizes>> {
     Ok(is_matrix.then_some(sizes))
 }
 
-/// The arrays of a tensor that a GPU reads.
-pub(super) fn arrays_of_id(model: &Model, id: TensorId) -> impl Iterator<Item = ArrayId> + Clone {
-    arrays_of(&model.tensor_at(id)).map(move |array| (id.0, array))
+/// A tensor that a kernel decodes, and which one.
+fn coded(model: &Model, id: TensorId) -> Option<(TensorId, KernelEncoding)> {
+    KernelEncoding::of(model.tensor_at(id).encoding()).map(|coding| (id, coding))
 }
 
 /// The arrays of a tensor that a GPU reads; none of an alias, whose target is in the same block
-/// (spec/format.md, section 6).
-fn arrays_of(tensor: &Tensor<'_>) -> Range<usize> {
-    let arrays = tensor.record().array_range();
-    if KernelEncoding::of(tensor.encoding()).is_some() {
-        arrays.start + 1..arrays.end
-    } else {
-        arrays
-    }
+/// (spec/format.md, section 6). A codebook is read by the host.
+pub(super) fn arrays_of(model: &Model, id: TensorId) -> impl Iterator<Item = ArrayId> + Clone {
+    let arrays = model.tensor_at(id).record().array_range();
+    let codebooks = usize::from(coded(model, id).is_some());
+    (arrays.start + codebooks..arrays.end).map(move |array| (id.0, array))
 }

@@ -1,39 +1,26 @@
 //! What one GPU holds of a model.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, atomic::AtomicBool},
-};
+use std::collections::HashMap;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
 
-use super::{
-    device::Device,
-    linear::{
-        arrival::{FastLoad, FastRequest, load_fast},
-        fast::FastOutcome,
-    },
-    memory::{Buffer, DeviceRegion},
-    needs::{
-        self, ArrayId, FastMatrix, FastNeeds, Needs, Residence, SectionId, TensorId, array_bytes,
-        section_bytes,
-    },
-    pinned::HostSection,
-    placement::Plan,
-    stored::{Addresses, ArrayPlace, CodedTensor, Held, Tensors},
-    streamer::{Streamer, Transfer},
-    task::{ENCODINGS, KernelEncoding, TableAddresses},
-    upload::{Delivery, Origin, upload},
+use super::linear::arrival::{FastLoad, FastRequest, load_fast};
+use super::memory::{Buffer, DeviceRegion};
+use super::needs::{
+    self, ArrayId, FastMatrix, FastNeeds, Needs, Residence, SectionId, TensorId, array_bytes,
+    section_bytes,
 };
-use crate::{
-    Model, Result,
-    progress::{Observer, advance},
-};
+use super::stored::{Addresses, ArrayPlace, CodedTensor, Held, Tensors};
+use super::streamer::{Streamer, Transfer};
+use super::task::{ENCODINGS, KernelEncoding, TableAddresses};
+use super::upload::{Delivery, Origin, upload};
+use super::{device::Device, pinned::HostSection, placement::Plan};
+use crate::{Model, Result, progress::Observer};
 
 /// Where a codebook begins, while tables are made.
 const CODEBOOK_ALIGNMENT: usize = 16;
-/// What device memory is allocated for.
 const MODEL: &str = "the model";
 const TABLES: &str = "the model's decode tables";
 
@@ -52,8 +39,7 @@ pub(super) struct DevicePart {
 }
 
 impl DevicePart {
-    /// Device memory for the blocks that a plan places on its GPU of this index, of any content
-    /// yet.
+    /// Device memory for the blocks that a plan places on its GPU of this index, still empty.
     pub(super) fn new(
         model: &Model,
         needs: &[Needs],
@@ -93,7 +79,6 @@ impl DevicePart {
         Ok(part)
     }
 
-    /// Device memory for things of these sizes, of any content yet.
     fn hold<T>(
         &mut self,
         what: &str,
@@ -104,7 +89,6 @@ impl DevicePart {
         Ok(placed)
     }
 
-    /// Device memory for decode tables, likewise.
     fn hold_tables<'n>(
         &mut self,
         coded: impl Iterator<Item = &'n (TensorId, KernelEncoding)>,
@@ -115,7 +99,6 @@ impl DevicePart {
         Ok(())
     }
 
-    /// Says that an array lies at a device address.
     fn place_array(&mut self, model: &Model, array: ArrayId, at: CUdeviceptr) {
         let place = ArrayPlace::of(&model.shards()[array.0], array);
         self.held.arrays.insert(place, (array.1, at));
@@ -126,30 +109,22 @@ impl DevicePart {
         self.turns.iter().position(|&other| other == block)
     }
 
-    /// Device memory that it holds, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         let memory: u64 = self.memory.iter().map(|buffer| buffer.bytes()).sum();
         memory + self.streamer.as_ref().map_or(0, Streamer::bytes)
     }
 
-    /// What is to be copied to its device memory.
     pub(super) fn deliveries<'m>(&self, model: &'m Model) -> Vec<Delivery<'m>> {
-        let deliver = |shard: usize, from, to| Delivery { shard: &model.shards()[shard], from, to };
-        let sections = self.held.sections.iter();
-        let sections =
-            sections.map(|(&(shard, section), &to)| deliver(shard, Origin::Section(section), to));
-        let arrays = self.held.arrays.iter();
-        let arrays =
-            arrays.map(|(place, &(array, to))| deliver(place.shard(), Origin::Array(array), to));
-        let mut deliveries: Vec<_> = sections.chain(arrays).collect();
+        let Held { sections, arrays, .. } = &self.held;
+        let sections = sections.iter().map(|(id, &to)| (id.0, Origin::Section(id.1), to));
+        let arrays = arrays.iter().map(|(place, &(id, to))| (place.shard(), Origin::Array(id), to));
+        let mut deliveries: Vec<_> = sections
+            .chain(arrays)
+            .map(|(shard, from, to)| Delivery { shard: &model.shards()[shard], from, to })
+            .collect();
         // In the order of the addresses, which is mostly that of the files.
         deliveries.sort_by_key(|delivery| delivery.to);
         deliveries
-    }
-
-    /// Builds the decode tables, and waits.
-    pub(super) fn build_tables(&self, stored: &Tensors) -> Result<()> {
-        build_tables(&self.device, &self.held.tables, stored)
     }
 
     /// Loads the matrices of blocks that a plan wants in the fast layout. One with too many
@@ -166,31 +141,23 @@ impl DevicePart {
             .place(TABLES, matrices.iter().map(|(matrix, _)| (matrix.id, table_bytes)))?;
         let addresses = tables.iter().map(|(id, region)| (*id, region.pointer())).collect();
         build_tables(&self.device, &addresses, load.stored)?;
-        let wanted = matrices.iter().map(|(matrix, place)| FastRequest {
-            tensor: load.model.tensor_at(matrix.id),
-            stored: load.stored[&matrix.id]
-                .coded()
-                .and_then(CodedTensor::as_tile)
-                .expect("a matrix has tiles"),
-            table: addresses[&matrix.id],
-            strips: place.first(matrix.strips_bytes),
+        let wanted = matrices.iter().map(|(matrix, place)| {
+            let stored = load.stored[&matrix.id].coded().and_then(CodedTensor::as_tile);
+            FastRequest {
+                tensor: load.model.tensor_at(matrix.id),
+                stored: stored.expect("a matrix has tiles"),
+                table: addresses[&matrix.id],
+                strips: place.first(matrix.strips_bytes),
+            }
         });
-        let (outcomes, kept) = load_fast(&self.device, &wanted.collect::<Vec<_>>(), load)?;
+        let wanted: Vec<_> = wanted.collect();
+        let outcomes = load_fast(&self.device, &wanted, load, &mut self.memory)?;
         drop(tables);
-        self.memory.extend(kept);
         let mut left = Vec::new();
         for ((matrix, place), outcome) in matrices.iter().zip(outcomes) {
             match outcome {
-                FastOutcome::Fast(arrays) => {
-                    self.held.fast.insert(matrix.id, Arc::new(arrays));
-                }
-                FastOutcome::TooMany(_) => left.push((matrix.id, place)),
-                FastOutcome::TooWide => {
-                    let arrays = needs::arrays_of_id(load.model, matrix.id);
-                    let lengths = arrays.map(|array| needs::array_length(load.model, array));
-                    advance(load.observer, lengths.sum())?;
-                    left.push((matrix.id, place));
-                }
+                Some(arrays) => drop(self.held.fast.insert(matrix.id, Arc::new(arrays))),
+                None => left.push((matrix.id, place)),
             }
         }
         self.load_stored(load, &left)
@@ -200,12 +167,11 @@ impl DevicePart {
     /// After all of them were loaded.
     pub(super) fn check_arrays(&self, model: &Model) -> Result<()> {
         let held = self.held.arrays.iter().map(|(place, &(array, _))| (place.shard(), array));
-        let fast = self.held.fast.keys().flat_map(|&id| needs::arrays_of_id(model, id));
+        let fast = self.held.fast.keys().flat_map(|&id| needs::arrays_of(model, id));
         let arrays: Vec<ArrayId> = held.chain(fast).collect();
         arrays.par_iter().try_for_each(|&(shard, array)| model.shards()[shard].check_array(array))
     }
 
-    /// Loads matrices as they are stored, where they were to be in the fast layout.
     fn load_stored(
         &mut self,
         load: &FastLoad<'_>,
@@ -217,7 +183,7 @@ impl DevicePart {
         let (mut tables, mut deliveries) = (HashMap::new(), Vec::new());
         for &(id, place) in matrices {
             let mut next = place.pointer();
-            for array in needs::arrays_of_id(load.model, id) {
+            for array in needs::arrays_of(load.model, id) {
                 self.place_array(load.model, array, next);
                 let shard = &load.model.shards()[array.0];
                 deliveries.push(Delivery { shard, from: Origin::Array(array.1), to: next });
@@ -275,7 +241,7 @@ impl DevicePart {
 }
 
 /// Builds the decode tables of tensors at these device addresses, and waits.
-fn build_tables(
+pub(super) fn build_tables(
     device: &Device,
     tables: &HashMap<TensorId, CUdeviceptr>,
     stored: &Tensors,

@@ -7,20 +7,14 @@
 
 use std::{ffi::c_void, slice, sync::Arc};
 
-use cudarc::driver::{
-    CudaContext, CudaEvent, CudaStream, result,
-    sys::{self, CUdeviceptr},
-};
+use cudarc::driver::sys::{self, CUdeviceptr};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 use memmap2::MmapMut;
 use rayon::prelude::*;
 
 use super::fault::{OrFault, gpu};
-use crate::{
-    Result,
-    constants::{CHECKSUM_CHUNK_BYTES, SECTION_ALIGNMENT},
-    io::ReadAt,
-    open::Shard,
-};
+use crate::constants::{CHECKSUM_CHUNK_BYTES, SECTION_ALIGNMENT};
+use crate::{Result, io::ReadAt, open::Shard};
 
 /// Alignment and size of the large pages that the system may hand out.
 const LARGE_PAGE: usize = 2 << 20;
@@ -36,39 +30,28 @@ pub struct PinnedRange {
 }
 
 impl PinnedRange {
-    /// Pins memory, so that kernels of all GPUs read it over the bus.
+    /// Pins memory, so that kernels of all GPUs read it over the bus; `is_read_only`, if nothing
+    /// writes to it there. Mappings of files that were opened for reading can be pinned in no other
+    /// way.
     ///
     /// # Safety
     /// The memory is there until the result is dropped, and until all work that uses it is done.
-    unsafe fn new(
+    pub(super) unsafe fn new(
         context: &Arc<CudaContext>,
         address: *mut c_void,
         bytes: usize,
-        more_flags: u32,
-        action: &str,
+        is_read_only: bool,
     ) -> Result<Self> {
+        let action = "pinning memory of the host";
         context.bind_to_thread().or_fault(action)?;
-        let flags =
-            sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP | more_flags;
+        let mut flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        if is_read_only {
+            flags |= sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        }
         // SAFETY: the context is current; the caller's promise; `Drop` unregisters it.
         let answer = unsafe { sys::cuMemHostRegister_v2(address, bytes, flags) };
         answer.result().or_fault(action)?;
         Ok(Self { address: address as usize, context: Arc::clone(context) })
-    }
-
-    /// Pins memory that nothing writes to over the bus. Mappings of files that were opened for
-    /// reading can be pinned in no other way.
-    ///
-    /// # Safety
-    /// As [`new`](Self::new).
-    pub(super) unsafe fn read_only(
-        context: &Arc<CudaContext>,
-        address: *mut c_void,
-        bytes: usize,
-    ) -> Result<Self> {
-        let flag = sys::CU_MEMHOSTREGISTER_READ_ONLY;
-        // SAFETY: the caller's promise.
-        unsafe { Self::new(context, address, bytes, flag, "pinning memory of the host") }
     }
 }
 
@@ -80,8 +63,7 @@ impl Drop for PinnedRange {
     }
 }
 
-/// A pinned buffer. It knows the last copy from it, and waits for that before it is changed or
-/// freed.
+/// A pinned buffer, which waits for the last copy from it before it is changed or freed.
 #[derive(Debug)]
 pub(super) struct Pinned {
     region: Arc<PinnedRegion>,
@@ -107,10 +89,10 @@ struct PinnedRegion {
 
 impl PinnedRegion {
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
-        let action = "allocating pinned memory";
         let slack = if bytes < LARGE_PAGE { 0 } else { LARGE_PAGE };
-        let mut memory = MmapMut::map_anon(bytes + slack)
-            .map_err(|error| gpu(format!("{action}: {error}"), "free memory on the host"))?;
+        let memory = MmapMut::map_anon(bytes + slack);
+        let problem = |error| format!("allocating pinned memory: {error}");
+        let mut memory = memory.map_err(|error| gpu(problem(error), "free memory on the host"))?;
         let start = if slack == 0 { 0 } else { memory.as_ptr().align_offset(LARGE_PAGE) };
         #[cfg(target_os = "linux")]
         memory.advise(memmap2::Advice::HugePage).ok();
@@ -121,7 +103,7 @@ impl PinnedRegion {
         let place = memory[start..].as_mut_ptr().cast();
         // SAFETY: the range lies in the mapping, which is dropped after the result; the buffers,
         // which keep both, wait for their copies.
-        let pinned = unsafe { PinnedRange::new(context, place, bytes, 0, action) }?;
+        let pinned = unsafe { PinnedRange::new(context, place, bytes, false) }?;
         Ok(Self { _pinned: pinned, memory, start })
     }
 
@@ -131,7 +113,6 @@ impl PinnedRegion {
 }
 
 impl Pinned {
-    /// Allocates a buffer of zeros.
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
         Ok(Self::several(context, 1, bytes)?.remove(0))
     }
@@ -162,7 +143,6 @@ impl Pinned {
         Ok(unsafe { slice::from_raw_parts_mut(self.region.place(self.start), self.bytes) })
     }
 
-    /// Its bytes, to look at.
     pub(super) fn view(&self) -> &[u8] {
         // SAFETY: as above; copies from the buffer may read them at the same time.
         unsafe { slice::from_raw_parts(self.region.place(self.start), self.bytes) }
@@ -197,8 +177,7 @@ impl Drop for Pinned {
     }
 }
 
-/// A section that stays on the host, for GPUs that are too small: pinned, and its checksums are
-/// right.
+/// A section that stays on the host, for GPUs that are too small: pinned and checked.
 pub(super) enum HostSection {
     Copied(Pinned),
     /// The container's mapping itself where the driver registers that: then nothing is copied, and
@@ -243,12 +222,11 @@ impl HostSection {
         Ok(Self::Copied(pinned))
     }
 
-    /// Whether it is the container's mapping, and no copy.
-    pub(super) fn is_mapped(&self) -> bool {
-        matches!(self, Self::Mapped { .. })
+    /// Host memory that it takes besides the container's mapping.
+    pub(super) fn copied_bytes(&self) -> u64 {
+        if let Self::Copied(pinned) = self { pinned.bytes as u64 } else { 0 }
     }
 
-    /// Its bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Copied(pinned) => pinned.view(),
@@ -266,8 +244,7 @@ impl HostSection {
         context.bind_to_thread().or_fault(action)?;
         let mut pointer = 0;
         let place = self.bytes().as_ptr().cast_mut().cast();
-        // SAFETY: the memory is registered, and the driver writes one address, for which there is
-        // room.
+        // SAFETY: the memory is registered, and there is room for the address.
         let answer = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut pointer, place, 0) };
         answer.result().or_fault(action)?;
         Ok(pointer)
@@ -283,7 +260,7 @@ impl HostSection {
         // SAFETY: the range is readable memory that `owner` keeps until it is unpinned. What reads
         // it needs device memory of its model too, which is freed before this, and that waits for
         // all work.
-        let pinned = unsafe { PinnedRange::read_only(context, place, bytes) }.ok()?;
+        let pinned = unsafe { PinnedRange::new(context, place, bytes, true) }.ok()?;
         Some(Self::Mapped { pinned, bytes, _owner: owner })
     }
 }

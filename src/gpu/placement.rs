@@ -1,10 +1,8 @@
 //! Which block lies where: on which GPU, and there resident or streamed from the host.
 
-use super::{
-    distribution::{Placement, Tally, fill, stream, too_large_to_be_fast},
-    fault::refuse,
-    needs::{self, Needs, Residence},
-};
+use super::distribution::{Placement, Tally, fill, stream, too_large_to_be_fast};
+use super::fault::refuse;
+use super::needs::{self, Needs, Residence};
 use crate::{Block, Model, Result};
 
 /// Where each block of a model lies, if it is loaded at all. Made from directories alone, so that
@@ -26,7 +24,6 @@ use crate::{Block, Model, Result};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     placements: Vec<Option<Placement>>,
-    /// For each block.
     residences: Vec<Residence>,
     device_bytes: Vec<u64>,
     host_bytes: u64,
@@ -69,20 +66,6 @@ impl Plan {
     /// [`Preference::Fast`] no block is streamed; with [`Preference::Auto`] all are fast if they
     /// fit, else as many as fit beside what [`Plan::fit`] places.
     ///
-    /// ```
-    /// # fn main() -> df11::Result<()> {
-    /// # let folder = tempfile::tempdir().unwrap();
-    /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
-    /// use df11::gpu::{Plan, Preference};
-    ///
-    /// let model = df11::open(&path)?;
-    /// let memory = [24_000_000_000];
-    /// let plan = Plan::fit_preferring(&model, &memory, Preference::Auto)?;
-    /// assert!(plan.device_bytes()[0] <= memory[0]);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
     /// # Errors
     /// As [`Plan::fit`]; [`Error::Parameter`](crate::Error::Parameter) if the model does not fit in
     /// the fast layout, with [`Preference::Fast`].
@@ -91,8 +74,7 @@ impl Plan {
         Self::fit_needs(&needs, memory, &vec![true; needs.len()], preference)
     }
 
-    /// As [`Plan::fit`], for a model of which only some blocks are loaded; the others take no
-    /// memory.
+    /// As [`Plan::fit`], for a model of which only some blocks are loaded.
     ///
     /// # Errors
     /// As [`Plan::fit`].
@@ -146,7 +128,6 @@ impl Plan {
         Ok(Self::new(&needs::of_blocks(model)?, placements, devices))
     }
 
-    /// All blocks on one GPU.
     pub(super) fn uniform(blocks: &[Needs], streamed: bool) -> Self {
         Self::new(blocks, vec![Some(Placement { device: 0, streamed }); blocks.len()], 1)
     }
@@ -161,21 +142,19 @@ impl Plan {
         if memory.is_empty() {
             return refuse("there is no GPU to place blocks on", "name one or more");
         }
-        let needs =
-            blocks.iter().zip(loaded).filter(|(_, loaded)| **loaded).map(|(block, _)| block);
+        let needs = blocks.iter().zip(loaded).filter_map(|(block, load)| load.then_some(block));
         let needs: Vec<&Needs> = needs.collect();
-        let all_fast = if preference == Preference::Stored {
-            None
-        } else {
-            fill(&needs, memory, Residence::Fast)
-        };
-        let (places, preference) = match (all_fast, preference) {
-            (Some(places), _) => (places, Preference::Fast),
-            (None, Preference::Fast) => return Err(too_large_to_be_fast(&needs, memory)),
-            (None, _) => match fill(&needs, memory, Residence::Stored) {
-                Some(places) => (places, preference),
-                None => (stream(&needs, memory)?, preference),
-            },
+        let wants_fast = preference != Preference::Stored;
+        let all_fast = wants_fast.then(|| fill(&needs, memory, Residence::Fast)).flatten();
+        let (places, preference) = match all_fast {
+            Some(places) => (places, Preference::Fast),
+            None if preference == Preference::Fast => {
+                return Err(too_large_to_be_fast(&needs, memory));
+            }
+            None => {
+                let resident = fill(&needs, memory, Residence::Stored);
+                (resident.map_or_else(|| stream(&needs, memory), Ok)?, preference)
+            }
         };
         let mut places = places.into_iter();
         let placements =
@@ -218,7 +197,6 @@ impl Plan {
         self.prefer_needs(&needs::of_blocks(model)?, preference, memory)
     }
 
-    /// [`Plan::prefer`] for blocks of these needs.
     pub(super) fn prefer_needs(
         mut self,
         blocks: &[Needs],

@@ -2,22 +2,16 @@
 //! once, and run on the caller's stream any number of times.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use cudarc::driver::{CudaStream, CudaViewMut, DevicePtrMut, DeviceSlice, sys::CUdeviceptr};
 
-use super::{
-    device::Device,
-    driver::capture_of,
-    fault::refuse,
-    launches::{Launches, ProgramDraft},
-    memory::Buffer,
-    part::DevicePart,
-    status::{Status, check_contexts},
-    stored::{Addresses, Stored},
-    task::DecodeTask,
-};
-use crate::{Result, open::Slice};
+use super::launches::{Launches, OUTPUT_ALIGNMENT, ProgramDraft};
+use super::status::{Status, check_contexts};
+use super::stored::{Addresses, Stored};
+use super::{device::Device, driver::capture_of, fault::refuse, memory::Buffer, part::DevicePart};
+use crate::Result;
+use crate::open::{Rect, Slice};
 
 /// A slice of a tensor's bytes, and where in the output it goes.
 #[derive(Debug)]
@@ -27,39 +21,6 @@ pub(super) struct Cut<'s> {
     pub(super) to: u64,
 }
 
-/// The launches that decode some cuts.
-#[derive(Debug)]
-pub(super) struct Route {
-    /// From where the sections lie: in device memory, or on the host, over the bus.
-    in_place: Launches,
-    /// From the slots of the streamed block with this turn, except where a graph is captured, since
-    /// a slot belongs to whoever decodes next: launches for each slot.
-    streamed: Option<(usize, Vec<Launches>)>,
-}
-
-impl Route {
-    /// Of tensors on a part, all of them of the streamed block with this turn, if it is given.
-    /// Appends to the tasks.
-    pub(super) fn new(
-        part: &DevicePart,
-        turn: Option<usize>,
-        cuts: &[Cut<'_>],
-        tasks: &mut Vec<DecodeTask>,
-    ) -> Result<Self> {
-        let mut launches = |addresses: &Addresses<'_>| {
-            let mut draft = ProgramDraft::default();
-            for cut in cuts {
-                draft.add(cut.stored, &cut.slice, cut.to, addresses)?;
-            }
-            draft.finish(&part.device, tasks)
-        };
-        let in_place = launches(&part.in_place())?;
-        let Some(turn) = turn else { return Ok(Self { in_place, streamed: None }) };
-        let slots = part.in_slots(turn).map(|addresses| launches(&addresses));
-        Ok(Self { in_place, streamed: Some((turn, slots.collect::<Result<_>>()?)) })
-    }
-}
-
 /// Tensors of a model on one GPU, or slices of them, ready to be decoded to chosen places of one
 /// output. Keeps what it reads alive.
 ///
@@ -67,13 +28,39 @@ impl Route {
 /// [`GpuModel::rows`](super::GpuModel::rows).
 #[derive(Debug)]
 pub struct GpuProgram {
-    pub(super) route: Route,
-    /// To which [`Route::new`] appended.
-    pub(super) tasks: Arc<Buffer>,
+    /// From where the sections lie: in device memory, or on the host, over the bus.
+    in_place: Launches,
+    /// From each slot of the streamed block with this turn, except where a graph is captured, since
+    /// a slot belongs to whoever decodes next.
+    streamed: Option<(usize, Vec<Launches>)>,
+    pub(super) tasks: Buffer,
     pub(super) part: Arc<DevicePart>,
 }
 
 impl GpuProgram {
+    /// Of tensors on a part, all of them of the streamed block with this turn, if it is given.
+    pub(super) fn new(
+        part: &Arc<DevicePart>,
+        turn: Option<usize>,
+        cuts: &[Cut<'_>],
+    ) -> Result<Self> {
+        let mut tasks = Vec::new();
+        let mut launches = |addresses: &Addresses<'_>| {
+            let mut draft = ProgramDraft::default();
+            for cut in cuts {
+                draft.add(cut.stored, &cut.slice, cut.to, addresses)?;
+            }
+            draft.finish(&part.device, &mut tasks)
+        };
+        let in_place = launches(&part.in_place())?;
+        let mut slots = |turn| -> Result<_> {
+            Ok((turn, part.in_slots(turn).map(|slot| launches(&slot)).collect::<Result<_>>()?))
+        };
+        let streamed = turn.map(&mut slots).transpose()?;
+        let tasks = Buffer::of(part.device.copies(), &tasks)?;
+        Ok(Self { in_place, streamed, tasks, part: Arc::clone(part) })
+    }
+
     /// The GPU on which it decodes.
     pub fn device(&self) -> &Device {
         &self.part.device
@@ -81,7 +68,7 @@ impl GpuProgram {
 
     /// Bytes of the output: to the end of the last piece.
     pub fn bytes(&self) -> u64 {
-        self.route.in_place.bytes
+        self.in_place.bytes
     }
 
     /// Whether it decodes tensors of a streamed block out of its slots, which the next such block
@@ -90,10 +77,9 @@ impl GpuProgram {
         self.turn().is_some()
     }
 
-    /// When the streamed block has its turn through whose slots it decodes; `None` if it needs
-    /// none.
+    /// The turn of the streamed block through whose slots it decodes, if it needs one.
     pub(super) fn turn(&self) -> Option<usize> {
-        self.route.streamed.as_ref().map(|&(turn, _)| turn)
+        self.streamed.as_ref().map(|&(turn, _)| turn)
     }
 
     /// Puts the decoding of all pieces on a stream, as
@@ -139,18 +125,83 @@ impl GpuProgram {
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        let Self { route, part, tasks } = self;
+        let Self { in_place, streamed, part, tasks } = self;
         check_contexts(&part.device, stream, status)?;
         // SAFETY: the caller's promise, and the check above; `self` keeps the tasks, and the part
         // sections and tables.
         let run = |launches: &Launches| unsafe {
             launches.run(&part.device, tasks.pointer(), output, stream, status)
         };
-        match (&route.streamed, &part.streamer) {
+        match (streamed, &part.streamer) {
             (Some((turn, launches)), Some(streamer)) if capture_of(stream)?.is_none() => {
                 streamer.with_block(*turn, stream, |slot| run(&launches[slot]))
             }
-            _ => run(&route.in_place),
+            _ => run(in_place),
         }
+    }
+}
+
+/// What a [`GpuProgram`] decodes to one place: a tensor, or a slice of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece<'n> {
+    pub(super) tensor: &'n str,
+    /// Of the first dimensions.
+    pub(super) ranges: Vec<Range<u64>>,
+    pub(super) offset: u64,
+}
+
+impl<'n> Piece<'n> {
+    /// All of a tensor, from this byte of the output on: a multiple of 16, unless the tensor is
+    /// stored as it is.
+    #[must_use]
+    pub const fn new(tensor: &'n str, offset: u64) -> Self {
+        Self { tensor, ranges: Vec::new(), offset }
+    }
+
+    /// Of it only the weights whose index in the first dimension lies in `rows`. Faster where they
+    /// start on a multiple of 16 elements.
+    #[must_use]
+    pub fn rows(self, rows: Range<u64>) -> Self {
+        self.slice(&[rows])
+    }
+
+    /// Of it only a slice, dense, as [`Tensor::slice`](crate::Tensor::slice) gives it.
+    ///
+    /// Of a matrix in tiles, only the tiles that hold the slice are decoded, all in the launch of
+    /// the others: fastest at multiples of 32 rows and 256 columns, and where a row of the slice
+    /// has a multiple of 8 weights. Of other coded tensors each row of a slice that does not lie in
+    /// one piece is decoded by itself, which costs a thread block or more a row and is refused
+    /// where it has no multiple of 8 weights; convert such containers to the `tile` layout.
+    #[must_use]
+    pub fn slice(self, ranges: &[Range<u64>]) -> Self {
+        Self { ranges: ranges.to_vec(), ..self }
+    }
+}
+
+impl Cut<'_> {
+    /// That what kernels decode begins where they can store it.
+    pub(super) fn check(&self, tensor: &str) -> Result<()> {
+        let Self { stored, slice, to } = self;
+        let is_coded = stored.coded().is_some();
+        if is_coded && !to.is_multiple_of(OUTPUT_ALIGNMENT) {
+            let problem = format!("tensor {tensor:?} would go to byte {to} of the output");
+            return refuse(problem, format!("choose a multiple of {OUTPUT_ALIGNMENT}"));
+        }
+        let row_bytes = |rect: Rect| rect.columns.end - rect.columns.start;
+        let mut alone = slice.rects().filter(|rect| !stored.takes(rect)).map(row_bytes);
+        if is_coded && alone.any(|bytes| !bytes.is_multiple_of(OUTPUT_ALIGNMENT)) {
+            let problem = format!(
+                "rows of a slice of tensor {tensor:?} would not begin on multiples of \
+                {OUTPUT_ALIGNMENT} bytes"
+            );
+            let remedy =
+                "take a multiple of 8 columns, or convert the container to the tile layout";
+            return refuse(problem, remedy);
+        }
+        if to.checked_add(slice.bytes()).is_none() {
+            let problem = format!("tensor {tensor:?} would end after byte 2^64 of the output");
+            return refuse(problem, "choose a smaller offset");
+        }
+        Ok(())
     }
 }

@@ -20,8 +20,7 @@ const PROBLEMS: [(u32, &str); 9] = [
     (256, "an index or an offset of a row that does not exist"),
 ];
 
-/// A word of device memory in which decoding sets bits where a stream contradicts itself: 0 is
-/// success.
+/// A word on the device in which decoding sets bits where a stream contradicts itself; 0 is good.
 ///
 /// Any number of decodings on any streams may share one; bits stay until [`Status::clear`].
 /// Decoding itself never waits for it.

@@ -4,24 +4,19 @@ use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
+use zerocopy::transmute;
 
-use super::{
-    linear::fast::FastArrays,
-    needs::{ArrayId, SectionId, TensorId},
-    task::{DecodeTask, GapTask, KernelEncoding, TILE_KERNEL, TileAddresses, TileSource, TileTask},
+use super::linear::fast::FastArrays;
+use super::needs::{ArrayId, SectionId, TensorId};
+use super::task::{
+    DecodeTask, GapTask, KernelEncoding, TILE_KERNEL, TileAddresses, TileSource, TileTask,
 };
-use crate::{
-    Encoding, Error, Model, Result, Tensor,
-    constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD},
-    encoding::{
-        gap::{GapSizes, stored as gap},
-        stored::ReadArrays as _,
-        tile::{self, Codebook, Sizes, stored as tile_arrays},
-    },
-    format::Coded,
-    huffman,
-    open::{Rect, Shard},
-};
+use crate::constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD};
+use crate::encoding::gap::{GapSizes, stored as gap};
+use crate::encoding::stored::ReadArrays as _;
+use crate::encoding::tile::{self, Codebook, Sizes, stored as tile_arrays};
+use crate::open::{Rect, Shard};
+use crate::{Encoding, Error, Model, Result, Tensor, format::Coded, huffman};
 
 /// The widest rows of which columns are copied at once, in bytes: the driver bears no longer pitch.
 const MOST_PITCH: u64 = i32::MAX as u64;
@@ -41,7 +36,6 @@ pub(super) struct Held {
 /// The same, with a streamed block in a slot, if there is one.
 pub(super) struct Addresses<'h> {
     pub(super) held: &'h Held,
-    /// Sections that lie in the slot.
     pub(super) slot: HashMap<SectionId, CUdeviceptr>,
 }
 
@@ -64,13 +58,11 @@ pub(super) struct ArrayPlace {
 }
 
 impl ArrayPlace {
-    /// Of an array of this shard.
     pub(super) fn of(shard: &Shard, (number, array): ArrayId) -> Self {
         let record = &shard.directory().arrays[array];
         Self { section: (number, record.section.get() as usize), offset: record.offset.get() }
     }
 
-    /// The index of its shard.
     pub(super) fn shard(&self) -> usize {
         self.section.0
     }
@@ -79,9 +71,7 @@ impl ArrayPlace {
 /// A tensor's bytes, as they are stored; of no alias.
 #[derive(Debug)]
 pub(super) enum Stored {
-    /// No bytes.
     Empty,
-    /// The bytes themselves.
     Raw(ArrayPlace),
     /// The arrays of an encoding with kernels.
     Coded(CodedTensor),
@@ -91,8 +81,6 @@ pub(super) enum Stored {
 #[derive(Debug)]
 pub(super) struct CodedTensor {
     pub(super) id: TensorId,
-    /// Which of the decode kernels.
-    pub(super) kernel: usize,
     /// What its decode table is made of.
     pub(super) codebook: Box<[u8]>,
     arrays: CodedArrays,
@@ -110,10 +98,9 @@ enum CodedArrays {
     Tile(StoredTile),
 }
 
-/// A tensor in tiles.
 #[derive(Debug)]
 pub(super) struct StoredTile {
-    id: TensorId,
+    pub(super) id: TensorId,
     pub(super) sizes: Sizes,
     /// Records, bitstream, plane.
     places: [ArrayPlace; 3],
@@ -143,16 +130,16 @@ pub(super) fn read_all(
 
 impl Stored {
     fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
-        let tensor = model.tensor_at(id);
+        let tensor = &model.tensor_at(id);
         Ok(match tensor.coded()? {
             Some(Coded::Gap(sizes)) => {
-                Self::Coded(CodedTensor::read_gap(&tensor, id, sizes, validate)?)
+                Self::Coded(CodedTensor::read_gap(tensor, id, sizes, validate)?)
             }
             Some(Coded::Tile(sizes)) => {
-                Self::Coded(CodedTensor::read_tile(&tensor, id, sizes, validate)?)
+                Self::Coded(CodedTensor::read_tile(tensor, id, sizes, validate)?)
             }
             None if tensor.byte_length()? == 0 => Self::Empty,
-            None => Self::Raw(place(&tensor, id, 0)),
+            None => Self::Raw(place(tensor, id, 0)),
         })
     }
 
@@ -167,7 +154,6 @@ impl Stored {
         }
     }
 
-    /// For a kernel, if it is coded.
     pub(super) fn coded(&self) -> Option<&CodedTensor> {
         if let Self::Coded(coded) = self { Some(coded) } else { None }
     }
@@ -178,7 +164,6 @@ fn place(tensor: &Tensor<'_>, (shard, _): TensorId, array: usize) -> ArrayPlace 
     ArrayPlace::of(tensor.shard(), (shard, tensor.record().array_range().start + array))
 }
 
-/// An array of this many bytes.
 fn whole_array<'m>(tensor: &Tensor<'m>, array: usize, bytes: u64) -> Result<Cow<'m, [u8]>> {
     tensor.arrays().read(array, 0..bytes).map_err(|error| tensor.locate(error))
 }
@@ -200,22 +185,9 @@ impl CodedTensor {
         }
         let places = [gap::GAPS, gap::OUTPUT_OFFSETS, gap::BITSTREAM, gap::PLANE]
             .map(|array| place(tensor, id, array));
-        let code_lengths = codebook[..CODE_LENGTHS_BYTES].into();
-        Ok(Self::gap(id, sizes, code_lengths, places, output_offsets.into_owned().into()))
-    }
-
-    fn gap(
-        id: TensorId,
-        sizes: GapSizes,
-        code_lengths: Box<[u8]>,
-        places: [ArrayPlace; 4],
-        output_offsets: Box<[u8]>,
-    ) -> Self {
-        let bytes = sizes.geometry().bytes_per_thread();
-        let kernel = GAP_BYTES_PER_THREAD.iter().position(|&known| known == bytes);
-        let kernel = kernel.expect("geometries are checked");
+        let output_offsets = output_offsets.into_owned().into();
         let arrays = CodedArrays::Gap { sizes, places, output_offsets };
-        Self { id, kernel, codebook: code_lengths, arrays }
+        Ok(Self { id, codebook: codebook[..CODE_LENGTHS_BYTES].into(), arrays })
     }
 
     fn read_tile(tensor: &Tensor<'_>, id: TensorId, sizes: Sizes, validate: bool) -> Result<Self> {
@@ -229,19 +201,17 @@ impl CodedTensor {
         }
         let places = [tile_arrays::RECORDS, tile_arrays::BITSTREAM, tile_arrays::PLANE]
             .map(|array| place(tensor, id, array));
-        Ok(Self::tile(id, sizes, codebook.into_owned().into(), &records, places))
+        let staged_bytes = tile::staged_bytes(&records) as u32;
+        let arrays = CodedArrays::Tile(StoredTile { id, sizes, places, staged_bytes });
+        Ok(Self { id, codebook: codebook.into_owned().into(), arrays })
     }
 
-    fn tile(
-        id: TensorId,
-        sizes: Sizes,
-        codebook: Box<[u8]>,
-        records: &[u8],
-        places: [ArrayPlace; 3],
-    ) -> Self {
-        let staged_bytes = tile::staged_bytes(records) as u32;
-        let arrays = CodedArrays::Tile(StoredTile { id, sizes, places, staged_bytes });
-        Self { id, kernel: TILE_KERNEL, codebook, arrays }
+    /// Which of the decode kernels.
+    pub(super) fn kernel(&self) -> usize {
+        let CodedArrays::Gap { sizes, .. } = &self.arrays else { return TILE_KERNEL };
+        let bytes = sizes.geometry().bytes_per_thread();
+        let kernel = GAP_BYTES_PER_THREAD.iter().position(|&known| known == bytes);
+        kernel.expect("geometries are checked")
     }
 
     pub(super) fn encoding(&self) -> KernelEncoding {
@@ -251,13 +221,11 @@ impl CodedTensor {
         }
     }
 
-    /// Its arrays, if it is in tiles.
     pub(super) fn as_tile(&self) -> Option<&StoredTile> {
         if let CodedArrays::Tile(tile) = &self.arrays { Some(tile) } else { None }
     }
 
-    /// Shared memory that each warp of its kernel needs for it, in bytes, besides what it always
-    /// takes.
+    /// Shared memory that a warp of its kernel needs for it besides what it always takes, in bytes.
     pub(super) fn staged_bytes(&self) -> u32 {
         self.as_tile().map_or(0, |tile| tile.staged_bytes)
     }
@@ -298,7 +266,7 @@ impl CodedTensor {
             threads_per_block: sizes.geometry().threads_per_block(),
             ..GapTask::default()
         };
-        Ok((task.into(), units))
+        Ok((transmute!(task), units))
     }
 }
 
@@ -341,7 +309,7 @@ impl StoredTile {
         let units = u64::from(task.tiles);
         let what = "tiles of one launch on the GPU";
         Error::check_limit(what, first_unit + units, u32::MAX.into())?;
-        Ok((task.into(), units))
+        Ok((transmute!(task), units))
     }
 
     fn is_vector(&self) -> bool {
@@ -362,7 +330,7 @@ impl StoredTile {
 /// Tensors of one block, whose arrays lie in as many sections, 256 bytes from their starts.
 #[cfg(test)]
 pub(super) mod samples {
-    use super::{ArrayPlace, CodedTensor, Stored};
+    use super::{ArrayPlace, CodedArrays, CodedTensor, Stored, StoredTile};
     use crate::encoding::{gap, tile};
 
     fn place(section: usize) -> ArrayPlace {
@@ -376,15 +344,19 @@ pub(super) mod samples {
     pub(in crate::gpu) fn gap(weights: &[u8], bytes_per_thread: u32) -> Stored {
         let geometry = gap::Geometry::new(bytes_per_thread, 64).unwrap();
         let tensor = gap::encode_tensor(weights, geometry, 1000).unwrap();
-        let (places, offsets) = ([0, 1, 2, 3].map(place), tensor.output_offsets.into());
-        Stored::Coded(CodedTensor::gap((0, 0), tensor.sizes, Box::default(), places, offsets))
+        let (places, output_offsets) = ([0, 1, 2, 3].map(place), tensor.output_offsets.into());
+        let arrays = CodedArrays::Gap { sizes: tensor.sizes, places, output_offsets };
+        Stored::Coded(CodedTensor { id: (0, 0), codebook: Box::default(), arrays })
     }
 
     /// One row of tiles.
     pub(in crate::gpu) fn tile(weights: &[u8]) -> Stored {
         let geometry = tile::Geometry::vector(weights.len() as u64 / 2).unwrap();
         let tensor = tile::encode_tensor(weights, geometry).unwrap();
-        let (codebook, places) = (tensor.codebook.into(), [0, 1, 2].map(place));
-        Stored::Coded(CodedTensor::tile((0, 1), tensor.sizes, codebook, &tensor.records, places))
+        let (id, places) = ((0, 1), [0, 1, 2].map(place));
+        let staged_bytes = tile::staged_bytes(&tensor.records) as u32;
+        let arrays = StoredTile { id, sizes: tensor.sizes, places, staged_bytes };
+        let (codebook, arrays) = (tensor.codebook.into(), CodedArrays::Tile(arrays));
+        Stored::Coded(CodedTensor { id, codebook, arrays })
     }
 }

@@ -2,10 +2,8 @@
 //! without a wait of the host. What is copied where is decided without a GPU.
 #![expect(unsafe_code, reason = "copies to the device, each with its proof")]
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-};
+use std::sync::{Arc, Mutex};
+use std::{collections::HashMap, mem};
 
 use cudarc::driver::{CudaEvent, CudaStream, result, sys::CUdeviceptr};
 
@@ -45,7 +43,6 @@ struct State {
 }
 
 impl Streamer {
-    /// Allocates slots that hold any of the blocks.
     pub(super) fn new(device: &Device, blocks: Vec<Vec<Transfer>>) -> Result<Self> {
         let end = |transfer: &Transfer| transfer.to + transfer.section.bytes().len() as u64;
         let largest = blocks.iter().flatten().map(end).max().unwrap_or(0);
@@ -77,7 +74,6 @@ impl Streamer {
         (0..SLOTS.min(self.blocks.len())).map(sections)
     }
 
-    /// The device address of a slot.
     fn slot(&self, slot: usize) -> CUdeviceptr {
         self.slots.pointer() + slot as u64 * self.slot_bytes
     }
@@ -90,35 +86,24 @@ impl Streamer {
         stream: &CudaStream,
         decode: impl FnOnce(usize) -> Result<()>,
     ) -> Result<()> {
-        let mut state = parallel::lock(&self.state);
-        let result = self.step(&mut state, block, stream, decode);
-        if result.is_err() {
-            state.schedule.forget();
-        }
-        result
-    }
-
-    fn step(
-        &self,
-        state: &mut State,
-        block: usize,
-        stream: &CudaStream,
-        decode: impl FnOnce(usize) -> Result<()>,
-    ) -> Result<()> {
         let action = "ordering copies and kernels";
-        let step = state.schedule.take(block);
+        let mut state = parallel::lock(&self.state);
+        // After a failure nothing is known of the slots.
+        let mut schedule = mem::replace(&mut state.schedule, Schedule::new(self.blocks.len()));
+        let step = schedule.take(block);
         if step.fill {
-            self.fill(state, step.slot, block)?;
+            self.fill(&state, step.slot, block)?;
         }
         stream.wait(&state.filled[step.slot]).or_fault(action)?;
         // Also what other streams read from the slot is done when the event below is.
         stream.wait(&state.used[step.slot]).or_fault(action)?;
         decode(step.slot)?;
         state.used[step.slot].record(stream).or_fault(action)?;
-        match step.ahead {
-            Some((slot, next)) => self.fill(state, slot, next),
-            None => Ok(()),
+        if let Some((slot, next)) = step.ahead {
+            self.fill(&state, slot, next)?;
         }
+        state.schedule = schedule;
+        Ok(())
     }
 
     /// Starts to copy a block into a slot, once nothing reads that any more.
@@ -152,7 +137,6 @@ struct Schedule {
 /// What one use of a block takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SlotStep {
-    /// The slot to decode from.
     slot: usize,
     /// Whether the block must be copied into it first.
     fill: bool,
@@ -161,12 +145,10 @@ struct SlotStep {
 }
 
 impl Schedule {
-    /// For as many blocks, with empty slots.
     fn new(blocks: usize) -> Self {
         Self { blocks, holds: [None; SLOTS], last: SLOTS - 1 }
     }
 
-    /// Plans the use of a block.
     fn take(&mut self, block: usize) -> SlotStep {
         let held = self.holds.iter().position(|&held| held == Some(block));
         // The block before may still be read from its slot; the one before that is done soonest.
@@ -180,11 +162,6 @@ impl Schedule {
             (other, next)
         });
         SlotStep { slot, fill: held.is_none(), ahead }
-    }
-
-    /// Forgets all content, after a failure.
-    fn forget(&mut self) {
-        self.holds = [None; SLOTS];
     }
 }
 

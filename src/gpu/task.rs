@@ -4,12 +4,11 @@
 use std::ops::Range;
 
 use cudarc::driver::{DeviceRepr, sys::CUdeviceptr};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, transmute};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::linear::task::{STRIP_ROWS, TILE_COLUMNS};
 use crate::{Encoding, constants::GAP_BYTES_PER_THREAD};
 
-/// Weights of a tile.
 const TILE_ELEMENTS: u64 = STRIP_ROWS * TILE_COLUMNS;
 
 /// An encoding with kernels of its own.
@@ -19,12 +18,10 @@ pub(super) enum KernelEncoding {
     Tile,
 }
 
-/// All of them.
 pub(super) const ENCODINGS: [KernelEncoding; 2] = [KernelEncoding::Gap, KernelEncoding::Tile];
 
 /// Decode kernels: those of `gap`, one for each number of bytes a thread, then that of `tile`.
 pub(super) const KERNELS: usize = TILE_KERNEL + 1;
-/// The number of the decode kernel of `tile`.
 pub(super) const TILE_KERNEL: usize = GAP_BYTES_PER_THREAD.len();
 
 impl KernelEncoding {
@@ -46,25 +43,12 @@ impl KernelEncoding {
     }
 }
 
-/// A task of any encoding, as it lies in device memory.
+/// A task of any encoding, as it lies in device memory: its bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct DecodeTask([u64; 16]);
 
-impl From<GapTask> for DecodeTask {
-    fn from(task: GapTask) -> Self {
-        transmute!(task)
-    }
-}
-
-impl From<TileTask> for DecodeTask {
-    fn from(task: TileTask) -> Self {
-        transmute!(task)
-    }
-}
-
-/// One tensor in the `gap` encoding, or a range of its elements, to decode. Pointers are device
-/// addresses.
+/// One tensor in `gap`, or a range of its elements, to decode. Pointers are device addresses.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct GapTask {
@@ -189,7 +173,6 @@ impl TileTask {
     }
 }
 
-/// The most tasks of a launch that takes them by value.
 pub(super) const FEW_TASKS: usize = 8;
 
 /// Tasks of a launch, by value.
@@ -198,8 +181,6 @@ pub(super) const FEW_TASKS: usize = 8;
 pub(super) struct FewTasks([TileTask; FEW_TASKS]);
 
 impl FewTasks {
-    /// # Panics
-    /// If they are more than [`FEW_TASKS`].
     pub(super) fn new(tasks: &[TileTask]) -> Self {
         let mut few = Self::new_zeroed();
         few.0[..tasks.len()].copy_from_slice(tasks);

@@ -1,24 +1,16 @@
-//! Sections and arrays on their way to a GPU, where they stay: reader threads fill pinned buffers
-//! and start the copies.
+//! Sections and arrays on their way to a GPU: threads fill pinned buffers and start the copies.
 
-use std::{
-    num::NonZero,
-    ops::Range,
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
-    thread::{self, ScopedJoinHandle},
-};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, ScopedJoinHandle};
+use std::{num::NonZero, ops::Range};
 
-use cudarc::driver::{CudaStream, sys::CUdeviceptr};
+use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
 
 use super::{device::Device, fault::OrFault, pinned::Pinned};
-use crate::{
-    Error, Model, Result,
-    constants::CHECKSUM_CHUNK_BYTES,
-    open::{Shard, Tiles},
-    parallel,
-    progress::{Observer, Stage, advance},
-};
+use crate::open::{Shard, Tiles};
+use crate::progress::{Observer, Stage, advance};
+use crate::{Error, Model, Result, constants::CHECKSUM_CHUNK_BYTES, parallel};
 
 /// Bytes that one pinned buffer holds: some checksum chunks. The fastest of 1, 2, 4 and 8 MiB
 /// (benches/record/2026-11-20-loader-h200.md).
@@ -42,16 +34,13 @@ pub(super) struct Delivery<'m> {
     pub(super) to: CUdeviceptr,
 }
 
-/// Some bytes of one.
-type UploadPiece<'d> = (&'d Delivery<'d>, Range<u64>);
-
 /// A reader for each core, as far as they help.
 pub(super) fn default_readers() -> NonZero<usize> {
     let cores = thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
     cores.min(NonZero::new(MAX_READERS).expect("more than none"))
 }
 
-fn pieces<'d>(deliveries: &'d [Delivery<'d>]) -> Vec<UploadPiece<'d>> {
+fn pieces<'d>(deliveries: &'d [Delivery<'d>]) -> Vec<(&'d Delivery<'d>, Range<u64>)> {
     let cut = |of: &'d Delivery<'d>| {
         let directory = of.shard.directory();
         let length = match of.from {
@@ -64,7 +53,6 @@ fn pieces<'d>(deliveries: &'d [Delivery<'d>]) -> Vec<UploadPiece<'d>> {
 }
 
 impl Delivery<'_> {
-    /// Reads some of its bytes, checking their checksums.
     fn read(&self, range: &Range<u64>, out: &mut [u8]) -> Result<()> {
         match self.from {
             Origin::Section(section) => self.shard.read_chunks(section, range.clone(), out),
@@ -92,15 +80,31 @@ pub(super) unsafe fn upload(
     let readers = readers.get().min(pieces.len());
     let rings = rings(device, readers)?;
     let stream = device.copies();
-    let result = thread::scope(|scope| {
-        let (pieces, next) = (&pieces, &next);
-        let reader = move |ring| {
-            let result = carry(pieces, next, stop, ring, stream, observer);
-            if result.is_err() {
-                stop.store(true, Ordering::Relaxed);
+    // One reader takes pieces until there are no more.
+    let carry = |ring: &mut Ring| -> Result<()> {
+        for at in (0..BUFFERS).cycle() {
+            let Some((of, range)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+            if stop.load(Ordering::Relaxed) {
+                return Err(Error::Cancelled);
             }
-            result.map(|ring| device.spare_buffers().extend(ring))
-        };
+            let (buffer, count) = (&mut ring[at], (range.end - range.start) as usize);
+            of.read(range, &mut buffer.bytes()?[..count])?;
+            // SAFETY: the address lies in the memory that the caller promises, which is not freed
+            // before this returns, and it synchronises the stream first.
+            unsafe { buffer.copy(count, of.to + range.start, stream) }?;
+            advance(observer, count as u64)?;
+        }
+        Ok(())
+    };
+    let reader = |mut ring: Ring| {
+        let result = carry(&mut ring);
+        if result.is_err() {
+            stop.store(true, Ordering::Relaxed);
+        }
+        result.map(|()| device.spare_buffers().extend(ring))
+    };
+    let result = thread::scope(|scope| {
+        let reader = &reader;
         join_all(rings.into_iter().map(|ring| scope.spawn(move || reader(ring))).collect())
     });
     // Also after a failure: nothing may be on its way to memory that is freed.
@@ -124,7 +128,6 @@ fn first_cause(results: impl Iterator<Item = Result<()>>) -> Result<()> {
     first
 }
 
-/// The buffers of one reader.
 pub(super) type Ring = [Pinned; BUFFERS];
 
 /// A ring for each reader: what is kept from loads before, and what is missing.
@@ -139,34 +142,6 @@ pub(super) fn rings(device: &Device, readers: usize) -> Result<Vec<Ring>> {
     let mut buffers = buffers.into_iter();
     let ring = || std::array::from_fn(|_| buffers.next().expect("as many as counted"));
     Ok(std::iter::repeat_with(ring).take(readers).collect())
-}
-
-/// One reader: takes pieces until there are no more; gives its buffers back.
-fn carry(
-    pieces: &[UploadPiece<'_>],
-    next: &AtomicUsize,
-    stop: &AtomicBool,
-    mut ring: Ring,
-    stream: &CudaStream,
-    observer: &dyn Observer,
-) -> Result<Ring> {
-    let mut at = 0;
-    while let Some((of, range)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-        if stop.load(Ordering::Relaxed) {
-            return Err(Error::Cancelled);
-        }
-        let buffer = &mut ring[at];
-        at = (at + 1) % BUFFERS;
-        let count = (range.end - range.start) as usize;
-        of.read(range, &mut buffer.bytes()?[..count])?;
-        // SAFETY: the address lies in the memory that the caller of `upload` promises, which is not
-        // freed before `upload` returns, and it synchronises the stream first.
-        #[expect(unsafe_code, reason = "a device address")]
-        let copied = unsafe { buffer.copy(count, of.to + range.start, stream) };
-        copied?;
-        advance(observer, count as u64)?;
-    }
-    Ok(ring)
 }
 
 impl Model {

@@ -13,7 +13,7 @@ use df11::{
 };
 use proptest::prelude::*;
 
-use crate::{every_pattern, normal, place, weights_of, witness};
+use super::{every_pattern, normal, place, weights_of, witness};
 
 const WHOLE: usize = usize::MAX;
 

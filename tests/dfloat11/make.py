@@ -38,17 +38,10 @@ stub("accelerate.utils", get_balanced_memory=None)
 
 from dfloat11 import compress_model  # noqa: E402
 
+PROJECTIONS = "self_attn.q self_attn.k self_attn.v self_attn.o mlp.gate mlp.up mlp.down"
 LLAMA_PATTERNS = {
     r"model\.embed_tokens": [],
-    r"model\.layers\.\d+": [
-        "self_attn.q_proj",
-        "self_attn.k_proj",
-        "self_attn.v_proj",
-        "self_attn.o_proj",
-        "mlp.gate_proj",
-        "mlp.up_proj",
-        "mlp.down_proj",
-    ],
+    r"model\.layers\.\d+": [f"{name}_proj" for name in PROJECTIONS.split()],
     r"lm_head": [],
 }
 
@@ -107,20 +100,8 @@ def special(model):
     NaN with its payload.
     """
     weight = model.blocks[0].to_q.weight.data.view(torch.int16).flatten()
-    patterns = [
-        0x0000,
-        0x8000,
-        0x0001,
-        0x807F,
-        0x7F7F,
-        0xFF7F,
-        0x7F80,
-        0xFF80,
-        0x7FC1,
-        0xFFFF,
-        0x7880,
-        0xF912,
-    ]
+    words = "0000 8000 0001 807F 7F7F FF7F 7F80 FF80 7FC1 FFFF 7880 F912"
+    patterns = [int(word, 16) for word in words.split()]
     weight[100 : 100 + len(patterns)] = torch.tensor(patterns, dtype=torch.int32).to(torch.int16)
 
 

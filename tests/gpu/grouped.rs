@@ -71,11 +71,8 @@ impl Mixture {
     /// Each place against sums in f64, and poison everywhere else.
     fn check(&self, call: &Call, y: &[u16]) {
         let expert_of = |place: usize| {
-            let offsets = call.offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize);
-            offsets
-                .enumerate()
-                .find(|(_, places)| places.contains(&place))
-                .map(|(expert, _)| expert)
+            let holds = |pair: &[u32]| (pair[0] as usize..pair[1] as usize).contains(&place);
+            call.offsets.windows(2).position(holds)
         };
         for (place, row) in y.chunks(call.pitch).enumerate() {
             let expert = expert_of(place);
@@ -127,13 +124,8 @@ fn each_place_is_multiplied_by_its_expert() {
         };
         let mut state = 7;
         let some = (0..experts).map(|_| (random(&mut state) % 4) as u32 * 3).collect();
-        let counts: [Vec<u32>; 5] = [
-            vec![0; experts],
-            only(experts - 1, 1),
-            only(experts / 2, 50),
-            vec![17; experts],
-            some,
-        ];
+        let (first, second) = (only(experts - 1, 1), only(experts / 2, 50));
+        let counts: [Vec<u32>; 5] = [vec![0; experts], first, second, vec![17; experts], some];
         for (seed, counts) in counts.iter().enumerate() {
             let call = Call::new(&mixture, counts, seed as u64);
             let (y, word) = mixture.run(&stream, &call);
@@ -143,10 +135,8 @@ fn each_place_is_multiplied_by_its_expert() {
             for shift in [1, 8, 0] {
                 let call =
                     Call { shift, offsets: call.offsets.clone(), rows: call.rows.clone(), ..call };
-                assert!(
-                    mixture.run(&stream, &call) == (y.clone(), 0),
-                    "{experts} x {rows} x {columns}, {shift}"
-                );
+                let (moved, word) = mixture.run(&stream, &call);
+                assert!(moved == y && word == 0, "{experts} x {rows} x {columns}, {shift}");
             }
             // Each place without the others: the same bits.
             for place in (0..call.places).step_by(5) {

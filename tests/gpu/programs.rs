@@ -210,11 +210,8 @@ fn columns_of_all_encodings() {
             vec![vec![0..rows, 0..shape[1] / 2], vec![1..rows / 2, shape[1] / 2..shape[1]]];
         slices.extend((0..30).map(|_| ranges(&tensor, &mut state)));
         if name == "experts" {
-            slices.extend([
-                vec![2..5, 0..10, 256..512],
-                vec![0..7, 3..9, 5..1303],
-                vec![1..7, 2..3],
-            ]);
+            let halves = [vec![2..5, 0..10, 256..512], vec![0..7, 3..9, 5..1303], vec![1..7, 2..3]];
+            slices.extend(halves);
         }
         for ranges in slices {
             let mut bytes = vec![0; tensor.slice(&ranges).unwrap().byte_length() as usize];
@@ -229,10 +226,7 @@ fn columns_of_all_encodings() {
         }
         let odd = model.program(&[Piece::new(name, 0).slice(&[0..rows, 3..shape[1] - 2])]);
         assert_eq!(odd.is_err(), ["gap", "folded"].contains(&name), "{name}");
-        assert!(
-            model
-                .program(&[Piece::new(name, 0).slice(&[0..rows, 0..shape[1], 0..columns, 0..1])])
-                .is_err()
-        );
+        let beyond = [0..rows, 0..shape[1], 0..columns, 0..1];
+        assert!(model.program(&[Piece::new(name, 0).slice(&beyond)]).is_err());
     }
 }

@@ -14,6 +14,8 @@ use df11::hazmat::demo;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::container::{Item, weights_file};
+
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_df11");
 
 pub(crate) fn text(bytes: &[u8]) -> &str {
@@ -64,12 +66,9 @@ impl Folder {
         fs::write(path, bytes).unwrap();
     }
 
-    /// Writes a safetensors file with this header and `data` bytes of data.
-    pub(crate) fn safetensors(&self, name: &str, header: &str, data: usize) {
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.extend_from_slice(header.as_bytes());
-        bytes.resize(bytes.len() + data, 0);
-        self.write(name, bytes);
+    /// Writes a weights file with these tensors.
+    pub(crate) fn weights(&self, name: &str, items: &[Item]) {
+        self.write(name, weights_file(items));
     }
 
     pub(crate) fn flip_middle_byte(&self, name: &str) {

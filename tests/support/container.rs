@@ -72,6 +72,12 @@ impl Item {
         }
     }
 
+    /// Weights as those of trained models, named by their shape.
+    pub(crate) fn normal(shape: &[u64], seed: u64) -> Self {
+        let weights = normal_weights(shape.iter().product::<u64>() as usize, seed);
+        Self::raw(&format!("{shape:?}"), Dtype::BF16, shape, weights)
+    }
+
     /// Weights, coded with bytes a thread and threads a block.
     pub(crate) fn gap(name: &str, shape: &[u64], weights: Vec<u8>, geometry: (u32, u32)) -> Self {
         Self {
@@ -102,6 +108,12 @@ impl Item {
     pub(crate) fn tile(name: &str, shape: &[u64], weights: Vec<u8>, columns: (u64, u64)) -> Self {
         let arrays = encode_tile(&weights, columns.0, columns.1);
         Self::encoded(name, shape, weights, arrays)
+    }
+
+    /// A matrix of weights in tiles.
+    pub(crate) fn matrix(name: &str, shape: [u64; 2], seed: u64) -> Self {
+        let weights = normal_weights((shape[0] * shape[1]) as usize, seed);
+        Self::tile(name, &shape, weights, (256, shape[1]))
     }
 
     /// The same bytes again, under another name.
@@ -195,11 +207,18 @@ pub(crate) fn prefix<'a>(items: impl Iterator<Item = &'a Item>) -> Vec<u8> {
     with_length(&format!("{{{}}}", entries.join(",")))
 }
 
+/// A safetensors file with these tensors, in this order.
+pub(crate) fn weights_file(items: &[Item]) -> Vec<u8> {
+    let mut bytes = prefix(items.iter());
+    bytes.extend(items.iter().flat_map(|item| &item.data));
+    bytes
+}
+
 /// A safetensors header with its length before it, padded to a multiple of eight bytes.
 pub(crate) fn with_length(json: &str) -> Vec<u8> {
     let width = json.len().next_multiple_of(8);
     let mut prefix = (width as u64).to_le_bytes().to_vec();
-    prefix.extend(format!("{json:width$}").into_bytes());
+    prefix.extend(json.bytes());
     prefix.resize(8 + width, b' ');
     prefix
 }

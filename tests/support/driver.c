@@ -1,4 +1,4 @@
-// A stand-in for the library of the NVIDIA driver, for tests/driver.rs: GPUs whose memory is the
+// A stand-in for the library of the NVIDIA driver, for tests/stand_in.rs: GPUs whose memory is the
 // host's and which compute nothing.
 //
 // The environment of the process says how it answers:

@@ -5,6 +5,7 @@
 use std::{
     fs,
     io::{ErrorKind, Write as _},
+    path::Path,
     process::Command,
 };
 
@@ -16,18 +17,16 @@ pub(crate) const SOURCE: &str = include_str!("driver.c");
 /// second.
 pub(crate) const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 /// What the kernels were compiled with: the sizes of the structures that both sides know, and of
-/// the rest some.
-pub(crate) const CONSTANTS: [(&str, &str); 2] = [
+/// the rest some. Those that multiply, the last ones, are loaded when a matrix is asked for.
+pub(crate) const CONSTANTS: [(&str, &str); 3] = [
     ("df11_gap_constants", "128,16880,24,1,1,1,1,1,1,1,1"),
     ("df11_tile_constants", "128,16384,24,8,1,1,1"),
+    (
+        "df11_linear_constants",
+        "1024,96,80,112,192,96,4,8,2048,8,4,1024,8,64,4,30,4,25,20,4,8,262144,256,8,32,0,9,9,9,1,0,\
+         0,0,0,4,16,16384,2048,640,2,2,3072,4,20,2,128,64,0,17408,32768,16384,1024,32,320,4",
+    ),
 ];
-
-/// Likewise of the kernels that multiply, which are loaded when a matrix is asked for.
-pub(crate) const LINEAR_CONSTANTS: (&str, &str) = (
-    "df11_linear_constants",
-    "1024,96,80,112,192,96,4,8,2048,8,4,1024,8,64,4,30,4,25,20,4,8,262144,256,8,32,0,9,9,9,1,0,0,0,\
-     0,4,16,16384,2048,640,2,2,3072,4,20,2,128,64,0,17408,32768,16384,1024,32,320,4",
-);
 
 /// The stand-in's functions, by its source.
 pub(crate) fn functions() -> Vec<&'static str> {
@@ -64,48 +63,39 @@ pub(crate) fn compile() -> Option<TempDir> {
     }
 }
 
-/// Set where the driver is the stand-in.
-const CHILD: &str = "DF11_TEST_STAND_IN";
+/// Has a process find the library in this folder, which answers so.
+pub(crate) fn answer(command: &mut Command, folder: &Path, answers: &[(&str, &str)]) {
+    command.env("LD_LIBRARY_PATH", folder).env_remove("CUDA_VISIBLE_DEVICES");
+    for (name, answer) in CONSTANTS.iter().chain(answers) {
+        command.env(format!("DRIVER_{name}"), answer);
+    }
+}
 
-/// A process that runs the test of this name again, with the stand-in in this folder and this
-/// many GPUs.
-pub(crate) fn child(folder: &TempDir, name: &str, devices: u32) -> Command {
+/// How the stand-in of this process answers, if anybody said so.
+pub(crate) fn setting(name: &str) -> Option<String> {
+    std::env::var(format!("DRIVER_{name}")).ok()
+}
+
+/// Runs the test of this thread again, in a process with the stand-in, which answers so. It passes.
+pub(crate) fn run_child(folder: &TempDir, answers: &[(&str, &str)]) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", name, "--nocapture"])
-        .env("LD_LIBRARY_PATH", folder.path())
-        .env(CHILD, "1");
-    command.env_remove("CUDA_VISIBLE_DEVICES").env("DRIVER_devices", devices.to_string());
-    let constants = CONSTANTS.iter().chain([&LINEAR_CONSTANTS]);
-    command.envs(constants.map(|(name, answer)| (format!("DRIVER_{name}"), answer)));
-    command
-}
-
-/// Runs a child; its test passes.
-pub(crate) fn run_child(mut command: Command) {
+    let test = std::thread::current();
+    command.args(["--exact", test.name().expect("the harness names it"), "--nocapture"]);
+    answer(&mut command, folder.path(), &[&[("child", "1")], answers].concat());
     let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success(),
-        "{command:?}: {text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    assert!(text.contains("1 passed"), "{command:?} names a test");
+    let [said, told] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{command:?}: {said}{told}");
+    assert!(said.contains("1 passed"), "{command:?} names a test");
 }
 
-/// Whether this process is a child.
-pub(crate) fn in_child() -> bool {
-    std::env::var_os(CHILD).is_some()
-}
-
-/// The GPUs of the process where the test of this name goes on. None in any other: that one runs
+/// The GPUs of the process where the test of this thread goes on. None in any other: that one runs
 /// the test again, with the stand-in and as many GPUs.
-pub(crate) fn devices<const N: usize>(name: &str) -> Option<[Device; N]> {
-    if in_child() {
+pub(crate) fn devices<const N: usize>() -> Option<[Device; N]> {
+    if setting("child").is_some() {
         return Some(std::array::from_fn(|ordinal| Device::open(ordinal).unwrap()));
     }
     if let Some(folder) = compile() {
-        run_child(child(&folder, name, N as u32));
+        run_child(&folder, &[("devices", &N.to_string())]);
     }
     None
 }

@@ -1,7 +1,7 @@
-//! Files of a folder, and hashes.
+//! Files of a folder, hashes, and errors.
 #![allow(dead_code, reason = "each user needs another part")]
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs, io::Read as _, path::Path};
 
 use sha2::{Digest as _, Sha256};
 
@@ -25,4 +25,22 @@ pub(crate) fn files(root: &Path) -> BTreeMap<String, Vec<u8>> {
 
 pub(crate) fn sha256(bytes: impl AsRef<[u8]>) -> String {
     format!("{:x}", Sha256::digest(bytes))
+}
+
+/// The container of a test vector, such as `valid/names`.
+pub(crate) fn vector(name: &str) -> Vec<u8> {
+    let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("spec/vectors");
+    let file = fs::File::open(vectors.join(format!("{name}.df11.gz"))).unwrap();
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// Checks the kind of an error, and that its one line has these words.
+#[track_caller]
+pub(crate) fn check_error<T>(result: df11::Result<T>, kind: &str, part: &str) {
+    let error = result.err().expect("an error");
+    let line = error.to_string();
+    assert!(format!("{error:?}").starts_with(&format!("{kind} {{")), "no {kind}: {error:?}");
+    assert!(line.contains(part) && !line.contains('\n'), "{part:?} in {line}");
 }

@@ -1,6 +1,6 @@
 //! A checkpoint of the official package taken apart, to be changed and put together again.
 
-use std::sync::LazyLock;
+use std::{path::Path, sync::LazyLock};
 
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use super::{
     encode::{Arrays, Lengths, encode},
 };
 use crate::{
-    bytes::{Bytes, at},
+    bytes::{self, Bytes, at},
     tensors,
 };
 
@@ -44,6 +44,12 @@ const VALUES: &[u64] = &[
 
 const DTYPES: &[&str] = &["U8", "U32", "I32", "I64", "BF16", "F16", "BOOL", "F4", "U64", "BF17"];
 
+/// Sizes in a configuration.
+const SIZES: &[&str] = &["hidden_size", "vocab_size", "head_dim", "intermediate_size", "n_embd"];
+
+/// Members of the package's own part of it.
+const OWN: &[&str] = &["version", "threads_per_block", "bytes_per_thread", "pattern_dict", "x"];
+
 #[derive(Clone)]
 struct Tensor {
     name: String,
@@ -59,31 +65,10 @@ pub struct Draft {
     files: Vec<(String, Vec<Tensor>)>,
 }
 
-/// A file of this repository's fixtures.
-macro_rules! fixture {
-    ($name:literal) => {
-        include_bytes!(concat!("../../../tests/dfloat11/", $name))
-    };
-}
-
 /// The fixtures, which the package itself has made.
 pub static FIXTURES: LazyLock<[Folder; 2]> = LazyLock::new(|| {
-    let file = |name: &str, bytes: &[u8]| (format!("{name}.safetensors"), bytes.to_vec());
-    let plain = Folder {
-        config: Some(fixture!("plain/config.json").to_vec()),
-        files: vec![file("model", fixture!("plain/model.safetensors"))],
-    };
-    let llama = Folder {
-        config: Some(fixture!("llama/config.json").to_vec()),
-        files: vec![
-            file("lm_head", fixture!("llama/lm_head.safetensors")),
-            file("model", fixture!("llama/model.safetensors")),
-            file("model_embed_tokens", fixture!("llama/model_embed_tokens.safetensors")),
-            file("model_layers_0", fixture!("llama/model_layers_0.safetensors")),
-            file("model_layers_1", fixture!("llama/model_layers_1.safetensors")),
-        ],
-    };
-    [plain, llama]
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/dfloat11"));
+    ["plain", "llama"].map(|name| Folder::read(&folder.join(name)))
 });
 
 impl Draft {
@@ -131,12 +116,9 @@ impl Draft {
             let rest = files[0].1.split_off(6);
             files.push(("b.safetensors".to_owned(), rest));
         }
-        let patterns: serde_json::Map<String, Value> = modules
-            .iter()
-            .map(|(module, attributes)| {
-                (module.trim_end_matches('.').replace(".0", "\\.\\d+"), json!(attributes))
-            })
-            .collect();
+        let pattern = |module: &str| module.trim_end_matches('.').replace(".0", "\\.\\d+");
+        let patterns = modules.iter().map(|(module, names)| (pattern(module), json!(names)));
+        let patterns: serde_json::Map<String, Value> = patterns.collect();
         let config = json!({
             "hidden_size": bytes.u8(),
             "num_attention_heads": bytes.u8() % 8,
@@ -152,8 +134,8 @@ impl Draft {
 
     /// Takes a sound checkpoint apart.
     pub fn of(folder: &Folder) -> Self {
-        let config =
-            folder.config.as_ref().map(|config| serde_json::from_slice(config).expect("JSON"));
+        let json = |config: &Vec<u8>| serde_json::from_slice(config).expect("JSON");
+        let config = folder.config.as_ref().map(json);
         let files = folder.files.iter().map(|(name, bytes)| {
             let file = SafeTensors::deserialize(bytes).expect("a sound file");
             let tensor = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| Tensor {
@@ -171,39 +153,17 @@ impl Draft {
 
     /// One change.
     pub fn change(&mut self, bytes: &mut Bytes<'_>) {
-        match bytes.u8() % 16 {
-            0..=2 => self.change_config(bytes),
-            3 => self.change_files(bytes),
-            4 => self.change_array("output_positions", bytes, |array, bytes| {
-                change_number::<4>(&mut array.bytes, bytes);
-            }),
-            5 => self.change_array("split_positions", bytes, |array, bytes| {
-                change_number::<8>(&mut array.bytes, bytes);
-            }),
-            6 | 7 => {
-                self.change_array("gaps", bytes, |array, bytes| {
-                    change_gap(&mut array.bytes, bytes);
-                });
-            }
-            8 | 9 => self
-                .change_array("luts", bytes, |array, bytes| change_rows(&mut array.bytes, bytes)),
-            10 | 11 => self.change_array("encoded_exponent", bytes, |array, bytes| {
-                let place = bytes.u16() as usize % array.bytes.len().max(1);
-                if let Some(byte) = array.bytes.get_mut(place) {
-                    *byte ^= bytes.u8();
-                }
-            }),
-            _ => self.change_array("", bytes, change_tensor),
-        }
-    }
-
-    /// Changes one of the tensors whose names end so.
-    fn change_array(
-        &mut self,
-        end: &str,
-        bytes: &mut Bytes<'_>,
-        change: impl FnOnce(&mut Tensor, &mut Bytes<'_>),
-    ) {
+        let (end, change): (&str, fn(&mut Tensor, &mut Bytes<'_>)) = match bytes.u8() % 16 {
+            0..=2 => return self.change_config(bytes),
+            3 => return self.change_files(bytes),
+            4 => ("output_positions", change_number::<4>),
+            5 => ("split_positions", change_number::<8>),
+            6 | 7 => ("gaps", change_gap),
+            8 | 9 => ("luts", change_rows),
+            10 | 11 => ("encoded_exponent", change_byte),
+            _ => ("", change_tensor),
+        };
+        // One of the tensors whose names end so.
         let choice = bytes.u8();
         let tensors = self.files.iter_mut().flat_map(|(_, tensors)| tensors);
         let mut arrays: Vec<_> = tensors.filter(|tensor| tensor.name.ends_with(end)).collect();
@@ -215,68 +175,13 @@ impl Draft {
     fn change_config(&mut self, bytes: &mut Bytes<'_>) {
         let Some(config) = &mut self.config else { return };
         let choice = bytes.u8();
-        if choice % 16 == 15 {
-            self.config = None;
-            return;
-        }
-        if choice % 16 >= 13 {
-            let key = bytes.pick(&[
-                "hidden_size",
-                "vocab_size",
-                "head_dim",
-                "intermediate_size",
-                "n_embd",
-            ]);
-            config[key] = value(bytes);
-            return;
-        }
-        let own = &mut config["dfloat11_config"];
         match choice % 16 {
-            0 => own["threads_per_block"] = json!(bytes.pick(VALUES)),
-            1 => own["threads_per_block"] = json!([bytes.u8()]),
-            2 => own["bytes_per_thread"] = value(bytes),
-            3 => {
-                let key = bytes.pick(&[
-                    "version",
-                    "threads_per_block",
-                    "bytes_per_thread",
-                    "pattern_dict",
-                    "x",
-                ]);
-                own[key] = value(bytes);
+            15 => self.config = None,
+            13.. => {
+                let size = bytes.pick(SIZES);
+                config[size] = value(bytes);
             }
-            4..=6 => {
-                let names = (0..bytes.u8() % 4).map(|_| bytes.pick(NAMES)).collect::<Vec<_>>();
-                if let Some(patterns) = own["pattern_dict"].as_object_mut() {
-                    patterns.insert(bytes.pick(PATTERNS).to_owned(), json!(names));
-                }
-            }
-            7 => {
-                let pattern =
-                    String::from_utf8_lossy(bytes.run(usize::from(choice / 8))).into_owned();
-                if let Some(patterns) = own["pattern_dict"].as_object_mut() {
-                    patterns.insert(pattern, json!(["q_proj"]));
-                }
-            }
-            _ => {
-                let (pattern, attribute) = (bytes.u8(), bytes.u8());
-                let Some(patterns) = own["pattern_dict"].as_object_mut() else { return };
-                let count = patterns.len().max(1);
-                let Some(list) = patterns.values_mut().nth(usize::from(pattern) % count) else {
-                    return;
-                };
-                match (list.as_array_mut(), choice % 4) {
-                    (Some(list), 0) => list.push(json!(bytes.pick(NAMES))),
-                    (Some(list), 1) => {
-                        list.pop();
-                    }
-                    (Some(list), 2) if !list.is_empty() => {
-                        let index = usize::from(attribute) % list.len();
-                        list[index] = json!(bytes.pick(NAMES));
-                    }
-                    _ => *list = value(bytes),
-                }
-            }
+            _ => change_own(&mut config["dfloat11_config"], choice, bytes),
         }
     }
 
@@ -317,27 +222,62 @@ impl Draft {
         if bytes.u8() % 8 < 7 {
             return folder;
         }
-        let mut changes = 0;
-        while !bytes.is_empty() && changes < 4 {
-            changes += 1;
+        bytes::change(bytes, 4, |bytes| {
             let (choice, place, value) = (bytes.u8(), bytes.u16(), bytes.u8());
             let content = match &mut folder.config {
                 Some(config) if choice % 4 == 0 => config,
-                _ => match at(&mut folder.files, choice / 4) {
-                    Some((_, content)) => content,
-                    None => return folder,
-                },
+                _ => &mut at(&mut folder.files, choice / 4).expect("a file").1,
             };
-            if content.is_empty() {
-                continue;
-            }
-            let place = usize::from(place) % content.len();
+            let place = usize::from(place) % content.len().max(1);
             match choice % 4 {
                 3 => content.truncate(place),
-                _ => content[place] ^= value,
+                _ => {
+                    if let Some(byte) = content.get_mut(place) {
+                        *byte ^= value;
+                    }
+                }
+            }
+        });
+        folder
+    }
+}
+
+/// Changes the package's own part of a configuration.
+fn change_own(own: &mut Value, choice: u8, bytes: &mut Bytes<'_>) {
+    match choice % 16 {
+        0 => own["threads_per_block"] = json!(bytes.pick(VALUES)),
+        1 => own["threads_per_block"] = json!([bytes.u8()]),
+        2 => own["bytes_per_thread"] = value(bytes),
+        3 => {
+            let member = bytes.pick(OWN);
+            own[member] = value(bytes);
+        }
+        4..=6 => {
+            let names: Vec<_> = (0..bytes.u8() % 4).map(|_| bytes.pick(NAMES)).collect();
+            if let Some(patterns) = own["pattern_dict"].as_object_mut() {
+                patterns.insert(bytes.pick(PATTERNS).to_owned(), json!(names));
             }
         }
-        folder
+        7 => {
+            let pattern = String::from_utf8_lossy(bytes.run(usize::from(choice / 8))).into_owned();
+            if let Some(patterns) = own["pattern_dict"].as_object_mut() {
+                patterns.insert(pattern, json!(["q_proj"]));
+            }
+        }
+        _ => {
+            let (pattern, attribute) = (bytes.u8(), bytes.u8());
+            let Some(patterns) = own["pattern_dict"].as_object_mut() else { return };
+            let mut lists: Vec<_> = patterns.values_mut().collect();
+            let Some(list) = at(&mut lists, pattern) else { return };
+            match (list.as_array_mut(), choice % 4) {
+                (Some(list), 0) => list.push(json!(bytes.pick(NAMES))),
+                (Some(list), 1) => drop(list.pop()),
+                (Some(list), 2) if !list.is_empty() => {
+                    *at(list, attribute).expect("one") = json!(bytes.pick(NAMES));
+                }
+                _ => **list = value(bytes),
+            }
+        }
     }
 }
 
@@ -360,39 +300,37 @@ fn push_block(
     ends: &[usize],
     words: bool,
 ) {
-    let mut push = |name: &str, dtype: &str, size: usize, bytes: Vec<u8>| {
-        let name = format!("{module}{name}");
-        tensors.push(Tensor {
-            name,
-            dtype: dtype.to_owned(),
-            shape: vec![(bytes.len() / size) as u64],
-            bytes,
-        });
-    };
-    push("encoded_exponent", "U8", 1, arrays.codes);
-    push("sign_mantissa", "U8", 1, arrays.plane);
-    push("luts", "U8", 1, arrays.luts);
-    if words {
-        push("output_positions", "U32", 4, arrays.positions);
-    } else {
-        push("output_positions", "U8", 1, arrays.positions);
-    }
-    push("gaps", "U8", 1, arrays.gaps);
-    if !ends.is_empty() {
-        let splits = ends.iter().flat_map(|&end| (end as u64 / 2).to_le_bytes()).collect();
-        push("split_positions", "I64", 8, splits);
+    let splits: Vec<u8> = ends.iter().flat_map(|&end| (end as u64 / 2).to_le_bytes()).collect();
+    let positions = if words { ("U32", 4) } else { ("U8", 1) };
+    let all = [
+        ("encoded_exponent", ("U8", 1), arrays.codes),
+        ("sign_mantissa", ("U8", 1), arrays.plane),
+        ("luts", ("U8", 1), arrays.luts),
+        ("output_positions", positions, arrays.positions),
+        ("gaps", ("U8", 1), arrays.gaps),
+        ("split_positions", ("I64", 8), splits),
+    ];
+    let count = if ends.is_empty() { 5 } else { 6 };
+    tensors.extend(all.into_iter().take(count).map(|(name, (dtype, size), bytes)| Tensor {
+        name: format!("{module}{name}"),
+        dtype: dtype.to_owned(),
+        shape: vec![(bytes.len() / size) as u64],
+        bytes,
+    }));
+}
+
+fn change_byte(tensor: &mut Tensor, bytes: &mut Bytes<'_>) {
+    let place = usize::from(bytes.u16());
+    if !tensor.bytes.is_empty() {
+        let place = place % tensor.bytes.len();
+        tensor.bytes[place] ^= bytes.u8();
     }
 }
 
 fn change_tensor(tensor: &mut Tensor, bytes: &mut Bytes<'_>) {
     let length = tensor.bytes.len();
     match bytes.u8() % 8 {
-        0..=2 => {
-            let place = bytes.u16() as usize;
-            if length > 0 {
-                tensor.bytes[place % length] ^= bytes.u8();
-            }
-        }
+        0..=2 => change_byte(tensor, bytes),
         3 | 4 => {
             let by = if bytes.u8().is_multiple_of(4) { 256 } else { usize::from(bytes.u8() % 16) };
             let longer = bytes.u8().is_multiple_of(2);
@@ -407,17 +345,16 @@ fn change_tensor(tensor: &mut Tensor, bytes: &mut Bytes<'_>) {
         }
         5 => bytes.pick(DTYPES).clone_into(&mut tensor.dtype),
         6 => {
-            tensor.shape.insert(
-                bytes.index(tensor.shape.len() + 1),
-                bytes.pick(&[1, 1, 1, 1, 1, 1, 0, 2, 1 << 40, u64::MAX]),
-            );
+            let place = bytes.index(tensor.shape.len() + 1);
+            tensor.shape.insert(place, bytes.pick(&[1, 1, 1, 1, 1, 1, 0, 2, 1 << 40, u64::MAX]));
         }
         _ => bytes.pick(NAMES).clone_into(&mut tensor.name),
     }
 }
 
 /// Changes where a thread is said to begin.
-fn change_gap(gaps: &mut [u8], bytes: &mut Bytes<'_>) {
+fn change_gap(tensor: &mut Tensor, bytes: &mut Bytes<'_>) {
+    let gaps = &mut tensor.bytes;
     // Small checkpoints fill few of the first threads.
     let threads = (8 * gaps.len() / 5).max(1);
     let among = if bytes.u8() < 192 { threads.min(32) } else { threads };
@@ -431,8 +368,8 @@ fn change_gap(gaps: &mut [u8], bytes: &mut Bytes<'_>) {
     }
 }
 
-fn change_number<const N: usize>(content: &mut [u8], bytes: &mut Bytes<'_>) {
-    let numbers = content.as_chunks_mut::<N>().0;
+fn change_number<const N: usize>(tensor: &mut Tensor, bytes: &mut Bytes<'_>) {
+    let numbers = tensor.bytes.as_chunks_mut::<N>().0;
     if numbers.is_empty() {
         return;
     }
@@ -449,12 +386,12 @@ fn change_number<const N: usize>(content: &mut [u8], bytes: &mut Bytes<'_>) {
 }
 
 /// Tables and code lengths, as far as these bytes are such.
-fn change_rows(content: &mut Vec<u8>, bytes: &mut Bytes<'_>) {
-    let rows = content.as_chunks_mut::<256>().0;
+fn change_rows(tensor: &mut Tensor, bytes: &mut Bytes<'_>) {
+    let rows = tensor.bytes.as_chunks_mut::<256>().0;
     if rows.is_empty() {
         return;
     }
-    let (a, b) = (bytes.index(rows.len()), bytes.index(rows.len()));
+    let (a, b, last) = (bytes.index(rows.len()), bytes.index(rows.len()), rows.len() - 1);
     match bytes.u8() % 5 {
         0 => rows[a] = rows[b],
         1 => {
@@ -464,18 +401,11 @@ fn change_rows(content: &mut Vec<u8>, bytes: &mut Bytes<'_>) {
             let value = if value < 128 { 0xF0 | value } else { value };
             rows[a][first..].iter_mut().take(count).for_each(|entry| *entry = value);
         }
-        2 => {
-            let last = rows.len() - 1;
-            let (a, b) = (bytes.u8(), bytes.u8());
-            rows[last].swap(a.into(), b.into());
-        }
-        3 => {
-            let last = rows.len() - 1;
-            rows[last][usize::from(bytes.u8())] = bytes.u8() % 34;
-        }
+        2 => rows[last].swap(bytes.u8().into(), bytes.u8().into()),
+        3 => rows[last][usize::from(bytes.u8())] = bytes.u8() % 34,
         _ => {
             let row = rows[b];
-            content.splice(256 * a..256 * a, row);
+            tensor.bytes.splice(256 * a..256 * a, row);
         }
     }
 }

@@ -29,12 +29,9 @@ pub fn check(folder: &Folder, imported: &Imported) {
     let modules: Vec<&str> = all.keys().filter_map(|name| module_of(name, CODES)).collect();
     if !modules.iter().any(|module| all.contains_key(&format!("{module}{PLANE}"))) {
         for (file, bytes) in imported {
-            let own = folder
-                .files
-                .iter()
-                .find(|(name, _)| *name == file.path)
-                .expect("a file of the folder");
-            assert!(bytes.as_ref() == Some(&own.1), "an ordinary file is not itself");
+            let own = folder.files.iter().find(|(name, _)| *name == file.path);
+            let same = bytes.as_ref() == Some(&own.expect("a file of the folder").1);
+            assert!(same, "an ordinary file is not itself");
         }
         return;
     }
@@ -87,20 +84,16 @@ fn matrices<'a>(weights: &'a [u8], splits: Option<&[u8]>) -> Vec<&'a [u8]> {
 /// so.
 fn take(ours: &mut Tensors, module: &str, matrices: &[&[u8]], patterns: &Value) {
     let path = module.strip_suffix('.').unwrap_or(module);
-    let lists = patterns
-        .as_object()
-        .expect("patterns")
-        .values()
-        .map(|list| list.as_array().expect("a list"));
+    let lists = patterns.as_object().expect("patterns").values();
     let weight =
         |path: String| if path.is_empty() { "weight".to_owned() } else { path + ".weight" };
-    let names = |list: &Vec<Value>| -> Vec<String> {
+    let names = |list: &Value| -> Vec<String> {
+        let list = list.as_array().expect("a list");
         if list.is_empty() {
             return vec![weight(path.to_owned())];
         }
-        list.iter()
-            .map(|name| weight(format!("{module}{}", name.as_str().expect("a name"))))
-            .collect()
+        let names = list.iter().map(|name| name.as_str().expect("a name"));
+        names.map(|name| weight(format!("{module}{name}"))).collect()
     };
     let are = |names: &Vec<String>| {
         let is = |(name, matrix): (&String, &&[u8])| {
@@ -129,13 +122,8 @@ struct Block {
 
 impl Block {
     fn decode(&self) -> Option<Vec<u8>> {
-        let positions: Vec<usize> = self
-            .positions
-            .as_chunks()
-            .0
-            .iter()
-            .map(|four| u32::from_le_bytes(*four) as usize)
-            .collect();
+        let positions = self.positions.as_chunks().0.iter();
+        let positions: Vec<_> = positions.map(|four| u32::from_le_bytes(*four) as usize).collect();
         let mut exponents = Vec::new();
         for (block, ends) in (0..).zip(positions.windows(2)) {
             if exponents.len() != ends[0] {

@@ -75,14 +75,13 @@ impl Subject {
             6 => self.change_gap(bytes),
             7 => self.change_output_offset(bytes),
             8 => {
-                let by = u64::from(bytes.u8());
-                self.parameters[BIT_COUNT] =
-                    self.parameters[BIT_COUNT].wrapping_add(by).wrapping_sub(128);
+                let bits = &mut self.parameters[BIT_COUNT];
+                *bits = bits.wrapping_add(bytes.u8().into()).wrapping_sub(128);
             }
             9 => {
                 let parameter = bytes.index(3);
-                self.parameters[parameter] =
-                    bytes.pick(&[0, 8, 16, 32, 64, 128, 256, 512, 1024, u64::MAX]);
+                let values = [0, 8, 16, 32, 64, 128, 256, 512, 1024, u64::MAX];
+                self.parameters[parameter] = bytes.pick(&values);
             }
             10 => bytes::resize(&mut self.arrays[bytes.index(5)], bytes),
             11 => self.refresh_luts(),
@@ -105,17 +104,14 @@ impl Subject {
     }
 
     fn change_output_offset(&mut self, bytes: &mut Bytes<'_>) {
-        let entries = self.arrays[OUTPUT_OFFSETS].as_chunks_mut::<8>().0;
+        let entries = self.entries();
         if !entries.is_empty() {
             let (at, from) = (bytes.index(entries.len()), bytes.index(entries.len()));
-            let by = bytes.u16();
-            let value = match by {
+            let value = match bytes.u16() {
                 u16::MAX => u64::MAX,
-                by => {
-                    u64::from_le_bytes(entries[from]).wrapping_add(by.into()).wrapping_sub(1 << 14)
-                }
+                by => entries[from].wrapping_add(by.into()).wrapping_sub(1 << 14),
             };
-            entries[at] = value.to_le_bytes();
+            self.arrays[OUTPUT_OFFSETS][8 * at..][..8].copy_from_slice(&value.to_le_bytes());
         }
     }
 
@@ -129,12 +125,8 @@ impl Subject {
     }
 
     fn entries(&self) -> Vec<u64> {
-        self.arrays[OUTPUT_OFFSETS]
-            .as_chunks()
-            .0
-            .iter()
-            .map(|entry| u64::from_le_bytes(*entry))
-            .collect()
+        let entries = self.arrays[OUTPUT_OFFSETS].as_chunks().0;
+        entries.iter().map(|entry| u64::from_le_bytes(*entry)).collect()
     }
 
     fn set_entries(&mut self, entries: &[u64]) {
@@ -194,8 +186,7 @@ impl Subject {
         let geometry = Geometry::from_parameters(self.parameters[0], self.parameters[1])?;
         let luts = GapSizes::lut_count_of(codebook.len() as u64)?;
         let sizes = GapSizes::new(geometry, plane.len() as u64, self.parameters[BIT_COUNT], luts)?;
-        let lengths =
-            [gaps.len(), output_offsets.len(), bitstream.len()].map(|length| length as u64);
+        let lengths = [&gaps, &output_offsets, &bitstream].map(|array| array.len() as u64);
         if lengths != [sizes.gaps_bytes(), sizes.output_offsets_bytes(), sizes.bitstream_bytes()] {
             return Err(Error::corrupt("arrays", 0, "lengths"));
         }

@@ -13,12 +13,7 @@ use crate::{
 use df11::{
     CompressOptions, DecompressOptions, Layout, Level, Model, Source, compress, convert,
     decompress,
-    hazmat::{
-        bf16,
-        gap::{EncodedTensor, encode_tensor},
-        huffman::verify_codebook,
-        tile,
-    },
+    hazmat::{bf16, gap::encode_tensor, huffman::verify_codebook, tile},
 };
 use df11_reference::Container;
 use safetensors::Dtype;
@@ -62,7 +57,12 @@ fn codec(bytes: &mut Bytes<'_>) {
     let part = encoded.decode(range.clone()).expect("any range decodes");
     assert!(part == weights[2 * range.start as usize..2 * range.end as usize]);
     verify_codebook(&encoded.codebook).expect("the LUTs follow from the code lengths");
-    check_arrays(&encoded, &weights);
+    let (arrays, parameters) = array_witness::of_gap(&encoded);
+    array_witness::verify_gap(arrays, parameters).expect("every array is right");
+    let again = df11_reference::decode_gap(arrays, parameters).expect("the reference decodes");
+    assert!(again == weights);
+    let planes = weights.as_chunks().0.iter().map(|two| bf16::plane_byte(u16::from_le_bytes(*two)));
+    assert!(planes.eq(encoded.plane));
 }
 
 /// The same for tiles.
@@ -80,21 +80,8 @@ fn tiles(bytes: &mut Bytes<'_>) {
     encoded.verify(1 + spans).expect("what was encoded is right");
     let (arrays, parameters) = array_witness::of_tile(&encoded);
     array_witness::verify_tile(arrays, parameters).expect("every array is right");
-    assert!(
-        df11_reference::decode_tile(arrays, parameters).expect("the reference decodes") == weights
-    );
-}
-
-/// The reference decoder finds the same weights, and an index and LUTs as the format asks for.
-fn check_arrays(encoded: &EncodedTensor, weights: &[u8]) {
-    let (arrays, parameters) = array_witness::of_gap(encoded);
-    array_witness::verify_gap(arrays, parameters).expect("every array is right");
-    assert!(
-        df11_reference::decode_gap(arrays, parameters).expect("the reference decodes") == weights
-    );
-    assert!(weights.chunks_exact(2).zip(&encoded.plane).all(|(weight, &plane)| {
-        bf16::plane_byte(u16::from_le_bytes([weight[0], weight[1]])) == plane
-    }));
+    let again = df11_reference::decode_tile(arrays, parameters).expect("the reference decodes");
+    assert!(again == weights);
 }
 
 /// A model of one or two files goes through a container, or one for each file, and comes back.
@@ -125,10 +112,7 @@ fn files(bytes: &mut Bytes<'_>) {
     model::exercise(&model);
     decompress(&model, &restored, &DecompressOptions::default(), &()).expect("it decompresses");
     for path in paths.iter().chain(&["config.json"]) {
-        assert!(
-            fs::read(source.join(path)).expect("a file")
-                == fs::read(restored.join(path)).expect("a file")
-        );
+        assert_same(&source.join(path), &restored.join(path));
     }
     convert_there_and_back(&model, folder.path(), &options, other);
     for shard in model.shards() {
@@ -160,11 +144,12 @@ fn convert_there_and_back(model: &Model, folder: &Path, options: &CompressOption
     convert(&df11::open(&there).expect("it opens"), &back, options, &()).expect("it converts back");
     let again = df11::open(&back).expect("it opens");
     for (before, after) in model.shards().iter().zip(again.shards()) {
-        assert!(
-            fs::read(before.path()).expect("a container")
-                == fs::read(after.path()).expect("a container")
-        );
+        assert_same(before.path(), after.path());
     }
+}
+
+fn assert_same(before: &Path, after: &Path) {
+    assert!(fs::read(before).expect("a file") == fs::read(after).expect("a file"));
 }
 
 /// A tensor with a name of its own.

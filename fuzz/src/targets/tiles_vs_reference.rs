@@ -60,11 +60,9 @@ impl Record {
     const SHIFT: u32 = 61;
 
     fn excess(&self, lane: u32) -> u8 {
-        (0..6)
-            .map(|bit| {
-                (self.1[((6 * lane + bit) / 8) as usize] >> ((6 * lane + bit) % 8) & 1) << bit
-            })
-            .sum()
+        let places = 6 * lane..6 * lane + 6;
+        let bits = places.map(|place| self.1[place as usize / 8] >> (place % 8) & 1);
+        bits.zip(0..).map(|(bit, at)| bit << at).sum()
     }
 
     fn set_excess(&mut self, lane: u32, excess: u8) {
@@ -95,14 +93,13 @@ impl Subject {
         match operation {
             0..=3 => bytes::flip(&mut self.arrays[usize::from(operation)], bytes),
             4 => {
-                let by = u64::from(bytes.u8());
-                self.parameters[BIT_COUNT] =
-                    self.parameters[BIT_COUNT].wrapping_add(8 * by).wrapping_sub(1024);
+                let bits = &mut self.parameters[BIT_COUNT];
+                *bits = bits.wrapping_add(8 * u64::from(bytes.u8())).wrapping_sub(1024);
             }
             5 => {
                 let parameter = bytes.index(3);
-                self.parameters[parameter] =
-                    bytes.pick(&[0, 8, 16, 24, 64, 256, 264, 8192, 1 << 48, u64::MAX]);
+                let values = [0, 8, 16, 24, 64, 256, 264, 8192, 1 << 48, u64::MAX];
+                self.parameters[parameter] = bytes.pick(&values);
             }
             6 => bytes::resize(&mut self.arrays[bytes.index(4)], bytes),
             7 => self.change_code(bytes),
@@ -133,12 +130,8 @@ impl Subject {
     fn change_code(&mut self, bytes: &mut Bytes<'_>) {
         let (a, b) = (bytes.index(40), bytes.index(40));
         let how = bytes.u8();
-        let mut words = self.arrays[CODEBOOK]
-            .as_chunks()
-            .0
-            .iter()
-            .map(|two| u16::from_le_bytes(*two))
-            .collect::<Vec<_>>();
+        let words = self.arrays[CODEBOOK].as_chunks().0;
+        let mut words: Vec<_> = words.iter().map(|two| u16::from_le_bytes(*two)).collect();
         if words.len() < 13 {
             return;
         }

@@ -19,8 +19,6 @@ NAME = "df11"
 
 
 class Df11Config(Options, QuantizationConfig):
-    """How layers get their methods. One for a model, whose layers share its options."""
-
     def __init__(self) -> None:
         QuantizationConfig.__init__(self)
         Options.__init__(self)
@@ -28,15 +26,12 @@ class Df11Config(Options, QuantizationConfig):
     def __repr__(self) -> str:
         return f"Df11Config(mode={self.mode!r}, residence={self.residence!r})"
 
-    # ---- what vLLM asks ----
-
     @classmethod
     def get_name(cls) -> Any:
         return NAME
 
     @classmethod
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        """Activations have the dtype of the weights."""
         return [torch.bfloat16]
 
     @classmethod
@@ -52,9 +47,7 @@ class Df11Config(Options, QuantizationConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Df11Config:
         """Of `quantization_config` in `config.json`, which names the method alone.
-
-        # Errors
-        `ValueError` if it says more.
+        Raises `ValueError` if it says more.
         """
         if others := [name for name in config if name != "quant_method"]:
             raise ValueError(
@@ -64,7 +57,6 @@ class Df11Config(Options, QuantizationConfig):
         return cls()
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """The method of a layer; None for layers without matrices."""
         if isinstance(layer, LinearBase):
             return Df11LinearMethod(self)
         if isinstance(layer, VocabParallelEmbedding):

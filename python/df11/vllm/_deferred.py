@@ -38,22 +38,13 @@ class Patch(NamedTuple):
     columns: int
     #: Dense values of the window; or a tensor of a container; or None, for zeros.
     values: Tensor | Source | None
-    #: Where the window begins in the source.
-    source_row: int = 0
-    source_column: int = 0
-
-    @property
-    def source_rows(self) -> tuple[int, int]:
-        """Rows of the source, from the first to the one after the last."""
-        return self.source_row, self.source_row + self.rows
-
-    @property
-    def source_columns(self) -> tuple[int, int]:
-        return self.source_column, self.source_column + self.columns
+    #: Of the source: from the first to the one after the last.
+    source_rows: tuple[int, int] = (0, 0)
+    source_columns: tuple[int, int] = (0, 0)
 
     def dense(self) -> Tensor:
         if isinstance(self.values, Source):
-            return self.values.matrix_window(self.source_rows, self.source_columns)
+            return self.values.window(*self.source_rows, *self.source_columns)
         if self.values is None:
             return torch.zeros(self.rows, self.columns, dtype=torch.bfloat16)
         return self.values
@@ -67,7 +58,6 @@ class Source:
         self.dtype = known_dtype_of(name, self.stored.dtype)
 
     def tensor(self) -> Deferred:
-        """What vLLM's code gets."""
         return Deferred(torch.empty(self.shape, dtype=self.dtype, device="meta"), self, _CPU)
 
     @property
@@ -77,7 +67,6 @@ class Source:
 
     @property
     def is_in_tiles(self) -> bool:
-        """Whether windows of it can stay compressed."""
         tiles = self.stored.tiles if len(self.shape) > 1 else None
         return tiles is not None and tiles.columns == self.columns
 
@@ -87,20 +76,17 @@ class Source:
         assert isinstance(found, CompressedTensor)
         return found
 
-    def matrix_window(self, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
-        """Some rows and columns, decoded by the CPU; of a matrix without the rest."""
+    def window(self, top: int, bottom: int, left: int, right: int) -> Tensor:
         if len(self.shape) == 2:
-            window = self.stored[rows[0] : rows[1], columns[0] : columns[1]]
-            return torch.as_tensor(window.torch())
+            return torch.as_tensor(self.stored[top:bottom, left:right].torch())
         flat: Tensor = self.stored.torch().view(-1, self.columns)
-        return flat[rows[0] : rows[1], columns[0] : columns[1]]
+        return flat[top:bottom, left:right]
 
     def values(self, view: Tensor) -> Tensor:
-        """The values of a view, decoded by the CPU."""
-        window = windows(view, self.columns) if len(self.shape) == 2 else None
-        if window is not None and len(window) == 1:
-            ((row, rows), column, width) = window[0]
-            return self.matrix_window((row, row + rows), (column, column + width)).view(view.shape)
+        found = windows(view, self.columns) if len(self.shape) == 2 else None
+        if found is not None and len(found) == 1:
+            (row, rows), column, width = found[0]
+            return self.window(row, row + rows, column, column + width).view(view.shape)
         base: Tensor = self.stored.torch()
         return base.as_strided(view.shape, view.stride(), view.storage_offset())
 
@@ -129,7 +115,6 @@ class Target:
         return prod(self.shape[:-1])
 
     def fill(self, view: Tensor, number: float) -> None:
-        """Zeros for a window."""
         if not view.numel():
             return
         if number != 0:
@@ -138,7 +123,6 @@ class Target:
             self._add([Patch(row, rows, column, width, None)])
 
     def copy(self, view: Tensor, values: Tensor) -> None:
-        """Records what a window is to hold."""
         if not view.numel():
             return
         if values.shape != view.shape:
@@ -171,9 +155,7 @@ class Target:
 
     def ordered(self, name: str = "a layer") -> list[Patch]:
         """All patches by their place. `name`: what has them, for errors.
-
-        # Errors
-        `ValueError` if they leave something out or overlap.
+        Raises `ValueError` if they leave something out or overlap.
         """
         patches = sorted(self.patches, key=lambda patch: (patch.row, patch.column))
         found = sum(patch.rows * patch.columns for patch in patches)
@@ -186,28 +168,18 @@ class Target:
 
 
 class Deferred(Tensor):
-    """A tensor of a `Target` or `Source`, or a view of it."""
-
     origin: Target | Source
     #: The same view on the device meta, which tells places.
     placed: Tensor
 
     @staticmethod
     def __new__(cls, placed: Tensor, origin: Target | Source, device: torch.device) -> Deferred:
-        """A view of something that has no memory."""
+        lies: Any = {"strides": placed.stride(), "storage_offset": placed.storage_offset()}
         made: Deferred = torch.Tensor._make_wrapper_subclass(
-            cls,
-            placed.shape,
-            strides=placed.stride(),
-            storage_offset=placed.storage_offset(),
-            dtype=placed.dtype,
-            device=device,
+            cls, placed.shape, dtype=placed.dtype, device=device, **lies
         )
         made.placed, made.origin = placed, origin
         return made
-
-    def __init__(self, placed: Tensor, origin: Target | Source, device: torch.device) -> None:
-        pass
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -225,12 +197,17 @@ class Deferred(Tensor):
             if func in _FILLS and isinstance(first.origin, Target):
                 first.origin.fill(first.placed, float(args[1]) if len(args) > 1 else 0.0)
                 return first
-            if _is_view(func) and (views := first._viewed(func, args[1:], kwargs)) is not None:
+            if (views := first._viewed(func, args[1:], kwargs)) is not None:
                 return views
-        return func(*_with_values(args), **_with_values(kwargs))
+        args, kwargs = tree_map_only(Deferred, lambda each: each.decode(), (args, kwargs))
+        return func(*args, **kwargs)
 
     def _viewed(self, func: Any, others: tuple[Any, ...], kwargs: Any) -> Any:
-        """Views of this; None if the function copies after all."""
+        """Views of this; None if the function makes no views."""
+        infos = [argument.alias_info for argument in func._schema.arguments]
+        aliases = [info for info in infos if info is not None]
+        if not aliases or any(info.is_write for info in aliases):
+            return None
         storage = self.placed.untyped_storage()._cdata
         found = func(self.placed, *others, **kwargs)
         views = [found] if isinstance(found, Tensor) else found
@@ -267,16 +244,6 @@ def _copy(into: Tensor, values: Tensor) -> Tensor:
         return into
     assert isinstance(values, Deferred)
     return into.copy_(values.decode())
-
-
-def _with_values(tree: Any) -> Any:
-    return tree_map_only(Deferred, lambda each: each.decode(), tree)
-
-
-def _is_view(func: Any) -> bool:
-    infos = [argument.alias_info for argument in func._schema.arguments]
-    aliases = [info for info in infos if info is not None]
-    return bool(aliases) and not any(info.is_write for info in aliases)
 
 
 def windows(view: Tensor, columns: int) -> list[_Window] | None:
@@ -319,7 +286,8 @@ def _taken(mine: list[_Window], values: Deferred) -> list[Patch] | None:
             if not left:
                 (begin, left), at, width = next(others)
             count = min(rows, left)
-            patches.append(Patch(row, count, column, width, source, begin, at))
+            window = (begin, begin + count), (at, at + width)
+            patches.append(Patch(row, count, column, width, source, *window))
             row, rows, begin, left = row + count, rows - count, begin + count, left - count
     return patches
 

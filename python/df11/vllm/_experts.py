@@ -43,6 +43,11 @@ _select_experts: Any = None
 _CPU_ROUTER = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"
 if current_platform.is_cpu() and find_spec(_CPU_ROUTER) is not None:
     _select_experts = import_module(_CPU_ROUTER).select_experts
+_ROUTING = (
+    *("top_k", "use_grouped_topk", "renormalize", "topk_group", "num_expert_group"),
+    *("custom_routing_function", "scoring_func", "routed_scaling_factor"),
+    "e_score_correction_bias",
+)
 #: What later ones than 0.26 take instead of the numbers of gated activations.
 _ActivationConfig: Any = getattr(activation, "ApplyMoEActivationConfig", None)
 
@@ -56,7 +61,6 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
     def __init__(self, options: Options, moe: FusedMoEConfig) -> None:
         super().__init__(moe)
         self.options = options
-        #: vLLM's kernel, for decoded experts.
         self.dense: FusedMoEKernel | None = None
         self.is_grouped = False
         _refuse(moe)
@@ -86,12 +90,10 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         up = 2 * inner if self.moe.is_act_and_mul else inner
         shapes = ((num_experts, up, hidden_size), (num_experts, hidden_size, inner))
         for name, shape in zip(_NAMES, shapes, strict=True):
-            set_weight_attrs(
-                defer(layer, name, Target(shape, params_dtype, device)), extra_weight_attrs
-            )
+            weight = defer(layer, name, Target(shape, params_dtype, device))
+            set_weight_attrs(weight, extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Gives the layer what it holds, and makes vLLM's kernel."""
         for name in _NAMES:
             finish(layer, name, self.options)
         self.is_grouped = all(_is_grouped(layer, name) for name in _NAMES)
@@ -145,7 +147,6 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         )
 
     def _multiply(self, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """By the experts that were chosen."""
         tokens, chosen = topk_ids.shape
         if layer.apply_router_weight_on_input:
             x = x * topk_weights.to(x.dtype)
@@ -168,54 +169,36 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
     def apply_monolithic(
         self, layer: Any, x: Tensor, router_logits: Tensor, input_ids: Tensor | None = None
     ) -> Tensor:
-        """As `apply`, and chooses experts before."""
-        topk_weights, topk_ids = _select_experts(
-            hidden_states=x,
-            router_logits=router_logits,
-            top_k=layer.top_k,
-            use_grouped_topk=layer.use_grouped_topk,
-            renormalize=layer.renormalize,
-            topk_group=layer.topk_group,
-            num_expert_group=layer.num_expert_group,
-            custom_routing_function=layer.custom_routing_function,
-            scoring_func=layer.scoring_func,
-            routed_scaling_factor=layer.routed_scaling_factor,
-            e_score_correction_bias=layer.e_score_correction_bias,
-        )
-        return self.apply(layer, x, topk_weights, topk_ids)
+        options = {name: getattr(layer, name) for name in _ROUTING}
+        chosen = _select_experts(hidden_states=x, router_logits=router_logits, **options)
+        return self.apply(layer, x, *chosen)
 
 
 def _refuse(moe: FusedMoEConfig) -> None:
-    """What experts cannot do is refused before anything is loaded."""
-    problem = None
-    if moe.has_bias:
-        problem = "experts with biases; serve the BF16 checkpoint"
-    elif moe.is_lora_enabled:
-        problem = "LoRA adapters of a mixture of experts; serve the BF16 checkpoint"
-    elif moe.moe_parallel_config.use_all2all_kernels:
-        problem = "data parallel attention with expert parallelism; leave out --data-parallel-size"
-    if problem is not None:
-        raise ValueError(f"df11 does not support {problem}")
+    parallel = "data parallel attention with expert parallelism; leave out --data-parallel-size"
+    for is_asked, problem in (
+        (moe.has_bias, "experts with biases; serve the BF16 checkpoint"),
+        (moe.is_lora_enabled, "LoRA adapters of a mixture of experts; serve the BF16 checkpoint"),
+        (moe.moe_parallel_config.use_all2all_kernels, parallel),
+    ):
+        if is_asked:
+            raise ValueError(f"df11 does not support {problem}")
 
 
 def _is_grouped(layer: Any, name: str) -> bool:
-    """Whether kernels multiply by the experts without decoding them to memory."""
     weight = getattr(layer, name)
-    compressed = isinstance(weight, CompressedTensor)
-    return compressed and [part.form for part in weight.parts] == [FAST]
+    return isinstance(weight, CompressedTensor) and [p.form for p in weight.parts] == [FAST]
 
 
 def _dense(layer: Any, name: str) -> Tensor:
     weight = getattr(layer, name)
-    compressed = isinstance(weight, CompressedTensor)
-    return weight.decode() if compressed else weight
+    return weight.decode() if isinstance(weight, CompressedTensor) else weight
 
 
 def route(
     topk_ids: Tensor, expert_map: Tensor | None, experts: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Places of tokens sorted by expert: their order, where each expert begins, and their rows.
-
     Experts of other ranks come last. Waits for nothing.
     """
     flat = topk_ids.reshape(-1).long()
@@ -242,13 +225,9 @@ def _grouped(
 
 
 def _activation_of(layer: Any, numbers: FusedMoEQuantConfig) -> Callable[..., Tensor]:
-    """The activation of a layer, with its numbers as this vLLM takes them."""
+    apply = partial(activation.apply_moe_activation, layer.activation)
     if _ActivationConfig is not None:
-        given = {"activation_config": _ActivationConfig.from_configs(layer.moe_config, numbers)}
-    else:
-        given = {
-            "clamp_limit": numbers.gemm1_clamp_limit,
-            "alpha": numbers.gemm1_alpha or 1.0,
-            "beta": numbers.gemm1_beta or 0.0,
-        }
-    return partial(activation.apply_moe_activation, layer.activation, **given)
+        config = _ActivationConfig.from_configs(layer.moe_config, numbers)
+        return partial(apply, activation_config=config)
+    alpha, beta = numbers.gemm1_alpha or 1.0, numbers.gemm1_beta or 0.0
+    return partial(apply, clamp_limit=numbers.gemm1_clamp_limit, alpha=alpha, beta=beta)

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from vllm.logger import init_logger
 
 from .._bring import bring
 from .._container import Tensors
-from .._matrices import TILE_COLUMNS, TILE_ROWS
+from .._matrices import TILE_COLUMNS, TILE_ROWS, Part
 from .._plan import SMALL, Group, Item, Residence, why_ordinary
 from .._progress import Bar
 from .._tensor import CompressedTensor
@@ -30,192 +31,140 @@ logger = init_logger("vllm.plugins.df11")
 
 #: Of a GPU's memory that vLLM may use, what weights in the fast layout may take with `auto`.
 _SHARE = 2 / 3
-_CPU = torch.device("cpu")
 
 
-class _Entry(NamedTuple):
-    """A target, its name, and the layers that have it."""
+@dataclass(eq=False)
+class _Entry:
+    """A target, its name, and the layers that have it; what it is of a container, if it is."""
 
     target: Target
     name: str
-    layers: list[tuple[nn.Module, str]]
-
-
-class _Stored(NamedTuple):
-    """What an entry is of a container."""
-
-    entry: _Entry
-    item: Item
-    tensors: Tensors
-    #: Why it cannot stay as it is stored.
-    repacked_because: str | None
-
-
-@dataclass
-class _Block:
-    """What there is of a block of a container; `repacked`: what must be packed by itself."""
-
-    tensors: Tensors
-    stored: list[_Stored] = field(default_factory=list)
-    repacked: list[_Stored] = field(default_factory=list)
-    residence: Residence = "stored"
-
-    @property
-    def items(self) -> list[Item]:
-        return [each.item for each in (*self.stored, *self.repacked)]
+    layers: list[tuple[nn.Module, str]] = field(default_factory=list)
+    item: Any = None
+    tensors: Any = None
+    repacked_because: str | None = None
 
 
 def fill(model: nn.Module, options: Options, device: torch.device, memory: int | None) -> None:
-    """Loads all targets of a model whose values a container has.
-
-    `memory`: bytes of the GPU that vLLM may use, by which `auto` decides.
-
-    # Errors
-    `ValueError` if a checkpoint lacks weights; those of `df11.open`.
+    """Loads all targets of a model whose values a container has. `memory`: bytes of the GPU that
+    vLLM may use, by which `auto` decides. Raises `ValueError` if a checkpoint lacks weights; the
+    errors of `df11.open`.
     """
-    entries = [entry for entry in _entries(model) if entry.target.value is None]
-    on_gpu = device.type == "cuda"
-    found = [(entry, _stored(entry, on_gpu)) for entry in entries]
-    for entry, stored in found:
-        if stored is None:
+    blocks: dict[tuple[int, str], list[_Entry]] = {}
+    for entry in _entries(model):
+        if entry.target.value is not None:
+            continue
+        if not _find(entry, device.type == "cuda", options.exact):
             pack(entry.target, "not all of it is stored in tiles, as whole rows")
-    held = [stored for _, stored in found if stored is not None]
-    blocks = _blocks(held, on_gpu, options.exact)
-    if on_gpu:
-        _choose(blocks, options, memory)
-    read = sum(each.item.stored_bytes for each in held)
+            continue
+        block = entry.tensors.container[entry.item.sources[0]].block
+        blocks.setdefault((id(entry.tensors), block), []).append(entry)
+    held = list(blocks.values())
+    residences: list[Residence] = ["stored"] * len(held)
+    if device.type == "cuda" and options.residence != "stored":
+        residences = _chosen(held, options, memory)
+    read = sum(entry.item.stored_bytes for block in held for entry in block)
     with (bar := Bar(read)):
-        _load(blocks, options, device, bar)
-    _tell(blocks, read)
+        _load(held, residences, options, device, bar)
+    _tell(held, residences, read)
 
 
 def _entries(model: nn.Module) -> list[_Entry]:
-    """Targets in the order of the model."""
     found: dict[int, _Entry] = {}
     for path, module in model.named_modules():
         for name in NAMES:
             if (target := target_of(module, name)) is not None:
-                entry = found.setdefault(id(target), _Entry(target, f"{path}.{name}", []))
+                entry = found.setdefault(id(target), _Entry(target, f"{path}.{name}"))
                 entry.layers.append((module, name))
     return list(found.values())
 
 
-# ---- what a target is of a container ----
-
-
-def _stored(entry: _Entry, on_gpu: bool) -> _Stored | None:
-    """Finds which tiles of a container it is; None if it has to be made of dense values."""
-    target = entry.target
+def _find(entry: _Entry, on_gpu: bool, exact: bool) -> bool:
+    """Finds which tiles of a container it is; False if it has to be made of dense values."""
+    target, because = entry.target, None
     patches = target.ordered(entry.name)
     rows = without_padding(target, patches)
     patches = [patch for patch in patches if patch.row < rows]
     sources = [patch.values for patch in patches if isinstance(patch.values, Source)]
     if len(sources) < len(patches) or any(p.columns != target.columns for p in patches):
-        return None
+        return False
     if len({id(source.tensors) for source in sources}) != 1 or target.dtype != torch.bfloat16:
-        return None
-    tensors, because = sources[0].tensors, None
-    shape = target.shape if rows == target.rows else (rows, target.columns)
-    value = _stacked(patches, shape)
+        return False
+    tensors = sources[0].tensors
+    value = _stacked(patches, target.shape if rows == target.rows else (rows, target.columns))
     item = Item(entry.name, value, list(dict.fromkeys(source.name for source in sources)))
     item.reason = why_ordinary(item, tensors.container, False, on_gpu)
+    is_mixture = len(target.shape) > 2
     if not all(part.is_aligned for part in value.parts):
         because = f"a slice is no multiple of {TILE_ROWS} rows, {TILE_COLUMNS} columns"
-    elif len(target.shape) > 2:
+    elif is_mixture:
         because = "experts are multiplied in the fast layout"
     if because is not None and on_gpu and item.reason == SMALL:
         # Tiles around a slice are larger than what it is packed into.
         is_smaller = item.nbytes("fast") < item.nbytes("ordinary")
         item.reason = None if is_smaller else SMALL
-    return _Stored(entry, item, tensors, because)
+    if not on_gpu or (exact and is_mixture):
+        because = None  # what is decoded can be any window, and experts as they are stored
+    entry.item, entry.tensors, entry.repacked_because = item, tensors, because
+    return True
 
 
 def _stacked(patches: list[Patch], shape: tuple[int, ...]) -> CompressedTensor:
-    """Windows of a container's tensors below each other, as a tensor in the container."""
     arrays, parts = [], []
     for patch in patches:
         assert isinstance(patch.values, Source)
         whole = patch.values.compressed()
-        (top, bottom), (left, right) = patch.source_rows, patch.source_columns
         arrays += whole.arrays
-        parts.append(
-            whole.parts[0]._replace(
-                row_begin=top, row_end=bottom, column_begin=left, column_end=right
-            )
-        )
+        parts.append(Part(*whole.parts[0][:4], *patch.source_rows, *patch.source_columns))
     return CompressedTensor(arrays, parts, shape)
 
 
-# ---- residence ----
-
-
-def _blocks(held: list[_Stored], on_gpu: bool, exact: bool) -> list[_Block]:
-    """By blocks of their containers, in the order in which these are stored."""
-    blocks: dict[tuple[int, str], _Block] = {}
-    for each in held:
-        name = each.tensors.container[each.item.sources[0]].block
-        block = blocks.setdefault((id(each.tensors), name), _Block(each.tensors))
-        # What is decoded can be any window, and experts as they are stored.
-        is_decoded = not on_gpu or (exact and len(each.entry.target.shape) > 2)
-        repacked = each.repacked_because is not None and not is_decoded
-        (block.repacked if repacked else block.stored).append(each)
-    return list(blocks.values())
-
-
-def _choose(blocks: list[_Block], options: Options, memory: int | None) -> None:
-    """Has blocks lie in the fast layout as far as is wanted, from the first on."""
-    if options.residence == "stored":
-        return
-    sizes = [Group(block.items).nbytes("fast") for block in blocks]
+def _chosen(blocks: list[list[_Entry]], options: Options, memory: int | None) -> list[Residence]:
+    sizes = [Group([entry.item for entry in block]).nbytes("fast") for block in blocks]
     budget = sum(sizes)
     if options.residence == "auto" and memory is not None:
         budget = int(_SHARE * memory)
-    for block, size in zip(blocks, sizes, strict=True):
-        block.residence = "fast" if budget >= size else "stored"
-        budget -= size
+    lefts = [budget - taken for taken in accumulate(sizes)]
+    return ["fast" if left >= 0 else "stored" for left in lefts]
 
 
-# ---- loading ----
-
-
-def _load(blocks: list[_Block], options: Options, device: torch.device, bar: Bar) -> None:
-    """Gives layers their weights, container by container and form by form."""
-    entries: dict[int, _Entry] = {}
+def _load(
+    blocks: list[list[_Entry]],
+    residences: list[Residence],
+    options: Options,
+    device: torch.device,
+    bar: Bar,
+) -> None:
+    entries = {id(entry.item): entry for block in blocks for entry in block}
     jobs: dict[tuple[int, Residence], tuple[Tensors, list[Group]]] = {}
-    for block in blocks:
-        entries |= {id(each.item): each.entry for each in (*block.stored, *block.repacked)}
-        forms: list[Residence] = [block.residence, "fast"]
-        for some, form in zip((block.stored, block.repacked), forms, strict=True):
-            _, mine = jobs.setdefault((id(block.tensors), form), (block.tensors, []))
-            mine.append(Group([each.item for each in some], device, form))
+    for block, residence in zip(blocks, residences, strict=True):
+        forms: list[Residence] = [residence, "fast"]
+        for is_repacked, form in enumerate(forms):
+            some = [each for each in block if (each.repacked_because is not None) == is_repacked]
+            key = id(block[0].tensors), form
+            _, mine = jobs.setdefault(key, (block[0].tensors, []))
+            mine.append(Group([entry.item for entry in some], device, form))
     for tensors, mine in jobs.values():
         for item, value in bring(tensors, mine, options.exact, bar):
-            target, _, layers = entries[id(item)]
+            entry = entries[id(item)]
             if item.reason is not None:
-                value = _padded(value, target).to(device)
-            for layer, name in layers:
-                give(layer, name, value, target)
-            target.patches.clear()
+                dense = value.view(-1, entry.target.columns)
+                padding = entry.target.rows - dense.shape[0]
+                dense = nn.functional.pad(dense, (0, 0, 0, padding))
+                value = dense.view(entry.target.shape).to(device)
+            for layer, name in entry.layers:
+                give(layer, name, value, entry.target)
+            entry.target.patches.clear()
 
 
-def _padded(dense: Tensor, target: Target) -> Tensor:
-    """The values of a weight that is to be ordinary, with the shape of its target."""
-    dense = dense.view(-1, target.columns)
-    padding = target.rows - dense.shape[0]
-    return nn.functional.pad(dense, (0, 0, 0, padding)).view(target.shape)
-
-
-def _tell(blocks: list[_Block], read: int) -> None:
-    """One line for each way in which weights lie, and why."""
-    forms = Counter(block.residence for block in blocks)
-    whole = ", ".join(f"{count} blocks {form}" for form, count in forms.items())
+def _tell(blocks: list[list[_Entry]], residences: list[Residence], read: int) -> None:
+    whole = ", ".join(f"{count} blocks {form}" for form, count in Counter(residences).items())
     logger.info("df11: %s; %s bytes of compressed matrices read", whole or "nothing", f"{read:,}")
     reasons: Counter[str] = Counter()
-    for block in blocks:
-        for each in block.repacked:
-            reasons[f"repacked into the fast layout: {each.repacked_because}"] += 1
-        for item in block.items:
-            if item.reason is not None:
-                reasons[f"BF16: {item.reason}"] += 1
+    for entry in (entry for block in blocks for entry in block):
+        if entry.repacked_because is not None:
+            reasons[f"repacked into the fast layout: {entry.repacked_because}"] += 1
+        if entry.item.reason is not None:
+            reasons[f"BF16: {entry.item.reason}"] += 1
     for reason, count in reasons.items():
         logger.info("df11: %d weights %s", count, reason)

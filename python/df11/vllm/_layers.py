@@ -5,6 +5,7 @@ Layers with matrices (single, merged, QKV), and vocabularies.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,15 +23,12 @@ from ._operators import dense_linear, hold
 
 logger = init_logger("vllm.plugins.df11")
 
-#: Weights that layers have: a matrix; experts.
 NAMES = ("weight", "w13_weight", "w2_weight")
 #: Options with their values; the first is the default.
 OPTIONS = {"mode": ("fused", "exact"), "residence": ("auto", "fast", "stored")}
 
 
 class Options:
-    """The options of a model, which its layers share."""
-
     def __init__(self) -> None:
         self.mode, self.residence = (values[0] for values in OPTIONS.values())
 
@@ -41,9 +39,7 @@ class Options:
 
     def choose(self, options: dict[str, Any]) -> None:
         """Takes over options that a user named.
-
-        # Errors
-        `ValueError` for a value that an option does not have.
+        Raises `ValueError` for a value that an option does not have.
         """
         for name, value in options.items():
             if value not in OPTIONS[name]:
@@ -55,11 +51,7 @@ class Options:
             setattr(self, name, value)
 
 
-# ---- what a layer has ----
-
-
 def defer(layer: nn.Module, name: str, target: Target) -> nn.Parameter:
-    """Registers a parameter without memory."""
     target.complete = pack
     weight = nn.Parameter(target.tensor(), requires_grad=False)
     layer.register_parameter(name, weight)
@@ -67,7 +59,6 @@ def defer(layer: nn.Module, name: str, target: Target) -> nn.Parameter:
 
 
 def target_of(layer: nn.Module, name: str) -> Target | None:
-    """The target that a layer still has as its parameter."""
     weight = layer._parameters.get(name)
     if not isinstance(weight, Deferred):
         return None
@@ -76,10 +67,8 @@ def target_of(layer: nn.Module, name: str) -> Target | None:
 
 
 def give(layer: nn.Module, name: str, value: Tensor, target: Target) -> None:
-    """Replaces a target by what it became.
-
-    A compressed weight is an attribute, which tells its shape, dtype and device to whoever looks,
-    and no parameter: compiled code has its key.
+    """Replaces a target by what it became. A compressed weight is an attribute, which tells its
+    shape, dtype and device to whoever looks, and no parameter: compiled code has its key.
     """
     del layer._parameters[name]
     key = None
@@ -95,18 +84,14 @@ def give(layer: nn.Module, name: str, value: Tensor, target: Target) -> None:
 
 def finish(layer: nn.Module, name: str, options: Options) -> None:
     """Gives a layer a weight that came from elsewhere than a container.
-
-    # Errors
-    `ValueError` if the checkpoint lacks some of it.
+    Raises `ValueError` if the checkpoint lacks some of it.
     """
     target = target_of(layer, name)
     if target is None:
         return
     if target.value is None:
-        where = (
-            getattr(layer, "prefix", None) or getattr(layer, "layer_name", "") or str(type(layer))
-        )
-        target.ordered(where)
+        named = getattr(layer, "prefix", None) or getattr(layer, "layer_name", "")
+        target.ordered(where := named or str(type(layer)))
         raise RuntimeError(f"weights of {where} were read and not loaded")
     value = target.value
     if isinstance(value, CompressedTensor):
@@ -114,13 +99,13 @@ def finish(layer: nn.Module, name: str, options: Options) -> None:
     give(layer, name, value, target)
 
 
-# ---- weights of dense values ----
-
-
 def pack(target: Target, because: str | None = None) -> None:
     """Makes a target what its dense patches say: packed on a GPU; an ordinary weight on the CPU."""
     patches = target.ordered()
-    value: Tensor | None = _packed(target, patches) if _is_packed(target) else None
+    small = target.rows * target.columns < 1 << 16
+    fits = target.dtype == torch.bfloat16 and target.columns % 8 == 0
+    is_packed = target.device.type == "cuda" and fits and not small
+    value: Tensor | None = _packed(target, patches) if is_packed else None
     if value is None:
         value = _rows(target, patches, 0, target.rows).view(target.shape)
         because = because or "it is small, on the CPU, or has too many exceptions"
@@ -128,26 +113,13 @@ def pack(target: Target, because: str | None = None) -> None:
     target.value = value
 
 
-def _is_packed(target: Target) -> bool:
-    small = target.rows * target.columns < 1 << 16
-    fits = target.dtype == torch.bfloat16 and target.columns % 8 == 0
-    return target.device.type == "cuda" and fits and not small
-
-
 def _packed(target: Target, patches: list[Patch]) -> CompressedTensor | None:
-    """In the fast layout; None if exceptions are too many for that."""
     device = torch.device("cuda", torch.cuda.current_device())
-    rows = without_padding(target, patches)
-    result = pack_rows(
-        device,
-        rows,
-        target.columns,
-        lambda begin, end: _rows(target, patches, begin, end, device),
-    )
-    if result is None:
+    rows, columns = without_padding(target, patches), target.columns
+    values = partial(_rows, target, patches, device=device)
+    if (packed := pack_rows(device, rows, columns, values)) is None:
         return None
-    shape = target.shape if rows == target.rows else (rows, target.columns)
-    return CompressedTensor(*result, shape)
+    return CompressedTensor(*packed, target.shape if rows == target.rows else (rows, columns))
 
 
 def without_padding(target: Target, patches: list[Patch]) -> int:
@@ -169,26 +141,18 @@ def _rows(
         first, last = max(begin, patch.row), min(end, patch.row + patch.rows)
         if first >= last or patch.values is None:
             continue
-        skipped = first - patch.row
-        some = patch._replace(
-            row=first,
-            rows=last - first,
-            source_row=patch.source_row + skipped,
-            values=patch.values[skipped : skipped + last - first]
-            if isinstance(patch.values, Tensor)
-            else patch.values,
-        )
+        skipped, values = first - patch.row, patch.values
+        if isinstance(values, Tensor):
+            values = values[skipped : skipped + last - first]
+        begun = patch.source_rows[0] + skipped
+        source_rows = begun, begun + last - first
+        some = patch._replace(row=first, rows=last - first, source_rows=source_rows, values=values)
         place = rows[first - begin : last - begin, patch.column : patch.column + patch.columns]
         place.copy_(some.dense())
     return rows
 
 
-# ---- matrices and vocabularies ----
-
-
 class _Matrix(QuantizeMethodBase):
-    """A layer whose weight is a matrix, or several ones below each other."""
-
     def __init__(self, options: Options) -> None:
         self.options = options
 
@@ -207,7 +171,6 @@ class _Matrix(QuantizeMethodBase):
         set_weight_attrs(weight, {"input_dim": 1, "output_dim": 0, **extra_weight_attrs})
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Gives the layer what it holds, if the loader has not."""
         finish(layer, "weight", self.options)
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,8 +1,7 @@
 """The model loader: reads containers if the folder of a model holds some.
 
-It is registered as load format `df11`, and in the place of vLLM's own loader for `auto`, whose
-work it does for all other models: vLLM chooses a loader by the format alone, before it knows the
-model.
+It is registered as load format `df11`, and in the place of vLLM's own loader for `auto`, whose work
+it does for all other models: vLLM chooses a loader by the format alone, before it knows the model.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ _DECODED_BYTES = 120_000_000
 
 
 def register_loader() -> None:
-    """Makes vLLM use it."""
     log = logging.getLogger(model_loader.__name__)
     level = log.level
     # It would warn, in each process, that there is a loader for `auto`.
@@ -73,7 +71,6 @@ class Df11ModelLoader(DefaultModelLoader):
     def load_model(
         self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
     ) -> nn.Module:
-        """As vLLM's, with the options of df11."""
         config = vllm_config.quant_config
         if isinstance(config, Df11Config):
             config.choose(self.options)
@@ -96,7 +93,6 @@ class Df11ModelLoader(DefaultModelLoader):
         return model
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
-        """Has the model's own code say what goes where, and loads that."""
         self.counter_before_loading_weights = begin = time.perf_counter()
         super().load_weights(model, model_config)
         config = self._vllm_config.quant_config if self._vllm_config is not None else None
@@ -117,10 +113,8 @@ class Df11ModelLoader(DefaultModelLoader):
     def get_all_weights(
         self, model_config: ModelConfig, model: nn.Module
     ) -> Generator[tuple[str, Tensor], None, None]:
-        """As vLLM's.
-
-        # Errors
-        `ValueError` for a model that has compressed weights already: graphs have their addresses.
+        """As vLLM's. Raises `ValueError` for a model that has compressed weights already: graphs
+        have their addresses.
         """
         if any(f"{name}_key" in each._parameters for each in model.modules() for name in NAMES):
             raise ValueError(
@@ -141,7 +135,6 @@ class Df11ModelLoader(DefaultModelLoader):
             yield source.prefix + name, Source(tensors, name).tensor()
 
     def download_model(self, model_config: ModelConfig) -> None:
-        """Fetches containers, or what vLLM's loader fetches."""
         if self._folder(model_config.model, model_config.revision, None) is None:
             super().download_model(model_config)
 
@@ -174,9 +167,8 @@ def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]
 
 
 def tell_compiler(model: nn.Module, vllm_config: VllmConfig) -> None:
-    """Has vLLM's cache of compiled graphs know which weights are ordinary.
-
-    Nothing else of a container is in a graph; this depends on sizes, and is not in any config.
+    """Has vLLM's cache of compiled graphs know which weights are ordinary. Nothing else of a
+    container is in a graph; this depends on sizes, and is not in any config.
     """
     names = [
         path
@@ -189,7 +181,6 @@ def tell_compiler(model: nn.Module, vllm_config: VllmConfig) -> None:
 
 
 def _refuse(vllm_config: VllmConfig, config: Df11Config) -> None:
-    """What cannot work is refused before anything is loaded, with the remedy."""
     offload = vllm_config.offload_config
     if offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size:
         raise ValueError(

@@ -8,9 +8,8 @@ own, and vLLM's cache of compiled graphs, which does not know of them, would ret
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 import vllm.envs as envs
@@ -24,49 +23,18 @@ from .._tensor import CompressedTensor
 _layers: Any = import_module("vllm.model_executor.layers.linear")
 #: Bytes of a key. Compiled code may count on addresses being multiples of this.
 _KEY_BYTES = 16
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class Held(NamedTuple):
-    key: Tensor
-    arrays: list[Tensor]
-    parts: tuple[int, ...]
-    #: Of the matrix, and of the rows of zeros after it.
-    rows: int
-    padding: int
-    exact: bool
-
-
-_held: dict[int, Held] = {}
+#: By the address of its key each weight, the key, and how many rows of zeros come after it.
+_held: dict[int, tuple[CompressedTensor, Tensor, int]] = {}
 
 
 def hold(weight: CompressedTensor, padding: int) -> Tensor:
     """The key of a weight, which it keeps alive. `padding`: rows of zeros."""
-    device = weight.device
-    key = torch.zeros(_KEY_BYTES, dtype=torch.uint8, device=device)
-    rows, _ = weight.matrix_shape
-    _held[key.data_ptr()] = Held(key, weight.arrays, weight.flat_parts, rows, padding, weight.exact)
+    key = torch.zeros(_KEY_BYTES, dtype=torch.uint8, device=weight.device)
+    _held[key.data_ptr()] = weight, key, padding
     return key
 
 
-def held_by(key: Tensor) -> Held:
-    return _held[key.data_ptr()]
-
-
 library = torch.library.Library("df11_vllm", "DEF")
-
-
-def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Makes a function an operator; `fake` tells its result without a look at what is held."""
-    name = schema.partition("(")[0]
-
-    def register(function: Function) -> Function:
-        _ops.define(library, schema, function)
-        torch.library.register_fake(f"df11_vllm::{name}", fake, lib=library)
-        return function
-
-    return register
 
 
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -77,46 +45,49 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
-@_operator(
+@_ops.operator(
     "linear(Tensor x, Tensor key, Tensor? bias, int rows) -> Tensor",
     lambda x, key, bias, rows: x.new_empty((*x.shape[:-1], rows)),
+    library,
 )
 def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     """y = x Wᵀ (+ bias): [..., rows], of which the last ones may be those of padding."""
-    held = held_by(key)
-    if held.exact or not x.is_cuda:
-        dense = _ops.decode(held.arrays, held.parts, x.device)
-        if held.padding:
-            dense = functional.pad(dense, (0, 0, 0, held.padding))
+    weight, _, padding = _held[key.data_ptr()]
+    arrays, parts = weight.arrays, weight.flat_parts
+    if weight.exact or not x.is_cuda:
+        dense = _ops.decode(arrays, parts, x.device)
+        if padding:
+            dense = functional.pad(dense, (0, 0, 0, padding))
         return dense_linear(x, dense, bias)
-    if not held.padding:
-        return _ops.linear(x, held.arrays, held.parts, bias, False)
-    y = functional.pad(_ops.linear(x, held.arrays, held.parts, None, False), (0, held.padding))
+    if not padding:
+        return _ops.linear(x, arrays, parts, bias, False)
+    y = functional.pad(_ops.linear(x, arrays, parts, None, False), (0, padding))
     return y if bias is None else y + bias
 
 
-@_operator(
+@_ops.operator(
     "embedding(Tensor indices, Tensor key, int columns) -> Tensor",
     lambda indices, key, columns: indices.new_empty(
         (*indices.shape, columns), dtype=torch.bfloat16
     ),
+    library,
 )
 def embedding(indices: Tensor, key: Tensor, columns: int) -> Tensor:
-    """Rows by their numbers: [..., columns]."""
-    held = held_by(key)
-    return _ops.embedding(indices, held.arrays, held.parts)
+    weight, *_ = _held[key.data_ptr()]
+    return _ops.embedding(indices, weight.arrays, weight.flat_parts)
 
 
-@_operator(
+@_ops.operator(
     "grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor key, int height) -> Tensor",
     lambda x, offsets, rows, key, height: x.new_empty(
         (x.shape[0] if rows is None else rows.shape[0], height)
     ),
+    library,
 )
 def grouped_linear(
     x: Tensor, offsets: Tensor, rows: Tensor | None, key: Tensor, height: int
 ) -> Tensor:
     """Products with experts of `height` rows each, as `df11::grouped_linear`."""
-    held = held_by(key)
-    experts = held.rows // height
-    return _ops.grouped_linear(x, offsets, rows, held.arrays, held.parts, experts)
+    weight, *_ = _held[key.data_ptr()]
+    experts = weight.matrix_shape[0] // height
+    return _ops.grouped_linear(x, offsets, rows, weight.arrays, weight.flat_parts, experts)

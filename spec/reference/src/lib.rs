@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod code;
 mod gap;
 mod open;
 mod record;
@@ -46,6 +47,10 @@ impl Kind {
     fn unless(self, holds: bool, message: &'static str) -> Result<()> {
         if holds { Ok(()) } else { Err(Error { kind: self, message }) }
     }
+}
+
+fn require(holds: bool, message: &'static str) -> Result<()> {
+    Kind::Corrupt.unless(holds, message)
 }
 
 impl std::fmt::Display for Error {

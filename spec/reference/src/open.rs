@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::Kind::{Corrupt, Limit, Unsupported};
+use crate::Kind::{Limit, Unsupported};
 use crate::record::{
     Array, Directory, Field, File, Header, Name, Section, Tensor, align, item, slice,
 };
-use crate::{Result, crc32, gap, tile};
+use crate::{Result, crc32, gap, require, tile};
 
 const MAGIC: [u8; 8] = [0xDF, 0x44, 0x46, 0x31, 0x31, 0x0D, 0x0A, 0x1A];
 const HEAD_BYTES: u64 = 4096;
@@ -55,10 +55,6 @@ pub struct Container<'a> {
 pub struct TensorInfo<'a> {
     /// Its name.
     pub name: &'a str,
-    /// The id of its dtype (5).
-    pub dtype: u32,
-    /// The id of its encoding (6).
-    pub encoding: u32,
     /// Its dimensions, the outermost first.
     pub shape: &'a [u64],
     /// The hash that its bytes ought to have.
@@ -67,35 +63,28 @@ pub struct TensorInfo<'a> {
 
 /// Steps 1 to 8 of level open (9). Returns where the directory starts, and its bytes.
 fn check_frame(bytes: &[u8]) -> Result<(u64, &[u8])> {
-    Corrupt.unless(bytes.len() >= 12 && bytes.starts_with(&MAGIC), "2: magic")?;
+    let size = bytes.len() as u64;
+    require(size >= 12 && bytes.starts_with(&MAGIC), "2: magic")?;
     Unsupported.unless(bytes[8..10] == [1, 0], "2: version_major")?;
-    Corrupt.unless(
-        bytes.len() as u64 >= HEAD_BYTES + Header::SIZE,
-        "2: shorter than head and footer",
-    )?;
-    let (header_bytes, head) = (slice(bytes, 0, Header::SIZE)?, slice(bytes, 0, HEAD_BYTES)?);
+    require(size >= HEAD_BYTES + Header::SIZE, "2: shorter than head and footer")?;
+    let (header_bytes, rest) = bytes.split_at(Header::SIZE as usize);
     let header = Header::read(&mut &*header_bytes)?;
-    Corrupt.unless(header.header_checksum == crc32(&header_bytes[..60]), "2: header_checksum")?;
-    Corrupt.unless(header.state == 1, "2: state")?;
+    require(header.header_checksum == crc32(&header_bytes[..60]), "2: header_checksum")?;
+    require(header.state == 1, "2: state")?;
     Unsupported.unless(header.incompatible_features == 0, "2: incompatible_features")?;
-    Limit.unless(header.file_length <= MAX_FILE_BYTES, "2: file_length exceeds MAX_FILE_BYTES")?;
-    Corrupt.unless(header.file_length == bytes.len() as u64, "2: file_length")?;
+    Limit.unless(header.file_length <= MAX_FILE_BYTES, "2: file_length")?;
+    require(header.file_length == size, "2: file_length")?;
     let (offset, length) = (header.directory_offset, header.directory_length);
-    Limit
-        .unless(length <= MAX_DIRECTORY_BYTES, "2: directory_length exceeds MAX_DIRECTORY_BYTES")?;
-    Corrupt
-        .unless(offset >= HEAD_BYTES && offset % SECTION_ALIGNMENT == 0, "2: directory_offset")?;
+    Limit.unless(length <= MAX_DIRECTORY_BYTES, "2: directory_length")?;
+    require(offset >= HEAD_BYTES && offset % SECTION_ALIGNMENT == 0, "2: directory_offset")?;
     let footer = align(u128::from(offset) + u128::from(length), ARRAY_ALIGNMENT);
-    Corrupt.unless(
-        footer + u128::from(Header::SIZE) == header.file_length.into(),
-        "2: place of the footer",
-    )?;
-    let (directory, space) =
-        slice(bytes, offset, footer as u64 - offset)?.split_at(length as usize);
-    let mut zeros = head[header_bytes.len()..].iter().chain(space);
-    Corrupt.unless(zeros.all(|&byte| byte == 0), "2: padding is not zero")?;
-    Corrupt.unless(bytes.ends_with(header_bytes), "2: footer")?;
-    Corrupt.unless(header.directory_checksum == crc32(directory), "2: directory_checksum")?;
+    require(footer + u128::from(Header::SIZE) == size.into(), "2: place of the footer")?;
+    let directory = slice(bytes, offset, length)?;
+    let space = &bytes[(offset + length) as usize..footer as usize];
+    let mut zeros = rest[..(HEAD_BYTES - Header::SIZE) as usize].iter().chain(space);
+    require(zeros.all(|&byte| byte == 0), "2: padding is not zero")?;
+    require(bytes.ends_with(header_bytes), "2: footer")?;
+    require(header.directory_checksum == crc32(directory), "2: directory_checksum")?;
     Ok((offset, directory))
 }
 
@@ -107,15 +96,13 @@ impl<'a> Container<'a> {
     pub fn open(bytes: &'a [u8]) -> Result<Self> {
         let (directory_offset, mut rest) = check_frame(bytes)?;
         let directory = Directory::read(&mut rest)?;
-        Corrupt.unless(rest.is_empty(), "3: bytes are left over")?;
+        require(rest.is_empty(), "3: bytes are left over")?;
         Unsupported.unless(directory.files.iter().all(|f| f.kind <= BESIDE), "3, File: kind")?;
         let known = |s: &Section| (CODEBOOK..=SIDE_FILES).contains(&s.kind) || s.kind >= 1 << 31;
         Unsupported.unless(directory.sections.iter().all(known), "3, Section: kind")?;
         directory.check_text()?;
-        directory.check_shard()?;
-        directory.check_metadata()?;
-        directory.check_paths()?;
         directory.check_names()?;
+        directory.check_paths()?;
         directory.check_sections(directory_offset)?;
         directory.check_arrays()?;
         directory.files.iter().try_for_each(|file| directory.check_file(file))?;
@@ -128,8 +115,6 @@ impl<'a> Container<'a> {
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
         self.directory.tensors.iter().map(|t| TensorInfo {
             name: self.directory.text(&t.name),
-            dtype: t.dtype,
-            encoding: t.encoding,
             shape: t.shape(),
             hash: &t.hash,
         })
@@ -142,32 +127,27 @@ impl<'a> Container<'a> {
     /// Corrupt by section 4 or 6, or if there is no such tensor; Unsupported if dtype or encoding
     /// are unknown.
     pub fn decode(&self, index: usize) -> Result<Vec<u8>> {
-        let t = item(&self.directory.tensors, index as u64)?;
-        Unsupported.unless(t.size()?.is_some(), "3, Tensor: dtype")?;
-        let t =
-            if t.encoding == ALIAS { item(&self.directory.tensors, t.parameters[0])? } else { t };
-        Unsupported.unless([RAW, GAP, TILE].contains(&t.encoding), "3, Tensor: encoding")?;
-        let mut stored = [&[] as &[u8]; 5];
-        let mut chunks = BTreeSet::new();
-        for (bytes, a) in
-            stored.iter_mut().zip(self.directory.arrays_of(t.first_array, t.array_count))
-        {
-            *bytes = slice(
-                self.bytes,
-                item(&self.directory.sections, a.section)?.offset + a.offset,
-                a.length,
-            )?;
-            let range =
-                a.offset / CHECKSUM_CHUNK_BYTES..=(a.offset + a.length - 1) / CHECKSUM_CHUNK_BYTES;
-            chunks.extend(range.map(|chunk| (a.section, chunk)));
+        let d = &self.directory;
+        let mut t = item(&d.tensors, index as u64)?;
+        if t.encoding == ALIAS {
+            t = item(&d.tensors, t.parameters[0])?;
         }
-        chunks.into_iter().try_for_each(|(section, chunk)| self.check_chunk(section, chunk))?;
-        match (t.encoding, stored) {
-            (GAP, arrays) => gap::decode_gap(arrays, t.three_parameters()),
-            (TILE, [codebook, records, bitstream, plane, _]) => {
-                tile::decode_tile([codebook, records, bitstream, plane], t.three_parameters())
+        let known = t.size()?.is_some() && [RAW, GAP, TILE].contains(&t.encoding);
+        Unsupported.unless(known, "3, Tensor: dtype or encoding")?;
+        let mut stored = [&[] as &[u8]; 5];
+        for (bytes, a) in stored.iter_mut().zip(d.arrays_of(t.first_array, t.array_count)) {
+            let section = item(&d.sections, a.section)?;
+            *bytes = slice(self.bytes, section.offset + a.offset, a.length)?;
+            let last = (a.offset + a.length - 1) / CHECKSUM_CHUNK_BYTES;
+            for chunk in a.offset / CHECKSUM_CHUNK_BYTES..=last {
+                self.check_chunk(a.section, chunk)?;
             }
-            (_, [data, ..]) => Ok(data.to_vec()),
+        }
+        let ([codebook, second, third, fourth, _], [parameters @ .., _]) = (stored, t.parameters);
+        match t.encoding {
+            GAP => gap::decode_gap(stored, parameters),
+            TILE => tile::decode_tile([codebook, second, third, fourth], parameters),
+            _ => Ok(codebook.to_vec()),
         }
     }
 
@@ -175,13 +155,11 @@ impl<'a> Container<'a> {
     fn check_chunk(&self, section: u64, chunk: u64) -> Result<()> {
         let (before, sections) = self.directory.sections.split_at(section as usize);
         let checksum = before.iter().map(Section::chunk_count).sum::<u64>() + chunk;
-        let (s, start) = (item(sections, 0)?, chunk * CHECKSUM_CHUNK_BYTES);
-        let bytes =
-            slice(self.bytes, s.offset + start, CHECKSUM_CHUNK_BYTES.min(s.length - start))?;
-        Corrupt.unless(
-            crc32(bytes) == *item(&self.directory.checksums, checksum)?,
-            "4: checksum of a chunk",
-        )
+        let start = chunk * CHECKSUM_CHUNK_BYTES;
+        let length = CHECKSUM_CHUNK_BYTES.min(sections[0].length - start);
+        let bytes = slice(self.bytes, sections[0].offset + start, length)?;
+        let expected = *item(&self.directory.checksums, checksum)?;
+        require(crc32(bytes) == expected, "4: checksum of a chunk")
     }
 }
 
@@ -191,23 +169,21 @@ impl Directory {
         let mut end = 0;
         let paths_and_blocks = self.files.iter().map(|f| &f.path).chain(&self.blocks);
         let names = paths_and_blocks.chain(self.tensors.iter().map(|t| &t.name));
-        let names = names.map(|name| (name, 1..=MAX_NAME_BYTES));
-        let entries = self.metadata.iter().flat_map(|entry| {
-            [(&entry.key, 1..=MAX_KEY_BYTES), (&entry.value, 0..=MAX_VALUE_BYTES)]
-        });
-        for (name, lengths) in names.chain(entries) {
-            Limit.unless(
-                name.length <= *lengths.end(),
-                "3: a name, path, key or value is too long",
-            )?;
-            let place = name.length >= *lengths.start() && name.offset == end;
-            Corrupt.unless(place, "3, Text: empty, or not back to back")?;
+        let names = names.map(|name| (name, 1, MAX_NAME_BYTES));
+        let entries = self
+            .metadata
+            .iter()
+            .flat_map(|entry| [(&entry.key, 1, MAX_KEY_BYTES), (&entry.value, 0, MAX_VALUE_BYTES)]);
+        for (name, least, most) in names.chain(entries) {
+            Limit.unless(name.length <= most, "3: a name, path, key or value is too long")?;
+            let place = name.length >= least && name.offset == end;
+            require(place, "3, Text: empty, or not back to back")?;
             let text = str::from_utf8(slice(&self.text, name.offset, name.length)?);
             let plain = text.is_ok_and(|text| !text.contains('\0'));
-            Corrupt.unless(plain, "1: a name or path is not UTF-8 without NUL")?;
+            require(plain, "1: a name or path is not UTF-8 without NUL")?;
             end += name.length;
         }
-        Corrupt.unless(end == self.text.len() as u64, "3, Text: some belongs to nobody")
+        require(end == self.text.len() as u64, "3, Text: some belongs to nobody")
     }
 
     /// A name or path, after `check_text`.
@@ -216,40 +192,38 @@ impl Directory {
             .map_or("", |text| str::from_utf8(text).unwrap_or(""))
     }
 
-    /// 3: which shard this is, and what only the first one has.
-    fn check_shard(&self) -> Result<()> {
-        Limit.unless(self.shard_count <= MAX_SHARDS, "3: shard_count exceeds MAX_SHARDS")?;
-        Corrupt.unless(self.shard_index < self.shard_count, "3: shard_index")?;
+    /// 3: which shard this is, what only the first one has, *Metadata*, and names of blocks and
+    /// tensors.
+    fn check_names(&self) -> Result<()> {
+        Limit.unless(self.shard_count <= MAX_SHARDS, "3: shard_count")?;
+        require(self.shard_index < self.shard_count, "3: shard_index")?;
         let plain = self.files.iter().all(|f| f.kind == WEIGHTS) && self.metadata.is_empty();
-        Corrupt.unless(self.shard_index == 0 || plain, "3: side files or metadata in a later shard")
-    }
-
-    /// 3, *Metadata*.
-    fn check_metadata(&self) -> Result<()> {
-        let bytes: u64 =
-            self.metadata.iter().map(|entry| entry.key.length + entry.value.length).sum();
-        Limit.unless(bytes <= MAX_METADATA_BYTES, "3, Metadata: exceeds MAX_METADATA_BYTES")?;
+        require(self.shard_index == 0 || plain, "3: side files or metadata in a later shard")?;
+        let bytes = self.metadata.iter().map(|entry| entry.key.length + entry.value.length);
+        Limit.unless(bytes.sum::<u64>() <= MAX_METADATA_BYTES, "3, Metadata: bytes")?;
         let keys = self.metadata.iter().map(|entry| self.text(&entry.key));
-        Corrupt.unless(keys.is_sorted_by(|a, b| a < b), "3, Metadata: order")
+        require(keys.is_sorted_by(|a, b| a < b), "3, Metadata: order")?;
+        let blocks: BTreeSet<_> = self.blocks.iter().map(|block| self.text(block)).collect();
+        require(blocks.len() == self.blocks.len(), "3, Block: two have one name")?;
+        let tensors = self.tensors.iter().map(|t| self.text(&t.name));
+        require(tensors.is_sorted_by(|a, b| a < b), "3, Tensor: order")
     }
 
     /// 3, *File*: order and paths.
     fn check_paths(&self) -> Result<()> {
         Limit.unless(self.files.len() <= MAX_FILES, "3, File: more than MAX_FILES")?;
         let files = self.files.iter().map(|f| (f.kind, self.text(&f.path)));
-        Corrupt.unless(files.is_sorted_by(|a, b| a < b), "3, File: order")?;
+        require(files.is_sorted_by(|a, b| a < b), "3, File: order")?;
         let paths: BTreeSet<_> = self.files.iter().map(|f| self.text(&f.path)).collect();
-        Corrupt.unless(paths.len() == self.files.len(), "3, File: two have one path")?;
+        require(paths.len() == self.files.len(), "3, File: two have one path")?;
         let mut folders = BTreeSet::new();
         for path in &paths {
             let plain = path.split('/').all(|component| !["", ".", ".."].contains(&component));
             let plain = plain && !path.contains(|c: char| c == '\\' || c == ':' || c.is_control());
             let in_file = path.match_indices('/').any(|(at, _)| paths.contains(&path[..at]));
-            Corrupt.unless(plain && !in_file, "3, File: path")?;
-            Limit.unless(
-                path.split('/').count() <= MAX_PATH_COMPONENTS,
-                "3, File: many components",
-            )?;
+            require(plain && !in_file, "3, File: path")?;
+            let count = path.split('/').count();
+            Limit.unless(count <= MAX_PATH_COMPONENTS, "3, File: many components")?;
             let short = path.split('/').all(|component| component.len() <= MAX_COMPONENT_BYTES);
             Limit.unless(short, "3, File: a long component")?;
             folders.extend(path.match_indices('/').map(|(at, _)| &path[..at]));
@@ -257,115 +231,94 @@ impl Directory {
         Limit.unless(folders.len() <= MAX_FOLDERS, "3, File: more than MAX_FOLDERS")
     }
 
-    /// 3: names that are unique, and the order of tensors.
-    fn check_names(&self) -> Result<()> {
-        let blocks: BTreeSet<_> = self.blocks.iter().map(|block| self.text(block)).collect();
-        Corrupt.unless(blocks.len() == self.blocks.len(), "3, Block: two have one name")?;
-        let tensors = self.tensors.iter().map(|t| self.text(&t.name));
-        Corrupt.unless(tensors.is_sorted_by(|a, b| a < b), "3, Tensor: order")
-    }
-
     /// 3, *Section*, with the places of section 2 and the count of section 4.
     fn check_sections(&self, directory_offset: u64) -> Result<()> {
         let (mut end, mut chunks) = (HEAD_BYTES.into(), 0);
         for s in &self.sections {
-            Corrupt.unless(s.reserved == 0 && s.length > 0, "3, Section: reserved or length")?;
+            require(s.reserved == 0 && s.length > 0, "3, Section: reserved or length")?;
             let none =
                 [PREFIXES, SIDE_FILES].contains(&s.kind) || s.kind > SIDE_FILES && s.block == NONE;
             let block = if none { s.block == NONE } else { s.block < self.blocks.len() as u64 };
-            Corrupt.unless(block, "3, Section: block")?;
-            Corrupt.unless(
-                u128::from(s.offset) == align(end, SECTION_ALIGNMENT),
-                "2: place of a section",
-            )?;
+            require(block, "3, Section: block")?;
+            let start = align(end, SECTION_ALIGNMENT);
+            require(u128::from(s.offset) == start, "2: place of a section")?;
             end = u128::from(s.offset) + u128::from(s.length);
             chunks += u128::from(s.chunk_count());
         }
         let ascending = self.sections.is_sorted_by(|a, b| (a.block, a.kind) < (b.block, b.kind));
-        Corrupt.unless(ascending, "3, Section: order")?;
+        require(ascending, "3, Section: order")?;
         let directory_place = align(end, SECTION_ALIGNMENT);
-        Corrupt.unless(directory_place == directory_offset.into(), "2: place of the directory")?;
-        Corrupt.unless(chunks == self.checksums.len() as u128, "4: count of checksums")
+        require(directory_place == directory_offset.into(), "2: place of the directory")?;
+        require(chunks == self.checksums.len() as u128, "4: count of checksums")
     }
 
     /// 3, *Array*: whose they are, and how they are packed.
     fn check_arrays(&self) -> Result<()> {
         let mut next = 0;
         let files = self.files.iter().map(|f| (f.first_array, f.array_count));
-        for (first, count) in
-            files.chain(self.tensors.iter().map(|t| (t.first_array, t.array_count)))
-        {
-            Corrupt.unless(u128::from(first) == next, "3, Array: first_array")?;
+        let tensors = self.tensors.iter().map(|t| (t.first_array, t.array_count));
+        for (first, count) in files.chain(tensors) {
+            require(u128::from(first) == next, "3, Array: first_array")?;
             next += u128::from(count);
         }
-        Corrupt.unless(next == self.arrays.len() as u128, "3, Array: array_count")?;
+        require(next == self.arrays.len() as u128, "3, Array: array_count")?;
         let mut ends = vec![0; self.sections.len()];
         for a in &self.arrays {
             let start = align(*item(&ends, a.section)?, ARRAY_ALIGNMENT);
-            Corrupt.unless(
-                u128::from(a.offset) == start && a.length > 0,
-                "3, Array: offset or length",
-            )?;
+            let right = u128::from(a.offset) == start && a.length > 0;
+            require(right, "3, Array: offset or length")?;
             ends[a.section as usize] = start + u128::from(a.length);
         }
         let whole = |(s, end): (&Section, u128)| match u128::from(s.length) {
             length if s.kind > SIDE_FILES => length >= end,
             length => length == end,
         };
-        Corrupt.unless(self.sections.iter().zip(ends).all(whole), "3, Array: length of the section")
+        require(self.sections.iter().zip(ends).all(whole), "3, Array: length of the section")
     }
 
     fn arrays_of(&self, first: u64, count: u64) -> &[Array] {
         slice(&self.arrays, first, count).unwrap_or_default()
     }
 
-    /// Requires arrays of these lengths, in sections of these kinds and of this block.
-    fn check_stored(&self, arrays: &[Array], block: u64, expected: &[(u32, u64)]) -> Result<()> {
-        let place =
-            |a: &Array| item(&self.sections, a.section).map(|s| (s.block, s.kind, a.length));
-        let found: Vec<_> = arrays.iter().map(place).collect::<Result<_>>()?;
-        let equal =
-            found.into_iter().eq(expected.iter().map(|&(kind, length)| (block, kind, length)));
-        Corrupt.unless(equal, "3, 6: count of arrays, their sections or their lengths")
+    /// Requires arrays of these lengths, in sections of these kinds.
+    fn check_stored(&self, arrays: &[Array], kinds: &[u32], lengths: &[u64]) -> Result<()> {
+        let mut right = arrays.len() == kinds.len();
+        for (a, (kind, length)) in arrays.iter().zip(kinds.iter().zip(lengths)) {
+            let s = item(&self.sections, a.section)?;
+            right &= (s.kind, a.length) == (*kind, *length);
+        }
+        require(right, "3, 6: count of arrays, their sections or their lengths")
     }
 
     /// 3, *File*: all but order and path.
     fn check_file(&self, file: &File) -> Result<()> {
-        Corrupt.unless(file.reserved == 0, "3, File: reserved")?;
+        require(file.reserved == 0, "3, File: reserved")?;
+        let shard = file.kind == BESIDE && self.text(&file.path).ends_with(".df11");
+        require(!shard, "3, File: name of a shard")?;
         let arrays = self.arrays_of(file.first_array, file.array_count);
-        let prefix = arrays.first().map_or(0, |a| a.length);
-        match file.kind {
-            WEIGHTS => self.check_stored(arrays, NONE, &[(PREFIXES, prefix.min(file.length))]),
-            BESIDE => {
-                Corrupt.unless(
-                    !self.text(&file.path).ends_with(".df11"),
-                    "3, File: name of a shard",
-                )?;
-                self.check_stored(arrays, NONE, &[])
-            }
-            _ if file.length == 0 => self.check_stored(arrays, NONE, &[]),
-            _ => self.check_stored(arrays, NONE, &[(SIDE_FILES, file.length)]),
-        }
+        let (kinds, length): (&[_], _) = match file.kind {
+            WEIGHTS => (&[PREFIXES], arrays.first().map_or(0, |a| a.length).min(file.length)),
+            BESIDE => (&[], 0),
+            _ => (if file.length == 0 { &[] } else { &[SIDE_FILES] }, file.length),
+        };
+        self.check_stored(arrays, kinds, &[length])
     }
 
     /// 3, *Tensor*: all but order and name.
     fn check_tensor(&self, t: &Tensor) -> Result<()> {
-        Limit.unless(
-            t.dimension_count <= MAX_DIMENSIONS,
-            "3, Tensor: dimension_count exceeds MAX_DIMENSIONS",
-        )?;
+        Limit.unless(t.dimension_count <= MAX_DIMENSIONS, "3, Tensor: dimension_count")?;
         let after = &t.shape[t.dimension_count as usize..];
-        Corrupt.unless(after.iter().all(|&dimension| dimension == 0), "3, Tensor: shape")?;
+        require(after.iter().all(|&dimension| dimension == 0), "3, Tensor: shape")?;
         item(&self.blocks, t.block)?;
         let file = item(&self.files, t.file)?;
-        Corrupt.unless(file.kind == WEIGHTS, "3, Tensor: file")?;
+        require(file.kind == WEIGHTS, "3, Tensor: file")?;
         let arrays = self.arrays_of(t.first_array, t.array_count);
         let in_block =
             |a: &Array| item(&self.sections, a.section).is_ok_and(|s| s.block == t.block);
-        Corrupt.unless(arrays.iter().all(in_block), "3, Array: block")?;
+        require(arrays.iter().all(in_block), "3, Array: block")?;
         let size = t.size()?;
         let end = u128::from(t.file_offset) + u128::from(size.map_or(0, |(_, bytes)| bytes));
-        Corrupt.unless(end <= file.length.into(), "3, Tensor: ends outside its file")?;
+        require(end <= file.length.into(), "3, Tensor: ends outside its file")?;
         if t.encoding == ALIAS {
             return self.check_alias(t, arrays);
         }
@@ -374,11 +327,10 @@ impl Directory {
 
     /// 6.1, except for the number of aliases.
     fn check_alias(&self, t: &Tensor, arrays: &[Array]) -> Result<()> {
-        Corrupt.unless(t.parameters[1..] == [0; 3], "6: unused parameters")?;
+        require(t.parameters[1..] == [0; 3] && arrays.is_empty(), "6.1: parameters or arrays")?;
         let target = item(&self.tensors, t.parameters[0])?;
         let same = (target.block, target.dtype, target.shape()) == (t.block, t.dtype, t.shape());
-        Corrupt.unless(target.encoding != ALIAS && same && target.hash == t.hash, "6.1: target")?;
-        self.check_stored(arrays, t.block, &[])
+        require(target.encoding != ALIAS && same && target.hash == t.hash, "6.1: target")
     }
 
     /// 6.1: how many aliases a tensor has.
@@ -398,38 +350,24 @@ impl Directory {
         elements: u64,
         bytes: u64,
     ) -> Result<()> {
-        let named = [1, 0, 3, 3].get(t.encoding as usize).map_or(4, |&count| count);
-        Corrupt.unless(
-            t.parameters[named..].iter().all(|&unused| unused == 0),
-            "6: unused parameters",
-        )?;
-        match t.encoding {
-            RAW if bytes == 0 => self.check_stored(arrays, t.block, &[]),
-            RAW => self.check_stored(arrays, t.block, &[(RAW_TENSORS, bytes)]),
+        let codebook = arrays.first().map_or(0, |a| a.length);
+        let [parameters @ .., _] = t.parameters;
+        let (kinds, lengths, named): (&[_], _, _) = match t.encoding {
+            RAW if bytes == 0 => (&[], vec![], 0),
+            RAW => (&[RAW_TENSORS], vec![bytes], 0),
             GAP => {
-                Corrupt.unless(t.dtype == BF16, "6.3: dtype")?;
-                let codebook = arrays.first().map_or(0, |a| a.length);
-                let lengths = gap::array_lengths(codebook, elements, t.three_parameters())?;
-                let kinds = [CODEBOOK, INDEX, INDEX, BITSTREAM, PLANE];
-                self.check_stored(
-                    arrays,
-                    t.block,
-                    &std::array::from_fn::<_, 5, _>(|i| (kinds[i], lengths[i])),
-                )
+                let lengths = gap::array_lengths(codebook, elements, parameters)?.to_vec();
+                (&[CODEBOOK, INDEX, INDEX, BITSTREAM, PLANE], lengths, 3)
             }
             TILE => {
-                Corrupt.unless(t.dtype == BF16, "6.4: dtype")?;
-                let codebook = arrays.first().map_or(0, |a| a.length);
-                let lengths = tile::array_lengths(codebook, elements, t.three_parameters())?;
-                let kinds = [CODEBOOK, INDEX, BITSTREAM, PLANE];
-                self.check_stored(
-                    arrays,
-                    t.block,
-                    &std::array::from_fn::<_, 4, _>(|i| (kinds[i], lengths[i])),
-                )
+                let lengths = tile::array_lengths(codebook, elements, parameters)?.to_vec();
+                (&[CODEBOOK, INDEX, BITSTREAM, PLANE], lengths, 3)
             }
-            _ => Ok(()),
-        }
+            _ => return Ok(()),
+        };
+        require(named == 0 || t.dtype == BF16, "6.3, 6.4: dtype")?;
+        require(t.parameters[named..].iter().all(|&unused| unused == 0), "6: unused parameters")?;
+        self.check_stored(arrays, kinds, &lengths)
     }
 }
 
@@ -442,12 +380,6 @@ impl Section {
 impl Tensor {
     fn shape(&self) -> &[u64] {
         slice(&self.shape, 0, self.dimension_count).unwrap_or_default()
-    }
-
-    /// `bytes_per_thread`, `threads_per_block` and `bit_count` (6.3), or `tile_columns`, `columns`
-    /// and `bit_count` (6.4).
-    fn three_parameters(&self) -> [u64; 3] {
-        std::array::from_fn(|i| self.parameters[i])
     }
 
     /// Elements and bytes (5), unless the dtype is unknown.
@@ -463,13 +395,12 @@ impl Tensor {
         };
         let sizes = self.shape().iter().copied().filter(|&dimension| dimension > 0);
         let bits = sizes.chain([element_bits]).try_fold(1, u64::checked_mul);
-        let Some(bits) = bits else {
-            return Corrupt.unless(false, "5: too many bits").map(|()| None);
-        };
+        require(bits.is_some(), "5: too many bits")?;
+        let bits = bits.unwrap_or(0);
         if self.shape().contains(&0) {
             return Ok(Some((0, 0)));
         }
-        Corrupt.unless(bits % 8 == 0, "5: elements do not fill whole bytes")?;
+        require(bits % 8 == 0, "5: elements do not fill whole bytes")?;
         Ok(Some((bits / element_bits, bits / 8)))
     }
 }

@@ -1,6 +1,6 @@
 //! The records of header and directory (2, 3): their fields and nothing else; and places in lists.
 
-use crate::{Error, Kind, Result};
+use crate::{Error, Kind, Result, require};
 
 /// The smallest multiple of `a` that is at least `x` (1). Sums of u64 numbers in u128 do not
 /// overflow, and no u64 field equals one that exceeds 2^64 - 1.
@@ -10,17 +10,13 @@ pub(crate) fn align(x: u128, a: u64) -> u128 {
 
 /// The `length` items from `offset` on.
 pub(crate) fn slice<T>(items: &[T], offset: u64, length: u64) -> Result<&[T]> {
-    let end = offset.checked_add(length).and_then(|end| usize::try_from(end).ok());
-    usize::try_from(offset)
-        .ok()
-        .zip(end)
-        .and_then(|(start, end)| items.get(start..end))
-        .ok_or(OUTSIDE)
+    let end = offset.checked_add(length).filter(|&end| end <= items.len() as u64).ok_or(OUTSIDE)?;
+    Ok(&items[offset as usize..end as usize])
 }
 
 /// The item with this index.
 pub(crate) fn item<T>(items: &[T], index: u64) -> Result<&T> {
-    usize::try_from(index).ok().and_then(|index| items.get(index)).ok_or(OUTSIDE)
+    Ok(&slice(items, index, 1)?[0])
 }
 
 const OUTSIDE: Error =
@@ -60,8 +56,7 @@ impl<T: Field> Field for Vec<T> {
     const SIZE: u64 = u64::SIZE;
     fn read(bytes: &mut &[u8]) -> Result<Self> {
         let count = u64::read(bytes)?;
-        Kind::Corrupt
-            .unless(count <= bytes.len() as u64 / T::SIZE, "3: a list exceeds the directory")?;
+        require(count <= bytes.len() as u64 / T::SIZE, "3: a list exceeds the directory")?;
         (0..count).map(|_| T::read(bytes)).collect()
     }
 }

@@ -1,5 +1,4 @@
-//! Matrices on their way from containers to the fast layout, of which nothing else is ever on the
-//! GPU.
+//! Matrices on their way from containers to the fast layout: nothing else of them is on the GPU.
 //!
 //! ```text
 //! container → pinned buffer → slot: task, records, plane, bits → weights → packed strips
@@ -10,43 +9,27 @@
 //! exceptions of one matrix, and decode tables; less than 256 MB.
 #![expect(unsafe_code, reason = "copies and launches, each with its proof")]
 
-use std::{
-    collections::BTreeMap,
-    num::NonZero,
-    ops::Range,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-        mpsc::{self, Receiver, Sender},
-    },
-    thread,
-};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::{collections::BTreeMap, num::NonZero, ops::Range, thread};
 
 use cudarc::driver::{CudaEvent, CudaStream, sys::CUdeviceptr};
-use zerocopy::IntoBytes;
+use zerocopy::{IntoBytes, transmute};
 
-use super::{
-    fast::{FastOutcome, Packer, Strips},
-    task::{STRIP_ROWS, good_exceptions},
+use super::fast::{FastArrays, Packer, Strips};
+use super::task::{STRIP_ROWS, good_exceptions};
+use crate::encoding::tile::{self, Sizes};
+use crate::gpu::memory::{Buffer, DeviceRegion};
+use crate::gpu::needs::{array_length, arrays_of};
+use crate::gpu::stored::{StoredTile, Tensors};
+use crate::gpu::task::{DecodeTask, TILE_KERNEL, TileAddresses, TileSource, TileTask};
+use crate::gpu::upload::{BUFFERS, PIECE_BYTES, Ring, rings};
+use crate::gpu::{
+    device::Device, fault::OrFault, module::DecodeLaunch, pinned::Pinned, status::Status,
 };
-use crate::{
-    Error, Model, Result, Tensor,
-    constants::ARRAY_ALIGNMENT,
-    encoding::tile::{self, Sizes},
-    gpu::{
-        device::Device,
-        fault::OrFault,
-        memory::{Buffer, DeviceRegion},
-        module::DecodeLaunch,
-        pinned::Pinned,
-        status::Status,
-        stored::{StoredTile, Tensors},
-        task::{DecodeTask, TILE_KERNEL, TileAddresses, TileSource, TileTask},
-        upload::{BUFFERS, PIECE_BYTES, Ring, rings},
-    },
-    parallel,
-    progress::{Observer, advance},
-};
+use crate::progress::{Observer, advance};
+use crate::{Error, Model, Result, Tensor, constants::ARRAY_ALIGNMENT, parallel};
 
 /// Slots for each reader: one is read for, in the other strips that arrived before others wait.
 const SLOTS: usize = 2;
@@ -63,11 +46,9 @@ pub(in crate::gpu) struct FastLoad<'l> {
     pub(in crate::gpu) observer: &'l dyn Observer,
 }
 
-/// A matrix that shall be fast.
 pub(in crate::gpu) struct FastRequest<'m> {
     pub(in crate::gpu) tensor: Tensor<'m>,
     pub(in crate::gpu) stored: &'m StoredTile,
-    /// The device address of its decode table.
     pub(in crate::gpu) table: CUdeviceptr,
     /// Where it goes: memory of [`fast_bytes`](super::task::fast_bytes).
     pub(in crate::gpu) strips: DeviceRegion,
@@ -134,14 +115,8 @@ fn cut(matrix: usize, wanted: &FastRequest<'_>) -> Result<Option<Vec<StripBatch>
         let bits = sizes.bitstream_of(&records[of.start as usize..of.end as usize], &strips);
         let is_last = strips.end == sizes.strip_count();
         let bits = bits.map_err(|error| wanted.tensor.locate(error))?;
-        Ok(StripBatch {
-            matrix,
-            plane: sizes.plane_of(&strips)?,
-            records: of,
-            bits,
-            strips,
-            is_last,
-        })
+        let plane = sizes.plane_of(&strips)?;
+        Ok(StripBatch { matrix, plane, records: of, bits, strips, is_last })
     };
     let (mut jobs, mut next) = (Vec::new(), 0);
     while next < sizes.strip_count() {
@@ -163,8 +138,7 @@ fn cut(matrix: usize, wanted: &FastRequest<'_>) -> Result<Option<Vec<StripBatch>
 }
 
 impl FastRequest<'_> {
-    /// Reads a job's part of the arrays into a buffer, as it shall lie in the slot at this device
-    /// address; its bytes.
+    /// Reads a job's part of the arrays into a buffer, as it lies in the slot there; its bytes.
     fn fill(&self, job: &StripBatch, slot: CUdeviceptr, out: &mut [u8]) -> Result<usize> {
         let layout = job.layout();
         let array = self.tensor.record().array_range().start;
@@ -200,7 +174,7 @@ impl FastRequest<'_> {
             columns,
             tiles_across: sizes.geometry().strip_tiles(),
         };
-        TileTask::new(&source, &(0..rows * columns), &(0..columns), 0, 0).into()
+        transmute!(TileTask::new(&source, &(0..rows * columns), &(0..columns), 0, 0))
     }
 }
 
@@ -217,19 +191,18 @@ struct Slot {
 type Arrival = Result<(usize, usize)>;
 
 /// What the readers share.
-struct Readers<'u> {
+struct Transit<'u> {
     device: &'u Device,
     matrices: &'u [FastRequest<'u>],
-    jobs: &'u [StripBatch],
+    jobs: Vec<StripBatch>,
     next: AtomicUsize,
-    slots: &'u [Slot],
+    slots: Vec<Slot>,
     free: Mutex<Receiver<usize>>,
     observer: &'u dyn Observer,
 }
 
-impl Readers<'_> {
-    /// One reader: takes jobs until there are no more, or nobody wants them; gives its buffers
-    /// back.
+impl Transit<'_> {
+    /// One reader: takes jobs while there are some and somebody wants them; returns its buffers.
     fn run(&self, mut ring: Ring, arrived: &Sender<Arrival>) -> Ring {
         let mut at = 0;
         // First a slot, then a job: so the first of all jobs that have not arrived has one.
@@ -257,8 +230,7 @@ impl Readers<'_> {
         let count = self.matrices[job.matrix].fill(job, *address, buffer.bytes()?)?;
         let action = "ordering copies and kernels";
         stream.wait(used).or_fault(action)?;
-        // SAFETY: a slot has room for every job, and only its owner copies into it. Freeing it
-        // waits for the context.
+        // SAFETY: a slot has room for every job, and only its owner copies into it; freeing waits.
         unsafe { buffer.copy(count, *address, stream) }?;
         filled.record(stream).or_fault(action)?;
         advance(self.observer, job.bytes())
@@ -267,9 +239,7 @@ impl Readers<'_> {
 
 /// Decodes and packs what has arrived.
 struct Packing<'u> {
-    device: &'u Device,
-    matrices: &'u [FastRequest<'u>],
-    slots: &'u [Slot],
+    transit: &'u Transit<'u>,
     stream: Arc<CudaStream>,
     weights: DeviceRegion,
     packer: Packer,
@@ -277,22 +247,25 @@ struct Packing<'u> {
 }
 
 impl Packing<'_> {
-    /// All jobs, in their order; gives back slots as soon as others may be copied into them. For
-    /// each matrix what became of it.
+    /// All jobs, in their order; gives back slots as soon as others may be copied into them. The
+    /// matrices that became fast.
     fn run(
         &mut self,
-        jobs: &[StripBatch],
         arrivals: &Receiver<Arrival>,
         free: &Sender<usize>,
-    ) -> Result<Vec<(usize, FastOutcome)>> {
-        let (mut early, mut next, mut outcomes) = (BTreeMap::new(), 0, Vec::new());
+    ) -> Result<Vec<Option<FastArrays>>> {
+        let Transit { jobs, matrices, .. } = self.transit;
+        let (mut early, mut next) = (BTreeMap::new(), 0);
+        let mut outcomes: Vec<_> = matrices.iter().map(|_| None).collect();
         while next < jobs.len() {
             // All readers are gone only after one has sent its failure.
             let Ok(arrival) = arrivals.recv() else { return Err(Error::Cancelled) };
             let (number, slot) = arrival?;
             early.insert(number, slot);
             while let Some(slot) = early.remove(&next) {
-                outcomes.extend(self.take(&jobs[next], slot, free)?);
+                if let Some(arrays) = self.take(&jobs[next], slot, free)? {
+                    outcomes[jobs[next].matrix] = Some(arrays);
+                }
                 next += 1;
             }
         }
@@ -306,8 +279,8 @@ impl Packing<'_> {
         job: &StripBatch,
         slot: usize,
         free: &Sender<usize>,
-    ) -> Result<Option<(usize, FastOutcome)>> {
-        let wanted = &self.matrices[job.matrix];
+    ) -> Result<Option<FastArrays>> {
+        let wanted = &self.transit.matrices[job.matrix];
         let (sizes, action) = (&wanted.stored.sizes, "ordering copies and kernels");
         let (geometry, weights) = (sizes.geometry(), self.weights.pointer());
         let (rows, columns) = (geometry.rows(), geometry.columns());
@@ -315,7 +288,7 @@ impl Packing<'_> {
         if job.strips.start == 0 {
             self.packer.begin(&self.stream)?;
         }
-        let kernels = self.device.kernels();
+        let kernels = self.transit.device.kernels();
         let launch = DecodeLaunch {
             kernel: TILE_KERNEL,
             fit: kernels.fit(TILE_KERNEL, wanted.stored.staged_bytes)?,
@@ -323,7 +296,7 @@ impl Packing<'_> {
             task_count: 1,
             unit_count: (job.strips.end - job.strips.start) * geometry.strip_tiles(),
         };
-        let Slot { address, filled, used } = &self.slots[slot];
+        let Slot { address, filled, used } = &self.transit.slots[slot];
         self.stream.wait(filled).or_fault(action)?;
         let status = self.status.device_pointer();
         // SAFETY: the slot begins with the task of its arrays, which have the sizes that it says;
@@ -341,21 +314,26 @@ impl Packing<'_> {
         }
         let most = good_exceptions(sizes.elements());
         let memory = wanted.strips.clone();
-        let outcome = self.packer.finish(strips, memory, most, true, &self.stream)?;
-        Ok(Some((job.matrix, outcome)))
+        Ok(self.packer.finish(strips, memory, most, true, &self.stream)?.ok())
     }
 }
 
-/// Loads matrices in the fast layout, and waits; for each what became of it, and the allocations of
-/// their exceptions. The same bytes in every run.
+/// Loads matrices in the fast layout, and waits; none of one with too many exceptions or too
+/// large strips. `kept` gets the allocations of exceptions. The same bytes in every run.
 pub(in crate::gpu) fn load_fast(
     device: &Device,
     matrices: &[FastRequest<'_>],
     load: &FastLoad<'_>,
-) -> Result<(Vec<FastOutcome>, Vec<Arc<Buffer>>)> {
+    kept: &mut Vec<Arc<Buffer>>,
+) -> Result<Vec<Option<FastArrays>>> {
     let mut jobs = Vec::new();
     for (matrix, wanted) in matrices.iter().enumerate() {
-        jobs.extend(cut(matrix, wanted)?.into_iter().flatten());
+        if let Some(cut) = cut(matrix, wanted)? {
+            jobs.extend(cut);
+        } else {
+            let arrays = arrays_of(load.model, wanted.stored.id);
+            advance(load.observer, arrays.map(|array| array_length(load.model, array)).sum())?;
+        }
     }
     let count = load.readers.get().min(jobs.len());
     let rings = rings(device, count)?;
@@ -373,30 +351,27 @@ pub(in crate::gpu) fn load_fast(
         Ok(Slot { address: addresses + at as u64 * PIECE_BYTES, filled, used })
     };
     let slots = (0..SLOTS * count).map(slot).collect::<Result<Vec<_>>>()?;
-    let mut packing = Packing {
-        device,
-        matrices,
-        slots: &slots,
-        stream: device.new_stream()?,
-        weights: memory.take(weight_bytes),
-        packer: Packer::within(device, most, &mut memory),
-        status: Status::new(device)?,
-    };
     let (arrived, arrivals) = mpsc::channel();
     let (free, taken) = mpsc::channel();
     (0..slots.len()).for_each(|slot| free.send(slot).expect("the receiver is here"));
     let (next, taken) = (AtomicUsize::new(0), Mutex::new(taken));
     let observer = load.observer;
-    let readers =
-        Readers { device, matrices, jobs: &jobs, next, slots: &slots, free: taken, observer };
+    let transit = &Transit { device, matrices, jobs, next, slots, free: taken, observer };
+    let mut packing = Packing {
+        transit,
+        stream: device.new_stream()?,
+        weights: memory.take(weight_bytes),
+        packer: Packer::within(device, most, &mut memory),
+        status: Status::new(device)?,
+    };
     let result = thread::scope(|scope| {
         let spawn = |ring| {
-            let (readers, arrived) = (&readers, arrived.clone());
-            scope.spawn(move || readers.run(ring, &arrived))
+            let arrived = arrived.clone();
+            scope.spawn(move || transit.run(ring, &arrived))
         };
         let threads: Vec<_> = rings.into_iter().map(spawn).collect();
         drop(arrived);
-        let result = packing.run(&jobs, &arrivals, &free);
+        let result = packing.run(&arrivals, &free);
         // Whoever waits for a slot or sends waits no longer.
         drop((free, arrivals));
         for thread in threads {
@@ -407,11 +382,8 @@ pub(in crate::gpu) fn load_fast(
     // Also after a failure: nothing may be on its way to memory that is freed.
     let action = "copying to the GPU";
     let done = device.copies().synchronize().and(packing.stream.synchronize());
-    let packed = result?;
+    let outcomes = result?;
     done.or_fault(action)?;
-    let mut outcomes: Vec<FastOutcome> = matrices.iter().map(|_| FastOutcome::TooWide).collect();
-    for (matrix, outcome) in packed {
-        outcomes[matrix] = outcome;
-    }
-    Ok((outcomes, packing.packer.kept))
+    kept.extend(packing.packer.kept);
+    Ok(outcomes)
 }

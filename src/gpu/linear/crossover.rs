@@ -10,10 +10,8 @@
 
 use cudarc::driver::{CudaContext, sys::CUdevice_attribute as Attribute};
 
-use crate::{
-    Result,
-    gpu::{fault::OrFault, needs::Residence},
-};
+use crate::Result;
+use crate::gpu::{fault::OrFault, needs::Residence};
 
 /// For matrices of each residence, the fewest rows for which decoding is faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,21 +5,13 @@ use std::ops::Range;
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
-use super::{
-    kernels::gather_blocks,
-    matrix::{Matrix, MatrixArrays, shift, within},
-    task::{GatherTask, LinearMatrix},
-};
-use crate::{
-    Error, Result,
-    gpu::{
-        fault::refuse,
-        launches::OUTPUT_ALIGNMENT,
-        status::{Status, check_contexts},
-        task::{FEW_TASKS, TileTask},
-    },
-    open::Rect,
-};
+use super::kernels::gather_blocks;
+use super::matrix::{Matrix, MatrixArrays, shift, within};
+use super::task::{GatherTask, LinearMatrix};
+use crate::gpu::status::{Status, check_contexts};
+use crate::gpu::task::{FEW_TASKS, TileTask};
+use crate::gpu::{fault::refuse, launches::OUTPUT_ALIGNMENT};
+use crate::{Error, Result, open::Rect};
 
 /// Where the indices of rows lie in device memory.
 #[derive(Clone, Copy, Debug)]
@@ -65,8 +57,7 @@ impl Matrix {
     /// weights.
     ///
     /// # Errors
-    /// As [`Matrix::decode_into_raw`], and [`Error::Parameter`] for rows or columns that do not
-    /// exist, or none.
+    /// As [`Matrix::decode_into_raw`], and [`Error::Parameter`] for no or missing rows or columns.
     ///
     /// # Safety
     /// As [`Matrix::decode_into_raw`], with memory for the slice.
@@ -218,8 +209,8 @@ impl Matrix {
         if count == 0 {
             return Ok(());
         }
-        let LinearMatrix { data, index, rest, table, rest_count, .. } = self.task();
-        let LinearMatrix { rows, whole_columns, first_column, .. } = self.task();
+        let LinearMatrix { data, index, rest, table, rest_count, rows, .. } = self.task();
+        let LinearMatrix { whole_columns, first_column, .. } = self.task();
         let task = GatherTask {
             data,
             index,

@@ -5,15 +5,11 @@
 use cudarc::driver::{CudaFunction, CudaStream};
 use zerocopy::FromBytes;
 
-use super::{
-    multiply::{allow_most_shared, run},
-    split::BLOCKS,
-    task::{LinearLaunch, STRIP_ROWS, tiles_across},
-};
-use crate::{
-    Result,
-    gpu::module::{Kernels, Module, config},
-};
+use super::multiply::{allow_most_shared, run};
+use super::split::BLOCKS;
+use super::task::{LinearLaunch, STRIP_ROWS, tiles_across};
+use crate::Result;
+use crate::gpu::module::{Kernels, Module, config};
 
 /// Stages of decoded weights of a block, at least: one is filled while another is multiplied.
 const LEAST_STAGES: u32 = 2;
@@ -141,8 +137,7 @@ impl DecodedKernels {
         let blocks = items.min(self.processors.into()) as u32;
         let config = config(blocks, self.needs.threads, shared);
         let kernel = &self.kernels[class_of(launch.x_rows.into())];
-        // SAFETY: the caller's promise; threads and shared memory are as the kernels' constants
-        // say.
+        // SAFETY: the caller's promise; threads and shared memory as the kernels' constants say.
         unsafe { run(kernel, early, stream, config, launch) }
     }
 }

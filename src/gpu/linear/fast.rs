@@ -9,17 +9,9 @@ use super::task::{
     ENTRY_BYTES, HEAD_BYTES, PackTask, STRIP_ROWS, TILE_BYTES, TILE_COLUMNS, UnpackTask,
     fast_bytes, strip_bytes, strip_head_bytes,
 };
-use crate::{
-    Result,
-    constants::ARRAY_ALIGNMENT,
-    gpu::{
-        device::Device,
-        fault::OrFault,
-        memory::{Buffer, DeviceRegion},
-        status::Status,
-    },
-    open::Rect,
-};
+use crate::gpu::memory::{Buffer, DeviceRegion};
+use crate::gpu::{device::Device, fault::OrFault, status::Status};
+use crate::{Result, constants::ARRAY_ALIGNMENT, open::Rect};
 
 /// Where a matrix lies: memory of [`fast_bytes`] with the data of all strips, then their heads.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +45,6 @@ pub(in crate::gpu) struct FastArrays {
 }
 
 impl FastArrays {
-    /// Device memory that it takes, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         fast_bytes(self.strips.rows, self.strips.columns) + ENTRY_BYTES * self.exceptions
     }
@@ -67,8 +58,7 @@ impl FastArrays {
     ///
     /// # Safety
     /// `output` is device memory with room for the part, and nobody else uses it until the stream
-    /// has done this; `self` and the status live as long. The stream belongs to the device's
-    /// context.
+    /// has done this; `self` and the status live as long. The stream is of its context.
     pub(in crate::gpu) unsafe fn decode(
         &self,
         part: &Rect,
@@ -110,20 +100,9 @@ impl FastArrays {
             tiles: ((strips.end - strips.start) * across) as u32,
             status: status.device_pointer(),
         };
-        // SAFETY: the arrays were made for as many strips and columns; the output is the caller's
-        // promise.
+        // SAFETY: the arrays have as many strips and columns; the output is the caller's promise.
         unsafe { self.device.linear_kernels()?.unpack(stream, &task) }
     }
-}
-
-/// What becomes of a matrix that was to be fast.
-#[derive(Debug)]
-pub(in crate::gpu) enum FastOutcome {
-    Fast(FastArrays),
-    /// It has this many exceptions.
-    TooMany(u64),
-    /// A strip of it is more than is decoded at once.
-    TooWide,
 }
 
 /// Packs one matrix after the other, some strips at a time: room for exceptions until they are
@@ -140,8 +119,7 @@ pub(super) struct Packer {
     taken: u64,
 }
 
-/// Exceptions of several matrices are allocated together, since the driver takes longer than the
-/// GPU.
+/// Exceptions of several matrices are allocated together: the driver is slower than the GPU.
 const KEPT_BYTES: u64 = 1 << 20;
 
 impl Packer {
@@ -213,8 +191,7 @@ impl Packer {
         copied.or_fault("copying on the GPU")
     }
 
-    /// Puts the packing of some rows on the stream: whole strips that follow those before, or the
-    /// last ones.
+    /// Puts the packing of some rows on the stream: whole strips, in order, or the last ones.
     ///
     /// # Safety
     /// `weights` is device memory with the rows, dense, when the stream comes to it; that, the
@@ -246,9 +223,9 @@ impl Packer {
         unsafe { self.device.linear_kernels()?.pack(stream, &task) }
     }
 
-    /// Waits, and keeps the exceptions that there are, if they are no more than `most`; `together`
-    /// with those of other matrices. What is put on the stream afterwards may be of another matrix.
-    /// `memory`: where the matrix is.
+    /// Waits, and keeps the exceptions that there are, `together` with those of other matrices; or
+    /// answers with their number, if they are more than `most`. What is put on the stream
+    /// afterwards may be of another matrix. `memory`: where the matrix is.
     pub(super) fn finish(
         &mut self,
         strips: Strips,
@@ -256,17 +233,17 @@ impl Packer {
         most: u64,
         together: bool,
         stream: &CudaStream,
-    ) -> Result<FastOutcome> {
+    ) -> Result<Result<FastArrays, u64>> {
         assert_eq!(memory.pointer(), strips.address, "the memory of the matrix");
         let exceptions = self.count(stream)?;
         if exceptions > most.min(self.capacity()) {
-            return Ok(FastOutcome::TooMany(exceptions));
+            return Ok(Err(exceptions));
         }
         let kept = self.keep(exceptions * ENTRY_BYTES, together)?;
         let (device, entries) = (self.device.clone(), kept.pointer());
         // SAFETY: there are as many bytes. Freeing them waits for the context.
         unsafe { self.copy(exceptions, entries, stream) }?;
         let memory = Some([memory, kept]);
-        Ok(FastOutcome::Fast(FastArrays { device, strips, entries, exceptions, _memory: memory }))
+        Ok(Ok(FastArrays { device, strips, entries, exceptions, _memory: memory }))
     }
 }

@@ -3,23 +3,12 @@
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
-use super::{
-    kernels::too_little_shared_memory,
-    launch::{LinearInput, LinearOutput},
-    matrix::Matrix,
-    product::check_pair,
-    task::{GroupedLaunch, LEAST_CHUNK, LinearMatrix, MOST_EXPERTS, STRIP_ROWS},
-};
-use crate::{
-    Result,
-    gpu::{
-        device::Device,
-        fault::refuse,
-        memory::Buffer,
-        needs::Residence,
-        status::{Status, check_contexts},
-    },
-};
+use super::launch::{LinearInput, LinearOutput};
+use super::task::{GroupedLaunch, LEAST_CHUNK, LinearMatrix, MOST_EXPERTS, STRIP_ROWS};
+use super::{matrix::Matrix, product::check_pair};
+use crate::Result;
+use crate::gpu::status::{Status, check_contexts};
+use crate::gpu::{device::Device, fault::refuse, memory::Buffer, needs::Residence};
 
 /// Which rows of x go to which expert, as a router leaves it in device memory.
 ///
@@ -106,29 +95,24 @@ impl GroupedLinear {
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) if there is none or more than 1,024, one is
-    /// [as stored](crate::gpu::Residence::Stored), or they differ in shape or GPU;
-    /// [`Error::Gpu`](crate::Error::Gpu) if the GPU has too little shared memory for the kernel, or
-    /// where the driver refuses.
+    /// as stored, or they differ in shape or GPU; [`Error::Gpu`](crate::Error::Gpu) if the GPU has
+    /// too little shared memory for the kernel, or where the driver refuses.
     pub fn new(experts: &[Matrix]) -> Result<Self> {
         let Some(first) = experts.first().filter(|_| experts.len() <= MOST_EXPERTS) else {
             let problem = format!("{} experts to multiply by", experts.len());
             return refuse(problem, format!("name 1 to {MOST_EXPERTS}"));
         };
         let device = first.device();
-        if !device.linear_kernels()?.has_grouped() {
-            return Err(too_little_shared_memory());
-        }
+        device.linear_kernels()?.check_grouped()?;
         for expert in experts {
             check_pair(first, expert)?;
-            let (rows, others) = (first.row_count(), expert.row_count());
+            let (rows, others, name) = (first.row_count(), expert.row_count(), expert.name());
             if rows != others {
-                let (first, name) = (first.name(), expert.name());
-                let problem = format!("{first:?} has {rows} rows and {name:?} {others}");
+                let problem = format!("{:?} has {rows} rows and {name:?} {others}", first.name());
                 return refuse(problem, "group only matrices of one shape");
             }
             if expert.residence() != Residence::Fast {
-                let problem =
-                    format!("no kernel multiplies by experts as stored, as {:?} is", expert.name());
+                let problem = format!("no kernel multiplies by experts as stored, as {name:?} is");
                 return refuse(problem, "make it fast (Matrix::to_fast), or decode it");
             }
         }
@@ -143,23 +127,18 @@ impl GroupedLinear {
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for no parts or more than 1,024, parts that do
-    /// not begin on multiples of 32, a slice of columns, and a matrix [as
-    /// stored](crate::gpu::Residence::Stored); [`Error::Gpu`](crate::Error::Gpu) if the GPU has too
-    /// little shared memory for the kernel.
+    /// not begin on multiples of 32, a slice of columns, and a matrix as stored;
+    /// [`Error::Gpu`](crate::Error::Gpu) if the GPU has too little shared memory for the kernel.
     pub fn of_parts(matrix: &Matrix, count: u64) -> Result<Self> {
         if count > MOST_EXPERTS as u64 || matrix.residence() != Residence::Fast {
             let problem = format!("{count} experts, {:?}", matrix.residence());
             return refuse(problem, format!("take 1 to {MOST_EXPERTS}, in the fast layout"));
         }
-        if !matrix.device().linear_kernels()?.has_grouped() {
-            return Err(too_little_shared_memory());
-        }
-        let rows =
-            matrix.row_count().checked_div(count).filter(|rows| rows * count == matrix.row_count());
-        let Some(rows) =
-            rows.filter(|&rows| rows > 0 && (count == 1 || rows.is_multiple_of(STRIP_ROWS)))
-        else {
-            let problem = format!("{} rows are not {count} experts", matrix.row_count());
+        matrix.device().linear_kernels()?.check_grouped()?;
+        let all = matrix.row_count();
+        let rows = all.checked_div(count).filter(|&rows| rows > 0 && rows * count == all);
+        let Some(rows) = rows.filter(|rows| count == 1 || rows.is_multiple_of(STRIP_ROWS)) else {
+            let problem = format!("{all} rows are not {count} experts");
             return refuse(problem, "take as many as begin on multiples of 32 rows");
         };
         Ok(Self { matrices: vec![matrix.clone()], table: None, rows, count })
@@ -243,9 +222,8 @@ impl GroupedLinear {
         let columns = self.matrices[0].column_count();
         // Whatever the offsets say, the kernel counts its items in 32 bits.
         let each = self.count * self.rows.div_ceil(STRIP_ROWS);
-        if places.div_ceil(LEAST_CHUNK).saturating_mul(each) >= 1 << 31
-            || u32::try_from(x.rows).is_err()
-        {
+        let items = places.div_ceil(LEAST_CHUNK).saturating_mul(each);
+        if items >= 1 << 31 || u32::try_from(x.rows).is_err() {
             let problem = format!("{places} places, {} rows of x", x.rows);
             return refuse(problem, "multiply fewer at once");
         }

@@ -6,27 +6,22 @@ use std::sync::Arc;
 use cudarc::driver::{CudaFunction, CudaStream, sys::CUfunction_attribute as Attribute};
 use zerocopy::FromBytes;
 
-use super::{
-    crossover::Crossover,
-    decoded::{DECODED_CLASSES, DecodedDemand, DecodedKernels},
-    multiply::{Multiply, run},
-    split::{Bands, GROUP, LARGE_CLASSES, LARGE_ROWS, LARGE_SPLIT, WIDE_CLASSES, WIDE_SPLIT},
-    task::{
-        FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, LinearMatrix, MATRICES,
-        MOST_EXPERTS, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, STRIP_ROWS,
-        UNPACK_WARPS, UnpackTask, tiles_across,
-    },
-    tiles::{Fewest, TileDemand, TileKernels},
+use super::crossover::Crossover;
+use super::decoded::{DECODED_CLASSES, DecodedDemand, DecodedKernels};
+use super::multiply::{Multiply, run};
+use super::split::{
+    Bands, GROUP, LARGE_CLASSES, LARGE_ROWS, LARGE_SPLIT, WIDE_CLASSES, WIDE_SPLIT,
 };
-use crate::{
-    Error, Result,
-    gpu::{
-        fault::{OrFault, gpu},
-        fit::LANES,
-        module::{Kernels, Module, agree, config},
-        needs::Residence,
-    },
+use super::task::{
+    FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, LinearMatrix, MATRICES,
+    MOST_EXPERTS, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, STRIP_ROWS,
+    UNPACK_WARPS, UnpackTask, tiles_across,
 };
+use super::tiles::{Fewest, TileDemand, TileKernels};
+use crate::gpu::fault::{OrFault, gpu};
+use crate::gpu::module::{Kernels, Module, agree, config};
+use crate::gpu::{fit::LANES, needs::Residence};
+use crate::{Error, Result};
 
 const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
@@ -112,7 +107,6 @@ pub(in crate::gpu) struct LinearKernels {
     pack: CudaFunction,
     unpack: CudaFunction,
     gather: CudaFunction,
-    /// Shared memory of a block that counts.
     count_bytes: u32,
     /// Whether a kernel that multiplies may begin while the one before it ends.
     pub(super) early: bool,
@@ -157,10 +151,6 @@ impl LinearKernels {
         let count = function("count")?;
         let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         count.set_attribute(most, count_bytes.cast_signed()).or_fault("preparing a kernel")?;
-        let [scan, pack] = [function("scan")?, function("pack")?];
-        let [unpack, gather] = [function("unpack")?, function("gather")?];
-        let early = early == 1 && driver >= EARLY_DRIVER;
-        let crossover = Crossover::of(stream.context())?;
         Ok(Self {
             fast,
             large,
@@ -168,19 +158,19 @@ impl LinearKernels {
             decoded,
             grouped,
             count,
-            scan,
-            pack,
-            unpack,
-            gather,
+            scan: function("scan")?,
+            pack: function("pack")?,
+            unpack: function("unpack")?,
+            gather: function("gather")?,
             count_bytes,
-            early,
-            crossover,
+            early: early == 1 && driver >= EARLY_DRIVER,
+            crossover: Crossover::of(stream.context())?,
         })
     }
 
-    /// Whether the kernel that multiplies by experts fits this GPU.
-    pub(super) fn has_grouped(&self) -> bool {
-        self.grouped.blocks > 0
+    /// That the kernel that multiplies by experts fits this GPU.
+    pub(super) fn check_grouped(&self) -> Result<()> {
+        if self.grouped.blocks > 0 { Ok(()) } else { Err(too_little_shared_memory()) }
     }
 
     /// The most rows of x that one launch multiplies by matrices in the fast layout, or by such
@@ -195,8 +185,7 @@ impl LinearKernels {
         }
     }
 
-    /// That for this many rows of x, up to the last of [`WIDE_CLASSES`], and matrices in the fast
-    /// layout.
+    /// That for this many rows of x, up to the last of [`WIDE_CLASSES`], in the fast layout.
     pub(super) fn fast(&self, x_rows: u64) -> &Multiply {
         let kernel = self.fast.iter().find(|&&(class, _)| x_rows <= class);
         &kernel.expect("most_rows says for how many there are kernels").1
@@ -211,7 +200,7 @@ impl LinearKernels {
     ///
     /// # Safety
     /// The launch is as `kernels/linear_task.cuh` asks, with at least one place; all that it points
-    /// to lives until the kernel is done. [`has_grouped`](Self::has_grouped) said yes.
+    /// to lives until the kernel is done. [`check_grouped`](Self::check_grouped) said yes.
     pub(super) unsafe fn multiply_grouped(
         &self,
         stream: &CudaStream,
@@ -236,8 +225,7 @@ impl LinearKernels {
         let tiles = u64::from(task.rows).div_ceil(STRIP_ROWS) * tiles_across(task.columns.into());
         let blocks = tiles.div_ceil(PACK_WARPS) as u32;
         let each_tile = |shared| config(blocks, PACK_WARPS as u32 * LANES, shared);
-        // SAFETY: the caller's promise; a warp a tile, and the shared memory that the kernels'
-        // constants say.
+        // SAFETY: the caller's promise; a warp a tile, and the kernels' shared memory.
         unsafe { run(&self.count, false, stream, each_tile(self.count_bytes), task) }?;
         // SAFETY: as above, after the counts, which it adds.
         unsafe { run(&self.scan, false, stream, config(1, SCAN_THREADS, 0), task) }?;
@@ -259,8 +247,7 @@ impl LinearKernels {
     /// Puts the decoding of rows by their indices on the stream; this many blocks.
     ///
     /// # Safety
-    /// As [`pack`](Self::pack), of a matrix of this residence; the blocks are those of
-    /// [`gather_blocks`].
+    /// As [`pack`](Self::pack), of this residence; blocks as of [`gather_blocks`].
     pub(super) unsafe fn gather(
         &self,
         residence: Residence,
@@ -284,8 +271,7 @@ pub(super) fn too_little_shared_memory() -> Error {
     gpu(problem, "decode the matrices and multiply then, or take another GPU")
 }
 
-/// Blocks that decode this many rows, a warp for each tile that a row crosses; none if they are too
-/// many.
+/// Blocks that decode this many rows, a warp for each tile of a row; none if too many.
 pub(super) fn gather_blocks(count: u64, columns: u64) -> Option<u32> {
     u32::try_from(count).ok()?;
     let blocks = count.checked_mul(tiles_across(columns))?.div_ceil(UNPACK_WARPS);

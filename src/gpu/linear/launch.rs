@@ -3,31 +3,22 @@
 
 use std::ptr::{from_mut, from_ref};
 
-use cudarc::driver::{
-    CudaStream,
-    sys::{
-        CUdeviceptr, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
-        CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, cuTensorMapEncodeTiled,
-    },
+use cudarc::driver::CudaStream;
+use cudarc::driver::sys::{
+    CUdeviceptr, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
+    CUtensorMapL2promotion, CUtensorMapSwizzle, cuTensorMapEncodeTiled,
 };
 
-use super::{
-    decoded::Rounds,
-    kernels::LinearKernels,
-    matrix::Matrix,
-    split::{
-        Bands, COUNTERS, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, Split, WIDE_CLASSES,
-        WIDE_CLUSTER, WIDE_COLUMNS, Wide,
-    },
-    task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS, XMap},
+use super::split::{
+    Bands, COUNTERS, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, Split, WIDE_CLASSES,
+    WIDE_CLUSTER, WIDE_COLUMNS, Wide,
 };
-use crate::{
-    Result,
-    gpu::{fault::OrFault, needs::Residence, status::Status},
-};
+use super::task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS, XMap};
+use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix};
+use crate::Result;
+use crate::gpu::{fault::OrFault, needs::Residence, status::Status};
 
-/// Bytes of counters, with which a workspace begins: the same for all products, so that they can
-/// share one.
+/// Bytes of counters, with which a workspace begins: for all products, which can share one.
 const COUNTER_BYTES: u64 = (4 * COUNTERS).next_multiple_of(256);
 
 /// The most rows of x that are multiplied without [`Large`] launches.
@@ -49,8 +40,7 @@ impl LinearInput {
     }
 }
 
-/// Where the product with one matrix goes: as many rows as x has, BF16, row-major, in device
-/// memory.
+/// Where a product with one matrix goes: BF16, row-major, in device memory, as many rows as x.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearOutput {
     pub(super) pointer: CUdeviceptr,
@@ -147,8 +137,7 @@ impl ProductLaunch {
 
     /// Of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
-        // Kernels for up to `WIDE_ROWS` need none, of the fast layout; but it may be used for fewer
-        // rows.
+        // Up to `WIDE_ROWS` kernels of the fast layout need none; but it may serve fewer rows.
         let few = if rows == 0 { 0 } else { self.partials * PARTIAL_BYTES };
         let is_large = rows.min(self.most_rows) > WIDE_ROWS;
         let columns = self.arguments.columns.into();
@@ -266,14 +255,4 @@ pub(super) fn map_of(x: LinearInput, columns: u32, box_rows: u32) -> Result<Opti
     };
     result.result().or_fault("describing x to the GPU")?;
     Ok(Some(map))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{COUNTER_BYTES, COUNTERS};
-
-    #[test]
-    fn all_counters_lie_before_the_sums() {
-        assert!(COUNTER_BYTES >= 4 * COUNTERS && COUNTER_BYTES.is_multiple_of(256));
-    }
 }

@@ -1,32 +1,25 @@
-//! A matrix of a model on a GPU, or a slice of one, in either residence.
+//! A matrix on a GPU, or a slice of one, in either residence: of a model, or of the caller.
+#![expect(unsafe_code, reason = "addresses of the caller, each with its proof")]
 
 use std::{fmt::Display, ops::Range, sync::Arc};
 
-use super::{
-    fast::{FastArrays, Strips},
-    task::{self, LinearMatrix, STRIP_ROWS, TILE_COLUMNS, tiles_across},
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::fast::{FastArrays, Strips};
+use super::task::{self, LinearMatrix, STRIP_ROWS, TILE_COLUMNS, tiles_across};
+use crate::gpu::task::{KernelEncoding, TableAddresses, TileAddresses, TileSource, TileTask};
+use crate::gpu::{
+    device::Device, fault::refuse, launches::OUTPUT_ALIGNMENT, memory::Buffer, model::GpuModel,
+    needs::Residence, part::DevicePart, stored::CodedTensor,
 };
-use crate::{
-    Dtype, Error, Result,
-    encoding::tile::RECORD_BYTES,
-    gpu::{
-        device::Device,
-        fault::refuse,
-        model::GpuModel,
-        needs::Residence,
-        part::DevicePart,
-        stored::CodedTensor,
-        task::{KernelEncoding, TileAddresses, TileSource, TileTask},
-    },
-};
+use crate::{Dtype, Error, Result, encoding::tile::RECORD_BYTES};
 
 /// A BF16 matrix that stays compressed in the memory of one GPU, or a slice of one, for
 /// [`Linear`](super::Linear).
 ///
 /// From [`GpuModel::matrix`](crate::gpu::GpuModel::matrix). Rows and columns are those of W in `y =
 /// x Wᵀ`, so that x has as many columns and y as many columns as W has rows. It keeps what it
-/// reads: the whole model, or the arrays of the fast layout. `Send` and `Sync`; clones are cheap
-/// and the same matrix.
+/// reads: the whole model, or the arrays of the fast layout. `Send` and `Sync`; clones are cheap.
 ///
 /// # The transposed product
 ///
@@ -36,32 +29,19 @@ use crate::{
 /// decode [`rows`](Matrix::rows) in turns and add up `g[:, rows] W[rows, :]`.
 ///
 /// ```no_run
-/// use df11::gpu::cudarc::driver::{DevicePtrMut, sys::CUdeviceptr};
-/// use df11::gpu::{Device, LoadOptions, Matrix, Status};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use df11::gpu::{Matrix, Status, cudarc::driver::{CudaStream, sys::CUdeviceptr}};
 /// # fn gemm(_: CUdeviceptr, _: &Matrix) {}
-/// let device = Device::open(0)?;
-/// let model = df11::open("model.df11")?.load(&device, &LoadOptions::default())?;
-/// let names = ["gate", "up"].map(|part| format!("model.layers.0.mlp.{part}_proj.weight"));
-/// let matrices = [model.matrix(&names[0])?, model.matrix(&names[1])?];
-///
-/// let (stream, status) = (device.context().new_stream()?, Status::new(&device)?);
-/// let bytes = matrices.iter().map(Matrix::decoded_bytes).max().unwrap_or(0);
-/// let mut temporary = stream.alloc_zeros::<u8>(bytes as usize)?;
-/// {
-///     let (weights, _written) = temporary.device_ptr_mut(&stream);
-///     for matrix in &matrices {
-///         // SAFETY: the temporary is as large as the largest; all live until the check.
-///         unsafe { matrix.decode_into_raw(weights, &stream, &status) }?;
-///         // On the same stream. g (m x rows) and W (rows x columns) are row-major, which BLAS
-///         // takes for their transposes: cublasGemmEx(N, N, columns, m, rows, W, columns, g, rows,
-///         // product, columns).
-///         gemm(weights, matrix);
-///     }
+/// # fn products(matrices: &[Matrix], temporary: CUdeviceptr, stream: &CudaStream, status: &Status)
+/// #     -> df11::Result<()> {
+/// for matrix in matrices {
+///     // SAFETY: the temporary is as large as the largest; all live until the check.
+///     unsafe { matrix.decode_into_raw(temporary, stream, status) }?;
+///     // On the same stream. g (m x rows) and W (rows x columns) are row-major, which BLAS takes
+///     // for their transposes: cublasGemmEx(N, N, columns, m, rows, W, columns, g, rows, product,
+///     // columns).
+///     gemm(temporary, matrix);
 /// }
-/// status.check(&stream)?;
-/// # Ok(())
+/// status.check(stream)
 /// # }
 /// ```
 #[derive(Clone, Debug)]
@@ -135,13 +115,60 @@ impl GpuModel {
 }
 
 impl Matrix {
-    /// All of a matrix as it is stored.
+    /// A matrix of these rows and columns as stored, in memory that the caller keeps. No wait.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`](crate::Error::Parameter) for a misaligned address, no rows or columns,
+    /// columns that are no multiple of 8, or more than 2^32 - 1 of either.
+    ///
+    /// # Safety
+    /// In memory that the device reads (pinned memory of the host too): the arrays of a matrix of
+    /// this shape ([`Arrays`](crate::encoding::tile::Arrays) tells their lengths), of any content,
+    /// and its table. They live as long as this matrix, what is made of it, and the work that uses
+    /// them.
+    pub unsafe fn of_tiles(device: &Device, shape: (u64, u64), at: TileAddresses) -> Result<Self> {
+        check_shape(shape)?;
+        let TileAddresses { records, bitstream, bitstream_bytes, plane, table, .. } = at;
+        if !(records | bitstream | bitstream_bytes | plane | table).is_multiple_of(OUTPUT_ALIGNMENT)
+        {
+            let remedy = format!("begin each on a multiple of {OUTPUT_ALIGNMENT}");
+            return refuse("an array is misaligned", remedy);
+        }
+        Ok(Self::stored(Arc::default(), StoredArrays::new(device, shape, at, None)))
+    }
+
+    /// Likewise in the fast layout: `strips` of [`Matrix::fast_bytes`], then where its exceptions
+    /// are, of 4 bytes each, and how many.
+    ///
+    /// # Errors
+    /// As [`Matrix::of_tiles`], and for 2^32 weights or more.
+    ///
+    /// # Safety
+    /// As [`Matrix::of_tiles`].
+    pub unsafe fn of_fast(
+        device: &Device,
+        shape: (u64, u64),
+        strips: CUdeviceptr,
+        (entries, exceptions): (CUdeviceptr, u64),
+    ) -> Result<Self> {
+        check_shape(shape)?;
+        if !(strips | entries).is_multiple_of(OUTPUT_ALIGNMENT)
+            || u32::try_from(shape.0 * shape.1).is_err()
+        {
+            let problem = format!("{} x {} weights, or misaligned arrays", shape.0, shape.1);
+            return refuse(problem, "cut it into fewer rows, and begin arrays on multiples of 16");
+        }
+        let strips = Strips { rows: shape.0, columns: shape.1, address: strips };
+        let device = device.clone();
+        let arrays = FastArrays { device, strips, entries, exceptions, _memory: None };
+        Ok(Self::fast(Arc::default(), &Arc::new(arrays)))
+    }
+
     pub(super) fn stored(name: Arc<str>, arrays: StoredArrays) -> Self {
         let TileSource { rows, columns, .. } = arrays.source;
         Self { name, arrays: MatrixArrays::Stored(arrays), rows: 0..rows, columns: 0..columns }
     }
 
-    /// All of one in the fast layout.
     pub(super) fn fast(name: Arc<str>, arrays: &Arc<FastArrays>) -> Self {
         let Strips { rows, columns, .. } = arrays.strips;
         let arrays = MatrixArrays::Fast(Arc::clone(arrays));
@@ -251,7 +278,6 @@ impl Matrix {
         }
     }
 
-    /// Its arrays for a launch.
     pub(super) fn task(&self) -> LinearMatrix {
         let (strip, tile) = (self.rows.start / STRIP_ROWS, self.columns.start / TILE_COLUMNS);
         let slice = LinearMatrix {
@@ -287,6 +313,35 @@ impl Matrix {
     }
 }
 
+impl Device {
+    /// Bytes of the decode table of a tensor in tiles.
+    pub const fn table_bytes() -> u64 {
+        KernelEncoding::Tile.table_bytes()
+    }
+
+    /// Builds the decode tables of tensors in tiles, and waits. Any content of a codebook is safe.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`](crate::Error::Parameter) for a misaligned address;
+    /// [`Error::Gpu`](crate::Error::Gpu).
+    ///
+    /// # Safety
+    /// Codebooks and tables are memory of this device, and nobody else uses the tables meanwhile.
+    pub unsafe fn build_tables(&self, tables: &[TableAddresses]) -> Result<()> {
+        let misaligned =
+            |at: &TableAddresses| !at.codebook.is_multiple_of(2) || !at.table.is_multiple_of(16);
+        if tables.iter().any(misaligned) {
+            let problem = "a codebook or a decode table is misaligned";
+            return refuse(problem, "begin each on a multiple of 256");
+        }
+        if tables.is_empty() {
+            return Ok(());
+        }
+        let tasks = Buffer::of(self.copies(), tables)?;
+        self.kernels().build_tables(KernelEncoding::Tile, self.copies(), &tasks)
+    }
+}
+
 impl StoredArrays {
     /// `part` keeps the arrays, unless the caller does.
     pub(super) fn new(
@@ -299,7 +354,6 @@ impl StoredArrays {
         Self { device: device.clone(), source, _part: part }
     }
 
-    /// What the largest tile takes of the bitstream.
     pub(super) fn staged_bytes(&self) -> u32 {
         self.source.arrays.staged_bytes
     }
@@ -324,6 +378,16 @@ impl StoredArrays {
         let elements = rows.start * width + columns.start..(rows.end - 1) * width + columns.end;
         TileTask::new(&self.source, &elements, columns, output, first_unit)
     }
+}
+
+fn check_shape((rows, columns): (u64, u64)) -> Result<()> {
+    let most = u64::from(u32::MAX);
+    if rows == 0 || rows > most || columns == 0 || columns > most || !columns.is_multiple_of(8) {
+        let problem =
+            format!("{rows} x {columns} weights are no matrix of 32-bit numbers in tiles");
+        return refuse(problem, "columns are a multiple of 8");
+    }
+    Ok(())
 }
 
 /// The range, if it is not empty and begins and ends between strips or tiles.

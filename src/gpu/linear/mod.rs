@@ -1,5 +1,4 @@
-//! Products with compressed matrices: `y = x Wᵀ (+ bias)`, x and y BF16, without decoding W to
-//! memory.
+//! Products with compressed matrices: `y = x Wᵀ (+ bias)` in BF16, without decoding W to memory.
 //!
 //! ```text
 //! GpuModel::matrix → Matrix (as stored) → to_fast → Matrix (fast) → Linear::new → Linear::multiply
@@ -11,7 +10,6 @@
 //! [`transcode`] makes it on the GPU from what is stored, or [`arrival`] while a model is loaded.
 
 pub(super) mod arrival;
-mod caller;
 mod crossover;
 mod decode;
 mod decoded;
@@ -27,10 +25,9 @@ pub(super) mod task;
 mod tiles;
 mod transcode;
 
-pub use caller::FastPacker;
 pub use decode::Indices;
 pub use grouped::{GroupedLinear, Routing};
 pub use launch::{LinearInput, LinearOutput};
 pub use matrix::Matrix;
 pub use product::Linear;
-pub use transcode::Transcoded;
+pub use transcode::{FastPacker, Transcoded};

@@ -3,21 +3,14 @@
 
 use std::ptr::{from_ref, null_mut};
 
-use cudarc::driver::{
-    CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
-    sys::{self, CUlaunchAttributeID, CUlaunchAttributeValue},
-};
+use cudarc::driver::sys::{self, CUlaunchAttributeID, CUlaunchAttributeValue};
+use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::split::GROUP;
-use crate::{
-    Result,
-    gpu::{
-        fault::OrFault,
-        module::{Kernels, allow_shared, config},
-    },
-};
+use crate::Result;
+use crate::gpu::fault::OrFault;
+use crate::gpu::module::{Kernels, allow_shared, config};
 
-/// What is done if the driver refuses.
 const PREPARING: &str = "preparing a kernel that multiplies";
 
 /// A kernel that multiplies some number of rows.
@@ -25,7 +18,6 @@ const PREPARING: &str = "preparing a kernel that multiplies";
 pub(super) struct Multiply {
     function: CudaFunction,
     threads: u32,
-    /// Dynamic shared memory of a block.
     shared: u32,
     /// Blocks that the GPU runs at once, in groups; of a kernel that does not fit it none.
     pub(super) blocks: u32,
@@ -60,8 +52,7 @@ impl Multiply {
         argument: &T,
     ) -> Result<()> {
         let config = config(blocks, self.threads, self.shared);
-        // SAFETY: the caller's promise; threads and shared memory are what the kernels' constants
-        // say.
+        // SAFETY: the caller's promise; threads and shared memory as the kernels' constants say.
         unsafe { run(&self.function, early, stream, config, argument) }
     }
 

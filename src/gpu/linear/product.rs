@@ -3,21 +3,12 @@
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
-use super::{
-    kernels::too_little_shared_memory,
-    launch::{LinearInput, LinearOutput, ProductLaunch},
-    matrix::Matrix,
-};
-use crate::{
-    Result,
-    gpu::{
-        device::Device,
-        fault::refuse,
-        status::{Status, check_contexts},
-    },
-};
+use super::launch::{LinearInput, LinearOutput, ProductLaunch};
+use super::{kernels::too_little_shared_memory, matrix::Matrix};
+use crate::Result;
+use crate::gpu::status::{Status, check_contexts};
+use crate::gpu::{device::Device, fault::refuse};
 
-/// Of the workspace, as kernels need it.
 const WORKSPACE_ALIGNMENT: u64 = 16;
 
 /// Products `y = x Wᵀ (+ bias)` of the same rows of x with one matrix or several, prepared once and
@@ -35,33 +26,7 @@ const WORKSPACE_ALIGNMENT: u64 = 16;
 /// 192 or 256, and above that on how many 256 there are, and whether up to 192 for each of them.
 /// They never depend on other matrices. Keeps its matrices alive.
 ///
-/// ```no_run
-/// use df11::gpu::cudarc::driver::{DevicePtr, DevicePtrMut};
-/// use df11::gpu::{Device, Linear, LinearInput, LinearOutput, LoadOptions, Status};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let device = Device::open(0)?;
-/// let model = df11::open("model.df11")?.load(&device, &LoadOptions::default())?;
-/// let up = model.matrix("model.layers.0.mlp.up_proj.weight")?.to_fast_or_stored()?;
-/// let linear = Linear::new(&[up.clone()])?;
-///
-/// let (stream, status) = (device.context().new_stream()?, Status::new(&device)?);
-/// let (columns, rows) = (up.column_count(), up.row_count());
-/// let x = stream.alloc_zeros::<u16>(columns as usize)?;
-/// let mut y = stream.alloc_zeros::<u16>(rows as usize)?;
-/// let mut workspace = stream.alloc_zeros::<u8>(linear.workspace_bytes(1) as usize)?;
-/// {
-///     let (x, _read) = x.device_ptr(&stream);
-///     let (y, _written) = y.device_ptr_mut(&stream);
-///     let (workspace, _used) = workspace.device_ptr_mut(&stream);
-///     let (x, y) = (LinearInput::new(x, 1, columns), LinearOutput::new(y, rows));
-///     // SAFETY: there is a row of x and of y, the workspace was zeros; all live until the check.
-///     unsafe { linear.multiply(x, &[y], workspace, &stream, &status) }?;
-/// }
-/// status.check(&stream)?;
-/// # Ok(())
-/// # }
-/// ```
+/// `examples/gpu_mlp.rs` multiplies so; [`GroupedLinear`](super::GroupedLinear) shows x and y.
 #[derive(Debug)]
 pub struct Linear {
     matrices: Vec<Matrix>,

@@ -1,5 +1,4 @@
-//! How matrices are shared out among blocks, as `kernels/linear_task.cuh` has it: by their shapes
-//! alone.
+//! How matrices are shared out among blocks, by their shapes alone (`kernels/linear_task.cuh`).
 
 use super::task::{MATRICES, STRIP_ROWS, tiles_across};
 
@@ -14,14 +13,12 @@ const LEAST_TILES_A_SLICE: u64 = 4;
 /// The tail has no more items than these: `BLOCKS` and some.
 const MOST_TAIL_ITEMS: u64 = BLOCKS + 8;
 
-/// How the strips of a matrix are shared out among blocks, by its shape alone: `linear_split` of
-/// the kernels.
+/// How the strips of a matrix are shared out among blocks: `linear_split` of the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Split {
     /// Strips that are an item each.
     pub(super) whole_strips: u64,
-    /// Strips after them, rounded up to a group, of which each is several items: slices of its
-    /// columns.
+    /// Strips after them, rounded up to a group, each of several items: slices of its columns.
     tail: u64,
     pub(super) slices: u64,
 }
@@ -120,9 +117,7 @@ fn wide_parts(rows: u64, columns: u64) -> u64 {
 pub(super) struct Wide {
     /// In how many parts the columns of each are multiplied.
     pub(super) parts: [u8; MATRICES],
-    /// Of a block.
     pub(super) strips: u64,
-    /// Clusters.
     pub(super) items: u64,
 }
 
@@ -167,8 +162,7 @@ pub(super) const LARGE_SPLIT: [u64; 5] =
 /// Items of one launch, at most: those of two large matrices.
 const MOST_ITEMS: u64 = 2 * BLOCKS;
 
-/// Rows of x in bands, each multiplied by blocks of its own: `large_bands` and `large_band_rows` of
-/// the kernels.
+/// Rows of x in bands with blocks of their own: `large_bands`, `large_band_rows` of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bands {
     pub(super) count: u64,
@@ -183,7 +177,6 @@ impl Bands {
         Self { count, rows: x_rows.div_ceil(count).next_multiple_of(8) }
     }
 
-    /// Which of [`LARGE_CLASSES`].
     pub(super) const fn class(self) -> usize {
         if self.rows <= LARGE_CLASSES[0] { 0 } else { 1 }
     }
@@ -237,54 +230,52 @@ mod tests {
         MOST_TAIL_ITEMS, Split, WIDE_STRIPS, Wide, wide_items,
     };
 
-    #[test]
-    fn strips_are_shared_out_in_groups() {
-        for rows in (1..20_000).step_by(31) {
+    /// That it holds for matrices of many shapes.
+    fn of_all_shapes(rows: impl Iterator<Item = u64>, holds: impl Fn(u64, u64) -> bool) {
+        for rows in rows {
             for columns in (8..40_000).step_by(1016) {
-                let split = Split::new(rows, columns);
-                let tail = rows.div_ceil(32) - split.whole_strips;
-                assert!(
-                    tail < MATRIX_COUNTERS && split.tail.abs_diff(tail) < GROUP,
-                    "{rows} x {columns}"
-                );
-                assert!(
-                    split.items().is_multiple_of(GROUP) && split.items() > 0,
-                    "{rows} x {columns}"
-                );
-                assert!(split.partials() <= MOST_TAIL_ITEMS, "{rows} x {columns}");
+                assert!(holds(rows, columns), "{rows} x {columns}");
             }
         }
+    }
+
+    #[test]
+    fn strips_are_shared_out_in_groups() {
+        of_all_shapes((1..20_000).step_by(31), |rows, columns| {
+            let split = Split::new(rows, columns);
+            let (tail, items) = (rows.div_ceil(32) - split.whole_strips, split.items());
+            tail < MATRIX_COUNTERS
+                && split.tail.abs_diff(tail) < GROUP
+                && items.is_multiple_of(GROUP)
+                && items > 0
+                && split.partials() <= MOST_TAIL_ITEMS
+        });
         let of = |rows, columns| {
             let split = Split::new(rows, columns);
             [split.whole_strips, split.items(), split.partials()]
         };
-        assert_eq!(
-            [of(4224, 4096), of(4096, 4096), of(32, 4096)],
-            [[132, 132, 0], [0, 128, 0], [0, 32, 32]]
-        );
+        assert_eq!([of(4224, 4096), of(4096, 4096)], [[132, 132, 0], [0, 128, 0]]);
+        assert_eq!(of(32, 4096), [0, 32, 32]);
         assert_eq!([of(28_672, 4096), of(32, 520)], [[792, 792 + 104, 0], [0, 4, 0]]);
     }
 
     #[test]
     fn strips_are_shared_out_among_clusters() {
-        for rows in (1..200_000).step_by(3001) {
-            for columns in (8..40_000).step_by(1016) {
-                let Wide { parts, strips, items } = Wide::new(&[rows], columns, 132);
-                assert!(matches!(parts[0], 1 | 2 | 4), "{rows} x {columns}");
-                assert!((1..=WIDE_STRIPS).contains(&strips) && items > 0, "{rows} x {columns}");
-                let blocks = items * 4 / u64::from(parts[0]);
-                assert!(blocks * strips >= rows.div_ceil(32), "{rows} x {columns}");
-            }
-        }
+        of_all_shapes((1..200_000).step_by(3001), |rows, columns| {
+            let Wide { parts, strips, items } = Wide::new(&[rows], columns, 132);
+            let blocks = items * 4 / u64::from(parts[0]);
+            matches!(parts[0], 1 | 2 | 4)
+                && (1..=WIDE_STRIPS).contains(&strips)
+                && items > 0
+                && blocks * strips >= rows.div_ceil(32)
+        });
         let of = |rows, columns| {
             let wide = Wide::new(&[rows], columns, 132);
             (u64::from(wide.parts[0]), wide.strips, wide.items)
         };
         assert_eq!([of(6144, 4096), of(4096, 4096)], [(4, 8, 24), (4, 6, 22)]);
-        assert_eq!(
-            [of(28_672, 4096), of(4096, 14_336), of(32, 256)],
-            [(1, 8, 28), (4, 6, 22), (1, 2, 1)]
-        );
+        assert_eq!([of(28_672, 4096), of(4096, 14_336)], [(1, 8, 28), (4, 6, 22)]);
+        assert_eq!(of(32, 256), (1, 2, 1));
         // Parts are those of each matrix alone; strips are those of all together.
         let both = Wide::new(&[4096, 1024, 1024], 4096, 132);
         assert_eq!(both.parts[..4], [4, 4, 4, 0]);
@@ -302,52 +293,28 @@ mod tests {
             let bands = Bands::new(x_rows);
             (bands.count, bands.rows, LARGE_CLASSES[bands.class()])
         };
-        assert_eq!(
-            [of(129), of(192), of(193), of(256)],
-            [(1, 136, 192), (1, 192, 192), (1, 200, 256), (1, 256, 256)]
-        );
-        assert_eq!(
-            [of(257), of(384), of(512), of(2048)],
-            [(2, 136, 192), (2, 192, 192), (2, 256, 256), (8, 256, 256)]
-        );
+        assert_eq!([of(129), of(192)], [(1, 136, 192), (1, 192, 192)]);
+        assert_eq!([of(193), of(256)], [(1, 200, 256), (1, 256, 256)]);
+        assert_eq!([of(257), of(384)], [(2, 136, 192), (2, 192, 192)]);
+        assert_eq!([of(512), of(2048)], [(2, 256, 256), (8, 256, 256)]);
         for x_rows in 129..=LARGE_ROWS {
             let Bands { count, rows } = Bands::new(x_rows);
-            assert!(
-                rows <= 256 && rows * count >= x_rows && rows * (count - 1) < x_rows,
-                "{x_rows}"
-            );
+            assert!(rows <= 256 && (rows * (count - 1)..rows * count).contains(&(x_rows - 1)));
         }
     }
 
     #[test]
     fn stages_are_shared_out_among_blocks() {
         let bands = [192, 256, 384, 512, 700, 1024, LARGE_ROWS].map(Bands::new);
-        for rows in (1..200_000).step_by(3001) {
-            for columns in (8..40_000).step_by(1016) {
-                for bands in bands {
-                    let items = bands.items(rows, columns);
-                    assert!(
-                        (1..=BLOCKS.min(MATRIX_COUNTERS)).contains(&items),
-                        "{rows} x {columns}, {bands:?}"
-                    );
-                }
-            }
-        }
+        of_all_shapes((1..200_000).step_by(3001), |rows, columns| {
+            let few = |items| (1..=BLOCKS.min(MATRIX_COUNTERS)).contains(&items);
+            bands.iter().all(|bands| few(bands.items(rows, columns)))
+        });
         let of = |rows, columns, x_rows| Bands::new(x_rows).items(rows, columns);
-        assert_eq!(
-            [
-                of(6144, 4096, 256),
-                of(4096, 4096, 256),
-                of(28_672, 4096, 256),
-                of(4096, 14_336, 256)
-            ],
-            [128; 4]
-        );
+        assert_eq!([of(6144, 4096, 256), of(4096, 4096, 256)], [128; 2]);
+        assert_eq!([of(28_672, 4096, 256), of(4096, 14_336, 256)], [128; 2]);
         assert_eq!([of(1, 8, 256), of(128, 1024, 256), of(1024, 4096, 256)], [1, 2, 64]);
-        assert_eq!(
-            [of(6144, 4096, 192), of(4096, 4096, 384), of(28_672, 4096, 512)],
-            [128, 128, 128]
-        );
+        assert_eq!([of(6144, 4096, 192), of(4096, 4096, 384), of(28_672, 4096, 512)], [128; 3]);
         let all = |rows: &[u64]| Large::all(rows, 4096, Bands::new(256));
         let launch = |first, end, items| Large { matrices: (first, end), items };
         assert_eq!(all(&[4096, 1024, 1024]), [launch(0, 3, 256)]);

@@ -1,26 +1,22 @@
 //! What the host hands to the kernels that multiply and transcode: the mirror of
-//! `kernels/linear_task.cuh`. Sizes are compared with the kernels' when they are loaded.
+//! `kernels/linear_task.cuh`. Sizes are compared with the kernels' when they are loaded. Pointers
+//! are device addresses, pitches count elements.
 #![expect(unsafe_code, reason = "arguments of kernels, by value")]
 
 use cudarc::driver::DeviceRepr;
 use zerocopy::{Immutable, IntoBytes};
 
-/// Rows of a strip.
 pub(in crate::gpu) const STRIP_ROWS: u64 = 32;
-/// Columns of a tile.
 pub(in crate::gpu) const TILE_COLUMNS: u64 = 256;
-/// Columns of a step of the fast layout.
 const STEP_COLUMNS: u64 = 32;
 /// Bytes of a step of a strip: plane and codes.
 const STEP_BYTES: u64 = 1536;
 /// Bytes of a whole tile's data in the fast layout.
 pub(super) const TILE_BYTES: u64 = TILE_COLUMNS / STEP_COLUMNS * STEP_BYTES;
-/// Bytes of a tile's head in the fast layout.
 pub(super) const HEAD_BYTES: u64 = 8;
 /// Bytes of an exception of the fast layout.
 pub(in crate::gpu) const ENTRY_BYTES: u64 = 4;
 
-/// Matrices of a launch, at most.
 pub(super) const MATRICES: usize = 8;
 /// Rows of x of a launch, at most; in the fast layout more with compute capability 9.0.
 pub(super) const ROWS: u64 = 16;
@@ -35,7 +31,6 @@ pub(super) const SCAN_THREADS: u32 = 1024;
 /// Warps of a block of the kernel that unpacks, a tile each.
 pub(super) const UNPACK_WARPS: u64 = 8;
 
-/// Tiles of a strip.
 pub(super) const fn tiles_across(columns: u64) -> u64 {
     columns.div_ceil(TILE_COLUMNS)
 }
@@ -61,7 +56,7 @@ pub(in crate::gpu) const fn good_exceptions(weights: u64) -> u64 {
     weights / 256
 }
 
-/// One matrix of a launch, and where its product goes. Pointers are device addresses.
+/// One matrix of a launch, and where its product goes.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C, align(16))]
 pub(super) struct LinearMatrix {
@@ -73,7 +68,6 @@ pub(super) struct LinearMatrix {
     pub(super) rest_count: u64,
     pub(super) bias: u64,
     pub(super) y: u64,
-    /// In elements.
     pub(super) y_pitch: u64,
     pub(super) rows: u32,
     pub(super) whole_strips: u32,
@@ -93,12 +87,11 @@ pub(super) struct LinearMatrix {
 #[repr(C, align(64))]
 pub(super) struct XMap(pub(super) [u64; 16]);
 
-/// A launch of a kernel that multiplies. Pointers are device addresses.
+/// A launch of a kernel that multiplies.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 pub(super) struct LinearLaunch {
     pub(super) x: u64,
-    /// In elements.
     pub(super) x_pitch: u64,
     pub(super) x_rows: u32,
     pub(super) columns: u32,
@@ -118,29 +111,25 @@ pub(super) struct LinearLaunch {
     /// Of matrices as stored: decode tables that a block has at once, 1, 2 or 4.
     pub(super) tile_tables: u32,
     pub(super) matrices: [LinearMatrix; MATRICES],
-    /// Of matrices as stored, up to [`ROWS`] rows of x: bytes of a slot, in which a tile's bits
-    /// are.
+    /// Of matrices as stored, up to [`ROWS`] rows of x: bytes of a slot, which has a tile's bits.
     pub(super) tile_slot_bytes: u32,
     pub(super) x_map: XMap,
 }
 
-/// Experts of a mixture, at most.
 pub(super) const MOST_EXPERTS: usize = 1024;
 /// Places of one expert that a block multiplies at once, at least.
 pub(super) const LEAST_CHUNK: u64 = 8;
 
-/// A launch of the kernel that multiplies by experts. Pointers are device addresses.
+/// A launch of the kernel that multiplies by experts.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(16))]
 pub(super) struct GroupedLaunch {
     pub(super) x: u64,
-    /// In elements.
     pub(super) x_pitch: u64,
     pub(super) x_index: u64,
     pub(super) offsets: u64,
     pub(super) matrices: u64,
     pub(super) y: u64,
-    /// In elements.
     pub(super) y_pitch: u64,
     pub(super) status: u64,
     pub(super) x_rows: u32,
@@ -153,12 +142,11 @@ pub(super) struct GroupedLaunch {
     pub(super) whole: LinearMatrix,
 }
 
-/// A range of whole strips to transcode from BF16. Pointers are device addresses.
+/// A range of whole strips to transcode from BF16.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(16))]
 pub(super) struct PackTask {
     pub(super) weights: u64,
-    /// In elements.
     pub(super) pitch: u64,
     pub(super) rows: u32,
     pub(super) columns: u32,
@@ -170,7 +158,7 @@ pub(super) struct PackTask {
     pub(super) reserved: u64,
 }
 
-/// A part of a matrix in the fast layout to decode. Pointers are device addresses.
+/// A part of a matrix in the fast layout to decode.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(16))]
 pub(super) struct UnpackTask {
@@ -180,7 +168,6 @@ pub(super) struct UnpackTask {
     pub(super) entry_count: u64,
     /// Of row 0, column 0, wanted or not; modulo 2^64.
     pub(super) output: u64,
-    /// In elements.
     pub(super) pitch: u64,
     pub(super) element_begin: u64,
     pub(super) element_end: u64,
@@ -195,7 +182,7 @@ pub(super) struct UnpackTask {
     pub(super) status: u64,
 }
 
-/// Rows of a matrix in the fast layout to decode, by their indices. Pointers are device addresses.
+/// Rows of a matrix to decode, by their indices.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(16))]
 pub(super) struct GatherTask {
@@ -206,7 +193,6 @@ pub(super) struct GatherTask {
     pub(super) rest_count: u64,
     pub(super) indices: u64,
     pub(super) output: u64,
-    /// In elements.
     pub(super) pitch: u64,
     pub(super) rows: u32,
     pub(super) columns: u32,
@@ -218,8 +204,7 @@ pub(super) struct GatherTask {
     pub(super) status: u64,
 }
 
-// SAFETY: `repr(C)` with the alignment and the fields of `kernels/linear_task.cuh`, all of them
-// numbers.
+// SAFETY: `repr(C)` with the alignment and the fields of `kernels/linear_task.cuh`, all numbers.
 unsafe impl DeviceRepr for LinearLaunch {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for GroupedLaunch {}

@@ -4,17 +4,11 @@
 use cudarc::driver::{CudaFunction, CudaStream};
 use zerocopy::FromBytes;
 
-use super::{
-    multiply::{allow_most_shared, run},
-    task::{FEW_ROWS, LinearLaunch, ROWS},
-};
-use crate::{
-    Result,
-    gpu::{
-        fit::LANES,
-        module::{Kernels, Module, config},
-    },
-};
+use super::multiply::{allow_most_shared, run};
+use super::task::{FEW_ROWS, LinearLaunch, ROWS};
+use crate::Result;
+use crate::gpu::fit::LANES;
+use crate::gpu::module::{Kernels, Module, config};
 
 /// Warps that decode come in groups, which exchange registers with the others. With fewer than one
 /// memory is idle: rather they stage less than some tiles have.
@@ -71,7 +65,6 @@ pub(super) struct TileDemand {
     helpers: u32,
     /// Warps that decode, at most.
     most_warps: u32,
-    /// A decode table.
     table: u32,
     /// For each row of x, and each item whose sums are on their way at once.
     row: u32,
@@ -94,16 +87,13 @@ struct BlockWork {
     matrices: u32,
 }
 
-/// A block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BlockShape {
     /// Warps that decode.
     warps: u32,
-    /// Decode tables at once.
     tables: u32,
     /// Items whose sums are on their way at once.
     sets: u32,
-    /// Dynamic shared memory.
     shared: u32,
     /// What each of a warp's stages has of it.
     slot: u32,
@@ -134,8 +124,7 @@ impl TileDemand {
     }
 
     /// As many warps as fit `room`, where stages may be smaller than the largest tile: what they do
-    /// not hold is read from where it lies, slowly. None if stages would be too small for common
-    /// tiles as well.
+    /// not hold is read from where it lies, slowly. None if stages were too small for common tiles.
     fn shape_of(self, most: (u32, u32), x_rows: u32, staged: u32, room: u32) -> Option<BlockShape> {
         let (tables, sets) = most;
         let fixed = self.fixed(tables, sets, x_rows);
@@ -221,35 +210,22 @@ impl TileKernels {
         stream: &CudaStream,
         launch: &LinearLaunch,
     ) -> Result<()> {
-        let items = launch.items.div_ceil(self.processors);
-        let work = BlockWork { items, matrices: launch.matrix_count };
-        let (function, shape) = self.kernel(launch.x_rows, launch.columns, staged, work);
+        let LinearLaunch { x_rows, columns, items, matrix_count: matrices, .. } = *launch;
+        let (needs, room) = (self.needs, self.room);
+        let work = BlockWork { items: items.div_ceil(self.processors), matrices };
+        let of_fewest = || self.of_fewest.shape(needs, x_rows, columns, staged, work, room);
+        let fewest = self.fewest.as_ref().and_then(|function| Some((function, of_fewest()?)));
+        let (function, shape) = fewest.unwrap_or_else(|| {
+            let function = if u64::from(x_rows) <= FEW_ROWS { &self.few } else { &self.most };
+            let shape = needs.shape(x_rows, staged, work, room);
+            (function, shape.expect("most_rows says how many rows fit"))
+        });
         let BlockShape { tables: tile_tables, sets: tile_sets, slot: tile_slot_bytes, .. } = shape;
         let launch = &LinearLaunch { tile_sets, tile_tables, tile_slot_bytes, ..*launch };
-        let threads = (self.needs.helpers + shape.warps) * LANES;
-        let config = config(launch.items.min(self.processors), threads, shape.shared);
-        // SAFETY: the caller's promise; threads and shared memory are as the kernels' constants
-        // say.
+        let threads = (needs.helpers + shape.warps) * LANES;
+        let config = config(items.min(self.processors), threads, shape.shared);
+        // SAFETY: the caller's promise; threads and shared memory as the kernels' constants say.
         unsafe { run(function, early, stream, config, launch) }
-    }
-
-    /// That of a launch, and its blocks.
-    fn kernel(
-        &self,
-        x_rows: u32,
-        columns: u32,
-        staged: u32,
-        work: BlockWork,
-    ) -> (&CudaFunction, BlockShape) {
-        let fewest = self.fewest.as_ref().and_then(|function| {
-            let shape = self.of_fewest.shape(self.needs, x_rows, columns, staged, work, self.room);
-            shape.map(|shape| (function, shape))
-        });
-        fewest.unwrap_or_else(|| {
-            let function = if u64::from(x_rows) <= FEW_ROWS { &self.few } else { &self.most };
-            let shape = self.needs.shape(x_rows, staged, work, self.room);
-            (function, shape.expect("most_rows says how many rows fit"))
-        })
     }
 }
 

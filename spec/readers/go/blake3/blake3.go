@@ -27,21 +27,6 @@ var iv = [8]uint32{
 
 var permutation = [16]int{2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8}
 
-// schedule holds the order of the message words for each of the seven rounds.
-var schedule = makeSchedule()
-
-func makeSchedule() (s [7][16]int) {
-	for i := range s[0] {
-		s[0][i] = i
-	}
-	for r := 1; r < len(s); r++ {
-		for i := range s[r] {
-			s[r][i] = s[r-1][permutation[i]]
-		}
-	}
-	return s
-}
-
 func g(a, b, c, d, x, y uint32) (uint32, uint32, uint32, uint32) {
 	a += b + x
 	d = bits.RotateLeft32(d^a, -16)
@@ -55,21 +40,24 @@ func g(a, b, c, d, x, y uint32) (uint32, uint32, uint32, uint32) {
 }
 
 // compress returns the first eight words of the compression function.
-func compress(cv *[8]uint32, m *[16]uint32, counter uint64, length, flags uint32) [8]uint32 {
+func compress(cv *[8]uint32, m [16]uint32, counter uint64, length, flags uint32) [8]uint32 {
 	v0, v1, v2, v3 := cv[0], cv[1], cv[2], cv[3]
 	v4, v5, v6, v7 := cv[4], cv[5], cv[6], cv[7]
 	v8, v9, v10, v11 := iv[0], iv[1], iv[2], iv[3]
 	v12, v13, v14, v15 := uint32(counter), uint32(counter>>32), length, flags
-	for r := range schedule {
-		s := &schedule[r]
-		v0, v4, v8, v12 = g(v0, v4, v8, v12, m[s[0]&15], m[s[1]&15])
-		v1, v5, v9, v13 = g(v1, v5, v9, v13, m[s[2]&15], m[s[3]&15])
-		v2, v6, v10, v14 = g(v2, v6, v10, v14, m[s[4]&15], m[s[5]&15])
-		v3, v7, v11, v15 = g(v3, v7, v11, v15, m[s[6]&15], m[s[7]&15])
-		v0, v5, v10, v15 = g(v0, v5, v10, v15, m[s[8]&15], m[s[9]&15])
-		v1, v6, v11, v12 = g(v1, v6, v11, v12, m[s[10]&15], m[s[11]&15])
-		v2, v7, v8, v13 = g(v2, v7, v8, v13, m[s[12]&15], m[s[13]&15])
-		v3, v4, v9, v14 = g(v3, v4, v9, v14, m[s[14]&15], m[s[15]&15])
+	for round := 0; round < 7; round++ {
+		v0, v4, v8, v12 = g(v0, v4, v8, v12, m[0], m[1])
+		v1, v5, v9, v13 = g(v1, v5, v9, v13, m[2], m[3])
+		v2, v6, v10, v14 = g(v2, v6, v10, v14, m[4], m[5])
+		v3, v7, v11, v15 = g(v3, v7, v11, v15, m[6], m[7])
+		v0, v5, v10, v15 = g(v0, v5, v10, v15, m[8], m[9])
+		v1, v6, v11, v12 = g(v1, v6, v11, v12, m[10], m[11])
+		v2, v7, v8, v13 = g(v2, v7, v8, v13, m[12], m[13])
+		v3, v4, v9, v14 = g(v3, v4, v9, v14, m[14], m[15])
+		before := m
+		for i, from := range permutation {
+			m[i] = before[from]
+		}
 	}
 	return [8]uint32{
 		v0 ^ v8, v1 ^ v9, v2 ^ v10, v3 ^ v11,
@@ -77,111 +65,47 @@ func compress(cv *[8]uint32, m *[16]uint32, counter uint64, length, flags uint32
 	}
 }
 
-// Hasher computes a hash of what is written to it. The zero value is not
-// ready for use; see New.
-type Hasher struct {
-	cv      [8]uint32 // of the current chunk
-	block   [blockLen]byte
-	filled  int // bytes in block
-	blocks  int // blocks of the chunk that are compressed
-	counter uint64
-	stack   [][8]uint32 // of finished subtrees, the largest first
-}
-
-// New returns a hasher of no bytes.
-func New() *Hasher {
-	return &Hasher{cv: iv}
-}
-
 // Sum256 returns the hash of data.
-func Sum256(data []byte) [Size]byte {
-	h := New()
-	_, _ = h.Write(data)
-	return h.Sum()
-}
-
-// Write adds bytes; it never fails.
-func (h *Hasher) Write(p []byte) (int, error) {
-	n := len(p)
-	for len(p) > 0 {
-		if h.filled == blockLen {
-			h.flush()
-		}
-		k := copy(h.block[h.filled:], p)
-		h.filled += k
-		p = p[k:]
-	}
-	return n, nil
-}
-
-// flush compresses a full block that is not the last one of the input.
-func (h *Hasher) flush() {
-	last := h.blocks == chunkLen/blockLen-1
-	h.cv = h.compressBlock(last, 0)
-	h.filled = 0
-	h.blocks++
-	if last {
-		h.push(h.cv)
-		h.cv = iv
-		h.blocks = 0
-	}
-}
-
-func (h *Hasher) compressBlock(last bool, flags uint32) [8]uint32 {
-	if h.blocks == 0 {
-		flags |= flagChunkStart
-	}
-	if last {
-		flags |= flagChunkEnd
-	}
-	m := words(&h.block)
-	return compress(&h.cv, &m, h.counter, uint32(h.filled), flags)
-}
-
-// push adds a finished chunk and joins the subtrees that it completes.
-func (h *Hasher) push(cv [8]uint32) {
-	h.counter++
-	for total := h.counter; total&1 == 0; total >>= 1 {
-		top := len(h.stack) - 1
-		cv = parent(h.stack[top], cv, 0)
-		h.stack = h.stack[:top]
-	}
-	h.stack = append(h.stack, cv)
-}
-
-// Sum returns the hash of what was written so far.
-func (h *Hasher) Sum() [Size]byte {
-	c := *h
-	for i := c.filled; i < blockLen; i++ {
-		c.block[i] = 0
-	}
-	if len(c.stack) == 0 {
-		return bytesOf(c.compressBlock(true, flagRoot))
-	}
-	cv := c.compressBlock(true, 0)
-	for i := len(c.stack) - 1; i > 0; i-- {
-		cv = parent(c.stack[i], cv, 0)
-	}
-	return bytesOf(parent(c.stack[0], cv, flagRoot))
-}
-
-func parent(left, right [8]uint32, flags uint32) [8]uint32 {
-	var m [16]uint32
-	copy(m[:8], left[:])
-	copy(m[8:], right[:])
-	return compress(&iv, &m, 0, blockLen, flagParent|flags)
-}
-
-func words(b *[blockLen]byte) (m [16]uint32) {
-	for i := range m {
-		m[i] = binary.LittleEndian.Uint32(b[4*i:])
-	}
-	return m
-}
-
-func bytesOf(cv [8]uint32) (out [Size]byte) {
-	for i, w := range cv {
+func Sum256(data []byte) (out [Size]byte) {
+	for i, w := range subtree(data, 0, flagRoot) {
 		binary.LittleEndian.PutUint32(out[4*i:], w)
 	}
 	return out
+}
+
+// subtree returns the chaining value of data, which begin with a chunk of this
+// number. The left half is the largest power of two of chunks that leaves some
+// for the right half.
+func subtree(data []byte, number uint64, root uint32) [8]uint32 {
+	if len(data) <= chunkLen {
+		return chunk(data, number, root)
+	}
+	half := 1 << (bits.Len(uint(len(data)-1)/chunkLen) - 1)
+	left := subtree(data[:half*chunkLen], number, 0)
+	right := subtree(data[half*chunkLen:], number+uint64(half), 0)
+	var m [16]uint32
+	copy(m[:8], left[:])
+	copy(m[8:], right[:])
+	return compress(&iv, m, 0, blockLen, flagParent|root)
+}
+
+func chunk(data []byte, number uint64, root uint32) [8]uint32 {
+	cv, flags := iv, uint32(flagChunkStart)
+	for {
+		var block [blockLen]byte
+		n := copy(block[:], data)
+		data = data[n:]
+		if len(data) == 0 {
+			flags |= flagChunkEnd | root
+		}
+		var m [16]uint32
+		for i := range m {
+			m[i] = binary.LittleEndian.Uint32(block[4*i:])
+		}
+		cv = compress(&cv, m, number, uint32(n), flags)
+		if len(data) == 0 {
+			return cv
+		}
+		flags = 0
+	}
 }

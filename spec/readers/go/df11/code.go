@@ -1,34 +1,32 @@
 package df11
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/bits"
 )
 
-func u16(b []byte, i int) int { return int(binary.LittleEndian.Uint16(b[2*i:])) }
-
 // bitsAt returns the n bits (n ≤ 32) from bit at on, the first of them as the
 // least significant. Bits past the end are zero (6.3, Bit order, Decoding).
 func bitsAt(b []byte, at uint64, n uint) uint32 {
-	i := at / 8
-	var word uint64
-	switch {
-	case i+8 <= uint64(len(b)):
-		word = binary.LittleEndian.Uint64(b[i:])
-	case i < uint64(len(b)):
-		var last [8]byte
-		copy(last[:], b[i:])
-		word = binary.LittleEndian.Uint64(last[:])
+	var eight [8]byte
+	if i := at / 8; i < uint64(len(b)) {
+		copy(eight[:], b[i:])
 	}
-	return uint32(word >> (at % 8) & (1<<n - 1))
+	return uint32(binary.LittleEndian.Uint64(eight[:]) >> (at % 8) & (1<<n - 1))
+}
+
+// putWeight joins exponent and sign/mantissa byte (6.3).
+func putWeight(out []byte, exponent, signMantissa byte) {
+	s := uint16(signMantissa)
+	binary.LittleEndian.PutUint16(out, (s&0x80)<<8|uint16(exponent)<<7|s&0x7F)
 }
 
 // checkZeroBits checks that the bits from begin to end are zero.
 func checkZeroBits(b []byte, begin, end uint64, what string) {
-	for begin < end {
-		n := minU64(end-begin, 32)
-		Corrupt.when(bitsAt(b, begin, uint(n)) != 0, "a bit %s is not zero", what)
-		begin += n
+	for ; begin < end; begin += 32 {
+		bits := bitsAt(b, begin, uint(min(end-begin, 32)))
+		Corrupt.when(bits != 0, "a bit %s is not zero", what)
 	}
 }
 
@@ -62,6 +60,15 @@ func canonical(codes []code, width uint) []code {
 	return table
 }
 
+// next reads the symbol at a bit, and the length of its code.
+func next(table []code, b []byte, at uint64, width uint) (symbol uint32, length uint64) {
+	c := table[bitsAt(b, at, width)]
+	if c.length == 0 {
+		Corrupt.when(true, "no code matches at bit %d", at)
+	}
+	return c.symbol, uint64(c.length)
+}
+
 // readGapCode builds the table of a code from the code lengths of a codebook
 // (6.3, Code).
 func readGapCode(book []byte) []code {
@@ -77,29 +84,22 @@ func readGapCode(book []byte) []code {
 	return canonical(codes, maxCodeLength)
 }
 
-// checkLUTs compares the stored LUTs with those that follow from the code
-// (6.3, LUTs). Entries of the table are indexed by 16 bits, the first one
-// being the least significant: the low eight are the index of LUT 0.
-func checkLUTs(book []byte, table []code) {
-	stored := book[256:]
-	entry := func(lut, i int, want int) {
-		Corrupt.when(len(stored) < 512*(lut+1), "LUT %d is missing", lut)
-		Corrupt.when(u16(stored, 256*lut+i) != want, "entry %d of LUT %d is wrong", i, lut)
-	}
-	n := 1
-	for i := 0; i < 256; i++ {
-		if c := table[i]; c.length <= 8 {
-			entry(0, i, int(c.length)<<8|int(c.symbol))
+// luts returns the LUTs that follow from the code (6.3, LUTs). Entries of the
+// table are indexed by 16 bits, the first one being the least significant: the
+// low eight are the index of LUT 0.
+func luts(table []code) []byte {
+	first, further := make([]byte, 0, 512), []byte(nil)
+	for i, c := range table[:256] {
+		if c.length <= 8 {
+			first = append(first, byte(c.symbol), c.length)
 			continue
 		}
-		entry(0, i, n)
-		for j := 0; j < 256; j++ {
-			long := table[i|j<<8]
-			entry(n, j, int(long.length)<<8|int(long.symbol))
+		for j := i; j < 1<<16; j += 256 {
+			further = append(further, byte(table[j].symbol), table[j].length)
 		}
-		n++
+		first = binary.LittleEndian.AppendUint16(first, uint16(len(further)/512))
 	}
-	Corrupt.when(len(stored) != 512*n, "the codebook has %d LUTs and not %d", len(stored)/512, n)
+	return append(first, further...)
 }
 
 const (
@@ -115,40 +115,35 @@ type pairCode struct {
 
 // readPairCode reads a codebook, of 26 bytes at least.
 func readPairCode(book []byte) pairCode {
-	escapeLength, pairs := u16(book, 0), 0
-	for length := 1; length <= maxPairLength; length++ {
-		pairs += u16(book, length)
-	}
+	numbers := make([]uint16, len(book)/2)
+	check(binary.Read(bytes.NewReader(book), binary.LittleEndian, numbers))
+	escapeLength, values, hasCode, codes := numbers[0], numbers[13:], map[uint32]bool{}, []code(nil)
 	Corrupt.when(escapeLength > maxPairLength, "the escape has %d bits", escapeLength)
-	Corrupt.when(len(book) != 26+2*pairs, "a codebook of %d pairs has %d bytes", pairs, len(book))
-	hasCode := map[uint32]bool{}
-	var codes []code
-	at := 13 // where the values begin
-	for length := 1; length <= maxPairLength; length++ {
-		for begin, end := at, at+u16(book, length); at < end; at++ {
-			value := u16(book, at)
-			ascends := at == begin || value > u16(book, at-1)
-			Corrupt.when(!ascends, "pairs of %d bits do not ascend", length)
-			Corrupt.when(hasCode[uint32(value)], "pair %#x has two codes", value)
+	for i, count := range numbers[1:13] {
+		length := uint8(i + 1)
+		Corrupt.when(int(count) > len(values), "a codebook has fewer pairs than codes")
+		for k, value := range values[:count] {
+			wrong := k > 0 && value <= values[k-1] || hasCode[uint32(value)]
+			Corrupt.when(wrong, "pair %#x is out of order, or has two codes", value)
 			hasCode[uint32(value)] = true
-			codes = append(codes, code{uint32(value), uint8(length)})
+			codes = append(codes, code{uint32(value), length})
 		}
-		if escapeLength == length {
-			codes = append(codes, code{escape, uint8(length)})
+		if escapeLength == uint16(length) {
+			codes = append(codes, code{escape, length})
 		}
+		values = values[count:]
 	}
+	Corrupt.when(len(values) > 0, "a codebook has more pairs than codes")
 	return pairCode{canonical(codes, maxPairLength), hasCode}
 }
 
 // pair reads the pair at a bit. It returns the value and its bits.
-func (c *pairCode) pair(b []byte, at uint64) (value uint32, bits uint64, escaped bool) {
-	e := c.table[bitsAt(b, at, maxPairLength)]
-	if e.length == 0 {
-		Corrupt.fail("no code matches at bit %d", at)
+func (c *pairCode) pair(b []byte, at uint64) (value uint32, bits uint64) {
+	value, bits = next(c.table, b, at, maxPairLength)
+	if value != escape {
+		return value, bits
 	}
-	bits = uint64(e.length)
-	if e.symbol == escape {
-		return bitsAt(b, at+bits, 16), bits + 16, true
-	}
-	return e.symbol, bits, false
+	value = bitsAt(b, at+bits, 16)
+	Corrupt.when(c.hasCode[value], "the pair at bit %d is escaped and has a code", at)
+	return value, bits + 16
 }

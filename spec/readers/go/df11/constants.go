@@ -46,7 +46,7 @@ const (
 	sectionRaw
 	sectionPrefix
 	sectionSide
-	sectionSkippable = 1 << 31 // kinds from here on are ignored if unknown
+	sectionIgnored = 1 << 31 // kinds from here on are ignored if unknown
 )
 
 func knownSection(kind uint32) bool {
@@ -63,8 +63,8 @@ const (
 
 const dtypeBF16 = 15
 
-// dtypes is the table of section 5, by id.
-var dtypes = [...]struct {
+// dtypes is the table of section 5, by id; any other has neither name nor bits.
+var dtypes = map[uint32]struct {
 	name string
 	bits uint64
 }{
@@ -76,15 +76,4 @@ var dtypes = [...]struct {
 	20: {"F64", 64}, 21: {"I64", 64}, 22: {"U64", 64},
 }
 
-func knownDtype(id uint32) bool {
-	return id >= 1 && id < uint32(len(dtypes))
-}
-
-func isDtypeName(name string) bool {
-	for _, d := range dtypes[1:] {
-		if d.name == name {
-			return true
-		}
-	}
-	return false
-}
+func knownDtype(id uint32) bool { return dtypes[id].bits > 0 }

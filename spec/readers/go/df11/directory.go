@@ -3,6 +3,7 @@ package df11
 import (
 	"bytes"
 	"encoding/binary"
+	"math/bits"
 )
 
 // Hash is a BLAKE3 hash (1).
@@ -33,13 +34,16 @@ type Shard struct {
 // Text is the place of a path, name, key or value in the text.
 type Text struct{ Offset, Length uint64 }
 
+// Owner says which arrays a file or tensor has.
+type Owner struct{ FirstArray, ArrayCount uint64 }
+
 // File is an original file of the model.
 type File struct {
-	Kind, Reserved         uint32
-	Path                   Text
-	Length                 uint64
-	Hash                   Hash
-	FirstArray, ArrayCount uint64
+	Kind, Reserved uint32
+	Path           Text
+	Length         uint64
+	Hash           Hash
+	Owner
 }
 
 // Block is a group of tensors that a model uses together.
@@ -51,7 +55,7 @@ type Section struct {
 	Block, Offset, Length uint64
 }
 
-func (s *Section) end() uint64 { return s.Offset + s.Length }
+func (s *Section) known() bool { return s.Kind >= sectionCodebook && s.Kind <= sectionSide }
 
 // Tensor is a tensor of a weights file.
 type Tensor struct {
@@ -60,9 +64,9 @@ type Tensor struct {
 	Block, File, FileOffset uint64
 	DimensionCount          uint64
 	Shape                   [maxDimensions]uint64
-	FirstArray, ArrayCount  uint64
-	Parameters              [4]uint64
-	Hash                    Hash
+	Owner
+	Parameters [4]uint64
+	Hash       Hash
 }
 
 // Array is a run of bytes inside a section.
@@ -107,33 +111,27 @@ func (d *Directory) Text(t Text) string {
 	return string(d.text[t.Offset : t.Offset+t.Length])
 }
 
-// arraysOf returns the arrays of a tensor, of which the owners were checked.
-func (d *Directory) arraysOf(t *Tensor) []Array {
-	return d.Arrays[t.FirstArray : t.FirstArray+t.ArrayCount]
-}
-
-func (d *Directory) arraysOfFile(f *File) []Array {
-	return d.Arrays[f.FirstArray : f.FirstArray+f.ArrayCount]
+// arraysOf returns the arrays of a file or tensor, after the owners were checked.
+func (d *Directory) arraysOf(o Owner) []Array {
+	return d.Arrays[o.FirstArray : o.FirstArray+o.ArrayCount]
 }
 
 // Measure returns the elements and bytes of a tensor (5), 0 and 0 if the dtype
 // is unknown. A dimension of zero does not undo an overflow of the others.
 func (t *Tensor) Measure() (elements, size uint64) {
-	if !knownDtype(t.Dtype) {
-		return 0, 0
-	}
-	product, empty := uint64(1), false
+	all, empty := dtypes[t.Dtype].bits, !knownDtype(t.Dtype)
 	for _, n := range t.Shape[:t.DimensionCount] {
 		if n == 0 {
 			empty = true
-		} else {
-			product = mul(product, n)
+			continue
 		}
+		high, low := bits.Mul64(all, n)
+		Limit.when(high != 0, "the bits of a tensor exceed 2^64 - 1")
+		all = low
 	}
-	bits := mul(product, dtypes[t.Dtype].bits)
 	if empty {
 		return 0, 0
 	}
-	Corrupt.when(bits%8 != 0, "the elements of a tensor have %d bits", bits)
-	return product, bits / 8
+	Corrupt.when(all%8 != 0, "the elements of a tensor have %d bits", all)
+	return all / dtypes[t.Dtype].bits, all / 8
 }

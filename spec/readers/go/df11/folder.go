@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -22,10 +20,13 @@ const mark = "\n  \"quantization_config\": {\"quant_method\": \"df11\"},"
 // findBeside looks for a file of kind beside in the folder, and returns the
 // original, which a mark may have been added to.
 func (m *Model) findBeside(f original) []byte {
+	Unsupported.when(m.Folder == "", "file %q lies beside; its folder is not known", f.path)
 	name := filepath.Join(m.Folder, filepath.FromSlash(f.path))
-	b, err := readRegular(name, f.Length+uint64(len(mark)))
-	missing := errors.Is(err, fs.ErrNotExist)
+	info, err := os.Stat(name)
+	missing := errors.Is(err, fs.ErrNotExist) || (err == nil && !info.Mode().IsRegular())
 	Corrupt.when(missing, "file %q is missing beside the container", f.path)
+	check(err)
+	b, err := os.ReadFile(name)
 	check(err)
 	if path.Base(f.path) == "config.json" && uint64(len(b)) != f.Length {
 		b = unmarked(b)
@@ -33,24 +34,6 @@ func (m *Model) findBeside(f original) []byte {
 	changed := uint64(len(b)) != f.Length || blake3.Sum256(b) != f.Hash
 	Corrupt.when(changed, "file %q beside the container was changed", f.path)
 	return b
-}
-
-// readRegular reads a file, as far as a byte after most; none exists if it is
-// no regular file.
-func readRegular(name string, most uint64) ([]byte, error) {
-	info, err := os.Stat(name)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fs.ErrNotExist
-	}
-	in, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer in.Close()
-	return io.ReadAll(io.LimitReader(in, int64(most)+1))
 }
 
 // unmarked returns the file without the mark, or as it is.
@@ -66,89 +49,72 @@ func unmarked(b []byte) []byte {
 // a file that it cannot restore, and removes what it wrote of it. Files beside
 // are looked at first, since one that was changed refuses the model (8).
 func (m *Model) Restore(out string) *Report {
-	r := &Report{}
+	r, content := &Report{}, map[string]func() []byte{}
 	for _, f := range m.files() {
-		if f.Kind == FileBeside && m.Folder != "" && !r.try(func() { m.findBeside(f) }) {
-			return r
+		f := f
+		content[f.path] = f.content
+		if f.Kind == FileBeside {
+			content[f.path] = func() []byte { return m.findBeside(f) }
+			if m.Folder != "" && !r.try(func() { m.findBeside(f) }) {
+				return r
+			}
 		}
 	}
 	if !r.try(func() { m.checkSpace(out) }) {
 		return r
 	}
 	for _, f := range m.files() {
-		if f.Kind == FileBeside && m.Folder == "" {
-			r.skip("file %q beside the container: its folder is not known", f.path)
-		} else {
-			r.try(func() { m.restoreFile(out, f) })
-		}
+		r.try(func() { createFile(out, f.path, content[f.path]()) })
 	}
 	return r
-}
-
-// restoreFile creates nothing if the directory alone tells that the file
-// cannot be restored.
-func (m *Model) restoreFile(out string, f original) {
-	tensors := f.c.tensorsByFile()[f.i]
-	if f.Kind != FileBeside {
-		f.c.checkCover(f.File, tensors)
-	}
-	createFile(out, f.path, func(w io.Writer) {
-		if f.Kind == FileBeside {
-			_, err := w.Write(m.findBeside(f))
-			check(err)
-		} else {
-			f.c.writeFile(f.File, tensors, w)
-		}
-	})
 }
 
 // checkSpace creates the folder, and looks whether the files have room.
 func (m *Model) checkSpace(out string) {
 	check(os.MkdirAll(out, 0o777))
 	var s syscall.Statfs_t
-	if err := syscall.Statfs(out, &s); err != nil {
+	if syscall.Statfs(out, &s) != nil {
 		return // not known
 	}
-	if s.Bavail > math.MaxInt64/uint64(s.Bsize) {
-		return
-	}
-	free := s.Bavail * uint64(s.Bsize)
+	blocks := s.Bavail
 	for _, f := range m.files() {
-		tensors := f.c.tensorsByFile()[f.i]
-		if try(func() { f.c.checkCover(f.File, tensors) }) != nil {
-			continue
+		if f.Kind == FileBeside || try(f.checkCover) == nil {
+			need := ceilDiv(f.Length, uint64(s.Bsize))
+			if need > blocks {
+				check(fmt.Errorf("no space for %q", f.path))
+			}
+			blocks -= need
 		}
-		if f.Length > free {
-			check(fmt.Errorf("no space for %q", f.path))
-		}
-		free -= f.Length
 	}
 }
 
 // createFile creates a file below a folder, which it never leaves (7): it goes
 // down folder by folder, follows no links, and overwrites nothing. A path of
 // 4096 bytes is longer than what one call of the system takes.
-func createFile(out, path string, write func(io.Writer)) {
+func createFile(out, path string, content []byte) {
+	const inside = syscall.O_RDONLY | syscall.O_DIRECTORY | syscall.O_CLOEXEC
+	folder, err := syscall.Open(out, inside, 0)
 	components := strings.Split(path, "/")
-	folder, err := syscall.Open(out, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
-	for _, c := range components[:len(components)-1] {
-		if err != nil {
-			break
-		}
-		folder, err = enterFolder(folder, c)
-	}
-	if err != nil {
-		check(fmt.Errorf("a folder of %q: %w", path, err))
-	}
-	defer syscall.Close(folder)
 	name := components[len(components)-1]
-	const flags = syscall.O_WRONLY | syscall.O_CREAT | syscall.O_EXCL | syscall.O_CLOEXEC
-	fd, err := syscall.Openat(folder, name, flags, 0o666)
+	for _, c := range components[:len(components)-1] {
+		if err == nil {
+			_ = syscall.Mkdirat(folder, c, 0o777) // that it is there is what the next call shows
+			outer := folder
+			folder, err = syscall.Openat(outer, c, inside|syscall.O_NOFOLLOW, 0)
+			syscall.Close(outer)
+		}
+	}
+	fd := -1
+	if err == nil {
+		defer syscall.Close(folder)
+		const flags = syscall.O_WRONLY | syscall.O_CREAT | syscall.O_EXCL | syscall.O_CLOEXEC
+		fd, err = syscall.Openat(folder, name, flags, 0o666)
+	}
 	if err != nil {
 		check(fmt.Errorf("%q: %w", path, err))
 	}
 	file := os.NewFile(uintptr(fd), name)
-	err = try(func() { write(file) })
+	_, err = file.Write(content)
 	if closed := file.Close(); err == nil {
 		err = closed
 	}
@@ -156,16 +122,4 @@ func createFile(out, path string, write func(io.Writer)) {
 		_ = syscall.Unlinkat(folder, name)
 		check(err)
 	}
-}
-
-// enterFolder opens a folder in a folder, makes it if there is none, and closes
-// the outer one.
-func enterFolder(folder int, name string) (int, error) {
-	defer syscall.Close(folder)
-	err := syscall.Mkdirat(folder, name, 0o777)
-	if err != nil && !errors.Is(err, syscall.EEXIST) {
-		return -1, err
-	}
-	const flags = syscall.O_RDONLY | syscall.O_DIRECTORY | syscall.O_NOFOLLOW | syscall.O_CLOEXEC
-	return syscall.Openat(folder, name, flags, 0)
 }

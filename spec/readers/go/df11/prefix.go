@@ -67,53 +67,47 @@ func value(d *json.Decoder, depth int) any {
 
 // headerEntry is a tensor as the safetensors header describes it (7).
 type headerEntry struct {
-	dtype      string
-	shape      []uint64
-	begin, end uint64
+	name, dtype    string
+	shape, offsets []uint64
 }
 
-// parsePrefix reads the prefix of a weights file, all of it.
-func parsePrefix(prefix []byte) map[string]headerEntry {
-	Corrupt.when(len(prefix) < 8, "a prefix has %d bytes", len(prefix))
-	n := binary.LittleEndian.Uint64(prefix)
-	wrong := n != uint64(len(prefix))-8
-	Corrupt.when(wrong, "a prefix of %d bytes says that its header has %d", len(prefix), n)
-	entries := map[string]headerEntry{}
+// parsePrefix reads the prefix of a weights file, all of it. The tensors are in
+// ascending order of their offsets.
+func parsePrefix(prefix []byte) (out []headerEntry) {
+	size := uint64(len(prefix))
+	wrong := size < 8 || binary.LittleEndian.Uint64(prefix) != size-8
+	Corrupt.when(wrong, "a prefix of %d bytes does not begin with the length of its header", size)
 	for name, member := range header(prefix[8:]) {
+		object, ok := member.(map[string]any)
 		if name != "__metadata__" {
-			entries[name] = entryOf(name, member)
-		} else if member != nil {
-			checkStrings(member)
+			dtype, ok := object["dtype"].(string)
+			Corrupt.when(!ok, "tensor %q of the header has no dtype", name)
+			e := headerEntry{name, dtype, integers(object["shape"]), integers(object["data_offsets"])}
+			wrong := len(e.shape) > maxDimensions || len(e.offsets) != 2
+			Corrupt.when(wrong, "tensor %q of the header has too many numbers, or too few", name)
+			out = append(out, e)
+			continue
 		}
+		for _, v := range object {
+			_, isString := v.(string)
+			ok = ok && isString
+		}
+		Corrupt.when(!ok && member != nil, "__metadata__ is no object of strings")
 	}
-	return entries
+	sort.Slice(out, func(i, k int) bool {
+		a, b := out[i].offsets, out[k].offsets
+		return a[0] < b[0] || (a[0] == b[0] && a[1] < b[1])
+	})
+	return out
 }
 
-func checkStrings(member any) {
-	object, ok := member.(map[string]any)
-	for _, v := range object {
-		_, isString := v.(string)
-		ok = ok && isString
-	}
-	Corrupt.when(!ok, "__metadata__ is no object of strings")
-}
-
-func entryOf(name string, member any) headerEntry {
-	object, _ := member.(map[string]any)
-	dtype, ok := object["dtype"].(string)
-	Corrupt.when(!ok, "tensor %q of the header has no dtype", name)
-	shape, offsets := integers(name, object["shape"]), integers(name, object["data_offsets"])
-	Corrupt.when(len(offsets) != 2, "tensor %q of the header lacks data_offsets", name)
-	return headerEntry{dtype, shape, offsets[0], offsets[1]}
-}
-
-func integers(name string, member any) (out []uint64) {
+func integers(member any) (out []uint64) {
 	list, ok := member.([]any)
-	Corrupt.when(!ok, "tensor %q of the header lacks a list", name)
+	Corrupt.when(!ok, "a tensor of the header lacks a list of integers")
 	for _, v := range list {
 		number, _ := v.(json.Number)
 		n, err := strconv.ParseUint(string(number), 10, 64)
-		Corrupt.when(err != nil, "tensor %q of the header has %v for an integer", name, v)
+		Corrupt.when(err != nil, "a tensor of the header has %v for an integer", v)
 		out = append(out, n)
 	}
 	return out
@@ -121,50 +115,32 @@ func integers(name string, member any) (out []uint64) {
 
 // checkPrefix compares the header of a weights file with the directory (7).
 func (c *Container) checkPrefix(prefix []byte, f *File, tensors []*Tensor) {
-	entries := parsePrefix(prefix)
-	checkOffsets(entries, f.Length-uint64(len(prefix)))
-	Corrupt.when(len(entries) != len(tensors), "the header of %q has %d tensors, the directory %d",
-		c.Text(f.Path), len(entries), len(tensors))
+	entries, at, size := parsePrefix(prefix), uint64(0), uint64(len(prefix))
+	wrong := len(entries) != len(tensors)
+	Corrupt.when(wrong, "the header has %d tensors, the directory %d", len(entries), len(tensors))
+	byName := map[string]*Tensor{}
 	for _, t := range tensors {
-		e, ok := entries[c.Text(t.Name)]
-		Corrupt.when(!ok, "the header of %q lacks tensor %q", c.Text(f.Path), c.Text(t.Name))
-		c.checkEntry(t, &e, uint64(len(prefix)))
+		byName[c.Text(t.Name)] = t
 	}
-}
-
-// checkOffsets checks that the tensors of a header fill their file.
-func checkOffsets(entries map[string]headerEntry, length uint64) {
-	all := make([]headerEntry, 0, len(entries))
 	for _, e := range entries {
-		all = append(all, e)
+		wrong := e.offsets[0] != at || e.offsets[1] < at
+		Corrupt.when(wrong, "tensor %q of the header is at %d and not at %d", e.name, e.offsets, at)
+		at = e.offsets[1]
+		t := byName[e.name]
+		Corrupt.when(t == nil, "the directory lacks tensor %q of the header", e.name)
+		same := e.offsets[0] == t.FileOffset-size && t.DimensionCount == uint64(len(e.shape))
+		for i, n := range e.shape {
+			same = same && n == t.Shape[i]
+		}
+		Corrupt.when(!same, "the header has another shape or place of tensor %q", e.name)
+		if knownDtype(t.Dtype) {
+			_, bytes := t.Measure()
+			same = e.dtype == dtypes[t.Dtype].name && at-e.offsets[0] == bytes
+		}
+		for _, d := range dtypes {
+			same = same && (knownDtype(t.Dtype) || e.dtype != d.name)
+		}
+		Corrupt.when(!same, "the header has another dtype or size of tensor %q", e.name)
 	}
-	sort.Slice(all, func(i, k int) bool {
-		a, b := &all[i], &all[k]
-		return a.begin < b.begin || (a.begin == b.begin && a.end < b.end)
-	})
-	at := uint64(0)
-	for _, e := range all {
-		wrong := e.begin != at || e.end < e.begin
-		Corrupt.when(wrong, "a tensor of the header begins at %d and not at %d", e.begin, at)
-		at = e.end
-	}
-	Corrupt.when(at != length, "the tensors of a header end at %d, the file at %d", at, length)
-}
-
-// checkEntry compares a tensor of the header with its record.
-func (c *Container) checkEntry(t *Tensor, e *headerEntry, prefix uint64) {
-	name, same := c.Text(t.Name), uint64(len(e.shape)) == t.DimensionCount
-	for i := 0; same && i < len(e.shape); i++ {
-		same = e.shape[i] == t.Shape[i]
-	}
-	Corrupt.when(!same, "the header has another shape of tensor %q", name)
-	moved := t.FileOffset < prefix || e.begin != t.FileOffset-prefix
-	Corrupt.when(moved, "the header has another place of tensor %q", name)
-	if !knownDtype(t.Dtype) {
-		Corrupt.when(isDtypeName(e.dtype), "the header has a known dtype of tensor %q", name)
-		return
-	}
-	_, size := t.Measure()
-	other := e.dtype != dtypes[t.Dtype].name || e.end-e.begin != size
-	Corrupt.when(other, "the header has another dtype or size of tensor %q", name)
+	Corrupt.when(at != f.Length-size, "the tensors of a header end at %d and not with the file", at)
 }

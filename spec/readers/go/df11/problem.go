@@ -1,8 +1,8 @@
 package df11
 
 import (
+	"bytes"
 	"fmt"
-	"math/bits"
 )
 
 // Kind is the kind of a problem (1, How a reader reports a problem).
@@ -62,57 +62,29 @@ func check(err error) {
 	}
 }
 
-func (k Kind) fail(format string, args ...any) {
-	check(&Problem{k, fmt.Sprintf(format, args...)})
-}
-
 // when fails if a rule is broken.
 func (k Kind) when(broken bool, format string, args ...any) {
 	if broken {
-		k.fail(format, args...)
+		check(&Problem{k, fmt.Sprintf(format, args...)})
 	}
 }
 
-// add, mul and align fail if the result exceeds 2^64 - 1 (1).
-
-func add(a, b uint64) uint64 {
-	sum, carry := bits.Add64(a, b, 0)
-	Limit.when(carry != 0, "%d + %d exceeds 2^64 - 1", a, b)
-	return sum
-}
-
-func mul(a, b uint64) uint64 {
-	high, low := bits.Mul64(a, b)
-	Limit.when(high != 0, "%d * %d exceeds 2^64 - 1", a, b)
-	return low
-}
-
-// align is for powers of two only, as all alignments of the text are.
-func align(x, a uint64) uint64 {
-	return add(x, a-1) &^ (a - 1)
-}
+// align is for powers of two that are far below 2^64 - 1, as is what it rounds.
+func align(x, a uint64) uint64 { return (x + a - 1) &^ (a - 1) }
 
 // ceilDiv does not overflow, whatever a is.
 func ceilDiv(a, b uint64) uint64 {
-	q := a / b
 	if a%b != 0 {
-		q++
+		return a/b + 1
 	}
-	return q
+	return a / b
 }
 
-func minU64(a, b uint64) uint64 {
+func min(a, b uint64) uint64 {
 	if a < b {
 		return a
 	}
 	return b
 }
 
-func allZero(b []byte) bool {
-	for _, x := range b {
-		if x != 0 {
-			return false
-		}
-	}
-	return true
-}
+func allZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }

@@ -1,6 +1,7 @@
 package df11
 
 import (
+	"fmt"
 	"strings"
 	"unicode/utf8"
 )
@@ -8,31 +9,24 @@ import (
 // check takes the steps 10 and 11 of section 9. Later checks rely on those
 // before them.
 func (d *Directory) check(directoryOffset uint64) {
-	for i := range d.Files {
-		kind := d.Files[i].Kind
-		Unsupported.when(kind > FileBeside, "file kind %d", kind)
+	for _, f := range d.Files {
+		Unsupported.when(f.Kind > FileBeside, "file kind %d", f.Kind)
 	}
-	for i := range d.Sections {
-		kind := d.Sections[i].Kind
-		Unsupported.when(!knownSection(kind) && kind < sectionSkippable, "section kind %d", kind)
+	for _, s := range d.Sections {
+		Unsupported.when(!s.known() && s.Kind < sectionIgnored, "section kind %d", s.Kind)
 	}
-	Corrupt.when(d.ShardCount == 0, "shard_count is 0")
 	Limit.when(d.ShardCount > maxShards, "shard_count is %d", d.ShardCount)
-	outside := d.ShardIndex >= d.ShardCount
-	Corrupt.when(outside, "shard_index is %d of %d", d.ShardIndex, d.ShardCount)
+	Corrupt.when(d.ShardIndex >= d.ShardCount, "shard %d of %d", d.ShardIndex, d.ShardCount)
 	d.checkText()
 	d.checkMetadata()
 	d.checkFiles()
 	d.checkBlocks()
 	d.checkSections(directoryOffset)
-	for i := range d.Tensors {
-		d.checkTensor(i)
-	}
+	d.checkTensors()
 	d.checkOwners()
 	d.checkPacking()
 	d.checkFileArrays()
 	d.checkEncodings()
-	d.countChecksums()
 }
 
 // checkText checks that paths, names, keys and values lie in the text in their
@@ -42,12 +36,11 @@ func (d *Directory) checkText() {
 	at, all := uint64(0), uint64(len(d.text))
 	next := func(t Text, least, most uint64, what string) {
 		Limit.when(t.Length > most, "a %s has %d bytes", what, t.Length)
-		Corrupt.when(t.Length < least, "a %s has no bytes", what)
-		Corrupt.when(t.Offset != at, "a %s does not start where the text before ends", what)
-		Corrupt.when(t.Length > all-at, "a %s ends beyond the text", what)
+		wrong := t.Length < least || t.Offset != at || t.Length > all-at
+		Corrupt.when(wrong, "a %s has no bytes, or they do not follow the text before", what)
 		s := d.Text(t)
-		bad := !utf8.ValidString(s) || strings.IndexByte(s, 0) >= 0
-		Corrupt.when(bad, "a %s is not UTF-8 without NUL", what)
+		wrong = !utf8.ValidString(s) || strings.IndexByte(s, 0) >= 0
+		Corrupt.when(wrong, "a %s is not UTF-8 without NUL", what)
 		at += t.Length
 	}
 	for _, f := range d.Files {
@@ -69,11 +62,12 @@ func (d *Directory) checkText() {
 // checkMetadata checks section 3, Metadata.
 func (d *Directory) checkMetadata() {
 	Corrupt.when(len(d.Metadata) > 0 && d.ShardIndex != 0, "metadata in shard %d", d.ShardIndex)
-	total := uint64(0)
-	for i, m := range d.Metadata {
+	total, before := uint64(0), ""
+	for _, m := range d.Metadata {
 		total += m.Key.Length + m.Value.Length
-		ascends := i == 0 || d.Text(d.Metadata[i-1].Key) < d.Text(m.Key)
-		Corrupt.when(!ascends, "keys of the metadata do not ascend")
+		key := d.Text(m.Key)
+		Corrupt.when(key <= before, "key %q of the metadata is out of order", key)
+		before = key
 	}
 	Limit.when(total > maxMetadataBytes, "metadata of %d bytes", total)
 }
@@ -81,34 +75,22 @@ func (d *Directory) checkMetadata() {
 // checkFiles checks section 3, File, less arrays.
 func (d *Directory) checkFiles() {
 	Limit.when(len(d.Files) > maxFiles, "%d files", len(d.Files))
-	paths := newPathSet()
-	for i := range d.Files {
-		d.checkFile(&d.Files[i])
-		path := d.Text(d.Files[i].Path)
-		if i > 0 {
-			a, kind := &d.Files[i-1], d.Files[i].Kind
-			ascends := a.Kind < kind || (a.Kind == kind && d.Text(a.Path) < path)
-			Corrupt.when(!ascends, "file %q is out of order", path)
-		}
+	before, paths := "", places{}
+	for _, f := range d.Files {
+		path := d.Text(f.Path)
+		Corrupt.when(f.Reserved != 0, "reserved of file %q is %d", path, f.Reserved)
+		checkPath(path)
+		taken := f.Kind == FileBeside && strings.HasSuffix(path, ".df11")
+		Corrupt.when(taken, "file %q beside the containers ends in .df11", path)
+		late := f.Kind != FileWeights && d.ShardIndex != 0
+		Corrupt.when(late, "side file %q in shard %d", path, d.ShardIndex)
+		order := fmt.Sprint(f.Kind, path) // a kind has one digit
+		Corrupt.when(order <= before, "file %q is out of order", path)
+		before = order
 		paths.add(path)
-		Limit.when(len(paths.folders) > maxFolders, "more than %d folders", maxFolders)
 	}
-	paths.check()
-}
-
-func (d *Directory) checkFile(f *File) {
-	path := d.Text(f.Path)
-	Corrupt.when(f.Reserved != 0, "reserved of file %q is %d", path, f.Reserved)
-	checkPath(path)
-	taken := f.Kind == FileBeside && strings.HasSuffix(path, ".df11")
-	Corrupt.when(taken, "file %q beside the containers ends in .df11", path)
-	late := f.Kind != FileWeights && d.ShardIndex != 0
-	Corrupt.when(late, "side file %q in shard %d", path, d.ShardIndex)
-	arrays := uint64(0)
-	if f.Kind == FileWeights || (f.Kind == FileSide && f.Length > 0) {
-		arrays = 1
-	}
-	Corrupt.when(f.ArrayCount != arrays, "file %q has %d arrays", path, f.ArrayCount)
+	folders := len(paths) - len(d.Files)
+	Limit.when(folders > maxFolders, "paths name %d folders", folders)
 }
 
 // checkPath checks one path (3, File).
@@ -125,28 +107,19 @@ func checkPath(path string) {
 	Limit.when(len(components) > maxPathComponents, "a path has %d components", len(components))
 }
 
-// pathSet collects the paths of files that one folder is to hold.
-type pathSet struct{ paths, folders map[string]bool }
+// places are what one folder is to hold: files (true) and folders (false).
+type places map[string]bool
 
-func newPathSet() *pathSet {
-	return &pathSet{map[string]bool{}, map[string]bool{}}
-}
-
-// add refuses a path that is there already.
-func (s *pathSet) add(path string) {
-	Corrupt.when(s.paths[path], "two files have the path %q", path)
-	s.paths[path] = true
+// add refuses a path that is there already, and one that lies in a file.
+func (p places) add(path string) {
+	_, taken := p[path]
+	Corrupt.when(taken, "%q is the path of two files, or of a file and a folder", path)
+	p[path] = true
 	for i := range path {
 		if path[i] == '/' {
-			s.folders[path[:i]] = true
+			Corrupt.when(p[path[:i]], "%q lies in a file", path)
+			p[path[:i]] = false
 		}
-	}
-}
-
-// check refuses a path that is another one followed by `/` and more.
-func (s *pathSet) check() {
-	for folder := range s.folders {
-		Corrupt.when(s.paths[folder], "%q is the path of a file and of a folder", folder)
 	}
 }
 
@@ -160,65 +133,69 @@ func (d *Directory) checkBlocks() {
 	}
 }
 
-// checkSections checks section 3, Section, and the places of section 2. It
-// rounds only what lies before the directory, which cannot overflow.
+// checkSections checks section 3, Section, the places of section 2, and the
+// count of section 4.
 func (d *Directory) checkSections(directoryOffset uint64) {
-	at := uint64(headBytes) // where the next section starts
-	for i := range d.Sections {
-		s := &d.Sections[i]
-		if i > 0 {
-			a := &d.Sections[i-1]
-			ascends := a.Block < s.Block || (a.Block == s.Block && a.Kind < s.Kind)
-			Corrupt.when(!ascends, "section %d is out of order", i)
-		}
+	at, chunks := uint64(headBytes), uint64(0) // where the next section starts
+	var before Section
+	for i, s := range d.Sections {
+		ascends := before.Block < s.Block || (before.Block == s.Block && before.Kind < s.Kind)
+		Corrupt.when(!ascends, "section %d is out of order", i)
 		Corrupt.when(s.Reserved != 0, "reserved of section %d is %d", i, s.Reserved)
 		outside := s.Block != none && s.Block >= uint64(len(d.Blocks))
 		Corrupt.when(outside, "section %d is of block %d", i, s.Block)
 		ofNone := s.Kind == sectionPrefix || s.Kind == sectionSide
-		wrong := knownSection(s.Kind) && ofNone != (s.Block == none)
+		wrong := s.known() && ofNone != (s.Block == none)
 		Corrupt.when(wrong, "section %d of kind %d has a block, or lacks one", i, s.Kind)
 		Corrupt.when(s.Offset != at, "section %d starts at %d and not at %d", i, s.Offset, at)
-		Corrupt.when(s.Length == 0, "section %d has no bytes", i)
-		end := add(s.Offset, s.Length)
-		Corrupt.when(end > directoryOffset, "section %d ends beyond the directory's start", i)
-		at = align(end, sectionAlignment)
+		wrong = s.Length == 0 || s.Length > directoryOffset-at
+		Corrupt.when(wrong, "section %d has %d bytes", i, s.Length)
+		at = align(at+s.Length, sectionAlignment)
+		d.firstChecksum = append(d.firstChecksum, chunks)
+		chunks += ceilDiv(s.Length, chunkBytes)
+		before = s
 	}
-	wrong := at != directoryOffset
-	Corrupt.when(wrong, "the directory starts at %d and not at %d", directoryOffset, at)
+	Corrupt.when(at != directoryOffset, "the directory does not start at %d", at)
+	found := uint64(len(d.Checksums))
+	Corrupt.when(found != chunks, "%d checksums for %d chunks", found, chunks)
 }
 
-// checkTensor checks section 3, Tensor, and section 5.
-func (d *Directory) checkTensor(i int) {
-	t := &d.Tensors[i]
-	name := d.Text(t.Name)
-	ascends := i == 0 || d.Text(d.Tensors[i-1].Name) < name
-	Corrupt.when(!ascends, "tensor %q is out of order", name)
-	Corrupt.when(t.Block >= uint64(len(d.Blocks)), "tensor %q is of block %d", name, t.Block)
-	weights := t.File < uint64(len(d.Files)) && d.Files[t.File].Kind == FileWeights
-	Corrupt.when(!weights, "tensor %q is of file %d, which is no weights file", name, t.File)
-	dimensions := t.DimensionCount
-	Limit.when(dimensions > maxDimensions, "tensor %q has %d dimensions", name, dimensions)
-	for _, n := range t.Shape[dimensions:] {
-		Corrupt.when(n != 0, "tensor %q has a shape beyond dimension_count", name)
+// checkTensors checks section 3, Tensor, and section 5.
+func (d *Directory) checkTensors() {
+	before := ""
+	for i := range d.Tensors {
+		t := &d.Tensors[i]
+		name := d.Text(t.Name)
+		Corrupt.when(name <= before, "tensor %q is out of order", name)
+		before = name
+		Corrupt.when(t.Block >= uint64(len(d.Blocks)), "tensor %q is of block %d", name, t.Block)
+		weights := t.File < uint64(len(d.Files)) && d.Files[t.File].Kind == FileWeights
+		Corrupt.when(!weights, "tensor %q is of file %d, which is no weights file", name, t.File)
+		count := t.DimensionCount
+		Limit.when(count > maxDimensions, "tensor %q has %d dimensions", name, count)
+		for _, n := range t.Shape[count:] {
+			Corrupt.when(n != 0, "tensor %q has a shape beyond dimension_count", name)
+		}
+		_, size := t.Measure()
+		length := d.Files[t.File].Length
+		beyond := t.FileOffset > length || size > length-t.FileOffset
+		Corrupt.when(beyond, "tensor %q ends beyond its file", name)
 	}
-	_, size := t.Measure()
-	end := add(t.FileOffset, size)
-	Corrupt.when(end > d.Files[t.File].Length, "tensor %q ends beyond its file", name)
 }
 
 // checkOwners checks that each array has one owner, in order (3, Array).
 func (d *Directory) checkOwners() {
 	next, all := uint64(0), uint64(len(d.Arrays))
-	own := func(first, count uint64) {
-		Corrupt.when(first != next, "first_array is %d and not %d", first, next)
-		Corrupt.when(count > all-next, "a record has %d arrays, more than there are", count)
-		next += count
+	own := func(o Owner) {
+		wrong := o.FirstArray != next || o.ArrayCount > all-next
+		Corrupt.when(wrong, "arrays %d and %d more are not the next ones", o.FirstArray, o.ArrayCount)
+		next += o.ArrayCount
 	}
-	for i := range d.Files {
-		own(d.Files[i].FirstArray, d.Files[i].ArrayCount)
+	for _, f := range d.Files {
+		own(f.Owner)
 	}
-	for i := range d.Tensors {
-		own(d.Tensors[i].FirstArray, d.Tensors[i].ArrayCount)
+	for _, t := range d.Tensors {
+		own(t.Owner)
 	}
 	Corrupt.when(next != all, "%d arrays belong to nobody", all-next)
 }
@@ -228,32 +205,34 @@ func (d *Directory) checkPacking() {
 	ends := make([]uint64, len(d.Sections)) // of the last array so far
 	for i, a := range d.Arrays {
 		Corrupt.when(a.Section >= uint64(len(ends)), "array %d is in section %d", i, a.Section)
-		Corrupt.when(a.Length == 0, "array %d has no bytes", i)
-		want := align(ends[a.Section], arrayAlignment)
+		want, length := align(ends[a.Section], arrayAlignment), d.Sections[a.Section].Length
 		Corrupt.when(a.Offset != want, "array %d starts at %d and not at %d", i, a.Offset, want)
-		end := add(a.Offset, a.Length)
-		beyond := end > d.Sections[a.Section].Length
-		Corrupt.when(beyond, "array %d ends beyond its section", i)
-		ends[a.Section] = end
+		wrong := a.Length == 0 || want > length || a.Length > length-want
+		Corrupt.when(wrong, "array %d has %d bytes", i, a.Length)
+		ends[a.Section] = want + a.Length
 	}
 	for i, s := range d.Sections {
-		wrong := knownSection(s.Kind) && s.Length != ends[i]
+		wrong := s.known() && s.Length != ends[i]
 		Corrupt.when(wrong, "section %d has %d bytes, its arrays end at %d", i, s.Length, ends[i])
 	}
 }
 
-// checkFileArrays checks where the arrays of files lie (3, Array).
+// checkFileArrays checks number, places and lengths of the arrays of files (3).
 func (d *Directory) checkFileArrays() {
-	for i := range d.Files {
-		f := &d.Files[i]
-		for _, a := range d.arraysOfFile(f) {
+	for _, f := range d.Files {
+		path, arrays := d.Text(f.Path), d.arraysOf(f.Owner)
+		count := 0
+		if f.Kind == FileWeights || (f.Kind == FileSide && f.Length > 0) {
+			count = 1
+		}
+		Corrupt.when(len(arrays) != count, "file %q has %d arrays", path, len(arrays))
+		for _, a := range arrays {
 			kind, fits := uint32(sectionSide), a.Length == f.Length
 			if f.Kind == FileWeights {
 				kind, fits = sectionPrefix, a.Length <= f.Length
 			}
-			wrong := d.Sections[a.Section].Kind != kind
-			Corrupt.when(wrong, "the array of file %q is in a wrong section", d.Text(f.Path))
-			Corrupt.when(!fits, "the array of file %q has %d bytes", d.Text(f.Path), a.Length)
+			wrong := d.Sections[a.Section].Kind != kind || !fits
+			Corrupt.when(wrong, "the array of file %q is in a wrong section, or too long", path)
 		}
 	}
 }
@@ -261,29 +240,20 @@ func (d *Directory) checkFileArrays() {
 // checkEncodings checks what section 6 demands of the directory. Of an unknown
 // dtype this is known of an alias alone (3, Tensor).
 func (d *Directory) checkEncodings() {
-	named := [...]int{encodingAlias: 1, encodingRaw: 0, encodingGap: 3, encodingTile: 3}
-	checks := [...]func(*Directory, *Tensor){
-		(*Directory).checkAlias, (*Directory).checkRaw, (*Directory).checkGap, (*Directory).checkTile,
-	}
 	aliases := map[uint64]int{}
 	for i := range d.Tensors {
 		t := &d.Tensors[i]
-		name := d.Text(t.Name)
-		for _, a := range d.arraysOf(t) {
+		for _, a := range d.arraysOf(t.Owner) {
 			other := d.Sections[a.Section].Block != t.Block
-			Corrupt.when(other, "an array of tensor %q is in another block", name)
+			Corrupt.when(other, "an array of tensor %q is in another block", d.Text(t.Name))
 		}
-		if t.Encoding > encodingTile || (t.Encoding != encodingAlias && !knownDtype(t.Dtype)) {
-			continue
-		}
-		for _, p := range t.Parameters[named[t.Encoding]:] {
-			Corrupt.when(p != 0, "tensor %q has a parameter that its encoding does not name", name)
-		}
-		checks[t.Encoding](d, t)
 		if t.Encoding == encodingAlias {
+			d.checkAlias(t)
 			aliases[t.Parameters[0]]++
 			many := aliases[t.Parameters[0]] > maxAliases
 			Limit.when(many, "more than %d aliases of one tensor", maxAliases)
+		} else if knownDtype(t.Dtype) && t.Encoding <= encodingTile {
+			d.checkStored(t)
 		}
 	}
 }
@@ -291,67 +261,52 @@ func (d *Directory) checkEncodings() {
 // checkAlias checks 6.1, for any dtype and any encoding of the target.
 func (d *Directory) checkAlias(t *Tensor) {
 	name := d.Text(t.Name)
-	Corrupt.when(t.ArrayCount != 0, "alias %q has an array", name)
-	outside := t.Parameters[0] >= uint64(len(d.Tensors))
-	Corrupt.when(outside, "the target of alias %q does not exist", name)
+	wrong := t.ArrayCount != 0 || t.Parameters[0] >= uint64(len(d.Tensors)) ||
+		t.Parameters != [4]uint64{t.Parameters[0]}
+	Corrupt.when(wrong, "alias %q has an array, no target or another parameter", name)
 	o := &d.Tensors[t.Parameters[0]]
-	Corrupt.when(o.Encoding == encodingAlias, "the target of alias %q is an alias", name)
 	same := o.Block == t.Block && o.Dtype == t.Dtype && o.DimensionCount == t.DimensionCount &&
-		o.Shape == t.Shape && o.Hash == t.Hash
+		o.Shape == t.Shape && o.Hash == t.Hash && o.Encoding != encodingAlias
 	Corrupt.when(!same, "alias %q is unlike its target", name)
 }
 
-// checkRaw checks 6.2.
-func (d *Directory) checkRaw(t *Tensor) {
-	if _, size := t.Measure(); size > 0 {
-		d.checkKinds(t, sectionRaw)
-		d.checkLengths(t, size)
-	} else {
-		d.checkKinds(t)
+// kindsOf are the kinds of the sections that hold the arrays of an encoding, in
+// order.
+var kindsOf = map[uint32][]uint32{
+	encodingRaw:  {sectionRaw},
+	encodingGap:  {sectionCodebook, sectionIndex, sectionIndex, sectionBitstream, sectionPlane},
+	encodingTile: {sectionCodebook, sectionIndex, sectionBitstream, sectionPlane},
+}
+
+// checkStored checks 6.2 to 6.4. The plane comes first, so that nothing
+// overflows later.
+func (d *Directory) checkStored(t *Tensor) {
+	name, arrays, kinds := d.Text(t.Name), d.arraysOf(t.Owner), kindsOf[t.Encoding]
+	elements, size := t.Measure()
+	if t.Encoding == encodingRaw && size == 0 {
+		kinds = nil
 	}
-}
-
-// checkCoded checks what 6.3 and 6.4 share, before parameters: the plane comes
-// first, so that nothing overflows later. It returns the elements, and the
-// length of the codebook.
-func (d *Directory) checkCoded(t *Tensor, kinds ...uint32) (elements, codebook uint64) {
-	elements, _ = t.Measure()
-	name := d.Text(t.Name)
-	Corrupt.when(t.Dtype != dtypeBF16 || elements == 0, "tensor %q has no BF16 weights", name)
-	d.checkKinds(t, kinds...)
-	arrays := d.arraysOf(t)
-	plane := arrays[len(arrays)-1].Length
-	Corrupt.when(plane != elements, "the plane of tensor %q has %d bytes", name, plane)
-	return elements, arrays[0].Length
-}
-
-// checkKinds checks number and sections of the arrays of a tensor.
-func (d *Directory) checkKinds(t *Tensor, kinds ...uint32) {
-	name := d.Text(t.Name)
-	Corrupt.when(t.ArrayCount != uint64(len(kinds)), "tensor %q has %d arrays", name, t.ArrayCount)
-	for i, a := range d.arraysOf(t) {
+	Corrupt.when(len(arrays) != len(kinds), "tensor %q has %d arrays", name, len(arrays))
+	for i, a := range arrays {
 		wrong := d.Sections[a.Section].Kind != kinds[i]
 		Corrupt.when(wrong, "array %d of tensor %q is in a wrong section", i, name)
 	}
-}
-
-// checkLengths checks the lengths of the arrays of a tensor, whose number was
-// checked.
-func (d *Directory) checkLengths(t *Tensor, lengths ...uint64) {
-	for i, a := range d.arraysOf(t) {
+	lengths, named := []uint64{size}, 0
+	if t.Encoding != encodingRaw {
+		Corrupt.when(t.Dtype != dtypeBF16 || elements == 0, "tensor %q has no BF16 weights", name)
+		plane := arrays[len(arrays)-1].Length
+		Corrupt.when(plane != elements, "the plane of tensor %q has %d bytes", name, plane)
+		if named = 3; t.Encoding == encodingGap {
+			lengths = shapeOfGap(t, arrays[0].Length).lengths
+		} else {
+			lengths = shapeOfTile(t, arrays[0].Length).lengths
+		}
+	}
+	for _, p := range t.Parameters[named:] {
+		Corrupt.when(p != 0, "tensor %q has a parameter that its encoding does not name", name)
+	}
+	for i, a := range arrays {
 		Corrupt.when(a.Length != lengths[i], "array %d of tensor %q has %d bytes and not %d",
-			i, d.Text(t.Name), a.Length, lengths[i])
+			i, name, a.Length, lengths[i])
 	}
-}
-
-// countChecksums checks the count of section 4. All sections lie in the file,
-// so the sum does not overflow.
-func (d *Directory) countChecksums() {
-	count := uint64(0)
-	for i := range d.Sections {
-		d.firstChecksum = append(d.firstChecksum, count)
-		count += ceilDiv(d.Sections[i].Length, chunkBytes)
-	}
-	found := uint64(len(d.Checksums))
-	Corrupt.when(found != count, "%d checksums for %d chunks", found, count)
 }

@@ -1,0 +1,158 @@
+//! What `compress` and `estimate` say before they work: little to code, another quantization, which
+//! snapshot of a cache.
+
+use std::fs;
+
+use df11::Dtype;
+
+use crate::{
+    command::{Folder, text},
+    container::{Item, weights_file},
+};
+
+/// A file of some weights of 16 bits that compress, or of their bytes as another dtype.
+fn weights(name: &str, dtype: Dtype, bytes: u64) -> Vec<u8> {
+    let data = (0..bytes / 2).flat_map(|at| [(at * 37 % 251) as u8, 60]).collect();
+    weights_file(&[Item::raw(name, dtype, &[8 * bytes / dtype.bits()], data)])
+}
+
+/// A folder with these files in `model`.
+fn folder(files: &[(&str, Vec<u8>)]) -> Folder {
+    let folder = Folder::new();
+    for (name, content) in files {
+        folder.write(&format!("model/{name}"), content);
+    }
+    folder
+}
+
+/// What a run that succeeds answers, and tells on standard error.
+fn said(folder: &Folder, line: &str) -> (String, String) {
+    let output = folder.run(line);
+    let [answer, told] = [&output.stdout, &output.stderr].map(|bytes| text(bytes).to_owned());
+    assert!(output.status.success(), "{told}");
+    (answer, told)
+}
+
+const LINES: [&str; 3] = ["estimate model", "compress --dry-run model", "compress model"];
+
+#[test]
+fn a_model_without_bf16_is_told_at_once_and_no_success() {
+    let folder = folder(&[("model.safetensors", weights("a", Dtype::F32, 1 << 16))]);
+    for line in LINES {
+        let (answer, told) = said(&folder, line);
+        assert!(told.contains("none of the weights are BF16 (most are F32)"), "{told}");
+        for part in ["would round its weights", "torch.bfloat16"] {
+            assert!(told.contains(part), "{told}");
+        }
+        assert!(answer.contains("nothing is compressed") && !answer.contains('%'), "{answer}");
+    }
+}
+
+#[test]
+fn a_model_with_little_bf16_is_told_how_much() {
+    let of = |bf16: u64| {
+        folder(&[
+            ("model.safetensors", weights("a", Dtype::F32, 1 << 20)),
+            ("more.safetensors", weights("b", Dtype::BF16, bf16)),
+        ])
+    };
+    let mixed = of(1 << 18);
+    let (answer, told) = said(&mixed, "estimate model");
+    assert!(told.contains("only 20.0 % of the weights' bytes are BF16 (most are F32)"), "{told}");
+    assert!(answer.contains(" %)"), "{answer}");
+    let notes = mixed.json("estimate model")["notes"].to_string();
+    assert!(notes.contains("only 20.0 %"), "{notes}");
+    // Half of it is worth no word.
+    of(1 << 20).good("estimate model");
+}
+
+#[test]
+fn a_config_with_another_quantization_is_told_at_once() {
+    let of = |config: &str| {
+        let weights = weights("a", Dtype::BF16, 1 << 16);
+        folder(&[("model.safetensors", weights), ("config.json", config.into())])
+    };
+    for (config, part) in [
+        (r#"{"model_type":"llama","quantization_config":{"quant_method":"fp8"}}"#, "(fp8)"),
+        (r#"{"model_type":"llama","quantization_config":null}"#, "(of no method)"),
+    ] {
+        let folder = of(config);
+        for line in LINES {
+            let (_, told) = said(&folder, line);
+            assert!(told.contains("config.json has a quantization_config already"), "{told}");
+            assert!(told.contains(part) && told.contains("will not load"), "{told}");
+        }
+        let copied = fs::read_to_string(folder.path("model.df11/config.json"));
+        assert!(copied.is_err() || copied.unwrap() == config);
+    }
+    of(r#"{"model_type":"llama"}"#).good("estimate model");
+}
+
+/// An entry `models--org--name` as the library of the Hub lays it out in a cache.
+fn cache_entry(commits: &[&str], main: Option<&str>) -> Folder {
+    let (folder, entry) = (Folder::new(), "models--org--name");
+    for part in ["blobs", "snapshots"] {
+        fs::create_dir_all(folder.path(entry).join(part)).unwrap();
+    }
+    for commit in commits {
+        let snapshot = folder.path(entry).join("snapshots").join(commit);
+        fs::create_dir(&snapshot).unwrap();
+        let config = format!(r#"{{"model_type":"llama","commit":"{commit}"}}"#);
+        for (name, content) in [
+            ("model.safetensors", weights("a", Dtype::BF16, 1 << 16)),
+            ("tokenizer.json", vec![b' '; 1 << 20]),
+            ("config.json", config.into_bytes()),
+        ] {
+            let blob = format!("blobs/{commit}-{name}");
+            folder.write(&format!("{entry}/{blob}"), content);
+            std::os::unix::fs::symlink(format!("../../{blob}"), snapshot.join(name)).unwrap();
+        }
+    }
+    if let Some(main) = main {
+        folder.write(&format!("{entry}/refs/main"), main);
+    }
+    folder
+}
+
+#[test]
+fn the_root_of_a_cache_entry_is_the_snapshot_of_main() {
+    for (commits, main, chosen) in [
+        (&["aaa", "bbb"][..], Some("bbb"), "bbb"),
+        (&["aaa"], None, "aaa"),
+        (&["aaa"], Some("gone"), "aaa"),
+        (&["aaa"], Some("../snapshots/aaa"), "aaa"),
+    ] {
+        let folder = cache_entry(commits, main);
+        let report = folder.json("compress models--org--name -o out");
+        let read = format!("snapshots/{chosen} was read");
+        assert!(report["notes"].to_string().contains(&read), "{report}");
+        assert!(report["ratio"].as_f64().unwrap() < 0.9, "{report}");
+        let config = fs::read_to_string(folder.path("out/config.json")).unwrap();
+        assert!(config.contains(chosen) && config.contains("df11"), "{config}");
+        assert!(folder.path("out/model.df11").is_file() && !folder.path("out/blobs").exists());
+    }
+}
+
+#[test]
+fn several_snapshots_without_main_are_asked_about() {
+    let line = "compress models--org--name";
+    let parts = ["2 snapshots", "snapshots/aaa, ", "/bbb"];
+    cache_entry(&["aaa", "bbb"], None).fails(line, 2, &parts);
+    cache_entry(&[], None).fails(line, 2, &["without a snapshot"]);
+}
+
+#[test]
+fn a_ratio_has_the_same_files_on_both_sides() {
+    let folder = folder(&[
+        ("model.safetensors", weights("a", Dtype::BF16, 1 << 18)),
+        ("tokenizer.json", vec![b' '; 1 << 20]),
+    ]);
+    for (out, side_inside) in [("one.df11", 1 << 20), ("folder", 0)] {
+        let report = folder.json(&format!("compress model -o {out}"));
+        let number = |key: &str| report[key].as_f64().unwrap();
+        assert_eq!(report["stored_side_bytes"], side_inside);
+        let original = number("source_bytes") + f64::from(side_inside);
+        assert!((number("ratio") - number("stored_bytes") / original).abs() < 1e-9, "{report}");
+        assert!(number("ratio") < 1.0, "{report}");
+    }
+}

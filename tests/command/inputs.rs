@@ -1,0 +1,197 @@
+//! Inputs that are no plain files, that are many, or whose names and numbers are large.
+
+use std::fs;
+
+use df11::Dtype;
+
+use crate::{
+    command::{Fixture, text},
+    container::{Item, Model, normal_weights},
+};
+
+#[test]
+fn tensors_of_a_newer_encoding_are_shown() {
+    let fixture = Fixture::new();
+    let gap = Item::gap("known", &[64, 256], normal_weights(64 * 256, 1), (32, 128));
+    let newer = Item::raw("newer", Dtype::BF16, &[64, 256], normal_weights(64 * 256, 2));
+    let mut model = Model::new(&[gap, newer], &[]);
+    model.tensor("newer").encoding = 9;
+    fixture.write("newer.df11", model.build());
+    let found = fixture.json("inspect newer.df11 --tensors");
+    let tensors = found["blocks"][0]["tensors"].as_array().unwrap();
+    assert_eq!(tensors.len(), 2);
+    assert_eq!(tensors[1]["encoding"], "unknown");
+    assert_eq!(found["unknown_tensors"], 1);
+    assert_eq!(found["total"]["weights"], 64 * 256);
+    assert!(found["total"]["entropy_bits_per_weight"].as_f64().unwrap() > 2.0, "{found}");
+    let said = fixture.good("inspect newer.df11 --tensors --histogram");
+    assert!(said.contains("1 tensor is stored in a way that this version does not know"), "{said}");
+}
+
+#[test]
+fn sums_of_sizes_do_not_wrap() {
+    let fixture = Fixture::new();
+    let huge = |name: &str| Item {
+        dtype: (99, "X9".into()),
+        shape: vec![1 << 40, 1 << 23],
+        length: 0,
+        data: Vec::new(),
+        ..Item::raw(name, Dtype::U8, &[], Vec::new())
+    };
+    let items = [huge("a"), huge("b"), huge("c")];
+    fixture.write("huge.df11", Model::new(&items, &[]).build());
+    let found = fixture.json("inspect huge.df11");
+    assert_eq!(found["total"]["elements"], u64::MAX, "{found}");
+    assert_eq!(found["total"]["saturated"], true);
+    assert!(fixture.good("inspect huge.df11").contains("more than 18446744073709551614"));
+}
+
+#[cfg(unix)]
+mod unix {
+    use std::{
+        os::unix::{fs::symlink, net::UnixListener},
+        process::Output,
+        thread,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+    use crate::command::{Folder, assert_fails, names};
+
+    /// Runs the command; what has not ended after this time hangs.
+    fn ends(folder: &Folder, line: &str) -> Output {
+        let mut child = folder.start(line);
+        let start = Instant::now();
+        while child.try_wait().unwrap().is_none() {
+            if start.elapsed() > Duration::from_secs(20) {
+                child.kill().unwrap();
+                panic!("{line} hangs");
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        child.wait_with_output().unwrap()
+    }
+
+    fn pipe(folder: &Folder, name: &str) {
+        assert!(folder.shell(&format!("mkfifo {name}")).status.success());
+    }
+
+    #[test]
+    fn pipes_devices_and_sockets_are_refused_by_every_verb() {
+        let fixture = Fixture::new();
+        pipe(&fixture, "pipe.df11");
+        let _listener = UnixListener::bind(fixture.path("socket.df11")).unwrap();
+        symlink("/dev/zero", fixture.path("zero.df11")).unwrap();
+        for source in ["pipe.df11", "socket.df11", "zero.df11", "/dev/null", "/dev/zero"] {
+            for line in [
+                "verify SOURCE",
+                "verify SOURCE --level structure",
+                "inspect SOURCE",
+                "decompress SOURCE -o out",
+                "convert SOURCE out",
+                "compress SOURCE -o out",
+                "compress SOURCE -o out --dry-run",
+                "estimate SOURCE",
+                "bench SOURCE --repetitions 1",
+            ] {
+                let line = line.replace("SOURCE", source);
+                let output = ends(&fixture, &line);
+                let error = text(&output.stderr);
+                assert_eq!(output.status.code(), Some(2), "{line}: {error}");
+                assert_eq!(error.lines().count(), 1, "{line}: {error}");
+                // By its name alone some verbs refuse a container.
+                if !["estimate", "compress", "bench"].iter().any(|verb| line.starts_with(verb)) {
+                    assert!(error.contains("regular file"), "{line}: {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pipes_in_folders_are_refused_or_left_out() {
+        let fixture = Fixture::new();
+        pipe(&fixture, "model/pipe");
+        let output = ends(&fixture, "compress model -o out");
+        assert!(text(&output.stdout).contains("pipe: not a regular file"), "{output:?}");
+        pipe(&fixture, "out/pipe");
+        assert_eq!(ends(&fixture, "decompress out -o back").status.code(), Some(0));
+        pipe(&fixture, "out/x.df11");
+        for line in ["verify out", "inspect out", "convert out back"] {
+            assert_fails(&ends(&fixture, line), 2, &["x.df11", "regular file"]);
+        }
+        pipe(&fixture, "model/x.safetensors");
+        let output = ends(&fixture, "compress model -o back");
+        assert_fails(&output, 2, &["x.safetensors", "regular file"]);
+    }
+
+    #[test]
+    fn a_link_out_of_the_source_is_named_and_refused() {
+        let fixture = Fixture::new();
+        fixture.write("secret.json", "secret");
+        let link = fixture.path("model/extra.json");
+        for target in ["../secret.json", &fixture.arg("secret.json")] {
+            symlink(target, &link).unwrap();
+            let output = fixture.run("compress model -o out.df11");
+            assert_fails(&output, 2, &["extra.json", "secret.json", "out of the folder"]);
+            assert!(!fixture.path("out.df11").exists());
+            fs::remove_file(&link).unwrap();
+        }
+        // A link to a file of the same folder is one of its files.
+        symlink("config.json", &link).unwrap();
+        fixture.good("compress model -o out.df11");
+        fs::remove_file(&link).unwrap();
+        // Beside containers it is no part of the model, and left out.
+        fixture.good("compress model -o shards");
+        symlink("../secret.json", fixture.path("shards/extra.json")).unwrap();
+        let told = fixture.good("decompress shards -o b");
+        assert!(told.contains("extra.json") && told.contains("out of the folder"), "{told}");
+        assert!(fixture.good("convert shards c").contains("extra.json"));
+        assert!(!fixture.path("b/extra.json").exists() && !fixture.path("c/extra.json").exists());
+    }
+
+    #[test]
+    fn a_model_may_have_more_shards_than_a_process_may_have_files() {
+        const SHARDS: usize = 100;
+        let fixture = Fixture::new();
+        for index in 0..SHARDS {
+            let item = Item::raw(&format!("t{index}"), Dtype::BF16, &[8], vec![0; 16]);
+            fixture.weights(&format!("many/{index:03}.safetensors"), &[item]);
+        }
+        for line in [
+            "compress many -o shards",
+            "verify shards",
+            "inspect shards",
+            "convert shards one.df11",
+            "convert one.df11 again --layout raw",
+            "decompress shards -o back",
+            "compress many -o two.df11",
+            "estimate many",
+        ] {
+            let output = fixture.shell(&format!("ulimit -n 64; df11 {line} --threads 2"));
+            assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+        }
+        for name in names(&fixture.path("many")) {
+            let [back, many] = ["back", "many"].map(|folder| format!("{folder}/{name}"));
+            assert!(fixture.read(&back) == fixture.read(&many));
+        }
+    }
+
+    #[test]
+    fn memory_of_inspect_is_in_proportion_to_the_directory() {
+        let fixture = Fixture::new();
+        let mut model = Model::new(&[Item::raw("a", Dtype::U8, &[1], vec![1])], &[]);
+        model.blocks.push(vec![b'x'; 4096]);
+        model.blocks.extend((0..90_000).map(|index| format!("{index}").into_bytes()));
+        let container = model.build();
+        assert!(container.len() < 2_200_000);
+        fixture.write("long.df11", container);
+        for more in ["", "-q", "--json", "--tensors", "--tensors -q", "--json -q"] {
+            // Memory that the process may write, in KiB. Today's need is a few times the directory.
+            let line = format!("ulimit -d 250000; df11 inspect long.df11 {more} --threads 1 >said");
+            let output = fixture.shell(&line);
+            assert!(output.status.success(), "{more}: {}", text(&output.stderr));
+        }
+        let said = fs::metadata(fixture.path("said")).unwrap().len();
+        assert!(said < 60_000_000, "{said}");
+    }
+}

@@ -1,0 +1,8 @@
+//! What no compiler checks of the sources.
+
+#[path = "support/files.rs"]
+mod files;
+#[path = "sources/layers.rs"]
+mod layers;
+#[path = "sources/ptx.rs"]
+mod ptx;
