@@ -52,9 +52,10 @@ def test_pipelines_of_text(both: tuple[Path, Path]) -> None:
 def test_an_assistant_drafts(both: tuple[Path, Path]) -> None:
     tokens = prompt(1, 9)
     options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 8, "do_sample": False}
-    expected = load(both[0]).generate(tokens, **options)
-    found = load(both[1]).generate(tokens, assistant_model=load(both[1]), **options)
-    assert torch.equal(found, expected)
+    found = [
+        load(folder).generate(tokens, assistant_model=load(folder), **options) for folder in both
+    ]
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
