@@ -2,11 +2,13 @@
 
 use std::hint::black_box;
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use df11::hazmat::gap::{
-    GapDecoder, Geometry, PortionEncoder, PortionInput, PortionOutput, encode_tensor,
+use criterion::{
+    BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
+    measurement::WallTime,
 };
+use df11::hazmat::gap::{self, Geometry, PortionEncoder, PortionInput, PortionOutput};
 use df11::hazmat::huffman::{Histogram, read_codebook};
+use df11::hazmat::stored::{CodedSizes, EncodedTensor, Scratch};
 use df11::hazmat::tile;
 
 #[path = "support/normal.rs"]
@@ -30,11 +32,11 @@ fn codec(criterion: &mut Criterion) {
 fn bench_tile(criterion: &mut Criterion, name: &str, weights: &[u8]) {
     let mut group = criterion.benchmark_group("tile");
     group.throughput(Throughput::Bytes(weights.len() as u64)).sample_size(20);
-    let mut histogram = tile::PairHistogram::new();
+    let mut histogram = tile::PairHistogram::default();
     histogram.add(weights);
     group.bench_function(BenchmarkId::new("histogram", name), |bencher| {
         bencher.iter(|| {
-            let mut histogram = tile::PairHistogram::new();
+            let mut histogram = tile::PairHistogram::default();
             histogram.add(black_box(weights));
             histogram
         });
@@ -71,20 +73,29 @@ fn bench_tile(criterion: &mut Criterion, name: &str, weights: &[u8]) {
     });
 
     let tensor = tile::encode_tensor(weights, geometry).expect("the weights encode");
-    let decoder = tile::TileDecoder::new(&codebook, &tensor.sizes);
-    let span = tensor.span(0..tensor.sizes.strip_count()).expect("the span exists");
+    bench_reading(&mut group, name, &tensor, weights);
+}
+
+/// Decodes and verifies all of a tensor.
+fn bench_reading<S: CodedSizes, const N: usize>(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    name: &str,
+    tensor: &EncodedTensor<S, N>,
+    weights: &[u8],
+) {
+    let arrays = tensor.views();
+    let decoder = tensor.sizes.prepare(&arrays).expect("the codebook is valid");
+    let (all, mut scratch) = (0..weights.len() as u64 / 2, Scratch::default());
     let mut output = vec![0; weights.len()];
-    decoder.decode_strips(&span, 0..tensor.sizes.elements(), &mut output).expect("it decodes");
+    decoder.decode(&arrays, all.clone(), &mut scratch, &mut output).expect("it decodes");
     assert!(output == weights);
     group.bench_function(BenchmarkId::new("decode", name), |bencher| {
         bencher.iter(|| {
-            decoder
-                .decode_strips(&span, 0..tensor.sizes.elements(), &mut output)
-                .expect("it decodes");
+            decoder.decode(&arrays, all.clone(), &mut scratch, &mut output).expect("it decodes");
         });
     });
     group.bench_function(BenchmarkId::new("verify", name), |bencher| {
-        bencher.iter(|| decoder.verify_strips(&span).expect("it is valid"));
+        bencher.iter(|| decoder.verify(&arrays, all.clone(), &mut scratch).expect("it is valid"));
     });
 }
 
@@ -96,8 +107,8 @@ fn bench(criterion: &mut Criterion, name: &str, weights: &[u8]) {
     });
 
     let geometry = Geometry::default();
-    let tensor = encode_tensor(weights, geometry, CHUNK).expect("the weights encode");
-    let lengths = read_codebook(&tensor.codebook).expect("the codebook is valid");
+    let tensor = gap::encode_tensor(weights, geometry, CHUNK).expect("the weights encode");
+    let lengths = read_codebook(&tensor.arrays[gap::CODEBOOK]).expect("the codebook is valid");
     let encoder = PortionEncoder::new(&lengths, &tensor.sizes);
     let mut start_bit = 0;
     let chunks: Vec<PortionInput> = (0..weights.len() / 2 / CHUNK)
@@ -122,28 +133,12 @@ fn bench(criterion: &mut Criterion, name: &str, weights: &[u8]) {
         bencher.iter(|| {
             for chunk in &chunks {
                 encoder.encode(chunk, &mut output).expect("the chunk encodes");
-                black_box(output.bitstream().bytes);
+                black_box(output.parts());
             }
         });
     });
 
-    let decoder = GapDecoder::new(&lengths, &tensor.sizes);
-    let span = tensor.span(0..tensor.sizes.thread_block_count()).expect("the span exists");
-    let mut output = vec![0; weights.len()];
-    decoder
-        .decode(&span, 0..tensor.sizes.elements(), &tensor.plane, &mut output)
-        .expect("it decodes");
-    assert!(output == weights);
-    group.bench_function(BenchmarkId::new("decode", name), |bencher| {
-        bencher.iter(|| {
-            decoder
-                .decode(&span, 0..tensor.sizes.elements(), &tensor.plane, &mut output)
-                .expect("it decodes");
-        });
-    });
-    group.bench_function(BenchmarkId::new("verify_index", name), |bencher| {
-        bencher.iter(|| decoder.verify_index(&span).expect("the index is right"));
-    });
+    bench_reading(&mut group, name, &tensor, weights);
 }
 
 criterion_group!(benches, codec);

@@ -5,7 +5,7 @@
 //! × 4096 matrix, once drawn from N(0, 0.02²) and once with a scale for each row.
 
 use df11::hazmat::gap::{GapSizes, Geometry};
-use df11::hazmat::huffman::{CodeLengths, Histogram};
+use df11::hazmat::huffman::{CodeLengths, Histogram, codebook};
 
 #[path = "../benches/support/normal.rs"]
 mod normal;
@@ -48,14 +48,15 @@ fn print(histogram: &Histogram, name: &str) -> df11::Result<()> {
     );
     for bytes_per_thread in [8, 16, 32, 64] {
         for threads_per_block in [128, 256, 512] {
-            let layout = GapSizes::plan(
-                &lengths,
-                histogram,
+            let layout = GapSizes::new(
                 Geometry::new(bytes_per_thread, threads_per_block)?,
+                histogram.total(),
+                lengths.bits(histogram)?,
+                codebook(&lengths).len() as u64,
             )?;
             let bits = |bytes: u64| 8.0 * bytes as f64 / weights;
-            let (gaps, offsets) = (bits(layout.gaps_bytes()), bits(layout.output_offsets_bytes()));
-            let all = bits(layout.encoded_bytes());
+            let [_, gaps, offsets, ..] = layout.array_lengths().map(bits);
+            let all = bits(layout.array_lengths().iter().sum());
             println!(
                 "| {bytes_per_thread} | {threads_per_block} | {gaps:.4} | {offsets:.4} | {all:.4} |"
             );

@@ -27,28 +27,21 @@ const CHUNK: usize = 1 << 20;
 /// One tensor: eight u64, the code lengths, the other arrays, and for `edges` the weights.
 fn record(tensor: &EncodedTensor, weights: &[u8]) -> Vec<u8> {
     let geometry = tensor.sizes.geometry();
+    let [codebook, gaps, output_offsets, bitstream, plane] = tensor.views();
     let mut bytes = Vec::new();
     for number in [
         u64::from(geometry.bytes_per_thread()),
         u64::from(geometry.threads_per_block()),
         tensor.sizes.elements(),
         tensor.sizes.bit_count(),
-        tensor.gaps.len() as u64,
-        tensor.output_offsets.len() as u64,
-        tensor.bitstream.len() as u64,
+        gaps.len() as u64,
+        output_offsets.len() as u64,
+        bitstream.len() as u64,
         weights.len() as u64,
     ] {
         bytes.extend_from_slice(&number.to_le_bytes());
     }
-    let arrays = [
-        &tensor.codebook[..256],
-        &tensor.gaps,
-        &tensor.output_offsets,
-        &tensor.bitstream,
-        &tensor.plane,
-        weights,
-    ];
-    for array in arrays {
+    for array in [&codebook[..256], gaps, output_offsets, bitstream, plane, weights] {
         bytes.extend_from_slice(array);
     }
     bytes

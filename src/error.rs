@@ -154,14 +154,18 @@ impl Error {
     /// already.
     #[must_use]
     pub fn in_file(self, path: impl AsRef<Path>) -> Self {
-        let path = path.as_ref().display().to_string();
-        let named = match &self {
+        let path = path.as_ref();
+        if self.is_in_file(path) { self } else { self.within(path.display()) }
+    }
+
+    /// Whether the place that it names, if it names one, begins with the file's path.
+    pub(crate) fn is_in_file(&self, path: &Path) -> bool {
+        match self {
             Self::Corrupt { place: text, .. }
             | Self::Unsupported { what: text, .. }
-            | Self::Limit { what: text, .. } => text.starts_with(&path),
+            | Self::Limit { what: text, .. } => text.starts_with(&path.display().to_string()),
             _ => true,
-        };
-        if named { self } else { self.within(path) }
+        }
     }
 }
 

@@ -19,7 +19,7 @@
 //! ```
 
 pub use crate::{
-    encoding::{gap, tile},
+    encoding::{gap, stored, tile},
     io::FileReader,
     open::{Cpu, Decoder, PreparedTensor, Shard, Tiles, code_lengths, histogram, is_small},
     paths::check_path,

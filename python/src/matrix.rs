@@ -265,7 +265,8 @@ fn on_device(
                 .and_then(|elements| Geometry::new(256, part.columns, elements).ok())
                 .and_then(|geometry| Sizes::new(geometry, bits, codebook_bytes).ok());
             let expected = sizes
-                .map(|sizes| (sizes.records_bytes(), sizes.plane_bytes(), Device::table_bytes()));
+                .map(|sizes| sizes.array_lengths())
+                .map(|[_, records, _, plane]| (records, plane, Device::table_bytes()));
             if expected != Some((record_bytes, plane_bytes, table_bytes)) {
                 return refuse(format!("arrays of {lengths:?} bytes of {shape:?} weights"));
             }

@@ -2,5 +2,5 @@
 //! arrays of a section. What reads stored tensors knows an encoding by the traits in [`stored`].
 
 pub mod gap;
-pub(crate) mod stored;
+pub mod stored;
 pub mod tile;

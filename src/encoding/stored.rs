@@ -8,22 +8,31 @@ use std::{borrow::Cow, fmt::Debug, ops::Range};
 
 use crate::{Error, Result};
 
-/// What an array holds.
+/// What an array holds, by the kind of its section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ArrayKind {
-    Codebook,
-    Index,
-    Bitstream,
-    Plane,
+#[allow(missing_docs, reason = "as spec/terms.md says")]
+pub enum ArrayKind {
+    Codebook = 1,
+    Index = 2,
+    Bitstream = 3,
+    Plane = 4,
 }
 
 /// The numbers of one coded tensor, from which the sizes of its arrays follow.
-pub(crate) trait CodedSizes: Debug {
+pub trait CodedSizes: Debug {
     /// As in the tensor's record.
     fn parameters(&self) -> [u64; 3];
 
     /// Its arrays with their lengths in bytes: the codebook first, the plane last.
     fn arrays(&self) -> Vec<(ArrayKind, u64)>;
+
+    /// All bytes of one of its arrays.
+    ///
+    /// # Errors
+    /// What reading answers.
+    fn read_whole<'m>(&self, arrays: &dyn ReadArrays<'m>, array: usize) -> Result<Cow<'m, [u8]>> {
+        arrays.read(array, 0..self.arrays()[array].1)
+    }
 
     /// Decoded bytes that are made together: parts that are cut at multiples of it decode nothing
     /// twice.
@@ -51,7 +60,7 @@ pub(crate) trait CodedSizes: Debug {
 }
 
 /// The arrays of one coded tensor, by their number in its list.
-pub(crate) trait ReadArrays<'m> {
+pub trait ReadArrays<'m> {
     /// A range of an array's bytes; they are where the container is mapped, or a copy.
     ///
     /// # Errors
@@ -59,23 +68,47 @@ pub(crate) trait ReadArrays<'m> {
     fn read(&self, array: usize, range: Range<u64>) -> Result<Cow<'m, [u8]>>;
 
     /// As [`read`](Self::read), into scratch if they are not mapped.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
     fn read_with<'s>(
         &'s self,
         array: usize,
         range: Range<u64>,
         scratch: &'s mut Vec<u8>,
     ) -> Result<&'s [u8]>;
-
-    /// The same error, with the tensor and its container.
-    fn locate(&self, error: Error) -> Error;
 }
 
-/// Decodes ranges of a tensor's weights, which are not empty, each on the thread that asks.
-pub(crate) trait DecodeArrays: Send + Sync {
-    /// Decodes weights into little-endian BF16.
+/// Arrays that lie in memory.
+impl<'m, const N: usize> ReadArrays<'m> for [&'m [u8]; N] {
+    fn read(&self, array: usize, range: Range<u64>) -> Result<Cow<'m, [u8]>> {
+        part(self[array], range).map(Cow::Borrowed)
+    }
+
+    fn read_with<'s>(
+        &'s self,
+        array: usize,
+        range: Range<u64>,
+        _: &'s mut Vec<u8>,
+    ) -> Result<&'s [u8]> {
+        part(self[array], range)
+    }
+}
+
+/// Decodes ranges of a tensor's weights, each on the thread that asks. Of its arrays it reads just
+/// what a range needs.
+///
+/// Any bytes are safe to decode: every read stays in its array, every write in the output, each
+/// step consumes a bit or more, and codes that do not end where the index says are an error.
+pub trait DecodeArrays: Send + Sync {
+    /// Decodes weights into little-endian BF16, two bytes each.
     ///
     /// # Errors
-    /// [`Error::Corrupt`], and what reading answers; so for the others.
+    /// [`Error::Corrupt`] if the arrays contradict themselves: then `out` holds anything;
+    /// [`Error::Parameter`] for weights that do not exist, or none; what reading answers.
+    ///
+    /// # Panics
+    /// If `out` has another size.
     fn decode(
         &self,
         arrays: &dyn ReadArrays<'_>,
@@ -85,6 +118,12 @@ pub(crate) trait DecodeArrays: Send + Sync {
     ) -> Result<()>;
 
     /// Decodes some columns of some rows of this width, all in weights.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    ///
+    /// # Panics
+    /// As [`decode`](Self::decode).
     fn decode_columns(
         &self,
         arrays: &dyn ReadArrays<'_>,
@@ -95,7 +134,11 @@ pub(crate) trait DecodeArrays: Send + Sync {
         decode_rows(self, arrays, part, scratch, out)
     }
 
-    /// Checks the whole index of some weights against their codes.
+    /// Checks the whole index of some weights against their codes; costs at most about twice as
+    /// much as decoding.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
     fn verify(
         &self,
         arrays: &dyn ReadArrays<'_>,
@@ -126,8 +169,8 @@ const KEPT_BYTES: usize = 4 << 20;
 
 /// Where a thread reads what is not mapped, piece after piece: at most two chunks and the index,
 /// some 4 MiB. Strips of more than a MiB need more, which is given back.
-#[derive(Default)]
-pub(crate) struct Scratch {
+#[derive(Debug, Default)]
+pub struct Scratch {
     /// Gaps, or records of tiles.
     pub(crate) index: Vec<u8>,
     pub(crate) bitstream: Vec<u8>,
@@ -145,8 +188,35 @@ impl Scratch {
     }
 }
 
+/// A tensor whose arrays lie in memory, and the numbers that its directory record holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncodedTensor<S, const N: usize> {
+    /// From which the lengths of the arrays follow.
+    pub sizes: S,
+    /// In the order of its record.
+    pub arrays: [Vec<u8>; N],
+}
+
+impl<S: CodedSizes, const N: usize> EncodedTensor<S, N> {
+    /// Its arrays, to read from.
+    pub fn views(&self) -> [&[u8]; N] {
+        self.arrays.each_ref().map(Vec::as_slice)
+    }
+
+    /// Decodes a range of weights into little-endian BF16.
+    ///
+    /// # Errors
+    /// As [`CodedSizes::prepare`] and [`DecodeArrays::decode`].
+    pub fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
+        let mut weights = vec![0; 2 * (elements.end - elements.start) as usize];
+        let decoder = self.sizes.prepare(&self.views())?;
+        decoder.decode(&self.views(), elements, &mut Scratch::default(), &mut weights)?;
+        Ok(weights)
+    }
+}
+
 /// Some bytes of an array that lies in memory as a whole.
-pub(crate) fn part(array: &[u8], range: Range<u64>) -> Result<&[u8]> {
+fn part(array: &[u8], range: Range<u64>) -> Result<&[u8]> {
     let range = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());
     range
         .and_then(|(start, end)| array.get(start..end))

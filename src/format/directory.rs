@@ -18,18 +18,13 @@ use zerocopy::{
 
 use super::records::{
     ArrayRecord, BlockRecord, ENCODING_GAP, ENCODING_TILE, FILE_WEIGHTS, FileRecord,
-    MetadataRecord, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE,
-    SectionRecord, TensorRecord, record,
+    MetadataRecord, SectionRecord, TensorRecord, record,
 };
 use crate::{
     Result,
     constants::CHECKSUM_CHUNK_BYTES,
     dtype,
-    encoding::{
-        gap::GapSizes,
-        stored::{ArrayKind, CodedSizes},
-        tile,
-    },
+    encoding::{gap::GapSizes, stored::CodedSizes, tile},
 };
 
 record! {
@@ -196,16 +191,6 @@ impl Coded {
             Self::Gap(_) => ENCODING_GAP,
             Self::Tile(_) => ENCODING_TILE,
         }
-    }
-}
-
-/// The kind of section in which such an array lies.
-pub(crate) const fn section_of(kind: ArrayKind) -> u32 {
-    match kind {
-        ArrayKind::Codebook => SECTION_CODEBOOK,
-        ArrayKind::Index => SECTION_INDEX,
-        ArrayKind::Bitstream => SECTION_BITSTREAM,
-        ArrayKind::Plane => SECTION_PLANE,
     }
 }
 

@@ -8,6 +8,6 @@ pub mod header;
 mod parse;
 pub mod records;
 
-pub(crate) use directory::{Coded, section_of};
+pub(crate) use directory::Coded;
 pub use directory::{Directory, IdentifiedFile, identity};
 pub use header::Header;

@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned, little_endian::U64}
 
 use super::{
     check::{Check, corrupt, require},
-    directory::{Coded, Directory, section_of},
+    directory::{Coded, Directory},
     records::{
         ArrayRecord, ENCODING_ALIAS, ENCODING_RAW, FILE_WEIGHTS, SECTION_CODEBOOK, SECTION_PREFIX,
         SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord, section_name,
@@ -312,7 +312,7 @@ impl TensorCheck<'_> {
             error => self.corrupt(error),
         })?;
         let arrays = sizes.expect("a coded tensor").arrays().into_iter();
-        self.arrays(&arrays.map(|(kind, length)| (section_of(kind), length)).collect::<Vec<_>>())
+        self.arrays(&arrays.map(|(kind, length)| (kind as u32, length)).collect::<Vec<_>>())
     }
 
     /// The parameters from `used` on are zero.

@@ -5,7 +5,7 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
-use crate::constants::NONE;
+use crate::{constants::NONE, encoding::stored::ArrayKind};
 
 /// `kind` of a [`FileRecord`]: an original safetensors file.
 pub const FILE_WEIGHTS: u32 = 0;
@@ -15,13 +15,13 @@ pub const FILE_SIDE: u32 = 1;
 pub const FILE_BESIDE: u32 = 2;
 
 /// `kind` of a [`SectionRecord`]: codes, with the LUTs of `gap`.
-pub const SECTION_CODEBOOK: u32 = 1;
+pub const SECTION_CODEBOOK: u32 = ArrayKind::Codebook as u32;
 /// `kind` of a [`SectionRecord`]: gap arrays and output offsets, records of tiles.
-pub const SECTION_INDEX: u32 = 2;
+pub const SECTION_INDEX: u32 = ArrayKind::Index as u32;
 /// `kind` of a [`SectionRecord`]: codes.
-pub const SECTION_BITSTREAM: u32 = 3;
+pub const SECTION_BITSTREAM: u32 = ArrayKind::Bitstream as u32;
 /// `kind` of a [`SectionRecord`]: sign/mantissa planes.
-pub const SECTION_PLANE: u32 = 4;
+pub const SECTION_PLANE: u32 = ArrayKind::Plane as u32;
 /// `kind` of a [`SectionRecord`]: tensors stored raw.
 pub const SECTION_RAW: u32 = 5;
 /// `kind` of a [`SectionRecord`]: prefixes of weights files.

@@ -1,6 +1,6 @@
 //! Tensors as a GPU needs them: where their arrays lie, and the tasks that decode parts of them.
 
-use std::{borrow::Cow, collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
@@ -12,9 +12,9 @@ use super::task::{
     DecodeTask, GapTask, KernelEncoding, TILE_KERNEL, TileAddresses, TileSource, TileTask,
 };
 use crate::constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD};
-use crate::encoding::gap::{GapSizes, stored as gap};
-use crate::encoding::stored::ReadArrays as _;
-use crate::encoding::tile::{self, Codebook, Sizes, stored as tile_arrays};
+use crate::encoding::gap::{self, GapSizes};
+use crate::encoding::stored::CodedSizes;
+use crate::encoding::tile::{self, Codebook, Sizes};
 use crate::open::{Rect, Shard};
 use crate::{Encoding, Error, Model, Result, Tensor, format::Coded, huffman};
 
@@ -164,10 +164,6 @@ fn place(tensor: &Tensor<'_>, (shard, _): TensorId, array: usize) -> ArrayPlace 
     ArrayPlace::of(tensor.shard(), (shard, tensor.record().array_range().start + array))
 }
 
-fn whole_array<'m>(tensor: &Tensor<'m>, array: usize, bytes: u64) -> Result<Cow<'m, [u8]>> {
-    tensor.arrays().read(array, 0..bytes).map_err(|error| tensor.locate(error))
-}
-
 impl CodedTensor {
     fn read_gap(
         tensor: &Tensor<'_>,
@@ -175,9 +171,8 @@ impl CodedTensor {
         sizes: GapSizes,
         validate: bool,
     ) -> Result<Self> {
-        let codebook = whole_array(tensor, gap::CODEBOOK, sizes.codebook_bytes())?;
-        let output_offsets =
-            whole_array(tensor, gap::OUTPUT_OFFSETS, sizes.output_offsets_bytes())?;
+        let codebook = sizes.read_whole(&tensor.arrays(), gap::CODEBOOK)?;
+        let output_offsets = sizes.read_whole(&tensor.arrays(), gap::OUTPUT_OFFSETS)?;
         if validate {
             let checked = huffman::read_codebook(&codebook)
                 .and_then(|_| sizes.check_output_offsets(&output_offsets));
@@ -191,16 +186,16 @@ impl CodedTensor {
     }
 
     fn read_tile(tensor: &Tensor<'_>, id: TensorId, sizes: Sizes, validate: bool) -> Result<Self> {
-        let codebook = whole_array(tensor, tile_arrays::CODEBOOK, sizes.codebook_bytes())?;
+        let codebook = sizes.read_whole(&tensor.arrays(), tile::CODEBOOK)?;
         // Not kept: the tiles of a range follow from its numbers.
-        let records = tensor.arrays().read(tile_arrays::RECORDS, 0..sizes.records_bytes())?;
+        let records = sizes.read_whole(&tensor.arrays(), tile::RECORDS)?;
         if validate {
             let checked =
                 Codebook::from_bytes(&codebook).and_then(|_| tile::check_offsets(&sizes, &records));
             checked.map_err(|error| tensor.locate(error))?;
         }
-        let places = [tile_arrays::RECORDS, tile_arrays::BITSTREAM, tile_arrays::PLANE]
-            .map(|array| place(tensor, id, array));
+        let places =
+            [tile::RECORDS, tile::BITSTREAM, tile::PLANE].map(|array| place(tensor, id, array));
         let staged_bytes = tile::staged_bytes(&records) as u32;
         let arrays = CodedArrays::Tile(StoredTile { id, sizes, places, staged_bytes });
         Ok(Self { id, codebook: codebook.into_owned().into(), arrays })
@@ -276,7 +271,7 @@ impl StoredTile {
         TileAddresses {
             records,
             bitstream,
-            bitstream_bytes: self.sizes.bitstream_bytes(),
+            bitstream_bytes: self.sizes.array_lengths()[tile::BITSTREAM],
             plane,
             table: addresses.held.tables[&self.id],
             staged_bytes: self.staged_bytes,
@@ -344,7 +339,8 @@ pub(super) mod samples {
     pub(in crate::gpu) fn gap(weights: &[u8], bytes_per_thread: u32) -> Stored {
         let geometry = gap::Geometry::new(bytes_per_thread, 64).unwrap();
         let tensor = gap::encode_tensor(weights, geometry, 1000).unwrap();
-        let (places, output_offsets) = ([0, 1, 2, 3].map(place), tensor.output_offsets.into());
+        let [_, _, output_offsets, ..] = tensor.arrays;
+        let (places, output_offsets) = ([0, 1, 2, 3].map(place), output_offsets.into());
         let arrays = CodedArrays::Gap { sizes: tensor.sizes, places, output_offsets };
         Stored::Coded(CodedTensor { id: (0, 0), codebook: Box::default(), arrays })
     }
@@ -354,9 +350,10 @@ pub(super) mod samples {
         let geometry = tile::Geometry::vector(weights.len() as u64 / 2).unwrap();
         let tensor = tile::encode_tensor(weights, geometry).unwrap();
         let (id, places) = ((0, 1), [0, 1, 2].map(place));
-        let staged_bytes = tile::staged_bytes(&tensor.records) as u32;
+        let [codebook, records, ..] = tensor.arrays;
+        let staged_bytes = tile::staged_bytes(&records) as u32;
         let arrays = StoredTile { id, sizes: tensor.sizes, places, staged_bytes };
-        let (codebook, arrays) = (tensor.codebook.into(), CodedArrays::Tile(arrays));
+        let (codebook, arrays) = (codebook.into(), CodedArrays::Tile(arrays));
         Stored::Coded(CodedTensor { id, codebook, arrays })
     }
 }

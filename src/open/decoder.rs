@@ -8,7 +8,10 @@ use rayon::prelude::*;
 use super::{slice::Rect, tensor::Tensor};
 use crate::{
     Dtype, Error, Result,
-    encoding::stored::{DecodeArrays, ReadArrays, Scratch},
+    encoding::{
+        gap,
+        stored::{CodedSizes, DecodeArrays, ReadArrays, Scratch},
+    },
     format::Coded,
     huffman::{self, CodeLengths, Histogram},
     parallel,
@@ -111,10 +114,6 @@ impl<'m> ReadArrays<'m> for TensorArrays<'m> {
     ) -> Result<&'s [u8]> {
         self.tensor.shard().read_array_with(self.first_array + array, range, scratch)
     }
-
-    fn locate(&self, error: Error) -> Error {
-        self.tensor.locate(error)
-    }
 }
 
 /// A tensor prepared for decoding; share it between threads.
@@ -148,13 +147,21 @@ impl<'m> TensorReader<'m> {
         self.coded.as_ref().map_or(Some(1), |(sizes, _)| sizes.grain_rows(width))
     }
 
+    fn with_scratch(&self, work: impl FnOnce(&mut Scratch) -> Result<()>) -> Result<()> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let result = work(scratch).map_err(|error| self.arrays.tensor.locate(error));
+            scratch.give_back();
+            result
+        })
+    }
+
     /// Decodes some columns of some rows, on this thread.
     pub(super) fn read_rect(&self, rect: Rect, out: &mut [u8]) -> Result<()> {
         match &self.coded {
             Some((sizes, decoder)) if !rect.is_run() || sizes.grain_rows(rect.width).is_some() => {
                 let Rect { rows, columns, width } = rect;
                 let part = (rows, columns.start / 2..columns.end / 2, width / 2);
-                SCRATCH.with_borrow_mut(|scratch| {
+                self.with_scratch(|scratch| {
                     decoder.decode_columns(&self.arrays, part, scratch, out)
                 })
             }
@@ -180,7 +187,7 @@ impl PreparedTensor for TensorReader<'_> {
         if range.is_empty() {
             return Ok(());
         }
-        SCRATCH.with_borrow_mut(|scratch| match &self.coded {
+        self.with_scratch(|scratch| match &self.coded {
             None => {
                 out.copy_from_slice(self.arrays.read_with(0, range, &mut scratch.plane)?);
                 Ok(())
@@ -193,7 +200,7 @@ impl PreparedTensor for TensorReader<'_> {
 
     fn verify_index(&self, range: Range<u64>) -> Result<()> {
         match &self.coded {
-            Some((_, decoder)) if !range.is_empty() => SCRATCH.with_borrow_mut(|scratch| {
+            Some((_, decoder)) if !range.is_empty() => self.with_scratch(|scratch| {
                 decoder.verify(&self.arrays, range.start / 2..range.end / 2, scratch)
             }),
             _ => Ok(()),
@@ -209,7 +216,7 @@ impl PreparedTensor for TensorReader<'_> {
 pub fn code_lengths(tensor: &Tensor<'_>) -> Result<Option<CodeLengths>> {
     let target = tensor.target();
     let Some(Coded::Gap(sizes)) = target.coded()? else { return Ok(None) };
-    let codebook = target.arrays().read(0, 0..sizes.codebook_bytes())?;
+    let codebook = sizes.read_whole(&target.arrays(), gap::CODEBOOK)?;
     huffman::read_codebook(&codebook).map(Some).map_err(|error| tensor.locate(error))
 }
 

@@ -105,8 +105,11 @@ impl<'m> Tensor<'m> {
         &self.shard.directory().tensors[self.index]
     }
 
-    /// The same error, with this tensor and its container.
+    /// The same error, with this tensor and its container, unless it names its place in that.
     pub(crate) fn locate(&self, error: Error) -> Error {
+        if error.is_in_file(self.shard.path()) {
+            return error;
+        }
         error.within(format_args!("tensor {:?}", self.name())).in_file(self.shard.path())
     }
 
@@ -304,10 +307,7 @@ impl<'m> Tiles<'m> {
     /// [`Error::Parameter`](crate::Error::Parameter) for other rows or columns;
     /// [`Error::Corrupt`](crate::Error::Corrupt), [`Error::Io`](crate::Error::Io).
     pub fn cut(&self, rows: Range<u64>, columns: Range<u64>) -> Result<OwnedArrays> {
-        let (codebook, records) = (self.array(0)?, self.array(1)?);
-        let read =
-            |array: usize, range| self.target.shard().read_array(self.arrays()[array], range);
-        tile::cut(&self.sizes, (&codebook, &records), rows, columns, read)
+        tile::cut(&self.sizes, &self.target.arrays(), rows, columns)
             .map_err(|error| self.target.locate(error))
     }
 

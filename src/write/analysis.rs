@@ -277,7 +277,7 @@ impl Pass<'_> {
 
 /// Counts and measures a tensor that is in memory.
 fn whole(tensor: &SourceTensor, weights: &[u8]) -> Result<Option<Coding>> {
-    let mut pairs = PairHistogram::new();
+    let mut pairs = PairHistogram::default();
     pairs.add(weights);
     tile::measure_whole(&tensor.shape, &pairs, weights)
 }

@@ -8,8 +8,8 @@
 use crate::{
     Result,
     encoding::gap::{GapSizes, Geometry},
-    format::{Coded, section_of},
-    huffman::{self, CodeLengths, Histogram, Luts},
+    format::Coded,
+    huffman::{self, CodeLengths, Histogram},
 };
 
 /// Bytes of a portion in a tensor of up to [`MAX_PORTIONS`] of them; larger tensors have larger
@@ -41,7 +41,7 @@ impl Coding {
     pub(super) fn stored(&self) -> (u32, [u64; 4], Vec<(u32, u64)>) {
         let [first, second, third] = self.sizes.parameters();
         let arrays = self.sizes.arrays().into_iter();
-        let arrays = arrays.map(|(kind, length)| (section_of(kind), length)).collect();
+        let arrays = arrays.map(|(kind, length)| (kind as u32, length)).collect();
         (self.sizes.encoding(), [first, second, third, 0], arrays)
     }
 
@@ -83,14 +83,15 @@ impl Counting {
             histogram.merge(portion);
         }
         let lengths = CodeLengths::from_histogram(&histogram)?;
-        let sizes = GapSizes::plan(&lengths, &histogram, geometry)?;
+        let codebook = huffman::codebook(&lengths);
         let (mut portion_starts, mut bits) = (vec![0], 0);
         for portion in &histograms {
             bits += lengths.bits(portion)?;
             portion_starts.push(bits);
         }
+        let sizes = GapSizes::new(geometry, histogram.total(), bits, codebook.len() as u64)?;
         Ok(Coding {
-            codebook: huffman::codebook(&lengths),
+            codebook,
             entropy_bits: histogram.entropy() * sizes.elements() as f64,
             sizes: Coded::Gap(sizes),
             portion_starts,
@@ -110,11 +111,11 @@ pub(super) fn assume(geometry: Geometry, elements: u64, bits: u64) -> Result<Cod
                 if (88..128).contains(&exponent) { 1 << (exponent - 88) } else { 0 }
             },
         );
-    let lengths = CodeLengths::from_histogram(&Histogram::from(counts))?;
-    let sizes = GapSizes::new(geometry, elements, bits, Luts::new(&lengths).len() as u64)?;
+    let codebook = huffman::codebook(&CodeLengths::from_histogram(&Histogram::from(counts))?);
+    let sizes = GapSizes::new(geometry, elements, bits, codebook.len() as u64)?;
     Ok(Coding {
         sizes: Coded::Gap(sizes),
-        codebook: huffman::codebook(&lengths),
+        codebook,
         entropy_bits: bits as f64,
         portion_starts: vec![0],
         piece_bytes: 0,

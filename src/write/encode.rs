@@ -13,11 +13,8 @@ use super::{
 use crate::{
     Error, Result,
     encoding::{
-        gap::{
-            GapSizes, PlacedBytes, PortionEncoder, PortionInput, PortionOutput,
-            stored as gap_arrays,
-        },
-        tile::{self, Codebook, EncodedStrips, Encoder, stored as tile_arrays},
+        gap::{GapSizes, PortionEncoder, PortionInput, PortionOutput},
+        tile::{self, Codebook, EncodedStrips, Encoder},
     },
     format::Coded,
     huffman::{self, CodeLengths, Histogram},
@@ -137,10 +134,9 @@ impl Worker {
                 end_bit,
             };
             encoder.encode(&input, &mut self.portion)?;
-            target.put(gap_arrays::GAPS, self.portion.gaps())?;
-            target.put(gap_arrays::OUTPUT_OFFSETS, self.portion.output_offsets())?;
-            target.put(gap_arrays::BITSTREAM, self.portion.bitstream())?;
-            target.put(gap_arrays::PLANE, self.portion.plane())?;
+            for (array, at, bytes) in self.portion.parts() {
+                target.write(array, at, bytes)?;
+            }
             advance(target.observer, length)?;
             bit = end_bit;
         }
@@ -160,7 +156,7 @@ impl Worker {
         let mut byte = coding.portion_starts[portion];
         // The last portion ends with the array, which is a number of whole words.
         let end = match portion + 1 {
-            next if next == coding.portion_count() => sizes.bitstream_bytes(),
+            next if next == coding.portion_count() => sizes.array_lengths()[tile::BITSTREAM],
             next => coding.portion_starts[next],
         };
         let output = &mut self.strips;
@@ -175,10 +171,10 @@ impl Worker {
             if next > end {
                 return Err(target.planned.changed());
             }
-            let (records, plane) = (sizes.records_of(&group)?, sizes.plane_of(&group)?);
-            target.write(tile_arrays::RECORDS, records.start, &output.records)?;
-            target.write(tile_arrays::BITSTREAM, byte, &output.bitstream)?;
-            target.write(tile_arrays::PLANE, plane.start, &output.plane)?;
+            let (records, plane) = (sizes.records_of(&group)?, sizes.elements_of(&group)?);
+            target.write(tile::RECORDS, records.start, &output.records)?;
+            target.write(tile::BITSTREAM, byte, &output.bitstream)?;
+            target.write(tile::PLANE, plane.start, &output.plane)?;
             advance(target.observer, 2 * output.plane.len() as u64)?;
             byte = next;
         }
@@ -218,9 +214,5 @@ impl Target<'_> {
             return Ok(());
         }
         self.output.write_array(self.planned.first_array + array, offset, bytes)
-    }
-
-    fn put(&self, array: usize, piece: PlacedBytes<'_>) -> Result<()> {
-        self.write(array, piece.offset, piece.bytes)
     }
 }

@@ -5,10 +5,10 @@ use df11::{
     hazmat::{
         bf16,
         gap::{
-            EncodedTensor, GapDecoder, Geometry, PortionEncoder, PortionInput, PortionOutput,
-            encode_tensor,
+            BITSTREAM, CODEBOOK, EncodedTensor, GAPS, Geometry, OUTPUT_OFFSETS, PortionEncoder,
+            PortionInput, PortionOutput, encode_tensor,
         },
-        huffman::{CodeLengths, Histogram, read_codebook, verify_codebook},
+        huffman::{CodeLengths, Histogram, read_codebook},
     },
 };
 use proptest::prelude::*;
@@ -20,11 +20,8 @@ const WHOLE: usize = usize::MAX;
 /// Encodes weights, and has all readers agree on them.
 fn check(weights: &[u8], geometry: Geometry) -> EncodedTensor {
     let tensor = encode_tensor(weights, geometry, WHOLE).unwrap();
-    let (sizes, (arrays, parameters)) = (tensor.sizes, witness::of_gap(&tensor));
-    let [codebook, gaps, output_offsets, bitstream, plane] = arrays.map(|array| array.len() as u64);
-    assert_eq!((codebook, gaps), (sizes.codebook_bytes(), sizes.gaps_bytes()));
-    assert_eq!(output_offsets, sizes.output_offsets_bytes());
-    assert_eq!((bitstream, plane), (sizes.bitstream_bytes(), sizes.plane_bytes()));
+    let (sizes, (arrays, parameters)) = (tensor.sizes, witness::of(&tensor));
+    assert_eq!(arrays.map(|array| array.len() as u64), sizes.array_lengths());
     assert!(df11_reference::decode_gap(arrays, parameters).unwrap() == weights, "{geometry:?}");
     assert_eq!(witness::verify_gap(arrays, parameters), Ok(()), "{geometry:?}");
     assert!(tensor.decode(0..sizes.elements()).unwrap() == weights, "{geometry:?}");
@@ -35,16 +32,10 @@ fn check(weights: &[u8], geometry: Geometry) -> EncodedTensor {
 }
 
 /// Verifies some thread blocks at a time.
-fn verify(tensor: &EncodedTensor, each: u64) -> Result<()> {
-    verify_codebook(&tensor.codebook)?;
-    if let Some(last) = tensor.gaps.last() {
-        tensor.sizes.check_unused_gap(*last)?;
-    }
-    let decoder = GapDecoder::new(&read_codebook(&tensor.codebook)?, &tensor.sizes);
-    let blocks = tensor.sizes.thread_block_count();
-    (0..blocks).step_by(each as usize).try_for_each(|start| {
-        decoder.verify_index(&tensor.span(start..(start + each).min(blocks))?)
-    })
+fn verify(tensor: &EncodedTensor, each: usize) -> Result<()> {
+    let offsets = tensor.arrays[OUTPUT_OFFSETS].as_chunks().0;
+    let ends = offsets.iter().map(|offset| u64::from_le_bytes(*offset)).step_by(each);
+    witness::verify(tensor, ends.chain([tensor.sizes.elements()]))
 }
 
 fn geometries() -> impl Iterator<Item = Geometry> {
@@ -143,21 +134,21 @@ fn errors_name_the_array() {
         bad
     };
     assert_ne!(good.sizes.bit_count() % 64, 0);
-    let bad = damaged(&|bad| *bad.bitstream.last_mut().unwrap() |= 0x80);
+    let bad = damaged(&|bad| *bad.arrays[BITSTREAM].last_mut().unwrap() |= 0x80);
     assert_eq!(place(bad.decode(0..30_000)), "bitstream");
     assert_eq!(place(verify(&bad, 3)), "bitstream");
 
     // An index that leaves out the first weight, and agrees with itself.
     let bad = damaged(&|bad| {
         let first = bf16::exponent(u16::from_le_bytes([weights[0], weights[1]]));
-        bad.gaps[0] |= bad.codebook[usize::from(first)];
-        bad.output_offsets[0] = 1;
+        bad.arrays[GAPS][0] |= bad.arrays[CODEBOOK][usize::from(first)];
+        bad.arrays[OUTPUT_OFFSETS][0] = 1;
     });
     assert_eq!(place(bad.decode(1..2)), "output offsets");
     assert_eq!(place(verify(&bad, 3)), "output offsets");
 
     // A gap inside a thread block, which decoding does not use.
-    let bad = damaged(&|bad| bad.gaps[5] ^= 0x10);
+    let bad = damaged(&|bad| bad.arrays[GAPS][5] ^= 0x10);
     assert_eq!(bad.decode(0..30_000).unwrap(), weights);
     assert_eq!(place(verify(&bad, 1)), "gaps");
 }
@@ -177,7 +168,7 @@ fn a_changed_source_is_noticed() {
         encoder.encode(&input, output)
     };
     encode(&weights, &mut output).unwrap();
-    assert_eq!(output.bitstream().bytes, tensor.bitstream);
+    assert_eq!(output.parts()[2], (BITSTREAM, 0, &*tensor.arrays[BITSTREAM]));
     for at in [1, 1001, 70_001, 2 * (1 << 16) - 1] {
         for flip in [0x7F, 0x01, 0x40] {
             let mut changed = weights.clone();
@@ -195,7 +186,7 @@ fn a_changed_source_is_noticed() {
         );
     }
     encode(&weights, &mut output).unwrap();
-    assert_eq!(output.bitstream().bytes, tensor.bitstream);
+    assert_eq!(output.parts()[2], (BITSTREAM, 0, &*tensor.arrays[BITSTREAM]));
 }
 
 #[test]
@@ -206,7 +197,8 @@ fn an_exponent_without_a_code_is_noticed_where_the_bits_agree() {
         let tensor =
             encode_tensor(&weights_of(exponents.iter().copied(), 12), Geometry::default(), WHOLE)
                 .unwrap();
-        let encoder = PortionEncoder::new(&read_codebook(&tensor.codebook).unwrap(), &tensor.sizes);
+        let encoder =
+            PortionEncoder::new(&read_codebook(&tensor.arrays[CODEBOOK]).unwrap(), &tensor.sizes);
         // Code by code, one bit is lost; in pairs of codes, those of both.
         for (lost, longer, now) in
             [(0, 1, 2), (1, 8, 2), (count - 8, 0, 2), (0, 8, 3), (count - 7, 8, 3)]
@@ -230,24 +222,12 @@ fn an_exponent_without_a_code_is_noticed_where_the_bits_agree() {
 fn impossible_requests_are_the_callers_fault() {
     let weights = normal::weights(10, 1, 1 << 15, |_| 0.02);
     let tensor = encode_tensor(&weights, Geometry::default(), WHOLE).unwrap();
-    let sizes = &tensor.sizes;
     let parameter = |result: Result<()>| assert!(matches!(result, Err(Error::Parameter { .. })));
-    parameter(tensor.span(0..0).map(drop));
-    parameter(tensor.span(0..sizes.thread_block_count() + 1).map(drop));
     parameter(tensor.decode(5..5).map(drop));
     parameter(tensor.decode(0..(1 << 15) + 1).map(drop));
     parameter(Geometry::new(12, 64).map(drop));
     parameter(encode_tensor(&[], Geometry::default(), 1).map(drop));
-    let decoder = GapDecoder::new(&read_codebook(&tensor.codebook).unwrap(), sizes);
-    let span = tensor.span(0..1).unwrap();
-    parameter(decoder.decode(&span, 0..10, &tensor.plane[..10], &mut [0; 19]));
-    parameter(decoder.decode(&span, 0..10, &tensor.plane[..9], &mut [0; 18]));
-    // Weights that exist, but not in this span: what the index led to is at fault.
-    assert!(matches!(
-        decoder.decode(&span, 20_000..20_001, &[0], &mut [0; 2]),
-        Err(Error::Corrupt { .. })
-    ));
-    let mut short = span.clone();
-    short.bitstream = &short.bitstream[1..];
-    parameter(decoder.verify_index(&short));
+    let mut short = tensor.clone();
+    short.arrays[BITSTREAM].truncate(100);
+    parameter(short.decode(0..1 << 15).map(drop));
 }

@@ -13,7 +13,7 @@ use df11::{
                 SectionRecord, TensorRecord, encoding_name, section_name,
             },
         },
-        tile::{Geometry, Sizes},
+        tile::{BITSTREAM, Geometry, PLANE, RECORDS, Sizes},
     },
 };
 
@@ -222,8 +222,9 @@ fn tile_parameters() {
     }
     let sizes = Sizes::new(geometry, (1 << 14) + unit, head).unwrap();
     let [bytes, more] = of("records")[..] else { panic!("records") };
-    assert_eq!(sizes.records_bytes(), bytes * (geometry.tile_count() + more));
+    let lengths = sizes.array_lengths();
+    assert_eq!(lengths[RECORDS], bytes * (geometry.tile_count() + more));
     let [bytes, bits] = of("bitstream")[..] else { panic!("bitstream") };
-    assert_eq!(sizes.bitstream_bytes(), bytes * sizes.bit_count().div_ceil(bits));
-    assert_eq!(sizes.plane_bytes(), geometry.elements());
+    assert_eq!(lengths[BITSTREAM], bytes * sizes.bit_count().div_ceil(bits));
+    assert_eq!(lengths[PLANE], geometry.elements());
 }

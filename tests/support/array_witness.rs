@@ -6,25 +6,35 @@
 #[allow(missing_docs, reason = "documented there, for tests")]
 mod tile_arrays;
 
-use df11::hazmat::{gap, tile};
+use df11::hazmat::stored::{CodedSizes, EncodedTensor, Scratch};
 pub use tile_arrays::{Arrays, codebook_of};
 use tile_arrays::{Codebook, Pair, tiles};
 
 /// The arrays of a tensor and its parameters, as readers find them.
-pub fn of_gap(tensor: &gap::EncodedTensor) -> ([&[u8]; 5], [u64; 3]) {
-    let gap::EncodedTensor { sizes, codebook, gaps, output_offsets, bitstream, plane } = tensor;
-    let geometry = sizes.geometry();
-    let (bytes, threads) = (geometry.bytes_per_thread(), geometry.threads_per_block());
-    let parameters = [bytes.into(), threads.into(), sizes.bit_count()];
-    ([codebook, gaps, output_offsets, bitstream, plane], parameters)
+pub fn of<S: CodedSizes, const N: usize>(tensor: &EncodedTensor<S, N>) -> ([&[u8]; N], [u64; 3]) {
+    (tensor.views(), tensor.sizes.parameters())
 }
 
-/// The same of `tile`.
-pub fn of_tile(tensor: &tile::EncodedTensor) -> ([&[u8]; 4], [u64; 3]) {
-    let tile::EncodedTensor { sizes, codebook, records, bitstream, plane } = tensor;
-    let geometry = sizes.geometry();
-    let parameters = [geometry.tile_columns(), geometry.columns(), sizes.bit_count()];
-    ([codebook, records, bitstream, plane], parameters)
+/// Verifies a tensor by its own reader, in parts that end at these weights.
+///
+/// # Errors
+/// Those of the reader.
+pub fn verify<S: CodedSizes, const N: usize>(
+    tensor: &EncodedTensor<S, N>,
+    ends: impl IntoIterator<Item = u64>,
+) -> df11::Result<()> {
+    let arrays = tensor.views();
+    tensor.sizes.verify_codebook(&arrays)?;
+    let decoder = tensor.sizes.prepare(&arrays)?;
+    let mut start = 0;
+    ends.into_iter().try_for_each(|end| {
+        let part = start..end;
+        start = end;
+        if part.is_empty() {
+            return Ok(());
+        }
+        decoder.verify(&arrays, part, &mut Scratch::default())
+    })
 }
 
 /// The broken rule.

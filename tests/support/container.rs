@@ -231,13 +231,8 @@ pub(crate) fn encode(
 ) -> (Vec<Stored>, [u64; 4]) {
     let geometry = Geometry::new(bytes_per_thread, threads_per_block).unwrap();
     let encoded = encode_tensor(weights, geometry, usize::MAX).unwrap();
-    let arrays = vec![
-        (SECTION_CODEBOOK, encoded.codebook),
-        (SECTION_INDEX, encoded.gaps),
-        (SECTION_INDEX, encoded.output_offsets),
-        (SECTION_BITSTREAM, encoded.bitstream),
-        (SECTION_PLANE, encoded.plane),
-    ];
+    let kinds = [SECTION_CODEBOOK, SECTION_INDEX, SECTION_INDEX, SECTION_BITSTREAM, SECTION_PLANE];
+    let arrays = kinds.into_iter().zip(encoded.arrays).collect();
     let bit_count = encoded.sizes.bit_count();
     (arrays, [bytes_per_thread.into(), threads_per_block.into(), bit_count, 0])
 }
@@ -258,8 +253,8 @@ fn in_sections(arrays: Arrays) -> (Vec<Stored>, [u64; 4]) {
 /// The arrays of `tile` by the encoder of the crate.
 pub(crate) fn encode_tile(weights: &[u8], tile_columns: u64, columns: u64) -> Arrays {
     let geometry = tile::Geometry::new(tile_columns, columns, weights.len() as u64 / 2).unwrap();
-    let tile::EncodedTensor { sizes, codebook, records, bitstream, plane } =
-        tile::encode_tensor(weights, geometry).unwrap();
+    let tile::EncodedTensor { sizes, arrays } = tile::encode_tensor(weights, geometry).unwrap();
+    let [codebook, records, bitstream, plane] = arrays;
     let parameters = [tile_columns, columns, sizes.bit_count()];
     Arrays { codebook, records, bitstream, plane, parameters }
 }

@@ -12,8 +12,8 @@
 //!    of it, except with a wrong number of LUTs, or if it reads the last thread block and bits
 //!    after `bit_count` are not zero. If the reference gives nothing, a range gives bytes or is
 //!    Corrupt: what is wrong may lie outside it.
-//! 3. Verification (`verify_codebook`, and `verify_index` of all spans, in one or in two) passes if
-//!    and only if `array_witness::verify_gap` does.
+//! 3. Verification, of all weights at once or in two parts, passes if and only if
+//!    `array_witness::verify_gap` does.
 
 use crate::{
     array_witness,
@@ -23,9 +23,8 @@ use crate::{
 };
 use df11::{
     Error, Result,
-    hazmat::{
-        gap::{EncodedTensor, GapDecoder, GapSizes, Geometry, encode_tensor},
-        huffman::{read_codebook, verify_codebook},
+    hazmat::gap::{
+        BITSTREAM, CODEBOOK, EncodedTensor, GAPS, GapSizes, OUTPUT_OFFSETS, PLANE, encode_tensor,
     },
 };
 
@@ -47,16 +46,11 @@ struct Subject {
     parameters: [u64; 3],
 }
 
-const CODEBOOK: usize = 0;
-const GAPS: usize = 1;
-const OUTPUT_OFFSETS: usize = 2;
-const BITSTREAM: usize = 3;
-const PLANE: usize = 4;
 const BIT_COUNT: usize = 2;
 
 impl Subject {
     fn new(tensor: &EncodedTensor) -> Self {
-        let (arrays, parameters) = array_witness::of_gap(tensor);
+        let (arrays, parameters) = array_witness::of(tensor);
         Self { arrays: arrays.map(<[u8]>::to_vec), parameters }
     }
 
@@ -182,15 +176,12 @@ impl Subject {
 
     /// The tensor as the fast decoder sees it, if parameters and lengths fit each other.
     fn tensor(&self) -> Result<EncodedTensor> {
-        let [codebook, gaps, output_offsets, bitstream, plane] = self.arrays.clone();
-        let geometry = Geometry::from_parameters(self.parameters[0], self.parameters[1])?;
-        let luts = GapSizes::lut_count_of(codebook.len() as u64)?;
-        let sizes = GapSizes::new(geometry, plane.len() as u64, self.parameters[BIT_COUNT], luts)?;
-        let lengths = [&gaps, &output_offsets, &bitstream].map(|array| array.len() as u64);
-        if lengths != [sizes.gaps_bytes(), sizes.output_offsets_bytes(), sizes.bitstream_bytes()] {
+        let lengths = self.arrays.each_ref().map(|array| array.len() as u64);
+        let sizes = GapSizes::of_record(self.parameters, lengths[PLANE], lengths[CODEBOOK])?;
+        if lengths != sizes.array_lengths() {
             return Err(Error::corrupt("arrays", 0, "lengths"));
         }
-        Ok(EncodedTensor { sizes, codebook, gaps, output_offsets, bitstream, plane })
+        Ok(EncodedTensor { sizes, arrays: self.arrays.clone() })
     }
 
     fn check(&self, cuts: [u64; 3], valid: bool) {
@@ -213,9 +204,8 @@ impl Subject {
         let entries = self.entries();
         let reads_last = range.end == count || range.end > entries[entries.len() - 2];
         judgement.part(tensor.decode(range.clone()), range, luts && (zeros || !reads_last));
-        let blocks = tensor.sizes.thread_block_count();
-        judgement.verification(verify(&tensor, &[0, blocks]));
-        judgement.verification(verify(&tensor, &[0, cuts[2] % blocks, blocks]));
+        judgement.verification(array_witness::verify(&tensor, [count]));
+        judgement.verification(array_witness::verify(&tensor, [cuts[2] % count, count]));
     }
 
     fn luts_are_as_many_as_needed(&self) -> bool {
@@ -224,12 +214,4 @@ impl Subject {
             df11_reference::luts(lengths).len() + 256 == self.arrays[CODEBOOK].len()
         })
     }
-}
-
-/// Verifies a tensor in spans that end at these thread blocks.
-fn verify(tensor: &EncodedTensor, cuts: &[u64]) -> Result<()> {
-    verify_codebook(&tensor.codebook)?;
-    let decoder = GapDecoder::new(&read_codebook(&tensor.codebook)?, &tensor.sizes);
-    let mut spans = cuts.windows(2).map(|pair| pair[0]..pair[1]).filter(|span| !span.is_empty());
-    spans.try_for_each(|blocks| decoder.verify_index(&tensor.span(blocks)?))
 }

@@ -13,7 +13,11 @@ use crate::{
 use df11::{
     CompressOptions, DecompressOptions, Layout, Level, Model, Source, compress, convert,
     decompress,
-    hazmat::{bf16, gap::encode_tensor, huffman::verify_codebook, tile},
+    hazmat::{
+        bf16,
+        gap::{PLANE, encode_tensor},
+        tile,
+    },
 };
 use df11_reference::Container;
 use safetensors::Dtype;
@@ -56,13 +60,13 @@ fn codec(bytes: &mut Bytes<'_>) {
     let range = compare::range(count, cuts);
     let part = encoded.decode(range.clone()).expect("any range decodes");
     assert!(part == weights[2 * range.start as usize..2 * range.end as usize]);
-    verify_codebook(&encoded.codebook).expect("the LUTs follow from the code lengths");
-    let (arrays, parameters) = array_witness::of_gap(&encoded);
+    array_witness::verify(&encoded, [count]).expect("what was encoded is right");
+    let (arrays, parameters) = array_witness::of(&encoded);
     array_witness::verify_gap(arrays, parameters).expect("every array is right");
     let again = df11_reference::decode_gap(arrays, parameters).expect("the reference decodes");
     assert!(again == weights);
     let planes = weights.as_chunks().0.iter().map(|two| bf16::plane_byte(u16::from_le_bytes(*two)));
-    assert!(planes.eq(encoded.plane));
+    assert!(planes.eq(encoded.arrays[PLANE].iter().copied()));
 }
 
 /// The same for tiles.
@@ -77,8 +81,10 @@ fn tiles(bytes: &mut Bytes<'_>) {
     let range = compare::range(count, cuts);
     let part = encoded.decode(range.clone()).expect("any range decodes");
     assert!(part == weights[2 * range.start as usize..2 * range.end as usize]);
-    encoded.verify(1 + spans).expect("what was encoded is right");
-    let (arrays, parameters) = array_witness::of_tile(&encoded);
+    let strips = (1 + spans) * geometry.strip_elements();
+    let ends = (0..count).step_by(strips as usize).chain([count]);
+    array_witness::verify(&encoded, ends).expect("what was encoded is right");
+    let (arrays, parameters) = array_witness::of(&encoded);
     array_witness::verify_tile(arrays, parameters).expect("every array is right");
     let again = df11_reference::decode_tile(arrays, parameters).expect("the reference decodes");
     assert!(again == weights);

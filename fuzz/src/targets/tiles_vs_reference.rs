@@ -21,7 +21,7 @@ use crate::{
 };
 use df11::{
     Error, Result,
-    hazmat::tile::{EncodedTensor, Geometry, Sizes, encode_tensor},
+    hazmat::tile::{BITSTREAM, CODEBOOK, EncodedTensor, PLANE, RECORDS, Sizes, encode_tensor},
 };
 
 /// Runs one input; panics if the property does not hold.
@@ -42,10 +42,6 @@ struct Subject {
     parameters: [u64; 3],
 }
 
-const CODEBOOK: usize = 0;
-const RECORDS: usize = 1;
-const BITSTREAM: usize = 2;
-const PLANE: usize = 3;
 const TILE_COLUMNS: usize = 0;
 const COLUMNS: usize = 1;
 const BIT_COUNT: usize = 2;
@@ -83,7 +79,7 @@ impl Record {
 
 impl Subject {
     fn new(tensor: &EncodedTensor) -> Self {
-        let (arrays, parameters) = array_witness::of_tile(tensor);
+        let (arrays, parameters) = array_witness::of(tensor);
         Self { arrays: arrays.map(<[u8]>::to_vec), parameters }
     }
 
@@ -214,15 +210,12 @@ impl Subject {
 
     /// The tensor as the fast decoder sees it, if parameters and lengths fit each other.
     fn tensor(&self) -> Result<EncodedTensor> {
-        let [codebook, records, bitstream, plane] = self.arrays.clone();
-        let [tile_columns, columns, bit_count] = self.parameters;
-        let geometry = Geometry::new(tile_columns, columns, plane.len() as u64)?;
-        let sizes = Sizes::new(geometry, bit_count, codebook.len() as u64)?;
-        let lengths = [records.len(), bitstream.len()].map(|length| length as u64);
-        if lengths != [sizes.records_bytes(), sizes.bitstream_bytes()] {
+        let lengths = self.arrays.each_ref().map(|array| array.len() as u64);
+        let sizes = Sizes::of_record(self.parameters, lengths[PLANE], lengths[CODEBOOK])?;
+        if lengths != sizes.array_lengths() {
             return Err(Error::corrupt("arrays", 0, "lengths"));
         }
-        Ok(EncodedTensor { sizes, codebook, records, bitstream, plane })
+        Ok(EncodedTensor { sizes, arrays: self.arrays.clone() })
     }
 
     fn check(&self, cuts: [u64; 3], valid: bool) {
@@ -241,9 +234,10 @@ impl Subject {
         judgement.whole(tensor.decode(0..count), true);
         let range = compare::range(count, [cuts[0], cuts[1]]);
         judgement.part(tensor.decode(range.clone()), range, true);
-        for strips in [u64::MAX, 1 + cuts[2] % 4] {
-            judgement.verification(tensor.verify(strips));
-        }
+        let strips = (1 + cuts[2] % 4) * tensor.sizes.geometry().strip_elements();
+        let ends = (0..count).step_by(strips as usize).chain([count]);
+        judgement.verification(array_witness::verify(&tensor, [count]));
+        judgement.verification(array_witness::verify(&tensor, ends));
     }
 }
 

@@ -1,46 +1,61 @@
-//! Decoding spans of thread blocks, and checking all of the index, of which decoding uses but the
+//! Decoding ranges of thread blocks, and checking all of the index, of which decoding uses but the
 //! starts of thread blocks.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use super::{
     index::{Crossings, GROUP},
-    lanes::{ExponentRun, LANES, Lane, NoCode, run},
-    sizes::GapSizes,
+    lanes::{ExponentRun, LANES, Lane, Misread, run},
+    sizes::{BITSTREAM, CODEBOOK, GAPS, GapSizes, OUTPUT_OFFSETS, PLANE},
 };
 use crate::{
     Error, Result, bf16,
     constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES},
-    huffman::{CodeLengths, Luts, SymbolTable, bits::is_zero_from},
+    encoding::stored::{ArrayKind, CodedSizes, DecodeArrays, ReadArrays, Scratch},
+    huffman::{self, CodeLengths, Luts, SymbolTable, bits::is_zero_from},
 };
 
+impl CodedSizes for GapSizes {
+    fn parameters(&self) -> [u64; 3] {
+        let geometry = self.geometry();
+        let (bytes, threads) = (geometry.bytes_per_thread(), geometry.threads_per_block());
+        [bytes.into(), threads.into(), self.bit_count()]
+    }
+
+    fn arrays(&self) -> Vec<(ArrayKind, u64)> {
+        use ArrayKind::{Bitstream, Codebook, Index, Plane};
+        [Codebook, Index, Index, Bitstream, Plane].into_iter().zip(self.array_lengths()).collect()
+    }
+
+    fn prepare<'m>(&self, arrays: &dyn ReadArrays<'m>) -> Result<Box<dyn DecodeArrays + 'm>> {
+        let lengths = huffman::read_codebook(&self.read_whole(arrays, CODEBOOK)?)?;
+        let output_offsets = self.read_whole(arrays, OUTPUT_OFFSETS)?;
+        self.check_output_offsets(&output_offsets)?;
+        let luts = Luts::new(&lengths);
+        let table = (self.elements() >= SYMBOL_TABLE_ELEMENTS).then(|| SymbolTable::new(&luts));
+        Ok(Box::new(GapDecoder { lengths, luts, table, sizes: *self, output_offsets }))
+    }
+
+    fn verify_codebook(&self, arrays: &dyn ReadArrays<'_>) -> Result<()> {
+        huffman::verify_codebook(&self.read_whole(arrays, CODEBOOK)?)?;
+        let end = self.array_lengths()[GAPS];
+        let last_gaps = arrays.read(GAPS, end - 1..end)?;
+        let is_used = self.thread_count() % GAP_THREADS_PER_BYTE != 1;
+        Error::unless(is_used || last_gaps[0] >> 4 == 0, || {
+            Error::corrupt("gaps", end - 1, "the unused last gap is not zero")
+        })
+    }
+}
+
 /// Consecutive thread blocks of a tensor, with just the bytes that decoding them needs.
-#[derive(Clone, Debug)]
-pub struct Span<'a> {
-    /// Which thread blocks of the tensor.
-    pub thread_blocks: Range<u64>,
-    /// The bytes [`GapSizes::gaps_of`] of the gap array.
-    pub gaps: &'a [u8],
-    /// The bytes [`GapSizes::output_offsets_of`] of the output offsets.
-    pub output_offsets: &'a [u8],
-    /// The bytes [`GapSizes::bitstream_of`] of the bitstream.
-    pub bitstream: &'a [u8],
+struct Span<'a> {
+    thread_blocks: Range<u64>,
+    gaps: &'a [u8],
+    output_offsets: &'a [[u8; OUTPUT_OFFSET_BYTES]],
+    bitstream: &'a [u8],
 }
 
 impl Span<'_> {
-    /// Checks that the arrays have the sizes that the layout gives them.
-    fn check(&self, sizes: &GapSizes) -> Result<()> {
-        let fits = |array: &[u8], range: Range<u64>| array.len() as u64 == range.end - range.start;
-        let fit = fits(self.gaps, sizes.gaps_of(&self.thread_blocks)?)
-            && fits(self.output_offsets, sizes.output_offsets_of(&self.thread_blocks)?)
-            && fits(self.bitstream, sizes.bitstream_of(&self.thread_blocks)?)
-            && usize::try_from(8 * self.bitstream.len() as u64).is_ok();
-        Error::unless(fit, || {
-            let problem = "the arrays of a span have other sizes than its layout";
-            Error::parameter(problem, "pass the parts that it names")
-        })
-    }
-
     /// The gap of a thread, counted from the first one of the span.
     fn gap(&self, thread: u64) -> usize {
         let byte = self.gaps[(thread / GAP_THREADS_PER_BYTE) as usize];
@@ -63,24 +78,17 @@ impl Span<'_> {
         (blocks * sizes.geometry().thread_block_bits()) as usize + self.gap(threads)
     }
 
-    /// A thread block of a checked span, checked as far as the index alone allows.
+    /// A thread block, checked as far as the index alone allows.
     fn lane(&self, sizes: &GapSizes, thread_block: u64) -> Result<Lane> {
-        let at = thread_block * OUTPUT_OFFSET_BYTES as u64;
-        let corrupt = |problem: &str| Err(Error::corrupt("output offsets", at, problem));
-        let offsets = self.output_offsets.as_chunks::<OUTPUT_OFFSET_BYTES>().0;
-        let offset = |thread_block: u64| {
-            u64::from_le_bytes(offsets[(thread_block - self.thread_blocks.start) as usize])
+        let corrupt = |problem: &str| {
+            let at = thread_block * OUTPUT_OFFSET_BYTES as u64;
+            Err(Error::corrupt("output offsets", at, problem))
         };
-        let (element, next) = (offset(thread_block), offset(thread_block + 1));
+        let at = (thread_block - self.thread_blocks.start) as usize;
+        let [element, next] = [at, at + 1].map(|at| u64::from_le_bytes(self.output_offsets[at]));
         let bits = self.boundary(sizes, thread_block)..self.boundary(sizes, thread_block + 1);
-        if thread_block == 0 && (element, bits.start) != (0, 0) {
-            return corrupt("the first thread block must start at the first weight, with gap 0");
-        }
-        if thread_block + 1 == sizes.thread_block_count() && next != sizes.elements() {
-            return corrupt("the last entry must be the number of elements");
-        }
-        if element > next || next > sizes.elements() {
-            return corrupt("entries must ascend to the number of elements");
+        if thread_block == 0 && bits.start != 0 {
+            return corrupt("the first thread block must start with gap 0");
         }
         let count = next - element;
         if bits.end.checked_sub(bits.start).is_none_or(|bits| count > bits as u64) {
@@ -93,68 +101,78 @@ impl Span<'_> {
 /// Tensors of fewer weights are decoded code by code: the table would cost more than it saves.
 const SYMBOL_TABLE_ELEMENTS: u64 = 1 << 14;
 
-/// Decodes the weights of one tensor; share it between threads.
-///
-/// Any bytes are safe to decode: every read stays in its array, every write in the output, each
-/// step consumes a bit or more, and codes that do not end where the index says are an error.
-#[derive(Clone, Debug)]
-pub struct GapDecoder {
+/// A tensor prepared for decoding.
+struct GapDecoder<'m> {
     lengths: CodeLengths,
     luts: Luts,
     table: Option<SymbolTable>,
     sizes: GapSizes,
+    /// They ascend from 0 to the number of elements, so the thread blocks that are found for a
+    /// range of weights hold all of it.
+    output_offsets: Cow<'m, [u8]>,
 }
 
-impl GapDecoder {
-    /// Derives the tables of a tensor: some microseconds, for a big tensor some tens.
-    pub fn new(lengths: &CodeLengths, sizes: &GapSizes) -> Self {
-        let luts = Luts::new(lengths);
-        let table = (sizes.elements() >= SYMBOL_TABLE_ELEMENTS).then(|| SymbolTable::new(&luts));
-        Self { lengths: lengths.clone(), luts, table, sizes: *sizes }
-    }
-
-    /// Decodes a range of weights, all of whose codes start in the span, into little-endian BF16
-    /// (`2n` bytes for `n` weights); `plane` holds their `n` plane bytes.
-    ///
-    /// Every thread block of the span is decoded to its end, so the cost is that of the span, plus
-    /// that of merging the range.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] if the index contradicts itself or the codes, where a code is none, or
-    /// where padding is not zero; then `weights` holds anything. [`Error::Parameter`] if a slice
-    /// has another size than the range or the span asks for.
-    pub fn decode(
+impl DecodeArrays for GapDecoder<'_> {
+    /// Every thread block that holds some of the weights is decoded to its end.
+    fn decode(
         &self,
-        span: &Span<'_>,
+        arrays: &dyn ReadArrays<'_>,
         elements: Range<u64>,
-        plane: &[u8],
-        weights: &mut [u8],
+        scratch: &mut Scratch,
+        out: &mut [u8],
     ) -> Result<()> {
-        let fits = elements.end.checked_sub(elements.start) == Some(plane.len() as u64)
-            && weights.len() == 2 * plane.len();
-        Error::unless(fits, || {
-            let problem = "plane and output have other sizes than the range";
-            Error::parameter(problem, "pass n and 2n bytes")
-        })?;
-        Error::unless(elements.end <= self.sizes.elements(), || {
-            Error::parameter("no such range of weights", "ask for weights that exist")
-        })?;
-        let mut merged = 0;
-        self.walk(span, |decoded| {
+        let Scratch { index, bitstream, plane } = scratch;
+        let span = self.span(arrays, &elements, index, bitstream)?;
+        let plane = arrays.read_with(PLANE, elements.clone(), plane)?;
+        self.walk(&span, |decoded| {
             let end = decoded.element + decoded.exponents.len() as u64;
             let (from, to) = (decoded.element.max(elements.start), end.min(elements.end));
             if from < to {
                 let here = (from - decoded.element) as usize..(to - decoded.element) as usize;
                 let there = (from - elements.start) as usize..(to - elements.start) as usize;
-                merged += there.len();
-                let weights = &mut weights[2 * there.start..2 * there.end];
+                let weights = &mut out[2 * there.start..2 * there.end];
                 bf16::merge(&decoded.exponents[here], &plane[there], weights);
             }
             Ok(())
-        })?;
-        Error::unless(merged == plane.len(), || {
-            let at = 8 * span.thread_blocks.start;
-            Error::corrupt("output offsets", at, "the thread blocks hold other weights")
+        })
+    }
+
+    /// The gap and the output offset with which a span starts are checked with the span before it;
+    /// so verifying all of a tensor in parts checks its whole index.
+    ///
+    /// Output offsets need no check of their own: decoding counts the codes from each thread
+    /// block's first boundary to the next.
+    fn verify(
+        &self,
+        arrays: &dyn ReadArrays<'_>,
+        elements: Range<u64>,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let span = self.span(arrays, &elements, &mut scratch.index, &mut scratch.bitstream)?;
+        let mut crossings = Crossings::new(self.sizes.geometry().thread_bits() as usize);
+        self.walk(&span, |decoded| self.check_boundaries(&span, &decoded, &mut crossings))
+    }
+}
+
+impl GapDecoder<'_> {
+    /// The thread blocks that hold these weights.
+    fn span<'s>(
+        &'s self,
+        arrays: &'s dyn ReadArrays<'_>,
+        elements: &Range<u64>,
+        gaps: &'s mut Vec<u8>,
+        bitstream: &'s mut Vec<u8>,
+    ) -> Result<Span<'s>> {
+        let thread_blocks = self.sizes.thread_blocks_of(&self.output_offsets, elements)?;
+        let [of_gaps, of_bitstream] = self.sizes.parts_of(&thread_blocks);
+        let bits = 8 * (of_bitstream.end - of_bitstream.start);
+        Error::check_limit("the bits of thread blocks to decode at once", bits, usize::MAX as u64)?;
+        let offsets = self.output_offsets.as_chunks().0;
+        Ok(Span {
+            gaps: arrays.read_with(GAPS, of_gaps, gaps)?,
+            output_offsets: &offsets[thread_blocks.start as usize..=thread_blocks.end as usize],
+            bitstream: arrays.read_with(BITSTREAM, of_bitstream, bitstream)?,
+            thread_blocks,
         })
     }
 
@@ -165,7 +183,6 @@ impl GapDecoder {
         span: &Span<'_>,
         mut hand: impl FnMut(ExponentRun<'_>) -> Result<()>,
     ) -> Result<()> {
-        span.check(&self.sizes)?;
         let stream = span.bitstream;
         let mut waiting = span.thread_blocks.clone();
         let mut lanes: Vec<Lane> = Vec::with_capacity(LANES);
@@ -176,7 +193,7 @@ impl GapDecoder {
             if lanes.is_empty() {
                 break;
             }
-            self.advance(&mut lanes, stream).map_err(|at| self.no_code(span, at))?;
+            self.advance(&mut lanes, stream).map_err(|at| self.misread(span, at))?;
             for lane in &mut lanes {
                 hand(lane.hand_on())?;
             }
@@ -189,7 +206,7 @@ impl GapDecoder {
                 let mut lane = lanes.swap_remove(at);
                 loop {
                     let done =
-                        lane.walk(&self.luts, stream).map_err(|at| self.no_code(span, at))?;
+                        lane.walk(&self.luts, stream).map_err(|at| self.misread(span, at))?;
                     hand(lane.hand_on())?;
                     if done {
                         break;
@@ -202,7 +219,7 @@ impl GapDecoder {
 
     /// Takes the lanes some way with the table: together where all are busy, else one after the
     /// other.
-    fn advance(&self, lanes: &mut [Lane], stream: &[u8]) -> Result<(), NoCode> {
+    fn advance(&self, lanes: &mut [Lane], stream: &[u8]) -> Result<(), Misread> {
         let Some(table) = &self.table else { return Ok(()) };
         if let Ok(lanes) = <&mut [Lane; LANES]>::try_from(&mut *lanes) {
             return run(lanes, table, &self.luts, stream);
@@ -219,36 +236,13 @@ impl GapDecoder {
         let end = self.sizes.bit_count();
         let behind = (end - span.first_bit(&self.sizes)) as usize;
         Error::unless(is_zero_from(span.bitstream, behind), || {
-            Error::corrupt("bitstream", end / 8, "the bits behind the last code are not zero")
+            Error::corrupt("bitstream", end / 8, "the bits after the last code are not zero")
         })
     }
 
-    fn no_code(&self, span: &Span<'_>, at: NoCode) -> Error {
+    fn misread(&self, span: &Span<'_>, at: Misread) -> Error {
         let byte = (span.first_bit(&self.sizes) + at.bit as u64) / 8;
         Error::corrupt("bitstream", byte, "the codes do not lead to the next boundary of the index")
-    }
-
-    /// Checks every gap and output offset of a span against the codes, and all that
-    /// [`decode`](Self::decode) checks.
-    ///
-    /// The gap and the output offset with which a span starts are checked with the span before it;
-    /// so verifying all spans of a tensor checks its whole index. Costs about twice as much as
-    /// decoding.
-    ///
-    /// Output offsets need no check of their own: the first must be 0, and decoding counts the
-    /// codes from each thread block's first boundary to the next.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] if the span's
-    /// arrays have other sizes than its layout.
-    pub fn verify_index(&self, span: &Span<'_>) -> Result<()> {
-        let mut crossings = Crossings::new(self.sizes.geometry().thread_bits() as usize);
-        self.walk(span, |decoded| self.check_boundaries(span, &decoded, &mut crossings))?;
-        let is_last = span.thread_blocks.end == self.sizes.thread_block_count();
-        match span.gaps.last() {
-            Some(&last) if is_last => self.sizes.check_unused_gap(last),
-            _ => Ok(()),
-        }
     }
 
     /// Checks the threads into which these codes cross.

@@ -16,13 +16,13 @@ use std::ops::Range;
 
 use super::{
     index::{GROUP, IndexArrays, PIECE, Tracker},
-    sizes::{GapSizes, Geometry},
+    sizes::{BITSTREAM, CODEBOOK, EncodedTensor, GAPS, GapSizes, Geometry, OUTPUT_OFFSETS, PLANE},
     writer::{PairTable, Writer},
 };
 use crate::{
     Error, Result, bf16,
     constants::{GAP_THREADS_PER_BYTE, MAX_CODE_LENGTH, OUTPUT_OFFSET_BYTES},
-    huffman::{CodeLengths, Codes},
+    huffman::{self, CodeLengths, Codes, Histogram},
 };
 
 /// Tensors of fewer weights are written symbol by symbol: the pair table would cost more than it
@@ -59,67 +59,26 @@ pub struct PortionInput<'a> {
 /// What one portion adds to the arrays of its tensor; reuse it, it keeps its buffers.
 #[derive(Debug, Default)]
 pub struct PortionOutput {
-    stream: Vec<u8>,
-    owned: Range<usize>,
-    bitstream_offset: u64,
     index: IndexArrays,
-    gaps_offset: u64,
-    output_offsets_offset: u64,
+    stream: Vec<u8>,
+    /// The bytes of the stream that the portion owns.
+    owned: Range<usize>,
     plane: Vec<u8>,
-    plane_offset: u64,
-}
-
-/// Bytes, and where in their array they belong.
-#[derive(Clone, Copy, Debug)]
-pub struct PlacedBytes<'a> {
-    /// The byte of the array at which the piece starts.
-    pub offset: u64,
-    /// Its bytes; possibly none.
-    pub bytes: &'a [u8],
+    /// Where gaps, output offsets, bitstream and plane go in their arrays.
+    offsets: [u64; 4],
 }
 
 impl PortionOutput {
-    /// Bytes of the bitstream.
-    pub fn bitstream(&self) -> PlacedBytes<'_> {
-        PlacedBytes { offset: self.bitstream_offset, bytes: &self.stream[self.owned.clone()] }
-    }
-
-    /// Bytes of the gap array.
-    pub fn gaps(&self) -> PlacedBytes<'_> {
-        PlacedBytes { offset: self.gaps_offset, bytes: &self.index.gaps }
-    }
-
-    /// Bytes of the output offsets.
-    pub fn output_offsets(&self) -> PlacedBytes<'_> {
-        PlacedBytes { offset: self.output_offsets_offset, bytes: &self.index.output_offsets }
-    }
-
-    /// Bytes of the plane.
-    pub fn plane(&self) -> PlacedBytes<'_> {
-        PlacedBytes { offset: self.plane_offset, bytes: &self.plane }
-    }
-}
-
-/// The bits and threads that a portion owns.
-struct Ownership {
-    /// The couple boundary at or before the portion's first bit, from which bits are counted.
-    base: u64,
-    /// Owned threads, an even first one; empty if the portion lies within one couple.
-    threads: Range<u64>,
-}
-
-impl Ownership {
-    fn new(sizes: &GapSizes, start_bit: u64, end_bit: u64) -> Self {
-        let couple_bits = sizes.geometry().couple_bits();
-        let first = start_bit.div_ceil(couple_bits) * GAP_THREADS_PER_BYTE;
-        let end = (end_bit.div_ceil(couple_bits) * GAP_THREADS_PER_BYTE).min(sizes.thread_count());
-        Self { base: start_bit / couple_bits * couple_bits, threads: first..end.max(first) }
-    }
-
-    /// The owned bits, counted from the base.
-    fn bits(&self, geometry: Geometry) -> Range<usize> {
-        let bit = |thread: u64| (thread * geometry.thread_bits() - self.base) as usize;
-        bit(self.threads.start)..bit(self.threads.end)
+    /// Arrays, by their numbers, with the byte at which the portion's part of them starts, and its
+    /// bytes; possibly none.
+    pub fn parts(&self) -> [(usize, u64, &[u8]); 4] {
+        let [gaps, output_offsets, bitstream, plane] = self.offsets;
+        [
+            (GAPS, gaps, &self.index.gaps),
+            (OUTPUT_OFFSETS, output_offsets, &self.index.output_offsets),
+            (BITSTREAM, bitstream, &self.stream[self.owned.clone()]),
+            (PLANE, plane, &self.plane),
+        ]
     }
 }
 
@@ -144,25 +103,40 @@ impl PortionEncoder {
     pub fn encode(&self, input: &PortionInput<'_>, output: &mut PortionOutput) -> Result<()> {
         let is_last = self.check(input)?;
         let geometry = self.sizes.geometry();
-        let ownership = Ownership::new(&self.sizes, input.start_bit, input.end_bit);
-        let owned = ownership.bits(geometry);
-        let end = (input.end_bit - ownership.base) as usize;
-        self.place(input, &ownership, output);
-        output.stream.resize(owned.end.max(end).div_ceil(8) + Writer::SLACK, 0);
-
-        let start = (input.start_bit - ownership.base) as usize;
-        let threads = ownership.threads.clone();
-        let mut tracker = Tracker::new(&mut output.index, geometry, threads, owned.start);
-        if start == owned.start {
+        let couple_bits = geometry.couple_bits();
+        // Bits are counted from the start of the couple in which the portion starts.
+        let base = input.start_bit / couple_bits * couple_bits;
+        let [start, end] = [input.start_bit, input.end_bit].map(|bit| (bit - base) as usize);
+        let threads = self.owned_threads(input);
+        let [owned_start, owned_end] = [threads.start, threads.end]
+            .map(|thread| (thread * geometry.thread_bits() - base) as usize);
+        output.stream.resize(owned_end.max(end).div_ceil(8) + Writer::SLACK, 0);
+        output.owned = owned_start / 8..owned_end / 8;
+        output.plane.resize(input.elements, 0);
+        output.offsets = [
+            threads.start / GAP_THREADS_PER_BYTE,
+            threads.start.div_ceil(u64::from(geometry.threads_per_block()))
+                * OUTPUT_OFFSET_BYTES as u64,
+            threads.start * u64::from(geometry.bytes_per_thread()),
+            input.first_element,
+        ];
+        let mut tracker = Tracker::new(&mut output.index, geometry, threads, owned_start);
+        if start == owned_start {
             tracker.cross(start, input.first_element);
         }
         let mut writer = Writer::new(&mut output.stream, start, tracker);
         let elements = is_last.then_some(self.sizes.elements());
-        self.write(input, &mut output.plane, &mut writer, end, owned.end)
-            .and_then(|()| writer.finish(owned.end, elements))
-            .ok_or_else(changed)?;
-        output.owned = owned.start / 8..owned.end / 8;
-        Ok(())
+        self.write(input, &mut output.plane, &mut writer, end, owned_end)
+            .and_then(|()| writer.finish(owned_end, elements))
+            .ok_or_else(changed)
+    }
+
+    /// The threads that a portion owns, an even first one; none if it lies within one couple.
+    fn owned_threads(&self, input: &PortionInput<'_>) -> Range<u64> {
+        let couple_bits = self.sizes.geometry().couple_bits();
+        let first = input.start_bit.div_ceil(couple_bits) * GAP_THREADS_PER_BYTE;
+        let end = input.end_bit.div_ceil(couple_bits) * GAP_THREADS_PER_BYTE;
+        first..end.min(self.sizes.thread_count()).max(first)
     }
 
     /// Checks a portion against the layout; whether it is the last one.
@@ -198,18 +172,6 @@ impl PortionEncoder {
             return Err(changed());
         }
         Ok(rest == 0)
-    }
-
-    /// Where the pieces of the portion belong in their arrays.
-    fn place(&self, input: &PortionInput<'_>, ownership: &Ownership, output: &mut PortionOutput) {
-        let geometry = self.sizes.geometry();
-        let first = ownership.threads.start;
-        output.bitstream_offset = first * u64::from(geometry.bytes_per_thread());
-        output.gaps_offset = first / GAP_THREADS_PER_BYTE;
-        let thread_block = first.div_ceil(u64::from(geometry.threads_per_block()));
-        output.output_offsets_offset = thread_block * OUTPUT_OFFSET_BYTES as u64;
-        output.plane_offset = input.first_element;
-        output.plane.resize(input.elements, 0);
     }
 
     /// Writes the portion, to the bit `end`, and what of the lookahead its last owned couple holds;
@@ -257,4 +219,47 @@ fn changed() -> Error {
         "the weights are not those of their histogram",
         "keep the source unchanged while it is read",
     )
+}
+
+/// Encodes `n` little-endian BF16 weights (`2n` bytes) in portions of `portion_elements`, which do
+/// not change the result.
+///
+/// # Errors
+/// [`Error::Parameter`] if there are no weights, an odd byte or no elements a portion.
+pub fn encode_tensor(
+    weights: &[u8],
+    geometry: Geometry,
+    portion_elements: usize,
+) -> Result<EncodedTensor> {
+    let odd = !weights.len().is_multiple_of(2) || portion_elements == 0;
+    let weights = if odd { &[] } else { weights };
+    let histogram = Histogram::of(weights);
+    let lengths = CodeLengths::from_histogram(&histogram)?;
+    let codebook = huffman::codebook(&lengths);
+    let (elements, bits) = (histogram.total(), lengths.bits(&histogram)?);
+    let sizes = GapSizes::new(geometry, elements, bits, codebook.len() as u64)?;
+    let mut arrays = sizes.array_lengths().map(|bytes| vec![0; bytes as usize]);
+    arrays[CODEBOOK] = codebook;
+    let encoder = PortionEncoder::new(&lengths, &sizes);
+    let mut output = PortionOutput::default();
+    let (mut first, mut start_bit) = (0, 0);
+    while 2 * first < weights.len() {
+        let elements = portion_elements.min(weights.len() / 2 - first);
+        let end = first + elements;
+        let end_bit = start_bit + lengths.bits(&Histogram::of(&weights[2 * first..2 * end]))?;
+        let lookahead = (2 * (end + geometry.lookahead())).min(weights.len());
+        let weights = &weights[2 * first..lookahead];
+        encoder.encode(
+            &PortionInput { weights, elements, first_element: first as u64, start_bit, end_bit },
+            &mut output,
+        )?;
+        for (array, at, bytes) in output.parts() {
+            // A portion that owns no thread may start after all of them.
+            if !bytes.is_empty() {
+                arrays[array][at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+            }
+        }
+        (first, start_bit) = (end, end_bit);
+    }
+    Ok(EncodedTensor { sizes, arrays })
 }

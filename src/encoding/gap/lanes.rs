@@ -43,7 +43,7 @@ const STORE: usize = 8;
 
 /// A bitstream has no code at a bit, or one that ends after its thread block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct NoCode {
+pub(super) struct Misread {
     /// The bit, from the start of the span.
     pub(super) bit: usize,
 }
@@ -107,29 +107,29 @@ impl Lane {
     }
 
     /// Decodes the rest code by code, up to what the scratch holds; whether that was all.
-    pub(super) fn walk(&mut self, luts: &Luts, stream: &[u8]) -> Result<bool, NoCode> {
+    pub(super) fn walk(&mut self, luts: &Luts, stream: &[u8]) -> Result<bool, Misread> {
         while self.filled < self.left.min(SCRATCH) {
             self.long_code(luts, stream)?;
         }
         if self.filled == self.left && self.bit != self.end {
-            return Err(NoCode { bit: self.bit });
+            return Err(Misread { bit: self.bit });
         }
         Ok(self.filled == self.left)
     }
 
     /// Decodes one code, of any length.
     #[inline(never)]
-    fn long_code(&mut self, luts: &Luts, stream: &[u8]) -> Result<(), NoCode> {
-        let no_code = NoCode { bit: self.bit };
+    fn long_code(&mut self, luts: &Luts, stream: &[u8]) -> Result<(), Misread> {
+        let misread = Misread { bit: self.bit };
         let bits = if self.bit / 8 + 8 <= stream.len() {
             peek(stream, self.bit)
         } else {
             peek_at_end(stream, self.bit)
         };
-        let (symbol, length) = luts.find(bits as u16).ok_or(no_code)?;
+        let (symbol, length) = luts.find(bits as u16).ok_or(misread)?;
         let bit = self.bit + usize::from(length);
         if bit > self.end {
-            return Err(no_code);
+            return Err(misread);
         }
         self.scratch[self.filled] = symbol;
         self.filled += 1;
@@ -144,7 +144,7 @@ pub(super) fn run<const N: usize>(
     table: &SymbolTable,
     luts: &Luts,
     stream: &[u8],
-) -> Result<(), NoCode> {
+) -> Result<(), Misread> {
     loop {
         let steps = lanes.iter().map(|lane| lane.steps(stream)).min().unwrap_or(0);
         if steps == 0 {
@@ -163,7 +163,7 @@ fn step<const N: usize>(
     table: &SymbolTable,
     luts: &Luts,
     stream: &[u8],
-) -> Result<(), NoCode> {
+) -> Result<(), Misread> {
     let mut entries = [0; N];
     let mut bits = [0; N];
     // The number of exponents × 256 plus the bits consumed, which both grow by one addition of an

@@ -17,10 +17,9 @@ mod encode;
 mod index;
 mod lanes;
 mod sizes;
-pub(crate) mod stored;
 mod writer;
 
-pub use decode::{GapDecoder, Span};
-pub use encode::{PlacedBytes, PortionEncoder, PortionInput, PortionOutput};
-pub use sizes::{GapSizes, Geometry};
-pub use stored::{EncodedTensor, encode_tensor};
+pub use encode::{PortionEncoder, PortionInput, PortionOutput, encode_tensor};
+pub use sizes::{
+    BITSTREAM, CODEBOOK, EncodedTensor, GAPS, GapSizes, Geometry, OUTPUT_OFFSETS, PLANE,
+};

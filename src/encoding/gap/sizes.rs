@@ -1,5 +1,5 @@
 //! How a bitstream is cut into threads and thread blocks, and what follows: the length of each
-//! array, and the parts of arrays that a span of thread blocks needs.
+//! array, and the parts of arrays that thread blocks need.
 
 use std::ops::Range;
 
@@ -10,8 +10,7 @@ use crate::{
         GAP_DEFAULT_THREADS_PER_BLOCK, GAP_THREADS_PER_BLOCK, GAP_THREADS_PER_BYTE, LUT_BYTES,
         MAX_CODE_LENGTH, MAX_LUTS, OUTPUT_OFFSET_BYTES,
     },
-    encoding::stored::check_range,
-    huffman::{CodeLengths, Histogram, Luts},
+    encoding::stored::{self, check_range},
 };
 
 /// The bitstream bytes of a thread and the threads of a thread block.
@@ -51,16 +50,6 @@ impl Geometry {
         Ok(Self { bytes_per_thread, threads_per_block })
     }
 
-    /// The geometry that the directory of a file states.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] for numbers that [`new`](Self::new) refuses.
-    pub fn from_parameters(bytes_per_thread: u64, threads_per_block: u64) -> Result<Self> {
-        // Numbers beyond u32 are refused as 0 is.
-        let narrow = |value: u64| u32::try_from(value).unwrap_or(0);
-        Self::new(narrow(bytes_per_thread), narrow(threads_per_block))
-    }
-
     /// Bitstream bytes a thread.
     pub const fn bytes_per_thread(self) -> u32 {
         self.bytes_per_thread
@@ -93,6 +82,20 @@ impl Geometry {
     }
 }
 
+/// Number of an array, in the order of a tensor's record: code lengths and LUTs.
+pub const CODEBOOK: usize = 0;
+/// Number of an array: half a byte a thread.
+pub const GAPS: usize = 1;
+/// Number of an array: 8 bytes a thread block, and 8 more.
+pub const OUTPUT_OFFSETS: usize = 2;
+/// Number of an array: whole threads.
+pub const BITSTREAM: usize = 3;
+/// Number of an array: one byte a weight.
+pub const PLANE: usize = 4;
+
+/// A tensor whose arrays lie in memory.
+pub type EncodedTensor = stored::EncodedTensor<GapSizes, 5>;
+
 /// How many weights, bits, threads and thread blocks a tensor has; every size follows.
 ///
 /// Always consistent: no method overflows.
@@ -101,22 +104,35 @@ pub struct GapSizes {
     geometry: Geometry,
     elements: u64,
     bit_count: u64,
-    lut_count: u64,
+    codebook_bytes: u64,
 }
 
 impl GapSizes {
-    /// The layout that the directory of a file states.
+    /// The sizes that the directory of a file states.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if there are no elements, a LUT count outside 1..=128, or a bit count
-    /// that no codes of 1..=16 bits add up to; [`Error::Limit`] if a size exceeds 2^63 bytes.
-    pub fn new(geometry: Geometry, elements: u64, bit_count: u64, lut_count: u64) -> Result<Self> {
+    /// [`Error::Corrupt`] if there are no elements, no codebook has this size, or no codes of 1..=16
+    /// bits add up to the bit count; [`Error::Limit`] if a size exceeds 2^63 bytes.
+    pub fn new(
+        geometry: Geometry,
+        elements: u64,
+        bit_count: u64,
+        codebook_bytes: u64,
+    ) -> Result<Self> {
         let corrupt = |problem: String| Error::corrupt("gap layout", 0, problem);
         if elements == 0 {
             return Err(corrupt("a tensor without elements must be raw".into()));
         }
-        if !(1..=MAX_LUTS as u64).contains(&lut_count) {
-            return Err(corrupt(format!("{lut_count} LUTs where 1..={MAX_LUTS} are allowed")));
+        let luts = codebook_bytes.checked_sub(CODE_LENGTHS_BYTES as u64);
+        let lut = LUT_BYTES as u64;
+        if !luts
+            .is_some_and(|luts| luts % lut == 0 && (1..=MAX_LUTS as u64).contains(&(luts / lut)))
+        {
+            let problem = format!(
+                "a codebook of {codebook_bytes} bytes, where code lengths and 1..={MAX_LUTS} LUTs \
+                are allowed"
+            );
+            return Err(corrupt(problem));
         }
         Error::check_limit("the element count of a BF16 tensor", elements, 1 << 59)?;
         if !(elements..=elements * u64::from(MAX_CODE_LENGTH)).contains(&bit_count) {
@@ -124,36 +140,22 @@ impl GapSizes {
                 "{elements} codes of 1..=16 bits cannot take {bit_count} bits"
             )));
         }
-        Ok(Self { geometry, elements, bit_count, lut_count })
+        Ok(Self { geometry, elements, bit_count, codebook_bytes })
     }
 
-    /// The number of LUTs in a codebook array of this many bytes.
+    /// Of a tensor whose record has these parameters, and whose codebook has as many bytes.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if no codebook has this size.
-    pub fn lut_count_of(codebook_bytes: u64) -> Result<u64> {
-        let (lengths, lut) = (CODE_LENGTHS_BYTES as u64, LUT_BYTES as u64);
-        match codebook_bytes.checked_sub(lengths) {
-            Some(luts) if luts > 0 && luts % lut == 0 => Ok(luts / lut),
-            _ => {
-                let problem = format_args!("a codebook of {codebook_bytes} bytes");
-                Err(Error::corrupt("gap layout", 0, problem))
-            }
-        }
-    }
-
-    /// The layout of a tensor with this histogram under this code.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if the histogram is empty or has an exponent without a code;
-    /// [`Error::Limit`] as [`new`](Self::new).
-    pub fn plan(lengths: &CodeLengths, histogram: &Histogram, geometry: Geometry) -> Result<Self> {
-        let elements = histogram.total();
-        if elements == 0 {
-            let problem = "a tensor without elements has no gap encoding";
-            return Err(Error::parameter(problem, "store it raw"));
-        }
-        Self::new(geometry, elements, lengths.bits(histogram)?, Luts::new(lengths).len() as u64)
+    /// As [`new`](Self::new); [`Error::Parameter`] as [`Geometry::new`].
+    pub fn of_record(
+        [bytes_per_thread, threads_per_block, bit_count]: [u64; 3],
+        elements: u64,
+        codebook_bytes: u64,
+    ) -> Result<Self> {
+        // Numbers beyond u32 are refused as 0 is.
+        let narrow = |value: u64| u32::try_from(value).unwrap_or(0);
+        let geometry = Geometry::new(narrow(bytes_per_thread), narrow(threads_per_block))?;
+        Self::new(geometry, elements, bit_count, codebook_bytes)
     }
 
     /// Threads and thread blocks.
@@ -171,11 +173,6 @@ impl GapSizes {
         self.bit_count
     }
 
-    /// The LUTs of the codebook.
-    pub const fn lut_count(&self) -> u64 {
-        self.lut_count
-    }
-
     /// The number of threads.
     pub const fn thread_count(&self) -> u64 {
         self.bit_count.div_ceil(self.geometry.thread_bits())
@@ -186,78 +183,31 @@ impl GapSizes {
         self.bit_count.div_ceil(self.geometry.thread_block_bits())
     }
 
-    /// The size of the codebook array, in bytes.
-    pub const fn codebook_bytes(&self) -> u64 {
-        CODE_LENGTHS_BYTES as u64 + LUT_BYTES as u64 * self.lut_count
+    /// The lengths of its arrays in bytes.
+    pub const fn array_lengths(&self) -> [u64; 5] {
+        let threads = self.thread_count();
+        [
+            self.codebook_bytes,
+            threads.div_ceil(GAP_THREADS_PER_BYTE),
+            OUTPUT_OFFSET_BYTES as u64 * (self.thread_block_count() + 1),
+            threads * self.geometry.bytes_per_thread() as u64,
+            self.elements,
+        ]
     }
 
-    /// The size of the gap array, in bytes: half a byte a thread, rounded up.
-    pub const fn gaps_bytes(&self) -> u64 {
-        self.thread_count().div_ceil(GAP_THREADS_PER_BYTE)
-    }
-
-    /// The size of the output offsets, in bytes: 8 a thread block and 8 more.
-    pub const fn output_offsets_bytes(&self) -> u64 {
-        OUTPUT_OFFSET_BYTES as u64 * (self.thread_block_count() + 1)
-    }
-
-    /// The size of the bitstream, in bytes: whole threads.
-    pub const fn bitstream_bytes(&self) -> u64 {
-        self.thread_count() * self.geometry.bytes_per_thread() as u64
-    }
-
-    /// The size of the sign/mantissa plane, in bytes: one a weight.
-    pub const fn plane_bytes(&self) -> u64 {
-        self.elements
-    }
-
-    /// The size of all five arrays, in bytes, without alignment.
-    pub const fn encoded_bytes(&self) -> u64 {
-        self.codebook_bytes()
-            + self.gaps_bytes()
-            + self.output_offsets_bytes()
-            + self.bitstream_bytes()
-            + self.plane_bytes()
-    }
-
-    /// The bytes of the output offset array that a span of thread blocks needs: those of its thread
-    /// blocks and the next.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if the span is empty or reaches beyond the tensor; so for the other
-    /// two.
-    pub fn output_offsets_of(&self, thread_blocks: &Range<u64>) -> Result<Range<u64>> {
-        self.check_span(thread_blocks)?;
-        let entry = OUTPUT_OFFSET_BYTES as u64;
-        Ok(thread_blocks.start * entry..(thread_blocks.end + 1) * entry)
-    }
-
-    /// The bytes of the gap array that a span needs: those of its threads, and one more where
-    /// thread blocks follow.
-    ///
-    /// # Errors
-    /// As [`output_offsets_of`](Self::output_offsets_of).
-    pub fn gaps_of(&self, thread_blocks: &Range<u64>) -> Result<Range<u64>> {
-        self.check_span(thread_blocks)?;
-        let block_bytes = u64::from(self.geometry.threads_per_block()) / GAP_THREADS_PER_BYTE;
-        Ok(thread_blocks.start * block_bytes
-            ..(thread_blocks.end * block_bytes + 1).min(self.gaps_bytes()))
-    }
-
-    /// The bytes of the bitstream that a span needs: those of its threads, and two more (the end of
-    /// its last code) where thread blocks follow.
-    ///
-    /// # Errors
-    /// As [`output_offsets_of`](Self::output_offsets_of).
-    pub fn bitstream_of(&self, thread_blocks: &Range<u64>) -> Result<Range<u64>> {
-        self.check_span(thread_blocks)?;
-        let block_bytes = self.geometry.thread_block_bits() / 8;
-        Ok(thread_blocks.start * block_bytes
-            ..(thread_blocks.end * block_bytes + 2).min(self.bitstream_bytes()))
-    }
-
-    fn check_span(&self, span: &Range<u64>) -> Result<()> {
-        check_range("thread blocks", span, self.thread_block_count())
+    /// The parts of gaps and bitstream that some thread blocks need: those of their threads, and
+    /// where thread blocks follow the next one's gap and two bytes more of the bitstream, the end
+    /// of the last code.
+    pub(super) fn parts_of(&self, thread_blocks: &Range<u64>) -> [Range<u64>; 2] {
+        let [_, gaps, _, bitstream, _] = self.array_lengths();
+        let part = |each: u64, more: u64, all: u64| {
+            thread_blocks.start * each..(thread_blocks.end * each + more).min(all)
+        };
+        let threads = u64::from(self.geometry.threads_per_block());
+        [
+            part(threads / GAP_THREADS_PER_BYTE, 1, gaps),
+            part(self.geometry.thread_block_bits() / 8, 2, bitstream),
+        ]
     }
 
     /// Checks the whole array of output offsets as far as that goes without decoding: it ascends
@@ -265,18 +215,16 @@ impl GapSizes {
     /// hold only the end of a code.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the byte at fault; [`Error::Parameter`] if the array has another
-    /// size.
-    pub fn check_output_offsets(&self, output_offsets: &[u8]) -> Result<()> {
-        let entries = self.entries_of(output_offsets)?;
+    /// [`Error::Corrupt`] with the byte at fault.
+    pub(crate) fn check_output_offsets(&self, output_offsets: &[u8]) -> Result<()> {
+        let entries = output_offsets.as_chunks().0;
         let corrupt = |at: usize, problem: &str| {
             Err(Error::corrupt("output offsets", (at * OUTPUT_OFFSET_BYTES) as u64, problem))
         };
-        let (first, last) = (entries.first().copied(), entries.last().copied());
-        if first != Some(0u64.to_le_bytes()) {
+        if entries.first() != Some(&0u64.to_le_bytes()) {
             return corrupt(0, "the first thread block must start at the first weight");
         }
-        if last != Some(self.elements.to_le_bytes()) {
+        if entries.last() != Some(&self.elements.to_le_bytes()) {
             return corrupt(entries.len() - 1, "the last entry must be the number of elements");
         }
         for (at, pair) in (1..).zip(entries.windows(2)) {
@@ -288,46 +236,24 @@ impl GapSizes {
         Ok(())
     }
 
-    /// Checks the half of the gap array's last byte that is no thread's gap, if there is one.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] if it is not zero.
-    pub fn check_unused_gap(&self, last_byte: u8) -> Result<()> {
-        let holds = self.thread_count() % GAP_THREADS_PER_BYTE != 1 || last_byte >> 4 == 0;
-        Error::unless(holds, || {
-            Error::corrupt("gaps", self.gaps_bytes() - 1, "the unused last gap is not zero")
-        })
-    }
-
     /// The thread blocks whose codes hold a range of weights, found by bisection in the whole array
-    /// of output offsets. With the last weight comes a last thread block that holds none.
-    ///
-    /// For an array that [`check_output_offsets`](Self::check_output_offsets) refuses the answer
-    /// may be wrong.
+    /// of output offsets, which must be [checked](Self::check_output_offsets). With the last weight
+    /// comes a last thread block that holds none.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the range is empty or reaches beyond the tensor, or the array has
-    /// another size.
-    pub fn thread_blocks_of(
+    /// [`Error::Parameter`] if the range is empty or reaches beyond the tensor.
+    pub(crate) fn thread_blocks_of(
         &self,
         output_offsets: &[u8],
         elements: &Range<u64>,
     ) -> Result<Range<u64>> {
         check_range("elements", elements, self.elements)?;
-        let entries = self.entries_of(output_offsets)?;
-        let entries = &entries[..entries.len() - 1];
+        let entries = &output_offsets.as_chunks().0[..self.thread_block_count() as usize];
         let before = |at: u64| entries.partition_point(|entry| u64::from_le_bytes(*entry) < at);
         let start = before(elements.start + 1).max(1) - 1;
         if elements.end == self.elements {
             return Ok(start as u64..self.thread_block_count());
         }
         Ok(start as u64..before(elements.end).max(start + 1) as u64)
-    }
-
-    fn entries_of<'a>(&self, output_offsets: &'a [u8]) -> Result<&'a [[u8; OUTPUT_OFFSET_BYTES]]> {
-        Error::unless(output_offsets.len() as u64 == self.output_offsets_bytes(), || {
-            Error::parameter("the output offsets have another size", "pass the whole array")
-        })?;
-        Ok(output_offsets.as_chunks().0)
     }
 }

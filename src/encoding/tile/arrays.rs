@@ -1,20 +1,20 @@
-//! Tensors whose four arrays lie in memory: encoded, decoded or cut without a container.
+//! Matrices whose four arrays lie in memory: decoded or cut without a container.
 
-use std::{borrow::Cow, ops::Range};
+use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::{
     codebook::Codebook,
-    decode::{Span, TileDecoder},
-    encode::{EncodedStrips, Encoder},
     geometry::{Geometry, RECORD_BYTES, TILE_COLUMNS},
-    histogram::PairHistogram,
     record,
-    sizes::{Sizes, check_offsets},
-    stored::{BITSTREAM, CODEBOOK, PLANE, RECORDS},
+    sizes::{BITSTREAM, CODEBOOK, PLANE, RECORDS, Sizes, check_offsets},
 };
-use crate::{Error, Result, encoding::stored::part, parallel};
+use crate::{
+    Error, Result,
+    encoding::stored::{CodedSizes, ReadArrays, Scratch},
+    parallel,
+};
 
 /// The arrays of a BF16 matrix, in their order in the format, wherever they lie.
 #[derive(Clone, Copy, Debug)]
@@ -34,18 +34,17 @@ impl<'a> Arrays<'a> {
     /// [`Error::Corrupt`] if no matrix in tiles of 32 x 256 has such a shape, or arrays of such
     /// lengths.
     pub fn new(rows: u64, columns: u64, arrays: [&'a [u8]; 4]) -> Result<Self> {
-        let [codebook, records, bitstream, plane] = arrays;
         let corrupt = |problem: String| Err(Error::corrupt("tile layout", 0, problem));
         let Some(elements) = rows.checked_mul(columns) else {
             return corrupt(format!("{rows} x {columns} weights"));
         };
         let geometry = Geometry::new(TILE_COLUMNS[0], columns, elements)?;
-        let Some(last) = records.last_chunk::<RECORD_BYTES>() else {
+        let Some(last) = arrays[RECORDS].last_chunk::<RECORD_BYTES>() else {
             return corrupt("no records".into());
         };
-        let sizes = Sizes::new(geometry, record::offset(last), codebook.len() as u64)?;
-        let lengths = [records, bitstream, plane].map(|array| array.len() as u64);
-        let expected = [sizes.records_bytes(), sizes.bitstream_bytes(), sizes.plane_bytes()];
+        let sizes = Sizes::new(geometry, record::offset(last), arrays[CODEBOOK].len() as u64)?;
+        let lengths = arrays.map(|array| array.len() as u64);
+        let expected = sizes.array_lengths();
         if lengths != expected {
             return corrupt(format!("arrays of {lengths:?} bytes where {expected:?} are expected"));
         }
@@ -115,17 +114,13 @@ impl<'a> Arrays<'a> {
             let problem = format!("{} bytes for {rows} rows x {columns:?}", weights.len());
             Error::parameter(problem, "pass two bytes for each weight")
         })?;
-        let decoder = self.decoder()?;
+        let (decoder, width) = (self.sizes.prepare(&self.arrays)?, self.columns());
         let lengths = runs.iter().map(|rows| row_bytes * (rows.end - rows.start));
         let outs: Vec<_> = parallel::split(weights, lengths).collect();
         runs.into_par_iter().zip(outs).try_for_each(|(rows, out)| {
-            let strip = rows.start / self.sizes.geometry().tile_rows();
-            decoder.decode_columns(&self.span(strip..strip + 1)?, rows, columns.clone(), out)
+            let part = (rows, columns.clone(), width);
+            decoder.decode_columns(&self.arrays, part, &mut Scratch::default(), out)
         })
-    }
-
-    fn decoder(&self) -> Result<TileDecoder> {
-        Ok(TileDecoder::new(&Codebook::from_bytes(self.arrays[CODEBOOK])?, &self.sizes))
     }
 
     /// Some rows and columns as a matrix of its own, without decoding: rows from a multiple of 32
@@ -136,31 +131,20 @@ impl<'a> Arrays<'a> {
     /// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`] if offsets contradict
     /// themselves.
     pub fn cut(&self, rows: Range<u64>, columns: Range<u64>) -> Result<OwnedArrays> {
-        let [codebook, records, ..] = self.arrays;
-        let read = |array: usize, range| part(self.arrays[array], range).map(Cow::Borrowed);
-        cut(&self.sizes, (codebook, records), rows, columns, read)
-    }
-
-    fn span(&self, strips: Range<u64>) -> Result<Span<'a>> {
-        let [_, records, bitstream, plane] = self.arrays;
-        let records = part(records, self.sizes.records_of(&strips)?)?;
-        let bitstream = part(bitstream, self.sizes.bitstream_of(records, &strips)?)?;
-        let plane = part(plane, self.sizes.plane_of(&strips)?)?;
-        Ok(Span { strips, records, bitstream, plane })
+        cut(&self.sizes, &self.arrays, rows, columns)
     }
 }
 
-/// As [`Arrays::cut`], of arrays that are read some bytes at a time: `read`, which gets an array's
-/// number, is asked for nothing else than what the result holds, strip by strip.
+/// As [`Arrays::cut`], of arrays that are read some bytes at a time: besides codebook and records
+/// nothing else than what the result holds, strip by strip.
 ///
 /// # Errors
-/// As [`Arrays::cut`], and those of `read`.
-pub(crate) fn cut<'a>(
+/// As [`Arrays::cut`], and what reading answers.
+pub(crate) fn cut(
     sizes: &Sizes,
-    (codebook, records): (&[u8], &[u8]),
+    arrays: &dyn ReadArrays<'_>,
     rows: Range<u64>,
     columns: Range<u64>,
-    mut read: impl FnMut(usize, Range<u64>) -> Result<Cow<'a, [u8]>>,
 ) -> Result<OwnedArrays> {
     let geometry = sizes.geometry();
     geometry.check_window(&rows, &columns)?;
@@ -174,7 +158,9 @@ pub(crate) fn cut<'a>(
         let problem = format!("rows {rows:?} and columns {columns:?} begin or end within tiles");
         Error::parameter(problem, "cut at multiples of 32 rows and 256 columns")
     })?;
-    check_offsets(sizes, records)?;
+    let codebook = sizes.read_whole(arrays, CODEBOOK)?;
+    let records = sizes.read_whole(arrays, RECORDS)?;
+    check_offsets(sizes, &records)?;
     let all = records.as_chunks::<RECORD_BYTES>().0;
     let weights = (rows.end - rows.start) * (columns.end - columns.start);
     let (mut kept, mut bitstream) = (Vec::new(), Vec::with_capacity(weights as usize / 3));
@@ -188,96 +174,20 @@ pub(crate) fn cut<'a>(
             record::set_offset(&mut one, offset);
             kept.extend(one);
         }
-        bitstream.extend_from_slice(&read(BITSTREAM, bytes[0]..bytes[1])?);
+        bitstream.extend_from_slice(&arrays.read(BITSTREAM, bytes[0]..bytes[1])?);
         let height = high.min(geometry.rows() - strip * high);
         let from = strip * high * geometry.columns() + columns.start * height;
-        plane.extend_from_slice(&read(PLANE, from..from + (columns.end - columns.start) * height)?);
+        let end = from + (columns.end - columns.start) * height;
+        plane.extend_from_slice(&arrays.read(PLANE, from..end)?);
     }
     kept.extend(record::last(8 * bitstream.len() as u64));
     bitstream.resize(bitstream.len().next_multiple_of(16), 0);
-    Ok([codebook.to_vec(), kept, bitstream, plane])
-}
-
-/// The four arrays of a tensor, and the numbers that its directory record holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EncodedTensor {
-    /// Elements, bits, tiles.
-    pub sizes: Sizes,
-    /// The code.
-    pub codebook: Vec<u8>,
-    /// 32 bytes a tile, and 32 more.
-    pub records: Vec<u8>,
-    /// The bits of all tiles.
-    pub bitstream: Vec<u8>,
-    /// One byte a weight.
-    pub plane: Vec<u8>,
-}
-
-/// Encodes `n` little-endian BF16 weights (`2n` bytes), strip by strip.
-///
-/// # Errors
-/// [`Error::Parameter`] if `weights` are not as many as the geometry's elements.
-pub fn encode_tensor(weights: &[u8], geometry: Geometry) -> Result<EncodedTensor> {
-    if weights.len() as u64 != 2 * geometry.elements() {
-        let problem = "the weights are not those of the geometry";
-        return Err(Error::parameter(problem, "pass a whole tensor"));
-    }
-    let mut histogram = PairHistogram::new();
-    histogram.add(weights);
-    let codebook = Codebook::from_histogram(&histogram)?;
-    let encoder = Encoder::new(&codebook, geometry);
-    let mut output = EncodedStrips::default();
-    let mut bytes = 0;
-    for (strip, weights) in (0..).zip(weights.chunks(2 * geometry.strip_elements() as usize)) {
-        encoder.encode_strip(strip, weights, bytes, &mut output)?;
-        bytes += encoder.strip_bytes(strip, weights)?;
-    }
-    let codebook = codebook.to_bytes();
-    let sizes = Sizes::new(geometry, 8 * bytes, codebook.len() as u64)?;
-    let EncodedStrips { records, bitstream, plane } = output;
-    Ok(EncodedTensor { sizes, codebook, records, bitstream, plane })
-}
-
-impl EncodedTensor {
-    fn arrays(&self) -> Arrays<'_> {
-        let Self { sizes, codebook, records, bitstream, plane } = self;
-        Arrays { sizes: *sizes, arrays: [codebook, records, bitstream, plane] }
-    }
-
-    /// The parts of the arrays that some strips need.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if the strips are none or reach beyond the tensor, or an array is
-    /// shorter than its size; [`Error::Corrupt`] as [`Sizes::bitstream_of`].
-    pub fn span(&self, strips: Range<u64>) -> Result<Span<'_>> {
-        self.arrays().span(strips)
-    }
-
-    /// Decodes a range of weights into little-endian BF16.
-    ///
-    /// # Errors
-    /// As [`TileDecoder::decode_strips`], [`Codebook::from_bytes`] and [`span`](Self::span).
-    pub fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
-        let span = self.span(self.sizes.strips_of(&elements)?)?;
-        let mut weights = vec![0; 2 * (elements.end - elements.start) as usize];
-        self.arrays().decoder()?.decode_strips(&span, elements, &mut weights)?;
-        Ok(weights)
-    }
-
-    /// Verifies all strips, `strips_a_span` at a time.
-    ///
-    /// # Errors
-    /// As [`TileDecoder::verify_strips`], [`Codebook::from_bytes`] and [`span`](Self::span).
-    pub fn verify(&self, strips_a_span: u64) -> Result<()> {
-        let decoder = self.arrays().decoder()?;
-        parallel::cut(0..self.sizes.strip_count(), strips_a_span, 1)
-            .try_for_each(|strips| decoder.verify_strips(&self.span(strips)?))
-    }
+    Ok([codebook.into_owned(), kept, bitstream, plane])
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::encode_tensor, *};
 
     fn weights(rows: u64, columns: u64) -> Vec<u8> {
         // Mostly common exponents, some of all others.
@@ -290,9 +200,9 @@ mod tests {
 
     fn encoded(rows: u64, columns: u64) -> (Vec<u8>, OwnedArrays) {
         let weights = weights(rows, columns);
-        let tensor =
-            encode_tensor(&weights, Geometry::new(256, columns, rows * columns).unwrap()).unwrap();
-        (weights, [tensor.codebook, tensor.records, tensor.bitstream, tensor.plane])
+        let geometry = Geometry::new(256, columns, rows * columns).unwrap();
+        let tensor = encode_tensor(&weights, geometry).unwrap();
+        (weights, tensor.arrays)
     }
 
     fn view(arrays: &OwnedArrays) -> [&[u8]; 4] {

@@ -1,4 +1,4 @@
-//! Decoding spans of strips: which weights are wanted, and where they go.
+//! Decoding strips: which weights are wanted, and where they go.
 
 use std::ops::Range;
 
@@ -8,99 +8,154 @@ use super::{
     geometry::{Geometry, LANES, MAX_TILE_BYTES, RECORD_BYTES, TILE_ELEMENTS, Tile},
     lanes::{Lookup, Window},
     record::{self, Lengths},
-    sizes::Sizes,
+    sizes::{BITSTREAM, CODEBOOK, PLANE, RECORDS, Sizes},
 };
-use crate::{Error, Result, huffman::bits::is_zero_from};
+use crate::{
+    Error, Result,
+    encoding::stored::{ArrayKind, CodedSizes, DecodeArrays, ReadArrays, Scratch, decode_rows},
+    huffman::bits::is_zero_from,
+};
 
-/// Consecutive strips of a tensor, with just the bytes that decoding them needs.
-#[derive(Clone, Debug)]
-pub struct Span<'a> {
-    /// Which strips of the tensor.
-    pub strips: Range<u64>,
-    /// The bytes [`Sizes::records_of`] of the records.
-    pub records: &'a [u8],
-    /// The bytes [`Sizes::bitstream_of`] of the bitstream.
-    pub bitstream: &'a [u8],
-    /// The bytes [`Sizes::plane_of`] of the plane.
-    pub plane: &'a [u8],
+impl CodedSizes for Sizes {
+    fn parameters(&self) -> [u64; 3] {
+        [self.geometry().tile_columns(), self.geometry().columns(), self.bit_count()]
+    }
+
+    fn arrays(&self) -> Vec<(ArrayKind, u64)> {
+        use ArrayKind::{Bitstream, Codebook, Index, Plane};
+        [Codebook, Index, Bitstream, Plane].into_iter().zip(self.array_lengths()).collect()
+    }
+
+    fn grain(&self) -> u64 {
+        2 * self.geometry().strip_elements()
+    }
+
+    fn grain_rows(&self, width: u64) -> Option<u64> {
+        (2 * self.geometry().columns() == width).then(|| self.geometry().tile_rows())
+    }
+
+    fn prepare<'m>(&self, arrays: &dyn ReadArrays<'m>) -> Result<Box<dyn DecodeArrays + 'm>> {
+        let codebook = Codebook::from_bytes(&self.read_whole(arrays, CODEBOOK)?)?;
+        Ok(Box::new(TileDecoder { lookup: Lookup::new(&codebook), sizes: *self }))
+    }
+
+    fn verify_codebook(&self, arrays: &dyn ReadArrays<'_>) -> Result<()> {
+        Codebook::from_bytes(&self.read_whole(arrays, CODEBOOK)?).map(drop)
+    }
 }
 
-/// Decodes the weights of one tensor; share it between threads.
-///
-/// Any bytes are safe to decode: every read stays in its array, every write in the output, and each
-/// step consumes a bit or more.
-#[derive(Clone, Debug)]
-pub struct TileDecoder {
+/// Consecutive strips of a tensor, with just the bytes that decoding them needs.
+struct Strips<'a> {
+    range: Range<u64>,
+    records: &'a [[u8; RECORD_BYTES]],
+    /// Where in the array its part starts.
+    first_byte: u64,
+    bitstream: &'a [u8],
+    plane: &'a [u8],
+}
+
+/// A tensor prepared for decoding.
+struct TileDecoder {
     lookup: Lookup,
     sizes: Sizes,
 }
 
-impl TileDecoder {
-    /// Derives the table of a tensor: some microseconds.
-    pub fn new(codebook: &Codebook, sizes: &Sizes) -> Self {
-        Self { lookup: Lookup::new(codebook), sizes: *sizes }
-    }
-
-    /// Decodes a range of weights of the span's strips into little-endian BF16, two bytes each.
-    ///
-    /// Tiles that hold none of them are not decoded; the cost is that of the others.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] if the records contradict themselves or the codes, or a code is none;
-    /// then `weights` holds anything. [`Error::Parameter`] if a slice has another size than the
-    /// range or the span asks for.
-    pub fn decode_strips(
+/// Tiles that hold none of the weights are not decoded; the cost is that of the others. At
+/// multiples of 32 rows and 256 columns they are decoded straight into the output.
+impl DecodeArrays for TileDecoder {
+    fn decode(
         &self,
-        span: &Span<'_>,
+        arrays: &dyn ReadArrays<'_>,
         elements: Range<u64>,
-        weights: &mut [u8],
+        scratch: &mut Scratch,
+        out: &mut [u8],
     ) -> Result<()> {
-        self.decode(span, &Wanted::elements(&self.sizes.geometry(), elements), weights)
+        let wanted = Wanted::elements(&self.sizes.geometry(), elements);
+        self.decode_wanted(arrays, &wanted, scratch, out)
     }
 
-    /// Decodes some columns of some rows of the matrix, all of them in the span's strips, into
-    /// little-endian BF16, row by row.
-    ///
-    /// Tiles that hold none of them are not decoded; the cost is that of the others. At multiples
-    /// of 32 rows and 256 columns they are decoded straight into the output.
-    ///
-    /// # Errors
-    /// As [`decode_strips`](Self::decode_strips).
-    pub fn decode_columns(
+    fn decode_columns(
         &self,
-        span: &Span<'_>,
-        rows: Range<u64>,
-        columns: Range<u64>,
-        weights: &mut [u8],
+        arrays: &dyn ReadArrays<'_>,
+        (rows, columns, width): (Range<u64>, Range<u64>, u64),
+        scratch: &mut Scratch,
+        out: &mut [u8],
     ) -> Result<()> {
-        self.decode(span, &Wanted::columns(&self.sizes.geometry(), &rows, &columns)?, weights)
+        if self.sizes.grain_rows(2 * width).is_none() {
+            return decode_rows(self, arrays, (rows, columns, width), scratch, out);
+        }
+        let wanted = Wanted::columns(&self.sizes.geometry(), &rows, &columns)?;
+        self.decode_wanted(arrays, &wanted, scratch, out)
     }
 
-    fn decode(&self, span: &Span<'_>, wanted: &Wanted, weights: &mut [u8]) -> Result<()> {
-        let (held, range) = (self.sizes.elements_of(&span.strips)?, &wanted.elements);
-        let is_held =
-            held.start <= range.start && range.start <= range.end && range.end <= held.end;
-        Error::unless(is_held && weights.len() as u64 == 2 * wanted.count(), || {
-            let problem = "the span or the output does not fit the weights asked for";
-            Error::parameter(problem, "pass the strips that hold them, and two bytes for each")
-        })?;
-        let geometry = self.sizes.geometry();
+    fn verify(
+        &self,
+        arrays: &dyn ReadArrays<'_>,
+        elements: Range<u64>,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let strips = self.strips(arrays, &elements, scratch)?;
         let mut stage = BandBuffer::new();
-        self.walk(span, wanted, |strip, coded, plane| {
-            let corner = Corner::of(&geometry, strip, &coded.tile);
-            if let Some(place) = wanted.whole(corner, &coded.tile) {
+        let all = Wanted::elements(&self.sizes.geometry(), self.sizes.elements_of(&strips.range)?);
+        self.walk(&strips, &all, |coded, _| coded.verify(&self.lookup, &mut stage))?;
+        let end = self.sizes.bit_count() / 8;
+        let after = 8 * end.saturating_sub(strips.first_byte) as usize;
+        Error::unless(!self.has_last(&strips) || is_zero_from(strips.bitstream, after), || {
+            Error::corrupt("bitstream", end, "the bits after the last tile are not zero")
+        })
+    }
+}
+
+impl TileDecoder {
+    /// The strips that hold these weights. Records are read with them, so that a tensor's are never
+    /// all in memory.
+    fn strips<'s>(
+        &self,
+        arrays: &'s dyn ReadArrays<'_>,
+        elements: &Range<u64>,
+        scratch: &'s mut Scratch,
+    ) -> Result<Strips<'s>> {
+        let Scratch { index, bitstream, plane } = scratch;
+        let range = self.sizes.strips_of(elements)?;
+        let records = arrays.read_with(RECORDS, self.sizes.records_of(&range)?, index)?;
+        let bytes = self.sizes.bitstream_of(records, &range)?;
+        let first_byte = bytes.start;
+        let bitstream = arrays.read_with(BITSTREAM, bytes, bitstream)?;
+        let plane = arrays.read_with(PLANE, self.sizes.elements_of(&range)?, plane)?;
+        let records = records.as_chunks().0;
+        let strips = Strips { range, records, first_byte, bitstream, plane };
+        let last = record::last(self.sizes.bit_count());
+        Error::unless(!self.has_last(&strips) || records.last() == Some(&last), || {
+            let at = self.sizes.array_lengths()[RECORDS] - RECORD_BYTES as u64;
+            Error::corrupt("records", at, "the last record must be the bit count alone")
+        })?;
+        Ok(strips)
+    }
+
+    fn has_last(&self, strips: &Strips<'_>) -> bool {
+        strips.range.end == self.sizes.geometry().strip_count()
+    }
+
+    fn decode_wanted(
+        &self,
+        arrays: &dyn ReadArrays<'_>,
+        wanted: &Wanted,
+        scratch: &mut Scratch,
+        weights: &mut [u8],
+    ) -> Result<()> {
+        let strips = self.strips(arrays, &wanted.elements, scratch)?;
+        let mut stage = BandBuffer::new();
+        self.walk(&strips, wanted, |coded, plane| {
+            let tile = &coded.tile;
+            if let Some(place) = wanted.whole(tile) {
                 let coded = coded.with_stride(wanted.pitch() as usize);
                 return coded.decode(&self.lookup, &mut stage, plane, &mut weights[2 * place..]);
             }
             // Some of its weights are wanted: decode them all, copy those row by row.
             let mut buffer = vec![0; 2 * TILE_ELEMENTS as usize];
-            coded.with_stride(coded.tile.width).decode(
-                &self.lookup,
-                &mut stage,
-                plane,
-                &mut buffer,
-            )?;
-            for run in wanted.runs(corner, &coded.tile) {
+            let dense = coded.with_stride(tile.width);
+            dense.decode(&self.lookup, &mut stage, plane, &mut buffer)?;
+            for run in wanted.runs(tile) {
                 let decoded = &buffer[2 * run.from..2 * (run.from + run.count)];
                 weights[2 * run.to..2 * (run.to + run.count)].copy_from_slice(decoded);
             }
@@ -108,45 +163,24 @@ impl TileDecoder {
         })
     }
 
-    /// Checks everything about a span's strips that the specification demands, with what
-    /// [`decode_strips`](Self::decode_strips) checks; costs about as much as decoding.
-    ///
-    /// # Errors
-    /// As [`decode_strips`](Self::decode_strips).
-    pub fn verify_strips(&self, span: &Span<'_>) -> Result<()> {
-        let held = self.sizes.elements_of(&span.strips)?;
-        let mut stage = BandBuffer::new();
-        let all = Wanted::elements(&self.sizes.geometry(), held);
-        self.walk(span, &all, |_, coded, _| coded.verify(&self.lookup, &mut stage))?;
-        let bytes = self.sizes.bitstream_of(span.records, &span.strips)?;
-        let end = self.sizes.bit_count() / 8;
-        let behind = 8 * end.saturating_sub(bytes.start) as usize;
-        let is_last = span.strips.end == self.sizes.strip_count();
-        Error::unless(!is_last || is_zero_from(span.bitstream, behind), || {
-            Error::corrupt("bitstream", end, "the bits behind the last tile are not zero")
-        })
-    }
-
-    /// Hands on the tiles of a span that hold wanted weights, each with its strip and its part of
-    /// the plane, once their records are found to be right.
+    /// Hands on the tiles that hold wanted weights, each with its part of the plane, once their
+    /// records are found to be right.
     fn walk(
         &self,
-        span: &Span<'_>,
+        strips: &Strips<'_>,
         wanted: &Wanted,
-        mut hand: impl FnMut(u64, &CodedTile<'_>, &[u8]) -> Result<()>,
+        mut hand: impl FnMut(&CodedTile<'_>, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        self.check(span)?;
         let mut window = Window::new();
         let geometry = self.sizes.geometry();
-        let (records, _) = span.records.as_chunks::<RECORD_BYTES>();
-        let first_byte = record::offset(&records[0]) / 8;
-        let mut pairs = (span.strips.start * geometry.strip_tiles()..).zip(records.windows(2));
-        let strips = span
-            .strips
+        let first = strips.range.start;
+        let mut pairs = (first * geometry.strip_tiles()..).zip(strips.records.windows(2));
+        let tiles = strips
+            .range
             .clone()
             .flat_map(|strip| geometry.tiles(strip).map(move |tile| (strip, tile)));
-        for ((strip, tile), (index, pair)) in strips.zip(&mut pairs) {
-            if !wanted.reaches(Corner::of(&geometry, strip, &tile), &tile) {
+        for ((strip, tile), (index, pair)) in tiles.zip(&mut pairs) {
+            if wanted.runs(&tile).next().is_none() {
                 continue;
             }
             let (start, end) = (record::offset(&pair[0]), record::offset(&pair[1]));
@@ -161,39 +195,23 @@ impl TileDecoder {
             if start % 8 != 0 || end.checked_sub(start) != Some(8 * bytes as u64) {
                 return Err(corrupt("the lanes do not add up to the distance of two offsets"));
             }
-            let from = byte.checked_sub(first_byte).and_then(|from| usize::try_from(from).ok());
-            let rest =
-                from.and_then(|from| span.bitstream.get(from..)).filter(|rest| bytes <= rest.len());
+            let from =
+                byte.checked_sub(strips.first_byte).and_then(|from| usize::try_from(from).ok());
+            let rest = from
+                .and_then(|from| strips.bitstream.get(from..))
+                .filter(|rest| bytes <= rest.len());
             let rest = rest.ok_or_else(|| corrupt("an offset is not within the strips"))?;
             if bytes > MAX_TILE_BYTES {
                 return Err(corrupt("the lanes have more bits than any pairs"));
             }
             window.take(rest, bytes);
-            let strip_plane =
-                ((strip - span.strips.start) * geometry.strip_elements()) as usize + tile.plane;
-            let plane = &span.plane[strip_plane..strip_plane + tile.elements()];
+            let strip_plane = ((strip - first) * geometry.strip_elements()) as usize + tile.plane;
+            let plane = &strips.plane[strip_plane..strip_plane + tile.elements()];
             let (window, behind) = (&window, &rest[bytes..]);
             let coded = CodedTile { tile, lengths, starts, window, behind, index, byte };
-            hand(strip, &coded, plane)?;
+            hand(&coded, plane)?;
         }
         Ok(())
-    }
-
-    /// Checks that the arrays have the sizes that they should, and the last record.
-    fn check(&self, span: &Span<'_>) -> Result<()> {
-        let fits = |array: &[u8], range: Range<u64>| array.len() as u64 == range.end - range.start;
-        let fit = fits(span.bitstream, self.sizes.bitstream_of(span.records, &span.strips)?)
-            && fits(span.plane, self.sizes.plane_of(&span.strips)?);
-        Error::unless(fit, || {
-            let problem = "the arrays of a span have other sizes than its strips";
-            Error::parameter(problem, "pass the parts that they name")
-        })?;
-        let last = span.records.last_chunk::<RECORD_BYTES>();
-        let is_last = span.strips.end == self.sizes.strip_count();
-        Error::unless(!is_last || last == Some(&record::last(self.sizes.bit_count())), || {
-            let at = self.sizes.records_bytes() - RECORD_BYTES as u64;
-            Error::corrupt("records", at, "the last record must be the bit count alone")
-        })
     }
 }
 
@@ -201,7 +219,6 @@ impl TileDecoder {
 /// row by row.
 ///
 /// Where columns are left out the range is of whole rows.
-#[derive(Clone, Debug)]
 struct Wanted {
     elements: Range<u64>,
     columns: Range<u64>,
@@ -236,80 +253,32 @@ impl Wanted {
         Ok(Self { elements, columns: columns.clone(), width, origin })
     }
 
-    /// The size of the output, in weights.
-    fn count(&self) -> u64 {
-        if self.pitch() == self.width {
-            return self.elements.end - self.elements.start;
-        }
-        (self.elements.end - self.elements.start) / self.width * self.pitch()
-    }
-
     /// Weights of the output from one row to the next.
     const fn pitch(&self) -> u64 {
         self.columns.end - self.columns.start
     }
 
-    /// Whether a tile of a strip has any of them.
-    fn reaches(&self, corner: Corner, tile: &Tile) -> bool {
-        let (first, behind) = self.reach(corner, tile);
-        behind > self.elements.start
-            && first < self.elements.end
-            && corner.column < self.columns.end
-            && corner.column + tile.width as u64 > self.columns.start
-    }
-
     /// Where in the output a tile begins of which all weights are wanted; `None` for others.
-    fn whole(&self, corner: Corner, tile: &Tile) -> Option<usize> {
-        let (first, behind) = self.reach(corner, tile);
-        let is_whole = first >= self.elements.start
-            && behind <= self.elements.end
-            && corner.column >= self.columns.start
-            && corner.column + tile.width as u64 <= self.columns.end;
-        is_whole.then(|| self.place(corner.row, corner.column))
+    fn whole(&self, tile: &Tile) -> Option<usize> {
+        let (first, last) = (self.run(tile, 0)?, self.run(tile, tile.height - 1)?);
+        (first.count == tile.width && last.count == tile.width).then_some(first.to)
     }
 
     /// The wanted weights of a tile, row by row.
-    fn runs(&self, corner: Corner, tile: &Tile) -> impl Iterator<Item = Run> {
-        let width = tile.width as u64;
-        (0..tile.height as u64).filter_map(move |at| {
-            let row = corner.row + at;
-            let start = row * self.width;
-            let wanted = self.elements.start.max(start + self.columns.start)
-                ..self.elements.end.min(start + self.columns.end);
-            let (first, behind) = (start + corner.column, start + corner.column + width);
-            let (from, to) = (first.max(wanted.start), behind.min(wanted.end));
-            (from < to).then(|| Run {
-                from: (at * width + from - first) as usize,
-                to: self.place(row, from - start),
-                count: (to - from) as usize,
-            })
+    fn runs(&self, tile: &Tile) -> impl Iterator<Item = Run> {
+        (0..tile.height).filter_map(|row| self.run(tile, row))
+    }
+
+    /// The wanted weights of a row of a tile, if there are any.
+    fn run(&self, tile: &Tile, row: usize) -> Option<Run> {
+        let start = (tile.row + row as u64) * self.width;
+        let (first, end) = (start + tile.column, start + tile.column + tile.width as u64);
+        let from = first.max(self.elements.start).max(start + self.columns.start);
+        let to = end.min(self.elements.end).min(start + self.columns.end);
+        (from < to).then(|| Run {
+            from: row * tile.width + (from - first) as usize,
+            to: ((tile.row + row as u64) * self.pitch() + from - start - self.origin) as usize,
+            count: (to - from) as usize,
         })
-    }
-
-    /// The first weight of a tile, and that after its last one.
-    fn reach(&self, corner: Corner, tile: &Tile) -> (u64, u64) {
-        let first = corner.row * self.width + corner.column;
-        (first, first + (tile.height as u64 - 1) * self.width + tile.width as u64)
-    }
-
-    fn place(&self, row: u64, column: u64) -> usize {
-        (row * self.pitch() + column - self.origin) as usize
-    }
-}
-
-/// Row and column of a tile's first weight.
-#[derive(Clone, Copy, Debug)]
-struct Corner {
-    row: u64,
-    column: u64,
-}
-
-impl Corner {
-    fn of(geometry: &Geometry, strip: u64, tile: &Tile) -> Self {
-        if tile.is_vector {
-            Self { row: 0, column: strip * geometry.strip_elements() }
-        } else {
-            Self { row: strip * geometry.tile_rows(), column: tile.first as u64 }
-        }
     }
 }

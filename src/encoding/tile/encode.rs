@@ -9,7 +9,9 @@ use super::{
     geometry::{
         Geometry, LANE_UNITS, LANES, MAX_LANE_BITS, Places, ROW_LANES, STREAM_ALIGNMENT, Tile, UNIT,
     },
+    histogram::PairHistogram,
     record::{self, Lengths},
+    sizes::{EncodedTensor, Sizes},
 };
 use crate::{
     Error, Result, bf16,
@@ -133,6 +135,31 @@ impl Encoder {
         }
         Some(bits)
     }
+}
+
+/// Encodes `n` little-endian BF16 weights (`2n` bytes), strip by strip.
+///
+/// # Errors
+/// [`Error::Parameter`] if `weights` are not as many as the geometry's elements.
+pub fn encode_tensor(weights: &[u8], geometry: Geometry) -> Result<EncodedTensor> {
+    if weights.len() as u64 != 2 * geometry.elements() {
+        let problem = "the weights are not those of the geometry";
+        return Err(Error::parameter(problem, "pass a whole tensor"));
+    }
+    let mut histogram = PairHistogram::default();
+    histogram.add(weights);
+    let codebook = Codebook::from_histogram(&histogram)?;
+    let encoder = Encoder::new(&codebook, geometry);
+    let mut output = EncodedStrips::default();
+    let mut bytes = 0;
+    for (strip, weights) in (0..).zip(weights.chunks(2 * geometry.strip_elements() as usize)) {
+        encoder.encode_strip(strip, weights, bytes, &mut output)?;
+        bytes += encoder.strip_bytes(strip, weights)?;
+    }
+    let codebook = codebook.to_bytes();
+    let sizes = Sizes::new(geometry, 8 * bytes, codebook.len() as u64)?;
+    let EncodedStrips { records, bitstream, plane } = output;
+    Ok(EncodedTensor { sizes, arrays: [codebook, records, bitstream, plane] })
 }
 
 /// The bytes of a tile's lanes together.

@@ -197,10 +197,14 @@ impl Geometry {
         let (is_vector, tile_columns) = (self.is_vector(), self.tile_columns as usize);
         let columns = if is_vector { elements } else { self.columns as usize };
         let height = elements / columns;
+        let (row, column) =
+            if is_vector { (0, strip * TILE_ELEMENTS) } else { (strip * self.tile_rows(), 0) };
         (0..self.strip_tiles() as usize).map(move |index| {
             let first = index * tile_columns;
             let width = tile_columns.min(columns - first);
-            Tile { is_vector, width, height, stride: columns, first, plane: first * height }
+            let column = column + first as u64;
+            let plane = first * height;
+            Tile { is_vector, row, column, width, height, stride: columns, first, plane }
         })
     }
 }
@@ -218,6 +222,9 @@ fn has_rows_of(shape: &[u64], columns: u64) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tile {
     pub(super) is_vector: bool,
+    /// Of the matrix, of its first weight.
+    pub(super) row: u64,
+    pub(super) column: u64,
     pub(super) width: usize,
     pub(super) height: usize,
     /// Weights from one row to the next.

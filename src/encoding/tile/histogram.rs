@@ -16,18 +16,14 @@ pub struct PairHistogram {
     odd: Option<u8>,
 }
 
+/// A histogram of nothing. Its memory comes when it is touched.
 impl Default for PairHistogram {
     fn default() -> Self {
-        Self::new()
+        Self { tables: [vec![0; PAIRS], vec![0; PAIRS]], odd: None }
     }
 }
 
 impl PairHistogram {
-    /// A histogram of nothing. Its memory comes when it is touched.
-    pub fn new() -> Self {
-        Self { tables: [vec![0; PAIRS], vec![0; PAIRS]], odd: None }
-    }
-
     /// The histogram with these counts, of pair 0 and on: what another device has counted.
     ///
     /// # Errors
@@ -56,25 +52,16 @@ impl PairHistogram {
             first[pair(word)] += 1;
             second[pair(word >> 32)] += 1;
         }
-        let exponent = |bytes: &[u8; 2]| bf16::exponent(u16::from_le_bytes(*bytes));
-        match *rest.as_chunks::<2>().0 {
-            [] => {}
-            [ref a] => self.add_odd(exponent(a)),
-            [ref a, ref b] => self.add_pair(exponent(a), exponent(b)),
-            [ref a, ref b, ref c, ..] => {
-                self.add_pair(exponent(a), exponent(b));
-                self.add_odd(exponent(c));
-            }
+        let exponent = |bytes: [u8; 2]| bf16::exponent(u16::from_le_bytes(bytes));
+        let (pair, odd) = rest.as_chunks::<4>();
+        for &[a, b, c, d] in pair {
+            first[usize::from(u16::from_le_bytes([exponent([a, b]), exponent([c, d])]))] += 1;
         }
-    }
-
-    fn add_pair(&mut self, first: u8, second: u8) {
-        self.tables[0][usize::from(u16::from_le_bytes([first, second]))] += 1;
-    }
-
-    fn add_odd(&mut self, exponent: u8) {
-        self.add_pair(exponent, exponent);
-        self.odd = Some(exponent);
+        if let &[a, b] = odd {
+            let odd = exponent([a, b]);
+            first[usize::from(u16::from_le_bytes([odd; 2]))] += 1;
+            self.odd = Some(odd);
+        }
     }
 
     /// Adds the counts of another part of the tensor.

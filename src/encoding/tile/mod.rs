@@ -25,13 +25,11 @@ mod histogram;
 mod lanes;
 mod record;
 mod sizes;
-pub(crate) mod stored;
 
 pub(crate) use arrays::cut;
-pub use arrays::{Arrays, EncodedTensor, OwnedArrays, encode_tensor};
+pub use arrays::{Arrays, OwnedArrays};
 pub use codebook::Codebook;
-pub use decode::{Span, TileDecoder};
-pub use encode::{EncodedStrips, Encoder};
+pub use encode::{EncodedStrips, Encoder, encode_tensor};
 pub use geometry::Geometry;
 #[cfg(feature = "cudarc")]
 pub(crate) use geometry::RECORD_BYTES;
@@ -39,5 +37,5 @@ pub use histogram::PairHistogram;
 #[cfg(feature = "cudarc")]
 pub(crate) use record::rebase;
 pub(crate) use record::staged_bytes;
-pub use sizes::Sizes;
 pub(crate) use sizes::check_offsets;
+pub use sizes::{BITSTREAM, CODEBOOK, EncodedTensor, PLANE, RECORDS, Sizes};

@@ -8,7 +8,22 @@ use super::{
     geometry::{Geometry, MAX_TILE_BYTES, RECORD_BYTES, STREAM_ALIGNMENT},
     record,
 };
-use crate::{Error, Result, encoding::stored::check_range};
+use crate::{
+    Error, Result,
+    encoding::stored::{self, check_range},
+};
+
+/// Number of an array, in the order of a tensor's record: which pairs have which codes.
+pub const CODEBOOK: usize = 0;
+/// Number of an array: 32 bytes a tile, and 32 more.
+pub const RECORDS: usize = 1;
+/// Number of an array: the bits of all tiles, a multiple of 16 bytes.
+pub const BITSTREAM: usize = 2;
+/// Number of an array: one byte a weight.
+pub const PLANE: usize = 3;
+
+/// A tensor whose arrays lie in memory.
+pub type EncodedTensor = stored::EncodedTensor<Sizes, 4>;
 
 /// The most bits of a tensor, and one.
 const BIT_COUNT_END: u64 = 1 << 48;
@@ -48,6 +63,18 @@ impl Sizes {
         Ok(Self { geometry, bit_count, codebook_bytes })
     }
 
+    /// Of a tensor whose record has these parameters, and whose codebook has as many bytes.
+    ///
+    /// # Errors
+    /// As [`Geometry::new`] and [`new`](Self::new).
+    pub fn of_record(
+        [tile_columns, columns, bit_count]: [u64; 3],
+        elements: u64,
+        codebook_bytes: u64,
+    ) -> Result<Self> {
+        Self::new(Geometry::new(tile_columns, columns, elements)?, bit_count, codebook_bytes)
+    }
+
     /// Tiles and strips.
     pub const fn geometry(&self) -> Geometry {
         self.geometry
@@ -63,34 +90,14 @@ impl Sizes {
         self.bit_count
     }
 
-    /// The number of tiles.
-    pub const fn tile_count(&self) -> u64 {
-        self.geometry.tile_count()
-    }
-
-    /// The number of strips.
-    pub const fn strip_count(&self) -> u64 {
-        self.geometry.strip_count()
-    }
-
-    /// The size of the codebook array, in bytes.
-    pub const fn codebook_bytes(&self) -> u64 {
-        self.codebook_bytes
-    }
-
-    /// The size of the records, in bytes: 32 a tile and 32 more.
-    pub const fn records_bytes(&self) -> u64 {
-        RECORD_BYTES as u64 * (self.tile_count() + 1)
-    }
-
-    /// The size of the bitstream, in bytes, a multiple of 16.
-    pub const fn bitstream_bytes(&self) -> u64 {
-        self.bit_count.div_ceil(8 * STREAM_ALIGNMENT) * STREAM_ALIGNMENT
-    }
-
-    /// The size of the sign/mantissa plane, in bytes: one a weight.
-    pub const fn plane_bytes(&self) -> u64 {
-        self.elements()
+    /// The lengths of its arrays in bytes.
+    pub const fn array_lengths(&self) -> [u64; 4] {
+        [
+            self.codebook_bytes,
+            RECORD_BYTES as u64 * (self.geometry.tile_count() + 1),
+            self.bit_count.div_ceil(8 * STREAM_ALIGNMENT) * STREAM_ALIGNMENT,
+            self.elements(),
+        ]
     }
 
     /// The strips that hold a range of weights.
@@ -103,13 +110,13 @@ impl Sizes {
         Ok(elements.start / each..elements.end.div_ceil(each))
     }
 
-    /// The weights of some strips.
+    /// The weights of some strips, of which each has a byte of the plane.
     ///
     /// # Errors
     /// [`Error::Parameter`] if the strips are none or reach beyond the tensor; so for the other
-    /// three.
+    /// two.
     pub fn elements_of(&self, strips: &Range<u64>) -> Result<Range<u64>> {
-        check_range("strips", strips, self.strip_count())?;
+        check_range("strips", strips, self.geometry.strip_count())?;
         let each = self.geometry.strip_elements();
         Ok(strips.start * each..(strips.end * each).min(self.elements()))
     }
@@ -122,14 +129,6 @@ impl Sizes {
         self.elements_of(strips)?;
         let (tiles, record) = (self.geometry.strip_tiles(), RECORD_BYTES as u64);
         Ok(strips.start * tiles * record..(strips.end * tiles + 1) * record)
-    }
-
-    /// The bytes of the plane that some strips need.
-    ///
-    /// # Errors
-    /// As [`elements_of`](Self::elements_of).
-    pub fn plane_of(&self, strips: &Range<u64>) -> Result<Range<u64>> {
-        self.elements_of(strips)
     }
 
     /// The bytes of the bitstream that some strips need, by their records: those of their tiles,
@@ -152,13 +151,13 @@ impl Sizes {
         if !start.is_multiple_of(8) || (strips.start == 0 && start != 0) {
             return corrupt(bytes.start, "offsets must start at 0 and be multiples of 8");
         }
-        let is_last = strips.end == self.strip_count();
+        let is_last = strips.end == self.geometry.strip_count();
         let ascends = start <= end && end <= self.bit_count && end.is_multiple_of(8);
         if !ascends || (is_last && end != self.bit_count) {
             let at = bytes.end - RECORD_BYTES as u64;
             return corrupt(at, "offsets must ascend to the bit count, by whole bytes");
         }
-        Ok(start / 8..if is_last { self.bitstream_bytes() } else { end / 8 })
+        Ok(start / 8..if is_last { self.array_lengths()[BITSTREAM] } else { end / 8 })
     }
 }
 
@@ -172,7 +171,7 @@ pub(crate) fn check_offsets(sizes: &Sizes, records: &[u8]) -> Result<()> {
         Err(Error::corrupt("records", (at * RECORD_BYTES) as u64, problem))
     };
     let (records, rest) = records.as_chunks::<RECORD_BYTES>();
-    if !rest.is_empty() || records.len() as u64 != sizes.tile_count() + 1 {
+    if !rest.is_empty() || records.len() as u64 != sizes.geometry.tile_count() + 1 {
         return corrupt(records.len(), "must be one a tile, and one more");
     }
     if record::offset(&records[0]) != 0 {

@@ -19,6 +19,7 @@ use zerocopy::{IntoBytes, transmute};
 
 use super::fast::{FastArrays, Packer, Strips};
 use super::task::{STRIP_ROWS, good_exceptions};
+use crate::encoding::stored::CodedSizes;
 use crate::encoding::tile::{self, Sizes};
 use crate::gpu::memory::{Buffer, DeviceRegion};
 use crate::gpu::needs::{array_length, arrays_of};
@@ -108,23 +109,22 @@ impl StripBatch {
 /// Cuts a matrix into jobs that fit a slot; none if a strip does not.
 fn cut(matrix: usize, wanted: &FastRequest<'_>) -> Result<Option<Vec<StripBatch>>> {
     let sizes = &wanted.stored.sizes;
-    let array = wanted.tensor.record().array_range().start + 1;
-    let records = wanted.tensor.shard().read_array(array, 0..sizes.records_bytes())?;
+    let records = sizes.read_whole(&wanted.tensor.arrays(), tile::RECORDS)?;
     let job = |strips: Range<u64>| -> Result<StripBatch> {
         let of = sizes.records_of(&strips)?;
         let bits = sizes.bitstream_of(&records[of.start as usize..of.end as usize], &strips);
-        let is_last = strips.end == sizes.strip_count();
+        let is_last = strips.end == sizes.geometry().strip_count();
         let bits = bits.map_err(|error| wanted.tensor.locate(error))?;
-        let plane = sizes.plane_of(&strips)?;
+        let plane = sizes.elements_of(&strips)?;
         Ok(StripBatch { matrix, plane, records: of, bits, strips, is_last })
     };
     let (mut jobs, mut next) = (Vec::new(), 0);
-    while next < sizes.strip_count() {
+    while next < sizes.geometry().strip_count() {
         let mut best = job(next..next + 1)?;
         if best.layout().bits.end > PIECE_BYTES {
             return Ok(None);
         }
-        while best.strips.end < sizes.strip_count() {
+        while best.strips.end < sizes.geometry().strip_count() {
             let more = job(next..best.strips.end + 1)?;
             if more.layout().bits.end > PIECE_BYTES {
                 break;
