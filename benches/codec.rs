@@ -6,7 +6,7 @@ use criterion::{
     BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
     measurement::WallTime,
 };
-use df11::hazmat::gap::{self, Geometry, PortionEncoder, PortionInput, PortionOutput};
+use df11::hazmat::gap::{self, GapGeometry, PortionEncoder, PortionInput, PortionOutput};
 use df11::hazmat::huffman::{Histogram, read_codebook};
 use df11::hazmat::stored::{CodedSizes, EncodedTensor, Scratch};
 use df11::hazmat::tile;
@@ -47,7 +47,7 @@ fn bench_tile(criterion: &mut Criterion, name: &str, weights: &[u8]) {
     });
 
     let geometry =
-        tile::Geometry::choose(&[ROWS as u64, COLUMNS as u64]).expect("there are weights");
+        tile::TileGeometry::choose(&[ROWS as u64, COLUMNS as u64]).expect("there are weights");
     let encoder = tile::Encoder::new(&codebook, geometry);
     let strips: Vec<&[u8]> = weights.chunks(2 * geometry.strip_elements() as usize).collect();
     group.bench_function(BenchmarkId::new("strip_bytes", name), |bencher| {
@@ -106,7 +106,7 @@ fn bench(criterion: &mut Criterion, name: &str, weights: &[u8]) {
         bencher.iter(|| Histogram::of(black_box(weights)));
     });
 
-    let geometry = Geometry::default();
+    let geometry = GapGeometry::default();
     let tensor = gap::encode_tensor(weights, geometry, CHUNK).expect("the weights encode");
     let lengths = read_codebook(&tensor.arrays[gap::CODEBOOK]).expect("the codebook is valid");
     let encoder = PortionEncoder::new(&lengths, &tensor.sizes);

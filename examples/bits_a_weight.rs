@@ -4,7 +4,7 @@
 //! `cargo run --release --example bits_a_weight` takes some seconds: 117 million weights of a 28672
 //! × 4096 matrix, once drawn from N(0, 0.02²) and once with a scale for each row.
 
-use df11::hazmat::gap::{GapSizes, Geometry};
+use df11::hazmat::gap::{GapGeometry, GapSizes};
 use df11::hazmat::huffman::{CodeLengths, Histogram, codebook};
 
 #[path = "../benches/support/normal.rs"]
@@ -49,7 +49,7 @@ fn print(histogram: &Histogram, name: &str) -> df11::Result<()> {
     for bytes_per_thread in [8, 16, 32, 64] {
         for threads_per_block in [128, 256, 512] {
             let layout = GapSizes::new(
-                Geometry::new(bytes_per_thread, threads_per_block)?,
+                GapGeometry::new(bytes_per_thread, threads_per_block)?,
                 histogram.total(),
                 lengths.bits(histogram)?,
                 codebook(&lengths).len() as u64,

@@ -8,7 +8,7 @@
 
 use std::{env, fs, path::Path, thread};
 
-use df11::hazmat::gap::{EncodedTensor, Geometry, encode_tensor};
+use df11::hazmat::gap::{EncodedTensor, GapGeometry, encode_tensor};
 
 #[path = "../benches/support/normal.rs"]
 mod normal;
@@ -47,7 +47,7 @@ fn record(tensor: &EncodedTensor, weights: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn block(out: &Path, geometries: &[Geometry]) {
+fn block(out: &Path, geometries: &[GapGeometry]) {
     let matrices: Vec<Vec<u8>> = thread::scope(|scope| {
         let workers: Vec<_> = SHAPES
             .iter()
@@ -117,7 +117,7 @@ fn edges() -> Vec<u8> {
                 if weights.len() > 100_000 && b != 128 && b != 64 {
                     continue;
                 }
-                let geometry = Geometry::new(t, b).expect("a valid geometry");
+                let geometry = GapGeometry::new(t, b).expect("a valid geometry");
                 let tensor = encode_tensor(weights, geometry, CHUNK).expect("it encodes");
                 records.extend(record(&tensor, weights));
             }
@@ -135,9 +135,9 @@ fn main() {
     }
     let numbers: Vec<u32> =
         arguments[2..].iter().map(|number| number.parse().expect("a number")).collect();
-    let geometries: Vec<Geometry> = numbers
+    let geometries: Vec<GapGeometry> = numbers
         .chunks(2)
-        .map(|pair| Geometry::new(pair[0], pair[1]).expect("a valid geometry"))
+        .map(|pair| GapGeometry::new(pair[0], pair[1]).expect("a valid geometry"))
         .collect();
     block(out, &geometries);
 }

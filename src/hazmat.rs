@@ -9,12 +9,12 @@
 //! Decoders are the exception: they accept any bytes and answer with an error or with weights.
 //!
 //! ```
-//! use df11::hazmat::{gap::{self, Geometry}, huffman::Histogram};
+//! use df11::hazmat::{gap::{self, GapGeometry}, huffman::Histogram};
 //!
 //! // 1.0 and 1.5 have one exponent, 127, so one code.
 //! let weights = [0x80, 0x3f, 0xc0, 0x3f];
 //! assert_eq!(Histogram::of(&weights).used(), 1);
-//! let encoded = gap::encode_tensor(&weights, Geometry::default(), usize::MAX)?;
+//! let encoded = gap::encode_tensor(&weights, GapGeometry::default(), usize::MAX)?;
 //! # Ok::<(), df11::Error>(())
 //! ```
 

@@ -35,7 +35,12 @@ pub fn check_path(path: &str) -> Result<()> {
             _ => offset += component.len() + 1,
         }
     }
-    check_components(path)
+    let count = path.split('/').count() as u64;
+    let what = format_args!("the number of components of path {path:?}");
+    Error::check_limit(what, count, MAX_PATH_COMPONENTS)?;
+    let longest = path.split('/').map(str::len).max().unwrap_or(0) as u64;
+    let what = format_args!("the length in bytes of a component of path {path:?}");
+    Error::check_limit(what, longest, MAX_COMPONENT_BYTES)
 }
 
 /// The folder of a path, with its trailing `/`; empty for what lies in none.
@@ -47,15 +52,6 @@ pub(crate) fn folder_of(path: &str) -> &str {
 pub(crate) fn shard_path(weights: &str) -> String {
     let stem = weights.strip_suffix(".safetensors").unwrap_or(weights);
     format!("{stem}.df11")
-}
-
-fn check_components(path: &str) -> Result<()> {
-    let count = path.split('/').count() as u64;
-    let what = format_args!("the number of components of path {path:?}");
-    Error::check_limit(what, count, MAX_PATH_COMPONENTS)?;
-    let longest = path.split('/').map(str::len).max().unwrap_or(0) as u64;
-    let what = format_args!("the length in bytes of a component of path {path:?}");
-    Error::check_limit(what, longest, MAX_COMPONENT_BYTES)
 }
 
 /// Paths in the order of a tree: what lies in a folder comes directly after a file with the

@@ -4,7 +4,7 @@ use std::{collections::HashMap, fs, path::Path, sync::LazyLock};
 
 use df11::{
     CompressOptions, Layout, Source, compress,
-    hazmat::{bf16, gap::Geometry},
+    hazmat::{bf16, gap::GapGeometry},
 };
 use safetensors::{Dtype, tensor::TensorView};
 use tempfile::TempDir;
@@ -79,7 +79,7 @@ fn containers() -> Vec<Vec<u8>> {
     write_safetensors(&matrices, &[matrix, vector], false);
     let small = folder.path().join("small.safetensors");
     write_safetensors(&small, &[sample("w", Dtype::U8, &[5], vec![5; 5])], false);
-    let wide = Layout::Gap(Geometry::new(8, 64).expect("a geometry"));
+    let wide = Layout::Gap(GapGeometry::new(8, 64).expect("a geometry"));
 
     let compressed = |source: &Path, out: &str, layout| {
         let out = folder.path().join(out);

@@ -1,31 +1,31 @@
 //! Weights of every sort of histogram.
 
-use df11::hazmat::{bf16, gap::Geometry, tile};
+use df11::hazmat::{bf16, gap::GapGeometry, tile};
 
 use crate::bytes::{Bytes, Random};
 
 /// A geometry from one byte.
-pub fn geometry(bytes: &mut Bytes<'_>) -> Geometry {
+pub fn geometry(bytes: &mut Bytes<'_>) -> GapGeometry {
     geometry_of(bytes.u8())
 }
 
 /// A geometry by its number.
-pub fn geometry_of(choice: u8) -> Geometry {
+pub fn geometry_of(choice: u8) -> GapGeometry {
     let (per_thread, per_block) =
         ([8, 16, 32, 64][usize::from(choice % 4)], 64 << (choice / 4 % 5));
-    Geometry::new(per_thread, per_block).expect("one of the geometries of the format")
+    GapGeometry::new(per_thread, per_block).expect("one of the geometries of the format")
 }
 
 /// A geometry of tiles for these weights, the last of which are cut off where need be; none if all
 /// would be.
-pub fn tile_geometry(choice: u8, weights: &mut Vec<u8>) -> Option<tile::Geometry> {
+pub fn tile_geometry(choice: u8, weights: &mut Vec<u8>) -> Option<tile::TileGeometry> {
     let geometry = if choice.is_multiple_of(3) {
-        tile::Geometry::vector(weights.len() as u64 / 2)
+        tile::TileGeometry::vector(weights.len() as u64 / 2)
     } else {
         let columns = (8 * (1 + u64::from(choice) % 70)).min(weights.len() as u64 / 16 * 8);
         let rows = (weights.len() as u64 / 2).checked_div(columns)?;
         weights.truncate((2 * rows * columns) as usize);
-        tile::Geometry::new(256, columns, rows * columns)
+        tile::TileGeometry::new(256, columns, rows * columns)
     };
     Some(geometry.expect("a geometry"))
 }

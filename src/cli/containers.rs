@@ -12,7 +12,7 @@ use df11::{
     hazmat::{
         Loading, Located, Shard,
         constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
-        gap::Geometry,
+        gap::GapGeometry,
     },
     source::{Component, LeftOut},
 };
@@ -128,7 +128,7 @@ impl LayoutArgs {
             let problem = "bytes a thread and threads a block are numbers of the gap layout";
             return Err(Error::parameter(problem, "leave them out, or choose --layout gap").into());
         }
-        let geometry = Geometry::new(
+        let geometry = GapGeometry::new(
             self.bytes_per_thread.unwrap_or(GAP_DEFAULT_BYTES_PER_THREAD),
             self.threads_per_block.unwrap_or(GAP_DEFAULT_THREADS_PER_BLOCK),
         )?;

@@ -33,48 +33,39 @@ pub struct PieceChecksum(Vec<(u64, CrcRun)>);
 impl PieceChecksum {
     /// Computes the CRCs of `bytes`, which lie at `offset` in their section. This is where the time
     /// goes (26 GB/s a core); call it where the bytes are still in the cache.
-    pub fn new(mut offset: u64, mut bytes: &[u8]) -> Self {
-        let mut parts = Vec::new();
-        while !bytes.is_empty() {
-            let room = CHECKSUM_CHUNK_BYTES - offset % CHECKSUM_CHUNK_BYTES;
-            let (part, rest) = bytes.split_at(bytes.len().min(room as usize));
+    pub fn new(offset: u64, bytes: &[u8]) -> Self {
+        let all = offset..offset + bytes.len() as u64;
+        let parts = parallel::cut(all, CHECKSUM_CHUNK_BYTES, CHECKSUM_CHUNK_BYTES).map(|part| {
             let mut crc = Hasher::new();
-            crc.update(part);
-            let length = part.len() as u64;
-            parts.push((offset, CrcRun { length, crc }));
-            offset += length;
-            bytes = rest;
-        }
-        Self(parts)
+            crc.update(&bytes[(part.start - offset) as usize..(part.end - offset) as usize]);
+            (part.start, CrcRun { length: part.end - part.start, crc })
+        });
+        Self(parts.collect())
     }
 }
 
 impl SectionChecksums {
     /// Adds a piece. Pieces must not overlap.
     pub fn add(&mut self, piece: PieceChecksum) {
-        for (start, run) in piece.0 {
-            self.insert(start, run);
+        for (mut start, mut run) in piece.0 {
+            if let Some((&before, left)) = self.runs.range_mut(..start).next_back()
+                && before + left.length == start
+                && !start.is_multiple_of(CHECKSUM_CHUNK_BYTES)
+            {
+                left.crc.combine(&run.crc);
+                left.length += run.length;
+                run = left.clone();
+                start = before;
+            }
+            let end = start + run.length;
+            if !end.is_multiple_of(CHECKSUM_CHUNK_BYTES)
+                && let Some(right) = self.runs.remove(&end)
+            {
+                run.crc.combine(&right.crc);
+                run.length += right.length;
+            }
+            self.runs.insert(start, run);
         }
-    }
-
-    fn insert(&mut self, mut start: u64, mut run: CrcRun) {
-        if let Some((&before, left)) = self.runs.range_mut(..start).next_back()
-            && before + left.length == start
-            && !start.is_multiple_of(CHECKSUM_CHUNK_BYTES)
-        {
-            left.crc.combine(&run.crc);
-            left.length += run.length;
-            run = left.clone();
-            start = before;
-        }
-        let end = start + run.length;
-        if !end.is_multiple_of(CHECKSUM_CHUNK_BYTES)
-            && let Some(right) = self.runs.remove(&end)
-        {
-            run.crc.combine(&right.crc);
-            run.length += right.length;
-        }
-        self.runs.insert(start, run);
     }
 
     /// The checksums of all chunks of a section of `section_length` bytes.

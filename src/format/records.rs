@@ -54,17 +54,6 @@ pub const fn section_name(kind: u32) -> Option<&'static str> {
     })
 }
 
-/// The name of an encoding of this version, or `None`.
-pub const fn encoding_name(encoding: u32) -> Option<&'static str> {
-    Some(match encoding {
-        ENCODING_ALIAS => "alias",
-        ENCODING_RAW => "raw",
-        ENCODING_GAP => "gap",
-        ENCODING_TILE => "tile",
-        _ => return None,
-    })
-}
-
 macro_rules! record {
     ($(#[$about:meta])* $name:ident { $($(#[$field_about:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$about])*

@@ -337,7 +337,7 @@ pub(super) mod samples {
     }
 
     pub(in crate::gpu) fn gap(weights: &[u8], bytes_per_thread: u32) -> Stored {
-        let geometry = gap::Geometry::new(bytes_per_thread, 64).unwrap();
+        let geometry = gap::GapGeometry::new(bytes_per_thread, 64).unwrap();
         let tensor = gap::encode_tensor(weights, geometry, 1000).unwrap();
         let [_, _, output_offsets, ..] = tensor.arrays;
         let (places, output_offsets) = ([0, 1, 2, 3].map(place), output_offsets.into());
@@ -347,7 +347,7 @@ pub(super) mod samples {
 
     /// One row of tiles.
     pub(in crate::gpu) fn tile(weights: &[u8]) -> Stored {
-        let geometry = tile::Geometry::vector(weights.len() as u64 / 2).unwrap();
+        let geometry = tile::TileGeometry::vector(weights.len() as u64 / 2).unwrap();
         let tensor = tile::encode_tensor(weights, geometry).unwrap();
         let (id, places) = ((0, 1), [0, 1, 2].map(place));
         let [codebook, records, ..] = tensor.arrays;

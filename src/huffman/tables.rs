@@ -11,7 +11,7 @@
 use super::code::{CodeLengths, Codes};
 use crate::{
     Error, Result,
-    constants::{CODE_LENGTHS_BYTES, LUT_BITS, LUT_BYTES, LUT_ENTRIES, LUT_ENTRY_BYTES, MAX_LUTS},
+    constants::{CODE_LENGTHS_BYTES, LUT_BITS, LUT_BYTES, LUT_ENTRIES, LUT_ENTRY_BYTES},
 };
 
 /// The LUTs of a code.
@@ -87,18 +87,13 @@ pub fn codebook(lengths: &CodeLengths) -> Vec<u8> {
 /// # Errors
 /// [`Error::Corrupt`] with the byte at fault.
 pub fn read_codebook(codebook: &[u8]) -> Result<CodeLengths> {
-    let bad_size = || {
-        let problem = "must be 256 bytes of code lengths and 1..=128 LUTs of 512 bytes, as many \
-        as the code needs";
-        Error::corrupt("codebook", codebook.len() as u64, problem)
-    };
-    let (lengths, luts) = codebook.split_at_checked(CODE_LENGTHS_BYTES).ok_or_else(bad_size)?;
-    if !luts.len().is_multiple_of(LUT_BYTES) || !(1..=MAX_LUTS).contains(&(luts.len() / LUT_BYTES))
-    {
-        return Err(bad_size());
-    }
+    let (lengths, luts) = codebook.split_at_checked(CODE_LENGTHS_BYTES).unwrap_or((codebook, &[]));
     let lengths = CodeLengths::from_bytes(lengths)?;
-    if luts.len() / LUT_BYTES == Luts::new(&lengths).len() { Ok(lengths) } else { Err(bad_size()) }
+    Error::unless(luts.len() == LUT_BYTES * Luts::new(&lengths).len(), || {
+        let problem = "must have as many LUTs of 512 bytes as its code lengths need";
+        Error::corrupt("codebook", codebook.len() as u64, problem)
+    })?;
+    Ok(lengths)
 }
 
 /// Checks a whole codebook array: its code lengths, and that its LUTs are the ones that follow from
@@ -181,6 +176,7 @@ impl SymbolTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::constants::MAX_LUTS;
 
     #[test]
     fn a_one_symbol_code_has_holes() {

@@ -29,7 +29,8 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    fn from_id(id: u32) -> Self {
+    /// The encoding with this number in a tensor's record.
+    pub const fn from_id(id: u32) -> Self {
         match id {
             ENCODING_ALIAS => Self::Alias,
             ENCODING_RAW => Self::Raw,

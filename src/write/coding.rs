@@ -7,7 +7,7 @@
 
 use crate::{
     Result,
-    encoding::gap::{GapSizes, Geometry},
+    encoding::gap::{GapGeometry, GapSizes},
     format::Coded,
     huffman::{self, CodeLengths, Histogram},
 };
@@ -53,7 +53,7 @@ impl Coding {
 
 /// Histograms of a tensor's portions while they are being counted.
 pub(super) struct Counting {
-    geometry: Geometry,
+    geometry: GapGeometry,
     piece_bytes: u64,
     portion_bytes: u64,
     histograms: Vec<Histogram>,
@@ -61,7 +61,7 @@ pub(super) struct Counting {
 
 impl Counting {
     /// Prepares for a tensor of `length` bytes that is counted in pieces of `piece_bytes`.
-    pub(super) fn new(geometry: Geometry, length: u64, piece_bytes: u64) -> Self {
+    pub(super) fn new(geometry: GapGeometry, length: u64, piece_bytes: u64) -> Self {
         let portion_bytes =
             MIN_PORTION_BYTES.max(length.div_ceil(MAX_PORTIONS)).next_multiple_of(piece_bytes);
         Self { geometry, piece_bytes, portion_bytes, histograms: Vec::new() }
@@ -103,7 +103,7 @@ impl Counting {
 
 /// The `gap` coding of a tensor that nobody has read, whose codes take this many bits; the code
 /// itself is a made-up one, and there are no portions to encode.
-pub(super) fn assume(geometry: Geometry, elements: u64, bits: u64) -> Result<Coding> {
+pub(super) fn assume(geometry: GapGeometry, elements: u64, bits: u64) -> Result<Coding> {
     // Each exponent half as frequent as the next one, over as many as trained models have.
     let counts =
         std::array::from_fn(

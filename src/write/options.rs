@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::{
     Error, Result,
     constants::{MAX_KEY_BYTES, MAX_METADATA_BYTES, MAX_VALUE_BYTES},
-    encoding::gap::Geometry,
+    encoding::gap::GapGeometry,
 };
 
 /// How BF16 tensors are stored.
@@ -13,7 +13,7 @@ use crate::{
 #[non_exhaustive]
 pub enum Layout {
     /// Huffman-coded exponents with a gap array (spec, section 6.3), if that is smaller than raw.
-    Gap(Geometry),
+    Gap(GapGeometry),
     /// Huffman-coded pairs of exponents in tiles (spec, section 6.4), if that is smaller than raw:
     /// smaller than `gap`, and faster on a GPU.
     #[default]
@@ -25,7 +25,7 @@ pub enum Layout {
 impl Layout {
     /// [`Layout::Gap`] with the geometry that decodes fastest.
     pub fn gap() -> Self {
-        Self::Gap(Geometry::default())
+        Self::Gap(GapGeometry::default())
     }
 }
 

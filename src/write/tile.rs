@@ -21,7 +21,7 @@ use std::{
 use super::coding::Coding;
 use crate::{
     Result,
-    encoding::tile::{Codebook, Encoder, Geometry, PairHistogram, Sizes},
+    encoding::tile::{Codebook, Encoder, PairHistogram, Sizes, TileGeometry},
     format::Coded,
     parallel,
     progress::{Observer, advance},
@@ -70,17 +70,17 @@ impl Counts {
     }
 }
 
-fn geometry(shape: &[u64]) -> Result<Geometry> {
-    let geometry = Geometry::choose(shape)?;
+fn geometry(shape: &[u64]) -> Result<TileGeometry> {
+    let geometry = TileGeometry::choose(shape)?;
     if 2 * geometry.strip_elements() <= MAX_STRIP_BYTES {
         Ok(geometry)
     } else {
-        Geometry::vector(geometry.elements())
+        TileGeometry::vector(geometry.elements())
     }
 }
 
 /// The strips of a portion but the last.
-fn portion_strips(geometry: Geometry) -> u64 {
+fn portion_strips(geometry: TileGeometry) -> u64 {
     let least = MIN_PORTION_BYTES.div_ceil(2 * geometry.strip_elements());
     geometry.strip_count().div_ceil(MAX_PORTIONS).max(least)
 }
@@ -88,7 +88,7 @@ fn portion_strips(geometry: Geometry) -> u64 {
 /// The strips of a portion, in groups that are read in one go, each with the bytes of its weights
 /// in the tensor.
 pub(super) fn groups(
-    geometry: Geometry,
+    geometry: TileGeometry,
     portion: usize,
 ) -> impl Iterator<Item = (Range<u64>, Range<u64>)> {
     let each = portion_strips(geometry);
@@ -103,7 +103,7 @@ pub(super) fn groups(
 
 /// The weights of each strip of a group.
 pub(super) fn strips(
-    geometry: Geometry,
+    geometry: TileGeometry,
     strips: Range<u64>,
     weights: &[u8],
 ) -> impl Iterator<Item = (u64, &[u8])> {
@@ -114,7 +114,7 @@ pub(super) fn strips(
 struct Measuring {
     codebook: Codebook,
     encoder: Encoder,
-    geometry: Geometry,
+    geometry: TileGeometry,
 }
 
 impl Measuring {

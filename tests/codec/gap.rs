@@ -5,7 +5,7 @@ use df11::{
     hazmat::{
         bf16,
         gap::{
-            BITSTREAM, CODEBOOK, EncodedTensor, GAPS, Geometry, OUTPUT_OFFSETS, PortionEncoder,
+            BITSTREAM, CODEBOOK, EncodedTensor, GAPS, GapGeometry, OUTPUT_OFFSETS, PortionEncoder,
             PortionInput, PortionOutput, encode_tensor,
         },
         huffman::{CodeLengths, Histogram, read_codebook},
@@ -18,7 +18,7 @@ use super::{every_pattern, normal, place, weights_of, witness};
 const WHOLE: usize = usize::MAX;
 
 /// Encodes weights, and has all readers agree on them.
-fn check(weights: &[u8], geometry: Geometry) -> EncodedTensor {
+fn check(weights: &[u8], geometry: GapGeometry) -> EncodedTensor {
     let tensor = encode_tensor(weights, geometry, WHOLE).unwrap();
     let (sizes, (arrays, parameters)) = (tensor.sizes, witness::of(&tensor));
     assert_eq!(arrays.map(|array| array.len() as u64), sizes.array_lengths());
@@ -38,10 +38,10 @@ fn verify(tensor: &EncodedTensor, each: usize) -> Result<()> {
     witness::verify(tensor, ends.chain([tensor.sizes.elements()]))
 }
 
-fn geometries() -> impl Iterator<Item = Geometry> {
+fn geometries() -> impl Iterator<Item = GapGeometry> {
     [8, 16, 32, 64]
         .into_iter()
-        .flat_map(|bytes| [64, 1024].map(|threads| Geometry::new(bytes, threads).unwrap()))
+        .flat_map(|bytes| [64, 1024].map(|threads| GapGeometry::new(bytes, threads).unwrap()))
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn few_exponents() {
 
 #[test]
 fn counts_around_threads_and_thread_blocks() {
-    let geometry = Geometry::new(8, 64).unwrap();
+    let geometry = GapGeometry::new(8, 64).unwrap();
     // Equiprobable exponents have 8 bits each: 8 a thread, 512 a thread block.
     for count in [256, 504, 511, 512, 513, 520, 1023, 1024, 1025, 16_384, 16_385, 33_000] {
         check(&weights_of((0..=255).cycle().take(count), 6), geometry);
@@ -127,7 +127,7 @@ fn optimal_bits(counts: &[u64], limit: u8) -> u64 {
 #[test]
 fn errors_name_the_array() {
     let weights = normal::weights(13, 1, 30_000, |_| 0.02);
-    let good = encode_tensor(&weights, Geometry::new(8, 64).unwrap(), WHOLE).unwrap();
+    let good = encode_tensor(&weights, GapGeometry::new(8, 64).unwrap(), WHOLE).unwrap();
     let damaged = |damage: &dyn Fn(&mut EncodedTensor)| {
         let mut bad = good.clone();
         damage(&mut bad);
@@ -158,7 +158,7 @@ fn a_changed_source_is_noticed() {
     let weights = normal::weights(8, 1, 1 << 16, |_| 0.02);
     let histogram = Histogram::of(&weights);
     let lengths = CodeLengths::from_histogram(&histogram).unwrap();
-    let tensor = encode_tensor(&weights, Geometry::default(), WHOLE).unwrap();
+    let tensor = encode_tensor(&weights, GapGeometry::default(), WHOLE).unwrap();
     let encoder = PortionEncoder::new(&lengths, &tensor.sizes);
     let mut output = PortionOutput::default();
     let encode = |weights: &[u8], output: &mut PortionOutput| {
@@ -194,9 +194,12 @@ fn an_exponent_without_a_code_is_noticed_where_the_bits_agree() {
     // Lengths 1, 2, 3, 3. One weight loses its code, another one's becomes longer by as much.
     for count in [800, 40_000] {
         let exponents: Vec<u8> = (0..count).map(|at| [1, 1, 1, 1, 2, 2, 3, 4][at % 8]).collect();
-        let tensor =
-            encode_tensor(&weights_of(exponents.iter().copied(), 12), Geometry::default(), WHOLE)
-                .unwrap();
+        let tensor = encode_tensor(
+            &weights_of(exponents.iter().copied(), 12),
+            GapGeometry::default(),
+            WHOLE,
+        )
+        .unwrap();
         let encoder =
             PortionEncoder::new(&read_codebook(&tensor.arrays[CODEBOOK]).unwrap(), &tensor.sizes);
         // Code by code, one bit is lost; in pairs of codes, those of both.
@@ -221,12 +224,12 @@ fn an_exponent_without_a_code_is_noticed_where_the_bits_agree() {
 #[test]
 fn impossible_requests_are_the_callers_fault() {
     let weights = normal::weights(10, 1, 1 << 15, |_| 0.02);
-    let tensor = encode_tensor(&weights, Geometry::default(), WHOLE).unwrap();
+    let tensor = encode_tensor(&weights, GapGeometry::default(), WHOLE).unwrap();
     let parameter = |result: Result<()>| assert!(matches!(result, Err(Error::Parameter { .. })));
     parameter(tensor.decode(5..5).map(drop));
     parameter(tensor.decode(0..(1 << 15) + 1).map(drop));
-    parameter(Geometry::new(12, 64).map(drop));
-    parameter(encode_tensor(&[], Geometry::default(), 1).map(drop));
+    parameter(GapGeometry::new(12, 64).map(drop));
+    parameter(encode_tensor(&[], GapGeometry::default(), 1).map(drop));
     let mut short = tensor.clone();
     short.arrays[BITSTREAM].truncate(100);
     parameter(short.decode(0..1 << 15).map(drop));

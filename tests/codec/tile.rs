@@ -9,14 +9,14 @@ use df11::{
     hazmat::{
         huffman::Histogram,
         tile::{
-            BITSTREAM, CODEBOOK, Codebook, EncodedStrips, EncodedTensor, Encoder, Geometry, PLANE,
-            PairHistogram, RECORDS, encode_tensor,
+            BITSTREAM, CODEBOOK, Codebook, EncodedStrips, EncodedTensor, Encoder, PLANE,
+            PairHistogram, RECORDS, TileGeometry, encode_tensor,
         },
     },
 };
 
 /// Encodes weights, and has all readers agree on them.
-fn check(weights: &[u8], geometry: Geometry) -> EncodedTensor {
+fn check(weights: &[u8], geometry: TileGeometry) -> EncodedTensor {
     let tensor = encode_tensor(weights, geometry).unwrap();
     let (sizes, (arrays, parameters)) = (tensor.sizes, witness::of(&tensor));
     assert_eq!(arrays.map(|array| array.len() as u64), sizes.array_lengths());
@@ -36,15 +36,15 @@ fn verify(tensor: &EncodedTensor, each: usize) -> Result<()> {
     witness::verify(tensor, ends.chain([count]))
 }
 
-fn matrix(rows: u64, columns: u64) -> Geometry {
-    Geometry::new(256, columns, rows * columns).unwrap()
+fn matrix(rows: u64, columns: u64) -> TileGeometry {
+    TileGeometry::new(256, columns, rows * columns).unwrap()
 }
 
-fn vector(elements: u64) -> Geometry {
-    Geometry::vector(elements).unwrap()
+fn vector(elements: u64) -> TileGeometry {
+    TileGeometry::vector(elements).unwrap()
 }
 
-fn geometries(elements: u64) -> Vec<Geometry> {
+fn geometries(elements: u64) -> Vec<TileGeometry> {
     [8, 128, 256, 1024, 8192]
         .into_iter()
         .filter(|columns| elements.is_multiple_of(*columns))
@@ -115,7 +115,7 @@ fn rows_of_very_different_scales_need_a_shift() {
 #[test]
 fn geometry_of_shapes() {
     let choose = |shape: &[u64]| {
-        let geometry = Geometry::choose(shape).unwrap();
+        let geometry = TileGeometry::choose(shape).unwrap();
         (geometry.tile_columns(), geometry.columns(), geometry.tile_count(), geometry.strip_count())
     };
     assert_eq!(choose(&[4096, 4096]), (256, 4096, 2048, 128));
@@ -126,8 +126,8 @@ fn geometry_of_shapes() {
     assert_eq!(choose(&[15, 4096]), (8192, 61_440, 8, 8));
     assert_eq!(choose(&[4096, 120]), (8192, 491_520, 60, 60));
     assert_eq!(choose(&[]), (8192, 1, 1, 1));
-    assert!(matches!(Geometry::choose(&[4, 0]), Err(Error::Parameter { .. })));
-    assert!(matches!(Geometry::choose(&[u64::MAX, 256]), Err(Error::Parameter { .. })));
+    assert!(matches!(TileGeometry::choose(&[4, 0]), Err(Error::Parameter { .. })));
+    assert!(matches!(TileGeometry::choose(&[u64::MAX, 256]), Err(Error::Parameter { .. })));
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn errors_name_the_array() {
 }
 
 /// Weights of one strip and of several, in tiles that are whole and that are not.
-fn strips() -> impl Iterator<Item = (Vec<u8>, Geometry)> {
+fn strips() -> impl Iterator<Item = (Vec<u8>, TileGeometry)> {
     let geometries =
         [matrix(65, 384), matrix(200, 56), matrix(31, 8), vector(1), vector(8193), vector(40_001)];
     geometries.into_iter().map(|geometry| (normal(geometry.elements()), geometry))

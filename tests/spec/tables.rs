@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 
 use df11::{
-    Dtype,
+    Dtype, Encoding,
     hazmat::{
         constants as c,
         format::{
             Header,
             records::{
                 ArrayRecord, BlockRecord, FileRecord, MetadataRecord, SECTION_SKIPPABLE,
-                SectionRecord, TensorRecord, encoding_name, section_name,
+                SectionRecord, TensorRecord, section_name,
             },
         },
-        tile::{BITSTREAM, Geometry, PLANE, RECORDS, Sizes},
+        tile::{BITSTREAM, PLANE, RECORDS, Sizes, TileGeometry},
     },
 };
 
@@ -104,7 +104,8 @@ fn registry() {
     let ranges: Vec<&Vec<String>> = table.iter().filter(|row| row[1].contains("2^")).collect();
     assert_eq!(ranges.len(), 11);
     for id in [0x4000_0000, 0x7FFF_FFFF, 0x8000_0000, u32::MAX] {
-        assert_eq!((encoding_name(id), Dtype::from_id(id), section_name(id)), (None, None, None));
+        assert_eq!(Encoding::from_id(id), Encoding::Unknown(id));
+        assert_eq!((Dtype::from_id(id), section_name(id)), (None, None));
     }
     assert_eq!(SECTION_SKIPPABLE, 1 << 31);
 }
@@ -157,9 +158,10 @@ fn encodings() {
     let table = rows("## 6. Encodings");
     for (id, row) in (0..).zip(&table) {
         assert_eq!(row[0].parse(), Ok(id));
-        assert_eq!(encoding_name(id), Some(&*row[1]));
+        assert_eq!(Encoding::from_id(id).name(), row[1]);
     }
-    assert_eq!(encoding_name(table.len() as u32), None);
+    let next = table.len() as u32;
+    assert_eq!(Encoding::from_id(next), Encoding::Unknown(next));
 }
 
 #[test]
@@ -191,10 +193,10 @@ fn tile_parameters() {
     let of = |name| numbers_of("### 6.4 tile", name);
     for tile_columns in 0..10_000 {
         let columns = if tile_columns == 8192 { 40 * 264 } else { 264 };
-        let geometry = Geometry::new(tile_columns, columns, 40 * 264);
+        let geometry = TileGeometry::new(tile_columns, columns, 40 * 264);
         assert_eq!(geometry.is_ok(), of("tile_columns").contains(&tile_columns), "{tile_columns}");
     }
-    let geometry = Geometry::new(256, 264, 40 * 264).unwrap();
+    let geometry = TileGeometry::new(256, 264, 40 * 264).unwrap();
     let [head, value, least, most] = of("codebook")[..] else { panic!("codebook") };
     for (bytes, right) in [
         (head + value * least, true),

@@ -26,7 +26,7 @@ use df11::{
                 TensorRecord,
             },
         },
-        gap::{Geometry, encode_tensor},
+        gap::{GapGeometry, encode_tensor},
         tile,
     },
 };
@@ -229,7 +229,7 @@ pub(crate) fn encode(
     bytes_per_thread: u32,
     threads_per_block: u32,
 ) -> (Vec<Stored>, [u64; 4]) {
-    let geometry = Geometry::new(bytes_per_thread, threads_per_block).unwrap();
+    let geometry = GapGeometry::new(bytes_per_thread, threads_per_block).unwrap();
     let encoded = encode_tensor(weights, geometry, usize::MAX).unwrap();
     let kinds = [SECTION_CODEBOOK, SECTION_INDEX, SECTION_INDEX, SECTION_BITSTREAM, SECTION_PLANE];
     let arrays = kinds.into_iter().zip(encoded.arrays).collect();
@@ -252,7 +252,8 @@ fn in_sections(arrays: Arrays) -> (Vec<Stored>, [u64; 4]) {
 
 /// The arrays of `tile` by the encoder of the crate.
 pub(crate) fn encode_tile(weights: &[u8], tile_columns: u64, columns: u64) -> Arrays {
-    let geometry = tile::Geometry::new(tile_columns, columns, weights.len() as u64 / 2).unwrap();
+    let geometry =
+        tile::TileGeometry::new(tile_columns, columns, weights.len() as u64 / 2).unwrap();
     let tile::EncodedTensor { sizes, arrays } = tile::encode_tensor(weights, geometry).unwrap();
     let [codebook, records, bitstream, plane] = arrays;
     let parameters = [tile_columns, columns, sizes.bit_count()];

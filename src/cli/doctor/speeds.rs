@@ -6,7 +6,7 @@ use df11::{
     CompressOptions, Level, OpenOptions, Result, Source,
     hazmat::{
         demo::{self, Shape},
-        gap::{Geometry, encode_tensor},
+        gap::{GapGeometry, encode_tensor},
     },
 };
 use serde_json::json;
@@ -72,7 +72,7 @@ fn largest(source: &Source) -> Result<Vec<u8>> {
 fn codec(weights: &[u8]) -> Result<Vec<Finding>> {
     // What is hashed does not fit into the caches that hold a tensor.
     let large = weights.repeat(REPEATS);
-    let encoded = encode_tensor(weights, Geometry::default(), PORTION_ELEMENTS)?;
+    let encoded = encode_tensor(weights, GapGeometry::default(), PORTION_ELEMENTS)?;
     let elements = 0..weights.len() as u64 / 2;
     let finding = |name, what, bytes: usize, work: &dyn Fn()| -> Result<Finding> {
         let seconds = median_of(TIMES, || Ok(timed(work).1))?;
@@ -84,7 +84,8 @@ fn codec(weights: &[u8]) -> Result<Vec<Finding>> {
     let hash = || {
         black_box(blake3::hash(&large));
     };
-    let encode = || drop(black_box(encode_tensor(weights, Geometry::default(), PORTION_ELEMENTS)));
+    let encode =
+        || drop(black_box(encode_tensor(weights, GapGeometry::default(), PORTION_ELEMENTS)));
     let decode = || drop(black_box(encoded.decode(elements.clone())));
     Ok(vec![
         finding("checksum", "of CRC-32", large.len(), &checksum)?,

@@ -16,7 +16,9 @@ use std::ops::Range;
 
 use super::{
     index::{GROUP, IndexArrays, PIECE, Tracker},
-    sizes::{BITSTREAM, CODEBOOK, EncodedTensor, GAPS, GapSizes, Geometry, OUTPUT_OFFSETS, PLANE},
+    sizes::{
+        BITSTREAM, CODEBOOK, EncodedTensor, GAPS, GapGeometry, GapSizes, OUTPUT_OFFSETS, PLANE,
+    },
     writer::{PairTable, Writer},
 };
 use crate::{
@@ -42,8 +44,8 @@ pub struct PortionEncoder {
 #[derive(Clone, Copy, Debug)]
 pub struct PortionInput<'a> {
     /// Little-endian weights, two bytes each: those of the portion, then the next
-    /// [`Geometry::lookahead`] ones, or all to the end of the tensor where there are fewer. More do
-    /// no harm.
+    /// [`GapGeometry::lookahead`] ones, or all to the end of the tensor where there are fewer. More
+    /// do no harm.
     pub weights: &'a [u8],
     /// The number of weights in the portion, at least 1.
     pub elements: usize,
@@ -228,7 +230,7 @@ fn changed() -> Error {
 /// [`Error::Parameter`] if there are no weights, an odd byte or no elements a portion.
 pub fn encode_tensor(
     weights: &[u8],
-    geometry: Geometry,
+    geometry: GapGeometry,
     portion_elements: usize,
 ) -> Result<EncodedTensor> {
     let odd = !weights.len().is_multiple_of(2) || portion_elements == 0;

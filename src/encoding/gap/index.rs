@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::sizes::Geometry;
+use super::sizes::GapGeometry;
 use crate::constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES, SYMBOLS};
 
 /// Codes in a group.
@@ -84,7 +84,7 @@ impl<'a> Tracker<'a> {
     /// Starts for the owned threads, an even first one, whose first bit is `threshold`.
     pub(super) fn new(
         arrays: &'a mut IndexArrays,
-        geometry: Geometry,
+        geometry: GapGeometry,
         threads: Range<u64>,
         threshold: usize,
     ) -> Self {

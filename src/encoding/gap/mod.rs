@@ -21,5 +21,5 @@ mod writer;
 
 pub use encode::{PortionEncoder, PortionInput, PortionOutput, encode_tensor};
 pub use sizes::{
-    BITSTREAM, CODEBOOK, EncodedTensor, GAPS, GapSizes, Geometry, OUTPUT_OFFSETS, PLANE,
+    BITSTREAM, CODEBOOK, EncodedTensor, GAPS, GapGeometry, GapSizes, OUTPUT_OFFSETS, PLANE,
 };

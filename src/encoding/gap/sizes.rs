@@ -15,12 +15,12 @@ use crate::{
 
 /// The bitstream bytes of a thread and the threads of a thread block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Geometry {
+pub struct GapGeometry {
     bytes_per_thread: u32,
     threads_per_block: u32,
 }
 
-impl Default for Geometry {
+impl Default for GapGeometry {
     fn default() -> Self {
         Self {
             bytes_per_thread: GAP_DEFAULT_BYTES_PER_THREAD,
@@ -29,7 +29,7 @@ impl Default for Geometry {
     }
 }
 
-impl Geometry {
+impl GapGeometry {
     /// A geometry of 8, 16, 32 or 64 bytes a thread and 64, 128, 256, 512 or 1024 threads a thread
     /// block.
     ///
@@ -101,7 +101,7 @@ pub type EncodedTensor = stored::EncodedTensor<GapSizes, 5>;
 /// Always consistent: no method overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GapSizes {
-    geometry: Geometry,
+    geometry: GapGeometry,
     elements: u64,
     bit_count: u64,
     codebook_bytes: u64,
@@ -111,10 +111,10 @@ impl GapSizes {
     /// The sizes that the directory of a file states.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if there are no elements, no codebook has this size, or no codes of 1..=16
-    /// bits add up to the bit count; [`Error::Limit`] if a size exceeds 2^63 bytes.
+    /// [`Error::Corrupt`] if there are no elements, no codebook has this size, or no codes of
+    /// 1..=16 bits add up to the bit count; [`Error::Limit`] if a size exceeds 2^63 bytes.
     pub fn new(
-        geometry: Geometry,
+        geometry: GapGeometry,
         elements: u64,
         bit_count: u64,
         codebook_bytes: u64,
@@ -123,16 +123,10 @@ impl GapSizes {
         if elements == 0 {
             return Err(corrupt("a tensor without elements must be raw".into()));
         }
-        let luts = codebook_bytes.checked_sub(CODE_LENGTHS_BYTES as u64);
-        let lut = LUT_BYTES as u64;
-        if !luts
-            .is_some_and(|luts| luts % lut == 0 && (1..=MAX_LUTS as u64).contains(&(luts / lut)))
-        {
-            let problem = format!(
-                "a codebook of {codebook_bytes} bytes, where code lengths and 1..={MAX_LUTS} LUTs \
-                are allowed"
-            );
-            return Err(corrupt(problem));
+        let (lengths, lut) = (CODE_LENGTHS_BYTES as u64, LUT_BYTES as u64);
+        let allowed = lengths + lut..=lengths + lut * MAX_LUTS as u64;
+        if !allowed.contains(&codebook_bytes) || !(codebook_bytes - lengths).is_multiple_of(lut) {
+            return Err(corrupt(format!("a codebook of {codebook_bytes} bytes")));
         }
         Error::check_limit("the element count of a BF16 tensor", elements, 1 << 59)?;
         if !(elements..=elements * u64::from(MAX_CODE_LENGTH)).contains(&bit_count) {
@@ -146,7 +140,7 @@ impl GapSizes {
     /// Of a tensor whose record has these parameters, and whose codebook has as many bytes.
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`Error::Parameter`] as [`Geometry::new`].
+    /// As [`new`](Self::new); [`Error::Parameter`] as [`GapGeometry::new`].
     pub fn of_record(
         [bytes_per_thread, threads_per_block, bit_count]: [u64; 3],
         elements: u64,
@@ -154,12 +148,12 @@ impl GapSizes {
     ) -> Result<Self> {
         // Numbers beyond u32 are refused as 0 is.
         let narrow = |value: u64| u32::try_from(value).unwrap_or(0);
-        let geometry = Geometry::new(narrow(bytes_per_thread), narrow(threads_per_block))?;
+        let geometry = GapGeometry::new(narrow(bytes_per_thread), narrow(threads_per_block))?;
         Self::new(geometry, elements, bit_count, codebook_bytes)
     }
 
     /// Threads and thread blocks.
-    pub const fn geometry(&self) -> Geometry {
+    pub const fn geometry(&self) -> GapGeometry {
         self.geometry
     }
 

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::{
     codebook::Codebook,
-    geometry::{Geometry, RECORD_BYTES, TILE_COLUMNS},
+    geometry::{RECORD_BYTES, TILE_COLUMNS, TileGeometry},
     record,
     sizes::{BITSTREAM, CODEBOOK, PLANE, RECORDS, Sizes, check_offsets},
 };
@@ -38,7 +38,7 @@ impl<'a> Arrays<'a> {
         let Some(elements) = rows.checked_mul(columns) else {
             return corrupt(format!("{rows} x {columns} weights"));
         };
-        let geometry = Geometry::new(TILE_COLUMNS[0], columns, elements)?;
+        let geometry = TileGeometry::new(TILE_COLUMNS[0], columns, elements)?;
         let Some(last) = arrays[RECORDS].last_chunk::<RECORD_BYTES>() else {
             return corrupt("no records".into());
         };
@@ -200,7 +200,7 @@ mod tests {
 
     fn encoded(rows: u64, columns: u64) -> (Vec<u8>, OwnedArrays) {
         let weights = weights(rows, columns);
-        let geometry = Geometry::new(256, columns, rows * columns).unwrap();
+        let geometry = TileGeometry::new(256, columns, rows * columns).unwrap();
         let tensor = encode_tensor(&weights, geometry).unwrap();
         (weights, tensor.arrays)
     }

@@ -159,7 +159,7 @@ const MOST_MORE: u64 = 256;
 const HALVINGS: usize = 4;
 
 /// Lengths of the escape, 0 if there is none, and of the pairs that have codes.
-type Choice = (u8, Vec<(u16, u8)>);
+type ChosenLengths = (u8, Vec<(u16, u8)>);
 
 /// Which pairs have codes: the choice with the least cost; `None` if nothing was counted.
 ///
@@ -169,7 +169,7 @@ type Choice = (u8, Vec<(u16, u8)>);
 /// other pairs as one symbol. The bits fall and then rise with `k`, up to noise; so `k` is
 /// bracketed by halves and quarters of the rarest pair's count, and the bracket halved. An escape
 /// counts as more bits than it takes, since it costs a kernel time.
-fn choose(histogram: &PairHistogram) -> Option<Choice> {
+fn choose(histogram: &PairHistogram) -> Option<ChosenLengths> {
     let mut pairs: Vec<(u16, u64)> = histogram.used().collect();
     // Ascending counts, as package-merge wants them; the first pairs are escaped.
     pairs.sort_by_key(|&(pair, count)| (count, std::cmp::Reverse(pair)));
@@ -241,7 +241,7 @@ fn best(tried: &[Tried]) -> usize {
 }
 
 /// The lengths where the first pairs are escaped.
-fn lengths(pairs: &[(u16, u64)], escaped: usize) -> Choice {
+fn lengths(pairs: &[(u16, u64)], escaped: usize) -> ChosenLengths {
     let (rare, coded) = pairs.split_at(escaped);
     let mut counts: Vec<u64> = coded.iter().map(|&(_, count)| count).collect();
     if escaped > 0 {

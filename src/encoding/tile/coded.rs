@@ -33,7 +33,7 @@ use super::{
 use crate::{Error, Result, bf16};
 
 /// The units of each lane of a tile.
-type Units = [[Placed; LANE_UNITS]; LANES];
+type LaneUnits = [[Placed; LANE_UNITS]; LANES];
 
 /// A tile with its bits.
 pub(super) struct CodedTile<'a> {
@@ -163,7 +163,7 @@ impl CodedTile<'_> {
     fn partial<const VERIFY: bool>(
         &self,
         lookup: &Lookup,
-        lanes: &mut Units,
+        lanes: &mut LaneUnits,
     ) -> Result<[usize; LANES]> {
         let mut ends = [0; LANES];
         let mut pairs = [0; LANES];
@@ -199,7 +199,7 @@ impl CodedTile<'_> {
         Ok(())
     }
 
-    fn merge_partial(&self, lanes: &Units, plane: &[u8], weights: &mut [u8]) {
+    fn merge_partial(&self, lanes: &LaneUnits, plane: &[u8], weights: &mut [u8]) {
         let mut taken = [0; LANES];
         let mut rest = plane;
         self.tile.units().for_each(|(lane, unit)| {

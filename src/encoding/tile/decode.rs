@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     codebook::Codebook,
     coded::{BandBuffer, CodedTile},
-    geometry::{Geometry, LANES, MAX_TILE_BYTES, RECORD_BYTES, TILE_ELEMENTS, Tile},
+    geometry::{LANES, MAX_TILE_BYTES, RECORD_BYTES, TILE_ELEMENTS, Tile, TileGeometry},
     lanes::{Lookup, Window},
     record::{self, Lengths},
     sizes::{BITSTREAM, CODEBOOK, PLANE, RECORDS, Sizes},
@@ -45,7 +45,7 @@ impl CodedSizes for Sizes {
 }
 
 /// Consecutive strips of a tensor, with just the bytes that decoding them needs.
-struct Strips<'a> {
+struct StripArrays<'a> {
     range: Range<u64>,
     records: &'a [[u8; RECORD_BYTES]],
     /// Where in the array its part starts.
@@ -114,7 +114,7 @@ impl TileDecoder {
         arrays: &'s dyn ReadArrays<'_>,
         elements: &Range<u64>,
         scratch: &'s mut Scratch,
-    ) -> Result<Strips<'s>> {
+    ) -> Result<StripArrays<'s>> {
         let Scratch { index, bitstream, plane } = scratch;
         let range = self.sizes.strips_of(elements)?;
         let records = arrays.read_with(RECORDS, self.sizes.records_of(&range)?, index)?;
@@ -123,7 +123,7 @@ impl TileDecoder {
         let bitstream = arrays.read_with(BITSTREAM, bytes, bitstream)?;
         let plane = arrays.read_with(PLANE, self.sizes.elements_of(&range)?, plane)?;
         let records = records.as_chunks().0;
-        let strips = Strips { range, records, first_byte, bitstream, plane };
+        let strips = StripArrays { range, records, first_byte, bitstream, plane };
         let last = record::last(self.sizes.bit_count());
         Error::unless(!self.has_last(&strips) || records.last() == Some(&last), || {
             let at = self.sizes.array_lengths()[RECORDS] - RECORD_BYTES as u64;
@@ -132,7 +132,7 @@ impl TileDecoder {
         Ok(strips)
     }
 
-    fn has_last(&self, strips: &Strips<'_>) -> bool {
+    fn has_last(&self, strips: &StripArrays<'_>) -> bool {
         strips.range.end == self.sizes.geometry().strip_count()
     }
 
@@ -167,7 +167,7 @@ impl TileDecoder {
     /// records are found to be right.
     fn walk(
         &self,
-        strips: &Strips<'_>,
+        strips: &StripArrays<'_>,
         wanted: &Wanted,
         mut hand: impl FnMut(&CodedTile<'_>, &[u8]) -> Result<()>,
     ) -> Result<()> {
@@ -239,13 +239,13 @@ struct Run {
 
 impl Wanted {
     /// A range of weights, with all columns.
-    fn elements(geometry: &Geometry, elements: Range<u64>) -> Self {
+    fn elements(geometry: &TileGeometry, elements: Range<u64>) -> Self {
         let width = geometry.columns();
         Self { origin: elements.start, elements, columns: 0..width, width }
     }
 
     /// Some columns of some rows.
-    fn columns(geometry: &Geometry, rows: &Range<u64>, columns: &Range<u64>) -> Result<Self> {
+    fn columns(geometry: &TileGeometry, rows: &Range<u64>, columns: &Range<u64>) -> Result<Self> {
         geometry.check_window(rows, columns)?;
         let width = geometry.columns();
         let elements = rows.start * width..rows.end * width;

@@ -7,7 +7,8 @@
 use super::{
     codebook::{self, Codebook, Table},
     geometry::{
-        Geometry, LANE_UNITS, LANES, MAX_LANE_BITS, Places, ROW_LANES, STREAM_ALIGNMENT, Tile, UNIT,
+        LANE_UNITS, LANES, MAX_LANE_BITS, Places, ROW_LANES, STREAM_ALIGNMENT, Tile, TileGeometry,
+        UNIT,
     },
     histogram::PairHistogram,
     record::{self, Lengths},
@@ -21,7 +22,7 @@ use crate::{
 /// Encodes the strips of one tensor; share it between threads.
 #[derive(Clone, Debug)]
 pub struct Encoder {
-    geometry: Geometry,
+    geometry: TileGeometry,
     table: Table,
 }
 
@@ -48,7 +49,7 @@ impl EncodedStrips {
 
 impl Encoder {
     /// Prepares the table of a tensor: some ten microseconds.
-    pub fn new(codebook: &Codebook, geometry: Geometry) -> Self {
+    pub fn new(codebook: &Codebook, geometry: TileGeometry) -> Self {
         Self { geometry, table: Table::new(codebook) }
     }
 
@@ -141,7 +142,7 @@ impl Encoder {
 ///
 /// # Errors
 /// [`Error::Parameter`] if `weights` are not as many as the geometry's elements.
-pub fn encode_tensor(weights: &[u8], geometry: Geometry) -> Result<EncodedTensor> {
+pub fn encode_tensor(weights: &[u8], geometry: TileGeometry) -> Result<EncodedTensor> {
     if weights.len() as u64 != 2 * geometry.elements() {
         let problem = "the weights are not those of the geometry";
         return Err(Error::parameter(problem, "pass a whole tensor"));
@@ -195,11 +196,11 @@ const UNIT_PAIRS: usize = UNIT / 2;
 /// Weights that four lanes have side by side.
 const RUN: usize = UNIT * ROW_LANES;
 /// Something of each weight of a tile: unit by unit, in these lane by lane.
-type Units = [[[u8; UNIT]; LANES]; LANE_UNITS];
+type TileUnits = [[[u8; UNIT]; LANES]; LANE_UNITS];
 
 /// The exponents of a tile, and how many pairs a lane has.
 struct Exponents {
-    units: Units,
+    units: TileUnits,
     pairs: [usize; LANES],
 }
 

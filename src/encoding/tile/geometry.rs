@@ -50,13 +50,13 @@ const LEAST_ROWS: u64 = 16;
 ///
 /// Always consistent: no method overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Geometry {
+pub struct TileGeometry {
     tile_columns: u64,
     columns: u64,
     elements: u64,
 }
 
-impl Geometry {
+impl TileGeometry {
     /// The geometry that the directory of a file states.
     ///
     /// # Errors

@@ -30,9 +30,9 @@ pub(crate) use arrays::cut;
 pub use arrays::{Arrays, OwnedArrays};
 pub use codebook::Codebook;
 pub use encode::{EncodedStrips, Encoder, encode_tensor};
-pub use geometry::Geometry;
 #[cfg(feature = "cudarc")]
 pub(crate) use geometry::RECORD_BYTES;
+pub use geometry::TileGeometry;
 pub use histogram::PairHistogram;
 #[cfg(feature = "cudarc")]
 pub(crate) use record::rebase;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{
     codebook::{HEAD_BYTES, VALUE_BYTES},
-    geometry::{Geometry, MAX_TILE_BYTES, RECORD_BYTES, STREAM_ALIGNMENT},
+    geometry::{MAX_TILE_BYTES, RECORD_BYTES, STREAM_ALIGNMENT, TileGeometry},
     record,
 };
 use crate::{
@@ -35,7 +35,7 @@ const MAX_CODES: u64 = 4096;
 /// Always consistent: no method overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    geometry: Geometry,
+    geometry: TileGeometry,
     bit_count: u64,
     codebook_bytes: u64,
 }
@@ -46,7 +46,7 @@ impl Sizes {
     /// # Errors
     /// [`Error::Corrupt`] if no codebook has this size, where the bit count is no multiple of 8,
     /// less than the number of pairs or reaches 2^48.
-    pub fn new(geometry: Geometry, bit_count: u64, codebook_bytes: u64) -> Result<Self> {
+    pub fn new(geometry: TileGeometry, bit_count: u64, codebook_bytes: u64) -> Result<Self> {
         let corrupt = |problem: String| Err(Error::corrupt("tile layout", 0, problem));
         let values = codebook_bytes.checked_sub(HEAD_BYTES as u64);
         let value = VALUE_BYTES as u64;
@@ -66,17 +66,17 @@ impl Sizes {
     /// Of a tensor whose record has these parameters, and whose codebook has as many bytes.
     ///
     /// # Errors
-    /// As [`Geometry::new`] and [`new`](Self::new).
+    /// As [`TileGeometry::new`] and [`new`](Self::new).
     pub fn of_record(
         [tile_columns, columns, bit_count]: [u64; 3],
         elements: u64,
         codebook_bytes: u64,
     ) -> Result<Self> {
-        Self::new(Geometry::new(tile_columns, columns, elements)?, bit_count, codebook_bytes)
+        Self::new(TileGeometry::new(tile_columns, columns, elements)?, bit_count, codebook_bytes)
     }
 
     /// Tiles and strips.
-    pub const fn geometry(&self) -> Geometry {
+    pub const fn geometry(&self) -> TileGeometry {
         self.geometry
     }
 
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn offsets_are_those_of_the_sizes() {
         let sizes =
-            Sizes::new(Geometry::new(8192, 20_000, 20_000).unwrap(), 16_000, 26 + 4).unwrap();
+            Sizes::new(TileGeometry::new(8192, 20_000, 20_000).unwrap(), 16_000, 26 + 4).unwrap();
         let right = [0, 4000, 8000, 16_000];
         check_offsets(&sizes, &records(&right)).unwrap();
         for (at, wrong) in [(0, 8), (1, 4001), (1, 9000), (2, 1 << 40), (3, 15_992)] {
