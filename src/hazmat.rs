@@ -21,7 +21,7 @@
 pub use crate::{
     encoding::{gap, stored, tile},
     io::FileReader,
-    open::{Cpu, Decoder, PreparedTensor, Shard, Tiles, code_lengths, histogram, is_small},
+    open::{Cpu, Decoder, PreparedTensor, Shard, Tiles, histogram, is_small},
     paths::check_path,
     source::hub_cache::{Located, locate},
     write::{

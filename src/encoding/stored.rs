@@ -1,7 +1,7 @@
 //! What the rest of the library knows of an encoding: its arrays, and how they are decoded.
 //!
 //! To read another encoding: a folder with these traits for its sizes, and a line in
-//! [`Coded`](crate::format::Coded), which knows all of them. ARCHITECTURE.md says what writing it
+//! `Coded` of [`format`](crate::hazmat::format), which knows all of them. ARCHITECTURE.md says what writing it
 //! and GPUs need besides.
 
 use std::{borrow::Cow, fmt::Debug, ops::Range};
@@ -221,6 +221,14 @@ fn part(array: &[u8], range: Range<u64>) -> Result<&[u8]> {
     range
         .and_then(|(start, end)| array.get(start..end))
         .ok_or_else(|| Error::parameter("an array is shorter than its size", "pass whole arrays"))
+}
+
+/// A pass over weights finds others than the pass from which their code comes.
+pub(super) fn changed() -> Error {
+    Error::parameter(
+        "the weights are not those of their code",
+        "keep the source unchanged while it is read",
+    )
 }
 
 /// Checks that a range names one or more of `count` things, and none beyond them.

@@ -118,9 +118,8 @@ impl Header {
         offset_of!(Self, header_checksum)
     }
 
-    /// Where the footer starts, in bytes; the zeros after the directory end there.
-    ///
-    /// Meaningful for a header that [`Header::parse`] and [`Header::check_placement`] accepted.
+    /// Where the footer starts, in bytes; the zeros after the directory end there. Meaningful for a
+    /// header that was found right.
     pub fn footer_offset(&self) -> u64 {
         self.file_length.get() - HEADER_BYTES
     }
@@ -142,11 +141,7 @@ impl Header {
     }
 
     /// Checks magic and major version, whose places never change (section 9, steps 1 and 2).
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] for what is no df11 file; [`Error::Unsupported`] for one of another major
-    /// version.
-    pub fn check_version(head: &[u8]) -> Result<()> {
+    pub(crate) fn check_version(head: &[u8]) -> Result<()> {
         let (start, _) =
             Start::read_from_prefix(head).map_err(|_| no_container("shorter than the magic"))?;
         Error::unless(start.magic == MAGIC, || no_container("no magic at its start"))?;
@@ -190,11 +185,7 @@ impl Header {
 
     /// Checks that the file has the length that the header says and the directory its place (step
     /// 6).
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] if the file is truncated or grew; [`Error::Limit`] for sizes out of
-    /// bounds.
-    pub fn check_placement(&self, actual_length: u64) -> Result<()> {
+    pub(crate) fn check_placement(&self, actual_length: u64) -> Result<()> {
         let stated = self.file_length.get();
         check_file_length(stated)?;
         if stated != actual_length {

@@ -1,7 +1,7 @@
 //! Streams of bits, least significant bit of each byte first (RFC 1951 section 3.1.1).
 
 /// The number of bits that [`peek`] and [`peek_at_end`] return at least.
-pub const PEEK_BITS: usize = 57;
+pub(crate) const PEEK_BITS: usize = 57;
 
 /// The next bits of a stream from a bit position, with one unaligned load: at least [`PEEK_BITS`],
 /// and zeros above.
@@ -9,14 +9,14 @@ pub const PEEK_BITS: usize = 57;
 /// # Panics
 /// Where fewer than 8 bytes follow.
 #[inline]
-pub fn peek(stream: &[u8], bit: usize) -> u64 {
+pub(crate) fn peek(stream: &[u8], bit: usize) -> u64 {
     // A range of known length is one comparison; `first_chunk` of the rest would be two.
     let at = bit / 8;
     u64::from_le_bytes(stream[at..at + 8].try_into().expect("8 bytes")) >> (bit % 8)
 }
 
 /// As [`peek`], anywhere: after the end of the stream follow zeros.
-pub fn peek_at_end(stream: &[u8], bit: usize) -> u64 {
+pub(crate) fn peek_at_end(stream: &[u8], bit: usize) -> u64 {
     let rest = stream.get(bit / 8..).unwrap_or_default();
     let mut bytes = [0; 8];
     let held = rest.len().min(8);
@@ -25,7 +25,7 @@ pub fn peek_at_end(stream: &[u8], bit: usize) -> u64 {
 }
 
 /// Whether every bit from a position to the end of the stream is zero.
-pub fn is_zero_from(stream: &[u8], bit: usize) -> bool {
+pub(crate) fn is_zero_from(stream: &[u8], bit: usize) -> bool {
     let rest = stream.get(bit / 8..).unwrap_or_default();
     rest.split_first()
         .is_none_or(|(first, rest)| first >> (bit % 8) == 0 && rest.iter().all(|&byte| byte == 0))

@@ -4,7 +4,7 @@
 //! `Histogram → CodeLengths → Codes` (to write) or `Luts`, `SymbolTable` (to read). The code is
 //! canonical, so the lengths alone define it; everything else is derived.
 
-pub mod bits;
+pub(crate) mod bits;
 mod code;
 mod histogram;
 mod tables;
@@ -12,6 +12,5 @@ mod tables;
 pub use code::{Code, CodeLengths, Codes};
 pub(crate) use code::{assign, is_complete, package_merge};
 pub use histogram::Histogram;
-pub use tables::{
-    Luts, SYMBOLS_PER_ENTRY, SymbolTable, TABLE_BITS, codebook, read_codebook, verify_codebook,
-};
+pub(crate) use tables::{Luts, SYMBOLS_PER_ENTRY, SymbolTable, TABLE_BITS, verify_codebook};
+pub use tables::{codebook, read_codebook};

@@ -16,13 +16,13 @@ use crate::{
 
 /// The LUTs of a code.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Luts {
+pub(crate) struct Luts {
     luts: Vec<[u16; LUT_ENTRIES]>,
 }
 
 impl Luts {
     /// Builds the LUTs, in some thousand steps.
-    pub fn new(lengths: &CodeLengths) -> Self {
+    pub(crate) fn new(lengths: &CodeLengths) -> Self {
         let codes = Codes::new(lengths);
         let mut luts = vec![[0; LUT_ENTRIES]];
         let mut prefixes: Vec<usize> = codes
@@ -51,15 +51,14 @@ impl Luts {
     }
 
     /// The number of LUTs, 1..=128.
-    #[allow(clippy::len_without_is_empty, reason = "there is always one")]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.luts.len()
     }
 
     /// The exponent and the length of the code at the start of a stream whose next 16 bits are
     /// `bits`; `None` where there is no such code.
     #[inline]
-    pub fn find(&self, bits: u16) -> Option<(u8, u8)> {
+    pub(crate) fn find(&self, bits: u16) -> Option<(u8, u8)> {
         let entry = self.luts[0][usize::from(bits) % LUT_ENTRIES];
         let entry = match entry {
             0 => return None,
@@ -82,7 +81,7 @@ pub fn codebook(lengths: &CodeLengths) -> Vec<u8> {
 }
 
 /// Reads the code lengths of a codebook array and checks them, and the number of LUTs; not what the
-/// LUTs hold, which [`verify_codebook`] does.
+/// LUTs hold.
 ///
 /// # Errors
 /// [`Error::Corrupt`] with the byte at fault.
@@ -98,10 +97,7 @@ pub fn read_codebook(codebook: &[u8]) -> Result<CodeLengths> {
 
 /// Checks a whole codebook array: its code lengths, and that its LUTs are the ones that follow from
 /// them.
-///
-/// # Errors
-/// [`Error::Corrupt`] with the byte at fault.
-pub fn verify_codebook(bytes: &[u8]) -> Result<()> {
+pub(crate) fn verify_codebook(bytes: &[u8]) -> Result<()> {
     let expected = codebook(&read_codebook(bytes)?);
     match bytes.iter().zip(&expected).position(|(stored, expected)| stored != expected) {
         None => Ok(()),
@@ -120,9 +116,9 @@ pub fn verify_codebook(bytes: &[u8]) -> Result<()> {
 /// The number of bits that index the table.
 ///
 /// 11 bits make 16 KiB, a third of an L1 cache; see the decoder for what other widths cost.
-pub const TABLE_BITS: u8 = 11;
+pub(crate) const TABLE_BITS: u8 = 11;
 /// The most exponents that one look-up decodes.
-pub const SYMBOLS_PER_ENTRY: usize = 6;
+pub(crate) const SYMBOLS_PER_ENTRY: usize = 6;
 const ENTRIES: usize = 1 << TABLE_BITS;
 
 /// A table of several exponents an entry, derived from a code.
@@ -135,13 +131,13 @@ const ENTRIES: usize = 1 << TABLE_BITS;
 /// A look-up of an entry that consumes nothing finds itself again, so a caller may check the last
 /// of several look-ups only.
 #[derive(Clone, Debug)]
-pub struct SymbolTable {
+pub(crate) struct SymbolTable {
     entries: Box<[u64; ENTRIES]>,
 }
 
 impl SymbolTable {
     /// Builds the table, in about 20 µs.
-    pub fn new(luts: &Luts) -> Self {
+    pub(crate) fn new(luts: &Luts) -> Self {
         let mut entries = Box::new([0; ENTRIES]);
         for (index, entry) in entries.iter_mut().enumerate() {
             *entry = Self::entry(luts, index as u16);
@@ -168,7 +164,7 @@ impl SymbolTable {
 
     /// The entry for a stream whose next bits are `bits`.
     #[inline]
-    pub fn get(&self, bits: u64) -> u64 {
+    pub(crate) fn get(&self, bits: u64) -> u64 {
         self.entries[bits as usize % ENTRIES]
     }
 }

@@ -8,12 +8,9 @@ use rayon::prelude::*;
 use super::{slice::Rect, tensor::Tensor};
 use crate::{
     Dtype, Error, Result,
-    encoding::{
-        gap,
-        stored::{CodedSizes, DecodeArrays, ReadArrays, Scratch},
-    },
+    encoding::stored::{DecodeArrays, ReadArrays, Scratch},
     format::Coded,
-    huffman::{self, CodeLengths, Histogram},
+    huffman::Histogram,
     parallel,
 };
 
@@ -206,18 +203,6 @@ impl PreparedTensor for TensorReader<'_> {
             _ => Ok(()),
         }
     }
-}
-
-/// The code lengths of a tensor's exponents, for the `gap` encoding; other encodings have no code
-/// for single exponents.
-///
-/// # Errors
-/// [`Error::Corrupt`] or [`Error::Io`].
-pub fn code_lengths(tensor: &Tensor<'_>) -> Result<Option<CodeLengths>> {
-    let target = tensor.target();
-    let Some(Coded::Gap(sizes)) = target.coded()? else { return Ok(None) };
-    let codebook = sizes.read_whole(&target.arrays(), gap::CODEBOOK)?;
-    huffman::read_codebook(&codebook).map(Some).map_err(|error| tensor.locate(error))
 }
 
 /// How often each exponent of a BF16 tensor occurs. Decodes the tensor, piece by piece.

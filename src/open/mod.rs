@@ -16,7 +16,7 @@ mod verify;
 
 #[cfg(feature = "cudarc")]
 pub(crate) use decoder::PIECE_BYTES;
-pub use decoder::{Cpu, Decoder, PreparedTensor, code_lengths, histogram};
+pub use decoder::{Cpu, Decoder, PreparedTensor, histogram};
 #[cfg(feature = "cudarc")]
 pub(crate) use model::none_such;
 pub use model::{Block, BlockLayout, Model};

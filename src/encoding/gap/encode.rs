@@ -24,6 +24,7 @@ use super::{
 use crate::{
     Error, Result, bf16,
     constants::{GAP_THREADS_PER_BYTE, MAX_CODE_LENGTH, OUTPUT_OFFSET_BYTES},
+    encoding::stored::changed,
     huffman::{self, CodeLengths, Codes, Histogram},
 };
 
@@ -214,13 +215,6 @@ impl PortionEncoder {
         }
         Some(())
     }
-}
-
-fn changed() -> Error {
-    Error::parameter(
-        "the weights are not those of their histogram",
-        "keep the source unchanged while it is read",
-    )
 }
 
 /// Encodes `n` little-endian BF16 weights (`2n` bytes) in portions of `portion_elements`, which do

@@ -207,9 +207,6 @@ impl GapSizes {
     /// Checks the whole array of output offsets as far as that goes without decoding: it ascends
     /// from 0 to the number of elements, and no thread block is empty but the last one, which may
     /// hold only the end of a code.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] with the byte at fault.
     pub(crate) fn check_output_offsets(&self, output_offsets: &[u8]) -> Result<()> {
         let entries = output_offsets.as_chunks().0;
         let corrupt = |at: usize, problem: &str| {
@@ -233,9 +230,6 @@ impl GapSizes {
     /// The thread blocks whose codes hold a range of weights, found by bisection in the whole array
     /// of output offsets, which must be [checked](Self::check_output_offsets). With the last weight
     /// comes a last thread block that holds none.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if the range is empty or reaches beyond the tensor.
     pub(crate) fn thread_blocks_of(
         &self,
         output_offsets: &[u8],

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     Error, Result, bf16,
+    encoding::stored::changed,
     huffman::bits::{End, PUSH_BITS},
 };
 
@@ -182,13 +183,6 @@ fn join(
         buffer.append(bits, length, &mut end, stream).expect("the stream has room for all lanes");
     }
     bitstream.truncate(start + bytes);
-}
-
-fn changed() -> Error {
-    Error::parameter(
-        "the weights are not those of their codebook",
-        "keep the source unchanged while it is read",
-    )
 }
 
 /// Pairs of a whole unit.
