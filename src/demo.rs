@@ -67,16 +67,11 @@ impl Normal {
 }
 
 /// A tensor for a safetensors file.
-#[derive(Clone, Debug)]
-pub struct DemoTensor {
-    /// The name.
-    pub name: String,
-    /// The element type.
-    pub dtype: Dtype,
-    /// The dimensions, outermost first.
-    pub shape: Vec<u64>,
-    /// As many as dtype and shape ask for.
-    pub bytes: Vec<u8>,
+struct DemoTensor {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    bytes: Vec<u8>,
 }
 
 struct Builder {
@@ -190,10 +185,7 @@ fn write(folder: &Path, shape: Shape, mut shards: [Vec<DemoTensor>; 2]) -> Resul
 }
 
 /// Writes a safetensors file as its library would: tensors by descending dtype, then by name.
-///
-/// # Errors
-/// [`Error::Io`] if it cannot be written.
-pub fn write_tensors(path: &Path, tensors: &mut [DemoTensor]) -> Result<()> {
+fn write_tensors(path: &Path, tensors: &mut [DemoTensor]) -> Result<()> {
     tensors.sort_by(|a, b| (Reverse(a.dtype), &a.name).cmp(&(Reverse(b.dtype), &b.name)));
     let described = tensors
         .iter()

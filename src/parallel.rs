@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_lie_one_behind_the_other() {
+    fn parts_lie_one_after_the_other() {
         let mut buffer = *b"abcdef";
         let parts: Vec<&mut [u8]> = split(&mut buffer, [2, 0, 3]).collect();
         assert_eq!(parts, [&b"ab"[..], b"", b"cde"]);

@@ -234,8 +234,8 @@ impl GapDecoder<'_> {
             return Ok(());
         }
         let end = self.sizes.bit_count();
-        let behind = (end - span.first_bit(&self.sizes)) as usize;
-        Error::unless(is_zero_from(span.bitstream, behind), || {
+        let after = (end - span.first_bit(&self.sizes)) as usize;
+        Error::unless(is_zero_from(span.bitstream, after), || {
             Error::corrupt("bitstream", end / 8, "the bits after the last code are not zero")
         })
     }

@@ -44,7 +44,7 @@ pub(super) struct CodedTile<'a> {
     /// Bits from the tile's first on.
     pub(super) window: &'a Window,
     /// What follows the tile in the bitstream.
-    pub(super) behind: &'a [u8],
+    pub(super) rest: &'a [u8],
     /// The index of its record.
     pub(super) index: u64,
     /// Its first byte in the bitstream array.
@@ -52,26 +52,23 @@ pub(super) struct CodedTile<'a> {
 }
 
 impl CodedTile<'_> {
-    /// The same tile where its rows go this many weights apart.
-    pub(super) fn with_stride(&self, stride: usize) -> CodedTile<'_> {
-        CodedTile { tile: Tile { stride, ..self.tile }, ..*self }
-    }
-
-    /// Decodes the tile to `weights`, where its first weight comes first and rows are its stride
-    /// apart.
+    /// Decodes the tile to `weights`, where its first weight comes first and rows are this many
+    /// weights apart.
     pub(super) fn decode(
         &self,
         lookup: &Lookup,
         stage: &mut BandBuffer,
         plane: &[u8],
         weights: &mut [u8],
+        stride: usize,
     ) -> Result<()> {
-        if let Some(places) = self.tile.places() {
+        let tile = Tile { stride, ..self.tile };
+        if let Some(places) = tile.places() {
             return self.regular(lookup, places, stage, plane, weights);
         }
         let mut lanes = [[[0; 2 * UNIT]; LANE_UNITS]; LANES];
         self.partial::<false>(lookup, &mut lanes)?;
-        self.merge_partial(&lanes, plane, weights);
+        merge_partial(tile, &lanes, plane, weights);
         Ok(())
     }
 
@@ -92,7 +89,7 @@ impl CodedTile<'_> {
             while bit < next {
                 let wanted = (next - bit).min(32);
                 if !self.window.peek(bit).is_multiple_of(1 << wanted) {
-                    return Err(self.bad_bits(bit, "the bits behind a lane's pairs are not zero"));
+                    return Err(self.bad_bits(bit, "the bits after a lane's pairs are not zero"));
                 }
                 bit += wanted;
             }
@@ -111,7 +108,7 @@ impl CodedTile<'_> {
         weights: &mut [u8],
     ) -> Result<()> {
         let mut bits = *self.lane_starts();
-        let mut ahead = Ahead::new(plane, self.behind);
+        let mut ahead = Ahead::new(plane, self.rest);
         let parts = 2 * places.pairs;
         for band in 0..places.bands {
             for part in 0..parts {
@@ -199,20 +196,6 @@ impl CodedTile<'_> {
         Ok(())
     }
 
-    fn merge_partial(&self, lanes: &LaneUnits, plane: &[u8], weights: &mut [u8]) {
-        let mut taken = [0; LANES];
-        let mut rest = plane;
-        self.tile.units().for_each(|(lane, unit)| {
-            let plane = rest.split_off(..unit.count).unwrap_or_default();
-            let placed = lanes[lane].as_flattened().as_chunks::<2>().0[taken[lane]..].iter();
-            let weights = weights[2 * unit.at..2 * (unit.at + unit.count)].as_chunks_mut::<2>().0;
-            for ((weight, placed), plane) in weights.iter_mut().zip(placed).zip(plane) {
-                *weight = join(*placed, *plane);
-            }
-            taken[lane] += unit.count;
-        });
-    }
-
     fn bad_bits(&self, bit: usize, problem: &str) -> Error {
         Error::corrupt("bitstream", self.byte + bit as u64 / 8, problem)
     }
@@ -220,6 +203,20 @@ impl CodedTile<'_> {
     fn no_code(&self, at: NoCode) -> Error {
         self.bad_bits(at.bit, at.problem)
     }
+}
+
+fn merge_partial(tile: Tile, lanes: &LaneUnits, plane: &[u8], weights: &mut [u8]) {
+    let mut taken = [0; LANES];
+    let mut rest = plane;
+    tile.units().for_each(|(lane, unit)| {
+        let plane = rest.split_off(..unit.count).unwrap_or_default();
+        let placed = lanes[lane].as_flattened().as_chunks::<2>().0[taken[lane]..].iter();
+        let weights = weights[2 * unit.at..2 * (unit.at + unit.count)].as_chunks_mut::<2>().0;
+        for ((weight, placed), plane) in weights.iter_mut().zip(placed).zip(plane) {
+            *weight = join(*placed, *plane);
+        }
+        taken[lane] += unit.count;
+    });
 }
 
 /// Whether the last of a lane's pairs is one exponent twice.

@@ -148,13 +148,12 @@ impl TileDecoder {
         self.walk(&strips, wanted, |coded, plane| {
             let tile = &coded.tile;
             if let Some(place) = wanted.whole(tile) {
-                let coded = coded.with_stride(wanted.pitch() as usize);
-                return coded.decode(&self.lookup, &mut stage, plane, &mut weights[2 * place..]);
+                let (out, stride) = (&mut weights[2 * place..], wanted.pitch() as usize);
+                return coded.decode(&self.lookup, &mut stage, plane, out, stride);
             }
             // Some of its weights are wanted: decode them all, copy those row by row.
             let mut buffer = vec![0; 2 * TILE_ELEMENTS as usize];
-            let dense = coded.with_stride(tile.width);
-            dense.decode(&self.lookup, &mut stage, plane, &mut buffer)?;
+            coded.decode(&self.lookup, &mut stage, plane, &mut buffer, tile.width)?;
             for run in wanted.runs(tile) {
                 let decoded = &buffer[2 * run.from..2 * (run.from + run.count)];
                 weights[2 * run.to..2 * (run.to + run.count)].copy_from_slice(decoded);
@@ -173,13 +172,11 @@ impl TileDecoder {
     ) -> Result<()> {
         let mut window = Window::new();
         let geometry = self.sizes.geometry();
-        let first = strips.range.start;
-        let mut pairs = (first * geometry.strip_tiles()..).zip(strips.records.windows(2));
-        let tiles = strips
-            .range
-            .clone()
-            .flat_map(|strip| geometry.tiles(strip).map(move |tile| (strip, tile)));
-        for ((strip, tile), (index, pair)) in tiles.zip(&mut pairs) {
+        let tiles = strips.range.clone().flat_map(|strip| geometry.tiles(strip));
+        let first = strips.range.start * geometry.strip_tiles();
+        let mut planes = strips.plane;
+        for ((tile, index), pair) in tiles.zip(first..).zip(strips.records.windows(2)) {
+            let plane = planes.split_off(..tile.elements()).expect("a byte for each weight");
             if wanted.runs(&tile).next().is_none() {
                 continue;
             }
@@ -205,10 +202,8 @@ impl TileDecoder {
                 return Err(corrupt("the lanes have more bits than any pairs"));
             }
             window.take(rest, bytes);
-            let strip_plane = ((strip - first) * geometry.strip_elements()) as usize + tile.plane;
-            let plane = &strips.plane[strip_plane..strip_plane + tile.elements()];
-            let (window, behind) = (&window, &rest[bytes..]);
-            let coded = CodedTile { tile, lengths, starts, window, behind, index, byte };
+            let (window, rest) = (&window, &rest[bytes..]);
+            let coded = CodedTile { tile, lengths, starts, window, rest, index, byte };
             hand(&coded, plane)?;
         }
         Ok(())

@@ -203,8 +203,7 @@ impl TileGeometry {
             let first = index * tile_columns;
             let width = tile_columns.min(columns - first);
             let column = column + first as u64;
-            let plane = first * height;
-            Tile { is_vector, row, column, width, height, stride: columns, first, plane }
+            Tile { is_vector, row, column, width, height, stride: columns, first }
         })
     }
 }
@@ -231,8 +230,6 @@ pub(super) struct Tile {
     pub(super) stride: usize,
     /// The tile's first weight, counted from that of the strip.
     pub(super) first: usize,
-    /// The first byte of its plane, counted from that of the strip.
-    pub(super) plane: usize,
 }
 
 /// Eight neighbouring weights of a row, or the fewer ones that exist of them.
