@@ -6,7 +6,7 @@
 
 use std::{borrow::Cow, fmt::Debug, ops::Range};
 
-use crate::{Error, Result};
+use crate::{Error, Result, io::ReadAt};
 
 /// What an array holds, by the kind of its section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,10 +217,8 @@ impl<S: CodedSizes, const N: usize> EncodedTensor<S, N> {
 
 /// Some bytes of an array that lies in memory as a whole.
 fn part(array: &[u8], range: Range<u64>) -> Result<&[u8]> {
-    let range = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());
-    range
-        .and_then(|(start, end)| array.get(start..end))
-        .ok_or_else(|| Error::parameter("an array is shorter than its size", "pass whole arrays"))
+    let part = array.view(range.start, range.end - range.start);
+    part.ok_or_else(|| Error::parameter("an array is shorter than its size", "pass whole arrays"))
 }
 
 /// A pass over weights finds others than the pass from which their code comes.

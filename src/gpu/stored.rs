@@ -196,7 +196,7 @@ impl CodedTensor {
         }
         let places =
             [tile::RECORDS, tile::BITSTREAM, tile::PLANE].map(|array| place(tensor, id, array));
-        let staged_bytes = tile::staged_bytes(&records) as u32;
+        let staged_bytes = tile::staged_bytes(&records);
         let arrays = CodedArrays::Tile(StoredTile { id, sizes, places, staged_bytes });
         Ok(Self { id, codebook: codebook.into_owned().into(), arrays })
     }
@@ -351,7 +351,7 @@ pub(super) mod samples {
         let tensor = tile::encode_tensor(weights, geometry).unwrap();
         let (id, places) = ((0, 1), [0, 1, 2].map(place));
         let [codebook, records, ..] = tensor.arrays;
-        let staged_bytes = tile::staged_bytes(&records) as u32;
+        let staged_bytes = tile::staged_bytes(&records);
         let arrays = StoredTile { id, sizes: tensor.sizes, places, staged_bytes };
         let (codebook, arrays) = (codebook.into(), CodedArrays::Tile(arrays));
         Stored::Coded(CodedTensor { id, codebook, arrays })

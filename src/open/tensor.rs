@@ -283,8 +283,7 @@ impl<'m> Tiles<'m> {
     /// # Errors
     /// As [`array`](Self::array).
     pub fn staged_bytes(&self) -> Result<u32> {
-        // No truncation: it is less than a tile has at most.
-        Ok(tile::staged_bytes(&self.array(1)?) as u32)
+        Ok(tile::staged_bytes(&self.array(1)?))
     }
 
     /// Checks what kernels rely on: the checksums of its arrays, its codebook, and that the offsets

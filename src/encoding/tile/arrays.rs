@@ -5,7 +5,6 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::{
-    codebook::Codebook,
     geometry::{RECORD_BYTES, TILE_COLUMNS, TileGeometry},
     record,
     sizes::{BITSTREAM, CODEBOOK, PLANE, RECORDS, Sizes, check_offsets},
@@ -51,30 +50,10 @@ impl<'a> Arrays<'a> {
         Ok(Self { sizes, arrays })
     }
 
-    /// The number of rows.
-    pub const fn rows(&self) -> u64 {
-        self.sizes.geometry().rows()
-    }
-
-    /// The number of columns.
-    pub const fn columns(&self) -> u64 {
-        self.sizes.geometry().columns()
-    }
-
     /// The most bytes of the bitstream that a tile takes, from the 16 bytes with its first bit to
     /// those with its last one: what kernels need to know.
     pub fn staged_bytes(&self) -> u32 {
-        // No truncation: it is less than a tile has at most.
-        record::staged_bytes(self.arrays[RECORDS]) as u32
-    }
-
-    /// Checks what kernels rely on: the codebook, and that offsets ascend.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
-    pub fn check(&self) -> Result<()> {
-        Codebook::from_bytes(self.arrays[CODEBOOK])?;
-        check_offsets(&self.sizes, self.arrays[RECORDS])
+        record::staged_bytes(self.arrays[RECORDS])
     }
 
     /// Decodes some columns of some rows into little-endian BF16, row by row, on the current pool.
@@ -114,11 +93,11 @@ impl<'a> Arrays<'a> {
             let problem = format!("{} bytes for {rows} rows x {columns:?}", weights.len());
             Error::parameter(problem, "pass two bytes for each weight")
         })?;
-        let (decoder, width) = (self.sizes.prepare(&self.arrays)?, self.columns());
+        let decoder = self.sizes.prepare(&self.arrays)?;
         let lengths = runs.iter().map(|rows| row_bytes * (rows.end - rows.start));
         let outs: Vec<_> = parallel::split(weights, lengths).collect();
         runs.into_par_iter().zip(outs).try_for_each(|(rows, out)| {
-            let part = (rows, columns.clone(), width);
+            let part = (rows, columns.clone(), self.sizes.geometry().columns());
             decoder.decode_columns(&self.arrays, part, &mut Scratch::default(), out)
         })
     }
@@ -225,7 +204,7 @@ mod tests {
     fn any_window_is_decoded() {
         let (weights, arrays) = encoded(77, 1000);
         let matrix = Arrays::new(77, 1000, view(&arrays)).unwrap();
-        matrix.check().unwrap();
+        check_offsets(&matrix.sizes, matrix.arrays[RECORDS]).unwrap();
         for (rows, columns) in
             [(0..77, 0..1000), (5..6, 0..1000), (31..70, 250..520), (64..77, 992..1000)]
         {
@@ -268,7 +247,7 @@ mod tests {
             let cut = matrix.cut(rows.clone(), columns.clone()).unwrap();
             let (high, wide) = (rows.end - rows.start, columns.end - columns.start);
             let own = Arrays::new(high, wide, view(&cut)).unwrap();
-            own.check().unwrap();
+            check_offsets(&own.sizes, own.arrays[RECORDS]).unwrap();
             let mut out = vec![0; (2 * high * wide) as usize];
             own.decode(0..high, 0..wide, &mut out).unwrap();
             assert!(out == part(&weights, 1000, &rows, &columns), "{rows:?} {columns:?}");

@@ -107,14 +107,15 @@ const MAX_STAGED: u64 = (MAX_TILE_BYTES as u64).next_multiple_of(COPY_BYTES) + C
 /// The most bytes of its bitstream that a tile of the tensor takes, from the 16 bytes that hold its
 /// first bit to those with its last one. Of records that contradict themselves some number that no
 /// valid ones exceed.
-pub(crate) fn staged_bytes(records: &[u8]) -> u64 {
+pub(crate) fn staged_bytes(records: &[u8]) -> u32 {
     let records = records.as_chunks::<RECORD_BYTES>().0;
     let tile = |pair: &[[u8; RECORD_BYTES]]| {
         let (start, end) = (offset(&pair[0]) / 8, offset(&pair[1]).div_ceil(8));
         let first = start / COPY_BYTES * COPY_BYTES;
         end.saturating_sub(first).next_multiple_of(COPY_BYTES)
     };
-    records.windows(2).map(tile).max().unwrap_or(0).min(MAX_STAGED)
+    // Less than a tile has at most.
+    records.windows(2).map(tile).max().unwrap_or(0).min(MAX_STAGED) as u32
 }
 
 /// Makes offsets count from a bit of the bitstream on: for records that travel with a part of it.
@@ -136,10 +137,10 @@ mod tests {
 
     #[test]
     fn staging_counts_copies() {
-        assert_eq!(staged_bytes(&records(&[0, 8])), COPY_BYTES);
-        assert_eq!(staged_bytes(&records(&[120, 136])), 2 * COPY_BYTES);
+        assert_eq!(staged_bytes(&records(&[0, 8])), COPY_BYTES as u32);
+        assert_eq!(staged_bytes(&records(&[120, 136])), 2 * COPY_BYTES as u32);
         assert_eq!(staged_bytes(&records(&[0, 128, 8 * 1000])), 1008 - 16);
-        assert_eq!(staged_bytes(&records(&[0, 1 << 47, 5])), MAX_STAGED);
+        assert_eq!(staged_bytes(&records(&[0, 1 << 47, 5])), MAX_STAGED as u32);
         assert_eq!(staged_bytes(&[]), 0);
     }
 }
