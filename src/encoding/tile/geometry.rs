@@ -120,7 +120,12 @@ impl TileGeometry {
     /// Whether it is tiles of 32 x 256 whose rows are rows of a tensor of this shape: one or more
     /// of its innermost dimensions.
     pub(crate) fn is_matrix_of(&self, shape: &[u64]) -> bool {
-        self.tile_columns == TILE_COLUMNS[0] && has_rows_of(shape, self.columns)
+        let mut product = 1;
+        let has_rows = shape.iter().rev().any(|size| {
+            product *= size;
+            product == self.columns
+        });
+        has_rows && !self.is_vector()
     }
 
     /// The geometry of a vector.
@@ -206,15 +211,6 @@ impl TileGeometry {
             Tile { is_vector, row, column, width, height, stride: columns, first }
         })
     }
-}
-
-/// Whether rows of this many elements are one or more of the innermost dimensions.
-fn has_rows_of(shape: &[u64], columns: u64) -> bool {
-    let mut product = 1;
-    shape.iter().rev().any(|size| {
-        product *= size;
-        product == columns
-    })
 }
 
 /// A tile, and where its weights lie in its strip.
@@ -321,11 +317,16 @@ impl Places {
 
 #[cfg(test)]
 mod tests {
-    use super::has_rows_of;
+    use super::TileGeometry;
 
     #[test]
     fn rows_are_innermost_dimensions() {
-        assert!(has_rows_of(&[7, 96, 264], 264) && has_rows_of(&[7, 96, 264], 96 * 264));
-        assert!(!has_rows_of(&[70, 1304], 2 * 1304) && !has_rows_of(&[70, 1304], 652));
+        let has_rows = |shape: &[u64], columns| {
+            let geometry = TileGeometry::new(256, columns, shape.iter().product());
+            geometry.unwrap().is_matrix_of(shape)
+        };
+        assert!(has_rows(&[7, 96, 264], 264) && has_rows(&[7, 96, 264], 96 * 264));
+        assert!(!has_rows(&[70, 1312], 2 * 1312) && !has_rows(&[70, 1312], 656));
+        assert!(!TileGeometry::vector(264).unwrap().is_matrix_of(&[264]));
     }
 }
