@@ -52,15 +52,6 @@ record! {
     }
 }
 
-/// The part of the header that no version changes.
-#[derive(Clone, Copy, FromBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-struct Start {
-    magic: [u8; 8],
-    version_major: U16,
-    version_minor: U16,
-}
-
 const _: () = assert!(size_of::<Header>() == HEADER_BYTES as usize);
 
 fn no_container(why: &str) -> Error {
@@ -142,11 +133,12 @@ impl Header {
 
     /// Checks magic and major version, whose places never change (section 9, steps 1 and 2).
     pub(crate) fn check_version(head: &[u8]) -> Result<()> {
-        let (start, _) =
-            Start::read_from_prefix(head).map_err(|_| no_container("shorter than the magic"))?;
-        Error::unless(start.magic == MAGIC, || no_container("no magic at its start"))?;
-        Error::unless(start.version_major.get() == VERSION_MAJOR, || {
-            let (major, minor) = (start.version_major, start.version_minor);
+        let start = head.get(..offset_of!(Self, state));
+        let start = start.ok_or_else(|| no_container("shorter than the magic"))?;
+        Error::unless(start.starts_with(&MAGIC), || no_container("no magic at its start"))?;
+        let [major, minor] = [offset_of!(Self, version_major), offset_of!(Self, version_minor)]
+            .map(|at| u16::from_le_bytes([start[at], start[at + 1]]));
+        Error::unless(major == VERSION_MAJOR, || {
             let what = format_args!("format version {major}.{minor}");
             Error::unsupported(what, "update df11 to read this file")
         })
