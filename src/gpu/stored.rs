@@ -165,7 +165,7 @@ fn place(tensor: &Tensor<'_>, (shard, _): TensorId, array: usize) -> ArrayPlace 
 }
 
 fn whole_array<'m>(tensor: &Tensor<'m>, array: usize, bytes: u64) -> Result<Cow<'m, [u8]>> {
-    tensor.arrays().read(array, 0..bytes).map_err(|error| tensor.locate(error))
+    tensor.read(array, 0..bytes).map_err(|error| tensor.locate(error))
 }
 
 impl CodedTensor {
@@ -193,7 +193,7 @@ impl CodedTensor {
     fn read_tile(tensor: &Tensor<'_>, id: TensorId, sizes: Sizes, validate: bool) -> Result<Self> {
         let codebook = whole_array(tensor, tile_arrays::CODEBOOK, sizes.codebook_bytes())?;
         // Not kept: the tiles of a range follow from its numbers.
-        let records = tensor.arrays().read(tile_arrays::RECORDS, 0..sizes.records_bytes())?;
+        let records = tensor.read(tile_arrays::RECORDS, 0..sizes.records_bytes())?;
         if validate {
             let checked =
                 Codebook::from_bytes(&codebook).and_then(|_| tile::check_offsets(&sizes, &records));

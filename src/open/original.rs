@@ -6,7 +6,7 @@ use std::{borrow::Cow, mem, ops::Range, sync::Arc};
 use rayon::prelude::*;
 
 use super::{
-    decoder::{Decoder, PIECE_BYTES, PreparedTensor},
+    decoder::{Decoder, PIECE_BYTES, PreparedTensor, ranges},
     shard::Shard,
     tensor::Tensor,
 };
@@ -77,11 +77,6 @@ impl<'m> OriginalFile<'m> {
     pub(super) fn tensors(&self) -> impl ExactSizeIterator<Item = Tensor<'m>> + use<'m> {
         let shard = self.shard;
         shard.tensors_of(self.index).iter().map(|&index| Tensor::new(shard, index))
-    }
-
-    /// The length of a weights file's prefix, in bytes.
-    pub(super) fn prefix_length(&self) -> u64 {
-        self.array().length.get()
     }
 
     /// The array of a weights file: its prefix.
@@ -180,33 +175,24 @@ pub(crate) struct TensorPart<'m> {
     pub(crate) tensor: Tensor<'m>,
     /// Its bytes, counted from the tensor's start.
     pub(crate) range: Range<u64>,
-    prepared: Arc<dyn PreparedTensor + 'm>,
-}
-
-impl TensorPart<'_> {
-    /// Whether it is the last one of its tensor.
-    pub(crate) fn is_last(&self) -> Result<bool> {
-        Ok(self.range.end == self.tensor.byte_length()?)
-    }
-
-    /// Checks all of the index that decoding this part does not use.
-    pub(super) fn verify_index(&self) -> Result<()> {
-        self.prepared.verify_index(self.range.clone())
-    }
+    pub(super) prepared: Arc<dyn PreparedTensor + 'm>,
 }
 
 impl<'m> FilePieces<'m> {
     /// Prepares a weights file and checks that its tensors cover it (section 7), and that all can
     /// be decoded.
     pub(crate) fn new(file: OriginalFile<'m>, decoder: &'m dyn Decoder) -> Result<Self> {
-        let with_length = |tensor: Tensor<'m>| Ok((tensor, tensor.byte_length()?));
-        let mut tensors: Vec<_> = file.tensors().map(with_length).collect::<Result<_>>()?;
+        let place = |tensor: Tensor<'m>| {
+            Ok((tensor.record().file_offset.get(), tensor.byte_length()?, tensor))
+        };
+        let mut tensors: Vec<_> = file.tensors().map(place).collect::<Result<_>>()?;
         // A tensor without bytes goes before what starts where it does.
-        tensors.sort_by_key(|(tensor, length)| (tensor.record().file_offset.get(), *length));
-        check_cover(file, &tensors)?;
+        tensors.sort_by_key(|&(start, length, _)| (start, length));
+        let places = tensors.iter().map(|&(start, length, _)| (start, length));
+        check_cover(file, places)?;
         file.tensors().try_for_each(|tensor| tensor.check_known())?;
-        let tensors = tensors.into_iter().filter(|&(_, length)| length > 0);
-        let tensors = tensors.map(|(tensor, _)| tensor).collect();
+        let tensors = tensors.into_iter().filter(|&(_, length, _)| length > 0);
+        let tensors = tensors.map(|(.., tensor)| tensor).collect();
         Ok(Self { file, decoder, tensors, next: (0, 0), started: false, prepared: None })
     }
 
@@ -265,62 +251,46 @@ impl<'m> FilePieces<'m> {
         }
     }
 
-    /// The parts of the next batch: together as many bytes as there are threads, times a piece, or
-    /// a grain where that is more.
+    /// The parts of the next batch: together at most as many bytes as there are threads, times a
+    /// piece, or a grain if that is more.
     fn take_parts(&mut self) -> Result<Vec<TensorPart<'m>>> {
         let threads = rayon::current_num_threads() as u64;
         let (mut parts, mut taken) = (Vec::new(), 0);
         while let Some(&tensor) = self.tensors.get(self.next.0) {
             let (index, start) = self.next;
-            let prepared = self.prepare(index, tensor)?;
+            let prepared = match &self.prepared {
+                Some((of, prepared)) if *of == index => Arc::clone(prepared),
+                _ => self.decoder.prepare(tensor)?.into(),
+            };
+            self.prepared = Some((index, Arc::clone(&prepared)));
             let (length, grain) = (tensor.byte_length()?, prepared.grain());
-            let room = (PIECE_BYTES.max(grain) * threads).saturating_sub(taken);
-            let mut end = parallel::piece_end(start, length, PIECE_BYTES, grain);
-            if end - start > room {
-                // A cut goes between grains, and so between elements.
-                end = (start + room) / grain * grain;
-            }
-            if end <= start {
+            let range = ranges(start..length, grain).next().expect("some bytes are left");
+            taken += range.end - start;
+            if taken > PIECE_BYTES.max(grain) * threads {
                 break;
             }
-            parts.push(TensorPart { tensor, range: start..end, prepared });
-            taken += end - start;
-            self.next = if end == length { (index + 1, 0) } else { (index, end) };
+            self.next = if range.end == length { (index + 1, 0) } else { (index, range.end) };
+            parts.push(TensorPart { tensor, range, prepared });
         }
         Ok(parts)
     }
-
-    /// Prepares a tensor, or finds that it is.
-    fn prepare(
-        &mut self,
-        index: usize,
-        tensor: Tensor<'m>,
-    ) -> Result<Arc<dyn PreparedTensor + 'm>> {
-        if let Some((_, prepared)) = self.prepared.as_ref().filter(|(of, _)| *of == index) {
-            return Ok(Arc::clone(prepared));
-        }
-        let prepared: Arc<dyn PreparedTensor + 'm> = self.decoder.prepare(tensor)?.into();
-        self.prepared = Some((index, Arc::clone(&prepared)));
-        Ok(prepared)
-    }
 }
 
-/// Tensors with their lengths in bytes cover the file after its prefix.
-fn check_cover(file: OriginalFile<'_>, tensors: &[(Tensor<'_>, u64)]) -> Result<()> {
-    let mut position = file.prefix_length();
-    let mut covers = |start: u64, length: u64| {
-        Error::unless(start == position, || {
+/// Tensors that start here and have these lengths, in bytes, cover the file after its prefix.
+fn check_cover(
+    file: OriginalFile<'_>,
+    places: impl Iterator<Item = (u64, u64)>,
+) -> Result<()> {
+    let mut position = file.array().length.get();
+    for (start, length) in places.chain([(file.length(), 0)]) {
+        if start != position {
             let path = file.path();
             let problem = format!("no tensor, or more than one, holds byte {position} of {path:?}");
-            Error::corrupt("directory", 0, problem).in_file(file.shard().path())
-        })?;
+            return Err(Error::corrupt("directory", 0, problem).in_file(file.shard().path()));
+        }
         position += length;
-        Ok(())
-    };
-    tensors
-        .iter()
-        .try_for_each(|(tensor, length)| covers(tensor.record().file_offset.get(), *length))?;
-    covers(file.length(), 0)
+    }
+    Ok(())
 }
 
 /// Hashes bytes on all threads of the pool.

@@ -105,6 +105,11 @@ impl<'m> Tensor<'m> {
         &self.shard.directory().tensors[self.index]
     }
 
+    /// The index in the directory of the first array that holds its bytes.
+    pub(crate) fn first_array(&self) -> usize {
+        self.target().record().array_range().start
+    }
+
     /// The same error, with this tensor and its container.
     pub(crate) fn locate(&self, error: Error) -> Error {
         error.within(format_args!("tensor {:?}", self.name())).in_file(self.shard.path())
@@ -269,8 +274,12 @@ impl<'m> Tiles<'m> {
     /// All four in the mapping of the container, unread and unchecked ([`check`](Self::check)
     /// checks them); `None` if it is not mapped.
     pub fn views(&self) -> Option<[&'m [u8]; 4]> {
-        let [codebook, records, bitstream, plane] =
-            self.arrays().map(|array| self.target.shard().view_array(array));
+        let shard = self.target.shard();
+        let view = |array| {
+            let Range { start, end } = shard.place_of(array);
+            shard.reader.view(start, end - start)
+        };
+        let [codebook, records, bitstream, plane] = self.arrays().map(view);
         Some([codebook?, records?, bitstream?, plane?])
     }
 
@@ -313,8 +322,7 @@ impl<'m> Tiles<'m> {
 
     /// Their indices in the directory.
     fn arrays(&self) -> [usize; 4] {
-        let first = self.target.record().array_range().start;
-        [0, 1, 2, 3].map(|at| first + at)
+        [0, 1, 2, 3].map(|at| self.target.first_array() + at)
     }
 
     /// The tensor that has the arrays.
