@@ -9,7 +9,7 @@ use std::{
 use rayon::prelude::*;
 
 use super::{
-    card::is_card,
+    beside::is_card,
     decoder::{Cpu, Decoder, PreparedTensor, ranges},
     original::OriginalFile,
     shard::Shard,

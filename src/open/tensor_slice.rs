@@ -28,24 +28,14 @@ mod sealed {
     pub trait Element: Copy + FromBytes + IntoBytes {
         /// The one dtype that it stands for, unless it stands for bytes.
         const DTYPE: Option<Dtype>;
-        /// From the order of bytes in containers, which is little-endian.
-        fn to_native(self) -> Self;
     }
 
     impl Element for bf16 {
         const DTYPE: Option<Dtype> = Some(Dtype::BF16);
-
-        fn to_native(self) -> Self {
-            Self::from_bits(u16::from_le(self.to_bits()))
-        }
     }
 
     impl Element for u8 {
         const DTYPE: Option<Dtype> = None;
-
-        fn to_native(self) -> Self {
-            self
-        }
     }
 }
 
@@ -184,9 +174,7 @@ impl<'m> TensorSlice<'m> {
     fn read<E: Element>(&self, reader: &TensorReader<'m>, out: &mut [E]) -> Result<()> {
         read_slice(reader, &self.slice, out.as_mut_bytes())?;
         if cfg!(target_endian = "big") {
-            for element in out {
-                *element = element.to_native();
-            }
+            out.as_mut_bytes().chunks_exact_mut(size_of::<E>()).for_each(<[u8]>::reverse);
         }
         Ok(())
     }

@@ -14,10 +14,7 @@ use super::{folder::OutputFolder, options::Card, report::Report};
 use crate::{
     Result,
     constants::VERSION_MAJOR,
-    open::{
-        beside::unmark,
-        card::{has_front_matter, seal},
-    },
+    open::beside::{has_front_matter, seal, unmark},
     paths::{CONFIG, MODEL_INDEX, PIPELINE, is_container},
 };
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Range, path::Path};
 use super::{
     analysis::{self, FileAnalysis},
     card, encode,
-    folder::OutputFolder,
+    folder::{OutputFolder, check_outputs, shard_paths, write_side_files},
     input::Input,
     options::{CompressOptions, Layout, check_metadata},
     output::ContainerOutput,
@@ -13,14 +13,13 @@ use super::{
     rename::{check_absent, check_file},
     replace::Earlier,
     report::Report,
-    shards::{check_outputs, shard_paths, write_side_files},
     temporary::parent_of,
     tensors::{Blocks, PlannedTensor},
 };
 use crate::{
     Error, Model, OpenOptions, Result,
     format::{self, directory::ShardRecord},
-    open::{Cpu, Level, Models, card::card_path, list_of_components},
+    open::{Cpu, Level, Models, beside::card_path, list_of_components},
     paths::is_container,
     progress::{Observer, Stage},
     source::{Component, Source, Sources},

@@ -14,12 +14,12 @@ use zerocopy::{IntoBytes, little_endian::U32};
 use super::{
     analysis::{self, FileAnalysis},
     compress::Compressor,
+    folder::shard_paths,
     input::Input,
     options::Layout,
     output::seal,
     plan::{ContainerPlan, Contents},
     report::Report,
-    shards::shard_paths,
 };
 use crate::{
     Error, Model, OpenOptions, Result,

@@ -1,20 +1,96 @@
-//! An output folder while it is being filled: a temporary folder that becomes the real one when it
-//! is whole.
+//! A folder of outputs: where containers and side files go, and a temporary folder that is filled and
+//! becomes the real one when it is whole.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
 };
 
 use super::{
-    input::Side,
+    input::{Input, Side},
     rename::{self, renaming, sync_folder, sync_parent},
     replace::Earlier,
     temporary::{TemporaryFolder, aside_of, folder_beside, lock_folder},
 };
-use crate::{Error, Result, paths::check_path};
+use crate::{
+    Error, Result,
+    open::beside::mark,
+    paths::{PIPELINE, PathTree, check_path, ends_as_container, is_config, shard_path},
+    source::Component,
+};
+
+/// Where the container of each weights file goes in a folder; of a pipeline's files without
+/// weights, where their one container goes.
+///
+/// # Errors
+/// [`Error::Parameter`] if two would have one path, or there is none.
+pub(super) fn shard_paths(input: &Input<'_>, in_pipeline: bool) -> Result<Vec<String>> {
+    if input.weights.is_empty() {
+        let problem = "the model has no weights file, so a folder would hold nothing";
+        let remedy = "write one file: give the output a name that ends in .df11";
+        let alone = || Error::parameter(problem, remedy);
+        return in_pipeline.then(|| vec![PIPELINE.to_owned()]).ok_or_else(alone);
+    }
+    let mut owners = BTreeMap::new();
+    let mut paths = Vec::new();
+    for file in input.weights.iter().map(|weights| &weights.file.path) {
+        let path = shard_path(file);
+        if let Some(other) = owners.insert(path.clone(), file) {
+            let problem =
+                format!("the containers of {other:?} and {file:?} would both be {path:?}");
+            let remedy =
+                "make one file with -o NAME.df11, which keeps all names, or rename one of them";
+            return Err(Error::parameter(problem, remedy));
+        }
+        paths.push(path);
+    }
+    Ok(paths)
+}
+
+/// Refuses files of which one would take the place of another in a folder of containers.
+pub(super) fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> {
+    let remedy = "write one file: give the output a name that ends in .df11";
+    if let Some(hidden) =
+        shards.iter().find(|path| path.split('/').any(|name| name.starts_with('.')))
+    {
+        let problem =
+            format!("{hidden:?} would be hidden, and hidden files of a folder are not opened");
+        return Err(Error::parameter(problem, remedy));
+    }
+    // Whatever ends so is a shard to whoever opens the folder.
+    if let Some(side) = input.side.iter().find(|side| ends_as_container(&side.path)) {
+        let problem = format!("the side file {:?} would be taken for a container", side.path);
+        return Err(Error::parameter(problem, remedy));
+    }
+    let side = input.side.iter().map(|side| &*side.path);
+    match PathTree::new(shards.iter().map(String::as_str).chain(side)).clash() {
+        None => Ok(()),
+        Some((first, second)) => {
+            let problem = format!("the folder cannot hold both {first:?} and {second:?}");
+            Err(Error::parameter(problem, remedy))
+        }
+    }
+}
+
+/// Puts the side files of a model beside its containers, each configuration with its mark.
+pub(super) fn write_side_files(
+    component: &Component<Input<'_>>,
+    folder: &mut OutputFolder,
+) -> Result<()> {
+    let Input { weights, side, .. } = &component.model;
+    for side in side {
+        let path = component.path_of(&side.path);
+        if is_config(&side.path, weights.iter().map(|weights| weights.file.path.as_str())) {
+            let config = side.bytes()?;
+            folder.write(mark(&config).as_deref().unwrap_or(&config), &path)?;
+        } else {
+            folder.copy(side, &path)?;
+        }
+    }
+    Ok(())
+}
 
 /// A folder being filled. Dropped before [`OutputFolder::finish`], it leaves nothing behind.
 #[derive(Debug)]

@@ -15,7 +15,6 @@ mod rename;
 mod replace;
 mod report;
 mod restore;
-mod shards;
 mod temporary;
 mod tensors;
 mod tile;

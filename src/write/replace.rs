@@ -14,8 +14,7 @@ use crate::{
         records::{FILE_BESIDE, FILE_WEIGHTS},
     },
     open::{
-        beside::{self, Beside},
-        card::is_card,
+        beside::{self, Beside, is_card},
         listed_components,
     },
     paths::{PIPELINE, has_extension, is_container, shard_path},
