@@ -1,6 +1,13 @@
 //! Compression of models, one or the components of a pipeline, into one container or a folder.
 
-use std::{collections::BTreeMap, ops::Range, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use tempfile::NamedTempFile;
 
 use super::{
     analysis::{self, FileAnalysis},
@@ -10,10 +17,10 @@ use super::{
     options::{CompressOptions, Layout, check_metadata},
     output::ContainerOutput,
     plan::{ContainerPlan, Contents},
-    rename::{check_absent, check_file},
+    rename::{self, check_absent, check_file},
     replace::Earlier,
     report::Report,
-    temporary::parent_of,
+    temporary::{file_beside, parent_of},
     tensors::{Blocks, PlannedTensor},
 };
 use crate::{
@@ -287,15 +294,15 @@ impl<'a> Compressor<'a> {
     fn write(
         &self,
         shard: &Contents<'_>,
-        path: &Path,
+        (file, path): (File, PathBuf),
         report: &mut Report,
     ) -> Result<ContainerOutput> {
         let analyses = self.analyse(shard)?;
         let mut plan = ContainerPlan::new(shard, &analyses)?;
         report.add(&plan);
-        let output = ContainerOutput::create(path, &mut plan)?;
+        let output = ContainerOutput::new(file, path, &mut plan)?;
         self.observer.enter(Stage::Encode);
-        encode::encode(&plan, &output, self.observer)?;
+        encode::encode(shard, &plan, &output, self.observer)?;
         self.observer.advance(plan.tensors.iter().map(PlannedTensor::alias_bytes).sum());
         Ok(output)
     }
@@ -303,13 +310,16 @@ impl<'a> Compressor<'a> {
     fn single(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
         check_file(out)?;
         let mut report = Report::new(self.input, true);
-        let mut output = self.write(&self.shards(true)[0], out, &mut report)?;
+        let (file, temporary) = file_beside(out)?.into_parts();
+        let mut output =
+            self.write(&self.shards(true)[0], (file, out.to_owned()), &mut report)?;
         let identity = format::identity(output.files());
         output.seal(ShardRecord::new(0, 1, identity))?;
         if options.verify {
-            self.verify(output.temporary_path(), 1).map_err(|error| error.in_file(out))?;
+            self.verify(&temporary, 1).map_err(|error| error.in_file(out))?;
         }
-        output.finish(options.overwrite)?;
+        let file = NamedTempFile::from_parts(output.into_file(), temporary);
+        rename::file(file, out, options.overwrite)?;
         Ok(report)
     }
 
@@ -325,8 +335,8 @@ impl<'a> Compressor<'a> {
         let mut report = Report::new(self.input, false);
         let mut outputs = Vec::new();
         for (shard, path) in self.shards(false).iter().zip(&paths) {
-            let mut output =
-                self.write(shard, &folder.path_of(&component.path_of(path))?, &mut report)?;
+            let file = folder.create_file(&component.path_of(path))?;
+            let mut output = self.write(shard, file, &mut report)?;
             output.close();
             outputs.push(output);
         }
@@ -334,7 +344,6 @@ impl<'a> Compressor<'a> {
         let count = outputs.len() as u64;
         for (index, mut output) in (0..).zip(outputs) {
             output.seal(ShardRecord::new(index, count, identity))?;
-            output.finish(false)?;
         }
         write_side_files(component, folder)?;
         if options.verify {

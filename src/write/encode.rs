@@ -1,4 +1,4 @@
-//! Second pass: all jobs of a plan, on all threads, each to its place in the container.
+//! Second pass: all bytes of a plan, each to its place in the container; of tensors on all threads.
 
 use std::{ops::Range, sync::atomic::Ordering};
 
@@ -6,7 +6,7 @@ use super::{
     analysis::fingerprint,
     coding::{Coding, MIN_PORTION_BYTES},
     output::ContainerOutput,
-    plan::{ContainerPlan, EncodeJob},
+    plan::{ContainerPlan, Contents},
     tensors::{PlannedEncoding, PlannedTensor},
     tile::{groups, strips},
 };
@@ -45,30 +45,36 @@ struct Target<'a> {
     observer: &'a dyn Observer,
 }
 
-/// Does all jobs of a plan.
+/// Writes the arrays of a container: the files' own, which are the first ones, then the tensors'.
 ///
 /// # Errors
 /// [`Error::Parameter`] if the source is not what the first pass has read; what reading and
 /// writing answer.
 pub(super) fn encode(
+    contents: &Contents<'_>,
     plan: &ContainerPlan<'_>,
     output: &ContainerOutput,
     observer: &dyn Observer,
 ) -> Result<()> {
-    parallel::for_each(plan.jobs.len(), Worker::default, |worker, index| match plan.jobs[index] {
-        EncodeJob::Prefix { array, file } => output.write_array(array, 0, &file.file.prefix),
-        EncodeJob::Side { array, file } => {
-            let mut offset = 0;
-            let write = |bytes: &[u8]| {
-                output.write_array(array, offset, bytes)?;
-                offset += bytes.len() as u64;
-                Ok(())
-            };
-            file.read(write).map(drop)
-        }
-        EncodeJob::Part { tensor, part } => {
-            worker.run(Target { planned: &plan.tensors[tensor], output, observer }, part)
-        }
+    for (array, file) in contents.weights.iter().enumerate() {
+        output.write_array(array, 0, &file.file.prefix)?;
+    }
+    let side = contents.side.iter().filter(|file| file.length > 0);
+    for (array, file) in (contents.weights.len()..).zip(side) {
+        let mut offset = 0;
+        file.read(|bytes| {
+            output.write_array(array, offset, bytes)?;
+            offset += bytes.len() as u64;
+            Ok(())
+        })?;
+    }
+    let tensors = plan.tensors.iter();
+    let parts: Vec<(&PlannedTensor<'_>, usize)> = tensors
+        .flat_map(|planned| (0..planned.part_count()).map(move |part| (planned, part)))
+        .collect();
+    parallel::for_each(parts.len(), Worker::default, |worker, index| {
+        let (planned, part) = parts[index];
+        worker.run(Target { planned, output, observer }, part)
     })?;
     let changed = plan.tensors.iter().find(|tensor| !tensor.is_as_analysed());
     changed.map_or(Ok(()), |tensor| Err(tensor.changed()))

@@ -1,16 +1,14 @@
-//! A container while it is being written: a temporary file that becomes the real one when it is
-//! whole.
+//! A container while it is being written, to a temporary file or in a temporary folder.
 
 use std::{
     fs::File,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Mutex, PoisonError},
 };
 
-use tempfile::{NamedTempFile, TempPath};
 use zerocopy::IntoBytes;
 
-use super::{plan::ContainerPlan, rename, temporary::file_beside};
+use super::plan::ContainerPlan;
 use crate::{
     Error, Result,
     format::{
@@ -22,10 +20,9 @@ use crate::{
     parallel,
 };
 
-/// A container being written. Dropped before [`ContainerOutput::finish`], it leaves nothing behind.
+/// A container being written.
 #[derive(Debug)]
 pub(super) struct ContainerOutput {
-    temporary: TempPath,
     /// The file; `None` while it is closed.
     file: Option<File>,
     path: PathBuf,
@@ -35,16 +32,14 @@ pub(super) struct ContainerOutput {
 }
 
 impl ContainerOutput {
-    /// Creates the temporary file beside `path`, with the header of an unfinished container, and
-    /// takes the plan's directory.
-    pub(super) fn create(path: &Path, plan: &mut ContainerPlan<'_>) -> Result<Self> {
-        let (file, temporary) = file_beside(path)?.into_parts();
+    /// Begins a new file, which is or will be at `path`, with the header of an unfinished
+    /// container, and takes the plan's directory.
+    pub(super) fn new(file: File, path: PathBuf, plan: &mut ContainerPlan<'_>) -> Result<Self> {
         let directory = std::mem::take(&mut plan.directory);
         let sections = directory.sections.len();
         let output = Self {
-            temporary,
             file: Some(file),
-            path: path.to_owned(),
+            path,
             directory,
             directory_offset: plan.directory_offset,
             checksums: (0..sections).map(|_| Mutex::default()).collect(),
@@ -83,8 +78,8 @@ impl ContainerOutput {
         IdentifiedFile::of(&self.directory)
     }
 
-    /// Closes the file until it is sealed, since a model may have more shards than a process may
-    /// have files open.
+    /// Closes a file that is at its path until it is sealed, since a model may have more shards
+    /// than a process may have files open.
     pub(super) fn close(&mut self) {
         self.file = None;
     }
@@ -92,7 +87,7 @@ impl ContainerOutput {
     /// Writes directory, footer and header, and makes sure that they are on the disk.
     pub(super) fn seal(&mut self, shard: ShardRecord) -> Result<()> {
         if self.file.is_none() {
-            let file = File::options().write(true).open(&self.temporary);
+            let file = File::options().write(true).open(&self.path);
             self.file = Some(file.map_err(|error| Error::io("opening", &self.path, error))?);
         }
         for (section, checksums) in self.directory.sections.iter().zip(self.checksums.drain(..)) {
@@ -116,15 +111,9 @@ impl ContainerOutput {
         self.file().sync_all().map_err(|error| Error::io("syncing", &self.path, error))
     }
 
-    /// Where the sealed container is until [`ContainerOutput::finish`].
-    pub(super) fn temporary_path(&self) -> &Path {
-        &self.temporary
-    }
-
-    /// Gives the sealed container its name; in place of what has it only with `overwrite`.
-    pub(super) fn finish(self, overwrite: bool) -> Result<()> {
-        let file = self.file.expect("it is open since it was sealed");
-        rename::file(NamedTempFile::from_parts(file, self.temporary), &self.path, overwrite)
+    /// The sealed file.
+    pub(super) fn into_file(self) -> File {
+        self.file.expect("it is open since it was sealed")
     }
 }
 

@@ -1,5 +1,4 @@
 //! The plan of a container: with the first pass done, every array has its size and so its place.
-//! What is left to do is listed as jobs that touch disjoint bytes.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -48,24 +47,6 @@ pub(super) struct ContainerPlan<'a> {
     pub(super) directory_offset: u64,
     /// In the order of the directory.
     pub(super) tensors: Vec<PlannedTensor<'a>>,
-    pub(super) jobs: Vec<EncodeJob<'a>>,
-}
-
-/// Bytes to produce. Any job may run at any time, on any thread.
-pub(super) enum EncodeJob<'a> {
-    Prefix {
-        array: usize,
-        file: &'a Weights<'a>,
-    },
-    Side {
-        array: usize,
-        file: &'a Side<'a>,
-    },
-    /// A part of a tensor, by its index in [`ContainerPlan::tensors`].
-    Part {
-        tensor: usize,
-        part: usize,
-    },
 }
 
 impl<'a> ContainerPlan<'a> {
@@ -78,17 +59,14 @@ impl<'a> ContainerPlan<'a> {
         for &block in blocks.keys() {
             records.add_block(&contents.block_names[block]);
         }
-        let mut jobs = file_jobs(contents);
-        for (index, tensor) in tensors.iter_mut().enumerate() {
+        for tensor in &mut tensors {
             records.add_tensor(tensor, blocks[&tensor.block]);
-            let parts = 0..tensor.part_count();
-            jobs.extend(parts.map(|part| EncodeJob::Part { tensor: index, part }));
         }
         for (key, value) in contents.metadata.into_iter().flatten() {
             records.add_metadata(key, value);
         }
         let (directory, directory_offset) = records.place()?;
-        let plan = Self { directory, directory_offset, tensors, jobs };
+        let plan = Self { directory, directory_offset, tensors };
         plan.check_limits()?;
         Ok(plan)
     }
@@ -119,16 +97,6 @@ fn used_blocks(tensors: &[PlannedTensor<'_>]) -> BTreeMap<usize, u64> {
         *block = index;
     }
     blocks
-}
-
-/// The jobs of the files' arrays; they are the first arrays of the container.
-fn file_jobs<'a>(contents: &Contents<'a>) -> Vec<EncodeJob<'a>> {
-    let prefixes =
-        (0..).zip(contents.weights).map(|(array, file)| EncodeJob::Prefix { array, file });
-    let side = contents.side.iter().filter(|file| file.length > 0);
-    let side =
-        (contents.weights.len()..).zip(side).map(|(array, file)| EncodeJob::Side { array, file });
-    prefixes.chain(side).collect()
 }
 
 /// The records of a directory while they are being made. Arrays are packed into sections, and

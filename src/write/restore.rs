@@ -141,7 +141,7 @@ fn restore_folder(
         restorer.restore_all(&mut folder, found)?;
     }
     folder.finish()?;
-    Ok(restorers.into_iter().map(Restorer::finish).collect())
+    Ok(restorers.into_iter().map(|restorer| restorer.done).collect())
 }
 
 /// What [`decompress`] checks before it does anything.
@@ -164,6 +164,7 @@ struct Restorer<'a> {
     component: Component<&'a Model>,
     options: &'a DecompressOptions,
     observer: &'a dyn Observer,
+    /// With paths relative to the output.
     done: Restored,
 }
 
@@ -194,16 +195,19 @@ impl Restorer<'_> {
             }
         }
         for found in bystanders {
-            self.copy(&Side::on_disk(found.path.clone(), found.length, found.file), folder)?;
-            self.done.unchecked.push(found.path);
+            let path =
+                self.copy(&Side::on_disk(found.path, found.length, found.file), folder)?;
+            self.done.unchecked.push(path);
         }
         Ok(())
     }
 
-    fn copy(&mut self, side: &Side<'_>, folder: &mut OutputFolder) -> Result<()> {
-        folder.copy(side, &self.component.path_of(&side.path))?;
+    /// Copies a side file; returns its path in the output.
+    fn copy(&mut self, side: &Side<'_>, folder: &mut OutputFolder) -> Result<String> {
+        let path = self.component.path_of(&side.path);
+        folder.copy(side, &path)?;
         self.done.bytes += side.length;
-        Ok(())
+        Ok(path)
     }
 
     /// Paths of all files that are restored or copied, relative to the output.
@@ -213,25 +217,12 @@ impl Restorer<'_> {
         all.map(|path| self.component.path_of(path)).collect()
     }
 
-    /// What was done, with paths relative to the output.
-    fn finish(self) -> Restored {
-        let Self { component, mut done, .. } = self;
-        for paths in [&mut done.changed, &mut done.missing, &mut done.unchecked] {
-            for path in paths.iter_mut() {
-                *path = component.path_of(path);
-            }
-        }
-        done.left_out.iter_mut().for_each(|file| file.path = component.path_of(&file.path));
-        done
-    }
-
     /// Copies a recorded side file, if it is the original or may be another one.
     fn restore_beside(
         &mut self,
         recorded: OriginalFile<'_>,
         folder: &mut OutputFolder,
     ) -> Result<()> {
-        let path = recorded.path().to_owned();
         let root = self.component.model.folder();
         match root.map_or(Ok(Beside::Missing), |root| beside::find(root, recorded))? {
             Beside::Changed(file) if self.options.keep_changed => {
@@ -242,10 +233,13 @@ impl Restorer<'_> {
                     return Err(Error::parameter(problem, remedy));
                 }
                 let length = FileReader::open(&file)?.size();
-                self.copy(&Side::on_disk(path.clone(), length, file), folder)?;
+                let side = Side::on_disk(recorded.path().to_owned(), length, file);
+                let path = self.copy(&side, folder)?;
                 self.done.changed.push(path);
             }
-            Beside::Missing if self.options.keep_changed => self.done.missing.push(path),
+            Beside::Missing if self.options.keep_changed => {
+                self.done.missing.push(self.component.path_of(recorded.path()));
+            }
             found => {
                 self.copy(&Side::found(recorded, found)?, folder)?;
                 self.done.files += 1;
@@ -259,8 +253,7 @@ impl Restorer<'_> {
     /// model's.
     fn bystanders(&mut self) -> Result<Vec<Found>> {
         let model = self.component.model;
-        let (found, left_out) = model.bystanders()?;
-        self.done.left_out = left_out;
+        let (found, mut left_out) = model.bystanders()?;
         let recorded: BTreeSet<&str> = model.files().map(|file| file.path()).collect();
         let mut bystanders = Vec::new();
         for file in found {
@@ -274,8 +267,10 @@ impl Restorer<'_> {
                 bystanders.push(file);
                 continue;
             };
-            self.done.left_out.push(LeftOut { path: file.path, reason: reason.to_owned() });
+            left_out.push(LeftOut { path: file.path, reason: reason.to_owned() });
         }
+        left_out.iter_mut().for_each(|file| file.path = self.component.path_of(&file.path));
+        self.done.left_out = left_out;
         Ok(bystanders)
     }
 
@@ -312,7 +307,7 @@ fn clashes(path: &str, recorded: &BTreeSet<&str>) -> bool {
 
 /// Refuses to begin what the disk of an output has no room for.
 #[cfg(unix)]
-pub(super) fn check_space(out: &Path, bytes: u64) -> Result<()> {
+fn check_space(out: &Path, bytes: u64) -> Result<()> {
     let folder = parent_of(out);
     // Where the system does not tell, writing will.
     let Ok(disk) = rustix::fs::statvfs(folder) else { return Ok(()) };
@@ -326,6 +321,6 @@ pub(super) fn check_space(out: &Path, bytes: u64) -> Result<()> {
 }
 
 #[cfg(not(unix))]
-pub(super) fn check_space(_: &Path, _: u64) -> Result<()> {
+fn check_space(_: &Path, _: u64) -> Result<()> {
     Ok(())
 }
