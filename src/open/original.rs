@@ -277,10 +277,7 @@ impl<'m> FilePieces<'m> {
 }
 
 /// Tensors that start here and have these lengths, in bytes, cover the file after its prefix.
-fn check_cover(
-    file: OriginalFile<'_>,
-    places: impl Iterator<Item = (u64, u64)>,
-) -> Result<()> {
+fn check_cover(file: OriginalFile<'_>, places: impl Iterator<Item = (u64, u64)>) -> Result<()> {
     let mut position = file.array().length.get();
     for (start, length) in places.chain([(file.length(), 0)]) {
         if start != position {

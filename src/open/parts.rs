@@ -5,12 +5,7 @@ use std::{ops::Range, sync::Arc};
 use rayon::prelude::*;
 
 use super::shard::{ReadChunk, Shard};
-use crate::{
-    Error, Result,
-    constants::ARRAY_ALIGNMENT,
-    io::ReadAt,
-    parallel,
-};
+use crate::{Error, Result, constants::ARRAY_ALIGNMENT, io::ReadAt, parallel};
 
 /// Bytes that are checked while they are in the cache of the core that read them.
 const CACHED_BYTES: usize = 256 << 10;
@@ -60,7 +55,8 @@ impl Shard {
             let counts = if self.check_checksums { overlap(counted, &now) } else { 0..0 };
             let bytes = out.split_off_mut(..(now.end - now.start) as usize).expect("room for all");
             let mut hasher = crc32fast::Hasher::new();
-            for (at, part) in (now.start..).step_by(CACHED_BYTES).zip(bytes.chunks_mut(CACHED_BYTES))
+            for (at, part) in
+                (now.start..).step_by(CACHED_BYTES).zip(bytes.chunks_mut(CACHED_BYTES))
             {
                 self.reader
                     .read_exact_at(at, part)

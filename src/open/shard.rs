@@ -17,7 +17,10 @@ use rayon::prelude::*;
 use crate::{
     Error, Result,
     constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES},
-    format::{Directory, Header, records::{SectionRecord, section_name}},
+    format::{
+        Directory, Header,
+        records::{SectionRecord, section_name},
+    },
     io::ReadAt,
     parallel,
 };

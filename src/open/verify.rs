@@ -176,7 +176,8 @@ impl ShardVerifier<'_, '_> {
         let mut ends: Vec<u64> =
             directory.sections.iter().map(|section| section.offset.get()).collect();
         for (index, array) in directory.arrays.iter().enumerate() {
-            let (place, end) = (self.shard.place_of(index), &mut ends[array.section.get() as usize]);
+            let (place, end) =
+                (self.shard.place_of(index), &mut ends[array.section.get() as usize]);
             self.zeros(*end..place.start)?;
             *end = place.end;
         }
@@ -237,7 +238,12 @@ impl ShardVerifier<'_, '_> {
         let (observer, found) = (self.observer, &mut *self.found);
         pieces.for_each(|batch| {
             let (index, (tensors, ())) = rayon::join(
-                || batch.parts.par_iter().try_for_each(|part| part.prepared.verify_index(part.range.clone())),
+                || {
+                    batch
+                        .parts
+                        .par_iter()
+                        .try_for_each(|part| part.prepared.verify_index(part.range.clone()))
+                },
                 || {
                     rayon::join(
                         || hash_parts(&mut tensor_hasher, &batch.parts, &batch.bytes),

@@ -13,10 +13,9 @@ use blake3::Hasher;
 use rayon::prelude::*;
 
 use super::{
-    coding::{self, Coding, Counting},
+    coding::{self, Coding, ExponentCounts, PairCounts},
     input::Weights,
     options::Layout,
-    tile,
 };
 use crate::{
     Dtype, Error, Result, encoding::tile::PairHistogram, huffman::Histogram, open::hash, parallel,
@@ -159,8 +158,10 @@ pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Resu
         let elements = tensor.length / 2;
         let coding = match (work(layout, tensor), layout) {
             (PieceWork::None, _) | (_, Layout::Raw) => None,
-            (_, Layout::Gap(geometry)) => Some(coding::assume(geometry, elements, bits(elements))?),
-            (_, Layout::Tile) => Some(tile::assume(&tensor.shape, bits(elements))?),
+            (_, Layout::Gap(geometry)) => {
+                Some(coding::assume_gap(geometry, elements, bits(elements))?)
+            }
+            (_, Layout::Tile) => Some(coding::assume_tile(&tensor.shape, bits(elements))?),
         };
         let hash = *blake3::hash(tensor.name.as_bytes()).as_bytes();
         Ok(TensorAnalysis { hash, fingerprint: 0, coding })
@@ -180,7 +181,7 @@ fn batches(
         let each = match first.work {
             _ if threads == 1 => PIECE_BYTES,
             // Each thread is to have a tensor.
-            PieceWork::Whole => tile::WHOLE_BYTES,
+            PieceWork::Whole => coding::WHOLE_BYTES,
             _ => first.length().max(4 * PIECE_BYTES),
         };
         let (tensor, work) = (first.tensor, first.work);
@@ -203,7 +204,7 @@ fn work(layout: Layout, tensor: &SourceTensor) -> PieceWork {
         _ if tensor.dtype != Dtype::BF16 || tensor.length < MIN_CODED_BYTES => PieceWork::None,
         Layout::Raw => PieceWork::None,
         Layout::Gap(_) => PieceWork::Exponents,
-        Layout::Tile if tensor.length <= tile::WHOLE_BYTES => PieceWork::Whole,
+        Layout::Tile if tensor.length <= coding::WHOLE_BYTES => PieceWork::Whole,
         Layout::Tile => PieceWork::Pairs,
     }
 }
@@ -243,7 +244,7 @@ impl Pass<'_> {
     fn read_batch(
         &self,
         batch: &[SourcePiece],
-        pairs: &tile::Counts,
+        pairs: &PairCounts,
         buffer: &mut Vec<u8>,
     ) -> Result<Vec<PieceAnalysis>> {
         let lengths = batch.iter().map(SourcePiece::length);
@@ -271,7 +272,7 @@ impl Pass<'_> {
             weights.resize((range.end - range.start) as usize, 0);
             self.file.read(tensor.offset + range.start, weights)
         };
-        tile::measure(&tensor.shape, pairs, read, self.observer)
+        coding::measure(&tensor.shape, pairs, read, self.observer)
     }
 }
 
@@ -279,7 +280,7 @@ impl Pass<'_> {
 fn whole(tensor: &SourceTensor, weights: &[u8]) -> Result<Option<Coding>> {
     let mut pairs = PairHistogram::new();
     pairs.add(weights);
-    tile::measure_whole(&tensor.shape, &pairs, weights)
+    coding::measure_whole(&tensor.shape, &pairs, weights)
 }
 
 /// The tensor that the pass is in, and those before.
@@ -287,8 +288,8 @@ fn whole(tensor: &SourceTensor, weights: &[u8]) -> Result<Option<Coding>> {
 struct PassState {
     hasher: Hasher,
     fingerprint: u64,
-    exponents: Option<Counting>,
-    pairs: tile::Counts,
+    exponents: Option<ExponentCounts>,
+    pairs: PairCounts,
     coding: Option<Coding>,
     analyses: Vec<TensorAnalysis>,
 }
@@ -309,7 +310,8 @@ impl PassState {
             bytes = rest;
             let tensor = pass.tensor(piece.tensor);
             if let (Some(histogram), Layout::Gap(geometry)) = (found.exponents, pass.layout) {
-                let new = || Counting::new(geometry, tensor.length, pass.piece_bytes(piece.tensor));
+                let new =
+                    || ExponentCounts::new(geometry, tensor.length, pass.piece_bytes(piece.tensor));
                 self.exponents.get_or_insert_with(new).add(piece.range.start, &histogram);
             }
             self.coding = found.coding;

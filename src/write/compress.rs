@@ -311,8 +311,7 @@ impl<'a> Compressor<'a> {
         check_file(out)?;
         let mut report = Report::new(self.input, true);
         let (file, temporary) = file_beside(out)?.into_parts();
-        let mut output =
-            self.write(&self.shards(true)[0], (file, out.to_owned()), &mut report)?;
+        let mut output = self.write(&self.shards(true)[0], (file, out.to_owned()), &mut report)?;
         let identity = format::identity(output.files());
         output.seal(ShardRecord::new(0, 1, identity))?;
         if options.verify {

@@ -4,11 +4,10 @@ use std::{ops::Range, sync::atomic::Ordering};
 
 use super::{
     analysis::fingerprint,
-    coding::{Coding, MIN_PORTION_BYTES},
+    coding::{Coding, MIN_PORTION_BYTES, groups, portion_bytes, strips},
     output::ContainerOutput,
     plan::{ContainerPlan, Contents},
     tensors::{PlannedEncoding, PlannedTensor},
-    tile::{groups, strips},
 };
 use crate::{
     Error, Result,
@@ -122,8 +121,10 @@ impl Worker {
             Ok((lengths, encoder))
         };
         let (lengths, encoder) = kept(&mut self.gap, target, new)?;
-        let first = portion as u64 * coding.portion_bytes;
-        let end = target.planned.tensor.length.min(first + coding.portion_bytes);
+        let length = target.planned.tensor.length;
+        let portion_bytes = portion_bytes(length, coding.piece_bytes);
+        let first = portion as u64 * portion_bytes;
+        let end = length.min(first + portion_bytes);
         let mut bit = coding.portion_starts[portion];
         let each = MIN_PORTION_BYTES.next_multiple_of(coding.piece_bytes);
         let lookahead = 2 * sizes.geometry().lookahead() as u64;

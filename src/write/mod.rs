@@ -17,7 +17,6 @@ mod report;
 mod restore;
 mod temporary;
 mod tensors;
-mod tile;
 
 pub use analysis::MIN_CODED_BYTES;
 pub use card::Loading;

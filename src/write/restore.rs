@@ -195,8 +195,7 @@ impl Restorer<'_> {
             }
         }
         for found in bystanders {
-            let path =
-                self.copy(&Side::on_disk(found.path, found.length, found.file), folder)?;
+            let path = self.copy(&Side::on_disk(found.path, found.length, found.file), folder)?;
             self.done.unchecked.push(path);
         }
         Ok(())

@@ -15,7 +15,10 @@ use super::{
 use crate::{
     Dtype, Error,
     constants::{ARRAY_ALIGNMENT, MAX_ALIASES},
-    format::records::{ENCODING_ALIAS, ENCODING_RAW, SECTION_RAW},
+    format::{
+        records::{ENCODING_ALIAS, ENCODING_RAW, SECTION_RAW},
+        section_of,
+    },
     source::{
         SourceTensor,
         group::{self, GroupedBlock},
@@ -136,8 +139,8 @@ pub(super) fn list<'a>(
 fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis) -> PlannedEncoding<'a> {
     let aligned = |bytes: u64| bytes.next_multiple_of(ARRAY_ALIGNMENT);
     let is_smaller = |coding: &&Coding| {
-        let (.., arrays) = coding.stored();
-        arrays.iter().map(|&(_, bytes)| aligned(bytes)).sum::<u64>() < aligned(tensor.length)
+        let arrays = coding.sizes.arrays().into_iter();
+        arrays.map(|(_, bytes)| aligned(bytes)).sum::<u64>() < aligned(tensor.length)
     };
     analysis.coding.as_ref().filter(is_smaller).map_or(PlannedEncoding::Raw, PlannedEncoding::Coded)
 }
@@ -200,7 +203,12 @@ impl PlannedTensor<'_> {
             PlannedEncoding::Alias(target) => (ENCODING_ALIAS, [target as u64, 0, 0, 0], vec![]),
             PlannedEncoding::Raw if self.tensor.length == 0 => (ENCODING_RAW, [0; 4], vec![]),
             PlannedEncoding::Raw => (ENCODING_RAW, [0; 4], vec![(SECTION_RAW, self.tensor.length)]),
-            PlannedEncoding::Coded(coding) => coding.stored(),
+            PlannedEncoding::Coded(coding) => {
+                let [first, second, third] = coding.sizes.parameters();
+                let arrays = coding.sizes.arrays().into_iter();
+                let arrays = arrays.map(|(kind, length)| (section_of(kind), length)).collect();
+                (coding.sizes.encoding(), [first, second, third, 0], arrays)
+            }
         }
     }
 
