@@ -1,7 +1,7 @@
 //! Compression of models, one or the components of a pipeline, into one container or a folder.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     ops::Range,
     path::{Path, PathBuf},
@@ -18,7 +18,6 @@ use super::{
     output::ContainerOutput,
     plan::{ContainerPlan, Contents},
     rename::{self, check_absent, check_file},
-    replace::Earlier,
     report::Report,
     temporary::{file_beside, parent_of},
     tensors::{Blocks, PlannedTensor},
@@ -202,15 +201,14 @@ fn write_folder(
     observer: &dyn Observer,
 ) -> Result<Vec<Report>> {
     let is_pipeline = inputs.len() > 1;
-    let mut paths = Vec::new();
+    let mut paths = BTreeSet::new();
     for input in &inputs {
         let shards = shard_paths(&input.model, is_pipeline)?;
         check_outputs(&input.model, &shards)?;
         let side = input.model.side.iter().map(|side| side.path.clone());
         paths.extend(side.chain(shards).map(|path| input.path_of(&path)));
     }
-    let earlier = options.overwrite.then(|| Earlier::of(paths));
-    let mut folder = OutputFolder::create(out, earlier)?;
+    let mut folder = OutputFolder::create(out, options.overwrite.then_some(paths))?;
     let own =
         inputs.iter().filter(|input| input.folder.is_empty()).flat_map(|input| &input.model.side);
     let own: Vec<String> = own.map(|side| side.path.clone()).collect();

@@ -11,7 +11,7 @@ use std::{
 use super::{
     input::{Input, Side},
     rename::{self, renaming, sync_folder, sync_parent},
-    replace::Earlier,
+    replace::check_earlier,
     temporary::{TemporaryFolder, aside_of, folder_beside, lock_folder},
 };
 use crate::{
@@ -97,22 +97,22 @@ pub(super) fn write_side_files(
 pub(super) struct OutputFolder {
     temporary: TemporaryFolder,
     path: PathBuf,
-    /// What may be replaced; nothing if there is none.
-    earlier: Option<Earlier>,
+    /// By whose paths an earlier output is known that may be replaced; nothing may without.
+    earlier: Option<BTreeSet<String>>,
     /// The folders in it.
     made: BTreeSet<PathBuf>,
 }
 
 impl OutputFolder {
     /// Creates the temporary folder beside `path`. What has the name `path` is replaced in the end
-    /// if `earlier` knows every file in it.
-    pub(super) fn create(path: &Path, earlier: Option<Earlier>) -> Result<Self> {
+    /// if it is an earlier output of one with files of these paths.
+    pub(super) fn create(path: &Path, earlier: Option<BTreeSet<String>>) -> Result<Self> {
         if path.file_name().is_none() {
             let problem = format!("{} names no folder", path.display());
             return Err(Error::parameter(problem, "give the output a name"));
         }
         if let Some(earlier) = &earlier {
-            earlier.check(path)?;
+            check_earlier(path, earlier)?;
         }
         Ok(Self {
             temporary: folder_beside(path)?,
@@ -182,7 +182,7 @@ impl OutputFolder {
             rename::folder(self.path(), &self.path).map_err(|error| renaming(&self.path, error))?;
             return self.keep();
         };
-        earlier.check(&self.path)?;
+        check_earlier(&self.path, earlier)?;
         // No other run shall take it for a leftover while it has a temporary name.
         let _lock = lock_folder(&self.path);
         match rename::exchange(self.path(), &self.path) {

@@ -9,7 +9,6 @@ use super::{
     input::Side,
     options::DecompressOptions,
     rename::{self, check_absent, check_file},
-    replace::Earlier,
     temporary::{file_beside, parent_of},
 };
 use crate::{
@@ -126,7 +125,7 @@ fn restore_folder(
     options: &DecompressOptions,
 ) -> Result<Vec<Restored>> {
     let mut bystanders = Vec::new();
-    let (mut paths, mut length) = (Vec::new(), 0u64);
+    let (mut paths, mut length) = (BTreeSet::new(), 0u64);
     for restorer in &mut restorers {
         let found = restorer.bystanders()?;
         let recorded = restorer.component.model.files().map(|file| file.length());
@@ -136,7 +135,7 @@ fn restore_folder(
         bystanders.push(found);
     }
     check_space(out, length)?;
-    let mut folder = OutputFolder::create(out, options.overwrite.then(|| Earlier::of(paths)))?;
+    let mut folder = OutputFolder::create(out, options.overwrite.then_some(paths))?;
     for (restorer, found) in restorers.iter_mut().zip(bystanders) {
         restorer.restore_all(&mut folder, found)?;
     }
