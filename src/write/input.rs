@@ -115,9 +115,6 @@ struct Decoded<'a> {
 /// Decodes a range of the bytes of the tensor with this index.
 type ReadTensor<'a> = dyn Fn(usize, Range<u64>, &mut [u8]) -> Result<()> + Sync + 'a;
 
-/// The tensors that were read last, by index.
-type Prepared<'a> = VecDeque<(usize, Arc<dyn PreparedTensor + 'a>)>;
-
 impl<'a> Weights<'a> {
     fn decoded(file: OriginalFile<'a>) -> Result<Self> {
         let (shard, description) = (file.shard(), file.description()?);
@@ -127,10 +124,21 @@ impl<'a> Weights<'a> {
         };
         let tensors: Vec<Tensor<'a>> = description.tensors.iter().map(find).collect();
         tensors.iter().try_for_each(Tensor::check_known)?;
-        let (of, prepared) = (tensors.clone(), Mutex::<Prepared<'a>>::default());
-        let read = move |index: usize, range, out: &mut [u8]| {
-            prepare(&mut parallel::lock(&prepared), index, of[index])?.read(range, out)
+        // The tensors that were read last, by index.
+        let last: Mutex<VecDeque<(usize, Arc<dyn PreparedTensor + 'a>)>> = Mutex::default();
+        let of = tensors.clone();
+        let prepare = move |index| {
+            let mut last = parallel::lock(&last);
+            if let Some((_, found)) = last.iter().find(|(of, _)| *of == index) {
+                return Ok(Arc::clone(found));
+            }
+            // Threads work on tensors in a row, each on one.
+            last.truncate(rayon::current_num_threads());
+            let new: Arc<dyn PreparedTensor + 'a> = Cpu.prepare(of[index])?.into();
+            last.push_front((index, Arc::clone(&new)));
+            Ok::<_, Error>(new)
         };
+        let read = move |index, range, out: &mut [u8]| prepare(index)?.read(range, out);
         let decoded = Decoded { file, tensors, read: Box::new(read) };
         Ok(Self { file: Cow::Owned(description), decoded: Some(decoded) })
     }
@@ -157,22 +165,6 @@ impl<'a> Weights<'a> {
         pairs.try_for_each(|(tensor, &hash)| tensor.check_hash((*hash).into()))?;
         decoded.file.check_hash((*file).into())
     }
-}
-
-/// Prepares a tensor, or finds that it is among the last ones.
-fn prepare<'a>(
-    prepared: &mut Prepared<'a>,
-    index: usize,
-    tensor: Tensor<'a>,
-) -> Result<Arc<dyn PreparedTensor + 'a>> {
-    if let Some((_, found)) = prepared.iter().find(|(of, _)| *of == index) {
-        return Ok(Arc::clone(found));
-    }
-    // Threads work on tensors in a row, each on one.
-    prepared.truncate(rayon::current_num_threads());
-    let new: Arc<dyn PreparedTensor + 'a> = Cpu.prepare(tensor)?.into();
-    prepared.push_front((index, Arc::clone(&new)));
-    Ok(new)
 }
 
 /// A file that travels with the weights.
@@ -230,31 +222,27 @@ impl<'a> Side<'a> {
         Self::recorded(file, SideContent::Stored(file))
     }
 
-    /// Hands on its bytes, at most 1 MiB at a time.
-    fn for_each(&self, take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    /// Hands on its bytes, at most 1 MiB at a time, and compares their hash with the known one.
+    /// Returns it.
+    pub(super) fn read(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<[u8; 32]> {
+        let mut hasher = Hasher::new();
+        let mut take = |bytes: &[u8]| {
+            hash(&mut hasher, bytes);
+            take(bytes)
+        };
         match &self.place {
             SideContent::Disk(file) => {
                 let reader = FileReader::open(file)?;
                 if reader.size() != self.length {
                     return Err(self.changed());
                 }
-                reader.stream(self.length, take)
+                reader.stream(self.length, take)?;
             }
             SideContent::Memory(bytes) => {
-                bytes.chunks(CHECKSUM_CHUNK_BYTES as usize).try_for_each(take)
+                bytes.chunks(CHECKSUM_CHUNK_BYTES as usize).try_for_each(&mut take)?;
             }
-            SideContent::Stored(file) => file.stream(take),
+            SideContent::Stored(file) => file.stream(take)?,
         }
-    }
-
-    /// Hands on its bytes as [`Side::for_each`], and compares their hash with the known one.
-    /// Returns it.
-    pub(super) fn read(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<[u8; 32]> {
-        let mut hasher = Hasher::new();
-        self.for_each(|bytes| {
-            hash(&mut hasher, bytes);
-            take(bytes)
-        })?;
         let hash = *hasher.finalize().as_bytes();
         if let SideContent::Stored(file) = &self.place {
             file.check_hash(hash.into())?;

@@ -63,9 +63,8 @@ pub(super) fn check_earlier(folder: &Path, paths: &BTreeSet<String>) -> Result<(
     let has_containers = paths.iter().any(is_container);
     let containers = entries.keys().filter(|path| has_containers && is_container(path));
     let recorded = recognise(folder, paths, &containers.map(String::as_str).collect::<Vec<_>>())?;
-    let is_known = |path: &String| {
-        paths.contains(path) || recorded.contains(path) || is_card(folder, path)
-    };
+    let is_known =
+        |path: &String| paths.contains(path) || recorded.contains(path) || is_card(folder, path);
     match entries.keys().find(|path| !is_known(path)) {
         Some(path) => in_the_way(folder, path, ""),
         None => Ok(()),

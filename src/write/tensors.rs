@@ -46,21 +46,19 @@ pub(super) struct Blocks {
 impl Blocks {
     /// Groups the tensors of all weights files.
     pub(super) fn new(weights: &[Weights<'_>]) -> Self {
-        let mut of_tensors: Vec<Vec<usize>> =
-            weights.iter().map(|weights| vec![0; weights.file.tensors.len()]).collect();
-        let (mut places, mut items) = (Vec::new(), Vec::new());
-        for (file, weights) in weights.iter().enumerate() {
-            places.extend((0..weights.file.tensors.len()).map(|tensor| (file, tensor)));
-            items.extend(weights.file.tensors.iter().map(group::Item::from));
-        }
-        let mut names = Vec::new();
+        let items: Vec<_> = weights
+            .iter()
+            .flat_map(|weights| &weights.file.tensors)
+            .map(group::Item::from)
+            .collect();
+        let (mut of_items, mut names) = (vec![0; items.len()], Vec::new());
         for (block, group) in join_small(group::group(&items), &items).into_iter().enumerate() {
-            for index in group.tensors {
-                let (file, tensor) = places[index];
-                of_tensors[file][tensor] = block;
-            }
+            group.tensors.iter().for_each(|&index| of_items[index] = block);
             names.push(group.name);
         }
+        let mut of_items = of_items.into_iter();
+        let mut next = |count| of_items.by_ref().take(count).collect();
+        let of_tensors = weights.iter().map(|weights| next(weights.file.tensors.len())).collect();
         Self { of_tensors, names }
     }
 }
