@@ -68,7 +68,8 @@ pub fn compress(
     options: &CompressOptions,
     observer: &dyn Observer,
 ) -> Result<Report> {
-    Ok(one(write(vec![alone(Input::of_source(source))], out, options, observer)?))
+    let input = Component::new("", Input::of_source(source));
+    Ok(write(vec![input], out, options, observer)?.remove(0))
 }
 
 /// As [`compress`], of all models at a path. Those of a pipeline go into one folder, each as if it
@@ -139,7 +140,8 @@ pub fn convert(
     observer: &dyn Observer,
 ) -> Result<Report> {
     check_outside(model, out)?;
-    Ok(one(write(vec![alone(Input::of_model(model)?)], out, options, observer)?))
+    let input = Component::new("", Input::of_model(model)?);
+    Ok(write(vec![input], out, options, observer)?.remove(0))
 }
 
 /// As [`convert`], of all models at a path; see [`compress_all`].
@@ -158,14 +160,6 @@ pub fn convert_all(
         Ok(Component::new(component.folder.as_str(), Input::of_model(&component.model)?))
     });
     write(inputs.collect::<Result<_>>()?, out, options, observer)
-}
-
-fn alone(input: Input<'_>) -> Component<Input<'_>> {
-    Component::new("", input)
-}
-
-fn one(reports: Vec<Report>) -> Report {
-    reports.into_iter().next().expect("a report for each model")
 }
 
 /// Writes one model, or the components of a pipeline, of which the last one has no weights.

@@ -12,10 +12,7 @@ use super::{
 use crate::{
     Error, Result,
     encoding::{
-        gap::{
-            GapSizes, PlacedBytes, PortionEncoder, PortionInput, PortionOutput,
-            stored as gap_arrays,
-        },
+        gap::{GapSizes, PortionEncoder, PortionInput, PortionOutput, stored as gap_arrays},
         tile::{self, Codebook, EncodedStrips, Encoder, stored as tile_arrays},
     },
     format::Coded,
@@ -144,10 +141,14 @@ impl Worker {
                 end_bit,
             };
             encoder.encode(&input, &mut self.portion)?;
-            target.put(gap_arrays::GAPS, self.portion.gaps())?;
-            target.put(gap_arrays::OUTPUT_OFFSETS, self.portion.output_offsets())?;
-            target.put(gap_arrays::BITSTREAM, self.portion.bitstream())?;
-            target.put(gap_arrays::PLANE, self.portion.plane())?;
+            for (array, piece) in [
+                (gap_arrays::GAPS, self.portion.gaps()),
+                (gap_arrays::OUTPUT_OFFSETS, self.portion.output_offsets()),
+                (gap_arrays::BITSTREAM, self.portion.bitstream()),
+                (gap_arrays::PLANE, self.portion.plane()),
+            ] {
+                target.write(array, piece.offset, piece.bytes)?;
+            }
             advance(target.observer, length)?;
             bit = end_bit;
         }
@@ -225,9 +226,5 @@ impl Target<'_> {
             return Ok(());
         }
         self.output.write_array(self.planned.first_array + array, offset, bytes)
-    }
-
-    fn put(&self, array: usize, piece: PlacedBytes<'_>) -> Result<()> {
-        self.write(array, piece.offset, piece.bytes)
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use zerocopy::little_endian::U64;
+
 use super::{
     analysis::FileAnalysis,
     input::{Side, Weights},
@@ -113,10 +115,10 @@ struct Records {
 
 impl Records {
     /// Adds a string to the directory's text; its offset and length there.
-    fn add_text(&mut self, string: &str) -> (u64, u64) {
+    fn add_text(&mut self, string: &str) -> [U64; 2] {
         let offset = self.directory.text.len() as u64;
         self.directory.text.extend_from_slice(string.as_bytes());
-        (offset, string.len() as u64)
+        [offset, string.len() as u64].map(U64::new)
     }
 
     fn add_files(&mut self, contents: &Contents<'_>, analyses: &[FileAnalysis]) -> Result<()> {
@@ -136,14 +138,14 @@ impl Records {
     }
 
     fn add_file(&mut self, kind: u32, path: &str, length: u64, hash: [u8; 32], stored: u64) {
-        let (path_offset, path_length) = self.add_text(path);
+        let [path_offset, path_length] = self.add_text(path);
         let section = if kind == FILE_WEIGHTS { SECTION_PREFIX } else { SECTION_SIDE };
         let first_array = self.add_arrays(NONE, &[(section, stored)]);
         self.directory.files.push(FileRecord {
             kind: kind.into(),
             reserved: 0.into(),
-            path_offset: path_offset.into(),
-            path_length: path_length.into(),
+            path_offset,
+            path_length,
             length: length.into(),
             hash,
             first_array: first_array.into(),
@@ -152,16 +154,14 @@ impl Records {
     }
 
     fn add_block(&mut self, name: &str) {
-        let (name_offset, name_length) = self.add_text(name);
-        let record =
-            BlockRecord { name_offset: name_offset.into(), name_length: name_length.into() };
-        self.directory.blocks.push(record);
+        let [name_offset, name_length] = self.add_text(name);
+        self.directory.blocks.push(BlockRecord { name_offset, name_length });
     }
 
     /// Adds a tensor of this block, and tells it where its arrays are.
     fn add_tensor(&mut self, planned: &mut PlannedTensor<'_>, block: u64) {
         let tensor = planned.tensor;
-        let (name_offset, name_length) = self.add_text(&tensor.name);
+        let [name_offset, name_length] = self.add_text(&tensor.name);
         let mut shape = [0.into(); 8];
         for (field, &dimension) in shape.iter_mut().zip(&tensor.shape) {
             *field = dimension.into();
@@ -170,8 +170,8 @@ impl Records {
         let first_array = self.add_arrays(block, &arrays);
         planned.first_array = first_array as usize;
         self.directory.tensors.push(TensorRecord {
-            name_offset: name_offset.into(),
-            name_length: name_length.into(),
+            name_offset,
+            name_length,
             dtype: tensor.dtype.id().into(),
             encoding: encoding.into(),
             block: block.into(),
@@ -187,14 +187,10 @@ impl Records {
     }
 
     fn add_metadata(&mut self, key: &str, value: &str) {
-        let ((key_offset, key_length), (value_offset, value_length)) =
-            (self.add_text(key), self.add_text(value));
-        self.directory.metadata.push(MetadataRecord {
-            key_offset: key_offset.into(),
-            key_length: key_length.into(),
-            value_offset: value_offset.into(),
-            value_length: value_length.into(),
-        });
+        let [key_offset, key_length] = self.add_text(key);
+        let [value_offset, value_length] = self.add_text(value);
+        let record = MetadataRecord { key_offset, key_length, value_offset, value_length };
+        self.directory.metadata.push(record);
     }
 
     /// Adds arrays of one record, without those of no bytes; returns the index of the first.
