@@ -11,16 +11,15 @@ use tempfile::NamedTempFile;
 
 use super::{
     analysis::{self, FileAnalysis},
-    card, encode,
+    card,
+    encode::{ContainerOutput, encode},
     folder::{OutputFolder, check_outputs, shard_paths, write_side_files},
     input::Input,
     options::{CompressOptions, Layout, check_metadata},
-    output::ContainerOutput,
     plan::{ContainerPlan, Contents},
-    rename::{self, check_absent, check_file},
     report::Report,
-    temporary::{file_beside, parent_of},
-    tensors::{Blocks, PlannedTensor},
+    temporary::{check_absent, check_file, file_beside, parent_of, rename_file},
+    tensors::Blocks,
 };
 use crate::{
     Error, Model, OpenOptions, Result,
@@ -294,8 +293,7 @@ impl<'a> Compressor<'a> {
         report.add(&plan);
         let output = ContainerOutput::new(file, path, &mut plan)?;
         self.observer.enter(Stage::Encode);
-        encode::encode(shard, &plan, &output, self.observer)?;
-        self.observer.advance(plan.tensors.iter().map(PlannedTensor::alias_bytes).sum());
+        encode(shard, &plan, &output, self.observer)?;
         Ok(output)
     }
 
@@ -310,7 +308,7 @@ impl<'a> Compressor<'a> {
             self.verify(&temporary, 1).map_err(|error| error.in_file(out))?;
         }
         let file = NamedTempFile::from_parts(output.into_file(), temporary);
-        rename::file(file, out, options.overwrite)?;
+        rename_file(file, out, options.overwrite)?;
         Ok(report)
     }
 

@@ -12,14 +12,8 @@ use std::{
 use zerocopy::{IntoBytes, little_endian::U32};
 
 use super::{
-    analysis::{self, FileAnalysis},
-    compress::Compressor,
-    folder::shard_paths,
-    input::Input,
-    options::Layout,
-    output::seal,
-    plan::{ContainerPlan, Contents},
-    report::Report,
+    analysis, compress::Compressor, encode::seal, folder::shard_paths, input::Input,
+    options::Layout, plan::ContainerPlan, report::Report,
 };
 use crate::{
     Error, Model, OpenOptions, Result,
@@ -110,7 +104,11 @@ impl Estimate {
         exponent_bits: Option<f64>,
         observer: &dyn Observer,
     ) -> Result<Self> {
-        exponent_bits.map_or(Ok(()), check_bits)?;
+        if let Some(bits) = exponent_bits.filter(|bits| !(1.0..=8.0).contains(bits)) {
+            let problem = format!("{bits} bits for the code of an exponent");
+            let remedy = "name some from 1 to 8; trained models have 2.6 to 2.7";
+            return Err(Error::parameter(problem, remedy));
+        }
         let compressor = Compressor::new(input, layout, observer);
         if exponent_bits.is_none() {
             observer.begin(analysis::bytes(&input.weights, layout));
@@ -127,7 +125,12 @@ impl Estimate {
         for (shard, path) in compressor.shards(single).iter().zip(paths) {
             let analyses = match exponent_bits {
                 None => compressor.analyse(shard)?,
-                Some(bits) => assume(shard, layout, bits)?,
+                Some(bits) => {
+                    let weights = shard.weights.iter();
+                    weights
+                        .map(|file| analysis::assume(file, layout, bits))
+                        .collect::<Result<_>>()?
+                }
             };
             let plan = ContainerPlan::new(shard, &analyses)?;
             report.add(&plan);
@@ -157,19 +160,6 @@ impl Estimate {
         });
         OpenOptions::new().open_readers(outlines.collect::<Result<_>>()?)
     }
-}
-
-fn check_bits(exponent_bits: f64) -> Result<()> {
-    if (1.0..=8.0).contains(&exponent_bits) {
-        return Ok(());
-    }
-    let problem = format!("{exponent_bits} bits for the code of an exponent");
-    let remedy = "name some from 1 to 8; trained models have 2.6 to 2.7";
-    Err(Error::parameter(problem, remedy))
-}
-
-fn assume(shard: &Contents<'_>, layout: Layout, exponent_bits: f64) -> Result<Vec<FileAnalysis>> {
-    shard.weights.iter().map(|file| analysis::assume(file, layout, exponent_bits)).collect()
 }
 
 /// A container without its arrays.

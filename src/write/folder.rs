@@ -10,9 +10,11 @@ use std::{
 
 use super::{
     input::{Input, Side},
-    rename::{self, renaming, sync_folder, sync_parent},
     replace::check_earlier,
-    temporary::{TemporaryFolder, aside_of, folder_beside, lock_folder},
+    temporary::{
+        TemporaryFolder, aside_of, exchange, folder_beside, lock_folder, rename_folder, renaming,
+        sync_folder, sync_parent,
+    },
 };
 use crate::{
     Error, Result,
@@ -127,11 +129,12 @@ impl OutputFolder {
         self.temporary.folder.path()
     }
 
-    /// The place of a file in the folder, whose own folder is made.
+    /// Creates a file, and the folder in which it lies.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if a folder that has another name is found under this one.
-    pub(super) fn path_of(&mut self, relative: &str) -> Result<PathBuf> {
+    /// [`Error::Parameter`] if one that has another name is found under this one, since the disk
+    /// takes both for the same.
+    pub(super) fn create_file(&mut self, relative: &str) -> Result<(File, PathBuf)> {
         check_path(relative)?;
         let mut folder = PathBuf::new();
         let names: Vec<&str> = relative.split('/').collect();
@@ -144,16 +147,7 @@ impl OutputFolder {
             fs::create_dir(&path).map_err(|error| creating(relative, &path, error))?;
             self.made.insert(folder.clone());
         }
-        Ok(self.path().join(relative))
-    }
-
-    /// Creates a file.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if one that has another name is found under this one, since the disk
-    /// takes both for the same.
-    pub(super) fn create_file(&mut self, relative: &str) -> Result<(File, PathBuf)> {
-        let path = self.path_of(relative)?;
+        let path = self.path().join(relative);
         let file = File::create_new(&path).map_err(|error| creating(relative, &path, error))?;
         Ok((file, path))
     }
@@ -179,13 +173,13 @@ impl OutputFolder {
         }
         let Some(earlier) = self.earlier.as_ref().filter(|_| self.path.symlink_metadata().is_ok())
         else {
-            rename::folder(self.path(), &self.path).map_err(|error| renaming(&self.path, error))?;
+            rename_folder(self.path(), &self.path).map_err(|error| renaming(&self.path, error))?;
             return self.keep();
         };
         check_earlier(&self.path, earlier)?;
         // No other run shall take it for a leftover while it has a temporary name.
         let _lock = lock_folder(&self.path);
-        match rename::exchange(self.path(), &self.path) {
+        match exchange(self.path(), &self.path) {
             // Under the temporary name is now what was replaced, which is dropped with it.
             Some(result) => {
                 result.map_err(|error| renaming(&self.path, error))?;
@@ -204,9 +198,9 @@ impl OutputFolder {
     fn move_aside(self) -> Result<()> {
         let aside = aside_of(&self.path)?;
         let old = aside.folder.path().join("old");
-        rename::folder(&self.path, &old).map_err(|error| renaming(&self.path, error))?;
-        let Err(error) = rename::folder(self.path(), &self.path) else { return self.keep() };
-        if rename::folder(&old, &self.path).is_ok() {
+        rename_folder(&self.path, &old).map_err(|error| renaming(&self.path, error))?;
+        let Err(error) = rename_folder(self.path(), &self.path) else { return self.keep() };
+        if rename_folder(&old, &self.path).is_ok() {
             return Err(renaming(&self.path, error));
         }
         let (old, new) = (aside.folder.keep().join("old"), self.temporary.folder.keep());

@@ -8,8 +8,7 @@ use super::{
     folder::OutputFolder,
     input::Side,
     options::DecompressOptions,
-    rename::{self, check_absent, check_file},
-    temporary::{file_beside, parent_of},
+    temporary::{check_absent, check_file, file_beside, parent_of, rename_file},
 };
 use crate::{
     Error, Model, Result,
@@ -122,7 +121,7 @@ fn restore(
     check_space(out, length)?;
     let output = file_beside(out)?;
     restorer.restore(file, output.as_file(), out)?;
-    rename::file(output, out, options.overwrite)?;
+    rename_file(output, out, options.overwrite)?;
     Ok(vec![restorer.done])
 }
 

@@ -3,7 +3,6 @@
 
 use std::{
     collections::HashMap,
-    ops::Range,
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -34,7 +33,7 @@ const MIN_BLOCK_BYTES: u64 = 64 << 10;
 const MIN_ALIAS_BYTES: u64 = 64 << 10;
 
 /// Bytes of a part of a tensor that is stored raw.
-const RAW_PART_BYTES: u64 = 1 << 20;
+pub(super) const RAW_PART_BYTES: u64 = 1 << 20;
 
 /// Which block each tensor belongs to.
 pub(super) struct Blocks {
@@ -183,10 +182,6 @@ fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
 }
 
 impl PlannedTensor<'_> {
-    pub(super) fn alias_bytes(&self) -> u64 {
-        if matches!(self.encoding, PlannedEncoding::Alias(_)) { self.tensor.length } else { 0 }
-    }
-
     pub(super) fn entropy_bits(&self) -> f64 {
         match self.encoding {
             PlannedEncoding::Coded(coding) => coding.entropy_bits,
@@ -213,21 +208,16 @@ impl PlannedTensor<'_> {
     /// Parts that the second pass can do alone, on any thread.
     pub(super) fn part_count(&self) -> usize {
         match self.encoding {
-            PlannedEncoding::Alias(_) => 0,
+            PlannedEncoding::Alias(_) => 1,
             PlannedEncoding::Raw => self.tensor.length.div_ceil(RAW_PART_BYTES) as usize,
             PlannedEncoding::Coded(coding) => coding.portion_count(),
         }
     }
 
-    /// The bytes of a part of a tensor that is stored raw.
-    pub(super) fn raw_part(&self, part: usize) -> Range<u64> {
-        let start = part as u64 * RAW_PART_BYTES;
-        start..self.tensor.length.min(start + RAW_PART_BYTES)
-    }
-
     /// Whether the second pass has read all of it, and what the first has.
     pub(super) fn is_as_analysed(&self) -> bool {
-        self.part_count() == 0 || self.seen.load(Ordering::Relaxed) == self.analysis.fingerprint
+        matches!(self.encoding, PlannedEncoding::Alias(_))
+            || self.seen.load(Ordering::Relaxed) == self.analysis.fingerprint
     }
 
     /// The error for weights that are not those of the first pass.
