@@ -14,6 +14,7 @@
 //! ```
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -135,7 +136,7 @@ const SEAL: &str = "<!-- written by df11 compress; BLAKE3 of the text above: ";
 const END: &str = " -->\n";
 
 /// The card's path, given those of the model's own files; `None` if both names are taken.
-pub(crate) fn card_path(own: &[String]) -> Option<&'static str> {
+pub(crate) fn card_path(own: &BTreeSet<String>) -> Option<&'static str> {
     CARD_NAMES.into_iter().find(|name| !own.iter().any(|path| path.eq_ignore_ascii_case(name)))
 }
 
@@ -180,9 +181,7 @@ mod tests {
 
     #[test]
     fn the_name_is_one_that_is_free() {
-        let of = |own: &[&str]| {
-            card_path(&own.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>())
-        };
+        let of = |own: &[&str]| card_path(&own.iter().map(|path| (*path).to_owned()).collect());
         assert_eq!(of(&["config.json"]), Some("README.md"));
         assert_eq!(of(&["Readme.md"]), Some("DF11.md"));
         assert_eq!(of(&["README.md", "df11.md"]), None);

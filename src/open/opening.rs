@@ -318,9 +318,6 @@ pub(crate) fn list_of_components(identities: &BTreeMap<String, String>) -> (Stri
 }
 
 /// Folders and identities that a directory lists, if it does.
-///
-/// # Errors
-/// [`Error::Corrupt`] if they are no such list.
 pub(crate) fn listed_components(directory: &Directory) -> Result<Option<BTreeMap<String, String>>> {
     let mut metadata = directory.metadata();
     let Some((_, list)) = metadata.find(|(key, _)| *key == COMPONENTS) else { return Ok(None) };

@@ -27,15 +27,11 @@ pub(crate) struct OriginalFile<'m> {
 impl Shard {
     /// The original files that it records, in the order of the directory.
     pub(super) fn files(&self) -> impl Iterator<Item = OriginalFile<'_>> {
-        (0..self.directory.files.len()).map(|index| OriginalFile::new(self, index))
+        (0..self.directory.files.len()).map(|index| OriginalFile { shard: self, index })
     }
 }
 
 impl<'m> OriginalFile<'m> {
-    pub(super) fn new(shard: &'m Shard, index: usize) -> Self {
-        Self { shard, index }
-    }
-
     /// The container that records it.
     pub(crate) fn shard(&self) -> &'m Shard {
         self.shard
@@ -91,10 +87,6 @@ impl<'m> OriginalFile<'m> {
 
     /// Reads the prefix of a weights file and checks that it describes the tensors of the directory
     /// (spec/format.md, section 7). Nothing can be read from the result.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] for a wrong prefix; [`Error::Unsupported`] for one with a dtype of a
-    /// newer version; [`Error::Io`].
     pub(crate) fn description(&self) -> Result<WeightsFile> {
         let (prefix, header) = self.check_header()?;
         let path = self.path().to_owned();
@@ -106,9 +98,6 @@ impl<'m> OriginalFile<'m> {
 
     /// Checks that the header of a weights file describes the tensors of the directory, those of a
     /// newer version too. Returns the prefix, and the header in it.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] for a wrong prefix; [`Error::Io`].
     pub(super) fn check_header(&self) -> Result<(Vec<u8>, SafetensorsHeader)> {
         let (directory, path) = (self.shard.directory(), self.path());
         let bytes = self.prefix()?.into_owned();

@@ -40,10 +40,6 @@ pub(crate) struct Rect {
 impl Slice {
     /// Of a tensor with this name, type and shape, whose size is known to be a number of bytes
     /// below 2^64.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] for more ranges than dimensions, for indices that do not exist, and for
-    /// some that do not fill whole bytes.
     pub(crate) fn new(
         name: &str,
         dtype: Dtype,

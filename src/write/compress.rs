@@ -184,7 +184,7 @@ fn write(
         let remedy = "name a folder as output: a name that does not end in .df11";
         return Err(Error::parameter(problem, remedy));
     };
-    Ok(vec![Compressor::new(&input.model, options.layout, observer).single(out, options)?])
+    Ok(vec![Compressor::new(input, options.layout, observer).single(out, options)?])
 }
 
 fn write_folder(
@@ -198,28 +198,23 @@ fn write_folder(
     for input in &inputs {
         let shards = shard_paths(&input.model, is_pipeline)?;
         check_outputs(&input.model, &shards)?;
-        let side = input.model.side.iter().map(|side| side.path.clone());
-        paths.extend(side.chain(shards).map(|path| input.path_of(&path)));
+        let side = input.model.side.iter().map(|side| &side.path);
+        paths.extend(side.chain(&shards).map(|path| input.path_of(path)));
     }
+    let card = options.card.as_ref().zip(card_path(&paths));
     let mut folder = OutputFolder::create(out, options.overwrite.then_some(paths))?;
-    let own =
-        inputs.iter().filter(|input| input.folder.is_empty()).flat_map(|input| &input.model.side);
-    let own: Vec<String> = own.map(|side| side.path.clone()).collect();
     let (mut reports, mut identities) = (Vec::new(), BTreeMap::new());
     for mut component in inputs {
         if is_pipeline && component.folder.is_empty() {
             component.model.metadata.extend([list_of_components(&identities)]);
             check_metadata(&component.model.metadata)?;
         }
-        let compressor = Compressor::new(&component.model, options.layout, observer);
-        let (mut report, identity) =
-            compressor.folder(&mut folder, &component, options, is_pipeline)?;
-        report.locate(&component);
+        let compressor = Compressor::new(&component, options.layout, observer);
+        let (report, identity) = compressor.folder(&mut folder, options, is_pipeline)?;
         reports.push(report);
         let identity = blake3::Hash::from_bytes(identity).to_hex().to_string();
         identities.insert(component.folder, identity);
     }
-    let card = options.card.as_ref().zip(card_path(&own));
     if let (Some((card, path)), Some(identity)) = (card, identities.get("")) {
         card::write(&mut folder, out, path, card, &reports, identity)?;
     }
@@ -243,20 +238,24 @@ fn check_outside(model: &Model, out: &Path) -> Result<()> {
 
 /// One compression, from the input to the parts of each container.
 pub(super) struct Compressor<'a> {
-    input: &'a Input<'a>,
+    component: &'a Component<Input<'a>>,
     layout: Layout,
     observer: &'a dyn Observer,
     blocks: Blocks,
 }
 
 impl<'a> Compressor<'a> {
-    pub(super) fn new(input: &'a Input<'a>, layout: Layout, observer: &'a dyn Observer) -> Self {
-        Self { input, layout, observer, blocks: Blocks::new(&input.weights) }
+    pub(super) fn new(
+        component: &'a Component<Input<'a>>,
+        layout: Layout,
+        observer: &'a dyn Observer,
+    ) -> Self {
+        Self { component, layout, observer, blocks: Blocks::new(&component.model.weights) }
     }
 
     /// What goes into each container: into one, or into one for each weights file.
     pub(super) fn shards(&self, single: bool) -> Vec<Contents<'_>> {
-        let Input { weights, side, metadata, .. } = self.input;
+        let Input { weights, side, metadata, .. } = &self.component.model;
         let shard = |files: Range<usize>| {
             // The first one also has what belongs to no weights file.
             let is_first = files.start == 0;
@@ -299,7 +298,7 @@ impl<'a> Compressor<'a> {
 
     fn single(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
         check_file(out)?;
-        let mut report = Report::new(self.input, true);
+        let mut report = Report::new(self.component, true);
         let (file, temporary) = file_beside(out)?.into_parts();
         let mut output = self.write(&self.shards(true)[0], (file, out.to_owned()), &mut report)?;
         let identity = format::identity(output.files());
@@ -316,12 +315,12 @@ impl<'a> Compressor<'a> {
     fn folder(
         &self,
         folder: &mut OutputFolder,
-        component: &Component<Input<'_>>,
         options: &CompressOptions,
         in_pipeline: bool,
     ) -> Result<(Report, [u8; 32])> {
-        let paths = shard_paths(self.input, in_pipeline)?;
-        let mut report = Report::new(self.input, false);
+        let component = self.component;
+        let paths = shard_paths(&component.model, in_pipeline)?;
+        let mut report = Report::new(component, false);
         let mut outputs = Vec::new();
         for (shard, path) in self.shards(false).iter().zip(&paths) {
             let file = folder.create_file(&component.path_of(path))?;
@@ -351,9 +350,9 @@ impl<'a> Compressor<'a> {
         // written.
         let model = &models.components().last().expect("a model").model;
         let found = model.verify_stage(Level::Full, &Cpu, self.observer)?;
-        let weights = &self.input.weights;
+        let Input { weights, side, .. } = &self.component.model;
         let tensors: u64 = weights.iter().map(|weights| weights.file.tensors.len() as u64).sum();
-        let files = (weights.len() + self.input.side.len()) as u64;
+        let files = (weights.len() + side.len()) as u64;
         let wanted = [shards, files, tensors];
         let there = [model.shards().len() as u64, found.files, found.tensors];
         if there == wanted && found.unchecked.is_empty() {

@@ -53,10 +53,6 @@ struct Target<'a> {
 }
 
 /// Writes the arrays of a container: the files' own, which are the first ones, then the tensors'.
-///
-/// # Errors
-/// [`Error::Parameter`] if the source is not what the first pass has read; what reading and
-/// writing answer.
 pub(super) fn encode(
     contents: &Contents<'_>,
     plan: &ContainerPlan<'_>,

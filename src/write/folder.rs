@@ -25,9 +25,6 @@ use crate::{
 
 /// Where the container of each weights file goes in a folder; of a pipeline's files without
 /// weights, where their one container goes.
-///
-/// # Errors
-/// [`Error::Parameter`] if two would have one path, or there is none.
 pub(super) fn shard_paths(input: &Input<'_>, in_pipeline: bool) -> Result<Vec<String>> {
     if input.weights.is_empty() {
         let problem = "the model has no weights file, so a folder would hold nothing";
@@ -130,10 +127,6 @@ impl OutputFolder {
     }
 
     /// Creates a file, and the folder in which it lies.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if one that has another name is found under this one, since the disk
-    /// takes both for the same.
     pub(super) fn create_file(&mut self, relative: &str) -> Result<(File, PathBuf)> {
         check_path(relative)?;
         let mut folder = PathBuf::new();

@@ -48,9 +48,6 @@ pub fn check_replaceable(source: &Path, out: &Path, extension: &str) -> Result<(
 /// Refuses to replace a folder with a file that is not known as one of an earlier output: one of
 /// these paths, which the new output has too, or, of containers, a shard of the one model that lies
 /// there, or a side file that this names.
-///
-/// # Errors
-/// [`Error::Parameter`] with the file; [`Error::Io`].
 pub(super) fn check_earlier(folder: &Path, paths: &BTreeSet<String>) -> Result<()> {
     if folder.symlink_metadata().is_err() {
         return Ok(());
