@@ -1,21 +1,16 @@
 //! How Python loads an output, as its own configuration tells: for the person who made it, and for
 //! the model card in it.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fmt::Write, fs, path::Path};
 
 use serde_json::Value;
 
-use super::{folder::OutputFolder, options::Card, report::Report};
+use super::{folder::OutputFolder, options::Card, replace::listed_in, report::Report};
 use crate::{
     Result,
     constants::VERSION_MAJOR,
     open::beside::{has_front_matter, seal, unmark},
-    paths::{CONFIG, MODEL_INDEX, PIPELINE, is_container},
+    paths::{CONFIG, MODEL_INDEX, PIPELINE},
 };
 
 /// How to load an output with Python.
@@ -99,8 +94,8 @@ fn of_pipeline(folder: &Path, out: &Path) -> Loading {
         index["_class_name"].as_str().filter(|name| is_name(name)).unwrap_or("DiffusionPipeline");
     let mut python = "import df11, diffusers\n".to_owned();
     let mut given = String::new();
-    for (name, path) in components(folder) {
-        if Class::read(&path).is_none() {
+    for name in listed_in(folder).into_keys().filter(|name| is_name(name)) {
+        if Class::read(&folder.join(&name)).is_none() {
             let _ = writeln!(
                 python,
                 "{name} = df11.attach(module, {})  # its own class",
@@ -111,20 +106,6 @@ fn of_pipeline(folder: &Path, out: &Path) -> Loading {
     }
     let _ = write!(python, "pipeline = diffusers.{class}.from_pretrained({}{given})", quoted(out));
     Loading { library: Some("diffusers"), python, is_served: false }
-}
-
-/// Folders of a compressed pipeline that hold containers and may be names in Python, ascending.
-fn components(folder: &Path) -> BTreeMap<String, PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let has_containers = |path: &Path| {
-        fs::read_dir(path).is_ok_and(|mut entries| {
-            entries.any(|entry| entry.is_ok_and(|entry| is_container(entry.path())))
-        })
-    };
-    let folders = entries.filter(|entry| has_containers(&entry.path()));
-    let named =
-        folders.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
-    named.filter(|(name, _)| is_name(name)).collect()
 }
 
 /// Whether text from a file is a name in Python, and so no other code.

@@ -115,7 +115,7 @@ fn in_the_way(folder: &Path, path: &str, why: &str) -> Result<()> {
 }
 
 /// The components that an output lists; none if it is no pipeline.
-fn listed_in(folder: &Path) -> BTreeMap<String, String> {
+pub(super) fn listed_in(folder: &Path) -> BTreeMap<String, String> {
     let list = OpenOptions::new().memory_map(false).open(folder.join(PIPELINE));
     let listed = list.ok().and_then(|list| listed_components(list.shards()[0].directory()).ok()?);
     listed.unwrap_or_default()
