@@ -15,7 +15,8 @@
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    fs,
+    io::ErrorKind::{NotADirectory, NotFound},
     path::{Path, PathBuf},
 };
 
@@ -64,7 +65,9 @@ pub(crate) fn find(root: &Path, recorded: OriginalFile<'_>) -> Result<Beside> {
     let metadata = match fs::metadata(&file) {
         Ok(metadata) if metadata.is_file() => metadata,
         Ok(_) => return Ok(Beside::Missing),
-        Err(error) if is_absent(&error) => return Ok(Beside::Missing),
+        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => {
+            return Ok(Beside::Missing);
+        }
         Err(error) => return Err(Error::io("looking at", &file, error)),
     };
     if metadata.len() == length && hash_file(&file)? == wanted {
@@ -81,10 +84,6 @@ pub(crate) fn find(root: &Path, recorded: OriginalFile<'_>) -> Result<Beside> {
         }
     }
     Ok(Beside::Changed(file))
-}
-
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 fn hash_file(path: &Path) -> Result<blake3::Hash> {

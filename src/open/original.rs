@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     Dtype, Error, Result,
+    constants::CHECKSUM_CHUNK_BYTES,
     format::records::{ArrayRecord, FILE_BESIDE, FILE_WEIGHTS, FileRecord, TensorRecord},
     parallel,
     source::{HeaderTensor, SafetensorsHeader, WeightsFile},
@@ -66,7 +67,13 @@ impl<'m> OriginalFile<'m> {
 
     /// Hands on the bytes of a side file that is stored, some at a time.
     pub(crate) fn stream(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        self.record().array_range().try_for_each(|array| self.shard.stream_array(array, &mut take))
+        let mut scratch = Vec::new();
+        self.record().array_range().try_for_each(|array| {
+            let length = self.shard.directory().arrays[array].length.get();
+            parallel::cut(0..length, CHECKSUM_CHUNK_BYTES, 1).try_for_each(|range| {
+                take(self.shard.read_array_with(array, range, &mut scratch)?)
+            })
+        })
     }
 
     /// The tensors of a weights file, ascending by name.

@@ -203,18 +203,6 @@ impl Shard {
         self.read_array(array, 0..self.directory.arrays[array].length.get())
     }
 
-    /// Hands on all bytes of an array, some at a time.
-    pub(super) fn stream_array(
-        &self,
-        array: usize,
-        mut take: impl FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let length = self.directory.arrays[array].length.get();
-        let mut scratch = Vec::new();
-        parallel::cut(0..length, CHECKSUM_CHUNK_BYTES, 1)
-            .try_for_each(|range| take(self.read_array_with(array, range, &mut scratch)?))
-    }
-
     /// The section in which an array lies.
     pub(super) fn section_of(&self, array: usize) -> &SectionRecord {
         &self.directory.sections[self.directory.arrays[array].section.get() as usize]

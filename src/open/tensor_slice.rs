@@ -172,19 +172,16 @@ impl<'m> TensorSlice<'m> {
     }
 
     fn read<E: Element>(&self, reader: &TensorReader<'m>, out: &mut [E]) -> Result<()> {
-        read_slice(reader, &self.slice, out.as_mut_bytes())?;
+        let parts: Vec<Rect> = self.slice.rects().flat_map(|rect| parts(reader, rect)).collect();
+        let outs: Vec<_> =
+            parallel::split(out.as_mut_bytes(), parts.iter().map(Rect::bytes)).collect();
+        let parts = parts.into_par_iter().zip(outs);
+        parts.try_for_each(|(part, out)| reader.read_rect(part, out))?;
         if cfg!(target_endian = "big") {
             out.as_mut_bytes().chunks_exact_mut(size_of::<E>()).for_each(<[u8]>::reverse);
         }
         Ok(())
     }
-}
-
-/// Decodes a slice into as many bytes.
-fn read_slice(tensor: &TensorReader<'_>, slice: &Slice, out: &mut [u8]) -> Result<()> {
-    let parts: Vec<Rect> = slice.rects().flat_map(|rect| parts(tensor, rect)).collect();
-    let outs: Vec<_> = parallel::split(out, parts.iter().map(Rect::bytes)).collect();
-    parts.into_par_iter().zip(outs).try_for_each(|(part, out)| tensor.read_rect(part, out))
 }
 
 /// Cuts a rect into parts of about [`PIECE_BYTES`], each for one thread.

@@ -163,7 +163,11 @@ impl ShardVerifier<'_, '_> {
             self.shard.check_all_chunks(&done)?;
         }
         if self.level < Level::Full {
-            return weights.iter().try_for_each(|&file| self.cover(file));
+            let covered = |&file| match FilePieces::new(file, self.decoder) {
+                Ok(_) | Err(Error::Unsupported { .. }) => Ok(()),
+                Err(error) => Err(error),
+            };
+            return weights.iter().try_for_each(covered);
         }
         self.codebooks()?;
         side.iter().try_for_each(|&file| self.side(file))?;
@@ -194,13 +198,6 @@ impl ShardVerifier<'_, '_> {
         let bytes = self.shard.read_unchecked(place)?;
         let at = bytes.iter().position(|&byte| byte != 0);
         at.map_or(Ok(()), |at| Err(self.shard.corrupt(start + at as u64, "padding is not zero")))
-    }
-
-    fn cover(&self, file: OriginalFile<'_>) -> Result<()> {
-        match FilePieces::new(file, self.decoder) {
-            Ok(_) | Err(Error::Unsupported { .. }) => Ok(()),
-            Err(error) => Err(error),
-        }
     }
 
     /// Codebooks, and what of the index no thread reads.

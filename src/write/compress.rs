@@ -173,7 +173,9 @@ fn write(
     let mut bytes = 0;
     for Component { model, .. } in &mut inputs {
         model.add_options(options)?;
-        bytes += analysis::bytes(&model.weights, options.layout) + passes * model.tensor_bytes();
+        let tensors = model.weights.iter().flat_map(|weights| &weights.file.tensors);
+        bytes += analysis::bytes(&model.weights, options.layout)
+            + passes * tensors.map(|tensor| tensor.length).sum::<u64>();
     }
     observer.begin(bytes);
     if !is_container(out) {

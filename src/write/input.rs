@@ -87,14 +87,6 @@ impl<'a> Input<'a> {
         self.metadata.extend(options.metadata.clone());
         check_metadata(&self.metadata)
     }
-
-    pub(super) fn tensor_bytes(&self) -> u64 {
-        self.weights
-            .iter()
-            .flat_map(|weights| &weights.file.tensors)
-            .map(|tensor| tensor.length)
-            .sum()
-    }
 }
 
 pub(super) struct Weights<'a> {

@@ -59,13 +59,17 @@ impl<'a> ContainerPlan<'a> {
         let mut records = Records::default();
         records.add_files(contents, analyses)?;
         for &block in blocks.keys() {
-            records.add_block(&contents.block_names[block]);
+            let [name_offset, name_length] = records.add_text(&contents.block_names[block]);
+            records.directory.blocks.push(BlockRecord { name_offset, name_length });
         }
         for tensor in &mut tensors {
             records.add_tensor(tensor, blocks[&tensor.block]);
         }
         for (key, value) in contents.metadata.into_iter().flatten() {
-            records.add_metadata(key, value);
+            let [key_offset, key_length] = records.add_text(key);
+            let [value_offset, value_length] = records.add_text(value);
+            let record = MetadataRecord { key_offset, key_length, value_offset, value_length };
+            records.directory.metadata.push(record);
         }
         let (directory, directory_offset) = records.place()?;
         let plan = Self { directory, directory_offset, tensors };
@@ -153,11 +157,6 @@ impl Records {
         });
     }
 
-    fn add_block(&mut self, name: &str) {
-        let [name_offset, name_length] = self.add_text(name);
-        self.directory.blocks.push(BlockRecord { name_offset, name_length });
-    }
-
     /// Adds a tensor of this block, and tells it where its arrays are.
     fn add_tensor(&mut self, planned: &mut PlannedTensor<'_>, block: u64) {
         let tensor = planned.tensor;
@@ -184,13 +183,6 @@ impl Records {
             parameters: parameters.map(Into::into),
             hash: planned.analysis.hash,
         });
-    }
-
-    fn add_metadata(&mut self, key: &str, value: &str) {
-        let [key_offset, key_length] = self.add_text(key);
-        let [value_offset, value_length] = self.add_text(value);
-        let record = MetadataRecord { key_offset, key_length, value_offset, value_length };
-        self.directory.metadata.push(record);
     }
 
     /// Adds arrays of one record, without those of no bytes; returns the index of the first.

@@ -86,9 +86,11 @@ fn recognise(
             };
             let directory = model.shards()[0].directory();
             let same = (model.identity(), model.shard_count());
+            // It may as well be one by itself that somebody keeps in a folder.
+            let is_alone = same.1 == 1 && directory.files.len() == 1;
             if !is_shard_of_folder(directory, &path[part.len()..])
                 || (listed.is_some() && listed != Some(model.identity().to_hex().as_str()))
-                || (listed.is_none() && may_be_alone(directory) && !paths.contains(path))
+                || (listed.is_none() && is_alone && !paths.contains(path))
                 || *model_of_all.get_or_insert(same) != same
                 || !shards.insert(directory.shard.shard_index.get())
             {
@@ -144,11 +146,6 @@ fn is_shard_of_folder(directory: &Directory, path: &str) -> bool {
         (None, _) => path == PIPELINE && matches!(listed_components(directory), Ok(Some(_))),
         _ => false,
     }
-}
-
-/// Whether a container may as well be one by itself that somebody keeps in a folder.
-fn may_be_alone(directory: &Directory) -> bool {
-    directory.shard.shard_count == 1 && directory.files.len() == 1
 }
 
 /// All that is in a folder and its subfolders, hidden files too, except the folders themselves; and
