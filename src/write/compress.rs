@@ -19,7 +19,6 @@ use super::{
     plan::{ContainerPlan, Contents},
     report::Report,
     temporary::{check_absent, check_file, file_beside, parent_of, rename_file},
-    tensors::Blocks,
 };
 use crate::{
     Error, Model, OpenOptions, Result,
@@ -186,7 +185,8 @@ fn write(
         let remedy = "name a folder as output: a name that does not end in .df11";
         return Err(Error::parameter(problem, remedy));
     };
-    Ok(vec![Compressor::new(input, options.layout, observer).single(out, options)?])
+    let compressor = Compressor { component: input, layout: options.layout, observer };
+    Ok(vec![compressor.single(out, options)?])
 }
 
 fn write_folder(
@@ -211,7 +211,7 @@ fn write_folder(
             component.model.metadata.extend([list_of_components(&identities)]);
             check_metadata(&component.model.metadata)?;
         }
-        let compressor = Compressor::new(&component, options.layout, observer);
+        let compressor = Compressor { component: &component, layout: options.layout, observer };
         let (report, identity) = compressor.folder(&mut folder, options, is_pipeline)?;
         reports.push(report);
         let identity = blake3::Hash::from_bytes(identity).to_hex().to_string();
@@ -240,34 +240,24 @@ fn check_outside(model: &Model, out: &Path) -> Result<()> {
 
 /// One compression, from the input to the parts of each container.
 pub(super) struct Compressor<'a> {
-    component: &'a Component<Input<'a>>,
-    layout: Layout,
-    observer: &'a dyn Observer,
-    blocks: Blocks,
+    pub(super) component: &'a Component<Input<'a>>,
+    pub(super) layout: Layout,
+    pub(super) observer: &'a dyn Observer,
 }
 
-impl<'a> Compressor<'a> {
-    pub(super) fn new(
-        component: &'a Component<Input<'a>>,
-        layout: Layout,
-        observer: &'a dyn Observer,
-    ) -> Self {
-        Self { component, layout, observer, blocks: Blocks::new(&component.model.weights) }
-    }
-
+impl Compressor<'_> {
     /// What goes into each container: into one, or into one for each weights file.
     pub(super) fn shards(&self, single: bool) -> Vec<Contents<'_>> {
-        let Input { weights, side, metadata, .. } = &self.component.model;
+        let Input { weights, side, metadata, block_names, .. } = &self.component.model;
         let shard = |files: Range<usize>| {
             // The first one also has what belongs to no weights file.
             let is_first = files.start == 0;
             Contents {
-                weights: &weights[files.clone()],
+                weights: &weights[files],
                 side: if single { side } else { &[] },
                 beside: if is_first && !single { side } else { &[] },
                 metadata: is_first.then_some(metadata),
-                blocks: &self.blocks.of_tensors[files],
-                block_names: &self.blocks.names,
+                block_names,
             }
         };
         match weights.len() {

@@ -12,8 +12,7 @@ use zerocopy::{IntoBytes, little_endian::U32};
 use super::{
     analysis::fingerprint,
     coding::{Coding, MIN_PORTION_BYTES, groups, portion_bytes, strips},
-    plan::{ContainerPlan, Contents},
-    tensors::{PlannedEncoding, PlannedTensor, RAW_PART_BYTES},
+    plan::{ContainerPlan, Contents, PlannedEncoding, PlannedTensor, RAW_PART_BYTES},
 };
 use crate::{
     Error, Result,

@@ -112,7 +112,7 @@ impl Estimate {
             let remedy = "name some from 1 to 8; trained models have 2.6 to 2.7";
             return Err(Error::parameter(problem, remedy));
         }
-        let compressor = Compressor::new(component, layout, observer);
+        let compressor = Compressor { component, layout, observer };
         if exponent_bits.is_none() {
             observer.begin(analysis::bytes(&component.model.weights, layout));
         }

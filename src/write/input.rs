@@ -22,8 +22,15 @@ use crate::{
         hash,
     },
     parallel,
-    source::{LeftOut, Source, SourceTensor, WeightsFile},
+    source::{
+        LeftOut, Source, SourceTensor, WeightsFile,
+        group::{self, GroupedBlock},
+    },
 };
+
+/// Decoded bytes from which on a block stands for itself; no layer of a model that is worth
+/// compressing is smaller.
+const MIN_BLOCK_BYTES: u64 = 64 << 10;
 
 /// Everything that goes into a container.
 pub(super) struct Input<'a> {
@@ -36,19 +43,22 @@ pub(super) struct Input<'a> {
     pub(super) metadata: BTreeMap<String, String>,
     /// What the source has to say of itself.
     pub(super) notes: Vec<String>,
+    /// Names of all blocks, in order.
+    pub(super) block_names: Vec<String>,
 }
 
 impl<'a> Input<'a> {
     /// The files of a checkpoint.
     pub(super) fn of_source(source: &'a Source) -> Self {
-        let weights =
-            source.weights.iter().map(|file| Weights { file: Cow::Borrowed(file), decoded: None });
+        let file = |file| Weights { file: Cow::Borrowed(file), blocks: Vec::new(), decoded: None };
+        let mut weights: Vec<_> = source.weights.iter().map(file).collect();
         let side = source
             .side
             .iter()
             .map(|side| Side::on_disk(side.path.clone(), side.length, side.file.clone()));
         Self {
-            weights: weights.collect(),
+            block_names: group_blocks(&mut weights),
+            weights,
             side: side.collect(),
             left_out: source.left_out.clone(),
             metadata: BTreeMap::new(),
@@ -78,7 +88,8 @@ impl<'a> Input<'a> {
             LeftOut { path: file.path, reason }
         }));
         left_out.sort_by(|a, b| a.path.cmp(&b.path));
-        Ok(Self { weights, side, left_out, metadata, notes: Vec::new() })
+        let block_names = group_blocks(&mut weights);
+        Ok(Self { weights, side, left_out, metadata, notes: Vec::new(), block_names })
     }
 
     /// Adds what the caller wants kept for runtimes.
@@ -89,9 +100,49 @@ impl<'a> Input<'a> {
     }
 }
 
+/// Groups the tensors of all weights files into blocks; returns their names.
+fn group_blocks(weights: &mut [Weights<'_>]) -> Vec<String> {
+    let tensors = weights.iter().flat_map(|weights| &weights.file.tensors);
+    let items: Vec<_> = tensors.map(group::Item::from).collect();
+    let (mut blocks, mut names) = (vec![0; items.len()], Vec::new());
+    for (block, group) in join_small(group::group(&items), &items).into_iter().enumerate() {
+        group.tensors.iter().for_each(|&index| blocks[index] = block);
+        names.push(group.name);
+    }
+    let mut blocks = blocks.into_iter();
+    for weights in weights {
+        weights.blocks = blocks.by_ref().take(weights.file.tensors.len()).collect();
+    }
+    names
+}
+
+/// Joins blocks in a row that are all small, until they have [`MIN_BLOCK_BYTES`] together; the
+/// first one gives the name. The sections of a block take up to five pages, which a model of many
+/// tiny modules would otherwise mostly consist of.
+fn join_small(groups: Vec<GroupedBlock>, items: &[group::Item<'_>]) -> Vec<GroupedBlock> {
+    let mut joined: Vec<GroupedBlock> = Vec::with_capacity(groups.len());
+    let mut before = MIN_BLOCK_BYTES;
+    for group in groups {
+        let bytes: u64 = group.tensors.iter().map(|&index| items[index].bytes).sum();
+        match joined.last_mut() {
+            Some(last) if before < MIN_BLOCK_BYTES && bytes < MIN_BLOCK_BYTES => {
+                last.tensors.extend(group.tensors);
+                before += bytes;
+            }
+            _ => {
+                joined.push(group);
+                before = bytes;
+            }
+        }
+    }
+    joined
+}
+
 pub(super) struct Weights<'a> {
     /// Its description; its reader is of use only where nothing is decoded.
     pub(super) file: Cow<'a, WeightsFile>,
+    /// Of each tensor the index of its block in the input's names.
+    pub(super) blocks: Vec<usize>,
     /// Where the bytes come from, if not from the file.
     decoded: Option<Decoded<'a>>,
 }
@@ -132,7 +183,8 @@ impl<'a> Weights<'a> {
         };
         let read = move |index, range, out: &mut [u8]| prepare(index)?.read(range, out);
         let decoded = Decoded { file, tensors, read: Box::new(read) };
-        Ok(Self { file: Cow::Owned(description), decoded: Some(decoded) })
+        let (file, decoded) = (Cow::Owned(description), Some(decoded));
+        Ok(Self { file, blocks: Vec::new(), decoded })
     }
 
     /// Reads or decodes bytes of one tensor, `offset` counted from the start of the file.

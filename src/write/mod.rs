@@ -14,7 +14,6 @@ mod replace;
 mod report;
 mod restore;
 mod temporary;
-mod tensors;
 
 pub use analysis::MIN_CODED_BYTES;
 pub use card::Loading;

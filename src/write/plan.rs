@@ -1,29 +1,43 @@
-//! The plan of a container: with the first pass done, every array has its size and so its place.
+//! The plan of a container: with the first pass done, it shows which tensors are coded, raw, or
+//! aliases of others, and every array has its size and so its place.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use zerocopy::little_endian::U64;
 
 use super::{
-    analysis::FileAnalysis,
-    input::{Side, Weights},
-    tensors::{self, PlannedTensor},
+    analysis::{FileAnalysis, TensorAnalysis},
+    coding::Coding,
+    input::{Side, Weights, changed},
 };
 use crate::{
-    Error, Result,
+    Dtype, Error, Result,
     constants::{
-        ARRAY_ALIGNMENT, HEAD_BYTES, HEADER_BYTES, MAX_DIRECTORY_BYTES, MAX_FILE_BYTES, MAX_FILES,
-        MAX_FOLDERS, NONE, SECTION_ALIGNMENT, align,
+        ARRAY_ALIGNMENT, HEAD_BYTES, HEADER_BYTES, MAX_ALIASES, MAX_DIRECTORY_BYTES,
+        MAX_FILE_BYTES, MAX_FILES, MAX_FOLDERS, NONE, SECTION_ALIGNMENT, align,
     },
     format::{
         Directory,
         records::{
-            ArrayRecord, BlockRecord, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord,
-            MetadataRecord, SECTION_PREFIX, SECTION_SIDE, SectionRecord, TensorRecord,
+            ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_RAW, FILE_BESIDE, FILE_SIDE,
+            FILE_WEIGHTS, FileRecord, MetadataRecord, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE,
+            SectionRecord, TensorRecord,
         },
+        section_of,
     },
     paths::PathTree,
+    source::SourceTensor,
 };
+
+/// Smaller tensors are stored again where they occur again: an alias would save little and tie
+/// their blocks together.
+const MIN_ALIAS_BYTES: u64 = 64 << 10;
+
+/// Bytes of a part of a tensor that is stored raw.
+pub(super) const RAW_PART_BYTES: u64 = 1 << 20;
 
 /// What goes into one container.
 #[derive(Clone, Copy)]
@@ -36,8 +50,6 @@ pub(super) struct Contents<'a> {
     pub(super) beside: &'a [Side<'a>],
     /// Keys and values for runtimes; nothing in a shard that is not the first.
     pub(super) metadata: Option<&'a BTreeMap<String, String>>,
-    /// For each weights file and each of its tensors, the index of its block in `block_names`.
-    pub(super) blocks: &'a [Vec<usize>],
     /// Names of all blocks of the model, in order.
     pub(super) block_names: &'a [String],
 }
@@ -54,7 +66,7 @@ pub(super) struct ContainerPlan<'a> {
 impl<'a> ContainerPlan<'a> {
     /// Lays out a container, given what the first pass found out about each weights file.
     pub(super) fn new(contents: &Contents<'a>, analyses: &'a [FileAnalysis]) -> Result<Self> {
-        let mut tensors = tensors::list(contents.weights, contents.blocks, analyses);
+        let mut tensors = list(contents.weights, analyses);
         let blocks = used_blocks(&tensors);
         let mut records = Records::default();
         records.add_files(contents, analyses)?;
@@ -221,5 +233,143 @@ impl Records {
             length: length.into(),
         });
         Ok((Directory { sections, arrays: arrays.collect(), ..self.directory }, offset))
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum PlannedEncoding<'a> {
+    /// Of the tensor at this index.
+    Alias(usize),
+    Raw,
+    Coded(&'a Coding),
+}
+
+/// A tensor of a container, its block, and how it is stored.
+pub(super) struct PlannedTensor<'a> {
+    file_index: usize,
+    pub(super) file: &'a Weights<'a>,
+    pub(super) tensor: &'a SourceTensor,
+    analysis: &'a TensorAnalysis,
+    /// Index in the model's block names.
+    block: usize,
+    pub(super) encoding: PlannedEncoding<'a>,
+    /// Index of its first array, when it has its place.
+    pub(super) first_array: usize,
+    /// The fingerprint of what the second pass has read.
+    pub(super) seen: AtomicU64,
+}
+
+/// All tensors of weights files, ascending by name.
+fn list<'a>(weights: &'a [Weights<'a>], analyses: &'a [FileAnalysis]) -> Vec<PlannedTensor<'a>> {
+    let mut tensors = Vec::new();
+    for (file_index, (file, analysis)) in weights.iter().zip(analyses).enumerate() {
+        let of_file = file.file.tensors.iter().zip(&analysis.tensors).zip(&file.blocks);
+        tensors.extend(of_file.map(|((tensor, analysis), &block)| PlannedTensor {
+            file_index,
+            file,
+            tensor,
+            analysis,
+            block,
+            encoding: choose(tensor, analysis),
+            first_array: 0,
+            seen: AtomicU64::new(0),
+        }));
+    }
+    tensors.sort_unstable_by(|a, b| a.tensor.name.cmp(&b.tensor.name));
+    find_aliases(&mut tensors);
+    tensors
+}
+
+/// Coded, if that makes the tensor smaller, with all its alignment.
+fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis) -> PlannedEncoding<'a> {
+    let aligned = |bytes: u64| bytes.next_multiple_of(ARRAY_ALIGNMENT);
+    let is_smaller = |coding: &&Coding| {
+        let arrays = coding.sizes.arrays().into_iter();
+        arrays.map(|(_, bytes)| aligned(bytes)).sum::<u64>() < aligned(tensor.length)
+    };
+    analysis.coding.as_ref().filter(is_smaller).map_or(PlannedEncoding::Raw, PlannedEncoding::Coded)
+}
+
+/// What makes two tensors equal: hash, dtype, shape.
+type Content<'a> = ([u8; 32], Dtype, &'a [u64]);
+
+/// Makes aliases of tensors that equal an earlier one.
+///
+/// An alias lies in its target's block, so that decoding a block needs no other one. To leave the
+/// other blocks as they are, a tensor becomes an alias only where its target is in the same block,
+/// or where it is all that its own block holds (a tied head). A target has at most [`MAX_ALIASES`];
+/// the next equal tensor is stored again, and is a target itself.
+fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
+    let mut sizes: HashMap<usize, usize> = HashMap::new();
+    for tensor in tensors.iter() {
+        *sizes.entry(tensor.block).or_default() += 1;
+    }
+    // The target is the equal tensor whose block comes first, and the first by name in it.
+    let mut order: Vec<usize> =
+        (0..tensors.len()).filter(|&i| tensors[i].tensor.length >= MIN_ALIAS_BYTES).collect();
+    order.sort_by_key(|&i| (sizes[&tensors[i].block] == 1, tensors[i].block, i));
+    // Targets of the same content, and how many aliases each has.
+    let mut targets: HashMap<Content<'_>, Vec<(usize, u64)>> = HashMap::new();
+    for i in order {
+        let PlannedTensor { tensor, analysis, block, .. } = &tensors[i];
+        let equals = targets.entry((analysis.hash, tensor.dtype, &tensor.shape)).or_default();
+        let alone = sizes[block] == 1;
+        let fits = |&&mut (target, aliases): &&mut (usize, u64)| {
+            aliases < MAX_ALIASES && (alone || tensors[target].block == *block)
+        };
+        match equals.iter_mut().find(fits) {
+            Some((target, aliases)) => {
+                *aliases += 1;
+                let target = *target;
+                tensors[i].block = tensors[target].block;
+                tensors[i].encoding = PlannedEncoding::Alias(target);
+            }
+            None => equals.push((i, 0)),
+        }
+    }
+}
+
+impl PlannedTensor<'_> {
+    pub(super) fn entropy_bits(&self) -> f64 {
+        match self.encoding {
+            PlannedEncoding::Coded(coding) => coding.entropy_bits,
+            _ => 0.0,
+        }
+    }
+
+    /// The encoding and its parameters, as the tensor's record has them; section kind and length in
+    /// bytes of each array.
+    fn stored(&self) -> (u32, [u64; 4], Vec<(u32, u64)>) {
+        match self.encoding {
+            PlannedEncoding::Alias(target) => (ENCODING_ALIAS, [target as u64, 0, 0, 0], vec![]),
+            PlannedEncoding::Raw if self.tensor.length == 0 => (ENCODING_RAW, [0; 4], vec![]),
+            PlannedEncoding::Raw => (ENCODING_RAW, [0; 4], vec![(SECTION_RAW, self.tensor.length)]),
+            PlannedEncoding::Coded(coding) => {
+                let [first, second, third] = coding.sizes.parameters();
+                let arrays = coding.sizes.arrays().into_iter();
+                let arrays = arrays.map(|(kind, length)| (section_of(kind), length)).collect();
+                (coding.sizes.encoding(), [first, second, third, 0], arrays)
+            }
+        }
+    }
+
+    /// Parts that the second pass can do alone, on any thread.
+    pub(super) fn part_count(&self) -> usize {
+        match self.encoding {
+            PlannedEncoding::Alias(_) => 1,
+            PlannedEncoding::Raw => self.tensor.length.div_ceil(RAW_PART_BYTES) as usize,
+            PlannedEncoding::Coded(coding) => coding.portion_count(),
+        }
+    }
+
+    /// Whether the second pass has read all of it, and what the first has.
+    pub(super) fn is_as_analysed(&self) -> bool {
+        matches!(self.encoding, PlannedEncoding::Alias(_))
+            || self.seen.load(Ordering::Relaxed) == self.analysis.fingerprint
+    }
+
+    /// The error for weights that are not those of the first pass.
+    pub(super) fn changed(&self) -> Error {
+        changed(format_args!("{}: tensor {:?}", self.file.file.path, self.tensor.name))
     }
 }

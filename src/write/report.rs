@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{input::Input, plan::ContainerPlan, tensors::PlannedTensor};
+use super::{
+    input::Input,
+    plan::{ContainerPlan, PlannedTensor},
+};
 use crate::{
     Dtype,
     constants::ARRAY_ALIGNMENT,
