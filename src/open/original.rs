@@ -153,10 +153,6 @@ pub(crate) struct FilePieces<'m> {
     prepared: Option<(usize, Arc<dyn PreparedTensor + 'm>)>,
 }
 
-/// Called with bytes of the file and their offset in it, by the thread that decoded them, while
-/// they are in that thread's cache.
-pub(crate) type Made<'a> = &'a (dyn Fn(u64, &[u8]) -> Result<()> + Sync);
-
 /// Consecutive bytes of a file, and the tensors that they belong to.
 pub(crate) struct Batch<'m> {
     /// The bytes.
@@ -165,8 +161,7 @@ pub(crate) struct Batch<'m> {
     pub(crate) parts: Vec<TensorPart<'m>>,
 }
 
-/// Part of a tensor.
-#[derive(Clone)]
+/// Part of a tensor; all of one without bytes.
 pub(crate) struct TensorPart<'m> {
     pub(crate) tensor: Tensor<'m>,
     /// Its bytes, counted from the tensor's start.
@@ -187,26 +182,24 @@ impl<'m> FilePieces<'m> {
         let places = tensors.iter().map(|&(start, length, _)| (start, length));
         check_cover(file, places)?;
         file.tensors().try_for_each(|tensor| tensor.check_known())?;
-        let tensors = tensors.into_iter().filter(|&(_, length, _)| length > 0);
-        let tensors = tensors.map(|(.., tensor)| tensor).collect();
+        let tensors = tensors.into_iter().map(|(.., tensor)| tensor).collect();
         Ok(Self { file, decoder, tensors, next: (0, 0), started: false, prepared: None })
     }
 
     /// Prepares what this version knows of a file that cannot be restored as a whole: some tensors,
     /// in the order of the directory, without the prefix.
     pub(super) fn of_known(file: OriginalFile<'m>, decoder: &'m dyn Decoder) -> Self {
-        let has_bytes = |tensor: &Tensor<'m>| tensor.byte_length().is_ok_and(|length| length > 0);
-        let known = file.tensors().filter(|tensor| tensor.check_known().is_ok());
-        let tensors = known.filter(has_bytes).collect();
+        let tensors = file.tensors().filter(|tensor| tensor.check_known().is_ok()).collect();
         Self { file, decoder, tensors, next: (0, 0), started: true, prepared: None }
     }
 
     /// The next bytes of the file, in a buffer of any content: the prefix alone, then a piece for
-    /// each thread; `None` at the end.
+    /// each thread; `None` at the end. `made` is called with bytes and their offset in the file, by
+    /// the thread that decoded them, while they are in its cache.
     pub(crate) fn next_batch(
         &mut self,
         mut bytes: Vec<u8>,
-        made: Made<'_>,
+        made: &(dyn Fn(u64, &[u8]) -> Result<()> + Sync),
     ) -> Result<Option<Batch<'m>>> {
         if !self.started {
             self.started = true;
@@ -260,7 +253,7 @@ impl<'m> FilePieces<'m> {
             };
             self.prepared = Some((index, Arc::clone(&prepared)));
             let (length, grain) = (tensor.byte_length()?, prepared.grain());
-            let range = ranges(start..length, grain).next().expect("some bytes are left");
+            let range = ranges(start..length, grain).next().unwrap_or_default();
             taken += range.end - start;
             if taken > PIECE_BYTES.max(grain) * threads {
                 break;

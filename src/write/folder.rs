@@ -82,7 +82,11 @@ pub(super) fn write_side_files(
     for side in side {
         let path = component.path_of(&side.path);
         if is_config(&side.path, weights.iter().map(|weights| weights.file.path.as_str())) {
-            let config = side.bytes()?;
+            let mut config = Vec::new();
+            side.read(|bytes| {
+                config.extend_from_slice(bytes);
+                Ok(())
+            })?;
             folder.write(mark(&config).as_deref().unwrap_or(&config), &path)?;
         } else {
             folder.copy(side, &path)?;

@@ -240,9 +240,9 @@ impl<'a> Side<'a> {
     }
 
     /// The original of a side file of a model.
-    fn original(model: &Model, file: OriginalFile<'a>) -> Result<Self> {
+    pub(super) fn original(model: &Model, file: OriginalFile<'a>) -> Result<Self> {
         if !file.is_beside() {
-            return Ok(Self::stored(file));
+            return Ok(Self::recorded(file, SideContent::Stored(file)));
         }
         let Some(root) = model.folder() else {
             let path = file.path();
@@ -259,11 +259,6 @@ impl<'a> Side<'a> {
             Beside::Marked(bytes) => Ok(Self::recorded(file, SideContent::Memory(bytes))),
             other => Err(other.refused(file)),
         }
-    }
-
-    /// What a container stores.
-    pub(super) fn stored(file: OriginalFile<'a>) -> Self {
-        Self::recorded(file, SideContent::Stored(file))
     }
 
     /// Hands on its bytes, at most 1 MiB at a time, and compares their hash with the known one.
@@ -292,16 +287,6 @@ impl<'a> Side<'a> {
             file.check_hash(hash.into())?;
         }
         if *self.hash.get_or_init(|| hash) == hash { Ok(hash) } else { Err(self.changed()) }
-    }
-
-    /// All its bytes, compared as by [`Side::read`].
-    pub(super) fn bytes(&self) -> Result<Vec<u8>> {
-        let mut all = Vec::new();
-        self.read(|bytes| {
-            all.extend_from_slice(bytes);
-            Ok(())
-        })?;
-        Ok(all)
     }
 
     fn changed(&self) -> Error {

@@ -176,7 +176,7 @@ impl Restorer<'_> {
                 let (output, path) = folder.create_file(&self.component.path_of(file.path()))?;
                 self.restore(file, &output, &path)?;
             } else {
-                self.copy(&Side::stored(file), folder)?;
+                self.copy(&Side::original(model, file)?, folder)?;
                 self.done.files += 1;
             }
         }
