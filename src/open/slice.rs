@@ -122,11 +122,6 @@ impl Dimension {
 }
 
 impl Rect {
-    /// A range of the tensor's bytes.
-    pub(super) fn of_run(run: Range<u64>) -> Self {
-        Self { rows: 0..1, width: run.end, columns: run }
-    }
-
     /// Its ranges of the tensor's bytes, one a row.
     pub(crate) fn runs(self) -> impl Iterator<Item = Range<u64>> {
         let Self { rows, columns, width } = self;

@@ -197,5 +197,6 @@ fn parts(tensor: &TensorReader<'_>, rect: Rect) -> Vec<Rect> {
         return rows.map(|rows| Rect { rows, ..rect.clone() }).collect();
     }
     let grain = tensor.grain();
-    rect.runs().flat_map(|run| ranges(run, grain)).map(Rect::of_run).collect()
+    let runs = rect.runs().flat_map(|run| ranges(run, grain));
+    runs.map(|run| Rect { rows: 0..1, width: run.end, columns: run }).collect()
 }

@@ -15,7 +15,7 @@ use super::{
     encode::{ContainerOutput, encode},
     folder::{OutputFolder, check_outputs, shard_paths, write_side_files},
     input::Input,
-    options::{CompressOptions, Layout, check_metadata},
+    options::{CompressOptions, Layout, check_key, check_metadata},
     plan::{ContainerPlan, Contents},
     report::Report,
     temporary::{check_absent, check_file, file_beside, parent_of, rename_file},
@@ -170,8 +170,10 @@ fn write(
     check_absent(out, options.overwrite)?;
     let passes = if options.verify { 2 } else { 1 };
     let mut bytes = 0;
+    options.metadata.keys().try_for_each(|key| check_key(key))?;
     for Component { model, .. } in &mut inputs {
-        model.add_options(options)?;
+        model.metadata.extend(options.metadata.clone());
+        check_metadata(&model.metadata)?;
         let tensors = model.weights.iter().flat_map(|weights| &weights.file.tensors);
         bytes += analysis::bytes(&model.weights, options.layout)
             + passes * tensors.map(|tensor| tensor.length).sum::<u64>();

@@ -11,7 +11,6 @@ use std::{
 
 use blake3::Hasher;
 
-use super::options::{CompressOptions, check_key, check_metadata};
 use crate::{
     Error, Model, Result, Tensor,
     constants::CHECKSUM_CHUNK_BYTES,
@@ -90,13 +89,6 @@ impl<'a> Input<'a> {
         left_out.sort_by(|a, b| a.path.cmp(&b.path));
         let block_names = group_blocks(&mut weights);
         Ok(Self { weights, side, left_out, metadata, notes: Vec::new(), block_names })
-    }
-
-    /// Adds what the caller wants kept for runtimes.
-    pub(super) fn add_options(&mut self, options: &CompressOptions) -> Result<()> {
-        options.metadata.keys().try_for_each(|key| check_key(key))?;
-        self.metadata.extend(options.metadata.clone());
-        check_metadata(&self.metadata)
     }
 }
 

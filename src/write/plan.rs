@@ -84,8 +84,14 @@ impl<'a> ContainerPlan<'a> {
             records.directory.metadata.push(record);
         }
         let (directory, directory_offset) = records.place()?;
+        let files = directory.files.len() as u64;
+        Error::check_limit("the number of files of one container", files, MAX_FILES)?;
+        let tree = PathTree::new(directory.files.iter().map(|file| directory.file_path(file)));
+        let what = "the number of folders of the files of one container";
+        Error::check_limit(what, tree.folders(), MAX_FOLDERS)?;
         let plan = Self { directory, directory_offset, tensors };
-        plan.check_limits()?;
+        let length = plan.file_length() - directory_offset;
+        Error::check_limit("the directory's length in bytes", length, MAX_DIRECTORY_BYTES)?;
         Ok(plan)
     }
 
@@ -94,17 +100,6 @@ impl<'a> ContainerPlan<'a> {
         let checksums = 4 * self.directory.chunk_count();
         let directory = self.directory.to_bytes().len() as u64 + checksums;
         self.directory_offset + directory.next_multiple_of(ARRAY_ALIGNMENT) + HEADER_BYTES
-    }
-
-    fn check_limits(&self) -> Result<()> {
-        let length = self.file_length() - self.directory_offset;
-        Error::check_limit("the directory's length in bytes", length, MAX_DIRECTORY_BYTES)?;
-        let directory = &self.directory;
-        let files = directory.files.len() as u64;
-        Error::check_limit("the number of files of one container", files, MAX_FILES)?;
-        let tree = PathTree::new(directory.files.iter().map(|file| directory.file_path(file)));
-        let what = "the number of folders of the files of one container";
-        Error::check_limit(what, tree.folders(), MAX_FOLDERS)
     }
 }
 

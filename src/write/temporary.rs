@@ -131,11 +131,6 @@ pub(super) fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Whether a path has a name of a temporary file or folder.
-pub(super) fn is_temporary(path: &Path) -> bool {
-    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| kind_of(name).is_some())
-}
-
 /// What a run left behind that was killed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -226,7 +221,7 @@ fn bytes_of(path: &Path) -> u64 {
 
 /// Refuses an output that exists, and one that the next run would take for a leftover.
 pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
-    if is_temporary(out) {
+    if out.file_name().and_then(|name| name.to_str()).and_then(kind_of).is_some() {
         let problem =
             format!("{} is a name of temporary files, which other runs remove", out.display());
         return Err(Error::parameter(problem, "choose another output"));
