@@ -113,6 +113,56 @@ impl OpenOptions {
         Model::new(shards, None)
     }
 
+    /// Opens a container, the folder of a model, or the folder of a pipeline with all its
+    /// components. A component that is not there is no error: see [`Models::missing`].
+    ///
+    /// # Errors
+    /// As [`OpenOptions::open`], and [`Error::Parameter`] if a component is another model than
+    /// the pipeline's container says.
+    ///
+    /// ```
+    /// # fn main() -> df11::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
+    /// let models = df11::OpenOptions::new().open_all(&path)?;
+    /// models.check_complete()?;
+    /// for component in models.components() {
+    ///     println!("{}: {} blocks", component.folder, component.model.blocks().len());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn open_all(&self, path: impl AsRef<Path>) -> Result<Models> {
+        let root = path.as_ref();
+        let list = root.join(PIPELINE);
+        if !list.is_file() {
+            let alone = Component::new("", self.open(root)?);
+            return Ok(Models { components: vec![alone], missing: Vec::new() });
+        }
+        let rest = Model::new(vec![self.shard(&list)?], Some(root.to_owned()))?;
+        let listed = listed_components(rest.shards()[0].directory())
+            .map_err(|error| error.in_file(&list))?
+            .ok_or_else(|| {
+                Error::corrupt("metadata", 0, "no components are listed").in_file(&list)
+            })?;
+        let (mut components, mut missing) = (Vec::new(), Vec::new());
+        for (folder, identity) in &listed {
+            let place = root.join(folder);
+            if !place.is_dir() || containers(&place)?.is_empty() {
+                missing.push(folder.clone());
+                continue;
+            }
+            let model = self.open(&place)?;
+            if model.identity().to_hex().as_str() != identity {
+                let problem = format!("{} is another model than {PIPELINE} lists", place.display());
+                return Err(Error::parameter(problem, "fetch the whole pipeline again"));
+            }
+            components.push(Component::new(folder, model));
+        }
+        components.push(Component::new("", rest.beside(listed.into_keys())));
+        Ok(Models { components, missing })
+    }
+
     fn shard(&self, path: &Path) -> Result<Shard> {
         let reader: Box<dyn ReadAt> =
             if self.memory_map { Box::new(map(path)?) } else { Box::new(FileReader::open(path)?) };
@@ -212,58 +262,6 @@ const COMPONENTS: &str = "df11.components";
 pub struct Models {
     components: Vec<Component<Model>>,
     missing: Vec<String>,
-}
-
-impl OpenOptions {
-    /// Opens a container, the folder of a model, or the folder of a pipeline with all its
-    /// components. A component that is not there is no error: see [`Models::missing`].
-    ///
-    /// # Errors
-    /// As [`OpenOptions::open`], and [`Error::Parameter`] if a component is another model than
-    /// the pipeline's container says.
-    ///
-    /// ```
-    /// # fn main() -> df11::Result<()> {
-    /// # let folder = tempfile::tempdir().unwrap();
-    /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
-    /// let models = df11::OpenOptions::new().open_all(&path)?;
-    /// models.check_complete()?;
-    /// for component in models.components() {
-    ///     println!("{}: {} blocks", component.folder, component.model.blocks().len());
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn open_all(&self, path: impl AsRef<Path>) -> Result<Models> {
-        let root = path.as_ref();
-        let list = root.join(PIPELINE);
-        if !list.is_file() {
-            let alone = Component::new("", self.open(root)?);
-            return Ok(Models { components: vec![alone], missing: Vec::new() });
-        }
-        let rest = Model::new(vec![self.shard(&list)?], Some(root.to_owned()))?;
-        let listed = listed_components(rest.shards()[0].directory())
-            .map_err(|error| error.in_file(&list))?
-            .ok_or_else(|| {
-                Error::corrupt("metadata", 0, "no components are listed").in_file(&list)
-            })?;
-        let (mut components, mut missing) = (Vec::new(), Vec::new());
-        for (folder, identity) in &listed {
-            let place = root.join(folder);
-            if !place.is_dir() || containers(&place)?.is_empty() {
-                missing.push(folder.clone());
-                continue;
-            }
-            let model = self.open(&place)?;
-            if model.identity().to_hex().as_str() != identity {
-                let problem = format!("{} is another model than {PIPELINE} lists", place.display());
-                return Err(Error::parameter(problem, "fetch the whole pipeline again"));
-            }
-            components.push(Component::new(folder, model));
-        }
-        components.push(Component::new("", rest.beside(listed.into_keys())));
-        Ok(Models { components, missing })
-    }
 }
 
 impl Models {

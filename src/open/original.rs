@@ -33,7 +33,6 @@ impl Shard {
 }
 
 impl<'m> OriginalFile<'m> {
-    /// The container that records it.
     pub(crate) fn shard(&self) -> &'m Shard {
         self.shard
     }
@@ -155,7 +154,6 @@ pub(crate) struct FilePieces<'m> {
 
 /// Consecutive bytes of a file, and the tensors that they belong to.
 pub(crate) struct Batch<'m> {
-    /// The bytes.
     pub(crate) bytes: Vec<u8>,
     /// The bytes of `bytes` that belong to each tensor; the prefix to none.
     pub(crate) parts: Vec<TensorPart<'m>>,

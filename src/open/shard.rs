@@ -198,17 +198,14 @@ impl Shard {
         Ok(Cow::Owned(bytes))
     }
 
-    /// All bytes of an array.
     pub(super) fn read_whole_array(&self, array: usize) -> Result<Cow<'_, [u8]>> {
         self.read_array(array, 0..self.directory.arrays[array].length.get())
     }
 
-    /// The section in which an array lies.
     pub(super) fn section_of(&self, array: usize) -> &SectionRecord {
         &self.directory.sections[self.directory.arrays[array].section.get() as usize]
     }
 
-    /// Where an array lies in the container.
     pub(super) fn place_of(&self, array: usize) -> Range<u64> {
         let record = &self.directory.arrays[array];
         let start = self.section_of(array).offset.get() + record.offset.get();

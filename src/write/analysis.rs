@@ -18,13 +18,8 @@ use super::{
     options::Layout,
 };
 use crate::{
-    Dtype, Error, Result,
-    encoding::{gap, tile::PairHistogram},
-    huffman::Histogram,
-    open::hash,
-    parallel,
-    progress::Observer,
-    source::SourceTensor,
+    Dtype, Error, Result, encoding::gap, huffman::Histogram, open::hash, parallel,
+    progress::Observer, source::SourceTensor,
 };
 
 /// Bytes that are read, counted and hashed in one go; small enough for the second-level cache.
@@ -257,7 +252,9 @@ impl<'a> Pass<'a> {
             match piece.work {
                 PieceWork::None => {}
                 PieceWork::Exponents(_) => found.exponents = Some(Histogram::of(part).into()),
-                PieceWork::Whole => found.coding = whole(self.tensor(piece), part)?,
+                PieceWork::Whole => {
+                    found.coding = coding::measure_whole(&self.tensor(piece).shape, part)?;
+                }
                 PieceWork::Pairs => self.pairs.add(part),
             }
             found.fingerprint = fingerprint(piece.range.start, part);
@@ -311,13 +308,6 @@ impl<'a> Pass<'a> {
         };
         coding::measure(&tensor.shape, &self.pairs.take(), read, self.observer)
     }
-}
-
-/// Counts and measures a tensor that is in memory.
-fn whole(tensor: &SourceTensor, weights: &[u8]) -> Result<Option<Coding>> {
-    let mut pairs = PairHistogram::new();
-    pairs.add(weights);
-    coding::measure_whole(&tensor.shape, &pairs, weights)
 }
 
 #[cfg(test)]

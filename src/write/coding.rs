@@ -246,20 +246,18 @@ impl Measuring {
     }
 }
 
-/// Measures a tensor that is in memory, on this thread.
-pub(super) fn measure_whole(
-    shape: &[u64],
-    histogram: &PairHistogram,
-    weights: &[u8],
-) -> Result<Option<Coding>> {
-    let Some(measuring) = Measuring::new(shape, histogram)? else { return Ok(None) };
+/// Counts and measures a tensor that is in memory, on this thread.
+pub(super) fn measure_whole(shape: &[u64], weights: &[u8]) -> Result<Option<Coding>> {
+    let mut histogram = PairHistogram::new();
+    histogram.add(weights);
+    let Some(measuring) = Measuring::new(shape, &histogram)? else { return Ok(None) };
     let mut bytes = vec![0; measuring.portion_count()];
     for (portion, bytes) in bytes.iter_mut().enumerate() {
         for (group, range) in groups(measuring.geometry, portion) {
             *bytes += measuring.group(group, &weights[range.start as usize..range.end as usize])?;
         }
     }
-    measuring.finish(histogram, &bytes).map(Some)
+    measuring.finish(&histogram, &bytes).map(Some)
 }
 
 /// Measures a tensor of any size, on all threads, and tells the observer of all its bytes. `read`

@@ -256,8 +256,8 @@ impl Compressor<'_> {
             let is_first = files.start == 0;
             Contents {
                 weights: &weights[files],
-                side: if single { side } else { &[] },
-                beside: if is_first && !single { side } else { &[] },
+                side: if is_first { side } else { &[] },
+                stores_side: single,
                 metadata: is_first.then_some(metadata),
                 block_names,
             }

@@ -61,7 +61,7 @@ pub(super) fn encode(
     for (array, file) in contents.weights.iter().enumerate() {
         output.write_array(array, 0, &file.file.prefix)?;
     }
-    let side = contents.side.iter().filter(|file| file.length > 0);
+    let side = contents.side.iter().filter(|file| contents.stores_side && file.length > 0);
     for (array, file) in (contents.weights.len()..).zip(side) {
         let mut offset = 0;
         file.read(|bytes| {

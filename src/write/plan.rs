@@ -44,10 +44,10 @@ pub(super) const RAW_PART_BYTES: u64 = 1 << 20;
 pub(super) struct Contents<'a> {
     /// Weights files, ascending by path.
     pub(super) weights: &'a [Weights<'a>],
-    /// Side files that are stored, ascending by path.
+    /// Side files, ascending by path.
     pub(super) side: &'a [Side<'a>],
-    /// Side files that lie beside the container, likewise.
-    pub(super) beside: &'a [Side<'a>],
+    /// Whether they are stored, and do not lie beside it.
+    pub(super) stores_side: bool,
     /// Keys and values for runtimes; nothing in a shard that is not the first.
     pub(super) metadata: Option<&'a BTreeMap<String, String>>,
     /// Names of all blocks of the model, in order.
@@ -139,11 +139,9 @@ impl Records {
             self.add_file(FILE_WEIGHTS, &file.path, file.length, analysis.hash, stored);
         }
         for file in contents.side {
-            let hash = file.read(|_| Ok(()))?;
-            self.add_file(FILE_SIDE, &file.path, file.length, hash, file.length);
-        }
-        for file in contents.beside {
-            self.add_file(FILE_BESIDE, &file.path, file.length, file.read(|_| Ok(()))?, 0);
+            let stores = contents.stores_side;
+            let (kind, stored) = if stores { (FILE_SIDE, file.length) } else { (FILE_BESIDE, 0) };
+            self.add_file(kind, &file.path, file.length, file.read(|_| Ok(()))?, stored);
         }
         Ok(())
     }

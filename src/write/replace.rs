@@ -20,8 +20,6 @@ use crate::{
     paths::{PIPELINE, has_extension, is_container, shard_path},
 };
 
-const REMEDY: &str = "choose another output, or move that file away first";
-
 /// Refuses an output that would delete the source, or that is of another kind than what it would
 /// replace. For callers that let people replace outputs; that nothing is lost which is no earlier
 /// output, [`compress`](super::compress()) and the like check themselves.
@@ -113,7 +111,7 @@ fn recognise(
 fn in_the_way(folder: &Path, path: &str, why: &str) -> Result<()> {
     let place = folder.join(path);
     let problem = format!("{} is not part of an earlier output{why}", place.display());
-    Err(Error::parameter(problem, REMEDY))
+    Err(Error::parameter(problem, "choose another output, or move that file away first"))
 }
 
 /// The components that an output lists; none if it is no pipeline.
