@@ -31,8 +31,8 @@ pub trait Decoder: Debug + Send + Sync {
     /// Prepares a tensor: what its parts have in common is done once.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version; whatever
-    /// keeps the decoder from reading it.
+    /// [`Error::Unsupported`] for a tensor of a newer version; whatever keeps the decoder from
+    /// reading it.
     fn prepare<'a>(&'a self, tensor: Tensor<'a>) -> Result<Box<dyn PreparedTensor + 'a>>;
 }
 
@@ -49,8 +49,7 @@ pub trait PreparedTensor: Send + Sync {
     /// which is as long.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) where the container is damaged; whatever else
-    /// keeps the decoder from it.
+    /// [`Error::Corrupt`] if the container is damaged; whatever else keeps the decoder from it.
     fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()>;
 
     /// Checks the gaps and output offsets of a range against the codes, as far as

@@ -238,7 +238,7 @@ impl<'m> Tiles<'m> {
     /// Of a tensor, if it is such a matrix.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) if its record contradicts itself.
+    /// [`Error::Corrupt`] if its record contradicts itself.
     pub fn of(tensor: &Tensor<'m>) -> Result<Option<Self>> {
         let target = tensor.target();
         let Some(Coded::Tile(sizes)) = target.coded()? else { return Ok(None) };
@@ -262,8 +262,7 @@ impl<'m> Tiles<'m> {
     /// is the mapping's.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) if a checksum differs;
-    /// [`Error::Io`](crate::Error::Io).
+    /// [`Error::Corrupt`] if a checksum differs; [`Error::Io`].
     ///
     /// # Panics
     /// For an index from 4 on.
@@ -296,7 +295,7 @@ impl<'m> Tiles<'m> {
     /// of its tiles ascend.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt); [`Error::Io`](crate::Error::Io).
+    /// [`Error::Corrupt`]; [`Error::Io`].
     pub fn check(&self) -> Result<()> {
         self.arrays().into_iter().try_for_each(|array| self.target.shard().check_array(array))?;
         let (codebook, records) = (self.array(0)?, self.array(1)?);
@@ -310,8 +309,7 @@ impl<'m> Tiles<'m> {
     /// hold some of it, whose checksums are checked.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) for other rows or columns;
-    /// [`Error::Corrupt`](crate::Error::Corrupt), [`Error::Io`](crate::Error::Io).
+    /// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`], [`Error::Io`].
     pub fn cut(&self, rows: Range<u64>, columns: Range<u64>) -> Result<OwnedArrays> {
         let (codebook, records) = (self.array(0)?, self.array(1)?);
         let read =

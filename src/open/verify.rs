@@ -169,7 +169,13 @@ impl ShardVerifier<'_, '_> {
             };
             return weights.iter().try_for_each(covered);
         }
-        self.codebooks()?;
+        for tensor in self.shard.tensors() {
+            if let Some(sizes) = tensor.coded()? {
+                // What of the index no thread reads, too.
+                let verified = sizes.verify_codebook(&tensor);
+                verified.map_err(|error| tensor.locate(error))?;
+            }
+        }
         side.iter().try_for_each(|&file| self.side(file))?;
         weights.iter().try_for_each(|&file| self.weights(file))
     }
@@ -198,17 +204,6 @@ impl ShardVerifier<'_, '_> {
         let bytes = self.shard.read_unchecked(place)?;
         let at = bytes.iter().position(|&byte| byte != 0);
         at.map_or(Ok(()), |at| Err(self.shard.corrupt(start + at as u64, "padding is not zero")))
-    }
-
-    /// Codebooks, and what of the index no thread reads.
-    fn codebooks(&self) -> Result<()> {
-        for tensor in self.shard.tensors() {
-            if let Some(sizes) = tensor.coded()? {
-                let verified = sizes.verify_codebook(&tensor);
-                verified.map_err(|error| tensor.locate(error))?;
-            }
-        }
-        Ok(())
     }
 
     fn side(&mut self, file: OriginalFile<'_>) -> Result<()> {
