@@ -6,7 +6,7 @@ use std::{borrow::Cow, mem, ops::Range, sync::Arc};
 use rayon::prelude::*;
 
 use super::{
-    decoder::{Decoder, PIECE_BYTES, PreparedTensor, ranges},
+    decoder::{Decoder, PIECE_BYTES, PreparedTensor},
     shard::Shard,
     tensor::Tensor,
 };
@@ -238,8 +238,8 @@ impl<'m> FilePieces<'m> {
         }
     }
 
-    /// The parts of the next batch: together at most as many bytes as there are threads, times a
-    /// piece, or a grain if that is more.
+    /// The parts of the next batch: together as many bytes as there are threads, times a piece, or a
+    /// grain if that is more. A cut goes between grains, and so between elements.
     fn take_parts(&mut self) -> Result<Vec<TensorPart<'m>>> {
         let threads = rayon::current_num_threads() as u64;
         let (mut parts, mut taken) = (Vec::new(), 0);
@@ -251,11 +251,13 @@ impl<'m> FilePieces<'m> {
             };
             self.prepared = Some((index, Arc::clone(&prepared)));
             let (length, grain) = (tensor.byte_length()?, prepared.grain());
-            let range = ranges(start..length, grain).next().unwrap_or_default();
-            taken += range.end - start;
-            if taken > PIECE_BYTES.max(grain) * threads {
+            let room = (PIECE_BYTES.max(grain) * threads).saturating_sub(taken);
+            if room < grain {
                 break;
             }
+            let mut ranges = parallel::cut(start..length, PIECE_BYTES.min(room), grain);
+            let range = ranges.next().unwrap_or_default();
+            taken += range.end - range.start;
             self.next = if range.end == length { (index + 1, 0) } else { (index, range.end) };
             parts.push(TensorPart { tensor, range, prepared });
         }
