@@ -238,8 +238,8 @@ impl<'m> FilePieces<'m> {
         }
     }
 
-    /// The parts of the next batch: together as many bytes as there are threads, times a piece, or a
-    /// grain if that is more. A cut goes between grains, and so between elements.
+    /// The parts of the next batch: together as many bytes as there are threads, times a piece, or
+    /// a grain if that is more. A cut goes between grains, and so between elements.
     fn take_parts(&mut self) -> Result<Vec<TensorPart<'m>>> {
         let threads = rayon::current_num_threads() as u64;
         let (mut parts, mut taken) = (Vec::new(), 0);
