@@ -110,10 +110,10 @@ struct PieceAnalysis {
     coding: Option<Coding>,
 }
 
-/// The bytes that the first pass over all files tells the observer of: all tensors, and once more
-/// those that are measured on their own.
-pub(super) fn bytes(files: &[Weights<'_>], layout: Layout) -> u64 {
-    let times = |tensor| if work(layout, tensor) == PieceWork::Pairs { 2 } else { 1 };
+/// The bytes that the first pass over all files and as many `more` tell the observer of: in each
+/// all tensors, and in the first once more those that are measured on their own.
+pub(super) fn bytes(files: &[Weights<'_>], layout: Layout, more: u64) -> u64 {
+    let times = |tensor| more + if work(layout, tensor) == PieceWork::Pairs { 2 } else { 1 };
     let tensors = files.iter().flat_map(|file| &file.file.tensors);
     tensors.map(|tensor| times(tensor) * tensor.length).sum()
 }

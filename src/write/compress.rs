@@ -174,9 +174,7 @@ fn write(
     for Component { model, .. } in &mut inputs {
         model.metadata.extend(options.metadata.clone());
         check_metadata(&model.metadata)?;
-        let tensors = model.weights.iter().flat_map(|weights| &weights.file.tensors);
-        bytes += analysis::bytes(&model.weights, options.layout)
-            + passes * tensors.map(|tensor| tensor.length).sum::<u64>();
+        bytes += analysis::bytes(&model.weights, options.layout, passes);
     }
     observer.begin(bytes);
     if !is_container(out) {

@@ -114,7 +114,7 @@ impl Estimate {
         }
         let compressor = Compressor { component, layout, observer };
         if exponent_bits.is_none() {
-            observer.begin(analysis::bytes(&component.model.weights, layout));
+            observer.begin(analysis::bytes(&component.model.weights, layout, 0));
         }
         let single = component.folder.is_empty() && is_container(out);
         let paths = if single {

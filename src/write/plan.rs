@@ -67,15 +67,18 @@ impl<'a> ContainerPlan<'a> {
     /// Lays out a container, given what the first pass found out about each weights file.
     pub(super) fn new(contents: &Contents<'a>, analyses: &'a [FileAnalysis]) -> Result<Self> {
         let mut tensors = list(contents.weights, analyses);
-        let blocks = used_blocks(&tensors);
+        let mut blocks: Vec<usize> = tensors.iter().map(|tensor| tensor.block).collect();
+        blocks.sort_unstable();
+        blocks.dedup();
         let mut records = Records::default();
         records.add_files(contents, analyses)?;
-        for &block in blocks.keys() {
+        for &block in &blocks {
             let [name_offset, name_length] = records.add_text(&contents.block_names[block]);
             records.directory.blocks.push(BlockRecord { name_offset, name_length });
         }
         for tensor in &mut tensors {
-            records.add_tensor(tensor, blocks[&tensor.block]);
+            let block = blocks.partition_point(|&block| block < tensor.block);
+            records.add_tensor(tensor, block as u64);
         }
         for (key, value) in contents.metadata.into_iter().flatten() {
             let [key_offset, key_length] = records.add_text(key);
@@ -101,15 +104,6 @@ impl<'a> ContainerPlan<'a> {
         let directory = self.directory.to_bytes().len() as u64 + checksums;
         self.directory_offset + directory.next_multiple_of(ARRAY_ALIGNMENT) + HEADER_BYTES
     }
-}
-
-/// The blocks that have a tensor in this container, with their indices in it.
-fn used_blocks(tensors: &[PlannedTensor<'_>]) -> BTreeMap<usize, u64> {
-    let mut blocks: BTreeMap<usize, u64> = tensors.iter().map(|tensor| (tensor.block, 0)).collect();
-    for (index, block) in (0..).zip(blocks.values_mut()) {
-        *block = index;
-    }
-    blocks
 }
 
 /// The records of a directory while they are being made. Arrays are packed into sections, and
