@@ -225,21 +225,17 @@ fn shown(path: &Path, error: &io::Error) -> PathBuf {
     let parts: Vec<_> = path.iter().filter_map(|part| part.to_str()).collect();
     let is_word =
         |part: &&str| part.chars().all(|char| char.is_ascii_alphanumeric() || "-_.".contains(char));
-    match parts[..] {
-        [owner, name]
-            if error.kind() == io::ErrorKind::NotFound
-                && [owner, name].iter().all(is_word)
-                && !is_container(name)
-                && !Path::new(owner).exists() =>
-        {
-            format!(
-                "{owner}/{name} (a repository of the Hub? hf download {owner}/{name} \
-            --local-dir {name})"
-            )
-            .into()
-        }
-        _ => path.to_owned(),
+    if let [owner, name] = parts[..]
+        && error.kind() == io::ErrorKind::NotFound
+        && [owner, name].iter().all(is_word)
+        && !is_container(name)
+        && !Path::new(owner).exists()
+    {
+        let hint =
+            format!("a repository of the Hub? hf download {owner}/{name} --local-dir {name}");
+        return format!("{owner}/{name} ({hint})").into();
     }
+    path.to_owned()
 }
 
 /// All containers below a folder, ascending by path.

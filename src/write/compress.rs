@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     Error, Model, OpenOptions, Result,
-    format::{self, directory::ShardRecord},
+    format::{self, IdentifiedFile, directory::ShardRecord},
     open::{Cpu, Level, Models, beside::card_path, list_of_components},
     paths::is_container,
     progress::{Observer, Stage},
@@ -293,7 +293,7 @@ impl Compressor<'_> {
         let mut report = Report::new(self.component, true);
         let (file, temporary) = file_beside(out)?.into_parts();
         let mut output = self.write(&self.shards(true)[0], (file, out.to_owned()), &mut report)?;
-        let identity = format::identity(output.files());
+        let identity = format::identity(IdentifiedFile::of(&output.directory));
         output.seal(ShardRecord::new(0, 1, identity))?;
         if options.verify {
             self.verify(&temporary, 1).map_err(|error| error.in_file(out))?;
@@ -320,7 +320,8 @@ impl Compressor<'_> {
             output.close();
             outputs.push(output);
         }
-        let identity = format::identity(outputs.iter().flat_map(ContainerOutput::files));
+        let files = outputs.iter().flat_map(|output| IdentifiedFile::of(&output.directory));
+        let identity = format::identity(files);
         let count = outputs.len() as u64;
         for (index, mut output) in (0..).zip(outputs) {
             output.seal(ShardRecord::new(index, count, identity))?;

@@ -21,7 +21,7 @@ use crate::{
         tile::{self, Codebook, EncodedStrips, Encoder, stored as tile_arrays},
     },
     format::{
-        Coded, Directory, Header, IdentifiedFile,
+        Coded, Directory, Header,
         checksum::{PieceChecksum, SectionChecksums},
         directory::ShardRecord,
     },
@@ -244,7 +244,7 @@ pub(super) struct ContainerOutput {
     /// The file; `None` while it is closed.
     file: Option<File>,
     path: PathBuf,
-    directory: Directory,
+    pub(super) directory: Directory,
     directory_offset: u64,
     checksums: Vec<Mutex<SectionChecksums>>,
 }
@@ -289,11 +289,6 @@ impl ContainerOutput {
         let piece = PieceChecksum::new(in_section, bytes);
         parallel::lock(&self.checksums[section]).add(piece);
         Ok(())
-    }
-
-    /// The original files, for the identity.
-    pub(super) fn files(&self) -> impl Iterator<Item = IdentifiedFile<'_>> {
-        IdentifiedFile::of(&self.directory)
     }
 
     /// Closes a file that is at its path until it is sealed, since a model may have more shards
