@@ -226,16 +226,14 @@ fn write_folder(
 
 /// Refuses an output inside the folder of a model, whose shards it would be taken for.
 fn check_outside(model: &Model, out: &Path) -> Result<()> {
-    let (Some(Ok(folder)), Ok(parent)) =
-        (model.folder().map(Path::canonicalize), parent_of(out).canonicalize())
-    else {
-        return Ok(());
-    };
-    if !parent.starts_with(&folder) {
-        return Ok(());
+    let folder = model.folder().map(Path::canonicalize);
+    if let (Some(Ok(folder)), Ok(parent)) = (folder, parent_of(out).canonicalize())
+        && parent.starts_with(&folder)
+    {
+        let problem = format!("{} lies in the folder that is converted", out.display());
+        return Err(Error::parameter(problem, "choose an output outside of it"));
     }
-    let problem = format!("{} lies in the folder that is converted", out.display());
-    Err(Error::parameter(problem, "choose an output outside of it"))
+    Ok(())
 }
 
 /// One compression, from the input to the parts of each container.
@@ -348,10 +346,9 @@ impl Compressor<'_> {
         let files = (weights.len() + side.len()) as u64;
         let wanted = [shards, files, tensors];
         let there = [model.shards().len() as u64, found.files, found.tensors];
-        if there == wanted && found.unchecked.is_empty() {
-            return Ok(());
-        }
-        let problem = format!("{there:?} shards, files and tensors are there, not {wanted:?}");
-        Err(Error::corrupt("directory", 0, problem).in_file(path))
+        Error::unless(there == wanted && found.unchecked.is_empty(), || {
+            let problem = format!("{there:?} shards, files and tensors are there, not {wanted:?}");
+            Error::corrupt("directory", 0, problem).in_file(path)
+        })
     }
 }
