@@ -60,22 +60,15 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where a piece for one thread ends that begins at `start`: after about `length`, at a multiple of
-/// `grain` if it does not end with the range.
-pub(crate) fn piece_end(start: u64, end: u64, length: u64, grain: u64) -> u64 {
-    let cut = start.saturating_add(length) / grain * grain;
-    // A grain may be longer than a piece.
-    let cut = if cut > start { cut } else { (start / grain + 1).saturating_mul(grain) };
-    cut.min(end)
-}
-
 /// Cuts a range into pieces of about this length, which end at multiples of `grain` or with it.
 pub(crate) fn cut(range: Range<u64>, length: u64, grain: u64) -> impl Iterator<Item = Range<u64>> {
     let mut start = range.start;
     std::iter::from_fn(move || {
-        let end = piece_end(start, range.end, length, grain);
-        let piece = start..end;
-        start = end;
+        let end = start.saturating_add(length) / grain * grain;
+        // A grain may be longer than a piece.
+        let end = if end > start { end } else { (start / grain + 1).saturating_mul(grain) };
+        let piece = start..end.min(range.end);
+        start = piece.end;
         (!piece.is_empty()).then_some(piece)
     })
 }

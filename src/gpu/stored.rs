@@ -171,8 +171,8 @@ impl CodedTensor {
         sizes: GapSizes,
         validate: bool,
     ) -> Result<Self> {
-        let codebook = sizes.read_whole(&tensor.arrays(), gap::CODEBOOK)?;
-        let output_offsets = sizes.read_whole(&tensor.arrays(), gap::OUTPUT_OFFSETS)?;
+        let codebook = sizes.read_whole(tensor, gap::CODEBOOK)?;
+        let output_offsets = sizes.read_whole(tensor, gap::OUTPUT_OFFSETS)?;
         if validate {
             let checked = huffman::read_codebook(&codebook)
                 .and_then(|_| sizes.check_output_offsets(&output_offsets));
@@ -186,9 +186,9 @@ impl CodedTensor {
     }
 
     fn read_tile(tensor: &Tensor<'_>, id: TensorId, sizes: Sizes, validate: bool) -> Result<Self> {
-        let codebook = sizes.read_whole(&tensor.arrays(), tile::CODEBOOK)?;
+        let codebook = sizes.read_whole(tensor, tile::CODEBOOK)?;
         // Not kept: the tiles of a range follow from its numbers.
-        let records = sizes.read_whole(&tensor.arrays(), tile::RECORDS)?;
+        let records = sizes.read_whole(tensor, tile::RECORDS)?;
         if validate {
             let checked =
                 Codebook::from_bytes(&codebook).and_then(|_| tile::check_offsets(&sizes, &records));

@@ -1,7 +1,11 @@
-//! Side files that lie beside the containers of a folder (spec/format.md, section 8).
+//! What lies beside the containers of a folder: side files (spec/format.md, section 8), and the
+//! model card, which is no original file and must not come back among those.
 //!
-//! The directory has length and hash of the original. The file may be another one: transformers
-//! finds a line in `config.json` by which it knows that the weights are compressed.
+//! Of a side file the directory has length and hash of the original. The file may be another one:
+//! transformers and diffusers find a line in `config.json` by which they know that the weights are
+//! compressed. So that every original comes back, one that begins with the mark itself gets another
+//! one, which JSON reads as one. The last line of a card seals it: whoever reads the folder knows
+//! it for what it is as long as nobody has edited it.
 //!
 //! ```text
 //! {                                                    the original, up to its first brace
@@ -10,9 +14,13 @@
 //! ```
 
 use std::{
-    fs, io,
+    collections::BTreeSet,
+    fs,
+    io::ErrorKind::{NotADirectory, NotFound},
     path::{Path, PathBuf},
 };
+
+use serde_json::Value;
 
 use super::original::{OriginalFile, hash};
 use crate::{
@@ -23,7 +31,7 @@ use crate::{
 };
 
 /// The line in `config.json`.
-pub(crate) const MARK: &str = "\n  \"quantization_config\": {\"quant_method\": \"df11\"},";
+const MARK: &str = "\n  \"quantization_config\": {\"quant_method\": \"df11\"},";
 
 /// What was found at the place of a recorded side file.
 pub(crate) enum Beside {
@@ -57,7 +65,9 @@ pub(crate) fn find(root: &Path, recorded: OriginalFile<'_>) -> Result<Beside> {
     let metadata = match fs::metadata(&file) {
         Ok(metadata) if metadata.is_file() => metadata,
         Ok(_) => return Ok(Beside::Missing),
-        Err(error) if is_absent(&error) => return Ok(Beside::Missing),
+        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => {
+            return Ok(Beside::Missing);
+        }
         Err(error) => return Err(Error::io("looking at", &file, error)),
     };
     if metadata.len() == length && hash_file(&file)? == wanted {
@@ -76,10 +86,6 @@ pub(crate) fn find(root: &Path, recorded: OriginalFile<'_>) -> Result<Beside> {
     Ok(Beside::Changed(file))
 }
 
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
-}
-
 fn hash_file(path: &Path) -> Result<blake3::Hash> {
     let reader = FileReader::open(path)?;
     let mut hasher = blake3::Hasher::new();
@@ -91,9 +97,25 @@ fn hash_file(path: &Path) -> Result<blake3::Hash> {
 }
 
 /// Where the mark goes: after the first brace.
-pub(crate) fn place(config: &[u8]) -> Option<usize> {
+fn place(config: &[u8]) -> Option<usize> {
     let brace = config.iter().position(|byte| !b" \t\n\r".contains(byte))?;
     (config[brace] == b'{').then_some(brace + 1)
+}
+
+/// A configuration of transformers or diffusers that names no quantization, or one that begins with
+/// a mark, with one more.
+pub(crate) fn mark(config: &[u8]) -> Option<Vec<u8>> {
+    let place = place(config)?;
+    if !config[place..].starts_with(MARK.as_bytes()) {
+        let json: serde_json::Map<String, Value> = serde_json::from_slice(config).ok()?;
+        let names_a_model = ["model_type", "_class_name"]
+            .iter()
+            .any(|key| json.get(*key).is_some_and(Value::is_string));
+        if !names_a_model || json.contains_key("quantization_config") {
+            return None;
+        }
+    }
+    Some([&config[..place], MARK.as_bytes(), &config[place..]].concat())
 }
 
 /// The file without the mark, if it has one.
@@ -101,4 +123,110 @@ pub(crate) fn unmark(config: &[u8]) -> Option<Vec<u8>> {
     let place = place(config)?;
     let rest = config[place..].strip_prefix(MARK.as_bytes())?;
     Some([&config[..place], rest].concat())
+}
+
+/// Where the card goes, and where if the model has a file of that name.
+const CARD_NAMES: [&str; 2] = ["README.md", "DF11.md"];
+
+/// No card is longer, in bytes.
+const MAX_CARD_BYTES: u64 = 64 << 10;
+
+const SEAL: &str = "<!-- written by df11 compress; BLAKE3 of the text above: ";
+const END: &str = " -->\n";
+
+/// The card's path, given those of the model's own files; `None` if both names are taken.
+pub(crate) fn card_path(own: &BTreeSet<String>) -> Option<&'static str> {
+    CARD_NAMES.into_iter().find(|name| !own.iter().any(|path| path.eq_ignore_ascii_case(name)))
+}
+
+/// Whether a path is that of a card which the Hub reads, by its first lines too.
+pub(crate) fn has_front_matter(path: &str) -> bool {
+    path == CARD_NAMES[0]
+}
+
+/// A card with its last line.
+pub(crate) fn seal(text: &str) -> String {
+    format!("{text}{SEAL}{}{END}", blake3::hash(text.as_bytes()).to_hex())
+}
+
+/// Whether a file in a folder is a card, as it was written.
+pub(crate) fn is_card(root: &Path, path: &str) -> bool {
+    let file = root.join(path);
+    CARD_NAMES.contains(&path)
+        && fs::metadata(&file)
+            .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAX_CARD_BYTES)
+        && fs::read(file).is_ok_and(|bytes| is_sealed(&bytes))
+}
+
+fn is_sealed(bytes: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(bytes) else { return false };
+    text.rsplit_once(SEAL).is_some_and(|(above, _)| seal(above) == text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_unedited_card_is_known() {
+        let sealed = seal("# Model\n");
+        assert!(is_sealed(sealed.as_bytes()));
+        let edited =
+            [sealed.replace("Model", "model"), format!("{sealed}more\n"), "# Model\n".to_owned()];
+        for edited in edited {
+            assert!(!is_sealed(edited.as_bytes()), "{edited}");
+        }
+    }
+
+    #[test]
+    fn the_name_is_one_that_is_free() {
+        let of = |own: &[&str]| card_path(&own.iter().map(|path| (*path).to_owned()).collect());
+        assert_eq!(of(&["config.json"]), Some("README.md"));
+        assert_eq!(of(&["Readme.md"]), Some("DF11.md"));
+        assert_eq!(of(&["README.md", "df11.md"]), None);
+    }
+
+    fn marked(config: &str) -> Option<String> {
+        mark(config.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap())
+    }
+
+    #[test]
+    fn every_configuration_that_is_marked_comes_back() {
+        for config in [
+            "{\"model_type\":\"llama\"}",
+            "{\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"model_type\": \"llama\"\n}\n",
+            "\r\n { \"model_type\" : \"llama\" } ",
+            &format!("{{{MARK}\"model_type\": \"llama\"}}"),
+            &format!("{{{MARK}{MARK}\"model_type\": \"llama\"}}"),
+            "{\"_class_name\": \"UNet2DConditionModel\", \"_name_or_path\": \"model_type\"}",
+            // Nonsense that begins as if it were marked.
+            &format!("{{{MARK}"),
+        ] {
+            let marked = marked(config).unwrap();
+            assert_eq!(unmark(marked.as_bytes()).unwrap(), config.as_bytes());
+            if let Ok(json) = serde_json::from_str::<Value>(&marked) {
+                assert_eq!(json["quantization_config"]["quant_method"], "df11");
+                assert!(json.get("model_type").or(json.get("_class_name")).is_some());
+            }
+        }
+    }
+
+    #[test]
+    fn other_files_stay_as_they_are() {
+        for config in [
+            "",
+            "{}",
+            "[{\"model_type\": \"llama\"}]",
+            "{\"model_type\": 1}",
+            "{\"_class_name\": [\"llama\"]}",
+            "{\"text_config\": {\"model_type\": \"llama\"}}",
+            "{\"model_type\": \"llama\", \"quantization_config\": {\"quant_method\": \"fp8\"}}",
+            "{\"model_type\": \"llama\", \"quantization_config\": null}",
+            "{\"model_type\": \"llama\"",
+            "\u{feff}{\"model_type\": \"llama\"}",
+        ] {
+            assert_eq!(marked(config), None, "{config}");
+            assert_eq!(unmark(config.as_bytes()), None, "{config}");
+        }
+    }
 }

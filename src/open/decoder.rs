@@ -31,8 +31,8 @@ pub trait Decoder: Debug + Send + Sync {
     /// Prepares a tensor: what its parts have in common is done once.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version; whatever
-    /// keeps the decoder from reading it.
+    /// [`Error::Unsupported`] for a tensor of a newer version; whatever keeps the decoder from
+    /// reading it.
     fn prepare<'a>(&'a self, tensor: Tensor<'a>) -> Result<Box<dyn PreparedTensor + 'a>>;
 }
 
@@ -49,8 +49,7 @@ pub trait PreparedTensor: Send + Sync {
     /// which is as long.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) where the container is damaged; whatever else
-    /// keeps the decoder from it.
+    /// [`Error::Corrupt`] if the container is damaged; whatever else keeps the decoder from it.
     fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()>;
 
     /// Checks the gaps and output offsets of a range against the codes, as far as
@@ -84,23 +83,10 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// The arrays of a tensor, or of its target; errors name the tensor itself.
-#[derive(Clone, Copy)]
-pub(crate) struct TensorArrays<'m> {
-    tensor: Tensor<'m>,
-    first_array: usize,
-}
-
-impl<'m> Tensor<'m> {
-    /// Its arrays, or its target's.
-    pub(crate) fn arrays(&self) -> TensorArrays<'m> {
-        TensorArrays { tensor: *self, first_array: self.target().record().array_range().start }
-    }
-}
-
-impl<'m> ReadArrays<'m> for TensorArrays<'m> {
+/// Of an alias the arrays of its target; errors name the alias.
+impl<'m> ReadArrays<'m> for Tensor<'m> {
     fn read(&self, array: usize, range: Range<u64>) -> Result<Cow<'m, [u8]>> {
-        self.tensor.shard().read_array(self.first_array + array, range)
+        self.shard().read_array(self.first_array() + array, range)
     }
 
     fn read_with<'s>(
@@ -109,13 +95,13 @@ impl<'m> ReadArrays<'m> for TensorArrays<'m> {
         range: Range<u64>,
         scratch: &'s mut Vec<u8>,
     ) -> Result<&'s [u8]> {
-        self.tensor.shard().read_array_with(self.first_array + array, range, scratch)
+        self.shard().read_array_with(self.first_array() + array, range, scratch)
     }
 }
 
 /// A tensor prepared for decoding; share it between threads.
 pub(crate) struct TensorReader<'m> {
-    arrays: TensorArrays<'m>,
+    tensor: Tensor<'m>,
     length: u64,
     /// Of a coded tensor; all others are stored as they are.
     coded: Option<(Coded, Box<dyn DecodeArrays + 'm>)>,
@@ -127,15 +113,12 @@ impl<'m> TensorReader<'m> {
     pub(super) fn new(tensor: &Tensor<'m>) -> Result<Self> {
         let length = tensor.byte_length()?;
         tensor.check_known()?;
-        let (target, arrays) = (tensor.target(), tensor.arrays());
-        let coded = match target.coded()? {
-            Some(sizes) => {
-                let decoder = sizes.prepare(&arrays).map_err(|error| target.locate(error))?;
-                Some((sizes, decoder))
-            }
-            None => None,
+        let prepare = |sizes: Coded| {
+            let decoder = sizes.prepare(tensor).map_err(|error| tensor.target().locate(error))?;
+            Ok::<_, Error>((sizes, decoder))
         };
-        Ok(Self { arrays, length, coded })
+        let coded = tensor.target().coded()?.map(prepare).transpose()?;
+        Ok(Self { tensor: *tensor, length, coded })
     }
 
     /// Rows of this width in bytes that are decoded together, if columns of them can be decoded
@@ -146,7 +129,7 @@ impl<'m> TensorReader<'m> {
 
     fn with_scratch(&self, work: impl FnOnce(&mut Scratch) -> Result<()>) -> Result<()> {
         SCRATCH.with_borrow_mut(|scratch| {
-            let result = work(scratch).map_err(|error| self.arrays.tensor.locate(error));
+            let result = work(scratch).map_err(|error| self.tensor.locate(error));
             scratch.give_back();
             result
         })
@@ -159,7 +142,7 @@ impl<'m> TensorReader<'m> {
                 let Rect { rows, columns, width } = rect;
                 let part = (rows, columns.start / 2..columns.end / 2, width / 2);
                 self.with_scratch(|scratch| {
-                    decoder.decode_columns(&self.arrays, part, scratch, out)
+                    decoder.decode_columns(&self.tensor, part, scratch, out)
                 })
             }
             _ => {
@@ -186,11 +169,11 @@ impl PreparedTensor for TensorReader<'_> {
         }
         self.with_scratch(|scratch| match &self.coded {
             None => {
-                out.copy_from_slice(self.arrays.read_with(0, range, &mut scratch.plane)?);
+                out.copy_from_slice(self.tensor.read_with(0, range, &mut scratch.plane)?);
                 Ok(())
             }
             Some((_, decoder)) => {
-                decoder.decode(&self.arrays, range.start / 2..range.end / 2, scratch, out)
+                decoder.decode(&self.tensor, range.start / 2..range.end / 2, scratch, out)
             }
         })
     }
@@ -198,7 +181,7 @@ impl PreparedTensor for TensorReader<'_> {
     fn verify_index(&self, range: Range<u64>) -> Result<()> {
         match &self.coded {
             Some((_, decoder)) if !range.is_empty() => self.with_scratch(|scratch| {
-                decoder.verify(&self.arrays, range.start / 2..range.end / 2, scratch)
+                decoder.verify(&self.tensor, range.start / 2..range.end / 2, scratch)
             }),
             _ => Ok(()),
         }

@@ -1,7 +1,6 @@
 //! Opening: `open → validate → views → decode`.
 
 pub(crate) mod beside;
-pub(crate) mod card;
 mod decoder;
 mod model;
 mod opening;

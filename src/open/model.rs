@@ -9,7 +9,7 @@ use std::{
 use rayon::prelude::*;
 
 use super::{
-    card::is_card,
+    beside::is_card,
     decoder::{Cpu, Decoder, PreparedTensor, ranges},
     original::OriginalFile,
     shard::Shard,
@@ -242,22 +242,9 @@ fn check_shards(shards: &[Shard]) -> Result<()> {
 
 /// Names of tensors are unique in a model, and one folder can hold all its files (section 8).
 fn check_names(shards: &[Shard]) -> Result<()> {
-    check_tensor_names(shards)?;
-    let files = shards.iter().flat_map(Shard::files);
-    let tree = PathTree::new(files.map(|file| file.path()));
-    let Some((first, second)) = tree.clash() else { return Ok(()) };
-    let problem =
-        format!("the shards hold files {first:?} and {second:?}, which exclude each other");
-    Err(Error::corrupt("directory", 0, problem).in_file(shards[0].path()))
-}
-
-/// No two shards have a tensor's name in common; in one shard names are unique already.
-fn check_tensor_names(shards: &[Shard]) -> Result<()> {
-    if shards.len() < 2 {
-        return Ok(());
-    }
     let mut owners = HashMap::new();
-    for shard in shards {
+    // In one shard they are unique already.
+    for shard in shards.iter().filter(|_| shards.len() > 1) {
         for tensor in shard.tensors() {
             let name = tensor.name();
             if let Some(other) = owners.insert(name, shard) {
@@ -266,7 +253,12 @@ fn check_tensor_names(shards: &[Shard]) -> Result<()> {
             }
         }
     }
-    Ok(())
+    let files = shards.iter().flat_map(Shard::files);
+    let tree = PathTree::new(files.map(|file| file.path()));
+    let Some((first, second)) = tree.clash() else { return Ok(()) };
+    let problem =
+        format!("the shards hold files {first:?} and {second:?}, which exclude each other");
+    Err(Error::corrupt("directory", 0, problem).in_file(shards[0].path()))
 }
 
 fn join_blocks(shards: &[Shard]) -> (Vec<JoinedBlock>, HashMap<String, usize>) {

@@ -113,6 +113,56 @@ impl OpenOptions {
         Model::new(shards, None)
     }
 
+    /// Opens a container, the folder of a model, or the folder of a pipeline with all its
+    /// components. A component that is not there is no error: see [`Models::missing`].
+    ///
+    /// # Errors
+    /// As [`OpenOptions::open`], and [`Error::Parameter`] if a component is another model than
+    /// the pipeline's container says.
+    ///
+    /// ```
+    /// # fn main() -> df11::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
+    /// let models = df11::OpenOptions::new().open_all(&path)?;
+    /// models.check_complete()?;
+    /// for component in models.components() {
+    ///     println!("{}: {} blocks", component.folder, component.model.blocks().len());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn open_all(&self, path: impl AsRef<Path>) -> Result<Models> {
+        let root = path.as_ref();
+        let list = root.join(PIPELINE);
+        if !list.is_file() {
+            let alone = Component::new("", self.open(root)?);
+            return Ok(Models { components: vec![alone], missing: Vec::new() });
+        }
+        let rest = Model::new(vec![self.shard(&list)?], Some(root.to_owned()))?;
+        let listed = listed_components(rest.shards()[0].directory())
+            .map_err(|error| error.in_file(&list))?
+            .ok_or_else(|| {
+                Error::corrupt("metadata", 0, "no components are listed").in_file(&list)
+            })?;
+        let (mut components, mut missing) = (Vec::new(), Vec::new());
+        for (folder, identity) in &listed {
+            let place = root.join(folder);
+            if !place.is_dir() || containers(&place)?.is_empty() {
+                missing.push(folder.clone());
+                continue;
+            }
+            let model = self.open(&place)?;
+            if model.identity().to_hex().as_str() != identity {
+                let problem = format!("{} is another model than {PIPELINE} lists", place.display());
+                return Err(Error::parameter(problem, "fetch the whole pipeline again"));
+            }
+            components.push(Component::new(folder, model));
+        }
+        components.push(Component::new("", rest.beside(listed.into_keys())));
+        Ok(Models { components, missing })
+    }
+
     fn shard(&self, path: &Path) -> Result<Shard> {
         let reader: Box<dyn ReadAt> =
             if self.memory_map { Box::new(map(path)?) } else { Box::new(FileReader::open(path)?) };
@@ -175,21 +225,17 @@ fn shown(path: &Path, error: &io::Error) -> PathBuf {
     let parts: Vec<_> = path.iter().filter_map(|part| part.to_str()).collect();
     let is_word =
         |part: &&str| part.chars().all(|char| char.is_ascii_alphanumeric() || "-_.".contains(char));
-    match parts[..] {
-        [owner, name]
-            if error.kind() == io::ErrorKind::NotFound
-                && [owner, name].iter().all(is_word)
-                && !is_container(name)
-                && !Path::new(owner).exists() =>
-        {
-            format!(
-                "{owner}/{name} (a repository of the Hub? hf download {owner}/{name} \
-            --local-dir {name})"
-            )
-            .into()
-        }
-        _ => path.to_owned(),
+    if let [owner, name] = parts[..]
+        && error.kind() == io::ErrorKind::NotFound
+        && [owner, name].iter().all(is_word)
+        && !is_container(name)
+        && !Path::new(owner).exists()
+    {
+        let hint =
+            format!("a repository of the Hub? hf download {owner}/{name} --local-dir {name}");
+        return format!("{owner}/{name} ({hint})").into();
     }
+    path.to_owned()
 }
 
 /// All containers below a folder, ascending by path.
@@ -212,58 +258,6 @@ const COMPONENTS: &str = "df11.components";
 pub struct Models {
     components: Vec<Component<Model>>,
     missing: Vec<String>,
-}
-
-impl OpenOptions {
-    /// Opens a container, the folder of a model, or the folder of a pipeline with all its
-    /// components. A component that is not there is no error: see [`Models::missing`].
-    ///
-    /// # Errors
-    /// As [`OpenOptions::open`], and [`Error::Parameter`] if a component is another model than
-    /// the pipeline's container says.
-    ///
-    /// ```
-    /// # fn main() -> df11::Result<()> {
-    /// # let folder = tempfile::tempdir().unwrap();
-    /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
-    /// let models = df11::OpenOptions::new().open_all(&path)?;
-    /// models.check_complete()?;
-    /// for component in models.components() {
-    ///     println!("{}: {} blocks", component.folder, component.model.blocks().len());
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn open_all(&self, path: impl AsRef<Path>) -> Result<Models> {
-        let root = path.as_ref();
-        let list = root.join(PIPELINE);
-        if !list.is_file() {
-            let alone = Component::new("", self.open(root)?);
-            return Ok(Models { components: vec![alone], missing: Vec::new() });
-        }
-        let rest = Model::new(vec![self.shard(&list)?], Some(root.to_owned()))?;
-        let listed = listed_components(rest.shards()[0].directory())
-            .map_err(|error| error.in_file(&list))?
-            .ok_or_else(|| {
-                Error::corrupt("metadata", 0, "no components are listed").in_file(&list)
-            })?;
-        let (mut components, mut missing) = (Vec::new(), Vec::new());
-        for (folder, identity) in &listed {
-            let place = root.join(folder);
-            if !place.is_dir() || containers(&place)?.is_empty() {
-                missing.push(folder.clone());
-                continue;
-            }
-            let model = self.open(&place)?;
-            if model.identity().to_hex().as_str() != identity {
-                let problem = format!("{} is another model than {PIPELINE} lists", place.display());
-                return Err(Error::parameter(problem, "fetch the whole pipeline again"));
-            }
-            components.push(Component::new(folder, model));
-        }
-        components.push(Component::new("", rest.beside(listed.into_keys())));
-        Ok(Models { components, missing })
-    }
 }
 
 impl Models {
@@ -318,9 +312,6 @@ pub(crate) fn list_of_components(identities: &BTreeMap<String, String>) -> (Stri
 }
 
 /// Folders and identities that a directory lists, if it does.
-///
-/// # Errors
-/// [`Error::Corrupt`] if they are no such list.
 pub(crate) fn listed_components(directory: &Directory) -> Result<Option<BTreeMap<String, String>>> {
     let mut metadata = directory.metadata();
     let Some((_, list)) = metadata.find(|(key, _)| *key == COMPONENTS) else { return Ok(None) };

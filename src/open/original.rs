@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     Dtype, Error, Result,
+    constants::CHECKSUM_CHUNK_BYTES,
     format::records::{ArrayRecord, FILE_BESIDE, FILE_WEIGHTS, FileRecord, TensorRecord},
     parallel,
     source::{HeaderTensor, SafetensorsHeader, WeightsFile},
@@ -27,16 +28,11 @@ pub(crate) struct OriginalFile<'m> {
 impl Shard {
     /// The original files that it records, in the order of the directory.
     pub(super) fn files(&self) -> impl Iterator<Item = OriginalFile<'_>> {
-        (0..self.directory.files.len()).map(|index| OriginalFile::new(self, index))
+        (0..self.directory.files.len()).map(|index| OriginalFile { shard: self, index })
     }
 }
 
 impl<'m> OriginalFile<'m> {
-    pub(super) fn new(shard: &'m Shard, index: usize) -> Self {
-        Self { shard, index }
-    }
-
-    /// The container that records it.
     pub(crate) fn shard(&self) -> &'m Shard {
         self.shard
     }
@@ -70,18 +66,19 @@ impl<'m> OriginalFile<'m> {
 
     /// Hands on the bytes of a side file that is stored, some at a time.
     pub(crate) fn stream(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        self.record().array_range().try_for_each(|array| self.shard.stream_array(array, &mut take))
+        let mut scratch = Vec::new();
+        self.record().array_range().try_for_each(|array| {
+            let length = self.shard.directory().arrays[array].length.get();
+            parallel::cut(0..length, CHECKSUM_CHUNK_BYTES, 1).try_for_each(|range| {
+                take(self.shard.read_array_with(array, range, &mut scratch)?)
+            })
+        })
     }
 
     /// The tensors of a weights file, ascending by name.
     pub(super) fn tensors(&self) -> impl ExactSizeIterator<Item = Tensor<'m>> + use<'m> {
         let shard = self.shard;
         shard.tensors_of(self.index).iter().map(|&index| Tensor::new(shard, index))
-    }
-
-    /// The length of a weights file's prefix, in bytes.
-    pub(super) fn prefix_length(&self) -> u64 {
-        self.array().length.get()
     }
 
     /// The array of a weights file: its prefix.
@@ -96,10 +93,6 @@ impl<'m> OriginalFile<'m> {
 
     /// Reads the prefix of a weights file and checks that it describes the tensors of the directory
     /// (spec/format.md, section 7). Nothing can be read from the result.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] for a wrong prefix; [`Error::Unsupported`] for one with a dtype of a
-    /// newer version; [`Error::Io`].
     pub(crate) fn description(&self) -> Result<WeightsFile> {
         let (prefix, header) = self.check_header()?;
         let path = self.path().to_owned();
@@ -111,9 +104,6 @@ impl<'m> OriginalFile<'m> {
 
     /// Checks that the header of a weights file describes the tensors of the directory, those of a
     /// newer version too. Returns the prefix, and the header in it.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] for a wrong prefix; [`Error::Io`].
     pub(super) fn check_header(&self) -> Result<(Vec<u8>, SafetensorsHeader)> {
         let (directory, path) = (self.shard.directory(), self.path());
         let bytes = self.prefix()?.into_owned();
@@ -162,69 +152,52 @@ pub(crate) struct FilePieces<'m> {
     prepared: Option<(usize, Arc<dyn PreparedTensor + 'm>)>,
 }
 
-/// Called with bytes of the file and their offset in it, by the thread that decoded them, while
-/// they are in that thread's cache.
-pub(crate) type Made<'a> = &'a (dyn Fn(u64, &[u8]) -> Result<()> + Sync);
-
 /// Consecutive bytes of a file, and the tensors that they belong to.
 pub(crate) struct Batch<'m> {
-    /// The bytes.
     pub(crate) bytes: Vec<u8>,
     /// The bytes of `bytes` that belong to each tensor; the prefix to none.
     pub(crate) parts: Vec<TensorPart<'m>>,
 }
 
-/// Part of a tensor.
-#[derive(Clone)]
+/// Part of a tensor; all of one without bytes.
 pub(crate) struct TensorPart<'m> {
     pub(crate) tensor: Tensor<'m>,
     /// Its bytes, counted from the tensor's start.
     pub(crate) range: Range<u64>,
-    prepared: Arc<dyn PreparedTensor + 'm>,
-}
-
-impl TensorPart<'_> {
-    /// Whether it is the last one of its tensor.
-    pub(crate) fn is_last(&self) -> Result<bool> {
-        Ok(self.range.end == self.tensor.byte_length()?)
-    }
-
-    /// Checks all of the index that decoding this part does not use.
-    pub(super) fn verify_index(&self) -> Result<()> {
-        self.prepared.verify_index(self.range.clone())
-    }
+    pub(super) prepared: Arc<dyn PreparedTensor + 'm>,
 }
 
 impl<'m> FilePieces<'m> {
     /// Prepares a weights file and checks that its tensors cover it (section 7), and that all can
     /// be decoded.
     pub(crate) fn new(file: OriginalFile<'m>, decoder: &'m dyn Decoder) -> Result<Self> {
-        let with_length = |tensor: Tensor<'m>| Ok((tensor, tensor.byte_length()?));
-        let mut tensors: Vec<_> = file.tensors().map(with_length).collect::<Result<_>>()?;
+        let place = |tensor: Tensor<'m>| {
+            Ok((tensor.record().file_offset.get(), tensor.byte_length()?, tensor))
+        };
+        let mut tensors: Vec<_> = file.tensors().map(place).collect::<Result<_>>()?;
         // A tensor without bytes goes before what starts where it does.
-        tensors.sort_by_key(|(tensor, length)| (tensor.record().file_offset.get(), *length));
-        check_cover(file, &tensors)?;
+        tensors.sort_by_key(|&(start, length, _)| (start, length));
+        let places = tensors.iter().map(|&(start, length, _)| (start, length));
+        check_cover(file, places)?;
         file.tensors().try_for_each(|tensor| tensor.check_known())?;
-        let tensors = tensors.into_iter().filter(|&(_, length)| length > 0);
-        let tensors = tensors.map(|(tensor, _)| tensor).collect();
+        let tensors = tensors.into_iter().map(|(.., tensor)| tensor).collect();
         Ok(Self { file, decoder, tensors, next: (0, 0), started: false, prepared: None })
     }
 
     /// Prepares what this version knows of a file that cannot be restored as a whole: some tensors,
     /// in the order of the directory, without the prefix.
     pub(super) fn of_known(file: OriginalFile<'m>, decoder: &'m dyn Decoder) -> Self {
-        let has_bytes = |tensor: &Tensor<'m>| tensor.byte_length().is_ok_and(|length| length > 0);
-        let known = file.tensors().filter(|tensor| tensor.check_known().is_ok());
-        let tensors = known.filter(has_bytes).collect();
+        let tensors = file.tensors().filter(|tensor| tensor.check_known().is_ok()).collect();
         Self { file, decoder, tensors, next: (0, 0), started: true, prepared: None }
     }
 
     /// The next bytes of the file, in a buffer of any content: the prefix alone, then a piece for
-    /// each thread; `None` at the end.
+    /// each thread; `None` at the end. `made` is called with bytes and their offset in the file, by
+    /// the thread that decoded them, while they are in its cache.
     pub(crate) fn next_batch(
         &mut self,
         mut bytes: Vec<u8>,
-        made: Made<'_>,
+        made: &(dyn Fn(u64, &[u8]) -> Result<()> + Sync),
     ) -> Result<Option<Batch<'m>>> {
         if !self.started {
             self.started = true;
@@ -266,61 +239,44 @@ impl<'m> FilePieces<'m> {
     }
 
     /// The parts of the next batch: together as many bytes as there are threads, times a piece, or
-    /// a grain where that is more.
+    /// a grain if that is more. A cut goes between grains, and so between elements.
     fn take_parts(&mut self) -> Result<Vec<TensorPart<'m>>> {
         let threads = rayon::current_num_threads() as u64;
         let (mut parts, mut taken) = (Vec::new(), 0);
         while let Some(&tensor) = self.tensors.get(self.next.0) {
             let (index, start) = self.next;
-            let prepared = self.prepare(index, tensor)?;
+            let prepared = match &self.prepared {
+                Some((of, prepared)) if *of == index => Arc::clone(prepared),
+                _ => self.decoder.prepare(tensor)?.into(),
+            };
+            self.prepared = Some((index, Arc::clone(&prepared)));
             let (length, grain) = (tensor.byte_length()?, prepared.grain());
             let room = (PIECE_BYTES.max(grain) * threads).saturating_sub(taken);
-            let mut end = parallel::piece_end(start, length, PIECE_BYTES, grain);
-            if end - start > room {
-                // A cut goes between grains, and so between elements.
-                end = (start + room) / grain * grain;
-            }
-            if end <= start {
+            if room < grain {
                 break;
             }
-            parts.push(TensorPart { tensor, range: start..end, prepared });
-            taken += end - start;
-            self.next = if end == length { (index + 1, 0) } else { (index, end) };
+            let mut ranges = parallel::cut(start..length, PIECE_BYTES.min(room), grain);
+            let range = ranges.next().unwrap_or_default();
+            taken += range.end - range.start;
+            self.next = if range.end == length { (index + 1, 0) } else { (index, range.end) };
+            parts.push(TensorPart { tensor, range, prepared });
         }
         Ok(parts)
     }
-
-    /// Prepares a tensor, or finds that it is.
-    fn prepare(
-        &mut self,
-        index: usize,
-        tensor: Tensor<'m>,
-    ) -> Result<Arc<dyn PreparedTensor + 'm>> {
-        if let Some((_, prepared)) = self.prepared.as_ref().filter(|(of, _)| *of == index) {
-            return Ok(Arc::clone(prepared));
-        }
-        let prepared: Arc<dyn PreparedTensor + 'm> = self.decoder.prepare(tensor)?.into();
-        self.prepared = Some((index, Arc::clone(&prepared)));
-        Ok(prepared)
-    }
 }
 
-/// Tensors with their lengths in bytes cover the file after its prefix.
-fn check_cover(file: OriginalFile<'_>, tensors: &[(Tensor<'_>, u64)]) -> Result<()> {
-    let mut position = file.prefix_length();
-    let mut covers = |start: u64, length: u64| {
-        Error::unless(start == position, || {
+/// Tensors that start here and have these lengths, in bytes, cover the file after its prefix.
+fn check_cover(file: OriginalFile<'_>, places: impl Iterator<Item = (u64, u64)>) -> Result<()> {
+    let mut position = file.array().length.get();
+    for (start, length) in places.chain([(file.length(), 0)]) {
+        if start != position {
             let path = file.path();
             let problem = format!("no tensor, or more than one, holds byte {position} of {path:?}");
-            Error::corrupt("directory", 0, problem).in_file(file.shard().path())
-        })?;
+            return Err(Error::corrupt("directory", 0, problem).in_file(file.shard().path()));
+        }
         position += length;
-        Ok(())
-    };
-    tensors
-        .iter()
-        .try_for_each(|(tensor, length)| covers(tensor.record().file_offset.get(), *length))?;
-    covers(file.length(), 0)
+    }
+    Ok(())
 }
 
 /// Hashes bytes on all threads of the pool.

@@ -5,12 +5,7 @@ use std::{ops::Range, sync::Arc};
 use rayon::prelude::*;
 
 use super::shard::{ReadChunk, Shard};
-use crate::{
-    Error, Result,
-    constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES},
-    io::ReadAt,
-    parallel,
-};
+use crate::{Error, Result, constants::ARRAY_ALIGNMENT, io::ReadAt, parallel};
 
 /// Bytes that are checked while they are in the cache of the core that read them.
 const CACHED_BYTES: usize = 256 << 10;
@@ -24,7 +19,9 @@ impl Shard {
         range: Range<u64>,
         out: &mut [u8],
     ) -> Result<()> {
-        self.copy_section(section, range.clone(), &range, out)
+        let start = self.directory.sections[section].offset.get();
+        let place = start + range.start..start + range.end;
+        self.copy(&place, &place, out)
     }
 
     /// Copies bytes of an array, `range` counted from its start. Of them `counted` are those that
@@ -37,75 +34,61 @@ impl Shard {
         counted: &Range<u64>,
         out: &mut [u8],
     ) -> Result<()> {
-        let record = &self.directory.arrays[array];
-        let (section, start, length) =
-            (record.section.get() as usize, record.offset.get(), record.length.get());
-        assert!(range.start <= range.end && range.end <= length, "range within the array");
-        let within = |range: &Range<u64>| start + range.start..start + range.end;
-        self.copy_section(section, within(range), &within(counted), out)?;
-        if !self.check_checksums || counted.end < length {
+        let (end, counted) = (self.place_of(array).end, self.place_in(array, counted));
+        self.copy(&self.place_in(array, range), &counted, out)?;
+        if !self.check_checksums || counted.end < end {
             return Ok(());
         }
         // The padding up to the next array, which nobody else reads.
-        let end = self.directory.sections[section].length.get();
-        let padding = start + length..end.min((start + length).next_multiple_of(ARRAY_ALIGNMENT));
+        let padding = end..end.next_multiple_of(ARRAY_ALIGNMENT).min(self.section_of(array).end());
         let mut bytes = [0; ARRAY_ALIGNMENT as usize];
-        let bytes = &mut bytes[..(padding.end - padding.start) as usize];
-        self.copy_section(section, padding.clone(), &padding, bytes)
+        self.copy(&padding, &padding, &mut bytes[..(padding.end - padding.start) as usize])
     }
 
-    /// Copies bytes of a section, and counts some of them towards the checksums of their chunks.
-    fn copy_section(
-        &self,
-        section: usize,
-        range: Range<u64>,
-        counted: &Range<u64>,
-        mut out: &mut [u8],
-    ) -> Result<()> {
-        let base = self.directory.sections[section].offset.get();
-        let mut at = range.start;
-        while at < range.end {
-            let chunk = at / CHECKSUM_CHUNK_BYTES;
-            let whole = self.chunk_range(section, chunk);
-            let (first, end) = (at, whole.end.min(range.end));
-            let (now, rest) = out.split_at_mut((end - at) as usize);
-            let counts = counted.start.max(first)..counted.end.min(end);
+    /// Copies bytes of one section, and counts some of them towards the checksums of their chunks.
+    fn copy(&self, place: &Range<u64>, counted: &Range<u64>, mut out: &mut [u8]) -> Result<()> {
+        for chunk in self.chunks_of(place) {
+            let overlap = |one: &Range<u64>, other: &Range<u64>| {
+                one.start.max(other.start)..one.end.min(other.end)
+            };
+            let now = overlap(place, &self.chunks[chunk]);
+            let counts = if self.check_checksums { overlap(counted, &now) } else { 0..0 };
+            let bytes = out.split_off_mut(..(now.end - now.start) as usize).expect("room for all");
             let mut hasher = crc32fast::Hasher::new();
-            for part in now.chunks_mut(CACHED_BYTES) {
+            for (at, part) in
+                (now.start..).step_by(CACHED_BYTES).zip(bytes.chunks_mut(CACHED_BYTES))
+            {
                 self.reader
-                    .read_exact_at(base + at, part)
+                    .read_exact_at(at, part)
                     .map_err(|error| Error::io("reading", &self.path, error))?;
-                let next = at + part.len() as u64;
-                if self.check_checksums && counts.start < next && at < counts.end {
-                    let (from, to) = (counts.start.max(at) - at, counts.end.min(next) - at);
+                let part_counts = overlap(&counts, &(at..at + part.len() as u64));
+                if !part_counts.is_empty() {
+                    let (from, to) = (part_counts.start - at, part_counts.end - at);
                     hasher.update(&part[from as usize..to as usize]);
                 }
-                at = next;
             }
-            if self.check_checksums && !counts.is_empty() {
-                self.count_part(section, chunk, ReadChunk { range: counts, hasher })?;
+            if !counts.is_empty() {
+                self.count_part(chunk, ReadChunk { range: counts, hasher })?;
             }
-            out = rest;
         }
         Ok(())
     }
 
     /// Checks a chunk's checksum if that was its last part.
-    fn count_part(&self, section: usize, chunk: u64, part: ReadChunk) -> Result<()> {
-        let whole = self.chunk_range(section, chunk);
-        if part.range == whole {
-            return self.accept_checksum(section, chunk, part.hasher.finalize());
+    fn count_part(&self, chunk: usize, part: ReadChunk) -> Result<()> {
+        let whole = &self.chunks[chunk];
+        if part.range == *whole {
+            return self.accept_checksum(chunk, part.hasher.finalize());
         }
-        let index = self.first_chunks[section] + chunk as usize;
         let mut all = parallel::lock(&self.parts);
-        let parts = all.entry(index).or_default();
+        let parts = all.entry(chunk).or_default();
         parts.push(part);
         if parts.iter().map(|part| part.range.end - part.range.start).sum::<u64>()
             < whole.end - whole.start
         {
             return Ok(());
         }
-        let mut parts = all.remove(&index).unwrap_or_default();
+        let mut parts = all.remove(&chunk).unwrap_or_default();
         drop(all);
         parts.sort_by_key(|part| part.range.start);
         // Of a second load at the same time some parts are here twice: then `check_array` checks
@@ -114,10 +97,8 @@ impl Shard {
             return Ok(());
         }
         let mut hasher = crc32fast::Hasher::new();
-        for part in &parts {
-            hasher.combine(&part.hasher);
-        }
-        self.accept_checksum(section, chunk, hasher.finalize())
+        parts.iter().for_each(|part| hasher.combine(&part.hasher));
+        self.accept_checksum(chunk, hasher.finalize())
     }
 
     /// All bytes of a section where they lie in memory, and what keeps them there.
@@ -129,16 +110,17 @@ impl Shard {
 
     /// Checks the chunks of a section that were not checked yet, in parallel.
     pub(crate) fn check_section(&self, section: usize) -> Result<()> {
-        let all = 0..self.directory.sections[section].length.get();
-        let chunks: Vec<u64> = self.unchecked_chunks(section, &all).collect();
-        chunks.into_par_iter().try_for_each(|chunk| self.check_chunk(section, chunk))
+        let record = &self.directory.sections[section];
+        let chunks: Vec<usize> =
+            self.unchecked_chunks(&(record.offset.get()..record.end())).collect();
+        chunks.into_par_iter().try_for_each(|chunk| self.check_chunk(chunk))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::OpenOptions;
+    use crate::{OpenOptions, constants::CHECKSUM_CHUNK_BYTES};
     use std::path::PathBuf;
 
     /// Reads all arrays of all sections in parts of this many bytes, the last ones first; each part
@@ -175,11 +157,7 @@ mod tests {
             let shard = open(&bytes);
             read_in_parts(&shard, each, false).unwrap();
             assert!(parallel::lock(&shard.parts).is_empty(), "{each}");
-            let sections = shard.directory.sections.len();
-            assert!((0..sections).all(|section| {
-                let length = shard.directory.sections[section].length.get();
-                shard.unchecked_chunks(section, &(0..length)).count() == 0
-            }));
+            assert_eq!(shard.unchecked_chunks(&(0..bytes.len() as u64)).count(), 0);
         }
     }
 

@@ -17,7 +17,10 @@ use rayon::prelude::*;
 use crate::{
     Error, Result,
     constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES},
-    format::{Directory, Header, directory::chunk_count, records::section_name},
+    format::{
+        Directory, Header,
+        records::{SectionRecord, section_name},
+    },
     io::ReadAt,
     parallel,
 };
@@ -32,8 +35,8 @@ pub struct Shard {
     pub(super) directory: Directory,
     directory_range: Range<u64>,
     pub(super) check_checksums: bool,
-    /// Index in the directory's checksums of each section's first chunk.
-    pub(super) first_chunks: Vec<usize>,
+    /// Where each chunk lies in the container, in the order of the directory's checksums.
+    pub(super) chunks: Vec<Range<u64>>,
     /// A bit for each chunk whose checksum was found right.
     checked: Vec<AtomicU64>,
     locks: Vec<Mutex<()>>,
@@ -45,7 +48,7 @@ pub struct Shard {
 }
 
 #[cfg(feature = "cudarc")]
-/// Bytes of a chunk that were read, from and to these places of their section, and their checksum.
+/// Bytes of a chunk that were read, by their place in the container, and their checksum.
 pub(super) struct ReadChunk {
     pub(super) range: Range<u64>,
     pub(super) hasher: crc32fast::Hasher,
@@ -66,14 +69,10 @@ impl Shard {
     ) -> Result<Self> {
         let (header, directory) =
             open_directory(reader.as_ref(), &path).map_err(|error| error.in_file(&path))?;
-        let mut chunks = 0;
-        let first_chunks = directory
-            .sections
-            .iter()
-            .map(|section| {
-                let first = chunks;
-                chunks += chunk_count(section.length.get()) as usize;
-                first
+        let sections = directory.sections.iter();
+        let chunks: Vec<_> = sections
+            .flat_map(|section| {
+                parallel::cut(section.offset.get()..section.end(), CHECKSUM_CHUNK_BYTES, 1)
             })
             .collect();
         let start = header.directory_offset.get();
@@ -83,8 +82,8 @@ impl Shard {
             directory,
             directory_range: start..start + header.directory_length.get(),
             check_checksums,
-            first_chunks,
-            checked: (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            checked: (0..chunks.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            chunks,
             locks: (0..LOCKS).map(|_| Mutex::new(())).collect(),
             #[cfg(feature = "cudarc")]
             parts: Mutex::default(),
@@ -105,13 +104,6 @@ impl Shard {
     /// All bytes of the container where it is mapped into memory, unchecked; None if it is not.
     pub fn mapping(&self) -> Option<&[u8]> {
         self.reader.view(0, self.reader.size())
-    }
-
-    /// An array in this mapping, unchecked.
-    pub(crate) fn view_array(&self, array: usize) -> Option<&[u8]> {
-        let record = &self.directory.arrays[array];
-        let section = &self.directory.sections[record.section.get() as usize];
-        self.reader.view(section.offset.get() + record.offset.get(), record.length.get())
     }
 
     /// The validated directory.
@@ -136,23 +128,21 @@ impl Shard {
         self.directory_range.clone()
     }
 
-    /// An error about bytes of a section, from `offset` in it on.
-    pub(crate) fn corrupt(
-        &self,
-        section: usize,
-        offset: u64,
-        problem: impl std::fmt::Display,
-    ) -> Error {
-        let record = &self.directory.sections[section];
-        let kind = section_name(record.kind.get()).unwrap_or("unknown");
-        let place = match record.block_index() {
-            None => format!("{kind} section"),
-            Some(block) => {
-                let name = self.directory.block_name(&self.directory.blocks[block as usize]);
-                format!("{kind} section of block {name}")
+    /// An error about the bytes of a section, or between two, from this place on.
+    pub(super) fn corrupt(&self, at: u64, problem: impl std::fmt::Display) -> Error {
+        let directory = &self.directory;
+        let before = directory.sections.iter().take_while(|section| section.offset.get() <= at);
+        let error = match before.last().filter(|section| at < section.end()) {
+            None => Error::corrupt("space between sections", at, problem),
+            Some(section) => {
+                let kind = section_name(section.kind.get()).unwrap_or("unknown");
+                let block = section.block_index().map(|block| &directory.blocks[block as usize]);
+                let of = |block| format!(" of block {}", directory.block_name(block));
+                let place = format!("{kind} section{}", block.map_or_else(String::new, of));
+                Error::corrupt(place, at - section.offset.get(), problem)
             }
         };
-        Error::corrupt(place, offset, problem).in_file(&self.path)
+        error.in_file(&self.path)
     }
 
     /// Compares the hash of decoded bytes with that of the original.
@@ -169,18 +159,15 @@ impl Shard {
         })
     }
 
-    /// Bytes of the container outside sections: padding. Nothing is checked.
-    pub(super) fn read_unchecked(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
-        fetch(self.reader.as_ref(), &self.path, range)
+    /// Bytes of the container. Nothing is checked.
+    pub(super) fn read_unchecked(&self, place: Range<u64>) -> Result<Cow<'_, [u8]>> {
+        fetch(self.reader.as_ref(), &self.path, place)
     }
 
     /// Bytes of an array, `range` counted from its start. The checksums of all chunks that they
     /// touch are checked the first time they are read. Without copying where the container is
     /// mapped; else they are read into `scratch`, whose length does not matter and which is worth
     /// keeping: fresh memory costs more than the read.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] if a checksum does not match; [`Error::Io`].
     ///
     /// # Panics
     /// Where the array does not exist or the range exceeds it.
@@ -190,181 +177,141 @@ impl Shard {
         range: Range<u64>,
         scratch: &'s mut Vec<u8>,
     ) -> Result<&'s [u8]> {
-        let (section, range) = self.in_section(array, range);
-        if let Some(view) = self.view_section_range(section, &range)? {
+        let place = self.place_in(array, &range);
+        if let Some(view) = self.view_checked(&place)? {
             return Ok(view);
         }
-        let part = self.read_section(section, range, scratch)?;
+        let part = self.read_checked(&place, scratch)?;
         Ok(&scratch[part])
     }
 
     /// As [`Shard::read_array_with`], with memory of its own.
     pub(crate) fn read_array(&self, array: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
-        let (section, range) = self.in_section(array, range);
-        if let Some(view) = self.view_section_range(section, &range)? {
+        let place = self.place_in(array, &range);
+        if let Some(view) = self.view_checked(&place)? {
             return Ok(Cow::Borrowed(view));
         }
         let mut bytes = Vec::new();
-        let part = self.read_section(section, range, &mut bytes)?;
+        let part = self.read_checked(&place, &mut bytes)?;
         bytes.truncate(part.end);
         bytes.drain(..part.start);
         Ok(Cow::Owned(bytes))
     }
 
-    /// All bytes of an array.
     pub(super) fn read_whole_array(&self, array: usize) -> Result<Cow<'_, [u8]>> {
         self.read_array(array, 0..self.directory.arrays[array].length.get())
     }
 
-    /// Hands on all bytes of an array, some at a time.
-    pub(crate) fn stream_array(
-        &self,
-        array: usize,
-        mut take: impl FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let length = self.directory.arrays[array].length.get();
-        let mut scratch = Vec::new();
-        parallel::cut(0..length, CHECKSUM_CHUNK_BYTES, 1)
-            .try_for_each(|range| take(self.read_array_with(array, range, &mut scratch)?))
+    pub(super) fn section_of(&self, array: usize) -> &SectionRecord {
+        &self.directory.sections[self.directory.arrays[array].section.get() as usize]
     }
 
-    /// The section of an array, and where in it some of the array's bytes are.
-    fn in_section(&self, array: usize, range: Range<u64>) -> (usize, Range<u64>) {
+    pub(super) fn place_of(&self, array: usize) -> Range<u64> {
         let record = &self.directory.arrays[array];
-        assert!(
-            range.start <= range.end && range.end <= record.length.get(),
-            "range within the array"
-        );
-        let start = record.offset.get();
-        (record.section.get() as usize, start + range.start..start + range.end)
+        let start = self.section_of(array).offset.get() + record.offset.get();
+        start..start + record.length.get()
     }
 
-    /// Bytes of a section that is mapped, whose chunks have been checked.
-    fn view_section_range(&self, section: usize, range: &Range<u64>) -> Result<Option<&[u8]>> {
-        let base = self.directory.sections[section].offset.get();
-        let view = self.reader.view(base + range.start, range.end - range.start);
+    /// Where some of an array's bytes lie in the container.
+    pub(super) fn place_in(&self, array: usize, range: &Range<u64>) -> Range<u64> {
+        let Range { start, end } = self.place_of(array);
+        assert!(range.start <= range.end && range.end <= end - start, "range within the array");
+        start + range.start..start + range.end
+    }
+
+    /// Bytes of one section, if they are mapped; their chunks have been checked.
+    fn view_checked(&self, place: &Range<u64>) -> Result<Option<&[u8]>> {
+        let view = self.reader.view(place.start, place.end - place.start);
         if view.is_some() {
-            self.check_range(section, range)?;
+            self.check(place)?;
         }
         Ok(view)
     }
 
-    /// Bytes of a section whose checksums are of no interest.
-    pub(super) fn read_section_unchecked(
-        &self,
-        section: usize,
-        range: Range<u64>,
-    ) -> Result<Cow<'_, [u8]>> {
-        let base = self.directory.sections[section].offset.get();
-        self.read_unchecked(base + range.start..base + range.end)
-    }
-
-    /// The chunks of a section that a range touches and that were not checked yet; none if
-    /// checksums are of no interest.
-    pub(super) fn unchecked_chunks(
-        &self,
-        section: usize,
-        range: &Range<u64>,
-    ) -> impl Iterator<Item = u64> + use<'_> {
-        let first = range.start / CHECKSUM_CHUNK_BYTES;
-        let end = if self.check_checksums { range.end.div_ceil(CHECKSUM_CHUNK_BYTES) } else { 0 };
-        (first..end)
-            .filter(move |&chunk| !self.is_checked(self.first_chunks[section] + chunk as usize))
-    }
-
-    fn is_checked(&self, index: usize) -> bool {
-        self.checked[index / 64].load(Ordering::Acquire) >> (index % 64) & 1 == 1
-    }
-
-    /// The bytes of one chunk, counted from its section's start.
-    pub(super) fn chunk_range(&self, section: usize, chunk: u64) -> Range<u64> {
-        let length = self.directory.sections[section].length.get();
-        let start = chunk * CHECKSUM_CHUNK_BYTES;
-        start..length.min(start + CHECKSUM_CHUNK_BYTES)
-    }
-
-    fn check_range(&self, section: usize, range: &Range<u64>) -> Result<()> {
-        self.unchecked_chunks(section, range).try_for_each(|chunk| self.check_chunk(section, chunk))
-    }
-
-    /// Checks one chunk of a mapped section, unless another thread did so meanwhile.
-    pub(super) fn check_chunk(&self, section: usize, chunk: u64) -> Result<()> {
-        let index = self.first_chunks[section] + chunk as usize;
-        let _lock = parallel::lock(&self.locks[index % LOCKS]);
-        if self.is_checked(index) {
-            return Ok(());
-        }
-        let bytes = self.read_section_unchecked(section, self.chunk_range(section, chunk))?;
-        self.accept_checksum(section, chunk, crc32fast::hash(&bytes))
-    }
-
-    /// Compares the checksum of a chunk's bytes, and remembers that it is right.
-    pub(super) fn accept_checksum(&self, section: usize, chunk: u64, checksum: u32) -> Result<()> {
-        let index = self.first_chunks[section] + chunk as usize;
-        if checksum != self.directory.checksums[index].get() {
-            let problem = "the checksum of the 1 MiB from here on does not match; the file is \
-            damaged, fetch it again";
-            return Err(self.corrupt(section, chunk * CHECKSUM_CHUNK_BYTES, problem));
-        }
-        self.checked[index / 64].fetch_or(1 << (index % 64), Ordering::Release);
-        Ok(())
-    }
-
-    /// Reads a range into `scratch`, widened to whole chunks where one must be checked, so that
-    /// nothing is read twice. Returns where in `scratch` the range is.
-    fn read_section(
-        &self,
-        section: usize,
-        range: Range<u64>,
-        scratch: &mut Vec<u8>,
-    ) -> Result<Range<usize>> {
-        let unchecked: Vec<u64> = self.unchecked_chunks(section, &range).collect();
-        let mut wide = range.clone();
+    /// Reads bytes of one section into `scratch`, widened to whole chunks where one must be
+    /// checked, so that nothing is read twice. Returns where in `scratch` they are.
+    fn read_checked(&self, place: &Range<u64>, scratch: &mut Vec<u8>) -> Result<Range<usize>> {
+        let unchecked: Vec<usize> = self.unchecked_chunks(place).collect();
+        let mut wide = place.clone();
         for &chunk in &unchecked {
-            let chunk = self.chunk_range(section, chunk);
+            let chunk = &self.chunks[chunk];
             wide = wide.start.min(chunk.start)..wide.end.max(chunk.end);
         }
-        let part = |range: Range<u64>| {
-            (range.start - wide.start) as usize..(range.end - wide.start) as usize
+        let part = |place: &Range<u64>| {
+            (place.start - wide.start) as usize..(place.end - wide.start) as usize
         };
         let length = (wide.end - wide.start) as usize;
         if scratch.len() < length {
             scratch.resize(length, 0);
         }
-        let base = self.directory.sections[section].offset.get();
         self.reader
-            .read_exact_at(base + wide.start, &mut scratch[..length])
+            .read_exact_at(wide.start, &mut scratch[..length])
             .map_err(|error| Error::io("reading", &self.path, error))?;
         for &chunk in &unchecked {
-            let bytes = &scratch[part(self.chunk_range(section, chunk))];
-            self.accept_checksum(section, chunk, crc32fast::hash(bytes))?;
+            self.accept_checksum(chunk, crc32fast::hash(&scratch[part(&self.chunks[chunk])]))?;
         }
-        Ok(part(range))
+        Ok(part(place))
+    }
+
+    /// The chunks that bytes of one section touch.
+    pub(super) fn chunks_of(&self, place: &Range<u64>) -> impl Iterator<Item = usize> + use<'_> {
+        let first = self.chunks.partition_point(|chunk| chunk.end <= place.start);
+        let end = place.end;
+        let chunks = self.chunks[first..].iter().take_while(move |chunk| chunk.start < end);
+        (first..).zip(chunks).map(|(index, _)| index)
+    }
+
+    /// Those that were not checked yet; none if checksums are of no interest.
+    pub(super) fn unchecked_chunks(
+        &self,
+        place: &Range<u64>,
+    ) -> impl Iterator<Item = usize> + use<'_> {
+        let chunks = self.check_checksums.then(|| self.chunks_of(place));
+        chunks.into_iter().flatten().filter(|&chunk| !self.is_checked(chunk))
+    }
+
+    fn is_checked(&self, chunk: usize) -> bool {
+        self.checked[chunk / 64].load(Ordering::Acquire) >> (chunk % 64) & 1 == 1
+    }
+
+    /// Checks the chunks that bytes of one section touch, and that were not checked yet.
+    fn check(&self, place: &Range<u64>) -> Result<()> {
+        self.unchecked_chunks(place).try_for_each(|chunk| self.check_chunk(chunk))
     }
 
     /// Checks the chunks of an array that were not checked yet.
     pub(crate) fn check_array(&self, array: usize) -> Result<()> {
-        let all = 0..self.directory.arrays[array].length.get();
-        let (section, range) = self.in_section(array, all);
-        self.check_range(section, &range)
+        self.check(&self.place_of(array))
     }
 
-    /// Checks every chunk again, in parallel, whatever was checked before.
+    /// Checks one chunk, unless another thread did so meanwhile.
+    pub(super) fn check_chunk(&self, chunk: usize) -> Result<()> {
+        let _lock = parallel::lock(&self.locks[chunk % LOCKS]);
+        if self.is_checked(chunk) { Ok(()) } else { self.check_again(chunk).map(drop) }
+    }
+
+    /// Checks one chunk, whatever was checked before; its length in bytes.
+    fn check_again(&self, chunk: usize) -> Result<u64> {
+        let bytes = self.read_unchecked(self.chunks[chunk].clone())?;
+        self.accept_checksum(chunk, crc32fast::hash(&bytes))?;
+        Ok(bytes.len() as u64)
+    }
+
+    /// Checks every chunk again, in parallel.
     pub(super) fn check_all_chunks(&self, done: &(dyn Fn(u64) -> Result<()> + Sync)) -> Result<()> {
-        let chunks: Vec<(usize, u64)> = self
-            .directory
-            .sections
-            .iter()
-            .enumerate()
-            .flat_map(|(section, record)| {
-                (0..chunk_count(record.length.get())).map(move |chunk| (section, chunk))
-            })
-            .collect();
-        chunks.into_par_iter().try_for_each(|(section, chunk)| {
-            let bytes = self.read_section_unchecked(section, self.chunk_range(section, chunk))?;
-            self.accept_checksum(section, chunk, crc32fast::hash(&bytes))?;
-            done(bytes.len() as u64)
-        })
+        let chunks = (0..self.chunks.len()).into_par_iter();
+        chunks.try_for_each(|chunk| done(self.check_again(chunk)?))
+    }
+
+    /// Compares the checksum of a chunk's bytes, and remembers that it is right.
+    pub(super) fn accept_checksum(&self, chunk: usize, checksum: u32) -> Result<()> {
+        if checksum != self.directory.checksums[chunk].get() {
+            let problem = "the checksum of the 1 MiB from here on does not match; the file is \
+            damaged, fetch it again";
+            return Err(self.corrupt(self.chunks[chunk].start, problem));
+        }
+        self.checked[chunk / 64].fetch_or(1 << (chunk % 64), Ordering::Release);
+        Ok(())
     }
 }
 
@@ -406,14 +353,14 @@ fn open_directory(reader: &dyn ReadAt, path: &Path) -> Result<(Header, Directory
     })?;
     check_zero("space after the directory", start + directory.len() as u64, padding)?;
     if crc32fast::hash(directory) != header.directory_checksum.get() {
-        return Err(Error::corrupt("directory", 0, "its checksum does not match")
-            .remedied("the file is damaged"));
+        let error = Error::corrupt("directory", 0, "its checksum does not match");
+        return Err(error.remedied("the file is damaged"));
     }
     Ok((header, Directory::parse(directory, start)?))
 }
 
 /// Padding must be zero.
-pub(super) fn check_zero(place: &str, offset: u64, bytes: &[u8]) -> Result<()> {
+fn check_zero(place: &str, offset: u64, bytes: &[u8]) -> Result<()> {
     let Some(position) = bytes.iter().position(|&byte| byte != 0) else { return Ok(()) };
     Err(Error::corrupt(place, offset + position as u64, "padding is not zero"))
 }

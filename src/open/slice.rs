@@ -40,10 +40,6 @@ pub(crate) struct Rect {
 impl Slice {
     /// Of a tensor with this name, type and shape, whose size is known to be a number of bytes
     /// below 2^64.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] for more ranges than dimensions, for indices that do not exist, and for
-    /// some that do not fill whole bytes.
     pub(crate) fn new(
         name: &str,
         dtype: Dtype,
@@ -126,11 +122,6 @@ impl Dimension {
 }
 
 impl Rect {
-    /// A range of the tensor's bytes.
-    pub(super) fn of_run(run: Range<u64>) -> Self {
-        Self { rows: 0..1, width: run.end, columns: run }
-    }
-
     /// Its ranges of the tensor's bytes, one a row.
     pub(crate) fn runs(self) -> impl Iterator<Item = Range<u64>> {
         let Self { rows, columns, width } = self;

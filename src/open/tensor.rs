@@ -106,6 +106,11 @@ impl<'m> Tensor<'m> {
         &self.shard.directory().tensors[self.index]
     }
 
+    /// The index in the directory of the first array that holds its bytes.
+    pub(crate) fn first_array(&self) -> usize {
+        self.target().record().array_range().start
+    }
+
     /// The same error, with this tensor and its container, unless it names its place in that.
     pub(crate) fn locate(&self, error: Error) -> Error {
         if error.is_in_file(self.shard.path()) {
@@ -237,7 +242,7 @@ impl<'m> Tiles<'m> {
     /// Of a tensor, if it is such a matrix.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) if its record contradicts itself.
+    /// [`Error::Corrupt`] if its record contradicts itself.
     pub fn of(tensor: &Tensor<'m>) -> Result<Option<Self>> {
         let target = tensor.target();
         let Some(Coded::Tile(sizes)) = target.coded()? else { return Ok(None) };
@@ -261,8 +266,7 @@ impl<'m> Tiles<'m> {
     /// is the mapping's.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) if a checksum differs;
-    /// [`Error::Io`](crate::Error::Io).
+    /// [`Error::Corrupt`] if a checksum differs; [`Error::Io`].
     ///
     /// # Panics
     /// For an index from 4 on.
@@ -273,8 +277,12 @@ impl<'m> Tiles<'m> {
     /// All four in the mapping of the container, unread and unchecked ([`check`](Self::check)
     /// checks them); `None` if it is not mapped.
     pub fn views(&self) -> Option<[&'m [u8]; 4]> {
-        let [codebook, records, bitstream, plane] =
-            self.arrays().map(|array| self.target.shard().view_array(array));
+        let shard = self.target.shard();
+        let view = |array| {
+            let Range { start, end } = shard.place_of(array);
+            shard.reader.view(start, end - start)
+        };
+        let [codebook, records, bitstream, plane] = self.arrays().map(view);
         Some([codebook?, records?, bitstream?, plane?])
     }
 
@@ -290,7 +298,7 @@ impl<'m> Tiles<'m> {
     /// of its tiles ascend.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt); [`Error::Io`](crate::Error::Io).
+    /// [`Error::Corrupt`]; [`Error::Io`].
     pub fn check(&self) -> Result<()> {
         self.arrays().into_iter().try_for_each(|array| self.target.shard().check_array(array))?;
         let (codebook, records) = (self.array(0)?, self.array(1)?);
@@ -304,17 +312,15 @@ impl<'m> Tiles<'m> {
     /// hold some of it, whose checksums are checked.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) for other rows or columns;
-    /// [`Error::Corrupt`](crate::Error::Corrupt), [`Error::Io`](crate::Error::Io).
+    /// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`], [`Error::Io`].
     pub fn cut(&self, rows: Range<u64>, columns: Range<u64>) -> Result<OwnedArrays> {
-        tile::cut(&self.sizes, &self.target.arrays(), rows, columns)
+        tile::cut(&self.sizes, &self.target, rows, columns)
             .map_err(|error| self.target.locate(error))
     }
 
     /// Their indices in the directory.
     fn arrays(&self) -> [usize; 4] {
-        let first = self.target.record().array_range().start;
-        [0, 1, 2, 3].map(|at| first + at)
+        [0, 1, 2, 3].map(|at| self.target.first_array() + at)
     }
 
     /// The tensor that has the arrays.

@@ -28,24 +28,14 @@ mod sealed {
     pub trait Element: Copy + FromBytes + IntoBytes {
         /// The one dtype that it stands for, unless it stands for bytes.
         const DTYPE: Option<Dtype>;
-        /// From the order of bytes in containers, which is little-endian.
-        fn to_native(self) -> Self;
     }
 
     impl Element for bf16 {
         const DTYPE: Option<Dtype> = Some(Dtype::BF16);
-
-        fn to_native(self) -> Self {
-            Self::from_bits(u16::from_le(self.to_bits()))
-        }
     }
 
     impl Element for u8 {
         const DTYPE: Option<Dtype> = None;
-
-        fn to_native(self) -> Self {
-            self
-        }
     }
 }
 
@@ -182,21 +172,16 @@ impl<'m> TensorSlice<'m> {
     }
 
     fn read<E: Element>(&self, reader: &TensorReader<'m>, out: &mut [E]) -> Result<()> {
-        read_slice(reader, &self.slice, out.as_mut_bytes())?;
+        let parts: Vec<Rect> = self.slice.rects().flat_map(|rect| parts(reader, rect)).collect();
+        let outs: Vec<_> =
+            parallel::split(out.as_mut_bytes(), parts.iter().map(Rect::bytes)).collect();
+        let parts = parts.into_par_iter().zip(outs);
+        parts.try_for_each(|(part, out)| reader.read_rect(part, out))?;
         if cfg!(target_endian = "big") {
-            for element in out {
-                *element = element.to_native();
-            }
+            out.as_mut_bytes().chunks_exact_mut(size_of::<E>()).for_each(<[u8]>::reverse);
         }
         Ok(())
     }
-}
-
-/// Decodes a slice into as many bytes.
-fn read_slice(tensor: &TensorReader<'_>, slice: &Slice, out: &mut [u8]) -> Result<()> {
-    let parts: Vec<Rect> = slice.rects().flat_map(|rect| parts(tensor, rect)).collect();
-    let outs: Vec<_> = parallel::split(out, parts.iter().map(Rect::bytes)).collect();
-    parts.into_par_iter().zip(outs).try_for_each(|(part, out)| tensor.read_rect(part, out))
 }
 
 /// Cuts a rect into parts of about [`PIECE_BYTES`], each for one thread.
@@ -212,5 +197,6 @@ fn parts(tensor: &TensorReader<'_>, rect: Rect) -> Vec<Rect> {
         return rows.map(|rows| Rect { rows, ..rect.clone() }).collect();
     }
     let grain = tensor.grain();
-    rect.runs().flat_map(|run| ranges(run, grain)).map(Rect::of_run).collect()
+    let runs = rect.runs().flat_map(|run| ranges(run, grain));
+    runs.map(|run| Rect { rows: 0..1, width: run.end, columns: run }).collect()
 }

@@ -10,7 +10,7 @@ use super::{
     decoder::{Cpu, Decoder},
     model::Model,
     original::{FilePieces, OriginalFile, TensorPart, hash},
-    shard::{Shard, check_zero},
+    shard::Shard,
 };
 use crate::{
     Error, Result,
@@ -163,57 +163,47 @@ impl ShardVerifier<'_, '_> {
             self.shard.check_all_chunks(&done)?;
         }
         if self.level < Level::Full {
-            return weights.iter().try_for_each(|&file| self.cover(file));
+            let covered = |&file| match FilePieces::new(file, self.decoder) {
+                Ok(_) | Err(Error::Unsupported { .. }) => Ok(()),
+                Err(error) => Err(error),
+            };
+            return weights.iter().try_for_each(covered);
         }
-        self.codebooks()?;
+        for tensor in self.shard.tensors() {
+            if let Some(sizes) = tensor.coded()? {
+                // What of the index no thread reads, too.
+                let verified = sizes.verify_codebook(&tensor);
+                verified.map_err(|error| tensor.locate(error))?;
+            }
+        }
         side.iter().try_for_each(|&file| self.side(file))?;
         weights.iter().try_for_each(|&file| self.weights(file))
     }
 
-    /// Zeros between sections, and between arrays.
+    /// Zeros between arrays, and between sections.
     fn padding(&self) -> Result<()> {
         let directory = self.shard.directory();
-        let mut ends: Vec<u64> = vec![0; directory.sections.len()];
-        for array in &directory.arrays {
-            let section = array.section.get() as usize;
-            let offset = array.offset.get();
-            let bytes = self.shard.read_section_unchecked(section, ends[section]..offset)?;
-            if let Some(position) = bytes.iter().position(|&byte| byte != 0) {
-                let at = ends[section] + position as u64;
-                return Err(self.shard.corrupt(section, at, "padding is not zero"));
-            }
-            ends[section] = offset + array.length.get();
+        let mut ends: Vec<u64> =
+            directory.sections.iter().map(|section| section.offset.get()).collect();
+        for (index, array) in directory.arrays.iter().enumerate() {
+            let (place, end) =
+                (self.shard.place_of(index), &mut ends[array.section.get() as usize]);
+            self.zeros(*end..place.start)?;
+            *end = place.end;
         }
         let mut end = HEAD_BYTES;
         for section in &directory.sections {
-            self.space(end..section.offset.get())?;
+            self.zeros(end..section.offset.get())?;
             end = section.end();
         }
-        self.space(end..self.shard.directory_range().start)
+        self.zeros(end..self.shard.directory_range().start)
     }
 
-    /// Zeros between two sections.
-    fn space(&self, range: Range<u64>) -> Result<()> {
-        let start = range.start;
-        check_zero("space between sections", start, &self.shard.read_unchecked(range)?)
-    }
-
-    fn cover(&self, file: OriginalFile<'_>) -> Result<()> {
-        match FilePieces::new(file, self.decoder) {
-            Ok(_) | Err(Error::Unsupported { .. }) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Codebooks, and what of the index no thread reads.
-    fn codebooks(&self) -> Result<()> {
-        for tensor in self.shard.tensors() {
-            if let Some(sizes) = tensor.coded()? {
-                let verified = sizes.verify_codebook(&tensor.arrays());
-                verified.map_err(|error| tensor.locate(error))?;
-            }
-        }
-        Ok(())
+    fn zeros(&self, place: Range<u64>) -> Result<()> {
+        let start = place.start;
+        let bytes = self.shard.read_unchecked(place)?;
+        let at = bytes.iter().position(|&byte| byte != 0);
+        at.map_or(Ok(()), |at| Err(self.shard.corrupt(start + at as u64, "padding is not zero")))
     }
 
     fn side(&mut self, file: OriginalFile<'_>) -> Result<()> {
@@ -240,7 +230,12 @@ impl ShardVerifier<'_, '_> {
         let (observer, found) = (self.observer, &mut *self.found);
         pieces.for_each(|batch| {
             let (index, (tensors, ())) = rayon::join(
-                || batch.parts.par_iter().try_for_each(TensorPart::verify_index),
+                || {
+                    batch
+                        .parts
+                        .par_iter()
+                        .try_for_each(|part| part.prepared.verify_index(part.range.clone()))
+                },
                 || {
                     rayon::join(
                         || hash_parts(&mut tensor_hasher, &batch.parts, &batch.bytes),
@@ -253,23 +248,11 @@ impl ShardVerifier<'_, '_> {
             found.bytes += batch.bytes.len() as u64;
             advance(observer, batch.bytes.len() as u64)
         })?;
-        self.empty_tensors(file)?;
         if !is_whole {
             return Ok(());
         }
         self.found.files += 1;
         file.check_hash(file_hasher.finalize())
-    }
-
-    /// Tensors without bytes are in no batch.
-    fn empty_tensors(&mut self, file: OriginalFile<'_>) -> Result<()> {
-        for tensor in file.tensors().filter(|tensor| tensor.check_known().is_ok()) {
-            if tensor.byte_length()? == 0 {
-                tensor.check_hash(blake3::hash(&[]))?;
-                self.found.tensors += 1;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -278,7 +261,7 @@ fn hash_parts(hasher: &mut Hasher, parts: &[TensorPart<'_>], mut bytes: &[u8]) -
     let (mut completed, mut length) = (0, 0);
     for (after, part) in (1..).zip(parts) {
         length += (part.range.end - part.range.start) as usize;
-        let is_last = part.is_last()?;
+        let is_last = part.range.end == part.tensor.byte_length()?;
         // Parts of one tensor follow each other; hashed at once they occupy more threads.
         if !is_last && after < parts.len() {
             continue;

@@ -13,13 +13,12 @@ use blake3::Hasher;
 use rayon::prelude::*;
 
 use super::{
-    coding::{self, Coding, Counting},
+    coding::{self, Coding, ExponentCounts, PairCounts},
     input::Weights,
     options::Layout,
-    tile,
 };
 use crate::{
-    Dtype, Error, Result, encoding::tile::PairHistogram, huffman::Histogram, open::hash, parallel,
+    Dtype, Error, Result, encoding::gap::GapGeometry, huffman::Histogram, open::hash, parallel,
     progress::Observer, source::SourceTensor,
 };
 
@@ -94,7 +93,7 @@ enum PieceWork {
     /// Nothing.
     None,
     /// Count its exponents.
-    Exponents,
+    Exponents(GapGeometry),
     /// It is a whole tensor: count pairs, and measure strips.
     Whole,
     /// Count its pairs. Other tensors are in other batches, since the counts of all pieces of a
@@ -111,10 +110,10 @@ struct PieceAnalysis {
     coding: Option<Coding>,
 }
 
-/// The bytes that the first pass over all files tells the observer of: all tensors, and once more
-/// those that are measured on their own.
-pub(super) fn bytes(files: &[Weights<'_>], layout: Layout) -> u64 {
-    let times = |tensor| if work(layout, tensor) == PieceWork::Pairs { 2 } else { 1 };
+/// The bytes that the first pass over all files and as many `more` tell the observer of: in each
+/// all tensors, and in the first once more those that are measured on their own.
+pub(super) fn bytes(files: &[Weights<'_>], layout: Layout, more: u64) -> u64 {
+    let times = |tensor| more + if work(layout, tensor) == PieceWork::Pairs { 2 } else { 1 };
     let tensors = files.iter().flat_map(|file| &file.file.tensors);
     tensors.map(|tensor| times(tensor) * tensor.length).sum()
 }
@@ -127,24 +126,18 @@ pub(super) fn analyse(
 ) -> Result<FileAnalysis> {
     let mut file_hasher = Hasher::new();
     file_hasher.update(&file.file.prefix);
-    let pass = Pass { file, layout, observer };
-    let mut progress = PassState::default();
+    let mut pass = Pass::new(file, observer);
     let mut buffer = Vec::new();
-    for batch in batches(pass.pieces(), rayon::current_num_threads() as u64) {
+    for batch in batches(pieces(file, layout), rayon::current_num_threads() as u64) {
         if observer.is_cancelled() {
             return Err(Error::Cancelled);
         }
-        let found = pass.read_batch(&batch, &progress.pairs, &mut buffer)?;
-        rayon::join(
-            || hash(&mut file_hasher, &buffer),
-            || progress.take(&pass, &batch, &buffer, found),
-        )
-        .1?;
+        let found = pass.read(&batch, &mut buffer)?;
+        rayon::join(|| hash(&mut file_hasher, &buffer), || pass.take(&batch, &buffer, found)).1?;
         observer.advance(buffer.len() as u64);
     }
-    progress.finish_until(&pass, file.file.tensors.len())?;
     let hash = *file_hasher.finalize().as_bytes();
-    let analysis = FileAnalysis { hash, tensors: progress.analyses };
+    let analysis = FileAnalysis { hash, tensors: pass.analyses };
     let hashes: Vec<_> = analysis.tensors.iter().map(|tensor| &tensor.hash).collect();
     file.check_hashes(&analysis.hash, &hashes)?;
     Ok(analysis)
@@ -159,8 +152,10 @@ pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Resu
         let elements = tensor.length / 2;
         let coding = match (work(layout, tensor), layout) {
             (PieceWork::None, _) | (_, Layout::Raw) => None,
-            (_, Layout::Gap(geometry)) => Some(coding::assume(geometry, elements, bits(elements))?),
-            (_, Layout::Tile) => Some(tile::assume(&tensor.shape, bits(elements))?),
+            (_, Layout::Gap(geometry)) => {
+                Some(coding::assume_gap(geometry, elements, bits(elements))?)
+            }
+            (_, Layout::Tile) => Some(coding::assume_tile(&tensor.shape, bits(elements))?),
         };
         let hash = *blake3::hash(tensor.name.as_bytes()).as_bytes();
         Ok(TensorAnalysis { hash, fingerprint: 0, coding })
@@ -180,7 +175,7 @@ fn batches(
         let each = match first.work {
             _ if threads == 1 => PIECE_BYTES,
             // Each thread is to have a tensor.
-            PieceWork::Whole => tile::WHOLE_BYTES,
+            PieceWork::Whole => coding::WHOLE_BYTES,
             _ => first.length().max(4 * PIECE_BYTES),
         };
         let (tensor, work) = (first.tensor, first.work);
@@ -202,62 +197,65 @@ fn work(layout: Layout, tensor: &SourceTensor) -> PieceWork {
     match layout {
         _ if tensor.dtype != Dtype::BF16 || tensor.length < MIN_CODED_BYTES => PieceWork::None,
         Layout::Raw => PieceWork::None,
-        Layout::Gap(_) => PieceWork::Exponents,
-        Layout::Tile if tensor.length <= tile::WHOLE_BYTES => PieceWork::Whole,
+        Layout::Gap(geometry) => PieceWork::Exponents(geometry),
+        Layout::Tile if tensor.length <= coding::WHOLE_BYTES => PieceWork::Whole,
         Layout::Tile => PieceWork::Pairs,
     }
 }
 
-struct Pass<'a> {
-    file: &'a Weights<'a>,
-    layout: Layout,
-    observer: &'a dyn Observer,
+/// Bytes of a tensor's pieces, except for the last one: whole grains of where they are read from.
+fn piece_bytes(file: &Weights<'_>, tensor: usize) -> u64 {
+    let grain = file.grain(tensor);
+    (PIECE_BYTES / grain * grain).max(grain)
 }
 
-impl Pass<'_> {
-    fn tensor(&self, index: usize) -> &SourceTensor {
-        &self.file.file.tensors[index]
-    }
-
-    /// Bytes of a tensor's pieces, except for the last one: whole grains of where they are read
-    /// from.
-    fn piece_bytes(&self, index: usize) -> u64 {
-        let grain = self.file.grain(index);
-        (PIECE_BYTES / grain * grain).max(grain)
-    }
-
-    /// All pieces of the file, in its order.
-    fn pieces(&self) -> impl Iterator<Item = SourcePiece> {
-        self.file.file.tensors.iter().enumerate().flat_map(|(index, tensor)| {
-            let work = work(self.layout, tensor);
-            let most =
-                if work == PieceWork::Whole { tensor.length } else { self.piece_bytes(index) };
-            parallel::cut(0..tensor.length, most, 1).map(move |range| {
-                let offset = tensor.offset + range.start;
-                SourcePiece { tensor: index, range, offset, work }
-            })
+/// All pieces of a file, in its order.
+fn pieces(file: &Weights<'_>, layout: Layout) -> impl Iterator<Item = SourcePiece> {
+    file.file.tensors.iter().enumerate().flat_map(move |(index, tensor)| {
+        let work = work(layout, tensor);
+        let most = if work == PieceWork::Whole { tensor.length } else { piece_bytes(file, index) };
+        parallel::cut(0..tensor.length, most, 1).map(move |range| {
+            let offset = tensor.offset + range.start;
+            SourcePiece { tensor: index, range, offset, work }
         })
+    })
+}
+
+struct Pass<'a> {
+    file: &'a Weights<'a>,
+    observer: &'a dyn Observer,
+    /// Of the tensor that the pass is in, as what is counted.
+    hasher: Hasher,
+    exponents: Option<ExponentCounts>,
+    pairs: PairCounts,
+    /// Of all tensors; those without bytes have no pieces.
+    analyses: Vec<TensorAnalysis>,
+}
+
+impl<'a> Pass<'a> {
+    fn new(file: &'a Weights<'a>, observer: &'a dyn Observer) -> Self {
+        let empty =
+            || TensorAnalysis { hash: *blake3::hash(&[]).as_bytes(), fingerprint: 0, coding: None };
+        let analyses = file.file.tensors.iter().map(|_| empty()).collect();
+        let (hasher, pairs) = (Hasher::new(), PairCounts::default());
+        Self { file, observer, hasher, exponents: None, pairs, analyses }
     }
 
     /// Reads a batch into `buffer`, and does the work of its pieces.
-    fn read_batch(
-        &self,
-        batch: &[SourcePiece],
-        pairs: &tile::Counts,
-        buffer: &mut Vec<u8>,
-    ) -> Result<Vec<PieceAnalysis>> {
+    fn read(&self, batch: &[SourcePiece], buffer: &mut Vec<u8>) -> Result<Vec<PieceAnalysis>> {
         let lengths = batch.iter().map(SourcePiece::length);
         buffer.resize(lengths.clone().sum::<u64>() as usize, 0);
         let parts: Vec<_> = batch.iter().zip(parallel::split(buffer, lengths)).collect();
         let found = parts.into_par_iter().map(|(piece, part)| {
             self.file.read(piece.offset, part)?;
-            let tensor = self.tensor(piece.tensor);
             let mut found = PieceAnalysis::default();
             match piece.work {
                 PieceWork::None => {}
-                PieceWork::Exponents => found.exponents = Some(Histogram::of(part).into()),
-                PieceWork::Whole => found.coding = whole(tensor, part)?,
-                PieceWork::Pairs => pairs.add(part),
+                PieceWork::Exponents(_) => found.exponents = Some(Histogram::of(part).into()),
+                PieceWork::Whole => {
+                    found.coding = coding::measure_whole(&self.tensor(piece).shape, part)?;
+                }
+                PieceWork::Pairs => self.pairs.add(part),
             }
             found.fingerprint = fingerprint(piece.range.start, part);
             Ok(found)
@@ -265,74 +263,50 @@ impl Pass<'_> {
         found.collect()
     }
 
-    /// Measures a tensor whose pairs are counted.
-    fn measure(&self, tensor: &SourceTensor, pairs: &PairHistogram) -> Result<Option<Coding>> {
-        let read = |range: Range<u64>, weights: &mut Vec<u8>| {
-            weights.resize((range.end - range.start) as usize, 0);
-            self.file.read(tensor.offset + range.start, weights)
-        };
-        tile::measure(&tensor.shape, pairs, read, self.observer)
+    fn tensor(&self, piece: &SourcePiece) -> &'a SourceTensor {
+        &self.file.file.tensors[piece.tensor]
     }
-}
 
-/// Counts and measures a tensor that is in memory.
-fn whole(tensor: &SourceTensor, weights: &[u8]) -> Result<Option<Coding>> {
-    let mut pairs = PairHistogram::default();
-    pairs.add(weights);
-    tile::measure_whole(&tensor.shape, &pairs, weights)
-}
-
-/// The tensor that the pass is in, and those before.
-#[derive(Default)]
-struct PassState {
-    hasher: Hasher,
-    fingerprint: u64,
-    exponents: Option<Counting>,
-    pairs: tile::Counts,
-    coding: Option<Coding>,
-    analyses: Vec<TensorAnalysis>,
-}
-
-impl PassState {
+    /// Takes what was found in a batch, in order, and completes the tensors that end in it.
     fn take(
         &mut self,
-        pass: &Pass<'_>,
         batch: &[SourcePiece],
         mut bytes: &[u8],
         found: Vec<PieceAnalysis>,
     ) -> Result<()> {
         for (piece, found) in batch.iter().zip(found) {
-            self.finish_until(pass, piece.tensor)?;
-            self.fingerprint ^= found.fingerprint;
-            let (own, rest) = bytes.split_at(piece.length() as usize);
+            let tensor = self.tensor(piece);
+            let own = bytes.split_off(..piece.length() as usize).expect("a batch has its pieces");
             hash(&mut self.hasher, own);
-            bytes = rest;
-            let tensor = pass.tensor(piece.tensor);
-            if let (Some(histogram), Layout::Gap(geometry)) = (found.exponents, pass.layout) {
-                let new = || Counting::new(geometry, tensor.length, pass.piece_bytes(piece.tensor));
+            if let (PieceWork::Exponents(geometry), Some(histogram)) = (piece.work, found.exponents)
+            {
+                let each = piece_bytes(self.file, piece.tensor);
+                let new = || ExponentCounts::new(geometry, tensor.length, each);
                 self.exponents.get_or_insert_with(new).add(piece.range.start, &histogram);
             }
-            self.coding = found.coding;
-            if piece.work == PieceWork::Pairs && piece.range.end == tensor.length {
-                self.coding = pass.measure(tensor, &self.pairs.take())?;
+            self.analyses[piece.tensor].fingerprint ^= found.fingerprint;
+            if piece.range.end < tensor.length {
+                continue;
             }
+            let coding = match piece.work {
+                PieceWork::Pairs => self.measure(tensor)?,
+                _ => self.exponents.take().map(ExponentCounts::finish).transpose()?,
+            };
+            let analysis = &mut self.analyses[piece.tensor];
+            analysis.hash = *self.hasher.finalize().as_bytes();
+            analysis.coding = coding.or(found.coding);
+            self.hasher.reset();
         }
         Ok(())
     }
 
-    /// Completes the tensors before `index`; those without bytes have no pieces and are completed
-    /// on the way.
-    fn finish_until(&mut self, pass: &Pass<'_>, index: usize) -> Result<()> {
-        while self.analyses.len() < index.min(pass.file.file.tensors.len()) {
-            let hash = *self.hasher.finalize().as_bytes();
-            if let Some(counting) = self.exponents.take() {
-                self.coding = Some(counting.finish()?);
-            }
-            let fingerprint = std::mem::take(&mut self.fingerprint);
-            self.analyses.push(TensorAnalysis { hash, fingerprint, coding: self.coding.take() });
-            self.hasher.reset();
-        }
-        Ok(())
+    /// Measures a tensor whose pairs are counted.
+    fn measure(&mut self, tensor: &SourceTensor) -> Result<Option<Coding>> {
+        let read = |range: Range<u64>, weights: &mut Vec<u8>| {
+            weights.resize((range.end - range.start) as usize, 0);
+            self.file.read(tensor.offset + range.start, weights)
+        };
+        coding::measure(&tensor.shape, &self.pairs.take(), read, self.observer)
     }
 }
 

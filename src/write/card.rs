@@ -1,24 +1,16 @@
 //! How Python loads an output, as its own configuration tells: for the person who made it, and for
 //! the model card in it.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fmt::Write, fs, path::Path};
 
 use serde_json::Value;
 
-use super::{folder::OutputFolder, options::Card, report::Report};
+use super::{folder::OutputFolder, options::Card, replace::listed_in, report::Report};
 use crate::{
     Result,
     constants::VERSION_MAJOR,
-    open::{
-        beside::unmark,
-        card::{has_front_matter, seal},
-    },
-    paths::{CONFIG, MODEL_INDEX, PIPELINE, is_container},
+    open::beside::{has_front_matter, seal, unmark},
+    paths::{CONFIG, MODEL_INDEX, PIPELINE},
 };
 
 /// How to load an output with Python.
@@ -46,11 +38,11 @@ impl Loading {
         if folder.join(PIPELINE).is_file() {
             return of_pipeline(folder, out);
         }
-        if !folder.is_dir() {
-            return Self::by_attaching(out);
-        }
         let Some(Class { library, name, is_served }) = Class::read(folder) else {
-            return Self::by_attaching(out);
+            let place = quoted(out);
+            let python =
+                format!("import df11\ndf11.attach(module, {place})  # any torch.nn.Module");
+            return Self { library: None, python, is_served: false };
         };
         let place = if library == "transformers" { ", device_map=\"auto\"" } else { "" };
         let python = format!(
@@ -58,12 +50,6 @@ impl Loading {
             quoted(out)
         );
         Self { library: Some(library), python, is_served }
-    }
-
-    fn by_attaching(out: &Path) -> Self {
-        let python =
-            format!("import df11\ndf11.attach(module, {})  # any torch.nn.Module", quoted(out));
-        Self { library: None, python, is_served: false }
     }
 }
 
@@ -108,8 +94,8 @@ fn of_pipeline(folder: &Path, out: &Path) -> Loading {
         index["_class_name"].as_str().filter(|name| is_name(name)).unwrap_or("DiffusionPipeline");
     let mut python = "import df11, diffusers\n".to_owned();
     let mut given = String::new();
-    for (name, path) in components(folder) {
-        if Class::read(&path).is_none() {
+    for name in listed_in(folder).into_keys().filter(|name| is_name(name)) {
+        if Class::read(&folder.join(&name)).is_none() {
             let _ = writeln!(
                 python,
                 "{name} = df11.attach(module, {})  # its own class",
@@ -120,20 +106,6 @@ fn of_pipeline(folder: &Path, out: &Path) -> Loading {
     }
     let _ = write!(python, "pipeline = diffusers.{class}.from_pretrained({}{given})", quoted(out));
     Loading { library: Some("diffusers"), python, is_served: false }
-}
-
-/// Folders of a compressed pipeline that hold containers and may be names in Python, ascending.
-fn components(folder: &Path) -> BTreeMap<String, PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let has_containers = |path: &Path| {
-        fs::read_dir(path).is_ok_and(|mut entries| {
-            entries.any(|entry| entry.is_ok_and(|entry| is_container(entry.path())))
-        })
-    };
-    let folders = entries.filter(|entry| has_containers(&entry.path()));
-    let named =
-        folders.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
-    named.filter(|(name, _)| is_name(name)).collect()
 }
 
 /// Whether text from a file is a name in Python, and so no other code.
@@ -157,66 +129,38 @@ pub(super) fn write(
     reports: &[Report],
     identity: &str,
 ) -> Result<()> {
-    let loading = Loading::of_folder(folder.path(), Path::new(&*name_of(out)));
-    let report = Report::sum(reports);
+    let name = out.file_name().unwrap_or_default().to_string_lossy();
+    let name: String = name.chars().filter(|char| !char.is_control()).collect();
+    let loading = Loading::of_folder(folder.path(), Path::new(&name));
     let mut text = String::new();
     if has_front_matter(path) {
-        text.push_str(&front_matter(card, &loading));
+        text.push_str("---\n");
+        if let Some(library) = loading.library {
+            let _ = writeln!(text, "library_name: {library}");
+        }
+        if let Some(base) = &card.base_model {
+            let _ = writeln!(text, "base_model: {base}\nbase_model_relation: quantized");
+        }
+        text.push_str("tags:\n- df11\n- lossless-compression\n- bfloat16\n---\n\n");
     }
-    text.push_str(&body(&name_of(out), card, &report, reports.len(), identity, &loading));
-    folder.write(seal(&text).as_bytes(), path)
-}
-
-fn name_of(out: &Path) -> String {
-    out.file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .chars()
-        .filter(|char| !char.is_control())
-        .collect()
-}
-
-/// What the Hub reads.
-fn front_matter(card: &Card, loading: &Loading) -> String {
-    let mut lines = vec!["---".to_owned()];
-    lines.extend(loading.library.map(|library| format!("library_name: {library}")));
-    if let Some(base) = &card.base_model {
-        lines.push(format!("base_model: {base}"));
-        lines.push("base_model_relation: quantized".to_owned());
-    }
-    lines.push("tags:\n- df11\n- lossless-compression\n- bfloat16\n---\n\n".to_owned());
-    lines.join("\n")
-}
-
-fn body(
-    name: &str,
-    card: &Card,
-    report: &Report,
-    models: usize,
-    identity: &str,
-    loading: &Loading,
-) -> String {
     let of = card
         .base_model
         .as_ref()
         .map_or_else(String::new, |base| format!(" of [{base}](https://huggingface.co/{base})"));
     let title: String = name.chars().filter(|char| !"[]<>`*#|".contains(*char)).collect();
-    let title = title.trim();
-    let title = if title.is_empty() { "Model" } else { title };
-    let what = if models > 1 {
+    let title = Some(title.trim()).filter(|title| !title.is_empty()).unwrap_or("Model");
+    let what = if reports.len() > 1 {
         "identity of `pipeline.df11`, which lists all components"
     } else {
         "identity"
     };
-    let serve = if loading.is_served {
-        format!(
-            "\nServe it with vLLM, with the package `df11` installed:\n\n```sh\nvllm serve \
-            {name:?}\n```\n"
-        )
-    } else {
-        String::new()
-    };
-    format!(
+    let serve = format!(
+        "\nServe it with vLLM, with the package `df11` installed:\n\n```sh\nvllm serve \
+        {name:?}\n```\n"
+    );
+    let report = Report::sum(reports);
+    let _ = write!(
+        text,
         "# {title}\n\nThe weights{of}, losslessly compressed: every bit of every weight comes \
         back. Container format df11, version {VERSION_MAJOR}, by the method of \
         [DFloat11](https://arxiv.org/abs/2504.11651).\n\n\
@@ -231,5 +175,7 @@ fn body(
         ratio = 100.0 * report.ratio(),
         bits = report.bits_per_weight(),
         python = loading.python,
-    )
+        serve = if loading.is_served { &serve } else { "" },
+    );
+    folder.write(seal(&text).as_bytes(), path)
 }

@@ -1,15 +1,35 @@
-//! A tensor's code, in either encoding, and what the plan asks it for; and how a tensor gets its
-//! code in the `gap` encoding. The `tile` encoding's way is [`tile`](super::tile).
+//! How a tensor gets its code: in `gap` exponents are counted, in `tile` pairs are counted and then
+//! strips are measured. All sizes follow, and the place of each portion, so that the second pass
+//! can encode all portions at the same time, each to its final place.
 //!
-//! Q: Why portions with histograms of their own? Once the code is known, a portion's histogram
-//! gives the bits of its codes, so that the second pass can encode all portions at the same time,
-//! each to its final place.
+//! ```text
+//! strips    | 0 | 1 | 2 | 3 | 4 | 5 | 6 |
+//! portions  |0          |1          |2  |     where each portion's codes start
+//! ```
+//! Q: Why measured, and not computed as in `gap`, where a portion's histogram gives the bits of its
+//! codes? The bits of a strip depend on how its weights fall on lanes, which no histogram tells. So
+//! the weights are looked at once more when the code is known, before anything is written. Tensors
+//! of up to [`WHOLE_BYTES`] are still in memory then; larger ones are read again, from the system's
+//! cache more often than not.
+
+use std::{
+    ops::Range,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use crate::{
     Result,
-    encoding::gap::{GapGeometry, GapSizes},
+    encoding::{
+        gap::{GapGeometry, GapSizes},
+        tile::{Codebook, Encoder, PairHistogram, Sizes, TileGeometry},
+    },
     format::Coded,
     huffman::{self, CodeLengths, Histogram},
+    parallel,
+    progress::{Observer, advance},
 };
 
 /// Bytes of a portion in a tensor of up to [`MAX_PORTIONS`] of them; larger tensors have larger
@@ -17,6 +37,16 @@ use crate::{
 pub(super) const MIN_PORTION_BYTES: u64 = 1 << 20;
 /// Bounds the histograms of one tensor to 8 MiB, whatever its size.
 const MAX_PORTIONS: u64 = 4096;
+/// Tensors of up to this many bytes are counted and measured at once, by one thread.
+pub(super) const WHOLE_BYTES: u64 = 4 << 20;
+/// Bytes of the strips that are read, measured or encoded in one go; small enough for the
+/// second-level cache.
+const GROUP_BYTES: u64 = 256 << 10;
+/// A strip is 32 rows, and a thread holds one whole: wider matrices are cut as vectors. A row of
+/// 262,144 weights is none of a matrix of today's models.
+const MAX_STRIP_BYTES: u64 = 16 << 20;
+/// A codebook of 900 pairs, as large matrices have.
+const TYPICAL_CODEBOOK_BYTES: usize = 26 + 2 * 900;
 
 /// How a tensor would be coded, with the size of everything and the place of each portion.
 #[derive(Debug)]
@@ -29,20 +59,19 @@ pub(super) struct Coding {
     /// Where the codes of each portion begin, and where the last ones end: in `gap` the bit, in
     /// `tile` the byte.
     pub(super) portion_starts: Vec<u64>,
-    /// In `gap` bytes that are best read together, and those of a portion but the last, a multiple
-    /// of them. In `tile` both follow from the geometry.
+    /// In `gap` bytes that are best read together; in `tile` the geometry tells.
     pub(super) piece_bytes: u64,
-    pub(super) portion_bytes: u64,
 }
 
 impl Coding {
-    /// The encoding and its parameters, as the tensor's record has them; section kind and length in
-    /// bytes of each array, of which the first is the codebook.
-    pub(super) fn stored(&self) -> (u32, [u64; 4], Vec<(u32, u64)>) {
-        let [first, second, third] = self.sizes.parameters();
-        let arrays = self.sizes.arrays().into_iter();
-        let arrays = arrays.map(|(kind, length)| (kind as u32, length)).collect();
-        (self.sizes.encoding(), [first, second, third, 0], arrays)
+    /// `portions` are the bits or bytes of each.
+    fn new(sizes: Coded, codebook: Vec<u8>, entropy_bits: f64, portions: &[u64]) -> Self {
+        let ends = portions.iter().scan(0, |end, portion| {
+            *end += portion;
+            Some(*end)
+        });
+        let portion_starts = std::iter::once(0).chain(ends).collect();
+        Self { sizes, codebook, entropy_bits, portion_starts, piece_bytes: 0 }
     }
 
     /// Parts that are encoded alone, numbered in order.
@@ -51,19 +80,23 @@ impl Coding {
     }
 }
 
+/// The bytes of a portion but the last, in `gap`: whole pieces.
+pub(super) fn portion_bytes(length: u64, piece_bytes: u64) -> u64 {
+    MIN_PORTION_BYTES.max(length.div_ceil(MAX_PORTIONS)).next_multiple_of(piece_bytes)
+}
+
 /// Histograms of a tensor's portions while they are being counted.
-pub(super) struct Counting {
+pub(super) struct ExponentCounts {
     geometry: GapGeometry,
     piece_bytes: u64,
     portion_bytes: u64,
     histograms: Vec<Histogram>,
 }
 
-impl Counting {
+impl ExponentCounts {
     /// Prepares for a tensor of `length` bytes that is counted in pieces of `piece_bytes`.
     pub(super) fn new(geometry: GapGeometry, length: u64, piece_bytes: u64) -> Self {
-        let portion_bytes =
-            MIN_PORTION_BYTES.max(length.div_ceil(MAX_PORTIONS)).next_multiple_of(piece_bytes);
+        let portion_bytes = portion_bytes(length, piece_bytes);
         Self { geometry, piece_bytes, portion_bytes, histograms: Vec::new() }
     }
 
@@ -77,33 +110,23 @@ impl Counting {
     }
 
     pub(super) fn finish(self) -> Result<Coding> {
-        let Self { geometry, piece_bytes, portion_bytes, histograms } = self;
         let mut histogram = Histogram::default();
-        for portion in &histograms {
-            histogram.merge(portion);
-        }
+        self.histograms.iter().for_each(|portion| histogram.merge(portion));
         let lengths = CodeLengths::from_histogram(&histogram)?;
+        let portions = self.histograms.iter().map(|portion| lengths.bits(portion));
+        let portions = portions.collect::<Result<Vec<_>>>()?;
         let codebook = huffman::codebook(&lengths);
-        let (mut portion_starts, mut bits) = (vec![0], 0);
-        for portion in &histograms {
-            bits += lengths.bits(portion)?;
-            portion_starts.push(bits);
-        }
-        let sizes = GapSizes::new(geometry, histogram.total(), bits, codebook.len() as u64)?;
-        Ok(Coding {
-            codebook,
-            entropy_bits: histogram.entropy() * sizes.elements() as f64,
-            sizes: Coded::Gap(sizes),
-            portion_starts,
-            piece_bytes,
-            portion_bytes,
-        })
+        let (bits, length) = (portions.iter().sum(), codebook.len() as u64);
+        let sizes = GapSizes::new(self.geometry, histogram.total(), bits, length)?;
+        let entropy_bits = histogram.entropy() * sizes.elements() as f64;
+        let coding = Coding::new(Coded::Gap(sizes), codebook, entropy_bits, &portions);
+        Ok(Coding { piece_bytes: self.piece_bytes, ..coding })
     }
 }
 
 /// The `gap` coding of a tensor that nobody has read, whose codes take this many bits; the code
 /// itself is a made-up one, and there are no portions to encode.
-pub(super) fn assume(geometry: GapGeometry, elements: u64, bits: u64) -> Result<Coding> {
+pub(super) fn assume_gap(geometry: GapGeometry, elements: u64, bits: u64) -> Result<Coding> {
     // Each exponent half as frequent as the next one, over as many as trained models have.
     let counts =
         std::array::from_fn(
@@ -111,14 +134,164 @@ pub(super) fn assume(geometry: GapGeometry, elements: u64, bits: u64) -> Result<
                 if (88..128).contains(&exponent) { 1 << (exponent - 88) } else { 0 }
             },
         );
-    let codebook = huffman::codebook(&CodeLengths::from_histogram(&Histogram::from(counts))?);
+    let lengths = CodeLengths::from_histogram(&Histogram::from(counts))?;
+    let codebook = huffman::codebook(&lengths);
     let sizes = GapSizes::new(geometry, elements, bits, codebook.len() as u64)?;
-    Ok(Coding {
-        sizes: Coded::Gap(sizes),
-        codebook,
-        entropy_bits: bits as f64,
-        portion_starts: vec![0],
-        piece_bytes: 0,
-        portion_bytes: 0,
+    Ok(Coding::new(Coded::Gap(sizes), codebook, bits as f64, &[]))
+}
+
+/// Counts pairs, in a histogram for each thread.
+pub(super) struct PairCounts(Vec<Mutex<Option<PairHistogram>>>);
+
+impl Default for PairCounts {
+    fn default() -> Self {
+        Self((0..rayon::current_num_threads()).map(|_| Mutex::default()).collect())
+    }
+}
+
+impl PairCounts {
+    /// Counts consecutive weights of a tensor, from an even element on.
+    pub(super) fn add(&self, weights: &[u8]) {
+        let slot = rayon::current_thread_index().unwrap_or(0) % self.0.len();
+        parallel::lock(&self.0[slot]).get_or_insert_default().add(weights);
+    }
+
+    /// What was counted since the last time.
+    pub(super) fn take(&mut self) -> PairHistogram {
+        let histograms =
+            self.0.iter_mut().map(|slot| slot.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let mut counted = histograms.filter_map(Option::take);
+        let mut sum = counted.next().unwrap_or_default();
+        counted.for_each(|histogram| sum.merge(&histogram));
+        sum
+    }
+}
+
+/// How a tensor is cut into tiles.
+fn geometry(shape: &[u64]) -> Result<TileGeometry> {
+    let geometry = TileGeometry::choose(shape)?;
+    if 2 * geometry.strip_elements() <= MAX_STRIP_BYTES {
+        Ok(geometry)
+    } else {
+        TileGeometry::vector(geometry.elements())
+    }
+}
+
+/// The strips of a portion but the last.
+fn portion_strips(geometry: TileGeometry) -> u64 {
+    let least = MIN_PORTION_BYTES.div_ceil(2 * geometry.strip_elements());
+    geometry.strip_count().div_ceil(MAX_PORTIONS).max(least)
+}
+
+/// The strips of a portion, in groups that are read in one go, each with the bytes of its weights
+/// in the tensor.
+pub(super) fn groups(
+    geometry: TileGeometry,
+    portion: usize,
+) -> impl Iterator<Item = (Range<u64>, Range<u64>)> {
+    let each = portion_strips(geometry);
+    let first = portion as u64 * each;
+    let end = geometry.strip_count().min(first + each);
+    let group = (GROUP_BYTES / (2 * geometry.strip_elements())).max(1);
+    parallel::cut(first..end, group, 1).map(move |strips| {
+        let byte = |strip: u64| 2 * geometry.elements().min(strip * geometry.strip_elements());
+        (strips.clone(), byte(strips.start)..byte(strips.end))
     })
+}
+
+/// The weights of each strip of a group.
+pub(super) fn strips(
+    geometry: TileGeometry,
+    strips: Range<u64>,
+    weights: &[u8],
+) -> impl Iterator<Item = (u64, &[u8])> {
+    strips.zip(weights.chunks(2 * geometry.strip_elements() as usize))
+}
+
+/// A code, and what measuring with it needs.
+struct Measuring {
+    codebook: Codebook,
+    encoder: Encoder,
+    geometry: TileGeometry,
+}
+
+impl Measuring {
+    /// Makes the code of a tensor; `None` where coding makes it no smaller anyway.
+    fn new(shape: &[u64], histogram: &PairHistogram) -> Result<Option<Self>> {
+        let geometry = geometry(shape)?;
+        let codebook = Codebook::from_histogram(histogram)?;
+        let bits = codebook.expected_bits(histogram);
+        if bits.is_none_or(|bits| bits >= 8 * geometry.elements()) {
+            return Ok(None);
+        }
+        let encoder = Encoder::new(&codebook, geometry);
+        Ok(Some(Self { codebook, encoder, geometry }))
+    }
+
+    fn portion_count(&self) -> usize {
+        self.geometry.strip_count().div_ceil(portion_strips(self.geometry)) as usize
+    }
+
+    /// The bytes that the bits of a group take.
+    fn group(&self, group: Range<u64>, weights: &[u8]) -> Result<u64> {
+        strips(self.geometry, group, weights).try_fold(0, |sum, (strip, weights)| {
+            Ok(sum + self.encoder.strip_bytes(strip, weights)?)
+        })
+    }
+
+    /// Given the bytes of all portions.
+    fn finish(self, histogram: &PairHistogram, portions: &[u64]) -> Result<Coding> {
+        let (codebook, bits) = (self.codebook.to_bytes(), 8 * portions.iter().sum::<u64>());
+        let sizes = Sizes::new(self.geometry, bits, codebook.len() as u64)?;
+        let entropy_bits = histogram.exponents().entropy() * self.geometry.elements() as f64;
+        Ok(Coding::new(Coded::Tile(sizes), codebook, entropy_bits, portions))
+    }
+}
+
+/// Counts and measures a tensor that is in memory, on this thread.
+pub(super) fn measure_whole(shape: &[u64], weights: &[u8]) -> Result<Option<Coding>> {
+    let mut histogram = PairHistogram::default();
+    histogram.add(weights);
+    let Some(measuring) = Measuring::new(shape, &histogram)? else { return Ok(None) };
+    let mut bytes = vec![0; measuring.portion_count()];
+    for (portion, bytes) in bytes.iter_mut().enumerate() {
+        for (group, range) in groups(measuring.geometry, portion) {
+            *bytes += measuring.group(group, &weights[range.start as usize..range.end as usize])?;
+        }
+    }
+    measuring.finish(&histogram, &bytes).map(Some)
+}
+
+/// Measures a tensor of any size, on all threads, and tells the observer of all its bytes. `read`
+/// reads a range of them.
+pub(super) fn measure(
+    shape: &[u64],
+    histogram: &PairHistogram,
+    read: impl Fn(Range<u64>, &mut Vec<u8>) -> Result<()> + Sync,
+    observer: &dyn Observer,
+) -> Result<Option<Coding>> {
+    let Some(measuring) = Measuring::new(shape, histogram)? else {
+        observer.advance(2 * shape.iter().product::<u64>());
+        return Ok(None);
+    };
+    let count = measuring.portion_count();
+    let bytes: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(0)).collect();
+    parallel::for_each(bytes.len(), Vec::new, |weights, portion| {
+        for (group, range) in groups(measuring.geometry, portion) {
+            read(range, weights)?;
+            bytes[portion].fetch_add(measuring.group(group, weights)?, Ordering::Relaxed);
+            advance(observer, weights.len() as u64)?;
+        }
+        Ok(())
+    })?;
+    let bytes: Vec<u64> = bytes.into_iter().map(AtomicU64::into_inner).collect();
+    measuring.finish(histogram, &bytes).map(Some)
+}
+
+/// The `tile` coding of a tensor that nobody has read, whose codes take this many bits; no portions
+/// to encode.
+pub(super) fn assume_tile(shape: &[u64], bits: u64) -> Result<Coding> {
+    let codebook = vec![0; TYPICAL_CODEBOOK_BYTES];
+    let sizes = Sizes::new(geometry(shape)?, bits.next_multiple_of(8), codebook.len() as u64)?;
+    Ok(Coding::new(Coded::Tile(sizes), codebook, bits as f64, &[]))
 }

@@ -1,26 +1,29 @@
 //! Compression of models, one or the components of a pipeline, into one container or a folder.
 
-use std::{collections::BTreeMap, ops::Range, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use tempfile::NamedTempFile;
 
 use super::{
     analysis::{self, FileAnalysis},
-    card, encode,
-    folder::OutputFolder,
+    card,
+    encode::{ContainerOutput, encode},
+    folder::{OutputFolder, check_outputs, shard_paths, write_side_files},
     input::Input,
-    options::{CompressOptions, Layout, check_metadata},
-    output::ContainerOutput,
+    options::{CompressOptions, Layout, check_key, check_metadata},
     plan::{ContainerPlan, Contents},
-    rename::{check_absent, check_file},
-    replace::Earlier,
     report::Report,
-    shards::{check_outputs, shard_paths, write_side_files},
-    temporary::parent_of,
-    tensors::{Blocks, PlannedTensor},
+    temporary::{check_absent, check_file, file_beside, parent_of, rename_file},
 };
 use crate::{
     Error, Model, OpenOptions, Result,
-    format::{self, directory::ShardRecord},
-    open::{Cpu, Level, Models, card::card_path, list_of_components},
+    format::{self, IdentifiedFile, directory::ShardRecord},
+    open::{Cpu, Level, Models, beside::card_path, list_of_components},
     paths::is_container,
     progress::{Observer, Stage},
     source::{Component, Source, Sources},
@@ -63,7 +66,8 @@ pub fn compress(
     options: &CompressOptions,
     observer: &dyn Observer,
 ) -> Result<Report> {
-    Ok(one(write(vec![alone(Input::of_source(source))], out, options, observer)?))
+    let input = Component::new("", Input::of_source(source));
+    Ok(write(vec![input], out, options, observer)?.remove(0))
 }
 
 /// As [`compress`], of all models at a path. Those of a pipeline go into one folder, each as if it
@@ -134,7 +138,8 @@ pub fn convert(
     observer: &dyn Observer,
 ) -> Result<Report> {
     check_outside(model, out)?;
-    Ok(one(write(vec![alone(Input::of_model(model)?)], out, options, observer)?))
+    let input = Component::new("", Input::of_model(model)?);
+    Ok(write(vec![input], out, options, observer)?.remove(0))
 }
 
 /// As [`convert`], of all models at a path; see [`compress_all`].
@@ -155,14 +160,6 @@ pub fn convert_all(
     write(inputs.collect::<Result<_>>()?, out, options, observer)
 }
 
-fn alone(input: Input<'_>) -> Component<Input<'_>> {
-    Component::new("", input)
-}
-
-fn one(reports: Vec<Report>) -> Report {
-    reports.into_iter().next().expect("a report for each model")
-}
-
 /// Writes one model, or the components of a pipeline, of which the last one has no weights.
 fn write(
     mut inputs: Vec<Component<Input<'_>>>,
@@ -173,9 +170,11 @@ fn write(
     check_absent(out, options.overwrite)?;
     let passes = if options.verify { 2 } else { 1 };
     let mut bytes = 0;
+    options.metadata.keys().try_for_each(|key| check_key(key))?;
     for Component { model, .. } in &mut inputs {
-        model.add_options(options)?;
-        bytes += analysis::bytes(&model.weights, options.layout) + passes * model.tensor_bytes();
+        model.metadata.extend(options.metadata.clone());
+        check_metadata(&model.metadata)?;
+        bytes += analysis::bytes(&model.weights, options.layout, passes);
     }
     observer.begin(bytes);
     if !is_container(out) {
@@ -186,7 +185,8 @@ fn write(
         let remedy = "name a folder as output: a name that does not end in .df11";
         return Err(Error::parameter(problem, remedy));
     };
-    Ok(vec![Compressor::new(&input.model, options.layout, observer).single(out, options)?])
+    let compressor = Compressor { component: input, layout: options.layout, observer };
+    Ok(vec![compressor.single(out, options)?])
 }
 
 fn write_folder(
@@ -196,33 +196,27 @@ fn write_folder(
     observer: &dyn Observer,
 ) -> Result<Vec<Report>> {
     let is_pipeline = inputs.len() > 1;
-    let mut paths = Vec::new();
+    let mut paths = BTreeSet::new();
     for input in &inputs {
         let shards = shard_paths(&input.model, is_pipeline)?;
         check_outputs(&input.model, &shards)?;
-        let side = input.model.side.iter().map(|side| side.path.clone());
-        paths.extend(side.chain(shards).map(|path| input.path_of(&path)));
+        let side = input.model.side.iter().map(|side| &side.path);
+        paths.extend(side.chain(&shards).map(|path| input.path_of(path)));
     }
-    let earlier = options.overwrite.then(|| Earlier::of(paths));
-    let mut folder = OutputFolder::create(out, earlier)?;
-    let own =
-        inputs.iter().filter(|input| input.folder.is_empty()).flat_map(|input| &input.model.side);
-    let own: Vec<String> = own.map(|side| side.path.clone()).collect();
+    let card = options.card.as_ref().zip(card_path(&paths));
+    let mut folder = OutputFolder::create(out, options.overwrite.then_some(paths))?;
     let (mut reports, mut identities) = (Vec::new(), BTreeMap::new());
     for mut component in inputs {
         if is_pipeline && component.folder.is_empty() {
             component.model.metadata.extend([list_of_components(&identities)]);
             check_metadata(&component.model.metadata)?;
         }
-        let compressor = Compressor::new(&component.model, options.layout, observer);
-        let (mut report, identity) =
-            compressor.folder(&mut folder, &component, options, is_pipeline)?;
-        report.locate(&component);
+        let compressor = Compressor { component: &component, layout: options.layout, observer };
+        let (report, identity) = compressor.folder(&mut folder, options, is_pipeline)?;
         reports.push(report);
         let identity = blake3::Hash::from_bytes(identity).to_hex().to_string();
         identities.insert(component.folder, identity);
     }
-    let card = options.card.as_ref().zip(card_path(&own));
     if let (Some((card, path)), Some(identity)) = (card, identities.get("")) {
         card::write(&mut folder, out, path, card, &reports, identity)?;
     }
@@ -232,44 +226,36 @@ fn write_folder(
 
 /// Refuses an output inside the folder of a model, whose shards it would be taken for.
 fn check_outside(model: &Model, out: &Path) -> Result<()> {
-    let (Some(Ok(folder)), Ok(parent)) =
-        (model.folder().map(Path::canonicalize), parent_of(out).canonicalize())
-    else {
-        return Ok(());
-    };
-    if !parent.starts_with(&folder) {
-        return Ok(());
+    let folder = model.folder().map(Path::canonicalize);
+    if let (Some(Ok(folder)), Ok(parent)) = (folder, parent_of(out).canonicalize())
+        && parent.starts_with(&folder)
+    {
+        let problem = format!("{} lies in the folder that is converted", out.display());
+        return Err(Error::parameter(problem, "choose an output outside of it"));
     }
-    let problem = format!("{} lies in the folder that is converted", out.display());
-    Err(Error::parameter(problem, "choose an output outside of it"))
+    Ok(())
 }
 
 /// One compression, from the input to the parts of each container.
 pub(super) struct Compressor<'a> {
-    input: &'a Input<'a>,
-    layout: Layout,
-    observer: &'a dyn Observer,
-    blocks: Blocks,
+    pub(super) component: &'a Component<Input<'a>>,
+    pub(super) layout: Layout,
+    pub(super) observer: &'a dyn Observer,
 }
 
-impl<'a> Compressor<'a> {
-    pub(super) fn new(input: &'a Input<'a>, layout: Layout, observer: &'a dyn Observer) -> Self {
-        Self { input, layout, observer, blocks: Blocks::new(&input.weights) }
-    }
-
+impl Compressor<'_> {
     /// What goes into each container: into one, or into one for each weights file.
     pub(super) fn shards(&self, single: bool) -> Vec<Contents<'_>> {
-        let Input { weights, side, metadata, .. } = self.input;
+        let Input { weights, side, metadata, block_names, .. } = &self.component.model;
         let shard = |files: Range<usize>| {
             // The first one also has what belongs to no weights file.
             let is_first = files.start == 0;
             Contents {
-                weights: &weights[files.clone()],
-                side: if single { side } else { &[] },
-                beside: if is_first && !single { side } else { &[] },
+                weights: &weights[files],
+                side: if is_first { side } else { &[] },
+                stores_side: single,
                 metadata: is_first.then_some(metadata),
-                blocks: &self.blocks.of_tensors[files],
-                block_names: &self.blocks.names,
+                block_names,
             }
         };
         match weights.len() {
@@ -288,29 +274,30 @@ impl<'a> Compressor<'a> {
     fn write(
         &self,
         shard: &Contents<'_>,
-        path: &Path,
+        (file, path): (File, PathBuf),
         report: &mut Report,
     ) -> Result<ContainerOutput> {
         let analyses = self.analyse(shard)?;
         let mut plan = ContainerPlan::new(shard, &analyses)?;
         report.add(&plan);
-        let output = ContainerOutput::create(path, &mut plan)?;
+        let output = ContainerOutput::new(file, path, &mut plan)?;
         self.observer.enter(Stage::Encode);
-        encode::encode(&plan, &output, self.observer)?;
-        self.observer.advance(plan.tensors.iter().map(PlannedTensor::alias_bytes).sum());
+        encode(shard, &plan, &output, self.observer)?;
         Ok(output)
     }
 
     fn single(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
         check_file(out)?;
-        let mut report = Report::new(self.input, true);
-        let mut output = self.write(&self.shards(true)[0], out, &mut report)?;
-        let identity = format::identity(output.files());
+        let mut report = Report::new(self.component, true);
+        let (file, temporary) = file_beside(out)?.into_parts();
+        let mut output = self.write(&self.shards(true)[0], (file, out.to_owned()), &mut report)?;
+        let identity = format::identity(IdentifiedFile::of(&output.directory));
         output.seal(ShardRecord::new(0, 1, identity))?;
         if options.verify {
-            self.verify(output.temporary_path(), 1).map_err(|error| error.in_file(out))?;
+            self.verify(&temporary, 1).map_err(|error| error.in_file(out))?;
         }
-        output.finish(options.overwrite)?;
+        let file = NamedTempFile::from_parts(output.into_file(), temporary);
+        rename_file(file, out, options.overwrite)?;
         Ok(report)
     }
 
@@ -318,24 +305,24 @@ impl<'a> Compressor<'a> {
     fn folder(
         &self,
         folder: &mut OutputFolder,
-        component: &Component<Input<'_>>,
         options: &CompressOptions,
         in_pipeline: bool,
     ) -> Result<(Report, [u8; 32])> {
-        let paths = shard_paths(self.input, in_pipeline)?;
-        let mut report = Report::new(self.input, false);
+        let component = self.component;
+        let paths = shard_paths(&component.model, in_pipeline)?;
+        let mut report = Report::new(component, false);
         let mut outputs = Vec::new();
         for (shard, path) in self.shards(false).iter().zip(&paths) {
-            let mut output =
-                self.write(shard, &folder.path_of(&component.path_of(path))?, &mut report)?;
+            let file = folder.create_file(&component.path_of(path))?;
+            let mut output = self.write(shard, file, &mut report)?;
             output.close();
             outputs.push(output);
         }
-        let identity = format::identity(outputs.iter().flat_map(ContainerOutput::files));
+        let files = outputs.iter().flat_map(|output| IdentifiedFile::of(&output.directory));
+        let identity = format::identity(files);
         let count = outputs.len() as u64;
         for (index, mut output) in (0..).zip(outputs) {
             output.seal(ShardRecord::new(index, count, identity))?;
-            output.finish(false)?;
         }
         write_side_files(component, folder)?;
         if options.verify {
@@ -354,15 +341,14 @@ impl<'a> Compressor<'a> {
         // written.
         let model = &models.components().last().expect("a model").model;
         let found = model.verify_stage(Level::Full, &Cpu, self.observer)?;
-        let weights = &self.input.weights;
+        let Input { weights, side, .. } = &self.component.model;
         let tensors: u64 = weights.iter().map(|weights| weights.file.tensors.len() as u64).sum();
-        let files = (weights.len() + self.input.side.len()) as u64;
+        let files = (weights.len() + side.len()) as u64;
         let wanted = [shards, files, tensors];
         let there = [model.shards().len() as u64, found.files, found.tensors];
-        if there == wanted && found.unchecked.is_empty() {
-            return Ok(());
-        }
-        let problem = format!("{there:?} shards, files and tensors are there, not {wanted:?}");
-        Err(Error::corrupt("directory", 0, problem).in_file(path))
+        Error::unless(there == wanted && found.unchecked.is_empty(), || {
+            let problem = format!("{there:?} shards, files and tensors are there, not {wanted:?}");
+            Error::corrupt("directory", 0, problem).in_file(path)
+        })
     }
 }

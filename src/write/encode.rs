@@ -1,14 +1,18 @@
-//! Second pass: all jobs of a plan, on all threads, each to its place in the container.
+//! Second pass: all bytes of a plan, each to its place in the container; of tensors on all threads.
 
-use std::{ops::Range, sync::atomic::Ordering};
+use std::{
+    fs::File,
+    ops::Range,
+    path::PathBuf,
+    sync::{Mutex, PoisonError, atomic::Ordering},
+};
+
+use zerocopy::{IntoBytes, little_endian::U32};
 
 use super::{
     analysis::fingerprint,
-    coding::{Coding, MIN_PORTION_BYTES},
-    output::ContainerOutput,
-    plan::{ContainerPlan, EncodeJob},
-    tensors::{PlannedEncoding, PlannedTensor},
-    tile::{groups, strips},
+    coding::{Coding, MIN_PORTION_BYTES, groups, portion_bytes, strips},
+    plan::{ContainerPlan, Contents, PlannedEncoding, PlannedTensor, RAW_PART_BYTES},
 };
 use crate::{
     Error, Result,
@@ -16,8 +20,13 @@ use crate::{
         gap::{GapSizes, PortionEncoder, PortionInput, PortionOutput},
         tile::{self, Codebook, EncodedStrips, Encoder},
     },
-    format::Coded,
+    format::{
+        Coded, Directory, Header,
+        checksum::{PieceChecksum, SectionChecksums},
+        directory::ShardRecord,
+    },
     huffman::{self, CodeLengths, Histogram},
+    io::write_all_at,
     parallel,
     progress::{Observer, advance},
 };
@@ -42,30 +51,32 @@ struct Target<'a> {
     observer: &'a dyn Observer,
 }
 
-/// Does all jobs of a plan.
-///
-/// # Errors
-/// [`Error::Parameter`] if the source is not what the first pass has read; what reading and
-/// writing answer.
+/// Writes the arrays of a container: the files' own, which are the first ones, then the tensors'.
 pub(super) fn encode(
+    contents: &Contents<'_>,
     plan: &ContainerPlan<'_>,
     output: &ContainerOutput,
     observer: &dyn Observer,
 ) -> Result<()> {
-    parallel::for_each(plan.jobs.len(), Worker::default, |worker, index| match plan.jobs[index] {
-        EncodeJob::Prefix { array, file } => output.write_array(array, 0, &file.file.prefix),
-        EncodeJob::Side { array, file } => {
-            let mut offset = 0;
-            let write = |bytes: &[u8]| {
-                output.write_array(array, offset, bytes)?;
-                offset += bytes.len() as u64;
-                Ok(())
-            };
-            file.read(write).map(drop)
-        }
-        EncodeJob::Part { tensor, part } => {
-            worker.run(Target { planned: &plan.tensors[tensor], output, observer }, part)
-        }
+    for (array, file) in contents.weights.iter().enumerate() {
+        output.write_array(array, 0, &file.file.prefix)?;
+    }
+    let side = contents.side.iter().filter(|file| contents.stores_side && file.length > 0);
+    for (array, file) in (contents.weights.len()..).zip(side) {
+        let mut offset = 0;
+        file.read(|bytes| {
+            output.write_array(array, offset, bytes)?;
+            offset += bytes.len() as u64;
+            Ok(())
+        })?;
+    }
+    let tensors = plan.tensors.iter();
+    let parts: Vec<(&PlannedTensor<'_>, usize)> = tensors
+        .flat_map(|planned| (0..planned.part_count()).map(move |part| (planned, part)))
+        .collect();
+    parallel::for_each(parts.len(), Worker::default, |worker, index| {
+        let (planned, part) = parts[index];
+        worker.run(Target { planned, output, observer }, part)
     })?;
     let changed = plan.tensors.iter().find(|tensor| !tensor.is_as_analysed());
     changed.map_or(Ok(()), |tensor| Err(tensor.changed()))
@@ -75,11 +86,14 @@ impl Worker {
     /// Encodes a part of a tensor; with the first one of a coded tensor goes the codebook.
     fn run(&mut self, target: Target<'_>, part: usize) -> Result<()> {
         let coding = match target.planned.encoding {
-            PlannedEncoding::Alias(_) => return Ok(()),
+            PlannedEncoding::Alias(_) => {
+                return advance(target.observer, target.planned.tensor.length);
+            }
             PlannedEncoding::Raw => {
-                let range = target.planned.raw_part(part);
-                target.read(range.clone(), 0, &mut self.input)?;
-                target.write(0, range.start, &self.input)?;
+                let start = part as u64 * RAW_PART_BYTES;
+                let end = target.planned.tensor.length.min(start + RAW_PART_BYTES);
+                target.read(start..end, 0, &mut self.input)?;
+                target.write(0, start, &self.input)?;
                 return advance(target.observer, self.input.len() as u64);
             }
             PlannedEncoding::Coded(coding) => coding,
@@ -113,8 +127,10 @@ impl Worker {
             Ok((lengths, encoder))
         };
         let (lengths, encoder) = kept(&mut self.gap, target, new)?;
-        let first = portion as u64 * coding.portion_bytes;
-        let end = target.planned.tensor.length.min(first + coding.portion_bytes);
+        let length = target.planned.tensor.length;
+        let portion_bytes = portion_bytes(length, coding.piece_bytes);
+        let first = portion as u64 * portion_bytes;
+        let end = length.min(first + portion_bytes);
         let mut bit = coding.portion_starts[portion];
         let each = MIN_PORTION_BYTES.next_multiple_of(coding.piece_bytes);
         let lookahead = 2 * sizes.geometry().lookahead() as u64;
@@ -215,4 +231,105 @@ impl Target<'_> {
         }
         self.output.write_array(self.planned.first_array + array, offset, bytes)
     }
+}
+
+/// A container being written.
+#[derive(Debug)]
+pub(super) struct ContainerOutput {
+    /// The file; `None` while it is closed.
+    file: Option<File>,
+    path: PathBuf,
+    pub(super) directory: Directory,
+    directory_offset: u64,
+    checksums: Vec<Mutex<SectionChecksums>>,
+}
+
+impl ContainerOutput {
+    /// Begins a new file, which is or will be at `path`, with the header of an unfinished
+    /// container, and takes the plan's directory.
+    pub(super) fn new(file: File, path: PathBuf, plan: &mut ContainerPlan<'_>) -> Result<Self> {
+        let directory = std::mem::take(&mut plan.directory);
+        let sections = directory.sections.len();
+        let output = Self {
+            file: Some(file),
+            path,
+            directory,
+            directory_offset: plan.directory_offset,
+            checksums: (0..sections).map(|_| Mutex::default()).collect(),
+        };
+        output.write_at(0, Header::unfinished().as_bytes())?;
+        Ok(output)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        write_all_at(self.file(), bytes, offset)
+            .map_err(|error| Error::io("writing", &self.path, error))
+    }
+
+    fn file(&self) -> &File {
+        self.file.as_ref().expect("it is open while it is written")
+    }
+
+    /// Writes bytes of an array, `offset` counted from the array's start. Any thread may write any
+    /// part once.
+    ///
+    /// # Panics
+    /// Where the bytes exceed the array.
+    pub(super) fn write_array(&self, array: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+        let record = &self.directory.arrays[array];
+        assert!(offset + bytes.len() as u64 <= record.length.get(), "bytes within their array");
+        let section = record.section.get() as usize;
+        let in_section = record.offset.get() + offset;
+        self.write_at(self.directory.sections[section].offset.get() + in_section, bytes)?;
+        let piece = PieceChecksum::new(in_section, bytes);
+        parallel::lock(&self.checksums[section]).add(piece);
+        Ok(())
+    }
+
+    /// Closes a file that is at its path until it is sealed, since a model may have more shards
+    /// than a process may have files open.
+    pub(super) fn close(&mut self) {
+        self.file = None;
+    }
+
+    /// Writes directory, footer and header, and makes sure that they are on the disk.
+    pub(super) fn seal(&mut self, shard: ShardRecord) -> Result<()> {
+        if self.file.is_none() {
+            let file = File::options().write(true).open(&self.path);
+            self.file = Some(file.map_err(|error| Error::io("opening", &self.path, error))?);
+        }
+        for (section, checksums) in self.directory.sections.iter().zip(self.checksums.drain(..)) {
+            let checksums = checksums.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let checksums = checksums.finish(section.length.get());
+            self.directory.checksums.extend(checksums.into_iter().map(U32::new));
+        }
+        let (header, bytes) = seal(&mut self.directory, self.directory_offset, shard)?;
+        self.write_at(self.directory_offset, &bytes)?;
+        self.write_at(header.footer_offset(), header.as_bytes())?;
+        self.sync()?;
+        self.write_at(0, header.as_bytes())?;
+        self.sync()
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.file().sync_all().map_err(|error| Error::io("syncing", &self.path, error))
+    }
+
+    /// The sealed file.
+    pub(super) fn into_file(self) -> File {
+        self.file.expect("it is open since it was sealed")
+    }
+}
+
+/// Makes a directory with all its checksums that of one shard of a model. Returns header and
+/// directory as they are stored.
+pub(super) fn seal(
+    directory: &mut Directory,
+    directory_offset: u64,
+    shard: ShardRecord,
+) -> Result<(Header, Vec<u8>)> {
+    directory.shard = shard;
+    let bytes = directory.to_bytes();
+    let header = Header::complete(directory_offset, &bytes)?;
+    Ok((header, bytes))
 }

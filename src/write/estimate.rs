@@ -12,14 +12,8 @@ use std::{
 use zerocopy::{IntoBytes, little_endian::U32};
 
 use super::{
-    analysis::{self, FileAnalysis},
-    compress::Compressor,
-    input::Input,
-    options::Layout,
-    output::seal,
-    plan::{ContainerPlan, Contents},
-    report::Report,
-    shards::shard_paths,
+    analysis, compress::Compressor, encode::seal, folder::shard_paths, input::Input,
+    options::Layout, plan::ContainerPlan, report::Report,
 };
 use crate::{
     Error, Model, OpenOptions, Result,
@@ -42,7 +36,7 @@ pub fn estimate(
     layout: Layout,
     observer: &dyn Observer,
 ) -> Result<Estimate> {
-    Estimate::new(&Input::of_source(source), out, false, layout, None, observer)
+    Estimate::new(&Component::new("", Input::of_source(source)), out, false, layout, None, observer)
 }
 
 /// As [`estimate`], of all models at a path, as [`compress_all`](super::compress_all) would make
@@ -61,17 +55,13 @@ pub fn estimate_all(
     let mut identities = BTreeMap::new();
     let estimates = sources.components().iter().map(|component| {
         let Component { folder, model, .. } = component;
-        let mut input = Input::of_source(model);
+        let mut component = Component::new(folder.as_str(), Input::of_source(model));
         if in_pipeline && folder.is_empty() {
-            input.metadata.extend([list_of_components(&identities)]);
+            component.model.metadata.extend([list_of_components(&identities)]);
         }
         // Of the length of an identity, which is known when all is written.
         identities.insert(folder.clone(), "0".repeat(2 * blake3::OUT_LEN));
-        let out = if folder.is_empty() { out.to_owned() } else { out.join(folder) };
-        let mut estimate =
-            Estimate::new(&input, &out, in_pipeline, layout, exponent_bits, observer)?;
-        estimate.report.locate(component);
-        Ok(estimate)
+        Estimate::new(&component, out, in_pipeline, layout, exponent_bits, observer)
     });
     estimates.collect()
 }
@@ -88,7 +78,14 @@ pub fn estimate_headers(
     layout: Layout,
     exponent_bits: f64,
 ) -> Result<Estimate> {
-    Estimate::new(&Input::of_source(source), out, false, layout, Some(exponent_bits), &())
+    Estimate::new(
+        &Component::new("", Input::of_source(source)),
+        out,
+        false,
+        layout,
+        Some(exponent_bits),
+        &(),
+    )
 }
 
 /// What compression would make.
@@ -103,31 +100,40 @@ pub struct Estimate {
 impl Estimate {
     /// By the first pass, or by headers with codes of this many bits.
     fn new(
-        input: &Input<'_>,
+        component: &Component<Input<'_>>,
         out: &Path,
         in_pipeline: bool,
         layout: Layout,
         exponent_bits: Option<f64>,
         observer: &dyn Observer,
     ) -> Result<Self> {
-        exponent_bits.map_or(Ok(()), check_bits)?;
-        let compressor = Compressor::new(input, layout, observer);
-        if exponent_bits.is_none() {
-            observer.begin(analysis::bytes(&input.weights, layout));
+        if let Some(bits) = exponent_bits.filter(|bits| !(1.0..=8.0).contains(bits)) {
+            let problem = format!("{bits} bits for the code of an exponent");
+            let remedy = "name some from 1 to 8; trained models have 2.6 to 2.7";
+            return Err(Error::parameter(problem, remedy));
         }
-        let single = is_container(out);
+        let compressor = Compressor { component, layout, observer };
+        if exponent_bits.is_none() {
+            observer.begin(analysis::bytes(&component.model.weights, layout, 0));
+        }
+        let single = component.folder.is_empty() && is_container(out);
         let paths = if single {
             vec![out.to_owned()]
         } else {
-            let paths = shard_paths(input, in_pipeline)?;
-            paths.iter().map(|path| out.join(path)).collect()
+            let paths = shard_paths(&component.model, in_pipeline)?;
+            paths.iter().map(|path| out.join(component.path_of(path))).collect()
         };
-        let mut report = Report::new(input, single);
+        let mut report = Report::new(component, single);
         let mut directories = Vec::new();
         for (shard, path) in compressor.shards(single).iter().zip(paths) {
             let analyses = match exponent_bits {
                 None => compressor.analyse(shard)?,
-                Some(bits) => assume(shard, layout, bits)?,
+                Some(bits) => {
+                    let weights = shard.weights.iter();
+                    weights
+                        .map(|file| analysis::assume(file, layout, bits))
+                        .collect::<Result<_>>()?
+                }
             };
             let plan = ContainerPlan::new(shard, &analyses)?;
             report.add(&plan);
@@ -157,19 +163,6 @@ impl Estimate {
         });
         OpenOptions::new().open_readers(outlines.collect::<Result<_>>()?)
     }
-}
-
-fn check_bits(exponent_bits: f64) -> Result<()> {
-    if (1.0..=8.0).contains(&exponent_bits) {
-        return Ok(());
-    }
-    let problem = format!("{exponent_bits} bits for the code of an exponent");
-    let remedy = "name some from 1 to 8; trained models have 2.6 to 2.7";
-    Err(Error::parameter(problem, remedy))
-}
-
-fn assume(shard: &Contents<'_>, layout: Layout, exponent_bits: f64) -> Result<Vec<FileAnalysis>> {
-    shard.weights.iter().map(|file| analysis::assume(file, layout, exponent_bits)).collect()
 }
 
 /// A container without its arrays.

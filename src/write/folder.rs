@@ -1,42 +1,121 @@
-//! An output folder while it is being filled: a temporary folder that becomes the real one when it
-//! is whole.
+//! A folder of outputs: where containers and side files go, and a temporary folder that is filled
+//! and becomes the real one when it is whole.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
 };
 
 use super::{
-    input::Side,
-    rename::{self, renaming, sync_folder, sync_parent},
-    replace::Earlier,
-    temporary::{TemporaryFolder, aside_of, folder_beside, lock_folder},
+    input::{Input, Side},
+    replace::check_earlier,
+    temporary::{
+        TemporaryFolder, aside_of, exchange, folder_beside, lock_folder, rename_folder, renaming,
+        sync_folder, sync_parent,
+    },
 };
-use crate::{Error, Result, paths::check_path};
+use crate::{
+    Error, Result,
+    open::beside::mark,
+    paths::{PIPELINE, PathTree, check_path, ends_as_container, is_config, shard_path},
+    source::Component,
+};
+
+/// Where the container of each weights file goes in a folder; of a pipeline's files without
+/// weights, where their one container goes.
+pub(super) fn shard_paths(input: &Input<'_>, in_pipeline: bool) -> Result<Vec<String>> {
+    if input.weights.is_empty() {
+        let problem = "the model has no weights file, so a folder would hold nothing";
+        let remedy = "write one file: give the output a name that ends in .df11";
+        let alone = || Error::parameter(problem, remedy);
+        return in_pipeline.then(|| vec![PIPELINE.to_owned()]).ok_or_else(alone);
+    }
+    let mut owners = BTreeMap::new();
+    let mut paths = Vec::new();
+    for file in input.weights.iter().map(|weights| &weights.file.path) {
+        let path = shard_path(file);
+        if let Some(other) = owners.insert(path.clone(), file) {
+            let problem =
+                format!("the containers of {other:?} and {file:?} would both be {path:?}");
+            let remedy =
+                "make one file with -o NAME.df11, which keeps all names, or rename one of them";
+            return Err(Error::parameter(problem, remedy));
+        }
+        paths.push(path);
+    }
+    Ok(paths)
+}
+
+/// Refuses files of which one would take the place of another in a folder of containers.
+pub(super) fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> {
+    let remedy = "write one file: give the output a name that ends in .df11";
+    if let Some(hidden) =
+        shards.iter().find(|path| path.split('/').any(|name| name.starts_with('.')))
+    {
+        let problem =
+            format!("{hidden:?} would be hidden, and hidden files of a folder are not opened");
+        return Err(Error::parameter(problem, remedy));
+    }
+    // Whatever ends so is a shard to whoever opens the folder.
+    if let Some(side) = input.side.iter().find(|side| ends_as_container(&side.path)) {
+        let problem = format!("the side file {:?} would be taken for a container", side.path);
+        return Err(Error::parameter(problem, remedy));
+    }
+    let side = input.side.iter().map(|side| &*side.path);
+    match PathTree::new(shards.iter().map(String::as_str).chain(side)).clash() {
+        None => Ok(()),
+        Some((first, second)) => {
+            let problem = format!("the folder cannot hold both {first:?} and {second:?}");
+            Err(Error::parameter(problem, remedy))
+        }
+    }
+}
+
+/// Puts the side files of a model beside its containers, each configuration with its mark.
+pub(super) fn write_side_files(
+    component: &Component<Input<'_>>,
+    folder: &mut OutputFolder,
+) -> Result<()> {
+    let Input { weights, side, .. } = &component.model;
+    for side in side {
+        let path = component.path_of(&side.path);
+        if is_config(&side.path, weights.iter().map(|weights| weights.file.path.as_str())) {
+            let mut config = Vec::new();
+            side.read(|bytes| {
+                config.extend_from_slice(bytes);
+                Ok(())
+            })?;
+            folder.write(mark(&config).as_deref().unwrap_or(&config), &path)?;
+        } else {
+            folder.copy(side, &path)?;
+        }
+    }
+    Ok(())
+}
 
 /// A folder being filled. Dropped before [`OutputFolder::finish`], it leaves nothing behind.
 #[derive(Debug)]
 pub(super) struct OutputFolder {
     temporary: TemporaryFolder,
     path: PathBuf,
-    /// What may be replaced; nothing if there is none.
-    earlier: Option<Earlier>,
+    /// By whose paths an earlier output is known that may be replaced; nothing may without.
+    earlier: Option<BTreeSet<String>>,
     /// The folders in it.
     made: BTreeSet<PathBuf>,
 }
 
 impl OutputFolder {
     /// Creates the temporary folder beside `path`. What has the name `path` is replaced in the end
-    /// if `earlier` knows every file in it.
-    pub(super) fn create(path: &Path, earlier: Option<Earlier>) -> Result<Self> {
+    /// if it is an earlier output of one with files of these paths.
+    pub(super) fn create(path: &Path, earlier: Option<BTreeSet<String>>) -> Result<Self> {
         if path.file_name().is_none() {
             let problem = format!("{} names no folder", path.display());
             return Err(Error::parameter(problem, "give the output a name"));
         }
         if let Some(earlier) = &earlier {
-            earlier.check(path)?;
+            check_earlier(path, earlier)?;
         }
         Ok(Self {
             temporary: folder_beside(path)?,
@@ -51,11 +130,8 @@ impl OutputFolder {
         self.temporary.folder.path()
     }
 
-    /// The place of a file in the folder, whose own folder is made.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if a folder that has another name is found under this one.
-    pub(super) fn path_of(&mut self, relative: &str) -> Result<PathBuf> {
+    /// Creates a file, and the folder in which it lies.
+    pub(super) fn create_file(&mut self, relative: &str) -> Result<(File, PathBuf)> {
         check_path(relative)?;
         let mut folder = PathBuf::new();
         let names: Vec<&str> = relative.split('/').collect();
@@ -68,16 +144,7 @@ impl OutputFolder {
             fs::create_dir(&path).map_err(|error| creating(relative, &path, error))?;
             self.made.insert(folder.clone());
         }
-        Ok(self.path().join(relative))
-    }
-
-    /// Creates a file.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if one that has another name is found under this one, since the disk
-    /// takes both for the same.
-    pub(super) fn create_file(&mut self, relative: &str) -> Result<(File, PathBuf)> {
-        let path = self.path_of(relative)?;
+        let path = self.path().join(relative);
         let file = File::create_new(&path).map_err(|error| creating(relative, &path, error))?;
         Ok((file, path))
     }
@@ -103,13 +170,13 @@ impl OutputFolder {
         }
         let Some(earlier) = self.earlier.as_ref().filter(|_| self.path.symlink_metadata().is_ok())
         else {
-            rename::folder(self.path(), &self.path).map_err(|error| renaming(&self.path, error))?;
+            rename_folder(self.path(), &self.path).map_err(|error| renaming(&self.path, error))?;
             return self.keep();
         };
-        earlier.check(&self.path)?;
+        check_earlier(&self.path, earlier)?;
         // No other run shall take it for a leftover while it has a temporary name.
         let _lock = lock_folder(&self.path);
-        match rename::exchange(self.path(), &self.path) {
+        match exchange(self.path(), &self.path) {
             // Under the temporary name is now what was replaced, which is dropped with it.
             Some(result) => {
                 result.map_err(|error| renaming(&self.path, error))?;
@@ -128,9 +195,9 @@ impl OutputFolder {
     fn move_aside(self) -> Result<()> {
         let aside = aside_of(&self.path)?;
         let old = aside.folder.path().join("old");
-        rename::folder(&self.path, &old).map_err(|error| renaming(&self.path, error))?;
-        let Err(error) = rename::folder(self.path(), &self.path) else { return self.keep() };
-        if rename::folder(&old, &self.path).is_ok() {
+        rename_folder(&self.path, &old).map_err(|error| renaming(&self.path, error))?;
+        let Err(error) = rename_folder(self.path(), &self.path) else { return self.keep() };
+        if rename_folder(&old, &self.path).is_ok() {
             return Err(renaming(&self.path, error));
         }
         let (old, new) = (aside.folder.keep().join("old"), self.temporary.folder.keep());

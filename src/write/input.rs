@@ -11,7 +11,6 @@ use std::{
 
 use blake3::Hasher;
 
-use super::options::{CompressOptions, check_key, check_metadata};
 use crate::{
     Error, Model, Result, Tensor,
     constants::CHECKSUM_CHUNK_BYTES,
@@ -22,8 +21,15 @@ use crate::{
         hash,
     },
     parallel,
-    source::{LeftOut, Source, SourceTensor, WeightsFile},
+    source::{
+        LeftOut, Source, SourceTensor, WeightsFile,
+        group::{self, GroupedBlock},
+    },
 };
+
+/// Decoded bytes from which on a block stands for itself; no layer of a model that is worth
+/// compressing is smaller.
+const MIN_BLOCK_BYTES: u64 = 64 << 10;
 
 /// Everything that goes into a container.
 pub(super) struct Input<'a> {
@@ -36,19 +42,22 @@ pub(super) struct Input<'a> {
     pub(super) metadata: BTreeMap<String, String>,
     /// What the source has to say of itself.
     pub(super) notes: Vec<String>,
+    /// Names of all blocks, in order.
+    pub(super) block_names: Vec<String>,
 }
 
 impl<'a> Input<'a> {
     /// The files of a checkpoint.
     pub(super) fn of_source(source: &'a Source) -> Self {
-        let weights =
-            source.weights.iter().map(|file| Weights { file: Cow::Borrowed(file), decoded: None });
+        let file = |file| Weights { file: Cow::Borrowed(file), blocks: Vec::new(), decoded: None };
+        let mut weights: Vec<_> = source.weights.iter().map(file).collect();
         let side = source
             .side
             .iter()
             .map(|side| Side::on_disk(side.path.clone(), side.length, side.file.clone()));
         Self {
-            weights: weights.collect(),
+            block_names: group_blocks(&mut weights),
+            weights,
             side: side.collect(),
             left_out: source.left_out.clone(),
             metadata: BTreeMap::new(),
@@ -78,28 +87,54 @@ impl<'a> Input<'a> {
             LeftOut { path: file.path, reason }
         }));
         left_out.sort_by(|a, b| a.path.cmp(&b.path));
-        Ok(Self { weights, side, left_out, metadata, notes: Vec::new() })
+        let block_names = group_blocks(&mut weights);
+        Ok(Self { weights, side, left_out, metadata, notes: Vec::new(), block_names })
     }
+}
 
-    /// Adds what the caller wants kept for runtimes.
-    pub(super) fn add_options(&mut self, options: &CompressOptions) -> Result<()> {
-        options.metadata.keys().try_for_each(|key| check_key(key))?;
-        self.metadata.extend(options.metadata.clone());
-        check_metadata(&self.metadata)
+/// Groups the tensors of all weights files into blocks; returns their names.
+fn group_blocks(weights: &mut [Weights<'_>]) -> Vec<String> {
+    let tensors = weights.iter().flat_map(|weights| &weights.file.tensors);
+    let items: Vec<_> = tensors.map(group::Item::from).collect();
+    let (mut blocks, mut names) = (vec![0; items.len()], Vec::new());
+    for (block, group) in join_small(group::group(&items), &items).into_iter().enumerate() {
+        group.tensors.iter().for_each(|&index| blocks[index] = block);
+        names.push(group.name);
     }
+    let mut blocks = blocks.into_iter();
+    for weights in weights {
+        weights.blocks = blocks.by_ref().take(weights.file.tensors.len()).collect();
+    }
+    names
+}
 
-    pub(super) fn tensor_bytes(&self) -> u64 {
-        self.weights
-            .iter()
-            .flat_map(|weights| &weights.file.tensors)
-            .map(|tensor| tensor.length)
-            .sum()
+/// Joins blocks in a row that are all small, until they have [`MIN_BLOCK_BYTES`] together; the
+/// first one gives the name. The sections of a block take up to five pages, which a model of many
+/// tiny modules would otherwise mostly consist of.
+fn join_small(groups: Vec<GroupedBlock>, items: &[group::Item<'_>]) -> Vec<GroupedBlock> {
+    let mut joined: Vec<GroupedBlock> = Vec::with_capacity(groups.len());
+    let mut before = MIN_BLOCK_BYTES;
+    for group in groups {
+        let bytes: u64 = group.tensors.iter().map(|&index| items[index].bytes).sum();
+        match joined.last_mut() {
+            Some(last) if before < MIN_BLOCK_BYTES && bytes < MIN_BLOCK_BYTES => {
+                last.tensors.extend(group.tensors);
+                before += bytes;
+            }
+            _ => {
+                joined.push(group);
+                before = bytes;
+            }
+        }
     }
+    joined
 }
 
 pub(super) struct Weights<'a> {
     /// Its description; its reader is of use only where nothing is decoded.
     pub(super) file: Cow<'a, WeightsFile>,
+    /// Of each tensor the index of its block in the input's names.
+    pub(super) blocks: Vec<usize>,
     /// Where the bytes come from, if not from the file.
     decoded: Option<Decoded<'a>>,
 }
@@ -115,9 +150,6 @@ struct Decoded<'a> {
 /// Decodes a range of the bytes of the tensor with this index.
 type ReadTensor<'a> = dyn Fn(usize, Range<u64>, &mut [u8]) -> Result<()> + Sync + 'a;
 
-/// The tensors that were read last, by index.
-type Prepared<'a> = VecDeque<(usize, Arc<dyn PreparedTensor + 'a>)>;
-
 impl<'a> Weights<'a> {
     fn decoded(file: OriginalFile<'a>) -> Result<Self> {
         let (shard, description) = (file.shard(), file.description()?);
@@ -127,12 +159,24 @@ impl<'a> Weights<'a> {
         };
         let tensors: Vec<Tensor<'a>> = description.tensors.iter().map(find).collect();
         tensors.iter().try_for_each(Tensor::check_known)?;
-        let (of, prepared) = (tensors.clone(), Mutex::<Prepared<'a>>::default());
-        let read = move |index: usize, range, out: &mut [u8]| {
-            prepare(&mut parallel::lock(&prepared), index, of[index])?.read(range, out)
+        // The tensors that were read last, by index.
+        let last: Mutex<VecDeque<(usize, Arc<dyn PreparedTensor + 'a>)>> = Mutex::default();
+        let of = tensors.clone();
+        let prepare = move |index| {
+            let mut last = parallel::lock(&last);
+            if let Some((_, found)) = last.iter().find(|(of, _)| *of == index) {
+                return Ok(Arc::clone(found));
+            }
+            // Threads work on tensors in a row, each on one.
+            last.truncate(rayon::current_num_threads());
+            let new: Arc<dyn PreparedTensor + 'a> = Cpu.prepare(of[index])?.into();
+            last.push_front((index, Arc::clone(&new)));
+            Ok::<_, Error>(new)
         };
+        let read = move |index, range, out: &mut [u8]| prepare(index)?.read(range, out);
         let decoded = Decoded { file, tensors, read: Box::new(read) };
-        Ok(Self { file: Cow::Owned(description), decoded: Some(decoded) })
+        let (file, decoded) = (Cow::Owned(description), Some(decoded));
+        Ok(Self { file, blocks: Vec::new(), decoded })
     }
 
     /// Reads or decodes bytes of one tensor, `offset` counted from the start of the file.
@@ -157,22 +201,6 @@ impl<'a> Weights<'a> {
         pairs.try_for_each(|(tensor, &hash)| tensor.check_hash((*hash).into()))?;
         decoded.file.check_hash((*file).into())
     }
-}
-
-/// Prepares a tensor, or finds that it is among the last ones.
-fn prepare<'a>(
-    prepared: &mut Prepared<'a>,
-    index: usize,
-    tensor: Tensor<'a>,
-) -> Result<Arc<dyn PreparedTensor + 'a>> {
-    if let Some((_, found)) = prepared.iter().find(|(of, _)| *of == index) {
-        return Ok(Arc::clone(found));
-    }
-    // Threads work on tensors in a row, each on one.
-    prepared.truncate(rayon::current_num_threads());
-    let new: Arc<dyn PreparedTensor + 'a> = Cpu.prepare(tensor)?.into();
-    prepared.push_front((index, Arc::clone(&new)));
-    Ok(new)
 }
 
 /// A file that travels with the weights.
@@ -204,9 +232,9 @@ impl<'a> Side<'a> {
     }
 
     /// The original of a side file of a model.
-    fn original(model: &Model, file: OriginalFile<'a>) -> Result<Self> {
+    pub(super) fn original(model: &Model, file: OriginalFile<'a>) -> Result<Self> {
         if !file.is_beside() {
-            return Ok(Self::stored(file));
+            return Ok(Self::recorded(file, SideContent::Stored(file)));
         }
         let Some(root) = model.folder() else {
             let path = file.path();
@@ -225,51 +253,32 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// What a container stores.
-    pub(super) fn stored(file: OriginalFile<'a>) -> Self {
-        Self::recorded(file, SideContent::Stored(file))
-    }
-
-    /// Hands on its bytes, at most 1 MiB at a time.
-    fn for_each(&self, take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    /// Hands on its bytes, at most 1 MiB at a time, and compares their hash with the known one.
+    /// Returns it.
+    pub(super) fn read(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<[u8; 32]> {
+        let mut hasher = Hasher::new();
+        let mut take = |bytes: &[u8]| {
+            hash(&mut hasher, bytes);
+            take(bytes)
+        };
         match &self.place {
             SideContent::Disk(file) => {
                 let reader = FileReader::open(file)?;
                 if reader.size() != self.length {
                     return Err(self.changed());
                 }
-                reader.stream(self.length, take)
+                reader.stream(self.length, take)?;
             }
             SideContent::Memory(bytes) => {
-                bytes.chunks(CHECKSUM_CHUNK_BYTES as usize).try_for_each(take)
+                bytes.chunks(CHECKSUM_CHUNK_BYTES as usize).try_for_each(&mut take)?;
             }
-            SideContent::Stored(file) => file.stream(take),
+            SideContent::Stored(file) => file.stream(take)?,
         }
-    }
-
-    /// Hands on its bytes as [`Side::for_each`], and compares their hash with the known one.
-    /// Returns it.
-    pub(super) fn read(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<[u8; 32]> {
-        let mut hasher = Hasher::new();
-        self.for_each(|bytes| {
-            hash(&mut hasher, bytes);
-            take(bytes)
-        })?;
         let hash = *hasher.finalize().as_bytes();
         if let SideContent::Stored(file) = &self.place {
             file.check_hash(hash.into())?;
         }
         if *self.hash.get_or_init(|| hash) == hash { Ok(hash) } else { Err(self.changed()) }
-    }
-
-    /// All its bytes, compared as by [`Side::read`].
-    pub(super) fn bytes(&self) -> Result<Vec<u8>> {
-        let mut all = Vec::new();
-        self.read(|bytes| {
-            all.extend_from_slice(bytes);
-            Ok(())
-        })?;
-        Ok(all)
     }
 
     fn changed(&self) -> Error {

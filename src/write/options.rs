@@ -141,11 +141,10 @@ pub(super) fn check_key(key: &str) -> Result<()> {
     }
     let is_private =
         key.split_once('.').is_some_and(|(owner, rest)| !owner.is_empty() && !rest.is_empty());
-    if is_private {
-        return Ok(());
-    }
-    let problem = format!("the metadata key {key:?} does not name its owner");
-    Err(Error::parameter(problem, "put a name and a dot before it, as in tool.setting"))
+    Error::unless(is_private, || {
+        let problem = format!("the metadata key {key:?} does not name its owner");
+        Error::parameter(problem, "put a name and a dot before it, as in tool.setting")
+    })
 }
 
 /// Checks metadata against the limits of the format.

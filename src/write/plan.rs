@@ -1,42 +1,54 @@
-//! The plan of a container: with the first pass done, every array has its size and so its place.
-//! What is left to do is listed as jobs that touch disjoint bytes.
+//! The plan of a container: with the first pass done, it shows which tensors are coded, raw, or
+//! aliases of others, and every array has its size and so its place.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use zerocopy::little_endian::U64;
 
 use super::{
-    analysis::FileAnalysis,
-    input::{Side, Weights},
-    tensors::{self, PlannedTensor},
+    analysis::{FileAnalysis, TensorAnalysis},
+    coding::Coding,
+    input::{Side, Weights, changed},
 };
 use crate::{
-    Error, Result,
+    Dtype, Error, Result,
     constants::{
-        ARRAY_ALIGNMENT, HEAD_BYTES, HEADER_BYTES, MAX_DIRECTORY_BYTES, MAX_FILE_BYTES, MAX_FILES,
-        MAX_FOLDERS, NONE, SECTION_ALIGNMENT, align,
+        ARRAY_ALIGNMENT, HEAD_BYTES, HEADER_BYTES, MAX_ALIASES, MAX_DIRECTORY_BYTES,
+        MAX_FILE_BYTES, MAX_FILES, MAX_FOLDERS, NONE, SECTION_ALIGNMENT, align,
     },
     format::{
         Directory,
         records::{
-            ArrayRecord, BlockRecord, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord,
-            MetadataRecord, SECTION_PREFIX, SECTION_SIDE, SectionRecord, TensorRecord,
+            ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_RAW, FILE_BESIDE, FILE_SIDE,
+            FILE_WEIGHTS, FileRecord, MetadataRecord, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE,
+            SectionRecord, TensorRecord,
         },
     },
     paths::PathTree,
+    source::SourceTensor,
 };
+
+/// Smaller tensors are stored again where they occur again: an alias would save little and tie
+/// their blocks together.
+const MIN_ALIAS_BYTES: u64 = 64 << 10;
+
+/// Bytes of a part of a tensor that is stored raw.
+pub(super) const RAW_PART_BYTES: u64 = 1 << 20;
 
 /// What goes into one container.
 #[derive(Clone, Copy)]
 pub(super) struct Contents<'a> {
     /// Weights files, ascending by path.
     pub(super) weights: &'a [Weights<'a>],
-    /// Side files that are stored, ascending by path.
+    /// Side files, ascending by path.
     pub(super) side: &'a [Side<'a>],
-    /// Side files that lie beside the container, likewise.
-    pub(super) beside: &'a [Side<'a>],
+    /// Whether they are stored, and do not lie beside it.
+    pub(super) stores_side: bool,
     /// Keys and values for runtimes; nothing in a shard that is not the first.
     pub(super) metadata: Option<&'a BTreeMap<String, String>>,
-    /// For each weights file and each of its tensors, the index of its block in `block_names`.
-    pub(super) blocks: &'a [Vec<usize>],
     /// Names of all blocks of the model, in order.
     pub(super) block_names: &'a [String],
 }
@@ -48,48 +60,40 @@ pub(super) struct ContainerPlan<'a> {
     pub(super) directory_offset: u64,
     /// In the order of the directory.
     pub(super) tensors: Vec<PlannedTensor<'a>>,
-    pub(super) jobs: Vec<EncodeJob<'a>>,
-}
-
-/// Bytes to produce. Any job may run at any time, on any thread.
-pub(super) enum EncodeJob<'a> {
-    Prefix {
-        array: usize,
-        file: &'a Weights<'a>,
-    },
-    Side {
-        array: usize,
-        file: &'a Side<'a>,
-    },
-    /// A part of a tensor, by its index in [`ContainerPlan::tensors`].
-    Part {
-        tensor: usize,
-        part: usize,
-    },
 }
 
 impl<'a> ContainerPlan<'a> {
     /// Lays out a container, given what the first pass found out about each weights file.
     pub(super) fn new(contents: &Contents<'a>, analyses: &'a [FileAnalysis]) -> Result<Self> {
-        let mut tensors = tensors::list(contents.weights, contents.blocks, analyses);
-        let blocks = used_blocks(&tensors);
+        let mut tensors = list(contents.weights, analyses);
+        let mut blocks: Vec<usize> = tensors.iter().map(|tensor| tensor.block).collect();
+        blocks.sort_unstable();
+        blocks.dedup();
         let mut records = Records::default();
         records.add_files(contents, analyses)?;
-        for &block in blocks.keys() {
-            records.add_block(&contents.block_names[block]);
+        for &block in &blocks {
+            let [name_offset, name_length] = records.add_text(&contents.block_names[block]);
+            records.directory.blocks.push(BlockRecord { name_offset, name_length });
         }
-        let mut jobs = file_jobs(contents);
-        for (index, tensor) in tensors.iter_mut().enumerate() {
-            records.add_tensor(tensor, blocks[&tensor.block]);
-            let parts = 0..tensor.part_count();
-            jobs.extend(parts.map(|part| EncodeJob::Part { tensor: index, part }));
+        for tensor in &mut tensors {
+            let block = blocks.partition_point(|&block| block < tensor.block);
+            records.add_tensor(tensor, block as u64);
         }
         for (key, value) in contents.metadata.into_iter().flatten() {
-            records.add_metadata(key, value);
+            let [key_offset, key_length] = records.add_text(key);
+            let [value_offset, value_length] = records.add_text(value);
+            let record = MetadataRecord { key_offset, key_length, value_offset, value_length };
+            records.directory.metadata.push(record);
         }
         let (directory, directory_offset) = records.place()?;
-        let plan = Self { directory, directory_offset, tensors, jobs };
-        plan.check_limits()?;
+        let files = directory.files.len() as u64;
+        Error::check_limit("the number of files of one container", files, MAX_FILES)?;
+        let tree = PathTree::new(directory.files.iter().map(|file| directory.file_path(file)));
+        let what = "the number of folders of the files of one container";
+        Error::check_limit(what, tree.folders(), MAX_FOLDERS)?;
+        let plan = Self { directory, directory_offset, tensors };
+        let length = plan.file_length() - directory_offset;
+        Error::check_limit("the directory's length in bytes", length, MAX_DIRECTORY_BYTES)?;
         Ok(plan)
     }
 
@@ -99,36 +103,6 @@ impl<'a> ContainerPlan<'a> {
         let directory = self.directory.to_bytes().len() as u64 + checksums;
         self.directory_offset + directory.next_multiple_of(ARRAY_ALIGNMENT) + HEADER_BYTES
     }
-
-    fn check_limits(&self) -> Result<()> {
-        let length = self.file_length() - self.directory_offset;
-        Error::check_limit("the directory's length in bytes", length, MAX_DIRECTORY_BYTES)?;
-        let directory = &self.directory;
-        let files = directory.files.len() as u64;
-        Error::check_limit("the number of files of one container", files, MAX_FILES)?;
-        let tree = PathTree::new(directory.files.iter().map(|file| directory.file_path(file)));
-        let what = "the number of folders of the files of one container";
-        Error::check_limit(what, tree.folders(), MAX_FOLDERS)
-    }
-}
-
-/// The blocks that have a tensor in this container, with their indices in it.
-fn used_blocks(tensors: &[PlannedTensor<'_>]) -> BTreeMap<usize, u64> {
-    let mut blocks: BTreeMap<usize, u64> = tensors.iter().map(|tensor| (tensor.block, 0)).collect();
-    for (index, block) in (0..).zip(blocks.values_mut()) {
-        *block = index;
-    }
-    blocks
-}
-
-/// The jobs of the files' arrays; they are the first arrays of the container.
-fn file_jobs<'a>(contents: &Contents<'a>) -> Vec<EncodeJob<'a>> {
-    let prefixes =
-        (0..).zip(contents.weights).map(|(array, file)| EncodeJob::Prefix { array, file });
-    let side = contents.side.iter().filter(|file| file.length > 0);
-    let side =
-        (contents.weights.len()..).zip(side).map(|(array, file)| EncodeJob::Side { array, file });
-    prefixes.chain(side).collect()
 }
 
 /// The records of a directory while they are being made. Arrays are packed into sections, and
@@ -145,10 +119,10 @@ struct Records {
 
 impl Records {
     /// Adds a string to the directory's text; its offset and length there.
-    fn add_text(&mut self, string: &str) -> (u64, u64) {
+    fn add_text(&mut self, string: &str) -> [U64; 2] {
         let offset = self.directory.text.len() as u64;
         self.directory.text.extend_from_slice(string.as_bytes());
-        (offset, string.len() as u64)
+        [offset, string.len() as u64].map(U64::new)
     }
 
     fn add_files(&mut self, contents: &Contents<'_>, analyses: &[FileAnalysis]) -> Result<()> {
@@ -158,24 +132,22 @@ impl Records {
             self.add_file(FILE_WEIGHTS, &file.path, file.length, analysis.hash, stored);
         }
         for file in contents.side {
-            let hash = file.read(|_| Ok(()))?;
-            self.add_file(FILE_SIDE, &file.path, file.length, hash, file.length);
-        }
-        for file in contents.beside {
-            self.add_file(FILE_BESIDE, &file.path, file.length, file.read(|_| Ok(()))?, 0);
+            let stores = contents.stores_side;
+            let (kind, stored) = if stores { (FILE_SIDE, file.length) } else { (FILE_BESIDE, 0) };
+            self.add_file(kind, &file.path, file.length, file.read(|_| Ok(()))?, stored);
         }
         Ok(())
     }
 
     fn add_file(&mut self, kind: u32, path: &str, length: u64, hash: [u8; 32], stored: u64) {
-        let (path_offset, path_length) = self.add_text(path);
+        let [path_offset, path_length] = self.add_text(path);
         let section = if kind == FILE_WEIGHTS { SECTION_PREFIX } else { SECTION_SIDE };
         let first_array = self.add_arrays(NONE, &[(section, stored)]);
         self.directory.files.push(FileRecord {
             kind: kind.into(),
             reserved: 0.into(),
-            path_offset: path_offset.into(),
-            path_length: path_length.into(),
+            path_offset,
+            path_length,
             length: length.into(),
             hash,
             first_array: first_array.into(),
@@ -183,17 +155,10 @@ impl Records {
         });
     }
 
-    fn add_block(&mut self, name: &str) {
-        let (name_offset, name_length) = self.add_text(name);
-        let record =
-            BlockRecord { name_offset: name_offset.into(), name_length: name_length.into() };
-        self.directory.blocks.push(record);
-    }
-
     /// Adds a tensor of this block, and tells it where its arrays are.
     fn add_tensor(&mut self, planned: &mut PlannedTensor<'_>, block: u64) {
         let tensor = planned.tensor;
-        let (name_offset, name_length) = self.add_text(&tensor.name);
+        let [name_offset, name_length] = self.add_text(&tensor.name);
         let mut shape = [0.into(); 8];
         for (field, &dimension) in shape.iter_mut().zip(&tensor.shape) {
             *field = dimension.into();
@@ -202,8 +167,8 @@ impl Records {
         let first_array = self.add_arrays(block, &arrays);
         planned.first_array = first_array as usize;
         self.directory.tensors.push(TensorRecord {
-            name_offset: name_offset.into(),
-            name_length: name_length.into(),
+            name_offset,
+            name_length,
             dtype: tensor.dtype.id().into(),
             encoding: encoding.into(),
             block: block.into(),
@@ -215,17 +180,6 @@ impl Records {
             array_count: (arrays.len() as u64).into(),
             parameters: parameters.map(Into::into),
             hash: planned.analysis.hash,
-        });
-    }
-
-    fn add_metadata(&mut self, key: &str, value: &str) {
-        let ((key_offset, key_length), (value_offset, value_length)) =
-            (self.add_text(key), self.add_text(value));
-        self.directory.metadata.push(MetadataRecord {
-            key_offset: key_offset.into(),
-            key_length: key_length.into(),
-            value_offset: value_offset.into(),
-            value_length: value_length.into(),
         });
     }
 
@@ -265,5 +219,143 @@ impl Records {
             length: length.into(),
         });
         Ok((Directory { sections, arrays: arrays.collect(), ..self.directory }, offset))
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum PlannedEncoding<'a> {
+    /// Of the tensor at this index.
+    Alias(usize),
+    Raw,
+    Coded(&'a Coding),
+}
+
+/// A tensor of a container, its block, and how it is stored.
+pub(super) struct PlannedTensor<'a> {
+    file_index: usize,
+    pub(super) file: &'a Weights<'a>,
+    pub(super) tensor: &'a SourceTensor,
+    analysis: &'a TensorAnalysis,
+    /// Index in the model's block names.
+    block: usize,
+    pub(super) encoding: PlannedEncoding<'a>,
+    /// Index of its first array, when it has its place.
+    pub(super) first_array: usize,
+    /// The fingerprint of what the second pass has read.
+    pub(super) seen: AtomicU64,
+}
+
+/// All tensors of weights files, ascending by name.
+fn list<'a>(weights: &'a [Weights<'a>], analyses: &'a [FileAnalysis]) -> Vec<PlannedTensor<'a>> {
+    let mut tensors = Vec::new();
+    for (file_index, (file, analysis)) in weights.iter().zip(analyses).enumerate() {
+        let of_file = file.file.tensors.iter().zip(&analysis.tensors).zip(&file.blocks);
+        tensors.extend(of_file.map(|((tensor, analysis), &block)| PlannedTensor {
+            file_index,
+            file,
+            tensor,
+            analysis,
+            block,
+            encoding: choose(tensor, analysis),
+            first_array: 0,
+            seen: AtomicU64::new(0),
+        }));
+    }
+    tensors.sort_unstable_by(|a, b| a.tensor.name.cmp(&b.tensor.name));
+    find_aliases(&mut tensors);
+    tensors
+}
+
+/// Coded, if that makes the tensor smaller, with all its alignment.
+fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis) -> PlannedEncoding<'a> {
+    let aligned = |bytes: u64| bytes.next_multiple_of(ARRAY_ALIGNMENT);
+    let is_smaller = |coding: &&Coding| {
+        let arrays = coding.sizes.arrays().into_iter();
+        arrays.map(|(_, bytes)| aligned(bytes)).sum::<u64>() < aligned(tensor.length)
+    };
+    analysis.coding.as_ref().filter(is_smaller).map_or(PlannedEncoding::Raw, PlannedEncoding::Coded)
+}
+
+/// What makes two tensors equal: hash, dtype, shape.
+type Content<'a> = ([u8; 32], Dtype, &'a [u64]);
+
+/// Makes aliases of tensors that equal an earlier one.
+///
+/// An alias lies in its target's block, so that decoding a block needs no other one. To leave the
+/// other blocks as they are, a tensor becomes an alias only where its target is in the same block,
+/// or where it is all that its own block holds (a tied head). A target has at most [`MAX_ALIASES`];
+/// the next equal tensor is stored again, and is a target itself.
+fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
+    let mut sizes: HashMap<usize, usize> = HashMap::new();
+    for tensor in tensors.iter() {
+        *sizes.entry(tensor.block).or_default() += 1;
+    }
+    // The target is the equal tensor whose block comes first, and the first by name in it.
+    let mut order: Vec<usize> =
+        (0..tensors.len()).filter(|&i| tensors[i].tensor.length >= MIN_ALIAS_BYTES).collect();
+    order.sort_by_key(|&i| (sizes[&tensors[i].block] == 1, tensors[i].block, i));
+    // Targets of the same content, and how many aliases each has.
+    let mut targets: HashMap<Content<'_>, Vec<(usize, u64)>> = HashMap::new();
+    for i in order {
+        let PlannedTensor { tensor, analysis, block, .. } = &tensors[i];
+        let equals = targets.entry((analysis.hash, tensor.dtype, &tensor.shape)).or_default();
+        let alone = sizes[block] == 1;
+        let fits = |&&mut (target, aliases): &&mut (usize, u64)| {
+            aliases < MAX_ALIASES && (alone || tensors[target].block == *block)
+        };
+        match equals.iter_mut().find(fits) {
+            Some((target, aliases)) => {
+                *aliases += 1;
+                let target = *target;
+                tensors[i].block = tensors[target].block;
+                tensors[i].encoding = PlannedEncoding::Alias(target);
+            }
+            None => equals.push((i, 0)),
+        }
+    }
+}
+
+impl PlannedTensor<'_> {
+    pub(super) fn entropy_bits(&self) -> f64 {
+        match self.encoding {
+            PlannedEncoding::Coded(coding) => coding.entropy_bits,
+            _ => 0.0,
+        }
+    }
+
+    /// The encoding and its parameters, as the tensor's record has them; section kind and length in
+    /// bytes of each array.
+    fn stored(&self) -> (u32, [u64; 4], Vec<(u32, u64)>) {
+        match self.encoding {
+            PlannedEncoding::Alias(target) => (ENCODING_ALIAS, [target as u64, 0, 0, 0], vec![]),
+            PlannedEncoding::Raw if self.tensor.length == 0 => (ENCODING_RAW, [0; 4], vec![]),
+            PlannedEncoding::Raw => (ENCODING_RAW, [0; 4], vec![(SECTION_RAW, self.tensor.length)]),
+            PlannedEncoding::Coded(coding) => {
+                let [first, second, third] = coding.sizes.parameters();
+                let arrays = coding.sizes.arrays().into_iter();
+                let arrays = arrays.map(|(kind, length)| (kind as u32, length)).collect();
+                (coding.sizes.encoding(), [first, second, third, 0], arrays)
+            }
+        }
+    }
+
+    /// Parts that the second pass can do alone, on any thread.
+    pub(super) fn part_count(&self) -> usize {
+        match self.encoding {
+            PlannedEncoding::Alias(_) => 1,
+            PlannedEncoding::Raw => self.tensor.length.div_ceil(RAW_PART_BYTES) as usize,
+            PlannedEncoding::Coded(coding) => coding.portion_count(),
+        }
+    }
+
+    /// Whether the second pass has read all of it, and what the first has.
+    pub(super) fn is_as_analysed(&self) -> bool {
+        matches!(self.encoding, PlannedEncoding::Alias(_))
+            || self.seen.load(Ordering::Relaxed) == self.analysis.fingerprint
+    }
+
+    /// The error for weights that are not those of the first pass.
+    pub(super) fn changed(&self) -> Error {
+        changed(format_args!("{}: tensor {:?}", self.file.file.path, self.tensor.name))
     }
 }

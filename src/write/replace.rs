@@ -14,14 +14,11 @@ use crate::{
         records::{FILE_BESIDE, FILE_WEIGHTS},
     },
     open::{
-        beside::{self, Beside},
-        card::is_card,
+        beside::{self, Beside, is_card},
         listed_components,
     },
     paths::{PIPELINE, has_extension, is_container, shard_path},
 };
-
-const REMEDY: &str = "choose another output, or move that file away first";
 
 /// Refuses an output that would delete the source, or that is of another kind than what it would
 /// replace. For callers that let people replace outputs; that nothing is lost which is no earlier
@@ -46,70 +43,39 @@ pub fn check_replaceable(source: &Path, out: &Path, extension: &str) -> Result<(
     Ok(())
 }
 
-/// What an earlier output consists of: files that the new one has too and, of containers, the
-/// shards of one model and the side files that these name.
-#[derive(Debug)]
-pub(super) struct Earlier {
-    /// Paths in the new output.
-    paths: BTreeSet<String>,
+/// Refuses to replace a folder with a file that is not known as one of an earlier output: one of
+/// these paths, which the new output has too, or, of containers, a shard of the one model that lies
+/// there, or a side file that this names.
+pub(super) fn check_earlier(folder: &Path, paths: &BTreeSet<String>) -> Result<()> {
+    if folder.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    let mut entries = BTreeMap::new();
+    list(folder, "", &mut entries)?;
+    if let Some((path, _)) = entries.iter().find(|&(_, is_regular)| !is_regular) {
+        return in_the_way(folder, path, ": it is neither a file nor a folder");
+    }
+    let has_containers = paths.iter().any(is_container);
+    let containers = entries.keys().filter(|path| has_containers && is_container(path));
+    let recorded = recognise(folder, paths, &containers.map(String::as_str).collect::<Vec<_>>())?;
+    let is_known =
+        |path: &String| paths.contains(path) || recorded.contains(path) || is_card(folder, path);
+    match entries.keys().find(|path| !is_known(path)) {
+        Some(path) => in_the_way(folder, path, ""),
+        None => Ok(()),
+    }
 }
 
-struct FolderEntry {
-    path: String,
-    is_regular: bool,
-}
-
-impl Earlier {
-    /// The earlier output of one that has files of these paths.
-    pub(super) fn of(paths: impl IntoIterator<Item = String>) -> Self {
-        Self { paths: paths.into_iter().collect() }
-    }
-
-    /// Refuses a folder that has a file which is not known.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] with the file; [`Error::Io`].
-    pub(super) fn check(&self, folder: &Path) -> Result<()> {
-        if folder.symlink_metadata().is_err() {
-            return Ok(());
-        }
-        let mut entries = Vec::new();
-        list(folder, "", &mut entries)?;
-        if let Some(entry) = entries.iter().find(|entry| !entry.is_regular) {
-            return in_the_way(folder, &entry.path, ": it is neither a file nor a folder");
-        }
-        let mut containers: Vec<&str> = Vec::new();
-        if self.paths.iter().any(is_container) {
-            containers
-                .extend(entries.iter().map(|entry| &*entry.path).filter(|path| is_container(path)));
-        }
-        let mut recorded = BTreeSet::new();
-        let listed = listed_in(folder);
-        for (part, containers) in parts(&containers) {
-            let identity = listed.get(part.trim_end_matches('/')).map(String::as_str);
-            self.recognise(folder, part, identity, &containers, &mut recorded)?;
-        }
-        let known = |path: &String| {
-            self.paths.contains(path) || recorded.contains(path) || is_card(folder, path)
-        };
-        match entries.iter().find(|entry| !known(&entry.path)) {
-            Some(entry) => in_the_way(folder, &entry.path, ""),
-            None => Ok(()),
-        }
-    }
-
-    /// Finds out what the containers of one model record, which lie in the folder `part` (with a
-    /// `/` at its end) of an output: themselves, and the side files beside them. `listed` is the
-    /// identity of a component.
-    fn recognise(
-        &self,
-        folder: &Path,
-        part: &str,
-        listed: Option<&str>,
-        containers: &[&str],
-        recorded: &mut BTreeSet<String>,
-    ) -> Result<()> {
-        let root = folder.join(part);
+/// Finds out what the containers of an earlier output record: themselves, and the side files beside
+/// them.
+fn recognise(
+    folder: &Path,
+    paths: &BTreeSet<String>,
+    containers: &[&str],
+) -> Result<BTreeSet<String>> {
+    let (listed, mut recorded) = (listed_in(folder), BTreeSet::new());
+    for (part, containers) in parts(containers) {
+        let listed = listed.get(part.trim_end_matches('/')).map(String::as_str);
         let (mut shards, mut model_of_all) = (BTreeSet::new(), None);
         for path in containers {
             // One that is damaged, or newer, is known by its name alone.
@@ -118,36 +84,38 @@ impl Earlier {
             };
             let directory = model.shards()[0].directory();
             let same = (model.identity(), model.shard_count());
+            // It may as well be one by itself that somebody keeps in a folder.
+            let is_alone = same.1 == 1 && directory.files.len() == 1;
             if !is_shard_of_folder(directory, &path[part.len()..])
                 || (listed.is_some() && listed != Some(model.identity().to_hex().as_str()))
-                || (listed.is_none() && may_be_alone(directory) && !self.paths.contains(*path))
+                || (listed.is_none() && is_alone && !paths.contains(path))
                 || *model_of_all.get_or_insert(same) != same
                 || !shards.insert(directory.shard.shard_index.get())
             {
                 let why = ": it is no shard of the model whose containers are beside it";
-                return in_the_way(folder, path, why);
+                in_the_way(folder, path, why)?;
             }
-            recorded.insert((*path).to_owned());
+            recorded.insert(path.to_owned());
             for file in model.files_beside() {
                 // One that was edited since is nobody's to delete.
-                let found = beside::find(&root, file)?;
+                let found = beside::find(&folder.join(part), file)?;
                 if matches!(found, Beside::Original(_) | Beside::Marked(_)) {
                     recorded.insert(format!("{part}{}", file.path()));
                 }
             }
         }
-        Ok(())
     }
+    Ok(recorded)
 }
 
 fn in_the_way(folder: &Path, path: &str, why: &str) -> Result<()> {
     let place = folder.join(path);
     let problem = format!("{} is not part of an earlier output{why}", place.display());
-    Err(Error::parameter(problem, REMEDY))
+    Err(Error::parameter(problem, "choose another output, or move that file away first"))
 }
 
 /// The components that an output lists; none if it is no pipeline.
-fn listed_in(folder: &Path) -> BTreeMap<String, String> {
+pub(super) fn listed_in(folder: &Path) -> BTreeMap<String, String> {
     let list = OpenOptions::new().memory_map(false).open(folder.join(PIPELINE));
     let listed = list.ok().and_then(|list| listed_components(list.shards()[0].directory()).ok()?);
     listed.unwrap_or_default()
@@ -178,13 +146,9 @@ fn is_shard_of_folder(directory: &Directory, path: &str) -> bool {
     }
 }
 
-/// Whether a container may as well be one by itself that somebody keeps in a folder.
-fn may_be_alone(directory: &Directory) -> bool {
-    directory.shard.shard_count == 1 && directory.files.len() == 1
-}
-
-/// All that is in a folder and its subfolders, hidden files too, except the folders themselves.
-fn list(folder: &Path, prefix: &str, entries: &mut Vec<FolderEntry>) -> Result<()> {
+/// All that is in a folder and its subfolders, hidden files too, except the folders themselves; and
+/// whether it is a regular file.
+fn list(folder: &Path, prefix: &str, entries: &mut BTreeMap<String, bool>) -> Result<()> {
     let listing = |error| Error::io("listing", folder, error);
     for entry in fs::read_dir(folder).map_err(listing)? {
         let entry = entry.map_err(listing)?;
@@ -193,9 +157,8 @@ fn list(folder: &Path, prefix: &str, entries: &mut Vec<FolderEntry>) -> Result<(
         if kind.is_dir() {
             list(&entry.path(), &format!("{path}/"), entries)?;
         } else {
-            entries.push(FolderEntry { path, is_regular: kind.is_file() });
+            entries.insert(path, kind.is_file());
         }
     }
-    entries.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(())
 }

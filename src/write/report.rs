@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{input::Input, plan::ContainerPlan, tensors::PlannedTensor};
+use super::{
+    input::Input,
+    plan::{ContainerPlan, PlannedTensor},
+};
 use crate::{
     Dtype,
     constants::ARRAY_ALIGNMENT,
@@ -41,7 +44,7 @@ pub struct Report {
     pub coded_bytes: u64,
     /// Sum of each coded tensor's own exponent entropy times its weights, in bits.
     pub entropy_bits: f64,
-    /// Files that were found and are not part of the output.
+    /// Files that were found and are not part of the output; relative to the folder of all models.
     pub left_out: Vec<LeftOut>,
     /// What the user should know of how the weights were read, a sentence each.
     pub notes: Vec<String>,
@@ -49,13 +52,18 @@ pub struct Report {
 
 impl Report {
     /// Of one container, with the side files inside, or of a folder.
-    pub(super) fn new(input: &Input<'_>, single: bool) -> Self {
+    pub(super) fn new(component: &Component<Input<'_>>, single: bool) -> Self {
+        let input = &component.model;
+        let left_out = |file: &LeftOut| LeftOut {
+            path: component.path_of(&file.path),
+            reason: file.reason.clone(),
+        };
         let side_bytes = input.side.iter().map(|file| file.length).sum();
         Self {
             source_bytes: input.weights.iter().map(|weights| weights.file.length).sum(),
             side_bytes,
             stored_side_bytes: if single { side_bytes } else { 0 },
-            left_out: input.left_out.clone(),
+            left_out: input.left_out.iter().map(left_out).collect(),
             notes: input.notes.clone(),
             ..Self::default()
         }
@@ -111,11 +119,6 @@ impl Report {
             sum.notes.extend(one.notes.iter().cloned());
         }
         sum
-    }
-
-    /// Makes paths relative to the folder of all models.
-    pub(super) fn locate<M>(&mut self, component: &Component<M>) {
-        self.left_out.iter_mut().for_each(|file| file.path = component.path_of(&file.path));
     }
 
     /// Bytes of the original files that the containers hold: weights files, and side files where

@@ -8,9 +8,7 @@ use super::{
     folder::OutputFolder,
     input::Side,
     options::DecompressOptions,
-    rename::{self, check_absent, check_file},
-    replace::Earlier,
-    temporary::{file_beside, parent_of},
+    temporary::{check_absent, check_file, file_beside, parent_of, rename_file},
 };
 use crate::{
     Error, Model, Result,
@@ -94,15 +92,22 @@ fn restore(
     options: &DecompressOptions,
     observer: &dyn Observer,
 ) -> Result<Vec<Restored>> {
-    let mut restorers = Vec::new();
+    check_absent(out, options.overwrite)?;
+    let (mut restorers, mut length) = (Vec::new(), 0u64);
     for component in components {
-        check(options, component.model, out)?;
-        let done = Restored::default();
-        restorers.push(Restorer { component, options, observer, done });
-    }
-    let mut length = 0u64;
-    for restorer in &restorers {
-        length = length.saturating_add(restorer.check_weights()?);
+        component.model.check_complete()?;
+        let count = weights(component.model).count();
+        if is_safetensors(out) && count != 1 {
+            let problem = format!("the model was made of {count} weights files");
+            return Err(Error::parameter(problem, "name a folder as output"));
+        }
+        // Lengths are claims until tensors are found to cover the files.
+        for file in weights(component.model) {
+            FilePieces::new(file, &Cpu)?;
+            length = length.saturating_add(file.length());
+        }
+        let (bystanders, done) = (Vec::new(), Restored::default());
+        restorers.push(Restorer { component, options, observer, bystanders, done });
     }
     observer.begin(length);
     observer.enter(Stage::Decode);
@@ -116,7 +121,7 @@ fn restore(
     check_space(out, length)?;
     let output = file_beside(out)?;
     restorer.restore(file, output.as_file(), out)?;
-    rename::file(output, out, options.overwrite)?;
+    rename_file(output, out, options.overwrite)?;
     Ok(vec![restorer.done])
 }
 
@@ -125,35 +130,24 @@ fn restore_folder(
     out: &Path,
     options: &DecompressOptions,
 ) -> Result<Vec<Restored>> {
-    let mut bystanders = Vec::new();
-    let (mut paths, mut length) = (Vec::new(), 0u64);
+    let (mut paths, mut length) = (BTreeSet::new(), 0u64);
     for restorer in &mut restorers {
-        let found = restorer.bystanders()?;
-        let recorded = restorer.component.model.files().map(|file| file.length());
-        let lengths = recorded.chain(found.iter().map(|found| found.length));
-        length = lengths.fold(length, u64::saturating_add);
-        paths.extend(restorer.paths(&found));
-        bystanders.push(found);
+        restorer.find_bystanders()?;
+        let Restorer { component, bystanders, .. } = restorer;
+        let recorded = component.model.files().map(|file| (file.path(), file.length()));
+        let others = bystanders.iter().map(|found| (found.path.as_str(), found.length));
+        for (path, bytes) in recorded.chain(others) {
+            paths.insert(component.path_of(path));
+            length = length.saturating_add(bytes);
+        }
     }
     check_space(out, length)?;
-    let mut folder = OutputFolder::create(out, options.overwrite.then(|| Earlier::of(paths)))?;
-    for (restorer, found) in restorers.iter_mut().zip(bystanders) {
-        restorer.restore_all(&mut folder, found)?;
+    let mut folder = OutputFolder::create(out, options.overwrite.then_some(paths))?;
+    for restorer in &mut restorers {
+        restorer.restore_all(&mut folder)?;
     }
     folder.finish()?;
-    Ok(restorers.into_iter().map(Restorer::finish).collect())
-}
-
-/// What [`decompress`] checks before it does anything.
-fn check(options: &DecompressOptions, model: &Model, out: &Path) -> Result<()> {
-    check_absent(out, options.overwrite)?;
-    model.check_complete()?;
-    let count = weights(model).count();
-    if is_safetensors(out) && count != 1 {
-        let problem = format!("the model was made of {count} weights files");
-        return Err(Error::parameter(problem, "name a folder as output"));
-    }
-    Ok(())
+    Ok(restorers.into_iter().map(|restorer| restorer.done).collect())
 }
 
 fn weights(model: &Model) -> impl Iterator<Item = OriginalFile<'_>> {
@@ -164,21 +158,14 @@ struct Restorer<'a> {
     component: Component<&'a Model>,
     options: &'a DecompressOptions,
     observer: &'a dyn Observer,
+    /// Files in the folder of the model that are copied too.
+    bystanders: Vec<Found>,
+    /// With paths relative to the output.
     done: Restored,
 }
 
 impl Restorer<'_> {
-    /// Bytes of the weights files. Lengths are claims until tensors are found to cover the files.
-    fn check_weights(&self) -> Result<u64> {
-        let mut length = 0u64;
-        for file in weights(self.component.model) {
-            FilePieces::new(file, &Cpu)?;
-            length = length.saturating_add(file.length());
-        }
-        Ok(length)
-    }
-
-    fn restore_all(&mut self, folder: &mut OutputFolder, bystanders: Vec<Found>) -> Result<()> {
+    fn restore_all(&mut self, folder: &mut OutputFolder) -> Result<()> {
         // Small files first: what is wrong with them shows at once.
         let model = self.component.model;
         for file in model.files_beside() {
@@ -189,40 +176,23 @@ impl Restorer<'_> {
                 let (output, path) = folder.create_file(&self.component.path_of(file.path()))?;
                 self.restore(file, &output, &path)?;
             } else {
-                self.copy(&Side::stored(file), folder)?;
+                self.copy(&Side::original(model, file)?, folder)?;
                 self.done.files += 1;
             }
         }
-        for found in bystanders {
-            self.copy(&Side::on_disk(found.path.clone(), found.length, found.file), folder)?;
-            self.done.unchecked.push(found.path);
+        for found in std::mem::take(&mut self.bystanders) {
+            let path = self.copy(&Side::on_disk(found.path, found.length, found.file), folder)?;
+            self.done.unchecked.push(path);
         }
         Ok(())
     }
 
-    fn copy(&mut self, side: &Side<'_>, folder: &mut OutputFolder) -> Result<()> {
-        folder.copy(side, &self.component.path_of(&side.path))?;
+    /// Copies a side file; returns its path in the output.
+    fn copy(&mut self, side: &Side<'_>, folder: &mut OutputFolder) -> Result<String> {
+        let path = self.component.path_of(&side.path);
+        folder.copy(side, &path)?;
         self.done.bytes += side.length;
-        Ok(())
-    }
-
-    /// Paths of all files that are restored or copied, relative to the output.
-    fn paths(&self, bystanders: &[Found]) -> Vec<String> {
-        let recorded = self.component.model.files().map(|file| file.path());
-        let all = recorded.chain(bystanders.iter().map(|found| found.path.as_str()));
-        all.map(|path| self.component.path_of(path)).collect()
-    }
-
-    /// What was done, with paths relative to the output.
-    fn finish(self) -> Restored {
-        let Self { component, mut done, .. } = self;
-        for paths in [&mut done.changed, &mut done.missing, &mut done.unchecked] {
-            for path in paths.iter_mut() {
-                *path = component.path_of(path);
-            }
-        }
-        done.left_out.iter_mut().for_each(|file| file.path = component.path_of(&file.path));
-        done
+        Ok(path)
     }
 
     /// Copies a recorded side file, if it is the original or may be another one.
@@ -231,7 +201,6 @@ impl Restorer<'_> {
         recorded: OriginalFile<'_>,
         folder: &mut OutputFolder,
     ) -> Result<()> {
-        let path = recorded.path().to_owned();
         let root = self.component.model.folder();
         match root.map_or(Ok(Beside::Missing), |root| beside::find(root, recorded))? {
             Beside::Changed(file) if self.options.keep_changed => {
@@ -242,10 +211,13 @@ impl Restorer<'_> {
                     return Err(Error::parameter(problem, remedy));
                 }
                 let length = FileReader::open(&file)?.size();
-                self.copy(&Side::on_disk(path.clone(), length, file), folder)?;
+                let side = Side::on_disk(recorded.path().to_owned(), length, file);
+                let path = self.copy(&side, folder)?;
                 self.done.changed.push(path);
             }
-            Beside::Missing if self.options.keep_changed => self.done.missing.push(path),
+            Beside::Missing if self.options.keep_changed => {
+                self.done.missing.push(self.component.path_of(recorded.path()));
+            }
             found => {
                 self.copy(&Side::found(recorded, found)?, folder)?;
                 self.done.files += 1;
@@ -254,15 +226,12 @@ impl Restorer<'_> {
         Ok(())
     }
 
-    /// Files in the folder of the model that no container records, without those that would take
-    /// the place of one that is recorded, and without weights, which loaders could take for the
-    /// model's.
-    fn bystanders(&mut self) -> Result<Vec<Found>> {
+    /// Finds what no container records, without what would take the place of a recorded file, and
+    /// without weights, which loaders could take for the model's.
+    fn find_bystanders(&mut self) -> Result<()> {
         let model = self.component.model;
-        let (found, left_out) = model.bystanders()?;
-        self.done.left_out = left_out;
+        let (found, mut left_out) = model.bystanders()?;
         let recorded: BTreeSet<&str> = model.files().map(|file| file.path()).collect();
-        let mut bystanders = Vec::new();
         for file in found {
             let reason = if clashes(&file.path, &recorded) {
                 "an original file has its place"
@@ -271,12 +240,14 @@ impl Restorer<'_> {
             } else if is_safetensors(&file.path) {
                 "weights that no container records"
             } else {
-                bystanders.push(file);
+                self.bystanders.push(file);
                 continue;
             };
-            self.done.left_out.push(LeftOut { path: file.path, reason: reason.to_owned() });
+            left_out.push(LeftOut { path: file.path, reason: reason.to_owned() });
         }
-        Ok(bystanders)
+        left_out.iter_mut().for_each(|file| file.path = self.component.path_of(&file.path));
+        self.done.left_out = left_out;
+        Ok(())
     }
 
     /// Writes one weights file, which will be at `path`, and compares its hash.
@@ -312,7 +283,7 @@ fn clashes(path: &str, recorded: &BTreeSet<&str>) -> bool {
 
 /// Refuses to begin what the disk of an output has no room for.
 #[cfg(unix)]
-pub(super) fn check_space(out: &Path, bytes: u64) -> Result<()> {
+fn check_space(out: &Path, bytes: u64) -> Result<()> {
     let folder = parent_of(out);
     // Where the system does not tell, writing will.
     let Ok(disk) = rustix::fs::statvfs(folder) else { return Ok(()) };
@@ -326,6 +297,6 @@ pub(super) fn check_space(out: &Path, bytes: u64) -> Result<()> {
 }
 
 #[cfg(not(unix))]
-pub(super) fn check_space(_: &Path, _: u64) -> Result<()> {
+fn check_space(_: &Path, _: u64) -> Result<()> {
     Ok(())
 }

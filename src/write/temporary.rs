@@ -1,5 +1,6 @@
-//! Temporary files and folders, in use or left over: hidden names beside the output, and a lock
-//! that the system takes away from a process that ends, however it ends.
+//! Outputs under temporary names, in use or left over: hidden names beside the output, and a lock
+//! that the system takes away from a process that ends, however it ends. And the last step of every
+//! output: its own name, which nothing else may have, and which lasts.
 //!
 //! | name | what it is |
 //! |---|---|
@@ -8,10 +9,11 @@
 
 use std::{
     fs::{self, File},
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
-use tempfile::{Builder, NamedTempFile, TempDir};
+use tempfile::{Builder, NamedTempFile, PersistError, TempDir};
 
 use crate::{Error, Result};
 
@@ -76,8 +78,8 @@ fn builder(mode: u32) -> Builder<'static, 'static> {
 fn locked<T: AsRef<Path>>(
     what: &str,
     folder: &Path,
-    make: impl Fn() -> std::io::Result<T>,
-    open: impl Fn(&T) -> Option<std::io::Result<File>>,
+    make: impl Fn() -> io::Result<T>,
+    open: impl Fn(&T) -> Option<io::Result<File>>,
 ) -> Result<(T, Option<File>)> {
     let creating = |error| Error::io(&format!("creating a {what} in"), folder, error);
     for _ in 0..ATTEMPTS {
@@ -87,7 +89,7 @@ fn locked<T: AsRef<Path>>(
             return Ok((new, Some(file)));
         }
     }
-    Err(creating(std::io::Error::other("other runs remove what this one makes")))
+    Err(creating(io::Error::other("other runs remove what this one makes")))
 }
 
 #[derive(PartialEq)]
@@ -114,7 +116,7 @@ fn lock(file: &File) -> Lock {
 }
 
 /// A folder's handle; None on systems where folders have none.
-fn open_folder(path: &Path) -> Option<std::io::Result<File>> {
+fn open_folder(path: &Path) -> Option<io::Result<File>> {
     cfg!(unix).then(|| File::open(path))
 }
 
@@ -127,11 +129,6 @@ pub(super) fn lock_folder(path: &Path) -> Option<File> {
 
 pub(super) fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Whether a path has a name of a temporary file or folder.
-pub(super) fn is_temporary(path: &Path) -> bool {
-    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| kind_of(name).is_some())
 }
 
 /// What a run left behind that was killed.
@@ -220,6 +217,145 @@ fn bytes_of(path: &Path) -> u64 {
     }
     let Ok(entries) = fs::read_dir(path) else { return 0 };
     entries.flatten().map(|entry| bytes_of(&entry.path())).fold(0, u64::saturating_add)
+}
+
+/// Refuses an output that exists, and one that the next run would take for a leftover.
+pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
+    if out.file_name().and_then(|name| name.to_str()).and_then(kind_of).is_some() {
+        let problem =
+            format!("{} is a name of temporary files, which other runs remove", out.display());
+        return Err(Error::parameter(problem, "choose another output"));
+    }
+    if !overwrite && out.symlink_metadata().is_ok() {
+        return Err(exists(out));
+    }
+    Ok(())
+}
+
+/// Refuses to replace a pipe, a device or a socket by a file.
+pub(super) fn check_file(out: &Path) -> Result<()> {
+    match fs::metadata(out) {
+        Ok(metadata) if !metadata.is_file() => {
+            let problem = format!("{} is no regular file", out.display());
+            Err(Error::parameter(problem, "choose another output"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn exists(out: &Path) -> Error {
+    Error::Exists { path: out.display().to_string() }
+}
+
+/// The error of a rename; a name that another has taken meanwhile is one that exists.
+pub(super) fn renaming(to: &Path, error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty => exists(to),
+        _ => Error::io("renaming to", to, error),
+    }
+}
+
+/// Gives a file its name; in place of what has it only with `overwrite`.
+pub(super) fn rename_file(file: NamedTempFile, to: &Path, overwrite: bool) -> Result<()> {
+    let renamed = if overwrite { file.persist(to) } else { keeping(file, to) };
+    renamed.map_err(|error| renaming(to, error.error))?;
+    sync_parent(to)
+}
+
+/// Gives a file a name that nothing has, on file systems too that have neither a rename that keeps
+/// what is there nor hard links: there an empty file, which only one run can create, holds the
+/// name.
+fn keeping(file: NamedTempFile, to: &Path) -> std::result::Result<File, PersistError> {
+    let PersistError { error, file } = match file.persist_noclobber(to) {
+        Err(refused) if may_be_lacking(&refused.error) => refused,
+        result => return result,
+    };
+    if File::create_new(to).is_err() {
+        return Err(PersistError { error, file });
+    }
+    file.persist(to).inspect_err(|_| {
+        let _ = fs::remove_file(to);
+    })
+}
+
+/// Whether a file system may lack what was asked for: hard links, or folders that can be opened and
+/// synced. A folder that may not be written or opened answers the same.
+fn may_be_lacking(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)
+}
+
+/// Writes a small file, which appears under its name when it is whole; in place of what has it only
+/// with `overwrite`.
+///
+/// # Errors
+/// [`Error::Parameter`] if the name is taken; [`Error::Io`].
+pub fn write_file(path: &Path, bytes: &[u8], overwrite: bool) -> Result<()> {
+    check_absent(path, overwrite)?;
+    check_file(path)?;
+    let mut temporary = file_beside(path)?;
+    let written = temporary.write_all(bytes).and_then(|()| temporary.as_file().sync_all());
+    written.map_err(|error| Error::io("writing", path, error))?;
+    rename_file(temporary, path, overwrite)
+}
+
+/// Gives a folder a name that nothing has.
+pub(super) fn rename_folder(from: &Path, to: &Path) -> io::Result<()> {
+    if let Some(result) = rename_with(from, to, false) {
+        return result;
+    }
+    // The folder that is made here is ours, or there is one already; a rename replaces it only
+    // while it is empty. Windows replaces no folder, so that none is made there.
+    if cfg!(unix) {
+        fs::create_dir(to)?;
+    }
+    fs::rename(from, to).inspect_err(|_| {
+        if cfg!(unix) {
+            let _ = fs::remove_dir(to);
+        }
+    })
+}
+
+/// Exchanges two names in one step; None if the system or the file system cannot.
+pub(super) fn exchange(a: &Path, b: &Path) -> Option<io::Result<()>> {
+    rename_with(a, b, true)
+}
+
+/// Keeps what has the new name, or exchanges both; None if the system or the file system cannot.
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+fn rename_with(from: &Path, to: &Path, exchange: bool) -> Option<io::Result<()>> {
+    use rustix::{
+        fs::{CWD, RenameFlags, renameat_with},
+        io::Errno,
+    };
+    let flag = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
+    match renameat_with(CWD, from, CWD, to, flag) {
+        Err(Errno::NOSYS | Errno::INVAL | Errno::NOTSUP) => None,
+        result => Some(result.map_err(io::Error::from)),
+    }
+}
+
+/// Other systems have no such renames.
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+fn rename_with(_: &Path, _: &Path, _: bool) -> Option<io::Result<()>> {
+    None
+}
+
+/// Makes the names in the folder of `path` last.
+pub(super) fn sync_parent(path: &Path) -> Result<()> {
+    sync_folder(parent_of(path))
+}
+
+/// Makes the names in a folder last, where the system and the file system can; elsewhere the system
+/// decides when.
+pub(super) fn sync_folder(folder: &Path) -> Result<()> {
+    if !cfg!(unix) {
+        return Ok(());
+    }
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        Err(error) if !may_be_lacking(&error) => Err(Error::io("syncing", folder, error)),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

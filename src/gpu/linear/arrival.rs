@@ -109,7 +109,7 @@ impl StripBatch {
 /// Cuts a matrix into jobs that fit a slot; none if a strip does not.
 fn cut(matrix: usize, wanted: &FastRequest<'_>) -> Result<Option<Vec<StripBatch>>> {
     let sizes = &wanted.stored.sizes;
-    let records = sizes.read_whole(&wanted.tensor.arrays(), tile::RECORDS)?;
+    let records = sizes.read_whole(&wanted.tensor, tile::RECORDS)?;
     let job = |strips: Range<u64>| -> Result<StripBatch> {
         let of = sizes.records_of(&strips)?;
         let bits = sizes.bitstream_of(&records[of.start as usize..of.end as usize], &strips);
