@@ -92,27 +92,15 @@ impl Source {
                 return Err(Error::parameter(problem, remedy));
             }
             let root = path.parent().unwrap_or(Path::new(""));
-            return Ok(open_file(path)?.complete(root)?.advised());
+            return Ok(open_file(path)?.complete(root)?.noted(None));
         }
-        let snapshot = hub_cache::snapshot(path)?;
-        let root = snapshot.as_deref().unwrap_or(path);
-        let (found, left_out) = walk(root)?;
-        Ok(Self::open_walked(root, found, left_out, variant)?.read_from(snapshot.as_deref()))
-    }
-
-    /// The model in a folder of which [`walk`] has given this.
-    pub(super) fn open_walked(
-        folder: &Path,
-        found: Vec<Found>,
-        left_out: Vec<LeftOut>,
-        variant: Option<&str>,
-    ) -> Result<Self> {
+        let (root, note) = hub_cache::snapshot(path)?;
+        let (found, left_out) = walk(&root)?;
         index::check_variant(&found, variant)?;
-        Ok(Self::of_files(folder, found, left_out, variant)?.advised())
+        Ok(Self::of_files(&root, found, left_out, variant)?.noted(note))
     }
 
-    /// The model in a folder of which [`walk_within`](super::walk::walk_within) has given this;
-    /// whether the variant is there, the caller knows.
+    /// The model in a folder of which [`walk`] has given this; the variant is there.
     pub(super) fn of_files(
         folder: &Path,
         found: Vec<Found>,
@@ -129,16 +117,9 @@ impl Source {
         source.complete(folder)
     }
 
-    /// With a note first if it was found in the cache of the Hub.
-    pub(super) fn read_from(mut self, snapshot: Option<&Path>) -> Self {
-        let note = |path: &Path| format!("the cache's snapshot {} was read", path.display());
-        self.notes.splice(0..0, snapshot.map(note));
-        self
-    }
-
-    /// With a note if little of it will be coded.
-    fn advised(mut self) -> Self {
-        self.notes.splice(0..0, little_to_code(&self.weights));
+    /// With this note first, and one if little of it will be coded.
+    pub(super) fn noted(mut self, note: Option<String>) -> Self {
+        self.notes.splice(0..0, note.into_iter().chain(little_to_code(&self.weights)));
         self
     }
 
@@ -217,16 +198,15 @@ pub(super) fn open_files(
 
     let (mut weights, mut side) = (Vec::new(), Vec::new());
     for file in found {
-        match place(&file, &named, &indexes, &imported) {
-            FileRole::Weights => {
-                file.check_inside()?;
-                weights.push(WeightsFile::open(&file.file, &file.path)?);
-            }
-            FileRole::Side => {
-                file.check_inside()?;
-                side.push(SideFile { path: file.path, file: file.file, length: file.length });
-            }
-            FileRole::LeftOut(reason) => left_out.push(LeftOut { path: file.path, reason }),
+        if let Some(reason) = why_not(&file, &named, &indexes, &imported) {
+            left_out.push(LeftOut { path: file.path, reason });
+            continue;
+        }
+        file.check_inside()?;
+        if named.contains(file.path.as_str()) || is_safetensors(&file.path) {
+            weights.push(WeightsFile::open(&file.file, &file.path)?);
+        } else {
+            side.push(SideFile { path: file.path, file: file.file, length: file.length });
         }
     }
     indexes.values().try_for_each(|index| index.check(&weights))?;
@@ -234,33 +214,25 @@ pub(super) fn open_files(
     Ok(Source { weights, side, left_out, notes: Vec::new() })
 }
 
-enum FileRole {
-    Weights,
-    Side,
-    LeftOut(String),
-}
-
-fn place(
+/// Why a file is no part of the source, if it is none.
+fn why_not(
     file: &Found,
     named: &BTreeSet<&str>,
     indexes: &BTreeMap<String, Index>,
     imported: &BTreeSet<String>,
-) -> FileRole {
-    if index::is_index(&file.path) && imported.contains(folder_of(&file.path)) {
-        FileRole::LeftOut("an index of files that become one".to_owned())
+) -> Option<String> {
+    let folder = folder_of(&file.path);
+    if index::is_index(&file.path) && imported.contains(folder) {
+        Some("an index of files that become one".to_owned())
     } else if named.contains(file.path.as_str()) {
-        FileRole::Weights
+        None
     } else if is_safetensors(&file.path) {
-        match indexes.get(folder_of(&file.path)) {
-            Some(index) => FileRole::LeftOut(format!("not named by {}", index.path)),
-            None => FileRole::Weights,
-        }
+        indexes.get(folder).map(|index| format!("not named by {}", index.path))
     } else if is_other_format(&file.path) {
-        FileRole::LeftOut("weights in another format".to_owned())
-    } else if file.length > MAX_SIDE_BYTES {
-        FileRole::LeftOut(format!("larger than {} MiB", MAX_SIDE_BYTES >> 20))
+        Some("weights in another format".to_owned())
     } else {
-        FileRole::Side
+        let is_large = file.length > MAX_SIDE_BYTES;
+        is_large.then(|| format!("larger than {} MiB", MAX_SIDE_BYTES >> 20))
     }
 }
 

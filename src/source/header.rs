@@ -23,12 +23,6 @@ const METADATA_KEY: &str = "__metadata__";
 /// As many arrays and objects may lie in each other, the header's own object included.
 const MAX_DEPTH: usize = 100;
 
-/// What the header of a file says of its tensors; they follow each other without holes.
-pub(crate) struct SafetensorsHeader {
-    /// Ascending by their data; empty ones at the same offset by name.
-    pub(crate) tensors: Vec<HeaderTensor>,
-}
-
 /// A tensor as the header has it; its dtype may be of a later version.
 pub(crate) struct HeaderTensor {
     pub(crate) name: String,
@@ -45,83 +39,78 @@ impl HeaderTensor {
     }
 }
 
-impl SafetensorsHeader {
-    /// Reads the prefix (length, JSON, padding) of a file with this many bytes; errors name `path`.
-    pub(crate) fn read(path: &str, prefix: &[u8], length: u64) -> Result<Self> {
-        let stated = prefix.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-        if stated.and_then(|stated| stated.checked_add(LENGTH_BYTES)) != Some(prefix.len() as u64) {
-            let problem = format!("the prefix has {} bytes, and says otherwise", prefix.len());
-            return Err(Error::corrupt(path, 0, problem));
-        }
-        let header = Self::parse(path, prefix)?;
-        let described = header.data_bytes().saturating_add(prefix.len() as u64);
-        if described == length {
-            return Ok(header);
-        }
-        let problem = format!("the header describes {described} bytes, and the file has {length}");
-        Err(Error::corrupt(path, LENGTH_BYTES, problem))
+/// Reads the prefix (length, JSON, padding) of a file with this many bytes: the tensors, as of
+/// [`parse_header`]. Errors name `path`.
+pub(crate) fn read_header(path: &str, prefix: &[u8], length: u64) -> Result<Vec<HeaderTensor>> {
+    let stated = prefix.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+    if stated.and_then(|stated| stated.checked_add(LENGTH_BYTES)) != Some(prefix.len() as u64) {
+        let problem = format!("the prefix has {} bytes, and says otherwise", prefix.len());
+        return Err(Error::corrupt(path, 0, problem));
     }
+    let tensors = parse_header(path, prefix)?;
+    let described = data_bytes(&tensors).saturating_add(prefix.len() as u64);
+    if described == length {
+        return Ok(tensors);
+    }
+    let problem = format!("the header describes {described} bytes, and the file has {length}");
+    Err(Error::corrupt(path, LENGTH_BYTES, problem))
+}
 
-    /// Reads a prefix whose length is right.
-    pub(super) fn parse(path: &str, prefix: &[u8]) -> Result<Self> {
-        let json = std::str::from_utf8(&prefix[LENGTH_BYTES as usize..]).map_err(|error| {
-            let offset = LENGTH_BYTES + error.valid_up_to() as u64;
-            Error::corrupt(path, offset, "the header is not UTF-8, so this is no safetensors file")
-        })?;
-        let invalid = |error: serde_json::Error| {
-            let offset = LENGTH_BYTES + byte_of(json, error.line(), error.column());
-            let problem = format!("the header is no valid safetensors header: {error}");
-            Error::corrupt(path, offset, problem)
-        };
-        let Unique { depth } = serde_json::from_str(json).map_err(invalid)?;
-        if depth > MAX_DEPTH {
-            let problem = format!("the header is nested deeper than {MAX_DEPTH}");
+/// Reads a prefix whose length is right. The tensors ascend by their data and follow each other
+/// without holes; empty ones at the same offset ascend by name.
+pub(super) fn parse_header(path: &str, prefix: &[u8]) -> Result<Vec<HeaderTensor>> {
+    let json = std::str::from_utf8(&prefix[LENGTH_BYTES as usize..]).map_err(|error| {
+        let offset = LENGTH_BYTES + error.valid_up_to() as u64;
+        Error::corrupt(path, offset, "the header is not UTF-8, so this is no safetensors file")
+    })?;
+    let invalid = |error: serde_json::Error| {
+        let offset = LENGTH_BYTES + byte_of(json, error.line(), error.column());
+        let problem = format!("the header is no valid safetensors header: {error}");
+        Error::corrupt(path, offset, problem)
+    };
+    let Unique { depth } = serde_json::from_str(json).map_err(invalid)?;
+    if depth > MAX_DEPTH {
+        let problem = format!("the header is nested deeper than {MAX_DEPTH}");
+        return Err(Error::corrupt(path, LENGTH_BYTES, problem));
+    }
+    let header = serde_json::Deserializer::from_str(json).deserialize_map(HeaderVisitor);
+    let mut tensors = header.map_err(invalid)?;
+    tensors.sort_by(|a, b| {
+        let key = |tensor: &HeaderTensor| (tensor.data.start, tensor.data.end);
+        key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
+    });
+    tensors.iter().try_for_each(|tensor| tensor.check(path).map_err(|error| error.in_file(path)))?;
+    let mut end = 0;
+    for HeaderTensor { name, data, .. } in &tensors {
+        if data.start != end {
+            let problem = format!(
+                "the header contradicts itself (hole or overlap): tensor {name:?} starts at {}, \
+                not at {end}",
+                data.start
+            );
             return Err(Error::corrupt(path, LENGTH_BYTES, problem));
         }
-        let HeaderEntries(mut tensors) = serde_json::from_str(json).map_err(invalid)?;
-        tensors.sort_by(|a, b| {
-            let key = |tensor: &HeaderTensor| (tensor.data.start, tensor.data.end);
-            key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
-        });
-        tensors.iter().try_for_each(|tensor| tensor.check().map_err(|error| named(error, path)))?;
-        let header = Self { tensors };
-        header.check_cover(path)?;
-        Ok(header)
+        end = data.end;
     }
+    Ok(tensors)
+}
 
-    /// The number of bytes after the prefix.
-    pub(super) fn data_bytes(&self) -> u64 {
-        self.tensors.last().map_or(0, |last| last.data.end)
-    }
-
-    fn check_cover(&self, path: &str) -> Result<()> {
-        let mut end = 0;
-        for tensor in &self.tensors {
-            if tensor.data.start != end {
-                let problem = format!(
-                    "the header contradicts itself (hole or overlap): tensor {:?} starts at {}, \
-                    not at {end}",
-                    tensor.name, tensor.data.start
-                );
-                return Err(Error::corrupt(path, LENGTH_BYTES, problem));
-            }
-            end = tensor.data.end;
-        }
-        Ok(())
-    }
+/// The number of bytes after the prefix.
+pub(super) fn data_bytes(tensors: &[HeaderTensor]) -> u64 {
+    tensors.last().map_or(0, |last| last.data.end)
 }
 
 impl HeaderTensor {
     /// Checks that the container's limits allow it, and that its data has the length that it asks
     /// for.
-    fn check(&self) -> Result<()> {
+    fn check(&self, path: &str) -> Result<()> {
         let (name, Range { start, end }) = (&self.name, self.data.clone());
         check_name(name)?;
         let what = format_args!("the number of dimensions of {name:?}");
         Error::check_limit(what, self.shape.len() as u64, MAX_DIMENSIONS)?;
         if start > end {
             let problem = format!("the data of {name:?} spans {start}..{end}, which is no range");
-            return Err(Error::corrupt(name, LENGTH_BYTES, problem));
+            return Err(Error::corrupt(path, LENGTH_BYTES, problem));
         }
         let Some(dtype) = self.dtype() else { return Ok(()) };
         let problem = match dtype.bytes(&self.shape) {
@@ -131,7 +120,7 @@ impl HeaderTensor {
             Err(error) => format!("tensor {name:?}: {error}"),
         };
         let problem = format!("the header contradicts itself (wrong size): {problem}");
-        Err(Error::corrupt(name, LENGTH_BYTES, problem))
+        Err(Error::corrupt(path, LENGTH_BYTES, problem))
     }
 }
 
@@ -152,47 +141,28 @@ fn byte_of(json: &str, line: usize, column: usize) -> u64 {
     (before + column.saturating_sub(1)) as u64
 }
 
-pub(super) fn named(error: Error, path: &str) -> Error {
-    match error {
-        Error::Corrupt { offset, problem, remedy, .. } => {
-            Error::Corrupt { place: path.to_owned(), offset, problem, remedy }
-        }
-        other => other.in_file(path),
+/// Takes the tensors in the order of the JSON.
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Vec<HeaderTensor>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
     }
-}
 
-/// The tensors in the order of the JSON.
-struct HeaderEntries(Vec<HeaderTensor>);
-
-impl<'de> Deserialize<'de> for HeaderEntries {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Tensors;
-        impl<'de> Visitor<'de> for Tensors {
-            type Value = HeaderEntries;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tensors")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<HeaderEntries, A::Error> {
-                let mut tensors = Vec::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == METADATA_KEY {
-                        map.next_value::<Option<HashMap<String, String>>>()?;
-                    } else {
-                        let HeaderEntry {
-                            dtype: dtype_name,
-                            shape,
-                            data_offsets: (start, end),
-                            ..
-                        } = map.next_value()?;
-                        tensors.push(HeaderTensor { name, dtype_name, shape, data: start..end });
-                    }
-                }
-                Ok(HeaderEntries(tensors))
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vec<HeaderTensor>, A::Error> {
+        let mut tensors = Vec::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if name == METADATA_KEY {
+                map.next_value::<Option<HashMap<String, String>>>()?;
+            } else {
+                let HeaderEntry { dtype: dtype_name, shape, data_offsets: (start, end), .. } =
+                    map.next_value()?;
+                tensors.push(HeaderTensor { name, dtype_name, shape, data: start..end });
             }
         }
-        deserializer.deserialize_map(Tensors)
+        Ok(tensors)
     }
 }
 

@@ -117,22 +117,22 @@ fn repository_of(path: &Path) -> Option<String> {
     is_repository(&repository).then_some(repository)
 }
 
-/// The snapshot of an entry's root: that of `refs/main`, else the only one; `None` for any other
-/// folder.
-///
-/// # Errors
-/// [`Error::Parameter`] if there are several snapshots and no `refs/main` among them, or none;
-/// [`Error::Io`].
-pub(super) fn snapshot(root: &Path) -> Result<Option<PathBuf>> {
+/// The snapshot of an entry's root, with a note: that of `refs/main`, else the only one; any other
+/// folder as it is. An error if there are several snapshots and no `refs/main` among them, or none.
+pub(super) fn snapshot(root: &Path) -> Result<(PathBuf, Option<String>)> {
     let snapshots = root.join("snapshots");
     if !root.join("blobs").is_dir() || !snapshots.is_dir() {
-        return Ok(None);
+        return Ok((root.to_owned(), None));
     }
+    let noted = |path: PathBuf| {
+        let note = format!("the cache's snapshot {} was read", path.display());
+        Ok((path, Some(note)))
+    };
     if let Ok(commit) = fs::read_to_string(root.join("refs/main")) {
         let commit = commit.trim();
         // A name and no path.
         if !commit.is_empty() && !commit.contains(['/', '.']) && snapshots.join(commit).is_dir() {
-            return Ok(Some(snapshots.join(commit)));
+            return noted(snapshots.join(commit));
         }
     }
     let listing = |error| Error::io("listing", &snapshots, error);
@@ -143,7 +143,7 @@ pub(super) fn snapshot(root: &Path) -> Result<Option<PathBuf>> {
     folders.sort();
     let entry = format!("{} is a cache entry of the Hub", root.display());
     match &folders[..] {
-        [only] => Ok(Some(only.clone())),
+        [only] => noted(only.clone()),
         [] => {
             let problem = format!("{entry} without a snapshot");
             Err(Error::parameter(problem, "fetch the model with hf download"))
