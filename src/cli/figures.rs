@@ -3,7 +3,7 @@
 use df11::{Block, Dtype, Encoding, Result, Tensor, hazmat::huffman::Histogram};
 use serde_json::{Value, json};
 
-use super::text::{self, TextTable};
+use super::text;
 
 /// Figures of a tensor, or the sums of those of several. Aliases count as tensors and elements;
 /// their bytes are those of another tensor.
@@ -135,18 +135,11 @@ pub(super) fn has_weights(tensor: &Tensor<'_>) -> bool {
 
 /// A table of blocks with their sum.
 pub(super) fn table(blocks: &[BlockFigures], total: &Figures) -> String {
-    let mut table = TextTable::new([
-        "block",
-        "tensors",
-        "elements",
-        "decoded",
-        "stored",
-        "bits a weight",
-        "entropy + 8",
-    ]);
-    for figures in blocks.iter().map(|block| &block.total).chain([total]) {
+    let header =
+        ["block", "tensors", "elements", "decoded", "stored", "bits a weight", "entropy + 8"];
+    let row = |figures: &Figures| {
         let [stored, bits, information] = figures.cells();
-        table.row([
+        [
             text::printable(&figures.name),
             figures.tensors.to_string(),
             count(figures.elements),
@@ -154,9 +147,9 @@ pub(super) fn table(blocks: &[BlockFigures], total: &Figures) -> String {
             stored,
             bits,
             information,
-        ]);
-    }
-    table.render()
+        ]
+    };
+    text::table(header, blocks.iter().map(|block| &block.total).chain([total]).map(row))
 }
 
 /// A count that is exact below 2^64 − 1.

@@ -83,7 +83,7 @@ impl Verb {
             Self::Decompress(verb) => verb.run(session),
             Self::Verify(verb) => verb.run(session),
             Self::Inspect(verb) => verb.run(session),
-            Self::Doctor(verb) => verb.run(session),
+            Self::Doctor(verb) => verb.run(),
             Self::Demo(verb) => verb.run(session),
             Self::Bench(verb) => verb.run(session),
             Self::Completions(verb) => Ok(verb.run(Cli::command())),

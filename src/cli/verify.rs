@@ -11,7 +11,7 @@ use super::{
     containers::{component_name, container_bytes, of_component},
     device::{DecodedBy, DeviceArgs},
     session::{Session, Threads, open_to_stream},
-    text::{self, TextTable},
+    text,
 };
 
 const AFTER_HELP: &str = "\
@@ -117,7 +117,7 @@ impl Verify {
         }
         let chosen = self.device.choose(model, true, session)?;
         let found =
-            model.verify_with(level, chosen.decoder(), &session.progress()).map_err(failed)?;
+            model.verify_with(level, &*chosen.decoder, &session.progress()).map_err(failed)?;
         Ok((found, Some(chosen.device)))
     }
 
@@ -241,18 +241,17 @@ fn document(found: &[Verified<'_>]) -> Value {
 
 /// A line for each component.
 fn table(found: &[Verified<'_>]) -> String {
-    let mut table = TextTable::new(["  component", "result", "tensors", "files", "stored"]);
-    for each in found {
+    let row = |each: &Verified<'_>| {
         let verification = &each.verification;
-        table.row([
+        [
             format!("  {}", text::printable(component_name(&each.component.folder))),
             if verification.unchecked.is_empty() { "good" } else { "incomplete" }.to_owned(),
             verification.tensors.to_string(),
             verification.files.to_string(),
             text::bytes(container_bytes(&each.component.model)),
-        ]);
-    }
-    table.render()
+        ]
+    };
+    text::table(["  component", "result", "tensors", "files", "stored"], found.iter().map(row))
 }
 
 /// `shards 2, 3 of 5 are missing`.

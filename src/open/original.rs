@@ -113,8 +113,8 @@ impl<'m> OriginalFile<'m> {
     pub(super) fn check_header(&self) -> Result<(Vec<u8>, Vec<HeaderTensor>)> {
         let (directory, path) = (self.shard.directory(), self.path());
         let bytes = self.prefix()?.into_owned();
-        let header = read_header(path, &bytes, self.length())
-            .map_err(|error| self.wrong_prefix(error))?;
+        let header =
+            read_header(path, &bytes, self.length()).map_err(|error| self.wrong_prefix(error))?;
         for tensor in &header {
             let found = directory.find_tensor(&tensor.name).map(|index| &directory.tensors[index]);
             if !found.is_some_and(|record| self.has(record, tensor, bytes.len() as u64)) {

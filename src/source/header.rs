@@ -79,7 +79,9 @@ pub(super) fn parse_header(path: &str, prefix: &[u8]) -> Result<Vec<HeaderTensor
         let key = |tensor: &HeaderTensor| (tensor.data.start, tensor.data.end);
         key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
     });
-    tensors.iter().try_for_each(|tensor| tensor.check(path).map_err(|error| error.in_file(path)))?;
+    tensors
+        .iter()
+        .try_for_each(|tensor| tensor.check(path).map_err(|error| error.in_file(path)))?;
     let mut end = 0;
     for HeaderTensor { name, data, .. } in &tensors {
         if data.start != end {

@@ -94,7 +94,10 @@ pub(super) fn walk_within(root: &Path, home: &Path) -> Result<(Vec<Found>, Vec<L
 /// What an entry of a folder is to a source.
 enum EntryKind {
     Folder,
-    File { length: u64, outside: Option<PathBuf> },
+    File {
+        length: u64,
+        outside: Option<PathBuf>,
+    },
     /// Nothing, for this reason.
     Other(&'static str),
     /// The same; a model must not lose weights without notice.

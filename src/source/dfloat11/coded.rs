@@ -26,8 +26,6 @@ const POSITION_BYTES: u64 = 4;
 /// Bytes that one look at the stream takes: a thread's, and what its last code may take of the
 /// next.
 const LOOK_BYTES: usize = 16;
-/// Positions that are checked in one go.
-const CHECK_BYTES: u64 = 64 << 10;
 
 /// An array of a checkpoint: a range of a file.
 pub(super) struct FileRange {
@@ -60,10 +58,38 @@ impl FileRange {
 pub(super) struct CodedBlock {
     codes: FileRange,
     plane: FileRange,
-    positions: FileRange,
     gaps: FileRange,
     table: table::LutTree,
     threads_per_block: u64,
+    /// The first weight of each thread block, and the number of weights; they ascend.
+    positions: Vec<u32>,
+}
+
+/// Reads positions: they ascend from 0 to the number of weights, and each code has a bit at least.
+fn read_positions(array: &FileRange, weights: u64, block_bits: u64) -> Result<Vec<u32>> {
+    let mut bytes = vec![0; array.length as usize];
+    array.read(0, &mut bytes)?;
+    let positions: Vec<u32> =
+        bytes.as_chunks().0.iter().map(|&position| u32::from_le_bytes(position)).collect();
+    let mut before = 0;
+    for (index, &position) in positions.iter().enumerate() {
+        let (offset, position) = (POSITION_BYTES * index as u64, u64::from(position));
+        if position < before || position > weights || index == 0 && position != 0 {
+            let problem =
+                format!("must ascend from 0 to {weights}, and {position} follows {before}");
+            return Err(array.damaged(offset, problem));
+        }
+        if position - before > block_bits {
+            let problem = "the thread block has more weights than bits";
+            return Err(array.damaged(offset - POSITION_BYTES, problem));
+        }
+        before = position;
+    }
+    if before != weights {
+        let problem = format!("must end with the number of weights, {weights}");
+        return Err(array.damaged(array.length - POSITION_BYTES, problem));
+    }
+    Ok(positions)
 }
 
 /// The weights of a thread block.
@@ -85,129 +111,51 @@ impl CodedBlock {
             vec![0; luts.length.min((table::MAX_ROWS * table::ENTRIES) as u64 + 1) as usize];
         luts.read(0, &mut bytes)?;
         let table = table::LutTree::new(&luts.path, &bytes)?;
-        let block = Self { codes, plane, positions, gaps, table, threads_per_block };
-        let blocks = block.blocks();
+        let block_bytes = threads_per_block * BYTES_PER_THREAD;
+        let blocks = codes.length.div_ceil(block_bytes);
         let gap_bytes = (GAP_BITS * threads_per_block * blocks).div_ceil(8);
-        if block.gaps.length != gap_bytes {
+        if gaps.length != gap_bytes {
             let problem = format!("must be {gap_bytes} bytes for {blocks} thread blocks");
-            return Err(block.gaps.damaged(block.gaps.length, problem));
+            return Err(gaps.damaged(gaps.length, problem));
         }
         let allowed = [POSITION_BYTES * blocks.max(1), POSITION_BYTES * (blocks + 1)];
-        if !allowed.contains(&block.positions.length) {
+        if !allowed.contains(&positions.length) {
             let [least, most] = allowed;
             let problem = format!("must be {least} or {most} bytes for {blocks} thread blocks");
-            return Err(block.positions.damaged(block.positions.length, problem));
+            return Err(positions.damaged(positions.length, problem));
         }
-        block.check_positions()?;
-        Ok(block)
+        let positions = read_positions(&positions, plane.length, 8 * block_bytes)?;
+        Ok(Self { codes, plane, gaps, table, threads_per_block, positions })
     }
 
     pub(super) const fn weights(&self) -> u64 {
         self.plane.length
     }
 
-    fn blocks(&self) -> u64 {
-        self.codes.length.div_ceil(self.block_bytes())
-    }
-
     const fn block_bytes(&self) -> u64 {
         self.threads_per_block * BYTES_PER_THREAD
     }
 
-    /// Positions ascend from 0 to the number of weights.
-    fn check_positions(&self) -> Result<()> {
-        let (mut before, mut offset, last) = (0, 0, self.weights());
-        let mut bytes = Vec::new();
-        while offset < self.positions.length {
-            bytes.resize(CHECK_BYTES.min(self.positions.length - offset) as usize, 0);
-            self.positions.read(offset, &mut bytes)?;
-            for position in bytes.as_chunks().0 {
-                let position = u64::from(u32::from_le_bytes(*position));
-                let first = offset == 0;
-                if position < before || position > last || first && position != 0 {
-                    let problem =
-                        format!("must ascend from 0 to {last}, and {position} follows {before}");
-                    return Err(self.positions.damaged(offset, problem));
-                }
-                (before, offset) = (position, offset + POSITION_BYTES);
-            }
-        }
-        if before != last {
-            let problem = format!("must end with the number of weights, {last}");
-            return Err(self.positions.damaged(offset - POSITION_BYTES, problem));
+    /// Fills `buf` with bytes of the block's weights, of which `from` is the first.
+    pub(super) fn read(&self, from: u64, buf: &mut [u8]) -> Result<()> {
+        let (mut at, end) = (from, from + buf.len() as u64);
+        while at < end {
+            let block = self.find(at / 2);
+            let weights = self.decode(block, at / 2, end.div_ceil(2).min(block.end))?;
+            let weights = &weights[(at % 2) as usize..];
+            let buf = &mut buf[(at - from) as usize..];
+            let count = weights.len().min(buf.len());
+            buf[..count].copy_from_slice(&weights[..count]);
+            at += count as u64;
         }
         Ok(())
     }
 
-    /// Fills `buf` with bytes of the block's weights, of which `from` is the first.
-    pub(super) fn read(&self, from: u64, buf: &mut [u8]) -> Result<()> {
-        if buf.is_empty() {
-            return Ok(());
-        }
-        let end = from + buf.len() as u64;
-        let mut block = self.find(from / 2)?;
-        let mut done = 0;
-        loop {
-            let at = from + done as u64;
-            let (first, until) = (at / 2, end.div_ceil(2).min(block.end));
-            let weights = self.decode(block, first, until)?;
-            let weights = &weights[(at % 2) as usize..];
-            let count = weights.len().min(buf.len() - done);
-            buf[done..done + count].copy_from_slice(&weights[..count]);
-            done += count;
-            if done == buf.len() {
-                return Ok(());
-            }
-            block = self.after(block)?;
-        }
-    }
-
     /// The thread block of a weight.
-    fn find(&self, weight: u64) -> Result<ThreadBlock> {
-        let (mut low, mut high) = (0, self.positions.length / POSITION_BYTES);
-        while high - low > 1 {
-            let middle = low.midpoint(high);
-            if self.position(middle)? <= weight { low = middle } else { high = middle }
-        }
-        let block = self.block(low)?;
-        if (block.first..block.end).contains(&weight) {
-            Ok(block)
-        } else {
-            Err(self.not_ascending(low))
-        }
-    }
-
-    /// The next thread block that has weights.
-    fn after(&self, block: ThreadBlock) -> Result<ThreadBlock> {
-        let mut next = self.block(block.index + 1)?;
-        while next.first == next.end {
-            next = self.block(next.index + 1)?;
-        }
-        if next.first == block.end { Ok(next) } else { Err(self.not_ascending(next.index)) }
-    }
-
-    fn block(&self, index: u64) -> Result<ThreadBlock> {
-        let (first, end) = (self.position(index)?, self.position(index + 1)?);
-        // Each code has a bit at least, so no thread block has more weights; the stream has all
-        // thread blocks but empty ones.
-        if first > end || end - first > 8 * self.block_bytes() || index >= self.blocks() {
-            return Err(self.not_ascending(index));
-        }
-        Ok(ThreadBlock { index, first, end })
-    }
-
-    fn not_ascending(&self, index: u64) -> Error {
-        let problem = "the thread block has more weights than bits, or less than none";
-        self.positions.damaged(POSITION_BYTES * index, problem)
-    }
-
-    fn position(&self, index: u64) -> Result<u64> {
-        let mut bytes = [0; POSITION_BYTES as usize];
-        if POSITION_BYTES * (index + 1) > self.positions.length {
-            return Err(self.not_ascending(index));
-        }
-        self.positions.read(POSITION_BYTES * index, &mut bytes)?;
-        Ok(u64::from(u32::from_le_bytes(bytes)))
+    fn find(&self, weight: u64) -> ThreadBlock {
+        let next = self.positions.partition_point(|&first| u64::from(first) <= weight);
+        let [first, end] = [next - 1, next].map(|at| u64::from(self.positions[at]));
+        ThreadBlock { index: next as u64 - 1, first, end }
     }
 
     /// The bytes of weights `first..until` of a thread block.
