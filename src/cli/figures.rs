@@ -58,11 +58,6 @@ impl Figures {
         }
     }
 
-    /// Whether a sum is at its largest value, and may be more.
-    const fn is_saturated(&self) -> bool {
-        self.elements == u64::MAX || self.decoded_bytes == u64::MAX
-    }
-
     pub(super) fn bits_per_weight(&self) -> Option<f64> {
         (self.weights > 0).then(|| 8.0 * self.weight_bytes as f64 / self.weights as f64)
     }
@@ -86,7 +81,8 @@ impl Figures {
     pub(super) fn json(&self) -> Value {
         json!({
             "elements": self.elements,
-            "saturated": self.is_saturated(),
+            // At its largest value a sum may be more.
+            "saturated": self.elements == u64::MAX || self.decoded_bytes == u64::MAX,
             "decoded_bytes": self.decoded_bytes,
             "stored_bytes": self.stored_bytes,
             "weights": self.weights,

@@ -32,7 +32,7 @@ const TEMPLATE: &str =
 pub(super) struct Session {
     /// Answer with one JSON document on standard output
     #[arg(long, global = true)]
-    json: bool,
+    pub(super) json: bool,
     /// Print errors only; the exit code is the answer
     #[arg(short, long, global = true)]
     quiet: bool,
@@ -78,24 +78,20 @@ pub(super) fn temporary_folder(verb: &str, place: &Path) -> Result<TempDir, Erro
     folder.map_err(|error| Error::io("creating a folder in", place, error.kind().into()))
 }
 
-/// At a limit of file sizes a write is to fail, as on a full disk, instead of ending the process.
-fn ignore_file_size_signal() {
-    /// As on all systems that we know; the crate names no constant for it.
-    #[cfg(unix)]
-    const SIGXFSZ: i32 = 25;
-    // A handler that does nothing but set a flag which nobody reads. Where it cannot be installed,
-    // the process ends as it does without one.
-    #[cfg(unix)]
-    let _ = signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default());
-}
-
 impl Session {
     /// Takes over the signals.
     pub(super) fn start() {
+        /// As on all systems that we know; the crate names no constant for it.
+        #[cfg(unix)]
+        const SIGXFSZ: i32 = 25;
         // Where no handler can be installed, Ctrl-C ends the process at once, as it does without
         // one.
         let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
-        ignore_file_size_signal();
+        // At a limit of file sizes a write is to fail, as on a full disk, instead of ending the
+        // process: the handler sets a flag which nobody reads. Where it cannot be installed, the
+        // process ends as it does without one.
+        #[cfg(unix)]
+        let _ = signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default());
     }
 
     /// A progress bar on a terminal, nothing elsewhere; both can be interrupted.
@@ -115,11 +111,6 @@ impl Session {
         if self.wants_text() {
             let _ = writeln!(io::stderr(), "df11: {}", printable(text));
         }
-    }
-
-    /// Whether the answer's document will be printed.
-    pub(super) const fn wants_json(&self) -> bool {
-        self.json
     }
 
     /// Whether the answer's text will be printed.

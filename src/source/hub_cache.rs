@@ -32,17 +32,16 @@ pub struct Located {
 /// # Errors
 /// [`Error::Parameter`] for a repository that is not in the cache.
 pub fn locate(path: &Path) -> Result<Located> {
+    let by_path = |repository| Located { path: path.to_owned(), repository, by_name: false };
     if path.exists() {
-        let repository = path.canonicalize().ok().and_then(|path| repository_of(&path));
-        return Ok(Located { path: path.to_owned(), repository, by_name: false });
+        return Ok(by_path(path.canonicalize().ok().and_then(|path| repository_of(&path))));
     }
-    let other = Located { path: path.to_owned(), repository: None, by_name: false };
     let (Some(text), Some(cache)) = (path.to_str(), folder(|name| std::env::var_os(name))) else {
-        return Ok(other);
+        return Ok(by_path(None));
     };
     let (name, revision) = text.split_once('@').unwrap_or((text, "main"));
     if !is_repository(name) || revision.is_empty() || revision.contains("..") {
-        return Ok(other);
+        return Ok(by_path(None));
     }
     let entry = cache.join(format!("models--{}", name.replace('/', "--")));
     if let Some(path) = entry.is_dir().then(|| of_revision(&entry, revision, text)).transpose()? {
@@ -52,7 +51,7 @@ pub fn locate(path: &Path) -> Result<Located> {
     let is_path =
         Path::new(name).parent().is_some_and(|parent| parent != Path::new("") && parent.exists());
     if is_path || !name.contains('/') {
-        return Ok(other);
+        return Ok(by_path(None));
     }
     let problem = format!(
         "{text} is no path here, and the cache of the Hub ({}) has no such model",

@@ -274,17 +274,11 @@ fn norms<'a>(
         .filter_map(|(name, shape)| {
             let path = name.strip_suffix("norm.weight")?;
             let module = &path[..=path.rfind('.')?];
-            match *shape {
-                [length]
-                    if modules.binary_search_by(|coded| coded.as_str().cmp(module)).is_ok() =>
-                {
-                    Some(length)
-                }
-                _ => None,
-            }
+            let &[length] = shape else { return None };
+            modules.binary_search_by(|coded| coded.as_str().cmp(module)).is_ok().then_some(length)
         })
         .collect();
-    (lengths.len() == 1).then(|| lengths.into_iter().next()).flatten()
+    if lengths.len() == 1 { lengths.first().copied() } else { None }
 }
 
 #[cfg(test)]
