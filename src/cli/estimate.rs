@@ -110,26 +110,22 @@ impl EstimateArgs {
         let reports = estimates.iter_mut().map(|each| std::mem::take(&mut each.report)).collect();
         let sizes = Reports::new(source.components(), reports);
         let task = Task { verb: "estimate", source: &self.source, out: &out, start };
+        let seconds = start.elapsed().as_secs_f64();
+        let mut text =
+            format!("{} (estimated, nothing written)\n{}", text::path(&out), sizes.text());
+        if self.exponent_bits.is_none() {
+            let rate = text::rate(sizes.total.source_bytes, seconds);
+            text = format!("{text}\n  time      {}, {rate}", text::duration(seconds));
+        }
+        let mut json = sizes.json(&task, seconds);
+        json["written"] = Value::Bool(false);
         #[cfg_attr(not(feature = "cudarc"), expect(unused_mut, reason = "as with GPUs"))]
-        let mut answer = self.answer(&task, &sizes);
+        let mut answer = Answer { text, json };
         #[cfg(feature = "cudarc")]
         if let Some(gpus) = &self.gpus {
             self.place(gpus, &estimates[0].outline()?, &mut answer)?;
         }
         Ok(answer)
-    }
-
-    fn answer(&self, task: &Task<'_>, sizes: &Reports) -> Answer {
-        let seconds = task.start.elapsed().as_secs_f64();
-        let mut text =
-            format!("{} (estimated, nothing written)\n{}", text::path(task.out), sizes.text());
-        if self.exponent_bits.is_none() {
-            let rate = text::rate(sizes.total.source_bytes, seconds);
-            text = format!("{text}\n  time      {}, {rate}", text::duration(seconds));
-        }
-        let mut json = sizes.json(task, seconds);
-        json["written"] = Value::Bool(false);
-        Answer { text, json }
     }
 }
 

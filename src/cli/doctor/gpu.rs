@@ -52,12 +52,8 @@ fn device() -> Finding {
     let names: Vec<String> = all
         .iter()
         .map(|info| {
-            let (major, minor) = info.driver;
-            format!(
-                "{}, {}, driver of CUDA {major}.{minor}",
-                info.name,
-                text::bytes(info.total_memory)
-            )
+            let ((major, minor), memory) = (info.driver, text::bytes(info.total_memory));
+            format!("{}, {memory}, driver of CUDA {major}.{minor}", info.name)
         })
         .collect();
     let value = json!({ "supported": true, "devices": names });

@@ -14,7 +14,7 @@
 //! the first gap is needed; all gaps are compared nevertheless, and each thread block must end
 //! where the next begins.
 
-use std::{io, sync::Arc};
+use std::sync::Arc;
 
 use super::table::{self, AGAIN};
 use crate::{Error, Result, bf16, io::ReadAt};
@@ -25,7 +25,7 @@ const GAP_BITS: u64 = 5;
 const POSITION_BYTES: u64 = 4;
 /// Bytes that one look at the stream takes: a thread's, and what its last code may take of the
 /// next.
-const LOOK_BYTES: usize = 16;
+const LOOK_BYTES: u64 = 16;
 
 /// An array of a checkpoint: a range of a file.
 pub(super) struct FileRange {
@@ -42,15 +42,13 @@ impl FileRange {
         Error::corrupt(&self.path, offset, problem).remedied(AGAIN)
     }
 
-    /// Fills `buf` with the bytes from `offset` on; an error if it has fewer.
-    pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let inside = offset.checked_add(buf.len() as u64).is_some_and(|end| end <= self.length);
-        let read = if inside {
-            self.reader.read_exact_at(self.offset + offset, buf)
-        } else {
-            Err(io::ErrorKind::UnexpectedEof.into())
-        };
-        read.map_err(|source| Error::io("reading", &self.path, source))
+    /// So many bytes from `offset` on; zeros follow the last that it has.
+    pub(super) fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; length as usize];
+        let there = length.min(self.length.saturating_sub(offset)) as usize;
+        let read = self.reader.read_exact_at(self.offset + offset, &mut bytes[..there]);
+        read.map_err(|source| Error::io("reading", &self.path, source))?;
+        Ok(bytes)
     }
 }
 
@@ -67,10 +65,9 @@ pub(super) struct CodedBlock {
 
 /// Reads positions: they ascend from 0 to the number of weights, and each code has a bit at least.
 fn read_positions(array: &FileRange, weights: u64, block_bits: u64) -> Result<Vec<u32>> {
-    let mut bytes = vec![0; array.length as usize];
-    array.read(0, &mut bytes)?;
-    let positions: Vec<u32> =
-        bytes.as_chunks().0.iter().map(|&position| u32::from_le_bytes(position)).collect();
+    let bytes = array.read(0, array.length)?;
+    let positions = bytes.as_chunks().0.iter().map(|&position| u32::from_le_bytes(position));
+    let positions: Vec<u32> = positions.collect();
     let mut before = 0;
     for (index, &position) in positions.iter().enumerate() {
         let (offset, position) = (POSITION_BYTES * index as u64, u64::from(position));
@@ -107,9 +104,8 @@ impl CodedBlock {
     pub(super) fn open(arrays: [FileRange; 5], threads_per_block: u64) -> Result<Self> {
         let [codes, plane, luts, positions, gaps] = arrays;
         // A LUT for each value that can be a pointer, LUT 0, the lengths; more cannot be used.
-        let mut bytes =
-            vec![0; luts.length.min((table::MAX_ROWS * table::ENTRIES) as u64 + 1) as usize];
-        luts.read(0, &mut bytes)?;
+        let most = (table::MAX_ROWS * table::ENTRIES) as u64 + 1;
+        let bytes = luts.read(0, luts.length.min(most))?;
         let table = table::LutTree::new(&luts.path, &bytes)?;
         let block_bytes = threads_per_block * BYTES_PER_THREAD;
         let blocks = codes.length.div_ceil(block_bytes);
@@ -160,36 +156,33 @@ impl CodedBlock {
 
     /// The bytes of weights `first..until` of a thread block.
     fn decode(&self, block: ThreadBlock, first: u64, until: u64) -> Result<Vec<u8>> {
-        let (codes, gaps) = (self.load_codes(block.index)?, self.load_gaps(block.index)?);
+        // With the bytes that the last code may take.
+        let start = block.index * self.block_bytes();
+        let codes = self.codes.read(start, self.block_bytes() + LOOK_BYTES)?;
+        let gaps = self.read_gaps(block.index)?;
         let mut exponents = vec![0; (until - block.first) as usize];
         let end = self.decode_codes(block, &codes, &gaps, &mut exponents)?;
         if until == block.end {
-            self.check_end(block, end, &gaps)?;
+            self.check_end(block, end, gaps[gaps.len() - 1])?;
         }
-        let mut plane = vec![0; (until - first) as usize];
-        self.plane.read(first, &mut plane)?;
+        let plane = self.plane.read(first, until - first)?;
         let mut weights = vec![0; 2 * plane.len()];
         bf16::merge(&exponents[(first - block.first) as usize..], &plane, &mut weights);
         Ok(weights)
     }
 
-    /// The codes of a thread block with the bytes that its last code may take.
-    fn load_codes(&self, index: u64) -> Result<Vec<u8>> {
-        let start = index * self.block_bytes();
-        let mut codes = vec![0; self.block_bytes() as usize + LOOK_BYTES];
-        let length = (codes.len() as u64).min(self.codes.length - start);
-        self.codes.read(start, &mut codes[..length as usize])?;
-        Ok(codes)
-    }
-
-    /// The gaps of a thread block, with the next one's first.
-    fn load_gaps(&self, index: u64) -> Result<Gaps> {
+    /// The gaps of a thread block and the next one's first; missing ones are 0.
+    fn read_gaps(&self, index: u64) -> Result<Vec<u64>> {
         let first = GAP_BITS * self.threads_per_block * index;
-        let end = first + GAP_BITS * (self.threads_per_block + 1);
-        let end = end.div_ceil(8).min(self.gaps.length);
-        let mut bytes = vec![0; (end - first / 8) as usize];
-        self.gaps.read(first / 8, &mut bytes)?;
-        Ok(Gaps { bytes, skip: first % 8 })
+        let bits = first % 8 + GAP_BITS * (self.threads_per_block + 1);
+        let bytes = self.gaps.read(first / 8, bits.div_ceil(8) + 1)?;
+        let gap = |thread| {
+            let bit = first % 8 + GAP_BITS * thread;
+            let at = (bit / 8) as usize;
+            let two = u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+            u64::from(two >> (16 - GAP_BITS - bit % 8) & 0x1F)
+        };
+        Ok((0..=self.threads_per_block).map(gap).collect())
     }
 
     /// Decodes as many codes as there is room for; returns the bit after the last, counted from the
@@ -198,24 +191,24 @@ impl CodedBlock {
         &self,
         block: ThreadBlock,
         codes: &[u8],
-        gaps: &Gaps,
+        gaps: &[u64],
         exponents: &mut [u8],
     ) -> Result<u64> {
         let mut left = exponents.iter_mut();
-        let mut bit = u64::from(gaps.get(0));
-        for thread in 0..self.threads_per_block {
+        let mut bit = gaps[0];
+        for (thread, gap) in (0..self.threads_per_block).zip(gaps) {
             if left.len() == 0 {
                 return Ok(bit);
             }
             let start = thread * THREAD_BITS;
-            if bit != start + u64::from(gaps.get(thread)) {
+            if bit != start + gap {
                 let problem =
                     format!("the gap of thread {thread} is not where its first code begins");
                 let first = block.index * self.threads_per_block;
                 return Err(self.gaps.damaged(GAP_BITS * (first + thread) / 8, problem));
             }
-            let look = &codes[(start / 8) as usize..][..LOOK_BYTES];
-            let mut look = u128::from_be_bytes(look.try_into().expect("16 bytes")) << (bit - start);
+            let look = codes[(start / 8) as usize..].first_chunk().expect("16 bytes more");
+            let mut look = u128::from_be_bytes(*look) << (bit - start);
             while bit < start + THREAD_BITS {
                 let Some(exponent) = left.next() else { return Ok(bit) };
                 let (value, length) = self
@@ -231,14 +224,14 @@ impl CodedBlock {
     }
 
     /// A thread block ends where the next one begins, or with the stream.
-    fn check_end(&self, block: ThreadBlock, bit: u64, gaps: &Gaps) -> Result<()> {
+    fn check_end(&self, block: ThreadBlock, bit: u64, next_gap: u64) -> Result<()> {
         let block_bits = 8 * self.block_bytes();
         let good = if block.end == self.weights() {
             (8 * self.codes.length)
                 .checked_sub(block.index * block_bits + bit)
                 .is_some_and(|padding| padding < 8)
         } else {
-            bit.checked_sub(block_bits) == Some(u64::from(gaps.get(self.threads_per_block)))
+            bit.checked_sub(block_bits) == Some(next_gap)
         };
         if good { Ok(()) } else { Err(self.wrong_end(block)) }
     }
@@ -262,21 +255,5 @@ impl CodedBlock {
                 "the DFloat11 package has lost such weights; compress the original BF16 files",
             ),
         }
-    }
-}
-
-/// The gaps of a thread block, and the first one after it; missing ones are 0.
-struct Gaps {
-    bytes: Vec<u8>,
-    /// Bits before the first.
-    skip: u64,
-}
-
-impl Gaps {
-    fn get(&self, thread: u64) -> u8 {
-        let bit = self.skip + GAP_BITS * thread;
-        let byte = |at: u64| self.bytes.get(at as usize).copied().unwrap_or(0);
-        let two = u16::from_be_bytes([byte(bit / 8), byte(bit / 8 + 1)]);
-        (two >> (16 - GAP_BITS - bit % 8)) as u8 & 0x1F
     }
 }

@@ -228,8 +228,7 @@ impl Import {
             let array = self.array(module, SPLITS)?;
             let what = format_args!("{}: its length in bytes", array.path);
             Error::check_limit(what, array.length, MAX_SPLIT_BYTES)?;
-            let mut bytes = vec![0; array.length as usize];
-            array.read(0, &mut bytes)?;
+            let bytes = array.read(0, array.length)?;
             let (entries, rest) = bytes.as_chunks();
             splits.extend(entries.iter().map(|&entry| u64::from_le_bytes(entry)));
             let ascending = splits.is_sorted() && splits.last().is_none_or(|&last| last <= weights);
