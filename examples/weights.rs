@@ -5,11 +5,11 @@
 //! all weights drawn from N(0, 0.02²), or `rows`, with scales that differ by matrix and by row, as
 //! in trained models.
 
-use std::{collections::HashMap, env, path::Path, process::ExitCode};
+use std::{env, path::Path, process::ExitCode};
 
-use safetensors::{
+use df11::{
     Dtype,
-    tensor::{TensorView, serialize_to_file},
+    hazmat::demo::{DemoTensor, write_tensors},
 };
 
 #[path = "../benches/support/normal.rs"]
@@ -18,14 +18,16 @@ mod normal;
 const ROWS: usize = 4096;
 const COLUMNS: usize = 4096;
 
-fn matrix(set: &str, index: usize) -> Vec<u8> {
+fn matrix(set: &str, index: usize) -> DemoTensor {
     let seed = 1 + index as u64;
-    if set == "normal" {
+    let bytes = if set == "normal" {
         normal::weights(seed, ROWS, COLUMNS, |_| 0.02)
     } else {
         let scale = 2f32.powf(index as f32 / 2.0 - 1.5);
         normal::weights(seed, ROWS, COLUMNS, |row| scale * normal::row_sigma(row))
-    }
+    };
+    let (name, shape) = (format!("layers.{index}.weight"), vec![ROWS as u64, COLUMNS as u64]);
+    DemoTensor { name, dtype: Dtype::BF16, shape, bytes }
 }
 
 fn main() -> ExitCode {
@@ -41,16 +43,7 @@ fn main() -> ExitCode {
         .get(2)
         .map_or(Ok(7), |count| count.parse::<usize>())
         .expect("a number of matrices");
-    let matrices: Vec<Vec<u8>> = (0..count).map(|index| matrix(set, index)).collect();
-    let views: HashMap<String, TensorView<'_>> = matrices
-        .iter()
-        .enumerate()
-        .map(|(index, bytes)| {
-            let view = TensorView::new(Dtype::BF16, vec![ROWS, COLUMNS], bytes)
-                .expect("the bytes fit the shape");
-            (format!("layers.{index}.weight"), view)
-        })
-        .collect();
-    serialize_to_file(views, None, Path::new(out)).expect("the output can be written");
+    let mut matrices: Vec<DemoTensor> = (0..count).map(|index| matrix(set, index)).collect();
+    write_tensors(Path::new(out), &mut matrices).expect("the output can be written");
     ExitCode::SUCCESS
 }
