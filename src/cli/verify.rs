@@ -84,28 +84,21 @@ impl Verified<'_> {
 impl Verify {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let models = open_to_stream(&self.source).map_err(failed)?;
-        let mut found = Vec::new();
-        for component in models.components() {
-            let start = Instant::now();
-            let (verification, device) =
-                self.threads.run(|| self.check(&component.model, session))?;
-            found.push(Verified {
-                component,
-                verification,
-                device,
-                seconds: start.elapsed().as_secs_f64(),
-            });
-        }
+        let check = |component| self.threads.run(|| self.check(component, session));
+        let found = models.components().iter().map(check).collect::<Result<Vec<_>, _>>()?;
         self.check_complete(&models, self.answer(&models, &found))
     }
 
-    /// What was found, and what has decoded.
-    fn check(
+    fn check<'m>(
         &self,
-        model: &Model,
+        component: &'m Component<Model>,
         session: &Session,
-    ) -> Result<(Verification, Option<DecodedBy>), Failure> {
-        let level = self.level.level();
+    ) -> Result<Verified<'m>, Failure> {
+        let (start, model, level) = (Instant::now(), &component.model, self.level.level());
+        let done = |verification, device| {
+            let seconds = start.elapsed().as_secs_f64();
+            Verified { component, verification, device, seconds }
+        };
         if level < Level::Full {
             if self.device.is_gpu() {
                 let problem = format!("the level {} decodes nothing", self.level.name());
@@ -113,12 +106,12 @@ impl Verify {
                     Error::parameter(problem, "leave out --device, or verify in full").into()
                 );
             }
-            return Ok((model.verify(level, &session.progress()).map_err(failed)?, None));
+            return Ok(done(model.verify(level, &session.progress()).map_err(failed)?, None));
         }
         let chosen = self.device.choose(model, true, session)?;
         let found =
             model.verify_with(level, &*chosen.decoder, &session.progress()).map_err(failed)?;
-        Ok((found, Some(chosen.device)))
+        Ok(done(found, Some(chosen.device)))
     }
 
     /// A folder is to hold its models; a container alone is a shard that was asked for.

@@ -4,7 +4,7 @@
 use std::{cmp::Reverse, collections::BTreeMap, path::Path};
 
 use df11::{
-    Dtype, Encoding, Model, Source,
+    Model, Source,
     gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Plan, Preference},
 };
 use serde_json::json;
@@ -12,6 +12,7 @@ use serde_json::json;
 use super::{Bench, Series, jobs::without_verification, repeat};
 use crate::cli::{
     Answer, Failure, Session,
+    figures::has_weights,
     measure::{BlockDecoder, timed},
 };
 
@@ -44,7 +45,8 @@ pub(super) fn run(
     all.extend(loading(&model, &device, stored, first_load, times)?);
     all.push(streaming(&model, &device, times)?);
     let mut answer = bench.answer(source, &all);
-    let weights = weights(&model).max(1) as f64;
+    let weights: u64 = model.tensors().filter(has_weights).map(|tensor| tensor.elements()).sum();
+    let weights = weights.max(1) as f64;
     let [stored_bits, fast_bits] = [stored, fast].map(|bytes| 8.0 * bytes as f64 / weights);
     answer.text = format!(
         "{}\nOn the GPU it takes {stored_bits:.3} bits a weight as it is stored, and \
@@ -53,15 +55,6 @@ pub(super) fn run(
     );
     answer.json["resident_bytes"] = json!({ "stored": stored, "fast": fast });
     Ok(answer)
-}
-
-/// BF16 weights of a model; those of an alias are its target's.
-fn weights(model: &Model) -> u64 {
-    let tensors = model.blocks().flat_map(|block| block.tensors());
-    let own = tensors.filter(|tensor| {
-        tensor.dtype() == Some(Dtype::BF16) && tensor.encoding() != Encoding::Alias
-    });
-    own.map(|tensor| tensor.elements()).sum()
 }
 
 fn fast_layout() -> LoadOptions {

@@ -110,16 +110,17 @@ impl Lists {
 
     /// Adds up what lists hold, children before their parents; the outermost list of a kind counts.
     fn sum(&mut self, tree: &Tree) {
-        for node in (1..tree.nodes.len()).rev() {
-            let parent = tree.nodes[node].parent;
-            let list = self.of(node);
-            let (numbered, deep) = list.map_or((false, false), |list| (!list.glued, list.deep));
-            let is_member = list.is_some();
+        for node in (0..tree.nodes.len()).rev() {
+            for child in tree.children(node) {
+                let list = self.of(child);
+                let (numbered, deep) = list.map_or((false, false), |list| (!list.glued, list.deep));
+                let is_block = list.is_some() || self.lone[child];
+                self.blocks_below[node] |= is_block || self.blocks_below[child];
+                let whole = tree.weight(child);
+                self.listed[node] += if numbered { whole } else { self.listed[child] };
+                self.layered[node] += if deep { whole } else { self.layered[child] };
+            }
             self.lone[node] &= self.layered[node] == 0;
-            self.blocks_below[parent] |= is_member || self.lone[node] || self.blocks_below[node];
-            let whole = tree.weight(node);
-            self.listed[parent] += if numbered { whole } else { self.listed[node] };
-            self.layered[parent] += if deep { whole } else { self.layered[node] };
         }
     }
 }

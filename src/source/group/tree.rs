@@ -68,8 +68,6 @@ pub(super) type NodeId = usize;
 /// A component of a name, with all tensors below it.
 pub(super) struct Node<'a> {
     pub(super) component: &'a str,
-    /// The root is its own parent.
-    pub(super) parent: NodeId,
     /// How many components lead here.
     pub(super) depth: usize,
     /// The node after the last one below this one.
@@ -100,9 +98,27 @@ impl<'a> Tree<'a> {
         // An empty tensor weighs a byte, so that a list of them is a list all the same.
         let weights = running_sums(sorted().map(|item| u128::from(item.bytes.max(1))));
         let matrices = running_sums(sorted().map(|item| usize::from(is_matrix(item.shape))));
-        let mut nodes = build(sorted().map(|item| item.name));
-        rank(&mut nodes);
-        Self { nodes, order, weights, matrices }
+        let nodes = build(sorted().map(|item| item.name));
+        let mut tree = Self { nodes, order, weights, matrices };
+        tree.rank();
+        tree
+    }
+
+    /// Fills in the ranks, children before their parents.
+    fn rank(&mut self) {
+        for node in (0..self.nodes.len()).rev() {
+            let (mut children, mut modules, mut highest) = (0, 0, 0);
+            for child in self.children(node) {
+                children += 1;
+                modules += usize::from(self.nodes[child].stop > child + 1);
+                highest = highest.max(self.nodes[child].rank);
+            }
+            self.nodes[node].rank = match (children, modules) {
+                (0, _) => 0,
+                (1, 1) => highest,
+                _ => highest + 1,
+            };
+        }
     }
 
     /// The nodes directly below a node, in natural order.
@@ -144,15 +160,9 @@ fn is_matrix(shape: &[u64]) -> bool {
 
 /// The nodes in preorder of sorted names, each of which shares a path with the one before it.
 fn build<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Node<'a>> {
-    let new = |component, parent, depth, start| Node {
-        component,
-        parent,
-        depth,
-        stop: 0,
-        tensors: start..0,
-        rank: 0,
-    };
-    let mut nodes = vec![new("", 0, 0, 0)];
+    let new =
+        |component, depth, start| Node { component, depth, stop: 0, tensors: start..0, rank: 0 };
+    let mut nodes = vec![new("", 0, 0)];
     let mut path = vec![0];
     let close = |nodes: &mut Vec<Node>, closed: &[NodeId], end: usize| {
         for &node in closed {
@@ -170,34 +180,13 @@ fn build<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Node<'a>> {
         close(&mut nodes, &path[depth..], count);
         path.truncate(depth);
         for part in components(name).skip(depth - 1) {
-            let parent = path[path.len() - 1];
-            nodes.push(new(part, parent, path.len(), count));
+            nodes.push(new(part, path.len(), count));
             path.push(nodes.len() - 1);
         }
         count += 1;
     }
     close(&mut nodes, &path, count);
     nodes
-}
-
-/// Fills in the ranks, children before their parents.
-fn rank(nodes: &mut [Node]) {
-    // For each node: children, children that are modules, and the highest rank of these.
-    let mut below = vec![(0_usize, 0_usize, 0_u8); nodes.len()];
-    for node in (0..nodes.len()).rev() {
-        let (children, modules, highest) = below[node];
-        nodes[node].rank = match (children, modules) {
-            (0, _) => 0,
-            (1, 1) => highest,
-            _ => highest + 1,
-        };
-        if node > 0 {
-            let (siblings, modules, highest) = &mut below[nodes[node].parent];
-            *siblings += 1;
-            *modules += usize::from(children > 0);
-            *highest = nodes[node].rank.max(*highest);
-        }
-    }
 }
 
 #[cfg(test)]
