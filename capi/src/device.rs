@@ -8,7 +8,6 @@ use df11::gpu::cudarc::driver::result::memcpy_htod_async;
 use df11::gpu::cudarc::driver::sys::{CUdeviceptr, CUstream};
 use df11::gpu::cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DriverError};
 use df11::gpu::{Device, Linear, Matrix, Residence};
-use df11::hazmat::Tiles;
 use df11::hazmat::gpu::{TableAddresses, TileAddresses};
 
 use crate::error::{Failure, refuse};
@@ -127,10 +126,19 @@ pub(crate) unsafe fn load(
     }
     let rows = tensor.shape().first().copied().unwrap_or(1);
     let row_bytes = tensor.byte_length()?.checked_div(rows).unwrap_or(0);
-    let form = if let Some(arrays) = places.arrays {
-        // SAFETY: the caller's promise, or memory of its own.
-        let matrix =
-            unsafe { matrix(&gpu.device, model, &tensor, arrays.map(|start| pointer + start)) }?;
+    let form = if let Some((tiles, starts)) = places.matrix {
+        let [codebook, records, bitstream, plane, table] = starts.map(|start| pointer + start);
+        let wanted = [(name, [codebook, records, bitstream, plane])];
+        // SAFETY: the caller's promise, or memory of its own: it has room for all of them, and
+        // lives as long as the tensor.
+        unsafe { model.opened.upload_arrays(&gpu.device, &wanted, &()) }?;
+        let [codebook_bytes, _, bitstream_bytes, _] = tiles.array_lengths();
+        // SAFETY: the same.
+        unsafe { gpu.device.build_tables(&[TableAddresses { codebook, codebook_bytes, table }]) }?;
+        let staged_bytes = tiles.staged_bytes()?;
+        let at = TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes };
+        // SAFETY: the same.
+        let matrix = unsafe { Matrix::of_tiles(&gpu.device, tiles.shape(), at) }?;
         Form::Matrix(matrix, OnceLock::new())
     } else {
         let bytes = tensor.decode::<u8>()?;
@@ -142,30 +150,6 @@ pub(crate) unsafe fn load(
     let name = name.to_owned();
     let loaded = GpuTensor { gpu, name, rows, row_bytes, form, _memory: memory };
     if flags == GPU_FAST { loaded.into_fast() } else { Ok(loaded) }
-}
-
-/// A matrix as it is stored, from the container to these addresses.
-///
-/// # Safety
-/// They have room for codebook, records, bitstream, plane and decode table, and live as long as the
-/// result.
-unsafe fn matrix(
-    device: &Device,
-    model: &Model,
-    tensor: &df11::Tensor<'_>,
-    [codebook, records, bitstream, plane, table]: [CUdeviceptr; 5],
-) -> Result<Matrix, Failure> {
-    let wanted = [(tensor.name(), [codebook, records, bitstream, plane])];
-    // SAFETY: the caller's promise.
-    unsafe { model.opened.upload_arrays(device, &wanted, &()) }?;
-    let Some(tiles) = Tiles::of(tensor)? else { return refuse("a matrix in tiles") };
-    let [codebook_bytes, _, bitstream_bytes, _] = tiles.array_lengths();
-    // SAFETY: the caller's promise.
-    unsafe { device.build_tables(&[TableAddresses { codebook, codebook_bytes, table }]) }?;
-    let staged_bytes = tiles.staged_bytes()?;
-    let at = TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes };
-    // SAFETY: the caller's promise.
-    Ok(unsafe { Matrix::of_tiles(device, tiles.shape(), at) }?)
 }
 
 impl GpuTensor {

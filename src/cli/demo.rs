@@ -9,7 +9,7 @@ use std::{
 
 use clap::Args;
 use df11::{
-    Block, CompressOptions, DecompressOptions, Error, Level, Model, Report, Source,
+    CompressOptions, DecompressOptions, Error, Level, Model, Report, Source, Tensor,
     hazmat::{Decoder, demo, histogram},
     source::{SourceTensor, WeightsFile},
 };
@@ -195,7 +195,10 @@ fn names(folder: &Path) -> Result<BTreeSet<OsString>, Failure> {
 impl Outcome<'_> {
     fn answer(&self, model: &Model, source: &Source) -> Result<Answer, Failure> {
         let (report, steps) = (&self.report, &self.steps);
-        let blocks = model.blocks().map(figures_of).collect::<df11::Result<Vec<_>>>()?;
+        let measure =
+            |tensor: &Tensor<'_>| has_weights(tensor).then(|| histogram(tensor)).transpose();
+        let blocks = model.blocks().map(|block| BlockFigures::new(block, measure));
+        let blocks = blocks.collect::<df11::Result<Vec<_>>>()?;
         let row = |&(name, bytes, seconds): &(&str, u64, f64)| {
             let rate = if bytes == 0 { String::new() } else { text::rate(bytes, seconds) };
             [name.to_owned(), text::duration(seconds), rate]
@@ -240,8 +243,4 @@ impl Outcome<'_> {
         });
         Ok(Answer { text, json })
     }
-}
-
-fn figures_of(block: Block<'_>) -> df11::Result<BlockFigures> {
-    BlockFigures::new(block, |tensor| has_weights(tensor).then(|| histogram(tensor)).transpose())
 }

@@ -138,7 +138,7 @@ impl<'m> OriginalFile<'m> {
         record.file.get() == self.index as u64
             && Dtype::from_id(record.dtype.get()) == tensor.dtype()
             && record.dimensions() == tensor.shape
-            && record.file_offset.get().checked_sub(prefix) == Some(tensor.data.start)
+            && record.file_offset.get().checked_sub(prefix) == Some(tensor.data.0)
     }
 
     fn wrong_prefix(&self, problem: impl std::fmt::Display) -> Error {

@@ -127,7 +127,14 @@ impl Source {
     fn complete(mut self, root: &Path) -> Result<Self> {
         self.notes.extend(dfloat11::import(&mut self.weights, root)?);
         self.check_names()?;
-        self.notes.extend(advice(&self)?);
+        let is_bf16 = |file: &LeftOut| file.reason == index::variant_reason("bf16");
+        if little_to_code(&self.weights).is_some() && self.left_out.iter().any(is_bf16) {
+            let note = "a BF16 variant of these weights was left out: --variant bf16 takes it";
+            self.notes.push(note.to_owned());
+        }
+        for side in &self.side {
+            self.notes.extend(quantized_already(&self.weights, side)?);
+        }
         Ok(self)
     }
 
@@ -242,21 +249,6 @@ fn is_other_format(path: &str) -> bool {
         .is_some_and(|extension| OTHER_FORMATS.contains(&extension.to_ascii_lowercase().as_str()))
 }
 
-/// A sentence for each thing that is worth one, except what [`little_to_code`] says.
-fn advice(source: &Source) -> Result<Vec<String>> {
-    let mut notes = Vec::new();
-    let is_bf16 = |file: &LeftOut| file.reason == index::variant_reason("bf16");
-    if little_to_code(&source.weights).is_some() && source.left_out.iter().any(is_bf16) {
-        notes.push(
-            "a BF16 variant of these weights was left out: --variant bf16 takes it".to_owned(),
-        );
-    }
-    for side in &source.side {
-        notes.extend(quantized_already(source, side)?);
-    }
-    Ok(notes)
-}
-
 /// That less than half of the weights' bytes are BF16, the dtype that is coded.
 pub(super) fn little_to_code<'a>(
     weights: impl IntoIterator<Item = &'a WeightsFile>,
@@ -288,8 +280,8 @@ pub(super) fn little_to_code<'a>(
 
 /// That transformers would not find compressed weights, because a configuration names another
 /// quantization.
-fn quantized_already(source: &Source, side: &SideFile) -> Result<Option<String>> {
-    let mut weights = source.weights.iter().map(|file| &*file.path);
+fn quantized_already(weights: &[WeightsFile], side: &SideFile) -> Result<Option<String>> {
+    let mut weights = weights.iter().map(|file| &*file.path);
     if !is_config(&side.path, &mut weights) || side.length > MAX_CONFIG_BYTES {
         return Ok(None);
     }

@@ -3,7 +3,6 @@
 use std::{
     collections::{HashMap, HashSet},
     fmt,
-    ops::Range,
 };
 
 use serde::{
@@ -24,12 +23,19 @@ const METADATA_KEY: &str = "__metadata__";
 const MAX_DEPTH: usize = 100;
 
 /// A tensor as the header has it; its dtype may be of a later version.
+#[derive(Deserialize)]
 pub(crate) struct HeaderTensor {
+    #[serde(skip)]
     pub(crate) name: String,
+    #[serde(rename = "dtype")]
     pub(crate) dtype_name: String,
     pub(crate) shape: Vec<u64>,
-    /// Its bytes, counted from the end of the prefix.
-    pub(crate) data: Range<u64>,
+    /// Where its bytes begin and end, counted from the end of the prefix.
+    #[serde(rename = "data_offsets")]
+    pub(crate) data: (u64, u64),
+    /// Keeps the derived reader from taking a list of the fields for an entry.
+    #[serde(flatten)]
+    _others: IgnoredAny,
 }
 
 impl HeaderTensor {
@@ -75,38 +81,35 @@ pub(super) fn parse_header(path: &str, prefix: &[u8]) -> Result<Vec<HeaderTensor
     }
     let header = serde_json::Deserializer::from_str(json).deserialize_map(HeaderVisitor);
     let mut tensors = header.map_err(invalid)?;
-    tensors.sort_by(|a, b| {
-        let key = |tensor: &HeaderTensor| (tensor.data.start, tensor.data.end);
-        key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
-    });
+    tensors.sort_by(|a, b| a.data.cmp(&b.data).then_with(|| a.name.cmp(&b.name)));
     tensors
         .iter()
         .try_for_each(|tensor| tensor.check(path).map_err(|error| error.in_file(path)))?;
     let mut end = 0;
     for HeaderTensor { name, data, .. } in &tensors {
-        if data.start != end {
+        let (start, stop) = *data;
+        if start != end {
             let problem = format!(
-                "the header contradicts itself (hole or overlap): tensor {name:?} starts at {}, \
-                not at {end}",
-                data.start
+                "the header contradicts itself (hole or overlap): tensor {name:?} starts at \
+                {start}, not at {end}"
             );
             return Err(Error::corrupt(path, LENGTH_BYTES, problem));
         }
-        end = data.end;
+        end = stop;
     }
     Ok(tensors)
 }
 
 /// The number of bytes after the prefix.
 pub(super) fn data_bytes(tensors: &[HeaderTensor]) -> u64 {
-    tensors.last().map_or(0, |last| last.data.end)
+    tensors.last().map_or(0, |last| last.data.1)
 }
 
 impl HeaderTensor {
     /// Checks that the container's limits allow it, and that its data has the length that it asks
     /// for.
     fn check(&self, path: &str) -> Result<()> {
-        let (name, Range { start, end }) = (&self.name, self.data.clone());
+        let (name, (start, end)) = (&self.name, self.data);
         check_name(name)?;
         let what = format_args!("the number of dimensions of {name:?}");
         Error::check_limit(what, self.shape.len() as u64, MAX_DIMENSIONS)?;
@@ -159,24 +162,11 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             if name == METADATA_KEY {
                 map.next_value::<Option<HashMap<String, String>>>()?;
             } else {
-                let HeaderEntry { dtype: dtype_name, shape, data_offsets: (start, end), .. } =
-                    map.next_value()?;
-                tensors.push(HeaderTensor { name, dtype_name, shape, data: start..end });
+                tensors.push(HeaderTensor { name, ..map.next_value()? });
             }
         }
         Ok(tensors)
     }
-}
-
-/// A tensor's entry.
-#[derive(Deserialize)]
-struct HeaderEntry {
-    dtype: String,
-    shape: Vec<u64>,
-    data_offsets: (u64, u64),
-    /// Keeps the derived reader from taking a list of the fields for an entry.
-    #[serde(flatten)]
-    _others: IgnoredAny,
 }
 
 /// The bytes of a safetensors file before its tensors, which follow each other in this order,

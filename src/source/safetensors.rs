@@ -109,9 +109,8 @@ impl WeightsFile {
                 let what = format!("the dtype {:?} of tensor {:?}", tensor.dtype_name, tensor.name);
                 Error::unsupported(what, "convert the tensor, or update df11").in_file(path)
             })?;
-            let HeaderTensor { name, shape, data, .. } = tensor;
-            let length = data.end - data.start;
-            Ok(SourceTensor { name, dtype, shape, offset: start + data.start, length })
+            let HeaderTensor { name, shape, data: (first, end), .. } = tensor;
+            Ok(SourceTensor { name, dtype, shape, offset: start + first, length: end - first })
         };
         let tensors = header.into_iter().map(tensor).collect::<Result<_>>()?;
         Ok(Self { path: path.to_owned(), reader, length, prefix, tensors })

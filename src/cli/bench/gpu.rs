@@ -87,9 +87,9 @@ fn decoded_bytes(block: GpuBlock<'_>) -> u64 {
     block.tensors().map(|tensor| tensor.byte_length()).sum()
 }
 
-/// The name of a series and all rows of a tensor that stands for its shape: one coded tensor of
-/// each, largest first.
-fn shapes(model: &GpuModel) -> Result<Vec<(String, GpuProgram)>, Failure> {
+/// A series and all rows of a tensor that stands for its shape: one coded tensor of each, largest
+/// first.
+fn shapes(model: &GpuModel) -> Result<Vec<(Series, GpuProgram)>, Failure> {
     let mut shapes = BTreeMap::new();
     for tensor in model.blocks().flat_map(|block| block.tensors()) {
         if tensor.byte_length() >= LARGE_BYTES {
@@ -100,7 +100,8 @@ fn shapes(model: &GpuModel) -> Result<Vec<(String, GpuProgram)>, Failure> {
     let programs = shapes.into_iter().map(|((_, shape), name)| {
         let sizes: Vec<String> = shape.iter().map(u64::to_string).collect();
         let rows = 0..shape.first().copied().unwrap_or(1);
-        Ok((format!("decode {}", sizes.join("×")), model.rows(name, rows)?))
+        let (program, name) = (model.rows(name, rows)?, format!("decode {}", sizes.join("×")));
+        Ok((Series::new(name, program.bytes(), Some(COPY)), program))
     });
     programs.collect()
 }
@@ -111,11 +112,9 @@ fn decoding(model: &GpuModel, times: u16) -> Result<Vec<Series>, Failure> {
     let blocks: Vec<u64> = model.blocks().map(decoded_bytes).collect();
     let largest = blocks.iter().copied().max().unwrap_or(0);
     let longest = model.blocks().enumerate().max_by_key(|(_, block)| block.layout().bytes);
-    let (names, programs): (Vec<_>, Vec<_>) = shapes(model)?.into_iter().unzip();
+    let (of_shapes, programs): (Vec<_>, Vec<_>) = shapes(model)?.into_iter().unzip();
     let mut all = vec![Series::new(COPY, 2 * largest, None)];
-    let of_shape =
-        |(name, program): (_, &GpuProgram)| Series::new(name, program.bytes(), Some(COPY));
-    all.extend(names.into_iter().zip(&programs).map(of_shape));
+    all.extend(of_shapes);
     all.push(Series::new("decode block", largest, Some(COPY)));
     all.push(Series::new("decode all blocks", blocks.iter().sum(), Some(COPY)));
     repeat(times, &mut all, || {

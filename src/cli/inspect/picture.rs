@@ -147,12 +147,8 @@ fn block_chart(svg: &mut String, part: &Part<'_>) {
 fn block_bar(svg: &mut String, axis: &Axis, x: f64, width: f64, block: &Figures) {
     let Some(stored) = block.bits_per_weight() else { return };
     let entropy = block.information();
-    let tip = match entropy {
-        Some(entropy) => {
-            format!("{}: {stored:.3} bits stored, {entropy:.3} of information", block.name)
-        }
-        None => format!("{}: {stored:.3} bits stored", block.name),
-    };
+    let mut tip = format!("{}: {stored:.3} bits stored", block.name);
+    tip.extend(entropy.map(|entropy| format!(", {entropy:.3} of information")));
     let plane = stored.min(SIGN_MANTISSA_BITS);
     bar(svg, "plane", [x, axis.y(plane), width, axis.y(0.0)], &tip);
     bar(svg, "code", [x, axis.y(stored), width, axis.y(plane)], &tip);

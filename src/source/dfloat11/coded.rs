@@ -89,15 +89,6 @@ fn read_positions(array: &FileRange, weights: u64, block_bits: u64) -> Result<Ve
     Ok(positions)
 }
 
-/// The weights of a thread block.
-#[derive(Clone, Copy)]
-struct ThreadBlock {
-    index: u64,
-    first: u64,
-    /// One after the last.
-    end: u64,
-}
-
 impl CodedBlock {
     /// Checks the arrays (codes, plane, LUTs, positions, gaps), and reads the LUTs and all
     /// positions: 4 bytes for some 25 KB of weights.
@@ -136,8 +127,7 @@ impl CodedBlock {
     pub(super) fn read(&self, from: u64, buf: &mut [u8]) -> Result<()> {
         let (mut at, end) = (from, from + buf.len() as u64);
         while at < end {
-            let block = self.find(at / 2);
-            let weights = self.decode(block, at / 2, end.div_ceil(2).min(block.end))?;
+            let weights = self.decode(at / 2, end.div_ceil(2))?;
             let weights = &weights[(at % 2) as usize..];
             let buf = &mut buf[(at - from) as usize..];
             let count = weights.len().min(buf.len());
@@ -147,27 +137,24 @@ impl CodedBlock {
         Ok(())
     }
 
-    /// The thread block of a weight.
-    fn find(&self, weight: u64) -> ThreadBlock {
-        let next = self.positions.partition_point(|&first| u64::from(first) <= weight);
-        let [first, end] = [next - 1, next].map(|at| u64::from(self.positions[at]));
-        ThreadBlock { index: next as u64 - 1, first, end }
-    }
-
-    /// The bytes of weights `first..until` of a thread block.
-    fn decode(&self, block: ThreadBlock, first: u64, until: u64) -> Result<Vec<u8>> {
+    /// The bytes of weights `first..until`, as far as they are in the thread block of the first.
+    fn decode(&self, first: u64, until: u64) -> Result<Vec<u8>> {
+        let next = self.positions.partition_point(|&start| u64::from(start) <= first);
+        let [start, end] = [next - 1, next].map(|at| u64::from(self.positions[at]));
+        let (index, until) = (next as u64 - 1, until.min(end));
         // With the bytes that the last code may take.
-        let start = block.index * self.block_bytes();
-        let codes = self.codes.read(start, self.block_bytes() + LOOK_BYTES)?;
-        let gaps = self.read_gaps(block.index)?;
-        let mut exponents = vec![0; (until - block.first) as usize];
-        let end = self.decode_codes(block, &codes, &gaps, &mut exponents)?;
-        if until == block.end {
-            self.check_end(block, end, gaps[gaps.len() - 1])?;
+        let codes = self.block_bytes() + LOOK_BYTES;
+        let codes = self.codes.read(index * self.block_bytes(), codes)?;
+        let gaps = self.read_gaps(index)?;
+        let mut exponents = vec![0; (until - start) as usize];
+        let bit = self.decode_codes(index, &codes, &gaps, &mut exponents)?;
+        if until == end {
+            let next_gap = gaps.last().filter(|_| end < self.weights());
+            self.check_end(index, bit, next_gap)?;
         }
         let plane = self.plane.read(first, until - first)?;
         let mut weights = vec![0; 2 * plane.len()];
-        bf16::merge(&exponents[(first - block.first) as usize..], &plane, &mut weights);
+        bf16::merge(&exponents[(first - start) as usize..], &plane, &mut weights);
         Ok(weights)
     }
 
@@ -185,11 +172,11 @@ impl CodedBlock {
         Ok((0..=self.threads_per_block).map(gap).collect())
     }
 
-    /// Decodes as many codes as there is room for; returns the bit after the last, counted from the
-    /// start of the thread block.
+    /// Decodes as many codes of a thread block as there is room for; returns the bit after the last,
+    /// counted from the start of the thread block.
     fn decode_codes(
         &self,
-        block: ThreadBlock,
+        index: u64,
         codes: &[u8],
         gaps: &[u64],
         exponents: &mut [u8],
@@ -204,7 +191,7 @@ impl CodedBlock {
             if bit != start + gap {
                 let problem =
                     format!("the gap of thread {thread} is not where its first code begins");
-                let first = block.index * self.threads_per_block;
+                let first = index * self.threads_per_block;
                 return Err(self.gaps.damaged(GAP_BITS * (first + thread) / 8, problem));
             }
             let look = codes[(start / 8) as usize..].first_chunk().expect("16 bytes more");
@@ -214,37 +201,36 @@ impl CodedBlock {
                 let (value, length) = self
                     .table
                     .find((look >> 96) as u32)
-                    .map_err(|no_code| self.no_code(block, bit, &no_code))?;
+                    .map_err(|no_code| self.no_code(index, bit, &no_code))?;
                 *exponent = value;
                 look <<= length;
                 bit += u64::from(length);
             }
         }
-        if left.len() == 0 { Ok(bit) } else { Err(self.wrong_end(block)) }
+        if left.len() == 0 { Ok(bit) } else { Err(self.wrong_end(index)) }
     }
 
     /// A thread block ends where the next one begins, or with the stream.
-    fn check_end(&self, block: ThreadBlock, bit: u64, next_gap: u64) -> Result<()> {
+    fn check_end(&self, index: u64, bit: u64, next_gap: Option<&u64>) -> Result<()> {
         let block_bits = 8 * self.block_bytes();
-        let good = if block.end == self.weights() {
-            (8 * self.codes.length)
-                .checked_sub(block.index * block_bits + bit)
-                .is_some_and(|padding| padding < 8)
+        let good = if let Some(gap) = next_gap {
+            bit == block_bits + gap
         } else {
-            bit.checked_sub(block_bits) == Some(next_gap)
+            let padding = (8 * self.codes.length).checked_sub(index * block_bits + bit);
+            padding.is_some_and(|padding| padding < 8)
         };
-        if good { Ok(()) } else { Err(self.wrong_end(block)) }
+        if good { Ok(()) } else { Err(self.wrong_end(index)) }
     }
 
-    fn wrong_end(&self, block: ThreadBlock) -> Error {
-        let problem = format!("thread block {} does not end where the next begins", block.index);
-        self.codes.damaged((block.index + 1) * self.block_bytes(), problem)
+    fn wrong_end(&self, index: u64) -> Error {
+        let problem = format!("thread block {index} does not end where the next begins");
+        self.codes.damaged((index + 1) * self.block_bytes(), problem)
     }
 
-    fn no_code(&self, block: ThreadBlock, bit: u64, no_code: &table::InvalidCode) -> Error {
+    fn no_code(&self, index: u64, bit: u64, no_code: &table::InvalidCode) -> Error {
         match no_code {
             table::InvalidCode::Unused => {
-                let byte = block.index * self.block_bytes() + bit / 8;
+                let byte = index * self.block_bytes() + bit / 8;
                 self.codes.damaged(byte, "no code begins with these bits")
             }
             table::InvalidCode::Ambiguous => Error::unsupported(

@@ -244,7 +244,8 @@ impl Import {
     /// The names of a block's matrices; none for the module's own weight.
     fn attributes(&self, module: &str, count: usize) -> Result<Vec<String>> {
         let name = module.trim_end_matches('.');
-        let matches: Vec<&Vec<String>> = self.config.attributes(name).collect();
+        let patterns = self.config.patterns.iter().filter(|(regex, _)| regex.is_match(name));
+        let matches: Vec<&Vec<String>> = patterns.map(|(_, attributes)| attributes).collect();
         if let Some(fitting) = matches.iter().find(|attributes| attributes.len().max(1) == count) {
             return Ok((*fitting).clone());
         }
