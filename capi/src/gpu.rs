@@ -211,13 +211,12 @@ pub unsafe extern "C" fn df11_gpu_multiply(
             let remedy = format!("df11_gpu_workspace says {needed}");
             return refuse(format!("a workspace of {workspace_bytes} bytes; {remedy}"));
         }
-        let GpuTensor { gpu, .. } = tensor;
         // SAFETY: the caller's promise.
-        let stream = unsafe { gpu.stream(stream) };
+        let stream = unsafe { tensor.gpu.stream(stream) };
         let x = LinearInput::new(address(x), rows, x_pitch);
         let y = LinearOutput::new(address(y), y_pitch).bias(address(bias));
         // SAFETY: the caller's promise.
-        Ok(unsafe { linear.multiply(x, &[y], address(workspace), &stream, &gpu.status) }?)
+        Ok(unsafe { linear.multiply(x, &[y], address(workspace), &stream, &tensor.gpu.status) }?)
     })
 }
 

@@ -144,10 +144,7 @@ impl LayoutArgs {
 fn add_loading(answer: &mut Answer, out: &Path) {
     let python = Loading::of(out).python;
     answer.text.push_str("\n\nLoad it with Python:");
-    for line in python.lines() {
-        answer.text.push_str("\n  ");
-        answer.text.push_str(&printable(line));
-    }
+    answer.text.extend(python.lines().map(|line| format!("\n  {}", printable(line))));
     if out.is_file() && has_config(out) {
         let (out, folder) = (text::path(out), text::path(&out.with_extension("")));
         let hint =

@@ -123,7 +123,7 @@ impl EstimateArgs {
         let mut answer = Answer { text, json };
         #[cfg(feature = "cudarc")]
         if let Some(gpus) = &self.gpus {
-            self.place(gpus, &estimates[0].outline()?, &mut answer)?;
+            gpus.place(&estimates[0].outline()?, self.residence.into(), &mut answer)?;
         }
         Ok(answer)
     }
@@ -141,15 +141,7 @@ impl EstimateArgs {
             "command": "estimate", "source": source, "stored_bytes": stored,
         });
         let mut answer = Answer { text, json };
-        self.place(gpus, &model, &mut answer)?;
+        gpus.place(&model, self.residence.into(), &mut answer)?;
         Ok(answer)
-    }
-
-    /// Adds to an answer where the blocks of a model would lie.
-    fn place(&self, gpus: &Gpus, model: &df11::Model, answer: &mut Answer) -> Result<(), Failure> {
-        let placed = gpus.place(model, self.residence.into())?;
-        answer.text = format!("{}\n{}", answer.text, placed.text);
-        answer.json["placement"] = placed.json;
-        Ok(())
     }
 }

@@ -79,8 +79,13 @@ fn bytes(text: &str) -> Option<u64> {
 }
 
 impl Gpus {
-    /// Where the blocks of a model would lie, as a table and for programs.
-    pub(super) fn place(&self, model: &Model, preference: Preference) -> Result<Answer, Failure> {
+    /// Adds to an answer where the blocks of a model would lie.
+    pub(super) fn place(
+        &self,
+        model: &Model,
+        preference: Preference,
+        answer: &mut Answer,
+    ) -> Result<(), Failure> {
         let plan = Plan::fit_preferring(model, &self.0, preference)?;
         let names: Vec<&str> = model.blocks().map(|block| block.name()).collect();
         let header = ["GPU", "memory", "taken", "blocks", "fast", "streamed", "from", "to"];
@@ -120,13 +125,15 @@ impl Gpus {
                 text::bytes(plan.host_bytes())
             )
         };
-        let text = format!(
-            "{verdict} Taken includes two decoded blocks; activations and KV cache come on \
+        answer.text = format!(
+            "{}\n{verdict} Taken includes two decoded blocks; activations and KV cache come on \
             top.\n{}",
+            answer.text,
             text::table(header, rows)
         );
-        let json = json!({ "fits": fits, "host_bytes": plan.host_bytes(), "gpus": gpus });
-        Ok(Answer { text, json })
+        answer.json["placement"] =
+            json!({ "fits": fits, "host_bytes": plan.host_bytes(), "gpus": gpus });
+        Ok(())
     }
 }
 

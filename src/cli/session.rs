@@ -188,11 +188,10 @@ pub(super) fn tidy(out: &Path) -> Vec<Leftover> {
 
 /// Adds to an answer what was removed before its verb began.
 pub(super) fn add_removed(answer: &mut Answer, removed: &[Leftover]) {
-    for leftover in removed {
+    answer.text.extend(removed.iter().map(|leftover| {
         let (path, size) = (text::path(&leftover.path), text::bytes(leftover.bytes));
-        let line = format!("\n  removed   {path}, {size}, left behind by a run that was killed");
-        answer.text.push_str(&line);
-    }
+        format!("\n  removed   {path}, {size}, left behind by a run that was killed")
+    }));
     let removed = removed.iter().map(
         |leftover| json!({ "path": leftover.path.to_string_lossy(), "bytes": leftover.bytes }),
     );

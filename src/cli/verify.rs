@@ -160,14 +160,10 @@ impl Verify {
             self.result(&json),
             text::duration(found.iter().map(|each| each.seconds).sum())
         );
-        if let Some(device) = &found[0].device {
-            text.push_str("\n  device     ");
-            text.push_str(&device.text());
-        }
-        for unchecked in found.iter().flat_map(Verified::unchecked) {
-            text.push_str("\n  unchecked  ");
-            text.push_str(&text::printable(&unchecked));
-        }
+        let device = found[0].device.iter().map(|device| ("device   ", device.text()));
+        let unchecked = found.iter().flat_map(Verified::unchecked);
+        let unchecked = unchecked.map(|what| ("unchecked", text::printable(&what)));
+        text.extend(device.chain(unchecked).map(|(key, value)| format!("\n  {key}  {value}")));
         if models.is_pipeline() {
             text.push_str("\n\n");
             text.push_str(&table(found));

@@ -24,6 +24,7 @@ const MAX_DEPTH: usize = 100;
 
 /// A tensor as the header has it; its dtype may be of a later version.
 #[derive(Deserialize)]
+#[serde(expecting = "a tensor's entry")]
 pub(crate) struct HeaderTensor {
     #[serde(skip)]
     pub(crate) name: String,
@@ -110,7 +111,14 @@ impl HeaderTensor {
     /// for.
     fn check(&self, path: &str) -> Result<()> {
         let (name, (start, end)) = (&self.name, self.data);
-        check_name(name)?;
+        let what = "the length of a tensor name in bytes";
+        Error::check_limit(what, name.len() as u64, MAX_NAME_BYTES)?;
+        if name.is_empty() || name.contains('\0') {
+            let what = format!("the tensor name {name:?} (empty, or with a NUL)");
+            let remedy =
+                "rename the tensor; the format allows names of 1 to 4096 bytes without NUL";
+            return Err(Error::unsupported(what, remedy));
+        }
         let what = format_args!("the number of dimensions of {name:?}");
         Error::check_limit(what, self.shape.len() as u64, MAX_DIMENSIONS)?;
         if start > end {
@@ -127,17 +135,6 @@ impl HeaderTensor {
         let problem = format!("the header contradicts itself (wrong size): {problem}");
         Err(Error::corrupt(path, LENGTH_BYTES, problem))
     }
-}
-
-fn check_name(name: &str) -> Result<()> {
-    let length = name.len() as u64;
-    Error::check_limit("the length of a tensor name in bytes", length, MAX_NAME_BYTES)?;
-    if name.is_empty() || name.contains('\0') {
-        let what = format!("the tensor name {name:?} (empty, or with a NUL)");
-        let remedy = "rename the tensor; the format allows names of 1 to 4096 bytes without NUL";
-        return Err(Error::unsupported(what, remedy));
-    }
-    Ok(())
 }
 
 /// The byte at a line and column, both counted from one; `serde_json` counts columns in bytes.

@@ -179,7 +179,10 @@ impl Bench {
                 limit.map_or_else(String::new, |limit| text::percent(one.rate() / limit)),
             ]
         };
-        let (tensors, weights, bytes) = size(source);
+        let all = || source.weights.iter().flat_map(|file| &file.tensors);
+        let (tensors, bytes) = (all().count(), all().map(|tensor| tensor.length).sum());
+        let weights = all().filter(|tensor| tensor.dtype == df11::Dtype::BF16);
+        let weights: u64 = weights.map(|tensor| tensor.length / 2).sum();
         let what = self
             .source
             .as_ref()
@@ -217,15 +220,6 @@ fn limit_of(series: &[Series], one: &Series) -> Option<f64> {
     let name = one.limit?;
     let limit = series.iter().find(|limit| limit.threads == one.threads && limit.name == name)?;
     Some(limit.rate()).filter(|&rate| rate > 0.0)
-}
-
-/// Tensors, BF16 weights, and bytes of all tensors.
-fn size(source: &Source) -> (usize, u64, u64) {
-    let tensors = || source.weights.iter().flat_map(|file| &file.tensors);
-    let weights = tensors()
-        .filter(|tensor| tensor.dtype == df11::Dtype::BF16)
-        .map(|tensor| tensor.length / 2);
-    (tensors().count(), weights.sum(), tensors().map(|tensor| tensor.length).sum())
 }
 
 fn result_json(series: &[Series], one: &Series) -> Value {

@@ -172,8 +172,8 @@ impl CodedBlock {
         Ok((0..=self.threads_per_block).map(gap).collect())
     }
 
-    /// Decodes as many codes of a thread block as there is room for; returns the bit after the last,
-    /// counted from the start of the thread block.
+    /// Decodes as many codes of a thread block as there is room for. Returns the bit after the last
+    /// one, counted from the start of the thread block.
     fn decode_codes(
         &self,
         index: u64,
