@@ -6,9 +6,10 @@
 //! and `OUT/block-T-B.gap` for each geometry. `edges` writes small tensors of awkward shapes and
 //! codes to `OUT/edges.gap`. See `kernels/bench/dump.hpp` for the format.
 
-use std::{env, fs, path::Path, thread};
+use std::{env, fs, path::Path};
 
 use df11::hazmat::gap::{EncodedTensor, GapGeometry, encode_tensor};
+use rayon::prelude::*;
 
 #[path = "../benches/support/normal.rs"]
 mod normal;
@@ -48,35 +49,17 @@ fn record(tensor: &EncodedTensor, weights: &[u8]) -> Vec<u8> {
 }
 
 fn block(out: &Path, geometries: &[GapGeometry]) {
-    let matrices: Vec<Vec<u8>> = thread::scope(|scope| {
-        let workers: Vec<_> = SHAPES
-            .iter()
-            .enumerate()
-            .map(|(index, &(rows, columns))| {
-                scope.spawn(move || normal::weights(1 + index as u64, rows, columns, |_| 0.02))
-            })
-            .collect();
-        workers.into_iter().map(|worker| worker.join().expect("no panic")).collect()
-    });
+    let matrix =
+        |(index, &(rows, columns))| normal::weights(1 + index as u64, rows, columns, |_| 0.02);
+    let matrices: Vec<Vec<u8>> = SHAPES.par_iter().enumerate().map(matrix).collect();
     fs::write(out.join("weights.bf16"), matrices.concat()).expect("the output can be written");
-    thread::scope(|scope| {
-        for &geometry in geometries {
-            let matrices = &matrices;
-            scope.spawn(move || {
-                let records: Vec<u8> = matrices
-                    .iter()
-                    .flat_map(|matrix| {
-                        record(&encode_tensor(matrix, geometry, CHUNK).expect("it encodes"), &[])
-                    })
-                    .collect();
-                let name = format!(
-                    "block-{}-{}.gap",
-                    geometry.bytes_per_thread(),
-                    geometry.threads_per_block()
-                );
-                fs::write(out.join(name), records).expect("the output can be written");
-            });
-        }
+    geometries.par_iter().for_each(|&geometry| {
+        let encode = |matrix| encode_tensor(matrix, geometry, CHUNK).expect("it encodes");
+        let records: Vec<u8> =
+            matrices.iter().flat_map(|matrix| record(&encode(matrix), &[])).collect();
+        let (bytes, threads) = (geometry.bytes_per_thread(), geometry.threads_per_block());
+        let file = out.join(format!("block-{bytes}-{threads}.gap"));
+        fs::write(file, records).expect("the output can be written");
     });
 }
 

@@ -63,43 +63,34 @@ fn time(file: &Path, cold: bool) -> Result<(), Box<dyn Error>> {
         let model = df11::open(file)?;
         opened = start.elapsed().as_secs_f64();
         let before = anonymous_bytes();
+        let start = Instant::now();
         let (loaded, most) = watch(|| {
-            let start = Instant::now();
-            model
-                .load(&device, &LoadOptions::new())
-                .map(|model| (model, start.elapsed().as_secs_f64()))
+            let loaded = model.load(&device, &LoadOptions::new());
+            (loaded, start.elapsed().as_secs_f64())
         });
-        let (model, taken) = loaded?;
+        let (model, taken) = (loaded.0?, loaded.1);
         bytes = model.device_bytes();
         seconds.push(taken);
         println!(
-            "{:.4} s, host memory of the process at most {} MiB more",
-            taken,
+            "{taken:.4} s, host memory of the process at most {} MiB more",
             (most.max(before) - before) >> 20
         );
     }
-    let mut copies: Vec<f64> =
-        (0..3).map(|_| device.measure_upload(bytes)).collect::<Result<_, _>>()?;
-    copies.sort_by(f64::total_cmp);
-    let copy = copies[1];
-    let mut warm = seconds[1..].to_vec();
-    warm.sort_by(f64::total_cmp);
-    let median = warm[warm.len() / 2];
+    let copies = (0..3).map(|_| device.measure_upload(bytes)).collect::<Result<_, _>>()?;
+    let (copy, gigabytes) = (median(copies), bytes as f64 / 1e9);
     println!(
         "open {opened:.5} s; {bytes} bytes; pinned copy {copy:.4} s, {:.1} GB/s",
-        bytes as f64 / copy / 1e9
+        gigabytes / copy
     );
-    println!(
-        "first load {:.3} of the copy, {:.1} GB/s",
-        copy / seconds[0],
-        bytes as f64 / seconds[0] / 1e9
-    );
-    println!(
-        "then       {:.3} of the copy, {:.1} GB/s, median",
-        copy / median,
-        bytes as f64 / median / 1e9
-    );
+    let [first, then] = [seconds[0], median(seconds.split_off(1))]
+        .map(|taken| format!("{:.3} of the copy, {:.1} GB/s", copy / taken, gigabytes / taken));
+    println!("first load {first}\nthen       {then}, median");
     Ok(())
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
 }
 
 /// Has the system forget the file's pages.

@@ -43,8 +43,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{}", device.info().name);
 
     let names = ["gate", "up", "down"].map(|part| format!("model.layers.0.mlp.{part}_proj.weight"));
-    let host = names.each_ref().map(|name| weights(&original, name));
-    let host = host.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let host = names.iter().map(|name| original.tensor(name)?.decode::<bf16>());
+    let host = host.collect::<Result<Vec<_>, _>>()?;
     for fast in FORMS {
         let matrices = names.iter().zip(fast).map(|(name, fast)| matrix(&model, name, fast));
         let mlp = Mlp::new(&matrices.collect::<Result<Vec<_>, _>>()?)?;
@@ -55,11 +55,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     Ok(())
-}
-
-fn weights(model: &df11::Model, name: &str) -> Result<Vec<bf16>, Box<dyn Error>> {
-    let bytes = model.tensor(name)?.decode::<u8>()?;
-    Ok(bytes.chunks_exact(2).map(|half| bf16::from_le_bytes([half[0], half[1]])).collect())
 }
 
 fn matrix(model: &GpuModel, name: &str, fast: bool) -> df11::Result<Matrix> {

@@ -4,36 +4,37 @@
 use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
 
-use df11::gpu::cudarc::driver::result::{memcpy_dtod_async, memcpy_htod_async};
+use df11::gpu::cudarc::driver::result::memcpy_htod_async;
 use df11::gpu::cudarc::driver::sys::{CUdeviceptr, CUstream};
 use df11::gpu::cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DriverError};
-use df11::gpu::{Device, Linear, LinearInput, LinearOutput, Matrix, Residence};
-use df11::hazmat::Tiles;
+use df11::gpu::{Device, Linear, Matrix, Residence};
 use df11::hazmat::gpu::{TableAddresses, TileAddresses};
 
 use crate::error::{Failure, refuse};
 use crate::model::{ALIGNMENT, Places};
-use crate::pointers::{check_size, rows_of};
+use crate::pointers::check_size;
 use crate::{GPU_FAST, Model};
 
-/// A GPU that is open, and the status that its kernels set.
-pub(crate) struct Opened {
+/// A GPU that is open. Any number of threads may use it at once.
+#[derive(Clone)]
+pub struct Gpu {
     pub(crate) device: Device,
-    pub(crate) status: df11::gpu::Status,
+    /// That its kernels set.
+    pub(crate) status: Arc<df11::gpu::Status>,
 }
 
 /// A tensor on a GPU. Any number of threads may use it at once, on any streams.
 pub struct GpuTensor {
-    gpu: Arc<Opened>,
-    name: String,
-    rows: u64,
-    row_bytes: u64,
-    form: Form,
+    pub(crate) gpu: Gpu,
+    pub(crate) name: String,
+    pub(crate) rows: u64,
+    pub(crate) row_bytes: u64,
+    pub(crate) form: Form,
     /// If it is the library's.
     _memory: Option<CudaSlice<u8>>,
 }
 
-enum Form {
+pub(crate) enum Form {
     Matrix(Matrix, OnceLock<Linear>),
     /// From this address on.
     Decoded(CUdeviceptr),
@@ -65,7 +66,7 @@ pub struct Product {
     pub workspace_bytes: u64,
 }
 
-impl Opened {
+impl Gpu {
     /// The caller's stream.
     ///
     /// # Safety
@@ -78,7 +79,7 @@ impl Opened {
 }
 
 /// What the driver answers.
-fn ask<T>(answer: Result<T, DriverError>, action: &str) -> Result<T, Failure> {
+pub(crate) fn ask<T>(answer: Result<T, DriverError>, action: &str) -> Result<T, Failure> {
     answer.map_err(|error| {
         let remedy = "the calls before it on this GPU may have failed";
         df11::Error::Gpu { problem: format!("{action}: {error}"), remedy: remedy.into() }.into()
@@ -92,7 +93,7 @@ pub(crate) fn address(pointer: *const c_void) -> CUdeviceptr {
 /// # Safety
 /// As `df11_gpu_load`.
 pub(crate) unsafe fn load(
-    gpu: Arc<Opened>,
+    gpu: Gpu,
     model: &Model,
     index: u64,
     flags: u32,
@@ -125,10 +126,19 @@ pub(crate) unsafe fn load(
     }
     let rows = tensor.shape().first().copied().unwrap_or(1);
     let row_bytes = tensor.byte_length()?.checked_div(rows).unwrap_or(0);
-    let form = if let Some(arrays) = places.arrays {
-        // SAFETY: the caller's promise, or memory of its own.
-        let matrix =
-            unsafe { matrix(&gpu.device, model, &tensor, arrays.map(|start| pointer + start)) }?;
+    let form = if let Some((tiles, starts)) = places.matrix {
+        let [codebook, records, bitstream, plane, table] = starts.map(|start| pointer + start);
+        let wanted = [(name, [codebook, records, bitstream, plane])];
+        // SAFETY: the caller's promise, or memory of its own: it has room for all of them, and
+        // lives as long as the tensor.
+        unsafe { model.opened.upload_arrays(&gpu.device, &wanted, &()) }?;
+        let [codebook_bytes, _, bitstream_bytes, _] = tiles.array_lengths();
+        // SAFETY: the same.
+        unsafe { gpu.device.build_tables(&[TableAddresses { codebook, codebook_bytes, table }]) }?;
+        let staged_bytes = tiles.staged_bytes()?;
+        let at = TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes };
+        // SAFETY: the same.
+        let matrix = unsafe { Matrix::of_tiles(&gpu.device, tiles.shape(), at) }?;
         Form::Matrix(matrix, OnceLock::new())
     } else {
         let bytes = tensor.decode::<u8>()?;
@@ -140,30 +150,6 @@ pub(crate) unsafe fn load(
     let name = name.to_owned();
     let loaded = GpuTensor { gpu, name, rows, row_bytes, form, _memory: memory };
     if flags == GPU_FAST { loaded.into_fast() } else { Ok(loaded) }
-}
-
-/// A matrix as it is stored, from the container to these addresses.
-///
-/// # Safety
-/// They have room for codebook, records, bitstream, plane and decode table, and live as long as the
-/// result.
-unsafe fn matrix(
-    device: &Device,
-    model: &Model,
-    tensor: &df11::Tensor<'_>,
-    [codebook, records, bitstream, plane, table]: [CUdeviceptr; 5],
-) -> Result<Matrix, Failure> {
-    let wanted = [(tensor.name(), [codebook, records, bitstream, plane])];
-    // SAFETY: the caller's promise.
-    unsafe { model.opened.upload_arrays(device, &wanted, &()) }?;
-    let Some(tiles) = Tiles::of(tensor)? else { return refuse("a matrix in tiles") };
-    let [codebook_bytes, _, bitstream_bytes, _] = tiles.array_lengths();
-    // SAFETY: the caller's promise.
-    unsafe { device.build_tables(&[TableAddresses { codebook, codebook_bytes, table }]) }?;
-    let staged_bytes = tiles.staged_bytes()?;
-    let at = TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes };
-    // SAFETY: the caller's promise.
-    Ok(unsafe { Matrix::of_tiles(device, tiles.shape(), at) }?)
 }
 
 impl GpuTensor {
@@ -189,71 +175,5 @@ impl GpuTensor {
         }
         let prepared = Linear::new(std::slice::from_ref(matrix))?;
         Ok(linear.get_or_init(|| prepared))
-    }
-
-    /// # Safety
-    /// As `df11_gpu_decode`.
-    pub(crate) unsafe fn decode(
-        &self,
-        (first, count): (u64, u64),
-        (output, bytes): (CUdeviceptr, u64),
-        stream: *mut c_void,
-    ) -> Result<(), Failure> {
-        let rows = rows_of(&self.name, self.rows, first, count)?;
-        let wanted = (rows.end - rows.start) * self.row_bytes;
-        check_size(bytes, wanted, &self.name)?;
-        if wanted == 0 {
-            return Ok(());
-        }
-        if output == 0 {
-            return refuse("the output is NULL");
-        }
-        // SAFETY: the caller's promise.
-        let stream = unsafe { self.gpu.stream(stream) };
-        let start = rows.start * self.row_bytes;
-        match &self.form {
-            Form::Matrix(matrix, _) => {
-                let columns = matrix.column_count();
-                let each = matrix.row_count() / self.rows;
-                let slice = (rows.start * each..rows.end * each, 0..columns);
-                // SAFETY: the caller's promise.
-                unsafe { matrix.decode_slice_into_raw(slice, output, &stream, &self.gpu.status) }?;
-            }
-            Form::Decoded(pointer) => {
-                ask(self.gpu.device.context().bind_to_thread(), "copying on the GPU")?;
-                // SAFETY: the caller's promise; the rows lie in the tensor's memory.
-                let copied = unsafe {
-                    memcpy_dtod_async(output, pointer + start, wanted as usize, stream.cu_stream())
-                };
-                ask(copied, "copying on the GPU")?;
-            }
-        }
-        Ok(())
-    }
-
-    /// # Safety
-    /// As `df11_gpu_multiply`.
-    pub(crate) unsafe fn multiply(
-        &self,
-        product: &Product,
-        stream: *mut c_void,
-    ) -> Result<(), Failure> {
-        let linear = self.linear()?;
-        let Product { x, x_pitch, rows, y, y_pitch, bias, workspace, workspace_bytes, .. } =
-            *product;
-        if rows > 0 && (x.is_null() || y.is_null()) {
-            return refuse("x or y is NULL");
-        }
-        let needed = linear.workspace_bytes(rows);
-        if workspace_bytes < needed || (workspace.is_null() && needed > 0) {
-            let remedy = format!("df11_gpu_workspace says {needed}");
-            return refuse(format!("a workspace of {workspace_bytes} bytes; {remedy}"));
-        }
-        // SAFETY: the caller's promise.
-        let stream = unsafe { self.gpu.stream(stream) };
-        let x = LinearInput::new(address(x), rows, x_pitch);
-        let y = LinearOutput::new(address(y), y_pitch).bias(address(bias));
-        // SAFETY: the caller's promise.
-        Ok(unsafe { linear.multiply(x, &[y], address(workspace), &stream, &self.gpu.status) }?)
     }
 }

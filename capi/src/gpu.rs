@@ -3,15 +3,14 @@
 
 use std::{ffi::c_void, sync::Arc};
 
-use df11::{gpu::Device, hazmat::gpu::Visit};
+use df11::gpu::cudarc::driver::result::memcpy_dtod_async;
+use df11::gpu::{Device, LinearInput, LinearOutput};
+use df11::hazmat::gpu::Visit;
 
-use crate::device::{GpuTensor, Opened, Product, address, load};
+use crate::device::{Form, Gpu, GpuTensor, Product, address, ask, load};
 use crate::error::{call, refuse};
-use crate::pointers::{give, shared, take, write};
+use crate::pointers::{check_size, give, rows_of, shared, take, write};
 use crate::{Model, Status};
-
-/// A GPU that is open. Any number of threads may use it at once.
-pub struct Gpu(Arc<Opened>);
 
 /// Opens a GPU by its number and loads the kernels; 0 is the first one that the driver shows. Works
 /// in the primary context, which the CUDA runtime uses too. Every function leaves the thread's
@@ -27,8 +26,7 @@ pub unsafe extern "C" fn df11_gpu_open(ordinal: u32, gpu: *mut *mut Gpu) -> Stat
             df11::gpu::devices()?;
             let _visit = Visit::new();
             let device = Device::open(ordinal as usize)?;
-            let opened = Opened { status: df11::gpu::Status::new(&device)?, device };
-            Ok(Gpu(Arc::new(opened)))
+            Ok(Gpu { status: Arc::new(df11::gpu::Status::new(&device)?), device })
         };
         // SAFETY: the caller's promise.
         unsafe { give(gpu, "the place of the GPU", open) }
@@ -70,7 +68,7 @@ pub unsafe extern "C" fn df11_gpu_load(
     call(|| {
         let load = || {
             // SAFETY: the caller's promise.
-            let gpu = Arc::clone(&unsafe { shared(gpu, "the GPU") }?.0);
+            let gpu = unsafe { shared(gpu, "the GPU") }?.clone();
             // SAFETY: the caller's promise.
             let model = unsafe { shared(model, "the model") }?;
             let _visit = Visit::new();
@@ -125,9 +123,34 @@ pub unsafe extern "C" fn df11_gpu_decode(
     call(|| {
         // SAFETY: the caller's promise.
         let tensor = unsafe { shared(tensor, "the tensor") }?;
-        let _visit = Visit::new();
+        let rows = rows_of(&tensor.name, tensor.rows, first_row, row_count)?;
+        let wanted = (rows.end - rows.start) * tensor.row_bytes;
+        check_size(output_bytes, wanted, &tensor.name)?;
+        if wanted == 0 {
+            return Ok(());
+        }
+        if output.is_null() {
+            return refuse("the output is NULL");
+        }
+        let (output, _visit) = (address(output), Visit::new());
         // SAFETY: the caller's promise.
-        unsafe { tensor.decode((first_row, row_count), (address(output), output_bytes), stream) }
+        let stream = unsafe { tensor.gpu.stream(stream) };
+        match &tensor.form {
+            Form::Matrix(matrix, _) => {
+                let each = matrix.row_count() / tensor.rows;
+                let slice = (rows.start * each..rows.end * each, 0..matrix.column_count());
+                let status = &tensor.gpu.status;
+                // SAFETY: the caller's promise.
+                Ok(unsafe { matrix.decode_slice_into_raw(slice, output, &stream, status) }?)
+            }
+            Form::Decoded(pointer) => {
+                ask(tensor.gpu.device.context().bind_to_thread(), "copying on the GPU")?;
+                let (rows, stream) = (pointer + rows.start * tensor.row_bytes, stream.cu_stream());
+                // SAFETY: the caller's promise; the rows lie in the tensor's memory.
+                let copied = unsafe { memcpy_dtod_async(output, rows, wanted as usize, stream) };
+                ask(copied, "copying on the GPU")
+            }
+        }
     })
 }
 
@@ -177,8 +200,23 @@ pub unsafe extern "C" fn df11_gpu_multiply(
         // SAFETY: the caller's promise: it has as many bytes.
         let product = unsafe { shared(product, "the product") }?;
         let _visit = Visit::new();
+        let linear = tensor.linear()?;
+        let Product { x, x_pitch, rows, y, y_pitch, bias, workspace, workspace_bytes, .. } =
+            *product;
+        if rows > 0 && (x.is_null() || y.is_null()) {
+            return refuse("x or y is NULL");
+        }
+        let needed = linear.workspace_bytes(rows);
+        if workspace_bytes < needed || (workspace.is_null() && needed > 0) {
+            let remedy = format!("df11_gpu_workspace says {needed}");
+            return refuse(format!("a workspace of {workspace_bytes} bytes; {remedy}"));
+        }
         // SAFETY: the caller's promise.
-        unsafe { tensor.multiply(product, stream) }
+        let stream = unsafe { tensor.gpu.stream(stream) };
+        let x = LinearInput::new(address(x), rows, x_pitch);
+        let y = LinearOutput::new(address(y), y_pitch).bias(address(bias));
+        // SAFETY: the caller's promise.
+        Ok(unsafe { linear.multiply(x, &[y], address(workspace), &stream, &tensor.gpu.status) }?)
     })
 }
 
@@ -191,7 +229,7 @@ pub unsafe extern "C" fn df11_gpu_multiply(
 pub unsafe extern "C" fn df11_gpu_check(gpu: *const Gpu, stream: *mut c_void) -> Status {
     call(|| {
         // SAFETY: the caller's promise.
-        let gpu = &unsafe { shared(gpu, "the GPU") }?.0;
+        let gpu = unsafe { shared(gpu, "the GPU") }?;
         let _visit = Visit::new();
         // SAFETY: the caller's promise.
         let stream = unsafe { gpu.stream(stream) };

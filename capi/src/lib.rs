@@ -15,10 +15,10 @@ mod model;
 mod pointers;
 mod version;
 
-pub use device::{GpuTensor, Product};
+pub use device::{Gpu, GpuTensor, Product};
 pub use error::{Status, df11_last_error};
 pub use gpu::{
-    Gpu, df11_gpu_check, df11_gpu_close, df11_gpu_decode, df11_gpu_free, df11_gpu_load,
+    df11_gpu_check, df11_gpu_close, df11_gpu_decode, df11_gpu_free, df11_gpu_load,
     df11_gpu_multiply, df11_gpu_open, df11_gpu_workspace,
 };
 pub use model::{

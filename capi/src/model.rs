@@ -67,28 +67,29 @@ pub struct Tensor {
 /// What begins on its own, of the memory of a tensor.
 pub(crate) const ALIGNMENT: u64 = 256;
 
-/// Where the arrays of a tensor lie in its device memory, from its start on.
-pub(crate) struct Places {
-    /// Codebook, records, bitstream, plane, decode table: of a matrix that stays compressed.
-    pub(crate) arrays: Option<[u64; 5]>,
+/// How a tensor lies in its device memory.
+pub(crate) struct Places<'m> {
+    /// A matrix that stays compressed, and where its codebook, records, bitstream, plane and decode
+    /// table begin.
+    pub(crate) matrix: Option<(Tiles<'m>, [u64; 5])>,
     /// Of all.
     pub(crate) bytes: u64,
 }
 
-impl Places {
-    pub(crate) fn of(tensor: &df11::Tensor<'_>) -> df11::Result<Self> {
+impl<'m> Places<'m> {
+    pub(crate) fn of(tensor: &df11::Tensor<'m>) -> df11::Result<Self> {
         let Some(tiles) = Tiles::of(tensor)? else {
-            return Ok(Self { arrays: None, bytes: tensor.byte_length()? });
+            return Ok(Self { matrix: None, bytes: tensor.byte_length()? });
         };
         let [codebook, records, bitstream, plane] = tiles.array_lengths();
         let mut bytes = 0;
-        let arrays = [codebook, records, bitstream, plane, Device::table_bytes()].map(|length| {
+        let starts = [codebook, records, bitstream, plane, Device::table_bytes()].map(|length| {
             let start = bytes;
             // No overflow: a file is shorter than 2^63 bytes.
             bytes += length.next_multiple_of(ALIGNMENT);
             start
         });
-        Ok(Self { arrays: Some(arrays), bytes })
+        Ok(Self { matrix: Some((tiles, starts)), bytes })
     }
 }
 
@@ -123,9 +124,10 @@ impl Model {
 
     fn describe(&self, index: u64) -> Result<Tensor, Failure> {
         let (entry, tensor) = self.at(index)?;
-        let is_known = tensor.dtype().is_some();
-        let (matrix_rows, matrix_columns) =
-            Tiles::of(&tensor)?.map_or((0, 0), |tiles| tiles.shape());
+        // Of a dtype of a later version nothing more is known.
+        let places = tensor.dtype().map(|_| Places::of(&tensor)).transpose()?;
+        let matrix = places.as_ref().and_then(|places| places.matrix.as_ref());
+        let (matrix_rows, matrix_columns) = matrix.map_or((0, 0), |(tiles, _)| tiles.shape());
         Ok(Tensor {
             size: size_of::<Tensor>(),
             index,
@@ -136,12 +138,12 @@ impl Model {
             shape: entry.shape.as_ptr(),
             rank: entry.shape.len() as u64,
             rows: entry.shape.first().copied().unwrap_or(1),
-            bytes: if is_known { tensor.byte_length()? } else { 0 },
+            bytes: if places.is_some() { tensor.byte_length()? } else { 0 },
             stored_bytes: tensor.stored_bytes(),
             target: self.indices.get(tensor.target().name()).copied().unwrap_or(index),
             matrix_rows,
             matrix_columns,
-            gpu_bytes: if is_known { Places::of(&tensor)?.bytes } else { 0 },
+            gpu_bytes: places.map_or(0, |places| places.bytes),
         })
     }
 }

@@ -57,10 +57,6 @@ impl Failure {
         }
     }
 
-    pub(super) const fn is_output(&self) -> bool {
-        matches!(self, Self::Output(_))
-    }
-
     /// One line.
     pub(super) fn message(&self) -> String {
         let message = match self {

@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 
 use super::{
     answer::{Answer, Failure},
-    session::{Session, Threads},
-    text::{self, TextTable, printable},
+    session::{Session, Threads, add_removed, tidy},
+    text::{self, printable},
 };
 
 /// How containers are written.
@@ -74,7 +74,7 @@ impl Writing {
         session: &Session,
         write: impl FnOnce(&dyn Observer) -> Result<Vec<Report>, Failure> + Send,
     ) -> Result<Answer, Failure> {
-        let removed = Session::tidy(task.out);
+        let removed = tidy(task.out);
         let progress = session.progress();
         let sizes = Reports::new(models, threads.run(|| write(&progress))?);
         drop(progress);
@@ -91,7 +91,7 @@ impl Writing {
         json["written"] = json!(true);
         json["verified"] = json!(!self.no_verify);
         let mut answer = Answer { text, json };
-        removed.add_to(&mut answer);
+        add_removed(&mut answer, &removed);
         add_loading(&mut answer, task.out);
         Ok(answer)
     }
@@ -144,10 +144,7 @@ impl LayoutArgs {
 fn add_loading(answer: &mut Answer, out: &Path) {
     let python = Loading::of(out).python;
     answer.text.push_str("\n\nLoad it with Python:");
-    for line in python.lines() {
-        answer.text.push_str("\n  ");
-        answer.text.push_str(&printable(line));
-    }
+    answer.text.extend(python.lines().map(|line| format!("\n  {}", printable(line))));
     if out.is_file() && has_config(out) {
         let (out, folder) = (text::path(out), text::path(&out.with_extension("")));
         let hint =
@@ -243,25 +240,24 @@ impl Reports {
     }
 
     fn table(&self) -> String {
-        let mut table =
-            TextTable::new(["  component", "original", "stored", "ratio", "coded", "raw"]);
-        let components =
-            self.models.iter().map(|(folder, report)| (component_name(folder), report));
-        for (name, report) in components.chain([("total", &self.total)]) {
+        let header = ["  component", "original", "stored", "ratio", "coded", "raw"];
+        let row = |(name, report): (&str, &Report)| {
             let ratio = match report.original_bytes() {
                 0 => "–".to_owned(),
                 _ => text::percent(report.ratio()),
             };
-            table.row([
+            [
                 format!("  {}", printable(name)),
                 text::bytes(report.original_bytes()),
                 text::bytes(report.stored_bytes),
                 ratio,
                 report.coded_tensors.to_string(),
                 report.raw_tensors.to_string(),
-            ]);
-        }
-        let mut lines: Vec<String> = table.render().lines().map(str::to_owned).collect();
+            ]
+        };
+        let models = self.models.iter().map(|(folder, report)| (component_name(folder), report));
+        let table = text::table(header, models.chain([("total", &self.total)]).map(row));
+        let mut lines: Vec<String> = table.lines().map(str::to_owned).collect();
         for (line, (_, report)) in lines[1..].iter_mut().zip(&self.models) {
             if report.coded_tensors == 0 && report.raw_tensors > 0 {
                 let dtypes: Vec<&str> = report.raw_bytes.keys().map(|dtype| dtype.name()).collect();

@@ -7,17 +7,17 @@ use std::{
 
 use clap::Args;
 use df11::{
-    DecompressOptions, Error, Model, Models, Restored, decompress_all,
+    DecompressOptions, Error, Models, Restored, decompress_all,
     hazmat::{check_replaceable, format::records::FILE_WEIGHTS},
-    source::{Component, LeftOut},
+    source::LeftOut,
 };
 use serde_json::{Value, json};
 
 use super::{
     answer::{Answer, Failure},
     containers::{Task, component_name, left_out_json, named, of_component},
-    session::{Session, Threads, open_to_stream},
-    text::{self, TextTable},
+    session::{Session, Threads, add_removed, open_to_stream, tidy},
+    text,
 };
 
 const AFTER_HELP: &str = "\
@@ -57,7 +57,7 @@ impl Decompress {
         if self.force {
             check_replaceable(&self.source, &out, "safetensors")?;
         }
-        let removed = Session::tidy(&out);
+        let removed = tidy(&out);
         let options =
             DecompressOptions::new().overwrite(self.force).keep_changed(self.keep_changed);
         let progress = session.progress();
@@ -79,13 +79,20 @@ impl Decompress {
         if models.is_pipeline() {
             let parts = models.components().iter().zip(&parts);
             text.push_str("\n\n");
-            text.push_str(&table(parts.clone()));
+            text.push_str(&text::table(
+                ["  component", "files", "bytes"],
+                parts.clone().map(|(component, restored)| {
+                    let name = text::printable(component_name(&component.folder));
+                    let bytes = text::bytes(restored.bytes);
+                    [format!("  {name}"), restored.files.to_string(), bytes]
+                }),
+            ));
             json["components"] = parts
                 .map(|(component, restored)| of_component(&component.folder, document(restored)))
                 .collect();
         }
         let mut answer = Answer { text, json };
-        removed.add_to(&mut answer);
+        add_removed(&mut answer, &removed);
         Ok(answer)
     }
 }
@@ -125,19 +132,6 @@ fn sum(parts: &[Restored]) -> Restored {
         sum.left_out.extend(part.left_out.iter().cloned());
     }
     sum
-}
-
-/// A line for each component.
-fn table<'a>(parts: impl Iterator<Item = (&'a Component<Model>, &'a Restored)>) -> String {
-    let mut table = TextTable::new(["  component", "files", "bytes"]);
-    for (component, restored) in parts {
-        table.row([
-            format!("  {}", text::printable(component_name(&component.folder))),
-            restored.files.to_string(),
-            text::bytes(restored.bytes),
-        ]);
-    }
-    table.render()
 }
 
 fn document(restored: &Restored) -> Value {

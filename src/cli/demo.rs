@@ -9,7 +9,7 @@ use std::{
 
 use clap::Args;
 use df11::{
-    Block, CompressOptions, DecompressOptions, Error, Level, Model, Observer, Report, Source,
+    CompressOptions, DecompressOptions, Error, Level, Model, Report, Source, Tensor,
     hazmat::{Decoder, demo, histogram},
     source::{SourceTensor, WeightsFile},
 };
@@ -20,8 +20,8 @@ use super::{
     device::{DecodedBy, DeviceArgs},
     figures::{self, BlockFigures, has_weights},
     measure::timed,
-    session::{Session, Threads, temporary_folder},
-    text::{self, TextTable},
+    session::{Session, Threads, check, temporary_folder},
+    text,
 };
 
 const AFTER_HELP: &str = "\
@@ -81,42 +81,36 @@ fn demonstrate(
     session: &Session,
 ) -> Result<Answer, Failure> {
     let (container, restored) = (folder.join("model.df11"), folder.join("restored"));
-    let mut steps = Vec::new();
-
-    let (checkpoint, seconds) = timed(|| demo::checkpoint(folder, demo::DEMO, seed));
-    let checkpoint = checkpoint?;
+    let (checkpoint, seconds) = timed(|| demo::checkpoint(folder, demo::DEMO, seed))?;
     let source = Source::open(&checkpoint).map_err(Failure::Other)?;
     let bytes = source.weights.iter().map(|file| file.length).sum();
-    steps.push(("make", bytes, seconds));
-    session.check()?;
+    let mut steps = vec![("make", bytes, seconds)];
+    check()?;
 
     let options = CompressOptions::new().verify(false);
     let (report, seconds) =
-        timed(|| df11::compress(&source, &container, &options, &session.progress()));
-    let report = report?;
+        timed(|| df11::compress(&source, &container, &options, &session.progress()))?;
     steps.push(("compress", bytes, seconds));
 
-    let (model, seconds) = timed(|| df11::open(&container));
-    let model = model?;
+    let (model, seconds) = timed(|| df11::open(&container))?;
     steps.push(("open", 0, seconds));
-    let (chosen, seconds) = timed(|| device.choose(&model, false, session));
-    let chosen = chosen?;
+    let (chosen, seconds) = timed(|| device.choose(&model, false, session))?;
+    let decoder = &*chosen.decoder;
     if chosen.device.is_gpu() {
         steps.push(("start, load", report.stored_bytes, seconds));
     }
-    let (decoded, seconds) = compare_blocks(&model, &source, chosen.decoder(), session)?;
+    let (decoded, seconds) = compare_blocks(&model, &source, decoder)?;
     steps.push(("decode", decoded, seconds));
 
     let (verification, seconds) =
-        timed(|| model.verify_with(Level::Full, chosen.decoder(), &session.progress()));
-    let tensors = verification?.tensors;
+        timed(|| model.verify_with(Level::Full, decoder, &session.progress()))?;
     steps.push(("verify", bytes, seconds));
 
     let options = DecompressOptions::new();
     let (written, seconds) =
-        timed(|| df11::decompress(&model, &restored, &options, &session.progress()));
-    steps.push(("decompress", written?.bytes, seconds));
-    let files = compare_folders(&checkpoint, &restored)?;
+        timed(|| df11::decompress(&model, &restored, &options, &session.progress()))?;
+    steps.push(("decompress", written.bytes, seconds));
+    let (tensors, files) = (verification.tensors, compare_folders(&checkpoint, &restored)?);
     let outcome = Outcome { seed, tensors, files, folder, device: &chosen.device, report, steps };
     outcome.answer(&model, &source)
 }
@@ -139,7 +133,6 @@ fn compare_blocks(
     model: &Model,
     source: &Source,
     decoder: &dyn Decoder,
-    session: &Session,
 ) -> Result<(u64, f64), Failure> {
     let originals: BTreeMap<&str, (&WeightsFile, &SourceTensor)> = source
         .weights
@@ -150,15 +143,11 @@ fn compare_blocks(
         .collect();
     let (mut found, mut bytes, mut seconds) = (0, 0, 0.0);
     let mut buffer = Vec::new();
-    let progress = session.progress();
     for block in model.blocks() {
-        if progress.is_cancelled() {
-            return Err(Error::Cancelled.into());
-        }
+        check()?;
         let layout = block.layout()?;
         buffer.resize(layout.bytes as usize, 0);
-        let (result, took) = timed(|| block.decode_with(decoder, &mut buffer));
-        result?;
+        let ((), took) = timed(|| block.decode_with(decoder, &mut buffer))?;
         (bytes, seconds) = (bytes + layout.bytes, seconds + took);
         for (tensor, range) in block.tensors().zip(&layout.tensors) {
             let Some((file, original)) = originals.get(tensor.name()) else {
@@ -206,12 +195,14 @@ fn names(folder: &Path) -> Result<BTreeSet<OsString>, Failure> {
 impl Outcome<'_> {
     fn answer(&self, model: &Model, source: &Source) -> Result<Answer, Failure> {
         let (report, steps) = (&self.report, &self.steps);
-        let blocks = model.blocks().map(figures_of).collect::<df11::Result<Vec<_>>>()?;
-        let mut table = TextTable::new(["step", "time", "rate"]);
-        for &(name, bytes, seconds) in steps {
+        let measure =
+            |tensor: &Tensor<'_>| has_weights(tensor).then(|| histogram(tensor)).transpose();
+        let blocks = model.blocks().map(|block| BlockFigures::new(block, measure));
+        let blocks = blocks.collect::<df11::Result<Vec<_>>>()?;
+        let row = |&(name, bytes, seconds): &(&str, u64, f64)| {
             let rate = if bytes == 0 { String::new() } else { text::rate(bytes, seconds) };
-            table.row([name.to_owned(), text::duration(seconds), rate]);
-        }
+            [name.to_owned(), text::duration(seconds), rate]
+        };
         let text = format!(
             "A made-up model of {} in {}, seed {}, {} threads, decoded by {}\n\n{}\n\n\
              files {} → {} ({}); the tied head is stored once\n\n{}\n\n\
@@ -225,7 +216,7 @@ impl Outcome<'_> {
             text::bytes(report.source_bytes),
             text::bytes(report.stored_bytes),
             text::percent(report.ratio()),
-            table.render(),
+            text::table(["step", "time", "rate"], steps.iter().map(row)),
             self.tensors,
             self.files,
         );
@@ -252,8 +243,4 @@ impl Outcome<'_> {
         });
         Ok(Answer { text, json })
     }
-}
-
-fn figures_of(block: Block<'_>) -> df11::Result<BlockFigures> {
-    BlockFigures::new(block, |tensor| has_weights(tensor).then(|| histogram(tensor)).transpose())
 }

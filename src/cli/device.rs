@@ -11,7 +11,11 @@ use df11::{
 };
 use serde_json::{Value, json};
 
-use super::{answer::Failure, session::Session, text};
+use super::{
+    answer::Failure,
+    session::{Session, check},
+    text,
+};
 
 #[derive(Args, Clone, Copy)]
 pub(super) struct DeviceArgs {
@@ -47,7 +51,7 @@ impl FromStr for Choice {
 
 /// What decodes a model.
 pub(super) struct Chosen<'m> {
-    decoder: Box<dyn Decoder + 'm>,
+    pub(super) decoder: Box<dyn Decoder + 'm>,
     pub(super) device: DecodedBy,
 }
 
@@ -84,7 +88,7 @@ impl DeviceArgs {
             Choice::Auto => where_possible(model, session)?,
         };
         // Loading cannot be interrupted.
-        session.check()?;
+        check()?;
         Ok(chosen)
     }
 }
@@ -108,10 +112,6 @@ fn where_possible<'m>(model: &'m Model, session: &Session) -> Result<Chosen<'m>,
 impl<'m> Chosen<'m> {
     fn cpu(reason: Option<String>) -> Self {
         Self { decoder: Box::new(Cpu), device: DecodedBy { gpu: None, reason } }
-    }
-
-    pub(super) fn decoder(&self) -> &(dyn Decoder + 'm) {
-        &*self.decoder
     }
 }
 

@@ -110,26 +110,22 @@ impl EstimateArgs {
         let reports = estimates.iter_mut().map(|each| std::mem::take(&mut each.report)).collect();
         let sizes = Reports::new(source.components(), reports);
         let task = Task { verb: "estimate", source: &self.source, out: &out, start };
-        #[cfg_attr(not(feature = "cudarc"), expect(unused_mut, reason = "as with GPUs"))]
-        let mut answer = self.answer(&task, &sizes);
-        #[cfg(feature = "cudarc")]
-        if let Some(gpus) = &self.gpus {
-            self.place(gpus, &estimates[0].outline()?, &mut answer)?;
-        }
-        Ok(answer)
-    }
-
-    fn answer(&self, task: &Task<'_>, sizes: &Reports) -> Answer {
-        let seconds = task.start.elapsed().as_secs_f64();
+        let seconds = start.elapsed().as_secs_f64();
         let mut text =
-            format!("{} (estimated, nothing written)\n{}", text::path(task.out), sizes.text());
+            format!("{} (estimated, nothing written)\n{}", text::path(&out), sizes.text());
         if self.exponent_bits.is_none() {
             let rate = text::rate(sizes.total.source_bytes, seconds);
             text = format!("{text}\n  time      {}, {rate}", text::duration(seconds));
         }
-        let mut json = sizes.json(task, seconds);
+        let mut json = sizes.json(&task, seconds);
         json["written"] = Value::Bool(false);
-        Answer { text, json }
+        #[cfg_attr(not(feature = "cudarc"), expect(unused_mut, reason = "as with GPUs"))]
+        let mut answer = Answer { text, json };
+        #[cfg(feature = "cudarc")]
+        if let Some(gpus) = &self.gpus {
+            gpus.place(&estimates[0].outline()?, self.residence.into(), &mut answer)?;
+        }
+        Ok(answer)
     }
 }
 
@@ -145,15 +141,7 @@ impl EstimateArgs {
             "command": "estimate", "source": source, "stored_bytes": stored,
         });
         let mut answer = Answer { text, json };
-        self.place(gpus, &model, &mut answer)?;
+        gpus.place(&model, self.residence.into(), &mut answer)?;
         Ok(answer)
-    }
-
-    /// Adds to an answer where the blocks of a model would lie.
-    fn place(&self, gpus: &Gpus, model: &df11::Model, answer: &mut Answer) -> Result<(), Failure> {
-        let placed = gpus.place(model, self.residence.into())?;
-        answer.text = format!("{}\n{}", answer.text, placed.text);
-        answer.json["placement"] = placed.json;
-        Ok(())
     }
 }

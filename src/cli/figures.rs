@@ -3,7 +3,7 @@
 use df11::{Block, Dtype, Encoding, Result, Tensor, hazmat::huffman::Histogram};
 use serde_json::{Value, json};
 
-use super::text::{self, TextTable};
+use super::text;
 
 /// Figures of a tensor, or the sums of those of several. Aliases count as tensors and elements;
 /// their bytes are those of another tensor.
@@ -58,11 +58,6 @@ impl Figures {
         }
     }
 
-    /// Whether a sum is at its largest value, and may be more.
-    const fn is_saturated(&self) -> bool {
-        self.elements == u64::MAX || self.decoded_bytes == u64::MAX
-    }
-
     pub(super) fn bits_per_weight(&self) -> Option<f64> {
         (self.weights > 0).then(|| 8.0 * self.weight_bytes as f64 / self.weights as f64)
     }
@@ -86,7 +81,8 @@ impl Figures {
     pub(super) fn json(&self) -> Value {
         json!({
             "elements": self.elements,
-            "saturated": self.is_saturated(),
+            // At its largest value a sum may be more.
+            "saturated": self.elements == u64::MAX || self.decoded_bytes == u64::MAX,
             "decoded_bytes": self.decoded_bytes,
             "stored_bytes": self.stored_bytes,
             "weights": self.weights,
@@ -135,18 +131,11 @@ pub(super) fn has_weights(tensor: &Tensor<'_>) -> bool {
 
 /// A table of blocks with their sum.
 pub(super) fn table(blocks: &[BlockFigures], total: &Figures) -> String {
-    let mut table = TextTable::new([
-        "block",
-        "tensors",
-        "elements",
-        "decoded",
-        "stored",
-        "bits a weight",
-        "entropy + 8",
-    ]);
-    for figures in blocks.iter().map(|block| &block.total).chain([total]) {
+    let header =
+        ["block", "tensors", "elements", "decoded", "stored", "bits a weight", "entropy + 8"];
+    let row = |figures: &Figures| {
         let [stored, bits, information] = figures.cells();
-        table.row([
+        [
             text::printable(&figures.name),
             figures.tensors.to_string(),
             count(figures.elements),
@@ -154,9 +143,9 @@ pub(super) fn table(blocks: &[BlockFigures], total: &Figures) -> String {
             stored,
             bits,
             information,
-        ]);
-    }
-    table.render()
+        ]
+    };
+    text::table(header, blocks.iter().map(|block| &block.total).chain([total]).map(row))
 }
 
 /// A count that is exact below 2^64 − 1.

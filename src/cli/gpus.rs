@@ -6,7 +6,7 @@ use df11::{
     Model,
     gpu::{Placement, Plan, Preference, Residence},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
     answer::{Answer, Failure},
@@ -79,14 +79,17 @@ fn bytes(text: &str) -> Option<u64> {
 }
 
 impl Gpus {
-    /// Where the blocks of a model would lie, as a table and for programs.
-    pub(super) fn place(&self, model: &Model, preference: Preference) -> Result<Answer, Failure> {
+    /// Adds to an answer where the blocks of a model would lie.
+    pub(super) fn place(
+        &self,
+        model: &Model,
+        preference: Preference,
+        answer: &mut Answer,
+    ) -> Result<(), Failure> {
         let plan = Plan::fit_preferring(model, &self.0, preference)?;
         let names: Vec<&str> = model.blocks().map(|block| block.name()).collect();
-        let mut table = text::TextTable::new([
-            "GPU", "memory", "taken", "blocks", "fast", "streamed", "from", "to",
-        ]);
-        let mut rows = Vec::new();
+        let header = ["GPU", "memory", "taken", "blocks", "fast", "streamed", "from", "to"];
+        let (mut rows, mut gpus) = (Vec::new(), Vec::new());
         for (device, (&memory, &taken)) in self.0.iter().zip(plan.device_bytes()).enumerate() {
             let blocks = run(plan.placements(), device);
             let those = |are: &dyn Fn(usize) -> bool| -> Vec<&str> {
@@ -96,7 +99,7 @@ impl Gpus {
             let streamed = those(&|at| plan.placements()[at].is_some_and(|place| place.streamed));
             let name = |at: Option<usize>| at.map_or("", |at| names[at]);
             let (first, last) = (name(blocks.clone().next()), name(blocks.clone().last()));
-            table.row([
+            rows.push([
                 device.to_string(),
                 text::bytes(memory),
                 text::bytes(taken),
@@ -106,7 +109,7 @@ impl Gpus {
                 text::printable(first),
                 text::printable(last),
             ]);
-            rows.push(json!({
+            gpus.push(json!({
                 "gpu": device, "memory_bytes": memory, "taken_bytes": taken,
                 "blocks": names[blocks.clone()],
                 "fast": fast,
@@ -122,14 +125,15 @@ impl Gpus {
                 text::bytes(plan.host_bytes())
             )
         };
-        let text = format!(
-            "{verdict} Taken includes two decoded blocks; activations and KV cache come on \
+        answer.text = format!(
+            "{}\n{verdict} Taken includes two decoded blocks; activations and KV cache come on \
             top.\n{}",
-            table.render()
+            answer.text,
+            text::table(header, rows)
         );
-        let json =
-            json!({ "fits": fits, "host_bytes": plan.host_bytes(), "gpus": Value::Array(rows) });
-        Ok(Answer { text, json })
+        answer.json["placement"] =
+            json!({ "fits": fits, "host_bytes": plan.host_bytes(), "gpus": gpus });
+        Ok(())
     }
 }
 

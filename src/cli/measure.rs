@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 /// The result of some work, and its seconds.
-pub(super) fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
+pub(super) fn timed<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<(T, f64), E> {
     let start = Instant::now();
-    let result = work();
-    (result, start.elapsed().as_secs_f64())
+    let result = work()?;
+    Ok((result, start.elapsed().as_secs_f64()))
 }
 
 /// The middle sample; the mean of two where their number is even, 0 where there are none.

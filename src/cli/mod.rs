@@ -83,7 +83,7 @@ impl Verb {
             Self::Decompress(verb) => verb.run(session),
             Self::Verify(verb) => verb.run(session),
             Self::Inspect(verb) => verb.run(session),
-            Self::Doctor(verb) => verb.run(session),
+            Self::Doctor(verb) => verb.run(),
             Self::Demo(verb) => verb.run(session),
             Self::Bench(verb) => verb.run(session),
             Self::Completions(verb) => Ok(verb.run(Cli::command())),
@@ -94,7 +94,7 @@ impl Verb {
 
 /// Runs the command with these arguments, of which the first is its name. Returns the exit code.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let cli = match Cli::try_parse_from(arguments) {
+    let Cli { verb, session } = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(usage) => {
             // Help is an error too, with exit code 0.
@@ -102,7 +102,6 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return usage.exit_code().unsigned_abs() as u8;
         }
     };
-    let Cli { verb, session } = cli;
     Session::start();
     let print = |answer: Answer| session.print(&answer).map(|()| answer.exit_code());
     match verb.run(&session).and_then(print) {

@@ -32,7 +32,7 @@ const TEMPLATE: &str =
 pub(super) struct Session {
     /// Answer with one JSON document on standard output
     #[arg(long, global = true)]
-    json: bool,
+    pub(super) json: bool,
     /// Print errors only; the exit code is the answer
     #[arg(short, long, global = true)]
     quiet: bool,
@@ -78,24 +78,20 @@ pub(super) fn temporary_folder(verb: &str, place: &Path) -> Result<TempDir, Erro
     folder.map_err(|error| Error::io("creating a folder in", place, error.kind().into()))
 }
 
-/// At a limit of file sizes a write is to fail, as on a full disk, instead of ending the process.
-fn ignore_file_size_signal() {
-    /// As on all systems that we know; the crate names no constant for it.
-    #[cfg(unix)]
-    const SIGXFSZ: i32 = 25;
-    // A handler that does nothing but set a flag which nobody reads. Where it cannot be installed,
-    // the process ends as it does without one.
-    #[cfg(unix)]
-    let _ = signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default());
-}
-
 impl Session {
     /// Takes over the signals.
     pub(super) fn start() {
+        /// As on all systems that we know; the crate names no constant for it.
+        #[cfg(unix)]
+        const SIGXFSZ: i32 = 25;
         // Where no handler can be installed, Ctrl-C ends the process at once, as it does without
         // one.
         let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
-        ignore_file_size_signal();
+        // At a limit of file sizes a write is to fail, as on a full disk, instead of ending the
+        // process: the handler sets a flag which nobody reads. Where it cannot be installed, the
+        // process ends as it does without one.
+        #[cfg(unix)]
+        let _ = signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default());
     }
 
     /// A progress bar on a terminal, nothing elsewhere; both can be interrupted.
@@ -110,30 +106,11 @@ impl Session {
         Progress(bar)
     }
 
-    /// Ends the work of a verb between two steps, if the user asked for it.
-    #[expect(clippy::unused_self, reason = "a session is what is interrupted")]
-    pub(super) fn check(&self) -> Result<(), Failure> {
-        if INTERRUPTED.load(Ordering::Relaxed) { Err(Error::Cancelled.into()) } else { Ok(()) }
-    }
-
     /// Tells on standard error what the answer tells programs in a field.
     pub(super) fn notice(&self, text: &str) {
         if self.wants_text() {
             let _ = writeln!(io::stderr(), "df11: {}", printable(text));
         }
-    }
-
-    /// Removes what killed runs left beside an output, and tells it.
-    pub(super) fn tidy(out: &Path) -> Removed {
-        let parent =
-            out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // A folder that cannot be listed fails the run where it is written to.
-        Removed(remove_leftovers(parent).unwrap_or_default())
-    }
-
-    /// Whether the answer's document will be printed.
-    pub(super) const fn wants_json(&self) -> bool {
-        self.json
     }
 
     /// Whether the answer's text will be printed.
@@ -153,7 +130,7 @@ impl Session {
 
     /// Reports a failure: a line on standard error, and with `--json` a document too.
     pub(super) fn fail(&self, failure: &Failure) -> u8 {
-        if self.json && !failure.is_output() {
+        if self.json && !matches!(failure, Failure::Output(_)) {
             // Standard error says it in any case.
             let _ = put(&format!("{:#}", failure.json()));
         }
@@ -196,23 +173,29 @@ impl Observer for Progress {
     }
 }
 
-/// What was removed before a verb began.
-pub(super) struct Removed(Vec<Leftover>);
+/// Ends the work of a verb between two steps, if the user asked for it.
+pub(super) fn check() -> Result<(), Failure> {
+    if INTERRUPTED.load(Ordering::Relaxed) { Err(Error::Cancelled.into()) } else { Ok(()) }
+}
 
-impl Removed {
-    /// Adds it to an answer.
-    pub(super) fn add_to(&self, answer: &mut Answer) {
-        for leftover in &self.0 {
-            let (path, size) = (text::path(&leftover.path), text::bytes(leftover.bytes));
-            let line =
-                format!("\n  removed   {path}, {size}, left behind by a run that was killed");
-            answer.text.push_str(&line);
-        }
-        let removed = self.0.iter().map(
-            |leftover| json!({ "path": leftover.path.to_string_lossy(), "bytes": leftover.bytes }),
-        );
-        answer.json["removed"] = removed.collect();
-    }
+/// Removes what killed runs left beside an output.
+pub(super) fn tidy(out: &Path) -> Vec<Leftover> {
+    let parent =
+        out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // A folder that cannot be listed fails the run where it is written to.
+    remove_leftovers(parent).unwrap_or_default()
+}
+
+/// Adds to an answer what was removed before its verb began.
+pub(super) fn add_removed(answer: &mut Answer, removed: &[Leftover]) {
+    answer.text.extend(removed.iter().map(|leftover| {
+        let (path, size) = (text::path(&leftover.path), text::bytes(leftover.bytes));
+        format!("\n  removed   {path}, {size}, left behind by a run that was killed")
+    }));
+    let removed = removed.iter().map(
+        |leftover| json!({ "path": leftover.path.to_string_lossy(), "bytes": leftover.bytes }),
+    );
+    answer.json["removed"] = removed.collect();
 }
 
 /// Writes to standard output. A reader that has gone away, as `head` does, is no failure.

@@ -1,6 +1,6 @@
 //! Text for people: sizes, rates, tables. Units are decimal, as in the names of models and disks.
 
-use std::{fmt::Write, path::Path};
+use std::{array, iter, path::Path};
 
 /// `2.35 GB`.
 pub(super) fn bytes(bytes: u64) -> String {
@@ -81,43 +81,24 @@ const fn is_bidirectional(c: char) -> bool {
 /// bytes, and one such would make every row as long.
 const WIDEST: usize = 60;
 
-/// Rows of cells; the first column is flush left, the others right.
-pub(super) struct TextTable {
-    rows: Vec<Vec<String>>,
-}
-
-impl TextTable {
-    pub(super) fn new<const N: usize>(header: [&str; N]) -> Self {
-        Self { rows: vec![header.map(str::to_owned).into()] }
-    }
-
-    pub(super) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.rows.push(cells.into());
-    }
-
-    /// All rows, without the last line feed.
-    pub(super) fn render(&self) -> String {
-        let columns = self.rows[0].len();
-        let width = |column: usize| {
-            self.rows.iter().map(|row| row[column].chars().count().min(WIDEST)).max()
-        };
-        let widths: Vec<usize> = (0..columns).filter_map(width).collect();
-        let mut text = String::new();
-        for row in &self.rows {
-            let start = text.len();
-            for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
-                let _ = if column == 0 {
-                    write!(text, "{cell:width$}")
-                } else {
-                    write!(text, "  {cell:>width$}")
-                };
-            }
-            text.truncate(start + text[start..].trim_end().len());
-            text.push('\n');
-        }
-        text.pop();
-        text
-    }
+/// Rows of cells under a header; the first column is flush left, the others right.
+pub(super) fn table<const N: usize>(
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    let rows: Vec<_> = iter::once(header.map(str::to_owned)).chain(rows).collect();
+    let width =
+        |column: usize| rows.iter().map(|row| row[column].chars().count().min(WIDEST)).max();
+    let widths: [Option<usize>; N] = array::from_fn(width);
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(widths.into_iter().flatten()).enumerate();
+        let cells = cells.map(|(column, (cell, width))| match column {
+            0 => format!("{cell:width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -148,11 +129,9 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let mut table = TextTable::new(["name", "n"]);
-        table.row(["é".to_owned(), "100".to_owned()]);
-        assert_eq!(table.render(), "name    n\né     100");
-        table.row(["x".repeat(4096), "1".to_owned()]);
-        let text = table.render();
+        let rows = [["é".to_owned(), "100".to_owned()], ["x".repeat(4096), "1".to_owned()]];
+        assert_eq!(table(["name", "n"], rows[..1].to_vec()), "name    n\né     100");
+        let text = table(["name", "n"], rows);
         assert_eq!(text.lines().next().unwrap().len(), WIDEST + "  100".len());
         assert!(text.ends_with(&format!("{}    1", "x".repeat(4096))));
     }

@@ -11,7 +11,7 @@ use super::{
     containers::{component_name, container_bytes, of_component},
     device::{DecodedBy, DeviceArgs},
     session::{Session, Threads, open_to_stream},
-    text::{self, TextTable},
+    text,
 };
 
 const AFTER_HELP: &str = "\
@@ -84,28 +84,21 @@ impl Verified<'_> {
 impl Verify {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let models = open_to_stream(&self.source).map_err(failed)?;
-        let mut found = Vec::new();
-        for component in models.components() {
-            let start = Instant::now();
-            let (verification, device) =
-                self.threads.run(|| self.check(&component.model, session))?;
-            found.push(Verified {
-                component,
-                verification,
-                device,
-                seconds: start.elapsed().as_secs_f64(),
-            });
-        }
+        let check = |component| self.threads.run(|| self.check(component, session));
+        let found = models.components().iter().map(check).collect::<Result<Vec<_>, _>>()?;
         self.check_complete(&models, self.answer(&models, &found))
     }
 
-    /// What was found, and what has decoded.
-    fn check(
+    fn check<'m>(
         &self,
-        model: &Model,
+        component: &'m Component<Model>,
         session: &Session,
-    ) -> Result<(Verification, Option<DecodedBy>), Failure> {
-        let level = self.level.level();
+    ) -> Result<Verified<'m>, Failure> {
+        let (start, model, level) = (Instant::now(), &component.model, self.level.level());
+        let done = |verification, device| {
+            let seconds = start.elapsed().as_secs_f64();
+            Verified { component, verification, device, seconds }
+        };
         if level < Level::Full {
             if self.device.is_gpu() {
                 let problem = format!("the level {} decodes nothing", self.level.name());
@@ -113,12 +106,12 @@ impl Verify {
                     Error::parameter(problem, "leave out --device, or verify in full").into()
                 );
             }
-            return Ok((model.verify(level, &session.progress()).map_err(failed)?, None));
+            return Ok(done(model.verify(level, &session.progress()).map_err(failed)?, None));
         }
         let chosen = self.device.choose(model, true, session)?;
         let found =
-            model.verify_with(level, chosen.decoder(), &session.progress()).map_err(failed)?;
-        Ok((found, Some(chosen.device)))
+            model.verify_with(level, &*chosen.decoder, &session.progress()).map_err(failed)?;
+        Ok(done(found, Some(chosen.device)))
     }
 
     /// A folder is to hold its models; a container alone is a shard that was asked for.
@@ -167,14 +160,10 @@ impl Verify {
             self.result(&json),
             text::duration(found.iter().map(|each| each.seconds).sum())
         );
-        if let Some(device) = &found[0].device {
-            text.push_str("\n  device     ");
-            text.push_str(&device.text());
-        }
-        for unchecked in found.iter().flat_map(Verified::unchecked) {
-            text.push_str("\n  unchecked  ");
-            text.push_str(&text::printable(&unchecked));
-        }
+        let device = found[0].device.iter().map(|device| ("device   ", device.text()));
+        let unchecked = found.iter().flat_map(Verified::unchecked);
+        let unchecked = unchecked.map(|what| ("unchecked", text::printable(&what)));
+        text.extend(device.chain(unchecked).map(|(key, value)| format!("\n  {key}  {value}")));
         if models.is_pipeline() {
             text.push_str("\n\n");
             text.push_str(&table(found));
@@ -241,18 +230,17 @@ fn document(found: &[Verified<'_>]) -> Value {
 
 /// A line for each component.
 fn table(found: &[Verified<'_>]) -> String {
-    let mut table = TextTable::new(["  component", "result", "tensors", "files", "stored"]);
-    for each in found {
+    let row = |each: &Verified<'_>| {
         let verification = &each.verification;
-        table.row([
+        [
             format!("  {}", text::printable(component_name(&each.component.folder))),
             if verification.unchecked.is_empty() { "good" } else { "incomplete" }.to_owned(),
             verification.tensors.to_string(),
             verification.files.to_string(),
             text::bytes(container_bytes(&each.component.model)),
-        ]);
-    }
-    table.render()
+        ]
+    };
+    text::table(["  component", "result", "tensors", "files", "stored"], found.iter().map(row))
 }
 
 /// `shards 2, 3 of 5 are missing`.

@@ -15,7 +15,7 @@ use crate::{
     constants::CHECKSUM_CHUNK_BYTES,
     format::records::{ArrayRecord, FILE_BESIDE, FILE_WEIGHTS, FileRecord, TensorRecord},
     parallel,
-    source::{HeaderTensor, SafetensorsHeader, WeightsFile},
+    source::{HeaderTensor, WeightsFile, read_header},
 };
 
 /// A file that a model was made of. Cheap to copy.
@@ -95,21 +95,17 @@ impl<'m> OriginalFile<'m> {
     /// (spec/format.md, section 7). Nothing can be read from the result.
     pub(crate) fn description(&self) -> Result<WeightsFile> {
         let (prefix, header) = self.check_header()?;
-        let path = self.path().to_owned();
-        let tensors =
-            header.source_tensors(prefix.len() as u64).map_err(|error| error.in_file(&path))?;
-        let reader = Arc::new(Vec::new());
-        Ok(WeightsFile { path, reader, length: self.length(), prefix, tensors })
+        WeightsFile::described(self.path(), Arc::new(Vec::new()), self.length(), prefix, header)
     }
 
     /// Checks that the header of a weights file describes the tensors of the directory, those of a
-    /// newer version too. Returns the prefix, and the header in it.
-    pub(super) fn check_header(&self) -> Result<(Vec<u8>, SafetensorsHeader)> {
+    /// newer version too. Returns the prefix, and the tensors in it.
+    pub(super) fn check_header(&self) -> Result<(Vec<u8>, Vec<HeaderTensor>)> {
         let (directory, path) = (self.shard.directory(), self.path());
         let bytes = self.prefix()?.into_owned();
-        let header = SafetensorsHeader::read(path, &bytes, self.length())
-            .map_err(|error| self.wrong_prefix(error))?;
-        for tensor in &header.tensors {
+        let header =
+            read_header(path, &bytes, self.length()).map_err(|error| self.wrong_prefix(error))?;
+        for tensor in &header {
             let found = directory.find_tensor(&tensor.name).map(|index| &directory.tensors[index]);
             if !found.is_some_and(|record| self.has(record, tensor, bytes.len() as u64)) {
                 let name = &tensor.name;
@@ -117,7 +113,7 @@ impl<'m> OriginalFile<'m> {
                 return Err(self.wrong_prefix(problem));
             }
         }
-        let (count, described) = (self.tensors().len(), header.tensors.len());
+        let (count, described) = (self.tensors().len(), header.len());
         Error::unless(count == described, || {
             self.wrong_prefix(format_args!(
                 "the header of {path:?} has {described} tensors, the directory {count}"
@@ -132,7 +128,7 @@ impl<'m> OriginalFile<'m> {
         record.file.get() == self.index as u64
             && Dtype::from_id(record.dtype.get()) == tensor.dtype()
             && record.dimensions() == tensor.shape
-            && record.file_offset.get().checked_sub(prefix) == Some(tensor.data.start)
+            && record.file_offset.get().checked_sub(prefix) == Some(tensor.data.0)
     }
 
     fn wrong_prefix(&self, problem: impl std::fmt::Display) -> Error {

@@ -92,27 +92,15 @@ impl Source {
                 return Err(Error::parameter(problem, remedy));
             }
             let root = path.parent().unwrap_or(Path::new(""));
-            return Ok(open_file(path)?.complete(root)?.advised());
+            return Ok(open_file(path)?.complete(root)?.noted(None));
         }
-        let snapshot = hub_cache::snapshot(path)?;
-        let root = snapshot.as_deref().unwrap_or(path);
-        let (found, left_out) = walk(root)?;
-        Ok(Self::open_walked(root, found, left_out, variant)?.read_from(snapshot.as_deref()))
-    }
-
-    /// The model in a folder of which [`walk`] has given this.
-    pub(super) fn open_walked(
-        folder: &Path,
-        found: Vec<Found>,
-        left_out: Vec<LeftOut>,
-        variant: Option<&str>,
-    ) -> Result<Self> {
+        let (root, note) = hub_cache::snapshot(path)?;
+        let (found, left_out) = walk(&root)?;
         index::check_variant(&found, variant)?;
-        Ok(Self::of_files(folder, found, left_out, variant)?.advised())
+        Ok(Self::of_files(&root, found, left_out, variant)?.noted(note))
     }
 
-    /// The model in a folder of which [`walk_within`](super::walk::walk_within) has given this;
-    /// whether the variant is there, the caller knows.
+    /// The model in a folder of which [`walk`] has given this; the variant is there.
     pub(super) fn of_files(
         folder: &Path,
         found: Vec<Found>,
@@ -129,16 +117,9 @@ impl Source {
         source.complete(folder)
     }
 
-    /// With a note first if it was found in the cache of the Hub.
-    pub(super) fn read_from(mut self, snapshot: Option<&Path>) -> Self {
-        let note = |path: &Path| format!("the cache's snapshot {} was read", path.display());
-        self.notes.splice(0..0, snapshot.map(note));
-        self
-    }
-
-    /// With a note if little of it will be coded.
-    fn advised(mut self) -> Self {
-        self.notes.splice(0..0, little_to_code(&self.weights));
+    /// With this note first, and one if little of it will be coded.
+    pub(super) fn noted(mut self, note: Option<String>) -> Self {
+        self.notes.splice(0..0, note.into_iter().chain(little_to_code(&self.weights)));
         self
     }
 
@@ -146,7 +127,14 @@ impl Source {
     fn complete(mut self, root: &Path) -> Result<Self> {
         self.notes.extend(dfloat11::import(&mut self.weights, root)?);
         self.check_names()?;
-        self.notes.extend(advice(&self)?);
+        let is_bf16 = |file: &LeftOut| file.reason == index::variant_reason("bf16");
+        if little_to_code(&self.weights).is_some() && self.left_out.iter().any(is_bf16) {
+            let note = "a BF16 variant of these weights was left out: --variant bf16 takes it";
+            self.notes.push(note.to_owned());
+        }
+        for side in &self.side {
+            self.notes.extend(quantized_already(&self.weights, side)?);
+        }
         Ok(self)
     }
 
@@ -217,16 +205,15 @@ pub(super) fn open_files(
 
     let (mut weights, mut side) = (Vec::new(), Vec::new());
     for file in found {
-        match place(&file, &named, &indexes, &imported) {
-            FileRole::Weights => {
-                file.check_inside()?;
-                weights.push(WeightsFile::open(&file.file, &file.path)?);
-            }
-            FileRole::Side => {
-                file.check_inside()?;
-                side.push(SideFile { path: file.path, file: file.file, length: file.length });
-            }
-            FileRole::LeftOut(reason) => left_out.push(LeftOut { path: file.path, reason }),
+        if let Some(reason) = why_not(&file, &named, &indexes, &imported) {
+            left_out.push(LeftOut { path: file.path, reason });
+            continue;
+        }
+        file.check_inside()?;
+        if named.contains(file.path.as_str()) || is_safetensors(&file.path) {
+            weights.push(WeightsFile::open(&file.file, &file.path)?);
+        } else {
+            side.push(SideFile { path: file.path, file: file.file, length: file.length });
         }
     }
     indexes.values().try_for_each(|index| index.check(&weights))?;
@@ -234,33 +221,25 @@ pub(super) fn open_files(
     Ok(Source { weights, side, left_out, notes: Vec::new() })
 }
 
-enum FileRole {
-    Weights,
-    Side,
-    LeftOut(String),
-}
-
-fn place(
+/// Why a file is no part of the source, if it is none.
+fn why_not(
     file: &Found,
     named: &BTreeSet<&str>,
     indexes: &BTreeMap<String, Index>,
     imported: &BTreeSet<String>,
-) -> FileRole {
-    if index::is_index(&file.path) && imported.contains(folder_of(&file.path)) {
-        FileRole::LeftOut("an index of files that become one".to_owned())
+) -> Option<String> {
+    let folder = folder_of(&file.path);
+    if index::is_index(&file.path) && imported.contains(folder) {
+        Some("an index of files that become one".to_owned())
     } else if named.contains(file.path.as_str()) {
-        FileRole::Weights
+        None
     } else if is_safetensors(&file.path) {
-        match indexes.get(folder_of(&file.path)) {
-            Some(index) => FileRole::LeftOut(format!("not named by {}", index.path)),
-            None => FileRole::Weights,
-        }
+        indexes.get(folder).map(|index| format!("not named by {}", index.path))
     } else if is_other_format(&file.path) {
-        FileRole::LeftOut("weights in another format".to_owned())
-    } else if file.length > MAX_SIDE_BYTES {
-        FileRole::LeftOut(format!("larger than {} MiB", MAX_SIDE_BYTES >> 20))
+        Some("weights in another format".to_owned())
     } else {
-        FileRole::Side
+        let is_large = file.length > MAX_SIDE_BYTES;
+        is_large.then(|| format!("larger than {} MiB", MAX_SIDE_BYTES >> 20))
     }
 }
 
@@ -268,21 +247,6 @@ fn is_other_format(path: &str) -> bool {
     let extension = Path::new(path).extension().and_then(|extension| extension.to_str());
     extension
         .is_some_and(|extension| OTHER_FORMATS.contains(&extension.to_ascii_lowercase().as_str()))
-}
-
-/// A sentence for each thing that is worth one, except what [`little_to_code`] says.
-fn advice(source: &Source) -> Result<Vec<String>> {
-    let mut notes = Vec::new();
-    let is_bf16 = |file: &LeftOut| file.reason == index::variant_reason("bf16");
-    if little_to_code(&source.weights).is_some() && source.left_out.iter().any(is_bf16) {
-        notes.push(
-            "a BF16 variant of these weights was left out: --variant bf16 takes it".to_owned(),
-        );
-    }
-    for side in &source.side {
-        notes.extend(quantized_already(source, side)?);
-    }
-    Ok(notes)
 }
 
 /// That less than half of the weights' bytes are BF16, the dtype that is coded.
@@ -316,8 +280,8 @@ pub(super) fn little_to_code<'a>(
 
 /// That transformers would not find compressed weights, because a configuration names another
 /// quantization.
-fn quantized_already(source: &Source, side: &SideFile) -> Result<Option<String>> {
-    let mut weights = source.weights.iter().map(|file| &*file.path);
+fn quantized_already(weights: &[WeightsFile], side: &SideFile) -> Result<Option<String>> {
+    let mut weights = weights.iter().map(|file| &*file.path);
     if !is_config(&side.path, &mut weights) || side.length > MAX_CONFIG_BYTES {
         return Ok(None);
     }

@@ -3,7 +3,6 @@
 use std::{
     collections::{HashMap, HashSet},
     fmt,
-    ops::Range,
 };
 
 use serde::{
@@ -23,19 +22,21 @@ const METADATA_KEY: &str = "__metadata__";
 /// As many arrays and objects may lie in each other, the header's own object included.
 const MAX_DEPTH: usize = 100;
 
-/// What the header of a file says of its tensors; they follow each other without holes.
-pub(crate) struct SafetensorsHeader {
-    /// Ascending by their data; empty ones at the same offset by name.
-    pub(crate) tensors: Vec<HeaderTensor>,
-}
-
 /// A tensor as the header has it; its dtype may be of a later version.
+#[derive(Deserialize)]
+#[serde(expecting = "a tensor's entry")]
 pub(crate) struct HeaderTensor {
+    #[serde(skip)]
     pub(crate) name: String,
+    #[serde(rename = "dtype")]
     pub(crate) dtype_name: String,
     pub(crate) shape: Vec<u64>,
-    /// Its bytes, counted from the end of the prefix.
-    pub(crate) data: Range<u64>,
+    /// Where its bytes begin and end, counted from the end of the prefix.
+    #[serde(rename = "data_offsets")]
+    pub(crate) data: (u64, u64),
+    /// Keeps the derived reader from taking a list of the fields for an entry.
+    #[serde(flatten)]
+    _others: IgnoredAny,
 }
 
 impl HeaderTensor {
@@ -45,83 +46,84 @@ impl HeaderTensor {
     }
 }
 
-impl SafetensorsHeader {
-    /// Reads the prefix (length, JSON, padding) of a file with this many bytes; errors name `path`.
-    pub(crate) fn read(path: &str, prefix: &[u8], length: u64) -> Result<Self> {
-        let stated = prefix.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-        if stated.and_then(|stated| stated.checked_add(LENGTH_BYTES)) != Some(prefix.len() as u64) {
-            let problem = format!("the prefix has {} bytes, and says otherwise", prefix.len());
-            return Err(Error::corrupt(path, 0, problem));
-        }
-        let header = Self::parse(path, prefix)?;
-        let described = header.data_bytes().saturating_add(prefix.len() as u64);
-        if described == length {
-            return Ok(header);
-        }
-        let problem = format!("the header describes {described} bytes, and the file has {length}");
-        Err(Error::corrupt(path, LENGTH_BYTES, problem))
+/// Reads the prefix (length, JSON, padding) of a file with this many bytes: the tensors, as of
+/// [`parse_header`]. Errors name `path`.
+pub(crate) fn read_header(path: &str, prefix: &[u8], length: u64) -> Result<Vec<HeaderTensor>> {
+    let stated = prefix.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+    if stated.and_then(|stated| stated.checked_add(LENGTH_BYTES)) != Some(prefix.len() as u64) {
+        let problem = format!("the prefix has {} bytes, and says otherwise", prefix.len());
+        return Err(Error::corrupt(path, 0, problem));
     }
+    let tensors = parse_header(path, prefix)?;
+    let described = data_bytes(&tensors).saturating_add(prefix.len() as u64);
+    if described == length {
+        return Ok(tensors);
+    }
+    let problem = format!("the header describes {described} bytes, and the file has {length}");
+    Err(Error::corrupt(path, LENGTH_BYTES, problem))
+}
 
-    /// Reads a prefix whose length is right.
-    pub(super) fn parse(path: &str, prefix: &[u8]) -> Result<Self> {
-        let json = std::str::from_utf8(&prefix[LENGTH_BYTES as usize..]).map_err(|error| {
-            let offset = LENGTH_BYTES + error.valid_up_to() as u64;
-            Error::corrupt(path, offset, "the header is not UTF-8, so this is no safetensors file")
-        })?;
-        let invalid = |error: serde_json::Error| {
-            let offset = LENGTH_BYTES + byte_of(json, error.line(), error.column());
-            let problem = format!("the header is no valid safetensors header: {error}");
-            Error::corrupt(path, offset, problem)
-        };
-        let Unique { depth } = serde_json::from_str(json).map_err(invalid)?;
-        if depth > MAX_DEPTH {
-            let problem = format!("the header is nested deeper than {MAX_DEPTH}");
+/// Reads a prefix whose length is right. The tensors ascend by their data and follow each other
+/// without holes; empty ones at the same offset ascend by name.
+pub(super) fn parse_header(path: &str, prefix: &[u8]) -> Result<Vec<HeaderTensor>> {
+    let json = std::str::from_utf8(&prefix[LENGTH_BYTES as usize..]).map_err(|error| {
+        let offset = LENGTH_BYTES + error.valid_up_to() as u64;
+        Error::corrupt(path, offset, "the header is not UTF-8, so this is no safetensors file")
+    })?;
+    let invalid = |error: serde_json::Error| {
+        let offset = LENGTH_BYTES + byte_of(json, error.line(), error.column());
+        let problem = format!("the header is no valid safetensors header: {error}");
+        Error::corrupt(path, offset, problem)
+    };
+    let Unique { depth } = serde_json::from_str(json).map_err(invalid)?;
+    if depth > MAX_DEPTH {
+        let problem = format!("the header is nested deeper than {MAX_DEPTH}");
+        return Err(Error::corrupt(path, LENGTH_BYTES, problem));
+    }
+    let header = serde_json::Deserializer::from_str(json).deserialize_map(HeaderVisitor);
+    let mut tensors = header.map_err(invalid)?;
+    tensors.sort_by(|a, b| a.data.cmp(&b.data).then_with(|| a.name.cmp(&b.name)));
+    tensors
+        .iter()
+        .try_for_each(|tensor| tensor.check(path).map_err(|error| error.in_file(path)))?;
+    let mut end = 0;
+    for HeaderTensor { name, data, .. } in &tensors {
+        let (start, stop) = *data;
+        if start != end {
+            let problem = format!(
+                "the header contradicts itself (hole or overlap): tensor {name:?} starts at \
+                {start}, not at {end}"
+            );
             return Err(Error::corrupt(path, LENGTH_BYTES, problem));
         }
-        let HeaderEntries(mut tensors) = serde_json::from_str(json).map_err(invalid)?;
-        tensors.sort_by(|a, b| {
-            let key = |tensor: &HeaderTensor| (tensor.data.start, tensor.data.end);
-            key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
-        });
-        tensors.iter().try_for_each(|tensor| tensor.check().map_err(|error| named(error, path)))?;
-        let header = Self { tensors };
-        header.check_cover(path)?;
-        Ok(header)
+        end = stop;
     }
+    Ok(tensors)
+}
 
-    /// The number of bytes after the prefix.
-    pub(super) fn data_bytes(&self) -> u64 {
-        self.tensors.last().map_or(0, |last| last.data.end)
-    }
-
-    fn check_cover(&self, path: &str) -> Result<()> {
-        let mut end = 0;
-        for tensor in &self.tensors {
-            if tensor.data.start != end {
-                let problem = format!(
-                    "the header contradicts itself (hole or overlap): tensor {:?} starts at {}, \
-                    not at {end}",
-                    tensor.name, tensor.data.start
-                );
-                return Err(Error::corrupt(path, LENGTH_BYTES, problem));
-            }
-            end = tensor.data.end;
-        }
-        Ok(())
-    }
+/// The number of bytes after the prefix.
+pub(super) fn data_bytes(tensors: &[HeaderTensor]) -> u64 {
+    tensors.last().map_or(0, |last| last.data.1)
 }
 
 impl HeaderTensor {
     /// Checks that the container's limits allow it, and that its data has the length that it asks
     /// for.
-    fn check(&self) -> Result<()> {
-        let (name, Range { start, end }) = (&self.name, self.data.clone());
-        check_name(name)?;
+    fn check(&self, path: &str) -> Result<()> {
+        let (name, (start, end)) = (&self.name, self.data);
+        let what = "the length of a tensor name in bytes";
+        Error::check_limit(what, name.len() as u64, MAX_NAME_BYTES)?;
+        if name.is_empty() || name.contains('\0') {
+            let what = format!("the tensor name {name:?} (empty, or with a NUL)");
+            let remedy =
+                "rename the tensor; the format allows names of 1 to 4096 bytes without NUL";
+            return Err(Error::unsupported(what, remedy));
+        }
         let what = format_args!("the number of dimensions of {name:?}");
         Error::check_limit(what, self.shape.len() as u64, MAX_DIMENSIONS)?;
         if start > end {
             let problem = format!("the data of {name:?} spans {start}..{end}, which is no range");
-            return Err(Error::corrupt(name, LENGTH_BYTES, problem));
+            return Err(Error::corrupt(path, LENGTH_BYTES, problem));
         }
         let Some(dtype) = self.dtype() else { return Ok(()) };
         let problem = match dtype.bytes(&self.shape) {
@@ -131,19 +133,8 @@ impl HeaderTensor {
             Err(error) => format!("tensor {name:?}: {error}"),
         };
         let problem = format!("the header contradicts itself (wrong size): {problem}");
-        Err(Error::corrupt(name, LENGTH_BYTES, problem))
+        Err(Error::corrupt(path, LENGTH_BYTES, problem))
     }
-}
-
-fn check_name(name: &str) -> Result<()> {
-    let length = name.len() as u64;
-    Error::check_limit("the length of a tensor name in bytes", length, MAX_NAME_BYTES)?;
-    if name.is_empty() || name.contains('\0') {
-        let what = format!("the tensor name {name:?} (empty, or with a NUL)");
-        let remedy = "rename the tensor; the format allows names of 1 to 4096 bytes without NUL";
-        return Err(Error::unsupported(what, remedy));
-    }
-    Ok(())
 }
 
 /// The byte at a line and column, both counted from one; `serde_json` counts columns in bytes.
@@ -152,59 +143,27 @@ fn byte_of(json: &str, line: usize, column: usize) -> u64 {
     (before + column.saturating_sub(1)) as u64
 }
 
-pub(super) fn named(error: Error, path: &str) -> Error {
-    match error {
-        Error::Corrupt { offset, problem, remedy, .. } => {
-            Error::Corrupt { place: path.to_owned(), offset, problem, remedy }
-        }
-        other => other.in_file(path),
+/// Takes the tensors in the order of the JSON.
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Vec<HeaderTensor>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
     }
-}
 
-/// The tensors in the order of the JSON.
-struct HeaderEntries(Vec<HeaderTensor>);
-
-impl<'de> Deserialize<'de> for HeaderEntries {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Tensors;
-        impl<'de> Visitor<'de> for Tensors {
-            type Value = HeaderEntries;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tensors")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<HeaderEntries, A::Error> {
-                let mut tensors = Vec::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == METADATA_KEY {
-                        map.next_value::<Option<HashMap<String, String>>>()?;
-                    } else {
-                        let HeaderEntry {
-                            dtype: dtype_name,
-                            shape,
-                            data_offsets: (start, end),
-                            ..
-                        } = map.next_value()?;
-                        tensors.push(HeaderTensor { name, dtype_name, shape, data: start..end });
-                    }
-                }
-                Ok(HeaderEntries(tensors))
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vec<HeaderTensor>, A::Error> {
+        let mut tensors = Vec::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if name == METADATA_KEY {
+                map.next_value::<Option<HashMap<String, String>>>()?;
+            } else {
+                tensors.push(HeaderTensor { name, ..map.next_value()? });
             }
         }
-        deserializer.deserialize_map(Tensors)
+        Ok(tensors)
     }
-}
-
-/// A tensor's entry.
-#[derive(Deserialize)]
-struct HeaderEntry {
-    dtype: String,
-    shape: Vec<u64>,
-    data_offsets: (u64, u64),
-    /// Keeps the derived reader from taking a list of the fields for an entry.
-    #[serde(flatten)]
-    _others: IgnoredAny,
 }
 
 /// The bytes of a safetensors file before its tensors, which follow each other in this order,

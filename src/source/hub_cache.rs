@@ -32,17 +32,16 @@ pub struct Located {
 /// # Errors
 /// [`Error::Parameter`] for a repository that is not in the cache.
 pub fn locate(path: &Path) -> Result<Located> {
+    let by_path = |repository| Located { path: path.to_owned(), repository, by_name: false };
     if path.exists() {
-        let repository = path.canonicalize().ok().and_then(|path| repository_of(&path));
-        return Ok(Located { path: path.to_owned(), repository, by_name: false });
+        return Ok(by_path(path.canonicalize().ok().and_then(|path| repository_of(&path))));
     }
-    let other = Located { path: path.to_owned(), repository: None, by_name: false };
     let (Some(text), Some(cache)) = (path.to_str(), folder(|name| std::env::var_os(name))) else {
-        return Ok(other);
+        return Ok(by_path(None));
     };
     let (name, revision) = text.split_once('@').unwrap_or((text, "main"));
     if !is_repository(name) || revision.is_empty() || revision.contains("..") {
-        return Ok(other);
+        return Ok(by_path(None));
     }
     let entry = cache.join(format!("models--{}", name.replace('/', "--")));
     if let Some(path) = entry.is_dir().then(|| of_revision(&entry, revision, text)).transpose()? {
@@ -52,7 +51,7 @@ pub fn locate(path: &Path) -> Result<Located> {
     let is_path =
         Path::new(name).parent().is_some_and(|parent| parent != Path::new("") && parent.exists());
     if is_path || !name.contains('/') {
-        return Ok(other);
+        return Ok(by_path(None));
     }
     let problem = format!(
         "{text} is no path here, and the cache of the Hub ({}) has no such model",
@@ -117,22 +116,22 @@ fn repository_of(path: &Path) -> Option<String> {
     is_repository(&repository).then_some(repository)
 }
 
-/// The snapshot of an entry's root: that of `refs/main`, else the only one; `None` for any other
-/// folder.
-///
-/// # Errors
-/// [`Error::Parameter`] if there are several snapshots and no `refs/main` among them, or none;
-/// [`Error::Io`].
-pub(super) fn snapshot(root: &Path) -> Result<Option<PathBuf>> {
+/// The snapshot of an entry's root, with a note: that of `refs/main`, else the only one; any other
+/// folder as it is. An error if there are several snapshots and no `refs/main` among them, or none.
+pub(super) fn snapshot(root: &Path) -> Result<(PathBuf, Option<String>)> {
     let snapshots = root.join("snapshots");
     if !root.join("blobs").is_dir() || !snapshots.is_dir() {
-        return Ok(None);
+        return Ok((root.to_owned(), None));
     }
+    let noted = |path: PathBuf| {
+        let note = format!("the cache's snapshot {} was read", path.display());
+        Ok((path, Some(note)))
+    };
     if let Ok(commit) = fs::read_to_string(root.join("refs/main")) {
         let commit = commit.trim();
         // A name and no path.
         if !commit.is_empty() && !commit.contains(['/', '.']) && snapshots.join(commit).is_dir() {
-            return Ok(Some(snapshots.join(commit)));
+            return noted(snapshots.join(commit));
         }
     }
     let listing = |error| Error::io("listing", &snapshots, error);
@@ -143,7 +142,7 @@ pub(super) fn snapshot(root: &Path) -> Result<Option<PathBuf>> {
     folders.sort();
     let entry = format!("{} is a cache entry of the Hub", root.display());
     match &folders[..] {
-        [only] => Ok(Some(only.clone())),
+        [only] => noted(only.clone()),
         [] => {
             let problem = format!("{entry} without a snapshot");
             Err(Error::parameter(problem, "fetch the model with hf download"))

@@ -158,7 +158,13 @@ pub(super) fn choose_variant(
         let choice = match variants.first() {
             _ if wanted.is_some() && variants.contains(&wanted) => wanted,
             Some(&first) if first.is_none() || variants.len() == 1 => first,
-            _ => return Err(undecided(group, &variants)),
+            _ => {
+                let names: Vec<&str> = variants.into_iter().flatten().collect();
+                let names = names.join(", ");
+                let problem =
+                    format!("{group}: there are the variants {names}, and no other files");
+                return Err(Error::parameter(problem, "choose one with --variant"));
+            }
         };
         chosen.insert(group, choice);
     }
@@ -181,13 +187,6 @@ pub(super) fn choose_variant(
         }
     }
     Ok((taken, left_out))
-}
-
-fn undecided(place: &str, variants: &BTreeSet<Option<&str>>) -> Error {
-    let names: Vec<&str> = variants.iter().copied().flatten().collect();
-    let problem =
-        format!("{place}: there are the variants {}, and no other files", names.join(", "));
-    Error::parameter(problem, "choose one with --variant")
 }
 
 /// Checks that a variant that is asked for is there.

@@ -13,7 +13,7 @@ mod walk;
 
 pub use folder::SideFile;
 pub(crate) use folder::Source;
-pub(crate) use header::{HeaderTensor, SafetensorsHeader, prefix_of};
+pub(crate) use header::{HeaderTensor, prefix_of, read_header};
 pub(crate) use index::named_files;
 pub use pipeline::Component;
 pub(crate) use pipeline::Sources;

@@ -65,18 +65,17 @@ impl Sources {
         if !path.is_dir() {
             return Source::open_variant(path, variant).map(alone);
         }
-        let snapshot = hub_cache::snapshot(path)?;
-        let root = snapshot.as_deref().unwrap_or(path);
-        let (found, left_out) = walk(root)?;
+        let (root, note) = hub_cache::snapshot(path)?;
+        let (found, left_out) = walk(&root)?;
+        index::check_variant(&found, variant)?;
         let folders = components(&found);
         if folders.is_empty() {
-            let source = Source::open_walked(root, found, left_out, variant)?;
-            return Ok(alone(source.read_from(snapshot.as_deref())));
+            let source = Source::of_files(&root, found, left_out, variant)?;
+            return Ok(alone(source.noted(note)));
         }
-        index::check_variant(&found, variant)?;
         let open = |folder: &String| {
             let place = root.join(folder);
-            let source = walk_within(&place, root)
+            let source = walk_within(&place, &root)
                 .and_then(|(found, left_out)| Source::of_files(&place, found, left_out, variant));
             let mut component =
                 Component::new(folder, source.map_err(|error| named(error, folder))?);
@@ -85,7 +84,7 @@ impl Sources {
             Ok(component)
         };
         let mut components = folders.iter().map(open).collect::<Result<Vec<_>>>()?;
-        let mut rest = rest(found, left_out, &folders)?.read_from(snapshot.as_deref());
+        let mut rest = rest(found, left_out, &folders)?.noted(note);
         let weights = components.iter().flat_map(|component| &component.model.weights);
         rest.notes.extend(little_to_code(weights));
         components.push(Component::new("", rest));

@@ -1,12 +1,11 @@
 //! One safetensors file: `8-byte length | JSON | tensor data`.
 //!
-//! What the `safetensors` crate rejects is rejected here too, by [`SafetensorsHeader`]. On top of
-//! that come the limits of the container, the ban on duplicate keys, and entries that must be
-//! objects.
+//! What the `safetensors` crate rejects is rejected here too, by [`parse_header`]. On top of that
+//! come the limits of the container, the ban on duplicate keys, and entries that must be objects.
 
 use std::{fmt, path::Path, sync::Arc};
 
-use super::header::{HeaderTensor, LENGTH_BYTES, SafetensorsHeader, named};
+use super::header::{HeaderTensor, LENGTH_BYTES, data_bytes, parse_header};
 use crate::{
     Dtype, Error, Result,
     io::{FileReader, ReadAt},
@@ -78,10 +77,10 @@ impl WeightsFile {
     pub fn parse(path: &str, reader: Arc<dyn ReadAt>) -> Result<Self> {
         let length = reader.size();
         let prefix = read_prefix(path, reader.as_ref())?;
-        let start = prefix.len() as u64;
-        let header = SafetensorsHeader::parse(path, &prefix)?;
-        let tensors = header.source_tensors(start).map_err(|error| named(error, path))?;
-        let described = tensors.last().map_or(start, |last| last.offset + last.length);
+        let header = parse_header(path, &prefix)?;
+        let file = Self::described(path, reader, length, prefix, header)?;
+        let start = file.prefix.len() as u64;
+        let described = file.tensors.last().map_or(start, |last| last.offset + last.length);
         if length < described {
             return Err(truncated(path, length, described));
         }
@@ -91,6 +90,29 @@ impl WeightsFile {
                 Error::corrupt(path, described, problem).remedied("download the file again")
             );
         }
+        Ok(file)
+    }
+
+    /// A file of this length with these tensors, if their dtypes are known.
+    pub(crate) fn described(
+        path: &str,
+        reader: Arc<dyn ReadAt>,
+        length: u64,
+        prefix: Vec<u8>,
+        header: Vec<HeaderTensor>,
+    ) -> Result<Self> {
+        let start = prefix.len() as u64;
+        let ends = start.checked_add(data_bytes(&header));
+        ends.ok_or_else(|| Error::overflow("where a tensor ends, in bytes").in_file(path))?;
+        let tensor = |tensor: HeaderTensor| {
+            let dtype = tensor.dtype().ok_or_else(|| {
+                let what = format!("the dtype {:?} of tensor {:?}", tensor.dtype_name, tensor.name);
+                Error::unsupported(what, "convert the tensor, or update df11").in_file(path)
+            })?;
+            let HeaderTensor { name, shape, data: (first, end), .. } = tensor;
+            Ok(SourceTensor { name, dtype, shape, offset: start + first, length: end - first })
+        };
+        let tensors = header.into_iter().map(tensor).collect::<Result<_>>()?;
         Ok(Self { path: path.to_owned(), reader, length, prefix, tensors })
     }
 
@@ -144,24 +166,6 @@ fn read_prefix(path: &str, reader: &dyn ReadAt) -> Result<Vec<u8>> {
 fn truncated(path: &str, actual: u64, expected: u64) -> Error {
     let problem = format!("truncated: {actual} of at least {expected} bytes are there");
     Error::corrupt(path, actual, problem).remedied("download the file again")
-}
-
-impl SafetensorsHeader {
-    /// The tensors, if their dtypes are known; `start` is where the file's data begins.
-    pub(crate) fn source_tensors(self, start: u64) -> Result<Vec<SourceTensor>> {
-        let ends = start.checked_add(self.data_bytes());
-        ends.ok_or_else(|| Error::overflow("where a tensor ends, in bytes"))?;
-        let tensor = |tensor: HeaderTensor| {
-            let dtype = tensor.dtype().ok_or_else(|| {
-                let what = format!("the dtype {:?} of tensor {:?}", tensor.dtype_name, tensor.name);
-                Error::unsupported(what, "convert the tensor, or update df11")
-            })?;
-            let HeaderTensor { name, shape, data, .. } = tensor;
-            let length = data.end - data.start;
-            Ok(SourceTensor { name, dtype, shape, offset: start + data.start, length })
-        };
-        self.tensors.into_iter().map(tensor).collect()
-    }
 }
 
 #[cfg(test)]

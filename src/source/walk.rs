@@ -63,30 +63,68 @@ pub(crate) fn walk(root: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
 
 /// As [`walk`], with links that may lead into `home`, which holds `root`.
 pub(super) fn walk_within(root: &Path, home: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
-    let mut walk = Walk {
-        found: Vec::new(),
-        left_out: Vec::new(),
-        folders: vec![(root.to_owned(), String::new())],
-        homes: homes(home),
-    };
-    while let Some((folder, prefix)) = walk.folders.pop() {
-        for entry in
-            fs::read_dir(&folder).map_err(|source| Error::io("listing", &folder, source))?
-        {
-            let entry = entry.map_err(|source| Error::io("listing", &folder, source))?;
-            walk.visit(&entry, &prefix)?;
+    let (mut found, mut left_out) = (Vec::new(), Vec::new());
+    let (homes, mut folders) = (homes(home), vec![(root.to_owned(), String::new())]);
+    while let Some((folder, prefix)) = folders.pop() {
+        let listing = |source| Error::io("listing", &folder, source);
+        for entry in fs::read_dir(&folder).map_err(listing)? {
+            let entry = entry.map_err(listing)?;
+            let (file, name) = (entry.path(), entry.file_name());
+            let path = format!("{prefix}{}", name.to_string_lossy());
+            let is_portable = name.to_str().is_some() && check_path(&path).is_ok();
+            match look(&entry, is_portable, &homes)? {
+                EntryKind::Folder => folders.push((file, path + "/")),
+                EntryKind::File { length, outside } => {
+                    found.push(Found { path, file, length, outside });
+                }
+                EntryKind::Lost(reason) if is_safetensors(&path) => {
+                    let problem = format!("{path:?}: {reason}");
+                    return Err(Error::parameter(problem, "download the file again, or rename it"));
+                }
+                EntryKind::Lost(reason) | EntryKind::Other(reason) => {
+                    left_out.push(LeftOut { path, reason: reason.to_owned() });
+                }
+            }
         }
     }
-    walk.found.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok((walk.found, walk.left_out))
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok((found, left_out))
 }
 
-struct Walk {
-    found: Vec<Found>,
-    left_out: Vec<LeftOut>,
-    folders: Vec<(PathBuf, String)>,
-    /// Folders into which links may lead, without links in their paths.
-    homes: Vec<PathBuf>,
+/// What an entry of a folder is to a source.
+enum EntryKind {
+    Folder,
+    File {
+        length: u64,
+        outside: Option<PathBuf>,
+    },
+    /// Nothing, for this reason.
+    Other(&'static str),
+    /// The same; a model must not lose weights without notice.
+    Lost(&'static str),
+}
+
+fn look(entry: &fs::DirEntry, is_portable: bool, homes: &[PathBuf]) -> Result<EntryKind> {
+    let file = entry.path();
+    let kind = entry.file_type().map_err(|source| Error::io("looking at", &file, source))?;
+    Ok(if entry.file_name().as_encoded_bytes().starts_with(b".") {
+        EntryKind::Other(HIDDEN)
+    } else if !is_portable {
+        EntryKind::Lost("its name is not portable")
+    } else if kind.is_dir() {
+        EntryKind::Folder
+    } else {
+        match fs::metadata(&file) {
+            Ok(metadata) if metadata.is_file() => {
+                let outside = if kind.is_symlink() { outside(homes, &file) } else { Ok(None) };
+                let outside = outside.map_err(|source| Error::io("following", &file, source))?;
+                EntryKind::File { length: metadata.len(), outside }
+            }
+            Ok(metadata) if metadata.is_dir() => EntryKind::Other("a link to a folder"),
+            Ok(_) => EntryKind::Lost("not a regular file"),
+            Err(_) => EntryKind::Lost(UNREADABLE),
+        }
+    })
 }
 
 /// The folder itself and, if it is a snapshot in the cache of the Hub, the blobs of its repository.
@@ -112,58 +150,4 @@ pub(crate) fn leads_out(root: &Path, file: &Path) -> bool {
 fn outside(homes: &[PathBuf], file: &Path) -> io::Result<Option<PathBuf>> {
     let target = file.canonicalize()?;
     Ok((!homes.iter().any(|home| target.starts_with(home))).then_some(target))
-}
-
-impl Walk {
-    fn visit(&mut self, entry: &fs::DirEntry, prefix: &str) -> Result<()> {
-        let file = entry.path();
-        let name = entry.file_name();
-        let path = format!("{prefix}{}", name.to_string_lossy());
-        let kind = entry.file_type().map_err(|source| Error::io("looking at", &file, source))?;
-        if path[prefix.len()..].starts_with('.') {
-            self.leave_out(path, HIDDEN);
-        } else if name.to_str().is_none() || check_path(&path).is_err() {
-            self.leave_out_unless_weights(path, "its name is not portable")?;
-        } else if kind.is_dir() {
-            self.folders.push((file, path + "/"));
-        } else {
-            self.visit_file(file, path, kind.is_symlink())?;
-        }
-        Ok(())
-    }
-
-    fn visit_file(&mut self, file: PathBuf, path: String, is_link: bool) -> Result<()> {
-        match fs::metadata(&file) {
-            Ok(metadata) if metadata.is_file() => {
-                let outside = if is_link { self.outside(&file)? } else { None };
-                self.found.push(Found { path, file, length: metadata.len(), outside });
-                Ok(())
-            }
-            Ok(metadata) if metadata.is_dir() => {
-                self.leave_out(path, "a link to a folder");
-                Ok(())
-            }
-            Ok(_) => self.leave_out_unless_weights(path, "not a regular file"),
-            Err(_) => self.leave_out_unless_weights(path, UNREADABLE),
-        }
-    }
-
-    /// Where a link leads, if that is no place for a file of this folder.
-    fn outside(&self, link: &Path) -> Result<Option<PathBuf>> {
-        outside(&self.homes, link).map_err(|source| Error::io("following", link, source))
-    }
-
-    fn leave_out(&mut self, path: String, reason: &str) {
-        self.left_out.push(LeftOut { path, reason: reason.to_owned() });
-    }
-
-    /// A model must not lose weights without notice.
-    fn leave_out_unless_weights(&mut self, path: String, reason: &str) -> Result<()> {
-        if is_safetensors(&path) {
-            let problem = format!("{path:?}: {reason}");
-            return Err(Error::parameter(problem, "download the file again, or rename it"));
-        }
-        self.leave_out(path, reason);
-        Ok(())
-    }
 }

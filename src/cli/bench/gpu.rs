@@ -4,14 +4,15 @@
 use std::{cmp::Reverse, collections::BTreeMap, path::Path};
 
 use df11::{
-    Dtype, Encoding, Model, Source,
+    Model, Source,
     gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Plan, Preference},
 };
 use serde_json::json;
 
-use super::{Repetitions, Series, jobs::without_verification};
+use super::{Bench, Series, jobs::without_verification, repeat};
 use crate::cli::{
-    Answer, Failure,
+    Answer, Failure, Session,
+    figures::has_weights,
     measure::{BlockDecoder, timed},
 };
 
@@ -21,65 +22,42 @@ const UPLOAD: &str = "pinned copy";
 /// Tensors smaller than this take as long as a launch does, whatever their shape.
 const LARGE_BYTES: u64 = 1 << 20;
 
-/// All series, after a check of every block against the CPU.
-pub(super) fn measure(
+/// All series, after a check of every block against the CPU, and the device memory of a weight.
+pub(super) fn run(
+    bench: &Bench,
     source: &Source,
     folder: &Path,
-    repetitions: &Repetitions<'_>,
-) -> Result<(Vec<Series>, Resident), Failure> {
-    let device = Device::open(0)?;
+    session: &Session,
+) -> Result<Answer, Failure> {
+    let (device, times) = (Device::open(0)?, bench.repetitions);
     let container = folder.join("model.df11");
-    let progress = repetitions.session.progress();
-    df11::compress(source, &container, &without_verification(), &progress)?;
-    drop(progress);
+    df11::compress(source, &container, &without_verification(), &session.progress())?;
     let model = df11::open(&container)?;
-    let (resident, first_load) = timed(|| model.load(&device, &LoadOptions::new()));
-    let resident = resident?;
+    let (resident, first_load) = timed(|| model.load(&device, &LoadOptions::new()))?;
     check(&model, &resident)?;
-    let mut all = decoding(&resident, repetitions)?;
+    let mut all = decoding(&resident, times)?;
     let stored = resident.device_bytes();
     drop(resident);
-    let resident = model.load(&device, &fast())?;
+    let resident = model.load(&device, &fast_layout())?;
     check(&model, &resident)?;
-    let bytes = Resident { weights: weights(&model), stored, fast: resident.device_bytes() };
+    let fast = resident.device_bytes();
     drop(resident);
-    all.extend(loading(&model, &device, stored, first_load, repetitions)?);
-    all.push(streaming(&model, &device, repetitions)?);
-    Ok((all, bytes))
+    all.extend(loading(&model, &device, stored, first_load, times)?);
+    all.push(streaming(&model, &device, times)?);
+    let mut answer = bench.answer(source, &all);
+    let weights: u64 = model.tensors().filter(has_weights).map(|tensor| tensor.elements()).sum();
+    let weights = weights.max(1) as f64;
+    let [stored_bits, fast_bits] = [stored, fast].map(|bytes| 8.0 * bytes as f64 / weights);
+    answer.text = format!(
+        "{}\nOn the GPU it takes {stored_bits:.3} bits a weight as it is stored, and \
+        {fast_bits:.3} in the fast layout.",
+        answer.text.trim_end()
+    );
+    answer.json["resident_bytes"] = json!({ "stored": stored, "fast": fast });
+    Ok(answer)
 }
 
-/// BF16 weights of a model; those of an alias are its target's.
-fn weights(model: &Model) -> u64 {
-    let tensors = model.blocks().flat_map(|block| block.tensors());
-    let own = tensors.filter(|tensor| {
-        tensor.dtype() == Some(Dtype::BF16) && tensor.encoding() != Encoding::Alias
-    });
-    own.map(|tensor| tensor.elements()).sum()
-}
-
-/// Device memory that the model takes, in bytes.
-pub(super) struct Resident {
-    /// That the model has.
-    weights: u64,
-    stored: u64,
-    fast: u64,
-}
-
-impl Resident {
-    /// Says it for a weight.
-    pub(super) fn add_to(&self, answer: &mut Answer) {
-        let bits = |bytes: u64| 8.0 * bytes as f64 / self.weights.max(1) as f64;
-        let (stored, fast) = (bits(self.stored), bits(self.fast));
-        answer.text = format!(
-            "{}\nOn the GPU it takes {stored:.3} bits a weight as it is stored, and {fast:.3} in \
-            the fast layout.",
-            answer.text.trim_end()
-        );
-        answer.json["resident_bytes"] = json!({ "stored": self.stored, "fast": self.fast });
-    }
-}
-
-fn fast() -> LoadOptions {
+fn fast_layout() -> LoadOptions {
     LoadOptions::new().residence(Preference::Fast)
 }
 
@@ -104,18 +82,14 @@ fn check(model: &Model, on_gpu: &GpuModel) -> Result<(), Failure> {
     Ok(())
 }
 
-fn series(name: impl Into<String>, bytes: u64, limit: Option<&'static str>) -> Series {
-    Series::new(0, name, bytes, limit)
-}
-
 /// Bytes of the tensors of a block, without padding.
 fn decoded_bytes(block: GpuBlock<'_>) -> u64 {
     block.tensors().map(|tensor| tensor.byte_length()).sum()
 }
 
-/// The name of a series and all rows of a tensor that stands for its shape: one coded tensor of
-/// each, largest first.
-fn shapes(model: &GpuModel) -> Result<Vec<(String, GpuProgram)>, Failure> {
+/// A series and all rows of a tensor that stands for its shape: one coded tensor of each, largest
+/// first.
+fn shapes(model: &GpuModel) -> Result<Vec<(Series, GpuProgram)>, Failure> {
     let mut shapes = BTreeMap::new();
     for tensor in model.blocks().flat_map(|block| block.tensors()) {
         if tensor.byte_length() >= LARGE_BYTES {
@@ -126,24 +100,24 @@ fn shapes(model: &GpuModel) -> Result<Vec<(String, GpuProgram)>, Failure> {
     let programs = shapes.into_iter().map(|((_, shape), name)| {
         let sizes: Vec<String> = shape.iter().map(u64::to_string).collect();
         let rows = 0..shape.first().copied().unwrap_or(1);
-        Ok((format!("decode {}", sizes.join("×")), model.rows(name, rows)?))
+        let (program, name) = (model.rows(name, rows)?, format!("decode {}", sizes.join("×")));
+        Ok((Series::new(name, program.bytes(), Some(COPY)), program))
     });
     programs.collect()
 }
 
 /// A plain copy, and decoding of each shape, of the largest block and of all.
-fn decoding(model: &GpuModel, repetitions: &Repetitions<'_>) -> Result<Vec<Series>, Failure> {
+fn decoding(model: &GpuModel, times: u16) -> Result<Vec<Series>, Failure> {
     let device = model.devices().next().expect("it was loaded onto one");
     let blocks: Vec<u64> = model.blocks().map(decoded_bytes).collect();
     let largest = blocks.iter().copied().max().unwrap_or(0);
     let longest = model.blocks().enumerate().max_by_key(|(_, block)| block.layout().bytes);
-    let (names, programs): (Vec<_>, Vec<_>) = shapes(model)?.into_iter().unzip();
-    let mut all = vec![series(COPY, 2 * largest, None)];
-    let of_shape = |(name, program): (_, &GpuProgram)| series(name, program.bytes(), Some(COPY));
-    all.extend(names.into_iter().zip(&programs).map(of_shape));
-    all.push(series("decode block", largest, Some(COPY)));
-    all.push(series("decode all blocks", blocks.iter().sum(), Some(COPY)));
-    repetitions.measure(&mut all, || {
+    let (of_shapes, programs): (Vec<_>, Vec<_>) = shapes(model)?.into_iter().unzip();
+    let mut all = vec![Series::new(COPY, 2 * largest, None)];
+    all.extend(of_shapes);
+    all.push(Series::new("decode block", largest, Some(COPY)));
+    all.push(Series::new("decode all blocks", blocks.iter().sum(), Some(COPY)));
+    repeat(times, &mut all, || {
         let mut seconds = vec![device.measure_copy(largest)?];
         let mut decoder = BlockDecoder::new(model)?;
         let blocks = decoder.time_blocks(model)?;
@@ -161,20 +135,19 @@ fn loading(
     device: &Device,
     stored: u64,
     first_load: f64,
-    repetitions: &Repetitions<'_>,
+    times: u16,
 ) -> Result<Vec<Series>, Failure> {
-    let mut first = series("first load", stored, Some(UPLOAD));
+    let mut first = Series::new("first load", stored, Some(UPLOAD));
     first.seconds.push(first_load);
     let mut all = vec![
-        series(UPLOAD, stored, None),
-        series("load", stored, Some(UPLOAD)),
-        series("load, fast layout", stored, Some(UPLOAD)),
+        Series::new(UPLOAD, stored, None),
+        Series::new("load", stored, Some(UPLOAD)),
+        Series::new("load, fast layout", stored, Some(UPLOAD)),
     ];
-    repetitions.measure(&mut all, || {
+    repeat(times, &mut all, || {
         let mut seconds = vec![device.measure_upload(stored)?];
-        for options in [LoadOptions::new(), fast()] {
-            let (loaded, time) = timed(|| model.load(device, &options));
-            drop(loaded?);
+        for options in [LoadOptions::new(), fast_layout()] {
+            let (_loaded, time) = timed(|| model.load(device, &options))?;
             seconds.push(time);
         }
         Ok(seconds)
@@ -184,16 +157,12 @@ fn loading(
 }
 
 /// Decoding with as little device memory as possible: every block is streamed.
-fn streaming(
-    model: &Model,
-    device: &Device,
-    repetitions: &Repetitions<'_>,
-) -> Result<Series, Failure> {
+fn streaming(model: &Model, device: &Device, times: u16) -> Result<Series, Failure> {
     let plan = Plan::all_streamed(model)?;
-    let mut all = [series("decode, streamed", plan.host_bytes(), Some(UPLOAD))];
+    let mut all = [Series::new("decode, streamed", plan.host_bytes(), Some(UPLOAD))];
     let streamed = model.load(device, &LoadOptions::new().plan(plan))?;
     check(model, &streamed)?;
-    repetitions.measure(&mut all, || {
+    repeat(times, &mut all, || {
         Ok(vec![BlockDecoder::new(&streamed)?.time_blocks(&streamed)?.iter().sum()])
     })?;
     let [streamed] = all;

@@ -5,7 +5,7 @@
 mod gpu;
 mod jobs;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use df11::{
@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 use super::{
     answer::{Answer, Failure},
     measure::{median, timed},
-    session::{Session, pool, temporary_folder},
-    text::{self, TextTable},
+    session::{Session, check, pool, temporary_folder},
+    text,
 };
-use jobs::Workplace;
+use jobs::{Job, Workplace};
 
 /// 105 M weights of their own in eight layers.
 const SHAPE: Shape =
@@ -73,22 +73,21 @@ pub(super) struct Bench {
 }
 
 /// Seconds of all repetitions of one job with one number of threads.
+#[derive(Clone)]
 struct Series {
+    /// 0 on a GPU.
     threads: usize,
     name: String,
+    /// 0 if the cost does not grow with the weights.
     bytes: u64,
+    /// The name of the job whose rate limits this one's.
     limit: Option<&'static str>,
     seconds: Vec<f64>,
 }
 
 impl Series {
-    fn new(
-        threads: usize,
-        name: impl Into<String>,
-        bytes: u64,
-        limit: Option<&'static str>,
-    ) -> Self {
-        Self { threads, name: name.into(), bytes, limit, seconds: Vec::new() }
+    fn new(name: impl Into<String>, bytes: u64, limit: Option<&'static str>) -> Self {
+        Self { threads: 0, name: name.into(), bytes, limit, seconds: Vec::new() }
     }
 
     fn rate(&self) -> f64 {
@@ -96,28 +95,20 @@ impl Series {
     }
 }
 
-/// How often everything is measured.
-struct Repetitions<'s> {
-    count: u16,
-    session: &'s Session,
-}
-
-impl Repetitions<'_> {
-    /// Adds the seconds of each repetition to their series; those of the first time do not count.
-    fn measure(
-        &self,
-        series: &mut [Series],
-        mut once: impl FnMut() -> Result<Vec<f64>, Failure>,
-    ) -> Result<(), Failure> {
-        for repetition in 0..=self.count {
-            self.session.check()?;
-            let seconds = once()?;
-            if repetition > 0 {
-                series.iter_mut().zip(seconds).for_each(|(series, time)| series.seconds.push(time));
-            }
+/// Adds the seconds of so many repetitions to their series; those of the first time do not count.
+fn repeat(
+    times: u16,
+    series: &mut [Series],
+    mut once: impl FnMut() -> Result<Vec<f64>, Failure>,
+) -> Result<(), Failure> {
+    for repetition in 0..=times {
+        check()?;
+        let seconds = once()?;
+        if repetition > 0 {
+            series.iter_mut().zip(seconds).for_each(|(series, time)| series.seconds.push(time));
         }
-        Ok(())
     }
+    Ok(())
 }
 
 impl Bench {
@@ -133,18 +124,14 @@ impl Bench {
             Some(source) => source.clone(),
             None => demo::checkpoint(temporary.path(), self.shape(), 11)?,
         };
-        session.check()?;
+        check()?;
         let source = Source::open(&source).map_err(Failure::Other)?;
-        let repetitions = Repetitions { count: self.repetitions, session };
         #[cfg(feature = "cudarc")]
         if self.gpu {
-            let (series, resident) = gpu::measure(&source, temporary.path(), &repetitions)?;
-            let mut answer = self.answer(&source, &series);
-            resident.add_to(&mut answer);
-            return Ok(answer);
+            return gpu::run(self, &source, temporary.path(), session);
         }
-        let series = self.measure(&source, temporary.path(), &repetitions)?;
-        Ok(self.answer(&source, &series))
+        let place = Workplace::new(&source, temporary.path(), session)?;
+        Ok(self.answer(&source, &self.measure(&place.jobs())?))
     }
 
     fn shape(&self) -> Shape {
@@ -165,48 +152,37 @@ impl Bench {
 
     /// All jobs for all numbers of threads, in turn, so that what slows the machine down for a
     /// while slows all of them.
-    fn measure(
-        &self,
-        source: &Source,
-        folder: &Path,
-        repetitions: &Repetitions<'_>,
-    ) -> Result<Vec<Series>, Failure> {
-        let place = Workplace::new(source, folder, repetitions.session)?;
-        let jobs = place.jobs();
+    fn measure(&self, jobs: &[Job<'_>]) -> Result<Vec<Series>, Failure> {
         let pools: Vec<_> = self.thread_counts().into_iter().map(pool).collect::<Result<_, _>>()?;
         let runs = || pools.iter().flat_map(|pool| jobs.iter().map(move |job| (pool, job)));
         let mut series: Vec<Series> = runs()
-            .map(|(pool, job)| {
-                Series::new(pool.current_num_threads(), job.name, job.bytes, job.limit)
-            })
+            .map(|(pool, job)| Series { threads: pool.current_num_threads(), ..job.series.clone() })
             .collect();
-        let time = |(pool, job): (&rayon::ThreadPool, &jobs::Job<'_>)| {
-            repetitions.session.check()?;
-            let (done, seconds) = pool.install(|| timed(&job.work));
-            Ok(done.map(|()| seconds)?)
+        let time = |(pool, job): (&rayon::ThreadPool, &Job<'_>)| {
+            check()?;
+            Ok(pool.install(|| timed(&job.work))?.1)
         };
-        repetitions.measure(&mut series, || runs().map(time).collect())?;
+        repeat(self.repetitions, &mut series, || runs().map(time).collect())?;
         Ok(series)
     }
 
     fn answer(&self, source: &Source, series: &[Series]) -> Answer {
-        let mut table = TextTable::new(["step", "threads", "time", "rate", "limit", "of it"]);
-        for one in series {
-            let limit = limit_of(series, one);
-            table.row([
+        let row = |one: &Series| {
+            let (seconds, limit) = (median(&one.seconds), limit_of(series, one));
+            let or_blank = |some: bool, text: String| if some { text } else { String::new() };
+            [
                 one.name.clone(),
-                if one.threads == 0 { String::new() } else { one.threads.to_string() },
-                text::duration(median(&one.seconds)),
-                if one.bytes == 0 {
-                    String::new()
-                } else {
-                    text::rate(one.bytes, median(&one.seconds))
-                },
+                or_blank(one.threads > 0, one.threads.to_string()),
+                text::duration(seconds),
+                or_blank(one.bytes > 0, text::rate(one.bytes, seconds)),
                 one.limit.unwrap_or_default().to_owned(),
                 limit.map_or_else(String::new, |limit| text::percent(one.rate() / limit)),
-            ]);
-        }
-        let (tensors, weights, bytes) = size(source);
+            ]
+        };
+        let all = || source.weights.iter().flat_map(|file| &file.tensors);
+        let (tensors, bytes) = (all().count(), all().map(|tensor| tensor.length).sum());
+        let weights = all().filter(|tensor| tensor.dtype == df11::Dtype::BF16);
+        let weights: u64 = weights.map(|tensor| tensor.length / 2).sum();
         let what = self
             .source
             .as_ref()
@@ -216,7 +192,10 @@ impl Bench {
             text::printable(&what),
             text::bytes(bytes),
             self.repetitions,
-            table.render()
+            text::table(
+                ["step", "threads", "time", "rate", "limit", "of it"],
+                series.iter().map(row)
+            )
         );
         let results: Vec<Value> = series.iter().map(|one| result_json(series, one)).collect();
         let json = json!({
@@ -241,15 +220,6 @@ fn limit_of(series: &[Series], one: &Series) -> Option<f64> {
     let name = one.limit?;
     let limit = series.iter().find(|limit| limit.threads == one.threads && limit.name == name)?;
     Some(limit.rate()).filter(|&rate| rate > 0.0)
-}
-
-/// Tensors, BF16 weights, and bytes of all tensors.
-fn size(source: &Source) -> (usize, u64, u64) {
-    let tensors = || source.weights.iter().flat_map(|file| &file.tensors);
-    let weights = tensors()
-        .filter(|tensor| tensor.dtype == df11::Dtype::BF16)
-        .map(|tensor| tensor.length / 2);
-    (tensors().count(), weights.sum(), tensors().map(|tensor| tensor.length).sum())
 }
 
 fn result_json(series: &[Series], one: &Series) -> Value {

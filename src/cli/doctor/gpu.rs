@@ -13,8 +13,9 @@ use tempfile::TempDir;
 
 use super::Finding;
 use crate::cli::{
-    Failure, Session,
+    Failure,
     measure::{BlockDecoder, median_of, timed},
+    session::check,
     text::{self, percent},
 };
 
@@ -30,16 +31,13 @@ const SEED: u64 = 11;
 const TIMES: usize = 3;
 
 /// Rates are left out if `folder` is none: there is no place for weights, as another finding says.
-pub(super) fn findings(
-    folder: Option<&TempDir>,
-    session: &Session,
-) -> Result<Vec<Finding>, Failure> {
+pub(super) fn findings(folder: Option<&TempDir>) -> Result<Vec<Finding>, Failure> {
     // Kept open, so that it starts once.
     let opened = Device::open(0).ok();
     let mut findings = vec![device()];
     if let (Some(device), Some(folder)) = (&opened, folder) {
         let rates = rates(device, folder.path());
-        session.check()?;
+        check()?;
         findings.extend(rates.unwrap_or_else(|error| vec![not_measured(error)]));
     }
     Ok(findings)
@@ -54,12 +52,8 @@ fn device() -> Finding {
     let names: Vec<String> = all
         .iter()
         .map(|info| {
-            let (major, minor) = info.driver;
-            format!(
-                "{}, {}, driver of CUDA {major}.{minor}",
-                info.name,
-                text::bytes(info.total_memory)
-            )
+            let ((major, minor), memory) = (info.driver, text::bytes(info.total_memory));
+            format!("{}, {memory}, driver of CUDA {major}.{minor}", info.name)
         })
         .collect();
     let value = json!({ "supported": true, "devices": names });
@@ -111,10 +105,7 @@ fn rates(device: &Device, folder: &Path) -> df11::Result<Vec<Finding>> {
     let upload = median_of(TIMES, || device.measure_upload(UPLOAD_BYTES))?;
     // The first load allocates pinned memory, which later ones find.
     let loaded = model.load(device, &LoadOptions::new())?;
-    let load = median_of(TIMES, || {
-        let (loaded, seconds) = timed(|| model.load(device, &LoadOptions::new()));
-        loaded.map(|_| seconds)
-    })?;
+    let load = median_of(TIMES, || Ok(timed(|| model.load(device, &LoadOptions::new()))?.1))?;
     let mut decoder = BlockDecoder::new(&loaded)?;
     let decode = median_of(TIMES, || Ok(decoder.time_blocks(&loaded)?.iter().sum()))?;
     let output = loaded.blocks().map(|block| block.layout().bytes).sum();

@@ -62,35 +62,30 @@ fn instructions() -> Finding {
     )
 }
 
-/// Name, whether it is there, and whether its absence hurts.
-#[cfg(target_arch = "x86_64")]
+/// Name, whether it is there, and whether its absence hurts; none on processors for which the code
+/// asks for none.
 fn known_instructions() -> Vec<(&'static str, bool, bool)> {
     macro_rules! features {
         ($($name:tt $needed:literal),*) => {
-            vec![$(($name, std::is_x86_feature_detected!($name), $needed)),*]
+            vec![$(($name, is_detected!($name), $needed)),*]
         };
     }
-    features![
-        "sse4.1" true, "pclmulqdq" true, "avx2" true,
-        "bmi2" false, "avx512f" false, "vpclmulqdq" false
-    ]
-}
-
-/// Name, whether it is there, and whether its absence hurts.
-#[cfg(target_arch = "aarch64")]
-fn known_instructions() -> Vec<(&'static str, bool, bool)> {
-    macro_rules! features {
-        ($($name:tt $needed:literal),*) => {
-            vec![$(($name, std::arch::is_aarch64_feature_detected!($name), $needed)),*]
-        };
-    }
-    features!["neon" true, "crc" true, "pmull" true]
-}
-
-/// None that the code asks for.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn known_instructions() -> Vec<(&'static str, bool, bool)> {
-    Vec::new()
+    #[cfg(target_arch = "x86_64")]
+    let known = {
+        use std::is_x86_feature_detected as is_detected;
+        features![
+            "sse4.1" true, "pclmulqdq" true, "avx2" true,
+            "bmi2" false, "avx512f" false, "vpclmulqdq" false
+        ]
+    };
+    #[cfg(target_arch = "aarch64")]
+    let known = {
+        use std::arch::is_aarch64_feature_detected as is_detected;
+        features!["neon" true, "crc" true, "pmull" true]
+    };
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let known = Vec::new();
+    known
 }
 
 #[cfg(unix)]

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use super::{
     answer::{Answer, Failure},
     containers::{component_name, container_bytes},
-    session::Session,
+    session::check,
     text,
 };
 
@@ -74,19 +74,19 @@ impl Finding {
 }
 
 impl Doctor {
-    pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
+    pub(super) fn run(&self) -> Result<Answer, Failure> {
         let folder = self.folder.clone().unwrap_or_else(std::env::temp_dir);
         let mut findings = vec![version(), build()];
         findings.extend(machine::findings(&folder));
         findings.push(leftovers(self.folder.as_deref().unwrap_or(Path::new("."))));
         findings.extend(self.folder.as_deref().and_then(models));
-        session.check()?;
+        check()?;
         let place = tempfile::Builder::new().prefix("df11-doctor.").tempdir_in(&folder);
         match &place {
-            Ok(place) => findings.extend(speeds::findings(place.path(), session)?),
+            Ok(place) => findings.extend(speeds::findings(place.path())?),
             Err(error) => findings.push(unwritable(error)),
         }
-        findings.extend(gpu::findings(place.ok().as_ref(), session)?);
+        findings.extend(gpu::findings(place.ok().as_ref())?);
         Ok(Answer { text: lines(&findings), json: document(&findings, &folder) })
     }
 }
@@ -182,9 +182,9 @@ fn unwritable(error: &std::io::Error) -> Finding {
 
 #[cfg(not(feature = "cudarc"))]
 mod gpu {
-    use super::{Failure, Finding, Session, TempDir, json};
+    use super::{Failure, Finding, TempDir, json};
 
-    pub(super) fn findings(_: Option<&TempDir>, _: &Session) -> Result<Vec<Finding>, Failure> {
+    pub(super) fn findings(_: Option<&TempDir>) -> Result<Vec<Finding>, Failure> {
         let text = "not used by this build; build with the feature cuda";
         let value = json!({ "supported": false, "devices": [] });
         Ok(vec![Finding::good("gpu", text, value)])

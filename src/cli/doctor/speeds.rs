@@ -13,8 +13,9 @@ use serde_json::json;
 
 use super::Finding;
 use crate::cli::{
-    Failure, Session,
+    Failure,
     measure::{median_of, timed},
+    session::check,
 };
 
 /// A sample that takes tenths of a second.
@@ -26,12 +27,12 @@ const REPEATS: usize = 8;
 const PORTION_ELEMENTS: usize = 1 << 19;
 
 /// `folder` takes the model.
-pub(super) fn findings(folder: &Path, session: &Session) -> Result<Vec<Finding>, Failure> {
+pub(super) fn findings(folder: &Path) -> Result<Vec<Finding>, Failure> {
     let source = Source::open(&demo::checkpoint(folder, SAMPLE, SEED)?)?;
     let container = folder.join("model.df11");
     df11::compress(&source, &container, &CompressOptions::default(), &())?;
     let mut findings = vec![mapping(&container)];
-    session.check()?;
+    check()?;
     findings.extend(codec(&largest(&source)?)?);
     Ok(findings)
 }
@@ -72,25 +73,24 @@ fn largest(source: &Source) -> Result<Vec<u8>> {
 fn codec(weights: &[u8]) -> Result<Vec<Finding>> {
     // What is hashed does not fit into the caches that hold a tensor.
     let large = weights.repeat(REPEATS);
-    let encoded = encode_tensor(weights, GapGeometry::default(), PORTION_ELEMENTS)?;
-    let elements = 0..weights.len() as u64 / 2;
-    let finding = |name, what, bytes: usize, work: &dyn Fn()| -> Result<Finding> {
-        let seconds = median_of(TIMES, || Ok(timed(work).1))?;
-        Ok(Finding::rate(name, &format!("{what}, one core"), bytes as u64, seconds))
-    };
-    let checksum = || {
-        black_box(crc32fast::hash(&large));
-    };
-    let hash = || {
-        black_box(blake3::hash(&large));
-    };
-    let encode =
-        || drop(black_box(encode_tensor(weights, GapGeometry::default(), PORTION_ELEMENTS)));
-    let decode = || drop(black_box(encoded.decode(elements.clone())));
+    let encode = || encode_tensor(weights, GapGeometry::default(), PORTION_ELEMENTS);
+    let (encoded, elements) = (encode()?, 0..weights.len() as u64 / 2);
     Ok(vec![
-        finding("checksum", "of CRC-32", large.len(), &checksum)?,
-        finding("hash", "of BLAKE3", large.len(), &hash)?,
-        finding("encode", "of BF16 encoded", weights.len(), &encode)?,
-        finding("decode", "of BF16 decoded", weights.len(), &decode)?,
+        rate("checksum", "of CRC-32", large.len(), || Ok(crc32fast::hash(&large)))?,
+        rate("hash", "of BLAKE3", large.len(), || Ok(blake3::hash(&large)))?,
+        rate("encode", "of BF16 encoded", weights.len(), encode)?,
+        rate("decode", "of BF16 decoded", weights.len(), || encoded.decode(elements.clone()))?,
     ])
+}
+
+/// Of work on so many bytes.
+fn rate<T>(
+    name: &'static str,
+    what: &str,
+    bytes: usize,
+    work: impl Fn() -> Result<T>,
+) -> Result<Finding> {
+    let work = || work().map(|done| drop(black_box(done)));
+    let seconds = median_of(TIMES, || Ok(timed(work)?.1))?;
+    Ok(Finding::rate(name, &format!("{what}, one core"), bytes as u64, seconds))
 }

@@ -1,6 +1,6 @@
 //! Findings as one page that loads nothing: data as JSON in it, and a script that draws them.
 
-use std::{collections::HashMap, path::Path};
+use std::path::Path;
 
 use df11::hazmat::{
     MIN_CODED_BYTES, Shard,
@@ -25,14 +25,15 @@ pub(super) fn page(findings: &[&Findings<'_>]) -> String {
     // In JSON `<` stands in text alone, which thus can neither end the element nor begin a comment.
     let data = data.to_string().replace('<', "\\u003c");
     let title = escape(&name(findings[0].path));
-    let texts = HashMap::from([
-        ("TITLE", title.as_str()),
-        ("STYLE", STYLE),
-        ("DATA", &data),
-        ("SCRIPT", SCRIPT),
-    ]);
     // One pass over the page, so that no text is taken for a place of another.
-    PAGE.split('@').map(|piece| *texts.get(piece).unwrap_or(&piece)).collect()
+    let texts = PAGE.split('@').map(|piece| match piece {
+        "TITLE" => &title,
+        "STYLE" => STYLE,
+        "DATA" => &data,
+        "SCRIPT" => SCRIPT,
+        other => other,
+    });
+    texts.collect()
 }
 
 fn name(path: &Path) -> String {

@@ -114,7 +114,7 @@ impl Inspect {
         if session.wants_text() {
             text = report::text(&found, self.tensors, self.histogram);
         }
-        if session.wants_json() {
+        if session.json {
             json = report::json(&found, self.tensors);
         }
         let mut answer = Answer { text, json };

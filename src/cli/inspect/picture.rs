@@ -62,13 +62,8 @@ impl Axis {
         while value <= self.max + step / 1e3 {
             let (y, class) = (self.y(value), if value == 0.0 { "axis" } else { "grid" });
             line(svg, class, [LEFT, y, RIGHT, y]);
-            label(
-                svg,
-                "end",
-                LEFT - 8.0,
-                y + 4.0,
-                &format!("{}{unit}", (100.0 * value).round() / 100.0),
-            );
+            let tick = format!("{}{unit}", (100.0 * value).round() / 100.0);
+            label(svg, "end", LEFT - 8.0, y + 4.0, &tick);
             value += step;
         }
     }
@@ -123,13 +118,8 @@ fn exponent_chart(svg: &mut String, exponents: &Histogram) {
             label(svg, "middle", x + width / 2.0, 338.0, &exponent.to_string());
         }
     }
-    label(
-        svg,
-        "middle",
-        f64::midpoint(LEFT, RIGHT),
-        360.0,
-        "exponent e; a weight is ±1.m × 2^(e − 127)",
-    );
+    let meaning = "exponent e; a weight is ±1.m × 2^(e − 127)";
+    label(svg, "middle", f64::midpoint(LEFT, RIGHT), 360.0, meaning);
 }
 
 fn block_chart(svg: &mut String, part: &Part<'_>) {
@@ -157,12 +147,8 @@ fn block_chart(svg: &mut String, part: &Part<'_>) {
 fn block_bar(svg: &mut String, axis: &Axis, x: f64, width: f64, block: &Figures) {
     let Some(stored) = block.bits_per_weight() else { return };
     let entropy = block.information();
-    let tip = match entropy {
-        Some(entropy) => {
-            format!("{}: {stored:.3} bits stored, {entropy:.3} of information", block.name)
-        }
-        None => format!("{}: {stored:.3} bits stored", block.name),
-    };
+    let mut tip = format!("{}: {stored:.3} bits stored", block.name);
+    tip.extend(entropy.map(|entropy| format!(", {entropy:.3} of information")));
     let plane = stored.min(SIGN_MANTISSA_BITS);
     bar(svg, "plane", [x, axis.y(plane), width, axis.y(0.0)], &tip);
     bar(svg, "code", [x, axis.y(stored), width, axis.y(plane)], &tip);

@@ -1,6 +1,6 @@
 //! Findings as text and JSON.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, iter, path::Path};
 
 use df11::{
     Dtype, Encoding, Model, Tensor,
@@ -12,7 +12,7 @@ use super::{Findings, Part};
 use crate::cli::{
     containers::{component_name, container_bytes, of_component},
     figures::{self, Figures},
-    text::{self, TextTable, printable},
+    text::{self, printable},
 };
 
 /// Characters of the longest bar.
@@ -148,30 +148,24 @@ fn file_counts(model: &Model) -> (u64, u64) {
 }
 
 fn tensor_table(part: &Part<'_>) -> String {
-    let mut table = TextTable::new([
-        "tensor",
-        "dtype",
-        "shape",
-        "encoding",
-        "stored",
-        "bits a weight",
-        "entropy + 8",
-    ]);
-    for (block, found) in part.component.model.blocks().zip(&part.blocks) {
-        for (tensor, figures) in block.tensors().zip(&found.tensors) {
-            let [stored, bits, information] = figures.cells();
-            table.row([
-                printable(&figures.name),
-                dtype(&tensor).to_owned(),
-                format!("{:?}", tensor.shape()),
-                tensor.encoding().name().to_owned(),
-                stored,
-                bits,
-                information,
-            ]);
-        }
-    }
-    table.render()
+    let header = ["tensor", "dtype", "shape", "encoding", "stored", "bits a weight", "entropy + 8"];
+    let row = |(tensor, figures): (Tensor<'_>, &Figures)| {
+        let [stored, bits, information] = figures.cells();
+        [
+            printable(&figures.name),
+            dtype(&tensor).to_owned(),
+            format!("{:?}", tensor.shape()),
+            tensor.encoding().name().to_owned(),
+            stored,
+            bits,
+            information,
+        ]
+    };
+    let blocks = part.component.model.blocks().zip(&part.blocks);
+    text::table(
+        header,
+        blocks.flat_map(|(block, found)| block.tensors().zip(&found.tensors)).map(row),
+    )
 }
 
 fn dtype(tensor: &Tensor<'_>) -> &'static str {
@@ -182,16 +176,16 @@ fn dtype(tensor: &Tensor<'_>) -> &'static str {
 fn histogram(exponents: &Histogram) -> String {
     let total = exponents.total().max(1) as f64;
     let most = exponents.counts().iter().copied().max().unwrap_or(0);
-    let mut table = TextTable::new(["exponent", "share", "weights"]);
-    let mut bars = vec![String::new()];
-    for (exponent, &count) in exponents.counts().iter().enumerate().filter(|&(_, &count)| count > 0)
-    {
-        table.row([exponent.to_string(), text::percent(count as f64 / total), count.to_string()]);
-        bars.push("█".repeat((BAR * count + most / 2).checked_div(most).unwrap_or(0) as usize));
-    }
-    let rows = table.render();
-    let lines =
-        rows.lines().zip(bars).map(|(row, bar)| format!("{row}  {bar}").trim_end().to_owned());
+    let counts = || exponents.counts().iter().copied().enumerate().filter(|&(_, count)| count > 0);
+    let rows = counts().map(|(exponent, count)| {
+        [exponent.to_string(), text::percent(count as f64 / total), count.to_string()]
+    });
+    let table = text::table(["exponent", "share", "weights"], rows);
+    let bars = iter::once(0).chain(counts().map(|(_, count)| (BAR * count + most / 2) / most));
+    let lines = table
+        .lines()
+        .zip(bars)
+        .map(|(row, bar)| format!("{row}  {}", "█".repeat(bar as usize)).trim_end().to_owned());
     let lines: Vec<String> = lines.collect();
     format!(
         "{}\n{} of 256 exponents occur; entropy of all together {:.3} bits",

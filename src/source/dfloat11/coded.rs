@@ -14,7 +14,7 @@
 //! the first gap is needed; all gaps are compared nevertheless, and each thread block must end
 //! where the next begins.
 
-use std::{io, sync::Arc};
+use std::sync::Arc;
 
 use super::table::{self, AGAIN};
 use crate::{Error, Result, bf16, io::ReadAt};
@@ -25,9 +25,7 @@ const GAP_BITS: u64 = 5;
 const POSITION_BYTES: u64 = 4;
 /// Bytes that one look at the stream takes: a thread's, and what its last code may take of the
 /// next.
-const LOOK_BYTES: usize = 16;
-/// Positions that are checked in one go.
-const CHECK_BYTES: u64 = 64 << 10;
+const LOOK_BYTES: u64 = 16;
 
 /// An array of a checkpoint: a range of a file.
 pub(super) struct FileRange {
@@ -44,15 +42,13 @@ impl FileRange {
         Error::corrupt(&self.path, offset, problem).remedied(AGAIN)
     }
 
-    /// Fills `buf` with the bytes from `offset` on; an error if it has fewer.
-    pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let inside = offset.checked_add(buf.len() as u64).is_some_and(|end| end <= self.length);
-        let read = if inside {
-            self.reader.read_exact_at(self.offset + offset, buf)
-        } else {
-            Err(io::ErrorKind::UnexpectedEof.into())
-        };
-        read.map_err(|source| Error::io("reading", &self.path, source))
+    /// So many bytes from `offset` on; zeros follow the last that it has.
+    pub(super) fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; length as usize];
+        let there = length.min(self.length.saturating_sub(offset)) as usize;
+        let read = self.reader.read_exact_at(self.offset + offset, &mut bytes[..there]);
+        read.map_err(|source| Error::io("reading", &self.path, source))?;
+        Ok(bytes)
     }
 }
 
@@ -60,19 +56,37 @@ impl FileRange {
 pub(super) struct CodedBlock {
     codes: FileRange,
     plane: FileRange,
-    positions: FileRange,
     gaps: FileRange,
     table: table::LutTree,
     threads_per_block: u64,
+    /// The first weight of each thread block, and the number of weights; they ascend.
+    positions: Vec<u32>,
 }
 
-/// The weights of a thread block.
-#[derive(Clone, Copy)]
-struct ThreadBlock {
-    index: u64,
-    first: u64,
-    /// One after the last.
-    end: u64,
+/// Reads positions: they ascend from 0 to the number of weights, and each code has a bit at least.
+fn read_positions(array: &FileRange, weights: u64, block_bits: u64) -> Result<Vec<u32>> {
+    let bytes = array.read(0, array.length)?;
+    let positions = bytes.as_chunks().0.iter().map(|&position| u32::from_le_bytes(position));
+    let positions: Vec<u32> = positions.collect();
+    let mut before = 0;
+    for (index, &position) in positions.iter().enumerate() {
+        let (offset, position) = (POSITION_BYTES * index as u64, u64::from(position));
+        if position < before || position > weights || index == 0 && position != 0 {
+            let problem =
+                format!("must ascend from 0 to {weights}, and {position} follows {before}");
+            return Err(array.damaged(offset, problem));
+        }
+        if position - before > block_bits {
+            let problem = "the thread block has more weights than bits";
+            return Err(array.damaged(offset - POSITION_BYTES, problem));
+        }
+        before = position;
+    }
+    if before != weights {
+        let problem = format!("must end with the number of weights, {weights}");
+        return Err(array.damaged(array.length - POSITION_BYTES, problem));
+    }
+    Ok(positions)
 }
 
 impl CodedBlock {
@@ -81,229 +95,142 @@ impl CodedBlock {
     pub(super) fn open(arrays: [FileRange; 5], threads_per_block: u64) -> Result<Self> {
         let [codes, plane, luts, positions, gaps] = arrays;
         // A LUT for each value that can be a pointer, LUT 0, the lengths; more cannot be used.
-        let mut bytes =
-            vec![0; luts.length.min((table::MAX_ROWS * table::ENTRIES) as u64 + 1) as usize];
-        luts.read(0, &mut bytes)?;
+        let most = (table::MAX_ROWS * table::ENTRIES) as u64 + 1;
+        let bytes = luts.read(0, luts.length.min(most))?;
         let table = table::LutTree::new(&luts.path, &bytes)?;
-        let block = Self { codes, plane, positions, gaps, table, threads_per_block };
-        let blocks = block.blocks();
+        let block_bytes = threads_per_block * BYTES_PER_THREAD;
+        let blocks = codes.length.div_ceil(block_bytes);
         let gap_bytes = (GAP_BITS * threads_per_block * blocks).div_ceil(8);
-        if block.gaps.length != gap_bytes {
+        if gaps.length != gap_bytes {
             let problem = format!("must be {gap_bytes} bytes for {blocks} thread blocks");
-            return Err(block.gaps.damaged(block.gaps.length, problem));
+            return Err(gaps.damaged(gaps.length, problem));
         }
         let allowed = [POSITION_BYTES * blocks.max(1), POSITION_BYTES * (blocks + 1)];
-        if !allowed.contains(&block.positions.length) {
+        if !allowed.contains(&positions.length) {
             let [least, most] = allowed;
             let problem = format!("must be {least} or {most} bytes for {blocks} thread blocks");
-            return Err(block.positions.damaged(block.positions.length, problem));
+            return Err(positions.damaged(positions.length, problem));
         }
-        block.check_positions()?;
-        Ok(block)
+        let positions = read_positions(&positions, plane.length, 8 * block_bytes)?;
+        Ok(Self { codes, plane, gaps, table, threads_per_block, positions })
     }
 
     pub(super) const fn weights(&self) -> u64 {
         self.plane.length
     }
 
-    fn blocks(&self) -> u64 {
-        self.codes.length.div_ceil(self.block_bytes())
-    }
-
     const fn block_bytes(&self) -> u64 {
         self.threads_per_block * BYTES_PER_THREAD
     }
 
-    /// Positions ascend from 0 to the number of weights.
-    fn check_positions(&self) -> Result<()> {
-        let (mut before, mut offset, last) = (0, 0, self.weights());
-        let mut bytes = Vec::new();
-        while offset < self.positions.length {
-            bytes.resize(CHECK_BYTES.min(self.positions.length - offset) as usize, 0);
-            self.positions.read(offset, &mut bytes)?;
-            for position in bytes.as_chunks().0 {
-                let position = u64::from(u32::from_le_bytes(*position));
-                let first = offset == 0;
-                if position < before || position > last || first && position != 0 {
-                    let problem =
-                        format!("must ascend from 0 to {last}, and {position} follows {before}");
-                    return Err(self.positions.damaged(offset, problem));
-                }
-                (before, offset) = (position, offset + POSITION_BYTES);
-            }
-        }
-        if before != last {
-            let problem = format!("must end with the number of weights, {last}");
-            return Err(self.positions.damaged(offset - POSITION_BYTES, problem));
+    /// Fills `buf` with bytes of the block's weights, of which `from` is the first.
+    pub(super) fn read(&self, from: u64, buf: &mut [u8]) -> Result<()> {
+        let (mut at, end) = (from, from + buf.len() as u64);
+        while at < end {
+            let weights = self.decode(at / 2, end.div_ceil(2))?;
+            let weights = &weights[(at % 2) as usize..];
+            let buf = &mut buf[(at - from) as usize..];
+            let count = weights.len().min(buf.len());
+            buf[..count].copy_from_slice(&weights[..count]);
+            at += count as u64;
         }
         Ok(())
     }
 
-    /// Fills `buf` with bytes of the block's weights, of which `from` is the first.
-    pub(super) fn read(&self, from: u64, buf: &mut [u8]) -> Result<()> {
-        if buf.is_empty() {
-            return Ok(());
+    /// The bytes of weights `first..until`, as far as they are in the thread block of the first.
+    fn decode(&self, first: u64, until: u64) -> Result<Vec<u8>> {
+        let next = self.positions.partition_point(|&start| u64::from(start) <= first);
+        let [start, end] = [next - 1, next].map(|at| u64::from(self.positions[at]));
+        let (index, until) = (next as u64 - 1, until.min(end));
+        // With the bytes that the last code may take.
+        let codes = self.block_bytes() + LOOK_BYTES;
+        let codes = self.codes.read(index * self.block_bytes(), codes)?;
+        let gaps = self.read_gaps(index)?;
+        let mut exponents = vec![0; (until - start) as usize];
+        let bit = self.decode_codes(index, &codes, &gaps, &mut exponents)?;
+        if until == end {
+            let next_gap = gaps.last().filter(|_| end < self.weights());
+            self.check_end(index, bit, next_gap)?;
         }
-        let end = from + buf.len() as u64;
-        let mut block = self.find(from / 2)?;
-        let mut done = 0;
-        loop {
-            let at = from + done as u64;
-            let (first, until) = (at / 2, end.div_ceil(2).min(block.end));
-            let weights = self.decode(block, first, until)?;
-            let weights = &weights[(at % 2) as usize..];
-            let count = weights.len().min(buf.len() - done);
-            buf[done..done + count].copy_from_slice(&weights[..count]);
-            done += count;
-            if done == buf.len() {
-                return Ok(());
-            }
-            block = self.after(block)?;
-        }
-    }
-
-    /// The thread block of a weight.
-    fn find(&self, weight: u64) -> Result<ThreadBlock> {
-        let (mut low, mut high) = (0, self.positions.length / POSITION_BYTES);
-        while high - low > 1 {
-            let middle = low.midpoint(high);
-            if self.position(middle)? <= weight { low = middle } else { high = middle }
-        }
-        let block = self.block(low)?;
-        if (block.first..block.end).contains(&weight) {
-            Ok(block)
-        } else {
-            Err(self.not_ascending(low))
-        }
-    }
-
-    /// The next thread block that has weights.
-    fn after(&self, block: ThreadBlock) -> Result<ThreadBlock> {
-        let mut next = self.block(block.index + 1)?;
-        while next.first == next.end {
-            next = self.block(next.index + 1)?;
-        }
-        if next.first == block.end { Ok(next) } else { Err(self.not_ascending(next.index)) }
-    }
-
-    fn block(&self, index: u64) -> Result<ThreadBlock> {
-        let (first, end) = (self.position(index)?, self.position(index + 1)?);
-        // Each code has a bit at least, so no thread block has more weights; the stream has all
-        // thread blocks but empty ones.
-        if first > end || end - first > 8 * self.block_bytes() || index >= self.blocks() {
-            return Err(self.not_ascending(index));
-        }
-        Ok(ThreadBlock { index, first, end })
-    }
-
-    fn not_ascending(&self, index: u64) -> Error {
-        let problem = "the thread block has more weights than bits, or less than none";
-        self.positions.damaged(POSITION_BYTES * index, problem)
-    }
-
-    fn position(&self, index: u64) -> Result<u64> {
-        let mut bytes = [0; POSITION_BYTES as usize];
-        if POSITION_BYTES * (index + 1) > self.positions.length {
-            return Err(self.not_ascending(index));
-        }
-        self.positions.read(POSITION_BYTES * index, &mut bytes)?;
-        Ok(u64::from(u32::from_le_bytes(bytes)))
-    }
-
-    /// The bytes of weights `first..until` of a thread block.
-    fn decode(&self, block: ThreadBlock, first: u64, until: u64) -> Result<Vec<u8>> {
-        let (codes, gaps) = (self.load_codes(block.index)?, self.load_gaps(block.index)?);
-        let mut exponents = vec![0; (until - block.first) as usize];
-        let end = self.decode_codes(block, &codes, &gaps, &mut exponents)?;
-        if until == block.end {
-            self.check_end(block, end, &gaps)?;
-        }
-        let mut plane = vec![0; (until - first) as usize];
-        self.plane.read(first, &mut plane)?;
+        let plane = self.plane.read(first, until - first)?;
         let mut weights = vec![0; 2 * plane.len()];
-        bf16::merge(&exponents[(first - block.first) as usize..], &plane, &mut weights);
+        bf16::merge(&exponents[(first - start) as usize..], &plane, &mut weights);
         Ok(weights)
     }
 
-    /// The codes of a thread block with the bytes that its last code may take.
-    fn load_codes(&self, index: u64) -> Result<Vec<u8>> {
-        let start = index * self.block_bytes();
-        let mut codes = vec![0; self.block_bytes() as usize + LOOK_BYTES];
-        let length = (codes.len() as u64).min(self.codes.length - start);
-        self.codes.read(start, &mut codes[..length as usize])?;
-        Ok(codes)
-    }
-
-    /// The gaps of a thread block, with the next one's first.
-    fn load_gaps(&self, index: u64) -> Result<Gaps> {
+    /// The gaps of a thread block and the next one's first; missing ones are 0.
+    fn read_gaps(&self, index: u64) -> Result<Vec<u64>> {
         let first = GAP_BITS * self.threads_per_block * index;
-        let end = first + GAP_BITS * (self.threads_per_block + 1);
-        let end = end.div_ceil(8).min(self.gaps.length);
-        let mut bytes = vec![0; (end - first / 8) as usize];
-        self.gaps.read(first / 8, &mut bytes)?;
-        Ok(Gaps { bytes, skip: first % 8 })
+        let bits = first % 8 + GAP_BITS * (self.threads_per_block + 1);
+        let bytes = self.gaps.read(first / 8, bits.div_ceil(8) + 1)?;
+        let gap = |thread| {
+            let bit = first % 8 + GAP_BITS * thread;
+            let at = (bit / 8) as usize;
+            let two = u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+            u64::from(two >> (16 - GAP_BITS - bit % 8) & 0x1F)
+        };
+        Ok((0..=self.threads_per_block).map(gap).collect())
     }
 
-    /// Decodes as many codes as there is room for; returns the bit after the last, counted from the
-    /// start of the thread block.
+    /// Decodes as many codes of a thread block as there is room for. Returns the bit after the last
+    /// one, counted from the start of the thread block.
     fn decode_codes(
         &self,
-        block: ThreadBlock,
+        index: u64,
         codes: &[u8],
-        gaps: &Gaps,
+        gaps: &[u64],
         exponents: &mut [u8],
     ) -> Result<u64> {
         let mut left = exponents.iter_mut();
-        let mut bit = u64::from(gaps.get(0));
-        for thread in 0..self.threads_per_block {
+        let mut bit = gaps[0];
+        for (thread, gap) in (0..self.threads_per_block).zip(gaps) {
             if left.len() == 0 {
                 return Ok(bit);
             }
             let start = thread * THREAD_BITS;
-            if bit != start + u64::from(gaps.get(thread)) {
+            if bit != start + gap {
                 let problem =
                     format!("the gap of thread {thread} is not where its first code begins");
-                let first = block.index * self.threads_per_block;
+                let first = index * self.threads_per_block;
                 return Err(self.gaps.damaged(GAP_BITS * (first + thread) / 8, problem));
             }
-            let look = &codes[(start / 8) as usize..][..LOOK_BYTES];
-            let mut look = u128::from_be_bytes(look.try_into().expect("16 bytes")) << (bit - start);
+            let look = codes[(start / 8) as usize..].first_chunk().expect("16 bytes more");
+            let mut look = u128::from_be_bytes(*look) << (bit - start);
             while bit < start + THREAD_BITS {
                 let Some(exponent) = left.next() else { return Ok(bit) };
                 let (value, length) = self
                     .table
                     .find((look >> 96) as u32)
-                    .map_err(|no_code| self.no_code(block, bit, &no_code))?;
+                    .map_err(|no_code| self.no_code(index, bit, &no_code))?;
                 *exponent = value;
                 look <<= length;
                 bit += u64::from(length);
             }
         }
-        if left.len() == 0 { Ok(bit) } else { Err(self.wrong_end(block)) }
+        if left.len() == 0 { Ok(bit) } else { Err(self.wrong_end(index)) }
     }
 
     /// A thread block ends where the next one begins, or with the stream.
-    fn check_end(&self, block: ThreadBlock, bit: u64, gaps: &Gaps) -> Result<()> {
+    fn check_end(&self, index: u64, bit: u64, next_gap: Option<&u64>) -> Result<()> {
         let block_bits = 8 * self.block_bytes();
-        let good = if block.end == self.weights() {
-            (8 * self.codes.length)
-                .checked_sub(block.index * block_bits + bit)
-                .is_some_and(|padding| padding < 8)
+        let good = if let Some(gap) = next_gap {
+            bit == block_bits + gap
         } else {
-            bit.checked_sub(block_bits) == Some(u64::from(gaps.get(self.threads_per_block)))
+            let padding = (8 * self.codes.length).checked_sub(index * block_bits + bit);
+            padding.is_some_and(|padding| padding < 8)
         };
-        if good { Ok(()) } else { Err(self.wrong_end(block)) }
+        if good { Ok(()) } else { Err(self.wrong_end(index)) }
     }
 
-    fn wrong_end(&self, block: ThreadBlock) -> Error {
-        let problem = format!("thread block {} does not end where the next begins", block.index);
-        self.codes.damaged((block.index + 1) * self.block_bytes(), problem)
+    fn wrong_end(&self, index: u64) -> Error {
+        let problem = format!("thread block {index} does not end where the next begins");
+        self.codes.damaged((index + 1) * self.block_bytes(), problem)
     }
 
-    fn no_code(&self, block: ThreadBlock, bit: u64, no_code: &table::InvalidCode) -> Error {
+    fn no_code(&self, index: u64, bit: u64, no_code: &table::InvalidCode) -> Error {
         match no_code {
             table::InvalidCode::Unused => {
-                let byte = block.index * self.block_bytes() + bit / 8;
+                let byte = index * self.block_bytes() + bit / 8;
                 self.codes.damaged(byte, "no code begins with these bits")
             }
             table::InvalidCode::Ambiguous => Error::unsupported(
@@ -314,21 +241,5 @@ impl CodedBlock {
                 "the DFloat11 package has lost such weights; compress the original BF16 files",
             ),
         }
-    }
-}
-
-/// The gaps of a thread block, and the first one after it; missing ones are 0.
-struct Gaps {
-    bytes: Vec<u8>,
-    /// Bits before the first.
-    skip: u64,
-}
-
-impl Gaps {
-    fn get(&self, thread: u64) -> u8 {
-        let bit = self.skip + GAP_BITS * thread;
-        let byte = |at: u64| self.bytes.get(at as usize).copied().unwrap_or(0);
-        let two = u16::from_be_bytes([byte(bit / 8), byte(bit / 8 + 1)]);
-        (two >> (16 - GAP_BITS - bit % 8)) as u8 & 0x1F
     }
 }

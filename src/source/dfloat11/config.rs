@@ -87,7 +87,7 @@ pub(super) struct Config {
     /// Threads of a thread block, 1..=1024.
     pub(super) threads_per_block: u64,
     /// Names of matrices for each pattern of module names.
-    patterns: Vec<(Regex, Vec<String>)>,
+    pub(super) patterns: Vec<(Regex, Vec<String>)>,
     /// All of it, for what it says of the model.
     pub(super) json: Value,
 }
@@ -150,14 +150,6 @@ impl Config {
         });
         let patterns = patterns.collect::<Result<_>>()?;
         Ok(Some(Self { version: own.version, threads_per_block, patterns, json }))
-    }
-
-    /// The names of matrices in each pattern that matches this module.
-    pub(super) fn attributes(&self, module: &str) -> impl Iterator<Item = &Vec<String>> {
-        self.patterns
-            .iter()
-            .filter(move |(regex, _)| regex.is_match(module))
-            .map(|(_, attributes)| attributes)
     }
 }
 
@@ -274,17 +266,11 @@ fn norms<'a>(
         .filter_map(|(name, shape)| {
             let path = name.strip_suffix("norm.weight")?;
             let module = &path[..=path.rfind('.')?];
-            match *shape {
-                [length]
-                    if modules.binary_search_by(|coded| coded.as_str().cmp(module)).is_ok() =>
-                {
-                    Some(length)
-                }
-                _ => None,
-            }
+            let &[length] = shape else { return None };
+            modules.binary_search_by(|coded| coded.as_str().cmp(module)).is_ok().then_some(length)
         })
         .collect();
-    (lengths.len() == 1).then(|| lengths.into_iter().next()).flatten()
+    if lengths.len() == 1 { lengths.first().copied() } else { None }
 }
 
 #[cfg(test)]

@@ -28,13 +28,12 @@ pub(super) enum BytesOf {
     /// As they are, from this offset of a file.
     Stored { file: usize, offset: u64 },
     /// Decoded, from this weight of a block.
-    Coded { coded: usize, first: u64 },
+    Coded { block: Arc<CodedBlock>, first: u64 },
 }
 
 /// The whole file: `length | JSON | tensors`.
 pub(super) struct Merged {
     files: Vec<WeightsFile>,
-    coded: Vec<Arc<CodedBlock>>,
     /// In ascending order of their starts, without holes; each with bytes.
     segments: Vec<Segment>,
     size: u64,
@@ -50,7 +49,6 @@ impl Merged {
     /// Lays out a file of these tensors, in this order.
     pub(super) fn new(
         files: Vec<WeightsFile>,
-        coded: Vec<Arc<CodedBlock>>,
         entries: Vec<(String, MergedTensor)>,
     ) -> Result<Self> {
         let described =
@@ -67,7 +65,7 @@ impl Merged {
                 segments.push(Segment { start, length, part });
             }
         }
-        Ok(Self { files, coded, segments, size })
+        Ok(Self { files, segments, size })
     }
 
     /// Fills `buf` with bytes that the file has.
@@ -78,26 +76,21 @@ impl Merged {
             let from = offset - segment.start;
             let count = (segment.length - from).min(buf.len() as u64);
             let (part, rest) = buf.split_at_mut(count as usize);
-            segment.part.read(self, from, part)?;
+            match &segment.part {
+                BytesOf::Prefix(bytes) => {
+                    part.copy_from_slice(&bytes[from as usize..][..part.len()])
+                }
+                BytesOf::Stored { file, offset } => {
+                    self.files[*file].read_exact_at(offset + from, part)?;
+                }
+                BytesOf::Coded { block, first } => block.read(2 * first + from, part)?,
+            }
             (offset, buf) = (offset + count, rest);
             if buf.is_empty() {
                 break;
             }
         }
         Ok(())
-    }
-}
-
-impl BytesOf {
-    fn read(&self, merged: &Merged, from: u64, buf: &mut [u8]) -> Result<()> {
-        match self {
-            Self::Prefix(bytes) => {
-                buf.copy_from_slice(&bytes[from as usize..][..buf.len()]);
-                Ok(())
-            }
-            Self::Stored { file, offset } => merged.files[*file].read_exact_at(offset + from, buf),
-            Self::Coded { coded, first } => merged.coded[*coded].read(2 * first + from, buf),
-        }
     }
 }
 

@@ -15,7 +15,8 @@
 //!
 //! A folder's files become one [`WeightsFile`], whose bytes are what the `safetensors` library
 //! would have written for the original tensors, and are decoded where they are read: nobody who
-//! reads it can tell. Memory is some 10 KiB a block, and 100 KiB for each read under way.
+//! reads it can tell. Memory is some 10 KiB a block, 4 bytes for some 25 KB of weights, and 100 KiB
+//! for each read under way.
 //!
 //! Exponents of 240 and more (infinities, NaN, huge numbers) share their values with pointers
 //! between the LUTs, so that the package's own decoder loses such weights. They come back here,
@@ -119,8 +120,10 @@ struct Import {
     config: Config,
     /// The tensors as they lie in the files, by name, each with the index of its file.
     stored: BTreeMap<String, (usize, SourceTensor)>,
+    /// The modules that are coded, ascending, with their trailing dots; also those that lack one of
+    /// the two arrays, which is an error later.
+    modules: Vec<String>,
     geometry: ModelGeometry,
-    coded: Vec<Arc<CodedBlock>>,
     entries: BTreeMap<String, MergedTensor>,
     /// Bytes that the entries take in a header, at least.
     header: u64,
@@ -150,32 +153,15 @@ impl Import {
                 }
             }
         }
-        let mut import = Self {
-            files,
-            config_path,
-            config,
-            stored,
-            geometry: ModelGeometry::default(),
-            coded: Vec::new(),
-            entries: BTreeMap::new(),
-            header: 0,
-            flat: Vec::new(),
-        };
-        let modules = import.modules();
-        let vectors =
-            import.stored.iter().map(|(name, (_, tensor))| (name.as_str(), &tensor.shape[..]));
-        import.geometry = ModelGeometry::new(&import.config.json, &modules, vectors);
-        modules.iter().try_for_each(|module| import.module(module))?;
-        import.copy_others(&modules)?;
-        Ok(import)
-    }
-
-    /// The modules that are coded, with their trailing dots; also those that lack one of the two
-    /// arrays, which is an error later.
-    fn modules(&self) -> Vec<String> {
-        let module = |name| [CODES, PLANE].into_iter().find_map(|last| module_of(name, last));
-        let modules: BTreeSet<&str> = self.stored.keys().filter_map(|name| module(name)).collect();
-        modules.into_iter().map(str::to_owned).collect()
+        let modules: BTreeSet<&str> = stored
+            .keys()
+            .filter_map(|name| [CODES, PLANE].into_iter().find_map(|last| module_of(name, last)))
+            .collect();
+        let modules: Vec<String> = modules.into_iter().map(str::to_owned).collect();
+        let shapes = stored.iter().map(|(name, (_, tensor))| (name.as_str(), &tensor.shape[..]));
+        let geometry = ModelGeometry::new(&config.json, &modules, shapes);
+        let (entries, flat) = (BTreeMap::new(), Vec::new());
+        Ok(Self { files, config_path, config, stored, modules, geometry, entries, header: 0, flat })
     }
 
     /// A block's array of this name: the path of its file, a reader, and the tensor.
@@ -208,10 +194,10 @@ impl Import {
     fn module(&mut self, module: &str) -> Result<()> {
         let [stream, plane, luts, positions, gaps] = ARRAYS.map(|name| self.array(module, name));
         let geometry = self.config.threads_per_block;
-        let coded = CodedBlock::open([stream?, plane?, luts?, positions?, gaps?], geometry)?;
-        let splits = self.splits(module, coded.weights())?;
+        let block = CodedBlock::open([stream?, plane?, luts?, positions?, gaps?], geometry)?;
+        let block = Arc::new(block);
+        let splits = self.splits(module, block.weights())?;
         let attributes = self.attributes(module, splits.len() - 1)?;
-        let index = self.coded.len();
         for (matrix, range) in splits.windows(2).enumerate() {
             let (first, weights) = (range[0], range[1] - range[0]);
             let path = match attributes.get(matrix) {
@@ -228,11 +214,10 @@ impl Import {
                     self.flat.push(name.clone());
                     vec![weights]
                 });
-            let part = BytesOf::Coded { coded: index, first };
+            let part = BytesOf::Coded { block: Arc::clone(&block), first };
             let entry = MergedTensor { dtype: Dtype::BF16, shape, bytes: 2 * weights, part };
             self.add(name, entry)?;
         }
-        self.coded.push(Arc::new(coded));
         Ok(())
     }
 
@@ -243,8 +228,7 @@ impl Import {
             let array = self.array(module, SPLITS)?;
             let what = format_args!("{}: its length in bytes", array.path);
             Error::check_limit(what, array.length, MAX_SPLIT_BYTES)?;
-            let mut bytes = vec![0; array.length as usize];
-            array.read(0, &mut bytes)?;
+            let bytes = array.read(0, array.length)?;
             let (entries, rest) = bytes.as_chunks();
             splits.extend(entries.iter().map(|&entry| u64::from_le_bytes(entry)));
             let ascending = splits.is_sorted() && splits.last().is_none_or(|&last| last <= weights);
@@ -260,7 +244,8 @@ impl Import {
     /// The names of a block's matrices; none for the module's own weight.
     fn attributes(&self, module: &str, count: usize) -> Result<Vec<String>> {
         let name = module.trim_end_matches('.');
-        let matches: Vec<&Vec<String>> = self.config.attributes(name).collect();
+        let patterns = self.config.patterns.iter().filter(|(regex, _)| regex.is_match(name));
+        let matches: Vec<&Vec<String>> = patterns.map(|(_, attributes)| attributes).collect();
         if let Some(fitting) = matches.iter().find(|attributes| attributes.len().max(1) == count) {
             return Ok((*fitting).clone());
         }
@@ -275,22 +260,6 @@ impl Import {
             )
         };
         Err(Error::parameter(problem, "get the config.json that belongs to these weights"))
-    }
-
-    /// Takes over all tensors that belong to no block.
-    fn copy_others(&mut self, modules: &[String]) -> Result<()> {
-        let mut others = std::mem::take(&mut self.stored);
-        for module in modules {
-            for array in ARRAYS.iter().chain([&SPLITS]) {
-                others.remove(&format!("{module}{array}"));
-            }
-        }
-        for (name, (file, tensor)) in others {
-            let SourceTensor { dtype, shape, offset, length: bytes, .. } = tensor;
-            let part = BytesOf::Stored { file, offset };
-            self.add(name, MergedTensor { dtype, shape, bytes, part })?;
-        }
-        Ok(())
     }
 
     /// Adds a tensor. A module's name counts for each of its matrices, so names may take far more
@@ -320,14 +289,30 @@ impl Import {
         }
     }
 
+    /// Takes over all blocks, and the tensors that belong to none.
     fn finish(mut self, notes: &mut Vec<String>) -> Result<WeightsFile> {
+        let modules = std::mem::take(&mut self.modules);
+        for module in &modules {
+            self.module(module)?;
+        }
+        let mut others = std::mem::take(&mut self.stored);
+        for module in &modules {
+            for array in ARRAYS.iter().chain([&SPLITS]) {
+                others.remove(&format!("{module}{array}"));
+            }
+        }
+        for (name, (file, tensor)) in others {
+            let SourceTensor { dtype, shape, offset, length: bytes, .. } = tensor;
+            let part = BytesOf::Stored { file, offset };
+            self.add(name, MergedTensor { dtype, shape, bytes, part })?;
+        }
         let path = self.path();
         notes.push(format!(
             "{path}: a DFloat11 checkpoint (version {}) of {} file(s) and {} blocks, decoded and \
             coded again",
             self.config.version.as_deref().unwrap_or("unknown"),
             self.files.len(),
-            self.coded.len()
+            modules.len()
         ));
         if let Some(first) = self.flat.first() {
             notes.push(format!(
@@ -340,7 +325,7 @@ impl Import {
         // The order in which the safetensors library writes: by descending dtype, then by name.
         let mut entries: Vec<_> = std::mem::take(&mut self.entries).into_iter().collect();
         entries.sort_by_key(|(_, entry)| Reverse(entry.dtype));
-        let merged = Merged::new(self.files, self.coded, entries)?;
+        let merged = Merged::new(self.files, entries)?;
         WeightsFile::parse(&path, Arc::new(merged))
     }
 }

@@ -79,19 +79,13 @@ impl LutTree {
                 (false, _) => 0,
             }
         };
-        let luts = rows.iter().zip(&levels).enumerate().map(|(row, (values, level))| {
-            let mut lut = [0; ENTRIES];
-            if let Some(level) = *level {
-                lut.iter_mut()
-                    .zip(values)
-                    .for_each(|(slot, &value)| *slot = entry(row, level, value));
-            }
-            lut
-        });
-        let mut table = Self { luts: luts.collect(), short: vec![0; 1 << SHORT_BITS] };
-        for index in 0..1 << SHORT_BITS {
-            table.short[index] = table.short_entry(index as u32);
-        }
+        let luts =
+            rows.iter().zip(&levels).enumerate().map(|(row, (values, level))| match *level {
+                Some(level) => values.map(|value| entry(row, level, value)),
+                None => [0; ENTRIES],
+            });
+        let mut table = Self { luts: luts.collect(), short: Vec::new() };
+        table.short = (0..1 << SHORT_BITS).map(|index| table.short_entry(index)).collect();
         Ok(table)
     }
 
@@ -144,7 +138,7 @@ fn levels(rows: &[[u8; ENTRIES]], lengths: &[u8; ENTRIES]) -> Vec<Option<u8>> {
         let Some(level) = levels[row].filter(|&level| level + 1 < LEVELS) else { continue };
         for &value in values.iter().filter(|&&value| !is_exponent(lengths, level, value)) {
             if let Some(target) =
-                pointed(value).filter(|&target| target > row && target < rows.len())
+                pointed(value).filter(|target| (row + 1..rows.len()).contains(target))
             {
                 levels[target].get_or_insert(level + 1);
             }

@@ -110,57 +110,51 @@ impl Lists {
 
     /// Adds up what lists hold, children before their parents; the outermost list of a kind counts.
     fn sum(&mut self, tree: &Tree) {
-        for node in (1..tree.nodes.len()).rev() {
-            let parent = tree.nodes[node].parent;
-            let list = self.of(node);
-            let (numbered, deep) = list.map_or((false, false), |list| (!list.glued, list.deep));
-            let is_member = list.is_some();
+        for node in (0..tree.nodes.len()).rev() {
+            for child in tree.children(node) {
+                let list = self.of(child);
+                let (numbered, deep) = list.map_or((false, false), |list| (!list.glued, list.deep));
+                let is_block = list.is_some() || self.lone[child];
+                self.blocks_below[node] |= is_block || self.blocks_below[child];
+                let whole = tree.weight(child);
+                self.listed[node] += if numbered { whole } else { self.listed[child] };
+                self.layered[node] += if deep { whole } else { self.layered[child] };
+            }
             self.lone[node] &= self.layered[node] == 0;
-            self.blocks_below[parent] |= is_member || self.lone[node] || self.blocks_below[node];
-            let whole = tree.weight(node);
-            self.listed[parent] += if numbered { whole } else { self.listed[node] };
-            self.layered[parent] += if deep { whole } else { self.layered[node] };
         }
     }
 }
 
 /// What the name of a tensor says below each depth, as numbers that are equal where the texts are.
 struct Suffixes {
-    /// For each tensor in the tree's order, where its suffixes begin in `exact` and `wild`.
-    starts: Vec<usize>,
-    /// By depth; the suffix of depth d is what follows d components.
-    exact: Vec<u32>,
-    /// The same, where all numbers are equal: `blocks.0.norm` and `blocks.1.norm`.
-    wild: Vec<u32>,
+    /// For each tensor in the tree's order, by depth: what follows so many components, and the same
+    /// if all numbers were equal, `blocks.0.norm` and `blocks.1.norm`.
+    below: Vec<Vec<[u32; 2]>>,
     /// For each tensor in the tree's order, a number for its shape.
     shapes: Vec<u32>,
 }
 
 impl Suffixes {
     fn new(tree: &Tree, items: &[Item]) -> Self {
-        let mut suffixes =
-            Self { starts: Vec::new(), exact: Vec::new(), wild: Vec::new(), shapes: Vec::new() };
         let (mut parts, mut tails, mut shapes) = (HashMap::new(), HashMap::new(), HashMap::new());
-        for &item in &tree.order {
-            let item = &items[item];
-            let start = suffixes.exact.len();
-            suffixes.starts.push(start);
-            suffixes.shapes.push(number(&mut shapes, item.shape));
-            let (mut exact, mut wild) = (0, 0);
-            let components: Vec<&str> = components(item.name).collect();
-            suffixes.exact.push(exact);
-            suffixes.wild.push(wild);
+        let mut below = |item: usize| {
+            let mut suffixes = vec![[0, 0]];
+            let components: Vec<&str> = components(items[item].name).collect();
             for component in components.into_iter().rev() {
-                exact = number(&mut tails, (number(&mut parts, component), exact)) + 1;
-                let component = if is_number(component) { "0" } else { component };
-                wild = number(&mut tails, (number(&mut parts, component), wild)) + 1;
-                suffixes.exact.push(exact);
-                suffixes.wild.push(wild);
+                let wild = if is_number(component) { "0" } else { component };
+                let [exact, after] = suffixes[suffixes.len() - 1];
+                suffixes.push([(component, exact), (wild, after)].map(|(component, tail)| {
+                    number(&mut tails, (number(&mut parts, component), tail)) + 1
+                }));
             }
-            suffixes.exact[start..].reverse();
-            suffixes.wild[start..].reverse();
+            suffixes.reverse();
+            suffixes
+        };
+        let order = || tree.order.iter().copied();
+        Self {
+            below: order().map(&mut below).collect(),
+            shapes: order().map(|item| number(&mut shapes, items[item].shape)).collect(),
         }
-        suffixes
     }
 
     /// Whether most members have more than half of their inner names in common with another one.
@@ -168,11 +162,10 @@ impl Suffixes {
         let mut names = Vec::new();
         for (index, &member) in members.iter().enumerate() {
             let node = &tree.nodes[member];
-            names.extend(
-                node.tensors
-                    .clone()
-                    .map(|tensor| (self.wild[self.starts[tensor] + node.depth], index)),
-            );
+            names.extend(node.tensors.clone().map(|tensor| {
+                let [_, wild] = self.below[tensor][node.depth];
+                (wild, index)
+            }));
         }
         names.sort_unstable();
         names.dedup();
@@ -191,8 +184,10 @@ impl Suffixes {
         let mut tensors = Vec::new();
         for &member in members {
             let node = &tree.nodes[member];
-            let inner = |tensor| self.exact[self.starts[tensor] + node.depth];
-            tensors.extend(node.tensors.clone().map(|tensor| (inner(tensor), self.shapes[tensor])));
+            tensors.extend(node.tensors.clone().map(|tensor| {
+                let [exact, _] = self.below[tensor][node.depth];
+                (exact, self.shapes[tensor])
+            }));
         }
         tensors.sort_unstable();
         let (mut equal, mut all) = (0, 0);

@@ -142,12 +142,8 @@ impl Grouping<'_> {
     /// The tensor, if any, whose name is that of the module itself.
     fn own_tensors(&self, module: NodeId) -> Range<usize> {
         let Range { start, end } = self.tree.nodes[module].tensors;
-        start
-            ..self
-                .tree
-                .children(module)
-                .next()
-                .map_or(end, |child| self.tree.nodes[child].tensors.start)
+        let child = self.tree.children(module).next();
+        start..child.map_or(end, |child| self.tree.nodes[child].tensors.start)
     }
 
     /// Whether a node is most of the model, and there is something in it to divide.

@@ -1,6 +1,6 @@
 //! Names as a tree of their components, in natural order, with what the rule asks about a subtree.
 
-use std::{cmp::Ordering, ops::Range};
+use std::ops::Range;
 
 use crate::source::safetensors::SourceTensor;
 
@@ -29,53 +29,26 @@ pub(super) fn components(name: &str) -> impl Iterator<Item = &str> {
     name.splitn(MAX_DEPTH, '.')
 }
 
-/// The natural order of names: component by component, numbers by value.
-fn compare(left: &str, right: &str) -> Ordering {
-    let (mut lefts, mut rights) = (components(left), components(right));
-    loop {
-        match (lefts.next(), rights.next()) {
-            (Some(left), Some(right)) => match compare_components(left, right) {
-                Ordering::Equal => {}
-                order => return order,
-            },
-            (left, right) => return left.is_some().cmp(&right.is_some()),
-        }
-    }
-}
-
-/// Runs of digits compare by value; components that are equal in this sense (`01`, `1`) by their
-/// bytes, so that only equal components compare as equal.
-fn compare_components(left: &str, right: &str) -> Ordering {
-    let (mut l, mut r) = (left.as_bytes(), right.as_bytes());
-    loop {
-        let order = match (l.first(), r.first()) {
-            (Some(a), Some(b)) if a.is_ascii_digit() && b.is_ascii_digit() => {
-                compare_numbers(take_digits(&mut l), take_digits(&mut r))
+/// What sorts names in natural order: component by component, runs of digits by their value, and
+/// components that are equal in this sense (`01`, `1`) by their bytes.
+fn natural_key(name: &str) -> Vec<u8> {
+    let mut key = Vec::new();
+    for component in components(name) {
+        let bytes = component.as_bytes();
+        for run in bytes.chunk_by(|a, b| a.is_ascii_digit() && b.is_ascii_digit()) {
+            if run[0].is_ascii_digit() {
+                let zeros = run.iter().take_while(|&&digit| digit == b'0').count();
+                key.push(b'0');
+                key.extend((run.len() - zeros).to_be_bytes());
+                key.extend(&run[zeros..]);
+            } else {
+                key.push(run[0]);
             }
-            (Some(a), Some(b)) => {
-                (l, r) = (&l[1..], &r[1..]);
-                a.cmp(b)
-            }
-            (a, b) => return a.is_some().cmp(&b.is_some()).then_with(|| left.cmp(right)),
-        };
-        if order != Ordering::Equal {
-            return order;
         }
+        // Names have no NUL.
+        key.extend([&[0], bytes, &[0]].concat());
     }
-}
-
-fn take_digits<'a>(bytes: &mut &'a [u8]) -> &'a [u8] {
-    let count = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let (digits, rest) = bytes.split_at(count);
-    *bytes = rest;
-    digits
-}
-
-/// By value, of any length.
-fn compare_numbers(left: &[u8], right: &[u8]) -> Ordering {
-    let significant = |digits: &[u8]| digits.iter().take_while(|&&digit| digit == b'0').count();
-    let (left, right) = (&left[significant(left)..], &right[significant(right)..]);
-    left.len().cmp(&right.len()).then_with(|| left.cmp(right))
+    key
 }
 
 /// Whether a component is an index.
@@ -95,8 +68,6 @@ pub(super) type NodeId = usize;
 /// A component of a name, with all tensors below it.
 pub(super) struct Node<'a> {
     pub(super) component: &'a str,
-    /// The root is its own parent.
-    pub(super) parent: NodeId,
     /// How many components lead here.
     pub(super) depth: usize,
     /// The node after the last one below this one.
@@ -122,14 +93,32 @@ pub(super) struct Tree<'a> {
 impl<'a> Tree<'a> {
     pub(super) fn new(items: &[Item<'a>]) -> Self {
         let mut order: Vec<usize> = (0..items.len()).collect();
-        order.sort_by(|&a, &b| compare(items[a].name, items[b].name).then_with(|| a.cmp(&b)));
+        order.sort_by_cached_key(|&index| natural_key(items[index].name));
         let sorted = || order.iter().map(|&index| &items[index]);
         // An empty tensor weighs a byte, so that a list of them is a list all the same.
         let weights = running_sums(sorted().map(|item| u128::from(item.bytes.max(1))));
         let matrices = running_sums(sorted().map(|item| usize::from(is_matrix(item.shape))));
-        let mut nodes = build(sorted().map(|item| item.name));
-        rank(&mut nodes);
-        Self { nodes, order, weights, matrices }
+        let nodes = build(sorted().map(|item| item.name));
+        let mut tree = Self { nodes, order, weights, matrices };
+        tree.rank();
+        tree
+    }
+
+    /// Fills in the ranks, children before their parents.
+    fn rank(&mut self) {
+        for node in (0..self.nodes.len()).rev() {
+            let (mut children, mut modules, mut highest) = (0, 0, 0);
+            for child in self.children(node) {
+                children += 1;
+                modules += usize::from(self.nodes[child].stop > child + 1);
+                highest = highest.max(self.nodes[child].rank);
+            }
+            self.nodes[node].rank = match (children, modules) {
+                (0, _) => 0,
+                (1, 1) => highest,
+                _ => highest + 1,
+            };
+        }
     }
 
     /// The nodes directly below a node, in natural order.
@@ -171,15 +160,9 @@ fn is_matrix(shape: &[u64]) -> bool {
 
 /// The nodes in preorder of sorted names, each of which shares a path with the one before it.
 fn build<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Node<'a>> {
-    let new = |component, parent, depth, start| Node {
-        component,
-        parent,
-        depth,
-        stop: 0,
-        tensors: start..0,
-        rank: 0,
-    };
-    let mut nodes = vec![new("", 0, 0, 0)];
+    let new =
+        |component, depth, start| Node { component, depth, stop: 0, tensors: start..0, rank: 0 };
+    let mut nodes = vec![new("", 0, 0)];
     let mut path = vec![0];
     let close = |nodes: &mut Vec<Node>, closed: &[NodeId], end: usize| {
         for &node in closed {
@@ -197,34 +180,13 @@ fn build<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Node<'a>> {
         close(&mut nodes, &path[depth..], count);
         path.truncate(depth);
         for part in components(name).skip(depth - 1) {
-            let parent = path[path.len() - 1];
-            nodes.push(new(part, parent, path.len(), count));
+            nodes.push(new(part, path.len(), count));
             path.push(nodes.len() - 1);
         }
         count += 1;
     }
     close(&mut nodes, &path, count);
     nodes
-}
-
-/// Fills in the ranks, children before their parents.
-fn rank(nodes: &mut [Node]) {
-    // For each node: children, children that are modules, and the highest rank of these.
-    let mut below = vec![(0_usize, 0_usize, 0_u8); nodes.len()];
-    for node in (0..nodes.len()).rev() {
-        let (children, modules, highest) = below[node];
-        nodes[node].rank = match (children, modules) {
-            (0, _) => 0,
-            (1, 1) => highest,
-            _ => highest + 1,
-        };
-        if node > 0 {
-            let (siblings, modules, highest) = &mut below[nodes[node].parent];
-            *siblings += 1;
-            *modules += usize::from(children > 0);
-            *highest = nodes[node].rank.max(*highest);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -260,6 +222,7 @@ mod tests {
 
     #[test]
     fn numbers_compare_by_value() {
+        let compare = |left: &str, right: &str| natural_key(left).cmp(&natural_key(right));
         let long = format!("a.{}", "9".repeat(4000));
         let names = [
             "", ".", "..", "0", "00", "1", "2.x", "10", "a", "a.2", "a.b", "a2", "a2.b", "a10",
@@ -270,7 +233,7 @@ mod tests {
                 assert_eq!(compare(left, right), i.cmp(&j), "{left:?} {right:?}");
             }
         }
-        assert_eq!(compare(&long, "a.18446744073709551616"), Ordering::Greater);
+        assert!(compare(&long, "a.18446744073709551616").is_gt());
     }
 
     #[test]

@@ -184,11 +184,8 @@ function exponentChart() {
     + "A weight is ±1.m × 2^(e − 127).";
   const most = Math.max(...shares);
   const step = [0.01, 0.02, 0.05, 0.1].find((step) => most / step <= 6) ?? 0.2;
-  const bars = [];
-  for (let exponent = first; exponent <= last; exponent += 1) {
-    const parts = [[["code", 100 * shares[exponent]]]];
-    bars.push({ exponent, parts, label: String(exponent) });
-  }
+  const bars = shares.slice(first, last + 1).map((share, index) =>
+    ({ exponent: first + index, parts: [[["code", 100 * share]]], label: String(first + index) }));
   const tell = ({ exponent }) => `exponent ${exponent}: `
     + `${(100 * shares[exponent]).toFixed(3)} %, ${count(counts[exponent], "weight")}`;
   const max = 100 * step * Math.ceil(most / step);
