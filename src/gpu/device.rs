@@ -9,7 +9,7 @@ use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUevent_flags};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
 use super::fault::{ANOTHER_GPU, OrFault, gpu, refuse};
-use super::memory::{Buffer, DeviceRegion};
+use super::memory::Buffer;
 use super::pinned::{Pinned, PinnedRange};
 use super::{driver, linear::kernels::LinearKernels, module::Kernels};
 use crate::{Result, parallel};
@@ -214,26 +214,6 @@ impl Device {
                 format!("{what} needs {bytes} bytes, and {} has {free} free", self.info().name);
             gpu(problem, "free memory on the GPU, or keep blocks on the host (Plan::fit)")
         })
-    }
-
-    /// Device memory for things of these sizes, of any content, in one allocation: where each is.
-    pub(super) fn place<T>(
-        &self,
-        what: &str,
-        things: impl Iterator<Item = (T, u64)>,
-    ) -> Result<Vec<(T, DeviceRegion)>> {
-        let things: Vec<(T, u64)> = things.collect();
-        if things.is_empty() {
-            return Ok(Vec::new());
-        }
-        let bytes = things.iter().map(|(_, bytes)| bytes).sum();
-        let (memory, mut next) = (Arc::new(self.allocate(bytes, what)?), 0);
-        let place = |(thing, bytes)| {
-            let region = DeviceRegion::within(&memory, next, bytes);
-            next += bytes;
-            (thing, region)
-        };
-        Ok(things.into_iter().map(place).collect())
     }
 
     /// Pins memory of the host, so that kernels of all GPUs read it over the bus, and may write

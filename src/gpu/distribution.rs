@@ -1,10 +1,8 @@
 //! How blocks are shared out among GPUs: what some of them take on one, and which are streamed.
 
-use std::ops::Range;
-
 use super::fault::refuse;
-use super::needs::{Needs, Residence, TensorId};
-use super::task::{DecodeTask, KernelEncoding};
+use super::needs::{Needs, Residence};
+use super::task::DecodeTask;
 use crate::{Error, Result};
 
 /// Output buffers that a plan leaves room for on each GPU: one is used, one written.
@@ -24,7 +22,7 @@ pub struct Placement {
 }
 
 /// What one GPU holds, as it is added up.
-#[derive(Clone, Default)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Tally {
     /// Of resident blocks, sections or what lies there in their place.
     section_bytes: u64,
@@ -38,26 +36,27 @@ pub(super) struct Tally {
 
 impl Tally {
     pub(super) fn add(&mut self, block: &Needs, streamed: bool, residence: Residence) {
+        let footprint = block.footprint(residence);
         if streamed {
-            self.slot_bytes = self.slot_bytes.max(block.section_bytes);
+            self.slot_bytes = self.slot_bytes.max(footprint.bytes);
             self.streamed += 1;
         } else {
-            self.section_bytes += block.section_bytes;
+            self.section_bytes += footprint.bytes;
         }
         // A streamed block is decoded from each slot, or in place.
         self.tasks += block.tensors * if streamed { SLOTS as u64 + 1 } else { 1 };
-        self.table_bytes += table_bytes(&block.coded);
+        self.table_bytes += footprint.table_bytes();
         self.output_bytes = self.output_bytes.max(block.decoded_bytes);
-        if residence == Residence::Fast {
-            self.make_fast(block);
-        }
     }
 
-    /// Exchanges what a resident block takes as it is stored.
-    pub(super) fn make_fast(&mut self, block: &Needs) {
-        let Some(fast) = &block.fast else { return };
-        self.section_bytes = self.section_bytes - block.section_bytes + fast.bytes;
-        self.table_bytes = self.table_bytes - table_bytes(&block.coded) + table_bytes(&fast.coded);
+    /// With the matrices of a resident block in the fast layout, which it had as they are stored.
+    pub(super) fn make_fast(&self, block: &Needs) -> Self {
+        let (stored, fast) = (&block.stored, block.footprint(Residence::Fast));
+        Self {
+            section_bytes: self.section_bytes - stored.bytes + fast.bytes,
+            table_bytes: self.table_bytes - stored.table_bytes() + fast.table_bytes(),
+            ..*self
+        }
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -67,10 +66,6 @@ impl Tally {
         (self.section_bytes + slots + decoding)
             .saturating_add(OUTPUTS.saturating_mul(self.output_bytes))
     }
-}
-
-fn table_bytes(coded: &[(TensorId, KernelEncoding)]) -> u64 {
-    coded.iter().map(|(_, coding)| coding.table_bytes()).sum()
 }
 
 /// All blocks resident, each GPU filled before the next one; `None` if that is too much.
@@ -101,39 +96,27 @@ pub(super) fn too_large_to_be_fast(blocks: &[&Needs], memory: &[u64]) -> Error {
     Error::parameter(format!("{model}, and the plan has {there}"), remedy)
 }
 
-/// A run of blocks for each GPU, some of them streamed.
+/// A run of blocks for each GPU, in proportion to memory, some of them streamed.
 pub(super) fn stream(blocks: &[&Needs], memory: &[u64]) -> Result<Vec<Placement>> {
+    let all: u128 = blocks.iter().map(|block| u128::from(block.stored.bytes)).sum();
+    let total = memory.iter().copied().map(u128::from).sum::<u128>().max(1);
     let mut placements = Vec::with_capacity(blocks.len());
-    for (device, run) in runs(blocks, memory).into_iter().enumerate() {
-        let streamed = fewest_streamed(&blocks[run], device, memory[device])?;
+    let (mut bytes, mut share) = (0u128, 0u128);
+    for (device, &memory_bytes) in memory.iter().enumerate() {
+        share += u128::from(memory_bytes);
+        // A block goes where its middle lies; the last GPU takes what is left.
+        let is_mine = |block: &&&Needs| {
+            let block = u128::from(block.stored.bytes);
+            let mine = device + 1 == memory.len() || (2 * bytes + block) * total <= 2 * all * share;
+            bytes += if mine { block } else { 0 };
+            mine
+        };
+        let rest = &blocks[placements.len()..];
+        let run = &rest[..rest.iter().take_while(is_mine).count()];
+        let streamed = fewest_streamed(run, device, memory_bytes)?;
         placements.extend(streamed.into_iter().map(|streamed| Placement { device, streamed }));
     }
     Ok(placements)
-}
-
-/// Cuts the blocks into one run a GPU, in proportion to memory.
-fn runs(blocks: &[&Needs], memory: &[u64]) -> Vec<Range<usize>> {
-    let sum = |values: &mut dyn Iterator<Item = u64>| values.map(u128::from).sum::<u128>();
-    let all = sum(&mut blocks.iter().map(|block| block.section_bytes));
-    let total = sum(&mut memory.iter().copied()).max(1);
-    let last = memory.len() - 1;
-    let (mut runs, mut start, mut bytes, mut share) = (Vec::new(), 0, 0u128, 0u128);
-    for (device, &memory) in memory.iter().enumerate() {
-        share += u128::from(memory);
-        let mut end = start;
-        while let Some(block) = blocks.get(end) {
-            let block = u128::from(block.section_bytes);
-            // A block goes where its middle lies; the last GPU takes what is left.
-            if device < last && (2 * bytes + block) * total > 2 * all * share {
-                break;
-            }
-            bytes += block;
-            end += 1;
-        }
-        runs.push(start..end);
-        start = end;
-    }
-    runs
 }
 
 fn tally(run: &[&Needs], streamed: &[bool], residence: Residence) -> u64 {
@@ -167,15 +150,15 @@ fn fewest_streamed(run: &[&Needs], device: usize, memory: u64) -> Result<Vec<boo
 /// Streams about `parts` of as many parts of a run's bytes as it has blocks, spread evenly.
 fn spread(run: &[&Needs], parts: usize) -> Vec<bool> {
     let smallest =
-        run.iter().map(|block| block.section_bytes).max().map_or(0, |largest| largest / SMALL);
+        run.iter().map(|block| block.stored.bytes).max().map_or(0, |largest| largest / SMALL);
     // Bytes that should have been streamed so far less those that are, times the number of blocks.
     // Containers are smaller than 2^63 bytes, so that nothing overflows.
     let mut due = 0i128;
     let streamed = run.iter().map(|block| {
-        let bytes = i128::from(block.section_bytes);
+        let bytes = i128::from(block.stored.bytes);
         let whole = bytes * run.len() as i128;
         due += bytes * parts as i128;
-        let streamed = parts == run.len() || (block.section_bytes >= smallest && 2 * due > whole);
+        let streamed = parts == run.len() || (block.stored.bytes >= smallest && 2 * due > whole);
         due -= if streamed { whole } else { 0 };
         streamed
     });

@@ -141,10 +141,9 @@ impl Model {
     ) -> Result<GpuModel> {
         let needs = needs::of_blocks(self)?;
         let plan = options.plan_for(&needs, devices)?;
-        let loaded = (0..needs.len()).filter(|&block| plan.placements()[block].is_some());
-        observer.begin(
-            loaded.map(|block| needs[block].loaded_bytes(self, plan.residences()[block])).sum(),
-        );
+        let lying = needs.iter().zip(plan.residences()).map(|(block, &at)| block.footprint(at));
+        let loaded = lying.zip(plan.placements()).filter(|(_, place)| place.is_some());
+        observer.begin(loaded.map(|(block, _)| block.loaded_bytes(self)).sum());
         observer.enter(Stage::Load);
         let part = |(index, device)| DevicePart::new(self, &needs, &plan, index, device);
         let parts = devices.iter().enumerate().map(part).collect::<Result<_>>()?;
@@ -219,7 +218,7 @@ impl Loader<'_> {
         let tensors = stored::read_all(self.model, tensors, validate)?;
         let streamed = (0..self.parts.len()).flat_map(|part| self.plan.blocks_on(part, true));
         let sections: Vec<SectionId> =
-            streamed.flat_map(|block| self.needs[block].sections.iter().copied()).collect();
+            streamed.flat_map(|block| self.needs[block].stored.sections.iter().copied()).collect();
         let pin = |id: SectionId| {
             let (context, shard) = (self.parts[0].device.context(), &self.model.shards()[id.0]);
             let host = HostSection::new(context, shard, id.1)?;

@@ -132,10 +132,6 @@ impl DeviceRegion {
         Self { bytes, ..self.clone() }
     }
 
-    pub(super) fn buffer(&self) -> &Arc<Buffer> {
-        &self.buffer
-    }
-
     pub(super) fn pointer(&self) -> CUdeviceptr {
         self.buffer.pointer() + self.offset
     }

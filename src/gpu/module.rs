@@ -15,62 +15,28 @@ use super::fault::{OrFault, gpu};
 use super::fit::{Demand, Fit, LANES};
 use super::memory::Buffer;
 use super::task::{
-    DecodeTask, ENCODINGS, FEW_TASKS, FewTasks, KERNELS, KernelEncoding, TILE_KERNEL,
-    TableAddresses, TileTask,
+    DecodeTask, ENCODINGS, FewTasks, KERNELS, KernelEncoding, TILE_KERNEL, TableAddresses, TileTask,
 };
 use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD, parallel};
-
-/// What the kernels of `gap` were compiled with: `Constants` of `kernels/gap.cu`.
-#[derive(Debug, FromBytes)]
-#[repr(C)]
-struct GapConstants {
-    bytes: Bytes,
-    warp: [u32; GAP_BYTES_PER_THREAD.len()],
-    most_warps: [u32; GAP_BYTES_PER_THREAD.len()],
-}
-
-/// Likewise those of `tile`: `Constants` of `kernels/tile.cu`.
-#[derive(Debug, FromBytes)]
-#[repr(C)]
-struct TileConstants {
-    bytes: Bytes,
-    few_tasks: u32,
-    warp: u32,
-    most_warps: u32,
-    good_warps: u32,
-}
-
-/// Bytes of an encoding's structures that both sides have.
-#[derive(Debug, FromBytes, PartialEq)]
-#[repr(C)]
-struct Bytes {
-    task: u32,
-    table: u32,
-    table_task: u32,
-}
-
-impl Bytes {
-    const fn of(coding: KernelEncoding) -> Self {
-        Self {
-            task: size_of::<DecodeTask>() as u32,
-            table: coding.table_bytes() as u32,
-            table_task: size_of::<TableAddresses>() as u32,
-        }
-    }
-}
 
 const GAP_PTX: &str = include_str!("../../kernels/ptx/gap.ptx");
 const GAP_SM_90: &[u8] = include_bytes!("../../kernels/ptx/gap.sm_90.cubin");
 const TILE_PTX: &str = include_str!("../../kernels/ptx/tile.ptx");
 const TILE_SM_90: &[u8] = include_bytes!("../../kernels/ptx/tile.sm_90.cubin");
 const TABLE_THREADS: u32 = 256;
+/// For each decode kernel: bytes of shared memory a warp, the most warps of a thread block, and how
+/// many are good. As `Constants` of `kernels/gap.cu` and `tile.cu` have them: a test compares these
+/// and all structures that both sides have.
+const DEMANDS: [[u32; 3]; KERNELS] =
+    [[1984, 16, 16], [3904, 16, 16], [7744, 12, 12], [15_424, 12, 12], [32, 24, 8]];
 
 /// All kernels in one context.
 #[derive(Debug)]
 pub(super) struct Kernels {
     /// For each of [`ENCODINGS`].
     tables: [CudaFunction; ENCODINGS.len()],
-    decode: [Decode; KERNELS],
+    /// By their numbers.
+    decode: Vec<Decode>,
     /// That of `tile` with tasks by value: as much of everything as the other one.
     decode_few: CudaFunction,
     /// Multiprocessors.
@@ -112,23 +78,18 @@ impl Kernels {
         let room = DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let room = attribute(room)?.min(most_shared);
         let gap = Module::load(stream, "gap", GAP_PTX, GAP_SM_90)?;
-        let constants: GapConstants = gap.constants()?;
-        agree(&constants.bytes, &Bytes::of(KernelEncoding::Gap))?;
-        let mut decode = Vec::with_capacity(KERNELS);
-        for (index, bytes) in GAP_BYTES_PER_THREAD.into_iter().enumerate() {
-            let (warp, most) = (constants.warp[index], constants.most_warps[index]);
-            let function = gap.function(&format!("decode_{bytes}"))?;
-            decode.push(Decode::prepare(function, [warp, most, most], room)?);
-        }
-        let gap_tables = gap.function("tables")?;
         let tile = Module::load(stream, "tile", TILE_PTX, TILE_SM_90)?;
-        let TileConstants { bytes, few_tasks, warp, most_warps, good_warps } = tile.constants()?;
-        agree(&(bytes, few_tasks), &(Bytes::of(KernelEncoding::Tile), FEW_TASKS as u32))?;
-        let demand = [warp, most_warps, good_warps];
-        decode.push(Decode::prepare(tile.function("decode")?, demand, room)?);
-        let decode_few = Decode::prepare(tile.function("decode_few")?, demand, room)?.function;
-        let tables = [gap_tables, tile.function("tables")?];
-        let decode = decode.try_into().expect("as many as counted");
+        let prepare = |(kernel, demand)| {
+            let function = match GAP_BYTES_PER_THREAD.get(kernel) {
+                Some(bytes) => gap.function(&format!("decode_{bytes}")),
+                None => tile.function("decode"),
+            };
+            Decode::prepare(function?, demand, room)
+        };
+        let decode = DEMANDS.into_iter().enumerate().map(prepare).collect::<Result<_>>()?;
+        let few = tile.function("decode_few")?;
+        let decode_few = Decode::prepare(few, DEMANDS[TILE_KERNEL], room)?.function;
+        let tables = [gap.function("tables")?, tile.function("tables")?];
         Ok(Self { tables, decode, decode_few, processors, room, fits: Mutex::default() })
     }
 
@@ -321,7 +282,47 @@ pub(super) mod tests {
     use serde_json::Value;
     use zerocopy::{FromBytes, IntoBytes as _};
 
-    use super::{Bytes, FEW_TASKS, GapConstants, KernelEncoding, TileConstants};
+    use super::{DEMANDS, GAP_BYTES_PER_THREAD, KernelEncoding, TableAddresses};
+    use crate::gpu::task::{DecodeTask, FEW_TASKS};
+
+    /// What the kernels of `gap` were compiled with: `Constants` of `kernels/gap.cu`.
+    #[derive(Debug, FromBytes)]
+    #[repr(C)]
+    struct GapConstants {
+        bytes: Bytes,
+        warp: [u32; GAP_BYTES_PER_THREAD.len()],
+        most_warps: [u32; GAP_BYTES_PER_THREAD.len()],
+    }
+
+    /// Likewise those of `tile`: `Constants` of `kernels/tile.cu`.
+    #[derive(Debug, FromBytes)]
+    #[repr(C)]
+    struct TileConstants {
+        bytes: Bytes,
+        few_tasks: u32,
+        warp: u32,
+        most_warps: u32,
+        good_warps: u32,
+    }
+
+    /// Bytes of an encoding's structures that both sides have.
+    #[derive(Debug, FromBytes, PartialEq)]
+    #[repr(C)]
+    struct Bytes {
+        task: u32,
+        table: u32,
+        table_task: u32,
+    }
+
+    impl Bytes {
+        const fn of(coding: KernelEncoding) -> Self {
+            Self {
+                task: size_of::<DecodeTask>() as u32,
+                table: coding.table_bytes() as u32,
+                table_task: size_of::<TableAddresses>() as u32,
+            }
+        }
+    }
 
     /// What the manifest says that a module of kernels was compiled with. Its source names the
     /// fields as `T` does, in this order.
@@ -345,11 +346,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_kernels_structures_are_those_of_this_crate() {
+    fn the_kernels_are_those_of_this_crate() {
         let gap: GapConstants = constants("gap", "constants");
         assert_eq!(gap.bytes, Bytes::of(KernelEncoding::Gap));
         let tile: TileConstants = constants("tile", "constants");
         assert_eq!(tile.bytes, Bytes::of(KernelEncoding::Tile));
         assert_eq!(tile.few_tasks as usize, FEW_TASKS);
+        let gap = gap.warp.into_iter().zip(gap.most_warps).map(|(warp, most)| [warp, most, most]);
+        let tile = [tile.warp, tile.most_warps, tile.good_warps];
+        assert_eq!(gap.chain([tile]).collect::<Vec<_>>(), DEMANDS);
     }
 }

@@ -26,29 +26,27 @@ pub enum Residence {
 /// What decoding one block takes.
 #[derive(Debug)]
 pub(super) struct Needs {
-    /// The sections that hold its tensors' arrays, ascending, except those of codebooks, which lie
-    /// on a GPU only while decode tables are made of them. No other block has arrays there.
-    pub(super) sections: Vec<SectionId>,
-    /// Their bytes in device memory.
-    pub(super) section_bytes: u64,
-    /// Its coded tensors, which need a decode table each.
-    pub(super) coded: Vec<(TensorId, KernelEncoding)>,
+    pub(super) stored: Footprint,
+    /// With its matrices in the fast layout; none if it has no such matrix.
+    pub(super) fast: Option<Footprint>,
     /// Tensors, of which each takes a task or a copy.
     pub(super) tensors: u64,
     pub(super) decoded_bytes: u64,
-    /// What it takes instead if its matrices lie in the fast layout; none if it has no such matrix.
-    pub(super) fast: Option<FastNeeds>,
 }
 
-/// What a block takes whose matrices lie in the fast layout.
+/// What lies in device memory of a block.
 #[derive(Debug, Default)]
-pub(super) struct FastNeeds {
-    pub(super) matrices: Vec<FastMatrix>,
-    /// The arrays of all other tensors.
+pub(super) struct Footprint {
+    /// Whole sections, ascending, except those of codebooks, which lie on a GPU only while decode
+    /// tables are made of them. No other block has arrays there.
+    pub(super) sections: Vec<SectionId>,
+    /// Arrays of other sections.
     pub(super) arrays: Vec<ArrayId>,
-    /// The coded ones of these.
-    pub(super) coded: Vec<(TensorId, KernelEncoding)>,
-    /// Device memory of matrices and arrays, at most; of one with too many exceptions as stored.
+    /// In the fast layout.
+    pub(super) matrices: Vec<FastMatrix>,
+    /// For each tensor that a kernel decodes, the bytes of its decode table.
+    pub(super) tables: Vec<(TensorId, u64)>,
+    /// All except decode tables, at most; of a matrix with too many exceptions as stored.
     pub(super) bytes: u64,
 }
 
@@ -95,6 +93,23 @@ impl Needs {
     fn of(model: &Model, block: Block<'_>) -> Result<Self> {
         let ids = block.tensor_ids();
         ids.iter().try_for_each(|&id| model.tensor_at(id).check_known())?;
+        Ok(Self {
+            stored: Footprint::stored(model, ids),
+            fast: Footprint::fast(model, ids)?,
+            tensors: ids.len() as u64,
+            decoded_bytes: block.layout()?.bytes,
+        })
+    }
+
+    /// What lies there if its matrices shall lie so.
+    pub(super) fn footprint(&self, residence: Residence) -> &Footprint {
+        let fast = self.fast.as_ref().filter(|_| residence == Residence::Fast);
+        fast.unwrap_or(&self.stored)
+    }
+}
+
+impl Footprint {
+    fn stored(model: &Model, ids: &[TensorId]) -> Self {
         let section = |(shard, array): ArrayId| {
             let directory = model.shards()[shard].directory();
             (shard, directory.arrays[array].section.get() as usize)
@@ -103,29 +118,13 @@ impl Needs {
         let mut sections: Vec<SectionId> = arrays.map(section).collect();
         sections.sort_unstable();
         sections.dedup();
-        Ok(Self {
-            section_bytes: sections.iter().map(|&section| section_bytes(model, section)).sum(),
-            sections,
-            coded: ids.iter().filter_map(|&id| coded(model, id)).collect(),
-            tensors: ids.len() as u64,
-            decoded_bytes: block.layout()?.bytes,
-            fast: FastNeeds::of(model, ids)?,
-        })
+        let tables = ids.iter().filter_map(|&id| table_of(model, id)).collect();
+        let bytes = sections.iter().map(|&section| section_bytes(model, section)).sum();
+        Self { sections, tables, bytes, ..Self::default() }
     }
 
-    /// Bytes of the containers that loading the block reads, if its matrices lie so.
-    pub(super) fn loaded_bytes(&self, model: &Model, residence: Residence) -> u64 {
-        let Some(fast) = self.fast.as_ref().filter(|_| residence == Residence::Fast) else {
-            return self.sections.iter().map(|&section| section_length(model, section)).sum();
-        };
-        let matrices = fast.matrices.iter().flat_map(|matrix| arrays_of(model, matrix.id));
-        fast.arrays.iter().copied().chain(matrices).map(|array| array_length(model, array)).sum()
-    }
-}
-
-impl FastNeeds {
-    fn of(model: &Model, ids: &[TensorId]) -> Result<Option<Self>> {
-        let mut needs = Self::default();
+    fn fast(model: &Model, ids: &[TensorId]) -> Result<Option<Self>> {
+        let mut all = Self::default();
         for &id in ids {
             let tensor = model.tensor_at(id);
             if tensor.encoding() == Encoding::Alias {
@@ -134,19 +133,31 @@ impl FastNeeds {
             let arrays = arrays_of(model, id);
             let stored: u64 = arrays.clone().map(|array| array_bytes(model, array)).sum();
             let Some(sizes) = fast_sizes(&tensor)? else {
-                needs.arrays.extend(arrays);
-                needs.coded.extend(coded(model, id));
-                needs.bytes += stored;
+                all.arrays.extend(arrays);
+                all.tables.extend(table_of(model, id));
+                all.bytes += stored;
                 continue;
             };
             let strips_bytes = fast_bytes(sizes.geometry().rows(), sizes.geometry().columns());
             let place_bytes = strips_bytes.max(stored + KernelEncoding::Tile.table_bytes());
             let place_bytes = place_bytes.next_multiple_of(ARRAY_ALIGNMENT);
-            needs.matrices.push(FastMatrix { id, strips_bytes, place_bytes });
+            all.matrices.push(FastMatrix { id, strips_bytes, place_bytes });
             let exceptions = ENTRY_BYTES * good_exceptions(sizes.elements());
-            needs.bytes += place_bytes + exceptions.next_multiple_of(ARRAY_ALIGNMENT);
+            all.bytes += place_bytes + exceptions.next_multiple_of(ARRAY_ALIGNMENT);
         }
-        Ok((!needs.matrices.is_empty()).then_some(needs))
+        Ok((!all.matrices.is_empty()).then_some(all))
+    }
+
+    pub(super) fn table_bytes(&self) -> u64 {
+        self.tables.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Bytes of the containers that loading it reads.
+    pub(super) fn loaded_bytes(&self, model: &Model) -> u64 {
+        let matrices = self.matrices.iter().flat_map(|matrix| arrays_of(model, matrix.id));
+        let arrays = self.arrays.iter().copied().chain(matrices);
+        let sections = self.sections.iter().map(|&section| section_length(model, section));
+        sections.chain(arrays.map(|array| array_length(model, array))).sum()
     }
 }
 
@@ -160,15 +171,15 @@ fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<Sizes>> {
     Ok(is_matrix.then_some(sizes))
 }
 
-/// A tensor that a kernel decodes, and which one.
-fn coded(model: &Model, id: TensorId) -> Option<(TensorId, KernelEncoding)> {
-    KernelEncoding::of(model.tensor_at(id).encoding()).map(|coding| (id, coding))
+fn table_of(model: &Model, id: TensorId) -> Option<(TensorId, u64)> {
+    let encoding = KernelEncoding::of(model.tensor_at(id).encoding())?;
+    Some((id, encoding.table_bytes()))
 }
 
 /// The arrays of a tensor that a GPU reads; none of an alias, whose target is in the same block
 /// (spec/format.md, section 6). A codebook is read by the host.
 pub(super) fn arrays_of(model: &Model, id: TensorId) -> impl Iterator<Item = ArrayId> + Clone {
     let arrays = model.tensor_at(id).record().array_range();
-    let codebooks = usize::from(coded(model, id).is_some());
+    let codebooks = usize::from(table_of(model, id).is_some());
     (arrays.start + codebooks..arrays.end).map(move |array| (id.0, array))
 }

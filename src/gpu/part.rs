@@ -1,7 +1,7 @@
 //! What one GPU holds of a model.
 
-use std::collections::HashMap;
 use std::sync::{Arc, atomic::AtomicBool};
+use std::{collections::HashMap, hash::Hash};
 
 use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
@@ -9,10 +9,9 @@ use rayon::prelude::*;
 use super::linear::arrival::{FastLoad, FastRequest, load_fast};
 use super::memory::{Buffer, DeviceRegion};
 use super::needs::{
-    self, ArrayId, FastMatrix, FastNeeds, Needs, Residence, SectionId, TensorId, array_bytes,
-    section_bytes,
+    self, ArrayId, FastMatrix, Footprint, Needs, SectionId, TensorId, array_bytes, section_bytes,
 };
-use super::stored::{Addresses, ArrayPlace, CodedTensor, Held, Tensors};
+use super::stored::{Addresses, CodedTensor, Held, Tensors};
 use super::streamer::{Streamer, Transfer};
 use super::task::{ENCODINGS, KernelEncoding, TableAddresses};
 use super::upload::{Delivery, Origin, upload};
@@ -47,61 +46,30 @@ impl DevicePart {
         index: usize,
         device: &Device,
     ) -> Result<Self> {
-        let [resident, streamed] =
-            [false, true].map(|streamed| plan.blocks_on(index, streamed).collect::<Vec<_>>());
-        let (fast, stored): (Vec<usize>, Vec<usize>) =
-            resident.into_iter().partition(|&block| plan.residences()[block] == Residence::Fast);
-        let mut part = Self {
-            device: device.clone(),
-            turns: streamed,
-            streamer: None,
-            memory: Vec::new(),
-            wanted: Vec::new(),
-            held: Held::default(),
+        let turns: Vec<usize> = plan.blocks_on(index, true).collect();
+        let lying = |block: usize| needs[block].footprint(plan.residences()[block]);
+        let resident: Vec<&Footprint> = plan.blocks_on(index, false).map(lying).collect();
+        let all = resident.iter().copied().chain(turns.iter().map(|&block| lying(block)));
+        let sections = resident.iter().flat_map(|block| &block.sections);
+        let sections = sections.map(|&section| (section, section_bytes(model, section)));
+        let arrays = resident.iter().flat_map(|block| &block.arrays);
+        let arrays = arrays.map(|&array| (array, array_bytes(model, array)));
+        let matrices = resident.iter().flat_map(|block| &block.matrices);
+        let matrices = matrices.map(|&matrix| (matrix, matrix.place_bytes));
+        let mut memory = Vec::new();
+        let held = Held {
+            sections: addresses(hold(device, MODEL, sections, &mut memory)?),
+            arrays: addresses(hold(device, MODEL, arrays, &mut memory)?),
+            tables: addresses(hold(
+                device,
+                TABLES,
+                all.flat_map(|block| block.tables.iter().copied()),
+                &mut memory,
+            )?),
+            fast: HashMap::new(),
         };
-        let sections = stored.iter().flat_map(|&block| needs[block].sections.iter().copied());
-        let sections = sections.map(|section| (section, section_bytes(model, section)));
-        let sections = part.hold(MODEL, sections)?;
-        part.held.sections = sections.into_iter().map(|(id, at)| (id, at.pointer())).collect();
-        let with_tables = [stored, part.turns.clone()].concat();
-        part.hold_tables(with_tables.iter().flat_map(|&block| &needs[block].coded))?;
-        let fast: Vec<&FastNeeds> =
-            fast.iter().filter_map(|&block| needs[block].fast.as_ref()).collect();
-        let arrays = fast.iter().flat_map(|fast| fast.arrays.iter().copied());
-        let arrays = arrays.map(|array| (array, array_bytes(model, array)));
-        for (array, region) in part.hold(MODEL, arrays)? {
-            part.place_array(model, array, region.pointer());
-        }
-        part.hold_tables(fast.iter().flat_map(|fast| &fast.coded))?;
-        let matrices = fast.iter().flat_map(|fast| fast.matrices.iter().copied());
-        let matrices = matrices.map(|matrix| (matrix, matrix.place_bytes));
-        part.wanted = part.hold("the model in the fast layout", matrices)?;
-        Ok(part)
-    }
-
-    fn hold<T>(
-        &mut self,
-        what: &str,
-        things: impl Iterator<Item = (T, u64)>,
-    ) -> Result<Vec<(T, DeviceRegion)>> {
-        let placed = self.device.place(what, things)?;
-        self.memory.extend(placed.first().map(|(_, region)| Arc::clone(region.buffer())));
-        Ok(placed)
-    }
-
-    fn hold_tables<'n>(
-        &mut self,
-        coded: impl Iterator<Item = &'n (TensorId, KernelEncoding)>,
-    ) -> Result<()> {
-        let tables =
-            self.hold(TABLES, coded.map(|&(id, encoding)| (id, encoding.table_bytes())))?;
-        self.held.tables.extend(tables.into_iter().map(|(id, region)| (id, region.pointer())));
-        Ok(())
-    }
-
-    fn place_array(&mut self, model: &Model, array: ArrayId, at: CUdeviceptr) {
-        let place = ArrayPlace::of(&model.shards()[array.0], array);
-        self.held.arrays.insert(place, (array.1, at));
+        let wanted = hold(device, "the model in the fast layout", matrices, &mut memory)?;
+        Ok(Self { device: device.clone(), turns, streamer: None, memory, wanted, held })
     }
 
     /// When a block has its turn, by its index in the model; `None` for one that is resident.
@@ -117,11 +85,9 @@ impl DevicePart {
     pub(super) fn deliveries<'m>(&self, model: &'m Model) -> Vec<Delivery<'m>> {
         let Held { sections, arrays, .. } = &self.held;
         let sections = sections.iter().map(|(id, &to)| (id.0, Origin::Section(id.1), to));
-        let arrays = arrays.iter().map(|(place, &(id, to))| (place.shard(), Origin::Array(id), to));
-        let mut deliveries: Vec<_> = sections
-            .chain(arrays)
-            .map(|(shard, from, to)| Delivery { shard: &model.shards()[shard], from, to })
-            .collect();
+        let arrays = arrays.iter().map(|(id, &to)| (id.0, Origin::Array(id.1), to));
+        let delivery = |(shard, from, to)| Delivery { shard: &model.shards()[shard], from, to };
+        let mut deliveries: Vec<_> = sections.chain(arrays).map(delivery).collect();
         // In the order of the addresses, which is mostly that of the files.
         deliveries.sort_by_key(|delivery| delivery.to);
         deliveries
@@ -136,23 +102,22 @@ impl DevicePart {
         }
         let table_bytes = KernelEncoding::Tile.table_bytes();
         // Until the matrices are loaded.
-        let tables = self
-            .device
-            .place(TABLES, matrices.iter().map(|(matrix, _)| (matrix.id, table_bytes)))?;
-        let addresses = tables.iter().map(|(id, region)| (*id, region.pointer())).collect();
-        build_tables(&self.device, &addresses, load.stored)?;
+        let (mut until_then, ids) = (Vec::new(), matrices.iter().map(|(matrix, _)| matrix.id));
+        let tables = ids.map(|id| (id, table_bytes));
+        let tables = addresses(hold(&self.device, TABLES, tables, &mut until_then)?);
+        build_tables(&self.device, &tables, load.stored)?;
         let wanted = matrices.iter().map(|(matrix, place)| {
             let stored = load.stored[&matrix.id].coded().and_then(CodedTensor::as_tile);
             FastRequest {
                 tensor: load.model.tensor_at(matrix.id),
                 stored: stored.expect("a matrix has tiles"),
-                table: addresses[&matrix.id],
+                table: tables[&matrix.id],
                 strips: place.first(matrix.strips_bytes),
             }
         });
         let wanted: Vec<_> = wanted.collect();
         let outcomes = load_fast(&self.device, &wanted, load, &mut self.memory)?;
-        drop(tables);
+        drop(until_then);
         let mut left = Vec::new();
         for ((matrix, place), outcome) in matrices.iter().zip(outcomes) {
             match outcome {
@@ -166,9 +131,8 @@ impl DevicePart {
     /// Checks what reading arrays one by one has not: chunks of which nobody has read the rest.
     /// After all of them were loaded.
     pub(super) fn check_arrays(&self, model: &Model) -> Result<()> {
-        let held = self.held.arrays.iter().map(|(place, &(array, _))| (place.shard(), array));
         let fast = self.held.fast.keys().flat_map(|&id| needs::arrays_of(model, id));
-        let arrays: Vec<ArrayId> = held.chain(fast).collect();
+        let arrays: Vec<ArrayId> = self.held.arrays.keys().copied().chain(fast).collect();
         arrays.par_iter().try_for_each(|&(shard, array)| model.shards()[shard].check_array(array))
     }
 
@@ -184,7 +148,7 @@ impl DevicePart {
         for &(id, place) in matrices {
             let mut next = place.pointer();
             for array in needs::arrays_of(load.model, id) {
-                self.place_array(load.model, array, next);
+                self.held.arrays.insert(array, next);
                 let shard = &load.model.shards()[array.0];
                 deliveries.push(Delivery { shard, from: Origin::Array(array.1), to: next });
                 next += array_bytes(load.model, array);
@@ -215,7 +179,7 @@ impl DevicePart {
         let mut blocks = Vec::with_capacity(self.turns.len());
         for &block in &self.turns {
             let (mut transfers, mut to) = (Vec::new(), 0);
-            for &id in &needs[block].sections {
+            for &id in &needs[block].stored.sections {
                 let section = Arc::clone(&host[&id]);
                 let address = section.device_pointer(self.device.context())?;
                 self.held.sections.insert(id, address);
@@ -238,6 +202,32 @@ impl DevicePart {
         let slots = self.streamer.iter().flat_map(move |streamer| streamer.in_slots(turn));
         slots.map(|slot| Addresses { held: &self.held, slot })
     }
+}
+
+/// Device memory for things of these sizes, in one allocation, which `memory` gets: where each is.
+fn hold<T>(
+    device: &Device,
+    what: &str,
+    things: impl Iterator<Item = (T, u64)>,
+    memory: &mut Vec<Arc<Buffer>>,
+) -> Result<Vec<(T, DeviceRegion)>> {
+    let things: Vec<(T, u64)> = things.collect();
+    if things.is_empty() {
+        return Ok(Vec::new());
+    }
+    let bytes = things.iter().map(|(_, bytes)| bytes).sum();
+    let (buffer, mut next) = (Arc::new(device.allocate(bytes, what)?), 0);
+    memory.push(Arc::clone(&buffer));
+    let place = |(thing, bytes)| {
+        let region = DeviceRegion::within(&buffer, next, bytes);
+        next += bytes;
+        (thing, region)
+    };
+    Ok(things.into_iter().map(place).collect())
+}
+
+fn addresses<T: Eq + Hash>(placed: Vec<(T, DeviceRegion)>) -> HashMap<T, CUdeviceptr> {
+    placed.into_iter().map(|(thing, region)| (thing, region.pointer())).collect()
 }
 
 /// Builds the decode tables of tensors at these device addresses, and waits.

@@ -169,7 +169,7 @@ impl Plan {
             .iter()
             .zip(blocks)
             .filter(|(place, _)| place.is_some_and(|place| place.streamed));
-        let host_bytes = host.map(|(_, block)| block.section_bytes).sum();
+        let host_bytes = host.map(|(_, block)| block.stored.bytes).sum();
         let mut plan = Self { placements, residences, device_bytes: Vec::new(), host_bytes };
         plan.device_bytes = plan.tallies(blocks, devices).iter().map(Tally::bytes).collect();
         plan
@@ -215,8 +215,7 @@ impl Plan {
         let wanted =
             if preference == Preference::Stored { Vec::new() } else { self.by_gain(blocks) };
         for (at, device) in wanted {
-            let mut tally = tallies[device].clone();
-            tally.make_fast(&blocks[at]);
+            let tally = tallies[device].make_fast(&blocks[at]);
             if preference == Preference::Fast || tally.bytes() <= memory[device] {
                 tallies[device] = tally;
                 self.residences[at] = Residence::Fast;

@@ -1,6 +1,6 @@
 //! Tensors as a GPU needs them: where their arrays lie, and the tasks that decode parts of them.
 
-use std::{borrow::Cow, collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
@@ -14,8 +14,8 @@ use super::task::{
 use crate::constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD};
 use crate::encoding::gap::{GapSizes, stored as gap};
 use crate::encoding::stored::ReadArrays as _;
-use crate::encoding::tile::{self, Codebook, Sizes, stored as tile_arrays};
-use crate::open::{Rect, Shard};
+use crate::encoding::tile::{self, Codebook, Sizes, stored as tiles};
+use crate::open::Rect;
 use crate::{Encoding, Error, Model, Result, Tensor, format::Coded, huffman};
 
 /// The widest rows of which columns are copied at once, in bytes: the driver bears no longer pitch.
@@ -26,8 +26,8 @@ const MOST_PITCH: u64 = i32::MAX as u64;
 pub(super) struct Held {
     /// In device memory, or on the host, read in place.
     pub(super) sections: HashMap<SectionId, CUdeviceptr>,
-    /// Arrays whose sections are not there: their indices in their shards, and addresses.
-    pub(super) arrays: HashMap<ArrayPlace, (usize, CUdeviceptr)>,
+    /// Arrays whose sections are not there.
+    pub(super) arrays: HashMap<ArrayId, CUdeviceptr>,
     pub(super) tables: HashMap<TensorId, CUdeviceptr>,
     /// Matrices in the fast layout, of which nothing else is there.
     pub(super) fast: HashMap<TensorId, Arc<FastArrays>>,
@@ -40,32 +40,18 @@ pub(super) struct Addresses<'h> {
 }
 
 impl Addresses<'_> {
-    pub(super) fn array(&self, place: ArrayPlace) -> CUdeviceptr {
-        if let Some(section) = self.slot.get(&place.section) {
-            return section + place.offset;
-        }
-        let alone = self.held.arrays.get(&place).map(|&(_, address)| address);
-        alone.unwrap_or_else(|| self.held.sections[&place.section] + place.offset)
+    pub(super) fn array(&self, at: ArrayPlace) -> CUdeviceptr {
+        let section = self.slot.get(&at.section).or_else(|| self.held.sections.get(&at.section));
+        section.map_or_else(|| self.held.arrays[&at.id], |section| section + at.offset)
     }
 }
 
-/// Where an array lies in its container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// An array, and how far from the start of which section it lies in its container.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct ArrayPlace {
+    id: ArrayId,
     section: SectionId,
-    /// From the section's start.
     offset: u64,
-}
-
-impl ArrayPlace {
-    pub(super) fn of(shard: &Shard, (number, array): ArrayId) -> Self {
-        let record = &shard.directory().arrays[array];
-        Self { section: (number, record.section.get() as usize), offset: record.offset.get() }
-    }
-
-    pub(super) fn shard(&self) -> usize {
-        self.section.0
-    }
 }
 
 /// A tensor's bytes, as they are stored; of no alias.
@@ -132,12 +118,7 @@ impl Stored {
     fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
         let tensor = &model.tensor_at(id);
         Ok(match tensor.coded()? {
-            Some(Coded::Gap(sizes)) => {
-                Self::Coded(CodedTensor::read_gap(tensor, id, sizes, validate)?)
-            }
-            Some(Coded::Tile(sizes)) => {
-                Self::Coded(CodedTensor::read_tile(tensor, id, sizes, validate)?)
-            }
+            Some(coded) => Self::Coded(CodedTensor::read(tensor, id, coded, validate)?),
             None if tensor.byte_length()? == 0 => Self::Empty,
             None => Self::Raw(place(tensor, id, 0)),
         })
@@ -161,49 +142,46 @@ impl Stored {
 
 /// Where a tensor's array lies, counted from its first one.
 fn place(tensor: &Tensor<'_>, (shard, _): TensorId, array: usize) -> ArrayPlace {
-    ArrayPlace::of(tensor.shard(), (shard, tensor.record().array_range().start + array))
-}
-
-fn whole_array<'m>(tensor: &Tensor<'m>, array: usize, bytes: u64) -> Result<Cow<'m, [u8]>> {
-    tensor.arrays().read(array, 0..bytes).map_err(|error| tensor.locate(error))
+    let array = tensor.record().array_range().start + array;
+    let record = &tensor.shard().directory().arrays[array];
+    let section = (shard, record.section.get() as usize);
+    ArrayPlace { id: (shard, array), section, offset: record.offset.get() }
 }
 
 impl CodedTensor {
-    fn read_gap(
-        tensor: &Tensor<'_>,
-        id: TensorId,
-        sizes: GapSizes,
-        validate: bool,
-    ) -> Result<Self> {
-        let codebook = whole_array(tensor, gap::CODEBOOK, sizes.codebook_bytes())?;
-        let output_offsets =
-            whole_array(tensor, gap::OUTPUT_OFFSETS, sizes.output_offsets_bytes())?;
-        if validate {
-            let checked = huffman::read_codebook(&codebook)
-                .and_then(|_| sizes.check_output_offsets(&output_offsets));
-            checked.map_err(|error| tensor.locate(error))?;
-        }
-        let places = [gap::GAPS, gap::OUTPUT_OFFSETS, gap::BITSTREAM, gap::PLANE]
-            .map(|array| place(tensor, id, array));
-        let output_offsets = output_offsets.into_owned().into();
-        let arrays = CodedArrays::Gap { sizes, places, output_offsets };
-        Ok(Self { id, codebook: codebook[..CODE_LENGTHS_BYTES].into(), arrays })
-    }
-
-    fn read_tile(tensor: &Tensor<'_>, id: TensorId, sizes: Sizes, validate: bool) -> Result<Self> {
-        let codebook = whole_array(tensor, tile_arrays::CODEBOOK, sizes.codebook_bytes())?;
-        // Not kept: the tiles of a range follow from its numbers.
-        let records = tensor.arrays().read(tile_arrays::RECORDS, 0..sizes.records_bytes())?;
-        if validate {
-            let checked =
-                Codebook::from_bytes(&codebook).and_then(|_| tile::check_offsets(&sizes, &records));
-            checked.map_err(|error| tensor.locate(error))?;
-        }
-        let places = [tile_arrays::RECORDS, tile_arrays::BITSTREAM, tile_arrays::PLANE]
-            .map(|array| place(tensor, id, array));
-        let staged_bytes = tile::staged_bytes(&records) as u32;
-        let arrays = CodedArrays::Tile(StoredTile { id, sizes, places, staged_bytes });
-        Ok(Self { id, codebook: codebook.into_owned().into(), arrays })
+    fn read(tensor: &Tensor<'_>, id: TensorId, coded: Coded, validate: bool) -> Result<Self> {
+        let locate = |error| tensor.locate(error);
+        let read = |array, bytes| tensor.arrays().read(array, 0..bytes).map_err(locate);
+        let place = |array| place(tensor, id, array);
+        let (codebook, arrays) = match coded {
+            Coded::Gap(sizes) => {
+                let codebook = read(gap::CODEBOOK, sizes.codebook_bytes())?;
+                let output_offsets = read(gap::OUTPUT_OFFSETS, sizes.output_offsets_bytes())?;
+                if validate {
+                    huffman::read_codebook(&codebook).map_err(locate)?;
+                    sizes.check_output_offsets(&output_offsets).map_err(locate)?;
+                }
+                let places =
+                    [gap::GAPS, gap::OUTPUT_OFFSETS, gap::BITSTREAM, gap::PLANE].map(place);
+                let output_offsets = output_offsets.into_owned().into();
+                let arrays = CodedArrays::Gap { sizes, places, output_offsets };
+                (codebook[..CODE_LENGTHS_BYTES].into(), arrays)
+            }
+            Coded::Tile(sizes) => {
+                let codebook = read(tiles::CODEBOOK, sizes.codebook_bytes())?;
+                // Not kept: the tiles of a range follow from its numbers.
+                let records = read(tiles::RECORDS, sizes.records_bytes())?;
+                if validate {
+                    Codebook::from_bytes(&codebook).map_err(locate)?;
+                    tile::check_offsets(&sizes, &records).map_err(locate)?;
+                }
+                let places = [tiles::RECORDS, tiles::BITSTREAM, tiles::PLANE].map(place);
+                let staged_bytes = tile::staged_bytes(&records) as u32;
+                let arrays = CodedArrays::Tile(StoredTile { id, sizes, places, staged_bytes });
+                (codebook.into_owned().into(), arrays)
+            }
+        };
+        Ok(Self { id, codebook, arrays })
     }
 
     /// Which of the decode kernels.
@@ -334,11 +312,11 @@ pub(super) mod samples {
     use crate::encoding::{gap, tile};
 
     fn place(section: usize) -> ArrayPlace {
-        ArrayPlace { section: (0, section), offset: 256 }
+        ArrayPlace { id: (0, section), section: (0, section), offset: 256 }
     }
 
     pub(in crate::gpu) fn raw_at(section: usize, offset: u64) -> Stored {
-        Stored::Raw(ArrayPlace { section: (0, section), offset })
+        Stored::Raw(ArrayPlace { offset, ..place(section) })
     }
 
     pub(in crate::gpu) fn gap(weights: &[u8], bytes_per_thread: u32) -> Stored {
