@@ -7,7 +7,6 @@ use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
 
 use super::linear::arrival::{FastLoad, FastRequest, load_fast};
-use super::memory::{Buffer, DeviceRegion};
 use super::needs::{
     self, ArrayId, FastMatrix, Footprint, Needs, SectionId, TensorId, array_bytes, section_bytes,
 };
@@ -15,7 +14,7 @@ use super::stored::{Addresses, CodedTensor, Held, Tensors};
 use super::streamer::{Streamer, Transfer};
 use super::task::{ENCODINGS, KernelEncoding, TableAddresses};
 use super::upload::{Delivery, Origin, upload};
-use super::{device::Device, pinned::HostSection, placement::Plan};
+use super::{device::Device, memory::Buffer, pinned::HostSection, placement::Plan};
 use crate::{Model, Result, progress::Observer};
 
 /// Where a codebook begins, while tables are made.
@@ -31,9 +30,9 @@ pub(super) struct DevicePart {
     turns: Vec<usize>,
     pub(super) streamer: Option<Streamer>,
     /// Sections, arrays, decode tables, and what matrices in the fast layout take.
-    memory: Vec<Arc<Buffer>>,
+    memory: Vec<Buffer>,
     /// Where matrices go that are to be in the fast layout.
-    wanted: Vec<(FastMatrix, DeviceRegion)>,
+    wanted: Vec<(FastMatrix, Buffer)>,
     pub(super) held: Held,
 }
 
@@ -112,7 +111,7 @@ impl DevicePart {
                 tensor: load.model.tensor_at(matrix.id),
                 stored: stored.expect("a matrix has tiles"),
                 table: tables[&matrix.id],
-                strips: place.first(matrix.strips_bytes),
+                strips: place.part(0, matrix.strips_bytes),
             }
         });
         let wanted: Vec<_> = wanted.collect();
@@ -136,11 +135,7 @@ impl DevicePart {
         arrays.par_iter().try_for_each(|&(shard, array)| model.shards()[shard].check_array(array))
     }
 
-    fn load_stored(
-        &mut self,
-        load: &FastLoad<'_>,
-        matrices: &[(TensorId, &DeviceRegion)],
-    ) -> Result<()> {
+    fn load_stored(&mut self, load: &FastLoad<'_>, matrices: &[(TensorId, &Buffer)]) -> Result<()> {
         if matrices.is_empty() {
             return Ok(());
         }
@@ -209,24 +204,24 @@ fn hold<T>(
     device: &Device,
     what: &str,
     things: impl Iterator<Item = (T, u64)>,
-    memory: &mut Vec<Arc<Buffer>>,
-) -> Result<Vec<(T, DeviceRegion)>> {
+    memory: &mut Vec<Buffer>,
+) -> Result<Vec<(T, Buffer)>> {
     let things: Vec<(T, u64)> = things.collect();
     if things.is_empty() {
         return Ok(Vec::new());
     }
     let bytes = things.iter().map(|(_, bytes)| bytes).sum();
-    let (buffer, mut next) = (Arc::new(device.allocate(bytes, what)?), 0);
-    memory.push(Arc::clone(&buffer));
+    let (buffer, mut next) = (device.allocate(bytes, what)?, 0);
+    memory.push(buffer.clone());
     let place = |(thing, bytes)| {
-        let region = DeviceRegion::within(&buffer, next, bytes);
+        let region = buffer.part(next, bytes);
         next += bytes;
         (thing, region)
     };
     Ok(things.into_iter().map(place).collect())
 }
 
-fn addresses<T: Eq + Hash>(placed: Vec<(T, DeviceRegion)>) -> HashMap<T, CUdeviceptr> {
+fn addresses<T: Eq + Hash>(placed: Vec<(T, Buffer)>) -> HashMap<T, CUdeviceptr> {
     placed.into_iter().map(|(thing, region)| (thing, region.pointer())).collect()
 }
 

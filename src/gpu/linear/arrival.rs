@@ -20,13 +20,13 @@ use zerocopy::{IntoBytes, transmute};
 use super::fast::{FastArrays, Packer, Strips};
 use super::task::{STRIP_ROWS, good_exceptions};
 use crate::encoding::tile::{self, Sizes};
-use crate::gpu::memory::{Buffer, DeviceRegion};
 use crate::gpu::needs::{array_length, arrays_of};
 use crate::gpu::stored::{StoredTile, Tensors};
 use crate::gpu::task::{DecodeTask, TILE_KERNEL, TileAddresses, TileSource, TileTask};
 use crate::gpu::upload::{BUFFERS, PIECE_BYTES, Ring, rings};
 use crate::gpu::{
-    device::Device, fault::OrFault, module::DecodeLaunch, pinned::Pinned, status::Status,
+    device::Device, fault::OrFault, memory::Buffer, module::DecodeLaunch, pinned::Pinned,
+    status::Status,
 };
 use crate::progress::{Observer, advance};
 use crate::{Error, Model, Result, Tensor, constants::ARRAY_ALIGNMENT, parallel};
@@ -51,7 +51,7 @@ pub(in crate::gpu) struct FastRequest<'m> {
     pub(in crate::gpu) stored: &'m StoredTile,
     pub(in crate::gpu) table: CUdeviceptr,
     /// Where it goes: memory of [`fast_bytes`](super::task::fast_bytes).
-    pub(in crate::gpu) strips: DeviceRegion,
+    pub(in crate::gpu) strips: Buffer,
 }
 
 /// Some strips of a matrix, as they travel.
@@ -241,7 +241,7 @@ impl Transit<'_> {
 struct Packing<'u> {
     transit: &'u Transit<'u>,
     stream: Arc<CudaStream>,
-    weights: DeviceRegion,
+    weights: Buffer,
     packer: Packer,
     status: Status,
 }
@@ -324,7 +324,7 @@ pub(in crate::gpu) fn load_fast(
     device: &Device,
     matrices: &[FastRequest<'_>],
     load: &FastLoad<'_>,
-    kept: &mut Vec<Arc<Buffer>>,
+    kept: &mut Vec<Buffer>,
 ) -> Result<Vec<Option<FastArrays>>> {
     let mut jobs = Vec::new();
     for (matrix, wanted) in matrices.iter().enumerate() {
@@ -344,7 +344,7 @@ pub(in crate::gpu) fn load_fast(
     let most = most.unwrap_or(0);
     // One allocation: each takes the driver longer to free than the GPU has work for meanwhile.
     let bytes = slot_bytes + weight_bytes.next_multiple_of(ARRAY_ALIGNMENT) + Packer::bytes(most);
-    let mut memory = DeviceRegion::from(device.allocate(bytes, "matrices that arrive")?);
+    let mut memory = device.allocate(bytes, "matrices that arrive")?;
     let addresses = memory.take(slot_bytes).pointer();
     let slot = |at| {
         let (filled, used) = (device.new_event()?, device.new_event()?);
