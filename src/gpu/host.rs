@@ -5,14 +5,14 @@
 //!             once, at load            when its tensor is read  a thread each, some MiB at a time
 //! ```
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::{collections::HashMap, ops::Range};
 
 use cudarc::driver::CudaStream;
 
 use super::{
-    device::Device, load::LoadOptions, memory::Buffer, model::GpuModel, pinned::Pinned,
-    placement::Plan, status::Status,
+    device::Device, fault::refuse, load::LoadOptions, memory::Buffer, model::GpuModel,
+    pinned::Pinned, placement::Plan, status::Status,
 };
 use crate::open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor};
 use crate::{Encoding, Error, Model, Result, Tensor, parallel};
@@ -46,9 +46,6 @@ fn too_small(device: &Device, free: u64, error: Error) -> Error {
 pub struct GpuDecoder<'m> {
     original: &'m Model,
     model: GpuModel,
-    blocks: Vec<&'m str>,
-    /// For each tensor, its block and its bytes there.
-    places: HashMap<&'m str, (usize, Range<u64>)>,
     /// Each holds the blocks whose index leaves its own, modulo their number.
     outputs: Vec<RwLock<OutputSlot>>,
     readbacks: Mutex<Vec<Readback>>,
@@ -72,24 +69,18 @@ impl<'m> GpuDecoder<'m> {
     /// # Errors
     /// As [`Model::load`].
     pub fn load(model: &'m Model, device: &Device, options: &LoadOptions) -> Result<Self> {
-        let (mut blocks, mut places, mut largest) = (Vec::new(), HashMap::new(), 0);
-        for block in model.blocks() {
-            let layout = block.layout()?;
-            largest = largest.max(layout.bytes);
-            for (tensor, range) in block.tensors().zip(layout.tensors) {
-                places.insert(tensor.name(), (blocks.len(), range));
-            }
-            blocks.push(block.name());
-        }
+        let sizes = model.blocks().map(|block| Ok(block.layout()?.bytes));
+        let sizes: Vec<u64> = sizes.collect::<Result<_>>()?;
+        let largest = sizes.iter().copied().max().unwrap_or(0);
         // Before the model, which takes longer: an error comes at once.
         let output = |_| {
             let memory = device.allocate(largest, "a decoded block of the model")?;
             let (stream, status) = (device.new_stream()?, Status::new(device)?);
             Ok(RwLock::new(OutputSlot { memory, stream, status, block: None }))
         };
-        let outputs = (0..blocks.len().min(OUTPUTS)).map(output).collect::<Result<_>>()?;
+        let outputs = (0..sizes.len().min(OUTPUTS)).map(output).collect::<Result<_>>()?;
         let (original, model) = (model, model.load(device, options)?);
-        Ok(Self { original, model, blocks, places, outputs, readbacks: Mutex::default() })
+        Ok(Self { original, model, outputs, readbacks: Mutex::default() })
     }
 
     /// Loads as much of a model as fits into 95 % of the GPU's free memory and streams the rest.
@@ -128,7 +119,7 @@ impl<'m> GpuDecoder<'m> {
 
     fn decode(&self, block: usize, output: &mut OutputSlot) -> Result<()> {
         output.block = None;
-        let gpu_block = self.model.block(self.blocks[block])?;
+        let gpu_block = self.model.block_at(block);
         let pointer = output.memory.pointer();
         // SAFETY: the output has the bytes of the largest block and is on the model's device; it is
         // borrowed mutably, and nothing is under way to or from it: whoever reads waits, and so
@@ -143,7 +134,7 @@ impl<'m> GpuDecoder<'m> {
         }
         launched
             .and(checked)
-            .map_err(|error| error.within(format_args!("block {:?}", self.blocks[block])))?;
+            .map_err(|error| error.within(format_args!("block {:?}", gpu_block.name())))?;
         output.block = Some(block);
         Ok(())
     }
@@ -169,20 +160,16 @@ impl<'m> GpuDecoder<'m> {
 
 impl Decoder for GpuDecoder<'_> {
     fn prepare<'a>(&'a self, tensor: Tensor<'a>) -> Result<Box<dyn PreparedTensor + 'a>> {
-        let mine = self.original.shards().iter().any(|shard| std::ptr::eq(shard, tensor.shard()));
-        match self.places.get(tensor.name()) {
-            Some((block, place)) if mine => {
-                let place = place.clone();
-                let cpu = tensor.target().encoding() == Encoding::Tile;
-                let cpu = cpu.then(|| Cpu.prepare(tensor)).transpose()?;
-                Ok(Box::new(PreparedOnGpu { decoder: self, tensor, block: *block, place, cpu }))
-            }
-            _ => {
-                let problem =
-                    format!("tensor {:?} is of another model than the GPU holds", tensor.name());
-                Err(Error::parameter(problem, "load its own model"))
-            }
+        if !self.original.shards().iter().any(|shard| std::ptr::eq(shard, tensor.shard())) {
+            let problem =
+                format!("tensor {:?} is of another model than the GPU holds", tensor.name());
+            return refuse(problem, "load its own model");
         }
+        let (entry, _) = self.model.inner.tensor(tensor.name())?;
+        let (block, place) = (entry.block, entry.place.clone());
+        let cpu = tensor.target().encoding() == Encoding::Tile;
+        let cpu = cpu.then(|| Cpu.prepare(tensor)).transpose()?;
+        Ok(Box::new(PreparedOnGpu { decoder: self, tensor, block, place, cpu }))
     }
 }
 

@@ -146,8 +146,22 @@ impl Model {
         observer.begin(loaded.map(|(block, _)| block.loaded_bytes(self)).sum());
         observer.enter(Stage::Load);
         let part = |(index, device)| DevicePart::new(self, &needs, &plan, index, device);
-        let parts = devices.iter().enumerate().map(part).collect::<Result<_>>()?;
-        Loader { model: self, plan, needs, parts, observer }.load(options)
+        let mut parts = devices.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
+        let readers = options.readers.unwrap_or_else(default_readers).get() / parts.len().max(1);
+        let readers = NonZero::new(readers).unwrap_or(NonZero::<usize>::MIN);
+        let loader = Loader { model: self, plan, needs, readers, observer };
+        let (stored, host) = loader.fetch(&parts, !options.is_unchecked)?;
+        for part in &mut parts {
+            build_tables(&part.device, &part.held.tables, &stored)?;
+            part.make_streamer(self, &loader.needs, &host)?;
+        }
+        // Matrices that are to be in the fast layout, on all GPUs at once.
+        let load = &FastLoad { model: self, stored: &stored, readers, observer };
+        thread::scope(|scope| {
+            join_all(parts.iter_mut().map(|part| scope.spawn(|| part.make_fast(load))).collect())
+        })?;
+        parts.iter().try_for_each(|part| part.check_arrays(self))?;
+        loader.finish(parts, &stored, &host)
     }
 }
 
@@ -155,52 +169,26 @@ struct Loader<'m> {
     model: &'m Model,
     plan: Plan,
     needs: Vec<Needs>,
-    parts: Vec<DevicePart>,
+    /// For each GPU.
+    readers: NonZero<usize>,
     observer: &'m dyn Observer,
 }
 
 impl Loader<'_> {
-    fn load(mut self, options: &LoadOptions) -> Result<GpuModel> {
-        let (tensors, host) = self.fetch(options)?;
-        for part in &mut self.parts {
-            build_tables(&part.device, &part.held.tables, &tensors)?;
-            part.make_streamer(self.model, &self.needs, &host)?;
-        }
-        self.make_fast(options, &tensors)?;
-        self.parts.iter().try_for_each(|part| part.check_arrays(self.model))?;
-        self.finish(&tensors, &host)
-    }
-
-    /// For each GPU.
-    fn readers(&self, options: &LoadOptions) -> NonZero<usize> {
-        let readers = options.readers.unwrap_or_else(default_readers).get();
-        NonZero::new(readers / self.parts.len().max(1)).unwrap_or(NonZero::<usize>::MIN)
-    }
-
-    /// Loads the matrices that are to be in the fast layout, on all GPUs at once.
-    fn make_fast(&mut self, options: &LoadOptions, stored: &Tensors) -> Result<()> {
-        let (readers, Self { model, observer, parts, .. }) = (self.readers(options), self);
-        let load = &FastLoad { model, stored, readers, observer: *observer };
-        thread::scope(|scope| {
-            join_all(parts.iter_mut().map(|part| scope.spawn(|| part.make_fast(load))).collect())
-        })
-    }
-
     /// Uploads what becomes resident; beside that, validates, and pins what stays on the host.
-    fn fetch(&self, options: &LoadOptions) -> Result<(Tensors, HostSections)> {
+    fn fetch(&self, parts: &[DevicePart], validate: bool) -> Result<(Tensors, HostSections)> {
         let stop = AtomicBool::new(false);
-        let readers = self.readers(options);
         let upload = |part: &DevicePart| {
             let deliveries = part.deliveries(self.model);
             // SAFETY: the addresses are those of the sections in the part's device memory.
             #[expect(unsafe_code, reason = "device addresses")]
             unsafe {
-                upload(&part.device, &deliveries, readers, &stop, self.observer)
+                upload(&part.device, &deliveries, self.readers, &stop, self.observer)
             }
         };
         thread::scope(|scope| {
-            let uploads = self.parts.iter().map(|part| scope.spawn(|| upload(part))).collect();
-            let here = self.prepare(!options.is_unchecked);
+            let uploads = parts.iter().map(|part| scope.spawn(|| upload(part))).collect();
+            let here = self.prepare(parts, validate);
             if here.is_err() {
                 stop.store(true, Ordering::Relaxed);
             }
@@ -211,16 +199,16 @@ impl Loader<'_> {
         })
     }
 
-    fn prepare(&self, validate: bool) -> Result<(Tensors, HostSections)> {
+    fn prepare(&self, parts: &[DevicePart], validate: bool) -> Result<(Tensors, HostSections)> {
         let blocks =
             self.model.blocks().zip(self.plan.placements()).filter(|(_, place)| place.is_some());
         let tensors = blocks.flat_map(|(block, _)| block.tensor_ids()).copied();
         let tensors = stored::read_all(self.model, tensors, validate)?;
-        let streamed = (0..self.parts.len()).flat_map(|part| self.plan.blocks_on(part, true));
+        let streamed = (0..parts.len()).flat_map(|part| self.plan.blocks_on(part, true));
         let sections: Vec<SectionId> =
             streamed.flat_map(|block| self.needs[block].stored.sections.iter().copied()).collect();
         let pin = |id: SectionId| {
-            let (context, shard) = (self.parts[0].device.context(), &self.model.shards()[id.0]);
+            let (context, shard) = (parts[0].device.context(), &self.model.shards()[id.0]);
             let host = HostSection::new(context, shard, id.1)?;
             advance(self.observer, needs::section_length(self.model, id))?;
             Ok((id, Arc::new(host)))
@@ -228,50 +216,50 @@ impl Loader<'_> {
         Ok((tensors, sections.into_par_iter().map(pin).collect::<Result<_>>()?))
     }
 
-    fn finish(self, stored: &Tensors, host: &HostSections) -> Result<GpuModel> {
-        let Self { model, plan, parts, .. } = self;
+    fn finish(
+        self,
+        parts: Vec<DevicePart>,
+        stored: &Tensors,
+        host: &HostSections,
+    ) -> Result<GpuModel> {
+        let Self { model, plan, .. } = self;
         let parts: Vec<Arc<DevicePart>> = parts.into_iter().map(Arc::new).collect();
         let (mut tensors, mut blocks) = (Vec::<LoadedTensor>::new(), Vec::<LoadedBlock>::new());
         let (mut block_names, mut tensor_names) = (Names::new(), Names::new());
         for (index, (block, place)) in model.blocks().zip(plan.placements()).enumerate() {
             let (first, at) = (tensors.len(), blocks.len());
             block_names.insert(block.name().to_owned(), place.map(|_| at));
-            let names = block.tensors().map(|tensor| tensor.name().to_owned());
-            tensor_names.extend(names.zip((first..).map(|at| place.map(|_| at))));
-            let &Some(Placement { device, .. }) = place else { continue };
-            for (tensor, &id) in block.tensors().zip(block.tensor_ids()) {
-                tensors.push(LoadedTensor {
-                    name: tensor.name().to_owned(),
-                    dtype: tensor.dtype().expect("known, as the needs were"),
-                    shape: tensor.shape(),
-                    bytes: tensor.byte_length()?,
-                    block: at,
-                    stored: Arc::clone(&stored[&target_of(model, id)]),
-                });
-            }
             let layout = block.layout()?;
-            let cuts = tensors[first..].iter().zip(&layout.tensors).map(|(entry, range)| Cut {
+            for ((tensor, &id), range) in
+                block.tensors().zip(block.tensor_ids()).zip(&layout.tensors)
+            {
+                let name = tensor.name().to_owned();
+                tensor_names.insert(name.clone(), place.map(|_| tensors.len()));
+                if place.is_some() {
+                    tensors.push(LoadedTensor {
+                        name,
+                        dtype: tensor.dtype().expect("known, as the needs were"),
+                        shape: tensor.shape(),
+                        place: range.clone(),
+                        block: at,
+                        stored: Arc::clone(&stored[&target_of(model, id)]),
+                    });
+                }
+            }
+            let &Some(Placement { device, .. }) = place else { continue };
+            let cuts = tensors[first..].iter().map(|entry| Cut {
                 stored: &entry.stored,
-                slice: Slice::of_bytes(0..range.end - range.start),
-                to: range.start,
+                slice: Slice::of_bytes(0..entry.place.end - entry.place.start),
+                to: entry.place.start,
             });
             let (part, cuts) = (&parts[device], cuts.collect::<Vec<_>>());
             let program = GpuProgram::new(part, part.turn(index), &cuts)?;
             let (name, tensors) = (block.name().to_owned(), first..tensors.len());
             blocks.push(LoadedBlock { name, tensors, layout, program });
         }
-        let held: u64 = parts.iter().map(|part| part.bytes()).sum();
-        let tasks: u64 = blocks.iter().map(|block| block.program.tasks.bytes()).sum();
-        let inner = ModelInner {
-            plan,
-            blocks,
-            tensors,
-            block_names,
-            tensor_names,
-            device_bytes: held + tasks,
-            copied_bytes: host.values().map(|section| section.copied_bytes()).sum(),
-            parts,
-        };
+        let copied_bytes = host.values().map(|section| section.copied_bytes()).sum();
+        let inner =
+            ModelInner { plan, blocks, tensors, block_names, tensor_names, copied_bytes, parts };
         Ok(GpuModel { inner: Arc::new(inner) })
     }
 }

@@ -36,7 +36,6 @@ pub(super) struct ModelInner {
     pub(super) block_names: Names,
     pub(super) tensor_names: Names,
     pub(super) parts: Vec<Arc<DevicePart>>,
-    pub(super) device_bytes: u64,
     pub(super) copied_bytes: u64,
 }
 
@@ -56,7 +55,8 @@ pub(super) struct LoadedTensor {
     pub(super) name: String,
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    pub(super) bytes: u64,
+    /// Its bytes among those of its block, decoded.
+    pub(super) place: Range<u64>,
     /// The index of its block among those that are loaded.
     pub(super) block: usize,
     pub(super) stored: Arc<Stored>,
@@ -94,7 +94,8 @@ impl GpuModel {
 
     /// Bytes that it holds on all GPUs: sections, slots, decode tables and tasks.
     pub fn device_bytes(&self) -> u64 {
-        self.inner.device_bytes
+        let held: u64 = self.inner.parts.iter().map(|part| part.bytes()).sum();
+        held + self.inner.blocks.iter().map(|block| block.program.tasks.bytes()).sum::<u64>()
     }
 
     /// Bytes of streamed blocks that are copies, as their containers' mappings could not be pinned.
@@ -107,7 +108,7 @@ impl GpuModel {
         (0..self.inner.blocks.len()).map(|index| self.block_at(index))
     }
 
-    fn block_at(&self, index: usize) -> GpuBlock<'_> {
+    pub(super) fn block_at(&self, index: usize) -> GpuBlock<'_> {
         let entry = &self.inner.blocks[index];
         GpuBlock { entry, tensors: &self.inner.tensors[entry.tensors.clone()] }
     }
@@ -211,7 +212,7 @@ impl<'m> GpuTensor<'m> {
 
     /// The size of its decoded bytes.
     pub fn byte_length(&self) -> u64 {
-        self.entry.bytes
+        self.entry.place.end - self.entry.place.start
     }
 }
 

@@ -15,7 +15,8 @@ use super::fault::{OrFault, gpu};
 use super::fit::{Demand, Fit, LANES};
 use super::memory::Buffer;
 use super::task::{
-    DecodeTask, ENCODINGS, FewTasks, KERNELS, KernelEncoding, TILE_KERNEL, TableAddresses, TileTask,
+    DecodeTask, ENCODINGS, FEW_TASKS, KERNELS, KernelEncoding, TILE_KERNEL, TableAddresses,
+    TileTask,
 };
 use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD, parallel};
 
@@ -183,7 +184,8 @@ impl Kernels {
     ) -> Result<()> {
         let units = tasks.iter().map(|task| u64::from(task.tiles)).sum();
         let config = self.config(self.fit(TILE_KERNEL, staged_bytes)?, units);
-        let (few, count) = (FewTasks::new(tasks), tasks.len() as u32);
+        let (mut few, count) = ([TileTask::default(); FEW_TASKS], tasks.len() as u32);
+        few[..tasks.len()].copy_from_slice(tasks);
         let mut launch = stream.launch_builder(&self.decode_few);
         launch.arg(&few).arg(&count).arg(&units).arg(&status).arg(&output);
         // SAFETY: as in `decode`; the driver has copied the arguments when the call returns.

@@ -26,6 +26,7 @@ const PAGE: usize = 4096;
 #[derive(Debug)]
 pub struct PinnedRange {
     address: usize,
+    bytes: usize,
     context: Arc<CudaContext>,
 }
 
@@ -51,7 +52,7 @@ impl PinnedRange {
         // SAFETY: the context is current; the caller's promise; `Drop` unregisters it.
         let answer = unsafe { sys::cuMemHostRegister_v2(address, bytes, flags) };
         answer.result().or_fault(action)?;
-        Ok(Self { address: address as usize, context: Arc::clone(context) })
+        Ok(Self { address: address as usize, bytes, context: Arc::clone(context) })
     }
 }
 
@@ -80,11 +81,9 @@ pub(super) struct Pinned {
 /// from many threads three times as long (benches/record/2026-11-20-loader-h200.md).
 #[derive(Debug)]
 struct PinnedRegion {
-    /// Dropped before the memory.
-    _pinned: PinnedRange,
-    memory: MmapMut,
-    /// Where the buffers start, on a large page where there is one.
-    start: usize,
+    /// The buffers, on a large page where there is one. Dropped before the memory.
+    pinned: PinnedRange,
+    _memory: MmapMut,
 }
 
 impl PinnedRegion {
@@ -104,11 +103,11 @@ impl PinnedRegion {
         // SAFETY: the range lies in the mapping, which is dropped after the result; the buffers,
         // which keep both, wait for their copies.
         let pinned = unsafe { PinnedRange::new(context, place, bytes, false) }?;
-        Ok(Self { _pinned: pinned, memory, start })
+        Ok(Self { pinned, _memory: memory })
     }
 
     fn place(&self, offset: usize) -> *mut u8 {
-        self.memory[self.start + offset..].as_ptr().cast_mut()
+        (self.pinned.address + offset) as *mut u8
     }
 }
 
@@ -183,18 +182,14 @@ pub(super) enum HostSection {
     /// The container's mapping itself where the driver registers that: then nothing is copied, and
     /// the memory is the system's page cache. Pinned no longer before the owner lets it go: fields
     /// are dropped in order.
-    Mapped {
-        pinned: PinnedRange,
-        bytes: usize,
-        _owner: Arc<dyn ReadAt>,
-    },
+    Mapped(PinnedRange, #[expect(dead_code, reason = "keeps the memory")] Arc<dyn ReadAt>),
 }
 
 impl std::fmt::Debug for HostSection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Copied(_) => "Copied",
-            Self::Mapped { .. } => "Mapped",
+            Self::Mapped(..) => "Mapped",
         })
     }
 }
@@ -230,10 +225,10 @@ impl HostSection {
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Copied(pinned) => pinned.view(),
-            // SAFETY: `pin` took address and length from a view into `_owner`. As all reads of
-            // mappings: bytes may be anything, and nobody truncates the file (`open`).
-            Self::Mapped { pinned, bytes, .. } => unsafe {
-                slice::from_raw_parts(pinned.address as *const u8, *bytes)
+            // SAFETY: `pin` took it from a view into the owner. As all reads of mappings: bytes may
+            // be anything, and nobody truncates the file (`open`).
+            Self::Mapped(pinned, _) => unsafe {
+                slice::from_raw_parts(pinned.address as *const u8, pinned.bytes)
             },
         }
     }
@@ -261,6 +256,6 @@ impl HostSection {
         // it needs device memory of its model too, which is freed before this, and that waits for
         // all work.
         let pinned = unsafe { PinnedRange::new(context, place, bytes, true) }.ok()?;
-        Some(Self::Mapped { pinned, bytes, _owner: owner })
+        Some(Self::Mapped(pinned, owner))
     }
 }

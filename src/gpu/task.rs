@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use cudarc::driver::{DeviceRepr, sys::CUdeviceptr};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::linear::task::{STRIP_ROWS, TILE_COLUMNS};
 use crate::{Encoding, constants::GAP_BYTES_PER_THREAD};
@@ -173,24 +173,12 @@ impl TileTask {
     }
 }
 
-pub(super) const FEW_TASKS: usize = 8;
-
-/// Tasks of a launch, by value.
-#[derive(Clone, Copy, Debug, FromBytes, Immutable)]
-#[repr(C)]
-pub(super) struct FewTasks([TileTask; FEW_TASKS]);
-
-impl FewTasks {
-    pub(super) fn new(tasks: &[TileTask]) -> Self {
-        let mut few = Self::new_zeroed();
-        few.0[..tasks.len()].copy_from_slice(tasks);
-        few
-    }
-}
-
 // SAFETY: `repr(C)`, numbers alone, as `kernels/tile_task.cuh` has them.
 #[expect(unsafe_code, reason = "arguments of kernels, by value")]
-unsafe impl DeviceRepr for FewTasks {}
+unsafe impl DeviceRepr for TileTask {}
+
+/// Tasks of a launch that takes them by value, at most.
+pub(super) const FEW_TASKS: usize = 8;
 
 /// A decode table and the codebook that it is made of, as the kernels take them: device addresses.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
