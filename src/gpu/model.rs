@@ -172,7 +172,7 @@ impl GpuModel {
         let few =
             pieces.iter().any(|piece| !piece.ranges.is_empty()) && wanted < block.layout.bytes / 2;
         let is_whole = found.iter().all(|(entry, ..)| entry.block == first.block);
-        let turn = block.program.turn().filter(|_| is_whole && !few);
+        let turn = block.program.turn.filter(|_| is_whole && !few);
         found.iter().try_for_each(|(entry, _, cut)| cut.check(&entry.name))?;
         let cuts: Vec<Cut<'_>> = found.into_iter().map(|(.., cut)| cut).collect();
         GpuProgram::new(part, turn, &cuts)

@@ -144,14 +144,11 @@ impl Plan {
         }
         let needs = blocks.iter().zip(loaded).filter_map(|(block, load)| load.then_some(block));
         let needs: Vec<&Needs> = needs.collect();
-        let wants_fast = preference != Preference::Stored;
-        let all_fast = wants_fast.then(|| fill(&needs, memory, Residence::Fast)).flatten();
-        let (places, preference) = match all_fast {
-            Some(places) => (places, Preference::Fast),
-            None if preference == Preference::Fast => {
-                return Err(too_large_to_be_fast(&needs, memory));
-            }
-            None => {
+        let fast = fill(&needs, memory, Residence::Fast);
+        let (places, preference) = match (preference, fast) {
+            (Preference::Fast | Preference::Auto, Some(fast)) => (fast, Preference::Fast),
+            (Preference::Fast, None) => return Err(too_large_to_be_fast(&needs, memory)),
+            (Preference::Stored | Preference::Auto, _) => {
                 let resident = fill(&needs, memory, Residence::Stored);
                 (resident.map_or_else(|| stream(&needs, memory), Ok)?, preference)
             }
@@ -212,31 +209,26 @@ impl Plan {
         }
         self.residences.fill(Residence::Stored);
         let mut tallies = self.tallies(blocks, devices);
-        let wanted =
-            if preference == Preference::Stored { Vec::new() } else { self.by_gain(blocks) };
-        for (at, device) in wanted {
+        // Blocks with several matrices first: one alone is an embedding, of which rows are read, or a
+        // head.
+        let matrices = |at: usize| blocks[at].fast.as_ref().map_or(0, |fast| fast.matrices.len());
+        let mut order: Vec<usize> = (0..blocks.len()).filter(|&at| matrices(at) > 0).collect();
+        order.sort_by_key(|&at| matrices(at) < 2);
+        for at in order {
+            let Some(Placement { device, streamed: false }) = self.placements[at] else { continue };
             let tally = tallies[device].make_fast(&blocks[at]);
-            if preference == Preference::Fast || tally.bytes() <= memory[device] {
+            let becomes_fast = match preference {
+                Preference::Stored => false,
+                Preference::Fast => true,
+                Preference::Auto => tally.bytes() <= memory[device],
+            };
+            if becomes_fast {
                 tallies[device] = tally;
                 self.residences[at] = Residence::Fast;
             }
         }
         self.device_bytes = tallies.iter().map(Tally::bytes).collect();
         Ok(self)
-    }
-
-    /// Resident blocks with matrices that can be fast, and their GPUs: those with several first.
-    /// (One alone is an embedding, of which rows are read, or a head.)
-    fn by_gain(&self, blocks: &[Needs]) -> Vec<(usize, usize)> {
-        let matrices = |at: usize| blocks[at].fast.as_ref().map_or(0, |fast| fast.matrices.len());
-        let resident = self.placements.iter().enumerate().filter_map(|(at, place)| {
-            place
-                .filter(|place| !place.streamed && matrices(at) > 0)
-                .map(|place| (at, place.device))
-        });
-        let mut resident: Vec<_> = resident.collect();
-        resident.sort_by_key(|&(at, _)| matrices(at) < 2);
-        resident
     }
 
     /// For each block, in the model's order, how its matrices lie; as stored, if it is not resident

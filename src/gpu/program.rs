@@ -2,7 +2,7 @@
 //! once, and run on the caller's stream any number of times.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use std::{ops::Range, sync::Arc};
+use std::{iter, ops::Range, sync::Arc};
 
 use cudarc::driver::{CudaStream, CudaViewMut, DevicePtrMut, DeviceSlice, sys::CUdeviceptr};
 
@@ -28,11 +28,12 @@ pub(super) struct Cut<'s> {
 /// [`GpuModel::rows`](super::GpuModel::rows).
 #[derive(Debug)]
 pub struct GpuProgram {
-    /// From where the sections lie: in device memory, or on the host, over the bus.
-    in_place: Launches,
-    /// From each slot of the streamed block with this turn, except where a graph is captured, since
-    /// a slot belongs to whoever decodes next.
-    streamed: Option<(usize, Vec<Launches>)>,
+    /// From where the sections lie: in device memory, or on the host, over the bus. Then from each
+    /// slot of the streamed block with `turn`, except where a graph is captured, since a slot
+    /// belongs to whoever decodes next.
+    launches: Vec<Launches>,
+    /// That of the streamed block through whose slots it decodes, if it needs one.
+    pub(super) turn: Option<usize>,
     pub(super) tasks: Buffer,
     pub(super) part: Arc<DevicePart>,
 }
@@ -45,20 +46,18 @@ impl GpuProgram {
         cuts: &[Cut<'_>],
     ) -> Result<Self> {
         let mut tasks = Vec::new();
-        let mut launches = |addresses: &Addresses<'_>| {
+        let launches = |addresses: Addresses<'_>| {
             let mut draft = ProgramDraft::default();
             for cut in cuts {
-                draft.add(cut.stored, &cut.slice, cut.to, addresses)?;
+                draft.add(cut.stored, &cut.slice, cut.to, &addresses)?;
             }
             draft.finish(&part.device, &mut tasks)
         };
-        let in_place = launches(&part.in_place())?;
-        let mut slots = |turn| -> Result<_> {
-            Ok((turn, part.in_slots(turn).map(|slot| launches(&slot)).collect::<Result<_>>()?))
-        };
-        let streamed = turn.map(&mut slots).transpose()?;
+        let in_slots = turn.into_iter().flat_map(|turn| part.in_slots(turn));
+        let all = iter::once(part.in_place()).chain(in_slots);
+        let launches = all.map(launches).collect::<Result<_>>()?;
         let tasks = Buffer::of(part.device.copies(), &tasks)?;
-        Ok(Self { in_place, streamed, tasks, part: Arc::clone(part) })
+        Ok(Self { launches, turn, tasks, part: Arc::clone(part) })
     }
 
     /// The GPU on which it decodes.
@@ -68,18 +67,13 @@ impl GpuProgram {
 
     /// Bytes of the output: to the end of the last piece.
     pub fn bytes(&self) -> u64 {
-        self.in_place.bytes
+        self.launches[0].bytes
     }
 
     /// Whether it decodes tensors of a streamed block out of its slots, which the next such block
     /// is copied into meanwhile.
     pub fn is_streamed(&self) -> bool {
-        self.turn().is_some()
-    }
-
-    /// The turn of the streamed block through whose slots it decodes, if it needs one.
-    pub(super) fn turn(&self) -> Option<usize> {
-        self.streamed.as_ref().map(|&(turn, _)| turn)
+        self.turn.is_some()
     }
 
     /// Puts the decoding of all pieces on a stream, as
@@ -125,16 +119,17 @@ impl GpuProgram {
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        let Self { in_place, streamed, part, tasks } = self;
+        let Self { launches, turn, tasks, part } = self;
         check_contexts(&part.device, stream, status)?;
         // SAFETY: the caller's promise, and the check above; `self` keeps the tasks, and the part
         // sections and tables.
         let run = |launches: &Launches| unsafe {
             launches.run(&part.device, tasks.pointer(), output, stream, status)
         };
-        match (streamed, &part.streamer) {
-            (Some((turn, launches)), Some(streamer)) if capture_of(stream)?.is_none() => {
-                streamer.with_block(*turn, stream, |slot| run(&launches[slot]))
+        let (in_place, in_slots) = (&launches[0], &launches[1..]);
+        match (turn, &part.streamer) {
+            (Some(turn), Some(streamer)) if capture_of(stream)?.is_none() => {
+                streamer.with_block(*turn, stream, |slot| run(&in_slots[slot]))
             }
             _ => run(in_place),
         }
