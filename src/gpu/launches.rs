@@ -86,7 +86,7 @@ impl ProgramDraft {
                     let (task, units) = coded.task(&part, to, launch.units, addresses)?;
                     launch.tasks.push(task);
                     launch.units += units;
-                    launch.staged_bytes = launch.staged_bytes.max(coded.staged_bytes());
+                    launch.staged_bytes = launch.staged_bytes.max(coded.staged_bytes);
                 }
             }
             to += part.bytes();

@@ -122,16 +122,18 @@ impl Kernels {
         Ok(fit)
     }
 
-    /// Builds decode tables, of one task or more, and waits.
+    /// Builds decode tables, and waits.
     pub(super) fn build_tables(
         &self,
         coding: KernelEncoding,
         stream: &CudaStream,
-        tasks: &Buffer,
+        tables: &[TableAddresses],
     ) -> Result<()> {
-        let count = tasks.bytes() / size_of::<TableAddresses>() as u64;
-        let config = config(count as u32, TABLE_THREADS, 0);
-        let pointer = tasks.pointer();
+        if tables.is_empty() {
+            return Ok(());
+        }
+        let tasks = Buffer::of(stream, tables)?;
+        let (config, pointer) = (config(tables.len() as u32, TABLE_THREADS, 0), tasks.pointer());
         let mut launch = stream.launch_builder(&self.tables[coding as usize]);
         launch.arg(&pointer);
         // SAFETY: one block a task; each task names a codebook with its length (of `gap` at least

@@ -10,7 +10,7 @@ use super::linear::arrival::{FastLoad, FastRequest, load_fast};
 use super::needs::{
     self, ArrayId, FastMatrix, Footprint, Needs, SectionId, TensorId, array_bytes, section_bytes,
 };
-use super::stored::{Addresses, CodedTensor, Held, Tensors};
+use super::stored::{Addresses, Held, Tensors};
 use super::streamer::{Streamer, Transfer};
 use super::task::{ENCODINGS, KernelEncoding, TableAddresses};
 use super::upload::{Delivery, Origin, upload};
@@ -106,10 +106,12 @@ impl DevicePart {
         let tables = addresses(hold(&self.device, TABLES, tables, &mut until_then)?);
         build_tables(&self.device, &tables, load.stored)?;
         let wanted = matrices.iter().map(|(matrix, place)| {
-            let stored = load.stored[&matrix.id].coded().and_then(CodedTensor::as_tile);
+            let coded = load.stored[&matrix.id].coded().expect("a matrix is coded");
             FastRequest {
+                id: matrix.id,
                 tensor: load.model.tensor_at(matrix.id),
-                stored: stored.expect("a matrix has tiles"),
+                sizes: coded.tile_sizes().expect("a matrix has tiles"),
+                staged_bytes: coded.staged_bytes,
                 table: tables[&matrix.id],
                 strips: place.part(0, matrix.strips_bytes),
             }
@@ -117,38 +119,20 @@ impl DevicePart {
         let wanted: Vec<_> = wanted.collect();
         let outcomes = load_fast(&self.device, &wanted, load, &mut self.memory)?;
         drop(until_then);
-        let mut left = Vec::new();
-        for ((matrix, place), outcome) in matrices.iter().zip(outcomes) {
-            match outcome {
-                Some(arrays) => drop(self.held.fast.insert(matrix.id, Arc::new(arrays))),
-                None => left.push((matrix.id, place)),
-            }
-        }
-        self.load_stored(load, &left)
-    }
-
-    /// Checks what reading arrays one by one has not: chunks of which nobody has read the rest.
-    /// After all of them were loaded.
-    pub(super) fn check_arrays(&self, model: &Model) -> Result<()> {
-        let fast = self.held.fast.keys().flat_map(|&id| needs::arrays_of(model, id));
-        let arrays: Vec<ArrayId> = self.held.arrays.keys().copied().chain(fast).collect();
-        arrays.par_iter().try_for_each(|&(shard, array)| model.shards()[shard].check_array(array))
-    }
-
-    fn load_stored(&mut self, load: &FastLoad<'_>, matrices: &[(TensorId, &Buffer)]) -> Result<()> {
-        if matrices.is_empty() {
-            return Ok(());
-        }
         let (mut tables, mut deliveries) = (HashMap::new(), Vec::new());
-        for &(id, place) in matrices {
-            let mut next = place.pointer();
-            for array in needs::arrays_of(load.model, id) {
-                self.held.arrays.insert(array, next);
-                let shard = &load.model.shards()[array.0];
-                deliveries.push(Delivery { shard, from: Origin::Array(array.1), to: next });
-                next += array_bytes(load.model, array);
+        for ((matrix, place), outcome) in matrices.iter().zip(outcomes) {
+            if let Some(arrays) = outcome {
+                self.held.fast.insert(matrix.id, Arc::new(arrays));
+                continue;
             }
-            tables.insert(id, next);
+            let mut next = place.pointer();
+            for (shard, array) in needs::arrays_of(load.model, matrix.id) {
+                self.held.arrays.insert((shard, array), next);
+                let (of, from) = (&load.model.shards()[shard], Origin::Array(array));
+                deliveries.push(Delivery { shard: of, from, to: next });
+                next += array_bytes(load.model, (shard, array));
+            }
+            tables.insert(matrix.id, next);
         }
         // Their bytes are counted already.
         let (stop, observer) = (AtomicBool::new(false), Uncounted(load.observer));
@@ -159,6 +143,14 @@ impl DevicePart {
         build_tables(&self.device, &tables, load.stored)?;
         self.held.tables.extend(tables);
         Ok(())
+    }
+
+    /// Checks what reading arrays one by one has not: chunks of which nobody has read the rest.
+    /// After all of them were loaded.
+    pub(super) fn check_arrays(&self, model: &Model) -> Result<()> {
+        let fast = self.held.fast.keys().flat_map(|&id| needs::arrays_of(model, id));
+        let arrays: Vec<ArrayId> = self.held.arrays.keys().copied().chain(fast).collect();
+        arrays.par_iter().try_for_each(|&(shard, array)| model.shards()[shard].check_array(array))
     }
 
     /// Makes the slots for its streamed blocks, which come from these sections.
@@ -251,7 +243,6 @@ pub(super) fn build_tables(
         for task in &mut tasks {
             task.codebook += codebooks.pointer();
         }
-        let tasks = Buffer::of(stream, &tasks)?;
         device.kernels().build_tables(encoding, stream, &tasks)?;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Tensors as a GPU needs them: where their arrays lie, and the tasks that decode parts of them.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
@@ -12,7 +12,7 @@ use super::task::{
     DecodeTask, GapTask, KernelEncoding, TILE_KERNEL, TileAddresses, TileSource, TileTask,
 };
 use crate::constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD};
-use crate::encoding::gap::{GapSizes, stored as gap};
+use crate::encoding::gap::stored as gap;
 use crate::encoding::stored::ReadArrays as _;
 use crate::encoding::tile::{self, Codebook, Sizes, stored as tiles};
 use crate::open::Rect;
@@ -67,30 +67,15 @@ pub(super) enum Stored {
 #[derive(Debug)]
 pub(super) struct CodedTensor {
     pub(super) id: TensorId,
+    sizes: Coded,
     /// What its decode table is made of.
     pub(super) codebook: Box<[u8]>,
-    arrays: CodedArrays,
-}
-
-#[derive(Debug)]
-enum CodedArrays {
-    Gap {
-        sizes: GapSizes,
-        /// Gaps, output offsets, bitstream, plane.
-        places: [ArrayPlace; 4],
-        /// On the host, to find the thread blocks of a range.
-        output_offsets: Box<[u8]>,
-    },
-    Tile(StoredTile),
-}
-
-#[derive(Debug)]
-pub(super) struct StoredTile {
-    pub(super) id: TensorId,
-    pub(super) sizes: Sizes,
-    /// Records, bitstream, plane.
-    places: [ArrayPlace; 3],
-    /// What its largest tile takes of the bitstream.
+    /// Of its other arrays, in their order.
+    places: Vec<ArrayPlace>,
+    /// Of `gap`, on the host to find the thread blocks of a range.
+    output_offsets: Box<[u8]>,
+    /// Shared memory that a warp needs for it besides what it always takes, in bytes: of tiles, what
+    /// the largest one takes of the bitstream.
     pub(super) staged_bytes: u32,
 }
 
@@ -128,8 +113,8 @@ impl Stored {
     pub(super) fn takes(&self, rect: &Rect) -> bool {
         match self {
             Self::Coded(coded) => {
-                let tile = coded.as_tile();
-                rect.is_run() || tile.is_some_and(|tile| tile.has_rows_of(rect.width))
+                let sizes = coded.tile_sizes();
+                rect.is_run() || sizes.is_some_and(|sizes| has_rows_of(sizes, rect.width))
             }
             Self::Raw(_) | Self::Empty => rect.is_run() || rect.width <= MOST_PITCH,
         }
@@ -149,11 +134,10 @@ fn place(tensor: &Tensor<'_>, (shard, _): TensorId, array: usize) -> ArrayPlace 
 }
 
 impl CodedTensor {
-    fn read(tensor: &Tensor<'_>, id: TensorId, coded: Coded, validate: bool) -> Result<Self> {
+    fn read(tensor: &Tensor<'_>, id: TensorId, sizes: Coded, validate: bool) -> Result<Self> {
         let locate = |error| tensor.locate(error);
         let read = |array, bytes| tensor.arrays().read(array, 0..bytes).map_err(locate);
-        let place = |array| place(tensor, id, array);
-        let (codebook, arrays) = match coded {
+        let (codebook, output_offsets, staged_bytes): (Box<[u8]>, Box<[u8]>, _) = match &sizes {
             Coded::Gap(sizes) => {
                 let codebook = read(gap::CODEBOOK, sizes.codebook_bytes())?;
                 let output_offsets = read(gap::OUTPUT_OFFSETS, sizes.output_offsets_bytes())?;
@@ -161,11 +145,7 @@ impl CodedTensor {
                     huffman::read_codebook(&codebook).map_err(locate)?;
                     sizes.check_output_offsets(&output_offsets).map_err(locate)?;
                 }
-                let places =
-                    [gap::GAPS, gap::OUTPUT_OFFSETS, gap::BITSTREAM, gap::PLANE].map(place);
-                let output_offsets = output_offsets.into_owned().into();
-                let arrays = CodedArrays::Gap { sizes, places, output_offsets };
-                (codebook[..CODE_LENGTHS_BYTES].into(), arrays)
+                (codebook[..CODE_LENGTHS_BYTES].into(), output_offsets.into_owned().into(), 0)
             }
             Coded::Tile(sizes) => {
                 let codebook = read(tiles::CODEBOOK, sizes.codebook_bytes())?;
@@ -173,39 +153,50 @@ impl CodedTensor {
                 let records = read(tiles::RECORDS, sizes.records_bytes())?;
                 if validate {
                     Codebook::from_bytes(&codebook).map_err(locate)?;
-                    tile::check_offsets(&sizes, &records).map_err(locate)?;
+                    tile::check_offsets(sizes, &records).map_err(locate)?;
                 }
-                let places = [tiles::RECORDS, tiles::BITSTREAM, tiles::PLANE].map(place);
-                let staged_bytes = tile::staged_bytes(&records) as u32;
-                let arrays = CodedArrays::Tile(StoredTile { id, sizes, places, staged_bytes });
-                (codebook.into_owned().into(), arrays)
+                (codebook.into_owned().into(), Box::default(), tile::staged_bytes(&records) as u32)
             }
         };
-        Ok(Self { id, codebook, arrays })
+        let arrays = 1..tensor.record().array_range().len();
+        let places = arrays.map(|array| place(tensor, id, array)).collect();
+        Ok(Self { id, sizes, codebook, places, output_offsets, staged_bytes })
     }
 
     /// Which of the decode kernels.
     pub(super) fn kernel(&self) -> usize {
-        let CodedArrays::Gap { sizes, .. } = &self.arrays else { return TILE_KERNEL };
+        let Coded::Gap(sizes) = &self.sizes else { return TILE_KERNEL };
         let bytes = sizes.geometry().bytes_per_thread();
         let kernel = GAP_BYTES_PER_THREAD.iter().position(|&known| known == bytes);
         kernel.expect("geometries are checked")
     }
 
     pub(super) fn encoding(&self) -> KernelEncoding {
-        match self.arrays {
-            CodedArrays::Gap { .. } => KernelEncoding::Gap,
-            CodedArrays::Tile(_) => KernelEncoding::Tile,
+        match self.sizes {
+            Coded::Gap(_) => KernelEncoding::Gap,
+            Coded::Tile(_) => KernelEncoding::Tile,
         }
     }
 
-    pub(super) fn as_tile(&self) -> Option<&StoredTile> {
-        if let CodedArrays::Tile(tile) = &self.arrays { Some(tile) } else { None }
+    pub(super) fn tile_sizes(&self) -> Option<&Sizes> {
+        if let Coded::Tile(sizes) = &self.sizes { Some(sizes) } else { None }
     }
 
-    /// Shared memory that a warp of its kernel needs for it besides what it always takes, in bytes.
-    pub(super) fn staged_bytes(&self) -> u32 {
-        self.as_tile().map_or(0, |tile| tile.staged_bytes)
+    /// Of a tensor in tiles, with its sizes.
+    pub(super) fn tile_addresses(&self, sizes: &Sizes, addresses: &Addresses<'_>) -> TileAddresses {
+        let [records, bitstream, plane] = self.addresses(addresses);
+        TileAddresses {
+            records,
+            bitstream,
+            bitstream_bytes: sizes.bitstream_bytes(),
+            plane,
+            table: addresses.held.tables[&self.id],
+            staged_bytes: self.staged_bytes,
+        }
+    }
+
+    fn addresses<const ARRAYS: usize>(&self, all: &Addresses<'_>) -> [CUdeviceptr; ARRAYS] {
+        std::array::from_fn(|array| all.array(self.places[array]))
     }
 
     /// The task that decodes a rectangle that it [takes](Stored::takes) to `output`, after others
@@ -217,16 +208,24 @@ impl CodedTensor {
         first_unit: u64,
         addresses: &Addresses<'_>,
     ) -> Result<(DecodeTask, u64)> {
-        let (sizes, places, output_offsets) = match &self.arrays {
-            CodedArrays::Gap { sizes, places, output_offsets } => (sizes, places, output_offsets),
-            CodedArrays::Tile(tile) => return tile.task(rect, output, first_unit, addresses),
-        };
         let elements = rect.elements();
-        let thread_blocks = sizes.thread_blocks_of(output_offsets, &elements)?;
+        let sizes = match &self.sizes {
+            Coded::Gap(sizes) => sizes,
+            Coded::Tile(sizes) => {
+                sizes.strips_of(&elements)?;
+                let (source, wanted) = self.tile_source(sizes, rect, addresses);
+                let task = TileTask::new(&source, &elements, &wanted, output, first_unit);
+                let units = u64::from(task.tiles);
+                let what = "tiles of one launch on the GPU";
+                Error::check_limit(what, first_unit + units, u32::MAX.into())?;
+                return Ok((transmute!(task), units));
+            }
+        };
+        let thread_blocks = sizes.thread_blocks_of(&self.output_offsets, &elements)?;
         let what = "thread blocks of a tensor on the GPU";
         Error::check_limit(what, thread_blocks.end, u32::MAX.into())?;
         let units = thread_blocks.end - thread_blocks.start;
-        let [gaps, output_offsets, bitstream, plane] = places.map(|place| addresses.array(place));
+        let [gaps, output_offsets, bitstream, plane] = self.addresses(addresses);
         let task = GapTask {
             gaps,
             output_offsets,
@@ -246,69 +245,49 @@ impl CodedTensor {
         };
         Ok((transmute!(task), units))
     }
-}
 
-impl StoredTile {
-    pub(super) fn arrays(&self, addresses: &Addresses<'_>) -> TileAddresses {
-        let [records, bitstream, plane] = self.places.map(|place| addresses.array(place));
-        TileAddresses {
-            records,
-            bitstream,
-            bitstream_bytes: self.sizes.bitstream_bytes(),
-            plane,
-            table: addresses.held.tables[&self.id],
-            staged_bytes: self.staged_bytes,
-        }
-    }
-
-    fn task(
+    /// As wide as the kernel shall take the matrix for, and which of its columns are wanted.
+    fn tile_source(
         &self,
+        sizes: &Sizes,
         rect: &Rect,
-        output: u64,
-        first_unit: u64,
         addresses: &Addresses<'_>,
-    ) -> Result<(DecodeTask, u64)> {
-        let (geometry, elements) = (self.sizes.geometry(), rect.elements());
-        // As wide as the kernel shall take the matrix for, and which columns are wanted.
+    ) -> (TileSource, Range<u64>) {
+        let geometry = sizes.geometry();
         let (columns, wanted) =
-            if self.has_rows_of(rect.width) && !(self.is_vector() && rect.is_run()) {
+            if has_rows_of(sizes, rect.width) && !(is_vector(sizes) && rect.is_run()) {
                 (rect.width / 2, rect.columns.start / 2..rect.columns.end / 2)
             } else {
                 (geometry.columns(), 0..geometry.columns())
             };
-        self.sizes.strips_of(&elements)?;
         let source = TileSource {
-            arrays: self.arrays(addresses),
+            arrays: self.tile_addresses(sizes, addresses),
             rows: geometry.elements() / columns,
             columns,
-            tiles_across: if self.is_vector() { 0 } else { geometry.strip_tiles() },
+            tiles_across: if is_vector(sizes) { 0 } else { geometry.strip_tiles() },
         };
-        let task = TileTask::new(&source, &elements, &wanted, output, first_unit);
-        let units = u64::from(task.tiles);
-        let what = "tiles of one launch on the GPU";
-        Error::check_limit(what, first_unit + units, u32::MAX.into())?;
-        Ok((transmute!(task), units))
+        (source, wanted)
     }
+}
 
-    fn is_vector(&self) -> bool {
-        self.sizes.geometry().tile_rows() == 1
-    }
+fn is_vector(sizes: &Sizes) -> bool {
+    sizes.geometry().tile_rows() == 1
+}
 
-    /// Whether columns of rows of this many bytes can be decoded: those of its matrix, or any of a
-    /// vector whose indices the kernel can divide.
-    fn has_rows_of(&self, width: u64) -> bool {
-        if self.is_vector() {
-            u32::try_from(self.sizes.elements()).is_ok()
-        } else {
-            width == 2 * self.sizes.geometry().columns()
-        }
+/// Whether columns of rows of this many bytes can be decoded: those of its matrix, or any of a
+/// vector whose indices the kernel can divide.
+fn has_rows_of(sizes: &Sizes, width: u64) -> bool {
+    if is_vector(sizes) {
+        u32::try_from(sizes.elements()).is_ok()
+    } else {
+        width == 2 * sizes.geometry().columns()
     }
 }
 
 /// Tensors of one block, whose arrays lie in as many sections, 256 bytes from their starts.
 #[cfg(test)]
 pub(super) mod samples {
-    use super::{ArrayPlace, CodedArrays, CodedTensor, Stored, StoredTile};
+    use super::{ArrayPlace, Coded, CodedTensor, Stored};
     use crate::encoding::{gap, tile};
 
     fn place(section: usize) -> ArrayPlace {
@@ -319,22 +298,24 @@ pub(super) mod samples {
         Stored::Raw(ArrayPlace { offset, ..place(section) })
     }
 
+    fn coded(id: usize, sizes: Coded, output_offsets: Vec<u8>, staged_bytes: u32) -> Stored {
+        let places = [0, 1, 2, 3].map(place).into();
+        let (codebook, output_offsets) = (Box::default(), output_offsets.into());
+        let id = (0, id);
+        Stored::Coded(CodedTensor { id, sizes, codebook, places, output_offsets, staged_bytes })
+    }
+
     pub(in crate::gpu) fn gap(weights: &[u8], bytes_per_thread: u32) -> Stored {
         let geometry = gap::Geometry::new(bytes_per_thread, 64).unwrap();
         let tensor = gap::encode_tensor(weights, geometry, 1000).unwrap();
-        let (places, output_offsets) = ([0, 1, 2, 3].map(place), tensor.output_offsets.into());
-        let arrays = CodedArrays::Gap { sizes: tensor.sizes, places, output_offsets };
-        Stored::Coded(CodedTensor { id: (0, 0), codebook: Box::default(), arrays })
+        coded(0, Coded::Gap(tensor.sizes), tensor.output_offsets, 0)
     }
 
     /// One row of tiles.
     pub(in crate::gpu) fn tile(weights: &[u8]) -> Stored {
         let geometry = tile::Geometry::vector(weights.len() as u64 / 2).unwrap();
         let tensor = tile::encode_tensor(weights, geometry).unwrap();
-        let (id, places) = ((0, 1), [0, 1, 2].map(place));
         let staged_bytes = tile::staged_bytes(&tensor.records) as u32;
-        let arrays = StoredTile { id, sizes: tensor.sizes, places, staged_bytes };
-        let (codebook, arrays) = (tensor.codebook.into(), CodedArrays::Tile(arrays));
-        Stored::Coded(CodedTensor { id, codebook, arrays })
+        coded(1, Coded::Tile(tensor.sizes), Vec::new(), staged_bytes)
     }
 }

@@ -20,8 +20,8 @@ use zerocopy::{IntoBytes, transmute};
 use super::fast::{FastArrays, Packer, Strips};
 use super::task::{STRIP_ROWS, good_exceptions};
 use crate::encoding::tile::{self, Sizes};
-use crate::gpu::needs::{array_length, arrays_of};
-use crate::gpu::stored::{StoredTile, Tensors};
+use crate::gpu::needs::{TensorId, array_length, arrays_of};
+use crate::gpu::stored::Tensors;
 use crate::gpu::task::{DecodeTask, TILE_KERNEL, TileAddresses, TileSource, TileTask};
 use crate::gpu::upload::{BUFFERS, PIECE_BYTES, Ring, rings};
 use crate::gpu::{
@@ -48,7 +48,9 @@ pub(in crate::gpu) struct FastLoad<'l> {
 
 pub(in crate::gpu) struct FastRequest<'m> {
     pub(in crate::gpu) tensor: Tensor<'m>,
-    pub(in crate::gpu) stored: &'m StoredTile,
+    pub(in crate::gpu) id: TensorId,
+    pub(in crate::gpu) sizes: &'m Sizes,
+    pub(in crate::gpu) staged_bytes: u32,
     pub(in crate::gpu) table: CUdeviceptr,
     /// Where it goes: memory of [`fast_bytes`](super::task::fast_bytes).
     pub(in crate::gpu) strips: Buffer,
@@ -107,7 +109,7 @@ impl StripBatch {
 
 /// Cuts a matrix into jobs that fit a slot; none if a strip does not.
 fn cut(matrix: usize, wanted: &FastRequest<'_>) -> Result<Option<Vec<StripBatch>>> {
-    let sizes = &wanted.stored.sizes;
+    let sizes = wanted.sizes;
     let array = wanted.tensor.record().array_range().start + 1;
     let records = wanted.tensor.shard().read_array(array, 0..sizes.records_bytes())?;
     let job = |strips: Range<u64>| -> Result<StripBatch> {
@@ -158,7 +160,7 @@ impl FastRequest<'_> {
 
     /// Decodes a job's strips, which are a tensor of their own in the slot.
     fn task(&self, job: &StripBatch, layout: &SlotLayout, slot: CUdeviceptr) -> DecodeTask {
-        let sizes = &self.stored.sizes;
+        let sizes = self.sizes;
         let (rows, columns) = (job.rows(sizes), sizes.geometry().columns());
         let rows = rows.end - rows.start;
         let source = TileSource {
@@ -168,7 +170,7 @@ impl FastRequest<'_> {
                 bitstream_bytes: layout.bits.end - layout.bits.start,
                 plane: slot + layout.plane.start,
                 table: self.table,
-                staged_bytes: self.stored.staged_bytes,
+                staged_bytes: self.staged_bytes,
             },
             rows,
             columns,
@@ -281,7 +283,7 @@ impl Packing<'_> {
         free: &Sender<usize>,
     ) -> Result<Option<FastArrays>> {
         let wanted = &self.transit.matrices[job.matrix];
-        let (sizes, action) = (&wanted.stored.sizes, "ordering copies and kernels");
+        let (sizes, action) = (wanted.sizes, "ordering copies and kernels");
         let (geometry, weights) = (sizes.geometry(), self.weights.pointer());
         let (rows, columns) = (geometry.rows(), geometry.columns());
         let strips = Strips { rows, columns, address: wanted.strips.pointer() };
@@ -291,7 +293,7 @@ impl Packing<'_> {
         let kernels = self.transit.device.kernels();
         let launch = DecodeLaunch {
             kernel: TILE_KERNEL,
-            fit: kernels.fit(TILE_KERNEL, wanted.stored.staged_bytes)?,
+            fit: kernels.fit(TILE_KERNEL, wanted.staged_bytes)?,
             first_task: 0,
             task_count: 1,
             unit_count: (job.strips.end - job.strips.start) * geometry.strip_tiles(),
@@ -331,7 +333,7 @@ pub(in crate::gpu) fn load_fast(
         if let Some(cut) = cut(matrix, wanted)? {
             jobs.extend(cut);
         } else {
-            let arrays = arrays_of(load.model, wanted.stored.id);
+            let arrays = arrays_of(load.model, wanted.id);
             advance(load.observer, arrays.map(|array| array_length(load.model, array)).sum())?;
         }
     }
@@ -340,7 +342,7 @@ pub(in crate::gpu) fn load_fast(
     let slot_bytes = (SLOTS * count) as u64 * PIECE_BYTES;
     let weight_bytes =
         2 * jobs.iter().map(|job| job.plane.end - job.plane.start).max().unwrap_or(0);
-    let most = matrices.iter().map(|wanted| good_exceptions(wanted.stored.sizes.elements())).max();
+    let most = matrices.iter().map(|wanted| good_exceptions(wanted.sizes.elements())).max();
     let most = most.unwrap_or(0);
     // One allocation: each takes the driver longer to free than the GPU has work for meanwhile.
     let bytes = slot_bytes + weight_bytes.next_multiple_of(ARRAY_ALIGNMENT) + Packer::bytes(most);
