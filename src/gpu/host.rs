@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use cudarc::driver::CudaStream;
 
+use super::model::{GpuModel, LoadedTensor};
 use super::{
-    device::Device, fault::refuse, load::LoadOptions, memory::Buffer, model::GpuModel,
-    pinned::Pinned, placement::Plan, status::Status,
+    device::Device, fault::refuse, load::LoadOptions, memory::Buffer, pinned::Pinned,
+    placement::Plan, status::Status,
 };
 use crate::open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor};
 use crate::{Encoding, Error, Model, Result, Tensor, parallel};
@@ -166,35 +167,32 @@ impl Decoder for GpuDecoder<'_> {
             return refuse(problem, "load its own model");
         }
         let (entry, _) = self.model.inner.tensor(tensor.name())?;
-        let (block, place) = (entry.block, entry.place.clone());
         let cpu = tensor.target().encoding() == Encoding::Tile;
         let cpu = cpu.then(|| Cpu.prepare(tensor)).transpose()?;
-        Ok(Box::new(PreparedOnGpu { decoder: self, tensor, block, place, cpu }))
+        Ok(Box::new(PreparedOnGpu { decoder: self, tensor, entry, cpu }))
     }
 }
 
 struct PreparedOnGpu<'a> {
     decoder: &'a GpuDecoder<'a>,
     tensor: Tensor<'a>,
-    block: usize,
-    place: Range<u64>,
+    entry: &'a LoadedTensor,
     /// For tiles, whose padding and records the kernels do not verify.
     cpu: Option<Box<dyn PreparedTensor + 'a>>,
 }
 
 impl PreparedTensor for PreparedOnGpu<'_> {
     fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-        let length = range.end - range.start;
+        let (place, length) = (&self.entry.place, range.end - range.start);
         assert!(
-            range.end <= self.place.end - self.place.start && length == out.len() as u64,
+            range.end <= place.end - place.start && length == out.len() as u64,
             "range of the tensor"
         );
         if length == 0 {
             return Ok(());
         }
-        let start = self.place.start + range.start;
         self.decoder
-            .read(self.block, start, out)
+            .read(self.entry.block, place.start + range.start, out)
             .map_err(|error| error.in_file(self.tensor.shard().path()))
     }
 

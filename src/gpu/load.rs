@@ -104,7 +104,7 @@ impl LoadOptions {
         let free =
             if is_asked { devices.iter().map(share).collect::<Result<_>>()? } else { Vec::new() };
         match devices {
-            [_] => Plan::uniform(needs, false).prefer_needs(needs, self.preference, &free),
+            [_] => Ok(Plan::uniform(needs, false).lay(needs, self.preference, &free)),
             _ => Plan::fit_needs(needs, &free, &vec![true; needs.len()], self.preference),
         }
     }

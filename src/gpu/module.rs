@@ -14,10 +14,7 @@ use zerocopy::FromBytes;
 use super::fault::{OrFault, gpu};
 use super::fit::{Demand, Fit, LANES};
 use super::memory::Buffer;
-use super::task::{
-    DecodeTask, ENCODINGS, FEW_TASKS, KERNELS, KernelEncoding, TILE_KERNEL, TableAddresses,
-    TileTask,
-};
+use super::task::{DecodeTask, FEW_TASKS, KERNELS, TILE_KERNEL, TableAddresses, TileTask};
 use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD, parallel};
 
 const GAP_PTX: &str = include_str!("../../kernels/ptx/gap.ptx");
@@ -34,8 +31,6 @@ const DEMANDS: [[u32; 3]; KERNELS] =
 /// All kernels in one context.
 #[derive(Debug)]
 pub(super) struct Kernels {
-    /// For each of [`ENCODINGS`].
-    tables: [CudaFunction; ENCODINGS.len()],
     /// By their numbers.
     decode: Vec<Decode>,
     /// That of `tile` with tasks by value: as much of everything as the other one.
@@ -51,6 +46,8 @@ pub(super) struct Kernels {
 #[derive(Debug)]
 struct Decode {
     function: CudaFunction,
+    /// Builds its decode tables.
+    tables: CudaFunction,
     /// Of warps that stage nothing.
     demand: Demand,
 }
@@ -80,30 +77,23 @@ impl Kernels {
         let room = attribute(room)?.min(most_shared);
         let gap = Module::load(stream, "gap", GAP_PTX, GAP_SM_90)?;
         let tile = Module::load(stream, "tile", TILE_PTX, TILE_SM_90)?;
-        let prepare = |(kernel, demand)| {
-            let function = match GAP_BYTES_PER_THREAD.get(kernel) {
-                Some(bytes) => gap.function(&format!("decode_{bytes}")),
-                None => tile.function("decode"),
-            };
-            Decode::prepare(function?, demand, room)
+        let prepare = |(kernel, demand)| match GAP_BYTES_PER_THREAD.get(kernel) {
+            Some(bytes) => Decode::prepare(&gap, &format!("decode_{bytes}"), demand, room),
+            None => Decode::prepare(&tile, "decode", demand, room),
         };
         let decode = DEMANDS.into_iter().enumerate().map(prepare).collect::<Result<_>>()?;
-        let few = tile.function("decode_few")?;
-        let decode_few = Decode::prepare(few, DEMANDS[TILE_KERNEL], room)?.function;
-        let tables = [gap.function("tables")?, tile.function("tables")?];
-        Ok(Self { tables, decode, decode_few, processors, room, fits: Mutex::default() })
+        let few = Decode::prepare(&tile, "decode_few", DEMANDS[TILE_KERNEL], room)?;
+        let decode_few = few.function;
+        Ok(Self { decode, decode_few, processors, room, fits: Mutex::default() })
     }
 
     /// How the thread blocks of a decode kernel fill this GPU if each warp stages this many bytes.
-    ///
-    /// # Errors
-    /// [`Error::Gpu`] if not even one warp fits.
     pub(super) fn fit(&self, kernel: usize, staged_bytes: u32) -> Result<Fit> {
         let mut fits = parallel::lock(&self.fits);
         if let Some(&fit) = fits.get(&(kernel, staged_bytes)) {
             return Ok(fit);
         }
-        let Decode { function, demand } = &self.decode[kernel];
+        let Decode { function, demand, .. } = &self.decode[kernel];
         let demand = Demand { warp: demand.warp + staged_bytes, ..*demand };
         let fit = demand.fill(self.room, |warps| {
             let (threads, bytes) = (warps * LANES, (warps * demand.warp) as usize);
@@ -122,10 +112,10 @@ impl Kernels {
         Ok(fit)
     }
 
-    /// Builds decode tables, and waits.
+    /// Builds tables of a decode kernel, and waits.
     pub(super) fn build_tables(
         &self,
-        coding: KernelEncoding,
+        kernel: usize,
         stream: &CudaStream,
         tables: &[TableAddresses],
     ) -> Result<()> {
@@ -134,7 +124,7 @@ impl Kernels {
         }
         let tasks = Buffer::of(stream, tables)?;
         let (config, pointer) = (config(tables.len() as u32, TABLE_THREADS, 0), tasks.pointer());
-        let mut launch = stream.launch_builder(&self.tables[coding as usize]);
+        let mut launch = stream.launch_builder(&self.decode[kernel].tables);
         launch.arg(&pointer);
         // SAFETY: one block a task; each task names a codebook with its length (of `gap` at least
         // 256 bytes, which is checked) and room for a table of its encoding, both in allocations
@@ -252,14 +242,14 @@ impl<'s> Module<'s> {
 }
 
 impl Decode {
-    /// Lets the kernel have as much shared memory as a thread block may. `numbers`: bytes a warp,
-    /// the most warps of a thread block, and how many are good.
-    fn prepare(function: CudaFunction, numbers: [u32; 3], room: u32) -> Result<Self> {
+    /// Lets the kernel have as much shared memory as a thread block may; with one of [`DEMANDS`].
+    fn prepare(module: &Module<'_>, name: &str, demand: [u32; 3], room: u32) -> Result<Self> {
+        let (function, tables) = (module.function(name)?, module.function("tables")?);
         let action = "preparing a decode kernel";
         let thread_block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
-        let [warp, most_warps, good_warps] = numbers;
+        let [warp, most_warps, good_warps] = demand;
         allow_shared(&function, room.saturating_sub(thread_block), action)?;
-        Ok(Self { function, demand: Demand { thread_block, warp, most_warps, good_warps } })
+        Ok(Self { function, tables, demand: Demand { thread_block, warp, most_warps, good_warps } })
     }
 }
 
@@ -286,8 +276,8 @@ pub(super) mod tests {
     use serde_json::Value;
     use zerocopy::{FromBytes, IntoBytes as _};
 
-    use super::{DEMANDS, GAP_BYTES_PER_THREAD, KernelEncoding, TableAddresses};
-    use crate::gpu::task::{DecodeTask, FEW_TASKS};
+    use super::{DEMANDS, GAP_BYTES_PER_THREAD, TableAddresses};
+    use crate::gpu::task::{DecodeTask, FEW_TASKS, GAP_TABLE_BYTES, TILE_TABLE_BYTES};
 
     /// What the kernels of `gap` were compiled with: `Constants` of `kernels/gap.cu`.
     #[derive(Debug, FromBytes)]
@@ -319,10 +309,10 @@ pub(super) mod tests {
     }
 
     impl Bytes {
-        const fn of(coding: KernelEncoding) -> Self {
+        const fn of(table_bytes: u64) -> Self {
             Self {
                 task: size_of::<DecodeTask>() as u32,
-                table: coding.table_bytes() as u32,
+                table: table_bytes as u32,
                 table_task: size_of::<TableAddresses>() as u32,
             }
         }
@@ -352,9 +342,9 @@ pub(super) mod tests {
     #[test]
     fn the_kernels_are_those_of_this_crate() {
         let gap: GapConstants = constants("gap", "constants");
-        assert_eq!(gap.bytes, Bytes::of(KernelEncoding::Gap));
+        assert_eq!(gap.bytes, Bytes::of(GAP_TABLE_BYTES));
         let tile: TileConstants = constants("tile", "constants");
-        assert_eq!(tile.bytes, Bytes::of(KernelEncoding::Tile));
+        assert_eq!(tile.bytes, Bytes::of(TILE_TABLE_BYTES));
         assert_eq!(tile.few_tasks as usize, FEW_TASKS);
         let gap = gap.warp.into_iter().zip(gap.most_warps).map(|(warp, most)| [warp, most, most]);
         let tile = [tile.warp, tile.most_warps, tile.good_warps];

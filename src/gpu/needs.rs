@@ -1,7 +1,7 @@
 //! What each block of a model needs on a GPU, told by the directories alone.
 
 use super::linear::task::{ENTRY_BYTES, fast_bytes, good_exceptions};
-use super::task::KernelEncoding;
+use super::task::{GAP_TABLE_BYTES, TILE_TABLE_BYTES};
 use crate::constants::{ARRAY_ALIGNMENT, SECTION_ALIGNMENT, align};
 use crate::{Block, Encoding, Model, Result, Tensor, encoding::tile::Sizes, format::Coded};
 
@@ -139,7 +139,7 @@ impl Footprint {
                 continue;
             };
             let strips_bytes = fast_bytes(sizes.geometry().rows(), sizes.geometry().columns());
-            let place_bytes = strips_bytes.max(stored + KernelEncoding::Tile.table_bytes());
+            let place_bytes = strips_bytes.max(stored + TILE_TABLE_BYTES);
             let place_bytes = place_bytes.next_multiple_of(ARRAY_ALIGNMENT);
             all.matrices.push(FastMatrix { id, strips_bytes, place_bytes });
             let exceptions = ENTRY_BYTES * good_exceptions(sizes.elements());
@@ -171,9 +171,13 @@ fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<Sizes>> {
     Ok(is_matrix.then_some(sizes))
 }
 
+/// The decode table of a tensor, if a kernel decodes that.
 fn table_of(model: &Model, id: TensorId) -> Option<(TensorId, u64)> {
-    let encoding = KernelEncoding::of(model.tensor_at(id).encoding())?;
-    Some((id, encoding.table_bytes()))
+    match model.tensor_at(id).encoding() {
+        Encoding::Gap => Some((id, GAP_TABLE_BYTES)),
+        Encoding::Tile => Some((id, TILE_TABLE_BYTES)),
+        _ => None,
+    }
 }
 
 /// The arrays of a tensor that a GPU reads; none of an alias, whose target is in the same block

@@ -12,7 +12,7 @@ use super::needs::{
 };
 use super::stored::{Addresses, Held, Tensors};
 use super::streamer::{Streamer, Transfer};
-use super::task::{ENCODINGS, KernelEncoding, TableAddresses};
+use super::task::{KERNELS, TILE_TABLE_BYTES, TableAddresses};
 use super::upload::{Delivery, Origin, upload};
 use super::{device::Device, memory::Buffer, pinned::HostSection, placement::Plan};
 use crate::{Model, Result, progress::Observer};
@@ -99,10 +99,9 @@ impl DevicePart {
         if matrices.is_empty() {
             return Ok(());
         }
-        let table_bytes = KernelEncoding::Tile.table_bytes();
         // Until the matrices are loaded.
         let (mut until_then, ids) = (Vec::new(), matrices.iter().map(|(matrix, _)| matrix.id));
-        let tables = ids.map(|id| (id, table_bytes));
+        let tables = ids.map(|id| (id, TILE_TABLE_BYTES));
         let tables = addresses(hold(&self.device, TABLES, tables, &mut until_then)?);
         build_tables(&self.device, &tables, load.stored)?;
         let wanted = matrices.iter().map(|(matrix, place)| {
@@ -224,11 +223,11 @@ pub(super) fn build_tables(
     stored: &Tensors,
 ) -> Result<()> {
     let stream = device.copies();
-    for encoding in ENCODINGS {
+    for kernel in 0..KERNELS {
         let (mut codebooks, mut tasks) = (Vec::new(), Vec::new());
         for (tensor, &table) in tables {
             let coded = stored[tensor].coded().expect("coded tensors have tables");
-            if coded.encoding() != encoding {
+            if coded.kernel() != kernel {
                 continue;
             }
             let (codebook, codebook_bytes) = (codebooks.len() as u64, coded.codebook.len() as u64);
@@ -243,7 +242,7 @@ pub(super) fn build_tables(
         for task in &mut tasks {
             task.codebook += codebooks.pointer();
         }
-        device.kernels().build_tables(encoding, stream, &tasks)?;
+        device.kernels().build_tables(kernel, stream, &tasks)?;
     }
     Ok(())
 }

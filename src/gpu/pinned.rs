@@ -196,10 +196,6 @@ impl std::fmt::Debug for HostSection {
 
 impl HostSection {
     /// Pins a section, and checks its checksums. For all GPUs, whosever context this is.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt), [`Error::Io`](crate::Error::Io),
-    /// [`Error::Gpu`](crate::Error::Gpu).
     pub(super) fn new(context: &Arc<CudaContext>, shard: &Shard, section: usize) -> Result<Self> {
         if let Some((view, owner)) = shard.view_section(section)
             && let Some(mapped) = Self::pin(context, view, owner)

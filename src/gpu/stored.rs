@@ -8,9 +8,7 @@ use zerocopy::transmute;
 
 use super::linear::fast::FastArrays;
 use super::needs::{ArrayId, SectionId, TensorId};
-use super::task::{
-    DecodeTask, GapTask, KernelEncoding, TILE_KERNEL, TileAddresses, TileSource, TileTask,
-};
+use super::task::{DecodeTask, GapTask, TILE_KERNEL, TileAddresses, TileSource, TileTask};
 use crate::constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD};
 use crate::encoding::gap::stored as gap;
 use crate::encoding::stored::ReadArrays as _;
@@ -84,9 +82,6 @@ pub(super) type Tensors = HashMap<TensorId, Arc<Stored>>;
 
 /// Of these tensors all that are no aliases. Codebooks, output offsets and the records' offsets are
 /// validated, unless a test wants none of that.
-///
-/// # Errors
-/// [`Error::Corrupt`] if one is malformed; [`Error::Io`].
 pub(super) fn read_all(
     model: &Model,
     tensors: impl Iterator<Item = TensorId>,
@@ -169,13 +164,6 @@ impl CodedTensor {
         let bytes = sizes.geometry().bytes_per_thread();
         let kernel = GAP_BYTES_PER_THREAD.iter().position(|&known| known == bytes);
         kernel.expect("geometries are checked")
-    }
-
-    pub(super) fn encoding(&self) -> KernelEncoding {
-        match self.sizes {
-            Coded::Gap(_) => KernelEncoding::Gap,
-            Coded::Tile(_) => KernelEncoding::Tile,
-        }
     }
 
     pub(super) fn tile_sizes(&self) -> Option<&Sizes> {

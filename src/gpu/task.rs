@@ -7,41 +7,17 @@ use cudarc::driver::{DeviceRepr, sys::CUdeviceptr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::linear::task::{STRIP_ROWS, TILE_COLUMNS};
-use crate::{Encoding, constants::GAP_BYTES_PER_THREAD};
+use crate::constants::GAP_BYTES_PER_THREAD;
 
 const TILE_ELEMENTS: u64 = STRIP_ROWS * TILE_COLUMNS;
-
-/// An encoding with kernels of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum KernelEncoding {
-    Gap,
-    Tile,
-}
-
-pub(super) const ENCODINGS: [KernelEncoding; 2] = [KernelEncoding::Gap, KernelEncoding::Tile];
 
 /// Decode kernels: those of `gap`, one for each number of bytes a thread, then that of `tile`.
 pub(super) const KERNELS: usize = TILE_KERNEL + 1;
 pub(super) const TILE_KERNEL: usize = GAP_BYTES_PER_THREAD.len();
 
-impl KernelEncoding {
-    /// `None` for tensors that no kernel decodes.
-    pub(super) fn of(encoding: Encoding) -> Option<Self> {
-        match encoding {
-            Encoding::Gap => Some(Self::Gap),
-            Encoding::Tile => Some(Self::Tile),
-            _ => None,
-        }
-    }
-
-    /// Bytes of a decode table, a multiple of 16.
-    pub(super) const fn table_bytes(self) -> u64 {
-        match self {
-            Self::Gap => 16_880,
-            Self::Tile => 16_384,
-        }
-    }
-}
+/// Bytes of decode tables, multiples of 16.
+pub(super) const GAP_TABLE_BYTES: u64 = 16_880;
+pub(super) const TILE_TABLE_BYTES: u64 = 16_384;
 
 /// A task of any encoding, as it lies in device memory: its bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]

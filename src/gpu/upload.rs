@@ -119,13 +119,9 @@ pub(super) fn join_all(threads: Vec<ScopedJoinHandle<'_, Result<()>>>) -> Result
 }
 
 fn first_cause(results: impl Iterator<Item = Result<()>>) -> Result<()> {
-    let mut first = Ok(());
-    for result in results.collect::<Vec<_>>() {
-        if matches!(first, Ok(()) | Err(Error::Cancelled)) && result.is_err() {
-            first = result;
-        }
-    }
-    first
+    let mut failures: Vec<Error> = results.filter_map(Result::err).collect();
+    failures.sort_by_key(|error| matches!(error, Error::Cancelled));
+    failures.into_iter().next().map_or(Ok(()), Err)
 }
 
 pub(super) type Ring = [Pinned; BUFFERS];

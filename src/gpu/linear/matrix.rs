@@ -7,7 +7,9 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::fast::{FastArrays, Strips};
 use super::task::{self, LinearMatrix, STRIP_ROWS, TILE_COLUMNS, tiles_across};
-use crate::gpu::task::{KernelEncoding, TableAddresses, TileAddresses, TileSource, TileTask};
+use crate::gpu::task::{
+    TILE_KERNEL, TILE_TABLE_BYTES, TableAddresses, TileAddresses, TileSource, TileTask,
+};
 use crate::gpu::{
     device::Device, fault::refuse, launches::OUTPUT_ALIGNMENT, model::GpuModel, needs::Residence,
     part::DevicePart,
@@ -317,7 +319,7 @@ impl Matrix {
 impl Device {
     /// Bytes of the decode table of a tensor in tiles.
     pub const fn table_bytes() -> u64 {
-        KernelEncoding::Tile.table_bytes()
+        TILE_TABLE_BYTES
     }
 
     /// Builds the decode tables of tensors in tiles, and waits. Any content of a codebook is safe.
@@ -335,7 +337,7 @@ impl Device {
             let problem = "a codebook or a decode table is misaligned";
             return refuse(problem, "begin each on a multiple of 256");
         }
-        self.kernels().build_tables(KernelEncoding::Tile, self.copies(), tables)
+        self.kernels().build_tables(TILE_KERNEL, self.copies(), tables)
     }
 }
 
@@ -359,7 +361,7 @@ impl StoredArrays {
     fn bytes(&self) -> u64 {
         let TileSource { arrays, rows, columns, tiles_across } = self.source;
         let records = (rows.div_ceil(STRIP_ROWS) * tiles_across + 1) * RECORD_BYTES as u64;
-        records + arrays.bitstream_bytes + rows * columns + KernelEncoding::Tile.table_bytes()
+        records + arrays.bitstream_bytes + rows * columns + TILE_TABLE_BYTES
     }
 
     /// Decodes some rows and columns of the whole matrix to `output` of the launch's, dense; all
