@@ -10,7 +10,7 @@ use std::{collections::HashMap, num::NonZero, thread};
 use rayon::prelude::*;
 
 use super::model::{GpuModel, LoadedBlock, LoadedTensor, ModelInner, Names};
-use super::needs::{self, Needs, SectionId, target_of};
+use super::needs::{self, Needs, SectionId};
 use super::part::{DevicePart, build_tables};
 use super::placement::{Plan, Preference};
 use super::program::{Cut, GpuProgram};
@@ -242,7 +242,7 @@ impl Loader<'_> {
                         shape: tensor.shape(),
                         place: range.clone(),
                         block: at,
-                        stored: Arc::clone(&stored[&target_of(model, id)]),
+                        stored: Arc::clone(&stored[&(id.0, tensor.target().index())]),
                     });
                 }
             }

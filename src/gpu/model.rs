@@ -4,7 +4,7 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use cudarc::driver::{CudaStream, CudaViewMut, sys::CUdeviceptr};
 
-use super::program::{Cut, GpuProgram, Piece};
+use super::program::{Cut, GpuProgram};
 use super::{
     device::Device, fault::refuse, part::DevicePart, placement::Plan, status::Status,
     stored::Stored,
@@ -185,6 +185,43 @@ impl GpuModel {
     /// As [`GpuModel::program`].
     pub fn rows(&self, tensor: &str, rows: Range<u64>) -> Result<GpuProgram> {
         self.program(&[Piece::new(tensor, 0).rows(rows)])
+    }
+}
+
+/// What a [`GpuProgram`] decodes to one place: a tensor, or a slice of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece<'n> {
+    tensor: &'n str,
+    /// Of the first dimensions.
+    ranges: Vec<Range<u64>>,
+    offset: u64,
+}
+
+impl<'n> Piece<'n> {
+    /// All of a tensor, from this byte of the output on: a multiple of 16, unless the tensor is
+    /// stored as it is.
+    #[must_use]
+    pub const fn new(tensor: &'n str, offset: u64) -> Self {
+        Self { tensor, ranges: Vec::new(), offset }
+    }
+
+    /// Of it only the weights whose index in the first dimension lies in `rows`. Faster where they
+    /// start on a multiple of 16 elements.
+    #[must_use]
+    pub fn rows(self, rows: Range<u64>) -> Self {
+        self.slice(&[rows])
+    }
+
+    /// Of it only a slice, dense, as [`Tensor::slice`](crate::Tensor::slice) gives it.
+    ///
+    /// Of a matrix in tiles, only the tiles that hold the slice are decoded, all in the launch of
+    /// the others: fastest at multiples of 32 rows and 256 columns, and where a row of the slice
+    /// has a multiple of 8 weights. Of other coded tensors each row of a slice that does not lie in
+    /// one piece is decoded by itself, which costs a thread block or more a row and is refused
+    /// where it has no multiple of 8 weights; convert such containers to the `tile` layout.
+    #[must_use]
+    pub fn slice(self, ranges: &[Range<u64>]) -> Self {
+        Self { ranges: ranges.to_vec(), ..self }
     }
 }
 

@@ -59,10 +59,6 @@ pub(super) struct FastMatrix {
     pub(super) place_bytes: u64,
 }
 
-pub(super) fn target_of(model: &Model, (shard, index): TensorId) -> TensorId {
-    (shard, model.tensor_at((shard, index)).target().index())
-}
-
 /// Bytes of a section in its container.
 pub(super) fn section_length(model: &Model, (shard, section): SectionId) -> u64 {
     model.shards()[shard].directory().sections[section].length.get()

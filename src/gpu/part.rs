@@ -162,7 +162,7 @@ impl DevicePart {
         if self.turns.is_empty() {
             return Ok(());
         }
-        let mut blocks = Vec::with_capacity(self.turns.len());
+        let (mut blocks, mut slot_bytes) = (Vec::with_capacity(self.turns.len()), 0);
         for &block in &self.turns {
             let (mut transfers, mut to) = (Vec::new(), 0);
             for &id in &needs[block].stored.sections {
@@ -173,8 +173,9 @@ impl DevicePart {
                 to += section_bytes(model, id);
             }
             blocks.push(transfers);
+            slot_bytes = slot_bytes.max(to);
         }
-        self.streamer = Some(Streamer::new(&self.device, blocks)?);
+        self.streamer = Some(Streamer::new(&self.device, blocks, slot_bytes)?);
         Ok(())
     }
 

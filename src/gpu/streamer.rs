@@ -11,7 +11,7 @@ use super::{
     device::Device, distribution::SLOTS, fault::OrFault, memory::Buffer, needs::SectionId,
     pinned::HostSection,
 };
-use crate::{Error, Result, constants::SECTION_ALIGNMENT, parallel};
+use crate::{Error, Result, parallel};
 
 /// A section on its way into a slot.
 #[derive(Debug)]
@@ -43,10 +43,12 @@ struct State {
 }
 
 impl Streamer {
-    pub(super) fn new(device: &Device, blocks: Vec<Vec<Transfer>>) -> Result<Self> {
-        let end = |transfer: &Transfer| transfer.to + transfer.section.bytes().len() as u64;
-        let largest = blocks.iter().flatten().map(end).max().unwrap_or(0);
-        let slot_bytes = largest.next_multiple_of(SECTION_ALIGNMENT);
+    /// `slot_bytes` are those of the largest block.
+    pub(super) fn new(
+        device: &Device,
+        blocks: Vec<Vec<Transfer>>,
+        slot_bytes: u64,
+    ) -> Result<Self> {
         let slots = device.allocate(
             slot_bytes * SLOTS.min(blocks.len()) as u64,
             "the slots of streamed blocks",

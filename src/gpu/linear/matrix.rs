@@ -11,8 +11,8 @@ use crate::gpu::task::{
     TILE_KERNEL, TILE_TABLE_BYTES, TableAddresses, TileAddresses, TileSource, TileTask,
 };
 use crate::gpu::{
-    device::Device, fault::refuse, launches::OUTPUT_ALIGNMENT, model::GpuModel, needs::Residence,
-    part::DevicePart,
+    device::Device, fault::refuse, model::GpuModel, needs::Residence, part::DevicePart,
+    program::OUTPUT_ALIGNMENT,
 };
 use crate::{Dtype, Error, Result, encoding::tile::RECORD_BYTES};
 
