@@ -10,18 +10,18 @@ use std::{collections::HashMap, num::NonZero, thread};
 use rayon::prelude::*;
 
 use super::model::{GpuModel, LoadedBlock, LoadedTensor, ModelInner, Names};
-use super::needs::{self, Needs, SectionId};
+use super::needs::{self, Needs, SectionId, TensorId};
 use super::part::{DevicePart, build_tables};
 use super::placement::{Plan, Preference};
 use super::program::{Cut, GpuProgram};
-use super::stored::{self, Tensors};
+use super::stored::{Stored, Tensors};
 use super::upload::{default_readers, join_all, upload};
 use super::{
     device::Device, distribution::Placement, fault::refuse, linear::arrival::FastLoad,
     pinned::HostSection,
 };
 use crate::progress::{Observer, Stage, advance};
-use crate::{Model, Result, open::Slice};
+use crate::{Encoding, Model, Result, open::Slice};
 
 /// Of the free memory of several GPUs, what a model may take without a plan; its user has the rest.
 const SHARE_PERCENT: u64 = 90;
@@ -78,14 +78,22 @@ impl LoadOptions {
     }
 
     fn plan_for(&self, needs: &[Needs], devices: &[Device]) -> Result<Plan> {
-        let plan = match &self.plan {
-            Some(_) if self.preference != Preference::Stored => {
-                let problem = "a plan and a preference of residence are given";
-                return refuse(problem, "give the plan alone, as Plan::prefer makes it");
-            }
-            Some(plan) => plan.clone(),
-            None => self.make_plan(needs, devices)?,
+        let Some(plan) = &self.plan else {
+            let share = |device: &Device| Ok(device.free_memory()? / 100 * SHARE_PERCENT);
+            let free = || devices.iter().map(share).collect::<Result<Vec<u64>>>();
+            let one = || Plan::uniform(needs, false);
+            return match (devices, self.preference) {
+                ([_], Preference::Auto) => Ok(one().lay(needs, Preference::Auto, &free()?)),
+                ([_], preference) => Ok(one().lay(needs, preference, &[])),
+                (_, preference) => {
+                    Plan::fit_needs(needs, &free()?, &vec![true; needs.len()], preference)
+                }
+            };
         };
+        if self.preference != Preference::Stored {
+            let problem = "a plan and a preference of residence are given";
+            return refuse(problem, "give the plan alone, as Plan::prefer makes it");
+        }
         if plan.placements().len() != needs.len() {
             let problem = "the plan was made for another model";
             return refuse(problem, "make it for this one, with Plan::fit or Plan::of");
@@ -95,18 +103,7 @@ impl LoadOptions {
             let problem = format!("the plan is for {planned} GPUs, not {given}");
             return refuse(problem, "give as many devices as it was made for");
         }
-        Ok(plan)
-    }
-
-    fn make_plan(&self, needs: &[Needs], devices: &[Device]) -> Result<Plan> {
-        let is_asked = devices.len() > 1 || self.preference == Preference::Auto;
-        let share = |device: &Device| Ok(device.free_memory()? / 100 * SHARE_PERCENT);
-        let free =
-            if is_asked { devices.iter().map(share).collect::<Result<_>>()? } else { Vec::new() };
-        match devices {
-            [_] => Ok(Plan::uniform(needs, false).lay(needs, self.preference, &free)),
-            _ => Plan::fit_needs(needs, &free, &vec![true; needs.len()], self.preference),
-        }
+        Ok(plan.clone())
     }
 }
 
@@ -180,10 +177,11 @@ impl Loader<'_> {
         let stop = AtomicBool::new(false);
         let upload = |part: &DevicePart| {
             let deliveries = part.deliveries(self.model);
+            let count = |bytes| advance(self.observer, bytes);
             // SAFETY: the addresses are those of the sections in the part's device memory.
             #[expect(unsafe_code, reason = "device addresses")]
             unsafe {
-                upload(&part.device, &deliveries, self.readers, &stop, self.observer)
+                upload(&part.device, &deliveries, self.readers, &stop, &count)
             }
         };
         thread::scope(|scope| {
@@ -200,10 +198,13 @@ impl Loader<'_> {
     }
 
     fn prepare(&self, parts: &[DevicePart], validate: bool) -> Result<(Tensors, HostSections)> {
-        let blocks =
-            self.model.blocks().zip(self.plan.placements()).filter(|(_, place)| place.is_some());
-        let tensors = blocks.flat_map(|(block, _)| block.tensor_ids()).copied();
-        let tensors = stored::read_all(self.model, tensors, validate)?;
+        let placed = self.model.blocks().zip(self.plan.placements());
+        let ids =
+            placed.filter(|(_, place)| place.is_some()).flat_map(|(block, _)| block.tensor_ids());
+        let is_alias = |&&id: &&TensorId| self.model.tensor_at(id).encoding() == Encoding::Alias;
+        let ids: Vec<&TensorId> = ids.filter(|id| !is_alias(id)).collect();
+        let read = |&id| Ok((id, Arc::new(Stored::read(self.model, id, validate)?)));
+        let tensors = ids.into_par_iter().map(read).collect::<Result<_>>()?;
         let streamed = (0..parts.len()).flat_map(|part| self.plan.blocks_on(part, true));
         let sections: Vec<SectionId> =
             streamed.flat_map(|block| self.needs[block].stored.sections.iter().copied()).collect();

@@ -15,7 +15,7 @@ use super::streamer::{Streamer, Transfer};
 use super::task::{KERNELS, TILE_TABLE_BYTES, TableAddresses};
 use super::upload::{Delivery, Origin, upload};
 use super::{device::Device, memory::Buffer, pinned::HostSection, placement::Plan};
-use crate::{Model, Result, progress::Observer};
+use crate::{Model, Result, progress::advance};
 
 /// Where a codebook begins, while tables are made.
 const CODEBOOK_ALIGNMENT: usize = 16;
@@ -134,11 +134,11 @@ impl DevicePart {
             tables.insert(matrix.id, next);
         }
         // Their bytes are counted already.
-        let (stop, observer) = (AtomicBool::new(false), Uncounted(load.observer));
+        let (stop, count) = (AtomicBool::new(false), |_| advance(load.observer, 0));
         // SAFETY: the addresses are those of arrays in memory that `self` keeps, with room for all
         // of a matrix as it is stored.
         #[expect(unsafe_code, reason = "device addresses")]
-        unsafe { upload(&self.device, &deliveries, load.readers, &stop, &observer) }?;
+        unsafe { upload(&self.device, &deliveries, load.readers, &stop, &count) }?;
         build_tables(&self.device, &tables, load.stored)?;
         self.held.tables.extend(tables);
         Ok(())
@@ -246,13 +246,4 @@ pub(super) fn build_tables(
         device.kernels().build_tables(kernel, stream, &tasks)?;
     }
     Ok(())
-}
-
-/// Cancels as another observer, and does not count.
-struct Uncounted<'o>(&'o dyn Observer);
-
-impl Observer for Uncounted<'_> {
-    fn is_cancelled(&self) -> bool {
-        self.0.is_cancelled()
-    }
 }

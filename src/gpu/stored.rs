@@ -3,7 +3,6 @@
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use cudarc::driver::sys::CUdeviceptr;
-use rayon::prelude::*;
 use zerocopy::transmute;
 
 use super::linear::fast::FastArrays;
@@ -14,7 +13,7 @@ use crate::encoding::gap::stored as gap;
 use crate::encoding::stored::ReadArrays as _;
 use crate::encoding::tile::{self, Codebook, Sizes, stored as tiles};
 use crate::open::Rect;
-use crate::{Encoding, Error, Model, Result, Tensor, format::Coded, huffman};
+use crate::{Error, Model, Result, Tensor, format::Coded, huffman};
 
 /// The widest rows of which columns are copied at once, in bytes: the driver bears no longer pitch.
 const MOST_PITCH: u64 = i32::MAX as u64;
@@ -80,22 +79,10 @@ pub(super) struct CodedTensor {
 /// Tensors that are no aliases.
 pub(super) type Tensors = HashMap<TensorId, Arc<Stored>>;
 
-/// Of these tensors all that are no aliases. Codebooks, output offsets and the records' offsets are
-/// validated, unless a test wants none of that.
-pub(super) fn read_all(
-    model: &Model,
-    tensors: impl Iterator<Item = TensorId>,
-    validate: bool,
-) -> Result<Tensors> {
-    let all: Vec<TensorId> =
-        tensors.filter(|&id| model.tensor_at(id).encoding() != Encoding::Alias).collect();
-    let stored =
-        all.into_par_iter().map(|id| Ok((id, Arc::new(Stored::read(model, id, validate)?))));
-    stored.collect()
-}
-
 impl Stored {
-    fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
+    /// Codebooks, output offsets and the records' offsets are validated, unless a test wants none of
+    /// that.
+    pub(super) fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
         let tensor = &model.tensor_at(id);
         Ok(match tensor.coded()? {
             Some(coded) => Self::Coded(CodedTensor::read(tensor, id, coded, validate)?),
