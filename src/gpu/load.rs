@@ -142,7 +142,7 @@ impl Model {
         let loaded = lying.zip(plan.placements()).filter(|(_, place)| place.is_some());
         observer.begin(loaded.map(|(block, _)| block.loaded_bytes(self)).sum());
         observer.enter(Stage::Load);
-        let part = |(index, device)| DevicePart::new(self, &needs, &plan, index, device);
+        let part = |(index, device)| DevicePart::new(&needs, &plan, index, device);
         let mut parts = devices.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
         let readers = options.readers.unwrap_or_else(default_readers).get() / parts.len().max(1);
         let readers = NonZero::new(readers).unwrap_or(NonZero::<usize>::MIN);
@@ -150,7 +150,7 @@ impl Model {
         let (stored, host) = loader.fetch(&parts, !options.is_unchecked)?;
         for part in &mut parts {
             build_tables(&part.device, &part.held.tables, &stored)?;
-            part.make_streamer(self, &loader.needs, &host)?;
+            part.make_streamer(&loader.needs, &host)?;
         }
         // Matrices that are to be in the fast layout, on all GPUs at once.
         let load = &FastLoad { model: self, stored: &stored, readers, observer };
@@ -206,8 +206,9 @@ impl Loader<'_> {
         let read = |&id| Ok((id, Arc::new(Stored::read(self.model, id, validate)?)));
         let tensors = ids.into_par_iter().map(read).collect::<Result<_>>()?;
         let streamed = (0..parts.len()).flat_map(|part| self.plan.blocks_on(part, true));
-        let sections: Vec<SectionId> =
-            streamed.flat_map(|block| self.needs[block].stored.sections.iter().copied()).collect();
+        let sections: Vec<SectionId> = streamed
+            .flat_map(|block| self.needs[block].stored.sections.iter().map(|&(id, _)| id))
+            .collect();
         let pin = |id: SectionId| {
             let (context, shard) = (parts[0].device.context(), &self.model.shards()[id.0]);
             let host = HostSection::new(context, shard, id.1)?;

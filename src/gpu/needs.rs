@@ -34,41 +34,26 @@ pub(super) struct Needs {
     pub(super) decoded_bytes: u64,
 }
 
-/// What lies in device memory of a block.
+/// What lies in device memory of a block, each with its bytes there.
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
     /// Whole sections, ascending, except those of codebooks, which lie on a GPU only while decode
     /// tables are made of them. No other block has arrays there.
-    pub(super) sections: Vec<SectionId>,
+    pub(super) sections: Vec<(SectionId, u64)>,
     /// Arrays of other sections.
-    pub(super) arrays: Vec<ArrayId>,
-    /// In the fast layout.
-    pub(super) matrices: Vec<FastMatrix>,
-    /// For each tensor that a kernel decodes, the bytes of its decode table.
+    pub(super) arrays: Vec<(ArrayId, u64)>,
+    /// Matrices that shall be in the fast layout. There is room for all of one as stored, too, if it
+    /// has too many exceptions.
+    pub(super) matrices: Vec<(TensorId, u64)>,
+    /// The decode tables of tensors that kernels decode.
     pub(super) tables: Vec<(TensorId, u64)>,
     /// All except decode tables, at most; of a matrix with too many exceptions as stored.
     pub(super) bytes: u64,
 }
 
-/// A matrix that can lie in the fast layout.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FastMatrix {
-    pub(super) id: TensorId,
-    pub(super) strips_bytes: u64,
-    /// That holds its strips, or all of it as stored if it has too many exceptions.
-    pub(super) place_bytes: u64,
-}
-
 /// Bytes of a section in its container.
 pub(super) fn section_length(model: &Model, (shard, section): SectionId) -> u64 {
     model.shards()[shard].directory().sections[section].length.get()
-}
-
-/// Bytes that a section takes in device memory.
-pub(super) fn section_bytes(model: &Model, section: SectionId) -> u64 {
-    let length = section_length(model, section);
-    // No overflow: the sections of a file lie below 2^63.
-    align(length, SECTION_ALIGNMENT).unwrap_or(length)
 }
 
 pub(super) fn array_length(model: &Model, (shard, array): ArrayId) -> u64 {
@@ -114,8 +99,14 @@ impl Footprint {
         let mut sections: Vec<SectionId> = arrays.map(section).collect();
         sections.sort_unstable();
         sections.dedup();
+        let bytes = |id| {
+            let length = section_length(model, id);
+            // No overflow: the sections of a file lie below 2^63.
+            align(length, SECTION_ALIGNMENT).unwrap_or(length)
+        };
+        let sections: Vec<_> = sections.into_iter().map(|id| (id, bytes(id))).collect();
         let tables = ids.iter().filter_map(|&id| table_of(model, id)).collect();
-        let bytes = sections.iter().map(|&section| section_bytes(model, section)).sum();
+        let bytes = sections.iter().map(|(_, bytes)| bytes).sum();
         Self { sections, tables, bytes, ..Self::default() }
     }
 
@@ -126,8 +117,8 @@ impl Footprint {
             if tensor.encoding() == Encoding::Alias {
                 continue;
             }
-            let arrays = arrays_of(model, id);
-            let stored: u64 = arrays.clone().map(|array| array_bytes(model, array)).sum();
+            let arrays = arrays_of(model, id).map(|array| (array, array_bytes(model, array)));
+            let stored: u64 = arrays.clone().map(|(_, bytes)| bytes).sum();
             let Some(sizes) = fast_sizes(&tensor)? else {
                 all.arrays.extend(arrays);
                 all.tables.extend(table_of(model, id));
@@ -137,7 +128,7 @@ impl Footprint {
             let strips_bytes = fast_bytes(sizes.geometry().rows(), sizes.geometry().columns());
             let place_bytes = strips_bytes.max(stored + TILE_TABLE_BYTES);
             let place_bytes = place_bytes.next_multiple_of(ARRAY_ALIGNMENT);
-            all.matrices.push(FastMatrix { id, strips_bytes, place_bytes });
+            all.matrices.push((id, place_bytes));
             let exceptions = ENTRY_BYTES * good_exceptions(sizes.elements());
             all.bytes += place_bytes + exceptions.next_multiple_of(ARRAY_ALIGNMENT);
         }
@@ -150,9 +141,9 @@ impl Footprint {
 
     /// Bytes of the containers that loading it reads.
     pub(super) fn loaded_bytes(&self, model: &Model) -> u64 {
-        let matrices = self.matrices.iter().flat_map(|matrix| arrays_of(model, matrix.id));
-        let arrays = self.arrays.iter().copied().chain(matrices);
-        let sections = self.sections.iter().map(|&section| section_length(model, section));
+        let matrices = self.matrices.iter().flat_map(|&(id, _)| arrays_of(model, id));
+        let arrays = self.arrays.iter().map(|&(array, _)| array).chain(matrices);
+        let sections = self.sections.iter().map(|&(section, _)| section_length(model, section));
         sections.chain(arrays.map(|array| array_length(model, array))).sum()
     }
 }

@@ -1,15 +1,14 @@
 //! What one GPU holds of a model.
 
+use std::collections::HashMap;
 use std::sync::{Arc, atomic::AtomicBool};
-use std::{collections::HashMap, hash::Hash};
 
 use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
 
 use super::linear::arrival::{FastLoad, FastRequest, load_fast};
-use super::needs::{
-    self, ArrayId, FastMatrix, Footprint, Needs, SectionId, TensorId, array_bytes, section_bytes,
-};
+use super::linear::task::fast_bytes;
+use super::needs::{self, ArrayId, Footprint, Needs, SectionId, TensorId, array_bytes};
 use super::stored::{Addresses, Held, Tensors};
 use super::streamer::{Streamer, Transfer};
 use super::task::{KERNELS, TILE_TABLE_BYTES, TableAddresses};
@@ -32,42 +31,31 @@ pub(super) struct DevicePart {
     /// Sections, arrays, decode tables, and what matrices in the fast layout take.
     memory: Vec<Buffer>,
     /// Where matrices go that are to be in the fast layout.
-    wanted: Vec<(FastMatrix, Buffer)>,
+    wanted: Vec<(TensorId, Buffer)>,
     pub(super) held: Held,
 }
 
 impl DevicePart {
     /// Device memory for the blocks that a plan places on its GPU of this index, still empty.
-    pub(super) fn new(
-        model: &Model,
-        needs: &[Needs],
-        plan: &Plan,
-        index: usize,
-        device: &Device,
-    ) -> Result<Self> {
+    pub(super) fn new(needs: &[Needs], plan: &Plan, index: usize, device: &Device) -> Result<Self> {
         let turns: Vec<usize> = plan.blocks_on(index, true).collect();
         let lying = |block: usize| needs[block].footprint(plan.residences()[block]);
         let resident: Vec<&Footprint> = plan.blocks_on(index, false).map(lying).collect();
-        let all = resident.iter().copied().chain(turns.iter().map(|&block| lying(block)));
-        let sections = resident.iter().flat_map(|block| &block.sections);
-        let sections = sections.map(|&section| (section, section_bytes(model, section)));
-        let arrays = resident.iter().flat_map(|block| &block.arrays);
-        let arrays = arrays.map(|&array| (array, array_bytes(model, array)));
-        let matrices = resident.iter().flat_map(|block| &block.matrices);
-        let matrices = matrices.map(|&matrix| (matrix, matrix.place_bytes));
+        let streamed = turns.iter().map(|&block| lying(block));
+        let all = resident.iter().copied().chain(streamed);
         let mut memory = Vec::new();
+        let mut hold = |what, things| hold(device, what, things, &mut memory);
+        let sections = resident.iter().flat_map(|block| &block.sections).collect();
+        let arrays = resident.iter().flat_map(|block| &block.arrays).collect();
+        let tables = all.flat_map(|block| &block.tables).collect();
         let held = Held {
-            sections: addresses(hold(device, MODEL, sections, &mut memory)?),
-            arrays: addresses(hold(device, MODEL, arrays, &mut memory)?),
-            tables: addresses(hold(
-                device,
-                TABLES,
-                all.flat_map(|block| block.tables.iter().copied()),
-                &mut memory,
-            )?),
+            sections: addresses(hold(MODEL, sections)?),
+            arrays: addresses(hold(MODEL, arrays)?),
+            tables: addresses(hold(TABLES, tables)?),
             fast: HashMap::new(),
         };
-        let wanted = hold(device, "the model in the fast layout", matrices, &mut memory)?;
+        let matrices = resident.iter().flat_map(|block| &block.matrices).collect();
+        let wanted = hold("the model in the fast layout", matrices)?;
         Ok(Self { device: device.clone(), turns, streamer: None, memory, wanted, held })
     }
 
@@ -100,38 +88,41 @@ impl DevicePart {
             return Ok(());
         }
         // Until the matrices are loaded.
-        let (mut until_then, ids) = (Vec::new(), matrices.iter().map(|(matrix, _)| matrix.id));
-        let tables = ids.map(|id| (id, TILE_TABLE_BYTES));
-        let tables = addresses(hold(&self.device, TABLES, tables, &mut until_then)?);
+        let mut until_then = Vec::new();
+        let tables: Vec<_> = matrices.iter().map(|&(id, _)| (id, TILE_TABLE_BYTES)).collect();
+        let tables = hold(&self.device, TABLES, tables.iter().collect(), &mut until_then)?;
+        let tables = addresses(tables);
         build_tables(&self.device, &tables, load.stored)?;
-        let wanted = matrices.iter().map(|(matrix, place)| {
-            let coded = load.stored[&matrix.id].coded().expect("a matrix is coded");
+        let wanted = matrices.iter().map(|&(id, ref place)| {
+            let coded = load.stored[&id].coded().expect("a matrix is coded");
+            let sizes = coded.tile_sizes().expect("a matrix has tiles");
             FastRequest {
-                id: matrix.id,
-                tensor: load.model.tensor_at(matrix.id),
-                sizes: coded.tile_sizes().expect("a matrix has tiles"),
+                id,
+                tensor: load.model.tensor_at(id),
+                sizes,
                 staged_bytes: coded.staged_bytes,
-                table: tables[&matrix.id],
-                strips: place.part(0, matrix.strips_bytes),
+                table: tables[&id],
+                strips: place
+                    .part(0, fast_bytes(sizes.geometry().rows(), sizes.geometry().columns())),
             }
         });
         let wanted: Vec<_> = wanted.collect();
         let outcomes = load_fast(&self.device, &wanted, load, &mut self.memory)?;
         drop(until_then);
         let (mut tables, mut deliveries) = (HashMap::new(), Vec::new());
-        for ((matrix, place), outcome) in matrices.iter().zip(outcomes) {
+        for ((id, place), outcome) in matrices.iter().zip(outcomes) {
             if let Some(arrays) = outcome {
-                self.held.fast.insert(matrix.id, Arc::new(arrays));
+                self.held.fast.insert(*id, Arc::new(arrays));
                 continue;
             }
             let mut next = place.pointer();
-            for (shard, array) in needs::arrays_of(load.model, matrix.id) {
+            for (shard, array) in needs::arrays_of(load.model, *id) {
                 self.held.arrays.insert((shard, array), next);
                 let (of, from) = (&load.model.shards()[shard], Origin::Array(array));
                 deliveries.push(Delivery { shard: of, from, to: next });
                 next += array_bytes(load.model, (shard, array));
             }
-            tables.insert(matrix.id, next);
+            tables.insert(*id, next);
         }
         // Their bytes are counted already.
         let (stop, count) = (AtomicBool::new(false), |_| advance(load.observer, 0));
@@ -155,7 +146,6 @@ impl DevicePart {
     /// Makes the slots for its streamed blocks, which come from these sections.
     pub(super) fn make_streamer(
         &mut self,
-        model: &Model,
         needs: &[Needs],
         host: &HashMap<SectionId, Arc<HostSection>>,
     ) -> Result<()> {
@@ -165,12 +155,12 @@ impl DevicePart {
         let (mut blocks, mut slot_bytes) = (Vec::with_capacity(self.turns.len()), 0);
         for &block in &self.turns {
             let (mut transfers, mut to) = (Vec::new(), 0);
-            for &id in &needs[block].stored.sections {
+            for &(id, bytes) in &needs[block].stored.sections {
                 let section = Arc::clone(&host[&id]);
                 let address = section.device_pointer(self.device.context())?;
                 self.held.sections.insert(id, address);
                 transfers.push(Transfer { id, section, to });
-                to += section_bytes(model, id);
+                to += bytes;
             }
             blocks.push(transfers);
             slot_bytes = slot_bytes.max(to);
@@ -191,30 +181,29 @@ impl DevicePart {
     }
 }
 
-/// Device memory for things of these sizes, in one allocation, which `memory` gets: where each is.
-fn hold<T>(
+/// Device memory for things of these bytes, in one allocation, which `memory` gets: where each is.
+fn hold(
     device: &Device,
     what: &str,
-    things: impl Iterator<Item = (T, u64)>,
+    things: Vec<&(TensorId, u64)>,
     memory: &mut Vec<Buffer>,
-) -> Result<Vec<(T, Buffer)>> {
-    let things: Vec<(T, u64)> = things.collect();
+) -> Result<Vec<(TensorId, Buffer)>> {
     if things.is_empty() {
         return Ok(Vec::new());
     }
     let bytes = things.iter().map(|(_, bytes)| bytes).sum();
     let (buffer, mut next) = (device.allocate(bytes, what)?, 0);
     memory.push(buffer.clone());
-    let place = |(thing, bytes)| {
-        let region = buffer.part(next, bytes);
+    let place = |&(id, bytes): &(TensorId, u64)| {
+        let place = buffer.part(next, bytes);
         next += bytes;
-        (thing, region)
+        (id, place)
     };
     Ok(things.into_iter().map(place).collect())
 }
 
-fn addresses<T: Eq + Hash>(placed: Vec<(T, Buffer)>) -> HashMap<T, CUdeviceptr> {
-    placed.into_iter().map(|(thing, region)| (thing, region.pointer())).collect()
+fn addresses(placed: Vec<(TensorId, Buffer)>) -> HashMap<TensorId, CUdeviceptr> {
+    placed.into_iter().map(|(id, place)| (id, place.pointer())).collect()
 }
 
 /// Builds the decode tables of tensors at these device addresses, and waits.

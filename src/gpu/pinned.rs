@@ -67,11 +67,11 @@ impl Drop for PinnedRange {
 /// A pinned buffer, which waits for the last copy from it before it is changed or freed.
 #[derive(Debug)]
 pub(super) struct Pinned {
-    region: Arc<PinnedRegion>,
-    /// Where it starts in the region. No other buffer shares its bytes.
-    start: usize,
+    /// In the region, where no other buffer shares its bytes.
+    address: usize,
     bytes: usize,
     copied: CudaEvent,
+    _region: Arc<PinnedRegion>,
 }
 
 /// Memory of some buffers.
@@ -105,10 +105,6 @@ impl PinnedRegion {
         let pinned = unsafe { PinnedRange::new(context, place, bytes, false) }?;
         Ok(Self { pinned, _memory: memory })
     }
-
-    fn place(&self, offset: usize) -> *mut u8 {
-        (self.pinned.address + offset) as *mut u8
-    }
 }
 
 impl Pinned {
@@ -129,7 +125,8 @@ impl Pinned {
         let region = Arc::new(PinnedRegion::new(context, count * room)?);
         let buffer = |at| {
             let copied = context.new_event(None).or_fault("making an event")?;
-            Ok(Self { region: Arc::clone(&region), start: at * room, bytes, copied })
+            let address = region.pinned.address + at * room;
+            Ok(Self { address, bytes, copied, _region: Arc::clone(&region) })
         };
         (0..count).map(buffer).collect()
     }
@@ -139,12 +136,12 @@ impl Pinned {
         self.copied.synchronize().or_fault("waiting for a copy")?;
         // SAFETY: the bytes lie in the region, which `self` keeps; they are no other buffer's, and
         // `self` is borrowed for as long. No copy reads them any more.
-        Ok(unsafe { slice::from_raw_parts_mut(self.region.place(self.start), self.bytes) })
+        Ok(unsafe { slice::from_raw_parts_mut(self.address as *mut u8, self.bytes) })
     }
 
     pub(super) fn view(&self) -> &[u8] {
         // SAFETY: as above; copies from the buffer may read them at the same time.
-        unsafe { slice::from_raw_parts(self.region.place(self.start), self.bytes) }
+        unsafe { slice::from_raw_parts(self.address as *const u8, self.bytes) }
     }
 
     /// Starts to copy its first `count` bytes to the device.

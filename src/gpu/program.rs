@@ -159,21 +159,14 @@ impl GpuProgram {
             return refuse(problem, "start it on 256 bytes, as the driver's allocations do");
         }
         part.device.context().bind_to_thread().or_fault("using the GPU")?;
+        let (kernels, word) = (part.device.kernels(), status.device_pointer());
         for launch in &launches.kernels {
             // SAFETY: the tasks were made from a layout whose arrays are there in the sizes it
             // gives, with ranges within it; outputs and lives are the caller's promise. The
             // alignment is checked here, and of what lies in the output by who placed it: tensors
             // of blocks start on multiples of 256, coded pieces of programs on multiples of
             // `OUTPUT_ALIGNMENT`.
-            unsafe {
-                part.device.kernels().decode(
-                    stream,
-                    launch,
-                    tasks.pointer(),
-                    output,
-                    status.device_pointer(),
-                )
-            }?;
+            unsafe { kernels.decode(stream, launch, tasks.pointer(), output, word) }?;
         }
         for copy in &launches.copies {
             // SAFETY: the source, device memory or mapped host memory, holds the rows (the
@@ -243,16 +236,12 @@ struct KernelTasks {
     staged_bytes: u32,
 }
 
-/// Stored bytes that are decoded by copying: rows that are dense in the output.
+/// A part of a tensor that is decoded by copying: dense in the output.
 #[derive(Debug)]
 struct Copy {
-    from: CUdeviceptr,
+    array: CUdeviceptr,
+    part: Rect,
     to: u64,
-    /// Of a row, in bytes.
-    width: u64,
-    rows: u64,
-    /// Bytes from one row to the next where they are stored.
-    pitch: u64,
 }
 
 impl ProgramDraft {
@@ -277,10 +266,8 @@ impl ProgramDraft {
                 }
                 Stored::Empty => {}
                 Stored::Raw(array) => {
-                    let Rect { rows, columns, width: pitch } = &part;
-                    let from = addresses.array(*array) + rows.start * pitch + columns.start;
-                    let (rows, width) = (rows.end - rows.start, columns.end - columns.start);
-                    self.launches.copies.push(Copy { from, to, width, rows, pitch: *pitch });
+                    let array = addresses.array(*array);
+                    self.launches.copies.push(Copy { array, part: part.clone(), to });
                 }
                 Stored::Coded(coded) => {
                     let launch = &mut self.parts[coded.kernel()];
@@ -329,19 +316,21 @@ impl Copy {
     /// # Safety
     /// Source and output have the bytes.
     unsafe fn run(&self, output: CUdeviceptr, stream: &CudaStream) -> CUresult {
-        let (to, width) = (output + self.to, self.width as usize);
-        if self.rows == 1 {
+        let Rect { rows, columns, width: pitch } = &self.part;
+        let from = self.array + rows.start * pitch + columns.start;
+        let (to, width) = (output + self.to, (columns.end - columns.start) as usize);
+        if self.part.is_run() {
             // SAFETY: the caller's promise.
-            return unsafe { sys::cuMemcpyAsync(to, self.from, width, stream.cu_stream()) };
+            return unsafe { sys::cuMemcpyAsync(to, from, width, stream.cu_stream()) };
         }
         let copy = sys::CUDA_MEMCPY2D {
             srcXInBytes: 0,
             srcY: 0,
             srcMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
             srcHost: null(),
-            srcDevice: self.from,
+            srcDevice: from,
             srcArray: null_mut(),
-            srcPitch: self.pitch as usize,
+            srcPitch: *pitch as usize,
             dstXInBytes: 0,
             dstY: 0,
             dstMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
@@ -350,7 +339,7 @@ impl Copy {
             dstArray: null_mut(),
             dstPitch: width,
             WidthInBytes: width,
-            Height: self.rows as usize,
+            Height: (rows.end - rows.start) as usize,
         };
         // SAFETY: the caller's promise; the driver has read the numbers when the call returns.
         unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream.cu_stream()) }
@@ -418,6 +407,6 @@ mod tests {
         assert_eq!(part.output, 40_000u64.wrapping_neg());
         assert!(tiles.staged_bytes > 1000);
         let copy = &draft.launches.copies[0];
-        assert_eq!((copy.from, copy.to, copy.width), (4104, bytes, 16));
+        assert_eq!((copy.array, copy.to, &copy.part.columns), (4096, bytes, &(8..24)));
     }
 }
