@@ -24,47 +24,43 @@ pub struct Placement {
 /// What one GPU holds, as it is added up.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Tally {
-    /// Of resident blocks, sections or what lies there in their place.
-    section_bytes: u64,
+    /// Of resident blocks what lies there; decode tables; tasks.
+    held_bytes: u64,
     /// Of the largest streamed block.
     slot_bytes: u64,
     streamed: usize,
-    table_bytes: u64,
-    tasks: u64,
     output_bytes: u64,
 }
 
 impl Tally {
     pub(super) fn add(&mut self, block: &Needs, streamed: bool, residence: Residence) {
         let footprint = block.footprint(residence);
+        // A streamed block is decoded from each slot, or in place.
+        let places = if streamed { SLOTS as u64 + 1 } else { 1 };
         if streamed {
             self.slot_bytes = self.slot_bytes.max(footprint.bytes);
             self.streamed += 1;
         } else {
-            self.section_bytes += footprint.bytes;
+            self.held_bytes += footprint.bytes;
         }
-        // A streamed block is decoded from each slot, or in place.
-        self.tasks += block.tensors * if streamed { SLOTS as u64 + 1 } else { 1 };
-        self.table_bytes += footprint.table_bytes();
+        let task_bytes = block.tensors * places * size_of::<DecodeTask>() as u64;
+        self.held_bytes += footprint.table_bytes() + task_bytes;
         self.output_bytes = self.output_bytes.max(block.decoded_bytes);
     }
 
     /// With the matrices of a resident block in the fast layout, which it had as they are stored.
     pub(super) fn make_fast(&self, block: &Needs) -> Self {
-        let (stored, fast) = (&block.stored, block.footprint(Residence::Fast));
-        Self {
-            section_bytes: self.section_bytes - stored.bytes + fast.bytes,
-            table_bytes: self.table_bytes - stored.table_bytes() + fast.table_bytes(),
-            ..*self
-        }
+        let [stored, fast] = [Residence::Stored, Residence::Fast].map(|residence| {
+            let footprint = block.footprint(residence);
+            footprint.bytes + footprint.table_bytes()
+        });
+        Self { held_bytes: self.held_bytes - stored + fast, ..*self }
     }
 
     pub(super) fn bytes(&self) -> u64 {
         let slots = self.slot_bytes * SLOTS.min(self.streamed) as u64;
-        let decoding = self.table_bytes + self.tasks * size_of::<DecodeTask>() as u64;
         // Sizes of decoded tensors are whatever the directory says.
-        (self.section_bytes + slots + decoding)
-            .saturating_add(OUTPUTS.saturating_mul(self.output_bytes))
+        (self.held_bytes + slots).saturating_add(OUTPUTS.saturating_mul(self.output_bytes))
     }
 }
 

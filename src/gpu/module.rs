@@ -1,4 +1,5 @@
-//! The kernels: PTX of this crate, loaded into a context and compared with what the host knows.
+//! The kernels: PTX of this crate, loaded into a context; a test compares them with what the host
+//! knows.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::sync::{Arc, Mutex};

@@ -194,11 +194,21 @@ impl std::fmt::Debug for HostSection {
 impl HostSection {
     /// Pins a section, and checks its checksums. For all GPUs, whosever context this is.
     pub(super) fn new(context: &Arc<CudaContext>, shard: &Shard, section: usize) -> Result<Self> {
-        if let Some((view, owner)) = shard.view_section(section)
-            && let Some(mapped) = Self::pin(context, view, owner)
-        {
-            shard.check_section(section)?;
-            return Ok(mapped);
+        // Memory that shares a page with something else cannot be pinned twice.
+        let is_alone =
+            |view: &[u8]| (view.as_ptr() as usize).is_multiple_of(SECTION_ALIGNMENT as usize);
+        let mapped = shard.view_section(section);
+        if let Some((view, owner)) = mapped.filter(|(view, _)| !view.is_empty() && is_alone(view)) {
+            let (place, bytes) = (view.as_ptr().cast_mut().cast(), view.len());
+            // SAFETY: the range is readable memory that `owner` keeps until it is unpinned. What
+            // reads it needs device memory of its model too, which is freed before this, and that
+            // waits for all work.
+            let pinned = unsafe { PinnedRange::new(context, place, bytes, true) };
+            // The driver may refuse, and another model may have pinned it already.
+            if let Ok(pinned) = pinned {
+                shard.check_section(section)?;
+                return Ok(Self::Mapped(pinned, owner));
+            }
         }
         let length = shard.directory().sections[section].length.get() as usize;
         let mut pinned = Pinned::new(context, length)?;
@@ -218,7 +228,7 @@ impl HostSection {
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Copied(pinned) => pinned.view(),
-            // SAFETY: `pin` took it from a view into the owner. As all reads of mappings: bytes may
+            // SAFETY: `new` took it from a view into the owner. As all reads of mappings: bytes may
             // be anything, and nobody truncates the file (`open`).
             Self::Mapped(pinned, _) => unsafe {
                 slice::from_raw_parts(pinned.address as *const u8, pinned.bytes)
@@ -236,19 +246,5 @@ impl HostSection {
         let answer = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut pointer, place, 0) };
         answer.result().or_fault(action)?;
         Ok(pointer)
-    }
-
-    /// Pins mapped memory; `None` if the driver does not, or another model has pinned it already.
-    fn pin(context: &Arc<CudaContext>, view: &[u8], owner: Arc<dyn ReadAt>) -> Option<Self> {
-        // Memory that shares a page with something else cannot be pinned twice.
-        if view.is_empty() || !(view.as_ptr() as usize).is_multiple_of(SECTION_ALIGNMENT as usize) {
-            return None;
-        }
-        let (place, bytes) = (view.as_ptr().cast_mut().cast(), view.len());
-        // SAFETY: the range is readable memory that `owner` keeps until it is unpinned. What reads
-        // it needs device memory of its model too, which is freed before this, and that waits for
-        // all work.
-        let pinned = unsafe { PinnedRange::new(context, place, bytes, true) }.ok()?;
-        Some(Self::Mapped(pinned, owner))
     }
 }

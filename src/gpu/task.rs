@@ -1,5 +1,5 @@
 //! What the host hands to the kernels that decode: the mirror of `kernels/common.cuh` and of each
-//! encoding's own. Sizes are compared with the kernels' when they are loaded.
+//! encoding's own. A test compares sizes with the kernels' (`module`).
 
 use std::ops::Range;
 
