@@ -52,7 +52,7 @@ impl DevicePart {
             sections: addresses(hold(MODEL, sections)?),
             arrays: addresses(hold(MODEL, arrays)?),
             tables: addresses(hold(TABLES, tables)?),
-            fast: HashMap::new(),
+            ..Held::default()
         };
         let matrices = resident.iter().flat_map(|block| &block.matrices).collect();
         let wanted = hold("the model in the fast layout", matrices)?;
@@ -213,25 +213,20 @@ pub(super) fn build_tables(
     stored: &Tensors,
 ) -> Result<()> {
     let stream = device.copies();
-    for kernel in 0..KERNELS {
-        let (mut codebooks, mut tasks) = (Vec::new(), Vec::new());
-        for (tensor, &table) in tables {
-            let coded = stored[tensor].coded().expect("coded tensors have tables");
-            if coded.kernel() != kernel {
-                continue;
-            }
-            let (codebook, codebook_bytes) = (codebooks.len() as u64, coded.codebook.len() as u64);
-            tasks.push(TableAddresses { codebook, table, codebook_bytes });
-            codebooks.extend(&coded.codebook);
-            codebooks.resize(codebooks.len().next_multiple_of(CODEBOOK_ALIGNMENT), 0);
-        }
-        if tasks.is_empty() {
-            continue;
-        }
-        let codebooks = Buffer::of(stream, &codebooks)?;
-        for task in &mut tasks {
-            task.codebook += codebooks.pointer();
-        }
+    let (mut codebooks, mut tasks) = (Vec::new(), <[Vec<TableAddresses>; KERNELS]>::default());
+    for (tensor, &table) in tables {
+        let coded = stored[tensor].coded().expect("coded tensors have tables");
+        let (codebook, codebook_bytes) = (codebooks.len() as u64, coded.codebook.len() as u64);
+        tasks[coded.kernel()].push(TableAddresses { codebook, table, codebook_bytes });
+        codebooks.extend(&coded.codebook);
+        codebooks.resize(codebooks.len().next_multiple_of(CODEBOOK_ALIGNMENT), 0);
+    }
+    if codebooks.is_empty() {
+        return Ok(());
+    }
+    let codebooks = Buffer::of(stream, &codebooks)?;
+    for (kernel, mut tasks) in tasks.into_iter().enumerate() {
+        tasks.iter_mut().for_each(|task| task.codebook += codebooks.pointer());
         device.kernels().build_tables(kernel, stream, &tasks)?;
     }
     Ok(())
