@@ -10,10 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use cudarc::driver::CudaStream;
 
+use super::fault::{gpu, refuse};
 use super::model::{GpuModel, LoadedTensor};
 use super::{
-    device::Device, fault::refuse, load::LoadOptions, memory::Buffer, pinned::Pinned,
-    placement::Plan, status::Status,
+    device::Device, load::LoadOptions, memory::Buffer, pinned::Pinned, placement::Plan,
+    status::Status,
 };
 use crate::open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor};
 use crate::{Encoding, Error, Model, Result, Tensor, parallel};
@@ -23,13 +24,6 @@ const OUTPUTS: usize = 2;
 
 /// Of the free memory, what a model may take.
 const SHARE_PERCENT: u64 = 95;
-
-/// A plan's complaint as one about the GPU, by a caller who has not given sizes of any.
-fn too_small(device: &Device, free: u64, error: Error) -> Error {
-    let Error::Parameter { problem, .. } = error else { return error };
-    let problem = format!("{problem}; {} has {free} free", device.info().name);
-    Error::Gpu { problem, remedy: "free memory on the GPU, or decode on the CPU".to_owned() }
-}
 
 /// Decodes the tensors of one model on a GPU into host memory: for [`Model::verify_with`] and
 /// [`Block::decode_with`](crate::Block::decode_with).
@@ -90,8 +84,12 @@ impl<'m> GpuDecoder<'m> {
     /// As [`Model::load`]; [`Error::Gpu`] too where streaming all of it takes more than is free.
     pub fn fit(model: &'m Model, device: &Device) -> Result<Self> {
         let free = device.free_memory()?;
-        let plan = Plan::fit(model, &[free / 100 * SHARE_PERCENT]);
-        let plan = plan.map_err(|error| too_small(device, free, error))?;
+        let plan = Plan::fit(model, &[free / 100 * SHARE_PERCENT]).map_err(|error| {
+            // The caller has given no sizes.
+            let Error::Parameter { problem, .. } = error else { return error };
+            let problem = format!("{problem}; {} has {free} free", device.info().name);
+            gpu(problem, "free memory on the GPU, or decode on the CPU")
+        })?;
         Self::load(model, device, &LoadOptions::new().plan(plan))
     }
 

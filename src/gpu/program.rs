@@ -168,15 +168,17 @@ impl GpuProgram {
             // `OUTPUT_ALIGNMENT`.
             unsafe { kernels.decode(stream, launch, tasks.pointer(), output, word) }?;
         }
-        for copy in &launches.copies {
-            // SAFETY: the source, device memory or mapped host memory, holds the rows (the
-            // directory's validation compared the sizes), and the output as many bytes.
-            unsafe { copy.run(output, stream) }.result().or_fault("copying on the GPU")?;
-        }
-        for Unpack { arrays, part, to } in &launches.unpacks {
-            // SAFETY: the output has room for each part; what is alive is the caller's promise, and
-            // `self` keeps the arrays.
-            unsafe { arrays.decode(part, output + to, stream, status) }?;
+        for Direct { source, part, to } in &launches.direct {
+            match source {
+                // SAFETY: device memory or mapped host memory that holds the rows (the directory's
+                // validation compared the sizes), and the output as many bytes.
+                Source::Raw(array) => unsafe { copy(*array, part, output + to, stream) }
+                    .result()
+                    .or_fault("copying on the GPU"),
+                // SAFETY: the output has room for each part; what is alive is the caller's promise,
+                // and `self` keeps the arrays.
+                Source::Fast(arrays) => unsafe { arrays.decode(part, output + to, stream, status) },
+            }?;
         }
         Ok(())
     }
@@ -219,12 +221,20 @@ struct ProgramDraft {
     launches: Launches,
 }
 
-/// A part of a matrix in the fast layout, which a launch of its own decodes.
+/// A part of a tensor that is decoded without a task: dense in the output.
 #[derive(Debug)]
-struct Unpack {
-    arrays: Arc<FastArrays>,
+struct Direct {
+    source: Source,
     part: Rect,
     to: u64,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// An array, by copying.
+    Raw(CUdeviceptr),
+    /// A matrix in the fast layout, by a launch of its own.
+    Fast(Arc<FastArrays>),
 }
 
 /// What one launch decodes.
@@ -234,14 +244,6 @@ struct KernelTasks {
     units: u64,
     /// Shared memory that a warp needs for some task, besides what it always takes.
     staged_bytes: u32,
-}
-
-/// A part of a tensor that is decoded by copying: dense in the output.
-#[derive(Debug)]
-struct Copy {
-    array: CUdeviceptr,
-    part: Rect,
-    to: u64,
 }
 
 impl ProgramDraft {
@@ -259,25 +261,22 @@ impl ProgramDraft {
         let takes =
             |rect: &Rect| fast.map_or_else(|| tensor.takes(rect), |arrays| arrays.takes(rect));
         for part in slice.rects().flat_map(|rect| rect.split(takes)) {
-            match tensor {
-                _ if let Some(arrays) = fast => {
-                    let arrays = Arc::clone(arrays);
-                    self.launches.unpacks.push(Unpack { arrays, part: part.clone(), to });
-                }
-                Stored::Empty => {}
-                Stored::Raw(array) => {
-                    let array = addresses.array(*array);
-                    self.launches.copies.push(Copy { array, part: part.clone(), to });
-                }
+            let source = match tensor {
+                _ if let Some(arrays) = fast => Some(Source::Fast(Arc::clone(arrays))),
+                Stored::Empty => None,
+                Stored::Raw(array) => Some(Source::Raw(addresses.array(*array))),
                 Stored::Coded(coded) => {
                     let launch = &mut self.parts[coded.kernel()];
                     let (task, units) = coded.task(&part, to, launch.units, addresses)?;
                     launch.tasks.push(task);
                     launch.units += units;
                     launch.staged_bytes = launch.staged_bytes.max(coded.staged_bytes);
+                    None
                 }
-            }
-            to += part.bytes();
+            };
+            let part_bytes = part.bytes();
+            self.launches.direct.extend(source.map(|source| Direct { source, part, to }));
+            to += part_bytes;
         }
         Ok(())
     }
@@ -304,53 +303,50 @@ impl ProgramDraft {
 #[derive(Debug, Default)]
 struct Launches {
     kernels: Vec<DecodeLaunch>,
-    copies: Vec<Copy>,
-    unpacks: Vec<Unpack>,
+    direct: Vec<Direct>,
     /// Of the output.
     bytes: u64,
 }
 
-impl Copy {
-    /// Puts it on the stream.
-    ///
-    /// # Safety
-    /// Source and output have the bytes.
-    unsafe fn run(&self, output: CUdeviceptr, stream: &CudaStream) -> CUresult {
-        let Rect { rows, columns, width: pitch } = &self.part;
-        let from = self.array + rows.start * pitch + columns.start;
-        let (to, width) = (output + self.to, (columns.end - columns.start) as usize);
-        if self.part.is_run() {
-            // SAFETY: the caller's promise.
-            return unsafe { sys::cuMemcpyAsync(to, from, width, stream.cu_stream()) };
-        }
-        let copy = sys::CUDA_MEMCPY2D {
-            srcXInBytes: 0,
-            srcY: 0,
-            srcMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
-            srcHost: null(),
-            srcDevice: from,
-            srcArray: null_mut(),
-            srcPitch: *pitch as usize,
-            dstXInBytes: 0,
-            dstY: 0,
-            dstMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
-            dstHost: null_mut(),
-            dstDevice: to,
-            dstArray: null_mut(),
-            dstPitch: width,
-            WidthInBytes: width,
-            Height: (rows.end - rows.start) as usize,
-        };
-        // SAFETY: the caller's promise; the driver has read the numbers when the call returns.
-        unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream.cu_stream()) }
+/// Puts the copying of a part of an array on the stream.
+///
+/// # Safety
+/// The array has the part, and `to` as many bytes.
+unsafe fn copy(array: CUdeviceptr, part: &Rect, to: CUdeviceptr, stream: &CudaStream) -> CUresult {
+    let Rect { rows, columns, width: pitch } = part;
+    let from = array + rows.start * pitch + columns.start;
+    let width = (columns.end - columns.start) as usize;
+    if part.is_run() {
+        // SAFETY: the caller's promise.
+        return unsafe { sys::cuMemcpyAsync(to, from, width, stream.cu_stream()) };
     }
+    let copy = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        srcHost: null(),
+        srcDevice: from,
+        srcArray: null_mut(),
+        srcPitch: *pitch as usize,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        dstHost: null_mut(),
+        dstDevice: to,
+        dstArray: null_mut(),
+        dstPitch: width,
+        WidthInBytes: width,
+        Height: (rows.end - rows.start) as usize,
+    };
+    // SAFETY: the caller's promise; the driver has read the numbers when the call returns.
+    unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream.cu_stream()) }
 }
 
 #[cfg(test)]
 mod tests {
     use zerocopy::transmute;
 
-    use super::{Addresses, ProgramDraft, Slice, Stored};
+    use super::{Addresses, Direct, ProgramDraft, Slice, Source, Stored};
     use crate::gpu::{
         stored::{Held, samples},
         task::{GapTask, TILE_KERNEL, TileTask},
@@ -406,7 +402,9 @@ mod tests {
         );
         assert_eq!(part.output, 40_000u64.wrapping_neg());
         assert!(tiles.staged_bytes > 1000);
-        let copy = &draft.launches.copies[0];
-        assert_eq!((copy.array, copy.to, &copy.part.columns), (4096, bytes, &(8..24)));
+        let Direct { source: Source::Raw(array), part, to } = &draft.launches.direct[0] else {
+            unreachable!()
+        };
+        assert_eq!((array, to, &part.columns), (&4096, &bytes, &(8..24)));
     }
 }
