@@ -145,8 +145,7 @@ fn fewest_streamed(run: &[&Needs], device: usize, memory: u64) -> Result<Vec<boo
 
 /// Streams about `parts` of as many parts of a run's bytes as it has blocks, spread evenly.
 fn spread(run: &[&Needs], parts: usize) -> Vec<bool> {
-    let smallest =
-        run.iter().map(|block| block.stored.bytes).max().map_or(0, |largest| largest / SMALL);
+    let smallest = run.iter().map(|block| block.stored.bytes).max().unwrap_or(0) / SMALL;
     // Bytes that should have been streamed so far less those that are, times the number of blocks.
     // Containers are smaller than 2^63 bytes, so that nothing overflows.
     let mut due = 0i128;

@@ -97,8 +97,7 @@ impl Buffer {
         // synchronised below.
         let copied =
             unsafe { result::memcpy_dtoh_async(out, self.pointer + start, stream.cu_stream()) };
-        copied.or_fault(action)?;
-        stream.synchronize().or_fault(action)
+        copied.and_then(|()| stream.synchronize()).or_fault(action)
     }
 
     /// Fills it with zeros, and waits.
@@ -109,8 +108,7 @@ impl Buffer {
         let cleared = unsafe {
             result::memset_d8_async(self.pointer, 0, self.bytes as usize, stream.cu_stream())
         };
-        cleared.or_fault(action)?;
-        stream.synchronize().or_fault(action)
+        cleared.and_then(|()| stream.synchronize()).or_fault(action)
     }
 }
 

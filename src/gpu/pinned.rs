@@ -5,7 +5,7 @@
     reason = "calls of the driver, and parts of shared memory, each with its proof"
 )]
 
-use std::{ffi::c_void, slice, sync::Arc};
+use std::{any::Any, ffi::c_void, slice, sync::Arc};
 
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
@@ -14,7 +14,7 @@ use rayon::prelude::*;
 
 use super::fault::{OrFault, gpu};
 use crate::constants::{CHECKSUM_CHUNK_BYTES, SECTION_ALIGNMENT};
-use crate::{Result, io::ReadAt, open::Shard};
+use crate::{Result, open::Shard};
 
 /// Alignment and size of the large pages that the system may hand out.
 const LARGE_PAGE: usize = 2 << 20;
@@ -74,19 +74,20 @@ pub(super) struct Pinned {
     _region: Arc<PinnedRegion>,
 }
 
-/// Memory of some buffers.
-///
-/// Ordinary memory that is then registered at once: 64 MiB of it took 2.5 ms on an H200's host,
-/// with large pages, where `cuMemHostAlloc` took 25 ms, and buffers that were registered one by one
-/// from many threads three times as long (benches/record/2026-11-20-loader-h200.md).
+/// Pinned memory, and what has it. Pinned no longer before that lets it go: fields are dropped in
+/// order.
 #[derive(Debug)]
-struct PinnedRegion {
-    /// The buffers, on a large page where there is one. Dropped before the memory.
+pub(super) struct PinnedRegion {
     pinned: PinnedRange,
-    _memory: MmapMut,
+    _owner: Box<dyn Any + Send + Sync>,
 }
 
 impl PinnedRegion {
+    /// Of buffers, on a large page where there is one.
+    ///
+    /// Ordinary memory that is then registered at once: 64 MiB of it took 2.5 ms on an H200's host,
+    /// with large pages, where `cuMemHostAlloc` took 25 ms, and buffers that were registered one by
+    /// one from many threads three times as long (benches/record/2026-11-20-loader-h200.md).
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
         let slack = if bytes < LARGE_PAGE { 0 } else { LARGE_PAGE };
         let memory = MmapMut::map_anon(bytes + slack);
@@ -103,7 +104,7 @@ impl PinnedRegion {
         // SAFETY: the range lies in the mapping, which is dropped after the result; the buffers,
         // which keep both, wait for their copies.
         let pinned = unsafe { PinnedRange::new(context, place, bytes, false) }?;
-        Ok(Self { pinned, _memory: memory })
+        Ok(Self { pinned, _owner: Box::new(memory) })
     }
 }
 
@@ -160,8 +161,7 @@ impl Pinned {
         // caller promises the destination.
         let copied =
             unsafe { result::memcpy_htod_async(to, &self.view()[..count], stream.cu_stream()) };
-        copied.or_fault(action)?;
-        self.copied.record(stream).or_fault(action)
+        copied.and_then(|()| self.copied.record(stream)).or_fault(action)
     }
 }
 
@@ -174,21 +174,12 @@ impl Drop for Pinned {
 }
 
 /// A section that stays on the host, for GPUs that are too small: pinned and checked.
+#[derive(Debug)]
 pub(super) enum HostSection {
     Copied(Pinned),
     /// The container's mapping itself where the driver registers that: then nothing is copied, and
-    /// the memory is the system's page cache. Pinned no longer before the owner lets it go: fields
-    /// are dropped in order.
-    Mapped(PinnedRange, #[expect(dead_code, reason = "keeps the memory")] Arc<dyn ReadAt>),
-}
-
-impl std::fmt::Debug for HostSection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Copied(_) => "Copied",
-            Self::Mapped(..) => "Mapped",
-        })
-    }
+    /// the memory is the system's page cache.
+    Mapped(PinnedRegion),
 }
 
 impl HostSection {
@@ -207,7 +198,7 @@ impl HostSection {
             // The driver may refuse, and another model may have pinned it already.
             if let Ok(pinned) = pinned {
                 shard.check_section(section)?;
-                return Ok(Self::Mapped(pinned, owner));
+                return Ok(Self::Mapped(PinnedRegion { pinned, _owner: Box::new(owner) }));
             }
         }
         let length = shard.directory().sections[section].length.get() as usize;
@@ -230,7 +221,7 @@ impl HostSection {
             Self::Copied(pinned) => pinned.view(),
             // SAFETY: `new` took it from a view into the owner. As all reads of mappings: bytes may
             // be anything, and nobody truncates the file (`open`).
-            Self::Mapped(pinned, _) => unsafe {
+            Self::Mapped(PinnedRegion { pinned, .. }) => unsafe {
                 slice::from_raw_parts(pinned.address as *const u8, pinned.bytes)
             },
         }
