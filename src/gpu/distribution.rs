@@ -6,7 +6,7 @@ use super::task::DecodeTask;
 use crate::{Error, Result};
 
 /// Output buffers that a plan leaves room for on each GPU: one is used, one written.
-pub(super) const OUTPUTS: u64 = 2;
+pub(super) const OUTPUTS: usize = 2;
 /// Slots on a GPU for streamed blocks: one is read while the other is filled.
 pub(super) const SLOTS: usize = 2;
 /// A block that takes less than this part of the largest one is not worth streaming.
@@ -60,7 +60,7 @@ impl Tally {
     pub(super) fn bytes(&self) -> u64 {
         let slots = self.slot_bytes * SLOTS.min(self.streamed) as u64;
         // Sizes of decoded tensors are whatever the directory says.
-        (self.held_bytes + slots).saturating_add(OUTPUTS.saturating_mul(self.output_bytes))
+        (self.held_bytes + slots).saturating_add(self.output_bytes.saturating_mul(OUTPUTS as u64))
     }
 }
 

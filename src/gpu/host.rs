@@ -13,14 +13,11 @@ use cudarc::driver::CudaStream;
 use super::fault::{gpu, refuse};
 use super::model::{GpuModel, LoadedTensor};
 use super::{
-    device::Device, load::LoadOptions, memory::Buffer, pinned::Pinned, placement::Plan,
-    status::Status,
+    device::Device, distribution::OUTPUTS, load::LoadOptions, memory::Buffer, pinned::Pinned,
+    placement::Plan, status::Status,
 };
 use crate::open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor};
 use crate::{Encoding, Error, Model, Result, Tensor, parallel};
-
-/// Decoded blocks that the device holds at once: the parts of one batch may belong to two.
-const OUTPUTS: usize = 2;
 
 /// Of the free memory, what a model may take.
 const SHARE_PERCENT: u64 = 95;

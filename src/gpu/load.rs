@@ -140,7 +140,7 @@ impl Model {
         let plan = options.plan_for(&needs, devices)?;
         let lying = needs.iter().zip(plan.residences()).map(|(block, &at)| block.footprint(at));
         let loaded = lying.zip(plan.placements()).filter(|(_, place)| place.is_some());
-        observer.begin(loaded.map(|(block, _)| block.loaded_bytes(self)).sum());
+        observer.begin(loaded.map(|(block, _)| block.loaded_bytes).sum());
         observer.enter(Stage::Load);
         let part = |(index, device)| DevicePart::new(&needs, &plan, index, device);
         let mut parts = devices.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;

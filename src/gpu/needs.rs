@@ -49,6 +49,8 @@ pub(super) struct Footprint {
     pub(super) tables: Vec<(TensorId, u64)>,
     /// All except decode tables, at most; of a matrix with too many exceptions as stored.
     pub(super) bytes: u64,
+    /// What loading it reads of the containers.
+    pub(super) loaded_bytes: u64,
 }
 
 /// Bytes of a section in its container.
@@ -67,21 +69,20 @@ pub(super) fn array_bytes(model: &Model, array: ArrayId) -> u64 {
 
 /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
 pub(super) fn of_blocks(model: &Model) -> Result<Vec<Needs>> {
-    model.blocks().map(|block| Needs::of(model, block)).collect()
-}
-
-impl Needs {
-    fn of(model: &Model, block: Block<'_>) -> Result<Self> {
+    let of = |block: Block<'_>| {
         let ids = block.tensor_ids();
         ids.iter().try_for_each(|&id| model.tensor_at(id).check_known())?;
-        Ok(Self {
+        Ok(Needs {
             stored: Footprint::stored(model, ids),
             fast: Footprint::fast(model, ids)?,
             tensors: ids.len() as u64,
             decoded_bytes: block.layout()?.bytes,
         })
-    }
+    };
+    model.blocks().map(of).collect()
+}
 
+impl Needs {
     /// What lies there if its matrices shall lie so.
     pub(super) fn footprint(&self, residence: Residence) -> &Footprint {
         let fast = self.fast.as_ref().filter(|_| residence == Residence::Fast);
@@ -104,10 +105,11 @@ impl Footprint {
             // No overflow: the sections of a file lie below 2^63.
             align(length, SECTION_ALIGNMENT).unwrap_or(length)
         };
+        let loaded_bytes = sections.iter().map(|&id| section_length(model, id)).sum();
         let sections: Vec<_> = sections.into_iter().map(|id| (id, bytes(id))).collect();
         let tables = ids.iter().filter_map(|&id| table_of(model, id)).collect();
         let bytes = sections.iter().map(|(_, bytes)| bytes).sum();
-        Self { sections, tables, bytes, ..Self::default() }
+        Self { sections, tables, bytes, loaded_bytes, ..Self::default() }
     }
 
     fn fast(model: &Model, ids: &[TensorId]) -> Result<Option<Self>> {
@@ -117,6 +119,8 @@ impl Footprint {
             if tensor.encoding() == Encoding::Alias {
                 continue;
             }
+            let lengths = arrays_of(model, id).map(|array| array_length(model, array));
+            all.loaded_bytes += lengths.sum::<u64>();
             let arrays = arrays_of(model, id).map(|array| (array, array_bytes(model, array)));
             let stored: u64 = arrays.clone().map(|(_, bytes)| bytes).sum();
             let Some(sizes) = fast_sizes(&tensor)? else {
@@ -137,14 +141,6 @@ impl Footprint {
 
     pub(super) fn table_bytes(&self) -> u64 {
         self.tables.iter().map(|(_, bytes)| bytes).sum()
-    }
-
-    /// Bytes of the containers that loading it reads.
-    pub(super) fn loaded_bytes(&self, model: &Model) -> u64 {
-        let matrices = self.matrices.iter().flat_map(|&(id, _)| arrays_of(model, id));
-        let arrays = self.arrays.iter().map(|&(array, _)| array).chain(matrices);
-        let sections = self.sections.iter().map(|&(section, _)| section_length(model, section));
-        sections.chain(arrays.map(|array| array_length(model, array))).sum()
     }
 }
 
