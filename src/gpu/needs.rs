@@ -42,8 +42,8 @@ pub(super) struct Footprint {
     pub(super) sections: Vec<(SectionId, u64)>,
     /// Arrays of other sections.
     pub(super) arrays: Vec<(ArrayId, u64)>,
-    /// Matrices that shall be in the fast layout. There is room for all of one as stored, too, if it
-    /// has too many exceptions.
+    /// Matrices that shall be in the fast layout; of one with too many exceptions there is room for
+    /// all that is stored.
     pub(super) matrices: Vec<(TensorId, u64)>,
     /// The decode tables of tensors that kernels decode.
     pub(super) tables: Vec<(TensorId, u64)>,

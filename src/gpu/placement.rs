@@ -197,8 +197,8 @@ impl Plan {
             tallies[device].add(block, streamed, Residence::Stored);
             self.host_bytes += if streamed { block.stored.bytes } else { 0 };
         }
-        // Blocks with several matrices first: one alone is an embedding, of which rows are read, or a
-        // head.
+        // Blocks with several matrices first: one alone is an embedding, of which rows are read, or
+        // a head.
         let matrices = |at: usize| blocks[at].fast.as_ref().map_or(0, |fast| fast.matrices.len());
         let mut order: Vec<usize> = (0..blocks.len()).filter(|&at| matrices(at) > 0).collect();
         order.sort_by_key(|&at| matrices(at) < 2);

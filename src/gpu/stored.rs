@@ -71,8 +71,8 @@ pub(super) struct CodedTensor {
     places: Vec<ArrayPlace>,
     /// Of `gap`, on the host to find the thread blocks of a range.
     output_offsets: Box<[u8]>,
-    /// Shared memory that a warp needs for it besides what it always takes, in bytes: of tiles, what
-    /// the largest one takes of the bitstream.
+    /// Shared memory that a warp needs for it besides what it always takes, in bytes: of tiles,
+    /// what the largest one takes of the bitstream.
     pub(super) staged_bytes: u32,
 }
 
@@ -80,8 +80,8 @@ pub(super) struct CodedTensor {
 pub(super) type Tensors = HashMap<TensorId, Arc<Stored>>;
 
 impl Stored {
-    /// Codebooks, output offsets and the records' offsets are validated, unless a test wants none of
-    /// that.
+    /// Codebooks, output offsets and the records' offsets are validated, unless a test wants none
+    /// of that.
     pub(super) fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
         let tensor = &model.tensor_at(id);
         Ok(match tensor.coded()? {
