@@ -140,12 +140,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
     source = ROOT / "tests/support/driver.c"
     command = ["cc", "-O2", "-shared", "-fPIC", "-o", folder / "libcuda.so", source]
     subprocess.run(command, check=True)
-    base = {
-        "LD_LIBRARY_PATH": str(folder),
-        "CUDA_VISIBLE_DEVICES": "0,1",
-        "DRIVER_df11_gap_constants": "128,16880,24,1,1,1,1,1,1,1,1",
-        "DRIVER_df11_tile_constants": "128,16384,24,8,1,1,1",
-    }
+    base = {"LD_LIBRARY_PATH": str(folder), "CUDA_VISIBLE_DEVICES": "0,1"}
     return lambda **answers: base | {f"DRIVER_{key}": value for key, value in answers.items()}
 
 

@@ -9,7 +9,7 @@ use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUevent_flags};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
 use super::fault::{ANOTHER_GPU, OrFault, gpu, refuse};
-use super::memory::{Buffer, DeviceRegion};
+use super::memory::Buffer;
 use super::pinned::{Pinned, PinnedRange};
 use super::{driver, linear::kernels::LinearKernels, module::Kernels};
 use crate::{Result, parallel};
@@ -88,7 +88,6 @@ struct DeviceInner {
     /// Of loads. A second one makes them slower: the copies of both get in each other's way.
     copies: Arc<CudaStream>,
     spare_buffers: Mutex<Vec<Pinned>>,
-    context: Arc<CudaContext>,
 }
 
 impl Device {
@@ -140,9 +139,7 @@ impl Device {
         let copies = context.new_stream().or_fault("making a stream")?;
         let kernels = Kernels::load(&copies, bytes)?;
         let (linear, spare_buffers) = (OnceLock::new(), Mutex::default());
-        Ok(Self {
-            inner: Arc::new(DeviceInner { info, kernels, linear, copies, spare_buffers, context }),
-        })
+        Ok(Self { inner: Arc::new(DeviceInner { info, kernels, linear, copies, spare_buffers }) })
     }
 
     /// What the driver says of it.
@@ -155,14 +152,14 @@ impl Device {
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver does not answer.
     pub fn free_memory(&self) -> Result<u64> {
-        let (free, _) = self.inner.context.mem_get_info().or_fault("asking for free memory")?;
+        let (free, _) = self.context().mem_get_info().or_fault("asking for free memory")?;
         Ok(free as u64)
     }
 
     /// The primary context, for streams and buffers. A stream of another library comes in through
     /// its `wrap_borrowed_stream`.
     pub fn context(&self) -> &Arc<CudaContext> {
-        &self.inner.context
+        self.inner.copies.context()
     }
 
     pub(super) fn kernels(&self) -> &Kernels {
@@ -205,7 +202,7 @@ impl Device {
 
     /// Device memory of this many bytes, of any content.
     pub(super) fn allocate(&self, bytes: u64, what: &str) -> Result<Buffer> {
-        Buffer::new(&self.inner.context, bytes).map_err(|error| {
+        Buffer::new(self.context(), bytes).map_err(|error| {
             // Why the driver refuses is seen by what is left, which takes a while to ask for.
             let Some(free) = self.free_memory().ok().filter(|&free| bytes > free) else {
                 return error;
@@ -214,26 +211,6 @@ impl Device {
                 format!("{what} needs {bytes} bytes, and {} has {free} free", self.info().name);
             gpu(problem, "free memory on the GPU, or keep blocks on the host (Plan::fit)")
         })
-    }
-
-    /// Device memory for things of these sizes, of any content, in one allocation: where each is.
-    pub(super) fn place<T>(
-        &self,
-        what: &str,
-        things: impl Iterator<Item = (T, u64)>,
-    ) -> Result<Vec<(T, DeviceRegion)>> {
-        let things: Vec<(T, u64)> = things.collect();
-        if things.is_empty() {
-            return Ok(Vec::new());
-        }
-        let bytes = things.iter().map(|(_, bytes)| bytes).sum();
-        let (memory, mut next) = (Arc::new(self.allocate(bytes, what)?), 0);
-        let place = |(thing, bytes)| {
-            let region = DeviceRegion::within(&memory, next, bytes);
-            next += bytes;
-            (thing, region)
-        };
-        Ok(things.into_iter().map(place).collect())
     }
 
     /// Pins memory of the host, so that kernels of all GPUs read it over the bus, and may write

@@ -1,14 +1,12 @@
 //! How blocks are shared out among GPUs: what some of them take on one, and which are streamed.
 
-use std::ops::Range;
-
 use super::fault::refuse;
-use super::needs::{Needs, Residence, TensorId};
-use super::task::{DecodeTask, KernelEncoding};
+use super::needs::{Needs, Residence};
+use super::task::DecodeTask;
 use crate::{Error, Result};
 
 /// Output buffers that a plan leaves room for on each GPU: one is used, one written.
-pub(super) const OUTPUTS: u64 = 2;
+pub(super) const OUTPUTS: usize = 2;
 /// Slots on a GPU for streamed blocks: one is read while the other is filled.
 pub(super) const SLOTS: usize = 2;
 /// A block that takes less than this part of the largest one is not worth streaming.
@@ -24,53 +22,46 @@ pub struct Placement {
 }
 
 /// What one GPU holds, as it is added up.
-#[derive(Clone, Default)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Tally {
-    /// Of resident blocks, sections or what lies there in their place.
-    section_bytes: u64,
+    /// Of resident blocks what lies there; decode tables; tasks.
+    held_bytes: u64,
     /// Of the largest streamed block.
     slot_bytes: u64,
     streamed: usize,
-    table_bytes: u64,
-    tasks: u64,
     output_bytes: u64,
 }
 
 impl Tally {
     pub(super) fn add(&mut self, block: &Needs, streamed: bool, residence: Residence) {
+        let footprint = block.footprint(residence);
+        // A streamed block is decoded from each slot, or in place.
+        let places = if streamed { SLOTS as u64 + 1 } else { 1 };
         if streamed {
-            self.slot_bytes = self.slot_bytes.max(block.section_bytes);
+            self.slot_bytes = self.slot_bytes.max(footprint.bytes);
             self.streamed += 1;
         } else {
-            self.section_bytes += block.section_bytes;
+            self.held_bytes += footprint.bytes;
         }
-        // A streamed block is decoded from each slot, or in place.
-        self.tasks += block.tensors * if streamed { SLOTS as u64 + 1 } else { 1 };
-        self.table_bytes += table_bytes(&block.coded);
+        let task_bytes = block.tensors * places * size_of::<DecodeTask>() as u64;
+        self.held_bytes += footprint.table_bytes() + task_bytes;
         self.output_bytes = self.output_bytes.max(block.decoded_bytes);
-        if residence == Residence::Fast {
-            self.make_fast(block);
-        }
     }
 
-    /// Exchanges what a resident block takes as it is stored.
-    pub(super) fn make_fast(&mut self, block: &Needs) {
-        let Some(fast) = &block.fast else { return };
-        self.section_bytes = self.section_bytes - block.section_bytes + fast.bytes;
-        self.table_bytes = self.table_bytes - table_bytes(&block.coded) + table_bytes(&fast.coded);
+    /// With the matrices of a resident block in the fast layout, which it had as they are stored.
+    pub(super) fn make_fast(&self, block: &Needs) -> Self {
+        let [stored, fast] = [Residence::Stored, Residence::Fast].map(|residence| {
+            let footprint = block.footprint(residence);
+            footprint.bytes + footprint.table_bytes()
+        });
+        Self { held_bytes: self.held_bytes - stored + fast, ..*self }
     }
 
     pub(super) fn bytes(&self) -> u64 {
         let slots = self.slot_bytes * SLOTS.min(self.streamed) as u64;
-        let decoding = self.table_bytes + self.tasks * size_of::<DecodeTask>() as u64;
         // Sizes of decoded tensors are whatever the directory says.
-        (self.section_bytes + slots + decoding)
-            .saturating_add(OUTPUTS.saturating_mul(self.output_bytes))
+        (self.held_bytes + slots).saturating_add(self.output_bytes.saturating_mul(OUTPUTS as u64))
     }
-}
-
-fn table_bytes(coded: &[(TensorId, KernelEncoding)]) -> u64 {
-    coded.iter().map(|(_, coding)| coding.table_bytes()).sum()
 }
 
 /// All blocks resident, each GPU filled before the next one; `None` if that is too much.
@@ -101,39 +92,27 @@ pub(super) fn too_large_to_be_fast(blocks: &[&Needs], memory: &[u64]) -> Error {
     Error::parameter(format!("{model}, and the plan has {there}"), remedy)
 }
 
-/// A run of blocks for each GPU, some of them streamed.
+/// A run of blocks for each GPU, in proportion to memory, some of them streamed.
 pub(super) fn stream(blocks: &[&Needs], memory: &[u64]) -> Result<Vec<Placement>> {
+    let all: u128 = blocks.iter().map(|block| u128::from(block.stored.bytes)).sum();
+    let total = memory.iter().copied().map(u128::from).sum::<u128>().max(1);
     let mut placements = Vec::with_capacity(blocks.len());
-    for (device, run) in runs(blocks, memory).into_iter().enumerate() {
-        let streamed = fewest_streamed(&blocks[run], device, memory[device])?;
+    let (mut bytes, mut share) = (0u128, 0u128);
+    for (device, &memory_bytes) in memory.iter().enumerate() {
+        share += u128::from(memory_bytes);
+        // A block goes where its middle lies; the last GPU takes what is left.
+        let is_mine = |block: &&&Needs| {
+            let block = u128::from(block.stored.bytes);
+            let mine = device + 1 == memory.len() || (2 * bytes + block) * total <= 2 * all * share;
+            bytes += if mine { block } else { 0 };
+            mine
+        };
+        let rest = &blocks[placements.len()..];
+        let run = &rest[..rest.iter().take_while(is_mine).count()];
+        let streamed = fewest_streamed(run, device, memory_bytes)?;
         placements.extend(streamed.into_iter().map(|streamed| Placement { device, streamed }));
     }
     Ok(placements)
-}
-
-/// Cuts the blocks into one run a GPU, in proportion to memory.
-fn runs(blocks: &[&Needs], memory: &[u64]) -> Vec<Range<usize>> {
-    let sum = |values: &mut dyn Iterator<Item = u64>| values.map(u128::from).sum::<u128>();
-    let all = sum(&mut blocks.iter().map(|block| block.section_bytes));
-    let total = sum(&mut memory.iter().copied()).max(1);
-    let last = memory.len() - 1;
-    let (mut runs, mut start, mut bytes, mut share) = (Vec::new(), 0, 0u128, 0u128);
-    for (device, &memory) in memory.iter().enumerate() {
-        share += u128::from(memory);
-        let mut end = start;
-        while let Some(block) = blocks.get(end) {
-            let block = u128::from(block.section_bytes);
-            // A block goes where its middle lies; the last GPU takes what is left.
-            if device < last && (2 * bytes + block) * total > 2 * all * share {
-                break;
-            }
-            bytes += block;
-            end += 1;
-        }
-        runs.push(start..end);
-        start = end;
-    }
-    runs
 }
 
 fn tally(run: &[&Needs], streamed: &[bool], residence: Residence) -> u64 {
@@ -166,16 +145,15 @@ fn fewest_streamed(run: &[&Needs], device: usize, memory: u64) -> Result<Vec<boo
 
 /// Streams about `parts` of as many parts of a run's bytes as it has blocks, spread evenly.
 fn spread(run: &[&Needs], parts: usize) -> Vec<bool> {
-    let smallest =
-        run.iter().map(|block| block.section_bytes).max().map_or(0, |largest| largest / SMALL);
+    let smallest = run.iter().map(|block| block.stored.bytes).max().unwrap_or(0) / SMALL;
     // Bytes that should have been streamed so far less those that are, times the number of blocks.
     // Containers are smaller than 2^63 bytes, so that nothing overflows.
     let mut due = 0i128;
     let streamed = run.iter().map(|block| {
-        let bytes = i128::from(block.section_bytes);
+        let bytes = i128::from(block.stored.bytes);
         let whole = bytes * run.len() as i128;
         due += bytes * parts as i128;
-        let streamed = parts == run.len() || (block.section_bytes >= smallest && 2 * due > whole);
+        let streamed = parts == run.len() || (block.stored.bytes >= smallest && 2 * due > whole);
         due -= if streamed { whole } else { 0 };
         streamed
     });

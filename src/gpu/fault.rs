@@ -26,7 +26,11 @@ impl From<DriverError> for Error {
 }
 
 fn fault(action: &str, error: DriverError) -> Error {
-    gpu(format!("{action}: {}", describe(error)), remedy(error.0))
+    let answer = match (error.error_string(), error.error_name()) {
+        (Ok(text), Ok(name)) => format!("{} ({})", text.to_string_lossy(), name.to_string_lossy()),
+        _ => format!("CUDA error {}", error.0 as u32),
+    };
+    gpu(format!("{action}: {answer}"), remedy(error.0))
 }
 
 /// An [`Error::Gpu`].
@@ -37,13 +41,6 @@ pub(super) fn gpu(problem: impl Into<String>, remedy: impl Into<String>) -> Erro
 /// An [`Error::Parameter`], as the answer of a check.
 pub(super) fn refuse<T>(problem: impl Display, remedy: impl Display) -> Result<T> {
     Err(Error::parameter(problem, remedy))
-}
-
-fn describe(error: DriverError) -> String {
-    match (error.error_string(), error.error_name()) {
-        (Ok(text), Ok(name)) => format!("{} ({})", text.to_string_lossy(), name.to_string_lossy()),
-        _ => format!("CUDA error {}", error.0 as u32),
-    }
 }
 
 /// A GPU that the kernels are not compiled for.

@@ -5,30 +5,22 @@
 //!             once, at load            when its tensor is read  a thread each, some MiB at a time
 //! ```
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::{collections::HashMap, ops::Range};
 
 use cudarc::driver::CudaStream;
 
+use super::fault::{gpu, refuse};
+use super::model::{GpuModel, LoadedTensor};
 use super::{
-    device::Device, load::LoadOptions, memory::Buffer, model::GpuModel, pinned::Pinned,
+    device::Device, distribution::OUTPUTS, load::LoadOptions, memory::Buffer, pinned::Pinned,
     placement::Plan, status::Status,
 };
 use crate::open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor};
 use crate::{Encoding, Error, Model, Result, Tensor, parallel};
 
-/// Decoded blocks that the device holds at once: the parts of one batch may belong to two.
-const OUTPUTS: usize = 2;
-
 /// Of the free memory, what a model may take.
 const SHARE_PERCENT: u64 = 95;
-
-/// A plan's complaint as one about the GPU, by a caller who has not given sizes of any.
-fn too_small(device: &Device, free: u64, error: Error) -> Error {
-    let Error::Parameter { problem, .. } = error else { return error };
-    let problem = format!("{problem}; {} has {free} free", device.info().name);
-    Error::Gpu { problem, remedy: "free memory on the GPU, or decode on the CPU".to_owned() }
-}
 
 /// Decodes the tensors of one model on a GPU into host memory: for [`Model::verify_with`] and
 /// [`Block::decode_with`](crate::Block::decode_with).
@@ -46,9 +38,6 @@ fn too_small(device: &Device, free: u64, error: Error) -> Error {
 pub struct GpuDecoder<'m> {
     original: &'m Model,
     model: GpuModel,
-    blocks: Vec<&'m str>,
-    /// For each tensor, its block and its bytes there.
-    places: HashMap<&'m str, (usize, Range<u64>)>,
     /// Each holds the blocks whose index leaves its own, modulo their number.
     outputs: Vec<RwLock<OutputSlot>>,
     readbacks: Mutex<Vec<Readback>>,
@@ -72,24 +61,18 @@ impl<'m> GpuDecoder<'m> {
     /// # Errors
     /// As [`Model::load`].
     pub fn load(model: &'m Model, device: &Device, options: &LoadOptions) -> Result<Self> {
-        let (mut blocks, mut places, mut largest) = (Vec::new(), HashMap::new(), 0);
-        for block in model.blocks() {
-            let layout = block.layout()?;
-            largest = largest.max(layout.bytes);
-            for (tensor, range) in block.tensors().zip(layout.tensors) {
-                places.insert(tensor.name(), (blocks.len(), range));
-            }
-            blocks.push(block.name());
-        }
+        let sizes = model.blocks().map(|block| Ok(block.layout()?.bytes));
+        let sizes: Vec<u64> = sizes.collect::<Result<_>>()?;
+        let largest = sizes.iter().copied().max().unwrap_or(0);
         // Before the model, which takes longer: an error comes at once.
         let output = |_| {
             let memory = device.allocate(largest, "a decoded block of the model")?;
             let (stream, status) = (device.new_stream()?, Status::new(device)?);
             Ok(RwLock::new(OutputSlot { memory, stream, status, block: None }))
         };
-        let outputs = (0..blocks.len().min(OUTPUTS)).map(output).collect::<Result<_>>()?;
+        let outputs = (0..sizes.len().min(OUTPUTS)).map(output).collect::<Result<_>>()?;
         let (original, model) = (model, model.load(device, options)?);
-        Ok(Self { original, model, blocks, places, outputs, readbacks: Mutex::default() })
+        Ok(Self { original, model, outputs, readbacks: Mutex::default() })
     }
 
     /// Loads as much of a model as fits into 95 % of the GPU's free memory and streams the rest.
@@ -98,8 +81,12 @@ impl<'m> GpuDecoder<'m> {
     /// As [`Model::load`]; [`Error::Gpu`] too where streaming all of it takes more than is free.
     pub fn fit(model: &'m Model, device: &Device) -> Result<Self> {
         let free = device.free_memory()?;
-        let plan = Plan::fit(model, &[free / 100 * SHARE_PERCENT]);
-        let plan = plan.map_err(|error| too_small(device, free, error))?;
+        let plan = Plan::fit(model, &[free / 100 * SHARE_PERCENT]).map_err(|error| {
+            // The caller has given no sizes.
+            let Error::Parameter { problem, .. } = error else { return error };
+            let problem = format!("{problem}; {} has {free} free", device.info().name);
+            gpu(problem, "free memory on the GPU, or decode on the CPU")
+        })?;
         Self::load(model, device, &LoadOptions::new().plan(plan))
     }
 
@@ -128,7 +115,7 @@ impl<'m> GpuDecoder<'m> {
 
     fn decode(&self, block: usize, output: &mut OutputSlot) -> Result<()> {
         output.block = None;
-        let gpu_block = self.model.block(self.blocks[block])?;
+        let gpu_block = self.model.block_at(block);
         let pointer = output.memory.pointer();
         // SAFETY: the output has the bytes of the largest block and is on the model's device; it is
         // borrowed mutably, and nothing is under way to or from it: whoever reads waits, and so
@@ -143,7 +130,7 @@ impl<'m> GpuDecoder<'m> {
         }
         launched
             .and(checked)
-            .map_err(|error| error.within(format_args!("block {:?}", self.blocks[block])))?;
+            .map_err(|error| error.within(format_args!("block {:?}", gpu_block.name())))?;
         output.block = Some(block);
         Ok(())
     }
@@ -169,45 +156,38 @@ impl<'m> GpuDecoder<'m> {
 
 impl Decoder for GpuDecoder<'_> {
     fn prepare<'a>(&'a self, tensor: Tensor<'a>) -> Result<Box<dyn PreparedTensor + 'a>> {
-        let mine = self.original.shards().iter().any(|shard| std::ptr::eq(shard, tensor.shard()));
-        match self.places.get(tensor.name()) {
-            Some((block, place)) if mine => {
-                let place = place.clone();
-                let cpu = tensor.target().encoding() == Encoding::Tile;
-                let cpu = cpu.then(|| Cpu.prepare(tensor)).transpose()?;
-                Ok(Box::new(PreparedOnGpu { decoder: self, tensor, block: *block, place, cpu }))
-            }
-            _ => {
-                let problem =
-                    format!("tensor {:?} is of another model than the GPU holds", tensor.name());
-                Err(Error::parameter(problem, "load its own model"))
-            }
+        if !self.original.shards().iter().any(|shard| std::ptr::eq(shard, tensor.shard())) {
+            let problem =
+                format!("tensor {:?} is of another model than the GPU holds", tensor.name());
+            return refuse(problem, "load its own model");
         }
+        let (entry, _) = self.model.inner.tensor(tensor.name())?;
+        let cpu = tensor.target().encoding() == Encoding::Tile;
+        let cpu = cpu.then(|| Cpu.prepare(tensor)).transpose()?;
+        Ok(Box::new(PreparedOnGpu { decoder: self, tensor, entry, cpu }))
     }
 }
 
 struct PreparedOnGpu<'a> {
     decoder: &'a GpuDecoder<'a>,
     tensor: Tensor<'a>,
-    block: usize,
-    place: Range<u64>,
+    entry: &'a LoadedTensor,
     /// For tiles, whose padding and records the kernels do not verify.
     cpu: Option<Box<dyn PreparedTensor + 'a>>,
 }
 
 impl PreparedTensor for PreparedOnGpu<'_> {
     fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-        let length = range.end - range.start;
+        let (place, length) = (&self.entry.place, range.end - range.start);
         assert!(
-            range.end <= self.place.end - self.place.start && length == out.len() as u64,
+            range.end <= place.end - place.start && length == out.len() as u64,
             "range of the tensor"
         );
         if length == 0 {
             return Ok(());
         }
-        let start = self.place.start + range.start;
         self.decoder
-            .read(self.block, start, out)
+            .read(self.entry.block, place.start + range.start, out)
             .map_err(|error| error.in_file(self.tensor.shard().path()))
     }
 

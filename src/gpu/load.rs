@@ -10,18 +10,18 @@ use std::{collections::HashMap, num::NonZero, thread};
 use rayon::prelude::*;
 
 use super::model::{GpuModel, LoadedBlock, LoadedTensor, ModelInner, Names};
-use super::needs::{self, Needs, SectionId, target_of};
+use super::needs::{self, Needs, SectionId, TensorId};
 use super::part::{DevicePart, build_tables};
 use super::placement::{Plan, Preference};
 use super::program::{Cut, GpuProgram};
-use super::stored::{self, Tensors};
+use super::stored::{Stored, Tensors};
 use super::upload::{default_readers, join_all, upload};
 use super::{
     device::Device, distribution::Placement, fault::refuse, linear::arrival::FastLoad,
     pinned::HostSection,
 };
 use crate::progress::{Observer, Stage, advance};
-use crate::{Model, Result, open::Slice};
+use crate::{Encoding, Model, Result, open::Slice};
 
 /// Of the free memory of several GPUs, what a model may take without a plan; its user has the rest.
 const SHARE_PERCENT: u64 = 90;
@@ -78,14 +78,22 @@ impl LoadOptions {
     }
 
     fn plan_for(&self, needs: &[Needs], devices: &[Device]) -> Result<Plan> {
-        let plan = match &self.plan {
-            Some(_) if self.preference != Preference::Stored => {
-                let problem = "a plan and a preference of residence are given";
-                return refuse(problem, "give the plan alone, as Plan::prefer makes it");
-            }
-            Some(plan) => plan.clone(),
-            None => self.make_plan(needs, devices)?,
+        let Some(plan) = &self.plan else {
+            let share = |device: &Device| Ok(device.free_memory()? / 100 * SHARE_PERCENT);
+            let free = || devices.iter().map(share).collect::<Result<Vec<u64>>>();
+            let one = || Plan::uniform(needs, false);
+            return match (devices, self.preference) {
+                ([_], Preference::Auto) => Ok(one().lay(needs, Preference::Auto, &free()?)),
+                ([_], preference) => Ok(one().lay(needs, preference, &[])),
+                (_, preference) => {
+                    Plan::fit_needs(needs, &free()?, &vec![true; needs.len()], preference)
+                }
+            };
         };
+        if self.preference != Preference::Stored {
+            let problem = "a plan and a preference of residence are given";
+            return refuse(problem, "give the plan alone, as Plan::prefer makes it");
+        }
         if plan.placements().len() != needs.len() {
             let problem = "the plan was made for another model";
             return refuse(problem, "make it for this one, with Plan::fit or Plan::of");
@@ -95,18 +103,7 @@ impl LoadOptions {
             let problem = format!("the plan is for {planned} GPUs, not {given}");
             return refuse(problem, "give as many devices as it was made for");
         }
-        Ok(plan)
-    }
-
-    fn make_plan(&self, needs: &[Needs], devices: &[Device]) -> Result<Plan> {
-        let is_asked = devices.len() > 1 || self.preference == Preference::Auto;
-        let share = |device: &Device| Ok(device.free_memory()? / 100 * SHARE_PERCENT);
-        let free =
-            if is_asked { devices.iter().map(share).collect::<Result<_>>()? } else { Vec::new() };
-        match devices {
-            [_] => Plan::uniform(needs, false).prefer_needs(needs, self.preference, &free),
-            _ => Plan::fit_needs(needs, &free, &vec![true; needs.len()], self.preference),
-        }
+        Ok(plan.clone())
     }
 }
 
@@ -141,14 +138,27 @@ impl Model {
     ) -> Result<GpuModel> {
         let needs = needs::of_blocks(self)?;
         let plan = options.plan_for(&needs, devices)?;
-        let loaded = (0..needs.len()).filter(|&block| plan.placements()[block].is_some());
-        observer.begin(
-            loaded.map(|block| needs[block].loaded_bytes(self, plan.residences()[block])).sum(),
-        );
+        let lying = needs.iter().zip(plan.residences()).map(|(block, &at)| block.footprint(at));
+        let loaded = lying.zip(plan.placements()).filter(|(_, place)| place.is_some());
+        observer.begin(loaded.map(|(block, _)| block.loaded_bytes).sum());
         observer.enter(Stage::Load);
-        let part = |(index, device)| DevicePart::new(self, &needs, &plan, index, device);
-        let parts = devices.iter().enumerate().map(part).collect::<Result<_>>()?;
-        Loader { model: self, plan, needs, parts, observer }.load(options)
+        let part = |(index, device)| DevicePart::new(&needs, &plan, index, device);
+        let mut parts = devices.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
+        let readers = options.readers.unwrap_or_else(default_readers).get() / parts.len().max(1);
+        let readers = NonZero::new(readers).unwrap_or(NonZero::<usize>::MIN);
+        let loader = Loader { model: self, plan, needs, readers, observer };
+        let (stored, host) = loader.fetch(&parts, !options.is_unchecked)?;
+        for part in &mut parts {
+            build_tables(&part.device, &part.held.tables, &stored)?;
+            part.make_streamer(&loader.needs, &host)?;
+        }
+        // Matrices that are to be in the fast layout, on all GPUs at once.
+        let load = &FastLoad { model: self, stored: &stored, readers, observer };
+        thread::scope(|scope| {
+            join_all(parts.iter_mut().map(|part| scope.spawn(|| part.make_fast(load))).collect())
+        })?;
+        parts.iter().try_for_each(|part| part.check_arrays(self))?;
+        loader.finish(parts, &stored, &host)
     }
 }
 
@@ -156,52 +166,27 @@ struct Loader<'m> {
     model: &'m Model,
     plan: Plan,
     needs: Vec<Needs>,
-    parts: Vec<DevicePart>,
+    /// For each GPU.
+    readers: NonZero<usize>,
     observer: &'m dyn Observer,
 }
 
 impl Loader<'_> {
-    fn load(mut self, options: &LoadOptions) -> Result<GpuModel> {
-        let (tensors, host) = self.fetch(options)?;
-        for part in &mut self.parts {
-            build_tables(&part.device, &part.held.tables, &tensors)?;
-            part.make_streamer(self.model, &self.needs, &host)?;
-        }
-        self.make_fast(options, &tensors)?;
-        self.parts.iter().try_for_each(|part| part.check_arrays(self.model))?;
-        self.finish(&tensors, &host)
-    }
-
-    /// For each GPU.
-    fn readers(&self, options: &LoadOptions) -> NonZero<usize> {
-        let readers = options.readers.unwrap_or_else(default_readers).get();
-        NonZero::new(readers / self.parts.len().max(1)).unwrap_or(NonZero::<usize>::MIN)
-    }
-
-    /// Loads the matrices that are to be in the fast layout, on all GPUs at once.
-    fn make_fast(&mut self, options: &LoadOptions, stored: &Tensors) -> Result<()> {
-        let (readers, Self { model, observer, parts, .. }) = (self.readers(options), self);
-        let load = &FastLoad { model, stored, readers, observer: *observer };
-        thread::scope(|scope| {
-            join_all(parts.iter_mut().map(|part| scope.spawn(|| part.make_fast(load))).collect())
-        })
-    }
-
     /// Uploads what becomes resident; beside that, validates, and pins what stays on the host.
-    fn fetch(&self, options: &LoadOptions) -> Result<(Tensors, HostSections)> {
+    fn fetch(&self, parts: &[DevicePart], validate: bool) -> Result<(Tensors, HostSections)> {
         let stop = AtomicBool::new(false);
-        let readers = self.readers(options);
         let upload = |part: &DevicePart| {
             let deliveries = part.deliveries(self.model);
+            let count = |bytes| advance(self.observer, bytes);
             // SAFETY: the addresses are those of the sections in the part's device memory.
             #[expect(unsafe_code, reason = "device addresses")]
             unsafe {
-                upload(&part.device, &deliveries, readers, &stop, self.observer)
+                upload(&part.device, &deliveries, self.readers, &stop, &count)
             }
         };
         thread::scope(|scope| {
-            let uploads = self.parts.iter().map(|part| scope.spawn(|| upload(part))).collect();
-            let here = self.prepare(!options.is_unchecked);
+            let uploads = parts.iter().map(|part| scope.spawn(|| upload(part))).collect();
+            let here = self.prepare(parts, validate);
             if here.is_err() {
                 stop.store(true, Ordering::Relaxed);
             }
@@ -212,16 +197,20 @@ impl Loader<'_> {
         })
     }
 
-    fn prepare(&self, validate: bool) -> Result<(Tensors, HostSections)> {
-        let blocks =
-            self.model.blocks().zip(self.plan.placements()).filter(|(_, place)| place.is_some());
-        let tensors = blocks.flat_map(|(block, _)| block.tensor_ids()).copied();
-        let tensors = stored::read_all(self.model, tensors, validate)?;
-        let streamed = (0..self.parts.len()).flat_map(|part| self.plan.blocks_on(part, true));
-        let sections: Vec<SectionId> =
-            streamed.flat_map(|block| self.needs[block].sections.iter().copied()).collect();
+    fn prepare(&self, parts: &[DevicePart], validate: bool) -> Result<(Tensors, HostSections)> {
+        let placed = self.model.blocks().zip(self.plan.placements());
+        let ids =
+            placed.filter(|(_, place)| place.is_some()).flat_map(|(block, _)| block.tensor_ids());
+        let is_alias = |&&id: &&TensorId| self.model.tensor_at(id).encoding() == Encoding::Alias;
+        let ids: Vec<&TensorId> = ids.filter(|id| !is_alias(id)).collect();
+        let read = |&id| Ok((id, Arc::new(Stored::read(self.model, id, validate)?)));
+        let tensors = ids.into_par_iter().map(read).collect::<Result<_>>()?;
+        let streamed = (0..parts.len()).flat_map(|part| self.plan.blocks_on(part, true));
+        let sections: Vec<SectionId> = streamed
+            .flat_map(|block| self.needs[block].stored.sections.iter().map(|&(id, _)| id))
+            .collect();
         let pin = |id: SectionId| {
-            let (context, shard) = (self.parts[0].device.context(), &self.model.shards()[id.0]);
+            let (context, shard) = (parts[0].device.context(), &self.model.shards()[id.0]);
             let host = HostSection::new(context, shard, id.1)?;
             advance(self.observer, needs::section_length(self.model, id))?;
             Ok((id, Arc::new(host)))
@@ -229,50 +218,50 @@ impl Loader<'_> {
         Ok((tensors, sections.into_par_iter().map(pin).collect::<Result<_>>()?))
     }
 
-    fn finish(self, stored: &Tensors, host: &HostSections) -> Result<GpuModel> {
-        let Self { model, plan, parts, .. } = self;
+    fn finish(
+        self,
+        parts: Vec<DevicePart>,
+        stored: &Tensors,
+        host: &HostSections,
+    ) -> Result<GpuModel> {
+        let Self { model, plan, .. } = self;
         let parts: Vec<Arc<DevicePart>> = parts.into_iter().map(Arc::new).collect();
         let (mut tensors, mut blocks) = (Vec::<LoadedTensor>::new(), Vec::<LoadedBlock>::new());
         let (mut block_names, mut tensor_names) = (Names::new(), Names::new());
         for (index, (block, place)) in model.blocks().zip(plan.placements()).enumerate() {
             let (first, at) = (tensors.len(), blocks.len());
             block_names.insert(block.name().to_owned(), place.map(|_| at));
-            let names = block.tensors().map(|tensor| tensor.name().to_owned());
-            tensor_names.extend(names.zip((first..).map(|at| place.map(|_| at))));
-            let &Some(Placement { device, .. }) = place else { continue };
-            for (tensor, &id) in block.tensors().zip(block.tensor_ids()) {
-                tensors.push(LoadedTensor {
-                    name: tensor.name().to_owned(),
-                    dtype: tensor.dtype().expect("known, as the needs were"),
-                    shape: tensor.shape(),
-                    bytes: tensor.byte_length()?,
-                    block: at,
-                    stored: Arc::clone(&stored[&target_of(model, id)]),
-                });
-            }
             let layout = block.layout()?;
-            let cuts = tensors[first..].iter().zip(&layout.tensors).map(|(entry, range)| Cut {
+            for ((tensor, &id), range) in
+                block.tensors().zip(block.tensor_ids()).zip(&layout.tensors)
+            {
+                let name = tensor.name().to_owned();
+                tensor_names.insert(name.clone(), place.map(|_| tensors.len()));
+                if place.is_some() {
+                    tensors.push(LoadedTensor {
+                        name,
+                        dtype: tensor.dtype().expect("known, as the needs were"),
+                        shape: tensor.shape(),
+                        place: range.clone(),
+                        block: at,
+                        stored: Arc::clone(&stored[&(id.0, tensor.target().index())]),
+                    });
+                }
+            }
+            let &Some(Placement { device, .. }) = place else { continue };
+            let cuts = tensors[first..].iter().map(|entry| Cut {
                 stored: &entry.stored,
-                slice: Slice::of_bytes(0..range.end - range.start),
-                to: range.start,
+                slice: Slice::of_bytes(0..entry.place.end - entry.place.start),
+                to: entry.place.start,
             });
             let (part, cuts) = (&parts[device], cuts.collect::<Vec<_>>());
             let program = GpuProgram::new(part, part.turn(index), &cuts)?;
             let (name, tensors) = (block.name().to_owned(), first..tensors.len());
             blocks.push(LoadedBlock { name, tensors, layout, program });
         }
-        let held: u64 = parts.iter().map(|part| part.bytes()).sum();
-        let tasks: u64 = blocks.iter().map(|block| block.program.tasks.bytes()).sum();
-        let inner = ModelInner {
-            plan,
-            blocks,
-            tensors,
-            block_names,
-            tensor_names,
-            device_bytes: held + tasks,
-            copied_bytes: host.values().map(|section| section.copied_bytes()).sum(),
-            parts,
-        };
+        let copied_bytes = host.values().map(|section| section.copied_bytes()).sum();
+        let inner =
+            ModelInner { plan, blocks, tensors, block_names, tensor_names, copied_bytes, parts };
         Ok(GpuModel { inner: Arc::new(inner) })
     }
 }

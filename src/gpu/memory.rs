@@ -4,20 +4,26 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys::CUdeviceptr};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::{Immutable, IntoBytes};
 
 use super::fault::OrFault;
 use crate::{Result, constants::ARRAY_ALIGNMENT};
 
-/// An allocation on the device.
+/// Device memory: an allocation or a part of one, which it keeps.
 ///
-/// Its events are nobody's: what is launched on it may run on any stream, so dropping it waits for
-/// the whole context.
-#[derive(Debug)]
+/// Its events are nobody's: what is launched on it may run on any stream, so dropping the last part
+/// of an allocation waits for the whole context.
+#[derive(Clone, Debug)]
 pub(super) struct Buffer {
-    context: Arc<CudaContext>,
+    allocation: Arc<Allocation>,
     pointer: CUdeviceptr,
     bytes: u64,
+}
+
+#[derive(Debug)]
+struct Allocation {
+    context: Arc<CudaContext>,
+    pointer: CUdeviceptr,
 }
 
 impl Buffer {
@@ -27,8 +33,9 @@ impl Buffer {
         context.bind_to_thread().or_fault(action)?;
         // SAFETY: the context is current. Nobody reads the memory before it is written: uploads
         // write all of it that is used.
-        let pointer = unsafe { result::malloc_sync(bytes.max(1) as usize) };
-        Ok(Self { context: Arc::clone(context), pointer: pointer.or_fault(action)?, bytes })
+        let pointer = unsafe { result::malloc_sync(bytes.max(1) as usize) }.or_fault(action)?;
+        let allocation = Arc::new(Allocation { context: Arc::clone(context), pointer });
+        Ok(Self { allocation, pointer, bytes })
     }
 
     /// Allocates and copies from the host; done when it returns, and what was on the stream before.
@@ -53,11 +60,31 @@ impl Buffer {
     }
 
     pub(super) fn context(&self) -> &CudaContext {
-        &self.context
+        &self.allocation.context
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    pub(super) fn part(&self, start: u64, bytes: u64) -> Self {
+        assert!(start + bytes <= self.bytes, "a part of the memory");
+        Self { allocation: Arc::clone(&self.allocation), pointer: self.pointer + start, bytes }
+    }
+
+    /// Cuts bytes off its front, rounded up to where the next part may begin.
+    pub(super) fn take(&mut self, bytes: u64) -> Self {
+        let taken = self.part(0, bytes);
+        let whole = bytes.next_multiple_of(ARRAY_ALIGNMENT).min(self.bytes);
+        *self = self.part(whole, self.bytes - whole);
+        taken
+    }
+
+    /// The word with which it begins, after what is on the stream, for which it waits.
+    pub(super) fn read_word(&self, stream: &CudaStream) -> Result<u32> {
+        let mut word = [0; 4];
+        self.read_at(0, stream, &mut word)?;
+        Ok(u32::from_ne_bytes(word))
     }
 
     /// Copies bytes from `start` on to the host, after what is on the stream, and waits.
@@ -65,87 +92,27 @@ impl Buffer {
         let rest = self.bytes.checked_sub(start).expect("a start within");
         assert!(out.len() as u64 <= rest, "no more than there is");
         let action = "copying from the GPU";
-        self.context.bind_to_thread().or_fault(action)?;
+        self.context().bind_to_thread().or_fault(action)?;
         // SAFETY: the source holds as many bytes, and `out` is borrowed until the stream is
         // synchronised below.
         let copied =
             unsafe { result::memcpy_dtoh_async(out, self.pointer + start, stream.cu_stream()) };
-        copied.or_fault(action)?;
-        stream.synchronize().or_fault(action)
+        copied.and_then(|()| stream.synchronize()).or_fault(action)
     }
 
     /// Fills it with zeros, and waits.
     pub(super) fn clear(&self, stream: &CudaStream) -> Result<()> {
         let action = "clearing device memory";
-        self.context.bind_to_thread().or_fault(action)?;
+        self.context().bind_to_thread().or_fault(action)?;
         // SAFETY: it has as many bytes and lives until the synchronisation below.
         let cleared = unsafe {
             result::memset_d8_async(self.pointer, 0, self.bytes as usize, stream.cu_stream())
         };
-        cleared.or_fault(action)?;
-        stream.synchronize().or_fault(action)
+        cleared.and_then(|()| stream.synchronize()).or_fault(action)
     }
 }
 
-/// Part of an allocation, which it keeps.
-#[derive(Clone, Debug)]
-pub(super) struct DeviceRegion {
-    buffer: Arc<Buffer>,
-    offset: u64,
-    bytes: u64,
-}
-
-impl From<Buffer> for DeviceRegion {
-    /// All of it.
-    fn from(buffer: Buffer) -> Self {
-        let bytes = buffer.bytes();
-        Self { buffer: Arc::new(buffer), offset: 0, bytes }
-    }
-}
-
-impl DeviceRegion {
-    pub(super) fn within(buffer: &Arc<Buffer>, offset: u64, bytes: u64) -> Self {
-        assert!(offset + bytes <= buffer.bytes(), "a part of the allocation");
-        Self { buffer: Arc::clone(buffer), offset, bytes }
-    }
-
-    /// Cuts bytes off its front, rounded up to where the next region may begin.
-    pub(super) fn take(&mut self, bytes: u64) -> Self {
-        let taken = self.first(bytes);
-        let whole = bytes.next_multiple_of(ARRAY_ALIGNMENT).min(self.bytes);
-        (self.offset, self.bytes) = (self.offset + whole, self.bytes - whole);
-        taken
-    }
-
-    /// Copies its first values to the host, after what is on the stream, and waits.
-    pub(super) fn read<T: FromBytes + IntoBytes>(
-        &self,
-        stream: &CudaStream,
-        values: &mut [T],
-    ) -> Result<()> {
-        assert!(size_of_val(values) as u64 <= self.bytes, "no more than there is");
-        self.buffer.read_at(self.offset, stream, values.as_mut_bytes())
-    }
-
-    pub(super) fn first(&self, bytes: u64) -> Self {
-        assert!(bytes <= self.bytes, "a part of the region");
-        Self { bytes, ..self.clone() }
-    }
-
-    pub(super) fn buffer(&self) -> &Arc<Buffer> {
-        &self.buffer
-    }
-
-    pub(super) fn pointer(&self) -> CUdeviceptr {
-        self.buffer.pointer() + self.offset
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
-impl Drop for Buffer {
+impl Drop for Allocation {
     fn drop(&mut self) {
         // A context that has failed has nothing running, and reports its failure to the next
         // caller.

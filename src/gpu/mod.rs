@@ -35,7 +35,6 @@ pub(crate) mod driver;
 mod fault;
 mod fit;
 mod host;
-mod launches;
 pub(crate) mod linear;
 mod load;
 mod memory;
@@ -61,8 +60,8 @@ pub use linear::{
     GroupedLinear, Indices, Linear, LinearInput, LinearOutput, Matrix, Routing, Transcoded,
 };
 pub use load::LoadOptions;
-pub use model::{GpuBlock, GpuModel, GpuTensor};
+pub use model::{GpuBlock, GpuModel, GpuTensor, Piece};
 pub use needs::Residence;
 pub use placement::{Plan, Preference};
-pub use program::{GpuProgram, Piece};
+pub use program::GpuProgram;
 pub use status::Status;

@@ -4,7 +4,7 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use cudarc::driver::{CudaStream, CudaViewMut, sys::CUdeviceptr};
 
-use super::program::{Cut, GpuProgram, Piece};
+use super::program::{Cut, GpuProgram};
 use super::{
     device::Device, fault::refuse, part::DevicePart, placement::Plan, status::Status,
     stored::Stored,
@@ -36,7 +36,6 @@ pub(super) struct ModelInner {
     pub(super) block_names: Names,
     pub(super) tensor_names: Names,
     pub(super) parts: Vec<Arc<DevicePart>>,
-    pub(super) device_bytes: u64,
     pub(super) copied_bytes: u64,
 }
 
@@ -56,7 +55,8 @@ pub(super) struct LoadedTensor {
     pub(super) name: String,
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    pub(super) bytes: u64,
+    /// Its bytes among those of its block, decoded.
+    pub(super) place: Range<u64>,
     /// The index of its block among those that are loaded.
     pub(super) block: usize,
     pub(super) stored: Arc<Stored>,
@@ -94,7 +94,8 @@ impl GpuModel {
 
     /// Bytes that it holds on all GPUs: sections, slots, decode tables and tasks.
     pub fn device_bytes(&self) -> u64 {
-        self.inner.device_bytes
+        let held: u64 = self.inner.parts.iter().map(|part| part.bytes()).sum();
+        held + self.inner.blocks.iter().map(|block| block.program.tasks.bytes()).sum::<u64>()
     }
 
     /// Bytes of streamed blocks that are copies, as their containers' mappings could not be pinned.
@@ -107,7 +108,7 @@ impl GpuModel {
         (0..self.inner.blocks.len()).map(|index| self.block_at(index))
     }
 
-    fn block_at(&self, index: usize) -> GpuBlock<'_> {
+    pub(super) fn block_at(&self, index: usize) -> GpuBlock<'_> {
         let entry = &self.inner.blocks[index];
         GpuBlock { entry, tensors: &self.inner.tensors[entry.tensors.clone()] }
     }
@@ -171,7 +172,7 @@ impl GpuModel {
         let few =
             pieces.iter().any(|piece| !piece.ranges.is_empty()) && wanted < block.layout.bytes / 2;
         let is_whole = found.iter().all(|(entry, ..)| entry.block == first.block);
-        let turn = block.program.turn().filter(|_| is_whole && !few);
+        let turn = block.program.turn.filter(|_| is_whole && !few);
         found.iter().try_for_each(|(entry, _, cut)| cut.check(&entry.name))?;
         let cuts: Vec<Cut<'_>> = found.into_iter().map(|(.., cut)| cut).collect();
         GpuProgram::new(part, turn, &cuts)
@@ -184,6 +185,43 @@ impl GpuModel {
     /// As [`GpuModel::program`].
     pub fn rows(&self, tensor: &str, rows: Range<u64>) -> Result<GpuProgram> {
         self.program(&[Piece::new(tensor, 0).rows(rows)])
+    }
+}
+
+/// What a [`GpuProgram`] decodes to one place: a tensor, or a slice of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece<'n> {
+    tensor: &'n str,
+    /// Of the first dimensions.
+    ranges: Vec<Range<u64>>,
+    offset: u64,
+}
+
+impl<'n> Piece<'n> {
+    /// All of a tensor, from this byte of the output on: a multiple of 16, unless the tensor is
+    /// stored as it is.
+    #[must_use]
+    pub const fn new(tensor: &'n str, offset: u64) -> Self {
+        Self { tensor, ranges: Vec::new(), offset }
+    }
+
+    /// Of it only the weights whose index in the first dimension lies in `rows`. Faster where they
+    /// start on a multiple of 16 elements.
+    #[must_use]
+    pub fn rows(self, rows: Range<u64>) -> Self {
+        self.slice(&[rows])
+    }
+
+    /// Of it only a slice, dense, as [`Tensor::slice`](crate::Tensor::slice) gives it.
+    ///
+    /// Of a matrix in tiles, only the tiles that hold the slice are decoded, all in the launch of
+    /// the others: fastest at multiples of 32 rows and 256 columns, and where a row of the slice
+    /// has a multiple of 8 weights. Of other coded tensors each row of a slice that does not lie in
+    /// one piece is decoded by itself, which costs a thread block or more a row and is refused
+    /// where it has no multiple of 8 weights; convert such containers to the `tile` layout.
+    #[must_use]
+    pub fn slice(self, ranges: &[Range<u64>]) -> Self {
+        Self { ranges: ranges.to_vec(), ..self }
     }
 }
 
@@ -211,7 +249,7 @@ impl<'m> GpuTensor<'m> {
 
     /// The size of its decoded bytes.
     pub fn byte_length(&self) -> u64 {
-        self.entry.bytes
+        self.entry.place.end - self.entry.place.start
     }
 }
 

@@ -1,4 +1,5 @@
-//! The kernels: PTX of this crate, loaded into a context and compared with what the host knows.
+//! The kernels: PTX of this crate, loaded into a context; a test compares them with what the host
+//! knows.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::sync::{Arc, Mutex};
@@ -14,63 +15,25 @@ use zerocopy::FromBytes;
 use super::fault::{OrFault, gpu};
 use super::fit::{Demand, Fit, LANES};
 use super::memory::Buffer;
-use super::task::{
-    DecodeTask, ENCODINGS, FEW_TASKS, FewTasks, KERNELS, KernelEncoding, TILE_KERNEL,
-    TableAddresses, TileTask,
-};
+use super::task::{DecodeTask, FEW_TASKS, KERNELS, TILE_KERNEL, TableAddresses, TileTask};
 use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD, parallel};
-
-/// What the kernels of `gap` were compiled with: `Constants` of `kernels/gap.cu`.
-#[derive(Debug, FromBytes)]
-#[repr(C)]
-struct GapConstants {
-    bytes: Bytes,
-    warp: [u32; GAP_BYTES_PER_THREAD.len()],
-    most_warps: [u32; GAP_BYTES_PER_THREAD.len()],
-}
-
-/// Likewise those of `tile`: `Constants` of `kernels/tile.cu`.
-#[derive(Debug, FromBytes)]
-#[repr(C)]
-struct TileConstants {
-    bytes: Bytes,
-    few_tasks: u32,
-    warp: u32,
-    most_warps: u32,
-    good_warps: u32,
-}
-
-/// Bytes of an encoding's structures that both sides have.
-#[derive(Debug, FromBytes, PartialEq)]
-#[repr(C)]
-struct Bytes {
-    task: u32,
-    table: u32,
-    table_task: u32,
-}
-
-impl Bytes {
-    const fn of(coding: KernelEncoding) -> Self {
-        Self {
-            task: size_of::<DecodeTask>() as u32,
-            table: coding.table_bytes() as u32,
-            table_task: size_of::<TableAddresses>() as u32,
-        }
-    }
-}
 
 const GAP_PTX: &str = include_str!("../../kernels/ptx/gap.ptx");
 const GAP_SM_90: &[u8] = include_bytes!("../../kernels/ptx/gap.sm_90.cubin");
 const TILE_PTX: &str = include_str!("../../kernels/ptx/tile.ptx");
 const TILE_SM_90: &[u8] = include_bytes!("../../kernels/ptx/tile.sm_90.cubin");
 const TABLE_THREADS: u32 = 256;
+/// For each decode kernel: bytes of shared memory a warp, the most warps of a thread block, and how
+/// many are good. As `Constants` of `kernels/gap.cu` and `tile.cu` have them: a test compares these
+/// and all structures that both sides have.
+const DEMANDS: [[u32; 3]; KERNELS] =
+    [[1984, 16, 16], [3904, 16, 16], [7744, 12, 12], [15_424, 12, 12], [32, 24, 8]];
 
 /// All kernels in one context.
 #[derive(Debug)]
 pub(super) struct Kernels {
-    /// For each of [`ENCODINGS`].
-    tables: [CudaFunction; ENCODINGS.len()],
-    decode: [Decode; KERNELS],
+    /// By their numbers.
+    decode: Vec<Decode>,
     /// That of `tile` with tasks by value: as much of everything as the other one.
     decode_few: CudaFunction,
     /// Multiprocessors.
@@ -84,6 +47,8 @@ pub(super) struct Kernels {
 #[derive(Debug)]
 struct Decode {
     function: CudaFunction,
+    /// Builds its decode tables.
+    tables: CudaFunction,
     /// Of warps that stage nothing.
     demand: Demand,
 }
@@ -112,36 +77,24 @@ impl Kernels {
         let room = DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let room = attribute(room)?.min(most_shared);
         let gap = Module::load(stream, "gap", GAP_PTX, GAP_SM_90)?;
-        let constants: GapConstants = gap.constants()?;
-        agree(&constants.bytes, &Bytes::of(KernelEncoding::Gap))?;
-        let mut decode = Vec::with_capacity(KERNELS);
-        for (index, bytes) in GAP_BYTES_PER_THREAD.into_iter().enumerate() {
-            let (warp, most) = (constants.warp[index], constants.most_warps[index]);
-            let function = gap.function(&format!("decode_{bytes}"))?;
-            decode.push(Decode::prepare(function, [warp, most, most], room)?);
-        }
-        let gap_tables = gap.function("tables")?;
         let tile = Module::load(stream, "tile", TILE_PTX, TILE_SM_90)?;
-        let TileConstants { bytes, few_tasks, warp, most_warps, good_warps } = tile.constants()?;
-        agree(&(bytes, few_tasks), &(Bytes::of(KernelEncoding::Tile), FEW_TASKS as u32))?;
-        let demand = [warp, most_warps, good_warps];
-        decode.push(Decode::prepare(tile.function("decode")?, demand, room)?);
-        let decode_few = Decode::prepare(tile.function("decode_few")?, demand, room)?.function;
-        let tables = [gap_tables, tile.function("tables")?];
-        let decode = decode.try_into().expect("as many as counted");
-        Ok(Self { tables, decode, decode_few, processors, room, fits: Mutex::default() })
+        let prepare = |(kernel, demand)| match GAP_BYTES_PER_THREAD.get(kernel) {
+            Some(bytes) => Decode::prepare(&gap, &format!("decode_{bytes}"), demand, room),
+            None => Decode::prepare(&tile, "decode", demand, room),
+        };
+        let decode = DEMANDS.into_iter().enumerate().map(prepare).collect::<Result<_>>()?;
+        let few = Decode::prepare(&tile, "decode_few", DEMANDS[TILE_KERNEL], room)?;
+        let decode_few = few.function;
+        Ok(Self { decode, decode_few, processors, room, fits: Mutex::default() })
     }
 
     /// How the thread blocks of a decode kernel fill this GPU if each warp stages this many bytes.
-    ///
-    /// # Errors
-    /// [`Error::Gpu`] if not even one warp fits.
     pub(super) fn fit(&self, kernel: usize, staged_bytes: u32) -> Result<Fit> {
         let mut fits = parallel::lock(&self.fits);
         if let Some(&fit) = fits.get(&(kernel, staged_bytes)) {
             return Ok(fit);
         }
-        let Decode { function, demand } = &self.decode[kernel];
+        let Decode { function, demand, .. } = &self.decode[kernel];
         let demand = Demand { warp: demand.warp + staged_bytes, ..*demand };
         let fit = demand.fill(self.room, |warps| {
             let (threads, bytes) = (warps * LANES, (warps * demand.warp) as usize);
@@ -160,17 +113,19 @@ impl Kernels {
         Ok(fit)
     }
 
-    /// Builds decode tables, of one task or more, and waits.
+    /// Builds tables of a decode kernel, and waits.
     pub(super) fn build_tables(
         &self,
-        coding: KernelEncoding,
+        kernel: usize,
         stream: &CudaStream,
-        tasks: &Buffer,
+        tables: &[TableAddresses],
     ) -> Result<()> {
-        let count = tasks.bytes() / size_of::<TableAddresses>() as u64;
-        let config = config(count as u32, TABLE_THREADS, 0);
-        let pointer = tasks.pointer();
-        let mut launch = stream.launch_builder(&self.tables[coding as usize]);
+        if tables.is_empty() {
+            return Ok(());
+        }
+        let tasks = Buffer::of(stream, tables)?;
+        let (config, pointer) = (config(tables.len() as u32, TABLE_THREADS, 0), tasks.pointer());
+        let mut launch = stream.launch_builder(&self.decode[kernel].tables);
         launch.arg(&pointer);
         // SAFETY: one block a task; each task names a codebook with its length (of `gap` at least
         // 256 bytes, which is checked) and room for a table of its encoding, both in allocations
@@ -222,7 +177,8 @@ impl Kernels {
     ) -> Result<()> {
         let units = tasks.iter().map(|task| u64::from(task.tiles)).sum();
         let config = self.config(self.fit(TILE_KERNEL, staged_bytes)?, units);
-        let (few, count) = (FewTasks::new(tasks), tasks.len() as u32);
+        let (mut few, count) = ([TileTask::default(); FEW_TASKS], tasks.len() as u32);
+        few[..tasks.len()].copy_from_slice(tasks);
         let mut launch = stream.launch_builder(&self.decode_few);
         launch.arg(&few).arg(&count).arg(&units).arg(&status).arg(&output);
         // SAFETY: as in `decode`; the driver has copied the arguments when the call returns.
@@ -287,14 +243,14 @@ impl<'s> Module<'s> {
 }
 
 impl Decode {
-    /// Lets the kernel have as much shared memory as a thread block may. `numbers`: bytes a warp,
-    /// the most warps of a thread block, and how many are good.
-    fn prepare(function: CudaFunction, numbers: [u32; 3], room: u32) -> Result<Self> {
+    /// Lets the kernel have as much shared memory as a thread block may; with one of [`DEMANDS`].
+    fn prepare(module: &Module<'_>, name: &str, demand: [u32; 3], room: u32) -> Result<Self> {
+        let (function, tables) = (module.function(name)?, module.function("tables")?);
         let action = "preparing a decode kernel";
         let thread_block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
-        let [warp, most_warps, good_warps] = numbers;
+        let [warp, most_warps, good_warps] = demand;
         allow_shared(&function, room.saturating_sub(thread_block), action)?;
-        Ok(Self { function, demand: Demand { thread_block, warp, most_warps, good_warps } })
+        Ok(Self { function, tables, demand: Demand { thread_block, warp, most_warps, good_warps } })
     }
 }
 
@@ -321,7 +277,47 @@ pub(super) mod tests {
     use serde_json::Value;
     use zerocopy::{FromBytes, IntoBytes as _};
 
-    use super::{Bytes, FEW_TASKS, GapConstants, KernelEncoding, TileConstants};
+    use super::{DEMANDS, GAP_BYTES_PER_THREAD, TableAddresses};
+    use crate::gpu::task::{DecodeTask, FEW_TASKS, GAP_TABLE_BYTES, TILE_TABLE_BYTES};
+
+    /// What the kernels of `gap` were compiled with: `Constants` of `kernels/gap.cu`.
+    #[derive(Debug, FromBytes)]
+    #[repr(C)]
+    struct GapConstants {
+        bytes: Bytes,
+        warp: [u32; GAP_BYTES_PER_THREAD.len()],
+        most_warps: [u32; GAP_BYTES_PER_THREAD.len()],
+    }
+
+    /// Likewise those of `tile`: `Constants` of `kernels/tile.cu`.
+    #[derive(Debug, FromBytes)]
+    #[repr(C)]
+    struct TileConstants {
+        bytes: Bytes,
+        few_tasks: u32,
+        warp: u32,
+        most_warps: u32,
+        good_warps: u32,
+    }
+
+    /// Bytes of an encoding's structures that both sides have.
+    #[derive(Debug, FromBytes, PartialEq)]
+    #[repr(C)]
+    struct Bytes {
+        task: u32,
+        table: u32,
+        table_task: u32,
+    }
+
+    impl Bytes {
+        const fn of(table_bytes: u64) -> Self {
+            Self {
+                task: size_of::<DecodeTask>() as u32,
+                table: table_bytes as u32,
+                table_task: size_of::<TableAddresses>() as u32,
+            }
+        }
+    }
 
     /// What the manifest says that a module of kernels was compiled with. Its source names the
     /// fields as `T` does, in this order.
@@ -345,11 +341,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_kernels_structures_are_those_of_this_crate() {
+    fn the_kernels_are_those_of_this_crate() {
         let gap: GapConstants = constants("gap", "constants");
-        assert_eq!(gap.bytes, Bytes::of(KernelEncoding::Gap));
+        assert_eq!(gap.bytes, Bytes::of(GAP_TABLE_BYTES));
         let tile: TileConstants = constants("tile", "constants");
-        assert_eq!(tile.bytes, Bytes::of(KernelEncoding::Tile));
+        assert_eq!(tile.bytes, Bytes::of(TILE_TABLE_BYTES));
         assert_eq!(tile.few_tasks as usize, FEW_TASKS);
+        let gap = gap.warp.into_iter().zip(gap.most_warps).map(|(warp, most)| [warp, most, most]);
+        let tile = [tile.warp, tile.most_warps, tile.good_warps];
+        assert_eq!(gap.chain([tile]).collect::<Vec<_>>(), DEMANDS);
     }
 }

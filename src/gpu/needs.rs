@@ -1,7 +1,7 @@
 //! What each block of a model needs on a GPU, told by the directories alone.
 
 use super::linear::task::{ENTRY_BYTES, fast_bytes, good_exceptions};
-use super::task::KernelEncoding;
+use super::task::{GAP_TABLE_BYTES, TILE_TABLE_BYTES};
 use crate::constants::{ARRAY_ALIGNMENT, SECTION_ALIGNMENT, align};
 use crate::{Block, Encoding, Model, Result, Tensor, encoding::tile::Sizes, format::Coded};
 
@@ -26,55 +26,36 @@ pub enum Residence {
 /// What decoding one block takes.
 #[derive(Debug)]
 pub(super) struct Needs {
-    /// The sections that hold its tensors' arrays, ascending, except those of codebooks, which lie
-    /// on a GPU only while decode tables are made of them. No other block has arrays there.
-    pub(super) sections: Vec<SectionId>,
-    /// Their bytes in device memory.
-    pub(super) section_bytes: u64,
-    /// Its coded tensors, which need a decode table each.
-    pub(super) coded: Vec<(TensorId, KernelEncoding)>,
+    pub(super) stored: Footprint,
+    /// With its matrices in the fast layout; none if it has no such matrix.
+    pub(super) fast: Option<Footprint>,
     /// Tensors, of which each takes a task or a copy.
     pub(super) tensors: u64,
     pub(super) decoded_bytes: u64,
-    /// What it takes instead if its matrices lie in the fast layout; none if it has no such matrix.
-    pub(super) fast: Option<FastNeeds>,
 }
 
-/// What a block takes whose matrices lie in the fast layout.
+/// What lies in device memory of a block, each with its bytes there.
 #[derive(Debug, Default)]
-pub(super) struct FastNeeds {
-    pub(super) matrices: Vec<FastMatrix>,
-    /// The arrays of all other tensors.
-    pub(super) arrays: Vec<ArrayId>,
-    /// The coded ones of these.
-    pub(super) coded: Vec<(TensorId, KernelEncoding)>,
-    /// Device memory of matrices and arrays, at most; of one with too many exceptions as stored.
+pub(super) struct Footprint {
+    /// Whole sections, ascending, except those of codebooks, which lie on a GPU only while decode
+    /// tables are made of them. No other block has arrays there.
+    pub(super) sections: Vec<(SectionId, u64)>,
+    /// Arrays of other sections.
+    pub(super) arrays: Vec<(ArrayId, u64)>,
+    /// Matrices that shall be in the fast layout; of one with too many exceptions there is room for
+    /// all that is stored.
+    pub(super) matrices: Vec<(TensorId, u64)>,
+    /// The decode tables of tensors that kernels decode.
+    pub(super) tables: Vec<(TensorId, u64)>,
+    /// All except decode tables, at most; of a matrix with too many exceptions as stored.
     pub(super) bytes: u64,
-}
-
-/// A matrix that can lie in the fast layout.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FastMatrix {
-    pub(super) id: TensorId,
-    pub(super) strips_bytes: u64,
-    /// That holds its strips, or all of it as stored if it has too many exceptions.
-    pub(super) place_bytes: u64,
-}
-
-pub(super) fn target_of(model: &Model, (shard, index): TensorId) -> TensorId {
-    (shard, model.tensor_at((shard, index)).target().index())
+    /// What loading it reads of the containers.
+    pub(super) loaded_bytes: u64,
 }
 
 /// Bytes of a section in its container.
 pub(super) fn section_length(model: &Model, (shard, section): SectionId) -> u64 {
     model.shards()[shard].directory().sections[section].length.get()
-}
-
-/// Bytes that a section takes in device memory.
-pub(super) fn section_bytes(model: &Model, section: SectionId) -> u64 {
-    let length = section_length(model, section);
-    // No overflow: the sections of a file lie below 2^63.
-    align(length, SECTION_ALIGNMENT).unwrap_or(length)
 }
 
 pub(super) fn array_length(model: &Model, (shard, array): ArrayId) -> u64 {
@@ -88,13 +69,29 @@ pub(super) fn array_bytes(model: &Model, array: ArrayId) -> u64 {
 
 /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
 pub(super) fn of_blocks(model: &Model) -> Result<Vec<Needs>> {
-    model.blocks().map(|block| Needs::of(model, block)).collect()
+    let of = |block: Block<'_>| {
+        let ids = block.tensor_ids();
+        ids.iter().try_for_each(|&id| model.tensor_at(id).check_known())?;
+        Ok(Needs {
+            stored: Footprint::stored(model, ids),
+            fast: Footprint::fast(model, ids)?,
+            tensors: ids.len() as u64,
+            decoded_bytes: block.layout()?.bytes,
+        })
+    };
+    model.blocks().map(of).collect()
 }
 
 impl Needs {
-    fn of(model: &Model, block: Block<'_>) -> Result<Self> {
-        let ids = block.tensor_ids();
-        ids.iter().try_for_each(|&id| model.tensor_at(id).check_known())?;
+    /// What lies there if its matrices shall lie so.
+    pub(super) fn footprint(&self, residence: Residence) -> &Footprint {
+        let fast = self.fast.as_ref().filter(|_| residence == Residence::Fast);
+        fast.unwrap_or(&self.stored)
+    }
+}
+
+impl Footprint {
+    fn stored(model: &Model, ids: &[TensorId]) -> Self {
         let section = |(shard, array): ArrayId| {
             let directory = model.shards()[shard].directory();
             (shard, directory.arrays[array].section.get() as usize)
@@ -103,50 +100,47 @@ impl Needs {
         let mut sections: Vec<SectionId> = arrays.map(section).collect();
         sections.sort_unstable();
         sections.dedup();
-        Ok(Self {
-            section_bytes: sections.iter().map(|&section| section_bytes(model, section)).sum(),
-            sections,
-            coded: ids.iter().filter_map(|&id| coded(model, id)).collect(),
-            tensors: ids.len() as u64,
-            decoded_bytes: block.layout()?.bytes,
-            fast: FastNeeds::of(model, ids)?,
-        })
-    }
-
-    /// Bytes of the containers that loading the block reads, if its matrices lie so.
-    pub(super) fn loaded_bytes(&self, model: &Model, residence: Residence) -> u64 {
-        let Some(fast) = self.fast.as_ref().filter(|_| residence == Residence::Fast) else {
-            return self.sections.iter().map(|&section| section_length(model, section)).sum();
+        let bytes = |id| {
+            let length = section_length(model, id);
+            // No overflow: the sections of a file lie below 2^63.
+            align(length, SECTION_ALIGNMENT).unwrap_or(length)
         };
-        let matrices = fast.matrices.iter().flat_map(|matrix| arrays_of(model, matrix.id));
-        fast.arrays.iter().copied().chain(matrices).map(|array| array_length(model, array)).sum()
+        let loaded_bytes = sections.iter().map(|&id| section_length(model, id)).sum();
+        let sections: Vec<_> = sections.into_iter().map(|id| (id, bytes(id))).collect();
+        let tables = ids.iter().filter_map(|&id| table_of(model, id)).collect();
+        let bytes = sections.iter().map(|(_, bytes)| bytes).sum();
+        Self { sections, tables, bytes, loaded_bytes, ..Self::default() }
     }
-}
 
-impl FastNeeds {
-    fn of(model: &Model, ids: &[TensorId]) -> Result<Option<Self>> {
-        let mut needs = Self::default();
+    fn fast(model: &Model, ids: &[TensorId]) -> Result<Option<Self>> {
+        let mut all = Self::default();
         for &id in ids {
             let tensor = model.tensor_at(id);
             if tensor.encoding() == Encoding::Alias {
                 continue;
             }
-            let arrays = arrays_of(model, id);
-            let stored: u64 = arrays.clone().map(|array| array_bytes(model, array)).sum();
+            let lengths = arrays_of(model, id).map(|array| array_length(model, array));
+            all.loaded_bytes += lengths.sum::<u64>();
+            let arrays = arrays_of(model, id).map(|array| (array, array_bytes(model, array)));
+            let stored: u64 = arrays.clone().map(|(_, bytes)| bytes).sum();
             let Some(sizes) = fast_sizes(&tensor)? else {
-                needs.arrays.extend(arrays);
-                needs.coded.extend(coded(model, id));
-                needs.bytes += stored;
+                all.arrays.extend(arrays);
+                all.tables.extend(table_of(model, id));
+                all.bytes += stored;
                 continue;
             };
             let strips_bytes = fast_bytes(sizes.geometry().rows(), sizes.geometry().columns());
-            let place_bytes = strips_bytes.max(stored + KernelEncoding::Tile.table_bytes());
+            let place_bytes = strips_bytes.max(stored + TILE_TABLE_BYTES);
             let place_bytes = place_bytes.next_multiple_of(ARRAY_ALIGNMENT);
-            needs.matrices.push(FastMatrix { id, strips_bytes, place_bytes });
+            all.matrices.push((id, place_bytes));
             let exceptions = ENTRY_BYTES * good_exceptions(sizes.elements());
-            needs.bytes += place_bytes + exceptions.next_multiple_of(ARRAY_ALIGNMENT);
+            all.bytes += place_bytes + exceptions.next_multiple_of(ARRAY_ALIGNMENT);
         }
-        Ok((!needs.matrices.is_empty()).then_some(needs))
+        Ok((!all.matrices.is_empty()).then_some(all))
+    }
+
+    pub(super) fn table_bytes(&self) -> u64 {
+        self.tables.iter().map(|(_, bytes)| bytes).sum()
     }
 }
 
@@ -160,15 +154,19 @@ fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<Sizes>> {
     Ok(is_matrix.then_some(sizes))
 }
 
-/// A tensor that a kernel decodes, and which one.
-fn coded(model: &Model, id: TensorId) -> Option<(TensorId, KernelEncoding)> {
-    KernelEncoding::of(model.tensor_at(id).encoding()).map(|coding| (id, coding))
+/// The decode table of a tensor, if a kernel decodes that.
+fn table_of(model: &Model, id: TensorId) -> Option<(TensorId, u64)> {
+    match model.tensor_at(id).encoding() {
+        Encoding::Gap => Some((id, GAP_TABLE_BYTES)),
+        Encoding::Tile => Some((id, TILE_TABLE_BYTES)),
+        _ => None,
+    }
 }
 
 /// The arrays of a tensor that a GPU reads; none of an alias, whose target is in the same block
 /// (spec/format.md, section 6). A codebook is read by the host.
 pub(super) fn arrays_of(model: &Model, id: TensorId) -> impl Iterator<Item = ArrayId> + Clone {
     let arrays = model.tensor_at(id).record().array_range();
-    let codebooks = usize::from(coded(model, id).is_some());
+    let codebooks = usize::from(table_of(model, id).is_some());
     (arrays.start + codebooks..arrays.end).map(move |array| (id.0, array))
 }

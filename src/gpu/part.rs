@@ -7,17 +7,14 @@ use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
 
 use super::linear::arrival::{FastLoad, FastRequest, load_fast};
-use super::memory::{Buffer, DeviceRegion};
-use super::needs::{
-    self, ArrayId, FastMatrix, FastNeeds, Needs, Residence, SectionId, TensorId, array_bytes,
-    section_bytes,
-};
-use super::stored::{Addresses, ArrayPlace, CodedTensor, Held, Tensors};
+use super::linear::task::fast_bytes;
+use super::needs::{self, ArrayId, Footprint, Needs, SectionId, TensorId, array_bytes};
+use super::stored::{Addresses, Held, Tensors};
 use super::streamer::{Streamer, Transfer};
-use super::task::{ENCODINGS, KernelEncoding, TableAddresses};
+use super::task::{KERNELS, TILE_TABLE_BYTES, TableAddresses};
 use super::upload::{Delivery, Origin, upload};
-use super::{device::Device, pinned::HostSection, placement::Plan};
-use crate::{Model, Result, progress::Observer};
+use super::{device::Device, memory::Buffer, pinned::HostSection, placement::Plan};
+use crate::{Model, Result, progress::advance};
 
 /// Where a codebook begins, while tables are made.
 const CODEBOOK_ALIGNMENT: usize = 16;
@@ -32,76 +29,34 @@ pub(super) struct DevicePart {
     turns: Vec<usize>,
     pub(super) streamer: Option<Streamer>,
     /// Sections, arrays, decode tables, and what matrices in the fast layout take.
-    memory: Vec<Arc<Buffer>>,
+    memory: Vec<Buffer>,
     /// Where matrices go that are to be in the fast layout.
-    wanted: Vec<(FastMatrix, DeviceRegion)>,
+    wanted: Vec<(TensorId, Buffer)>,
     pub(super) held: Held,
 }
 
 impl DevicePart {
     /// Device memory for the blocks that a plan places on its GPU of this index, still empty.
-    pub(super) fn new(
-        model: &Model,
-        needs: &[Needs],
-        plan: &Plan,
-        index: usize,
-        device: &Device,
-    ) -> Result<Self> {
-        let [resident, streamed] =
-            [false, true].map(|streamed| plan.blocks_on(index, streamed).collect::<Vec<_>>());
-        let (fast, stored): (Vec<usize>, Vec<usize>) =
-            resident.into_iter().partition(|&block| plan.residences()[block] == Residence::Fast);
-        let mut part = Self {
-            device: device.clone(),
-            turns: streamed,
-            streamer: None,
-            memory: Vec::new(),
-            wanted: Vec::new(),
-            held: Held::default(),
+    pub(super) fn new(needs: &[Needs], plan: &Plan, index: usize, device: &Device) -> Result<Self> {
+        let turns: Vec<usize> = plan.blocks_on(index, true).collect();
+        let lying = |block: usize| needs[block].footprint(plan.residences()[block]);
+        let resident: Vec<&Footprint> = plan.blocks_on(index, false).map(lying).collect();
+        let streamed = turns.iter().map(|&block| lying(block));
+        let all = resident.iter().copied().chain(streamed);
+        let mut memory = Vec::new();
+        let mut hold = |what, things| hold(device, what, things, &mut memory);
+        let sections = resident.iter().flat_map(|block| &block.sections).collect();
+        let arrays = resident.iter().flat_map(|block| &block.arrays).collect();
+        let tables = all.flat_map(|block| &block.tables).collect();
+        let held = Held {
+            sections: addresses(hold(MODEL, sections)?),
+            arrays: addresses(hold(MODEL, arrays)?),
+            tables: addresses(hold(TABLES, tables)?),
+            ..Held::default()
         };
-        let sections = stored.iter().flat_map(|&block| needs[block].sections.iter().copied());
-        let sections = sections.map(|section| (section, section_bytes(model, section)));
-        let sections = part.hold(MODEL, sections)?;
-        part.held.sections = sections.into_iter().map(|(id, at)| (id, at.pointer())).collect();
-        let with_tables = [stored, part.turns.clone()].concat();
-        part.hold_tables(with_tables.iter().flat_map(|&block| &needs[block].coded))?;
-        let fast: Vec<&FastNeeds> =
-            fast.iter().filter_map(|&block| needs[block].fast.as_ref()).collect();
-        let arrays = fast.iter().flat_map(|fast| fast.arrays.iter().copied());
-        let arrays = arrays.map(|array| (array, array_bytes(model, array)));
-        for (array, region) in part.hold(MODEL, arrays)? {
-            part.place_array(model, array, region.pointer());
-        }
-        part.hold_tables(fast.iter().flat_map(|fast| &fast.coded))?;
-        let matrices = fast.iter().flat_map(|fast| fast.matrices.iter().copied());
-        let matrices = matrices.map(|matrix| (matrix, matrix.place_bytes));
-        part.wanted = part.hold("the model in the fast layout", matrices)?;
-        Ok(part)
-    }
-
-    fn hold<T>(
-        &mut self,
-        what: &str,
-        things: impl Iterator<Item = (T, u64)>,
-    ) -> Result<Vec<(T, DeviceRegion)>> {
-        let placed = self.device.place(what, things)?;
-        self.memory.extend(placed.first().map(|(_, region)| Arc::clone(region.buffer())));
-        Ok(placed)
-    }
-
-    fn hold_tables<'n>(
-        &mut self,
-        coded: impl Iterator<Item = &'n (TensorId, KernelEncoding)>,
-    ) -> Result<()> {
-        let tables =
-            self.hold(TABLES, coded.map(|&(id, encoding)| (id, encoding.table_bytes())))?;
-        self.held.tables.extend(tables.into_iter().map(|(id, region)| (id, region.pointer())));
-        Ok(())
-    }
-
-    fn place_array(&mut self, model: &Model, array: ArrayId, at: CUdeviceptr) {
-        let place = ArrayPlace::of(&model.shards()[array.0], array);
-        self.held.arrays.insert(place, (array.1, at));
+        let matrices = resident.iter().flat_map(|block| &block.matrices).collect();
+        let wanted = hold("the model in the fast layout", matrices)?;
+        Ok(Self { device: device.clone(), turns, streamer: None, memory, wanted, held })
     }
 
     /// When a block has its turn, by its index in the model; `None` for one that is resident.
@@ -117,11 +72,9 @@ impl DevicePart {
     pub(super) fn deliveries<'m>(&self, model: &'m Model) -> Vec<Delivery<'m>> {
         let Held { sections, arrays, .. } = &self.held;
         let sections = sections.iter().map(|(id, &to)| (id.0, Origin::Section(id.1), to));
-        let arrays = arrays.iter().map(|(place, &(id, to))| (place.shard(), Origin::Array(id), to));
-        let mut deliveries: Vec<_> = sections
-            .chain(arrays)
-            .map(|(shard, from, to)| Delivery { shard: &model.shards()[shard], from, to })
-            .collect();
+        let arrays = arrays.iter().map(|(id, &to)| (id.0, Origin::Array(id.1), to));
+        let delivery = |(shard, from, to)| Delivery { shard: &model.shards()[shard], from, to };
+        let mut deliveries: Vec<_> = sections.chain(arrays).map(delivery).collect();
         // In the order of the addresses, which is mostly that of the files.
         deliveries.sort_by_key(|delivery| delivery.to);
         deliveries
@@ -134,97 +87,85 @@ impl DevicePart {
         if matrices.is_empty() {
             return Ok(());
         }
-        let table_bytes = KernelEncoding::Tile.table_bytes();
         // Until the matrices are loaded.
-        let tables = self
-            .device
-            .place(TABLES, matrices.iter().map(|(matrix, _)| (matrix.id, table_bytes)))?;
-        let addresses = tables.iter().map(|(id, region)| (*id, region.pointer())).collect();
-        build_tables(&self.device, &addresses, load.stored)?;
-        let wanted = matrices.iter().map(|(matrix, place)| {
-            let stored = load.stored[&matrix.id].coded().and_then(CodedTensor::as_tile);
+        let mut until_then = Vec::new();
+        let tables: Vec<_> = matrices.iter().map(|&(id, _)| (id, TILE_TABLE_BYTES)).collect();
+        let tables = hold(&self.device, TABLES, tables.iter().collect(), &mut until_then)?;
+        let tables = addresses(tables);
+        build_tables(&self.device, &tables, load.stored)?;
+        let wanted = matrices.iter().map(|&(id, ref place)| {
+            let coded = load.stored[&id].coded().expect("a matrix is coded");
+            let sizes = coded.tile_sizes().expect("a matrix has tiles");
             FastRequest {
-                tensor: load.model.tensor_at(matrix.id),
-                stored: stored.expect("a matrix has tiles"),
-                table: addresses[&matrix.id],
-                strips: place.first(matrix.strips_bytes),
+                id,
+                tensor: load.model.tensor_at(id),
+                sizes,
+                staged_bytes: coded.staged_bytes,
+                table: tables[&id],
+                strips: place
+                    .part(0, fast_bytes(sizes.geometry().rows(), sizes.geometry().columns())),
             }
         });
         let wanted: Vec<_> = wanted.collect();
         let outcomes = load_fast(&self.device, &wanted, load, &mut self.memory)?;
-        drop(tables);
-        let mut left = Vec::new();
-        for ((matrix, place), outcome) in matrices.iter().zip(outcomes) {
-            match outcome {
-                Some(arrays) => drop(self.held.fast.insert(matrix.id, Arc::new(arrays))),
-                None => left.push((matrix.id, place)),
-            }
-        }
-        self.load_stored(load, &left)
-    }
-
-    /// Checks what reading arrays one by one has not: chunks of which nobody has read the rest.
-    /// After all of them were loaded.
-    pub(super) fn check_arrays(&self, model: &Model) -> Result<()> {
-        let held = self.held.arrays.iter().map(|(place, &(array, _))| (place.shard(), array));
-        let fast = self.held.fast.keys().flat_map(|&id| needs::arrays_of(model, id));
-        let arrays: Vec<ArrayId> = held.chain(fast).collect();
-        arrays.par_iter().try_for_each(|&(shard, array)| model.shards()[shard].check_array(array))
-    }
-
-    fn load_stored(
-        &mut self,
-        load: &FastLoad<'_>,
-        matrices: &[(TensorId, &DeviceRegion)],
-    ) -> Result<()> {
-        if matrices.is_empty() {
-            return Ok(());
-        }
+        drop(until_then);
         let (mut tables, mut deliveries) = (HashMap::new(), Vec::new());
-        for &(id, place) in matrices {
-            let mut next = place.pointer();
-            for array in needs::arrays_of(load.model, id) {
-                self.place_array(load.model, array, next);
-                let shard = &load.model.shards()[array.0];
-                deliveries.push(Delivery { shard, from: Origin::Array(array.1), to: next });
-                next += array_bytes(load.model, array);
+        for ((id, place), outcome) in matrices.iter().zip(outcomes) {
+            if let Some(arrays) = outcome {
+                self.held.fast.insert(*id, Arc::new(arrays));
+                continue;
             }
-            tables.insert(id, next);
+            let mut next = place.pointer();
+            for (shard, array) in needs::arrays_of(load.model, *id) {
+                self.held.arrays.insert((shard, array), next);
+                let (of, from) = (&load.model.shards()[shard], Origin::Array(array));
+                deliveries.push(Delivery { shard: of, from, to: next });
+                next += array_bytes(load.model, (shard, array));
+            }
+            tables.insert(*id, next);
         }
         // Their bytes are counted already.
-        let (stop, observer) = (AtomicBool::new(false), Uncounted(load.observer));
+        let (stop, count) = (AtomicBool::new(false), |_| advance(load.observer, 0));
         // SAFETY: the addresses are those of arrays in memory that `self` keeps, with room for all
         // of a matrix as it is stored.
         #[expect(unsafe_code, reason = "device addresses")]
-        unsafe { upload(&self.device, &deliveries, load.readers, &stop, &observer) }?;
+        unsafe { upload(&self.device, &deliveries, load.readers, &stop, &count) }?;
         build_tables(&self.device, &tables, load.stored)?;
         self.held.tables.extend(tables);
         Ok(())
     }
 
+    /// Checks what reading arrays one by one has not: chunks of which nobody has read the rest.
+    /// After all of them were loaded.
+    pub(super) fn check_arrays(&self, model: &Model) -> Result<()> {
+        let fast = self.held.fast.keys().flat_map(|&id| needs::arrays_of(model, id));
+        let arrays: Vec<ArrayId> = self.held.arrays.keys().copied().chain(fast).collect();
+        arrays.par_iter().try_for_each(|&(shard, array)| model.shards()[shard].check_array(array))
+    }
+
     /// Makes the slots for its streamed blocks, which come from these sections.
     pub(super) fn make_streamer(
         &mut self,
-        model: &Model,
         needs: &[Needs],
         host: &HashMap<SectionId, Arc<HostSection>>,
     ) -> Result<()> {
         if self.turns.is_empty() {
             return Ok(());
         }
-        let mut blocks = Vec::with_capacity(self.turns.len());
+        let (mut blocks, mut slot_bytes) = (Vec::with_capacity(self.turns.len()), 0);
         for &block in &self.turns {
             let (mut transfers, mut to) = (Vec::new(), 0);
-            for &id in &needs[block].sections {
+            for &(id, bytes) in &needs[block].stored.sections {
                 let section = Arc::clone(&host[&id]);
                 let address = section.device_pointer(self.device.context())?;
                 self.held.sections.insert(id, address);
                 transfers.push(Transfer { id, section, to });
-                to += section_bytes(model, id);
+                to += bytes;
             }
             blocks.push(transfers);
+            slot_bytes = slot_bytes.max(to);
         }
-        self.streamer = Some(Streamer::new(&self.device, blocks)?);
+        self.streamer = Some(Streamer::new(&self.device, blocks, slot_bytes)?);
         Ok(())
     }
 
@@ -240,6 +181,31 @@ impl DevicePart {
     }
 }
 
+/// Device memory for things of these bytes, in one allocation, which `memory` gets: where each is.
+fn hold(
+    device: &Device,
+    what: &str,
+    things: Vec<&(TensorId, u64)>,
+    memory: &mut Vec<Buffer>,
+) -> Result<Vec<(TensorId, Buffer)>> {
+    if things.is_empty() {
+        return Ok(Vec::new());
+    }
+    let bytes = things.iter().map(|(_, bytes)| bytes).sum();
+    let (buffer, mut next) = (device.allocate(bytes, what)?, 0);
+    memory.push(buffer.clone());
+    let place = |&(id, bytes): &(TensorId, u64)| {
+        let place = buffer.part(next, bytes);
+        next += bytes;
+        (id, place)
+    };
+    Ok(things.into_iter().map(place).collect())
+}
+
+fn addresses(placed: Vec<(TensorId, Buffer)>) -> HashMap<TensorId, CUdeviceptr> {
+    placed.into_iter().map(|(id, place)| (id, place.pointer())).collect()
+}
+
 /// Builds the decode tables of tensors at these device addresses, and waits.
 pub(super) fn build_tables(
     device: &Device,
@@ -247,36 +213,21 @@ pub(super) fn build_tables(
     stored: &Tensors,
 ) -> Result<()> {
     let stream = device.copies();
-    for encoding in ENCODINGS {
-        let (mut codebooks, mut tasks) = (Vec::new(), Vec::new());
-        for (tensor, &table) in tables {
-            let coded = stored[tensor].coded().expect("coded tensors have tables");
-            if coded.encoding() != encoding {
-                continue;
-            }
-            let (codebook, codebook_bytes) = (codebooks.len() as u64, coded.codebook.len() as u64);
-            tasks.push(TableAddresses { codebook, table, codebook_bytes });
-            codebooks.extend(&coded.codebook);
-            codebooks.resize(codebooks.len().next_multiple_of(CODEBOOK_ALIGNMENT), 0);
-        }
-        if tasks.is_empty() {
-            continue;
-        }
-        let codebooks = Buffer::of(stream, &codebooks)?;
-        for task in &mut tasks {
-            task.codebook += codebooks.pointer();
-        }
-        let tasks = Buffer::of(stream, &tasks)?;
-        device.kernels().build_tables(encoding, stream, &tasks)?;
+    let (mut codebooks, mut tasks) = (Vec::new(), <[Vec<TableAddresses>; KERNELS]>::default());
+    for (tensor, &table) in tables {
+        let coded = stored[tensor].coded().expect("coded tensors have tables");
+        let (codebook, codebook_bytes) = (codebooks.len() as u64, coded.codebook.len() as u64);
+        tasks[coded.kernel()].push(TableAddresses { codebook, table, codebook_bytes });
+        codebooks.extend(&coded.codebook);
+        codebooks.resize(codebooks.len().next_multiple_of(CODEBOOK_ALIGNMENT), 0);
+    }
+    if codebooks.is_empty() {
+        return Ok(());
+    }
+    let codebooks = Buffer::of(stream, &codebooks)?;
+    for (kernel, mut tasks) in tasks.into_iter().enumerate() {
+        tasks.iter_mut().for_each(|task| task.codebook += codebooks.pointer());
+        device.kernels().build_tables(kernel, stream, &tasks)?;
     }
     Ok(())
-}
-
-/// Cancels as another observer, and does not count.
-struct Uncounted<'o>(&'o dyn Observer);
-
-impl Observer for Uncounted<'_> {
-    fn is_cancelled(&self) -> bool {
-        self.0.is_cancelled()
-    }
 }

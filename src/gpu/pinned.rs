@@ -5,7 +5,7 @@
     reason = "calls of the driver, and parts of shared memory, each with its proof"
 )]
 
-use std::{ffi::c_void, slice, sync::Arc};
+use std::{any::Any, ffi::c_void, slice, sync::Arc};
 
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
@@ -14,7 +14,7 @@ use rayon::prelude::*;
 
 use super::fault::{OrFault, gpu};
 use crate::constants::{CHECKSUM_CHUNK_BYTES, SECTION_ALIGNMENT};
-use crate::{Result, io::ReadAt, open::Shard};
+use crate::{Result, open::Shard};
 
 /// Alignment and size of the large pages that the system may hand out.
 const LARGE_PAGE: usize = 2 << 20;
@@ -26,6 +26,7 @@ const PAGE: usize = 4096;
 #[derive(Debug)]
 pub struct PinnedRange {
     address: usize,
+    bytes: usize,
     context: Arc<CudaContext>,
 }
 
@@ -51,7 +52,7 @@ impl PinnedRange {
         // SAFETY: the context is current; the caller's promise; `Drop` unregisters it.
         let answer = unsafe { sys::cuMemHostRegister_v2(address, bytes, flags) };
         answer.result().or_fault(action)?;
-        Ok(Self { address: address as usize, context: Arc::clone(context) })
+        Ok(Self { address: address as usize, bytes, context: Arc::clone(context) })
     }
 }
 
@@ -66,28 +67,27 @@ impl Drop for PinnedRange {
 /// A pinned buffer, which waits for the last copy from it before it is changed or freed.
 #[derive(Debug)]
 pub(super) struct Pinned {
-    region: Arc<PinnedRegion>,
-    /// Where it starts in the region. No other buffer shares its bytes.
-    start: usize,
+    /// In the region, where no other buffer shares its bytes.
+    address: usize,
     bytes: usize,
     copied: CudaEvent,
+    _region: Arc<PinnedRegion>,
 }
 
-/// Memory of some buffers.
-///
-/// Ordinary memory that is then registered at once: 64 MiB of it took 2.5 ms on an H200's host,
-/// with large pages, where `cuMemHostAlloc` took 25 ms, and buffers that were registered one by one
-/// from many threads three times as long (benches/record/2026-11-20-loader-h200.md).
+/// Pinned memory, and what has it. Pinned no longer before that lets it go: fields are dropped in
+/// order.
 #[derive(Debug)]
-struct PinnedRegion {
-    /// Dropped before the memory.
-    _pinned: PinnedRange,
-    memory: MmapMut,
-    /// Where the buffers start, on a large page where there is one.
-    start: usize,
+pub(super) struct PinnedRegion {
+    pinned: PinnedRange,
+    _owner: Box<dyn Any + Send + Sync>,
 }
 
 impl PinnedRegion {
+    /// Of buffers, on a large page where there is one.
+    ///
+    /// Ordinary memory that is then registered at once: 64 MiB of it took 2.5 ms on an H200's host,
+    /// with large pages, where `cuMemHostAlloc` took 25 ms, and buffers that were registered one by
+    /// one from many threads three times as long (benches/record/2026-11-20-loader-h200.md).
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
         let slack = if bytes < LARGE_PAGE { 0 } else { LARGE_PAGE };
         let memory = MmapMut::map_anon(bytes + slack);
@@ -104,11 +104,7 @@ impl PinnedRegion {
         // SAFETY: the range lies in the mapping, which is dropped after the result; the buffers,
         // which keep both, wait for their copies.
         let pinned = unsafe { PinnedRange::new(context, place, bytes, false) }?;
-        Ok(Self { _pinned: pinned, memory, start })
-    }
-
-    fn place(&self, offset: usize) -> *mut u8 {
-        self.memory[self.start + offset..].as_ptr().cast_mut()
+        Ok(Self { pinned, _owner: Box::new(memory) })
     }
 }
 
@@ -130,7 +126,8 @@ impl Pinned {
         let region = Arc::new(PinnedRegion::new(context, count * room)?);
         let buffer = |at| {
             let copied = context.new_event(None).or_fault("making an event")?;
-            Ok(Self { region: Arc::clone(&region), start: at * room, bytes, copied })
+            let address = region.pinned.address + at * room;
+            Ok(Self { address, bytes, copied, _region: Arc::clone(&region) })
         };
         (0..count).map(buffer).collect()
     }
@@ -140,12 +137,12 @@ impl Pinned {
         self.copied.synchronize().or_fault("waiting for a copy")?;
         // SAFETY: the bytes lie in the region, which `self` keeps; they are no other buffer's, and
         // `self` is borrowed for as long. No copy reads them any more.
-        Ok(unsafe { slice::from_raw_parts_mut(self.region.place(self.start), self.bytes) })
+        Ok(unsafe { slice::from_raw_parts_mut(self.address as *mut u8, self.bytes) })
     }
 
     pub(super) fn view(&self) -> &[u8] {
         // SAFETY: as above; copies from the buffer may read them at the same time.
-        unsafe { slice::from_raw_parts(self.region.place(self.start), self.bytes) }
+        unsafe { slice::from_raw_parts(self.address as *const u8, self.bytes) }
     }
 
     /// Starts to copy its first `count` bytes to the device.
@@ -164,8 +161,7 @@ impl Pinned {
         // caller promises the destination.
         let copied =
             unsafe { result::memcpy_htod_async(to, &self.view()[..count], stream.cu_stream()) };
-        copied.or_fault(action)?;
-        self.copied.record(stream).or_fault(action)
+        copied.and_then(|()| self.copied.record(stream)).or_fault(action)
     }
 }
 
@@ -178,39 +174,32 @@ impl Drop for Pinned {
 }
 
 /// A section that stays on the host, for GPUs that are too small: pinned and checked.
+#[derive(Debug)]
 pub(super) enum HostSection {
     Copied(Pinned),
     /// The container's mapping itself where the driver registers that: then nothing is copied, and
-    /// the memory is the system's page cache. Pinned no longer before the owner lets it go: fields
-    /// are dropped in order.
-    Mapped {
-        pinned: PinnedRange,
-        bytes: usize,
-        _owner: Arc<dyn ReadAt>,
-    },
-}
-
-impl std::fmt::Debug for HostSection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Copied(_) => "Copied",
-            Self::Mapped { .. } => "Mapped",
-        })
-    }
+    /// the memory is the system's page cache.
+    Mapped(PinnedRegion),
 }
 
 impl HostSection {
     /// Pins a section, and checks its checksums. For all GPUs, whosever context this is.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt), [`Error::Io`](crate::Error::Io),
-    /// [`Error::Gpu`](crate::Error::Gpu).
     pub(super) fn new(context: &Arc<CudaContext>, shard: &Shard, section: usize) -> Result<Self> {
-        if let Some((view, owner)) = shard.view_section(section)
-            && let Some(mapped) = Self::pin(context, view, owner)
-        {
-            shard.check_section(section)?;
-            return Ok(mapped);
+        // Memory that shares a page with something else cannot be pinned twice.
+        let is_alone =
+            |view: &[u8]| (view.as_ptr() as usize).is_multiple_of(SECTION_ALIGNMENT as usize);
+        let mapped = shard.view_section(section);
+        if let Some((view, owner)) = mapped.filter(|(view, _)| !view.is_empty() && is_alone(view)) {
+            let (place, bytes) = (view.as_ptr().cast_mut().cast(), view.len());
+            // SAFETY: the range is readable memory that `owner` keeps until it is unpinned. What
+            // reads it needs device memory of its model too, which is freed before this, and that
+            // waits for all work.
+            let pinned = unsafe { PinnedRange::new(context, place, bytes, true) };
+            // The driver may refuse, and another model may have pinned it already.
+            if let Ok(pinned) = pinned {
+                shard.check_section(section)?;
+                return Ok(Self::Mapped(PinnedRegion { pinned, _owner: Box::new(owner) }));
+            }
         }
         let length = shard.directory().sections[section].length.get() as usize;
         let mut pinned = Pinned::new(context, length)?;
@@ -230,10 +219,10 @@ impl HostSection {
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Copied(pinned) => pinned.view(),
-            // SAFETY: `pin` took address and length from a view into `_owner`. As all reads of
-            // mappings: bytes may be anything, and nobody truncates the file (`open`).
-            Self::Mapped { pinned, bytes, .. } => unsafe {
-                slice::from_raw_parts(pinned.address as *const u8, *bytes)
+            // SAFETY: `new` took it from a view into the owner. As all reads of mappings: bytes may
+            // be anything, and nobody truncates the file (`open`).
+            Self::Mapped(PinnedRegion { pinned, .. }) => unsafe {
+                slice::from_raw_parts(pinned.address as *const u8, pinned.bytes)
             },
         }
     }
@@ -248,19 +237,5 @@ impl HostSection {
         let answer = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut pointer, place, 0) };
         answer.result().or_fault(action)?;
         Ok(pointer)
-    }
-
-    /// Pins mapped memory; `None` if the driver does not, or another model has pinned it already.
-    fn pin(context: &Arc<CudaContext>, view: &[u8], owner: Arc<dyn ReadAt>) -> Option<Self> {
-        // Memory that shares a page with something else cannot be pinned twice.
-        if view.is_empty() || !(view.as_ptr() as usize).is_multiple_of(SECTION_ALIGNMENT as usize) {
-            return None;
-        }
-        let (place, bytes) = (view.as_ptr().cast_mut().cast(), view.len());
-        // SAFETY: the range is readable memory that `owner` keeps until it is unpinned. What reads
-        // it needs device memory of its model too, which is freed before this, and that waits for
-        // all work.
-        let pinned = unsafe { PinnedRange::new(context, place, bytes, true) }.ok()?;
-        Some(Self::Mapped { pinned, bytes, _owner: owner })
     }
 }

@@ -144,14 +144,11 @@ impl Plan {
         }
         let needs = blocks.iter().zip(loaded).filter_map(|(block, load)| load.then_some(block));
         let needs: Vec<&Needs> = needs.collect();
-        let wants_fast = preference != Preference::Stored;
-        let all_fast = wants_fast.then(|| fill(&needs, memory, Residence::Fast)).flatten();
-        let (places, preference) = match all_fast {
-            Some(places) => (places, Preference::Fast),
-            None if preference == Preference::Fast => {
-                return Err(too_large_to_be_fast(&needs, memory));
-            }
-            None => {
+        let fast = fill(&needs, memory, Residence::Fast);
+        let (places, preference) = match (preference, fast) {
+            (Preference::Fast | Preference::Auto, Some(fast)) => (fast, Preference::Fast),
+            (Preference::Fast, None) => return Err(too_large_to_be_fast(&needs, memory)),
+            (Preference::Stored | Preference::Auto, _) => {
                 let resident = fill(&needs, memory, Residence::Stored);
                 (resident.map_or_else(|| stream(&needs, memory), Ok)?, preference)
             }
@@ -159,29 +156,14 @@ impl Plan {
         let mut places = places.into_iter();
         let placements =
             loaded.iter().map(|loaded| if *loaded { places.next() } else { None }).collect();
-        Self::new(blocks, placements, memory.len()).prefer_needs(blocks, preference, memory)
+        Ok(Self::new(blocks, placements, memory.len()).lay(blocks, preference, memory))
     }
 
     /// All as stored.
     fn new(blocks: &[Needs], placements: Vec<Option<Placement>>, devices: usize) -> Self {
-        let residences = vec![Residence::Stored; blocks.len()];
-        let host = placements
-            .iter()
-            .zip(blocks)
-            .filter(|(place, _)| place.is_some_and(|place| place.streamed));
-        let host_bytes = host.map(|(_, block)| block.section_bytes).sum();
-        let mut plan = Self { placements, residences, device_bytes: Vec::new(), host_bytes };
-        plan.device_bytes = plan.tallies(blocks, devices).iter().map(Tally::bytes).collect();
-        plan
-    }
-
-    fn tallies(&self, blocks: &[Needs], devices: usize) -> Vec<Tally> {
-        let mut tallies = vec![Tally::default(); devices];
-        for (at, block) in blocks.iter().enumerate() {
-            let Some(place) = self.placements[at] else { continue };
-            tallies[place.device].add(block, place.streamed, self.residences[at]);
-        }
-        tallies
+        let device_bytes = vec![0; devices];
+        let plan = Self { placements, residences: Vec::new(), device_bytes, host_bytes: 0 };
+        plan.lay(blocks, Preference::Stored, &[])
     }
 
     /// With the matrices of resident blocks as the caller prefers; what this plan said of them
@@ -194,15 +176,7 @@ impl Plan {
     /// another number of GPUs; [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a
     /// newer version.
     pub fn prefer(self, model: &Model, preference: Preference, memory: &[u64]) -> Result<Self> {
-        self.prefer_needs(&needs::of_blocks(model)?, preference, memory)
-    }
-
-    pub(super) fn prefer_needs(
-        mut self,
-        blocks: &[Needs],
-        preference: Preference,
-        memory: &[u64],
-    ) -> Result<Self> {
+        let blocks = needs::of_blocks(model)?;
         let devices = self.device_bytes.len();
         if self.placements.len() != blocks.len()
             || (preference == Preference::Auto && memory.len() != devices)
@@ -210,34 +184,39 @@ impl Plan {
             let problem = "the plan was made for another model or number of GPUs";
             return refuse(problem, "give the model and the memory that it was made for");
         }
-        self.residences.fill(Residence::Stored);
-        let mut tallies = self.tallies(blocks, devices);
-        let wanted =
-            if preference == Preference::Stored { Vec::new() } else { self.by_gain(blocks) };
-        for (at, device) in wanted {
-            let mut tally = tallies[device].clone();
-            tally.make_fast(&blocks[at]);
-            if preference == Preference::Fast || tally.bytes() <= memory[device] {
+        Ok(self.lay(&blocks, preference, memory))
+    }
+
+    /// Chooses how matrices lie, and adds up what that takes; of the plan's own blocks and GPUs.
+    pub(super) fn lay(mut self, blocks: &[Needs], preference: Preference, memory: &[u64]) -> Self {
+        self.residences = vec![Residence::Stored; blocks.len()];
+        self.host_bytes = 0;
+        let mut tallies = vec![Tally::default(); self.device_bytes.len()];
+        for (block, place) in blocks.iter().zip(&self.placements) {
+            let &Some(Placement { device, streamed }) = place else { continue };
+            tallies[device].add(block, streamed, Residence::Stored);
+            self.host_bytes += if streamed { block.stored.bytes } else { 0 };
+        }
+        // Blocks with several matrices first: one alone is an embedding, of which rows are read, or
+        // a head.
+        let matrices = |at: usize| blocks[at].fast.as_ref().map_or(0, |fast| fast.matrices.len());
+        let mut order: Vec<usize> = (0..blocks.len()).filter(|&at| matrices(at) > 0).collect();
+        order.sort_by_key(|&at| matrices(at) < 2);
+        for at in order {
+            let Some(Placement { device, streamed: false }) = self.placements[at] else { continue };
+            let tally = tallies[device].make_fast(&blocks[at]);
+            let becomes_fast = match preference {
+                Preference::Stored => false,
+                Preference::Fast => true,
+                Preference::Auto => tally.bytes() <= memory[device],
+            };
+            if becomes_fast {
                 tallies[device] = tally;
                 self.residences[at] = Residence::Fast;
             }
         }
         self.device_bytes = tallies.iter().map(Tally::bytes).collect();
-        Ok(self)
-    }
-
-    /// Resident blocks with matrices that can be fast, and their GPUs: those with several first.
-    /// (One alone is an embedding, of which rows are read, or a head.)
-    fn by_gain(&self, blocks: &[Needs]) -> Vec<(usize, usize)> {
-        let matrices = |at: usize| blocks[at].fast.as_ref().map_or(0, |fast| fast.matrices.len());
-        let resident = self.placements.iter().enumerate().filter_map(|(at, place)| {
-            place
-                .filter(|place| !place.streamed && matrices(at) > 0)
-                .map(|place| (at, place.device))
-        });
-        let mut resident: Vec<_> = resident.collect();
-        resident.sort_by_key(|&(at, _)| matrices(at) < 2);
-        resident
+        self
     }
 
     /// For each block, in the model's order, how its matrices lie; as stored, if it is not resident

@@ -2,16 +2,25 @@
 //! once, and run on the caller's stream any number of times.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use std::{ops::Range, sync::Arc};
+use std::ptr::{null, null_mut};
+use std::{iter, sync::Arc};
 
-use cudarc::driver::{CudaStream, CudaViewMut, DevicePtrMut, DeviceSlice, sys::CUdeviceptr};
+use cudarc::driver::sys::{self, CUdeviceptr, CUmemorytype, CUresult};
+use cudarc::driver::{CudaStream, CudaViewMut, DevicePtrMut, DeviceSlice};
 
-use super::launches::{Launches, OUTPUT_ALIGNMENT, ProgramDraft};
+use super::fault::{OrFault, refuse};
 use super::status::{Status, check_contexts};
 use super::stored::{Addresses, Stored};
-use super::{device::Device, driver::capture_of, fault::refuse, memory::Buffer, part::DevicePart};
+use super::task::{DecodeTask, KERNELS};
+use super::{
+    device::Device, driver::capture_of, linear::fast::FastArrays, memory::Buffer,
+    module::DecodeLaunch, part::DevicePart,
+};
 use crate::Result;
 use crate::open::{Rect, Slice};
+
+/// The alignment that the kernels need, of the output and of each tensor in it.
+pub(super) const OUTPUT_ALIGNMENT: u64 = 16;
 
 /// A slice of a tensor's bytes, and where in the output it goes.
 #[derive(Debug)]
@@ -28,11 +37,12 @@ pub(super) struct Cut<'s> {
 /// [`GpuModel::rows`](super::GpuModel::rows).
 #[derive(Debug)]
 pub struct GpuProgram {
-    /// From where the sections lie: in device memory, or on the host, over the bus.
-    in_place: Launches,
-    /// From each slot of the streamed block with this turn, except where a graph is captured, since
-    /// a slot belongs to whoever decodes next.
-    streamed: Option<(usize, Vec<Launches>)>,
+    /// From where the sections lie: in device memory, or on the host, over the bus. Then from each
+    /// slot of the streamed block with `turn`, except where a graph is captured, since a slot
+    /// belongs to whoever decodes next.
+    launches: Vec<Launches>,
+    /// That of the streamed block through whose slots it decodes, if it needs one.
+    pub(super) turn: Option<usize>,
     pub(super) tasks: Buffer,
     pub(super) part: Arc<DevicePart>,
 }
@@ -45,20 +55,18 @@ impl GpuProgram {
         cuts: &[Cut<'_>],
     ) -> Result<Self> {
         let mut tasks = Vec::new();
-        let mut launches = |addresses: &Addresses<'_>| {
+        let launches = |addresses: Addresses<'_>| {
             let mut draft = ProgramDraft::default();
             for cut in cuts {
-                draft.add(cut.stored, &cut.slice, cut.to, addresses)?;
+                draft.add(cut.stored, &cut.slice, cut.to, &addresses)?;
             }
             draft.finish(&part.device, &mut tasks)
         };
-        let in_place = launches(&part.in_place())?;
-        let mut slots = |turn| -> Result<_> {
-            Ok((turn, part.in_slots(turn).map(|slot| launches(&slot)).collect::<Result<_>>()?))
-        };
-        let streamed = turn.map(&mut slots).transpose()?;
+        let in_slots = turn.into_iter().flat_map(|turn| part.in_slots(turn));
+        let all = iter::once(part.in_place()).chain(in_slots);
+        let launches = all.map(launches).collect::<Result<_>>()?;
         let tasks = Buffer::of(part.device.copies(), &tasks)?;
-        Ok(Self { in_place, streamed, tasks, part: Arc::clone(part) })
+        Ok(Self { launches, turn, tasks, part: Arc::clone(part) })
     }
 
     /// The GPU on which it decodes.
@@ -68,18 +76,13 @@ impl GpuProgram {
 
     /// Bytes of the output: to the end of the last piece.
     pub fn bytes(&self) -> u64 {
-        self.in_place.bytes
+        self.launches[0].bytes
     }
 
     /// Whether it decodes tensors of a streamed block out of its slots, which the next such block
     /// is copied into meanwhile.
     pub fn is_streamed(&self) -> bool {
-        self.turn().is_some()
-    }
-
-    /// The turn of the streamed block through whose slots it decodes, if it needs one.
-    pub(super) fn turn(&self) -> Option<usize> {
-        self.streamed.as_ref().map(|&(turn, _)| turn)
+        self.turn.is_some()
     }
 
     /// Puts the decoding of all pieces on a stream, as
@@ -125,56 +128,59 @@ impl GpuProgram {
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        let Self { in_place, streamed, part, tasks } = self;
+        let Self { launches, turn, part, .. } = self;
         check_contexts(&part.device, stream, status)?;
-        // SAFETY: the caller's promise, and the check above; `self` keeps the tasks, and the part
-        // sections and tables.
-        let run = |launches: &Launches| unsafe {
-            launches.run(&part.device, tasks.pointer(), output, stream, status)
-        };
-        match (streamed, &part.streamer) {
-            (Some((turn, launches)), Some(streamer)) if capture_of(stream)?.is_none() => {
-                streamer.with_block(*turn, stream, |slot| run(&launches[slot]))
+        let (in_place, in_slots) = (&launches[0], &launches[1..]);
+        // SAFETY: the caller's promise, and the check above.
+        let run = |launches: &Launches| unsafe { self.run(launches, output, stream, status) };
+        match (turn, &part.streamer) {
+            (Some(turn), Some(streamer)) if capture_of(stream)?.is_none() => {
+                streamer.with_block(*turn, stream, |slot| run(&in_slots[slot]))
             }
             _ => run(in_place),
         }
     }
-}
 
-/// What a [`GpuProgram`] decodes to one place: a tensor, or a slice of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece<'n> {
-    pub(super) tensor: &'n str,
-    /// Of the first dimensions.
-    pub(super) ranges: Vec<Range<u64>>,
-    pub(super) offset: u64,
-}
-
-impl<'n> Piece<'n> {
-    /// All of a tensor, from this byte of the output on: a multiple of 16, unless the tensor is
-    /// stored as it is.
-    #[must_use]
-    pub const fn new(tensor: &'n str, offset: u64) -> Self {
-        Self { tensor, ranges: Vec::new(), offset }
-    }
-
-    /// Of it only the weights whose index in the first dimension lies in `rows`. Faster where they
-    /// start on a multiple of 16 elements.
-    #[must_use]
-    pub fn rows(self, rows: Range<u64>) -> Self {
-        self.slice(&[rows])
-    }
-
-    /// Of it only a slice, dense, as [`Tensor::slice`](crate::Tensor::slice) gives it.
+    /// Puts some of its launches on the stream.
     ///
-    /// Of a matrix in tiles, only the tiles that hold the slice are decoded, all in the launch of
-    /// the others: fastest at multiples of 32 rows and 256 columns, and where a row of the slice
-    /// has a multiple of 8 weights. Of other coded tensors each row of a slice that does not lie in
-    /// one piece is decoded by itself, which costs a thread block or more a row and is refused
-    /// where it has no multiple of 8 weights; convert such containers to the `tile` layout.
-    #[must_use]
-    pub fn slice(self, ranges: &[Range<u64>]) -> Self {
-        Self { ranges: ranges.to_vec(), ..self }
+    /// # Safety
+    /// As [`GpuProgram::decode_into_raw`], which has checked that the stream is of the device's
+    /// context.
+    unsafe fn run(
+        &self,
+        launches: &Launches,
+        output: CUdeviceptr,
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        let Self { part, tasks, .. } = self;
+        if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
+            let problem = format!("the output's address is no multiple of {OUTPUT_ALIGNMENT}");
+            return refuse(problem, "start it on 256 bytes, as the driver's allocations do");
+        }
+        part.device.context().bind_to_thread().or_fault("using the GPU")?;
+        let (kernels, word) = (part.device.kernels(), status.device_pointer());
+        for launch in &launches.kernels {
+            // SAFETY: the tasks were made from a layout whose arrays are there in the sizes it
+            // gives, with ranges within it; outputs and lives are the caller's promise. The
+            // alignment is checked here, and of what lies in the output by who placed it: tensors
+            // of blocks start on multiples of 256, coded pieces of programs on multiples of
+            // `OUTPUT_ALIGNMENT`.
+            unsafe { kernels.decode(stream, launch, tasks.pointer(), output, word) }?;
+        }
+        for Direct { source, part, to } in &launches.direct {
+            match source {
+                // SAFETY: device memory or mapped host memory that holds the rows (the directory's
+                // validation compared the sizes), and the output as many bytes.
+                Source::Raw(array) => unsafe { copy(*array, part, output + to, stream) }
+                    .result()
+                    .or_fault("copying on the GPU"),
+                // SAFETY: the output has room for each part; what is alive is the caller's promise,
+                // and `self` keeps the arrays.
+                Source::Fast(arrays) => unsafe { arrays.decode(part, output + to, stream, status) },
+            }?;
+        }
+        Ok(())
     }
 }
 
@@ -203,5 +209,202 @@ impl Cut<'_> {
             return refuse(problem, "choose a smaller offset");
         }
         Ok(())
+    }
+}
+
+/// The tasks of some launches, still on the host.
+#[derive(Debug, Default)]
+struct ProgramDraft {
+    /// For each decode kernel.
+    parts: [KernelTasks; KERNELS],
+    /// Without those of decode kernels.
+    launches: Launches,
+}
+
+/// A part of a tensor that is decoded without a task: dense in the output.
+#[derive(Debug)]
+struct Direct {
+    source: Source,
+    part: Rect,
+    to: u64,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// An array, by copying.
+    Raw(CUdeviceptr),
+    /// A matrix in the fast layout, by a launch of its own.
+    Fast(Arc<FastArrays>),
+}
+
+/// What one launch decodes.
+#[derive(Debug, Default)]
+struct KernelTasks {
+    tasks: Vec<DecodeTask>,
+    units: u64,
+    /// Shared memory that a warp needs for some task, besides what it always takes.
+    staged_bytes: u32,
+}
+
+impl ProgramDraft {
+    /// Adds a slice of a tensor's bytes, which goes to `to` of the output.
+    fn add(
+        &mut self,
+        tensor: &Stored,
+        slice: &Slice,
+        to: u64,
+        addresses: &Addresses<'_>,
+    ) -> Result<()> {
+        self.launches.bytes = self.launches.bytes.max(to + slice.bytes());
+        let mut to = to;
+        let fast = tensor.coded().and_then(|coded| addresses.held.fast.get(&coded.id));
+        let takes =
+            |rect: &Rect| fast.map_or_else(|| tensor.takes(rect), |arrays| arrays.takes(rect));
+        for part in slice.rects().flat_map(|rect| rect.split(takes)) {
+            let source = match tensor {
+                _ if let Some(arrays) = fast => Some(Source::Fast(Arc::clone(arrays))),
+                Stored::Empty => None,
+                Stored::Raw(array) => Some(Source::Raw(addresses.array(*array))),
+                Stored::Coded(coded) => {
+                    let launch = &mut self.parts[coded.kernel()];
+                    let (task, units) = coded.task(&part, to, launch.units, addresses)?;
+                    launch.tasks.push(task);
+                    launch.units += units;
+                    launch.staged_bytes = launch.staged_bytes.max(coded.staged_bytes);
+                    None
+                }
+            };
+            let part_bytes = part.bytes();
+            self.launches.direct.extend(source.map(|source| Direct { source, part, to }));
+            to += part_bytes;
+        }
+        Ok(())
+    }
+
+    /// Appends the tasks to those that go to the device together.
+    fn finish(self, device: &Device, tasks: &mut Vec<DecodeTask>) -> Result<Launches> {
+        let Self { parts, mut launches } = self;
+        let wanted = parts.into_iter().enumerate().filter(|(_, part)| !part.tasks.is_empty());
+        for (kernel, part) in wanted {
+            launches.kernels.push(DecodeLaunch {
+                kernel,
+                fit: device.kernels().fit(kernel, part.staged_bytes)?,
+                first_task: tasks.len() as u64,
+                task_count: part.tasks.len() as u32,
+                unit_count: part.units,
+            });
+            tasks.extend(part.tasks);
+        }
+        Ok(launches)
+    }
+}
+
+/// Launches and copies that decode into any output.
+#[derive(Debug, Default)]
+struct Launches {
+    kernels: Vec<DecodeLaunch>,
+    direct: Vec<Direct>,
+    /// Of the output.
+    bytes: u64,
+}
+
+/// Puts the copying of a part of an array on the stream.
+///
+/// # Safety
+/// The array has the part, and `to` as many bytes.
+unsafe fn copy(array: CUdeviceptr, part: &Rect, to: CUdeviceptr, stream: &CudaStream) -> CUresult {
+    let Rect { rows, columns, width: pitch } = part;
+    let from = array + rows.start * pitch + columns.start;
+    let width = (columns.end - columns.start) as usize;
+    if part.is_run() {
+        // SAFETY: the caller's promise.
+        return unsafe { sys::cuMemcpyAsync(to, from, width, stream.cu_stream()) };
+    }
+    let copy = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        srcHost: null(),
+        srcDevice: from,
+        srcArray: null_mut(),
+        srcPitch: *pitch as usize,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        dstHost: null_mut(),
+        dstDevice: to,
+        dstArray: null_mut(),
+        dstPitch: width,
+        WidthInBytes: width,
+        Height: (rows.end - rows.start) as usize,
+    };
+    // SAFETY: the caller's promise; the driver has read the numbers when the call returns.
+    unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream.cu_stream()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::transmute;
+
+    use super::{Addresses, Direct, ProgramDraft, Slice, Source, Stored};
+    use crate::gpu::{
+        stored::{Held, samples},
+        task::{GapTask, TILE_KERNEL, TileTask},
+    };
+
+    #[test]
+    fn tasks_of_one_kernel_share_its_units_in_order() {
+        let weights: Vec<u8> =
+            (0..60_000u32).flat_map(|at| ((at * at % 65_521) as u16).to_le_bytes()).collect();
+        let held = Held {
+            sections: (0..4).map(|section| ((0, section), section as u64 * 4096)).collect(),
+            tables: [((0, 0), 77), ((0, 1), 77)].into(),
+            ..Held::default()
+        };
+        let at = &Addresses { held: &held, slot: [].into() };
+        let coded = |bytes_per_thread| samples::gap(&weights, bytes_per_thread);
+        let tiles = samples::tile(&weights);
+        let bytes = weights.len() as u64;
+        let mut draft = ProgramDraft::default();
+        draft.add(&coded(8), &Slice::of_bytes(0..bytes), 0, at).unwrap();
+        draft.add(&samples::raw_at(1, 0), &Slice::of_bytes(8..24), bytes, at).unwrap();
+        draft.add(&coded(32), &Slice::of_bytes(0..bytes), bytes + 256, at).unwrap();
+        draft.add(&coded(8), &Slice::of_bytes(40_000..50_000), 2 * bytes + 256, at).unwrap();
+        draft.add(&coded(8), &Slice::of_bytes(70..70), 0, at).unwrap();
+        draft.add(&tiles, &Slice::of_bytes(0..bytes), 0, at).unwrap();
+        draft.add(&tiles, &Slice::of_bytes(40_000..50_000), 0, at).unwrap();
+        draft.add(&Stored::Empty, &Slice::of_bytes(0..0), 0, at).unwrap();
+        assert_eq!(draft.launches.bytes, 2 * bytes + 10_256);
+        assert_eq!(draft.parts.each_ref().map(|part| part.tasks.len()), [2, 0, 1, 0, 2]);
+        let [whole, part] = draft.parts[0].tasks[..] else { unreachable!() };
+        let [whole, part]: [GapTask; 2] = [transmute!(whole), transmute!(part)];
+        assert_eq!((whole.first_unit, part.first_unit), (0, whole.thread_blocks));
+        assert_eq!((whole.gaps, whole.output_offsets), (256, 4096 + 256));
+        assert_eq!(
+            (whole.bitstream, whole.plane, whole.table),
+            (2 * 4096 + 256, 3 * 4096 + 256, 77)
+        );
+        assert_eq!((part.element_begin, part.element_end), (20_000, 25_000));
+        assert!(part.first_thread_block > 0 && part.thread_blocks < whole.thread_blocks);
+        let tiles = &draft.parts[TILE_KERNEL];
+        let [whole, part] = tiles.tasks[..] else { unreachable!() };
+        let [whole, part]: [TileTask; 2] = [transmute!(whole), transmute!(part)];
+        assert_eq!((whole.tiles, part.first_unit, tiles.units), (8, 8, 10));
+        assert_eq!((whole.records, whole.bits, whole.plane), (256, 4096 + 256, 2 * 4096 + 256));
+        assert_eq!(
+            (part.first_row, part.first_column, part.tiles, part.across, part.tiles_across),
+            (0, 2, 2, 2, 0)
+        );
+        assert_eq!((part.element_begin, part.element_end, part.columns), (20_000, 25_000, 60_000));
+        assert_eq!(
+            (part.column_begin, part.column_end, part.pitch, part.rows),
+            (0, 60_000, 60_000, 1)
+        );
+        assert_eq!(part.output, 40_000u64.wrapping_neg());
+        assert!(tiles.staged_bytes > 1000);
+        let Direct { source: Source::Raw(array), part, to } = &draft.launches.direct[0] else {
+            unreachable!()
+        };
+        assert_eq!((array, to, &part.columns), (&4096, &bytes, &(8..24)));
     }
 }

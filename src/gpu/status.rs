@@ -1,8 +1,6 @@
 //! The word in which kernels say that a stream is malformed.
 
-use cudarc::driver::{CudaContext, CudaStream, sys::CUdeviceptr};
-
-use zerocopy::IntoBytes;
+use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{device::Device, fault::refuse, memory::Buffer};
 use crate::{Error, Result};
@@ -43,18 +41,12 @@ impl Status {
         self.word.pointer()
     }
 
-    pub(super) fn context(&self) -> &CudaContext {
-        self.word.context()
-    }
-
     /// Its value once all that is on the stream is done, for which it waits.
     ///
     /// # Errors
     /// [`Error::Gpu`] if something on the GPU failed.
     pub fn read(&self, stream: &CudaStream) -> Result<u32> {
-        let mut word = [0_u32];
-        self.word.read_at(0, stream, word.as_mut_bytes())?;
-        Ok(word[0])
+        self.word.read_word(stream)
     }
 
     /// That no decoding so far found a malformed stream. Waits as [`Status::read`].
@@ -80,7 +72,7 @@ impl Status {
 /// That a stream and a status word are of a device.
 pub(super) fn check_contexts(device: &Device, stream: &CudaStream, status: &Status) -> Result<()> {
     let context = device.context().cu_ctx();
-    if stream.context().cu_ctx() == context && status.context().cu_ctx() == context {
+    if stream.context().cu_ctx() == context && status.word.context().cu_ctx() == context {
         return Ok(());
     }
     let problem =

@@ -1,22 +1,19 @@
 //! Tensors as a GPU needs them: where their arrays lie, and the tasks that decode parts of them.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use cudarc::driver::sys::CUdeviceptr;
-use rayon::prelude::*;
 use zerocopy::transmute;
 
 use super::linear::fast::FastArrays;
 use super::needs::{ArrayId, SectionId, TensorId};
-use super::task::{
-    DecodeTask, GapTask, KernelEncoding, TILE_KERNEL, TileAddresses, TileSource, TileTask,
-};
+use super::task::{DecodeTask, GapTask, TILE_KERNEL, TileAddresses, TileSource, TileTask};
 use crate::constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD};
-use crate::encoding::gap::{self, GapSizes};
-use crate::encoding::stored::CodedSizes;
+use crate::encoding::gap;
+use crate::encoding::stored::CodedSizes as _;
 use crate::encoding::tile::{self, Codebook, Sizes};
-use crate::open::{Rect, Shard};
-use crate::{Encoding, Error, Model, Result, Tensor, format::Coded, huffman};
+use crate::open::Rect;
+use crate::{Error, Model, Result, Tensor, format::Coded, huffman};
 
 /// The widest rows of which columns are copied at once, in bytes: the driver bears no longer pitch.
 const MOST_PITCH: u64 = i32::MAX as u64;
@@ -26,8 +23,8 @@ const MOST_PITCH: u64 = i32::MAX as u64;
 pub(super) struct Held {
     /// In device memory, or on the host, read in place.
     pub(super) sections: HashMap<SectionId, CUdeviceptr>,
-    /// Arrays whose sections are not there: their indices in their shards, and addresses.
-    pub(super) arrays: HashMap<ArrayPlace, (usize, CUdeviceptr)>,
+    /// Arrays whose sections are not there.
+    pub(super) arrays: HashMap<ArrayId, CUdeviceptr>,
     pub(super) tables: HashMap<TensorId, CUdeviceptr>,
     /// Matrices in the fast layout, of which nothing else is there.
     pub(super) fast: HashMap<TensorId, Arc<FastArrays>>,
@@ -40,32 +37,18 @@ pub(super) struct Addresses<'h> {
 }
 
 impl Addresses<'_> {
-    pub(super) fn array(&self, place: ArrayPlace) -> CUdeviceptr {
-        if let Some(section) = self.slot.get(&place.section) {
-            return section + place.offset;
-        }
-        let alone = self.held.arrays.get(&place).map(|&(_, address)| address);
-        alone.unwrap_or_else(|| self.held.sections[&place.section] + place.offset)
+    pub(super) fn array(&self, at: ArrayPlace) -> CUdeviceptr {
+        let section = self.slot.get(&at.section).or_else(|| self.held.sections.get(&at.section));
+        section.map_or_else(|| self.held.arrays[&at.id], |section| section + at.offset)
     }
 }
 
-/// Where an array lies in its container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// An array, and how far from the start of which section it lies in its container.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct ArrayPlace {
+    id: ArrayId,
     section: SectionId,
-    /// From the section's start.
     offset: u64,
-}
-
-impl ArrayPlace {
-    pub(super) fn of(shard: &Shard, (number, array): ArrayId) -> Self {
-        let record = &shard.directory().arrays[array];
-        Self { section: (number, record.section.get() as usize), offset: record.offset.get() }
-    }
-
-    pub(super) fn shard(&self) -> usize {
-        self.section.0
-    }
 }
 
 /// A tensor's bytes, as they are stored; of no alias.
@@ -81,63 +64,28 @@ pub(super) enum Stored {
 #[derive(Debug)]
 pub(super) struct CodedTensor {
     pub(super) id: TensorId,
+    sizes: Coded,
     /// What its decode table is made of.
     pub(super) codebook: Box<[u8]>,
-    arrays: CodedArrays,
-}
-
-#[derive(Debug)]
-enum CodedArrays {
-    Gap {
-        sizes: GapSizes,
-        /// Gaps, output offsets, bitstream, plane.
-        places: [ArrayPlace; 4],
-        /// On the host, to find the thread blocks of a range.
-        output_offsets: Box<[u8]>,
-    },
-    Tile(StoredTile),
-}
-
-#[derive(Debug)]
-pub(super) struct StoredTile {
-    pub(super) id: TensorId,
-    pub(super) sizes: Sizes,
-    /// Records, bitstream, plane.
-    places: [ArrayPlace; 3],
-    /// What its largest tile takes of the bitstream.
+    /// Of its other arrays, in their order.
+    places: Vec<ArrayPlace>,
+    /// Of `gap`, on the host to find the thread blocks of a range.
+    output_offsets: Box<[u8]>,
+    /// Shared memory that a warp needs for it besides what it always takes, in bytes: of tiles,
+    /// what the largest one takes of the bitstream.
     pub(super) staged_bytes: u32,
 }
 
 /// Tensors that are no aliases.
 pub(super) type Tensors = HashMap<TensorId, Arc<Stored>>;
 
-/// Of these tensors all that are no aliases. Codebooks, output offsets and the records' offsets are
-/// validated, unless a test wants none of that.
-///
-/// # Errors
-/// [`Error::Corrupt`] if one is malformed; [`Error::Io`].
-pub(super) fn read_all(
-    model: &Model,
-    tensors: impl Iterator<Item = TensorId>,
-    validate: bool,
-) -> Result<Tensors> {
-    let all: Vec<TensorId> =
-        tensors.filter(|&id| model.tensor_at(id).encoding() != Encoding::Alias).collect();
-    let stored =
-        all.into_par_iter().map(|id| Ok((id, Arc::new(Stored::read(model, id, validate)?))));
-    stored.collect()
-}
-
 impl Stored {
-    fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
+    /// Codebooks, output offsets and the records' offsets are validated, unless a test wants none
+    /// of that.
+    pub(super) fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
         let tensor = &model.tensor_at(id);
         Ok(match tensor.coded()? {
-            Some(Coded::Gap(sizes)) => {
-                Self::Coded(CodedTensor::read_gap(tensor, id, sizes, validate)?)
-            }
-            Some(Coded::Tile(sizes)) => {
-                Self::Coded(CodedTensor::read_tile(tensor, id, sizes, validate)?)
-            }
+            Some(coded) => Self::Coded(CodedTensor::read(tensor, id, coded, validate)?),
             None if tensor.byte_length()? == 0 => Self::Empty,
             None => Self::Raw(place(tensor, id, 0)),
         })
@@ -147,8 +95,8 @@ impl Stored {
     pub(super) fn takes(&self, rect: &Rect) -> bool {
         match self {
             Self::Coded(coded) => {
-                let tile = coded.as_tile();
-                rect.is_run() || tile.is_some_and(|tile| tile.has_rows_of(rect.width))
+                let sizes = coded.tile_sizes();
+                rect.is_run() || sizes.is_some_and(|sizes| has_rows_of(sizes, rect.width))
             }
             Self::Raw(_) | Self::Empty => rect.is_run() || rect.width <= MOST_PITCH,
         }
@@ -161,68 +109,69 @@ impl Stored {
 
 /// Where a tensor's array lies, counted from its first one.
 fn place(tensor: &Tensor<'_>, (shard, _): TensorId, array: usize) -> ArrayPlace {
-    ArrayPlace::of(tensor.shard(), (shard, tensor.record().array_range().start + array))
+    let array = tensor.record().array_range().start + array;
+    let record = &tensor.shard().directory().arrays[array];
+    let section = (shard, record.section.get() as usize);
+    ArrayPlace { id: (shard, array), section, offset: record.offset.get() }
 }
 
 impl CodedTensor {
-    fn read_gap(
-        tensor: &Tensor<'_>,
-        id: TensorId,
-        sizes: GapSizes,
-        validate: bool,
-    ) -> Result<Self> {
-        let codebook = sizes.read_whole(tensor, gap::CODEBOOK)?;
-        let output_offsets = sizes.read_whole(tensor, gap::OUTPUT_OFFSETS)?;
-        if validate {
-            let checked = huffman::read_codebook(&codebook)
-                .and_then(|_| sizes.check_output_offsets(&output_offsets));
-            checked.map_err(|error| tensor.locate(error))?;
-        }
-        let places = [gap::GAPS, gap::OUTPUT_OFFSETS, gap::BITSTREAM, gap::PLANE]
-            .map(|array| place(tensor, id, array));
-        let output_offsets = output_offsets.into_owned().into();
-        let arrays = CodedArrays::Gap { sizes, places, output_offsets };
-        Ok(Self { id, codebook: codebook[..CODE_LENGTHS_BYTES].into(), arrays })
-    }
-
-    fn read_tile(tensor: &Tensor<'_>, id: TensorId, sizes: Sizes, validate: bool) -> Result<Self> {
-        let codebook = sizes.read_whole(tensor, tile::CODEBOOK)?;
-        // Not kept: the tiles of a range follow from its numbers.
-        let records = sizes.read_whole(tensor, tile::RECORDS)?;
-        if validate {
-            let checked =
-                Codebook::from_bytes(&codebook).and_then(|_| tile::check_offsets(&sizes, &records));
-            checked.map_err(|error| tensor.locate(error))?;
-        }
-        let places =
-            [tile::RECORDS, tile::BITSTREAM, tile::PLANE].map(|array| place(tensor, id, array));
-        let staged_bytes = tile::staged_bytes(&records);
-        let arrays = CodedArrays::Tile(StoredTile { id, sizes, places, staged_bytes });
-        Ok(Self { id, codebook: codebook.into_owned().into(), arrays })
+    fn read(tensor: &Tensor<'_>, id: TensorId, sizes: Coded, validate: bool) -> Result<Self> {
+        let locate = |error| tensor.locate(error);
+        let read = |array| sizes.read_whole(tensor, array).map_err(locate);
+        let (codebook, output_offsets, staged_bytes): (Box<[u8]>, Box<[u8]>, _) = match &sizes {
+            Coded::Gap(sizes) => {
+                let codebook = read(gap::CODEBOOK)?;
+                let output_offsets = read(gap::OUTPUT_OFFSETS)?;
+                if validate {
+                    huffman::read_codebook(&codebook).map_err(locate)?;
+                    sizes.check_output_offsets(&output_offsets).map_err(locate)?;
+                }
+                (codebook[..CODE_LENGTHS_BYTES].into(), output_offsets.into_owned().into(), 0)
+            }
+            Coded::Tile(sizes) => {
+                let codebook = read(tile::CODEBOOK)?;
+                // Not kept: the tiles of a range follow from its numbers.
+                let records = read(tile::RECORDS)?;
+                if validate {
+                    Codebook::from_bytes(&codebook).map_err(locate)?;
+                    tile::check_offsets(sizes, &records).map_err(locate)?;
+                }
+                (codebook.into_owned().into(), Box::default(), tile::staged_bytes(&records))
+            }
+        };
+        let arrays = 1..tensor.record().array_range().len();
+        let places = arrays.map(|array| place(tensor, id, array)).collect();
+        Ok(Self { id, sizes, codebook, places, output_offsets, staged_bytes })
     }
 
     /// Which of the decode kernels.
     pub(super) fn kernel(&self) -> usize {
-        let CodedArrays::Gap { sizes, .. } = &self.arrays else { return TILE_KERNEL };
+        let Coded::Gap(sizes) = &self.sizes else { return TILE_KERNEL };
         let bytes = sizes.geometry().bytes_per_thread();
         let kernel = GAP_BYTES_PER_THREAD.iter().position(|&known| known == bytes);
         kernel.expect("geometries are checked")
     }
 
-    pub(super) fn encoding(&self) -> KernelEncoding {
-        match self.arrays {
-            CodedArrays::Gap { .. } => KernelEncoding::Gap,
-            CodedArrays::Tile(_) => KernelEncoding::Tile,
+    pub(super) fn tile_sizes(&self) -> Option<&Sizes> {
+        if let Coded::Tile(sizes) = &self.sizes { Some(sizes) } else { None }
+    }
+
+    /// Of a tensor in tiles, with its sizes.
+    pub(super) fn tile_addresses(&self, sizes: &Sizes, addresses: &Addresses<'_>) -> TileAddresses {
+        let [records, bitstream, plane] = self.addresses(addresses);
+        TileAddresses {
+            records,
+            bitstream,
+            bitstream_bytes: sizes.array_lengths()[tile::BITSTREAM],
+            plane,
+            table: addresses.held.tables[&self.id],
+            staged_bytes: self.staged_bytes,
         }
     }
 
-    pub(super) fn as_tile(&self) -> Option<&StoredTile> {
-        if let CodedArrays::Tile(tile) = &self.arrays { Some(tile) } else { None }
-    }
-
-    /// Shared memory that a warp of its kernel needs for it besides what it always takes, in bytes.
-    pub(super) fn staged_bytes(&self) -> u32 {
-        self.as_tile().map_or(0, |tile| tile.staged_bytes)
+    fn addresses<const ARRAYS: usize>(&self, all: &Addresses<'_>) -> [CUdeviceptr; ARRAYS] {
+        std::array::from_fn(|array| all.array(self.places[array]))
     }
 
     /// The task that decodes a rectangle that it [takes](Stored::takes) to `output`, after others
@@ -234,16 +183,24 @@ impl CodedTensor {
         first_unit: u64,
         addresses: &Addresses<'_>,
     ) -> Result<(DecodeTask, u64)> {
-        let (sizes, places, output_offsets) = match &self.arrays {
-            CodedArrays::Gap { sizes, places, output_offsets } => (sizes, places, output_offsets),
-            CodedArrays::Tile(tile) => return tile.task(rect, output, first_unit, addresses),
-        };
         let elements = rect.elements();
-        let thread_blocks = sizes.thread_blocks_of(output_offsets, &elements)?;
+        let sizes = match &self.sizes {
+            Coded::Gap(sizes) => sizes,
+            Coded::Tile(sizes) => {
+                sizes.strips_of(&elements)?;
+                let (source, wanted) = self.tile_source(sizes, rect, addresses);
+                let task = TileTask::new(&source, &elements, &wanted, output, first_unit);
+                let units = u64::from(task.tiles);
+                let what = "tiles of one launch on the GPU";
+                Error::check_limit(what, first_unit + units, u32::MAX.into())?;
+                return Ok((transmute!(task), units));
+            }
+        };
+        let thread_blocks = sizes.thread_blocks_of(&self.output_offsets, &elements)?;
         let what = "thread blocks of a tensor on the GPU";
         Error::check_limit(what, thread_blocks.end, u32::MAX.into())?;
         let units = thread_blocks.end - thread_blocks.start;
-        let [gaps, output_offsets, bitstream, plane] = places.map(|place| addresses.array(place));
+        let [gaps, output_offsets, bitstream, plane] = self.addresses(addresses);
         let task = GapTask {
             gaps,
             output_offsets,
@@ -263,97 +220,78 @@ impl CodedTensor {
         };
         Ok((transmute!(task), units))
     }
-}
 
-impl StoredTile {
-    pub(super) fn arrays(&self, addresses: &Addresses<'_>) -> TileAddresses {
-        let [records, bitstream, plane] = self.places.map(|place| addresses.array(place));
-        TileAddresses {
-            records,
-            bitstream,
-            bitstream_bytes: self.sizes.array_lengths()[tile::BITSTREAM],
-            plane,
-            table: addresses.held.tables[&self.id],
-            staged_bytes: self.staged_bytes,
-        }
-    }
-
-    fn task(
+    /// As wide as the kernel shall take the matrix for, and which of its columns are wanted.
+    fn tile_source(
         &self,
+        sizes: &Sizes,
         rect: &Rect,
-        output: u64,
-        first_unit: u64,
         addresses: &Addresses<'_>,
-    ) -> Result<(DecodeTask, u64)> {
-        let (geometry, elements) = (self.sizes.geometry(), rect.elements());
-        // As wide as the kernel shall take the matrix for, and which columns are wanted.
+    ) -> (TileSource, Range<u64>) {
+        let geometry = sizes.geometry();
         let (columns, wanted) =
-            if self.has_rows_of(rect.width) && !(self.is_vector() && rect.is_run()) {
+            if has_rows_of(sizes, rect.width) && !(is_vector(sizes) && rect.is_run()) {
                 (rect.width / 2, rect.columns.start / 2..rect.columns.end / 2)
             } else {
                 (geometry.columns(), 0..geometry.columns())
             };
-        self.sizes.strips_of(&elements)?;
         let source = TileSource {
-            arrays: self.arrays(addresses),
+            arrays: self.tile_addresses(sizes, addresses),
             rows: geometry.elements() / columns,
             columns,
-            tiles_across: if self.is_vector() { 0 } else { geometry.strip_tiles() },
+            tiles_across: if is_vector(sizes) { 0 } else { geometry.strip_tiles() },
         };
-        let task = TileTask::new(&source, &elements, &wanted, output, first_unit);
-        let units = u64::from(task.tiles);
-        let what = "tiles of one launch on the GPU";
-        Error::check_limit(what, first_unit + units, u32::MAX.into())?;
-        Ok((transmute!(task), units))
+        (source, wanted)
     }
+}
 
-    fn is_vector(&self) -> bool {
-        self.sizes.geometry().tile_rows() == 1
-    }
+fn is_vector(sizes: &Sizes) -> bool {
+    sizes.geometry().tile_rows() == 1
+}
 
-    /// Whether columns of rows of this many bytes can be decoded: those of its matrix, or any of a
-    /// vector whose indices the kernel can divide.
-    fn has_rows_of(&self, width: u64) -> bool {
-        if self.is_vector() {
-            u32::try_from(self.sizes.elements()).is_ok()
-        } else {
-            width == 2 * self.sizes.geometry().columns()
-        }
+/// Whether columns of rows of this many bytes can be decoded: those of its matrix, or any of a
+/// vector whose indices the kernel can divide.
+fn has_rows_of(sizes: &Sizes, width: u64) -> bool {
+    if is_vector(sizes) {
+        u32::try_from(sizes.elements()).is_ok()
+    } else {
+        width == 2 * sizes.geometry().columns()
     }
 }
 
 /// Tensors of one block, whose arrays lie in as many sections, 256 bytes from their starts.
 #[cfg(test)]
 pub(super) mod samples {
-    use super::{ArrayPlace, CodedArrays, CodedTensor, Stored, StoredTile};
+    use super::{ArrayPlace, Coded, CodedTensor, Stored};
     use crate::encoding::{gap, tile};
 
     fn place(section: usize) -> ArrayPlace {
-        ArrayPlace { section: (0, section), offset: 256 }
+        ArrayPlace { id: (0, section), section: (0, section), offset: 256 }
     }
 
     pub(in crate::gpu) fn raw_at(section: usize, offset: u64) -> Stored {
-        Stored::Raw(ArrayPlace { section: (0, section), offset })
+        Stored::Raw(ArrayPlace { offset, ..place(section) })
+    }
+
+    fn coded(id: usize, sizes: Coded, output_offsets: Vec<u8>, staged_bytes: u32) -> Stored {
+        let places = [0, 1, 2, 3].map(place).into();
+        let (codebook, output_offsets) = (Box::default(), output_offsets.into());
+        let id = (0, id);
+        Stored::Coded(CodedTensor { id, sizes, codebook, places, output_offsets, staged_bytes })
     }
 
     pub(in crate::gpu) fn gap(weights: &[u8], bytes_per_thread: u32) -> Stored {
         let geometry = gap::GapGeometry::new(bytes_per_thread, 64).unwrap();
         let tensor = gap::encode_tensor(weights, geometry, 1000).unwrap();
         let [_, _, output_offsets, ..] = tensor.arrays;
-        let (places, output_offsets) = ([0, 1, 2, 3].map(place), output_offsets.into());
-        let arrays = CodedArrays::Gap { sizes: tensor.sizes, places, output_offsets };
-        Stored::Coded(CodedTensor { id: (0, 0), codebook: Box::default(), arrays })
+        coded(0, Coded::Gap(tensor.sizes), output_offsets, 0)
     }
 
     /// One row of tiles.
     pub(in crate::gpu) fn tile(weights: &[u8]) -> Stored {
         let geometry = tile::TileGeometry::vector(weights.len() as u64 / 2).unwrap();
         let tensor = tile::encode_tensor(weights, geometry).unwrap();
-        let (id, places) = ((0, 1), [0, 1, 2].map(place));
-        let [codebook, records, ..] = tensor.arrays;
-        let staged_bytes = tile::staged_bytes(&records);
-        let arrays = StoredTile { id, sizes: tensor.sizes, places, staged_bytes };
-        let (codebook, arrays) = (codebook.into(), CodedArrays::Tile(arrays));
-        Stored::Coded(CodedTensor { id, codebook, arrays })
+        let staged_bytes = tile::staged_bytes(&tensor.arrays[tile::RECORDS]);
+        coded(1, Coded::Tile(tensor.sizes), Vec::new(), staged_bytes)
     }
 }

@@ -11,7 +11,7 @@ use super::{
     device::Device, distribution::SLOTS, fault::OrFault, memory::Buffer, needs::SectionId,
     pinned::HostSection,
 };
-use crate::{Error, Result, constants::SECTION_ALIGNMENT, parallel};
+use crate::{Error, Result, parallel};
 
 /// A section on its way into a slot.
 #[derive(Debug)]
@@ -25,8 +25,8 @@ pub(super) struct Transfer {
 /// The slots of one GPU, and what goes through them.
 #[derive(Debug)]
 pub(super) struct Streamer {
-    slots: Buffer,
-    slot_bytes: u64,
+    /// Parts of one allocation, each as large as the largest block.
+    slots: Vec<Buffer>,
     /// For each streamed block, in the order in which they are used.
     blocks: Vec<Vec<Transfer>>,
     copies: Arc<CudaStream>,
@@ -43,23 +43,23 @@ struct State {
 }
 
 impl Streamer {
-    pub(super) fn new(device: &Device, blocks: Vec<Vec<Transfer>>) -> Result<Self> {
-        let end = |transfer: &Transfer| transfer.to + transfer.section.bytes().len() as u64;
-        let largest = blocks.iter().flatten().map(end).max().unwrap_or(0);
-        let slot_bytes = largest.next_multiple_of(SECTION_ALIGNMENT);
-        let slots = device.allocate(
-            slot_bytes * SLOTS.min(blocks.len()) as u64,
-            "the slots of streamed blocks",
-        )?;
+    /// `slot_bytes` are those of the largest block.
+    pub(super) fn new(
+        device: &Device,
+        blocks: Vec<Vec<Transfer>>,
+        slot_bytes: u64,
+    ) -> Result<Self> {
+        let count = SLOTS.min(blocks.len()) as u64;
+        let memory = device.allocate(count * slot_bytes, "the slots of streamed blocks")?;
+        let slots = (0..count).map(|at| memory.part(at * slot_bytes, slot_bytes)).collect();
         let events = || Ok::<_, Error>([device.new_event()?, device.new_event()?]);
         let state =
             State { schedule: Schedule::new(blocks.len()), filled: events()?, used: events()? };
-        let copies = device.new_stream()?;
-        Ok(Self { slots, slot_bytes, blocks, copies, state: Mutex::new(state) })
+        Ok(Self { slots, blocks, copies: device.new_stream()?, state: Mutex::new(state) })
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.slots.bytes()
+        self.slots.iter().map(Buffer::bytes).sum()
     }
 
     /// For each slot, where the sections of a block lie when that is in it.
@@ -67,15 +67,10 @@ impl Streamer {
         &self,
         block: usize,
     ) -> impl Iterator<Item = HashMap<SectionId, CUdeviceptr>> {
-        let sections = move |slot| {
-            let place = |transfer: &Transfer| (transfer.id, self.slot(slot) + transfer.to);
+        self.slots.iter().map(move |slot| {
+            let place = |transfer: &Transfer| (transfer.id, slot.pointer() + transfer.to);
             self.blocks[block].iter().map(place).collect()
-        };
-        (0..SLOTS.min(self.blocks.len())).map(sections)
-    }
-
-    fn slot(&self, slot: usize) -> CUdeviceptr {
-        self.slots.pointer() + slot as u64 * self.slot_bytes
+        })
     }
 
     /// Lets `decode` put work on the stream that reads a block from the slot which it is told;
@@ -111,7 +106,7 @@ impl Streamer {
         let action = "copying to the GPU";
         self.copies.wait(&state.used[slot]).or_fault(action)?;
         for transfer in &self.blocks[block] {
-            let to = self.slot(slot) + transfer.to;
+            let to = self.slots[slot].pointer() + transfer.to;
             // SAFETY: the slot holds every block, and is freed after the context is idle. The
             // source is pinned, and kept by `self` until `slots`, dropped before it, has waited for
             // the context.

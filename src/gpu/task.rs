@@ -1,47 +1,23 @@
 //! What the host hands to the kernels that decode: the mirror of `kernels/common.cuh` and of each
-//! encoding's own. Sizes are compared with the kernels' when they are loaded.
+//! encoding's own. A test compares sizes with the kernels' (`module`).
 
 use std::ops::Range;
 
 use cudarc::driver::{DeviceRepr, sys::CUdeviceptr};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::linear::task::{STRIP_ROWS, TILE_COLUMNS};
-use crate::{Encoding, constants::GAP_BYTES_PER_THREAD};
+use crate::constants::GAP_BYTES_PER_THREAD;
 
 const TILE_ELEMENTS: u64 = STRIP_ROWS * TILE_COLUMNS;
-
-/// An encoding with kernels of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum KernelEncoding {
-    Gap,
-    Tile,
-}
-
-pub(super) const ENCODINGS: [KernelEncoding; 2] = [KernelEncoding::Gap, KernelEncoding::Tile];
 
 /// Decode kernels: those of `gap`, one for each number of bytes a thread, then that of `tile`.
 pub(super) const KERNELS: usize = TILE_KERNEL + 1;
 pub(super) const TILE_KERNEL: usize = GAP_BYTES_PER_THREAD.len();
 
-impl KernelEncoding {
-    /// `None` for tensors that no kernel decodes.
-    pub(super) fn of(encoding: Encoding) -> Option<Self> {
-        match encoding {
-            Encoding::Gap => Some(Self::Gap),
-            Encoding::Tile => Some(Self::Tile),
-            _ => None,
-        }
-    }
-
-    /// Bytes of a decode table, a multiple of 16.
-    pub(super) const fn table_bytes(self) -> u64 {
-        match self {
-            Self::Gap => 16_880,
-            Self::Tile => 16_384,
-        }
-    }
-}
+/// Bytes of decode tables, multiples of 16.
+pub(super) const GAP_TABLE_BYTES: u64 = 16_880;
+pub(super) const TILE_TABLE_BYTES: u64 = 16_384;
 
 /// A task of any encoding, as it lies in device memory: its bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
@@ -173,24 +149,12 @@ impl TileTask {
     }
 }
 
-pub(super) const FEW_TASKS: usize = 8;
-
-/// Tasks of a launch, by value.
-#[derive(Clone, Copy, Debug, FromBytes, Immutable)]
-#[repr(C)]
-pub(super) struct FewTasks([TileTask; FEW_TASKS]);
-
-impl FewTasks {
-    pub(super) fn new(tasks: &[TileTask]) -> Self {
-        let mut few = Self::new_zeroed();
-        few.0[..tasks.len()].copy_from_slice(tasks);
-        few
-    }
-}
-
 // SAFETY: `repr(C)`, numbers alone, as `kernels/tile_task.cuh` has them.
 #[expect(unsafe_code, reason = "arguments of kernels, by value")]
-unsafe impl DeviceRepr for FewTasks {}
+unsafe impl DeviceRepr for TileTask {}
+
+/// Tasks of a launch that takes them by value, at most.
+pub(super) const FEW_TASKS: usize = 8;
 
 /// A decode table and the codebook that it is made of, as the kernels take them: device addresses.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]

@@ -63,7 +63,7 @@ impl Delivery<'_> {
 
 /// Copies sections and arrays to the device, checking checksums on the way, and waits. Of chunks of
 /// which other arrays have the rest, [`Shard::check_array`] tells once those were read. `stop` ends
-/// it early, and is set where it fails; so does the observer.
+/// it early, and is set where it fails; so does `count_bytes`, which is told what was copied.
 ///
 /// # Safety
 /// Each delivery goes to device memory with room for it.
@@ -73,7 +73,7 @@ pub(super) unsafe fn upload(
     deliveries: &[Delivery<'_>],
     readers: NonZero<usize>,
     stop: &AtomicBool,
-    observer: &dyn Observer,
+    count_bytes: &(dyn Fn(u64) -> Result<()> + Sync),
 ) -> Result<()> {
     let pieces = pieces(deliveries);
     let next = AtomicUsize::new(0);
@@ -92,7 +92,7 @@ pub(super) unsafe fn upload(
             // SAFETY: the address lies in the memory that the caller promises, which is not freed
             // before this returns, and it synchronises the stream first.
             unsafe { buffer.copy(count, of.to + range.start, stream) }?;
-            advance(observer, count as u64)?;
+            count_bytes(count as u64)?;
         }
         Ok(())
     };
@@ -119,13 +119,9 @@ pub(super) fn join_all(threads: Vec<ScopedJoinHandle<'_, Result<()>>>) -> Result
 }
 
 fn first_cause(results: impl Iterator<Item = Result<()>>) -> Result<()> {
-    let mut first = Ok(());
-    for result in results.collect::<Vec<_>>() {
-        if matches!(first, Ok(()) | Err(Error::Cancelled)) && result.is_err() {
-            first = result;
-        }
-    }
-    first
+    let mut failures: Vec<Error> = results.filter_map(Result::err).collect();
+    failures.sort_by_key(|error| matches!(error, Error::Cancelled));
+    failures.into_iter().next().map_or(Ok(()), Err)
 }
 
 pub(super) type Ring = [Pinned; BUFFERS];
@@ -183,9 +179,9 @@ impl Model {
                 to,
             }));
         }
-        let stop = AtomicBool::new(false);
+        let (stop, count) = (AtomicBool::new(false), |bytes| advance(observer, bytes));
         // SAFETY: the caller's promise.
-        unsafe { upload(device, &deliveries, default_readers(), &stop, observer) }?;
+        unsafe { upload(device, &deliveries, default_readers(), &stop, &count) }?;
         // Also the chunks of which other arrays have the rest.
         found.par_iter().try_for_each(|(tiles, _)| tiles.check())
     }

@@ -506,7 +506,7 @@ fn more_rows_by_matrices_as_stored_need_a_workspace() {
         return;
     }
     let Some(folder) = compile() else { return };
-    let (name, constants) = CONSTANTS[2];
+    let (name, constants) = CONSTANTS;
     run_child(&folder, &[(name, &constants.replace(",0,17408,", ",768,17408,"))]);
 }
 
@@ -570,7 +570,7 @@ fn failures_of_the_driver_are_errors() {
     run(&[("cuMemcpyDtoHAsync_v2", "700")], "words for 700");
     run(&[("memory", "300000")], "a matrix in the fast layout needs 393472 bytes");
     // Launches that begin early, where kernels and driver know how.
-    let (name, constants) = CONSTANTS[2];
+    let (name, constants) = CONSTANTS;
     let early = constants.replace(",32,0,9,", ",32,1,9,");
     for (version, expected) in [("12030", "words for 700"), ("12020", "")] {
         let answers = [("version", version), (name, &early), ("cuLaunchKernelEx", "700")];

@@ -16,17 +16,13 @@ pub(crate) const SOURCE: &str = include_str!("driver.c");
 /// By the first of them the library is looked for; a machine with a GPU has its own under the
 /// second.
 pub(crate) const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
-/// What the kernels were compiled with: the sizes of the structures that both sides know, and of
-/// the rest some. Those that multiply, the last ones, are loaded when a matrix is asked for.
-pub(crate) const CONSTANTS: [(&str, &str); 3] = [
-    ("df11_gap_constants", "128,16880,24,1,1,1,1,1,1,1,1"),
-    ("df11_tile_constants", "128,16384,24,8,1,1,1"),
-    (
-        "df11_linear_constants",
-        "1024,96,80,112,192,96,4,8,2048,8,4,1024,8,64,4,30,4,25,20,4,8,262144,256,8,32,0,9,9,9,1,0,\
-         0,0,0,4,16,16384,2048,640,2,2,3072,4,20,2,128,64,0,17408,32768,16384,1024,32,320,4",
-    ),
-];
+/// What the kernels that multiply were compiled with: the sizes of the structures that both sides
+/// know, and of the rest some. They are loaded when a matrix is asked for.
+pub(crate) const CONSTANTS: (&str, &str) = (
+    "df11_linear_constants",
+    "1024,96,80,112,192,96,4,8,2048,8,4,1024,8,64,4,30,4,25,20,4,8,262144,256,8,32,0,9,9,9,1,0,0,0,\
+     0,4,16,16384,2048,640,2,2,3072,4,20,2,128,64,0,17408,32768,16384,1024,32,320,4",
+);
 
 /// The stand-in's functions, by its source.
 pub(crate) fn functions() -> Vec<&'static str> {
@@ -66,7 +62,7 @@ pub(crate) fn compile() -> Option<TempDir> {
 /// Has a process find the library in this folder, which answers so.
 pub(crate) fn answer(command: &mut Command, folder: &Path, answers: &[(&str, &str)]) {
     command.env("LD_LIBRARY_PATH", folder).env_remove("CUDA_VISIBLE_DEVICES");
-    for (name, answer) in CONSTANTS.iter().chain(answers) {
+    for (name, answer) in [&CONSTANTS].into_iter().chain(answers) {
         command.env(format!("DRIVER_{name}"), answer);
     }
 }

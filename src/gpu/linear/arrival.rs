@@ -21,13 +21,13 @@ use super::fast::{FastArrays, Packer, Strips};
 use super::task::{STRIP_ROWS, good_exceptions};
 use crate::encoding::stored::CodedSizes;
 use crate::encoding::tile::{self, Sizes};
-use crate::gpu::memory::{Buffer, DeviceRegion};
-use crate::gpu::needs::{array_length, arrays_of};
-use crate::gpu::stored::{StoredTile, Tensors};
+use crate::gpu::needs::{TensorId, array_length, arrays_of};
+use crate::gpu::stored::Tensors;
 use crate::gpu::task::{DecodeTask, TILE_KERNEL, TileAddresses, TileSource, TileTask};
 use crate::gpu::upload::{BUFFERS, PIECE_BYTES, Ring, rings};
 use crate::gpu::{
-    device::Device, fault::OrFault, module::DecodeLaunch, pinned::Pinned, status::Status,
+    device::Device, fault::OrFault, memory::Buffer, module::DecodeLaunch, pinned::Pinned,
+    status::Status,
 };
 use crate::progress::{Observer, advance};
 use crate::{Error, Model, Result, Tensor, constants::ARRAY_ALIGNMENT, parallel};
@@ -49,10 +49,12 @@ pub(in crate::gpu) struct FastLoad<'l> {
 
 pub(in crate::gpu) struct FastRequest<'m> {
     pub(in crate::gpu) tensor: Tensor<'m>,
-    pub(in crate::gpu) stored: &'m StoredTile,
+    pub(in crate::gpu) id: TensorId,
+    pub(in crate::gpu) sizes: &'m Sizes,
+    pub(in crate::gpu) staged_bytes: u32,
     pub(in crate::gpu) table: CUdeviceptr,
     /// Where it goes: memory of [`fast_bytes`](super::task::fast_bytes).
-    pub(in crate::gpu) strips: DeviceRegion,
+    pub(in crate::gpu) strips: Buffer,
 }
 
 /// Some strips of a matrix, as they travel.
@@ -108,7 +110,7 @@ impl StripBatch {
 
 /// Cuts a matrix into jobs that fit a slot; none if a strip does not.
 fn cut(matrix: usize, wanted: &FastRequest<'_>) -> Result<Option<Vec<StripBatch>>> {
-    let sizes = &wanted.stored.sizes;
+    let sizes = wanted.sizes;
     let records = sizes.read_whole(&wanted.tensor, tile::RECORDS)?;
     let job = |strips: Range<u64>| -> Result<StripBatch> {
         let of = sizes.records_of(&strips)?;
@@ -158,7 +160,7 @@ impl FastRequest<'_> {
 
     /// Decodes a job's strips, which are a tensor of their own in the slot.
     fn task(&self, job: &StripBatch, layout: &SlotLayout, slot: CUdeviceptr) -> DecodeTask {
-        let sizes = &self.stored.sizes;
+        let sizes = self.sizes;
         let (rows, columns) = (job.rows(sizes), sizes.geometry().columns());
         let rows = rows.end - rows.start;
         let source = TileSource {
@@ -168,7 +170,7 @@ impl FastRequest<'_> {
                 bitstream_bytes: layout.bits.end - layout.bits.start,
                 plane: slot + layout.plane.start,
                 table: self.table,
-                staged_bytes: self.stored.staged_bytes,
+                staged_bytes: self.staged_bytes,
             },
             rows,
             columns,
@@ -241,7 +243,7 @@ impl Transit<'_> {
 struct Packing<'u> {
     transit: &'u Transit<'u>,
     stream: Arc<CudaStream>,
-    weights: DeviceRegion,
+    weights: Buffer,
     packer: Packer,
     status: Status,
 }
@@ -281,7 +283,7 @@ impl Packing<'_> {
         free: &Sender<usize>,
     ) -> Result<Option<FastArrays>> {
         let wanted = &self.transit.matrices[job.matrix];
-        let (sizes, action) = (&wanted.stored.sizes, "ordering copies and kernels");
+        let (sizes, action) = (wanted.sizes, "ordering copies and kernels");
         let (geometry, weights) = (sizes.geometry(), self.weights.pointer());
         let (rows, columns) = (geometry.rows(), geometry.columns());
         let strips = Strips { rows, columns, address: wanted.strips.pointer() };
@@ -291,7 +293,7 @@ impl Packing<'_> {
         let kernels = self.transit.device.kernels();
         let launch = DecodeLaunch {
             kernel: TILE_KERNEL,
-            fit: kernels.fit(TILE_KERNEL, wanted.stored.staged_bytes)?,
+            fit: kernels.fit(TILE_KERNEL, wanted.staged_bytes)?,
             first_task: 0,
             task_count: 1,
             unit_count: (job.strips.end - job.strips.start) * geometry.strip_tiles(),
@@ -324,14 +326,14 @@ pub(in crate::gpu) fn load_fast(
     device: &Device,
     matrices: &[FastRequest<'_>],
     load: &FastLoad<'_>,
-    kept: &mut Vec<Arc<Buffer>>,
+    kept: &mut Vec<Buffer>,
 ) -> Result<Vec<Option<FastArrays>>> {
     let mut jobs = Vec::new();
     for (matrix, wanted) in matrices.iter().enumerate() {
         if let Some(cut) = cut(matrix, wanted)? {
             jobs.extend(cut);
         } else {
-            let arrays = arrays_of(load.model, wanted.stored.id);
+            let arrays = arrays_of(load.model, wanted.id);
             advance(load.observer, arrays.map(|array| array_length(load.model, array)).sum())?;
         }
     }
@@ -340,11 +342,11 @@ pub(in crate::gpu) fn load_fast(
     let slot_bytes = (SLOTS * count) as u64 * PIECE_BYTES;
     let weight_bytes =
         2 * jobs.iter().map(|job| job.plane.end - job.plane.start).max().unwrap_or(0);
-    let most = matrices.iter().map(|wanted| good_exceptions(wanted.stored.sizes.elements())).max();
+    let most = matrices.iter().map(|wanted| good_exceptions(wanted.sizes.elements())).max();
     let most = most.unwrap_or(0);
     // One allocation: each takes the driver longer to free than the GPU has work for meanwhile.
     let bytes = slot_bytes + weight_bytes.next_multiple_of(ARRAY_ALIGNMENT) + Packer::bytes(most);
-    let mut memory = DeviceRegion::from(device.allocate(bytes, "matrices that arrive")?);
+    let mut memory = device.allocate(bytes, "matrices that arrive")?;
     let addresses = memory.take(slot_bytes).pointer();
     let slot = |at| {
         let (filled, used) = (device.new_event()?, device.new_event()?);

@@ -10,7 +10,7 @@ use super::matrix::{Matrix, MatrixArrays, shift, within};
 use super::task::{GatherTask, LinearMatrix};
 use crate::gpu::status::{Status, check_contexts};
 use crate::gpu::task::{FEW_TASKS, TileTask};
-use crate::gpu::{fault::refuse, launches::OUTPUT_ALIGNMENT};
+use crate::gpu::{fault::refuse, program::OUTPUT_ALIGNMENT};
 use crate::{Error, Result, open::Rect};
 
 /// Where the indices of rows lie in device memory.

@@ -1,7 +1,7 @@
 //! The fast layout: a matrix in it, and one on its way there from BF16, some strips at a time.
 #![expect(unsafe_code, reason = "launches and copies, each with its proof")]
 
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
 use cudarc::driver::{CudaStream, result, sys::CUdeviceptr};
 
@@ -9,8 +9,7 @@ use super::task::{
     ENTRY_BYTES, HEAD_BYTES, PackTask, STRIP_ROWS, TILE_BYTES, TILE_COLUMNS, UnpackTask,
     fast_bytes, strip_bytes, strip_head_bytes,
 };
-use crate::gpu::memory::{Buffer, DeviceRegion};
-use crate::gpu::{device::Device, fault::OrFault, status::Status};
+use crate::gpu::{device::Device, fault::OrFault, memory::Buffer, status::Status};
 use crate::{Result, constants::ARRAY_ALIGNMENT, open::Rect};
 
 /// Where a matrix lies: memory of [`fast_bytes`] with the data of all strips, then their heads.
@@ -41,7 +40,7 @@ pub(in crate::gpu) struct FastArrays {
     pub(super) entries: CUdeviceptr,
     pub(super) exceptions: u64,
     /// Of strips and exceptions, unless the caller keeps them.
-    pub(super) _memory: Option<[DeviceRegion; 2]>,
+    pub(super) _memory: Option<[Buffer; 2]>,
 }
 
 impl FastArrays {
@@ -110,11 +109,11 @@ impl FastArrays {
 #[derive(Debug)]
 pub(super) struct Packer {
     device: Device,
-    room: DeviceRegion,
+    room: Buffer,
     /// How many there are so far.
-    total: DeviceRegion,
+    total: Buffer,
     /// Allocations for those of several matrices.
-    pub(super) kept: Vec<Arc<Buffer>>,
+    pub(super) kept: Vec<Buffer>,
     /// How many bytes of the last one are taken.
     taken: u64,
 }
@@ -125,8 +124,8 @@ const KEPT_BYTES: u64 = 1 << 20;
 impl Packer {
     /// For at most this many of a matrix, in memory of their own.
     pub(super) fn new(device: &Device, most: u64) -> Result<Self> {
-        let memory = device.allocate(Self::bytes(most), "exceptions")?;
-        Ok(Self::within(device, most, &mut memory.into()))
+        let mut memory = device.allocate(Self::bytes(most), "exceptions")?;
+        Ok(Self::within(device, most, &mut memory))
     }
 
     /// What [`Packer::within`] takes.
@@ -135,7 +134,7 @@ impl Packer {
     }
 
     /// For at most this many of a matrix.
-    pub(super) fn within(device: &Device, most: u64, memory: &mut DeviceRegion) -> Self {
+    pub(super) fn within(device: &Device, most: u64, memory: &mut Buffer) -> Self {
         let (total, room) = (memory.take(size_of::<u32>() as u64), memory.take(most * ENTRY_BYTES));
         Self { device: device.clone(), room, total, kept: Vec::new(), taken: 0 }
     }
@@ -153,23 +152,21 @@ impl Packer {
     }
 
     /// Memory for this many bytes that are kept; `together` with others.
-    fn keep(&mut self, bytes: u64, together: bool) -> Result<DeviceRegion> {
+    fn keep(&mut self, bytes: u64, together: bool) -> Result<Buffer> {
         if self.kept.last().is_none_or(|last| bytes > last.bytes() - self.taken) {
             let room = if together { bytes.max(KEPT_BYTES) } else { bytes };
-            self.kept.push(Arc::new(self.device.allocate(room, "exceptions")?));
+            self.kept.push(self.device.allocate(room, "exceptions")?);
             self.taken = 0;
         }
         let last = &self.kept[self.kept.len() - 1];
-        let region = DeviceRegion::within(last, self.taken, bytes);
+        let region = last.part(self.taken, bytes);
         self.taken = last.bytes().min(self.taken + bytes.next_multiple_of(ARRAY_ALIGNMENT));
         Ok(region)
     }
 
     /// How many there are of the matrix so far; waits.
     pub(super) fn count(&self, stream: &CudaStream) -> Result<u64> {
-        let mut total = [0_u32];
-        self.total.read(stream, &mut total)?;
-        Ok(total[0].into())
+        Ok(self.total.read_word(stream)?.into())
     }
 
     /// Puts the copying of this many to a device address on the stream.
@@ -229,7 +226,7 @@ impl Packer {
     pub(super) fn finish(
         &mut self,
         strips: Strips,
-        memory: DeviceRegion,
+        memory: Buffer,
         most: u64,
         together: bool,
         stream: &CudaStream,

@@ -7,10 +7,12 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::fast::{FastArrays, Strips};
 use super::task::{self, LinearMatrix, STRIP_ROWS, TILE_COLUMNS, tiles_across};
-use crate::gpu::task::{KernelEncoding, TableAddresses, TileAddresses, TileSource, TileTask};
+use crate::gpu::task::{
+    TILE_KERNEL, TILE_TABLE_BYTES, TableAddresses, TileAddresses, TileSource, TileTask,
+};
 use crate::gpu::{
-    device::Device, fault::refuse, launches::OUTPUT_ALIGNMENT, memory::Buffer, model::GpuModel,
-    needs::Residence, part::DevicePart, stored::CodedTensor,
+    device::Device, fault::refuse, model::GpuModel, needs::Residence, part::DevicePart,
+    program::OUTPUT_ALIGNMENT,
 };
 use crate::{Dtype, Error, Result, encoding::tile::RECORD_BYTES};
 
@@ -93,10 +95,11 @@ impl GpuModel {
         if block.program.is_streamed() {
             return no("is streamed from the host", "load its block resident (LoadOptions::plan)");
         }
-        let Some(tile) = coded.and_then(CodedTensor::as_tile) else {
+        let Some((coded, sizes)) = coded.and_then(|coded| Some((coded, coded.tile_sizes()?)))
+        else {
             return no("is not stored in tiles", "convert the container to the tile layout");
         };
-        let geometry = tile.sizes.geometry();
+        let geometry = sizes.geometry();
         if !geometry.is_matrix_of(&entry.shape) {
             return no(
                 "is not stored in tiles of 32 rows and 256 columns of its own",
@@ -108,8 +111,8 @@ impl GpuModel {
             let what = format_args!("rows or columns of matrix {tensor:?} on the GPU");
             Error::check_limit(what, count, u32::MAX.into())?;
         }
-        let (at, keep) = (tile.arrays(&part.in_place()), Some(Arc::clone(part)));
-        let arrays = StoredArrays::new(&part.device, (rows, columns), at, keep);
+        let at = coded.tile_addresses(sizes, &part.in_place());
+        let arrays = StoredArrays::new(&part.device, (rows, columns), at, Some(Arc::clone(part)));
         Ok(Matrix::stored(tensor.into(), arrays))
     }
 }
@@ -316,7 +319,7 @@ impl Matrix {
 impl Device {
     /// Bytes of the decode table of a tensor in tiles.
     pub const fn table_bytes() -> u64 {
-        KernelEncoding::Tile.table_bytes()
+        TILE_TABLE_BYTES
     }
 
     /// Builds the decode tables of tensors in tiles, and waits. Any content of a codebook is safe.
@@ -334,11 +337,7 @@ impl Device {
             let problem = "a codebook or a decode table is misaligned";
             return refuse(problem, "begin each on a multiple of 256");
         }
-        if tables.is_empty() {
-            return Ok(());
-        }
-        let tasks = Buffer::of(self.copies(), tables)?;
-        self.kernels().build_tables(KernelEncoding::Tile, self.copies(), &tasks)
+        self.kernels().build_tables(TILE_KERNEL, self.copies(), tables)
     }
 }
 
@@ -362,7 +361,7 @@ impl StoredArrays {
     fn bytes(&self) -> u64 {
         let TileSource { arrays, rows, columns, tiles_across } = self.source;
         let records = (rows.div_ceil(STRIP_ROWS) * tiles_across + 1) * RECORD_BYTES as u64;
-        records + arrays.bitstream_bytes + rows * columns + KernelEncoding::Tile.table_bytes()
+        records + arrays.bitstream_bytes + rows * columns + TILE_TABLE_BYTES
     }
 
     /// Decodes some rows and columns of the whole matrix to `output` of the launch's, dense; all

@@ -10,7 +10,7 @@ use super::fast::{Packer, Strips};
 use super::matrix::{Matrix, MatrixArrays, within};
 use super::task::{STRIP_ROWS, fast_bytes, good_exceptions};
 use crate::gpu::fault::{OrFault, refuse};
-use crate::gpu::{device::Device, memory::DeviceRegion, status::Status};
+use crate::gpu::{device::Device, status::Status};
 use crate::{Result, parallel};
 
 /// Decoded weights at a time, in bytes.
@@ -58,7 +58,7 @@ impl Matrix {
         let each = STRIP_ROWS * (SCRATCH_BYTES / (2 * STRIP_ROWS * columns));
         let mut packer = Packer::new(device, most_exceptions.min(rows * columns))?;
         let bytes = fast_bytes(rows, columns);
-        let memory = DeviceRegion::from(device.allocate(bytes, "a matrix in the fast layout")?);
+        let memory = device.allocate(bytes, "a matrix in the fast layout")?;
         let scratch = device.allocate(2 * columns * rows.min(each), "weights to transcode")?;
         let strips = Strips { rows, columns, address: memory.pointer() };
         packer.begin(stream)?;
