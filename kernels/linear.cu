@@ -49,45 +49,30 @@
 #include "linear_tile_wide.cuh"
 
 namespace df11::linear {
-// Warps that multiply: how sums are split, so that another number gives other bits.
-constexpr u32 LINEAR_WARPS = 16;
-// Steps that a warp, or stages that a block has on their way.
-constexpr u32 LINEAR_DEPTH = 2, LINEAR_STAGES = 4, LINEAR_CLUSTER = 2;
-static_assert(LINEAR_DEPTH > 0 && LINEAR_GROUP % LINEAR_CLUSTER == 0 &&
-                  LINEAR_STAGES <= MOST_STAGES,
-              "a ring");
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2) * LANES, LINEAR_EARLY = 1, GROUPED_EIGHTS = 2;
-constexpr u32 HAS_WIDE = 1;
+constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2 * HOPPER) * LANES;
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
-    return bulk_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_STAGES);
+    return HOPPER ? bulk_shared_bytes((x_rows + 7) / 8) : linear_shared_bytes((x_rows + 7) / 8);
 }
-template <u32 EIGHTS, u32 CLUSTER, class Work>
+template <u32 ROWS, u32 CLUSTER, class Work>
 __device__ __forceinline__ void linear(const Work& work) {
-    linear_bulk<EIGHTS, LINEAR_WARPS, CLUSTER>(work);
+    if constexpr (HOPPER)
+        linear_bulk<ROWS / 8, CLUSTER>(work);
+    else
+        linear_fast<ROWS / 8>(work);
 }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define CLUSTERS __cluster_dims__(LINEAR_CLUSTER, 1, 1)
 #else
 #define CLUSTERS
-constexpr u32 LINEAR_THREADS = LINEAR_WARPS * LANES, LINEAR_EARLY = 0, GROUPED_EIGHTS = 1;
-constexpr u32 HAS_WIDE = 0;
-__host__ __device__ constexpr u32 shared_for(u32 x_rows) {
-    return linear_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_DEPTH);
-}
-template <u32 EIGHTS, u32 CLUSTER, class Work>
-__device__ __forceinline__ void linear(const Work& work) {
-    linear_fast<EIGHTS, LINEAR_DEPTH, LINEAR_WARPS>(work);
-}
 #endif
 
 extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_fast_8(const __grid_constant__ LinearLaunch launch) {
-    linear<1, LINEAR_CLUSTER>(Shared{launch});
+    linear<8, LINEAR_CLUSTER>(Shared{launch});
 }
 extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
-    linear<2, LINEAR_CLUSTER>(Shared{launch});
+    linear<16, LINEAR_CLUSTER>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // 17 to 128 rows of x (linear_wide.cuh).
@@ -119,10 +104,10 @@ extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_grouped(const __grid_constant__ GroupedLaunch launch) {
     __shared__ u32 batches[MOST_EXPERTS + 1];
     wait_for_launch_before();
-    const Grouped<GROUPED_EIGHTS * 8> work = {launch, batches};
+    const Grouped work = {launch, batches};
     work.count_batches(batches);
     __syncthreads();
-    linear<GROUPED_EIGHTS, 1>(work);
+    linear<GROUPED_ROWS, 1>(work);
 }
 extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
     df11_linear_gather(const __grid_constant__ GatherTask task) {
@@ -133,17 +118,17 @@ extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
 // tile_warps more, in groups of four; bits of y depend on neither.
 extern "C" __global__ void __launch_bounds__((tile_warps(8) + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<8>(Shared{launch});
+    linear_tile<1, HeldX<1>>(Shared{launch});
 }
 extern "C" __global__ void __launch_bounds__((tile_warps(16) + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<16>(Shared{launch});
+    linear_tile<2, HeldX<2>>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // One or two rows of x, if shared memory has room for all of it.
 extern "C" __global__ void __launch_bounds__((tile_warps(2) + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_2(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<2>(Shared{launch});
+    linear_tile<1, SharedX>(Shared{launch});
 }
 // 17 to 64 rows of x (linear_tile_wide.cuh).
 extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
@@ -206,15 +191,15 @@ struct Constants {
     // while the one before ends (programmatic stream serialization): the kernel waits before it
     // touches anything but the matrices; dynamic shared memory.
     u32 threads = LINEAR_THREADS;
-    u32 early = LINEAR_EARLY;
+    u32 early = HOPPER;
     u32 fast_bytes[2] = {shared_for(8), shared_for(16)};
-    u32 grouped_bytes = shared_for(8 * GROUPED_EIGHTS);
+    u32 grouped_bytes = shared_for(GROUPED_ROWS);
     u32 count_bytes = PACK_SHARED_BYTES;  // of df11_linear_count
     // df11_linear_fast_{32,64,128}, then df11_linear_fast_{192,256}.
-    u32 wide_bytes = HAS_WIDE * WIDE_SHARED_BYTES;
-    u32 wide_threads = HAS_WIDE * WIDE_THREADS;
-    u32 large_bytes = HAS_WIDE * WIDE_SHARED_BYTES;
-    u32 large_threads = HAS_WIDE * LARGE_THREADS;
+    u32 wide_bytes = HOPPER * WIDE_SHARED_BYTES;
+    u32 wide_threads = HOPPER * WIDE_THREADS;
+    u32 large_bytes = HOPPER * WIDE_SHARED_BYTES;
+    u32 large_threads = HOPPER * LARGE_THREADS;
     // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of
     // dynamic shared memory (tile_shared_bytes) the bytes of a table, for each row of x and each of
     // tile_sets, for each warp that decodes, and how many times such a warp needs a tile's bits;
@@ -233,7 +218,7 @@ struct Constants {
     // df11_linear_tile_2: the warps that decode; the most rows of x; the bytes of a row of x in
     // shared memory are a multiple of `unit`, and `after` more.
     struct {
-        u32 warps = HAS_WIDE * tile_warps(FEWEST_ROWS);
+        u32 warps = HOPPER * tile_warps(FEWEST_ROWS);
         u32 rows = FEWEST_ROWS;
         u32 unit = SHARED_X_UNIT;
         u32 after = SHARED_X_AFTER;
@@ -243,7 +228,7 @@ struct Constants {
     // these rows; how many tiles' bits there are at once, and bytes of each besides those bits; the
     // most stages.
     struct {
-        u32 threads = HAS_WIDE * DECODED_THREADS;
+        u32 threads = HOPPER * DECODED_THREADS;
         u32 fixed = DECODED_FIRST_BYTES;
         u32 stages[2] = {SETS * decoded_stage(32), SETS * decoded_stage(64)};
         u32 row = SETS * TILE_ATOMS * ATOM_COLUMNS * 2;

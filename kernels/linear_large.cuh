@@ -43,7 +43,6 @@ constexpr u32 LARGE_RING = 8, LARGE_SLICES = 8;
 // A warp's sums of eight rows of x by 16 rows of a strip are a fragment; a slice is some of them.
 __host__ __device__ constexpr u32 slice_fragments(u32 n) { return n / 8 / LARGE_SLICES; }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // What a block has to do, piece by piece.
 struct LargeCursor {
     u32 item, matrix, share;
@@ -213,11 +212,6 @@ __device__ __forceinline__ void add_slice(const LargeMeeting& meeting, u32 slice
 
 // How often a block looks whether the others have come, about a microsecond each.
 constexpr u32 LARGE_LOOKS = 50;
-__device__ inline u32 look_at(const u32* counter) {
-    u32 value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-    return value;
-}
 
 // Comes to a meeting. Which slices this block is to add; LEAVE: others have not come. By one
 // thread.
@@ -231,7 +225,7 @@ __device__ __forceinline__ u32 come(const LargeMeeting& meeting) {
     if (!own_slice) return 0;
 #pragma unroll 1
     for (u32 i = 0; i < LARGE_LOOKS; i++)
-        if ((look_at(meeting.counter) & 0xFF) == meeting.pieces) return own_slice;
+        if ((load_acquired(meeting.counter) & 0xFF) == meeting.pieces) return own_slice;
     return LEAVE;
 }
 // Leaves its own slice to the last one that comes; if that one has come, it does not.
@@ -340,5 +334,4 @@ __device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
         cursor.next(launch, piece);
     }
 }
-#endif
 }  // namespace df11::linear

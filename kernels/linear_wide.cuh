@@ -47,7 +47,6 @@
 #include "linear_stages.cuh"
 
 namespace df11::linear {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // Weights of 16 columns of 16 rows of a strip: product `j` of a step's two, out of the signs and
 // mantissas of two rows, and their codes.
 __device__ __forceinline__ void decode_product(u32 (&weights)[4], u32 j, const uint4& planes,
@@ -354,5 +353,4 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     arrive_at_cluster();
     wait_for_cluster();
 }
-#endif
 }  // namespace df11::linear
