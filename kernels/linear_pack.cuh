@@ -1,6 +1,6 @@
 // Between BF16 and the fast layout, tile by tile, a warp each.
 #pragma once
-#include "linear_work.cuh"
+#include "linear_fast.cuh"
 
 namespace df11::linear {
 // Where a lane's units of a tile are: of step t, row r of four: strip row lane / 4 + 8 r. In memory
@@ -109,8 +109,16 @@ __device__ __forceinline__ void count_tile(const PackTask& task, u32* counts, u3
     }
 }
 
+// With PACK_SHARED_BYTES of dynamic shared memory.
+extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
+    df11_linear_count(const __grid_constant__ PackTask task) {
+    u32* const counts = reinterpret_cast<u32*>(linear_shared) + threadIdx.x / LANES * PACK_COUNTS;
+    count_tile(task, counts, counts + 256 * COUNT_WORDS);
+}
+
 // Each head's first entry: the sum of the counts before, from the total on. One block.
-__device__ __forceinline__ void scan_heads(const PackTask& task) {
+extern "C" __global__ void __launch_bounds__(1024)
+    df11_linear_scan(const __grid_constant__ PackTask task) {
     __shared__ u32 warp_sums[LANES];
     const u32 lane = threadIdx.x % LANES;
     const u32 warp = threadIdx.x / LANES;
@@ -135,7 +143,8 @@ __device__ __forceinline__ void scan_heads(const PackTask& task) {
     if (threadIdx.x == 0) *task.total = before;
 }
 
-__device__ __forceinline__ void pack_tile(const PackTask& task) {
+extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
+    df11_linear_pack(const __grid_constant__ PackTask task) {
     const u32 lane = threadIdx.x % LANES;
     const u64 number = u64(blockIdx.x) * PACK_WARPS + threadIdx.x / LANES;
     if (number >= tiles_of(task.rows, task.columns)) return;
@@ -233,5 +242,9 @@ __device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
         }
     }
     if (problems) atomicOr(task.status, problems);
+}
+extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
+    df11_linear_unpack(const __grid_constant__ UnpackTask task) {
+    unpack_tile(task);
 }
 }  // namespace df11::linear

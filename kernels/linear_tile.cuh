@@ -50,8 +50,7 @@
 // What limits it: latency. One warp alone on each scheduler takes 353 clocks for a unit: a chain of
 // four look-ups, and what is between tiles; and tensor cores lower the clock of the GPU, from 1.97
 // to 1.81 GHz. With 16 rows besides x of each tile, 8 KiB, which all multiprocessors ask of L2.
-//
-// What was tried and rejected is in the records, with its figures.
+// What was tried and rejected is in the records.
 //
 // Safety on any content: tiles are those of the launch; copies are bounded by the bitstream and by
 // the slot, windows by the slot, an edge's words by the tile's bytes, look-ups by the table. A tile

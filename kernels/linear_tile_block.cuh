@@ -37,8 +37,8 @@ __host__ __device__ constexpr u32 shared_x_pitch(u32 columns) {
 }
 // Pairs of units whose plane bytes are on their way.
 __host__ __device__ constexpr u32 plane_ahead(u32 eights) { return eights > 1 ? 1 : 2; }
-// Units of a tile whose x a warp holds in registers. On 9.0 it has the others, of 16 rows, in shared
-// memory, each lane its own words, so that registers suffice.
+// Units of a tile whose x a warp holds in registers. On 9.0 those of 16 rows would not suffice: it
+// has the others in shared memory, each lane its own words.
 __host__ __device__ constexpr u32 units_held(u32 eights) {
     return HOPPER && eights > 1 ? 5 : BAND_UNITS;
 }

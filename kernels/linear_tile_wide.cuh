@@ -35,9 +35,7 @@
 //   H200, decode to memory, cuBLASLt  364    362
 // What limits it: with 64 rows on an H100, 27 of then 218 were the meeting of sums. Decoding takes
 // about 30 wavefronts of shared memory a unit, of 34 clocks: look-ups 14, an atom's way in and out
-// 8, x 4.
-//
-// What was tried and rejected is in the record, with its figures.
+// 8, x 4. What was tried and rejected is in the record.
 //
 // Safety on any content: as linear_tile.cuh has it.
 #pragma once

@@ -30,16 +30,20 @@ const CLASSES: [u64; 2] = [FEW_ROWS, ROWS];
 /// The version of CUDA from which on drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
-/// What the kernels were compiled with: `Constants` of `kernels/linear.cu`, which explains them.
+/// What the kernels were compiled with: `Constants` of `kernels/linear.cu`. Threads of a block, and
+/// bytes of its dynamic shared memory.
 #[derive(Debug, FromBytes)]
 #[repr(C)]
 struct Constants {
     agreed: Agreed,
     threads: u32,
+    /// 1 if a launch may begin while the one before ends (programmatic stream serialization): the
+    /// kernel waits before it touches anything but the matrices.
     early: u32,
     fast_bytes: [u32; 2],
     grouped_bytes: u32,
     count_bytes: u32,
+    /// For more rows of x; of another target 0, as what follows.
     wide_bytes: u32,
     wide_threads: u32,
     large_bytes: u32,
@@ -53,14 +57,8 @@ struct Constants {
 #[derive(Debug, FromBytes, PartialEq)]
 #[repr(C)]
 struct Agreed {
-    launch: u32,
-    matrix: u32,
-    pack_task: u32,
-    unpack_task: u32,
-    grouped_launch: u32,
-    gather_task: u32,
-    pack_warps: u32,
-    unpack_warps: u32,
+    structures: [u32; 6],
+    warps: [u32; 2],
     partial_bytes: u32,
     matrices: u32,
     group: u32,
@@ -72,14 +70,15 @@ struct Agreed {
 impl Agreed {
     fn ours() -> Self {
         Self {
-            launch: size_of::<LinearLaunch>() as u32,
-            matrix: size_of::<LinearMatrix>() as u32,
-            pack_task: size_of::<PackTask>() as u32,
-            unpack_task: size_of::<UnpackTask>() as u32,
-            grouped_launch: size_of::<GroupedLaunch>() as u32,
-            gather_task: size_of::<GatherTask>() as u32,
-            pack_warps: PACK_WARPS as u32,
-            unpack_warps: UNPACK_WARPS as u32,
+            structures: [
+                size_of::<LinearLaunch>() as u32,
+                size_of::<LinearMatrix>() as u32,
+                size_of::<PackTask>() as u32,
+                size_of::<UnpackTask>() as u32,
+                size_of::<GroupedLaunch>() as u32,
+                size_of::<GatherTask>() as u32,
+            ],
+            warps: [PACK_WARPS as u32, UNPACK_WARPS as u32],
             partial_bytes: PARTIAL_BYTES as u32,
             matrices: MATRICES as u32,
             group: GROUP as u32,
