@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaFunction, CudaStream, sys::CUfunction_attribute as Attribute};
 use zerocopy::FromBytes;
 
-use super::crossover::Crossover;
+use super::crossover::crossover;
 use super::decoded::{DECODED_CLASSES, DecodedDemand, DecodedKernels};
 use super::multiply::{Multiply, run};
 use super::split::{
@@ -109,7 +109,8 @@ pub(in crate::gpu) struct LinearKernels {
     count_bytes: u32,
     /// Whether a kernel that multiplies may begin while the one before it ends.
     pub(super) early: bool,
-    pub(super) crossover: Crossover,
+    /// [`crossover`].
+    pub(super) crossover: [u64; 2],
 }
 
 impl LinearKernels {
@@ -163,7 +164,7 @@ impl LinearKernels {
             gather: function("gather")?,
             count_bytes,
             early: early == 1 && driver >= EARLY_DRIVER,
-            crossover: Crossover::of(stream.context())?,
+            crossover: crossover(stream.context())?,
         })
     }
 
@@ -209,9 +210,9 @@ impl LinearKernels {
         // Items, if each expert begins a chunk of its own.
         let chunks = u64::from(places).div_ceil(LEAST_CHUNK) + u64::from(experts.min(places));
         let items = chunks * u64::from(rows).div_ceil(STRIP_ROWS);
-        let items = u32::try_from(items).unwrap_or(u32::MAX);
+        let blocks = items.min(self.grouped.blocks.into()) as u32;
         // SAFETY: the caller's promise; it waits for the kernel before it at once.
-        unsafe { self.grouped.run(self.early, stream, items, launch) }
+        unsafe { self.grouped.run(self.early, stream, blocks, launch) }
     }
 
     /// Puts the transcoding of a range of strips on the stream.
