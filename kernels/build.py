@@ -2,14 +2,8 @@
 """Compiles the kernels to PTX, and that to machine code; both are committed, so that nothing needs
 CUDA to build the crate.
 
-    just ptx
-or
-    python3 -m venv target/ptx-venv
-    target/ptx-venv/bin/pip install nvidia-cuda-nvrtc-cu12==12.0.140 nvidia-cuda-nvcc-cu12==12.6.85
-    target/ptx-venv/bin/pip install --no-deps --target target/ptx-venv/hopper \
-        nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-nvcc-cu12==12.9.86
-    target/ptx-venv/bin/python kernels/build.py            # writes kernels/ptx/
-    target/ptx-venv/bin/python kernels/build.py --check    # compiles, compares, writes nothing
+    just ptx            # installs the compilers, and writes kernels/ptx/
+    just ptx --check    # compiles, compares, writes nothing
 
 Linux, no GPU needed. NVRTC is the oldest of CUDA 12, so that every driver from R525 (December 2022)
 on loads its PTX. Machine code of any ptxas of CUDA 12 runs on those drivers too (CUDA's "minor
@@ -38,47 +32,33 @@ from typing import NamedTuple
 
 KERNELS = Path(__file__).resolve().parent
 PTX = KERNELS / "ptx"
-MODULES = ["gap", "tile", "linear"]
 OPTIONS = ["--gpu-architecture=compute_80", "--std=c++17"]
-# Targets whose resources are checked; machine code is kept for those of which a device was there to
-# test it.
-TARGETS = ["sm_80", "sm_90"]
-KEPT_TARGETS = ["sm_90"]
-# Modules with code of their own for compute capability 9.0, which no PTX for another target has.
-HOPPER_MODULES = ["linear"]
-HOPPER_TARGET = "sm_90a"
+# Targets whose resources are checked; machine code is kept for the second, of which a device was there to
+# test it. Of linear that has code which no PTX for another target has.
+TARGETS = {"gap": ["sm_80", "sm_90"], "tile": ["sm_80", "sm_90"], "linear": ["sm_80", "sm_90a"]}
 HOPPER_OPTIONS = ["--gpu-architecture=compute_90a", "--std=c++17"]
 
 
 class Tools(NamedTuple):
-    """Compilers of one release of CUDA."""
+    """Compilers, where they were installed and of which versions."""
 
     packages: Path
-    nvrtc: tuple[int, int]
-    ptxas: tuple[int, int]
-    wheels: list[str]
+    nvrtc: str
+    ptxas: str
+
+    @property
+    def wheels(self) -> list[str]:
+        return [f"nvidia-cuda-nvrtc-cu12=={self.nvrtc}", f"nvidia-cuda-nvcc-cu12=={self.ptxas}"]
 
     def need(self, path: str) -> Path:
-        found = self.packages / path
+        found = self.packages / "nvidia" / path
         if not found.exists():
-            sys.exit(
-                f"{found} is missing: install {' '.join(self.wheels)} as this file's head says"
-            )
+            sys.exit(f"{found} is missing: `just ptx` installs {' '.join(self.wheels)}")
         return found
 
 
-COMMON_TOOLS = Tools(
-    Path(sysconfig.get_path("purelib")) / "nvidia",
-    (12, 0),
-    (12, 6),
-    ["nvidia-cuda-nvrtc-cu12==12.0.140", "nvidia-cuda-nvcc-cu12==12.6.85"],
-)
-HOPPER_TOOLS = Tools(
-    Path(sys.prefix) / "hopper" / "nvidia",
-    (12, 9),
-    (12, 9),
-    ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvcc-cu12==12.9.86"],
-)
+COMMON_TOOLS = Tools(Path(sysconfig.get_path("purelib")), "12.0.140", "12.6.85")
+HOPPER_TOOLS = Tools(Path(sys.prefix, "hopper"), "12.9.86", "12.9.86")
 
 # Bytes of spill stores, by kernel and target: words that are needed between tasks or rounds, where
 # the threads that fit a multiprocessor leave 64 and 80 registers each. Fewer threads decode slower
@@ -140,7 +120,7 @@ class Nvrtc:
         self.library.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
         self.call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
-        if (major.value, minor.value) != tools.nvrtc:
+        if not tools.nvrtc.startswith(f"{major.value}.{minor.value}."):
             sys.exit(f"NVRTC {major.value}.{minor.value} found: install {tools.wheels[0]}")
 
     def call(self, function: str, *arguments: object) -> None:
@@ -181,10 +161,8 @@ class Nvrtc:
 def assemble(tools: Tools, ptx: bytes, target: str) -> tuple[bytes, str]:
     """Machine code, and what ptxas says about it."""
     ptxas = tools.need("cuda_nvcc/bin/ptxas")
-    version = subprocess.run(
-        [ptxas, "--version"], check=True, capture_output=True, text=True
-    ).stdout
-    if "release {}.{},".format(*tools.ptxas) not in version:
+    version = subprocess.run([ptxas, "--version"], check=True, capture_output=True, text=True)
+    if f"V{tools.ptxas}" not in version.stdout:
         sys.exit(f"another ptxas found: install {tools.wheels[1]}")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "in.ptx").write_bytes(ptx)
@@ -199,27 +177,29 @@ def build() -> tuple[dict[str, bytes], bool]:
     files: dict[str, bytes] = {}
     modules = {}
     good = True
-    for module in MODULES:
+    for module, targets in TARGETS.items():
         sources = sources_of(f"{module}.cu")
         ptx = compiler.compile(f"{module}.cu", sources, OPTIONS)
         files[f"{module}.ptx"] = ptx
         hashes = {}
         taken = {}
         extra = {}
-        hopper = module in HOPPER_MODULES
-        for target in [*TARGETS[:-1], HOPPER_TARGET] if hopper else TARGETS:
+        for target in targets:
             source, tools = ptx, COMMON_TOOLS
-            if target == HOPPER_TARGET:
+            if target == "sm_90a":
                 tools = HOPPER_TOOLS
                 source = hopper_compiler.compile(f"{module}.cu", sources, HOPPER_OPTIONS)
                 extra["hopper_constants"] = constants(source.decode(), module)
             code, log = assemble(tools, source, target)
             taken[target] = resources(log)
-            good &= report_resources(taken[target], target)
-            for line in re.findall(r".*Potential Performance Loss.*", log):
-                print(f"{target}: {line}")
+            problems = re.findall(r".*Potential Performance Loss.*", log)
+            for kernel, numbers in taken[target].items():
+                print(f"{target} {kernel}: {numbers}")
+                problems += check_resources(kernel, target, numbers)
+            for problem in problems:
+                print(f"{target}: {problem}")
                 good = False
-            if target in KEPT_TARGETS or target == HOPPER_TARGET:
+            if target != "sm_80":
                 files[f"{module}.{target}.cubin"] = code
                 hashes[f"{module}.{target}.cubin"] = {"sha256": sha256(code), "ptx": sha256(source)}
         modules[f"{module}.ptx"] = {
@@ -254,36 +234,17 @@ def constants(ptx: str, module: str) -> list[int]:
     return [word for (word,) in struct.iter_unpack("<I", given.ljust(int(size), b"\0"))]
 
 
-def report_resources(kernels: dict[str, dict[str, int]], target: str) -> bool:
-    """Prints what each kernel takes; whether no spill is above what is allowed, and no kernel
-    begins with too few registers.
-    """
-    good = True
-    print(
-        f"{target + ' kernel':<24} {'registers':>9} {'static shared':>13}"
-        f" {'spill stores':>12} {'spill loads':>11}"
-    )
-    for kernel, taken in kernels.items():
-        print(
-            f"{kernel:<24} "
-            + "{registers:>9} {static_shared:>13} {spill_stores:>12} {spill_loads:>11}".format(
-                **taken
-            )
-        )
-        allowed = ALLOWED_SPILLS.get((kernel, target), 0)
-        if taken["spill_stores"] > allowed:
-            print(
-                f"{kernel} spills {taken['spill_stores']} bytes on {target}, {allowed} are allowed"
-            )
-            good = False
-        least = LEAST_REGISTERS.get((kernel, target), 0)
-        if taken["registers"] < least:
-            print(
-                f"{kernel} begins with {taken['registers']} registers on {target},"
-                f" and would wait for {least} for ever"
-            )
-            good = False
-    return good
+def check_resources(kernel: str, target: str, taken: dict[str, int]) -> list[str]:
+    """That a kernel spills no more than is allowed, and begins with enough registers."""
+    problems = []
+    allowed = ALLOWED_SPILLS.get((kernel, target), 0)
+    if taken["spill_stores"] > allowed:
+        problems.append(f"{kernel} spills {taken['spill_stores']} bytes, {allowed} are allowed")
+    least = LEAST_REGISTERS.get((kernel, target), 0)
+    if taken["registers"] < least:
+        begin = f"{kernel} begins with {taken['registers']} registers"
+        problems.append(f"{begin}, and would wait for {least} for ever")
+    return problems
 
 
 def resources(log: str) -> dict[str, dict[str, int]]:
@@ -304,14 +265,6 @@ def resources(log: str) -> dict[str, dict[str, int]]:
     return dict(sorted(kernels.items()))
 
 
-def is_committed(name: str, content: bytes) -> bool:
-    path = PTX / name
-    return (
-        path.exists()
-        and (path.read_bytes() if name.endswith(".cubin") else read_source(path)) == content
-    )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -321,16 +274,19 @@ def main() -> int:
     files, good = build()
     if not good:
         return 1
-    stale = [name for name, content in files.items() if not is_committed(name, content)]
-    if check:
-        for name in stale:
+    stale = False
+    for name, content in files.items():
+        path = PTX / name
+        read = Path.read_bytes if name.endswith(".cubin") else read_source
+        if path.exists() and read(path) == content:
+            continue
+        stale = True
+        if check:
             print(f"kernels/ptx/{name} is not what the sources give; `just ptx` renews it")
-        return 1 if stale else 0
-    PTX.mkdir(exist_ok=True)
-    for name in stale:
-        (PTX / name).write_bytes(files[name])
-        print(f"wrote kernels/ptx/{name}")
-    return 0
+        else:
+            path.write_bytes(content)
+            print(f"wrote kernels/ptx/{name}")
+    return 1 if check and stale else 0
 
 
 if __name__ == "__main__":

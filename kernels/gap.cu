@@ -37,16 +37,6 @@
 #include "gap_thread.cuh"
 
 namespace df11::gap {
-#ifndef DF11_WARPS
-#define DF11_WARPS 12
-#endif
-#ifndef DF11_BLOCKS
-#define DF11_BLOCKS 2
-#endif
-#ifndef DF11_GROUP_WARPS
-#define DF11_GROUP_WARPS 4
-#endif
-
 // T: bytes a thread.
 template <u32 T>
 struct Shape {
@@ -60,9 +50,9 @@ struct Shape {
     // Plane bytes that a warp stages; what a run has beyond them it reads from global memory.
     static constexpr u32 plane_bytes = T * 112;
     // The most warps of a block, and how many such blocks a multiprocessor has registers for.
-    static constexpr u32 max_warps = T <= 16 ? 16 : DF11_WARPS;
-    static constexpr u32 blocks = T == 64 ? 1 : DF11_BLOCKS;
-    static constexpr u32 group_warps = DF11_GROUP_WARPS;
+    static constexpr u32 max_warps = T <= 16 ? 16 : 12;
+    static constexpr u32 blocks = T == 64 ? 1 : 2;
+    static constexpr u32 group_warps = 4;
     static_assert(max_warps <= MAX_WARPS && max_warps / group_warps < 16,
                   "room for all, and a barrier for each group");
 };
@@ -261,10 +251,6 @@ __device__ inline void stage_plane(const Run& run, u32 plane, u32 lane) {
     commit_copies();
 }
 
-__device__ inline void write_one(const Run& run, const u8* exponents, u32 at) {
-    run.output[at] = merge_one(exponents[at], __ldg(run.plane + at));
-}
-
 __device__ inline uint4 merge_eight(uint2 exponents, uint2 plane) {
     return {merge_pair<0>(exponents.x, plane.x), merge_pair<1>(exponents.x, plane.x),
             merge_pair<0>(exponents.y, plane.y), merge_pair<1>(exponents.y, plane.y)};
@@ -276,7 +262,8 @@ __device__ inline void write_run(const Run& run, const WarpMemory<T>& mine, u32 
     const u8* exponents = reinterpret_cast<const u8*>(mine.stage);
     if (run.begin >= run.end) return;
     if (!run.aligned) {
-        for (u32 at = run.begin + lane; at < run.end; at += LANES) write_one(run, exponents, at);
+        for (u32 at = run.begin + lane; at < run.end; at += LANES)
+            run.output[at] = merge_one(exponents[at], __ldg(run.plane + at));
         return;
     }
     const u32 first = (run.begin + 7) / 8;

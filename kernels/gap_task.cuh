@@ -5,10 +5,7 @@
 
 namespace df11::gap {
 // Bits that index the pair table.
-#ifndef DF11_TABLE_BITS
-#define DF11_TABLE_BITS 12
-#endif
-constexpr u32 TABLE_BITS = DF11_TABLE_BITS;
+constexpr u32 TABLE_BITS = 12;
 constexpr u32 TABLE_ENTRIES = 1u << TABLE_BITS;
 constexpr u32 MAX_CODE_LENGTH = 16;
 constexpr u32 SYMBOLS = 256;

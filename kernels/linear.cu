@@ -30,16 +30,11 @@
 // cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
 //   rows of x             1       8       16
 //   H100                  1.40    1.39    1.34
-//   H100, plain launches  1.29    1.30    1.26
 //   H200                  1.31    1.32    1.21
-//   H200, plain launches  1.23    1.25    1.16
 // What limits it. At one row DRAM: 4.10 TB/s on 28672 x 4096 on an H200, where cuBLASLt makes 4.22;
 // and about 2 us at the ends of each launch, which a launch that begins early hides. From 16 rows
 // on, x: L2 and shared memory bring 16 rows of it at 2/3 of the bytes of the weights, of which a
-// cluster of two spares half. With 32 rows it made 0.98 on an H200, and twice cuBLASLt's time with
-// 64: each 32 rows of weights read all of x from shared memory.
-//
-// What was tried and rejected is in the record, with its figures.
+// cluster of two spares half. What was tried and rejected is in the record.
 //
 // Safety on any content: strips, tiles and steps are those of the launch; entries are loaded inside
 // their array and placed inside their step; the decoder is arithmetic. Heads that name entries
@@ -49,45 +44,30 @@
 #include "linear_tile_wide.cuh"
 
 namespace df11::linear {
-// Warps that multiply: how sums are split, so that another number gives other bits.
-constexpr u32 LINEAR_WARPS = 16;
-// Steps that a warp, or stages that a block has on their way.
-constexpr u32 LINEAR_DEPTH = 2, LINEAR_STAGES = 4, LINEAR_CLUSTER = 2;
-static_assert(LINEAR_DEPTH > 0 && LINEAR_GROUP % LINEAR_CLUSTER == 0 &&
-                  LINEAR_STAGES <= MOST_STAGES,
-              "a ring");
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2) * LANES, LINEAR_EARLY = 1, GROUPED_EIGHTS = 2;
-constexpr u32 HAS_WIDE = 1;
+constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2 * HOPPER) * LANES;
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
-    return bulk_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_STAGES);
+    return HOPPER ? bulk_shared_bytes((x_rows + 7) / 8) : linear_shared_bytes((x_rows + 7) / 8);
 }
-template <u32 EIGHTS, u32 CLUSTER, class Work>
+template <u32 ROWS, u32 CLUSTER, class Work>
 __device__ __forceinline__ void linear(const Work& work) {
-    linear_bulk<EIGHTS, LINEAR_WARPS, CLUSTER>(work);
+    if constexpr (HOPPER)
+        linear_bulk<ROWS / 8, CLUSTER>(work);
+    else
+        linear_fast<ROWS / 8>(work);
 }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define CLUSTERS __cluster_dims__(LINEAR_CLUSTER, 1, 1)
 #else
 #define CLUSTERS
-constexpr u32 LINEAR_THREADS = LINEAR_WARPS * LANES, LINEAR_EARLY = 0, GROUPED_EIGHTS = 1;
-constexpr u32 HAS_WIDE = 0;
-__host__ __device__ constexpr u32 shared_for(u32 x_rows) {
-    return linear_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_DEPTH);
-}
-template <u32 EIGHTS, u32 CLUSTER, class Work>
-__device__ __forceinline__ void linear(const Work& work) {
-    linear_fast<EIGHTS, LINEAR_DEPTH, LINEAR_WARPS>(work);
-}
 #endif
 
 extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_fast_8(const __grid_constant__ LinearLaunch launch) {
-    linear<1, LINEAR_CLUSTER>(Shared{launch});
+    linear<8, LINEAR_CLUSTER>(Shared{launch});
 }
 extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
-    linear<2, LINEAR_CLUSTER>(Shared{launch});
+    linear<16, LINEAR_CLUSTER>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // 17 to 128 rows of x (linear_wide.cuh).
@@ -119,31 +99,25 @@ extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_grouped(const __grid_constant__ GroupedLaunch launch) {
     __shared__ u32 batches[MOST_EXPERTS + 1];
     wait_for_launch_before();
-    const Grouped<GROUPED_EIGHTS * 8> work = {launch, batches};
+    const Grouped work = {launch, batches};
     work.count_batches(batches);
     __syncthreads();
-    linear<GROUPED_EIGHTS, 1>(work);
+    linear<GROUPED_ROWS, 1>(work);
 }
-extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
-    df11_linear_gather(const __grid_constant__ GatherTask task) {
-    gather_tile(task);
-}
-
-// Matrices in tiles as stored. Any number of blocks, persistent, of TILE_HELPERS warps and up to
-// tile_warps more, in groups of four; bits of y depend on neither.
+// Matrices in tiles as stored, by TILE_HELPERS warps and up to tile_warps more, in groups of four.
 extern "C" __global__ void __launch_bounds__((tile_warps(8) + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<8>(Shared{launch});
+    linear_tile<1, HeldX<1>>(Shared{launch});
 }
 extern "C" __global__ void __launch_bounds__((tile_warps(16) + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<16>(Shared{launch});
+    linear_tile<2, HeldX<2>>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // One or two rows of x, if shared memory has room for all of it.
 extern "C" __global__ void __launch_bounds__((tile_warps(2) + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_2(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<2>(Shared{launch});
+    linear_tile<1, SharedX>(Shared{launch});
 }
 // 17 to 64 rows of x (linear_tile_wide.cuh).
 extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
@@ -155,44 +129,15 @@ extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
     linear_tile_wide<64>(launch);
 }
 #endif
-// A launch as that of df11_linear_gather.
-extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
-    df11_linear_tile_gather(const __grid_constant__ GatherTask task) {
-    gather_stored(task);
-}
 
-// With PACK_SHARED_BYTES of dynamic shared memory.
-extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
-    df11_linear_count(const __grid_constant__ PackTask task) {
-    u32* const counts = reinterpret_cast<u32*>(linear_shared) + threadIdx.x / LANES * PACK_COUNTS;
-    count_tile(task, counts, counts + 256 * COUNT_WORDS);
-}
-extern "C" __global__ void __launch_bounds__(1024)
-    df11_linear_scan(const __grid_constant__ PackTask task) {
-    scan_heads(task);
-}
-extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
-    df11_linear_pack(const __grid_constant__ PackTask task) {
-    pack_tile(task);
-}
-extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
-    df11_linear_unpack(const __grid_constant__ UnpackTask task) {
-    unpack_tile(task);
-}
-
-// What the host must know, which has the same fields (src/gpu/linear/kernels.rs). 0 is what this
-// target has no kernels for.
+// What the host must know, which has the same fields (src/gpu/linear/kernels.rs, tiles.rs,
+// decoded.rs), and explains them. 0 is what this target has no kernels for.
 struct Constants {
     // What both sides count with.
     struct {
-        u32 launch = sizeof(LinearLaunch);
-        u32 matrix = sizeof(LinearMatrix);
-        u32 pack_task = sizeof(PackTask);
-        u32 unpack_task = sizeof(UnpackTask);
-        u32 grouped_launch = sizeof(GroupedLaunch);
-        u32 gather_task = sizeof(GatherTask);
-        u32 pack_warps = PACK_WARPS;
-        u32 unpack_warps = UNPACK_WARPS;
+        u32 structures[6] = {sizeof(LinearLaunch), sizeof(LinearMatrix),  sizeof(PackTask),
+                             sizeof(UnpackTask),   sizeof(GroupedLaunch), sizeof(GatherTask)};
+        u32 warps[2] = {PACK_WARPS, UNPACK_WARPS};
         u32 partial_bytes = LINEAR_PARTIAL_BYTES;
         u32 matrices = LINEAR_MATRICES;
         u32 group = LINEAR_GROUP;
@@ -202,23 +147,18 @@ struct Constants {
         u32 large_split[5] = {LARGE_STRIPS, LARGE_STAGES, LARGE_PARTIAL_BYTES, LARGE_ROWS,
                               LARGE_BANDS};
     } agreed;
-    // df11_linear_fast_{8,16}, df11_linear_grouped: threads of a block; whether a launch may begin
-    // while the one before ends (programmatic stream serialization): the kernel waits before it
-    // touches anything but the matrices; dynamic shared memory.
+    // df11_linear_fast_{8,16}, df11_linear_grouped.
     u32 threads = LINEAR_THREADS;
-    u32 early = LINEAR_EARLY;
+    u32 early = HOPPER;
     u32 fast_bytes[2] = {shared_for(8), shared_for(16)};
-    u32 grouped_bytes = shared_for(8 * GROUPED_EIGHTS);
-    u32 count_bytes = PACK_SHARED_BYTES;  // of df11_linear_count
+    u32 grouped_bytes = shared_for(GROUPED_ROWS);
+    u32 count_bytes = PACK_SHARED_BYTES;
     // df11_linear_fast_{32,64,128}, then df11_linear_fast_{192,256}.
-    u32 wide_bytes = HAS_WIDE * WIDE_SHARED_BYTES;
-    u32 wide_threads = HAS_WIDE * WIDE_THREADS;
-    u32 large_bytes = HAS_WIDE * WIDE_SHARED_BYTES;
-    u32 large_threads = HAS_WIDE * LARGE_THREADS;
-    // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of
-    // dynamic shared memory (tile_shared_bytes) the bytes of a table, for each row of x and each of
-    // tile_sets, for each warp that decodes, and how many times such a warp needs a tile's bits;
-    // the most tile_sets; in _16 what each warp needs besides; the most tile_tables.
+    u32 wide_bytes = HOPPER * WIDE_SHARED_BYTES;
+    u32 wide_threads = HOPPER * WIDE_THREADS;
+    u32 large_bytes = HOPPER * WIDE_SHARED_BYTES;
+    u32 large_threads = HOPPER * LARGE_THREADS;
+    // df11_linear_tile_{8,16}: tile_shared_bytes.
     struct {
         u32 helpers = TILE_HELPERS;
         u32 most_warps = tile_warps(LINEAR_ROWS);
@@ -230,20 +170,16 @@ struct Constants {
         u32 most_warp = x_bytes_of_warp(2);
         u32 most_tables = MOST_TABLES;
     } tile;
-    // df11_linear_tile_2: the warps that decode; the most rows of x; the bytes of a row of x in
-    // shared memory are a multiple of `unit`, and `after` more.
+    // df11_linear_tile_2: shared_x_pitch.
     struct {
-        u32 warps = HAS_WIDE * tile_warps(FEWEST_ROWS);
+        u32 warps = HOPPER * tile_warps(FEWEST_ROWS);
         u32 rows = FEWEST_ROWS;
         u32 unit = SHARED_X_UNIT;
         u32 after = SHARED_X_AFTER;
     } fewest;
-    // df11_linear_tile_{32,64}: threads of a block; of dynamic shared memory (decoded_shared_bytes)
-    // the bytes that are always needed, for each stage of 32 and of 64 rows of x, and for each of
-    // these rows; how many tiles' bits there are at once, and bytes of each besides those bits; the
-    // most stages.
+    // df11_linear_tile_{32,64}: decoded_shared_bytes.
     struct {
-        u32 threads = HAS_WIDE * DECODED_THREADS;
+        u32 threads = HOPPER * DECODED_THREADS;
         u32 fixed = DECODED_FIRST_BYTES;
         u32 stages[2] = {SETS * decoded_stage(32), SETS * decoded_stage(64)};
         u32 row = SETS * TILE_ATOMS * ATOM_COLUMNS * 2;

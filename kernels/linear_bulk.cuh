@@ -8,25 +8,27 @@ namespace df11::linear {
 constexpr u32 MOST_STAGES = 16;
 // Barriers, full and empty, before the stages; rows of x in a stage are 16 bytes apart modulo 128,
 // so that the rows of a matrix never meet in a bank.
-__host__ __device__ constexpr u32 x_pitch_bytes(u32 warps) { return warps * 64 + 16; }
-__host__ __device__ constexpr u32 stage_bytes(u32 warps, u32 eights) {
-    return (warps * STEP_BYTES + eights * 8 * x_pitch_bytes(warps) + warps + 127) / 128 * 128;
+constexpr u32 BULK_X_PLACE = LINEAR_WARPS * STEP_BYTES, BULK_X_PITCH = LINEAR_WARPS * 64 + 16;
+__host__ __device__ constexpr u32 stage_bytes(u32 eights) {
+    return (BULK_X_PLACE + eights * 8 * BULK_X_PITCH + LINEAR_WARPS + 127) / 128 * 128;
 }
-__host__ __device__ constexpr u32 bulk_shared_bytes(u32 warps, u32 eights, u32 stages) {
-    return 3 * MOST_STAGES * 8 + sums_bytes(warps) + stages * stage_bytes(warps, eights);
+constexpr u32 BULK_FIRST_BYTES = 3 * MOST_STAGES * 8 + SUMS_BYTES;
+// Stages that a block has on their way; blocks of a cluster.
+constexpr u32 LINEAR_STAGES = 4, LINEAR_CLUSTER = 2;
+static_assert(LINEAR_GROUP % LINEAR_CLUSTER == 0 && LINEAR_STAGES <= MOST_STAGES, "a ring");
+__host__ __device__ constexpr u32 bulk_shared_bytes(u32 eights) {
+    return BULK_FIRST_BYTES + LINEAR_STAGES * stage_bytes(eights);
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // What all launches before have written is there; nothing to wait for unless two run at once. Only
 // then may the next launch begin: a kernel that waits for this one alone, as compilers make them,
 // may so read what was written before it.
 __device__ inline void wait_for_launch_before() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    if constexpr (HOPPER) {
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    }
 }
-#else
-__device__ inline void wait_for_launch_before() {}
-#endif
 
 __device__ inline void init_barrier(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -48,19 +50,31 @@ __device__ inline u32 test_parity(u32 barrier, u32 parity) {
 __device__ inline void arrive_with_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ inline void arrive_expecting(u32 barrier, u32 bytes) {
     asm volatile(
         "{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(barrier),
         "r"(bytes)
         : "memory");
 }
-__device__ inline void wait_for(u32 barrier, u32 phase) {
-    asm volatile(
-        "{ .reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra "
-        "DONE;\nbra AGAIN;\nDONE: }" ::"r"(barrier),
-        "r"(phase)
-        : "memory");
+// Waits until a phase of this parity, the last one or the one before, is complete.
+__device__ inline void wait_for(u32 barrier, u32 parity) {
+    if constexpr (HOPPER)
+        asm volatile(
+            "{ .reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra "
+            "DONE;\nbra AGAIN;\nDONE: }" ::"r"(barrier),
+            "r"(parity)
+            : "memory");
+    else
+        while (!test_parity(barrier, parity)) {
+        }
+}
+// Shows barriers to copies, after they have been made.
+__device__ inline void show_barriers() {
+    if constexpr (HOPPER) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// What is known to be written to shared memory is there for copies and products that come after.
+__device__ inline void fence_shared() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 // Copies of 16 bytes and multiples, aligned; `once`: nobody reads them again.
 template <u32 CLUSTER>
@@ -78,13 +92,16 @@ __device__ inline void copy_bulk_to_all(u32 to, const void* from, u32 bytes, u32
             "l"(from), "r"(bytes), "r"(barrier), "h"(u16((1 << CLUSTER) - 1))
             : "memory");
 }
-__device__ inline void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
+__device__ inline u64 once_policy() {
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+    return policy;
+}
+__device__ inline void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
         "[%1], %2, [%3], %4;" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+        "l"(from), "r"(bytes), "r"(barrier), "l"(once_policy())
         : "memory");
 }
 // Arrives at the barrier of a block of the cluster that is here at the same place.
@@ -123,10 +140,10 @@ __device__ inline u32 kept(u32 value) {
     return value;
 }
 
-template <u32 WARPS, class Work>
+template <class Work>
 __device__ __forceinline__ void ask_for_weights(const Work& work, Stages stages, u32 lane) {
     if (lane) return;
-    const u32 tiles = tiles_across(work.columns());
+    const u32 tiles = tiles_across(work.launch.columns);
     bool filled = false;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
@@ -134,16 +151,16 @@ __device__ __forceinline__ void ask_for_weights(const Work& work, Stages stages,
         const u8* data = m.data + u64(at.strip) * steps_of(m.whole_columns) * STEP_BYTES;
         const FastHead* heads =
             static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(m.whole_columns);
-        for (u32 step = at.begin; step < at.end; step += WARPS) {
+        for (u32 step = at.begin; step < at.end; step += LINEAR_WARPS) {
             const u32 place = stages.place;
             const u32 full = stages.full;
-            const u32 bytes = min(at.end - step, WARPS) * STEP_BYTES;
+            const u32 bytes = min(at.end - step, LINEAR_WARPS) * STEP_BYTES;
             if (filled) wait_for(stages.empty(), stages.phase ^ 1);
             arrive_expecting(full, at.exists ? bytes : 0);
             if (at.exists) copy_bulk_once(place, data + u64(step) * STEP_BYTES, bytes, full);
-            const u32 to = place + stages.bytes - WARPS;
+            const u32 to = place + stages.bytes - LINEAR_WARPS;
 #pragma unroll
-            for (u32 i = 0; i < WARPS / TILE_STEPS; i++)
+            for (u32 i = 0; i < LINEAR_WARPS / TILE_STEPS; i++)
                 if (at.exists && step / TILE_STEPS + i < tiles)
                     copy_head_async(to + 8 * i, heads + step / TILE_STEPS + i);
             arrive_with_copies(full);
@@ -167,16 +184,16 @@ __device__ __noinline__ void clear_x(u32 to, u32 rows, u32 pitch, u32 first, u32
     for (u32 row = lane; row < rows; row += LANES)
         for (u32 i = first; i % STEP_COLUMNS; i += 8)
             store_shared_16(to + row * pitch + 2 * i, make_uint4(0, 0, 0, 0));
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    fence_shared();
 }
 
-template <u32 WARPS, u32 CLUSTER, class Work>
+template <u32 CLUSTER, class Work>
 __device__ __forceinline__ void ask_for_x(const Work& work, Stages stages, u32 lane, bool aligned) {
     wait_for_launch_before();
     bool filled = false;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
-        for (u32 step = at.begin; step < at.end; step += WARPS) {
+        for (u32 step = at.begin; step < at.end; step += LINEAR_WARPS) {
             const u32 place = stages.place, full = stages.full;
             if (filled) {
                 wait_for(stages.empty(), stages.phase ^ 1);
@@ -186,39 +203,37 @@ __device__ __forceinline__ void ask_for_x(const Work& work, Stages stages, u32 l
                     wait_for(stages.x_empty(), stages.phase ^ 1);
                 }
             }
-            const u32 count =
-                min(min(at.end - step, WARPS) * STEP_COLUMNS, work.columns() - step * STEP_COLUMNS);
+            const u32 count = min(min(at.end - step, LINEAR_WARPS) * STEP_COLUMNS,
+                                  work.launch.columns - step * STEP_COLUMNS);
             const u32 bytes = aligned ? count * 2 : 0;
             if (!aligned)
                 for (u32 row = 0; row < at.rows; row++)
                     copy_x_slow(work.x(at, row) + step * STEP_COLUMNS, count,
-                                place + WARPS * STEP_BYTES + row * x_pitch_bytes(WARPS), lane);
+                                place + BULK_X_PLACE + row * BULK_X_PITCH, lane);
             else if (count % STEP_COLUMNS)
-                clear_x(place + WARPS * STEP_BYTES, at.rows, x_pitch_bytes(WARPS), count, lane);
+                clear_x(place + BULK_X_PLACE, at.rows, BULK_X_PITCH, count, lane);
             __syncwarp();
             if (lane == 0) arrive_expecting(full, bytes * at.rows);
             __syncwarp();
             if (bytes)
                 for (u32 row = lane * CLUSTER + blockIdx.x % CLUSTER; row < at.rows;
                      row += LANES * CLUSTER)
-                    copy_bulk_to_all<CLUSTER>(
-                        place + WARPS * STEP_BYTES + row * x_pitch_bytes(WARPS),
-                        work.x(at, row) + step * STEP_COLUMNS, bytes, full);
+                    copy_bulk_to_all<CLUSTER>(place + BULK_X_PLACE + row * BULK_X_PITCH,
+                                              work.x(at, row) + step * STEP_COLUMNS, bytes, full);
             stages.next();
             filled |= stages.place == stages.first;
         }
     }
 }
 
-template <u32 EIGHTS, u32 WARPS, u32 CLUSTER, class Work>
+template <u32 EIGHTS, class Work>
 __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, u32 warp,
                                                u32 lane) {
     wait_for_launch_before();
     float* const all_sums = reinterpret_cast<float*>(linear_shared + 3 * MOST_STAGES * 8);
     const u32 weights_place = kept(warp * STEP_BYTES + lane * 16);
-    const u32 head_place = kept(stages.bytes - WARPS + warp / TILE_STEPS * 8);
-    const u32 x_place =
-        kept(WARPS * STEP_BYTES + warp * 64 + lane % 8 * x_pitch_bytes(WARPS) + lane / 8 * 16);
+    const u32 head_place = kept(stages.bytes - LINEAR_WARPS + warp / TILE_STEPS * 8);
+    const u32 x_place = kept(BULK_X_PLACE + warp * 64 + lane % 8 * BULK_X_PITCH + lane / 8 * 16);
     u32 problems = 0;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
@@ -227,13 +242,13 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
         const u32 end = kept(at.exists ? at.end : 0);
         const u32 rounds_end = kept(at.end + warp);
 #pragma unroll 1
-        for (u32 step = at.begin + warp; step < rounds_end; step += WARPS) {
+        for (u32 step = at.begin + warp; step < rounds_end; step += LINEAR_WARPS) {
             wait_for(stages.full, stages.phase);
             const bool has = step < end;
             // Rows that do not exist are whatever is there: their sums are not used, and no others
             // have to do with them.
             auto load_x = [&](u32 i) {
-                return load_matrices(stages.place + x_place + 8 * i * x_pitch_bytes(WARPS));
+                return load_matrices(stages.place + x_place + 8 * i * BULK_X_PITCH);
             };
             uint4 p0, p1, codes, x[EIGHTS];
             Head head = {};
@@ -261,53 +276,51 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
             }
         }
         if (!at.exists) continue;
-        add_item<EIGHTS, WARPS>(work, at, all_sums, sums, warp, lane);
+        add_item<EIGHTS>(work, at, all_sums, sums, warp, lane);
     }
-    if (problems) atomicOr(work.status(), problems);
+    if (problems) atomicOr(work.launch.status, problems);
 }
 
-template <u32 EIGHTS, u32 WARPS, u32 CLUSTER, class Work>
+template <u32 EIGHTS, u32 CLUSTER, class Work>
 __device__ __forceinline__ void linear_bulk(const Work& work) {
     const u32 lane = kept(threadIdx.x % LANES);
     const u32 warp = kept(threadIdx.x / LANES);
     const u32 room = dynamic_shared_bytes();
     const u32 base = kept(shared_address(linear_shared));
-    const u32 fixed = 3 * MOST_STAGES * 8 + sums_bytes(WARPS);
-    const u32 first = base + fixed;
-    const u32 bytes = stage_bytes(WARPS, EIGHTS);
-    const u32 count = min((room - fixed) / bytes, MOST_STAGES);
+    const u32 first = base + BULK_FIRST_BYTES;
+    const u32 bytes = stage_bytes(EIGHTS);
+    const u32 count = min((room - BULK_FIRST_BYTES) / bytes, MOST_STAGES);
     const Stages stages = {first, first + count * bytes, bytes, base, first, base};
-    const bool aligned = work.aligned();
+    const bool aligned = has_aligned_x(work.launch);
     // The weights' warp makes the barriers and asks at once; the others of the block wait for them,
     // and the warp that writes x into other blocks for theirs too.
-    if (warp == WARPS) {
+    if (warp == LINEAR_WARPS) {
         if (lane == 0) {
             for (u32 i = 0; i < count; i++)
-                init_barrier(base + 8 * i, 3), init_barrier(stages.empty() + 8 * i, WARPS),
+                init_barrier(base + 8 * i, 3), init_barrier(stages.empty() + 8 * i, LINEAR_WARPS),
                     init_barrier(stages.x_empty() + 8 * i, CLUSTER);
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            show_barriers();
         }
         __syncwarp();
-        asm volatile("bar.arrive 2, %0;" ::"n"((WARPS + 2) * LANES) : "memory");
+        asm volatile("bar.arrive 2, %0;" ::"n"((LINEAR_WARPS + 2) * LANES) : "memory");
         if (CLUSTER > 1) arrive_at_cluster();
-        ask_for_weights<WARPS>(work, stages, lane);
+        ask_for_weights(work, stages, lane);
         __syncwarp();
     } else {
         if (CLUSTER > 1) arrive_at_cluster();
-        asm volatile("bar.sync 2, %0;" ::"n"((WARPS + 2) * LANES) : "memory");
-        if (warp == WARPS + 1) {
+        asm volatile("bar.sync 2, %0;" ::"n"((LINEAR_WARPS + 2) * LANES) : "memory");
+        if (warp == LINEAR_WARPS + 1) {
             if (CLUSTER > 1) wait_for_cluster();
-            ask_for_x<WARPS, CLUSTER>(work, stages, lane, aligned);
+            ask_for_x<CLUSTER>(work, stages, lane, aligned);
         } else {
-            multiply_items<EIGHTS, WARPS, CLUSTER>(work, stages, warp, lane);
+            multiply_items<EIGHTS>(work, stages, warp, lane);
         }
         __syncwarp();
     }
     if (CLUSTER == 1) return;
     // Until no block of the cluster writes here any more.
-    if (warp != WARPS + 1) wait_for_cluster();
+    if (warp != LINEAR_WARPS + 1) wait_for_cluster();
     arrive_at_cluster();
     wait_for_cluster();
 }
-#endif
 }  // namespace df11::linear

@@ -5,18 +5,23 @@
 namespace df11::linear {
 extern __shared__ __align__(128) u8 linear_shared[];
 
+// Warps that multiply: how sums are split, so that another number gives other bits.
+constexpr u32 LINEAR_WARPS = 16;
+// Steps that a warp has on their way.
+constexpr u32 LINEAR_DEPTH = 2;
+
 // Sums of a warp in shared memory: for each of eight rows of x, 32 of a strip, and room so that
 // lanes never meet in a bank.
 constexpr u32 SUMS_PITCH = STRIP_ROWS + 4;
 // A slot of a warp's ring: a step's weights, its part of 8 or 16 rows of x, its tile's head.
 __host__ __device__ constexpr u32 slot_bytes(u32 eights) { return STEP_BYTES + 512 * eights + 16; }
-__host__ __device__ constexpr u32 sums_bytes(u32 warps) { return warps * 8 * SUMS_PITCH * 4; }
-__host__ __device__ constexpr u32 linear_shared_bytes(u32 warps, u32 eights, u32 depth) {
-    return warps * depth * slot_bytes(eights) + sums_bytes(warps);
+constexpr u32 SUMS_BYTES = LINEAR_WARPS * 8 * SUMS_PITCH * 4;
+__host__ __device__ constexpr u32 linear_shared_bytes(u32 eights) {
+    return LINEAR_WARPS * LINEAR_DEPTH * slot_bytes(eights) + SUMS_BYTES;
 }
 
 // What of the launch's items a warp has still to ask for.
-template <class Work, u32 WARPS>
+template <class Work>
 struct Cursor {
     u32 item, step;
     const u8* data;         // of the lane in the strip
@@ -36,7 +41,7 @@ struct Cursor {
         }
     }
     __device__ void advance(const Work& work, u32 lane, u32 warp) {
-        step += WARPS;
+        step += LINEAR_WARPS;
         if (step >= at.end) begin(work, item + gridDim.x, lane, warp);
     }
 };
@@ -47,9 +52,9 @@ __device__ __noinline__ uint4 load_x_slow(const u16* from, u32 count) {
 }
 
 // Asks for a step: its weights, its head, its columns of the rows of x.
-template <u32 EIGHTS, class Work, u32 WARPS>
-__device__ __forceinline__ void ask_for_step(const Work& work, const Cursor<Work, WARPS>& at,
-                                             u32 slot, u32 lane, bool aligned) {
+template <u32 EIGHTS, class Work>
+__device__ __forceinline__ void ask_for_step(const Work& work, const Cursor<Work>& at, u32 slot,
+                                             u32 lane, bool aligned) {
     // Of x lane l has row l / 4, columns from l % 4 * 8 on; four 8 x 8 one after the other.
     const u32 mine = slot + lane * 16;
     const u32 column = at.step * STEP_COLUMNS + lane % 4 * 8;
@@ -60,7 +65,7 @@ __device__ __forceinline__ void ask_for_step(const Work& work, const Cursor<Work
     copy_line_async(mine + 1024, data + 1024);
     if (lane == 0)
         copy_head_async(slot + STEP_BYTES + 512 * EIGHTS, at.heads + at.step / TILE_STEPS);
-    const u32 count = min(max(work.columns(), column) - column, 8u);
+    const u32 count = min(max(work.launch.columns, column) - column, 8u);
 #pragma unroll
     for (u32 i = 0; i < EIGHTS; i++) {
         const u32 row = lane / 4 + 8 * i, to = x_place + 512 * i;
@@ -84,11 +89,11 @@ __device__ __forceinline__ void store_product(const Work& work, const Range& at,
 
 // Eight rows of x: the warps' sums, 32 x 8, are added in order of the warps. All warps of the group
 // together.
-template <u32 WARPS, class Work>
+template <class Work>
 __device__ __forceinline__ void add_warps(const Work& work, const Range& at, float* partials,
                                           float* all, const float (&low)[4], const float (&high)[4],
                                           u32 first_row, u32 warp, u32 lane) {
-    group_barrier(0, WARPS * LANES);  // the sums before have been read
+    group_barrier(0, LINEAR_WARPS * LANES);  // the sums before have been read
     float* const mine = all + warp * 8 * SUMS_PITCH + lane / 4;
 #pragma unroll
     for (u32 k = 0; k < 4; k++) {
@@ -96,13 +101,14 @@ __device__ __forceinline__ void add_warps(const Work& work, const Range& at, flo
         to[0] = low[k];
         to[16] = high[k];
     }
-    group_barrier(0, WARPS * LANES);
+    group_barrier(0, LINEAR_WARPS * LANES);
     const u32 x_row = first_row + threadIdx.x / STRIP_ROWS;
     const u32 row = threadIdx.x % STRIP_ROWS;
     if (threadIdx.x >= 8 * STRIP_ROWS || x_row >= at.rows) return;
     float sum = 0;
 #pragma unroll
-    for (u32 w = 0; w < WARPS; w++) sum += all[(w * 8 + x_row - first_row) * SUMS_PITCH + row];
+    for (u32 w = 0; w < LINEAR_WARPS; w++)
+        sum += all[(w * 8 + x_row - first_row) * SUMS_PITCH + row];
     if (at.slices == 1)
         store_product(work, at, x_row, row, sum);
     else
@@ -134,24 +140,20 @@ __device__ __forceinline__ void add_slices(const Shared& work, const Range& at, 
         store_product(work, at, i / STRIP_ROWS, i % STRIP_ROWS, sum);
     }
 }
-template <u32 GROUP, u32 ROWS>
-__device__ inline void add_slices(const Grouped<ROWS>&, const Range&, u32, u32) {}
+template <u32 GROUP>
+__device__ inline void add_slices(const Grouped&, const Range&, u32, u32) {}
 __device__ inline float* partials_of(const Shared& work) { return work.launch.partials; }
-template <u32 ROWS>
-__device__ inline float* partials_of(const Grouped<ROWS>&) {
-    return nullptr;
-}
+__device__ inline float* partials_of(const Grouped&) { return nullptr; }
 
 // The warps' sums of an item become y, or a slice's part of it.
-template <u32 EIGHTS, u32 WARPS, class Work>
+template <u32 EIGHTS, class Work>
 __device__ __forceinline__ void add_item(const Work& work, const Range& at, float* all,
                                          const float (&sums)[2][EIGHTS][4], u32 warp, u32 lane) {
 #pragma unroll
     for (u32 i = 0; i < EIGHTS; i++)
         if (8 * i < at.rows)
-            add_warps<WARPS>(work, at, partials_of(work), all, sums[0][i], sums[1][i], 8 * i, warp,
-                             lane);
-    add_slices<0>(work, at, threadIdx.x, WARPS * LANES);
+            add_warps(work, at, partials_of(work), all, sums[0][i], sums[1][i], 8 * i, warp, lane);
+    add_slices<0>(work, at, threadIdx.x, LINEAR_WARPS * LANES);
 }
 
 // A step's product: 32 rows of weights by eight rows of x.
@@ -163,17 +165,18 @@ __device__ __forceinline__ void multiply_step(float (&low)[4], float (&high)[4],
     multiply(high, weights[2][2], weights[3][2], weights[2][3], weights[3][3], x.z, x.w);
 }
 
-template <u32 EIGHTS, u32 DEPTH, u32 WARPS, class Work>
+template <u32 EIGHTS, class Work>
 __device__ __forceinline__ void linear_fast(const Work& work) {
     constexpr u32 SLOT = slot_bytes(EIGHTS);
     const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
-    const u32 ring = shared_address(linear_shared) + warp * DEPTH * SLOT;
-    float* const all_sums = reinterpret_cast<float*>(linear_shared + WARPS * DEPTH * SLOT);
-    const bool aligned = work.aligned();
-    Cursor<Work, WARPS> cursor;
+    const u32 ring = shared_address(linear_shared) + warp * LINEAR_DEPTH * SLOT;
+    float* const all_sums =
+        reinterpret_cast<float*>(linear_shared + LINEAR_WARPS * LINEAR_DEPTH * SLOT);
+    const bool aligned = has_aligned_x(work.launch);
+    Cursor<Work> cursor;
     cursor.begin(work, blockIdx.x, lane, warp);
 #pragma unroll 1
-    for (u32 i = 0; i < DEPTH; i++) {
+    for (u32 i = 0; i < LINEAR_DEPTH; i++) {
         if (cursor.item < work.items()) {
             ask_for_step<EIGHTS>(work, cursor, ring + i * SLOT, lane, aligned);
             cursor.advance(work, lane, warp);
@@ -187,9 +190,9 @@ __device__ __forceinline__ void linear_fast(const Work& work) {
         if (!at.exists) continue;
         float sums[2][EIGHTS][4] = {};
 #pragma unroll 1
-        for (u32 step = at.begin + warp; step < at.end; step += WARPS) {
+        for (u32 step = at.begin + warp; step < at.end; step += LINEAR_WARPS) {
             const u32 place = ring + slot, mine = place + lane * 16;
-            wait_for_all_but<DEPTH - 1>();
+            wait_for_all_but<LINEAR_DEPTH - 1>();
             __syncwarp();
             const uint4 p0 = load_shared_16(mine);
             const uint4 p1 = load_shared_16(mine + 512);
@@ -204,7 +207,7 @@ __device__ __forceinline__ void linear_fast(const Work& work) {
                 cursor.advance(work, lane, warp);
             }
             commit_copies();
-            slot = slot + SLOT == DEPTH * SLOT ? 0 : slot + SLOT;
+            slot = slot + SLOT == LINEAR_DEPTH * SLOT ? 0 : slot + SLOT;
             u32 weights[4][4];
             decode_step(weights, p0, p1, codes, head.base());
             if (head.has_entries(step % TILE_STEPS))
@@ -213,8 +216,8 @@ __device__ __forceinline__ void linear_fast(const Work& work) {
 #pragma unroll
             for (u32 i = 0; i < EIGHTS; i++) multiply_step(sums[0][i], sums[1][i], weights, x[i]);
         }
-        add_item<EIGHTS, WARPS>(work, at, all_sums, sums, warp, lane);
+        add_item<EIGHTS>(work, at, all_sums, sums, warp, lane);
     }
-    if (problems) atomicOr(work.status(), problems);
+    if (problems) atomicOr(work.launch.status, problems);
 }
 }  // namespace df11::linear

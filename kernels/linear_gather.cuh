@@ -70,6 +70,10 @@ __device__ __forceinline__ void gather_tile(const GatherTask& task) {
     for (u32 k = 0; k < 8; k++)
         if (column + k < task.columns) to[k] = u16(w[k / 2] >> (16 * (k % 2)));
 }
+extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
+    df11_linear_gather(const __grid_constant__ GatherTask task) {
+    gather_tile(task);
+}
 
 // Bytes of the bits of four lanes that a warp stages; more are read where they are stored.
 constexpr u32 GATHER_STAGE = 1024;
@@ -96,7 +100,8 @@ struct PairReader {
 };
 
 // One row's part of one tile: the four lanes that have the row decode as far as it goes.
-__device__ __forceinline__ void gather_stored(const GatherTask& task) {
+extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
+    df11_linear_tile_gather(const __grid_constant__ GatherTask task) {
     __shared__ __align__(16) TileTable table;
     __shared__ __align__(16) u8 stages[UNPACK_WARPS][GATHER_STAGE];
     copy_to_shared(&table, task.table, sizeof(TileTable));

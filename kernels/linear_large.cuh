@@ -22,13 +22,10 @@
 // 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds, nvcc's build:
 //   rows of x                   192     256     384     512     1024
 //   this                        166.8   200.3   275.2   336.3   618.0
-//   y by 4 bytes, all stored    165.9   201.1   281.1   346.6   623.8
 //   cuBLASLt's best             159.7   178.6   237.2   302.8   607.8
 // What limits it. A stage of 256 rows takes 0.70 to 0.77 us, of which products take 0.58 at 1.755
 // GHz. About 10 us are the ends of a launch whose columns are shared out: sums go to L2 and come
-// back.
-//
-// What was tried and rejected is in the records, with its figures.
+// back. What was tried and rejected is in the records.
 //
 // Safety: as linear.cu has it. A block waits for others no longer than LARGE_LOOKS looks at a
 // counter.
@@ -43,7 +40,6 @@ constexpr u32 LARGE_RING = 8, LARGE_SLICES = 8;
 // A warp's sums of eight rows of x by 16 rows of a strip are a fragment; a slice is some of them.
 __host__ __device__ constexpr u32 slice_fragments(u32 n) { return n / 8 / LARGE_SLICES; }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // What a block has to do, piece by piece.
 struct LargeCursor {
     u32 item, matrix, share;
@@ -213,11 +209,6 @@ __device__ __forceinline__ void add_slice(const LargeMeeting& meeting, u32 slice
 
 // How often a block looks whether the others have come, about a microsecond each.
 constexpr u32 LARGE_LOOKS = 50;
-__device__ inline u32 look_at(const u32* counter) {
-    u32 value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-    return value;
-}
 
 // Comes to a meeting. Which slices this block is to add; LEAVE: others have not come. By one
 // thread.
@@ -231,7 +222,7 @@ __device__ __forceinline__ u32 come(const LargeMeeting& meeting) {
     if (!own_slice) return 0;
 #pragma unroll 1
     for (u32 i = 0; i < LARGE_LOOKS; i++)
-        if ((look_at(meeting.counter) & 0xFF) == meeting.pieces) return own_slice;
+        if ((load_acquired(meeting.counter) & 0xFF) == meeting.pieces) return own_slice;
     return LEAVE;
 }
 // Leaves its own slice to the last one that comes; if that one has come, it does not.
@@ -340,5 +331,4 @@ __device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
         cursor.next(launch, piece);
     }
 }
-#endif
 }  // namespace df11::linear

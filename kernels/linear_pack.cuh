@@ -1,18 +1,16 @@
 // Between BF16 and the fast layout, tile by tile, a warp each.
 #pragma once
-#include "linear_work.cuh"
+#include "linear_fast.cuh"
 
 namespace df11::linear {
 // Where a lane's units of a tile are: of step t, row r of four: strip row lane / 4 + 8 r. In memory
 // they are the columns from 32 t + lane % 4 * 8 on; in the fast layout two of each eight columns.
 struct TileOf {
     u32 strip, tile, steps;  // steps: of this tile that exist
-    u64 number;
 };
 __device__ inline TileOf tile_of(u32 columns, u64 number) {
     const u32 steps = steps_of(columns), across = (steps + TILE_STEPS - 1) / TILE_STEPS;
     TileOf at;
-    at.number = number;
     at.strip = u32(number / across);
     at.tile = u32(number % across);
     at.steps = min(steps - at.tile * TILE_STEPS, TILE_STEPS);
@@ -22,11 +20,13 @@ __device__ inline u64 tiles_of(u32 rows, u32 columns) {
     return u64((rows + STRIP_ROWS - 1) / STRIP_ROWS) * tiles_across(columns);
 }
 
-// Eight weights of a row from a column on, and how many of them exist; the others are zero.
-__device__ inline uint4 load_weights(const u16* weights, u64 pitch, u32 rows, u32 columns, u32 row,
-                                     u32 column, u32& count) {
-    count = row < rows && column < columns ? min(columns - column, 8u) : 0;
-    const u16* from = weights + row * pitch + column;
+// A lane's weights of row r of four, and how many of them exist; the others are zero.
+__device__ inline uint4 load_weights(const PackTask& task, const TileOf& at, u32 t, u32 r, u32 lane,
+                                     u32& count) {
+    const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r;
+    const u32 column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
+    count = row < task.rows && column < task.columns ? min(task.columns - column, 8u) : 0;
+    const u16* from = task.weights + row * task.pitch + column;
     if (count == 8 && reinterpret_cast<u64>(from) % 16 == 0)
         return __ldg(reinterpret_cast<const uint4*>(from));
     return load_few(from, count);
@@ -79,10 +79,7 @@ __device__ __forceinline__ void count_tile(const PackTask& task, u32* counts, u3
 #pragma unroll
         for (u32 r = 0; r < 4; r++) {
             u32 count;
-            const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r;
-            const u32 column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
-            const uint4 unit =
-                load_weights(task.weights, task.pitch, task.rows, task.columns, row, column, count);
+            const uint4 unit = load_weights(task, at, t, r, lane, count);
             weights += count;
 #pragma unroll
             for (u32 k = 0; k < 8; k++)
@@ -100,10 +97,7 @@ __device__ __forceinline__ void count_tile(const PackTask& task, u32* counts, u3
 #pragma unroll
             for (u32 r = 0; r < 4; r++) {
                 u32 count;
-                const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r;
-                const u32 column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
-                const uint4 unit = load_weights(task.weights, task.pitch, task.rows, task.columns,
-                                                row, column, count);
+                const uint4 unit = load_weights(task, at, t, r, lane, count);
 #pragma unroll
                 for (u32 k = 0; k < 8; k++)
                     if (k < count && is_entry(weight_of(unit, k) >> 7 & 255, base))
@@ -111,13 +105,20 @@ __device__ __forceinline__ void count_tile(const PackTask& task, u32* counts, u3
             }
     with_entries = __reduce_or_sync(ALL_LANES, with_entries);
     if (lane == 0) {
-        FastHead head = {0, u16(entries), u8(with_entries), u8(base)};
-        task.heads[number] = head;
+        task.heads[number] = {0, u16(entries), u8(with_entries), u8(base)};
     }
 }
 
+// With PACK_SHARED_BYTES of dynamic shared memory.
+extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
+    df11_linear_count(const __grid_constant__ PackTask task) {
+    u32* const counts = reinterpret_cast<u32*>(linear_shared) + threadIdx.x / LANES * PACK_COUNTS;
+    count_tile(task, counts, counts + 256 * COUNT_WORDS);
+}
+
 // Each head's first entry: the sum of the counts before, from the total on. One block.
-__device__ __forceinline__ void scan_heads(const PackTask& task) {
+extern "C" __global__ void __launch_bounds__(1024)
+    df11_linear_scan(const __grid_constant__ PackTask task) {
     __shared__ u32 warp_sums[LANES];
     const u32 lane = threadIdx.x % LANES;
     const u32 warp = threadIdx.x / LANES;
@@ -142,7 +143,8 @@ __device__ __forceinline__ void scan_heads(const PackTask& task) {
     if (threadIdx.x == 0) *task.total = before;
 }
 
-__device__ __forceinline__ void pack_tile(const PackTask& task) {
+extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
+    df11_linear_pack(const __grid_constant__ PackTask task) {
     const u32 lane = threadIdx.x % LANES;
     const u64 number = u64(blockIdx.x) * PACK_WARPS + threadIdx.x / LANES;
     if (number >= tiles_of(task.rows, task.columns)) return;
@@ -160,10 +162,7 @@ __device__ __forceinline__ void pack_tile(const PackTask& task) {
             u32 loaded;
             const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r;
             const u32 first = (at.tile * TILE_STEPS + t) * STEP_COLUMNS;
-            units[r] =
-                transpose_quads(load_weights(task.weights, task.pitch, task.rows, task.columns, row,
-                                             first + lane % 4 * 8, loaded),
-                                lane);
+            units[r] = transpose_quads(load_weights(task, at, t, r, lane, loaded), lane);
             u32 each[8];
 #pragma unroll
             for (u32 k = 0; k < 8; k++) {
@@ -206,8 +205,8 @@ __device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
     at.strip = task.first_strip + number / task.across;
     at.tile = task.first_tile + number % task.across;
     at.steps = min(steps - at.tile * TILE_STEPS, TILE_STEPS);
-    at.number = u64(at.strip) * tiles_across(task.columns) + at.tile;
-    const Head head = {__ldg(reinterpret_cast<const uint2*>(task.heads) + at.number)};
+    const Head head = {__ldg(reinterpret_cast<const uint2*>(task.heads) +
+                             u64(at.strip) * tiles_across(task.columns) + at.tile)};
     const u8* from =
         task.data + (u64(at.strip) * steps + at.tile * TILE_STEPS) * STEP_BYTES + lane * 16;
     u32 problems = 0;
@@ -243,5 +242,9 @@ __device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
         }
     }
     if (problems) atomicOr(task.status, problems);
+}
+extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
+    df11_linear_unpack(const __grid_constant__ UnpackTask task) {
+    unpack_tile(task);
 }
 }  // namespace df11::linear

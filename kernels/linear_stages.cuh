@@ -43,7 +43,6 @@ __device__ inline void release(u32 empty, u32 lane) {
     if (empty && lane < WIDE_ARRIVALS) arrive(empty);
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // Strips and columns that a block multiplies at once.
 struct WidePiece {
     u32 matrix, first_strip, strips;  // strips: none if the group is after the last
@@ -105,16 +104,11 @@ struct StageRing {
             init_barrier(barriers + 8 * i, WIDE_FILLING);
             init_barrier(empty() + 8 * i, warps * WIDE_ARRIVALS);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        show_barriers();
     }
 };
 using WideRing = StageRing<MOST_STAGES>;
 
-__device__ inline u64 once_policy() {
-    u64 policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
-    return policy;
-}
 // As copy_bulk_once and arrive_expecting, by one lane; all together, alike.
 __device__ inline void copy_bulk_by_one(u32 to, const void* from, u32 bytes, u32 barrier,
                                         u64 policy) {
@@ -131,10 +125,6 @@ __device__ inline void arrive_expecting_once(u32 barrier, u32 bytes) {
         "mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(barrier),
         "r"(bytes)
         : "memory");
-}
-// What is known to be written to shared memory is there for products that come after.
-__device__ inline void fence_shared() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 // All of the cluster meet; what they have written to shared memory is there.
 __device__ inline void meet_cluster() {
@@ -333,5 +323,4 @@ __device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const
     asking.fill(filled, ring);
     asking.ask(filled, ring, item.strips * WIDE_STRIP_BYTES, true);
 }
-#endif
 }  // namespace df11::linear

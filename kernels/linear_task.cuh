@@ -11,29 +11,14 @@ struct TileTable;
 namespace df11::linear {
 using tile::TileTable;
 
-// The fast layout: a matrix as it may lie in GPU memory, never in a file. Three arrays:
+// The fast layout, to the bit in spec/gpu.md, part 6: a matrix as it may lie in GPU memory, never in
+// a file. Three arrays:
 //
-//   data      For each strip of 32 rows, for each step of 32 columns, 1536 bytes. A strip has
-//             steps = ceil(columns / 32) of them; strip s, step t begins at 1536 (s steps + t).
-//             Rows and columns that do not exist have data all the same, which decodes to finite
-//             weights. Within a step, lane l (g = l / 4, q = l % 4) has the weights of the rows
-//             g, g + 8, g + 16, g + 24 of the strip and the columns 2q, 2q + 1, 2q + 8, 2q + 9,
-//             2q + 16, 2q + 17, 2q + 24, 2q + 25 of the step, as tensor cores want them:
-//               16 bytes at 16 l           row g, then row g + 8: two words of four bytes each
-//               16 bytes at 512 + 16 l     row g + 16, then row g + 24: likewise
-//               16 bytes at 1024 + 16 l    codes: a word for each of the four rows
-//             The eight weights of a row are pairs 0 to 3, as BF16 lies in memory:
-//             w[2 i] | w[2 i + 1] << 16.
-//             Word j of a row has signs and mantissas (0x807F807F) of pair 2 j, and, rotated right
-//             by 8 bits, those of pair 2 j + 1.
-//             The code of a weight: exponent = base - code, four bits. The word of codes is
-//             F(0) | F(1) >> 4 | rotl(F(2), 8) | rotl(F(3) >> 4, 8), where
-//             F(i) = code of w[2 i] << 7 | code of w[2 i + 1] << 23.
-//   heads     For each strip, for each tile of 256 columns (8 steps), a FastHead.
-//   entries   The weights that no code can express, tile by tile, in ascending order of position:
-//               bits 0 to 15    the weight
-//               bits 16 to 28   position in the tile: step << 10 | lane << 5 | row / 8 << 3 | k
-//             Their signs and mantissas are as the weights have them, their codes 0.
+//   data      of each strip of 32 rows, of each step of 32 columns, 1536 bytes: for each lane two
+//             words of signs and mantissas and one of codes for each of its four rows
+//   heads     of each strip, of each tile of 256 columns (8 steps), a FastHead
+//   entries   of weights that no code can express (exceptions), tile by tile, ascending: the weight
+//             in bits 0 to 15, step << 10 | lane << 5 | row / 8 << 3 | k in bits 16 to 28
 constexpr u32 STRIP_ROWS = 32, STEP_COLUMNS = 32, STEP_BYTES = 1536, TILE_STEPS = 8;
 
 struct alignas(8) FastHead {

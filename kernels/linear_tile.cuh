@@ -50,8 +50,7 @@
 // What limits it: latency. One warp alone on each scheduler takes 353 clocks for a unit: a chain of
 // four look-ups, and what is between tiles; and tensor cores lower the clock of the GPU, from 1.97
 // to 1.81 GHz. With 16 rows besides x of each tile, 8 KiB, which all multiprocessors ask of L2.
-//
-// What was tried and rejected is in the records, with its figures.
+// What was tried and rejected is in the records.
 //
 // Safety on any content: tiles are those of the launch; copies are bounded by the bitstream and by
 // the slot, windows by the slot, an edge's words by the tile's bytes, look-ups by the table. A tile
@@ -90,6 +89,7 @@ struct XColumns {
 template <u32 EIGHTS>
 struct HeldX {
     static constexpr u32 HELD = units_held(EIGHTS);
+    static constexpr bool IS_SHARED = false;
     // Before the bits of the first tile: of 16 rows all multiprocessors together ask L2 for 17 MB.
     static constexpr bool COMES_FIRST = HELD < BAND_UNITS;
     u32 held, rest;  // the tile; the lane's place for the units that are not held
@@ -160,7 +160,7 @@ struct HeldX {
 };
 // x of all warps: in shared memory as it lies, with pitch shared_x_pitch.
 struct SharedX {
-    static constexpr bool COMES_FIRST = false;
+    static constexpr bool IS_SHARED = true, COMES_FIRST = false;
     u32 row, at;  // shared addresses: of the lane's columns of the first tile, and of the tile
     bool exists;  // the lane's row
 
@@ -168,10 +168,10 @@ struct SharedX {
     __device__ __forceinline__ void ask_rest(const Shared&, u32) {}
     __device__ __forceinline__ void ask(const Shared& work, u32, u32 warp, u32 warps, u32 lane) {
         const u32 first = row;
-        row += lane / 4 * shared_x_pitch(work.columns()) + lane % 4 * 16;
+        row += lane / 4 * shared_x_pitch(work.launch.columns) + lane % 4 * 16;
         exists = lane / 4 < work.launch.x_rows;
         const LinearLaunch& l = work.launch;
-        if (!work.aligned()) return;
+        if (!has_aligned_x(work.launch)) return;
         for (u32 r = 0; r < l.x_rows; r++)
             for (u32 i = (warp * LANES + lane) * 8; i < l.columns; i += warps * LANES * 8)
                 copy_async(first + r * shared_x_pitch(l.columns) + i * 2,
@@ -189,15 +189,6 @@ struct SharedX {
             : "+r"(to[0].x), "+r"(to[0].y), "+r"(to[0].z), "+r"(to[0].w)
             : "r"(at + unit * (STEP_COLUMNS * 2)), "r"(u32(exists)));
     }
-};
-
-template <u32 EIGHTS, bool SHARES>
-struct WarpX {
-    using Type = HeldX<EIGHTS>;
-};
-template <>
-struct WarpX<1, true> {
-    using Type = SharedX;
 };
 
 template <u32 EIGHTS, class X>
@@ -232,9 +223,8 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
     asm volatile("" ::: "memory");
 #pragma unroll 1
     for (u32 turn = 0;; turn++) {
-        const u32 place = warp * TILE_SLOTS + turn % TILE_SLOTS,
-                  slot = block.slots + place * block.slot_bytes;
-        wait_parity(block.slot_full + place * 8, turn / TILE_SLOTS % 2);
+        const u32 place = warp * TILE_SLOTS + turn % TILE_SLOTS, slot = block.slot(place);
+        wait_for(block.slot_full + place * 8, turn / TILE_SLOTS % 2);
         const uint4 one = load_shared_16(slot), two = load_shared_16(slot + 16);
         if (two.w & TICKET_END) break;
         const bool first = two.w & TICKET_FIRST;
@@ -295,14 +285,12 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
         release(block.slot_empty + place * 8, lane);
         for (u32 i = 0; i < arrivals; i++) arrive(set);
     }
-    if (problems) atomicOr(work.status(), problems);
+    if (problems) atomicOr(work.launch.status, problems);
 }
 
-// ROWS: of x, at most.
-template <u32 ROWS>
+// EIGHTS: of rows of x, at most. X: of all warps or of each.
+template <u32 EIGHTS, class X>
 __device__ __forceinline__ void linear_tile(const Shared& work) {
-    constexpr u32 EIGHTS = (ROWS + 7) / 8;
-    constexpr bool shares = ROWS <= FEWEST_ROWS;
     // The warp by lane 0, so that the assembler takes it for the same in all lanes: what depends on
     // it needs no registers of each lane.
     const u32 lane = threadIdx.x % LANES, warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0),
@@ -319,14 +307,14 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
     __syncthreads();
     const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tile_tables, sets = work.launch.tile_sets,
               xs = tile_fixed_bytes(work.launch.x_rows, tables, sets),
-              fixed = xs + (shares ? work.launch.x_rows * shared_x_pitch(work.columns())
-                                   : warps * x_bytes_of_warp(EIGHTS));
+              fixed = xs + (X::IS_SHARED ? work.launch.x_rows * shared_x_pitch(work.launch.columns)
+                                         : warps * x_bytes_of_warp(EIGHTS));
     block.table = shared_address(linear_shared), block.table_count = tables,
     block.sets = block.table + tables * u32(sizeof(TileTable)), block.set_count = sets,
     block.xs = block.table + xs, block.slots = block.table + fixed,
     block.slot_bytes = work.launch.tile_slot_bytes;
     // Together as many registers as the block begins with, which build.py compares.
-    constexpr bool exchanges = SHARES_X && !shares;
+    constexpr bool exchanges = HOPPER && !X::IS_SHARED;
     if (!decodes) {
         if constexpr (exchanges) asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
         const u32 items = warp == 0 ? add_runs(work, block, common)
@@ -334,7 +322,6 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
         if (items) add_last(work, common, items - 1);
     } else {
         if constexpr (exchanges) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
-        using X = typename WarpX<EIGHTS, shares>::Type;
         multiply_tiles<EIGHTS, X>(work, block, common, first, warp - TILE_HELPERS, warps, lane);
     }
 }

@@ -12,17 +12,11 @@ constexpr u32 TILE_BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8, TILE_WIDTH = TILE_S
 constexpr u32 PLANE_PAIR = LANES * 16, PLANE_BAND = PLANE_PAIR * BAND_UNITS / 2;
 // Sums of a run in shared memory: for each row of x those of 32 rows of the strip.
 constexpr u32 MOST_RUNS = 16, RUN_PITCH = STRIP_ROWS;
-// Whether of 16 rows of x some are in shared memory, so that registers suffice.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-constexpr bool SHARES_X = true;
-#else
-constexpr bool SHARES_X = false;
-#endif
 // Items whose sums are on their way at once, at most: the launch tells how many.
 constexpr u32 MOST_RUN_SETS = 2;
 // Tables at once, at most, so that the one of the next matrix is there before it is needed: the
 // launch tells how many, one, two or four.
-constexpr u32 MOST_TABLES = SHARES_X ? 4 : 1;
+constexpr u32 MOST_TABLES = HOPPER ? 4 : 1;
 // Warps besides those that decode: one adds sums, the others bring tiles. A group of warps, as
 // those that decode are groups: groups exchange registers.
 constexpr u32 TILE_BRINGERS = 3, TILE_HELPERS = 1 + TILE_BRINGERS;
@@ -33,7 +27,7 @@ constexpr u32 TILE_SLOTS = 2, MOST_TILE_WARPS = 20;
 constexpr u32 FEWEST_ROWS = 2;
 // Warps that decode, at most, by the rows of x.
 __host__ __device__ constexpr u32 tile_warps(u32 x_rows) {
-    return x_rows <= FEWEST_ROWS ? MOST_TILE_WARPS : SHARES_X ? 16 : 12;
+    return x_rows <= FEWEST_ROWS ? MOST_TILE_WARPS : HOPPER ? 16 : 12;
 }
 // From a row of x in shared memory to the next: 64 bytes modulo 128, so that lanes never meet in a
 // bank.
@@ -43,10 +37,10 @@ __host__ __device__ constexpr u32 shared_x_pitch(u32 columns) {
 }
 // Pairs of units whose plane bytes are on their way.
 __host__ __device__ constexpr u32 plane_ahead(u32 eights) { return eights > 1 ? 1 : 2; }
-// Units of a tile whose x a warp holds in registers. It has the others in shared memory, each lane
-// its own words.
+// Units of a tile whose x a warp holds in registers. On 9.0 those of 16 rows would not suffice: it
+// has the others in shared memory, each lane its own words.
 __host__ __device__ constexpr u32 units_held(u32 eights) {
-    return SHARES_X && eights > 1 ? 5 : BAND_UNITS;
+    return HOPPER && eights > 1 ? 5 : BAND_UNITS;
 }
 __host__ __device__ constexpr u32 x_bytes_of_warp(u32 eights) {
     return (BAND_UNITS - units_held(eights)) * eights * LANES * 16;
@@ -101,7 +95,7 @@ __device__ inline u32 rows_left(const Shared& work, const TilePlace& at) {
     return min(work.launch.matrices[at.matrix].rows - at.strip * STRIP_ROWS, STRIP_ROWS);
 }
 __device__ inline u32 columns_left(const Shared& work, const TilePlace& at) {
-    return min(work.columns() - at.tile * TILE_WIDTH, TILE_WIDTH);
+    return min(work.launch.columns - at.tile * TILE_WIDTH, TILE_WIDTH);
 }
 __device__ inline const TileRecord* record_of(const LinearMatrix& m, u32 strip, u32 tile) {
     return static_cast<const TileRecord*>(m.index) + u64(strip) * tiles_across(m.whole_columns) +
@@ -176,16 +170,6 @@ struct TileWalk {
     }
 };
 
-// Waits until a barrier's phase of this parity, the last one or the one before, is complete.
-__device__ inline void wait_parity(u32 barrier, u32 parity) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    wait_for(barrier, parity);
-#else
-    while (!test_parity(barrier, parity)) {
-    }
-#endif
-}
-
 // What all warps of a block share, besides dynamic shared memory.
 struct TileShared {
     u64 set_full[MOST_RUN_SETS], set_empty[MOST_RUN_SETS];  // sums of an item: there; added
@@ -205,7 +189,7 @@ __device__ inline void wait_until(u32* count, u32 least, u64* barrier, u32 phase
     if (lane == 0)
         while (atomicOr(count, 0) < least) __nanosleep(32);
     __syncwarp();
-    wait_parity(shared_address(barrier), phase % 2);
+    wait_for(shared_address(barrier), phase % 2);
 }
 // Of one, two or four places taken in turns: which one the n-th has, and how many had it before.
 __device__ inline u32 place_of(u32 n, u32 places) { return n & (places - 1); }
@@ -231,32 +215,22 @@ __device__ inline void wait_for_set(TileShared& common, u32 number, u32 sets, u3
 constexpr u32 SLOT_LANES = WIDE_ARRIVALS;
 // Arrivals at a slot that is filled. On 9.0 one of them tells how many bytes come by a bulk copy;
 // else there are those of all lanes' copies besides.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-constexpr u32 SLOT_ARRIVALS = SLOT_LANES;
+constexpr u32 SLOT_ARRIVALS = SLOT_LANES + (HOPPER ? 0 : LANES);
 __device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u32 lane) {
-    if (bytes && lane == 0) copy_bulk_once(to, from, bytes, full);
-}
-__device__ inline void arrive_with_bits(u32 full, u32 bytes) { arrive_expecting(full, bytes); }
-// To the copies, after they have been made.
-__device__ inline void show_barriers() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-#else
-__device__ inline void show_barriers() {}
-constexpr u32 SLOT_ARRIVALS = LANES + SLOT_LANES;
-__device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u32 lane) {
+    if constexpr (HOPPER) {
+        if (bytes && lane == 0) copy_bulk_once(to, from, bytes, full);
+    } else {
 #pragma unroll 1
-    for (u32 i = lane * 16; i < bytes; i += LANES * 16) copy_async(to + i, from + i);
-    arrive_with_copies(full);
+        for (u32 i = lane * 16; i < bytes; i += LANES * 16) copy_async(to + i, from + i);
+        arrive_with_copies(full);
+    }
 }
-__device__ inline void arrive_with_bits(u32 full, u32) { arrive(full); }
-#endif
 // All lanes of the warp, which have written to a slot. `bytes`: that come.
 __device__ inline void show_slot(u32 full, u32 bytes, u32 lane) {
     __syncwarp();
-    if (lane == 0)
-        arrive_with_bits(full, bytes);
-    else if (SLOT_LANES > 1)
+    if (HOPPER && lane == 0)
+        arrive_expecting(full, bytes);
+    else if (lane < SLOT_LANES)
         arrive(full);
 }
 
@@ -264,6 +238,7 @@ __device__ inline void show_slot(u32 full, u32 bytes, u32 lane) {
 struct TileBlock {
     u32 table, table_count, sets, set_count, xs, slots, slot_bytes;
     u32 set_full, slot_full, slot_empty;
+    __device__ u32 slot(u32 place) const { return slots + place * slot_bytes; }
     __device__ u32 bits_bytes() const { return slot_bytes - SLOT_HEAD; }
     __device__ u32 sums(const TileWalk& walk, u32 x_rows) const {
         return sets + place_of(walk.number, set_count) * run_set_bytes(x_rows) +

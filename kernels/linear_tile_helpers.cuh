@@ -32,8 +32,9 @@ __device__ __forceinline__ Ticket ticket_of(const Shared& work, const TileBlock&
 
 // Brings a tile into a slot.
 __device__ __forceinline__ void bring_tile(const Shared& work, const TileBlock& block,
-                                           const Ticket& ticket, const Record& record, u32 slot,
-                                           u32 full, u32 lane, u32& problems) {
+                                           const Ticket& ticket, const Record& record, u32 place,
+                                           u32 lane, u32& problems) {
+    const u32 slot = block.slot(place), full = block.slot_full + place * 8;
     const LinearMatrix& m = work.launch.matrices[ticket.matrix];
     if ((ticket.flags & TICKET_WHOLE) && lane < PLANE_BAND / 128)
         prefetch_l2(ticket.plane + lane * 128);
@@ -42,9 +43,7 @@ __device__ __forceinline__ void bring_tile(const Shared& work, const TileBlock& 
     const u32 flags = fits ? ticket.flags : ticket.flags & ~TICKET_WHOLE;
     const u32 bytes = fits ? (bits.bytes + 15) / 16 * 16 : 0;
     copy_bits(slot + SLOT_HEAD, static_cast<const u8*>(m.rest) + bits.byte, bytes, full, lane);
-    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(slot + TICKET_BYTES + lane * 8),
-                 "r"(bits.lane.position), "r"(bits.lane.end)
-                 : "memory");
+    store_shared_8(slot + TICKET_BYTES + lane * 8, make_uint2(bits.lane.position, bits.lane.end));
     if (lane == 0) {
         const u64 at = reinterpret_cast<u64>(ticket.plane);
         store_shared_16(slot, make_uint4(u32(at), u32(at >> 32), ticket.tile, ticket.number));
@@ -52,6 +51,16 @@ __device__ __forceinline__ void bring_tile(const Shared& work, const TileBlock& 
         store_shared_16(slot + 32, make_uint4(ticket.matrix, ticket.strip, 0, 0));
     }
     show_slot(full, bytes, lane);
+}
+
+// Brings the news that there are no more to a slot that has been emptied.
+__device__ __forceinline__ void bring_end(const TileBlock& block, u32 place, u32 emptied,
+                                          u32 lane) {
+    const u32 full = block.slot_full + place * 8;
+    wait_for(block.slot_empty + place * 8, emptied);
+    if (lane == 0) store_shared_16(block.slot(place) + 16, make_uint4(0, 0, 0, TICKET_END));
+    copy_bits(0, nullptr, 0, full, lane);
+    show_slot(full, 0, lane);
 }
 
 // How many tiles each warp has been brought, modulo four: a bit of each warp.
@@ -68,7 +77,7 @@ static_assert(TILE_SLOTS == 2, "a bit tells the slot");
 // block has.
 __device__ __forceinline__ u32 bring_tiles(const Shared& work, const TileBlock& block, u32 bringer,
                                            u32 warps, u32 lane) {
-    const bool aligned = work.aligned();
+    const bool aligned = has_aligned_x(work.launch);
     // Bits of warps: this one's, and those that have their first tile.
     const u32 of_bringer = 0x49249249u << bringer;
     static_assert(TILE_BRINGERS == 3, "every third bit");
@@ -93,9 +102,8 @@ __device__ __forceinline__ u32 bring_tiles(const Shared& work, const TileBlock& 
             after = load_record(walk.records + walk.at.tile, lane);
         }
         if (place != ~0u) {
-            wait_parity(block.slot_empty + place * 8, emptied);
-            bring_tile(work, block, ticket, record, block.slots + place * block.slot_bytes,
-                       block.slot_full + place * 8, lane, problems);
+            wait_for(block.slot_empty + place * 8, emptied);
+            bring_tile(work, block, ticket, record, place, lane, problems);
         }
         if (!walk.exists) break;
         ticket = ticket_of(work, block, walk, aligned), record = after;
@@ -103,14 +111,9 @@ __device__ __forceinline__ u32 bring_tiles(const Shared& work, const TileBlock& 
     }
     for (u32 warp = bringer; warp < warps; warp += TILE_BRINGERS) {
         const u32 at = warp * TILE_SLOTS + brought.slot(warp);
-        wait_parity(block.slot_empty + at * 8, brought.parity(warp));
-        if (lane == 0)
-            store_shared_16(block.slots + at * block.slot_bytes + 16,
-                            make_uint4(0, 0, 0, TICKET_END));
-        copy_bits(0, nullptr, 0, block.slot_full + at * 8, lane);
-        show_slot(block.slot_full + at * 8, 0, lane);
+        bring_end(block, at, brought.parity(warp), lane);
     }
-    if (problems) atomicOr(work.status(), problems);
+    if (problems) atomicOr(work.launch.status, problems);
     return walk.number;
 }
 
@@ -134,15 +137,14 @@ struct FirstTile {
     // Its number in the strip if its x can be held, else none.
     __device__ __forceinline__ u32 whole(const Shared& work) const {
         const bool is_whole =
-            walk.exists && work.aligned() && columns_left(work, walk.at) == TILE_WIDTH;
+            walk.exists && has_aligned_x(work.launch) && columns_left(work, walk.at) == TILE_WIDTH;
         return is_whole ? walk.at.tile : ~0u;
     }
     __device__ __forceinline__ void bring(const Shared& work, const TileBlock& block, u32 warp,
                                           u32 lane, u32& problems) {
         if (!walk.exists) return;
-        bring_tile(work, block, ticket_of(work, block, walk, work.aligned()), record,
-                   block.slots + warp * TILE_SLOTS * block.slot_bytes,
-                   block.slot_full + warp * TILE_SLOTS * 8, lane, problems);
+        bring_tile(work, block, ticket_of(work, block, walk, has_aligned_x(work.launch)), record,
+                   warp * TILE_SLOTS, lane, problems);
     }
 };
 
@@ -277,7 +279,7 @@ __device__ __forceinline__ u32 add_runs(const Shared& work, const TileBlock& blo
         if (item == last) return number + 1;
         const ItemOutput to(work, at, lane % QUADS * QUAD);
         const u32 runs = runs_of(at), place = place_of(number, sets);
-        wait_parity(block.set_full + 8 * place, turns_of(number, sets) % 2);
+        wait_for(block.set_full + 8 * place, turns_of(number, sets) % 2);
         for (u32 first = 0; first < x_rows; first += LANE_X_ROWS)
             add_rows(to, sums_of_item(work, place), runs, first, x_rows, lane);
         __syncwarp();
@@ -302,7 +304,7 @@ __device__ __noinline__ void add_last(const Shared work, TileShared& common, u32
     if (first < x_rows) {
         // Those that bring tiles may be a turn before the sums.
         wait_for_set(common, number, sets, lane);
-        wait_parity(shared_address(common.set_full + place), turns_of(number, sets) % 2);
+        wait_for(shared_address(common.set_full + place), turns_of(number, sets) % 2);
         add_rows(to, sums_of_item(work, place), runs, first, x_rows, lane);
         __syncwarp();
     }

@@ -47,7 +47,6 @@ __host__ __device__ constexpr u32 decoded_shared_bytes(u32 n, u32 stages, u32 st
            DECODERS * TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // An item's rounds, one after the other.
 struct Rounds {
     u32 matrix, of_group, item_of_matrix;
@@ -142,9 +141,9 @@ __device__ __forceinline__ Record record_of(const LinearLaunch& launch, const Ti
 __device__ __forceinline__ void bring_ticket(const Shared& work, const TileBlock& block,
                                              const Ticket& ticket, const Record& record, u32 place,
                                              u32 lane, u32& problems) {
-    const u32 slot = block.slots + place * block.slot_bytes, full = block.slot_full + place * 8;
+    const u32 slot = block.slot(place), full = block.slot_full + place * 8;
     if (!(ticket.flags & TICKET_NONE))
-        return bring_tile(work, block, ticket, record, slot, full, lane, problems);
+        return bring_tile(work, block, ticket, record, place, lane, problems);
     if (lane == 0) {
         store_shared_16(slot + 16, make_uint4(0, 0, 0, ticket.flags));
         store_shared_16(slot + 32, make_uint4(ticket.matrix, 0, 0, 0));
@@ -181,15 +180,9 @@ __device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock
         warp += TILE_BRINGERS;
         if (warp >= DECODERS) matrix = at.matrix, warp = bringer, turn++, at.advance(launch);
     }
-    for (warp = bringer; warp < DECODERS; warp += TILE_BRINGERS) {
-        const u32 last = warp * TILE_SLOTS + turn % TILE_SLOTS;
-        wait_for(block.slot_empty + last * 8, turn / TILE_SLOTS % 2 ^ 1);
-        if (lane == 0)
-            store_shared_16(block.slots + last * block.slot_bytes + 16,
-                            make_uint4(0, 0, 0, TICKET_END));
-        show_slot(block.slot_full + last * 8, 0, lane);
-    }
-    if (problems) atomicOr(work.status(), problems);
+    for (warp = bringer; warp < DECODERS; warp += TILE_BRINGERS)
+        bring_end(block, warp * TILE_SLOTS + turn % TILE_SLOTS, turn / TILE_SLOTS % 2 ^ 1, lane);
+    if (problems) atomicOr(work.launch.status, problems);
 }
 
 // Copies 64 columns of x, rows in the order of the 128-byte swizzle (linear_wgmma.cuh), by a warp,
@@ -236,5 +229,4 @@ __device__ __forceinline__ void bring_x(const LinearLaunch& launch, const Decode
         }
     }
 }
-#endif
 }  // namespace df11::linear

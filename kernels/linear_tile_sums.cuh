@@ -4,7 +4,6 @@
 #include "linear_tile_rounds.cuh"
 
 namespace df11::linear {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // A group's sums, of all warps that multiply.
 template <u32 N>
 struct GroupSums {
@@ -115,11 +114,6 @@ constexpr u32 MEETING_ARRIVED = 1, MEETING_CLAIMED = 1 << 8, MEETING_LEFT = 1 <<
 // How long an item waits for the others, at most, to take some of the pieces: in clocks. Nobody has
 // to wait: the last one to come takes all that nobody else takes.
 constexpr u32 MEETING_PATIENCE = 100000, NO_PIECE = ~0u;
-__device__ inline u32 load_acquired(const u32* from) {
-    u32 word;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-    return word;
-}
 // Adds, after all that the block has written, and before all that it reads then.
 __device__ inline u32 add_ordered(u32* to, u32 value) {
     u32 before;
@@ -173,5 +167,4 @@ __device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLau
     // The last one to leave.
     if (threadIdx.x == 0 && (atomicAdd(counter, MEETING_LEFT) >> 16) == last - first) *counter = 0;
 }
-#endif
 }  // namespace df11::linear

@@ -223,13 +223,21 @@ __device__ inline uint2 load_unit_plane(const u8* plane, u32 width, u32 rows, u3
     return __ldg(reinterpret_cast<const uint2*>(plane));
 }
 
-// A lane's bits of a tile that is decoded slowly: those in its slot, or as they are stored.
-struct EdgeBits {
+// What a lane has of a tile at an edge, or of an x that is not aligned, or with more bits than the
+// slot takes: its bits are those in the slot, or as they are stored.
+struct EdgeTile {
+    u32 height, width;
+    const u8* plane;
+    bool aligned;  // x
     const u32* words;
     u32 count, position;
     LaneBits lane;
-    __device__ __forceinline__ EdgeBits(const LinearMatrix& m, const TilePlace& at, u32 bits,
-                                        u32 bits_bytes, u32 of_lane, u32& problems) {
+    __device__ __forceinline__ EdgeTile(const Shared& work, const TilePlace& at, u32 bits,
+                                        u32 bits_bytes, u32 of_lane, u32& problems)
+        : height(rows_left(work, at)), width(columns_left(work, at)) {
+        const LinearMatrix& m = work.launch.matrices[at.matrix];
+        plane = plane_of(m.data, m.whole_columns, m.first_column, at.strip, at.tile, height);
+        aligned = has_aligned_x(work.launch);
         const TileBits found = find_bits(load_record(record_of(m, at.strip, at.tile), of_lane),
                                          m.rest_count, of_lane, problems);
         words = static_cast<const u32*>(m.rest) + found.byte / 4;
@@ -251,30 +259,30 @@ struct EdgeBits {
             position += e[i] & LENGTH_MASK;
         }
     }
+    // Of a band.
+    __device__ u32 rows(u32 band) const {
+        return min(max(height, band * BAND_ROWS) - band * BAND_ROWS, BAND_ROWS);
+    }
     __device__ u32 check() const { return check_end(lane, position + POSITION_OF_BIT_0); }
 };
 
-// A tile at an edge, or of an x that is not aligned, or with more bits than the slot takes, which
-// are then read where they are stored. Problems.
+// Problems.
 template <u32 EIGHTS>
 __device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 table, u32 bits,
                                           u32 bits_bytes, u32 to, bool first, u32 lane) {
-    const LinearMatrix& m = work.launch.matrices[at.matrix];
-    const u32 height = rows_left(work, at), width = columns_left(work, at), g = lane / 4,
-              q = lane % 4;
-    const u8* plane = plane_of(m.data, m.whole_columns, m.first_column, at.strip, at.tile, height);
-    const bool aligned = work.aligned();
+    const u32 g = lane / 4, q = lane % 4;
     u32 problems = 0;
-    EdgeBits of_lane(m, at, bits, bits_bytes, lane, problems);
+    EdgeTile tile(work, at, bits, bits_bytes, lane, problems);
+    const u32 width = tile.width;
 #pragma unroll 1
     for (u32 band = 0; band < TILE_BANDS; band++) {
-        const u32 rows = min(max(height, band * BAND_ROWS) - band * BAND_ROWS, BAND_ROWS);
+        const u32 rows = tile.rows(band);
         Sums<EIGHTS> sums;
         uint2 p[BAND_UNITS];
 #pragma unroll
         for (u32 unit = 0; unit < BAND_UNITS; unit++) {
             if (g < rows && unit * STEP_COLUMNS + 8 * q < width)
-                p[unit] = load_unit_plane(plane, width, rows, band, unit, lane);
+                p[unit] = load_unit_plane(tile.plane, width, rows, band, unit, lane);
         }
 #pragma unroll
         for (u32 unit = 0; unit < BAND_UNITS; unit++) {
@@ -283,12 +291,12 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 t
 #pragma unroll
             for (u32 i = 0; i < EIGHTS; i++)
                 x[i] = first < width
-                           ? load_x(work, g + 8 * i, at.tile * TILE_WIDTH + first, aligned)
+                           ? load_x(work, g + 8 * i, at.tile * TILE_WIDTH + first, tile.aligned)
                            : w;
             make_fragments(x, lane);
             if (g < rows && first < width) {
                 u32 e[4];
-                of_lane.decode_unit(table, e, problems);
+                tile.decode_unit(table, e, problems);
                 w = merge_words(e, p[unit].x, p[unit].y);
             }
             __syncwarp();
@@ -296,6 +304,6 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 t
         }
         keep_sums<EIGHTS>(to, sums_place(lane), sums, band, first, work.launch.x_rows, lane);
     }
-    return problems | of_lane.check();
+    return problems | tile.check();
 }
 }  // namespace df11::linear

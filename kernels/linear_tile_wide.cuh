@@ -35,16 +35,13 @@
 //   H200, decode to memory, cuBLASLt  364    362
 // What limits it: with 64 rows on an H100, 27 of then 218 were the meeting of sums. Decoding takes
 // about 30 wavefronts of shared memory a unit, of 34 clocks: look-ups 14, an atom's way in and out
-// 8, x 4.
-//
-// What was tried and rejected is in the record, with its figures.
+// 8, x 4. What was tried and rejected is in the record.
 //
 // Safety on any content: as linear_tile.cuh has it.
 #pragma once
 #include "linear_tile_sums.cuh"
 
 namespace df11::linear {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // Whether a barrier's phase of this parity is complete; the same for all lanes.
 __device__ inline bool is_full(u32 barrier, u32 parity) {
     return __all_sync(ALL_LANES, test_parity(barrier, parity));
@@ -76,26 +73,23 @@ struct StageWriter {
     }
 };
 
-// A tile at an edge, or with more bits than the slot takes, which are then read where they are
-// stored. Problems.
+// An EdgeTile. Problems.
 template <u32 ATOMS>
 __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bits, u32 bits_bytes,
                                         StageWriter<ATOMS> stage, u32 lane) {
-    const LinearMatrix& m = work.launch.matrices[at.matrix];
-    const u32 height = rows_left(work, at), width = columns_left(work, at), g = lane / 4,
-              q = lane % 4;
-    const u8* plane = plane_of(m.data, m.whole_columns, m.first_column, at.strip, at.tile, height);
+    const u32 g = lane / 4, q = lane % 4;
     u32 problems = 0;
-    EdgeBits of_lane(m, at, bits, bits_bytes, lane, problems);
+    EdgeTile tile(work, at, bits, bits_bytes, lane, problems);
 #pragma unroll 1
     for (u32 unit = 0; unit < TILE_BANDS * BAND_UNITS; unit++) {
         const u32 band = unit / BAND_UNITS, first = unit % BAND_UNITS * STEP_COLUMNS + 8 * q,
-                  rows = min(max(height, band * BAND_ROWS) - band * BAND_ROWS, BAND_ROWS);
+                  rows = tile.rows(band);
         uint4 w = make_uint4(0, 0, 0, 0);
-        if (g < rows && first < width) {
-            const uint2 p = load_unit_plane(plane, width, rows, band, unit % BAND_UNITS, lane);
+        if (g < rows && first < tile.width) {
+            const uint2 p =
+                load_unit_plane(tile.plane, tile.width, rows, band, unit % BAND_UNITS, lane);
             u32 e[4];
-            of_lane.decode_unit(0, e, problems);
+            tile.decode_unit(0, e, problems);
             w = merge_words(e, p.x, p.y);
         }
         __syncwarp();
@@ -103,7 +97,7 @@ __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bit
         store_shared_16(stage.begin(atom, unit % 2) ^ unit % 2 * 64, w);
         if (unit % 2) stage.finish(atom, lane);
     }
-    return problems | of_lane.check();
+    return problems | tile.check();
 }
 
 template <u32 AHEAD, u32 ATOMS>
@@ -128,8 +122,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
     bool begun = false;
 #pragma unroll 1
     for (u32 turn = 0;; turn++) {
-        const u32 place = warp * TILE_SLOTS + turn % TILE_SLOTS,
-                  slot = block.slots + place * block.slot_bytes;
+        const u32 place = warp * TILE_SLOTS + turn % TILE_SLOTS, slot = block.slot(place);
         wait_for(block.slot_full + place * 8, turn / TILE_SLOTS % 2);
         const uint4 one = load_shared_16(slot);
         const u32 flags = load_shared(slot + 28);
@@ -162,7 +155,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
                 bool goes_on = more;
                 if (!more) {
                     const u32 after = warp * TILE_SLOTS + (turn + 1) % TILE_SLOTS,
-                              at = block.slots + after * block.slot_bytes;
+                              at = block.slot(after);
                     if (is_full(block.slot_full + after * 8, (turn + 1) / TILE_SLOTS % 2) &&
                         (load_shared(at + 28) & TICKET_WHOLE)) {
                         const uint2 plane_after = load_shared_8(at);
@@ -200,7 +193,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
         }
         release(block.slot_empty + place * 8, lane);
     }
-    if (problems) atomicOr(work.status(), problems);
+    if (problems) atomicOr(work.launch.status, problems);
 }
 
 template <u32 N>
@@ -342,5 +335,4 @@ __device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
         decode_tiles<N == 64 ? 1 : 2>(work, tiles, stage, mine, lane);
     }
 }
-#endif
 }  // namespace df11::linear

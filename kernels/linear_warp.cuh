@@ -4,6 +4,13 @@
 #include "linear_task.cuh"
 
 namespace df11::linear {
+// Whether the target has what compute capability 9.0 has alone.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr bool HOPPER = true;
+#else
+constexpr bool HOPPER = false;
+#endif
+
 // As copy_async, of `bytes` bytes, at most 16; the rest of the 16 becomes zero. Kept in L1, for
 // other warps.
 __device__ inline void copy_part_async(u32 to, const void* from, u32 bytes) {
@@ -24,6 +31,12 @@ __device__ inline void wait_for_all_but() {
     asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
 }
 
+// What others have written before this word, too, is there afterwards.
+__device__ inline u32 load_acquired(const u32* from) {
+    u32 word;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    return word;
+}
 __device__ inline uint4 load_shared_16(u32 address) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -23,6 +23,7 @@ __device__ inline u32 describe_x(u32 address) { return address >> 4 | 1 << 16; }
 
 #define SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
+#define SUMS_64(i) SUMS_16(i), SUMS_16(i + 16), SUMS_16(i + 32), SUMS_16(i + 48)
 #define PLACES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define PLACES_32 \
     PLACES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -35,10 +36,8 @@ __device__ inline u32 describe_x(u32 address) { return address >> 4 | 1 << 16; }
         ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
         " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define PLACES_128                                                                          \
-    PLACES_64                                                                               \
-        ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
-        " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,"  \
-        " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109,"  \
+    PLACES_96                                                                               \
+        ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109," \
         " %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122,"    \
         " %123, %124, %125, %126, %127"
 // The upper word of the descriptor: 1024 bytes from eight rows to the next, 128-byte swizzle.
@@ -60,18 +59,17 @@ __device__ inline void multiply_wide(float (&d)[32], u32 a0, u32 a1, u32 a2, u32
 }
 __device__ inline void multiply_wide(float (&d)[64], u32 a0, u32 a1, u32 a2, u32 a3, u32 x) {
     asm volatile(PRODUCT("128", PLACES_64, "%64, %65, %66, %67", "%68")
-                 : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48)
+                 : SUMS_64(0)
                  : WEIGHTS_AND_X);
 }
 __device__ inline void multiply_wide(float (&d)[96], u32 a0, u32 a1, u32 a2, u32 a3, u32 x) {
     asm volatile(PRODUCT("192", PLACES_96, "%96, %97, %98, %99", "%100")
-                 : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80)
+                 : SUMS_64(0), SUMS_16(64), SUMS_16(80)
                  : WEIGHTS_AND_X);
 }
 __device__ inline void multiply_wide(float (&d)[128], u32 a0, u32 a1, u32 a2, u32 a3, u32 x) {
     asm volatile(PRODUCT("256", PLACES_128, "%128, %129, %130, %131", "%132")
-                 : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80),
-                   SUMS_16(96), SUMS_16(112)
+                 : SUMS_64(0), SUMS_64(64)
                  : WEIGHTS_AND_X);
 }
 

@@ -29,25 +29,18 @@
 // Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds:
 //   rows of x                            64      128
 //   this, nvcc's build                   111.0   132.4
-//   x by cp.async of 16 bytes            110.7   138.9
-//   entries by a list                    111.9   143.9
-//   entries by steps, not by products    112.1   150.3
-//   x word by word besides               118.4   168.7
 // cuBLASLt's best takes 122 and 129 to 131 there; on an H100 this is 1.26, 1.22 and 1.15 times as
 // fast with 32, 64 and 128 rows (benches/record/2026-11-23-linear-large.md).
 // What limits it. With 32 rows DRAM in large matrices (28672 x 4096: 3.80 TB/s), and about 5 us at
 // the ends of a launch in small ones. With 128 rows issue slots and entries: beside products of 64
 // clocks each a scheduler has room for about 16 instructions of a warp, and decoding takes as many.
-// Without entries 133.8 us; without copies of x, and with entries by steps, 139.2.
-//
-// What was tried and rejected is in the record, with its figures.
+// What was tried and rejected is in the record.
 //
 // Safety: as linear.cu has it. Blocks wait for those of their cluster alone, which run at once.
 #pragma once
 #include "linear_stages.cuh"
 
 namespace df11::linear {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // Weights of 16 columns of 16 rows of a strip: product `j` of a step's two, out of the signs and
 // mantissas of two rows, and their codes.
 __device__ __forceinline__ void decode_product(u32 (&weights)[4], u32 j, const uint4& planes,
@@ -354,5 +347,4 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     arrive_at_cluster();
     wait_for_cluster();
 }
-#endif
 }  // namespace df11::linear

@@ -34,9 +34,6 @@ __device__ inline bool has_aligned_x(const Launch& l) {
 struct Shared {
     const LinearLaunch& launch;
     __device__ u32 items() const { return launch.items; }
-    __device__ u32 columns() const { return launch.columns; }
-    __device__ u32* status() const { return launch.status; }
-    __device__ bool aligned() const { return has_aligned_x(launch); }
     __device__ const LinearMatrix& matrix(const Range& at) const {
         return launch.matrices[at.matrix];
     }
@@ -76,16 +73,13 @@ struct Shared {
 };
 
 // Experts, each with its own rows of x. `batches`, in shared memory: those of all experts before,
-// of up to ROWS places each.
-template <u32 ROWS>
+// of up to GROUPED_ROWS places each.
+constexpr u32 GROUPED_ROWS = HOPPER ? 16 : 8;
 struct Grouped {
     const GroupedLaunch& launch;
     const u32* batches;
     __device__ u32 strips() const { return (launch.rows + STRIP_ROWS - 1) / STRIP_ROWS; }
     __device__ u32 items() const { return batches[launch.experts] * strips(); }
-    __device__ u32 columns() const { return launch.columns; }
-    __device__ u32* status() const { return launch.status; }
-    __device__ bool aligned() const { return has_aligned_x(launch); }
     __device__ LinearMatrix matrix(const Range& at) const {
         if (launch.matrices) return launch.matrices[at.matrix];
         LinearMatrix m = launch.whole;
@@ -122,7 +116,7 @@ struct Grouped {
             u32 count = 0;
             if (expert < launch.experts) {
                 const u32 first = place(expert), end = place(expert + 1);
-                count = (max(end, first) - first + ROWS - 1) / ROWS;
+                count = (max(end, first) - first + GROUPED_ROWS - 1) / GROUPED_ROWS;
                 if (end < first || __ldg(launch.offsets + expert + 1) > launch.places)
                     atomicOr(launch.status, STATUS_INDEX);
             }
@@ -148,8 +142,8 @@ struct Grouped {
         at.slices = 1;
         at.end = steps_of(launch.columns);
         at.exists = true;
-        at.first_row = place(low) + (batch - batches[low]) * ROWS;
-        at.rows = min(place(low + 1) - at.first_row, ROWS);
+        at.first_row = place(low) + (batch - batches[low]) * GROUPED_ROWS;
+        at.rows = min(place(low + 1) - at.first_row, GROUPED_ROWS);
         return at;
     }
 };

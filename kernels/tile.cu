@@ -52,21 +52,16 @@
 
 namespace df11::tile {
 // The most warps of a block: what a multiprocessor has registers for.
-#ifndef TILE_WARPS
-#define TILE_WARPS 24
-#endif
+constexpr u32 TILE_WARPS = 24;
 // Of shapes with as many warps at once, the one whose blocks have about as many is taken
 // (src/gpu/fit.rs).
-#ifndef TILE_GOOD_WARPS
-#define TILE_GOOD_WARPS 8
-#endif
-#ifndef TILE_PREFETCH
-#define TILE_PREFETCH 2
-#endif
-static_assert(8 / 2 % TILE_PREFETCH == 0, "a band has four pairs of units");
+constexpr u32 TILE_GOOD_WARPS = 8;
+// Loads of a lane's plane that are on their way.
+constexpr u32 TILE_PREFETCH = 2;
 
 constexpr u32 UNIT = 8;
 constexpr u32 UNITS_A_BAND = 8;
+static_assert(UNITS_A_BAND / 2 % TILE_PREFETCH == 0, "pairs of units");
 constexpr u32 BANDS = 4;
 constexpr u32 UNITS = UNITS_A_BAND * BANDS;
 constexpr u32 TILE_WEIGHTS = LANES * UNITS * UNIT;

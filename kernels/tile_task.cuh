@@ -5,10 +5,7 @@
 
 namespace df11::tile {
 // Bits of the longest code, which index the table.
-#ifndef TILE_TABLE_BITS
-#define TILE_TABLE_BITS 12
-#endif
-constexpr u32 TABLE_BITS = TILE_TABLE_BITS;
+constexpr u32 TABLE_BITS = 12;
 constexpr u32 TABLE_ENTRIES = 1u << TABLE_BITS;
 
 // The decode table of one tensor, derived from its codebook by `df11_tile_tables`.

@@ -227,7 +227,8 @@ static int bench(const std::string& folder, int repeats, int pairs, char** numbe
         2 * weights.size() / median_seconds("copy", repeats, [&] {
             CUDA(cudaMemcpyAsync(output, original, weights.size(), cudaMemcpyDeviceToDevice));
         });
-    printf("copy %.0f GB/s, table %u bits, groups of %d", copy / 1e9, TABLE_BITS, DF11_GROUP_WARPS);
+    printf("copy %.0f GB/s, table %u bits, groups of %u", copy / 1e9, TABLE_BITS,
+           Shape<8>::group_warps);
     if (forced_warps) printf(", %u warps x %u blocks", forced_warps, forced_blocks);
     printf("\n");
     int failed = 0;

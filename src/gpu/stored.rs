@@ -10,7 +10,6 @@ use super::needs::{ArrayId, SectionId, TensorId};
 use super::task::{DecodeTask, GapTask, TILE_KERNEL, TileAddresses, TileSource, TileTask};
 use crate::constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD};
 use crate::encoding::gap;
-use crate::encoding::stored::CodedSizes as _;
 use crate::encoding::tile::{self, Codebook, Sizes};
 use crate::open::Rect;
 use crate::{Error, Model, Result, Tensor, format::Coded, huffman};

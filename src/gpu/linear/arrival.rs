@@ -122,17 +122,15 @@ fn cut(matrix: usize, wanted: &FastRequest<'_>) -> Result<Option<Vec<StripBatch>
     };
     let (mut jobs, mut next) = (Vec::new(), 0);
     while next < sizes.geometry().strip_count() {
-        let mut best = job(next..next + 1)?;
-        if best.layout().bits.end > PIECE_BYTES {
-            return Ok(None);
-        }
-        while best.strips.end < sizes.geometry().strip_count() {
-            let more = job(next..best.strips.end + 1)?;
+        let mut best = None;
+        for end in next + 1..=sizes.geometry().strip_count() {
+            let more = job(next..end)?;
             if more.layout().bits.end > PIECE_BYTES {
                 break;
             }
-            best = more;
+            best = Some(more);
         }
+        let Some(best) = best else { return Ok(None) };
         next = best.strips.end;
         jobs.push(best);
     }

@@ -11,14 +11,7 @@
 use cudarc::driver::{CudaContext, sys::CUdevice_attribute as Attribute};
 
 use crate::Result;
-use crate::gpu::{fault::OrFault, needs::Residence};
-
-/// For matrices of each residence, the fewest rows for which decoding is faster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Crossover {
-    stored: u64,
-    fast: u64,
-}
+use crate::gpu::fault::OrFault;
 
 /// A GPU: its compute capability, major and minor, and the width of its memory's bus in bits. GPUs
 /// of one chip differ by their memory.
@@ -46,29 +39,18 @@ const H200: Gpu = ((9, 0), 6016);
 /// With the fast layout a launch takes 2048 rows. On the H200 1024 take 675, and 844 decoded; each
 /// 512 more take 310 and 298, so that 2048 are still faster, too. On the H100 1024 take 685, and
 /// 931 decoded; 2048 take 1422 and 1623.
-const KNOWN: [(Gpu, Crossover); 2] =
-    [(H100, Crossover { stored: 129, fast: 2049 }), (H200, Crossover { stored: 65, fast: 2049 })];
+const KNOWN: [(Gpu, [u64; 2]); 2] = [(H100, [129, 2049]), (H200, [65, 2049])];
 
 /// Of a GPU that nobody has measured, by bytes alone: decoding reads 11 or 12 bits of a weight,
 /// writes 16, and a BLAS reads them again, which is as much as three launches of 16 rows and more.
-const OTHERS: Crossover = Crossover { stored: 49, fast: 49 };
+const OTHERS: [u64; 2] = [49; 2];
 
-impl Crossover {
-    /// Of this GPU.
-    pub(super) fn of(context: &CudaContext) -> Result<Self> {
-        let action = "asking for a GPU's properties";
-        let capability = context.compute_capability().or_fault(action)?;
-        let bus = Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH;
-        let gpu = (capability, context.attribute(bus).or_fault(action)?);
-        let known = KNOWN.iter().find(|&&(known, _)| known == gpu);
-        Ok(known.map_or(OTHERS, |&(_, crossover)| crossover))
-    }
-
-    /// The fewest rows of x.
-    pub(super) fn rows(self, residence: Residence) -> u64 {
-        match residence {
-            Residence::Stored => self.stored,
-            Residence::Fast => self.fast,
-        }
-    }
+/// The fewest rows of x for which decoding is faster on this GPU, by [`Residence`](crate::gpu::Residence).
+pub(super) fn crossover(context: &CudaContext) -> Result<[u64; 2]> {
+    let action = "asking for a GPU's properties";
+    let capability = context.compute_capability().or_fault(action)?;
+    let bus = Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH;
+    let gpu = (capability, context.attribute(bus).or_fault(action)?);
+    let known = KNOWN.iter().find(|&&(known, _)| known == gpu);
+    Ok(known.map_or(OTHERS, |&(_, crossover)| crossover))
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaFunction, CudaStream, sys::CUfunction_attribute as Attribute};
 use zerocopy::FromBytes;
 
-use super::crossover::Crossover;
+use super::crossover::crossover;
 use super::decoded::{DECODED_CLASSES, DecodedDemand, DecodedKernels};
 use super::multiply::{Multiply, run};
 use super::split::{
@@ -30,16 +30,20 @@ const CLASSES: [u64; 2] = [FEW_ROWS, ROWS];
 /// The version of CUDA from which on drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
-/// What the kernels were compiled with: `Constants` of `kernels/linear.cu`, which explains them.
+/// What the kernels were compiled with: `Constants` of `kernels/linear.cu`. Threads of a block, and
+/// bytes of its dynamic shared memory.
 #[derive(Debug, FromBytes)]
 #[repr(C)]
 struct Constants {
     agreed: Agreed,
     threads: u32,
+    /// 1 if a launch may begin while the one before ends (programmatic stream serialization): the
+    /// kernel waits before it touches anything but the matrices.
     early: u32,
     fast_bytes: [u32; 2],
     grouped_bytes: u32,
     count_bytes: u32,
+    /// For more rows of x; of another target 0, as what follows.
     wide_bytes: u32,
     wide_threads: u32,
     large_bytes: u32,
@@ -53,14 +57,8 @@ struct Constants {
 #[derive(Debug, FromBytes, PartialEq)]
 #[repr(C)]
 struct Agreed {
-    launch: u32,
-    matrix: u32,
-    pack_task: u32,
-    unpack_task: u32,
-    grouped_launch: u32,
-    gather_task: u32,
-    pack_warps: u32,
-    unpack_warps: u32,
+    structures: [u32; 6],
+    warps: [u32; 2],
     partial_bytes: u32,
     matrices: u32,
     group: u32,
@@ -72,14 +70,15 @@ struct Agreed {
 impl Agreed {
     fn ours() -> Self {
         Self {
-            launch: size_of::<LinearLaunch>() as u32,
-            matrix: size_of::<LinearMatrix>() as u32,
-            pack_task: size_of::<PackTask>() as u32,
-            unpack_task: size_of::<UnpackTask>() as u32,
-            grouped_launch: size_of::<GroupedLaunch>() as u32,
-            gather_task: size_of::<GatherTask>() as u32,
-            pack_warps: PACK_WARPS as u32,
-            unpack_warps: UNPACK_WARPS as u32,
+            structures: [
+                size_of::<LinearLaunch>() as u32,
+                size_of::<LinearMatrix>() as u32,
+                size_of::<PackTask>() as u32,
+                size_of::<UnpackTask>() as u32,
+                size_of::<GroupedLaunch>() as u32,
+                size_of::<GatherTask>() as u32,
+            ],
+            warps: [PACK_WARPS as u32, UNPACK_WARPS as u32],
             partial_bytes: PARTIAL_BYTES as u32,
             matrices: MATRICES as u32,
             group: GROUP as u32,
@@ -110,7 +109,8 @@ pub(in crate::gpu) struct LinearKernels {
     count_bytes: u32,
     /// Whether a kernel that multiplies may begin while the one before it ends.
     pub(super) early: bool,
-    pub(super) crossover: Crossover,
+    /// [`crossover`].
+    pub(super) crossover: [u64; 2],
 }
 
 impl LinearKernels {
@@ -164,7 +164,7 @@ impl LinearKernels {
             gather: function("gather")?,
             count_bytes,
             early: early == 1 && driver >= EARLY_DRIVER,
-            crossover: Crossover::of(stream.context())?,
+            crossover: crossover(stream.context())?,
         })
     }
 
@@ -210,9 +210,9 @@ impl LinearKernels {
         // Items, if each expert begins a chunk of its own.
         let chunks = u64::from(places).div_ceil(LEAST_CHUNK) + u64::from(experts.min(places));
         let items = chunks * u64::from(rows).div_ceil(STRIP_ROWS);
-        let items = u32::try_from(items).unwrap_or(u32::MAX);
+        let blocks = items.min(self.grouped.blocks.into()) as u32;
         // SAFETY: the caller's promise; it waits for the kernel before it at once.
-        unsafe { self.grouped.run(self.early, stream, items, launch) }
+        unsafe { self.grouped.run(self.early, stream, blocks, launch) }
     }
 
     /// Puts the transcoding of a range of strips on the stream.

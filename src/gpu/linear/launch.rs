@@ -179,9 +179,10 @@ impl ProductLaunch {
             arguments.counters = arguments.counters.wrapping_add(workspace);
             let Some(staged) = self.staged else {
                 let kernel = kernels.fast(x.rows);
+                let blocks = arguments.items.min(kernel.blocks);
                 // SAFETY: arrays, columns and items are those of matrices that the caller keeps;
                 // counters are zero, since kernels leave them so; the rest is the caller's promise.
-                return unsafe { kernel.run(early, stream, arguments.items, &arguments) };
+                return unsafe { kernel.run(early, stream, blocks, &arguments) };
             };
             // SAFETY: as above; there are no more rows than `most_rows` said.
             return unsafe { kernels.tiles.multiply(early, staged, stream, &arguments) };
@@ -202,17 +203,19 @@ impl ProductLaunch {
         if x.rows <= WIDE_ROWS {
             let blocks = (self.wide_items * WIDE_CLUSTER) as u32;
             // SAFETY: as above; the kernel needs no workspace.
-            return unsafe { kernels.fast(x.rows).run_blocks(early, stream, blocks, &arguments) };
+            return unsafe { kernels.fast(x.rows).run(early, stream, blocks, &arguments) };
         }
         arguments.counters = workspace;
+        let kernel = kernels.large(bands);
         for Large { matrices: (first, end), items } in
             Large::all(&self.rows, arguments.columns.into(), bands)
         {
             let mut part = arguments;
             part.matrices[..end - first].copy_from_slice(&arguments.matrices[first..end]);
             (part.matrix_count, part.items) = ((end - first) as u32, items as u32);
+            let blocks = part.items.min(kernel.blocks);
             // SAFETY: as above; one launch after the other has the workspace.
-            unsafe { kernels.large(bands).run(early, stream, part.items, &part) }?;
+            unsafe { kernel.run(early, stream, blocks, &part) }?;
         }
         Ok(())
     }

@@ -112,8 +112,8 @@ impl GpuModel {
             Error::check_limit(what, count, u32::MAX.into())?;
         }
         let at = coded.tile_addresses(sizes, &part.in_place());
-        let arrays = StoredArrays::new(&part.device, (rows, columns), at, Some(Arc::clone(part)));
-        Ok(Matrix::stored(tensor.into(), arrays))
+        let keep = Some(Arc::clone(part));
+        Ok(Matrix::stored(tensor.into(), &part.device, (rows, columns), at, keep))
     }
 }
 
@@ -137,7 +137,7 @@ impl Matrix {
             let remedy = format!("begin each on a multiple of {OUTPUT_ALIGNMENT}");
             return refuse("an array is misaligned", remedy);
         }
-        Ok(Self::stored(Arc::default(), StoredArrays::new(device, shape, at, None)))
+        Ok(Self::stored(Arc::default(), device, shape, at, None))
     }
 
     /// Likewise in the fast layout: `strips` of [`Matrix::fast_bytes`], then where its exceptions
@@ -167,8 +167,16 @@ impl Matrix {
         Ok(Self::fast(Arc::default(), &Arc::new(arrays)))
     }
 
-    pub(super) fn stored(name: Arc<str>, arrays: StoredArrays) -> Self {
-        let TileSource { rows, columns, .. } = arrays.source;
+    /// `part` keeps the arrays, unless the caller does.
+    fn stored(
+        name: Arc<str>,
+        device: &Device,
+        (rows, columns): (u64, u64),
+        arrays: TileAddresses,
+        part: Option<Arc<DevicePart>>,
+    ) -> Self {
+        let source = TileSource { arrays, rows, columns, tiles_across: tiles_across(columns) };
+        let arrays = StoredArrays { device: device.clone(), source, _part: part };
         Self { name, arrays: MatrixArrays::Stored(arrays), rows: 0..rows, columns: 0..columns }
     }
 
@@ -342,17 +350,6 @@ impl Device {
 }
 
 impl StoredArrays {
-    /// `part` keeps the arrays, unless the caller does.
-    pub(super) fn new(
-        device: &Device,
-        (rows, columns): (u64, u64),
-        arrays: TileAddresses,
-        part: Option<Arc<DevicePart>>,
-    ) -> Self {
-        let source = TileSource { arrays, rows, columns, tiles_across: tiles_across(columns) };
-        Self { device: device.clone(), source, _part: part }
-    }
-
     pub(super) fn staged_bytes(&self) -> u32 {
         self.source.arrays.staged_bytes
     }

@@ -24,27 +24,12 @@ pub(super) struct Multiply {
 }
 
 impl Multiply {
-    /// Puts it on the stream: no more blocks than items; `early`, if it may begin while the kernel
-    /// before it ends.
+    /// Puts this many blocks of it on the stream; `early`, if it may begin while the kernel before
+    /// it ends.
     ///
     /// # Safety
     /// As [`run`].
     pub(super) unsafe fn run<T: DeviceRepr>(
-        &self,
-        early: bool,
-        stream: &CudaStream,
-        items: u32,
-        argument: &T,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.run_blocks(early, stream, items.min(self.blocks), argument) }
-    }
-
-    /// Likewise, exactly this many blocks.
-    ///
-    /// # Safety
-    /// As [`run`].
-    pub(super) unsafe fn run_blocks<T: DeviceRepr>(
         &self,
         early: bool,
         stream: &CudaStream,

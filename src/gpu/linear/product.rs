@@ -54,7 +54,8 @@ impl Linear {
         if launches.iter().any(|launch| launch.most_rows == 0) {
             return Err(too_little_shared_memory());
         }
-        let crossover = matrices.iter().map(|matrix| kernels.crossover.rows(matrix.residence()));
+        let crossover =
+            matrices.iter().map(|matrix| kernels.crossover[matrix.residence() as usize]);
         let crossover_rows = crossover.min().unwrap_or(1);
         Ok(Self { matrices: matrices.to_vec(), launches, crossover_rows })
     }

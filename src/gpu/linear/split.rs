@@ -87,11 +87,6 @@ const fn wide_items(rows: u64, parts: u64, strips: u64) -> u64 {
     (groups * parts).div_ceil(WIDE_CLUSTER)
 }
 
-/// That a GPU runs at once: `wide_clusters` of the kernels.
-fn wide_clusters(processors: u32) -> u64 {
-    (u64::from(processors) * WIDE_CLUSTERS / BLOCKS).max(1)
-}
-
 /// `wide_time` of the kernels.
 const fn wide_time(items: u64, columns: u64, parts: u64, strips: u64, clusters: u64) -> u64 {
     let each = if strips < WIDE_LEAST_STRIPS { WIDE_LEAST_STRIPS } else { strips };
@@ -132,7 +127,8 @@ impl Wide {
         let each = || rows.iter().zip(parts).map(|(&rows, parts)| (rows, u64::from(parts)));
         let items =
             |strips: u64| each().map(|(rows, parts)| wide_items(rows, parts, strips)).sum::<u64>();
-        let clusters = wide_clusters(processors);
+        // That the GPU runs at once: `wide_clusters` of the kernels.
+        let clusters = (u64::from(processors) * WIDE_CLUSTERS / BLOCKS).max(1);
         let time = |&strips: &u64| {
             each()
                 .map(|(_, parts)| wide_time(items(strips), columns, parts, strips, clusters))

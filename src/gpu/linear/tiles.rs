@@ -32,9 +32,9 @@ pub(super) struct Fewest {
 }
 
 impl Fewest {
-    /// What x takes; none if there is no kernel for as many rows, or x takes too much.
+    /// What x takes; none if there are more rows than the kernel takes, or x takes too much.
     fn bytes(self, x_rows: u32, columns: u32) -> Option<u32> {
-        (self.warps > 0 && x_rows <= self.rows).then_some(())?;
+        (x_rows <= self.rows).then_some(())?;
         let row = columns.checked_mul(2)?.checked_next_multiple_of(self.unit)?;
         row.checked_add(self.after)?.checked_mul(x_rows)
     }
@@ -162,12 +162,11 @@ impl TileDemand {
 /// All of them in one context.
 #[derive(Debug)]
 pub(super) struct TileKernels {
-    fewest: Option<CudaFunction>,
+    fewest: Option<(CudaFunction, Fewest)>,
     few: CudaFunction,
     most: CudaFunction,
     pub(super) gather: CudaFunction,
     needs: TileDemand,
-    of_fewest: Fewest,
     /// Dynamic shared memory that a block may have.
     room: u32,
     pub(super) processors: u32,
@@ -177,16 +176,16 @@ impl TileKernels {
     pub(super) fn load(
         module: &Module<'_>,
         needs: TileDemand,
-        of_fewest: Fewest,
+        fewest: Fewest,
         others: &Kernels,
     ) -> Result<Self> {
         let [few, most] = [module.function("tile_8")?, module.function("tile_16")?];
         let gather = module.function("tile_gather")?;
-        let fewest = (of_fewest.warps > 0).then(|| module.function("tile_2")).transpose()?;
-        let all: Vec<&CudaFunction> = [&few, &most].into_iter().chain(&fewest).collect();
+        let of_fewest = (fewest.warps > 0).then(|| module.function("tile_2")).transpose()?;
+        let all: Vec<&CudaFunction> = [&few, &most].into_iter().chain(&of_fewest).collect();
         let room = allow_most_shared(&all, others)?;
-        let processors = others.processors;
-        Ok(Self { fewest, few, most, gather, needs, of_fewest, room, processors })
+        let fewest = of_fewest.map(|function| (function, fewest));
+        Ok(Self { fewest, few, most, gather, needs, room, processors: others.processors })
     }
 
     /// The most rows of x at once: fewer than [`ROWS`] if blocks have little shared memory, and
@@ -213,8 +212,9 @@ impl TileKernels {
         let LinearLaunch { x_rows, columns, items, matrix_count: matrices, .. } = *launch;
         let (needs, room) = (self.needs, self.room);
         let work = BlockWork { items: items.div_ceil(self.processors), matrices };
-        let of_fewest = || self.of_fewest.shape(needs, x_rows, columns, staged, work, room);
-        let fewest = self.fewest.as_ref().and_then(|function| Some((function, of_fewest()?)));
+        let fewest = self.fewest.as_ref().and_then(|(function, fewest)| {
+            Some((function, fewest.shape(needs, x_rows, columns, staged, work, room)?))
+        });
         let (function, shape) = fewest.unwrap_or_else(|| {
             let function = if u64::from(x_rows) <= FEW_ROWS { &self.few } else { &self.most };
             let shape = needs.shape(x_rows, staged, work, room);
@@ -260,13 +260,12 @@ mod tests {
         assert_eq!(shape(fewest, 2, 4096, 2704, room), of(2, 8192 + 64));
         // A row of 8 columns takes 128 bytes and 64.
         assert_eq!(shape(fewest, 1, 4104, 2704, room), of(1, 8192 + 128 + 64));
-        // More rows; x, or tiles, for which there is no room; other machine code.
+        // More rows; x, or tiles, for which there is no room.
         assert_eq!(shape(fewest, 3, 4096, 2704, room), None);
         assert_eq!(shape(fewest, 2, 28_672, 2704, room), None);
         assert_eq!(shape(fewest, 1, u32::MAX, 2704, room), None);
         assert_eq!(shape(fewest, 1, 4096, 8192, room), None);
         assert_eq!(shape(fewest, 1, 4096, 2704, 98 << 10), None);
-        assert_eq!(shape(Fewest { warps: 0, ..fewest }, 1, 4096, 2704, room), None);
     }
 
     #[test]
