@@ -89,10 +89,8 @@ class Tensors(Mapping[str, Tensor]):
         return self._found.get(name)
 
     def _arrays(self, tiles: Any) -> Arrays:
-        if (places := tiles.places) is None:
-            return [*(_frombuffer(tiles.array(at).obj) for at in range(4)), _frombuffer(b"")]
         found = []
-        for address, length in places:
+        for address, length in tiles.places:
             at = bisect_right(self._mapped, address, key=lambda pair: pair[0])
             start, memory = self._mapped[at - 1]
             found.append(_frombuffer(memory, address - start, length))

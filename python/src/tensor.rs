@@ -1,6 +1,6 @@
 //! Tensors, slices of them, and their arrays, which other libraries hold.
 
-use std::{borrow::Cow, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use df11::Dtype;
 use df11::hazmat::tile::{Arrays, Codebook, PairHistogram};
@@ -302,14 +302,6 @@ pub(crate) struct Tiles {
     staged_bytes: u32,
 }
 
-/// An array of it, where it lies: what keeps its bytes in place.
-#[pyclass(frozen, module = "df11._native")]
-struct Held {
-    /// If the container is not mapped.
-    copy: Option<Vec<u8>>,
-    _model: Arc<df11::Model>,
-}
-
 impl Tiles {
     /// None if the tensor is no such matrix.
     pub(crate) fn new(
@@ -332,31 +324,8 @@ impl Tiles {
 #[pymethods]
 impl Tiles {
     #[getter]
-    fn lengths(&self) -> (u64, u64, u64, u64) {
-        self.tiles().array_lengths().into()
-    }
-
-    #[getter]
     fn places(&self) -> Option<[(usize, usize); 4]> {
         Some(self.tiles().views()?.map(|view| (view.as_ptr() as usize, view.len())))
-    }
-
-    fn array<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
-        if index >= 4 {
-            return Err(PyIndexError::new_err(format!("array {index} of 4")));
-        }
-        let (address, length, copy) = work::briefly(py, || {
-            Ok(match self.tiles().array(index)? {
-                Cow::Borrowed(view) => (view.as_ptr() as usize, view.len(), None),
-                Cow::Owned(copy) => (copy.as_ptr() as usize, copy.len(), Some(copy)),
-            })
-        })?;
-        let owner = Py::new(py, Held { copy, _model: Arc::clone(&self.model) })?;
-        debug_assert!(
-            owner.get().copy.as_ref().is_none_or(|copy| copy.as_ptr() as usize == address)
-        );
-        let helper = py.import(intern!(py, "df11._arrays"))?;
-        helper.call_method1(intern!(py, "readable"), (address, length, owner))
     }
 
     fn cut<'py>(
