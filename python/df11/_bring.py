@@ -26,7 +26,7 @@ from torch import Tensor
 
 from . import _native
 from ._arrays import memory_at
-from ._container import Tensors, Tiles, of_windows
+from ._container import Tensors, Tiles
 from ._errors import GpuError
 from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part, raw_stream
 from ._plan import EXCEPTIONAL, Group, Item, Residence, aligned, matrix_of
@@ -81,8 +81,10 @@ def _compressed(
     arrays_of = to.arrays([tiles for _, tiles in found], residence)
     for items, (windows, _), arrays in zip(others, found, arrays_of, strict=True):
         for item, some in zip(items, windows, strict=True):
+            mine = [array for tiles, _ in some for array in arrays[tiles]]
             value: Any = item.value
-            yield item, of_windows(value, some, arrays, exact=exact, device=to.device)
+            parts = [part for _, part in some]
+            yield item, value.like(mine, parts, exact=exact, device=to.device)
 
 
 def _values(items: Iterable[Item]) -> list[CompressedTensor]:

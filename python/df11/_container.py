@@ -271,15 +271,3 @@ def with_dtype(value: Tensor, dtype: torch.dtype | None) -> Tensor:
     if dtype is None or dtype == value.dtype:
         return value
     return (value.decode() if isinstance(value, CompressedTensor) else value).to(dtype)
-
-
-def of_windows(
-    value: CompressedTensor,
-    windows: Sequence[tuple[Tiles, Part]],
-    arrays: Mapping[Tiles, Arrays],
-    *,
-    exact: bool,
-    device: torch.device | None = None,
-) -> CompressedTensor:
-    some = [array for tiles, _ in windows for array in arrays[tiles]]
-    return value.like(some, [part for _, part in windows], exact=exact, device=device)

@@ -8,11 +8,10 @@ else is done by the methods that a quantizer has, here in the order of their cal
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,11 @@ from ._hub import folder_of
 from ._parameters import wanted_by
 from ._plan import Item, default_device, device_of, resolve
 from ._quantizer import METHOD, Config, finish, refuse_decoding
+from ._register import wrap
 from ._saving import Save, changed, copy_containers, mark_config, others
 from ._source import KEY, SAVE_AGAIN, Made, made_of
 from ._tensor import CompressedTensor
 
-_INDEX, _FILE = "_fetch_index_file", "_get_model_file"
 _ASKED = ("subfolder", "cache_dir", "force_download", "local_files_only", "token", "revision")
 #: By thread: the quantizer whose model is about to be loaded, and the one whose file is asked for.
 _loading = threading.local()
@@ -177,37 +176,22 @@ def _wrap() -> None:
     """
     from diffusers.models import modeling_utils
 
-    for name in (_INDEX, _FILE):
-        if not hasattr(modeling_utils, name):
-            raise ImportError(mismatch("diffusers", __version__, name))
-    found = getattr(modeling_utils, _INDEX)
-    if hasattr(found, "_df11"):
-        return
-    signature = inspect.signature(found)
-
-    @functools.wraps(found)
-    def index_file(*args: Any, **kwargs: Any) -> Any:
+    def find_index(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
         quantizer = _taken("quantizer")
         if quantizer is None or not quantizer.pre_quantized:
-            return found(*args, **kwargs)
-        asked = signature.bind(*args, **kwargs).arguments
-        folder = folder_of(
-            asked["pretrained_model_name_or_path"], **{name: asked.get(name) for name in _ASKED}
-        )
-        quantizer.open(folder)
+            return call()
+        options = {name: asked.get(name) for name in _ASKED}
+        quantizer.open(folder_of(asked["pretrained_model_name_or_path"], **options))
         _loading.opened = weakref.ref(quantizer)
         return None
 
-    file = getattr(modeling_utils, _FILE)
-
-    @functools.wraps(file)
-    def model_file(*args: Any, **kwargs: Any) -> Any:
+    def find_file(call: Callable[[], Any], _: dict[str, Any]) -> Any:
         quantizer = _taken("opened")
-        return file(*args, **kwargs) if quantizer is None else quantizer.hand()
+        return call() if quantizer is None else quantizer.hand()
 
-    index_file._df11 = True  # type: ignore[attr-defined]
-    setattr(modeling_utils, _INDEX, index_file)
-    setattr(modeling_utils, _FILE, model_file)
+    for name, around in (("_fetch_index_file", find_index), ("_get_model_file", find_file)):
+        if not wrap(modeling_utils, name, around):
+            raise ImportError(mismatch("diffusers", __version__, name))
 
 
 def _taken(name: str) -> Any:
@@ -219,17 +203,13 @@ def _taken(name: str) -> Any:
 def _register() -> None:
     auto.AUTO_QUANTIZER_MAPPING[METHOD] = Df11DiffusersQuantizer
     auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = Config
-    chooser: Any = auto.DiffusersAutoQuantizer
-    merge = chooser.merge_quantization_configs.__func__
 
-    @functools.wraps(merge)
-    def merge_options(cls: Any, config: Any, options: Any) -> Any:
+    def merge(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
+        _, config, options = asked.values()
         method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
-        if method == METHOD and isinstance(options, Config):
-            return options
-        return merge(cls, config, options)
+        return options if method == METHOD and isinstance(options, Config) else call()
 
-    chooser.merge_quantization_configs = classmethod(merge_options)
+    wrap(auto.DiffusersAutoQuantizer, "merge_quantization_configs", merge)
 
 
 _register()
