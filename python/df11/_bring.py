@@ -26,7 +26,7 @@ from torch import Tensor
 
 from . import _native
 from ._arrays import memory_at
-from ._container import Tensors, Tiles
+from ._container import Area, Tensors
 from ._errors import GpuError
 from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part, raw_stream
 from ._plan import EXCEPTIONAL, Group, Item, Residence, aligned, matrix_of
@@ -40,7 +40,7 @@ SLICE_BYTES = 64 << 20
 
 Arrays = list[Tensor]
 Packed = tuple[Arrays, list[Part]]
-_Window = tuple[Tiles, Part]
+_Window = tuple[Area, Part]
 
 
 def bring(
@@ -129,15 +129,15 @@ class _Device:
         self.tensors, self.device, self.bar = tensors, device, bar
 
     def arrays(
-        self, batches: Iterable[Sequence[Tiles]], residence: Residence
-    ) -> Iterator[dict[Tiles, Arrays]]:
+        self, batches: Iterable[Sequence[Area]], residence: Residence
+    ) -> Iterator[dict[Area, Arrays]]:
         if self.device.type == "cpu":
             return map(self._mapped, batches)
         return map(self._streamed, batches) if residence == "streamed" else self._stored(batches)
 
-    def _stored(self, batches: Iterable[Sequence[Tiles]]) -> Iterator[dict[Tiles, Arrays]]:
+    def _stored(self, batches: Iterable[Sequence[Area]]) -> Iterator[dict[Area, Arrays]]:
         """In one slab for each batch. The next batch is brought while one is used."""
-        ahead: deque[Future[dict[Tiles, Arrays]]] = deque()
+        ahead: deque[Future[dict[Area, Arrays]]] = deque()
         with ThreadPoolExecutor(1) as thread:
             for some in batches:
                 own = self.tensors.cut(some)
@@ -147,7 +147,7 @@ class _Device:
             while ahead:
                 yield ahead.popleft().result()
 
-    def _room(self, some: Sequence[Tiles], own: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
+    def _room(self, some: Sequence[Area], own: dict[Area, Arrays]) -> dict[Area, Arrays]:
         lengths = {tiles: self.tensors.lengths(tiles) for tiles in some if tiles not in own}
         lengths |= {tiles: [array.numel() for array in mine] for tiles, mine in own.items()}
         wanted = {tiles: (*lengths[tiles], TABLE_BYTES) for tiles in some}
@@ -156,7 +156,7 @@ class _Device:
         torch.cuda.current_stream(self.device).synchronize()
         return arrays
 
-    def _fill(self, arrays: dict[Tiles, Arrays], own: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
+    def _fill(self, arrays: dict[Area, Arrays], own: dict[Area, Arrays]) -> dict[Area, Arrays]:
         """Reads arrays of whole tensors, and copies the others. Done when it returns."""
         index = self.device.index
         whole = [
@@ -174,7 +174,7 @@ class _Device:
         self.bar.add(sum(array.numel() for mine in arrays.values() for array in mine[:4]))
         return arrays
 
-    def _build_tables(self, arrays: dict[Tiles, Arrays]) -> None:
+    def _build_tables(self, arrays: dict[Area, Arrays]) -> None:
         pairs = ((book, table) for book, *_, table in arrays.values())
         items = [(book.data_ptr(), book.numel(), table.data_ptr()) for book, table in pairs]
         _native.build_tables(self.device.index, items)
@@ -218,7 +218,7 @@ class _Device:
     def _batches(self, windows: Iterable[_Window]) -> Iterator[list[_Window]]:
         """Windows whose tiles are there together; none while two batches would be too much."""
         batch: list[_Window] = []
-        known: set[Tiles] = set()
+        known: set[Area] = set()
         before = size = 0
         for tiles, part in windows:
             more = 0 if tiles in known else sum(self.tensors.lengths(tiles))
@@ -230,13 +230,13 @@ class _Device:
             size += more
         yield from ([], batch) if before + size > BATCH_BYTES else (batch,)
 
-    def _mapped(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
+    def _mapped(self, some: Sequence[Area]) -> dict[Area, Arrays]:
         arrays = self.tensors.on_host(some)
         self.bar.add(sum(array.numel() for mine in arrays.values() for array in mine))
         empty = torch.empty(0, dtype=torch.uint8)
         return {tiles: [*mine, empty] for tiles, mine in arrays.items()}
 
-    def _streamed(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
+    def _streamed(self, some: Sequence[Area]) -> dict[Area, Arrays]:
         found = {tiles: mine[:4] for tiles, mine in self._mapped(some).items()}
         arrays = _pinned(found) if all(tiles.is_whole for tiles in some) else _copied(found)
         tables = _carved(dict.fromkeys(some, (TABLE_BYTES,)), device=self.device)
@@ -280,7 +280,7 @@ class _Registered:
             _native.unpin(begin)
 
 
-def _pinned(mapped: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
+def _pinned(mapped: dict[Area, Arrays]) -> dict[Area, Arrays]:
     """Arrays in memory that a GPU can read: the mapping itself, or else a copy."""
     flat = [array for arrays in mapped.values() for array in arrays if array.numel()]
     try:
@@ -313,7 +313,7 @@ def _spans(arrays: Arrays) -> list[tuple[int, int]]:
     return spans
 
 
-def _copied(mapped: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
+def _copied(mapped: dict[Area, Arrays]) -> dict[Area, Arrays]:
     lengths = {name: [array.numel() for array in arrays] for name, arrays in mapped.items()}
     copies = _carved(lengths, pin_memory=True)
     for name, arrays in mapped.items():
@@ -322,7 +322,7 @@ def _copied(mapped: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
     return copies
 
 
-def _carved(lengths: Mapping[Tiles, Sequence[int]], **where: Any) -> dict[Tiles, Arrays]:
+def _carved(lengths: Mapping[Area, Sequence[int]], **where: Any) -> dict[Area, Arrays]:
     sizes = [aligned(length) for mine in lengths.values() for length in mine]
     slab = torch.empty(sum(sizes), dtype=torch.uint8, **where)
     views = iter(torch.split(slab, sizes))

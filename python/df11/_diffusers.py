@@ -142,7 +142,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         finish(model, self, self.tensors, self._items)
-        model.save_pretrained = _Save(model)
+        model.save_pretrained = _SaveComponent(model)
         # Weights are what they were, and may be moved and converted as those of any model.
         model.is_quantized = False
         self.tensors = self.made = self._handed = None
@@ -151,7 +151,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
     _dequantize = refuse_decoding
 
 
-class _Save(Save):
+class _SaveComponent(Save):
     def write(self, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("variant") or kwargs.get("push_to_hub"):
             raise ValueError(

@@ -16,7 +16,7 @@ from ._hub import brought
 from ._matrices import raw_stream
 from ._modules import entries, join, like, look_up, outer
 from ._parameters import by_name, check_complete
-from ._plan import Item, Placement
+from ._plan import Devices, Item
 from ._progress import Bar
 from ._source import KEY, Source, Weight, sources, sum_of
 from ._tensor import CompressedTensor
@@ -74,7 +74,7 @@ def attach(
     return module.eval()
 
 
-def _placement(device: Any, memory: Any) -> Placement:
+def _placement(device: Any, memory: Any) -> Devices:
     if isinstance(device, dict):
         return _plan.resolve(device, memory)
     if device == "auto":
@@ -106,7 +106,7 @@ def load(
     root: nn.Module,
     tensors: Tensors,
     items: list[Item],
-    placement: Placement,
+    placement: Devices,
     *,
     mode: str = "exact",
     residence: str = "stored",

@@ -9,7 +9,7 @@ use pyo3::{exceptions::PyKeyError, prelude::*, types::PyDict};
 
 use crate::context::{Gpu, OnGpu};
 use crate::model::ranges;
-use crate::placement::{OneOrMore, Wanted, placement};
+use crate::placement::{OneOrMore, PlanRequest, placement};
 use crate::work::{self, OrRaise};
 
 /// The GPUs that the driver shows.
@@ -34,13 +34,13 @@ pub(crate) fn load(
     py: Python<'_>,
     model: &df11::Model,
     devices: OneOrMore<usize>,
-    wanted: &Wanted,
+    wanted: &PlanRequest,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<DeviceModel> {
     let ordinals = devices.into_vec();
     let loaded = work::watched(py, progress, |observer| {
         let mut options = LoadOptions::new();
-        let Wanted { memory, streamed, blocks } = wanted;
+        let PlanRequest { memory, streamed, blocks } = wanted;
         // Several GPUs of which nothing is said share the model by what is free on them.
         if ordinals.len() < 2 || memory.is_some() || *streamed || blocks.is_some() {
             options = options.plan(wanted.plan(model, ordinals.len())?);

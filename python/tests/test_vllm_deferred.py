@@ -7,7 +7,7 @@ import torch
 from weights import container_of, normals
 
 from df11._container import Tensors
-from df11.vllm._deferred import Source, Target, windows
+from df11.vllm._deferred import Stored, Target, windows_of
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def container(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def source(container: Any, name: str) -> Any:
-    return Source(container, name).tensor()
+    return Stored(container, name).tensor()
 
 
 def parameter(*shape: int) -> tuple[Any, Any]:
@@ -150,8 +150,8 @@ def test_what_cannot_be_recorded_is_refused(container: Any, name: str) -> None:
 
 def test_windows_are_rows_of_views() -> None:
     matrix = torch.empty(6, 8, 4, device="meta")
-    assert windows(matrix, 4) == [((0, 48), 0, 4)]
-    assert windows(matrix[:, 2:4, 1:3], 4) == [((8 * at + 2, 2), 1, 2) for at in range(6)]
-    assert windows(matrix[3, 5], 4) == [((29, 1), 0, 4)]
-    assert windows(matrix.transpose(1, 2), 4) is None
-    assert windows(matrix.view(-1), 4) is None
+    assert windows_of(matrix, 4) == [((0, 48), 0, 4)]
+    assert windows_of(matrix[:, 2:4, 1:3], 4) == [((8 * at + 2, 2), 1, 2) for at in range(6)]
+    assert windows_of(matrix[3, 5], 4) == [((29, 1), 0, 4)]
+    assert windows_of(matrix.transpose(1, 2), 4) is None
+    assert windows_of(matrix.view(-1), 4) is None

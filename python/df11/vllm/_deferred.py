@@ -2,7 +2,7 @@
 
 Each architecture of vLLM has code that takes the checkpoint's tensors by name, slices them for a
 rank of tensor parallelism, and copies them into windows of its parameters. Here it runs as it is,
-on tensors that only know their shape and whose they are: a `Target` is a parameter, a `Source` a
+on tensors that only know their shape and whose they are: a `Target` is a parameter, a `Stored` a
 tensor of a container. Views of them are followed; a copy from one into the other is recorded, not
 made. What was recorded is loaded afterwards (`_fill`), each rank its own tiles alone.
 
@@ -37,20 +37,20 @@ class Patch(NamedTuple):
     column: int
     columns: int
     #: Dense values of the window; or a tensor of a container; or None, for zeros.
-    values: Tensor | Source | None
+    values: Tensor | Stored | None
     #: Of the source: from the first to the one after the last.
     source_rows: tuple[int, int] = (0, 0)
     source_columns: tuple[int, int] = (0, 0)
 
     def dense(self) -> Tensor:
-        if isinstance(self.values, Source):
+        if isinstance(self.values, Stored):
             return self.values.window(*self.source_rows, *self.source_columns)
         if self.values is None:
             return torch.zeros(self.rows, self.columns, dtype=torch.bfloat16)
         return self.values
 
 
-class Source:
+class Stored:
     def __init__(self, tensors: Tensors, name: str) -> None:
         self.tensors, self.name = tensors, name
         self.stored = tensors.container[name]
@@ -83,7 +83,7 @@ class Source:
         return flat[top:bottom, left:right]
 
     def values(self, view: Tensor) -> Tensor:
-        found = windows(view, self.columns) if len(self.shape) == 2 else None
+        found = windows_of(view, self.columns) if len(self.shape) == 2 else None
         if found is not None and len(found) == 1:
             (row, rows), column, width = found[0]
             return self.window(row, row + rows, column, column + width).view(view.shape)
@@ -135,7 +135,7 @@ class Target:
         self._add(patches)
 
     def _windows(self, view: Tensor) -> list[_Window]:
-        found = windows(view, self.columns)
+        found = windows_of(view, self.columns)
         if found is None:
             raise RuntimeError(
                 f"a compressed weight of shape {self.shape} is filled in a way that df11 cannot "
@@ -147,7 +147,7 @@ class Target:
         # What is written later counts.
         new = {patch[:4] for patch in patches}
         self.patches = [patch for patch in self.patches if patch[:4] not in new] + patches
-        if self.complete is None or any(isinstance(p.values, Source) for p in self.patches):
+        if self.complete is None or any(isinstance(p.values, Stored) for p in self.patches):
             return
         if sum(patch.rows * patch.columns for patch in self.patches) >= self.rows * self.columns:
             self.complete(self)
@@ -168,12 +168,12 @@ class Target:
 
 
 class Deferred(Tensor):
-    origin: Target | Source
+    origin: Target | Stored
     #: The same view on the device meta, which tells places.
     placed: Tensor
 
     @staticmethod
-    def __new__(cls, placed: Tensor, origin: Target | Source, device: torch.device) -> Deferred:
+    def __new__(cls, placed: Tensor, origin: Target | Stored, device: torch.device) -> Deferred:
         lies: Any = {"strides": placed.stride(), "storage_offset": placed.storage_offset()}
         made: Deferred = torch.Tensor._make_wrapper_subclass(
             cls, placed.shape, dtype=placed.dtype, device=device, **lies
@@ -238,7 +238,7 @@ _Window = tuple[tuple[int, int], int, int]
 
 def _copy(into: Tensor, values: Tensor) -> Tensor:
     if isinstance(into, Deferred):
-        if isinstance(into.origin, Source):
+        if isinstance(into.origin, Stored):
             raise RuntimeError(f"{into.origin.name} of a container cannot be written to")
         into.origin.copy(into.placed, values)
         return into
@@ -246,7 +246,7 @@ def _copy(into: Tensor, values: Tensor) -> Tensor:
     return into.copy_(values.decode())
 
 
-def windows(view: Tensor, columns: int) -> list[_Window] | None:
+def windows_of(view: Tensor, columns: int) -> list[_Window] | None:
     """The windows of a contiguous matrix that a view is, row after row; None for other views."""
     if not view.dim():
         view = view.unsqueeze(0)
@@ -259,7 +259,7 @@ def windows(view: Tensor, columns: int) -> list[_Window] | None:
         return None
     found: list[_Window] = []
     for each in view.unbind():
-        if (inner := windows(each, columns)) is None:
+        if (inner := windows_of(each, columns)) is None:
             return None
         for (row, rows), column, width in inner:
             (begin, count), *side = found[-1] if found else ((-1, 0), 0, 0)
@@ -273,9 +273,9 @@ def windows(view: Tensor, columns: int) -> list[_Window] | None:
 def _taken(mine: list[_Window], values: Deferred) -> list[Patch] | None:
     """Patches of a container; None if they have to be decoded."""
     source = values.origin
-    if not (isinstance(source, Source) and source.dtype == torch.bfloat16 and source.is_in_tiles):
+    if not (isinstance(source, Stored) and source.dtype == torch.bfloat16 and source.is_in_tiles):
         return None
-    theirs = windows(values.placed, source.columns)
+    theirs = windows_of(values.placed, source.columns)
     if theirs is None:
         return None
     patches: list[Patch] = []

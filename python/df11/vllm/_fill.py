@@ -23,7 +23,7 @@ from .._matrices import TILE_COLUMNS, TILE_ROWS, Part
 from .._plan import SMALL, Group, Item, Residence, why_ordinary
 from .._progress import Bar
 from .._tensor import CompressedTensor
-from ._deferred import Patch, Source, Target
+from ._deferred import Patch, Stored, Target
 from ._layers import NAMES, Options, give, pack, target_of, without_padding
 
 logger = init_logger("vllm.plugins.df11")
@@ -37,7 +37,7 @@ _Layers = list[tuple[str, nn.Module, str]]
 
 
 @dataclass(eq=False, kw_only=True)
-class _Weight(Item):
+class _Tiled(Item):
     """A target that is tiles of a container."""
 
     target: Target
@@ -51,7 +51,7 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
     vLLM may use, by which `auto` decides. Raises `ValueError` if a checkpoint lacks weights; the
     errors of `df11.open`.
     """
-    blocks: dict[tuple[int, str], list[_Weight]] = {}
+    blocks: dict[tuple[int, str], list[_Tiled]] = {}
     for target, layers in _targets(model).items():
         if target.value is not None:
             continue
@@ -79,13 +79,13 @@ def _targets(model: nn.Module) -> dict[Target, _Layers]:
     return found
 
 
-def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Weight | None:
+def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled | None:
     """Which tiles of a container it is; None if it has to be made of dense values."""
     because, (name, *_) = None, layers[0]
     patches = target.ordered(name)
     rows = without_padding(target, patches)
     patches = [patch for patch in patches if patch.row < rows]
-    sources = [patch.values for patch in patches if isinstance(patch.values, Source)]
+    sources = [patch.values for patch in patches if isinstance(patch.values, Stored)]
     if len(sources) < len(patches) or any(p.columns != target.columns for p in patches):
         return None
     if len({id(source.tensors) for source in sources}) != 1 or target.dtype != torch.bfloat16:
@@ -93,7 +93,7 @@ def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Weight
     tensors = sources[0].tensors
     value = _stacked(patches, target.shape if rows == target.rows else (rows, target.columns))
     names = list(dict.fromkeys(source.name for source in sources))
-    found = _Weight(name, value, names, target=target, layers=layers, tensors=tensors)
+    found = _Tiled(name, value, names, target=target, layers=layers, tensors=tensors)
     found.reason = why_ordinary(found, tensors.container, False, on_gpu)
     is_mixture = len(target.shape) > 2
     if not all(part.is_aligned for part in value.parts):
@@ -113,14 +113,14 @@ def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Weight
 def _stacked(patches: list[Patch], shape: tuple[int, ...]) -> CompressedTensor:
     arrays, parts = [], []
     for patch in patches:
-        assert isinstance(patch.values, Source)
+        assert isinstance(patch.values, Stored)
         whole = patch.values.compressed()
         arrays += whole.arrays
         parts.append(Part(*whole.parts[0][:4], *patch.source_rows, *patch.source_columns))
     return CompressedTensor(arrays, parts, shape)
 
 
-def _chosen(blocks: list[list[_Weight]], options: Options, memory: int | None) -> list[Residence]:
+def _chosen(blocks: list[list[_Tiled]], options: Options, memory: int | None) -> list[Residence]:
     sizes = [Group([*block]).nbytes("fast") for block in blocks]
     budget = sum(sizes)
     if options.residence == "auto" and memory is not None:
@@ -130,7 +130,7 @@ def _chosen(blocks: list[list[_Weight]], options: Options, memory: int | None) -
 
 
 def _load(
-    blocks: list[list[_Weight]],
+    blocks: list[list[_Tiled]],
     residences: list[Residence],
     options: Options,
     device: torch.device,
@@ -146,7 +146,7 @@ def _load(
             mine.append(Group([*some], device, form))
     for tensors, mine in jobs.values():
         for weight, value in bring(tensors, mine, options.exact, bar):
-            assert isinstance(weight, _Weight)
+            assert isinstance(weight, _Tiled)
             target = weight.target
             if weight.reason is not None:
                 dense = value.view(-1, target.columns)
@@ -157,7 +157,7 @@ def _load(
             target.patches.clear()
 
 
-def _tell(blocks: list[list[_Weight]], residences: list[Residence], read: int) -> None:
+def _tell(blocks: list[list[_Tiled]], residences: list[Residence], read: int) -> None:
     whole = ", ".join(f"{count} blocks {form}" for form, count in Counter(residences).items())
     logger.info("df11: %s; %s bytes of compressed matrices read", whole or "nothing", f"{read:,}")
     reasons: Counter[str] = Counter()

@@ -152,7 +152,7 @@ def _rows(
     return rows
 
 
-class _Matrix(QuantizeMethodBase):
+class _MatrixMethod(QuantizeMethodBase):
     def __init__(self, options: Options) -> None:
         self.options = options
 
@@ -179,11 +179,11 @@ class _Matrix(QuantizeMethodBase):
         return torch.ops.df11_vllm.linear(x, layer.weight_key, bias, layer.weight_rows)
 
 
-class Df11LinearMethod(_Matrix, LinearMethodBase):
+class Df11LinearMethod(_MatrixMethod, LinearMethodBase):
     """Linear layers: column and row parallel ones, replicated, merged and QKV."""
 
 
-class Df11EmbeddingMethod(_Matrix):
+class Df11EmbeddingMethod(_MatrixMethod):
     """Vocabularies: embeddings and heads, which may share a weight."""
 
     def embedding(self, layer: nn.Module, input_: Tensor) -> Tensor:
