@@ -81,10 +81,10 @@ def _compressed(
     arrays_of = to.arrays([tiles for _, tiles in found], residence)
     for items, (windows, _), arrays in zip(others, found, arrays_of, strict=True):
         for item, some in zip(items, windows, strict=True):
-            mine = [array for tiles, _ in some for array in arrays[tiles]]
+            flat = [array for tiles, _ in some for array in arrays[tiles]]
             value: Any = item.value
             parts = [part for _, part in some]
-            yield item, value.like(mine, parts, exact=exact, device=to.device)
+            yield item, value.like(flat, parts, exact=exact, device=to.device)
 
 
 def _values(items: Iterable[Item]) -> list[CompressedTensor]:
@@ -266,25 +266,19 @@ def _steps(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
 class _Registered:
     """Pages that the driver knows, until the last tensor in them is gone."""
 
-    def __init__(self, spans: list[tuple[int, int]]) -> None:
-        self.spans: list[tuple[int, int]] = []
-        for begin, end in spans:
-            _native.pin(begin, end - begin)
-            self.spans.append((begin, end))
+    def __init__(self, pinned: list[_native.Pinned]) -> None:
+        self.pinned = pinned
 
     def __del__(self) -> None:
-        if self.spans:
-            # Kernels may still read what Python has let go.
-            torch.cuda.synchronize()
-        for begin, _ in self.spans:
-            _native.unpin(begin)
+        # Kernels may still read what Python has let go.
+        torch.cuda.synchronize()
 
 
 def _pinned(mapped: dict[Area, Arrays]) -> dict[Area, Arrays]:
     """Arrays in memory that a GPU can read: the mapping itself, or else a copy."""
     flat = [array for arrays in mapped.values() for array in arrays if array.numel()]
     try:
-        held = _Registered(_spans(flat))
+        held = _Registered([_native.pin(begin, end - begin) for begin, end in _spans(flat)])
     except GpuError:
         return _copied(mapped)
 

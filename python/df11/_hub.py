@@ -31,11 +31,6 @@ class Expected(str):
 
     tell: Callable[[Path], None]
 
-    def __new__(cls, tell: Callable[[Path], None]) -> Expected:
-        self = super().__new__(cls, WEIGHTS)
-        self.tell = tell
-        return self
-
 
 def wrap_resolution() -> bool:
     """Has transformers find containers. Without the function, as it may be one day, local folders

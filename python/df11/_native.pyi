@@ -39,10 +39,10 @@ _Index: TypeAlias = int | slice
 __version__: str
 
 __all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model", "Packer"]
-__all__ += ["Program", "Slice", "Tensor", "Tiles"]
+__all__ += ["Pinned", "Program", "Slice", "Tensor", "Tiles"]
 __all__ += ["__version__", "build_tables", "capture_id", "check", "code_of", "compress", "convert"]
 __all__ += ["decode_all", "decompress", "devices", "estimate", "fits", "open", "pin", "plan"]
-__all__ += ["run_command", "strips_bytes", "unpin", "upload", "verify"]
+__all__ += ["run_command", "strips_bytes", "upload", "verify"]
 
 def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
     """Open a container, or a folder with all shards of a model.
@@ -556,13 +556,14 @@ def build_tables(device: int, items: Sequence[tuple[int, int, int]]) -> None:
     table. Done when it returns.
     """
 
-def pin(address: int, bytes: int) -> None:
-    """Pin memory of the host, so that kernels read it over the bus; until `unpin`. Raises
-    `GpuError` where the driver refuses.
+@final
+class Pinned:
+    """Memory of the host that kernels read over the bus. When this is dropped it is so no longer,
+    which waits for nothing: whoever used it must be done.
     """
 
-def unpin(address: int) -> None:
-    """Pin it no longer. Waits for nothing: whoever used it must be done."""
+def pin(address: int, bytes: int) -> Pinned:
+    """Pin memory of the host. Raises `GpuError` where the driver refuses."""
 
 def capture_id(stream: int) -> int:
     """The number of the CUDA graph capture that takes what is put on a stream of the current

@@ -164,7 +164,8 @@ class Df11Quantizer(HfQuantizer):
         config.transformers_weights = WEIGHTS
         if source.is_dir() and getattr(config, "dtype", None) is not None:
             return config
-        config.transformers_weights = Expected(partial(self._found, config))
+        config.transformers_weights = expected = Expected(WEIGHTS)
+        expected.tell = partial(self._found, config)
         if not wrap_resolution() and source.is_dir():
             self._found(config, folder_of(source))
         return config

@@ -115,7 +115,6 @@ def test_without_a_driver_the_layer_of_tensors_says_so() -> None:
     }.items():
         with pytest.raises(df11.GpuError, match="driver"):
             getattr(_native, name)(*arguments)
-    _native.unpin(4096)
     assert not _native.fits(0)
 
 
