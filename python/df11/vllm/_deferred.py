@@ -36,18 +36,8 @@ class Patch(NamedTuple):
     rows: int
     column: int
     columns: int
-    #: Dense values of the window; or a tensor of a container; or None, for zeros.
-    values: Tensor | Stored | None
-    #: Of the source: from the first to the one after the last.
-    source_rows: tuple[int, int] = (0, 0)
-    source_columns: tuple[int, int] = (0, 0)
-
-    def dense(self) -> Tensor:
-        if isinstance(self.values, Stored):
-            return self.values.window(*self.source_rows, *self.source_columns)
-        if self.values is None:
-            return torch.zeros(self.rows, self.columns, dtype=torch.bfloat16)
-        return self.values
+    #: Of its rows and columns: dense ones, a window of a stored tensor, or None, for zeros.
+    values: Tensor | None
 
 
 class Stored:
@@ -76,19 +66,14 @@ class Stored:
         assert isinstance(found, CompressedTensor)
         return found
 
-    def window(self, top: int, bottom: int, left: int, right: int) -> Tensor:
-        if len(self.shape) == 2:
-            return torch.as_tensor(self.stored[top:bottom, left:right].torch())
-        flat: Tensor = self.stored.torch().view(-1, self.columns)
-        return flat[top:bottom, left:right]
-
     def values(self, view: Tensor) -> Tensor:
-        found = windows_of(view, self.columns) if len(self.shape) == 2 else None
-        if found is not None and len(found) == 1:
-            (row, rows), column, width = found[0]
-            return self.window(row, row + rows, column, column + width).view(view.shape)
-        base: Tensor = self.stored.torch()
-        return base.as_strided(view.shape, view.stride(), view.storage_offset())
+        found = window_of(view, self.columns) if len(self.shape) == 2 else None
+        if found is None:
+            base: Tensor = self.stored.torch()
+            return base.as_strided(view.shape, view.stride(), view.storage_offset())
+        row, rows, column, width = found
+        decoded: Tensor = self.stored[row : row + rows, column : column + width].torch()
+        return decoded.view(view.shape)
 
 
 class Target:
@@ -119,35 +104,38 @@ class Target:
             return
         if number != 0:
             raise RuntimeError(f"a compressed weight is filled with {number}; {_REMEDY}")
-        for (row, rows), column, width in self._windows(view):
-            self._add([Patch(row, rows, column, width, None)])
+        self._add(self._patches(view, None))
 
     def copy(self, view: Tensor, values: Tensor) -> None:
         if not view.numel():
             return
-        if values.shape != view.shape:
-            values = values.expand(view.shape)
-        mine = self._windows(view)
-        patches = _taken(mine, values) if isinstance(values, Deferred) else None
-        if patches is None:
-            dense = (values.decode() if isinstance(values, Deferred) else values).to(self.dtype)
-            patches = _cut(mine, dense)
-        self._add(patches)
+        values = values.expand(view.shape)
+        if not (isinstance(values, Deferred) and values.is_in_tiles):
+            dense = values.decode() if isinstance(values, Deferred) else values
+            values = dense.to(self.dtype)
+        self._add(self._patches(view, values))
 
-    def _windows(self, view: Tensor) -> list[_Window]:
-        found = windows_of(view, self.columns)
-        if found is None:
+    def _patches(self, view: Tensor, values: Tensor | None) -> list[Patch]:
+        """One for a view that is a window, and gets one; else those of what it consists of."""
+        mine = window_of(view, self.columns)
+        is_window = not isinstance(values, Deferred) or values.window is not None
+        if mine is not None and is_window:
+            _, rows, _, columns = mine
+            return [Patch(*mine, None if values is None else values.reshape(rows, columns))]
+        if view.dim() < 2:
             raise RuntimeError(
                 f"a compressed weight of shape {self.shape} is filled in a way that df11 cannot "
-                f"follow, by a view of shape {tuple(view.shape)}; {_REMEDY}"
+                f"follow, by a view of strides {view.stride()}; {_REMEDY}"
             )
-        return found
+        inner = [None] * len(view) if values is None else values.unbind()
+        pairs = zip(view.unbind(), inner, strict=True)
+        return [patch for one, other in pairs for patch in self._patches(one, other)]
 
     def _add(self, patches: list[Patch]) -> None:
         # What is written later counts.
         new = {patch[:4] for patch in patches}
         self.patches = [patch for patch in self.patches if patch[:4] not in new] + patches
-        if self.complete is None or any(isinstance(p.values, Stored) for p in self.patches):
+        if self.complete is None or any(isinstance(p.values, Deferred) for p in self.patches):
             return
         if sum(patch.rows * patch.columns for patch in self.patches) >= self.rows * self.columns:
             self.complete(self)
@@ -215,6 +203,18 @@ class Deferred(Tensor):
             return None
         return tree_map(lambda view: Deferred(view, self.origin, self.device), found)
 
+    @property
+    def window(self) -> _Window | None:
+        """What it is of the matrix of a stored tensor, or of a target, if it is a window of it."""
+        return window_of(self.placed, self.origin.columns)
+
+    @property
+    def is_in_tiles(self) -> bool:
+        """Whether it consists of windows of a stored tensor in tiles."""
+        if not (isinstance(self.origin, Stored) and self.origin.is_in_tiles):
+            return False
+        return window_of(self.placed[(0,) * (self.dim() - 2)], self.origin.columns) is not None
+
     def decode(self) -> Tensor:
         """Decodes it on the CPU. A parameter has no values yet."""
         if isinstance(self.origin, Target):
@@ -233,7 +233,7 @@ _REMEDY = (
     "dummy, and reloading do not work with compressed ones)"
 )
 #: First row and rows; first column and columns.
-_Window = tuple[tuple[int, int], int, int]
+_Window = tuple[int, int, int, int]
 
 
 def _copy(into: Tensor, values: Tensor) -> Tensor:
@@ -246,56 +246,11 @@ def _copy(into: Tensor, values: Tensor) -> Tensor:
     return into.copy_(values.decode())
 
 
-def windows_of(view: Tensor, columns: int) -> list[_Window] | None:
-    """The windows of a contiguous matrix that a view is, row after row; None for other views."""
-    if not view.dim():
-        view = view.unsqueeze(0)
-    if (whole := view_of(view, columns)) is not None:
-        row, rows = whole.rows.start, whole.rows.stop - whole.rows.start
-        column, width = whole.columns.start, whole.columns.stop - whole.columns.start
-        is_column = view.dim() == 1 and rows > 1
-        return None if whole.transposed or is_column else [((row, rows), column, width)]
-    if view.dim() == 1:
+def window_of(view: Tensor, columns: int) -> _Window | None:
+    """The window of a contiguous matrix that a view is; None for other views."""
+    whole = view_of(view if view.dim() else view.unsqueeze(0), columns)
+    if whole is None or whole.transposed:
         return None
-    found: list[_Window] = []
-    for each in view.unbind():
-        if (inner := windows_of(each, columns)) is None:
-            return None
-        for (row, rows), column, width in inner:
-            (begin, count), *side = found[-1] if found else ((-1, 0), 0, 0)
-            if side == [column, width] and begin + count == row:
-                found.pop()
-                row, rows = begin, count + rows
-            found.append(((row, rows), column, width))
-    return found
-
-
-def _taken(mine: list[_Window], values: Deferred) -> list[Patch] | None:
-    """Patches of a container; None if they have to be decoded."""
-    source = values.origin
-    if not (isinstance(source, Stored) and source.dtype == torch.bfloat16 and source.is_in_tiles):
-        return None
-    theirs = windows_of(values.placed, source.columns)
-    if theirs is None:
-        return None
-    patches: list[Patch] = []
-    others = iter(theirs)
-    (begin, left), at, width = next(others)
-    for (row, rows), column, _ in mine:
-        while rows:
-            if not left:
-                (begin, left), at, width = next(others)
-            count = min(rows, left)
-            window = (begin, begin + count), (at, at + width)
-            patches.append(Patch(row, count, column, width, source, *window))
-            row, rows, begin, left = row + count, rows - count, begin + count, left - count
-    return patches
-
-
-def _cut(mine: list[_Window], dense: Tensor) -> list[Patch]:
-    flat = dense.reshape(-1, mine[0][2])
-    patches, first = [], 0
-    for (row, rows), column, width in mine:
-        patches.append(Patch(row, rows, column, width, flat[first : first + rows]))
-        first += rows
-    return patches
+    row, rows = whole.rows.start, whole.rows.stop - whole.rows.start
+    column, width = whole.columns.start, whole.columns.stop - whole.columns.start
+    return None if view.dim() == 1 and rows > 1 else (row, rows, column, width)

@@ -23,7 +23,7 @@ from .._matrices import TILE_COLUMNS, TILE_ROWS, Part
 from .._plan import SMALL, Group, Item, Residence, why_ordinary
 from .._progress import Bar
 from .._tensor import CompressedTensor
-from ._deferred import Patch, Stored, Target
+from ._deferred import Deferred, Stored, Target
 from ._layers import NAMES, Options, give, pack, target_of, without_padding
 
 logger = init_logger("vllm.plugins.df11")
@@ -85,13 +85,14 @@ def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled 
     patches = target.ordered(name)
     rows = without_padding(target, patches)
     patches = [patch for patch in patches if patch.row < rows]
-    sources = [patch.values for patch in patches if isinstance(patch.values, Stored)]
-    if len(sources) < len(patches) or any(p.columns != target.columns for p in patches):
+    windows = [patch.values for patch in patches if isinstance(patch.values, Deferred)]
+    if len(windows) < len(patches) or any(p.columns != target.columns for p in patches):
         return None
+    sources = [window.origin for window in windows if isinstance(window.origin, Stored)]
     if len({id(source.tensors) for source in sources}) != 1 or target.dtype != torch.bfloat16:
         return None
     tensors = sources[0].tensors
-    value = _stacked(patches, target.shape if rows == target.rows else (rows, target.columns))
+    value = _stacked(windows, target.shape if rows == target.rows else (rows, target.columns))
     names = list(dict.fromkeys(source.name for source in sources))
     found = _Tiled(name, value, names, target=target, layers=layers, tensors=tensors)
     found.reason = why_ordinary(found, tensors.container, False, on_gpu)
@@ -110,13 +111,13 @@ def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled 
     return found
 
 
-def _stacked(patches: list[Patch], shape: tuple[int, ...]) -> CompressedTensor:
+def _stacked(windows: list[Deferred], shape: tuple[int, ...]) -> CompressedTensor:
     arrays, parts = [], []
-    for patch in patches:
-        assert isinstance(patch.values, Stored)
-        whole = patch.values.compressed()
+    for each in windows:
+        assert isinstance(each.origin, Stored) and each.window is not None
+        (row, rows, column, width), whole = each.window, each.origin.compressed()
         arrays += whole.arrays
-        parts.append(Part(*whole.parts[0][:4], *patch.source_rows, *patch.source_columns))
+        parts.append(Part(*whole.parts[0][:4], row, row + rows, column, column + width))
     return CompressedTensor(arrays, parts, shape)
 
 

@@ -139,16 +139,9 @@ def _rows(
     rows = torch.zeros(end - begin, target.columns, dtype=target.dtype, device=device)
     for patch in patches:
         first, last = max(begin, patch.row), min(end, patch.row + patch.rows)
-        if first >= last or patch.values is None:
-            continue
-        skipped, values = first - patch.row, patch.values
-        if isinstance(values, Tensor):
-            values = values[skipped : skipped + last - first]
-        begun = patch.source_rows[0] + skipped
-        source_rows = begun, begun + last - first
-        some = patch._replace(row=first, rows=last - first, source_rows=source_rows, values=values)
-        place = rows[first - begin : last - begin, patch.column : patch.column + patch.columns]
-        place.copy_(some.dense())
+        if first < last and patch.values is not None:
+            place = rows[first - begin : last - begin, patch.column : patch.column + patch.columns]
+            place.copy_(patch.values[first - patch.row : last - patch.row])
     return rows
 
 
