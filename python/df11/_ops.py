@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from ._matrices import (
     STORED,
     TABLE_BYTES,
     TILE_ROWS,
+    Function,
     check,
     grouped,
     lay_out,
@@ -44,7 +45,6 @@ _BF16 = torch.bfloat16
 Arrays = Sequence[Tensor]
 Biases = Sequence[Tensor | None]
 Numbers = Sequence[int]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 library = torch.library.Library("df11", "DEF")  # type: ignore[no-untyped-call]
 
