@@ -40,20 +40,26 @@ class Patch(NamedTuple):
     values: Tensor | None
 
 
-class Stored:
+class Origin:
+    """What deferred tensors are views of: a matrix, whose rows all dimensions except for the last
+    one count.
+    """
+
+    def __init__(self, shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.dtype, self.device = tuple(shape), dtype, device
+        self.rows, self.columns = prod(self.shape[:-1]), self.shape[-1] if self.shape else 1
+
+    def tensor(self) -> Deferred:
+        return Deferred(torch.empty(self.shape, dtype=self.dtype, device="meta"), self, self.device)
+
+
+class Stored(Origin):
+    """A tensor of a container."""
+
     def __init__(self, tensors: Tensors, name: str) -> None:
         self.tensors, self.name = tensors, name
         self.stored = tensors.container[name]
-        self.shape = tuple(self.stored.shape)
-        self.dtype = known_dtype_of(name, self.stored.dtype)
-
-    def tensor(self) -> Deferred:
-        return Deferred(torch.empty(self.shape, dtype=self.dtype, device="meta"), self, _CPU)
-
-    @property
-    def columns(self) -> int:
-        """Of the matrix that all but the last dimension are the rows of."""
-        return self.shape[-1] if self.shape else 1
+        super().__init__(self.stored.shape, known_dtype_of(name, self.stored.dtype), _CPU)
 
     @property
     def is_in_tiles(self) -> bool:
@@ -76,28 +82,16 @@ class Stored:
         return decoded.view(view.shape)
 
 
-class Target:
+class Target(Origin):
     """A parameter of a layer, until its weights are loaded."""
 
     def __init__(self, shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.dtype, self.device = tuple(shape), dtype, device
+        super().__init__(shape, dtype, device)
         self.patches: list[Patch] = []
         #: Called when dense patches are all there is to it.
         self.complete: Callable[[Target], None] | None = None
         #: What it became, if it needs no container.
         self.value: Tensor | None = None
-
-    def tensor(self) -> Deferred:
-        return Deferred(torch.empty(self.shape, dtype=self.dtype, device="meta"), self, self.device)
-
-    @property
-    def columns(self) -> int:
-        """Of the matrix whose rows all dimensions except the last one count."""
-        return self.shape[-1]
-
-    @property
-    def rows(self) -> int:
-        return prod(self.shape[:-1])
 
     def fill(self, view: Tensor, number: float) -> None:
         if not view.numel():
@@ -125,7 +119,8 @@ class Target:
         if view.dim() < 2:
             raise RuntimeError(
                 f"a compressed weight of shape {self.shape} is filled in a way that df11 cannot "
-                f"follow, by a view of strides {view.stride()}; {_REMEDY}"
+                f"follow, by a view of shape {tuple(view.shape)} and strides {view.stride()}; "
+                f"{_REMEDY}"
             )
         inner = [None] * len(view) if values is None else values.unbind()
         pairs = zip(view.unbind(), inner, strict=True)
@@ -156,12 +151,12 @@ class Target:
 
 
 class Deferred(Tensor):
-    origin: Target | Stored
+    origin: Origin
     #: The same view on the device meta, which tells places.
     placed: Tensor
 
     @staticmethod
-    def __new__(cls, placed: Tensor, origin: Target | Stored, device: torch.device) -> Deferred:
+    def __new__(cls, placed: Tensor, origin: Origin, device: torch.device) -> Deferred:
         lies: Any = {"strides": placed.stride(), "storage_offset": placed.storage_offset()}
         made: Deferred = torch.Tensor._make_wrapper_subclass(
             cls, placed.shape, dtype=placed.dtype, device=device, **lies
@@ -217,11 +212,11 @@ class Deferred(Tensor):
 
     def decode(self) -> Tensor:
         """Decodes it on the CPU. A parameter has no values yet."""
-        if isinstance(self.origin, Target):
-            raise RuntimeError(
-                f"a weight that is being loaded has no values to compute with; {_REMEDY}"
-            )
-        return self.origin.values(self.placed)
+        if isinstance(self.origin, Stored):
+            return self.origin.values(self.placed)
+        raise RuntimeError(
+            f"a weight that is being loaded has no values to compute with; {_REMEDY}"
+        )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Deferred({type(self.origin).__name__}, shape={tuple(self.shape)})"
@@ -240,6 +235,7 @@ def _copy(into: Tensor, values: Tensor) -> Tensor:
     if isinstance(into, Deferred):
         if isinstance(into.origin, Stored):
             raise RuntimeError(f"{into.origin.name} of a container cannot be written to")
+        assert isinstance(into.origin, Target)
         into.origin.copy(into.placed, values)
         return into
     assert isinstance(values, Deferred)
