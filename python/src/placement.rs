@@ -30,17 +30,6 @@ impl BlocksArgument {
             Self::Named(named) => named.iter().map(String::as_str).collect(),
         }
     }
-
-    /// That they are all the model's.
-    fn check(&self, model: &df11::Model) -> df11::Result<()> {
-        let absent = self.names().into_iter().find(|name| model.block(name).is_err());
-        absent.map_or(Ok(()), |name| {
-            Err(Error::parameter(
-                format!("there is no block {name:?}"),
-                "name those of Model.blocks",
-            ))
-        })
-    }
 }
 
 /// More GPUs are a mistake.
@@ -68,8 +57,11 @@ impl PlanRequest {
 
     pub(crate) fn plan(&self, model: &df11::Model, devices: usize) -> df11::Result<Plan> {
         let Self { memory, streamed, blocks } = self;
-        blocks.as_ref().map_or(Ok(()), |blocks| blocks.check(model))?;
         let names = blocks.as_ref().map(BlocksArgument::names);
+        if let Some(name) = names.iter().flatten().find(|name| model.block(name).is_err()) {
+            let problem = format!("there is no block {name:?}");
+            return Err(Error::parameter(problem, "name those of Model.blocks"));
+        }
         let is_loaded = |block: df11::Block<'_>| {
             names.as_ref().is_none_or(|names| names.contains(block.name()))
         };

@@ -126,7 +126,7 @@ def test_extras_are_the_releases_that_are_tested() -> None:
         name = re.match(r"\w+", requirement)
         assert name
         named[name[0]] = requirement[len(name[0]) :]
-    known = _doctor.TESTED | _doctor.OTHERS
+    known = _doctor.TESTED
     assert {"torch", "transformers", "diffusers", "vllm"} <= named.keys() & known.keys()
     for library in named.keys() & known.keys():
         assert named[library] == _doctor.within(library), library
