@@ -1,7 +1,7 @@
 //! Models on GPUs.
 #![expect(unsafe_code, reason = "streams and addresses of other libraries")]
 
-use std::{ops::Range, slice, sync::Arc};
+use std::{slice, sync::Arc};
 
 use df11::gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece};
 use df11::{Error, hazmat::gpu::Visit};
@@ -102,14 +102,14 @@ impl DeviceModel {
 
     #[getter]
     fn blocks(&self) -> Vec<DeviceBlock> {
-        (0..self.loaded.model.blocks().len()).map(|index| self.at(index)).collect()
+        self.loaded.model.blocks().map(|block| self.named(block.name())).collect()
     }
 
     fn block(&self, name: &str) -> PyResult<DeviceBlock> {
-        let model = &self.loaded.model;
         // Why there is none, the error says.
-        model.block(name).map_err(|error| PyKeyError::new_err(error.to_string()))?;
-        Ok(self.at(model.blocks().position(|block| block.name() == name).expect("it was found")))
+        let found = self.loaded.model.block(name);
+        found.map_err(|error| PyKeyError::new_err(error.to_string()))?;
+        Ok(self.named(name))
     }
 
     #[getter]
@@ -150,8 +150,8 @@ impl DeviceModel {
 }
 
 impl DeviceModel {
-    fn at(&self, index: usize) -> DeviceBlock {
-        DeviceBlock { index, loaded: Arc::clone(&self.loaded) }
+    fn named(&self, name: &str) -> DeviceBlock {
+        DeviceBlock { name: name.to_owned(), loaded: Arc::clone(&self.loaded) }
     }
 
     /// Those to which a stream may belong: the one that is named, or all if it is the default
@@ -190,8 +190,8 @@ impl PieceArgument {
                 let ranges: Vec<_> = ranges.iter().map(|&(start, stop)| start..stop).collect();
                 Piece::new(name, *offset).slice(&ranges)
             }
-            Self::Rows(name, offset, start, stop) => {
-                Piece::new(name, *offset).rows(Range { start: *start, end: *stop })
+            &Self::Rows(ref name, offset, start, stop) => {
+                Piece::new(name, offset).rows(start..stop)
             }
         }
     }
@@ -200,23 +200,19 @@ impl PieceArgument {
 /// A block of a model on GPUs.
 #[pyclass(frozen, module = "df11")]
 pub(crate) struct DeviceBlock {
-    index: usize,
+    #[pyo3(get)]
+    name: String,
     loaded: Arc<OnGpu<Loaded>>,
 }
 
 impl DeviceBlock {
     fn view(&self) -> GpuBlock<'_> {
-        self.loaded.model.blocks().nth(self.index).expect("a block of the model")
+        self.loaded.model.block(&self.name).expect("a block of the model")
     }
 }
 
 #[pymethods]
 impl DeviceBlock {
-    #[getter]
-    fn name(&self) -> &str {
-        self.view().name()
-    }
-
     #[getter]
     fn device(&self) -> usize {
         self.view().device().info().ordinal
@@ -251,7 +247,7 @@ impl DeviceBlock {
 
     fn __repr__(&self) -> String {
         let place = if self.is_streamed() { "streamed to" } else { "on" };
-        format!("<df11.DeviceBlock {:?} {place} GPU {}>", self.name(), self.device())
+        format!("<df11.DeviceBlock {:?} {place} GPU {}>", self.name, self.device())
     }
 }
 
