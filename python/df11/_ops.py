@@ -526,12 +526,11 @@ def grouped_linear_backward(
     """The gradient of `grouped_linear` to x, which has `x_rows` rows. Waits for the GPU."""
     to_x = grad.new_zeros((x_rows, shape_of(parts)[1]))
     for places, ends, w in _each_routed(offsets, arrays, parts, grad.shape[1]):
-        mine = products(grad[places], w, ends)
-        del w
         if rows is None:
-            to_x[places] = mine
+            to_x[places] = products(grad[places], w, ends)
         else:
-            to_x.index_add_(0, rows[places], mine)
+            to_x.index_add_(0, rows[places], products(grad[places], w, ends))
+        del w
     return to_x
 
 
