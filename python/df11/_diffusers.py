@@ -27,7 +27,7 @@ from ._doctor import mismatch
 from ._errors import misshapen
 from ._hub import folder_of
 from ._parameters import wanted_by
-from ._plan import Item, default_device, device_of, resolve
+from ._plan import Item, device_of, resolve
 from ._quantizer import METHOD, Config, finish, refuse_decoding
 from ._register import wrap
 from ._saving import Save, changed, copy_containers, mark_config, others
@@ -78,9 +78,8 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
                 "one device, or give df11.Config(memory=...) for a GPU that is too small"
             )
         is_of_gpu = said.streamed or said.memory is not None or said.residence != "stored"
-        device = default_device() if is_of_gpu else torch.device("cpu")
-        if device_map:
-            device = device_of(next(iter(device_map.values())))
+        default = None if is_of_gpu else "cpu"
+        device = device_of(next(iter(device_map.values())) if device_map else default)
         self.placement = resolve({"": device}, said.memory)
 
     def open(self, folder: Path) -> None:

@@ -81,9 +81,7 @@ def _placement(device: Any, memory: Any) -> Devices:
         devices = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
     else:
         several = device if isinstance(device, (list, tuple)) else [device]
-        devices = [
-            _plan.default_device() if one is None else _plan.device_of(one) for one in several
-        ]
+        devices = [_plan.device_of(one) for one in several]
         if len(set(devices)) == 1:
             return _plan.resolve({"": devices[0]}, memory)
         if any(one.type != "cuda" for one in devices):

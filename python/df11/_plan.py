@@ -150,6 +150,9 @@ def byte_count(size: int | float | str) -> int:
 
 
 def device_of(device: Any) -> torch.device:
+    """The device that is named so; of None the current GPU, or the CPU if there is none."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
@@ -162,10 +165,6 @@ def device_of(device: Any) -> torch.device:
     if device.type != "cpu":
         raise ValueError(f"weights are decoded on NVIDIA GPUs and on the CPU, and not on {device}")
     return CPU
-
-
-def default_device() -> torch.device:
-    return device_of("cuda") if torch.cuda.is_available() else CPU
 
 
 def resolve(wanted: Any, memory: Any, max_memory: dict[Any, Any] | None = None) -> Devices:

@@ -35,7 +35,7 @@ from ._load import check_gpus, check_options, load
 from ._modules import is_first, prepare
 from ._packing import PACKED, PackingTaker
 from ._parameters import tell_conversions
-from ._plan import Item, default_device, resolve
+from ._plan import Item, device_of, resolve
 from ._pretrained import Taker, checkpoint_dtype
 from ._saving import Save, changed, copy_containers, mark_config, others, save_others
 from ._source import KEY, Made, bf16_folder, made_of
@@ -330,7 +330,7 @@ def _home(file: str) -> torch.device:
     component of a pipeline, which moves its components as it needs them.
     """
     is_component = Path(file).parents[1].joinpath("model_index.json").is_file()
-    return torch.device("cpu") if is_component else default_device()
+    return device_of("cpu" if is_component else None)
 
 
 def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> None:
