@@ -199,16 +199,13 @@ def _taken(name: str) -> Any:
     return None if found is None else found()
 
 
-def _register() -> None:
-    auto.AUTO_QUANTIZER_MAPPING[METHOD] = Df11DiffusersQuantizer
-    auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = Config
-
-    def merge(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
-        _, config, options = asked.values()
-        method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
-        return options if method == METHOD and isinstance(options, Config) else call()
-
-    wrap(auto.DiffusersAutoQuantizer, "merge_quantization_configs", merge)
+def _merge(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
+    """Options of df11 that are given for a compressed model replace those of its config."""
+    _, config, options = asked.values()
+    method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
+    return options if method == METHOD and isinstance(options, Config) else call()
 
 
-_register()
+auto.AUTO_QUANTIZER_MAPPING[METHOD] = Df11DiffusersQuantizer
+auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = Config
+wrap(auto.DiffusersAutoQuantizer, "merge_quantization_configs", _merge)
