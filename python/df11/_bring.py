@@ -26,7 +26,7 @@ from torch import Tensor
 
 from . import _native
 from ._arrays import memory_at
-from ._container import Tensors, Tiles, of_windows
+from ._container import Area, Tensors
 from ._errors import GpuError
 from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part, raw_stream
 from ._plan import EXCEPTIONAL, Group, Item, Residence, aligned, matrix_of
@@ -40,7 +40,7 @@ SLICE_BYTES = 64 << 20
 
 Arrays = list[Tensor]
 Packed = tuple[Arrays, list[Part]]
-_Window = tuple[Tiles, Part]
+_Window = tuple[Area, Part]
 
 
 def bring(
@@ -81,8 +81,10 @@ def _compressed(
     arrays_of = to.arrays([tiles for _, tiles in found], residence)
     for items, (windows, _), arrays in zip(others, found, arrays_of, strict=True):
         for item, some in zip(items, windows, strict=True):
+            flat = [array for tiles, _ in some for array in arrays[tiles]]
             value: Any = item.value
-            yield item, of_windows(value, some, arrays, exact=exact, device=to.device)
+            parts = [part for _, part in some]
+            yield item, value.like(flat, parts, exact=exact, device=to.device)
 
 
 def _values(items: Iterable[Item]) -> list[CompressedTensor]:
@@ -127,15 +129,15 @@ class _Device:
         self.tensors, self.device, self.bar = tensors, device, bar
 
     def arrays(
-        self, batches: Iterable[Sequence[Tiles]], residence: Residence
-    ) -> Iterator[dict[Tiles, Arrays]]:
+        self, batches: Iterable[Sequence[Area]], residence: Residence
+    ) -> Iterator[dict[Area, Arrays]]:
         if self.device.type == "cpu":
             return map(self._mapped, batches)
         return map(self._streamed, batches) if residence == "streamed" else self._stored(batches)
 
-    def _stored(self, batches: Iterable[Sequence[Tiles]]) -> Iterator[dict[Tiles, Arrays]]:
+    def _stored(self, batches: Iterable[Sequence[Area]]) -> Iterator[dict[Area, Arrays]]:
         """In one slab for each batch. The next batch is brought while one is used."""
-        ahead: deque[Future[dict[Tiles, Arrays]]] = deque()
+        ahead: deque[Future[dict[Area, Arrays]]] = deque()
         with ThreadPoolExecutor(1) as thread:
             for some in batches:
                 own = self.tensors.cut(some)
@@ -145,7 +147,7 @@ class _Device:
             while ahead:
                 yield ahead.popleft().result()
 
-    def _room(self, some: Sequence[Tiles], own: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
+    def _room(self, some: Sequence[Area], own: dict[Area, Arrays]) -> dict[Area, Arrays]:
         lengths = {tiles: self.tensors.lengths(tiles) for tiles in some if tiles not in own}
         lengths |= {tiles: [array.numel() for array in mine] for tiles, mine in own.items()}
         wanted = {tiles: (*lengths[tiles], TABLE_BYTES) for tiles in some}
@@ -154,7 +156,7 @@ class _Device:
         torch.cuda.current_stream(self.device).synchronize()
         return arrays
 
-    def _fill(self, arrays: dict[Tiles, Arrays], own: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
+    def _fill(self, arrays: dict[Area, Arrays], own: dict[Area, Arrays]) -> dict[Area, Arrays]:
         """Reads arrays of whole tensors, and copies the others. Done when it returns."""
         index = self.device.index
         whole = [
@@ -172,7 +174,7 @@ class _Device:
         self.bar.add(sum(array.numel() for mine in arrays.values() for array in mine[:4]))
         return arrays
 
-    def _build_tables(self, arrays: dict[Tiles, Arrays]) -> None:
+    def _build_tables(self, arrays: dict[Area, Arrays]) -> None:
         pairs = ((book, table) for book, *_, table in arrays.values())
         items = [(book.data_ptr(), book.numel(), table.data_ptr()) for book, table in pairs]
         _native.build_tables(self.device.index, items)
@@ -216,7 +218,7 @@ class _Device:
     def _batches(self, windows: Iterable[_Window]) -> Iterator[list[_Window]]:
         """Windows whose tiles are there together; none while two batches would be too much."""
         batch: list[_Window] = []
-        known: set[Tiles] = set()
+        known: set[Area] = set()
         before = size = 0
         for tiles, part in windows:
             more = 0 if tiles in known else sum(self.tensors.lengths(tiles))
@@ -228,13 +230,13 @@ class _Device:
             size += more
         yield from ([], batch) if before + size > BATCH_BYTES else (batch,)
 
-    def _mapped(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
+    def _mapped(self, some: Sequence[Area]) -> dict[Area, Arrays]:
         arrays = self.tensors.on_host(some)
         self.bar.add(sum(array.numel() for mine in arrays.values() for array in mine))
         empty = torch.empty(0, dtype=torch.uint8)
         return {tiles: [*mine, empty] for tiles, mine in arrays.items()}
 
-    def _streamed(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
+    def _streamed(self, some: Sequence[Area]) -> dict[Area, Arrays]:
         found = {tiles: mine[:4] for tiles, mine in self._mapped(some).items()}
         arrays = _pinned(found) if all(tiles.is_whole for tiles in some) else _copied(found)
         tables = _carved(dict.fromkeys(some, (TABLE_BYTES,)), device=self.device)
@@ -264,25 +266,19 @@ def _steps(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
 class _Registered:
     """Pages that the driver knows, until the last tensor in them is gone."""
 
-    def __init__(self, spans: list[tuple[int, int]]) -> None:
-        self.spans: list[tuple[int, int]] = []
-        for begin, end in spans:
-            _native.pin(begin, end - begin)
-            self.spans.append((begin, end))
+    def __init__(self, pinned: list[_native.Pinned]) -> None:
+        self.pinned = pinned
 
     def __del__(self) -> None:
-        if self.spans:
-            # Kernels may still read what Python has let go.
-            torch.cuda.synchronize()
-        for begin, _ in self.spans:
-            _native.unpin(begin)
+        # Kernels may still read what Python has let go.
+        torch.cuda.synchronize()
 
 
-def _pinned(mapped: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
+def _pinned(mapped: dict[Area, Arrays]) -> dict[Area, Arrays]:
     """Arrays in memory that a GPU can read: the mapping itself, or else a copy."""
     flat = [array for arrays in mapped.values() for array in arrays if array.numel()]
     try:
-        held = _Registered(_spans(flat))
+        held = _Registered([_native.pin(begin, end - begin) for begin, end in _spans(flat)])
     except GpuError:
         return _copied(mapped)
 
@@ -311,7 +307,7 @@ def _spans(arrays: Arrays) -> list[tuple[int, int]]:
     return spans
 
 
-def _copied(mapped: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
+def _copied(mapped: dict[Area, Arrays]) -> dict[Area, Arrays]:
     lengths = {name: [array.numel() for array in arrays] for name, arrays in mapped.items()}
     copies = _carved(lengths, pin_memory=True)
     for name, arrays in mapped.items():
@@ -320,7 +316,7 @@ def _copied(mapped: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
     return copies
 
 
-def _carved(lengths: Mapping[Tiles, Sequence[int]], **where: Any) -> dict[Tiles, Arrays]:
+def _carved(lengths: Mapping[Area, Sequence[int]], **where: Any) -> dict[Area, Arrays]:
     sizes = [aligned(length) for mine in lengths.values() for length in mine]
     slab = torch.empty(sum(sizes), dtype=torch.uint8, **where)
     views = iter(torch.split(slab, sizes))

@@ -32,7 +32,7 @@ Arrays = list[Tensor]
 Range = tuple[int, int]
 
 
-class Tiles(NamedTuple):
+class Area(NamedTuple):
     name: str
     rows: Range
     columns: Range
@@ -89,10 +89,8 @@ class Tensors(Mapping[str, Tensor]):
         return self._found.get(name)
 
     def _arrays(self, tiles: Any) -> Arrays:
-        if (places := tiles.places) is None:
-            return [*(_frombuffer(tiles.array(at).obj) for at in range(4)), _frombuffer(b"")]
         found = []
-        for address, length in places:
+        for address, length in tiles.places:
             at = bisect_right(self._mapped, address, key=lambda pair: pair[0])
             start, memory = self._mapped[at - 1]
             found.append(_frombuffer(memory, address - start, length))
@@ -120,7 +118,7 @@ class Tensors(Mapping[str, Tensor]):
 
     def around(
         self, values: Sequence[CompressedTensor]
-    ) -> tuple[list[list[tuple[Tiles, Part]]], list[Tiles]]:
+    ) -> tuple[list[list[tuple[Area, Part]]], list[Area]]:
         """For each of some tensors the tiles of its parts and the windows of these; and all tiles.
         All tiles of a tensor if these parts need them all; else each window has its own, which
         `cut` cuts out.
@@ -138,10 +136,10 @@ class Tensors(Mapping[str, Tensor]):
         found = [[_within(tiles, part, whole) for tiles, part in mine] for mine in wanted]
         return found, list(dict.fromkeys(tiles for mine in found for tiles, _ in mine))
 
-    def cut(self, some: Iterable[Tiles]) -> dict[Tiles, Arrays]:
+    def cut(self, some: Iterable[Area]) -> dict[Area, Arrays]:
         """The arrays of tiles that are not whole tensors, in memory of their own. Checks them."""
 
-        def arrays(tiles: Tiles) -> Arrays:
+        def arrays(tiles: Area) -> Arrays:
             _, found = self.container[tiles.name].tiles.cut(tiles.rows, tiles.columns)
             return [_frombuffer(array) for array in found]
 
@@ -149,13 +147,13 @@ class Tensors(Mapping[str, Tensor]):
         with ThreadPoolExecutor(_THREADS) as threads:
             return dict(zip(own, threads.map(arrays, own), strict=True))
 
-    def on_host(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
+    def on_host(self, some: Sequence[Area]) -> dict[Area, Arrays]:
         """The four arrays of tiles in the mapping, or cut out. Checks them."""
         self.check(tiles.name for tiles in some if tiles.is_whole)
         whole = {tiles: self._found[tiles.name].arrays[:4] for tiles in some if tiles.is_whole}
         return {**self.cut(some), **whole}
 
-    def lengths(self, tiles: Tiles) -> list[int]:
+    def lengths(self, tiles: Area) -> list[int]:
         return [array.numel() for array in self._found[tiles.name].arrays[:4]]
 
 
@@ -165,10 +163,10 @@ def _frombuffer(buffer: Any, offset: int = 0, count: int = -1) -> Tensor:
     return torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=offset)
 
 
-def _around(name: str, part: Part) -> Tiles:
+def _around(name: str, part: Part) -> Area:
     rows = _rounded_out((part.row_begin, part.row_end), TILE_ROWS, part.rows)
     columns = _rounded_out((part.column_begin, part.column_end), TILE_COLUMNS, part.columns)
-    return Tiles(name, rows, columns, (rows, columns) == ((0, part.rows), (0, part.columns)))
+    return Area(name, rows, columns, (rows, columns) == ((0, part.rows), (0, part.columns)))
 
 
 def _rounded_out(inner: Range, step: int, end: int) -> Range:
@@ -176,9 +174,9 @@ def _rounded_out(inner: Range, step: int, end: int) -> Range:
     return inner[0] // step * step, min(-(-inner[1] // step) * step, end)
 
 
-def _within(tiles: Tiles, part: Part, whole: set[str]) -> tuple[Tiles, Part]:
+def _within(tiles: Area, part: Part, whole: set[str]) -> tuple[Area, Part]:
     if tiles.name in whole:
-        return Tiles(tiles.name, (0, part.rows), (0, part.columns), True), part
+        return Area(tiles.name, (0, part.rows), (0, part.columns), True), part
     (top, bottom), (left, right) = tiles.rows, tiles.columns
     rows = part.row_begin - top, part.row_end - top
     columns = part.column_begin - left, part.column_end - left
@@ -219,7 +217,7 @@ class Kept(Unplaced):
         return self.value
 
 
-class Slice:
+class Sliceable:
     """A tensor for loaders that take slices of safetensors files, of `Tensors` or of what is like
     them. `wrap`: what they get it in.
     """
@@ -273,15 +271,3 @@ def with_dtype(value: Tensor, dtype: torch.dtype | None) -> Tensor:
     if dtype is None or dtype == value.dtype:
         return value
     return (value.decode() if isinstance(value, CompressedTensor) else value).to(dtype)
-
-
-def of_windows(
-    value: CompressedTensor,
-    windows: Sequence[tuple[Tiles, Part]],
-    arrays: Mapping[Tiles, Arrays],
-    *,
-    exact: bool,
-    device: torch.device | None = None,
-) -> CompressedTensor:
-    some = [array for tiles, _ in windows for array in arrays[tiles]]
-    return value.like(some, [part for _, part in windows], exact=exact, device=device)

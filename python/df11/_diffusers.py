@@ -8,11 +8,10 @@ else is done by the methods that a quantizer has, here in the order of their cal
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,13 @@ from ._doctor import mismatch
 from ._errors import misshapen
 from ._hub import folder_of
 from ._parameters import wanted_by
-from ._plan import Item, default_device, device_of, resolve
+from ._plan import Item, device_of, resolve
 from ._quantizer import METHOD, Config, finish, refuse_decoding
+from ._register import wrap
 from ._saving import Save, changed, copy_containers, mark_config, others
 from ._source import KEY, SAVE_AGAIN, Made, made_of
 from ._tensor import CompressedTensor
 
-_INDEX, _FILE = "_fetch_index_file", "_get_model_file"
 _ASKED = ("subfolder", "cache_dir", "force_download", "local_files_only", "token", "revision")
 #: By thread: the quantizer whose model is about to be loaded, and the one whose file is asked for.
 _loading = threading.local()
@@ -79,9 +78,8 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
                 "one device, or give df11.Config(memory=...) for a GPU that is too small"
             )
         is_of_gpu = said.streamed or said.memory is not None or said.residence != "stored"
-        device = default_device() if is_of_gpu else torch.device("cpu")
-        if device_map:
-            device = device_of(next(iter(device_map.values())))
+        default = None if is_of_gpu else "cpu"
+        device = device_of(next(iter(device_map.values())) if device_map else default)
         self.placement = resolve({"": device}, said.memory)
 
     def open(self, folder: Path) -> None:
@@ -143,7 +141,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         finish(model, self, self.tensors, self._items)
-        model.save_pretrained = _Save(model)
+        model.save_pretrained = _SaveComponent(model)
         # Weights are what they were, and may be moved and converted as those of any model.
         model.is_quantized = False
         self.tensors = self.made = self._handed = None
@@ -152,7 +150,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
     _dequantize = refuse_decoding
 
 
-class _Save(Save):
+class _SaveComponent(Save):
     def write(self, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("variant") or kwargs.get("push_to_hub"):
             raise ValueError(
@@ -177,37 +175,22 @@ def _wrap() -> None:
     """
     from diffusers.models import modeling_utils
 
-    for name in (_INDEX, _FILE):
-        if not hasattr(modeling_utils, name):
-            raise ImportError(mismatch("diffusers", __version__, name))
-    found = getattr(modeling_utils, _INDEX)
-    if hasattr(found, "_df11"):
-        return
-    signature = inspect.signature(found)
-
-    @functools.wraps(found)
-    def index_file(*args: Any, **kwargs: Any) -> Any:
+    def find_index(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
         quantizer = _taken("quantizer")
         if quantizer is None or not quantizer.pre_quantized:
-            return found(*args, **kwargs)
-        asked = signature.bind(*args, **kwargs).arguments
-        folder = folder_of(
-            asked["pretrained_model_name_or_path"], **{name: asked.get(name) for name in _ASKED}
-        )
-        quantizer.open(folder)
+            return call()
+        options = {name: asked.get(name) for name in _ASKED}
+        quantizer.open(folder_of(asked["pretrained_model_name_or_path"], **options))
         _loading.opened = weakref.ref(quantizer)
         return None
 
-    file = getattr(modeling_utils, _FILE)
-
-    @functools.wraps(file)
-    def model_file(*args: Any, **kwargs: Any) -> Any:
+    def find_file(call: Callable[[], Any], _: dict[str, Any]) -> Any:
         quantizer = _taken("opened")
-        return file(*args, **kwargs) if quantizer is None else quantizer.hand()
+        return call() if quantizer is None else quantizer.hand()
 
-    index_file._df11 = True  # type: ignore[attr-defined]
-    setattr(modeling_utils, _INDEX, index_file)
-    setattr(modeling_utils, _FILE, model_file)
+    for name, around in (("_fetch_index_file", find_index), ("_get_model_file", find_file)):
+        if not wrap(modeling_utils, name, around):
+            raise ImportError(mismatch("diffusers", __version__, name))
 
 
 def _taken(name: str) -> Any:
@@ -216,20 +199,13 @@ def _taken(name: str) -> Any:
     return None if found is None else found()
 
 
-def _register() -> None:
-    auto.AUTO_QUANTIZER_MAPPING[METHOD] = Df11DiffusersQuantizer
-    auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = Config
-    chooser: Any = auto.DiffusersAutoQuantizer
-    merge = chooser.merge_quantization_configs.__func__
-
-    @functools.wraps(merge)
-    def merge_options(cls: Any, config: Any, options: Any) -> Any:
-        method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
-        if method == METHOD and isinstance(options, Config):
-            return options
-        return merge(cls, config, options)
-
-    chooser.merge_quantization_configs = classmethod(merge_options)
+def _merge(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
+    """Options of df11 that are given for a compressed model replace those of its config."""
+    _, config, options = asked.values()
+    method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
+    return options if method == METHOD and isinstance(options, Config) else call()
 
 
-_register()
+auto.AUTO_QUANTIZER_MAPPING[METHOD] = Df11DiffusersQuantizer
+auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = Config
+wrap(auto.DiffusersAutoQuantizer, "merge_quantization_configs", _merge)

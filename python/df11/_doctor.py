@@ -12,27 +12,26 @@ from importlib import metadata
 
 from . import __version__
 
-#: The oldest and the newest release that `python/check` runs the tests with.
-TESTED = {"transformers": ("5.17", "5.23"), "diffusers": ("0.40", "0.42")}
-#: Others that the tests run with: PyTorch 2.11, and 2.13 with the newest vLLM. With those above
-#: they are the extras of the package.
-OTHERS = {
+#: The oldest and the newest release that `python/check` runs the tests with (PyTorch 2.13 with the
+#: newest vLLM alone). They are the extras of the package.
+TESTED = {
     "torch": ("2.11", "2.13"),
+    "transformers": ("5.17", "5.23"),
     "accelerate": ("1.15", "1.15"),
     "peft": ("0.21", "0.21"),
+    "diffusers": ("0.40", "0.42"),
     "vllm": ("0.26", "0.32"),
 }
-_LIBRARIES = ("torch", "transformers", "accelerate", "peft", "diffusers", "vllm")
 
 
 def within(library: str) -> str:
-    oldest, newest = (TESTED | OTHERS)[library]
+    oldest, newest = TESTED[library]
     major, minor = _numbers(newest)
     return f">={oldest},<{major}.{minor + 1}"
 
 
 def untested(library: str, version: str) -> str | None:
-    oldest, newest = (TESTED | OTHERS)[library]
+    oldest, newest = TESTED[library]
     if _numbers(oldest) <= _numbers(version) <= _numbers(newest):
         return None
     span = oldest if oldest == newest else f"{oldest} to {newest}"
@@ -59,7 +58,7 @@ def _numbers(version: str) -> tuple[int, int]:
 
 def told() -> dict[str, object]:
     """Text, value and remedy, which is empty if every release is one that is tested."""
-    found = {name: release for name in _LIBRARIES if (release := _release(name))}
+    found = {name: release for name in TESTED if (release := _release(name))}
     others = {name: told for name in found if (told := untested(name, found[name]))}
     known = [f"df11 {__version__}", *(f"{name} {release}" for name, release in found.items())]
     text = f"{platform.python_version()} with {', '.join(known)}"

@@ -13,7 +13,6 @@ weights ──▶ pairs of exponents ──▶ counts ──▶ code (native, on
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,14 +35,6 @@ _MOST_EXCESS = 63
 _BY_LANES, _BY_BANDS = (0, 3, 2, 6, 1, 4, 5, 7), (0, 3, 1, 4, 2, 6, 5, 7)
 
 
-class _Measured(NamedTuple):
-    records: Tensor
-    #: Of each tile and lane, the bit of the bitstream where it begins.
-    begins: Tensor
-    bitstream_bytes: int
-    staged_bytes: int
-
-
 def is_encodable(value: Tensor) -> bool:
     rows, columns = value.shape
     large = rows >= LEAST_ROWS and columns >= LEAST_COLUMNS and value.nbytes >= LEAST_BYTES
@@ -64,12 +55,12 @@ def encode(value: Tensor) -> tuple[list[Tensor], Part] | None:
     codebook, entries = (torch.frombuffer(one, dtype=torch.uint8) for one in found)
     entries = entries.view(torch.int64).to(value.device)
     bits = [(lanes & 0xFFFF).sum(-1) for _, lanes in _entries(value, entries)]
-    measured = _measure(torch.cat(bits))
+    records, begins, bitstream_bytes, staged_bytes = _measure(torch.cat(bits))
     plane = torch.cat([_plane(words) for words in _slices(value)])
-    bitstream = _write(value, entries, measured)
+    bitstream = _write(value, entries, begins, bitstream_bytes // 4)
     table = value.new_empty(TABLE_BYTES if value.is_cuda else 0, dtype=torch.uint8)
-    arrays = [codebook.to(value.device), measured.records, bitstream, plane, table]
-    return arrays, Part.whole(STORED, rows, columns, measured.staged_bytes)
+    arrays = [codebook.to(value.device), records, bitstream, plane, table]
+    return arrays, Part.whole(STORED, rows, columns, staged_bytes)
 
 
 def _slices(value: Tensor) -> Iterator[Tensor]:
@@ -118,8 +109,10 @@ def _entries(value: Tensor, entries: Tensor) -> Iterator[tuple[int, Tensor]]:
         first += len(found)
 
 
-def _measure(bits: Tensor) -> _Measured:
-    """Places of tiles and lanes whose pairs take this many bits, and the records."""
+def _measure(bits: Tensor) -> tuple[Tensor, Tensor, int, int]:
+    """Of tiles and lanes whose pairs take this many bits the records, the bits of the bitstream
+    where lanes begin, and the bytes of all and the most that are staged for a tile.
+    """
     least = bits.amin(-1, keepdim=True)
     most = bits.amax(-1, keepdim=True) - least
     # The least shift with which all lengths of a tile can be written.
@@ -135,7 +128,7 @@ def _measure(bits: Tensor) -> _Measured:
     heads[:-1] += (least << 48 | shift << 61)[:, 0]
     copies = (offsets[1:] // 8 - offsets[:-1] // 8 // _COPY_BYTES * _COPY_BYTES).amax()
     total, staged = torch.stack([offsets[-1] // 8, copies]).tolist()
-    return _Measured(
+    return (
         _records(heads, excess),
         offsets[:-1, None] + ends - lengths,
         -(-total // _COPY_BYTES) * _COPY_BYTES,
@@ -153,15 +146,14 @@ def _records(heads: Tensor, excess: Tensor) -> Tensor:
     return records.view(-1)
 
 
-def _write(value: Tensor, entries: Tensor, measured: _Measured) -> Tensor:
-    """The bitstream: each pair's bits in one word, or in two neighbouring ones."""
-    count = measured.bitstream_bytes // 4
+def _write(value: Tensor, entries: Tensor, begins: Tensor, count: int) -> Tensor:
+    """The bitstream of `count` words: each pair's bits in one, or in two neighbouring ones."""
     # Pairs that are not there end with the last one, and add zeros.
     stream = torch.zeros(count + 2, dtype=torch.int32, device=value.device)
     for first, found in _entries(value, entries):
         lengths = found & 0xFFFF
-        begins = measured.begins[first : first + len(found), :, None]
-        at = (begins + lengths.cumsum(-1) - lengths).view(-1)
+        mine = begins[first : first + len(found), :, None]
+        at = (mine + lengths.cumsum(-1) - lengths).view(-1)
         shifted = (found >> 16).view(-1) << (at & 31)
         word = at >> 5
         # No two pairs have a bit in common, so that adding them is joining them.

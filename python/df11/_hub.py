@@ -11,18 +11,17 @@ what it did.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ._register import wrap
+
 #: What a config names as its weights file: parameters that the containers lack, a new head. Mostly
 #: there is none.
 WEIGHTS = "df11.safetensors"
-_FUNCTION = "_get_resolved_checkpoint_files"
 #: As the Hub allows them; one without an owner is as likely a mistyped path.
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
@@ -32,11 +31,6 @@ class Expected(str):
 
     tell: Callable[[Path], None]
 
-    def __new__(cls, tell: Callable[[Path], None]) -> Expected:
-        self = super().__new__(cls, WEIGHTS)
-        self.tell = tell
-        return self
-
 
 def wrap_resolution() -> bool:
     """Has transformers find containers. Without the function, as it may be one day, local folders
@@ -44,27 +38,18 @@ def wrap_resolution() -> bool:
     """
     from transformers import modeling_utils
 
-    resolve = getattr(modeling_utils, _FUNCTION, None)
-    if resolve is None or hasattr(resolve, "_df11"):
-        return resolve is not None
-    signature = inspect.signature(resolve)
-
-    @functools.wraps(resolve)
-    def resolve_containers_too(*args: Any, **kwargs: Any) -> Any:
-        asked = signature.bind(*args, **kwargs).arguments
+    def resolve(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
         source = asked.get("pretrained_model_name_or_path")
         name = asked.get("transformers_explicit_filename")
         if name != WEIGHTS or source is None:
-            return resolve(*args, **kwargs)
+            return call()
         options = {name: asked.get(name) for name in ("user_agent", "tqdm_class")}
         folder = folder_of(source, **options, **(asked.get("download_kwargs") or {}))
         if isinstance(name, Expected):
             name.tell(folder)
         return [os.fspath(folder / WEIGHTS)], None
 
-    resolve_containers_too._df11 = True  # type: ignore[attr-defined]
-    setattr(modeling_utils, _FUNCTION, resolve_containers_too)
-    return True
+    return wrap(modeling_utils, "_get_resolved_checkpoint_files", resolve)
 
 
 def folder_of(

@@ -16,7 +16,7 @@ from ._hub import brought
 from ._matrices import raw_stream
 from ._modules import entries, join, like, look_up, outer
 from ._parameters import by_name, check_complete
-from ._plan import Item, Placement
+from ._plan import Devices, Item
 from ._progress import Bar
 from ._source import KEY, Source, Weight, sources, sum_of
 from ._tensor import CompressedTensor
@@ -74,16 +74,14 @@ def attach(
     return module.eval()
 
 
-def _placement(device: Any, memory: Any) -> Placement:
+def _placement(device: Any, memory: Any) -> Devices:
     if isinstance(device, dict):
         return _plan.resolve(device, memory)
     if device == "auto":
         devices = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
     else:
         several = device if isinstance(device, (list, tuple)) else [device]
-        devices = [
-            _plan.default_device() if one is None else _plan.device_of(one) for one in several
-        ]
+        devices = [_plan.device_of(one) for one in several]
         if len(set(devices)) == 1:
             return _plan.resolve({"": devices[0]}, memory)
         if any(one.type != "cuda" for one in devices):
@@ -106,7 +104,7 @@ def load(
     root: nn.Module,
     tensors: Tensors,
     items: list[Item],
-    placement: Placement,
+    placement: Devices,
     *,
     mode: str = "exact",
     residence: str = "stored",

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ TILE_ROWS, TILE_COLUMNS = 32, 256
 #: The most entries of a cache here. What is cached owns nothing and is made again in microseconds.
 _MOST = 1 << 15
 _ABSENT = object()
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Part(NamedTuple):
@@ -98,27 +100,28 @@ def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
             )
 
 
-#: Bounded. Keys are addresses: values must follow from them and own nothing.
-_matrices: dict[Any, Any] = {}
-_products: dict[Any, Any] = {}
+def _cached(make: Function) -> Function:
+    """Has it make what it makes of arrays and parts once. Keys are addresses: values must follow
+    from them and own nothing. If there are too many, all are forgotten.
+    """
+    known: dict[Any, Any] = {}
+
+    @wraps(make)
+    def found(arrays: Sequence[Tensor], parts: Sequence[int], *given: int | None) -> Any:
+        places = [(array.data_ptr(), array.nbytes) for array in arrays]
+        key = (*given, *parts, *places)
+        if (value := known.get(key, _ABSENT)) is _ABSENT:
+            value = make(arrays, parts, *given)
+            if len(known) >= _MOST:
+                known.clear()
+            known[key] = value
+        return value
+
+    found.known = known  # type: ignore[attr-defined]
+    return cast(Function, found)
 
 
-def _known(
-    known: dict[Any, Any],
-    arrays: Sequence[Tensor],
-    given: tuple[int | None, ...],
-    make: Callable[[], Any],
-) -> Any:
-    """What is made of arrays, if it is not there; all others are forgotten if they are too many."""
-    key = given, tuple([(array.data_ptr(), array.nbytes) for array in arrays])
-    if (value := known.get(key, _ABSENT)) is _ABSENT:
-        value = make()
-        if len(known) >= _MOST:
-            known.clear()
-        known[key] = value
-    return value
-
-
+@_cached
 def matrices(
     arrays: Sequence[Tensor], parts: Sequence[int], index: int | None
 ) -> list[_native.Matrix]:
@@ -126,49 +129,40 @@ def matrices(
     Raises what `check` does; `ParameterError` if the arrays' lengths contradict a part;
     `ValueError` for arrays that this device cannot read.
     """
-
-    def make() -> list[_native.Matrix]:
-        check(arrays, parts)
-        for array in arrays:
-            on_host = array.device.type == "cpu"
-            if index is None and not on_host:
-                raise ValueError(f"arrays on {array.device} for work on the CPU")
-            if index is None or not array.nbytes:
-                continue
-            if on_host and not array.is_pinned():
-                raise ValueError("a GPU reads arrays on the host only if their memory is pinned")
-            if not on_host and array.device.index != index:
-                raise ValueError(f"arrays on {array.device} for work on GPU {index}")
-        return [
-            _native.Matrix(index, part, [a.data_ptr() for a in mine], [a.nbytes for a in mine])
-            for part, mine in pieces(arrays, parts)
-        ]
-
-    return _known(_matrices, arrays, (index, *parts), make)  # type: ignore[no-any-return]
+    check(arrays, parts)
+    for array in arrays:
+        on_host = array.device.type == "cpu"
+        if index is None and not on_host:
+            raise ValueError(f"arrays on {array.device} for work on the CPU")
+        if index is None or not array.nbytes:
+            continue
+        if on_host and not array.is_pinned():
+            raise ValueError("a GPU reads arrays on the host only if their memory is pinned")
+        if not on_host and array.device.index != index:
+            raise ValueError(f"arrays on {array.device} for work on GPU {index}")
+    return [
+        _native.Matrix(index, part, [a.data_ptr() for a in mine], [a.nbytes for a in mine])
+        for part, mine in pieces(arrays, parts)
+    ]
 
 
+@_cached
 def product(arrays: Sequence[Tensor], parts: Sequence[int], index: int) -> _native.Linear | None:
-    def make() -> _native.Linear | None:
-        found = matrices(arrays, parts, index)
-        able = _native.fits(index) and all(part.is_aligned for part, _ in pieces(arrays, parts))
-        return _native.Linear(found) if able else None
-
-    return _known(_products, arrays, (index, *parts), make)  # type: ignore[no-any-return]
+    found = matrices(arrays, parts, index)
+    able = _native.fits(index) and all(part.is_aligned for part, _ in pieces(arrays, parts))
+    return _native.Linear(found) if able else None
 
 
+@_cached
 def grouped(
     arrays: Sequence[Tensor], parts: Sequence[int], experts: int, index: int
 ) -> _native.Grouped | None:
-    def make() -> _native.Grouped | None:
-        part = Part(*parts[:PART])
-        able = len(parts) == PART and part.form == FAST and part.width == part.columns
-        able = able and part.is_aligned and part.height // experts % TILE_ROWS == 0
-        if not (able and _native.fits(index)):
-            return None
-        return _native.Grouped(matrices(arrays, parts, index)[0], experts)
-
-    given = (experts, index, *parts)
-    return _known(_products, arrays, given, make)  # type: ignore[no-any-return]
+    part = Part(*parts[:PART])
+    able = len(parts) == PART and part.form == FAST and part.width == part.columns
+    able = able and part.is_aligned and part.height // experts % TILE_ROWS == 0
+    if not (able and _native.fits(index)):
+        return None
+    return _native.Grouped(matrices(arrays, parts, index)[0], experts)
 
 
 @lru_cache(maxsize=4096)

@@ -39,10 +39,10 @@ _Index: TypeAlias = int | slice
 __version__: str
 
 __all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model", "Packer"]
-__all__ += ["Program", "Slice", "Tensor", "Tiles"]
+__all__ += ["Pinned", "Program", "Slice", "Tensor", "Tiles"]
 __all__ += ["__version__", "build_tables", "capture_id", "check", "code_of", "compress", "convert"]
 __all__ += ["decode_all", "decompress", "devices", "estimate", "fits", "open", "pin", "plan"]
-__all__ += ["run_command", "strips_bytes", "unpin", "upload", "verify"]
+__all__ += ["run_command", "strips_bytes", "upload", "verify"]
 
 def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
     """Open a container, or a folder with all shards of a model.
@@ -425,14 +425,10 @@ class Tiles:
     """The last dimension, or the product of some last ones."""
     staged_bytes: Final[int]
     """The most bytes of its bitstream that a tile takes."""
-    lengths: Final[tuple[int, int, int, int]]
-    """Bytes of codebook, records, bits and plane."""
     places: Final[tuple[tuple[int, int], ...] | None]
-    """Address and bytes of each of these arrays in one of `Model.mappings`, unread and
-    unchecked; None if the container is not mapped.
+    """Address and bytes of codebook, records, bits and plane in one of `Model.mappings`, unread
+    and unchecked; None if the container is not mapped.
     """
-    def array(self, index: int) -> memoryview:
-        """One of these arrays, for reading. Checks its checksums. Raises `CorruptError`."""
     def cut(
         self, rows: tuple[int, int], columns: tuple[int, int]
     ) -> tuple[int, tuple[bytearray, bytearray, bytearray, bytearray]]:
@@ -560,13 +556,14 @@ def build_tables(device: int, items: Sequence[tuple[int, int, int]]) -> None:
     table. Done when it returns.
     """
 
-def pin(address: int, bytes: int) -> None:
-    """Pin memory of the host, so that kernels read it over the bus; until `unpin`. Raises
-    `GpuError` where the driver refuses.
+@final
+class Pinned:
+    """Memory of the host that kernels read over the bus. When this is dropped it is so no longer,
+    which waits for nothing: whoever used it must be done.
     """
 
-def unpin(address: int) -> None:
-    """Pin it no longer. Waits for nothing: whoever used it must be done."""
+def pin(address: int, bytes: int) -> Pinned:
+    """Pin memory of the host. Raises `GpuError` where the driver refuses."""
 
 def capture_id(stream: int) -> int:
     """The number of the CUDA graph capture that takes what is put on a stream of the current

@@ -10,9 +10,9 @@ Kernels bound every access, whatever arrays hold. What a GPU finds wrong in them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from ._matrices import (
     STORED,
     TABLE_BYTES,
     TILE_ROWS,
+    Function,
     check,
     grouped,
     lay_out,
@@ -44,7 +45,6 @@ _BF16 = torch.bfloat16
 Arrays = Sequence[Tensor]
 Biases = Sequence[Tensor | None]
 Numbers = Sequence[int]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 library = torch.library.Library("df11", "DEF")  # type: ignore[no-untyped-call]
 
@@ -395,11 +395,9 @@ def grouped_linear(
     kernels = grouped(arrays, parts, experts, x.device.index) if x.is_cuda else None
     if kernels is None:
         routed = x if rows is None else x[rows]
-
-        def multiply(places: slice, ends: list[int], w: Tensor) -> None:
+        for places, ends, w in _each_routed(offsets, arrays, parts, y.shape[1]):
             y[places] = products(routed[places], w.mT, ends)
-
-        _each_routed(offsets, arrays, parts, y.shape[1], multiply)
+            del w
         return y
     flat = x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
     offsets, rows = offsets.contiguous(), None if rows is None else rows.contiguous()
@@ -425,15 +423,11 @@ def _decode_experts(
 
 
 def _each_routed(
-    offsets: Tensor,
-    arrays: Arrays,
-    parts: Numbers,
-    height: int,
-    work: Callable[[slice, list[int], Tensor], None],
-) -> None:
-    """Decodes the experts that have places, as many at once as `TEMPORARY_BYTES` hold. `work` is
-    told their places, where each expert's places end among these, and their matrices, which it must
-    not keep.
+    offsets: Tensor, arrays: Arrays, parts: Numbers, height: int
+) -> Iterator[tuple[slice, list[int], Tensor]]:
+    """Decodes the experts that have places, as many at once as `TEMPORARY_BYTES` hold: their
+    places, where each expert's places end among these, and their matrices, which must be gone
+    before the next are asked for.
     """
     routed = _routed(offsets.tolist())
     most = max(1, TEMPORARY_BYTES // (2 * height * shape_of(parts)[1]))
@@ -441,7 +435,7 @@ def _each_routed(
         some = routed[at : at + most]
         places = slice(some[0][1], some[-1][2])
         ends = [end - places.start for _, _, end in some]
-        work(places, ends, _decode_experts(arrays, parts, height, some, offsets))
+        yield places, ends, _decode_experts(arrays, parts, height, some, offsets)
 
 
 def products(x: Tensor, w: Tensor, ends: list[int]) -> Tensor:
@@ -531,15 +525,12 @@ def grouped_linear_backward(
 ) -> Tensor:
     """The gradient of `grouped_linear` to x, which has `x_rows` rows. Waits for the GPU."""
     to_x = grad.new_zeros((x_rows, shape_of(parts)[1]))
-
-    def multiply(places: slice, ends: list[int], w: Tensor) -> None:
-        mine = products(grad[places], w, ends)
+    for places, ends, w in _each_routed(offsets, arrays, parts, grad.shape[1]):
         if rows is None:
-            to_x[places] = mine
+            to_x[places] = products(grad[places], w, ends)
         else:
-            to_x.index_add_(0, rows[places], mine)
-
-    _each_routed(offsets, arrays, parts, grad.shape[1], multiply)
+            to_x.index_add_(0, rows[places], products(grad[places], w, ends))
+        del w
     return to_x
 
 

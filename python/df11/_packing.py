@@ -32,7 +32,7 @@ from transformers.core_model_loading import dot_natural_key
 from . import _native, _plan
 from ._arrays import known_dtype_of
 from ._bring import pack_dense
-from ._container import Slice
+from ._container import Sliceable
 from ._encoding import LEAST_BYTES, encode, is_encodable
 from ._load import place_others
 from ._modules import entries
@@ -51,7 +51,7 @@ BUFFER_BYTES = 8 << 20
 AHEAD_BYTES = 1 << 30
 
 
-class Packer(LastConversion):
+class PackingTaker(LastConversion):
     def __init__(
         self,
         model: nn.Module,
@@ -150,7 +150,7 @@ class Packer(LastConversion):
         return source
 
 
-class _Entry(NamedTuple):
+class _InFile(NamedTuple):
     path: str
     offset: int
     nbytes: int
@@ -183,9 +183,9 @@ class Ahead:
         self._threads = ThreadPoolExecutor(THREADS)
 
     def slices(self) -> dict[str, Any]:
-        return {name: Slice(self, name, lambda value: value) for name in self._entries}
+        return {name: Sliceable(self, name, lambda value: value) for name in self._entries}
 
-    def stored(self, name: str) -> _Entry:
+    def stored(self, name: str) -> _InFile:
         return self._entries[name]
 
     def __getitem__(self, name: str) -> Tensor:
@@ -215,7 +215,7 @@ class Ahead:
         self._read[name] = self._threads.submit(self._bring, self._entries[name])
         self._ahead += self._entries[name].nbytes
 
-    def _bring(self, entry: _Entry) -> Tensor:
+    def _bring(self, entry: _InFile) -> Tensor:
         stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
         with stream, Path(entry.path).open("rb", buffering=0) as file:
             file.seek(entry.offset)
@@ -242,7 +242,7 @@ class Ahead:
             copied.synchronize()
 
 
-def _header(path: str) -> Iterator[tuple[str, _Entry]]:
+def _header(path: str) -> Iterator[tuple[str, _InFile]]:
     with safe_open(path, "pt"), Path(path).open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -250,7 +250,7 @@ def _header(path: str) -> Iterator[tuple[str, _Entry]]:
     for name, one in header.items():
         begin, end = one["data_offsets"]
         kind = known_dtype_of(name, one["dtype"])
-        yield name, _Entry(path, 8 + length + begin, end - begin, one["dtype"], kind, one["shape"])
+        yield name, _InFile(path, 8 + length + begin, end - begin, one["dtype"], kind, one["shape"])
 
 
 def _fill(buffer: Tensor, file: BinaryIO) -> None:

@@ -121,7 +121,7 @@ def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> s
     return None if is_packed else NO_TILES
 
 
-class Placement(NamedTuple):
+class Devices(NamedTuple):
     """Devices, and the bytes that weights may take of each; None: all that they need."""
 
     devices: list[torch.device]
@@ -150,6 +150,9 @@ def byte_count(size: int | float | str) -> int:
 
 
 def device_of(device: Any) -> torch.device:
+    """The device that is named so; of None the current GPU, or the CPU if there is none."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
@@ -164,25 +167,21 @@ def device_of(device: Any) -> torch.device:
     return CPU
 
 
-def default_device() -> torch.device:
-    return device_of("cuda") if torch.cuda.is_available() else CPU
-
-
-def resolve(wanted: Any, memory: Any, max_memory: dict[Any, Any] | None = None) -> Placement:
+def resolve(wanted: Any, memory: Any, max_memory: dict[Any, Any] | None = None) -> Devices:
     if isinstance(wanted, dict):
         return _by_modules(wanted, memory)
     given = (max_memory or {}).items()
     caps = {gpu: int(cap) for gpu, cap in given if isinstance(gpu, int) and cap}
     if not caps or not torch.cuda.is_available():
-        return Placement([CPU])
+        return Devices([CPU])
     most = [
         min(cap, int(SHARE * torch.cuda.mem_get_info(gpu)[0]))
         for gpu, cap in limited(caps, memory).items()
     ]
-    return Placement([torch.device("cuda", gpu) for gpu in caps], most, None, wanted)
+    return Devices([torch.device("cuda", gpu) for gpu in caps], most, None, wanted)
 
 
-def _by_modules(wanted: dict[Any, Any], memory: Any) -> Placement:
+def _by_modules(wanted: dict[Any, Any], memory: Any) -> Devices:
     if "disk" in wanted.values():
         raise ValueError(
             'compressed weights are on disk anyway; use "cpu" in the place of "disk" to stream '
@@ -192,15 +191,15 @@ def _by_modules(wanted: dict[Any, Any], memory: Any) -> Placement:
     devices = list(dict.fromkeys(where.values()))
     if len(devices) == 1:
         if memory is None or devices[0].type == "cpu":
-            return Placement(devices)
+            return Devices(devices)
         sizes = memory if isinstance(memory, list) else [memory]
-        return Placement(devices, [byte_count(size) for size in sizes])
+        return Devices(devices, [byte_count(size) for size in sizes])
     if memory is not None:
         raise ValueError(
             "device_map says of each module where it is, and memory how much of a GPU they may "
             'take; give one of them: device_map="auto" places blocks by memory, or max_memory'
         )
-    return Placement([device for device in devices if device.type == "cuda"], None, where)
+    return Devices([device for device in devices if device.type == "cuda"], None, where)
 
 
 def limited(caps: dict[int, int], memory: Any) -> dict[int, int]:
@@ -241,7 +240,7 @@ def group(items: list[Item], container: Any) -> list[Group]:
     return [each for each in groups.values() if each.items]
 
 
-def place(groups: list[Group], placement: Placement, wanted: str) -> None:
+def place(groups: list[Group], placement: Devices, wanted: str) -> None:
     """Gives each group its device and residence.
     Raises `ValueError` if a GPU is too small, or a `device_map` says several things of one group.
     """
@@ -266,7 +265,7 @@ def place(groups: list[Group], placement: Placement, wanted: str) -> None:
             each.residence = form
 
 
-def _spread(groups: list[Group], placement: Placement, wanted: str) -> None:
+def _spread(groups: list[Group], placement: Devices, wanted: str) -> None:
     if wanted == "streamed":
         raise ValueError("streamed puts all weights on one GPU; name one device")
     assert placement.memory is not None

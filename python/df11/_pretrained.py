@@ -15,7 +15,7 @@ from transformers.core_model_loading import ConversionOps, convert_and_load_stat
 
 from . import _native
 from ._arrays import dtype_of
-from ._container import Kept, Slice, Tensors, with_dtype
+from ._container import Kept, Sliceable, Tensors, with_dtype
 from ._errors import misshapen
 from ._modules import is_sharded, local
 from ._parameters import wanted_by
@@ -94,7 +94,7 @@ class Taker(LastConversion):
         self._wrong: ValueError | None = None
 
     def slices(self) -> dict[str, Any]:
-        return {name: Slice(self.tensors, name) for name in self.tensors}
+        return {name: Sliceable(self.tensors, name) for name in self.tensors}
 
     def take(self, values: dict[str, Tensor], sources: list[str]) -> dict[str, Any]:
         return {name: self._take(name, value, sources) for name, value in values.items()}
@@ -165,7 +165,7 @@ def by_loader(model: Any, tensors: Tensors) -> list[Item]:
     taker = Taker(model, tensors, None, "cpu")
     mapping: Any = get_model_conversion_mapping(model)
     config = LoadStateDictConfig(hf_quantizer=cast(Any, taker), weight_mapping=mapping)
-    state = {name: Slice(tensors, name, Kept) for name in tensors}
+    state = {name: Sliceable(tensors, name, Kept) for name in tensors}
     convert_and_load_state_dict_in_model(model, state, config)
     wanted, items = wanted_by(model), taker.finish()
     for item in items:

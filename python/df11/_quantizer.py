@@ -33,13 +33,12 @@ from ._doctor import mismatch
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
 from ._load import check_gpus, check_options, load
 from ._modules import is_first, prepare
-from ._packing import PACKED, Packer
+from ._packing import PACKED, PackingTaker
 from ._parameters import tell_conversions
-from ._plan import Item, default_device, resolve
+from ._plan import Item, device_of, resolve
 from ._pretrained import Taker, checkpoint_dtype
 from ._saving import Save, changed, copy_containers, mark_config, others, save_others
-from ._source import KEY, Made, made_of
-from ._source import folder_of as bf16_folder
+from ._source import KEY, Made, bf16_folder, made_of
 
 METHOD = "df11"
 #: Types of devices that compress BF16 weights by themselves while they are loaded.
@@ -165,7 +164,8 @@ class Df11Quantizer(HfQuantizer):
         config.transformers_weights = WEIGHTS
         if source.is_dir() and getattr(config, "dtype", None) is not None:
             return config
-        config.transformers_weights = Expected(partial(self._found, config))
+        config.transformers_weights = expected = Expected(WEIGHTS)
+        expected.tell = partial(self._found, config)
         if not wrap_resolution() and source.is_dir():
             self._found(config, folder_of(source))
         return config
@@ -211,7 +211,9 @@ class Df11Quantizer(HfQuantizer):
         if self._packs(files):
             said, device = self.quantization_config, self.placement.devices[0]
             folder, exact = bf16_folder(files), said.mode == "exact"
-            self.taker = packer = Packer(model, folder, device, self.dtype, exact, said.residence)
+            self.taker = packer = PackingTaker(
+                model, folder, device, self.dtype, exact, said.residence
+            )
             if (slices := packer.slices(files)) is not None:
                 self._hand(slices, None, files)
             self._ratio = PACKED
@@ -290,14 +292,14 @@ class Df11Quantizer(HfQuantizer):
                 vars(module.config).pop("_is_quantized", None)
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
-        if isinstance(self.taker, Packer):
+        if isinstance(self.taker, PackingTaker):
             model.__dict__[KEY] = self.taker.finish()
             check_gpus([self.taker.device])
         else:
             model._keys_to_ignore_on_load_unexpected = self._ignored
             taker, self.taker, self._handed = self.taker, None, None
             finish(model, self, taker.tensors, taker.finish())
-        model.save_pretrained = _Save(model)
+        model.save_pretrained = _SaveModel(model)
         # What is left of the quantizer goes with copies of the model.
         self.model = self.container = self.made = self.taker = self._handed = None
         return model
@@ -328,7 +330,7 @@ def _home(file: str) -> torch.device:
     component of a pipeline, which moves its components as it needs them.
     """
     is_component = Path(file).parents[1].joinpath("model_index.json").is_file()
-    return torch.device("cpu") if is_component else default_device()
+    return device_of("cpu" if is_component else None)
 
 
 def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> None:
@@ -340,7 +342,7 @@ def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> N
         model.__dict__[KEY].keep(quantizer.made)
 
 
-class _Save(Save):
+class _SaveModel(Save):
     def write(self, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("variant") or kwargs.get("state_dict"):
             raise ValueError("a compressed model is saved as it is, without variant or state_dict")

@@ -69,6 +69,28 @@ def register() -> None:
             sys.meta_path.insert(0, _Finder(name))
 
 
+def wrap(owner: Any, name: str, around: Callable[[Callable[[], Any], dict[str, Any]], Any]) -> bool:
+    """Has a library's function do `around(call, arguments)`, once: `call` does what it did. False
+    if this release has no such function.
+    """
+    import inspect
+
+    found = inspect.getattr_static(owner, name, None)
+    function: Any = found.__func__ if isinstance(found, classmethod) else found
+    if function is None or hasattr(function, "_df11"):
+        return function is not None
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        asked = signature.bind(*args, **kwargs).arguments
+        return around(functools.partial(function, *args, **kwargs), asked)
+
+    wrapped._df11 = True  # type: ignore[attr-defined]
+    setattr(owner, name, classmethod(wrapped) if isinstance(found, classmethod) else wrapped)
+    return True
+
+
 def _explain_containers() -> None:
     """Has `from_pretrained` of a single container say what loads it, instead of that it is no
     repository, or no JSON. Where transformers finds files otherwise, nothing changes.
@@ -76,25 +98,12 @@ def _explain_containers() -> None:
     from transformers import configuration_utils
     from transformers.utils import hub
 
-    config: Any = configuration_utils.PreTrainedConfig
-    find, read = (getattr(hub, "cached_files", None), getattr(config, "get_config_dict", None))
-    if find is None or read is None or hasattr(find, "_df11"):
-        return
+    def explain(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
+        _refuse_container(asked.get("path_or_repo_id", asked.get("pretrained_model_name_or_path")))
+        return call()
 
-    @functools.wraps(find)
-    def find_or_explain(path_or_repo_id: Any, *args: Any, **kwargs: Any) -> Any:
-        _refuse_container(path_or_repo_id)
-        return find(path_or_repo_id, *args, **kwargs)
-
-    @functools.wraps(read.__func__)
-    def read_or_explain(cls: Any, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
-        _refuse_container(pretrained_model_name_or_path)
-        return read.__func__(cls, pretrained_model_name_or_path, **kwargs)
-
-    find_or_explain._df11 = True  # type: ignore[attr-defined]
-    hub.cached_files = find_or_explain
-    method: Any = read_or_explain
-    config.get_config_dict = classmethod(method)
+    wrap(hub, "cached_files", explain)
+    wrap(configuration_utils.PreTrainedConfig, "get_config_dict", explain)
 
 
 def _refuse_container(source: Any) -> None:

@@ -68,7 +68,7 @@ class Report:
             **{f"left out: {name}": why for name, why in self.left_out},
             **{f"note {at}": note for at, note in enumerate(self.notes, start=1)},
         }
-        return table("df11: compressed", rows.items())
+        return html_table("df11: compressed", rows.items())
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _sum(tensors: Iterable[Tensor]) -> dict[str, Any]:
 _SHOWN = 40
 
 
-def table(caption: str, rows: Iterable[Iterable[str]], head: Iterable[str] = ()) -> str:
+def html_table(caption: str, rows: Iterable[Iterable[str]], head: Iterable[str] = ()) -> str:
     """A table; the first value of each row names it."""
     lines = [f"<caption>{escape(caption)}</caption>"]
     if cells := "".join(f"<th>{escape(name)}</th>" for name in head):
@@ -185,7 +185,7 @@ def model_table(of: Model) -> str:
     rows.append(_row("all", {**told["total"], "tensor_count": told["tensor_count"]}))
     left = "" if told["complete"] else ", not all of the model"
     head = ("block", "tensors", "original", "stored", "bits a weight")
-    return table(f"df11.Model {told['source']}{left}", rows, head)
+    return html_table(f"df11.Model {told['source']}{left}", rows, head)
 
 
 def _row(name: str, total: dict[str, float | None]) -> list[str]:

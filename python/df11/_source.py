@@ -76,7 +76,7 @@ def again(folder: Path, identity: str | Stamp) -> Made:
     )
 
 
-def folder_of(files: Sequence[str] | None) -> Path:
+def bf16_folder(files: Sequence[str] | None) -> Path:
     """The folder of a checkpoint's weights files that can be compressed.
     Raises `ValueError` for files that cannot, or in a process of several.
     """
@@ -97,10 +97,10 @@ def folder_of(files: Sequence[str] | None) -> Path:
 
 
 def made_of(files: Sequence[str] | None) -> Made:
-    """Compresses the weights files of a checkpoint. Raises the errors of `folder_of` and `Made`;
+    """Compresses the weights files of a checkpoint. Raises the errors of `bf16_folder` and `Made`;
     `ValueError` if a file is not compressed, such as that of a variant.
     """
-    made = Made(folder_of(files))
+    made = Made(bf16_folder(files))
     taken = {Path(name).name for name in made.container.weights_files}
     left = [Path(file).name for file in files or () if Path(file).name not in taken]
     if left:

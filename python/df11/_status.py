@@ -14,7 +14,7 @@ from ._errors import CorruptError
 from ._load import check_gpus
 from ._matrices import FAST
 from ._modules import local
-from ._report import show_bytes, table
+from ._report import html_table, show_bytes
 from ._source import Source, sources, sum_of
 from ._tensor import CompressedTensor
 
@@ -117,7 +117,7 @@ class ModelReport:
             yield "verified", f"{self.verified} weights are those of the original, {by}"
 
     def _repr_html_(self) -> str:
-        return table(str(self).splitlines()[0], self._rows())
+        return html_table(str(self).splitlines()[0], self._rows())
 
 
 _LABEL = 11

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "streams of other libraries")]
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use df11::gpu::cudarc::driver::{CudaStream, sys::CUstream};
@@ -62,15 +63,32 @@ impl Gpu {
     }
 }
 
-/// Frees what lies on GPUs, which waits for them, without the interpreter's lock.
-pub(crate) fn free<T: Send>(held: T) {
-    let mut held = Some(held);
-    let mut free = || {
-        let _visit = Visit::new();
-        drop(held.take());
-    };
-    // Where the interpreter is ending, there is no lock to release.
-    if Python::try_attach(|py| py.detach(&mut free)).is_none() {
-        free();
+/// What lies on GPUs. It is freed, which waits for them, without the interpreter's lock.
+pub(crate) struct OnGpu<T: Send>(Option<T>);
+
+impl<T: Send> OnGpu<T> {
+    pub(crate) const fn new(held: T) -> Self {
+        Self(Some(held))
+    }
+}
+
+impl<T: Send> Deref for OnGpu<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl<T: Send> Drop for OnGpu<T> {
+    fn drop(&mut self) {
+        let mut free = || {
+            let _visit = Visit::new();
+            drop(self.0.take());
+        };
+        // If the interpreter is ending, there is no lock to release.
+        if Python::try_attach(|py| py.detach(&mut free)).is_none() {
+            free();
+        }
     }
 }

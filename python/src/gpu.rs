@@ -1,15 +1,15 @@
 //! Models on GPUs.
 #![expect(unsafe_code, reason = "streams and addresses of other libraries")]
 
-use std::{ops::Range, sync::Arc};
+use std::{slice, sync::Arc};
 
 use df11::gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece};
 use df11::{Error, hazmat::gpu::Visit};
 use pyo3::{exceptions::PyKeyError, prelude::*, types::PyDict};
 
-use crate::context::{Gpu, free};
+use crate::context::{Gpu, OnGpu};
 use crate::model::ranges;
-use crate::placement::{OneOrMore, Wanted, placement};
+use crate::placement::{OneOrMore, PlanRequest, placement};
 use crate::work::{self, OrRaise};
 
 /// The GPUs that the driver shows.
@@ -34,13 +34,13 @@ pub(crate) fn load(
     py: Python<'_>,
     model: &df11::Model,
     devices: OneOrMore<usize>,
-    wanted: &Wanted,
+    wanted: &PlanRequest,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<DeviceModel> {
     let ordinals = devices.into_vec();
     let loaded = work::watched(py, progress, |observer| {
         let mut options = LoadOptions::new();
-        let Wanted { memory, streamed, blocks } = wanted;
+        let PlanRequest { memory, streamed, blocks } = wanted;
         // Several GPUs of which nothing is said share the model by what is free on them.
         if ordinals.len() < 2 || memory.is_some() || *streamed || blocks.is_some() {
             options = options.plan(wanted.plan(model, ordinals.len())?);
@@ -48,40 +48,29 @@ pub(crate) fn load(
         let gpus = ordinals.iter().map(|&ordinal| Gpu::open(ordinal));
         let gpus = gpus.collect::<df11::Result<Vec<_>>>()?;
         let devices: Vec<Device> = gpus.iter().map(|gpu| gpu.device.clone()).collect();
-        Ok(Loaded { model: Some(model.load_on(&devices, &options, observer)?), gpus })
+        Ok(OnGpu::new(Loaded { model: model.load_on(&devices, &options, observer)?, gpus }))
     })?;
     Ok(DeviceModel { loaded: Arc::new(loaded) })
 }
 
 /// A loaded model with all that decoding takes.
 struct Loaded {
-    /// `None` while it is dropped.
-    model: Option<GpuModel>,
+    model: GpuModel,
     gpus: Vec<Gpu>,
 }
 
 impl Loaded {
-    fn model(&self) -> &GpuModel {
-        self.model.as_ref().expect("it is there until it is dropped")
-    }
-
-    /// The index of a device among the model's.
-    fn part(&self, device: &Device) -> usize {
+    /// The one that a device of the model is.
+    fn gpu(&self, device: &Device) -> &Gpu {
         let ordinal = device.info().ordinal;
-        self.gpus.iter().position(|gpu| gpu.ordinal() == ordinal).expect("one of the model's")
-    }
-}
-
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        free((self.model.take(), std::mem::take(&mut self.gpus)));
+        self.gpus.iter().find(|gpu| gpu.ordinal() == ordinal).expect("one of the model's")
     }
 }
 
 /// A model whose blocks lie compressed on GPUs.
 #[pyclass(frozen, module = "df11")]
 pub(crate) struct DeviceModel {
-    loaded: Arc<Loaded>,
+    loaded: Arc<OnGpu<Loaded>>,
 }
 
 #[pymethods]
@@ -93,40 +82,40 @@ impl DeviceModel {
 
     #[getter]
     fn device_bytes(&self) -> u64 {
-        self.loaded.model().device_bytes()
+        self.loaded.model.device_bytes()
     }
 
     #[getter]
     fn host_bytes(&self) -> u64 {
-        self.loaded.model().plan().host_bytes()
+        self.loaded.model.plan().host_bytes()
     }
 
     #[getter]
     fn copied_bytes(&self) -> u64 {
-        self.loaded.model().copied_bytes()
+        self.loaded.model.copied_bytes()
     }
 
     #[getter]
     fn largest_block_bytes(&self) -> u64 {
-        self.loaded.model().largest_block_bytes()
+        self.loaded.model.largest_block_bytes()
     }
 
     #[getter]
     fn blocks(&self) -> Vec<DeviceBlock> {
-        (0..self.loaded.model().blocks().len()).map(|index| self.at(index)).collect()
+        self.loaded.model.blocks().map(|block| self.named(block.name())).collect()
     }
 
     fn block(&self, name: &str) -> PyResult<DeviceBlock> {
-        let model = self.loaded.model();
         // Why there is none, the error says.
-        model.block(name).map_err(|error| PyKeyError::new_err(error.to_string()))?;
-        Ok(self.at(model.blocks().position(|block| block.name() == name).expect("it was found")))
+        let found = self.loaded.model.block(name);
+        found.map_err(|error| PyKeyError::new_err(error.to_string()))?;
+        Ok(self.named(name))
     }
 
     #[getter]
     fn placements<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let placements = PyDict::new(py);
-        for block in self.loaded.model().blocks() {
+        for block in self.loaded.model.blocks() {
             let place = placement(py, block.device().info().ordinal, block.is_streamed())?;
             placements.set_item(block.name(), place)?;
         }
@@ -137,50 +126,46 @@ impl DeviceModel {
         let pieces: Vec<Piece<'_>> = pieces.iter().map(PieceArgument::piece).collect();
         let program = || {
             let _visit = Visit::new();
-            self.loaded.model().program(&pieces)
+            self.loaded.model.program(&pieces)
         };
-        let program = py.detach(program).or_raise(py)?;
-        let part = self.loaded.part(program.device());
-        Ok(Program { inner: Some(program), part, loaded: Arc::clone(&self.loaded) })
+        let program = OnGpu::new(py.detach(program).or_raise(py)?);
+        Ok(Program { program, loaded: Arc::clone(&self.loaded) })
     }
 
     #[pyo3(signature = (stream=0, device=None))]
     fn check(&self, py: Python<'_>, stream: usize, device: Option<usize>) -> PyResult<()> {
-        let parts = self.parts(stream, device).or_raise(py)?;
-        let check = |part: usize| {
+        let gpus = self.gpus_of(stream, device).or_raise(py)?;
+        let check = |gpu: &Gpu| {
             // SAFETY: the method's contract, which python/df11/_native.pyi states.
-            let on = unsafe { self.loaded.gpus[part].on(stream) };
+            let on = unsafe { gpu.on(stream) };
             on.status.check(&on.stream)
         };
-        py.detach(|| parts.into_iter().try_for_each(check)).or_raise(py)
+        py.detach(|| gpus.iter().try_for_each(check)).or_raise(py)
     }
 
     fn __repr__(&self) -> String {
-        let blocks = self.loaded.model().blocks().len();
+        let blocks = self.loaded.model.blocks().len();
         format!("<df11.DeviceModel of {blocks} blocks on GPU {:?}>", self.devices())
     }
 }
 
 impl DeviceModel {
-    fn at(&self, index: usize) -> DeviceBlock {
-        let block = self.loaded.model().blocks().nth(index).expect("a block of the model");
-        let part = self.loaded.part(block.device());
-        DeviceBlock { index, part, loaded: Arc::clone(&self.loaded) }
+    fn named(&self, name: &str) -> DeviceBlock {
+        DeviceBlock { name: name.to_owned(), loaded: Arc::clone(&self.loaded) }
     }
 
-    /// The devices to which a stream may belong: the one that is named, or all if it is the default
+    /// Those to which a stream may belong: the one that is named, or all if it is the default
     /// stream, which every device has.
-    fn parts(&self, stream: usize, device: Option<usize>) -> df11::Result<Vec<usize>> {
-        let ordinals = self.devices();
+    fn gpus_of(&self, stream: usize, device: Option<usize>) -> df11::Result<&[Gpu]> {
+        let gpus = &self.loaded.gpus;
         match device {
-            Some(device) => match ordinals.iter().position(|&ordinal| ordinal == device) {
-                Some(part) => Ok(vec![part]),
-                None => Err(Error::parameter(
-                    format!("the model does not lie on GPU {device}"),
-                    format!("it lies on {ordinals:?}"),
-                )),
-            },
-            None if stream == 0 || ordinals.len() == 1 => Ok((0..ordinals.len()).collect()),
+            Some(device) => {
+                let found = gpus.iter().find(|gpu| gpu.ordinal() == device).map(slice::from_ref);
+                let problem = || format!("the model does not lie on GPU {device}");
+                let remedy = || format!("it lies on {:?}", self.devices());
+                found.ok_or_else(|| Error::parameter(problem(), remedy()))
+            }
+            None if stream == 0 || gpus.len() == 1 => Ok(gpus),
             None => Err(Error::parameter(
                 "the model lies on several GPUs, and a stream belongs to one",
                 "name its device",
@@ -205,8 +190,8 @@ impl PieceArgument {
                 let ranges: Vec<_> = ranges.iter().map(|&(start, stop)| start..stop).collect();
                 Piece::new(name, *offset).slice(&ranges)
             }
-            Self::Rows(name, offset, start, stop) => {
-                Piece::new(name, *offset).rows(Range { start: *start, end: *stop })
+            &Self::Rows(ref name, offset, start, stop) => {
+                Piece::new(name, offset).rows(start..stop)
             }
         }
     }
@@ -215,27 +200,22 @@ impl PieceArgument {
 /// A block of a model on GPUs.
 #[pyclass(frozen, module = "df11")]
 pub(crate) struct DeviceBlock {
-    index: usize,
-    part: usize,
-    loaded: Arc<Loaded>,
+    #[pyo3(get)]
+    name: String,
+    loaded: Arc<OnGpu<Loaded>>,
 }
 
 impl DeviceBlock {
     fn view(&self) -> GpuBlock<'_> {
-        self.loaded.model().blocks().nth(self.index).expect("a block of the model")
+        self.loaded.model.block(&self.name).expect("a block of the model")
     }
 }
 
 #[pymethods]
 impl DeviceBlock {
     #[getter]
-    fn name(&self) -> &str {
-        self.view().name()
-    }
-
-    #[getter]
     fn device(&self) -> usize {
-        self.loaded.gpus[self.part].ordinal()
+        self.view().device().info().ordinal
     }
 
     #[getter]
@@ -256,69 +236,56 @@ impl DeviceBlock {
 
     fn decode(&self, py: Python<'_>, pointer: u64, stream: usize) -> PyResult<()> {
         py.detach(|| {
+            let block = self.view();
             // SAFETY: the method's contract, which python/df11/_native.pyi states.
-            let on = unsafe { self.loaded.gpus[self.part].on(stream) };
+            let on = unsafe { self.loaded.gpu(block.device()).on(stream) };
             // SAFETY: the same; the model lives as long as `self` and waits before it is freed.
-            unsafe { self.view().decode_into_raw(pointer, &on.stream, on.status) }
+            unsafe { block.decode_into_raw(pointer, &on.stream, on.status) }
         })
         .or_raise(py)
     }
 
     fn __repr__(&self) -> String {
         let place = if self.is_streamed() { "streamed to" } else { "on" };
-        format!("<df11.DeviceBlock {:?} {place} GPU {}>", self.name(), self.device())
+        format!("<df11.DeviceBlock {:?} {place} GPU {}>", self.name, self.device())
     }
 }
 
 /// Tensors, or slices of them, to chosen places of one output.
 #[pyclass(frozen, module = "df11")]
 pub(crate) struct Program {
-    /// `None` while it is dropped.
-    inner: Option<GpuProgram>,
-    part: usize,
-    loaded: Arc<Loaded>,
-}
-
-impl Program {
-    fn program(&self) -> &GpuProgram {
-        self.inner.as_ref().expect("it is there until it is dropped")
-    }
+    program: OnGpu<GpuProgram>,
+    loaded: Arc<OnGpu<Loaded>>,
 }
 
 #[pymethods]
 impl Program {
     #[getter]
     fn device(&self) -> usize {
-        self.loaded.gpus[self.part].ordinal()
+        self.program.device().info().ordinal
     }
 
     #[getter]
     fn is_streamed(&self) -> bool {
-        self.program().is_streamed()
+        self.program.is_streamed()
     }
 
     #[getter]
     fn nbytes(&self) -> u64 {
-        self.program().bytes()
+        self.program.bytes()
     }
 
     fn decode(&self, py: Python<'_>, pointer: u64, stream: usize) -> PyResult<()> {
         py.detach(|| {
             // SAFETY: as in `DeviceBlock::decode`.
-            let on = unsafe { self.loaded.gpus[self.part].on(stream) };
+            let on = unsafe { self.loaded.gpu(self.program.device()).on(stream) };
             // SAFETY: as in `DeviceBlock::decode`.
-            unsafe { self.program().decode_into_raw(pointer, &on.stream, on.status) }
+            unsafe { self.program.decode_into_raw(pointer, &on.stream, on.status) }
         })
         .or_raise(py)
     }
 
     fn __repr__(&self) -> String {
         format!("<df11.Program of {} bytes on GPU {}>", self.nbytes(), self.device())
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        free(self.inner.take());
     }
 }

@@ -58,7 +58,7 @@ const IS_COPIED: u64 = 1 << 1;
 struct Chunk([u8; 256]);
 
 /// A decoded tensor on the CPU, to which the structures point.
-pub(crate) struct Decoded {
+pub(crate) struct Dense {
     chunks: Vec<Chunk>,
     bytes: usize,
     shape: Vec<i64>,
@@ -75,7 +75,7 @@ struct DataType {
 }
 
 #[repr(C)]
-struct Tensor {
+struct DlTensor {
     data: *mut c_void,
     device: (i32, i32),
     ndim: i32,
@@ -88,7 +88,7 @@ struct Tensor {
 /// `DLManagedTensor`.
 #[repr(C)]
 struct Plain {
-    tensor: Tensor,
+    tensor: DlTensor,
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
@@ -100,14 +100,14 @@ struct Versioned {
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
     flags: u64,
-    tensor: Tensor,
+    tensor: DlTensor,
 }
 
 /// A structure with the tensor to which it points, until its deleter is called.
 #[repr(C)]
 struct Owned<M> {
     managed: M,
-    _decoded: Decoded,
+    _decoded: Dense,
 }
 
 /// A structure that tells of a tensor.
@@ -115,13 +115,13 @@ trait Managed: Sized {
     /// The name of its capsule.
     const NAME: &'static CStr;
 
-    fn new(tensor: Tensor) -> Self;
+    fn new(tensor: DlTensor) -> Self;
 }
 
 impl Managed for Plain {
     const NAME: &'static CStr = c"dltensor";
 
-    fn new(tensor: Tensor) -> Self {
+    fn new(tensor: DlTensor) -> Self {
         Self { tensor, context: null_mut(), deleter: Some(delete) }
     }
 }
@@ -129,13 +129,13 @@ impl Managed for Plain {
 impl Managed for Versioned {
     const NAME: &'static CStr = c"dltensor_versioned";
 
-    fn new(tensor: Tensor) -> Self {
+    fn new(tensor: DlTensor) -> Self {
         let (context, deleter) = (null_mut(), Some(delete as unsafe extern "C" fn(*mut Self)));
         Self { version: VERSION, context, deleter, flags: IS_COPIED, tensor }
     }
 }
 
-impl Decoded {
+impl Dense {
     /// Memory of zeros for a tensor of this type and shape.
     pub(crate) fn new(
         name: &str,
@@ -172,7 +172,7 @@ impl Decoded {
     }
 }
 
-fn capsule<M: Managed>(py: Python<'_>, decoded: Decoded) -> PyResult<Bound<'_, PyCapsule>> {
+fn capsule<M: Managed>(py: Python<'_>, decoded: Dense) -> PyResult<Bound<'_, PyCapsule>> {
     let pointer = release::<M>(decoded);
     // SAFETY: the pointer is that of the structure which the name promises, and the destructor
     // takes it from its capsule.
@@ -182,10 +182,10 @@ fn capsule<M: Managed>(py: Python<'_>, decoded: Decoded) -> PyResult<Bound<'_, P
 }
 
 /// Makes a structure that owns the tensor, until its deleter is called.
-fn release<M: Managed>(mut decoded: Decoded) -> NonNull<c_void> {
+fn release<M: Managed>(mut decoded: Dense) -> NonNull<c_void> {
     let chunks = &mut decoded.chunks;
     let data = if chunks.is_empty() { null_mut() } else { chunks.as_mut_ptr().cast() };
-    let tensor = Tensor {
+    let tensor = DlTensor {
         data,
         device: CPU,
         // No truncation: the format allows few dimensions.

@@ -9,9 +9,9 @@ use pyo3::{IntoPyObjectExt, exceptions::PyKeyError, intern, prelude::*, sync::Py
 use rayon::prelude::*;
 
 use crate::gpu::{self, DeviceModel};
-use crate::placement::{Blocks, OneOrMore, Wanted, placement};
+use crate::placement::{BlocksArgument, OneOrMore, PlanRequest, placement};
 use crate::work::{self, OrRaise};
-use crate::write::{Check, DeviceChoice};
+use crate::write::{DeviceChoice, Verifier};
 use crate::{memory::Output, tensor::Tensor};
 
 /// An open model: one container, or all shards of a folder.
@@ -45,10 +45,10 @@ pub(crate) fn plan<'py>(
     model: &Bound<'py, Model>,
     memory: Option<OneOrMore<u64>>,
     streamed: bool,
-    blocks: Option<Blocks>,
+    blocks: Option<BlocksArgument>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let model = &model.get().inner;
-    let wanted = Wanted { memory: memory.map(OneOrMore::into_vec), streamed, blocks };
+    let wanted = PlanRequest { memory: memory.map(OneOrMore::into_vec), streamed, blocks };
     let devices = wanted.devices();
     let plan = wanted.plan(model, devices).or_raise(py)?;
     let placements = PyDict::new(py);
@@ -220,7 +220,7 @@ impl Model {
         device: Option<DeviceChoice>,
         progress: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        Check::new(py, level, device)?
+        Verifier::new(py, level, device)?
             .watched(py, progress, |check, observer| check.run(&self.inner, observer))
     }
 
@@ -238,9 +238,9 @@ impl Model {
         memory: Option<OneOrMore<u64>>,
         streamed: bool,
         progress: Option<&Bound<'_, PyAny>>,
-        blocks: Option<Blocks>,
+        blocks: Option<BlocksArgument>,
     ) -> PyResult<DeviceModel> {
-        let wanted = Wanted { memory: memory.map(OneOrMore::into_vec), streamed, blocks };
+        let wanted = PlanRequest { memory: memory.map(OneOrMore::into_vec), streamed, blocks };
         gpu::load(py, &self.inner, devices, &wanted, progress)
     }
 

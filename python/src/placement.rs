@@ -17,12 +17,12 @@ pub(crate) fn placement(
 
 /// The argument `blocks`: the names of those that are loaded, or where each of them lies.
 #[derive(FromPyObject)]
-pub(crate) enum Blocks {
+pub(crate) enum BlocksArgument {
     Placed(HashMap<String, (usize, bool)>),
     Named(Vec<String>),
 }
 
-impl Blocks {
+impl BlocksArgument {
     /// The names of the blocks that are loaded.
     fn names(&self) -> HashSet<&str> {
         match self {
@@ -30,35 +30,24 @@ impl Blocks {
             Self::Named(named) => named.iter().map(String::as_str).collect(),
         }
     }
-
-    /// That they are all the model's.
-    fn check(&self, model: &df11::Model) -> df11::Result<()> {
-        let absent = self.names().into_iter().find(|name| model.block(name).is_err());
-        absent.map_or(Ok(()), |name| {
-            Err(Error::parameter(
-                format!("there is no block {name:?}"),
-                "name those of Model.blocks",
-            ))
-        })
-    }
 }
 
 /// More GPUs are a mistake.
 const MAX_GPUS: usize = 1024;
 
 /// What is asked for of a plan.
-pub(crate) struct Wanted {
+pub(crate) struct PlanRequest {
     pub(crate) memory: Option<Vec<u64>>,
     pub(crate) streamed: bool,
-    pub(crate) blocks: Option<Blocks>,
+    pub(crate) blocks: Option<BlocksArgument>,
 }
 
-impl Wanted {
+impl PlanRequest {
     /// As many GPUs as it speaks of.
     pub(crate) fn devices(&self) -> usize {
         match (&self.memory, &self.blocks) {
             (Some(memory), _) => memory.len(),
-            (None, Some(Blocks::Placed(placed))) => {
+            (None, Some(BlocksArgument::Placed(placed))) => {
                 let last = placed.values().map(|(device, _)| *device).max();
                 last.map_or(1, |last| last.saturating_add(1).min(MAX_GPUS))
             }
@@ -68,17 +57,20 @@ impl Wanted {
 
     pub(crate) fn plan(&self, model: &df11::Model, devices: usize) -> df11::Result<Plan> {
         let Self { memory, streamed, blocks } = self;
-        blocks.as_ref().map_or(Ok(()), |blocks| blocks.check(model))?;
-        let names = blocks.as_ref().map(Blocks::names);
+        let names = blocks.as_ref().map(BlocksArgument::names);
+        if let Some(name) = names.iter().flatten().find(|name| model.block(name).is_err()) {
+            let problem = format!("there is no block {name:?}");
+            return Err(Error::parameter(problem, "name those of Model.blocks"));
+        }
         let is_loaded = |block: df11::Block<'_>| {
             names.as_ref().is_none_or(|names| names.contains(block.name()))
         };
         match (memory, blocks) {
-            (Some(_), Some(Blocks::Placed(_))) => Err(Error::parameter(
+            (Some(_), Some(BlocksArgument::Placed(_))) => Err(Error::parameter(
                 "memory and places of blocks are both given",
                 "give one of them",
             )),
-            (None, Some(Blocks::Placed(_))) if *streamed => {
+            (None, Some(BlocksArgument::Placed(_))) if *streamed => {
                 let remedy = "say of each block whether it is streamed";
                 Err(Error::parameter("streamed and places of blocks are both given", remedy))
             }
@@ -87,7 +79,7 @@ impl Wanted {
                 Err(Error::parameter("memory and streamed are both given", remedy))
             }
             (Some(memory), _) => Plan::fit_some(model, memory, is_loaded),
-            (None, Some(Blocks::Placed(placed))) => Plan::of(model, devices, |block| {
+            (None, Some(BlocksArgument::Placed(placed))) => Plan::of(model, devices, |block| {
                 let &(device, streamed) = placed.get(block.name())?;
                 Some(Placement { device, streamed })
             }),

@@ -1,8 +1,7 @@
 //! Products on GPUs and what prepares them, with streams and addresses of other libraries.
 #![expect(unsafe_code, reason = "streams and addresses of other libraries")]
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::{collections::BTreeMap, ffi::c_void};
+use std::{ffi::c_void, sync::Arc};
 
 use df11::Error;
 use df11::gpu::{
@@ -12,8 +11,9 @@ use df11::gpu::{
 use df11::hazmat::gpu::{FastPacker, PinnedRange, TableAddresses, Visit};
 use pyo3::prelude::*;
 
+use crate::context::{Gpu, OnGpu};
 use crate::work::{self, OrRaise};
-use crate::{context::Gpu, matrix::Matrix, model::Model};
+use crate::{matrix::Matrix, model::Model};
 
 /// Products with matrices of one GPU that share x.
 #[pyclass(frozen, module = "df11._native")]
@@ -215,31 +215,22 @@ pub(crate) fn build_tables(
     py.detach(build).or_raise(py)
 }
 
-/// What [`pin`] pinned, by address.
-static PINNED: Mutex<BTreeMap<usize, PinnedRange>> = Mutex::new(BTreeMap::new());
+/// Memory of the host that is pinned until this is dropped.
+#[pyclass(frozen, module = "df11._native")]
+pub(crate) struct Pinned {
+    _range: OnGpu<PinnedRange>,
+}
 
 /// Pins memory of the host.
 #[pyfunction]
-pub(crate) fn pin(py: Python<'_>, address: usize, bytes: usize) -> PyResult<()> {
+pub(crate) fn pin(py: Python<'_>, address: usize, bytes: usize) -> PyResult<Pinned> {
     let pin = || {
         let gpu = Gpu::kept(0)?;
         let _visit = Visit::new();
         // SAFETY: the function's contract, which python/df11/_native.pyi states.
-        let range = unsafe { gpu.device.pin(address as *mut c_void, bytes) }?;
-        let mut all = PINNED.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert(address, range);
-        Ok(())
+        unsafe { gpu.device.pin(address as *mut c_void, bytes) }
     };
-    py.detach(pin).or_raise(py)
-}
-
-/// Pins it no longer.
-#[pyfunction]
-pub(crate) fn unpin(address: usize) {
-    let mut all = PINNED.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(range) = all.remove(&address) else { return };
-    let _visit = Visit::new();
-    drop(range);
+    Ok(Pinned { _range: OnGpu::new(py.detach(pin).or_raise(py)?) })
 }
 
 /// The number of the capture that takes what is put on a stream; 0 if there is none.

@@ -1,6 +1,6 @@
 //! Tensors, slices of them, and their arrays, which other libraries hold.
 
-use std::{borrow::Cow, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use df11::Dtype;
 use df11::hazmat::tile::{Arrays, Codebook, PairHistogram};
@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::types::{PyByteArray, PyCapsule, PySlice, PyTuple};
 use pyo3::{intern, prelude::*};
 
-use crate::memory::{self, Decoded, Output};
+use crate::memory::{self, Dense, Output};
 use crate::work::{self, OrRaise};
 
 /// A tensor of an open model.
@@ -34,12 +34,12 @@ pub(crate) struct Slice {
 
 /// What one dimension is indexed with.
 #[derive(FromPyObject)]
-enum Index<'py> {
+enum DimensionIndex<'py> {
     One(isize),
     Range(Bound<'py, PySlice>),
 }
 
-impl Index<'_> {
+impl DimensionIndex<'_> {
     /// The indices, and whether the dimension stays.
     fn of(&self, size: u64) -> PyResult<(Range<u64>, bool)> {
         let length = isize::try_from(size)?;
@@ -90,10 +90,10 @@ impl Slice {
     }
 
     /// Decodes it into new memory.
-    fn decode_new(&self) -> df11::Result<Decoded> {
+    fn decode_new(&self) -> df11::Result<Dense> {
         let (tensor, shape) = (self.tensor.view(), &self.shape);
         tensor.check_known()?;
-        let mut decoded = Decoded::new(tensor.name(), tensor.dtype(), shape, self.bytes)?;
+        let mut decoded = Dense::new(tensor.name(), tensor.dtype(), shape, self.bytes)?;
         self.decode(decoded.bytes())?;
         Ok(decoded)
     }
@@ -135,7 +135,7 @@ impl Tensor {
     #[getter]
     fn tiles(&self, py: Python<'_>) -> PyResult<Option<Tiles>> {
         // Here, without the pool: to wake it takes longer.
-        py.detach(|| Tiles::new(&self.model, &self.view())).or_raise(py)
+        py.detach(|| Tiles::of(self)).or_raise(py)
     }
 
     #[getter]
@@ -182,7 +182,7 @@ impl Tensor {
 
     fn __getitem__(&self, py: Python<'_>, index: &Bound<'_, PyAny>) -> PyResult<Slice> {
         let indices = match index.cast::<PyTuple>() {
-            Ok(tuple) => tuple.extract::<Vec<Index<'_>>>()?,
+            Ok(tuple) => tuple.extract::<Vec<DimensionIndex<'_>>>()?,
             Err(_) => vec![index.extract()?],
         };
         let all = self.view().shape();
@@ -292,8 +292,7 @@ impl Slice {
 /// A BF16 matrix of a container in tiles of 32 x 256.
 #[pyclass(frozen, module = "df11")]
 pub(crate) struct Tiles {
-    model: Arc<df11::Model>,
-    name: String,
+    tensor: Tensor,
     #[pyo3(get)]
     rows: u64,
     #[pyo3(get)]
@@ -302,61 +301,25 @@ pub(crate) struct Tiles {
     staged_bytes: u32,
 }
 
-/// An array of it, where it lies: what keeps its bytes in place.
-#[pyclass(frozen, module = "df11._native")]
-struct Held {
-    /// If the container is not mapped.
-    copy: Option<Vec<u8>>,
-    _model: Arc<df11::Model>,
-}
-
 impl Tiles {
     /// None if the tensor is no such matrix.
-    pub(crate) fn new(
-        model: &Arc<df11::Model>,
-        tensor: &df11::Tensor<'_>,
-    ) -> df11::Result<Option<Self>> {
-        let Some(tiles) = df11::hazmat::Tiles::of(tensor)? else { return Ok(None) };
-        let (rows, columns) = tiles.shape();
-        let (model, name) = (Arc::clone(model), tensor.name().to_owned());
-        Ok(Some(Self { model, name, rows, columns, staged_bytes: tiles.staged_bytes()? }))
+    fn of(tensor: &Tensor) -> df11::Result<Option<Self>> {
+        let Some(tiles) = df11::hazmat::Tiles::of(&tensor.view())? else { return Ok(None) };
+        let ((rows, columns), staged_bytes) = (tiles.shape(), tiles.staged_bytes()?);
+        Ok(Some(Self { tensor: tensor.clone(), rows, columns, staged_bytes }))
     }
 
-    fn tiles(&self) -> df11::hazmat::Tiles<'_> {
-        let tensor = self.model.tensor(&self.name).expect("a tensor of the model");
-        let tiles = df11::hazmat::Tiles::of(&tensor).expect("its record was read before");
-        tiles.expect("it was such a matrix before")
+    fn view(&self) -> df11::hazmat::Tiles<'_> {
+        let tiles = df11::hazmat::Tiles::of(&self.tensor.view());
+        tiles.expect("its record was read before").expect("it was such a matrix before")
     }
 }
 
 #[pymethods]
 impl Tiles {
     #[getter]
-    fn lengths(&self) -> (u64, u64, u64, u64) {
-        self.tiles().array_lengths().into()
-    }
-
-    #[getter]
     fn places(&self) -> Option<[(usize, usize); 4]> {
-        Some(self.tiles().views()?.map(|view| (view.as_ptr() as usize, view.len())))
-    }
-
-    fn array<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
-        if index >= 4 {
-            return Err(PyIndexError::new_err(format!("array {index} of 4")));
-        }
-        let (address, length, copy) = work::briefly(py, || {
-            Ok(match self.tiles().array(index)? {
-                Cow::Borrowed(view) => (view.as_ptr() as usize, view.len(), None),
-                Cow::Owned(copy) => (copy.as_ptr() as usize, copy.len(), Some(copy)),
-            })
-        })?;
-        let owner = Py::new(py, Held { copy, _model: Arc::clone(&self.model) })?;
-        debug_assert!(
-            owner.get().copy.as_ref().is_none_or(|copy| copy.as_ptr() as usize == address)
-        );
-        let helper = py.import(intern!(py, "df11._arrays"))?;
-        helper.call_method1(intern!(py, "readable"), (address, length, owner))
+        Some(self.view().views()?.map(|view| (view.as_ptr() as usize, view.len())))
     }
 
     fn cut<'py>(
@@ -366,7 +329,7 @@ impl Tiles {
         columns: (u64, u64),
     ) -> PyResult<(u32, Bound<'py, PyTuple>)> {
         let (staged, arrays) = work::briefly(py, || {
-            let arrays = self.tiles().cut(rows.0..rows.1, columns.0..columns.1)?;
+            let arrays = self.view().cut(rows.0..rows.1, columns.0..columns.1)?;
             let view = arrays.each_ref().map(Vec::as_slice);
             let cut = Arrays::new(rows.1 - rows.0, columns.1 - columns.0, view)?;
             Ok((cut.staged_bytes(), arrays))
@@ -375,7 +338,7 @@ impl Tiles {
     }
 
     fn __repr__(&self) -> String {
-        format!("<df11.Tiles of {:?}, {} x {}>", self.name, self.rows, self.columns)
+        format!("<df11.Tiles of {:?}, {} x {}>", self.tensor.name, self.rows, self.columns)
     }
 }
 

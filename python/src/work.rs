@@ -2,7 +2,7 @@
 //! and ended by Ctrl-C. Its errors are the exceptions of `df11/_errors.py`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::{panic, process, thread, time::Duration};
 
 use df11::{Error, Observer, Stage};
@@ -51,13 +51,20 @@ pub(crate) fn watched<T: Send>(
     let watcher = helper.call_method1(intern!(py, "watcher"), (progress,))?;
     let watcher = Some(&watcher).filter(|watcher| !watcher.is_none());
     let watch = Watch::default();
+    // Nothing is sent: one end is dropped when the work has ended, also by a panic.
+    let (working, ended) = mpsc::channel::<()>();
+    let ended = Mutex::new(ended);
+    let tick = || {
+        let ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout)
+    };
     let mut failure = None;
     let result = thread::scope(|scope| {
         let worker = scope.spawn(|| {
-            let _done = Done(&watch);
+            let _working = working;
             pool()?.install(|| work(&watch))
         });
-        while !py.detach(|| watch.wait()) {
+        while py.detach(tick) {
             if failure.is_none() {
                 failure = py.check_signals().and_then(|()| watch.tell(watcher)).err();
             }
@@ -86,8 +93,6 @@ struct Watch {
     /// The index among [`STAGES`].
     stage: AtomicUsize,
     cancelled: AtomicBool,
-    ended: Mutex<bool>,
-    end: Condvar,
 }
 
 /// With their names in Python.
@@ -100,13 +105,6 @@ const STAGES: [(Stage, &str); 5] = [
 ];
 
 impl Watch {
-    /// Waits a tick; whether the work has ended.
-    fn wait(&self) -> bool {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.end.wait_timeout_while(ended, TICK, |ended| !*ended);
-        *waited.unwrap_or_else(PoisonError::into_inner).0
-    }
-
     fn tell(&self, watcher: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let Some(watcher) = watcher else { return Ok(()) };
         let (_, stage) = STAGES[self.stage.load(Ordering::Relaxed)];
@@ -134,16 +132,6 @@ impl Observer for Watch {
 
     fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
-    }
-}
-
-/// Says that work has ended, also by a panic.
-struct Done<'w>(&'w Watch);
-
-impl Drop for Done<'_> {
-    fn drop(&mut self) {
-        *self.0.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.0.end.notify_all();
     }
 }
 

@@ -153,7 +153,7 @@ pub(crate) enum DeviceChoice {
 }
 
 /// How a model is verified.
-pub(crate) struct Check {
+pub(crate) struct Verifier {
     level: Level,
     device: DeviceChoice,
 }
@@ -168,7 +168,7 @@ pub(crate) fn verify<'py>(
     device: Option<DeviceChoice>,
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    Check::new(py, level, device)?.watched(py, progress, |check, observer| {
+    Verifier::new(py, level, device)?.watched(py, progress, |check, observer| {
         let models = open_to_stream(&path)?;
         let mut all = Verification::default();
         for component in models.components() {
@@ -185,7 +185,7 @@ pub(crate) fn verify<'py>(
     })
 }
 
-impl Check {
+impl Verifier {
     pub(crate) fn new(py: Python<'_>, level: &str, device: Option<DeviceChoice>) -> PyResult<Self> {
         let level = match level {
             "structure" => Level::Structure,

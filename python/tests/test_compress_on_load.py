@@ -17,7 +17,7 @@ from models import SMALL, Folders, equal, greedy, load, same_weights, saved, see
 
 import df11
 from df11 import _source
-from df11._plan import Placement
+from df11._plan import Devices
 from df11._quantizer import Df11Quantizer
 from df11._tensor import CompressedTensor
 
@@ -232,14 +232,14 @@ def test_when_a_gpu_compresses_by_itself(several: Both) -> None:
     whole = sum(path.stat().st_size for path in files)
     elsewhere = {"": gpu, "model.layers.0": torch.device("cpu")}
     for place, options, expected in [
-        (Placement([gpu]), {}, True),
-        (Placement([gpu], [whole]), {"residence": "fast"}, True),
-        (Placement([gpu], [whole - 1]), {}, False),
-        (Placement([gpu], None, elsewhere), {"residence": "fast"}, False),
-        (Placement([gpu, torch.device("cuda", 1)], [whole, whole]), {}, False),
-        (Placement([gpu]), {"residence": "auto"}, False),
-        (Placement([gpu]), {"streamed": True}, False),
-        (Placement([torch.device("cpu")]), {}, False),
+        (Devices([gpu]), {}, True),
+        (Devices([gpu], [whole]), {"residence": "fast"}, True),
+        (Devices([gpu], [whole - 1]), {}, False),
+        (Devices([gpu], None, elsewhere), {"residence": "fast"}, False),
+        (Devices([gpu, torch.device("cuda", 1)], [whole, whole]), {}, False),
+        (Devices([gpu]), {"residence": "auto"}, False),
+        (Devices([gpu]), {"streamed": True}, False),
+        (Devices([torch.device("cpu")]), {}, False),
     ]:
         quantizer = Df11Quantizer(df11.Config(**options), pre_quantized=False)
         quantizer.placement = place

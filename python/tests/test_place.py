@@ -12,7 +12,7 @@ from df11 import _load, _plan
 from df11._container import Tensors
 from df11._modules import common, look_up
 from df11._parameters import by_name
-from df11._plan import Placement, limited, resolve
+from df11._plan import Devices, limited, resolve
 
 FORMS: list[_plan.Residence] = ["streamed", "stored", "fast"]
 CPU, ONE, TWO = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
@@ -62,7 +62,7 @@ def test_the_module_around_some() -> None:
 def placed(made: dict[str, Any], name: str, where: dict[str, Any]) -> dict[str, tuple[Any, str]]:
     found = groups(made, name)
     gpus = [device for device in dict.fromkeys(where.values()) if device.type == "cuda"]
-    _plan.place(found, Placement(gpus, None, where), "stored")
+    _plan.place(found, Devices(gpus, None, where), "stored")
     return {
         item.name: (each.device, item.form(each.residence))
         for each in found
@@ -96,7 +96,7 @@ def test_weights_share_gpus(made: dict[str, Any]) -> None:
     ]:
         found = groups(made, "free")
         cap = int(share * whole[form])
-        _plan.place(found, Placement([ONE, TWO], [cap, cap]), wanted)
+        _plan.place(found, Devices([ONE, TWO], [cap, cap]), wanted)
         devices = [each.device.index for each in found]
         assert devices == sorted(devices) and set(devices) == {0, 1}
         # What is left of a GPU that is nearly full is used, too.
@@ -107,7 +107,7 @@ def test_weights_share_gpus(made: dict[str, Any]) -> None:
             mine = [each for each in found if each.device == device]
             assert sum(each.nbytes(each.residence) for each in mine) <= cap
     with pytest.raises(ValueError, match='residence="auto"'):
-        _plan.place(groups(made, "free"), Placement([ONE, TWO], [cap // 2, cap // 2]), "fast")
+        _plan.place(groups(made, "free"), Devices([ONE, TWO], [cap // 2, cap // 2]), "fast")
 
 
 def test_conflicts_in_a_dict_are_told(made: dict[str, Any]) -> None:
@@ -128,11 +128,11 @@ def test_what_is_asked_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     # No GPU is needed to read their numbers.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for wanted, memory, expected in [
-        ({"": 1}, None, Placement([TWO])),
-        ({"a": 1, "b": "cuda:1"}, "1GB", Placement([TWO], [10**9])),
-        ({"a": "cpu", "b": CPU}, "1GB", Placement([CPU])),
-        ({"a": 1, "b": "cuda:0"}, None, Placement([TWO, ONE], None, {"a": TWO, "b": ONE})),
-        ({"a": "cpu", "b": 0}, None, Placement([ONE], None, {"a": CPU, "b": ONE})),
+        ({"": 1}, None, Devices([TWO])),
+        ({"a": 1, "b": "cuda:1"}, "1GB", Devices([TWO], [10**9])),
+        ({"a": "cpu", "b": CPU}, "1GB", Devices([CPU])),
+        ({"a": 1, "b": "cuda:0"}, None, Devices([TWO, ONE], None, {"a": TWO, "b": ONE})),
+        ({"a": "cpu", "b": 0}, None, Devices([ONE], None, {"a": CPU, "b": ONE})),
     ]:
         found = resolve(wanted, memory)
         assert found == expected

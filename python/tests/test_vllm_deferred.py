@@ -7,7 +7,7 @@ import torch
 from weights import container_of, normals
 
 from df11._container import Tensors
-from df11.vllm._deferred import Source, Target, windows
+from df11.vllm._deferred import Stored, Target, window_of
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def container(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def source(container: Any, name: str) -> Any:
-    return Source(container, name).tensor()
+    return Stored(container, name).tensor()
 
 
 def parameter(*shape: int) -> tuple[Any, Any]:
@@ -43,7 +43,8 @@ def dense(target: Any) -> Any:
     out = torch.full((target.rows, target.columns), torch.nan, dtype=torch.bfloat16)
     for patch in target.ordered():
         window = out[patch.row : patch.row + patch.rows]
-        window[:, patch.column : patch.column + patch.columns] = patch.dense()
+        values = torch.tensor(0) if patch.values is None else patch.values
+        window[:, patch.column : patch.column + patch.columns].copy_(values)
     return out.view(target.shape)
 
 
@@ -84,6 +85,16 @@ RECORDED: dict[str, tuple[tuple[int, ...], Any, Windows]] = {
         experts,
         [((320 * at + 160, 320 * at + 320), (0, 256)) for at in range(4)],
     ),
+    "parts of experts": (
+        (4, 160, 256),
+        lambda weight, of: weight.copy_(of("experts").chunk(2, dim=1)[1]),
+        [((320 * at + 160, 320 * at + 320), (0, 256)) for at in range(4)],
+    ),
+    "between the rows": (
+        (4, 320, 256),
+        lambda weight, of: [weight[:, at::2].copy_(of("experts")[:, at::2]) for at in (0, 1)],
+        [],
+    ),
     "written twice": ((640, 512), twice, [((0, 640), WIDE)]),
     "padding": ((704, 512), padded, []),
     "computed": ((512, 640), lambda weight, of: weight.copy_(of("up").t().contiguous()), []),
@@ -101,7 +112,9 @@ def test_what_loading_code_does_is_recorded(
     load(weight.data, lambda name: source(container, name))
     if expected:
         patches = target.ordered()
-        assert [(patch.source_rows, patch.source_columns) for patch in patches] == expected
+        windows: Any = [patch.values.window for patch in patches]  # type: ignore[union-attr]
+        found = [((row, row + rows), (at, at + width)) for row, rows, at, width in windows]
+        assert found == expected
     plain = torch.empty(shape, dtype=torch.bfloat16)
     load(plain, values.__getitem__)
     assert torch.equal(dense(target), plain)
@@ -148,10 +161,10 @@ def test_what_cannot_be_recorded_is_refused(container: Any, name: str) -> None:
         target.ordered()
 
 
-def test_windows_are_rows_of_views() -> None:
+def test_windows_of_views() -> None:
     matrix = torch.empty(6, 8, 4, device="meta")
-    assert windows(matrix, 4) == [((0, 48), 0, 4)]
-    assert windows(matrix[:, 2:4, 1:3], 4) == [((8 * at + 2, 2), 1, 2) for at in range(6)]
-    assert windows(matrix[3, 5], 4) == [((29, 1), 0, 4)]
-    assert windows(matrix.transpose(1, 2), 4) is None
-    assert windows(matrix.view(-1), 4) is None
+    assert window_of(matrix, 4) == (0, 48, 0, 4)
+    assert window_of(matrix[3, 2:4, 1:3], 4) == (26, 2, 1, 2)
+    assert window_of(matrix[3, 5], 4) == (29, 1, 0, 4)
+    for other in (matrix[:, 2:4], matrix.transpose(1, 2), matrix.view(-1)):
+        assert window_of(other, 4) is None

@@ -36,7 +36,7 @@ from df11._container import Tensors
 from df11._tensor import CompressedTensor
 from df11.vllm import register
 from df11.vllm._config import Df11Config
-from df11.vllm._deferred import Source
+from df11.vllm._deferred import Stored
 from df11.vllm._fill import fill
 
 HEADS, KEYS, WIDTH, INNER, VOCABULARY, EXPERTS = 8, 2, 512, 1024, 1000, 4
@@ -95,7 +95,7 @@ def on_rank(
 
 def tensors(container: Any) -> Any:
     held = Tensors(container)
-    return lambda name: Source(held, name).tensor()
+    return lambda name: Stored(held, name).tensor()
 
 
 def filled(module: Any, mode: str = "exact", residence: str = "stored") -> Any:

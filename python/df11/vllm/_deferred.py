@@ -2,7 +2,7 @@
 
 Each architecture of vLLM has code that takes the checkpoint's tensors by name, slices them for a
 rank of tensor parallelism, and copies them into windows of its parameters. Here it runs as it is,
-on tensors that only know their shape and whose they are: a `Target` is a parameter, a `Source` a
+on tensors that only know their shape and whose they are: a `Target` is a parameter, a `Stored` a
 tensor of a container. Views of them are followed; a copy from one into the other is recorded, not
 made. What was recorded is loaded afterwards (`_fill`), each rank its own tiles alone.
 
@@ -36,34 +36,30 @@ class Patch(NamedTuple):
     rows: int
     column: int
     columns: int
-    #: Dense values of the window; or a tensor of a container; or None, for zeros.
-    values: Tensor | Source | None
-    #: Of the source: from the first to the one after the last.
-    source_rows: tuple[int, int] = (0, 0)
-    source_columns: tuple[int, int] = (0, 0)
-
-    def dense(self) -> Tensor:
-        if isinstance(self.values, Source):
-            return self.values.window(*self.source_rows, *self.source_columns)
-        if self.values is None:
-            return torch.zeros(self.rows, self.columns, dtype=torch.bfloat16)
-        return self.values
+    #: Of its rows and columns: dense ones, a window of a stored tensor, or None, for zeros.
+    values: Tensor | None
 
 
-class Source:
+class Origin:
+    """What deferred tensors are views of: a matrix, whose rows all dimensions except for the last
+    one count.
+    """
+
+    def __init__(self, shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.dtype, self.device = tuple(shape), dtype, device
+        self.rows, self.columns = prod(self.shape[:-1]), self.shape[-1] if self.shape else 1
+
+    def tensor(self) -> Deferred:
+        return Deferred(torch.empty(self.shape, dtype=self.dtype, device="meta"), self, self.device)
+
+
+class Stored(Origin):
+    """A tensor of a container."""
+
     def __init__(self, tensors: Tensors, name: str) -> None:
         self.tensors, self.name = tensors, name
         self.stored = tensors.container[name]
-        self.shape = tuple(self.stored.shape)
-        self.dtype = known_dtype_of(name, self.stored.dtype)
-
-    def tensor(self) -> Deferred:
-        return Deferred(torch.empty(self.shape, dtype=self.dtype, device="meta"), self, _CPU)
-
-    @property
-    def columns(self) -> int:
-        """Of the matrix that all but the last dimension are the rows of."""
-        return self.shape[-1] if self.shape else 1
+        super().__init__(self.stored.shape, known_dtype_of(name, self.stored.dtype), _CPU)
 
     @property
     def is_in_tiles(self) -> bool:
@@ -76,78 +72,65 @@ class Source:
         assert isinstance(found, CompressedTensor)
         return found
 
-    def window(self, top: int, bottom: int, left: int, right: int) -> Tensor:
-        if len(self.shape) == 2:
-            return torch.as_tensor(self.stored[top:bottom, left:right].torch())
-        flat: Tensor = self.stored.torch().view(-1, self.columns)
-        return flat[top:bottom, left:right]
-
     def values(self, view: Tensor) -> Tensor:
-        found = windows(view, self.columns) if len(self.shape) == 2 else None
-        if found is not None and len(found) == 1:
-            (row, rows), column, width = found[0]
-            return self.window(row, row + rows, column, column + width).view(view.shape)
-        base: Tensor = self.stored.torch()
-        return base.as_strided(view.shape, view.stride(), view.storage_offset())
+        found = window_of(view, self.columns) if len(self.shape) == 2 else None
+        if found is None:
+            base: Tensor = self.stored.torch()
+            return base.as_strided(view.shape, view.stride(), view.storage_offset())
+        row, rows, column, width = found
+        decoded: Tensor = self.stored[row : row + rows, column : column + width].torch()
+        return decoded.view(view.shape)
 
 
-class Target:
+class Target(Origin):
     """A parameter of a layer, until its weights are loaded."""
 
     def __init__(self, shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.dtype, self.device = tuple(shape), dtype, device
+        super().__init__(shape, dtype, device)
         self.patches: list[Patch] = []
         #: Called when dense patches are all there is to it.
         self.complete: Callable[[Target], None] | None = None
         #: What it became, if it needs no container.
         self.value: Tensor | None = None
 
-    def tensor(self) -> Deferred:
-        return Deferred(torch.empty(self.shape, dtype=self.dtype, device="meta"), self, self.device)
-
-    @property
-    def columns(self) -> int:
-        """Of the matrix whose rows all dimensions except the last one count."""
-        return self.shape[-1]
-
-    @property
-    def rows(self) -> int:
-        return prod(self.shape[:-1])
-
     def fill(self, view: Tensor, number: float) -> None:
         if not view.numel():
             return
         if number != 0:
             raise RuntimeError(f"a compressed weight is filled with {number}; {_REMEDY}")
-        for (row, rows), column, width in self._windows(view):
-            self._add([Patch(row, rows, column, width, None)])
+        self._add(self._patches(view, None))
 
     def copy(self, view: Tensor, values: Tensor) -> None:
         if not view.numel():
             return
-        if values.shape != view.shape:
-            values = values.expand(view.shape)
-        mine = self._windows(view)
-        patches = _taken(mine, values) if isinstance(values, Deferred) else None
-        if patches is None:
-            dense = (values.decode() if isinstance(values, Deferred) else values).to(self.dtype)
-            patches = _cut(mine, dense)
-        self._add(patches)
+        values = values.expand(view.shape)
+        if not (isinstance(values, Deferred) and values.is_in_tiles):
+            dense = values.decode() if isinstance(values, Deferred) else values
+            values = dense.to(self.dtype)
+        self._add(self._patches(view, values))
 
-    def _windows(self, view: Tensor) -> list[_Window]:
-        found = windows(view, self.columns)
-        if found is None:
+    def _patches(self, view: Tensor, values: Tensor | None) -> list[Patch]:
+        """One for a view that is a window, and gets one; else those of what it consists of."""
+        mine = window_of(view, self.columns)
+        is_window = not isinstance(values, Deferred) or values.window is not None
+        if mine is not None and is_window:
+            _, rows, _, columns = mine
+            return [Patch(*mine, None if values is None else values.reshape(rows, columns))]
+        if view.dim() < 2:
             raise RuntimeError(
                 f"a compressed weight of shape {self.shape} is filled in a way that df11 cannot "
-                f"follow, by a view of shape {tuple(view.shape)}; {_REMEDY}"
+                f"follow, by a view of shape {tuple(view.shape)} and strides {view.stride()}; "
+                f"{_REMEDY}"
             )
-        return found
+        inner = [None] * len(view) if values is None else values.unbind()
+        pairs = zip(view.unbind(), inner, strict=True)
+        return [patch for one, other in pairs for patch in self._patches(one, other)]
 
     def _add(self, patches: list[Patch]) -> None:
         # What is written later counts.
         new = {patch[:4] for patch in patches}
         self.patches = [patch for patch in self.patches if patch[:4] not in new] + patches
-        if self.complete is None or any(isinstance(p.values, Source) for p in self.patches):
+        if self.complete is None or any(isinstance(p.values, Deferred) for p in self.patches):
             return
         if sum(patch.rows * patch.columns for patch in self.patches) >= self.rows * self.columns:
             self.complete(self)
@@ -168,12 +151,12 @@ class Target:
 
 
 class Deferred(Tensor):
-    origin: Target | Source
+    origin: Origin
     #: The same view on the device meta, which tells places.
     placed: Tensor
 
     @staticmethod
-    def __new__(cls, placed: Tensor, origin: Target | Source, device: torch.device) -> Deferred:
+    def __new__(cls, placed: Tensor, origin: Origin, device: torch.device) -> Deferred:
         lies: Any = {"strides": placed.stride(), "storage_offset": placed.storage_offset()}
         made: Deferred = torch.Tensor._make_wrapper_subclass(
             cls, placed.shape, dtype=placed.dtype, device=device, **lies
@@ -215,13 +198,25 @@ class Deferred(Tensor):
             return None
         return tree_map(lambda view: Deferred(view, self.origin, self.device), found)
 
+    @property
+    def window(self) -> _Window | None:
+        """What it is of the matrix of a stored tensor, or of a target, if it is a window of it."""
+        return window_of(self.placed, self.origin.columns)
+
+    @property
+    def is_in_tiles(self) -> bool:
+        """Whether it consists of windows of a stored tensor in tiles."""
+        if not (isinstance(self.origin, Stored) and self.origin.is_in_tiles):
+            return False
+        return window_of(self.placed[(0,) * (self.dim() - 2)], self.origin.columns) is not None
+
     def decode(self) -> Tensor:
         """Decodes it on the CPU. A parameter has no values yet."""
-        if isinstance(self.origin, Target):
-            raise RuntimeError(
-                f"a weight that is being loaded has no values to compute with; {_REMEDY}"
-            )
-        return self.origin.values(self.placed)
+        if isinstance(self.origin, Stored):
+            return self.origin.values(self.placed)
+        raise RuntimeError(
+            f"a weight that is being loaded has no values to compute with; {_REMEDY}"
+        )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Deferred({type(self.origin).__name__}, shape={tuple(self.shape)})"
@@ -233,69 +228,25 @@ _REMEDY = (
     "dummy, and reloading do not work with compressed ones)"
 )
 #: First row and rows; first column and columns.
-_Window = tuple[tuple[int, int], int, int]
+_Window = tuple[int, int, int, int]
 
 
 def _copy(into: Tensor, values: Tensor) -> Tensor:
     if isinstance(into, Deferred):
-        if isinstance(into.origin, Source):
+        if isinstance(into.origin, Stored):
             raise RuntimeError(f"{into.origin.name} of a container cannot be written to")
+        assert isinstance(into.origin, Target)
         into.origin.copy(into.placed, values)
         return into
     assert isinstance(values, Deferred)
     return into.copy_(values.decode())
 
 
-def windows(view: Tensor, columns: int) -> list[_Window] | None:
-    """The windows of a contiguous matrix that a view is, row after row; None for other views."""
-    if not view.dim():
-        view = view.unsqueeze(0)
-    if (whole := view_of(view, columns)) is not None:
-        row, rows = whole.rows.start, whole.rows.stop - whole.rows.start
-        column, width = whole.columns.start, whole.columns.stop - whole.columns.start
-        is_column = view.dim() == 1 and rows > 1
-        return None if whole.transposed or is_column else [((row, rows), column, width)]
-    if view.dim() == 1:
+def window_of(view: Tensor, columns: int) -> _Window | None:
+    """The window of a contiguous matrix that a view is; None for other views."""
+    whole = view_of(view if view.dim() else view.unsqueeze(0), columns)
+    if whole is None or whole.transposed:
         return None
-    found: list[_Window] = []
-    for each in view.unbind():
-        if (inner := windows(each, columns)) is None:
-            return None
-        for (row, rows), column, width in inner:
-            (begin, count), *side = found[-1] if found else ((-1, 0), 0, 0)
-            if side == [column, width] and begin + count == row:
-                found.pop()
-                row, rows = begin, count + rows
-            found.append(((row, rows), column, width))
-    return found
-
-
-def _taken(mine: list[_Window], values: Deferred) -> list[Patch] | None:
-    """Patches of a container; None if they have to be decoded."""
-    source = values.origin
-    if not (isinstance(source, Source) and source.dtype == torch.bfloat16 and source.is_in_tiles):
-        return None
-    theirs = windows(values.placed, source.columns)
-    if theirs is None:
-        return None
-    patches: list[Patch] = []
-    others = iter(theirs)
-    (begin, left), at, width = next(others)
-    for (row, rows), column, _ in mine:
-        while rows:
-            if not left:
-                (begin, left), at, width = next(others)
-            count = min(rows, left)
-            window = (begin, begin + count), (at, at + width)
-            patches.append(Patch(row, count, column, width, source, *window))
-            row, rows, begin, left = row + count, rows - count, begin + count, left - count
-    return patches
-
-
-def _cut(mine: list[_Window], dense: Tensor) -> list[Patch]:
-    flat = dense.reshape(-1, mine[0][2])
-    patches, first = [], 0
-    for (row, rows), column, width in mine:
-        patches.append(Patch(row, rows, column, width, flat[first : first + rows]))
-        first += rows
-    return patches
+    row, rows = whole.rows.start, whole.rows.stop - whole.rows.start
+    column, width = whole.columns.start, whole.columns.stop - whole.columns.start
+    return None if view.dim() == 1 and rows > 1 else (row, rows, column, width)

@@ -10,9 +10,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +23,7 @@ from .._matrices import TILE_COLUMNS, TILE_ROWS, Part
 from .._plan import SMALL, Group, Item, Residence, why_ordinary
 from .._progress import Bar
 from .._tensor import CompressedTensor
-from ._deferred import Patch, Source, Target
+from ._deferred import Deferred, Stored, Target
 from ._layers import NAMES, Options, give, pack, target_of, without_padding
 
 logger = init_logger("vllm.plugins.df11")
@@ -33,15 +32,17 @@ logger = init_logger("vllm.plugins.df11")
 _SHARE = 2 / 3
 
 
-@dataclass(eq=False)
-class _Entry:
-    """A target, its name, and the layers that have it; what it is of a container, if it is."""
+#: Layers that have a target: its name in the model, the layer, its name there.
+_Layers = list[tuple[str, nn.Module, str]]
+
+
+@dataclass(eq=False, kw_only=True)
+class _Tiled(Item):
+    """A target that is tiles of a container."""
 
     target: Target
-    name: str
-    layers: list[tuple[nn.Module, str]] = field(default_factory=list)
-    item: Any = None
-    tensors: Any = None
+    layers: _Layers
+    tensors: Tensors
     repacked_because: str | None = None
 
 
@@ -50,77 +51,78 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
     vLLM may use, by which `auto` decides. Raises `ValueError` if a checkpoint lacks weights; the
     errors of `df11.open`.
     """
-    blocks: dict[tuple[int, str], list[_Entry]] = {}
-    for entry in _entries(model):
-        if entry.target.value is not None:
+    blocks: dict[tuple[int, str], list[_Tiled]] = {}
+    for target, layers in _targets(model).items():
+        if target.value is not None:
             continue
-        if not _find(entry, device.type == "cuda", options.exact):
-            pack(entry.target, "not all of it is stored in tiles, as whole rows")
+        if (found := _find(target, layers, device.type == "cuda", options.exact)) is None:
+            pack(target, "not all of it is stored in tiles, as whole rows")
             continue
-        block = entry.tensors.container[entry.item.sources[0]].block
-        blocks.setdefault((id(entry.tensors), block), []).append(entry)
+        block = found.tensors.container[found.sources[0]].block
+        blocks.setdefault((id(found.tensors), block), []).append(found)
     held = list(blocks.values())
     residences: list[Residence] = ["stored"] * len(held)
     if device.type == "cuda" and options.residence != "stored":
         residences = _chosen(held, options, memory)
-    read = sum(entry.item.stored_bytes for block in held for entry in block)
+    read = sum(weight.stored_bytes for block in held for weight in block)
     with (bar := Bar(read)):
         _load(held, residences, options, device, bar)
     _tell(held, residences, read)
 
 
-def _entries(model: nn.Module) -> list[_Entry]:
-    found: dict[int, _Entry] = {}
+def _targets(model: nn.Module) -> dict[Target, _Layers]:
+    found: dict[Target, _Layers] = {}
     for path, module in model.named_modules():
         for name in NAMES:
             if (target := target_of(module, name)) is not None:
-                entry = found.setdefault(id(target), _Entry(target, f"{path}.{name}"))
-                entry.layers.append((module, name))
-    return list(found.values())
+                found.setdefault(target, []).append((f"{path}.{name}", module, name))
+    return found
 
 
-def _find(entry: _Entry, on_gpu: bool, exact: bool) -> bool:
-    """Finds which tiles of a container it is; False if it has to be made of dense values."""
-    target, because = entry.target, None
-    patches = target.ordered(entry.name)
+def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled | None:
+    """Which tiles of a container it is; None if it has to be made of dense values."""
+    because, (name, *_) = None, layers[0]
+    patches = target.ordered(name)
     rows = without_padding(target, patches)
     patches = [patch for patch in patches if patch.row < rows]
-    sources = [patch.values for patch in patches if isinstance(patch.values, Source)]
-    if len(sources) < len(patches) or any(p.columns != target.columns for p in patches):
-        return False
+    windows = [patch.values for patch in patches if isinstance(patch.values, Deferred)]
+    if len(windows) < len(patches) or any(p.columns != target.columns for p in patches):
+        return None
+    sources = [window.origin for window in windows if isinstance(window.origin, Stored)]
     if len({id(source.tensors) for source in sources}) != 1 or target.dtype != torch.bfloat16:
-        return False
+        return None
     tensors = sources[0].tensors
-    value = _stacked(patches, target.shape if rows == target.rows else (rows, target.columns))
-    item = Item(entry.name, value, list(dict.fromkeys(source.name for source in sources)))
-    item.reason = why_ordinary(item, tensors.container, False, on_gpu)
+    value = _stacked(windows, target.shape if rows == target.rows else (rows, target.columns))
+    names = list(dict.fromkeys(source.name for source in sources))
+    found = _Tiled(name, value, names, target=target, layers=layers, tensors=tensors)
+    found.reason = why_ordinary(found, tensors.container, False, on_gpu)
     is_mixture = len(target.shape) > 2
     if not all(part.is_aligned for part in value.parts):
         because = f"a slice is no multiple of {TILE_ROWS} rows, {TILE_COLUMNS} columns"
     elif is_mixture:
         because = "experts are multiplied in the fast layout"
-    if because is not None and on_gpu and item.reason == SMALL:
+    if because is not None and on_gpu and found.reason == SMALL:
         # Tiles around a slice are larger than what it is packed into.
-        is_smaller = item.nbytes("fast") < item.nbytes("ordinary")
-        item.reason = None if is_smaller else SMALL
-    if not on_gpu or (exact and is_mixture):
-        because = None  # what is decoded can be any window, and experts as they are stored
-    entry.item, entry.tensors, entry.repacked_because = item, tensors, because
-    return True
+        is_smaller = found.nbytes("fast") < found.nbytes("ordinary")
+        found.reason = None if is_smaller else SMALL
+    # What the CPU decodes can be any window, and exact mode decodes experts as they are stored.
+    if on_gpu and not (exact and is_mixture):
+        found.repacked_because = because
+    return found
 
 
-def _stacked(patches: list[Patch], shape: tuple[int, ...]) -> CompressedTensor:
+def _stacked(windows: list[Deferred], shape: tuple[int, ...]) -> CompressedTensor:
     arrays, parts = [], []
-    for patch in patches:
-        assert isinstance(patch.values, Source)
-        whole = patch.values.compressed()
+    for each in windows:
+        assert isinstance(each.origin, Stored) and each.window is not None
+        (row, rows, column, width), whole = each.window, each.origin.compressed()
         arrays += whole.arrays
-        parts.append(Part(*whole.parts[0][:4], *patch.source_rows, *patch.source_columns))
+        parts.append(Part(*whole.parts[0][:4], row, row + rows, column, column + width))
     return CompressedTensor(arrays, parts, shape)
 
 
-def _chosen(blocks: list[list[_Entry]], options: Options, memory: int | None) -> list[Residence]:
-    sizes = [Group([entry.item for entry in block]).nbytes("fast") for block in blocks]
+def _chosen(blocks: list[list[_Tiled]], options: Options, memory: int | None) -> list[Residence]:
+    sizes = [Group([*block]).nbytes("fast") for block in blocks]
     budget = sum(sizes)
     if options.residence == "auto" and memory is not None:
         budget = int(_SHARE * memory)
@@ -129,13 +131,12 @@ def _chosen(blocks: list[list[_Entry]], options: Options, memory: int | None) ->
 
 
 def _load(
-    blocks: list[list[_Entry]],
+    blocks: list[list[_Tiled]],
     residences: list[Residence],
     options: Options,
     device: torch.device,
     bar: Bar,
 ) -> None:
-    entries = {id(entry.item): entry for block in blocks for entry in block}
     jobs: dict[tuple[int, Residence], tuple[Tensors, list[Group]]] = {}
     for block, residence in zip(blocks, residences, strict=True):
         forms: list[Residence] = [residence, "fast"]
@@ -143,28 +144,28 @@ def _load(
             some = [each for each in block if (each.repacked_because is not None) == is_repacked]
             key = id(block[0].tensors), form
             _, mine = jobs.setdefault(key, (block[0].tensors, []))
-            mine.append(Group([entry.item for entry in some], device, form))
+            mine.append(Group([*some], device, form))
     for tensors, mine in jobs.values():
-        for item, value in bring(tensors, mine, options.exact, bar):
-            entry = entries[id(item)]
-            if item.reason is not None:
-                dense = value.view(-1, entry.target.columns)
-                padding = entry.target.rows - dense.shape[0]
-                dense = nn.functional.pad(dense, (0, 0, 0, padding))
-                value = dense.view(entry.target.shape).to(device)
-            for layer, name in entry.layers:
-                give(layer, name, value, entry.target)
-            entry.target.patches.clear()
+        for weight, value in bring(tensors, mine, options.exact, bar):
+            assert isinstance(weight, _Tiled)
+            target = weight.target
+            if weight.reason is not None:
+                dense = value.view(-1, target.columns)
+                dense = nn.functional.pad(dense, (0, 0, 0, target.rows - dense.shape[0]))
+                value = dense.view(target.shape).to(device)
+            for _, layer, name in weight.layers:
+                give(layer, name, value, target)
+            target.patches.clear()
 
 
-def _tell(blocks: list[list[_Entry]], residences: list[Residence], read: int) -> None:
+def _tell(blocks: list[list[_Tiled]], residences: list[Residence], read: int) -> None:
     whole = ", ".join(f"{count} blocks {form}" for form, count in Counter(residences).items())
     logger.info("df11: %s; %s bytes of compressed matrices read", whole or "nothing", f"{read:,}")
     reasons: Counter[str] = Counter()
-    for entry in (entry for block in blocks for entry in block):
-        if entry.repacked_because is not None:
-            reasons[f"repacked into the fast layout: {entry.repacked_because}"] += 1
-        if entry.item.reason is not None:
-            reasons[f"BF16: {entry.item.reason}"] += 1
+    for weight in (weight for block in blocks for weight in block):
+        if weight.repacked_because is not None:
+            reasons[f"repacked into the fast layout: {weight.repacked_because}"] += 1
+        if weight.reason is not None:
+            reasons[f"BF16: {weight.reason}"] += 1
     for reason, count in reasons.items():
         logger.info("df11: %d weights %s", count, reason)

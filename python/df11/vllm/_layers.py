@@ -139,20 +139,13 @@ def _rows(
     rows = torch.zeros(end - begin, target.columns, dtype=target.dtype, device=device)
     for patch in patches:
         first, last = max(begin, patch.row), min(end, patch.row + patch.rows)
-        if first >= last or patch.values is None:
-            continue
-        skipped, values = first - patch.row, patch.values
-        if isinstance(values, Tensor):
-            values = values[skipped : skipped + last - first]
-        begun = patch.source_rows[0] + skipped
-        source_rows = begun, begun + last - first
-        some = patch._replace(row=first, rows=last - first, source_rows=source_rows, values=values)
-        place = rows[first - begin : last - begin, patch.column : patch.column + patch.columns]
-        place.copy_(some.dense())
+        if first < last and patch.values is not None:
+            place = rows[first - begin : last - begin, patch.column : patch.column + patch.columns]
+            place.copy_(patch.values[first - patch.row : last - patch.row])
     return rows
 
 
-class _Matrix(QuantizeMethodBase):
+class _MatrixMethod(QuantizeMethodBase):
     def __init__(self, options: Options) -> None:
         self.options = options
 
@@ -179,11 +172,11 @@ class _Matrix(QuantizeMethodBase):
         return torch.ops.df11_vllm.linear(x, layer.weight_key, bias, layer.weight_rows)
 
 
-class Df11LinearMethod(_Matrix, LinearMethodBase):
+class Df11LinearMethod(_MatrixMethod, LinearMethodBase):
     """Linear layers: column and row parallel ones, replicated, merged and QKV."""
 
 
-class Df11EmbeddingMethod(_Matrix):
+class Df11EmbeddingMethod(_MatrixMethod):
     """Vocabularies: embeddings and heads, which may share a weight."""
 
     def embedding(self, layer: nn.Module, input_: Tensor) -> Tensor:

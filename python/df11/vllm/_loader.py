@@ -30,7 +30,7 @@ from .. import _ops
 from .._container import Tensors
 from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
-from ._deferred import Source
+from ._deferred import Stored
 from ._layers import NAMES, OPTIONS
 
 logger = init_logger("vllm.plugins.df11")
@@ -132,7 +132,7 @@ class Df11ModelLoader(DefaultModelLoader):
             return
         tensors = Tensors(df11.open(folder))
         for name in tensors:
-            yield source.prefix + name, Source(tensors, name).tensor()
+            yield source.prefix + name, Stored(tensors, name).tensor()
 
     def download_model(self, model_config: ModelConfig) -> None:
         if self._folder(model_config.model, model_config.revision, None) is None:
