@@ -266,7 +266,7 @@ def _steps(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
 class _Registered:
     """Pages that the driver knows, until the last tensor in them is gone."""
 
-    def __init__(self, pinned: list[_native.Pinned]) -> None:
+    def __init__(self, pinned: list[_native.PinnedMemory]) -> None:
         self.pinned = pinned
 
     def __del__(self) -> None:

@@ -39,7 +39,7 @@ _Index: TypeAlias = int | slice
 __version__: str
 
 __all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model", "Packer"]
-__all__ += ["Pinned", "Program", "Slice", "Tensor", "Tiles"]
+__all__ += ["PinnedMemory", "Program", "Slice", "Tensor", "Tiles"]
 __all__ += ["__version__", "build_tables", "capture_id", "check", "code_of", "compress", "convert"]
 __all__ += ["decode_all", "decompress", "devices", "estimate", "fits", "open", "pin", "plan"]
 __all__ += ["run_command", "strips_bytes", "upload", "verify"]
@@ -557,12 +557,12 @@ def build_tables(device: int, items: Sequence[tuple[int, int, int]]) -> None:
     """
 
 @final
-class Pinned:
+class PinnedMemory:
     """Memory of the host that kernels read over the bus. When this is dropped it is so no longer,
     which waits for nothing: whoever used it must be done.
     """
 
-def pin(address: int, bytes: int) -> Pinned:
+def pin(address: int, bytes: int) -> PinnedMemory:
     """Pin memory of the host. Raises `GpuError` where the driver refuses."""
 
 def capture_id(stream: int) -> int:

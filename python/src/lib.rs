@@ -27,7 +27,7 @@ mod _native {
         matrix::{Matrix, decode_all},
         model::{Block, Model, open, plan},
         raw::{
-            Grouped, Linear, Packer, Pinned, build_tables, capture_id, check, fits, pin,
+            Grouped, Linear, Packer, PinnedMemory, build_tables, capture_id, check, fits, pin,
             strips_bytes, upload,
         },
         tensor::{Slice, Tensor, Tiles, code_of},

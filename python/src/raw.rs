@@ -217,20 +217,20 @@ pub(crate) fn build_tables(
 
 /// Memory of the host that is pinned until this is dropped.
 #[pyclass(frozen, module = "df11._native")]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedMemory {
     _range: OnGpu<PinnedRange>,
 }
 
 /// Pins memory of the host.
 #[pyfunction]
-pub(crate) fn pin(py: Python<'_>, address: usize, bytes: usize) -> PyResult<Pinned> {
+pub(crate) fn pin(py: Python<'_>, address: usize, bytes: usize) -> PyResult<PinnedMemory> {
     let pin = || {
         let gpu = Gpu::kept(0)?;
         let _visit = Visit::new();
         // SAFETY: the function's contract, which python/df11/_native.pyi states.
         unsafe { gpu.device.pin(address as *mut c_void, bytes) }
     };
-    Ok(Pinned { _range: OnGpu::new(py.detach(pin).or_raise(py)?) })
+    Ok(PinnedMemory { _range: OnGpu::new(py.detach(pin).or_raise(py)?) })
 }
 
 /// The number of the capture that takes what is put on a stream; 0 if there is none.

@@ -19,10 +19,6 @@ NAME = "df11"
 
 
 class Df11Config(Options, QuantizationConfig):
-    def __init__(self) -> None:
-        QuantizationConfig.__init__(self)
-        Options.__init__(self)
-
     def __repr__(self) -> str:
         return f"Df11Config(mode={self.mode!r}, residence={self.residence!r})"
 

@@ -29,8 +29,7 @@ OPTIONS = {"mode": ("fused", "exact"), "residence": ("auto", "fast", "stored")}
 
 
 class Options:
-    def __init__(self) -> None:
-        self.mode, self.residence = (values[0] for values in OPTIONS.values())
+    mode, residence = (values[0] for values in OPTIONS.values())
 
     @property
     def exact(self) -> bool:

@@ -66,7 +66,7 @@ class Df11ModelLoader(DefaultModelLoader):
                 load_format="auto" if load_config.load_format == NAME else load_config.load_format,
             )
         super().__init__(load_config)
-        self._vllm_config: VllmConfig | None = None
+        self._vllm_config: Any = None
 
     def load_model(
         self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
@@ -95,7 +95,7 @@ class Df11ModelLoader(DefaultModelLoader):
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         self.counter_before_loading_weights = begin = time.perf_counter()
         super().load_weights(model, model_config)
-        config = self._vllm_config.quant_config if self._vllm_config is not None else None
+        config = getattr(self._vllm_config, "quant_config", None)
         if not isinstance(config, Df11Config):
             return
         from ._fill import fill
@@ -103,7 +103,6 @@ class Df11ModelLoader(DefaultModelLoader):
         device, memory = torch.device("cpu"), None
         if torch.cuda.is_available():
             device = torch.device("cuda", torch.cuda.current_device())
-            assert self._vllm_config is not None
             share = self._vllm_config.cache_config.gpu_memory_utilization
             memory = int(share * torch.cuda.get_device_properties(device).total_memory)
         with torch.inference_mode(False):
