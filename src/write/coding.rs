@@ -40,9 +40,7 @@ impl Coding {
     /// bytes of each array, of which the first is the codebook.
     pub(super) fn stored(&self) -> (u32, [u64; 4], Vec<(u32, u64)>) {
         let [first, second, third] = self.sizes.parameters();
-        let arrays = self.sizes.arrays().into_iter();
-        let arrays = arrays.map(|(kind, length)| (kind as u32, length)).collect();
-        (self.sizes.encoding(), [first, second, third, 0], arrays)
+        (self.sizes.encoding(), [first, second, third, 0], self.sizes.arrays())
     }
 
     /// Parts that are encoded alone, numbered in order.
