@@ -8,23 +8,23 @@ use std::{borrow::Cow, fmt::Debug, ops::Range};
 
 use crate::{Error, Result, io::ReadAt};
 
-/// What an array holds, by the kind of its section.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "as spec/terms.md says")]
-pub enum ArrayKind {
-    Codebook = 1,
-    Index = 2,
-    Bitstream = 3,
-    Plane = 4,
-}
+/// Kind of a section: codes, with the LUTs of `gap`.
+pub const SECTION_CODEBOOK: u32 = 1;
+/// Kind of a section: gap arrays and output offsets, records of tiles.
+pub const SECTION_INDEX: u32 = 2;
+/// Kind of a section: codes of weights.
+pub const SECTION_BITSTREAM: u32 = 3;
+/// Kind of a section: sign/mantissa planes.
+pub const SECTION_PLANE: u32 = 4;
 
 /// The numbers of one coded tensor, from which the sizes of its arrays follow.
 pub trait CodedSizes: Debug {
     /// As in the tensor's record.
     fn parameters(&self) -> [u64; 3];
 
-    /// Its arrays with their lengths in bytes: the codebook first, the plane last.
-    fn arrays(&self) -> Vec<(ArrayKind, u64)>;
+    /// The kinds of its arrays' sections with their lengths in bytes: the codebook first, the plane
+    /// last.
+    fn arrays(&self) -> Vec<(u32, u64)>;
 
     /// All bytes of one of its arrays.
     ///

@@ -311,8 +311,7 @@ impl TensorCheck<'_> {
             limit @ Error::Limit { .. } => limit,
             error => self.corrupt(error),
         })?;
-        let arrays = sizes.expect("a coded tensor").arrays().into_iter();
-        self.arrays(&arrays.map(|(kind, length)| (kind as u32, length)).collect::<Vec<_>>())
+        self.arrays(&sizes.expect("a coded tensor").arrays())
     }
 
     /// The parameters from `used` on are zero.

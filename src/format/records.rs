@@ -5,7 +5,10 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
-use crate::{constants::NONE, encoding::stored::ArrayKind};
+use crate::constants::NONE;
+pub use crate::encoding::stored::{
+    SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE,
+};
 
 /// `kind` of a [`FileRecord`]: an original safetensors file.
 pub const FILE_WEIGHTS: u32 = 0;
@@ -14,14 +17,6 @@ pub const FILE_SIDE: u32 = 1;
 /// `kind` of a [`FileRecord`]: any other file, which lies beside the container.
 pub const FILE_BESIDE: u32 = 2;
 
-/// `kind` of a [`SectionRecord`]: codes, with the LUTs of `gap`.
-pub const SECTION_CODEBOOK: u32 = ArrayKind::Codebook as u32;
-/// `kind` of a [`SectionRecord`]: gap arrays and output offsets, records of tiles.
-pub const SECTION_INDEX: u32 = ArrayKind::Index as u32;
-/// `kind` of a [`SectionRecord`]: codes.
-pub const SECTION_BITSTREAM: u32 = ArrayKind::Bitstream as u32;
-/// `kind` of a [`SectionRecord`]: sign/mantissa planes.
-pub const SECTION_PLANE: u32 = ArrayKind::Plane as u32;
 /// `kind` of a [`SectionRecord`]: tensors stored raw.
 pub const SECTION_RAW: u32 = 5;
 /// `kind` of a [`SectionRecord`]: prefixes of weights files.

@@ -29,8 +29,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// The encoding with this number in a tensor's record.
-    pub const fn from_id(id: u32) -> Self {
+    fn from_id(id: u32) -> Self {
         match id {
             ENCODING_ALIAS => Self::Alias,
             ENCODING_RAW => Self::Raw,

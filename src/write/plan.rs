@@ -332,9 +332,7 @@ impl PlannedTensor<'_> {
             PlannedEncoding::Raw => (ENCODING_RAW, [0; 4], vec![(SECTION_RAW, self.tensor.length)]),
             PlannedEncoding::Coded(coding) => {
                 let [first, second, third] = coding.sizes.parameters();
-                let arrays = coding.sizes.arrays().into_iter();
-                let arrays = arrays.map(|(kind, length)| (kind as u32, length)).collect();
-                (coding.sizes.encoding(), [first, second, third, 0], arrays)
+                (coding.sizes.encoding(), [first, second, third, 0], coding.sizes.arrays())
             }
         }
     }

@@ -11,7 +11,10 @@ use super::{
 use crate::{
     Error, Result, bf16,
     constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES},
-    encoding::stored::{ArrayKind, CodedSizes, DecodeArrays, ReadArrays, Scratch},
+    encoding::stored::{
+        CodedSizes, DecodeArrays, ReadArrays, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX,
+        SECTION_PLANE, Scratch,
+    },
     huffman::{self, CodeLengths, Luts, SymbolTable, bits::is_zero_from},
 };
 
@@ -22,9 +25,10 @@ impl CodedSizes for GapSizes {
         [bytes.into(), threads.into(), self.bit_count()]
     }
 
-    fn arrays(&self) -> Vec<(ArrayKind, u64)> {
-        use ArrayKind::{Bitstream, Codebook, Index, Plane};
-        [Codebook, Index, Index, Bitstream, Plane].into_iter().zip(self.array_lengths()).collect()
+    fn arrays(&self) -> Vec<(u32, u64)> {
+        let kinds =
+            [SECTION_CODEBOOK, SECTION_INDEX, SECTION_INDEX, SECTION_BITSTREAM, SECTION_PLANE];
+        kinds.into_iter().zip(self.array_lengths()).collect()
     }
 
     fn prepare<'m>(&self, arrays: &dyn ReadArrays<'m>) -> Result<Box<dyn DecodeArrays + 'm>> {

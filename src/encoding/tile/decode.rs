@@ -12,7 +12,10 @@ use super::{
 };
 use crate::{
     Error, Result,
-    encoding::stored::{ArrayKind, CodedSizes, DecodeArrays, ReadArrays, Scratch, decode_rows},
+    encoding::stored::{
+        CodedSizes, DecodeArrays, ReadArrays, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX,
+        SECTION_PLANE, Scratch, decode_rows,
+    },
     huffman::bits::is_zero_from,
 };
 
@@ -21,9 +24,9 @@ impl CodedSizes for Sizes {
         [self.geometry().tile_columns(), self.geometry().columns(), self.bit_count()]
     }
 
-    fn arrays(&self) -> Vec<(ArrayKind, u64)> {
-        use ArrayKind::{Bitstream, Codebook, Index, Plane};
-        [Codebook, Index, Bitstream, Plane].into_iter().zip(self.array_lengths()).collect()
+    fn arrays(&self) -> Vec<(u32, u64)> {
+        let kinds = [SECTION_CODEBOOK, SECTION_INDEX, SECTION_BITSTREAM, SECTION_PLANE];
+        kinds.into_iter().zip(self.array_lengths()).collect()
     }
 
     fn grain(&self) -> u64 {
