@@ -577,6 +577,7 @@ fn failures_of_the_driver_are_errors() {
         run(&answers, expected);
         run(&answers[..2], "");
     }
+    run(&[(name, "128,1,16")], "made for 12 bytes of constants");
     for (from, to, expected) in [
         // With kernels for more rows.
         (",1,0,0,0,0,4,", ",1,9,640,9,384,4,", ""),

@@ -268,7 +268,7 @@ fn blocks_that_are_not_loaded_are_told() {
         decoder.prepare(original.tensor(name).unwrap())?.read(0..360, &mut out).map(|()| out)
     };
     let error = read("1.odd").unwrap_err();
-    assert!(error.to_string().contains("\"layer 1\" is not loaded"), "{error}");
+    assert!(error.to_string().contains("tensor \"1.odd\" is not loaded"), "{error}");
 }
 
 #[test]
