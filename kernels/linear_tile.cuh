@@ -21,8 +21,8 @@
 //                      | tables | sums of one or two | x: warp 4, warp 5, ... | slots |   9-16 rows
 //      slot            | ticket | 32 lanes: where their bits begin and end | bits |
 //
-//   tables    of the block's matrices in turn, in as many places as the launch says; warp 0 fills one
-//             again when all sums by its table have been added
+//   tables    of the block's matrices in turn, in as many places as the launch says; warp 0 fills
+//             one again when all sums by its table have been added
 //   plane     from global memory to registers one or two pairs of units ahead; to L2 a band ahead
 //   x         of one or two rows on 9.0 all in shared memory, for all warps, if there is room; else
 //             of a tile in registers, until a tile of other columns comes; of 9 to 16 rows on 9.0
