@@ -1,4 +1,4 @@
-// Multiplies by matrices in the fast layout (linear_task.cuh), which it also makes of BF16:
+// Multiplies by matrices in the fast layout (spec/gpu.md), which it also makes of BF16:
 // y = x W^T (+ bias), up to 2048 rows of x. Nothing is decoded to memory: 12.02 bits are read for
 // each weight where a BF16 product reads 16. Here are those up to 16 rows; linear_wide.cuh and
 // linear_large.cuh have the others, linear_tile.cuh those by matrices in tiles as stored; all have
