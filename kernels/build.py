@@ -33,8 +33,8 @@ from typing import NamedTuple
 KERNELS = Path(__file__).resolve().parent
 PTX = KERNELS / "ptx"
 OPTIONS = ["--gpu-architecture=compute_80", "--std=c++17"]
-# Targets whose resources are checked; machine code is kept for the second, of which a device was there to
-# test it. Of linear that has code which no PTX for another target has.
+# Targets whose resources are checked; machine code is kept for the second, of which a device was
+# there to test it. Of linear it has code that no PTX for another target has.
 TARGETS = {"gap": ["sm_80", "sm_90"], "tile": ["sm_80", "sm_90"], "linear": ["sm_80", "sm_90a"]}
 HOPPER_OPTIONS = ["--gpu-architecture=compute_90a", "--std=c++17"]
 

@@ -1,4 +1,4 @@
-// Multiplies by matrices in the fast layout (linear_task.cuh), which it also makes of BF16:
+// Multiplies by matrices in the fast layout (spec/gpu.md), which it also makes of BF16:
 // y = x W^T (+ bias), up to 2048 rows of x. Nothing is decoded to memory: 12.02 bits are read for
 // each weight where a BF16 product reads 16. Here are those up to 16 rows; linear_wide.cuh and
 // linear_large.cuh have the others, linear_tile.cuh those by matrices in tiles as stored; all have
@@ -69,6 +69,25 @@ extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
     linear<16, LINEAR_CLUSTER>(Shared{launch});
 }
+// The router's result is what the launch before has written, so that this one waits for it first.
+extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
+    df11_linear_grouped(const __grid_constant__ GroupedLaunch launch) {
+    __shared__ u32 batches[MOST_EXPERTS + 1];
+    wait_for_launch_before();
+    const Grouped work = {launch, batches};
+    work.count_batches(batches);
+    __syncthreads();
+    linear<GROUPED_ROWS, 1>(work);
+}
+// Matrices in tiles as stored, by TILE_HELPERS warps and up to tile_warps more, in groups of four.
+extern "C" __global__ void __launch_bounds__((tile_warps(8) + TILE_HELPERS) * LANES, 1)
+    df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
+    linear_tile<1, HeldX<1>>(Shared{launch});
+}
+extern "C" __global__ void __launch_bounds__((tile_warps(16) + TILE_HELPERS) * LANES, 1)
+    df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
+    linear_tile<2, HeldX<2>>(Shared{launch});
+}
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // 17 to 128 rows of x (linear_wide.cuh).
 #define WIDE_CLUSTERED __cluster_dims__(WIDE_CLUSTER, 1, 1) __launch_bounds__(WIDE_THREADS, 1)
@@ -93,27 +112,6 @@ extern "C" __global__ void __launch_bounds__(LARGE_THREADS, 1)
     df11_linear_fast_256(const __grid_constant__ LinearLaunch launch) {
     linear_large<256>(launch);
 }
-#endif
-// The router's result is what the launch before has written, so that this one waits for it first.
-extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
-    df11_linear_grouped(const __grid_constant__ GroupedLaunch launch) {
-    __shared__ u32 batches[MOST_EXPERTS + 1];
-    wait_for_launch_before();
-    const Grouped work = {launch, batches};
-    work.count_batches(batches);
-    __syncthreads();
-    linear<GROUPED_ROWS, 1>(work);
-}
-// Matrices in tiles as stored, by TILE_HELPERS warps and up to tile_warps more, in groups of four.
-extern "C" __global__ void __launch_bounds__((tile_warps(8) + TILE_HELPERS) * LANES, 1)
-    df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<1, HeldX<1>>(Shared{launch});
-}
-extern "C" __global__ void __launch_bounds__((tile_warps(16) + TILE_HELPERS) * LANES, 1)
-    df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<2, HeldX<2>>(Shared{launch});
-}
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // One or two rows of x, if shared memory has room for all of it.
 extern "C" __global__ void __launch_bounds__((tile_warps(2) + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_2(const __grid_constant__ LinearLaunch launch) {

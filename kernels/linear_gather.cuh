@@ -112,10 +112,10 @@ extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
     if (number >= u64(task.count) * across) return;
     const u32 place = u32(number / across), tile = u32(number % across);
     const u64 row = row_at(task, place);
-    const u32 width = min(task.columns - tile * TILE_WIDTH, TILE_WIDTH);
+    const u32 width = min(task.columns - tile * TILE_COLUMNS, TILE_COLUMNS);
     // Units of the lane in a band.
     const u32 units = (max(width, 8 * q) - 8 * q + STEP_COLUMNS - 1) / STEP_COLUMNS;
-    u16* to = task.output + place * task.pitch + tile * TILE_WIDTH + 8 * q;
+    u16* to = task.output + place * task.pitch + tile * TILE_COLUMNS + 8 * q;
     u32 problems = row < task.rows ? 0 : STATUS_INDEX;
     const u32 strip = u32(row / STRIP_ROWS), band = u32(row % STRIP_ROWS) / BAND_ROWS,
               g = u32(row % BAND_ROWS);
@@ -126,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
                   rows = min(height - band * BAND_ROWS, BAND_ROWS);
         const TileRecord* record = static_cast<const TileRecord*>(task.index) +
                                    u64(strip) * tiles_across(task.whole_columns) +
-                                   task.first_column / TILE_WIDTH + tile;
+                                   task.first_column / TILE_COLUMNS + tile;
         const TileBits found =
             find_bits(load_record(record, lane), task.rest_count, lane, problems);
         const u8* from =

@@ -150,15 +150,6 @@ __device__ __noinline__ void copy_words_slowly(const u16* from, u64 pitch, u32 r
         store_shared((to ^ i % 8 * 16) + i * 128, word);
     }
 }
-// The 64 columns of x of a stage, by a warp, word by word; pieces of 16 bytes are swizzled
-// (linear_wgmma.cuh).
-__device__ __forceinline__ void copy_x_slowly(const LinearLaunch& launch, const WidePiece& piece,
-                                              u32 stage, u32 place, u32 lane) {
-    const u32 mine = stage * WIDE_COLUMNS + 2 * lane;
-    copy_words_slowly(launch.x + piece.x_first * launch.x_pitch + mine, launch.x_pitch,
-                      piece.x_rows, max(launch.columns, mine) - mine, place + lane * 4);
-    fence_shared();
-}
 // Rows of x from `row` on, 64 columns, zeros where there are none, by one lane; all together,
 // alike.
 __device__ inline void copy_x_by_one(u32 to, const XMap& map, u32 column, u32 row, u32 barrier) {
@@ -275,7 +266,13 @@ struct WideAsking {
     }
     __device__ __forceinline__ void ask_for_x(u32 stage, const Ring& ring, u32 x_place) const {
         const u32 to = ring.place + x_place;
-        if (!launch.x_mapped) copy_x_slowly(launch, piece, stage, to, lane);
+        if (!launch.x_mapped) {
+            // Word by word; pieces of 16 bytes are swizzled (linear_wgmma.cuh).
+            const u32 mine = stage * WIDE_COLUMNS + 2 * lane;
+            copy_words_slowly(launch.x + piece.x_first * launch.x_pitch + mine, launch.x_pitch,
+                              piece.x_rows, max(launch.columns, mine) - mine, to + lane * 4);
+            fence_shared();
+        }
         if (WIDE_ARRIVALS > 1) arrive(ring.full);
         __syncwarp();
         arrive_expecting_once(ring.full, launch.x_mapped ? piece.x_box * WIDE_COLUMNS * 2 : 0);

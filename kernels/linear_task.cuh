@@ -11,8 +11,8 @@ struct TileTable;
 namespace df11::linear {
 using tile::TileTable;
 
-// The fast layout, to the bit in spec/gpu.md, part 6: a matrix as it may lie in GPU memory, never in
-// a file. Three arrays:
+// The fast layout, to the bit in spec/gpu.md, part 6: a matrix as it may lie in GPU memory, never
+// in a file. Three arrays:
 //
 //   data      of each strip of 32 rows, of each step of 32 columns, 1536 bytes: for each lane two
 //             words of signs and mantissas and one of codes for each of its four rows

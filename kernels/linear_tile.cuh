@@ -21,8 +21,8 @@
 //                      | tables | sums of one or two | x: warp 4, warp 5, ... | slots |   9-16 rows
 //      slot            | ticket | 32 lanes: where their bits begin and end | bits |
 //
-//   tables    of the matrices of a block, one after another, in as many places as the launch says;
-//             warp 0 fills a place again when all sums by its table have been added
+//   tables    of the block's matrices in turn, in as many places as the launch says; warp 0 fills
+//             one again when all sums by its table have been added
 //   plane     from global memory to registers one or two pairs of units ahead; to L2 a band ahead
 //   x         of one or two rows on 9.0 all in shared memory, for all warps, if there is room; else
 //             of a tile in registers, until a tile of other columns comes; of 9 to 16 rows on 9.0
@@ -60,11 +60,6 @@
 #include "linear_tile_helpers.cuh"
 
 namespace df11::linear {
-// Where a lane has eight rows of a unit that is not held. `rest`: of the first one.
-template <u32 EIGHTS>
-__device__ __forceinline__ u32 rest_place(u32 rest, u32 unit, u32 eight) {
-    return rest + ((unit - units_held(EIGHTS)) * EIGHTS + eight) * LANES * 16;
-}
 // Where a lane's columns of a tile of x begin, in one of each eight rows.
 template <u32 EIGHTS>
 struct XColumns {
@@ -75,7 +70,7 @@ struct XColumns {
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++)
             from[i] = reinterpret_cast<u64>(work.launch.x + (row + 8 * i) * work.launch.x_pitch +
-                                            tile * TILE_WIDTH + lane % 4 * 8);
+                                            tile * TILE_COLUMNS + lane % 4 * 8);
     }
     __device__ __forceinline__ bool exists(u32 eight) const { return row + 8 * eight < rows; }
     __device__ __forceinline__ u64 of(u32 unit, u32 eight) const {
@@ -96,6 +91,10 @@ struct HeldX {
     bool raw;        // x has been asked for, and is as it lies
     uint4 x[HELD][EIGHTS] = {};
 
+    // Where the lane has eight rows of a unit that is not held.
+    __device__ __forceinline__ u32 rest_place(u32 unit, u32 eight) const {
+        return rest + ((unit - HELD) * EIGHTS + eight) * LANES * 16;
+    }
     __device__ __forceinline__ void place(const TileBlock& block, u32 warp, u32 lane) {
         rest = block.xs + warp * x_bytes_of_warp(EIGHTS) + lane * 16, held = ~0u, raw = false;
     }
@@ -121,7 +120,7 @@ struct HeldX {
 #pragma unroll
             for (u32 i = 0; i < EIGHTS; i++)
                 if (columns.exists(i))
-                    copy_async(rest_place<EIGHTS>(rest, unit, i),
+                    copy_async(rest_place(unit, i),
                                reinterpret_cast<const u8*>(columns.of(unit, i)));
     }
     __device__ __forceinline__ void move_to(const Shared& work, u32 tile, u32 lane) {
@@ -146,13 +145,11 @@ struct HeldX {
         } else {
             if (raw && unit == HELD) commit_copies(), wait_for_copies();
 #pragma unroll
-            for (u32 i = 0; i < EIGHTS; i++)
-                to[i] = load_shared_16(rest_place<EIGHTS>(rest, unit, i));
+            for (u32 i = 0; i < EIGHTS; i++) to[i] = load_shared_16(rest_place(unit, i));
             if (raw) {
                 make_fragments(to, lane);
 #pragma unroll
-                for (u32 i = 0; i < EIGHTS; i++)
-                    store_shared_16(rest_place<EIGHTS>(rest, unit, i), to[i]);
+                for (u32 i = 0; i < EIGHTS; i++) store_shared_16(rest_place(unit, i), to[i]);
             }
         }
         if (unit + 1 == BAND_UNITS) raw = false;
@@ -179,7 +176,7 @@ struct SharedX {
         commit_copies();
     }
     __device__ __forceinline__ void move_to(const Shared&, u32 tile, u32) {
-        at = row + tile * (TILE_WIDTH * 2);
+        at = row + tile * (TILE_COLUMNS * 2);
     }
     __device__ __forceinline__ void forget() {}
     // Of a row that does not exist what was there, of which nothing is used.
@@ -201,7 +198,9 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
     u32 problems = 0, fill = 0;
     X x;
     x.place(block, warp, lane);
-    tile.ask_for_first_table(work, block, warp, warps, lane);
+    if (tile.first != ~0u)
+        ask_for_table(work.launch.matrices[tile.first].table, block.table, warp * LANES + lane,
+                      warps * LANES);
     const u32 whole = tile.whole(work);
     // What takes longer first.
     if (X::COMES_FIRST) {
@@ -249,9 +248,9 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
             bits.begin(table_of(fill, block.table_count), slot + SLOT_HEAD, block.bits_bytes(),
                        load_shared(slot + TICKET_BYTES + lane * 8));
 #pragma unroll 1
-            for (u32 band = 0; band < TILE_BANDS; band++) {
+            for (u32 band = 0; band < BANDS; band++) {
                 Sums<EIGHTS> sums;
-                const bool more = band + 1 < TILE_BANDS;
+                const bool more = band + 1 < BANDS;
                 if (more && lane < PLANE_BAND / 128) prefetch_l2(plane + PLANE_BAND + lane * 112);
 #pragma unroll
                 for (u32 unit = 0; unit < BAND_UNITS; unit += 2) {

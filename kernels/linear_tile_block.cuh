@@ -7,7 +7,7 @@
 namespace df11::linear {
 using namespace tile;
 
-constexpr u32 TILE_BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8, TILE_WIDTH = TILE_STEPS * STEP_COLUMNS;
+static_assert(TILE_COLUMNS == TILE_STEPS * STEP_COLUMNS, "tiles of both layouts are as wide");
 // Bytes of the plane that a warp loads at once, two units of each lane; those of a band.
 constexpr u32 PLANE_PAIR = LANES * 16, PLANE_BAND = PLANE_PAIR * BAND_UNITS / 2;
 // Sums of a run in shared memory: for each row of x those of 32 rows of the strip.
@@ -95,17 +95,17 @@ __device__ inline u32 rows_left(const Shared& work, const TilePlace& at) {
     return min(work.launch.matrices[at.matrix].rows - at.strip * STRIP_ROWS, STRIP_ROWS);
 }
 __device__ inline u32 columns_left(const Shared& work, const TilePlace& at) {
-    return min(work.launch.columns - at.tile * TILE_WIDTH, TILE_WIDTH);
+    return min(work.launch.columns - at.tile * TILE_COLUMNS, TILE_COLUMNS);
 }
 __device__ inline const TileRecord* record_of(const LinearMatrix& m, u32 strip, u32 tile) {
     return static_cast<const TileRecord*>(m.index) + u64(strip) * tiles_across(m.whole_columns) +
-           m.first_column / TILE_WIDTH + tile;
+           m.first_column / TILE_COLUMNS + tile;
 }
 // `rows`: of the strip.
 __device__ inline const u8* plane_of(const u8* plane, u32 whole_columns, u32 first_column,
                                      u32 strip, u32 tile, u32 rows) {
     return plane + u64(strip) * STRIP_ROWS * whole_columns +
-           u64(first_column + tile * TILE_WIDTH) * rows;
+           u64(first_column + tile * TILE_COLUMNS) * rows;
 }
 
 // The tiles of a block in the order in which they are brought: of item after item first the first

@@ -20,11 +20,11 @@ constexpr u32 TICKET_WHOLE = 1, TICKET_FIRST = 2, TICKET_END = 4;
 __device__ __forceinline__ Ticket ticket_of(const Shared& work, const TileBlock& block,
                                             const TileWalk& walk, bool aligned) {
     Ticket t = {};
-    t.plane = walk.plane + walk.at.tile * TILE_WIDTH * walk.rows;
+    t.plane = walk.plane + walk.at.tile * TILE_COLUMNS * walk.rows;
     t.tile = walk.at.tile, t.number = walk.number, t.fill = walk.fill;
     t.sums = block.sums(walk, work.launch.x_rows), t.arrivals = walk.arrivals();
     t.matrix = walk.at.matrix, t.strip = walk.at.strip;
-    if (aligned && walk.rows == STRIP_ROWS && columns_left(work, walk.at) == TILE_WIDTH)
+    if (aligned && walk.rows == STRIP_ROWS && columns_left(work, walk.at) == TILE_COLUMNS)
         t.flags = TICKET_WHOLE;
     if (walk.turn == 0) t.flags |= TICKET_FIRST;
     return t;
@@ -128,16 +128,10 @@ struct FirstTile {
         walk.skip_to(work, warp);
         if (walk.exists) record = load_record(walk.records + walk.at.tile, lane);
     }
-    __device__ __forceinline__ void ask_for_first_table(const Shared& work, const TileBlock& block,
-                                                        u32 warp, u32 warps, u32 lane) const {
-        if (first != ~0u)
-            ask_for_table(work.launch.matrices[first].table, block.table, warp * LANES + lane,
-                          warps * LANES);
-    }
     // Its number in the strip if its x can be held, else none.
     __device__ __forceinline__ u32 whole(const Shared& work) const {
-        const bool is_whole =
-            walk.exists && has_aligned_x(work.launch) && columns_left(work, walk.at) == TILE_WIDTH;
+        const bool is_whole = walk.exists && has_aligned_x(work.launch) &&
+                              columns_left(work, walk.at) == TILE_COLUMNS;
         return is_whole ? walk.at.tile : ~0u;
     }
     __device__ __forceinline__ void bring(const Shared& work, const TileBlock& block, u32 warp,

@@ -11,7 +11,7 @@ constexpr u32 DECODED_THREADS = (DECODERS + TILE_HELPERS + MULTIPLIERS) * LANES;
 // An atom: what a warp has of a stage, eight rows of 64 columns, as wgmma has them; of a set.
 constexpr u32 ATOM_COLUMNS = 64, ATOM_BYTES = BAND_ROWS * ATOM_COLUMNS * 2,
               SET_ATOMS = SET_WARPS * ATOM_BYTES;
-constexpr u32 TILE_ATOMS = TILE_WIDTH / ATOM_COLUMNS, MOST_DECODED = 4;
+constexpr u32 TILE_ATOMS = TILE_COLUMNS / ATOM_COLUMNS, MOST_DECODED = 4;
 // Of a stage, side by side, with up to n rows of x; bytes of a set.
 __host__ __device__ constexpr u32 stage_atoms(u32 n) { return n == 64 ? 1 : 2; }
 __host__ __device__ constexpr u32 decoded_stage(u32 n) { return stage_atoms(n) * SET_ATOMS; }
@@ -23,7 +23,7 @@ struct RoundSplit {
     u32 groups, of_group, of_item, items;
     __host__ __device__ constexpr RoundSplit(u32 rows, u32 columns)
         : groups((rows + GROUP_STRIPS * STRIP_ROWS - 1) / (GROUP_STRIPS * STRIP_ROWS)),
-          of_group((columns + ROUND_TILES * TILE_WIDTH - 1) / (ROUND_TILES * TILE_WIDTH)),
+          of_group((columns + ROUND_TILES * TILE_COLUMNS - 1) / (ROUND_TILES * TILE_COLUMNS)),
           of_item((groups * of_group + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS),
           items((groups * of_group + of_item - 1) / of_item) {}
     // Places for sums that meet: of each item's part of each group, or of each item's first and
@@ -120,14 +120,14 @@ __device__ __forceinline__ Ticket ticket_of(const LinearLaunch& launch, const Ro
     const LinearMatrix& m = launch.matrices[at.matrix];
     t.matrix = at.matrix, t.strip = at.group * GROUP_STRIPS + warp % SET_WARPS,
     t.tile = at.pair * ROUND_TILES + warp / SET_WARPS, t.flags = flags;
-    if (t.tile * TILE_WIDTH >= launch.columns) {
+    if (t.tile * TILE_COLUMNS >= launch.columns) {
         t.flags |= TICKET_NO_COLUMNS;
     } else if (t.strip * STRIP_ROWS >= m.rows) {
         t.flags |= TICKET_NO_ROWS;
     } else {
         const u32 rows = min(m.rows - t.strip * STRIP_ROWS, STRIP_ROWS);
         t.plane = plane_of(m.data, m.whole_columns, m.first_column, t.strip, t.tile, rows);
-        if (rows == STRIP_ROWS && (t.tile + 1) * TILE_WIDTH <= launch.columns)
+        if (rows == STRIP_ROWS && (t.tile + 1) * TILE_COLUMNS <= launch.columns)
             t.flags |= TICKET_WHOLE;
     }
     return t;
@@ -214,12 +214,12 @@ __device__ __forceinline__ void bring_x(const LinearLaunch& launch, const Decode
 #pragma unroll
         for (u32 set = 0; set < SETS; set++) {
             const u32 tile = at.pair * ROUND_TILES + set;
-            if (tile * TILE_WIDTH >= launch.columns) continue;
+            if (tile * TILE_COLUMNS >= launch.columns) continue;
 #pragma unroll 1
             for (u32 i = 0; i < TILE_ATOMS; i++) {
                 const u32 barrier = (set * TILE_ATOMS + i) * 8;
                 wait_for(block.x_empty + barrier, turns[set] % 2 ^ 1);
-                copy_x(launch, tile * TILE_WIDTH + i * ATOM_COLUMNS,
+                copy_x(launch, tile * TILE_COLUMNS + i * ATOM_COLUMNS,
                        block.xs + (set * TILE_ATOMS + i) * N * 128, lane);
                 arrive_with_copies(block.x_full + barrier);
                 __syncwarp();

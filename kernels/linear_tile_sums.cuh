@@ -7,18 +7,18 @@ namespace df11::linear {
 // A group's sums, of all warps that multiply.
 template <u32 N>
 struct GroupSums {
-    float of[TILE_BANDS][N / 2];
+    float of[BANDS][N / 2];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (u32 band = 0; band < TILE_BANDS; band++)
+        for (u32 band = 0; band < BANDS; band++)
 #pragma unroll
             for (u32 i = 0; i < N / 2; i++) of[band][i] = 0;
     }
     __device__ __forceinline__ void settle() {
         wait_for_products<0>();
 #pragma unroll
-        for (u32 band = 0; band < TILE_BANDS; band++)
+        for (u32 band = 0; band < BANDS; band++)
 #pragma unroll
             for (u32 i = 0; i < N / 2; i++) asm volatile("" : "+f"(of[band][i])::"memory");
     }
@@ -58,28 +58,27 @@ struct GroupSums {
     }
     __device__ __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group) const {
 #pragma unroll
-        for (u32 band = 0; band < TILE_BANDS; band++)
-            store<N>(launch, matrix, group, band, 0, of[band]);
+        for (u32 band = 0; band < BANDS; band++) store<N>(launch, matrix, group, band, 0, of[band]);
     }
     // To memory, and from there added.
     __device__ __forceinline__ void keep(float* to) const {
         float4* const all = reinterpret_cast<float4*>(to) + threadIdx.x;
 #pragma unroll
-        for (u32 band = 0; band < TILE_BANDS; band++)
+        for (u32 band = 0; band < BANDS; band++)
 #pragma unroll
             for (u32 i = 0; i < N / 8; i++)
                 all[(band * (N / 8) + i) * MULTIPLIERS * LANES] = make_float4(
                     of[band][4 * i], of[band][4 * i + 1], of[band][4 * i + 2], of[band][4 * i + 3]);
     }
     // A piece of the group's sums: those of a band by PIECE_ROWS rows of x.
-    static constexpr u32 PIECE_ROWS = 32, PIECES = TILE_BANDS * (N / PIECE_ROWS);
+    static constexpr u32 PIECE_ROWS = 32, PIECES = BANDS * (N / PIECE_ROWS);
     // Adds those of a group's items, in order, and stores them. `place`: of an item's.
     template <class Place>
     __device__ static __forceinline__ void add(const LinearLaunch& launch, const Rounds& at,
                                                u32 piece, u32 first_item, u32 last_item,
                                                Place place) {
         constexpr u32 COUNT = PIECE_ROWS / 8, FLOAT4S = decoded_partial_bytes(N) / 16;
-        const u32 band = piece % TILE_BANDS, part = piece / TILE_BANDS;
+        const u32 band = piece % BANDS, part = piece / BANDS;
         const float4* const all = reinterpret_cast<const float4*>(launch.partials) +
                                   (band * (N / 8) + part * COUNT) * MULTIPLIERS * LANES +
                                   threadIdx.x;

@@ -275,7 +275,7 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 t
     EdgeTile tile(work, at, bits, bits_bytes, lane, problems);
     const u32 width = tile.width;
 #pragma unroll 1
-    for (u32 band = 0; band < TILE_BANDS; band++) {
+    for (u32 band = 0; band < BANDS; band++) {
         const u32 rows = tile.rows(band);
         Sums<EIGHTS> sums;
         uint2 p[BAND_UNITS];
@@ -291,7 +291,7 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 t
 #pragma unroll
             for (u32 i = 0; i < EIGHTS; i++)
                 x[i] = first < width
-                           ? load_x(work, g + 8 * i, at.tile * TILE_WIDTH + first, tile.aligned)
+                           ? load_x(work, g + 8 * i, at.tile * TILE_COLUMNS + first, tile.aligned)
                            : w;
             make_fragments(x, lane);
             if (g < rows && first < width) {

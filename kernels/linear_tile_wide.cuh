@@ -81,7 +81,7 @@ __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bit
     u32 problems = 0;
     EdgeTile tile(work, at, bits, bits_bytes, lane, problems);
 #pragma unroll 1
-    for (u32 unit = 0; unit < TILE_BANDS * BAND_UNITS; unit++) {
+    for (u32 unit = 0; unit < BANDS * BAND_UNITS; unit++) {
         const u32 band = unit / BAND_UNITS, first = unit % BAND_UNITS * STEP_COLUMNS + 8 * q,
                   rows = tile.rows(band);
         uint4 w = make_uint4(0, 0, 0, 0);
@@ -136,7 +136,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
         }
         if (flags & TICKET_NO_ROWS) {
             // Of those sums nothing is used.
-            for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS; i++) stage.begin(i), stage.finish(i, lane);
+            for (u32 i = 0; i < BANDS * TILE_ATOMS; i++) stage.begin(i), stage.finish(i, lane);
         } else if (flags & TICKET_WHOLE) {
             const u8* plane = reinterpret_cast<const u8*>(u64(one.y) << 32 | one.x) + lane * 16;
             if (!begun)
@@ -147,8 +147,8 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
             bits.begin(0, slot + SLOT_HEAD, block.bits_bytes(),
                        load_shared(slot + TICKET_BYTES + lane * 8));
 #pragma unroll 1
-            for (u32 band = 0; band < TILE_BANDS; band++) {
-                const bool more = band + 1 < TILE_BANDS;
+            for (u32 band = 0; band < BANDS; band++) {
+                const bool more = band + 1 < BANDS;
                 if (more && lane < PLANE_BAND / 128) prefetch_l2(plane + PLANE_BAND + lane * 112);
                 // Where the plane goes on after the band, if that is known.
                 const u8* then = plane + PLANE_BAND;
@@ -189,7 +189,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
             const uint4 three = load_shared_16(slot + 32);
             problems |= decode_edge(work, {three.x, three.y, one.z}, slot + SLOT_HEAD,
                                     block.bits_bytes(), stage, lane);
-            for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS / ATOMS; i++) stage.at.next(stage.count);
+            for (u32 i = 0; i < BANDS * TILE_ATOMS / ATOMS; i++) stage.at.next(stage.count);
         }
         release(block.slot_empty + place * 8, lane);
     }
@@ -213,9 +213,9 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
         do {
             here = at;
             const u32 tile = at.pair * ROUND_TILES,
-                      sets = (tile + 1) * TILE_WIDTH < launch.columns ? 2 : 1;
+                      sets = (tile + 1) * TILE_COLUMNS < launch.columns ? 2 : 1;
 #pragma unroll
-            for (u32 band = 0; band < TILE_BANDS; band++) {
+            for (u32 band = 0; band < BANDS; band++) {
 #pragma unroll 1
                 for (u32 i = 0; i < TILE_ATOMS; i += ATOMS)
 #pragma unroll
@@ -244,7 +244,7 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
                         for (u32 atom = 0; atom < ATOMS; atom++)
                             release(x_done + (x_done ? atom * 8 : 0), lane);
                         done = block.stage_empty + barrier;
-                        x_done = band + 1 == TILE_BANDS ? block.x_empty + x_barrier : 0;
+                        x_done = band + 1 == BANDS ? block.x_empty + x_barrier : 0;
                         ring[set].next(block.count);
                     }
             }

@@ -113,7 +113,7 @@ __device__ inline u32 less_shifted(u32 base, u32 codes) {
 }
 
 // Eight weights of a row out of two words of signs and mantissas and one of codes
-// (linear_task.cuh): 15 instructions. `base`: that of the tile, in both exponents' places.
+// (spec/gpu.md, part 6): 15 instructions. `base`: that of the tile, in both exponents' places.
 __device__ inline void decode_codes(u32 (&weights)[4], u32 p0, u32 p1, u32 codes, u32 base) {
     constexpr u32 PLACES = 0x07800780u;
     const u32 others = __byte_perm(codes, 0, 0x0321);

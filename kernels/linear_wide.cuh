@@ -263,10 +263,6 @@ struct WideOutput {
     }
 };
 
-__device__ inline void store_sums(u32 address, const float* v) {
-    store_shared_16(address, make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]),
-                                        __float_as_uint(v[2]), __float_as_uint(v[3])));
-}
 // Sums of some rows of x by all parts, in order, out of the shared memory of the blocks that have
 // them.
 template <u32 N, u32 PARTS>
@@ -332,7 +328,10 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
         group_barrier(1, warpgroups * 4 * LANES);
 #pragma unroll
         for (u32 i = 0; i < N / 8; i++)
-            store_sums(ring.first + (i * WIDE_WARPS * LANES + threadIdx.x) * 16, sums + 4 * i);
+            store_shared_16(
+                ring.first + (i * WIDE_WARPS * LANES + threadIdx.x) * 16,
+                make_uint4(__float_as_uint(sums[4 * i]), __float_as_uint(sums[4 * i + 1]),
+                           __float_as_uint(sums[4 * i + 2]), __float_as_uint(sums[4 * i + 3])));
     }
     if (item.parts == 1) return;
     meet_cluster();

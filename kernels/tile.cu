@@ -60,24 +60,20 @@ constexpr u32 TILE_GOOD_WARPS = 8;
 constexpr u32 TILE_PREFETCH = 2;
 
 constexpr u32 UNIT = 8;
-constexpr u32 UNITS_A_BAND = 8;
-static_assert(UNITS_A_BAND / 2 % TILE_PREFETCH == 0, "pairs of units");
-constexpr u32 BANDS = 4;
-constexpr u32 UNITS = UNITS_A_BAND * BANDS;
+static_assert(BAND_UNITS / 2 % TILE_PREFETCH == 0, "pairs of units");
+constexpr u32 UNITS = BAND_UNITS * BANDS;
 constexpr u32 TILE_WEIGHTS = LANES * UNITS * UNIT;
 constexpr u32 TILE_ROWS = 32;
-constexpr u32 TILE_COLUMNS = 256;
-constexpr u32 BAND_ROWS = 8;
 constexpr u32 TWO_UNITS = LANES * 2 * UNIT;  // plane bytes of two units of each lane
 
 // Stores a lane's units of a band, STEP bytes apart, one after the other: if other work comes
 // between them, the rows' 512 bytes reach L2 in pieces, and the kernel loses up to a third of its
 // speed.
 template <u32 STEP>
-__device__ inline void store_band(u64 address, const uint4 (&weights)[UNITS_A_BAND]) {
+__device__ inline void store_band(u64 address, const uint4 (&weights)[BAND_UNITS]) {
     __syncwarp();
 #pragma unroll
-    for (u32 unit = 0; unit < UNITS_A_BAND; unit++) {
+    for (u32 unit = 0; unit < BAND_UNITS; unit++) {
         const uint4& w = weights[unit];
         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address + STEP * unit),
                      "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
@@ -240,13 +236,13 @@ __device__ __forceinline__ void decode_whole(Tile& tile, const Bits& bits, u32 l
     u32 position = tile.position;
 #pragma unroll 1
     for (u32 band = 0; band < BANDS; band++) {
-        uint4 weights[UNITS_A_BAND];
+        uint4 weights[BAND_UNITS];
 #pragma unroll
-        for (u32 unit = 0; unit < UNITS_A_BAND; unit += 2) {
+        for (u32 unit = 0; unit < BAND_UNITS; unit += 2) {
             // No rotation of `ahead`: a move of what is still on its way would wait for it.
             uint4& slot = ahead[unit / 2 % TILE_PREFETCH];
             const uint4 p = slot;
-            const u32 next = band * (UNITS_A_BAND / 2) + unit / 2 + TILE_PREFETCH;
+            const u32 next = band * (BAND_UNITS / 2) + unit / 2 + TILE_PREFETCH;
             if (next < UNITS / 2) slot = load_plane(plane + next * TWO_UNITS);
             u32 e[4];
             decode_unit(table, bits, position, e, problems);
@@ -259,7 +255,7 @@ __device__ __forceinline__ void decode_whole(Tile& tile, const Bits& bits, u32 l
         else
             store_band<2 * 4 * UNIT>(address, weights);
         // Read again from shared memory, which is cheaper than registers.
-        address += linear ? 2 * LANES * UNIT * UNITS_A_BAND : 2 * BAND_ROWS * t.pitch;
+        address += linear ? 2 * LANES * UNIT * BAND_UNITS : 2 * BAND_ROWS * t.pitch;
     }
     tile.position = position;
 }
@@ -275,7 +271,7 @@ __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* out
     const u32 half = UNIT * lanes_a_row;  // columns that a unit of all its lanes has
     const u32 g = lane / lanes_a_row;
     const u32 l = lane % lanes_a_row;
-    const u32 units = linear ? UNITS : UNITS_A_BAND;
+    const u32 units = linear ? UNITS : BAND_UNITS;
     const u64 row0 = row_of(tile), column0 = column_of(tile);
     const u32 height = linear ? 1 : u32(min(u64(TILE_ROWS), t.rows - row0));
     const u32 width =

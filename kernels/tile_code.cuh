@@ -3,6 +3,8 @@
 #include "tile_task.cuh"
 
 namespace df11::tile {
+// Of a tile of a matrix; units of a lane in a band.
+constexpr u32 TILE_COLUMNS = 256, BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8;
 // Positions count from 30 bits before the first staged one, so that a window shifted by two is an
 // index times the four bytes of an entry.
 constexpr u32 POSITION_OF_BIT_0 = 30, WINDOW_BITS = 62;

@@ -9,7 +9,7 @@
 //   linear_bench sums ROUNDS [X_ROWS ...]    16 to 1024 rows of x, or X_ROWS, without cuBLASLt:
 //                                      each matrix, and the sum of the first four
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
-//   linear_bench variants ROUNDS       other depths and numbers of warps
+//   linear_bench variants ROUNDS       other depths and clusters
 //   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS, sums ROUNDS (1 to
 //                                      64 rows of x): the same of tiles as stored; spaced ROUNDS:
 //                                      as bench, each product after a small kernel; spaced ROUNDS
@@ -31,44 +31,26 @@ using namespace linear;
 #include "linear_host.hpp"
 #include "linear_times.hpp"
 
-// --- other depths and numbers of warps
+// --- other depths and clusters
 
-// By warps' own copies: eights, depth, warps.
-#define VARIANT(EIGHTS, DEPTH, WARPS)                                                       \
-    __global__ void __launch_bounds__(WARPS* LANES, 1)                                      \
-        variant_##EIGHTS##_##DEPTH##_##WARPS(const __grid_constant__ LinearLaunch launch) { \
-        linear_fast<EIGHTS, DEPTH, WARPS>(Shared{launch});                                  \
+// Eights, stages, blocks of a cluster.
+#define BULK(EIGHTS, STAGES, CLUSTER)                                                       \
+    __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(LINEAR_THREADS, 1)    \
+        bulk_##EIGHTS##_##STAGES##_##CLUSTER(const __grid_constant__ LinearLaunch launch) { \
+        linear_bulk<EIGHTS, CLUSTER>(Shared{launch});                                       \
     }
-#define SHAPES_OF_VARIANTS(X) X(1, 2, 16) X(2, 2, 16) X(1, 3, 16)
-// By bulk copies: eights, stages, warps, blocks of a cluster.
-#define BULK(EIGHTS, STAGES, WARPS, CLUSTER)                                                  \
-    __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__((WARPS + 2) * LANES, 1) \
-        bulk_##EIGHTS##_##STAGES##_##WARPS##_##CLUSTER(                                       \
-            const __grid_constant__ LinearLaunch launch) {                                    \
-        linear_bulk<EIGHTS, WARPS, CLUSTER>(Shared{launch});                                  \
-    }
-#define BULKS(X) X(1, 4, 16, 1) X(1, 3, 16, 2) X(1, 6, 16, 2) X(1, 9, 8, 2) X(2, 4, 16, 1)
+#define BULKS(X) X(1, 4, 1) X(1, 3, 2) X(1, 6, 2) X(2, 4, 1)
 BULKS(BULK)
-SHAPES_OF_VARIANTS(VARIANT)
 
 static std::vector<Variant> variants() {
-#define ROW(EIGHTS, DEPTH, WARPS)                         \
-    {#EIGHTS " eights, depth " #DEPTH ", " #WARPS " x 1", \
-     (const void*)variant_##EIGHTS##_##DEPTH##_##WARPS,   \
-     EIGHTS,                                              \
-     DEPTH,                                               \
-     WARPS,                                               \
-     false,                                               \
+#define BULK_ROW(EIGHTS, STAGES, CLUSTER)                     \
+    {#EIGHTS " eights, " #STAGES " stages, 16 x 1 " #CLUSTER, \
+     (const void*)bulk_##EIGHTS##_##STAGES##_##CLUSTER,       \
+     EIGHTS,                                                  \
+     STAGES,                                                  \
+     true,                                                    \
      false},
-#define BULK_ROW(EIGHTS, STAGES, WARPS, CLUSTER)                      \
-    {#EIGHTS " eights, " #STAGES " stages, " #WARPS " x 1 " #CLUSTER, \
-     (const void*)bulk_##EIGHTS##_##STAGES##_##WARPS##_##CLUSTER,     \
-     EIGHTS,                                                          \
-     STAGES,                                                          \
-     WARPS,                                                           \
-     true,                                                            \
-     false},
-    std::vector<Variant> all = {SHAPES_OF_VARIANTS(ROW)};
+    std::vector<Variant> all;
     const std::vector<Variant> bulks = {BULKS(BULK_ROW)};
     for (bool begins_early : {false, true})
         for (Variant v : bulks) {

@@ -179,7 +179,7 @@ static void add_matrix(LinearLaunch& l, const Form& form, u16* y, u64 y_pitch,
 struct Variant {
     std::string name;
     const void* kernel;
-    u32 eights, depth, warps;
+    u32 eights, depth;
     bool bulk, early;  // early: begins while the launch before ends
 };
 static Variant standard(u32 x_rows) {
@@ -188,14 +188,13 @@ static Variant standard(u32 x_rows) {
             few ? KERNEL(df11_linear_fast_8) : KERNEL(df11_linear_fast_16),
             (x_rows + 7) / 8,
             ring ? LINEAR_DEPTH : LINEAR_STAGES,
-            LINEAR_WARPS,
             !ring,
             !ring && early};
 }
 static void launch_fast(const Variant& v, const LinearLaunch& l, cudaStream_t stream) {
-    const u32 shared = v.bulk ? bulk_shared_bytes(v.warps, v.eights, v.depth)
-                              : linear_shared_bytes(v.warps, v.eights, v.depth);
-    const u32 threads = (v.warps + 2 * v.bulk) * LANES;
+    const u32 shared =
+        v.bulk ? BULK_FIRST_BYTES + v.depth * stage_bytes(v.eights) : linear_shared_bytes(v.eights);
+    const u32 threads = (LINEAR_WARPS + 2 * v.bulk) * LANES;
     CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
     int blocks = 0;
     CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, v.kernel, threads, shared));
@@ -377,8 +376,7 @@ static GroupedLaunch grouped_of(const Context& c, const u16* x, u64 pitch, u32 x
             c.status, x_rows, columns, rows,    places,   experts, {}};
 }
 static void launch_grouped(const GroupedLaunch& l, cudaStream_t stream) {
-    const u32 shared = ring ? linear_shared_bytes(LINEAR_WARPS, 1, LINEAR_DEPTH)
-                            : bulk_shared_bytes(LINEAR_WARPS, 2, LINEAR_STAGES);
+    const u32 shared = ring ? linear_shared_bytes(1) : bulk_shared_bytes(2);
     launch_kernel(KERNEL(df11_linear_grouped), sm_count(), (LINEAR_WARPS + (ring ? 0 : 2)) * LANES,
                   shared, l, stream);
 }

@@ -90,7 +90,8 @@ impl Matrix {
         match &self.arrays {
             MatrixArrays::Stored(stored) => {
                 let (task, status) = (stored.task(&rows, &columns, 0, 0), status.device_pointer());
-                let (kernels, staged) = (stored.device.kernels(), stored.staged_bytes());
+                let (kernels, staged) =
+                    (stored.device.kernels(), stored.source.arrays.staged_bytes);
                 // SAFETY: the task is of arrays that the matrix keeps, or the caller; the rest is
                 // the caller's promise.
                 unsafe { kernels.decode_few(stream, &[task], staged, output, status) }
@@ -136,13 +137,13 @@ impl Matrix {
         for few in stored.chunks(FEW_TASKS) {
             let device = &few[0].0.device;
             check_contexts(device, stream, status)?;
-            let (mut tasks, mut units) = (Vec::<TileTask>::new(), 0);
+            let (mut tasks, mut units, mut staged) = (Vec::<TileTask>::new(), 0, 0);
             for (arrays, rows, columns, output) in few {
                 let task = arrays.task(rows, columns, *output, units);
                 units += u64::from(task.tiles);
+                staged = staged.max(arrays.source.arrays.staged_bytes);
                 tasks.push(task);
             }
-            let staged = few.iter().map(|(arrays, ..)| arrays.staged_bytes()).max().unwrap_or(0);
             Error::check_limit("tiles of one launch on the GPU", units, u32::MAX.into())?;
             // SAFETY: outputs are the tasks' own, absolute ones; the rest is the caller's promise.
             unsafe {

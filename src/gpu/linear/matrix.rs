@@ -67,7 +67,7 @@ pub(super) enum MatrixArrays {
 #[derive(Clone, Debug)]
 pub(super) struct StoredArrays {
     pub(super) device: Device,
-    source: TileSource,
+    pub(super) source: TileSource,
     _part: Option<Arc<DevicePart>>,
 }
 
@@ -284,7 +284,7 @@ impl Matrix {
     /// As stored, what the largest tile of its tensor takes of the bitstream, in bytes.
     pub(super) fn staged_bytes(&self) -> Option<u32> {
         match &self.arrays {
-            MatrixArrays::Stored(stored) => Some(stored.staged_bytes()),
+            MatrixArrays::Stored(stored) => Some(stored.source.arrays.staged_bytes),
             MatrixArrays::Fast(_) => None,
         }
     }
@@ -350,10 +350,6 @@ impl Device {
 }
 
 impl StoredArrays {
-    pub(super) fn staged_bytes(&self) -> u32 {
-        self.source.arrays.staged_bytes
-    }
-
     /// Of the whole matrix, except its codebook.
     fn bytes(&self) -> u64 {
         let TileSource { arrays, rows, columns, tiles_across } = self.source;

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A [`Matrix`] tells where its compressed arrays lie, and keeps them. The fast layout
-//! (`kernels/linear_task.cuh`) has about 12.1 bits a weight and is no part of the file format:
+//! (`spec/gpu.md`, part 6) has about 12.1 bits a weight and is no part of the file format:
 //! [`transcode`] makes it on the GPU from what is stored, or [`arrival`] while a model is loaded.
 
 pub(super) mod arrival;
