@@ -117,7 +117,7 @@ fn the_only_whole_copy_is_never_deleted() {
                 fixture.good("compress model -o out --layout=gap");
             }
         }
-        assert!(most > 1 || (also.is_none() && calls == plain), "no rename failed");
+        assert!(most > 0 || (also.is_none() && calls == plain), "no rename failed");
     }
 }
 
