@@ -155,15 +155,20 @@ impl Error {
     #[must_use]
     pub fn in_file(self, path: impl AsRef<Path>) -> Self {
         let path = path.as_ref();
-        if self.is_in_file(path) { self } else { self.within(path.display()) }
+        let is_nameless = path.as_os_str().is_empty();
+        if is_nameless || self.is_in_file(path) { self } else { self.within(path.display()) }
     }
 
-    /// Whether the place that it names, if it names one, begins with the file's path.
+    /// Whether the place that it names, if it names one, is this file or begins with its path.
     pub(crate) fn is_in_file(&self, path: &Path) -> bool {
+        let path = path.display().to_string();
         match self {
             Self::Corrupt { place: text, .. }
             | Self::Unsupported { what: text, .. }
-            | Self::Limit { what: text, .. } => text.starts_with(&path.display().to_string()),
+            | Self::Limit { what: text, .. } => {
+                let rest = text.strip_prefix(&path).filter(|_| !path.is_empty());
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+            }
             _ => true,
         }
     }

@@ -55,7 +55,7 @@ pub mod group {
     pub use crate::source::group::*;
 }
 
-/// The exponent code: histograms, lengths, codes and tables.
+/// The exponent code: histograms, lengths and codes.
 pub mod huffman {
     pub use crate::huffman::*;
 }

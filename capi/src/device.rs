@@ -19,7 +19,7 @@ use crate::{GPU_FAST, Model};
 #[derive(Clone)]
 pub struct Gpu {
     pub(crate) device: Device,
-    /// That its kernels set.
+    /// The status that its kernels set.
     pub(crate) status: Arc<df11::gpu::Status>,
 }
 

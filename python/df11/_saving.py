@@ -19,7 +19,7 @@ from ._report import Report
 from ._source import KEY, Source, sources
 from ._tensor import CompressedTensor
 
-#: As `df11 compress` inserts it and `df11 decompress` takes it out (src/write/shards.rs).
+#: As `df11 compress` inserts it and `df11 decompress` takes it out (src/open/beside.rs).
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
 _ADAPTER = "adapter_config.json"
 

@@ -64,7 +64,11 @@ pub trait ReadArrays<'m> {
     /// A range of an array's bytes; they are where the container is mapped, or a copy.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Corrupt`] if a checksum differs.
+    /// [`Error::Io`]; [`Error::Corrupt`] if a checksum differs; [`Error::Parameter`] if an array in
+    /// memory is too short.
+    ///
+    /// # Panics
+    /// If there are fewer arrays.
     fn read(&self, array: usize, range: Range<u64>) -> Result<Cow<'m, [u8]>>;
 
     /// As [`read`](Self::read), into scratch if they are not mapped.
@@ -123,7 +127,7 @@ pub trait DecodeArrays: Send + Sync {
     /// As [`decode`](Self::decode).
     ///
     /// # Panics
-    /// As [`decode`](Self::decode).
+    /// As [`decode`](Self::decode), and if there are no such rows or columns.
     fn decode_columns(
         &self,
         arrays: &dyn ReadArrays<'_>,
@@ -191,9 +195,9 @@ impl Scratch {
 /// A tensor whose arrays lie in memory, and the numbers that its directory record holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodedTensor<S, const N: usize> {
-    /// From which the lengths of the arrays follow.
+    /// Its sizes, from which the lengths of the arrays follow.
     pub sizes: S,
-    /// In the order of its record.
+    /// Its arrays, in the order of its record.
     pub arrays: [Vec<u8>; N],
 }
 
@@ -208,6 +212,8 @@ impl<S: CodedSizes, const N: usize> EncodedTensor<S, N> {
     /// # Errors
     /// As [`CodedSizes::prepare`] and [`DecodeArrays::decode`].
     pub fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
+        // The plane, which comes last, has a byte for each weight.
+        check_range("elements", &elements, self.sizes.arrays()[N - 1].1)?;
         let mut weights = vec![0; 2 * (elements.end - elements.start) as usize];
         let decoder = self.sizes.prepare(&self.views())?;
         decoder.decode(&self.views(), elements, &mut Scratch::default(), &mut weights)?;
@@ -217,7 +223,8 @@ impl<S: CodedSizes, const N: usize> EncodedTensor<S, N> {
 
 /// Some bytes of an array that lies in memory as a whole.
 fn part(array: &[u8], range: Range<u64>) -> Result<&[u8]> {
-    let part = array.view(range.start, range.end - range.start);
+    let length = range.end.checked_sub(range.start);
+    let part = length.and_then(|length| array.view(range.start, length));
     part.ok_or_else(|| Error::parameter("an array is shorter than its size", "pass whole arrays"))
 }
 

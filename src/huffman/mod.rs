@@ -1,7 +1,7 @@
 //! The exponent code: how often each exponent occurs, how long its code is, and the tables that
 //! write and read it.
 //!
-//! `Histogram → CodeLengths → Codes` (to write) or `Luts`, `SymbolTable` (to read). The code is
+//! `Histogram → CodeLengths → Codes`; tables to read by follow from the lengths. The code is
 //! canonical, so the lengths alone define it; everything else is derived.
 
 pub(crate) mod bits;

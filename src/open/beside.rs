@@ -3,15 +3,17 @@
 //!
 //! Of a side file the directory has length and hash of the original. The file may be another one:
 //! transformers and diffusers find a line in `config.json` by which they know that the weights are
-//! compressed. So that every original comes back, one that begins with the mark itself gets another
-//! one, which JSON reads as one. The last line of a card seals it: whoever reads the folder knows
-//! it for what it is as long as nobody has edited it.
+//! compressed. A file that begins with the mark gets a second one, so that every original comes
+//! back; JSON reads both as one key.
 //!
 //! ```text
 //! {                                                    the original, up to its first brace
 //!   "quantization_config": {"quant_method": "df11"},   MARK
 //!   "architectures": ["LlamaForCausalLM"], …           the rest of the original
 //! ```
+//!
+//! The last line of a card seals it: whoever reads the folder knows it for what it is as long as
+//! nobody has edited it.
 
 use std::{
     collections::BTreeSet,

@@ -171,7 +171,7 @@ impl ShardVerifier<'_, '_> {
         }
         for tensor in self.shard.tensors() {
             if let Some(sizes) = tensor.coded()? {
-                // What of the index no thread reads, too.
+                // Also the last half byte of the gaps, which no thread reads.
                 let verified = sizes.verify_codebook(&tensor);
                 verified.map_err(|error| tensor.locate(error))?;
             }

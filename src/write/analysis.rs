@@ -110,8 +110,8 @@ struct PieceAnalysis {
     coding: Option<Coding>,
 }
 
-/// The bytes that the first pass over all files and as many `more` tell the observer of: in each
-/// all tensors, and in the first once more those that are measured on their own.
+/// The bytes that the first pass and `more` further ones tell the observer of: all tensors in each,
+/// and in the first those that are measured on their own once more.
 pub(super) fn bytes(files: &[Weights<'_>], layout: Layout, more: u64) -> u64 {
     let times = |tensor| more + if work(layout, tensor) == PieceWork::Pairs { 2 } else { 1 };
     let tensors = files.iter().flat_map(|file| &file.file.tensors);
@@ -224,7 +224,7 @@ fn pieces(file: &Weights<'_>, layout: Layout) -> impl Iterator<Item = SourcePiec
 struct Pass<'a> {
     file: &'a Weights<'a>,
     observer: &'a dyn Observer,
-    /// Of the tensor that the pass is in, as what is counted.
+    /// The hash of the current tensor so far; so are its counts below.
     hasher: Hasher,
     exponents: Option<ExponentCounts>,
     pairs: PairCounts,

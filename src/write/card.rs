@@ -85,8 +85,8 @@ impl Class {
     }
 }
 
-/// Code by which the pipeline's own loader loads all components, except those that no library
-/// knows.
+/// Code by which the pipeline's own loader loads all components that its container lists and that
+/// are there, except those that no library knows.
 fn of_pipeline(folder: &Path, out: &Path) -> Loading {
     let index = fs::read(folder.join(MODEL_INDEX)).unwrap_or_default();
     let index: Value = serde_json::from_slice(&index).unwrap_or_default();
@@ -94,7 +94,8 @@ fn of_pipeline(folder: &Path, out: &Path) -> Loading {
         index["_class_name"].as_str().filter(|name| is_name(name)).unwrap_or("DiffusionPipeline");
     let mut python = "import df11, diffusers\n".to_owned();
     let mut given = String::new();
-    for name in listed_in(folder).into_keys().filter(|name| is_name(name)) {
+    let listed = listed_in(folder).into_keys();
+    for name in listed.filter(|name| is_name(name) && folder.join(name).is_dir()) {
         if Class::read(&folder.join(&name)).is_none() {
             let _ = writeln!(
                 python,

@@ -239,7 +239,7 @@ impl Measuring {
         })
     }
 
-    /// Given the bytes of all portions.
+    /// The coding, from the bytes of each portion.
     fn finish(self, histogram: &PairHistogram, portions: &[u64]) -> Result<Coding> {
         let (codebook, bits) = (self.codebook.to_bytes(), 8 * portions.iter().sum::<u64>());
         let sizes = Sizes::new(self.geometry, bits, codebook.len() as u64)?;

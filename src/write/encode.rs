@@ -58,24 +58,28 @@ pub(super) fn encode(
     output: &ContainerOutput,
     observer: &dyn Observer,
 ) -> Result<()> {
-    for (array, file) in contents.weights.iter().enumerate() {
-        output.write_array(array, 0, &file.file.prefix)?;
-    }
+    let weights = contents.weights.len();
     let side = contents.side.iter().filter(|file| contents.stores_side && file.length > 0);
-    for (array, file) in (contents.weights.len()..).zip(side) {
-        let mut offset = 0;
-        file.read(|bytes| {
-            output.write_array(array, offset, bytes)?;
-            offset += bytes.len() as u64;
-            Ok(())
-        })?;
-    }
+    let side: Vec<_> = side.collect();
+    let files = weights + side.len();
     let tensors = plan.tensors.iter();
     let parts: Vec<(&PlannedTensor<'_>, usize)> = tensors
         .flat_map(|planned| (0..planned.part_count()).map(move |part| (planned, part)))
         .collect();
-    parallel::for_each(parts.len(), Worker::default, |worker, index| {
-        let (planned, part) = parts[index];
+    parallel::for_each(files + parts.len(), Worker::default, |worker, index| {
+        if index < weights {
+            return output.write_array(index, 0, &contents.weights[index].file.prefix);
+        }
+        if index < files {
+            let mut offset = 0;
+            let read = side[index - weights].read(|bytes| {
+                output.write_array(index, offset, bytes)?;
+                offset += bytes.len() as u64;
+                Ok(())
+            });
+            return read.map(drop);
+        }
+        let (planned, part) = parts[index - files];
         worker.run(Target { planned, output, observer }, part)
     })?;
     let changed = plan.tensors.iter().find(|tensor| !tensor.is_as_analysed());

@@ -100,7 +100,8 @@ pub(super) fn write_side_files(
 pub(super) struct OutputFolder {
     temporary: TemporaryFolder,
     path: PathBuf,
-    /// By whose paths an earlier output is known that may be replaced; nothing may without.
+    /// Paths of the new output, by which an earlier one is known and may be replaced; `None` if
+    /// nothing may be.
     earlier: Option<BTreeSet<String>>,
     /// The folders in it.
     made: BTreeSet<PathBuf>,

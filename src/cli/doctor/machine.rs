@@ -65,6 +65,7 @@ fn instructions() -> Finding {
 /// Name, whether it is there, and whether its absence hurts; none on processors for which the code
 /// asks for none.
 fn known_instructions() -> Vec<(&'static str, bool, bool)> {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     macro_rules! features {
         ($($name:tt $needed:literal),*) => {
             vec![$(($name, is_detected!($name), $needed)),*]

@@ -83,7 +83,7 @@ fn codec(weights: &[u8]) -> Result<Vec<Finding>> {
     ])
 }
 
-/// Of work on so many bytes.
+/// The rate of work on this many bytes.
 fn rate<T>(
     name: &'static str,
     what: &str,

@@ -1,5 +1,5 @@
-//! Decoding ranges of thread blocks, and checking all of the index, of which decoding uses but the
-//! starts of thread blocks.
+//! Decoding ranges of thread blocks, and checking all of the index, of which decoding uses only
+//! the starts of thread blocks.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -94,7 +94,9 @@ impl Span<'_> {
         if thread_block == 0 && bits.start != 0 {
             return corrupt("the first thread block must start with gap 0");
         }
-        let count = next - element;
+        let Some(count) = next.checked_sub(element).filter(|_| next <= sizes.elements()) else {
+            return corrupt("entries must ascend to the number of elements");
+        };
         if bits.end.checked_sub(bits.start).is_none_or(|bits| count > bits as u64) {
             return corrupt("the thread block has more codes than bits");
         }
@@ -128,16 +130,23 @@ impl DecodeArrays for GapDecoder<'_> {
         let Scratch { index, bitstream, plane } = scratch;
         let span = self.span(arrays, &elements, index, bitstream)?;
         let plane = arrays.read_with(PLANE, elements.clone(), plane)?;
+        assert_eq!(out.len(), 2 * plane.len(), "two bytes for each weight");
+        let mut merged = 0;
         self.walk(&span, |decoded| {
             let end = decoded.element + decoded.exponents.len() as u64;
             let (from, to) = (decoded.element.max(elements.start), end.min(elements.end));
             if from < to {
                 let here = (from - decoded.element) as usize..(to - decoded.element) as usize;
                 let there = (from - elements.start) as usize..(to - elements.start) as usize;
+                merged += there.len();
                 let weights = &mut out[2 * there.start..2 * there.end];
                 bf16::merge(&decoded.exponents[here], &plane[there], weights);
             }
             Ok(())
+        })?;
+        Error::unless(merged == plane.len(), || {
+            let at = OUTPUT_OFFSET_BYTES as u64 * span.thread_blocks.start;
+            Error::corrupt("output offsets", at, "the thread blocks hold other weights")
         })
     }
 

@@ -82,15 +82,15 @@ impl GapGeometry {
     }
 }
 
-/// Number of an array, in the order of a tensor's record: code lengths and LUTs.
+/// The number of the codebook among a tensor's arrays: code lengths and LUTs.
 pub const CODEBOOK: usize = 0;
-/// Number of an array: half a byte a thread.
+/// The number of the gap array: half a byte a thread.
 pub const GAPS: usize = 1;
-/// Number of an array: 8 bytes a thread block, and 8 more.
+/// The number of the output offsets: 8 bytes a thread block, and 8 more.
 pub const OUTPUT_OFFSETS: usize = 2;
-/// Number of an array: whole threads.
+/// The number of the bitstream: whole threads of bytes.
 pub const BITSTREAM: usize = 3;
-/// Number of an array: one byte a weight.
+/// The number of the plane: one byte a weight.
 pub const PLANE: usize = 4;
 
 /// A tensor whose arrays lie in memory.
@@ -126,7 +126,9 @@ impl GapSizes {
         let (lengths, lut) = (CODE_LENGTHS_BYTES as u64, LUT_BYTES as u64);
         let allowed = lengths + lut..=lengths + lut * MAX_LUTS as u64;
         if !allowed.contains(&codebook_bytes) || !(codebook_bytes - lengths).is_multiple_of(lut) {
-            return Err(corrupt(format!("a codebook of {codebook_bytes} bytes")));
+            return Err(corrupt(format!(
+                "a codebook of {codebook_bytes} bytes, not 256 and 1..={MAX_LUTS} LUTs of 512"
+            )));
         }
         Error::check_limit("the element count of a BF16 tensor", elements, 1 << 59)?;
         if !(elements..=elements * u64::from(MAX_CODE_LENGTH)).contains(&bit_count) {
@@ -190,8 +192,8 @@ impl GapSizes {
     }
 
     /// The parts of gaps and bitstream that some thread blocks need: those of their threads, and
-    /// where thread blocks follow the next one's gap and two bytes more of the bitstream, the end
-    /// of the last code.
+    /// if thread blocks follow, the next one's first gap and two more bytes of the bitstream, into
+    /// which the last code may reach.
     pub(super) fn parts_of(&self, thread_blocks: &Range<u64>) -> [Range<u64>; 2] {
         let [_, gaps, _, bitstream, _] = self.array_lengths();
         let part = |each: u64, more: u64, all: u64| {

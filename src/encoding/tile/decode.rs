@@ -147,6 +147,7 @@ impl TileDecoder {
         weights: &mut [u8],
     ) -> Result<()> {
         let strips = self.strips(arrays, &wanted.elements, scratch)?;
+        assert_eq!(weights.len() as u64, 2 * wanted.count(), "two bytes for each weight");
         let mut stage = BandBuffer::new();
         self.walk(&strips, wanted, |coded, plane| {
             let tile = &coded.tile;
@@ -262,9 +263,20 @@ impl Wanted {
         (first.count == tile.width && last.count == tile.width).then_some(first.to)
     }
 
-    /// The wanted weights of a tile, row by row.
+    /// How many weights go to the output.
+    const fn count(&self) -> u64 {
+        let elements = self.elements.end - self.elements.start;
+        if self.pitch() == self.width { elements } else { elements / self.width * self.pitch() }
+    }
+
+    /// The wanted weights of a tile, row by row. Costs next to nothing if the tile has none.
     fn runs(&self, tile: &Tile) -> impl Iterator<Item = Run> {
-        (0..tile.height).filter_map(|row| self.run(tile, row))
+        let reaches =
+            tile.column < self.columns.end && tile.column + tile.width as u64 > self.columns.start;
+        let row_of = |row: u64| row.saturating_sub(tile.row).min(tile.height as u64) as usize;
+        let first = row_of(self.elements.start / self.width);
+        let end = if reaches { row_of(self.elements.end.div_ceil(self.width)) } else { 0 };
+        (first..end).filter_map(|row| self.run(tile, row))
     }
 
     /// The wanted weights of a row of a tile, if there are any.

@@ -217,7 +217,7 @@ impl TileGeometry {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tile {
     pub(super) is_vector: bool,
-    /// Of the matrix, of its first weight.
+    /// Where its first weight lies in the matrix.
     pub(super) row: u64,
     pub(super) column: u64,
     pub(super) width: usize,

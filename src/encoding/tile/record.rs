@@ -114,7 +114,7 @@ pub(crate) fn staged_bytes(records: &[u8]) -> u32 {
         let first = start / COPY_BYTES * COPY_BYTES;
         end.saturating_sub(first).next_multiple_of(COPY_BYTES)
     };
-    // Less than a tile has at most.
+    // No truncation: no tile has 2^32 bytes.
     records.windows(2).map(tile).max().unwrap_or(0).min(MAX_STAGED) as u32
 }
 

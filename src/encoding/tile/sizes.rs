@@ -13,13 +13,13 @@ use crate::{
     encoding::stored::{self, check_range},
 };
 
-/// Number of an array, in the order of a tensor's record: which pairs have which codes.
+/// The number of the codebook among a tensor's arrays: which pairs have which codes.
 pub const CODEBOOK: usize = 0;
-/// Number of an array: 32 bytes a tile, and 32 more.
+/// The number of the records: 32 bytes a tile, and 32 more.
 pub const RECORDS: usize = 1;
-/// Number of an array: the bits of all tiles, a multiple of 16 bytes.
+/// The number of the bitstream: the bits of all tiles, a multiple of 16 bytes.
 pub const BITSTREAM: usize = 2;
-/// Number of an array: one byte a weight.
+/// The number of the plane: one byte a weight.
 pub const PLANE: usize = 3;
 
 /// A tensor whose arrays lie in memory.
