@@ -56,11 +56,10 @@ __device__ __forceinline__ void bring_tile(const Shared& work, const TileBlock& 
 // Brings the news that there are no more to a slot that has been emptied.
 __device__ __forceinline__ void bring_end(const TileBlock& block, u32 place, u32 emptied,
                                           u32 lane) {
-    const u32 full = block.slot_full + place * 8;
     wait_for(block.slot_empty + place * 8, emptied);
     if (lane == 0) store_shared_16(block.slot(place) + 16, make_uint4(0, 0, 0, TICKET_END));
-    copy_bits(0, nullptr, 0, full, lane);
-    show_slot(full, 0, lane);
+    copy_bits(0, nullptr, 0, block.slot_full + place * 8, lane);
+    show_slot(block.slot_full + place * 8, 0, lane);
 }
 
 // How many tiles each warp has been brought, modulo four: a bit of each warp.
