@@ -99,8 +99,8 @@ fn demonstrate(
     if chosen.device.is_gpu() {
         steps.push(("start, load", report.stored_bytes, seconds));
     }
-    let (decoded, seconds) = compare_blocks(&model, &source, decoder)?;
-    steps.push(("decode", decoded, seconds));
+    let (total, seconds) = compare_blocks(&model, &source, decoder)?;
+    steps.push(("decode", total, seconds));
 
     let (verification, seconds) =
         timed(|| model.verify_with(Level::Full, decoder, &session.progress()))?;

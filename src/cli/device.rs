@@ -109,7 +109,7 @@ fn where_possible<'m>(model: &'m Model, session: &Session) -> Result<Chosen<'m>,
     }
 }
 
-impl<'m> Chosen<'m> {
+impl Chosen<'_> {
     fn cpu(reason: Option<String>) -> Self {
         Self { decoder: Box::new(Cpu), device: DecodedBy { gpu: None, reason } }
     }

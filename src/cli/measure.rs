@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use super::{answer::Failure, session::check, text};
+
 /// The result of some work, and its seconds.
 pub(super) fn timed<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<(T, f64), E> {
     let start = Instant::now();
@@ -28,6 +30,45 @@ pub(super) fn median_of(
     measure()?;
     let samples = (0..times).map(|_| measure()).collect::<df11::Result<Vec<f64>>>()?;
     Ok(median(&samples))
+}
+
+/// Seconds of all repetitions of one job with one number of threads.
+#[derive(Clone)]
+pub(super) struct Series {
+    /// 0 on a GPU.
+    pub(super) threads: usize,
+    pub(super) name: String,
+    /// 0 if the cost does not grow with the weights.
+    pub(super) bytes: u64,
+    /// The name of the job whose rate limits this one's.
+    pub(super) limit: Option<&'static str>,
+    pub(super) seconds: Vec<f64>,
+}
+
+impl Series {
+    pub(super) fn new(name: impl Into<String>, bytes: u64, limit: Option<&'static str>) -> Self {
+        Self { threads: 0, name: name.into(), bytes, limit, seconds: Vec::new() }
+    }
+
+    pub(super) fn rate(&self) -> f64 {
+        text::per_second(self.bytes, median(&self.seconds))
+    }
+}
+
+/// Adds the seconds of so many repetitions to their series; those of the first time do not count.
+pub(super) fn repeat(
+    times: u16,
+    series: &mut [Series],
+    mut once: impl FnMut() -> Result<Vec<f64>, Failure>,
+) -> Result<(), Failure> {
+    for repetition in 0..=times {
+        check()?;
+        let seconds = once()?;
+        if repetition > 0 {
+            series.iter_mut().zip(seconds).for_each(|(series, time)| series.seconds.push(time));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(feature = "cudarc")]

@@ -9,11 +9,11 @@ use df11::{
 };
 use serde_json::json;
 
-use super::{Bench, Series, jobs::without_verification, repeat};
+use super::{Bench, jobs::without_verification};
 use crate::cli::{
     Answer, Failure, Session,
     figures::has_weights,
-    measure::{BlockDecoder, timed},
+    measure::{BlockDecoder, Series, repeat, timed},
 };
 
 /// Bytes read and written.

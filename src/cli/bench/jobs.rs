@@ -10,8 +10,7 @@ use std::{
 use df11::{CompressOptions, DecompressOptions, Layout, Level, OpenOptions, Source};
 use rayon::prelude::*;
 
-use super::Series;
-use crate::cli::{Failure, Session, containers::container_bytes};
+use crate::cli::{Failure, Session, containers::container_bytes, measure::Series};
 
 /// Of a sample, for the limits: larger than the caches of most machines.
 const SAMPLE_BYTES: usize = 128 << 20;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::{
     answer::{Answer, Failure},
-    measure::{median, timed},
+    measure::{Series, median, repeat, timed},
     session::{Session, check, pool, temporary_folder},
     text,
 };
@@ -70,45 +70,6 @@ pub(super) struct Bench {
     /// Where outputs go [default: the folder for temporary files]
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
-}
-
-/// Seconds of all repetitions of one job with one number of threads.
-#[derive(Clone)]
-struct Series {
-    /// 0 on a GPU.
-    threads: usize,
-    name: String,
-    /// 0 if the cost does not grow with the weights.
-    bytes: u64,
-    /// The name of the job whose rate limits this one's.
-    limit: Option<&'static str>,
-    seconds: Vec<f64>,
-}
-
-impl Series {
-    fn new(name: impl Into<String>, bytes: u64, limit: Option<&'static str>) -> Self {
-        Self { threads: 0, name: name.into(), bytes, limit, seconds: Vec::new() }
-    }
-
-    fn rate(&self) -> f64 {
-        text::per_second(self.bytes, median(&self.seconds))
-    }
-}
-
-/// Adds the seconds of so many repetitions to their series; those of the first time do not count.
-fn repeat(
-    times: u16,
-    series: &mut [Series],
-    mut once: impl FnMut() -> Result<Vec<f64>, Failure>,
-) -> Result<(), Failure> {
-    for repetition in 0..=times {
-        check()?;
-        let seconds = once()?;
-        if repetition > 0 {
-            series.iter_mut().zip(seconds).for_each(|(series, time)| series.seconds.push(time));
-        }
-    }
-    Ok(())
 }
 
 impl Bench {

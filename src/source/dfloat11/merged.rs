@@ -78,7 +78,7 @@ impl Merged {
             let (part, rest) = buf.split_at_mut(count as usize);
             match &segment.part {
                 BytesOf::Prefix(bytes) => {
-                    part.copy_from_slice(&bytes[from as usize..][..part.len()])
+                    part.copy_from_slice(&bytes[from as usize..][..part.len()]);
                 }
                 BytesOf::Stored { file, offset } => {
                     self.files[*file].read_exact_at(offset + from, part)?;
