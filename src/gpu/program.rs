@@ -172,12 +172,14 @@ impl GpuProgram {
             match source {
                 // SAFETY: device memory or mapped host memory that holds the rows (the directory's
                 // validation compared the sizes), and the output as many bytes.
-                Source::Raw(array) => unsafe { copy(*array, part, output + to, stream) }
+                DirectSource::Raw(array) => unsafe { copy(*array, part, output + to, stream) }
                     .result()
                     .or_fault("copying on the GPU"),
                 // SAFETY: the output has room for each part; what is alive is the caller's promise,
                 // and `self` keeps the arrays.
-                Source::Fast(arrays) => unsafe { arrays.decode(part, output + to, stream, status) },
+                DirectSource::Fast(arrays) => unsafe {
+                    arrays.decode(part, output + to, stream, status)
+                },
             }?;
         }
         Ok(())
@@ -224,13 +226,13 @@ struct ProgramDraft {
 /// A part of a tensor that is decoded without a task: dense in the output.
 #[derive(Debug)]
 struct Direct {
-    source: Source,
+    source: DirectSource,
     part: Rect,
     to: u64,
 }
 
 #[derive(Debug)]
-enum Source {
+enum DirectSource {
     /// An array, by copying.
     Raw(CUdeviceptr),
     /// A matrix in the fast layout, by a launch of its own.
@@ -262,9 +264,9 @@ impl ProgramDraft {
             |rect: &Rect| fast.map_or_else(|| tensor.takes(rect), |arrays| arrays.takes(rect));
         for part in slice.rects().flat_map(|rect| rect.split(takes)) {
             let source = match tensor {
-                _ if let Some(arrays) = fast => Some(Source::Fast(Arc::clone(arrays))),
+                _ if let Some(arrays) = fast => Some(DirectSource::Fast(Arc::clone(arrays))),
                 Stored::Empty => None,
-                Stored::Raw(array) => Some(Source::Raw(addresses.array(*array))),
+                Stored::Raw(array) => Some(DirectSource::Raw(addresses.array(*array))),
                 Stored::Coded(coded) => {
                     let launch = &mut self.parts[coded.kernel()];
                     let (task, units) = coded.task(&part, to, launch.units, addresses)?;
@@ -346,7 +348,7 @@ unsafe fn copy(array: CUdeviceptr, part: &Rect, to: CUdeviceptr, stream: &CudaSt
 mod tests {
     use zerocopy::transmute;
 
-    use super::{Addresses, Direct, ProgramDraft, Slice, Source, Stored};
+    use super::{Addresses, Direct, DirectSource, ProgramDraft, Slice, Stored};
     use crate::gpu::{
         stored::{Held, samples},
         task::{GapTask, TILE_KERNEL, TileTask},
@@ -402,7 +404,8 @@ mod tests {
         );
         assert_eq!(part.output, 40_000u64.wrapping_neg());
         assert!(tiles.staged_bytes > 1000);
-        let Direct { source: Source::Raw(array), part, to } = &draft.launches.direct[0] else {
+        let Direct { source: DirectSource::Raw(array), part, to } = &draft.launches.direct[0]
+        else {
             unreachable!()
         };
         assert_eq!((array, to, &part.columns), (&4096, &bytes, &(8..24)));
