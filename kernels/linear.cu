@@ -29,12 +29,13 @@
 // 115 instructions a step with 16 rows, of them 60 to decode: 15 for the eight weights of a row.
 // cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
 //   rows of x             1       8       16
-//   H100                  1.40    1.39    1.34
+//   H100                  1.40    1.39    1.34    (benches/record/2026-11-23-linear-large.md)
+//   H100, plain launches  1.29    1.30    1.26
 //   H200                  1.31    1.32    1.21
 // What limits it. At one row DRAM: 4.10 TB/s on 28672 x 4096 on an H200, where cuBLASLt makes 4.22;
 // and about 2 us at the ends of each launch, which a launch that begins early hides. From 16 rows
 // on, x: L2 and shared memory bring 16 rows of it at 2/3 of the bytes of the weights, of which a
-// cluster of two spares half. What was tried and rejected is in the record.
+// cluster of two spares half. What was tried and rejected is in the record of linear-kernel.
 //
 // Safety on any content: strips, tiles and steps are those of the launch; entries are loaded inside
 // their array and placed inside their step; the decoder is arithmetic. Heads that name entries

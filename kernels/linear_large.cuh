@@ -22,10 +22,11 @@
 // 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds, nvcc's build:
 //   rows of x                   192     256     384     512     1024
 //   this                        166.8   200.3   275.2   336.3   618.0
+//   y by 4 bytes, all stored    165.9   201.1   281.1   346.6   623.8
 //   cuBLASLt's best             159.7   178.6   237.2   302.8   607.8
 // What limits it. A stage of 256 rows takes 0.70 to 0.77 us, of which products take 0.58 at 1.755
 // GHz. About 10 us are the ends of a launch whose columns are shared out: sums go to L2 and come
-// back. What was tried and rejected is in the records.
+// back. What was tried and rejected is in that record and in 2026-11-23-linear-large.md.
 //
 // Safety: as linear.cu has it. A block waits for others no longer than LARGE_LOOKS looks at a
 // counter.

@@ -319,8 +319,8 @@ struct alignas(16) PackTask {
     u64 reserved;
 };
 static_assert(sizeof(PackTask) == 80, "as Rust has it");
-// df11_linear_count and _pack: ceil(tiles / PACK_WARPS) blocks of PACK_WARPS warps, no dynamic
-// shared memory; scan: one block of 1024 threads.
+// df11_linear_count and _pack: ceil(tiles / PACK_WARPS) blocks of PACK_WARPS warps; count with
+// PACK_SHARED_BYTES of dynamic shared memory, pack with none. scan: one block of 1024 threads.
 constexpr u32 PACK_WARPS = 4;
 
 // From the fast layout back to BF16, a part of a matrix: df11_linear_unpack, one argument by value;

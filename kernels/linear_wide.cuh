@@ -29,12 +29,13 @@
 // Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds:
 //   rows of x                            64      128
 //   this, nvcc's build                   111.0   132.4
+//   entries by steps, not by products    112.1   150.3
 // cuBLASLt's best takes 122 and 129 to 131 there; on an H100 this is 1.26, 1.22 and 1.15 times as
 // fast with 32, 64 and 128 rows (benches/record/2026-11-23-linear-large.md).
 // What limits it. With 32 rows DRAM in large matrices (28672 x 4096: 3.80 TB/s), and about 5 us at
 // the ends of a launch in small ones. With 128 rows issue slots and entries: beside products of 64
 // clocks each a scheduler has room for about 16 instructions of a warp, and decoding takes as many.
-// What was tried and rejected is in the record.
+// What was tried and rejected is in both records.
 //
 // Safety: as linear.cu has it. Blocks wait for those of their cluster alone, which run at once.
 #pragma once

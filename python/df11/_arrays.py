@@ -110,3 +110,8 @@ def memory_at(address: int, length: int, owner: Any) -> Any:
     memory = (ctypes.c_ubyte * length).from_address(address)
     memory._owner = owner  # type: ignore[attr-defined]
     return memory
+
+
+def readable(address: int, length: int, owner: Any) -> memoryview:
+    """As `memory_at`, for reading."""
+    return memoryview(memory_at(address, length, owner)).cast("B").toreadonly()

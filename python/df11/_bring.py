@@ -270,8 +270,9 @@ class _Registered:
         self.pinned = pinned
 
     def __del__(self) -> None:
-        # Kernels may still read what Python has let go.
-        torch.cuda.synchronize()
+        if self.pinned:
+            # Kernels may still read what Python has let go.
+            torch.cuda.synchronize()
 
 
 def _pinned(mapped: dict[Area, Arrays]) -> dict[Area, Arrays]:

@@ -78,8 +78,8 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
                 "one device, or give df11.Config(memory=...) for a GPU that is too small"
             )
         is_of_gpu = said.streamed or said.memory is not None or said.residence != "stored"
-        default = None if is_of_gpu else "cpu"
-        device = device_of(next(iter(device_map.values())) if device_map else default)
+        default = device_of(None if is_of_gpu else "cpu")
+        device = next(iter(device_map.values())) if device_map else default
         self.placement = resolve({"": device}, said.memory)
 
     def open(self, folder: Path) -> None:
@@ -188,9 +188,15 @@ def _wrap() -> None:
         quantizer = _taken("opened")
         return call() if quantizer is None else quantizer.hand()
 
-    for name, around in (("_fetch_index_file", find_index), ("_get_model_file", find_file)):
-        if not wrap(modeling_utils, name, around):
-            raise ImportError(mismatch("diffusers", __version__, name))
+    _must_wrap(
+        (modeling_utils, "_fetch_index_file", find_index),
+        (modeling_utils, "_get_model_file", find_file),
+    )
+
+
+def _must_wrap(*functions: Any) -> None:
+    if (lacking := wrap(*functions)) is not None:
+        raise ImportError(mismatch("diffusers", __version__, lacking))
 
 
 def _taken(name: str) -> Any:
@@ -208,4 +214,4 @@ def _merge(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
 
 auto.AUTO_QUANTIZER_MAPPING[METHOD] = Df11DiffusersQuantizer
 auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = Config
-wrap(auto.DiffusersAutoQuantizer, "merge_quantization_configs", _merge)
+_must_wrap((auto.DiffusersAutoQuantizer, "merge_quantization_configs", _merge))

@@ -425,10 +425,14 @@ class Tiles:
     """The last dimension, or the product of some last ones."""
     staged_bytes: Final[int]
     """The most bytes of its bitstream that a tile takes."""
+    lengths: Final[tuple[int, int, int, int]]
+    """Bytes of codebook, records, bits and plane."""
     places: Final[tuple[tuple[int, int], ...] | None]
-    """Address and bytes of codebook, records, bits and plane in one of `Model.mappings`, unread
-    and unchecked; None if the container is not mapped.
+    """Address and bytes of each of these arrays in one of `Model.mappings`, unread and
+    unchecked; None if the container is not mapped.
     """
+    def array(self, index: int) -> memoryview:
+        """One of these arrays, for reading. Checks its checksums. Raises `CorruptError`."""
     def cut(
         self, rows: tuple[int, int], columns: tuple[int, int]
     ) -> tuple[int, tuple[bytearray, bytearray, bytearray, bytearray]]:

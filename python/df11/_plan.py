@@ -187,6 +187,8 @@ def _by_modules(wanted: dict[Any, Any], memory: Any) -> Devices:
             'compressed weights are on disk anyway; use "cpu" in the place of "disk" to stream '
             'them from the host, or device_map="auto" with max_memory to stream what does not fit'
         )
+    if None in wanted.values():
+        raise ValueError('device_map names None; name a device, as 0, "cuda" or "cpu"')
     where = {str(path): device_of(device) for path, device in wanted.items()}
     devices = list(dict.fromkeys(where.values()))
     if len(devices) == 1:

@@ -69,16 +69,28 @@ def register() -> None:
             sys.meta_path.insert(0, _Finder(name))
 
 
-def wrap(owner: Any, name: str, around: Callable[[Callable[[], Any], dict[str, Any]], Any]) -> bool:
-    """Has a library's function do `around(call, arguments)`, once: `call` does what it did. False
-    if this release has no such function.
+_Around = Callable[[Callable[[], Any], dict[str, Any]], Any]
+
+
+def wrap(*functions: tuple[Any, str, _Around]) -> str | None:
+    """Has a library's functions, each by its owner and name, do `around(call, arguments)`, once:
+    `call` does what it did. If this release lacks one, its name, and nothing changes.
     """
+    for owner, name, _ in functions:
+        if not hasattr(owner, name):
+            return name
+    for each in functions:
+        _wrap(*each)
+    return None
+
+
+def _wrap(owner: Any, name: str, around: _Around) -> None:
     import inspect
 
-    found = inspect.getattr_static(owner, name, None)
+    found = inspect.getattr_static(owner, name)
     function: Any = found.__func__ if isinstance(found, classmethod) else found
-    if function is None or hasattr(function, "_df11"):
-        return function is not None
+    if hasattr(function, "_df11"):
+        return
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -88,7 +100,6 @@ def wrap(owner: Any, name: str, around: Callable[[Callable[[], Any], dict[str, A
 
     wrapped._df11 = True  # type: ignore[attr-defined]
     setattr(owner, name, classmethod(wrapped) if isinstance(found, classmethod) else wrapped)
-    return True
 
 
 def _explain_containers() -> None:
@@ -102,8 +113,8 @@ def _explain_containers() -> None:
         _refuse_container(asked.get("path_or_repo_id", asked.get("pretrained_model_name_or_path")))
         return call()
 
-    wrap(hub, "cached_files", explain)
-    wrap(configuration_utils.PreTrainedConfig, "get_config_dict", explain)
+    config = configuration_utils.PreTrainedConfig
+    wrap((hub, "cached_files", explain), (config, "get_config_dict", explain))
 
 
 def _refuse_container(source: Any) -> None:

@@ -63,7 +63,7 @@ impl Gpu {
     }
 }
 
-/// What lies on GPUs. It is freed, which waits for them, without the interpreter's lock.
+/// What GPUs use. It is freed, which may wait for them, without the interpreter's lock.
 pub(crate) struct OnGpu<T: Send>(Option<T>);
 
 impl<T: Send> OnGpu<T> {

@@ -37,25 +37,21 @@ struct Part {
 }
 
 impl Part {
-    fn new([form, rows, columns, staged, r0, r1, c0, c1]: [u64; 8]) -> df11::Result<Self> {
-        let is_window = r0 < r1 && r1 <= rows && c0 < c1 && c1 <= columns;
-        match u32::try_from(staged) {
-            Ok(staged_bytes) if is_window && form <= 1 => Ok(Self {
-                is_fast: form == 1,
-                rows,
-                columns,
-                staged_bytes,
-                row_range: r0..r1,
-                column_range: c0..c1,
-            }),
-            _ => Err(Error::parameter(
-                format!(
-                    "{r0}..{r1} x {c0}..{c1} of {rows} x {columns} in form {form}, with {staged} \
-                     staged bytes"
-                ),
-                "pass eight numbers that fit each other",
-            )),
+    fn new(numbers: &[u64]) -> df11::Result<Self> {
+        let refuse = |problem: String| {
+            Err(Error::parameter(problem, "pass eight numbers that fit each other"))
+        };
+        let &[form, rows, columns, staged, r0, r1, c0, c1] = numbers else {
+            return refuse(format!("{} numbers of a part", numbers.len()));
+        };
+        let Ok(staged_bytes) = u32::try_from(staged) else {
+            return refuse(format!("{staged} staged bytes"));
+        };
+        if form > 1 || r0 >= r1 || r1 > rows || c0 >= c1 || c1 > columns {
+            return refuse(format!("{r0}..{r1} x {c0}..{c1} of {rows} x {columns} in form {form}"));
         }
+        let (row_range, column_range) = (r0..r1, c0..c1);
+        Ok(Self { is_fast: form == 1, rows, columns, staged_bytes, row_range, column_range })
     }
 
     /// Of a part in the memory of the process.
@@ -83,12 +79,12 @@ impl Matrix {
     fn new(
         py: Python<'_>,
         device: Option<usize>,
-        part: [u64; 8],
+        part: Vec<u64>,
         pointers: Vec<u64>,
         lengths: Vec<u64>,
     ) -> PyResult<Self> {
         let new = || {
-            let part = Part::new(part)?;
+            let part = Part::new(&part)?;
             let place = match device {
                 None => on_host(&part, &pointers, &lengths)?,
                 Some(ordinal) => {

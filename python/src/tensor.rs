@@ -1,11 +1,11 @@
 //! Tensors, slices of them, and their arrays, which other libraries hold.
 
-use std::{ops::Range, sync::Arc};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use df11::Dtype;
 use df11::hazmat::tile::{Arrays, Codebook, PairHistogram};
 use pyo3::exceptions::{PyIndexError, PyTypeError};
-use pyo3::types::{PyByteArray, PyCapsule, PySlice, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyCapsule, PyMemoryView, PySlice, PyTuple};
 use pyo3::{intern, prelude::*};
 
 use crate::memory::{self, Dense, Output};
@@ -318,8 +318,29 @@ impl Tiles {
 #[pymethods]
 impl Tiles {
     #[getter]
+    fn lengths(&self) -> (u64, u64, u64, u64) {
+        self.view().array_lengths().into()
+    }
+
+    #[getter]
     fn places(&self) -> Option<[(usize, usize); 4]> {
         Some(self.view().views()?.map(|view| (view.as_ptr() as usize, view.len())))
+    }
+
+    fn array<'py>(slf: &Bound<'py, Self>, index: usize) -> PyResult<Bound<'py, PyAny>> {
+        if index >= 4 {
+            return Err(PyIndexError::new_err(format!("array {index} of 4")));
+        }
+        let (py, tiles) = (slf.py(), slf.get());
+        match work::briefly(py, || tiles.view().array(index))? {
+            // The tiles keep the mapping.
+            Cow::Borrowed(view) => py
+                .import(intern!(py, "df11._arrays"))?
+                .call_method1(intern!(py, "readable"), (view.as_ptr() as usize, view.len(), slf)),
+            Cow::Owned(copy) => {
+                Ok(PyMemoryView::from(PyBytes::new(py, &copy).as_any())?.into_any())
+            }
+        }
     }
 
     fn cut<'py>(

@@ -25,6 +25,21 @@ def test_a_container_is_a_dictionary(tensors: Tensors) -> None:
         assert array.untyped_storage().nbytes() == array.numel()
 
 
+def test_arrays_of_tiles_are_for_reading(tensors: Tensors, tmp_path: Path) -> None:
+    mapped = tensors.container["edge"].tiles
+    container_of({"edge": WEIGHTS["edge"]}, tmp_path)
+    read = df11.open(tmp_path / "weights.df11", memory_map=False)
+    for tiles in (mapped, read["edge"].tiles):
+        arrays = [tiles.array(at) for at in range(4)]
+        assert tuple(array.nbytes for array in arrays) == tiles.lengths
+        assert arrays == [mapped.array(at) for at in range(4)]
+        for array in arrays:
+            with pytest.raises(TypeError, match="read-only"):
+                array[0] = 0
+        with pytest.raises(IndexError, match="array 4 of 4"):
+            tiles.array(4)
+
+
 @pytest.fixture
 def tensors() -> Tensors:
     return weights()

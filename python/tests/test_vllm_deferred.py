@@ -93,7 +93,7 @@ RECORDED: dict[str, tuple[tuple[int, ...], Any, Windows]] = {
     "between the rows": (
         (4, 320, 256),
         lambda weight, of: [weight[:, at::2].copy_(of("experts")[:, at::2]) for at in (0, 1)],
-        [],
+        [((row, row + 1), (0, 256)) for row in range(4 * 320)],
     ),
     "written twice": ((640, 512), twice, [((0, 640), WIDE)]),
     "padding": ((704, 512), padded, []),

@@ -6,6 +6,7 @@ use super::task::DecodeTask;
 use crate::{Error, Result};
 
 /// Output buffers that a plan leaves room for on each GPU: one is used, one written.
+/// [`GpuDecoder`](super::GpuDecoder) has as many: parts of one batch may belong to two blocks.
 pub(super) const OUTPUTS: usize = 2;
 /// Slots on a GPU for streamed blocks: one is read while the other is filled.
 pub(super) const SLOTS: usize = 2;

@@ -34,6 +34,8 @@ const SHARE_PERCENT: u64 = 95;
 /// decoding has the hashes of the originals and that the whole index is right; it says nothing of
 /// the CPU's decoding. Of tensors in `tile` the CPU checks the records and the bits between codes
 /// in full verifications.
+///
+/// It refuses tensors, empty ones too, of a block that the plan leaves out.
 #[derive(Debug)]
 pub struct GpuDecoder<'m> {
     original: &'m Model,

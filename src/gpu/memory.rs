@@ -67,6 +67,7 @@ impl Buffer {
         self.bytes
     }
 
+    /// Some of its bytes, which keep the allocation too.
     pub(super) fn part(&self, start: u64, bytes: u64) -> Self {
         assert!(start + bytes <= self.bytes, "a part of the memory");
         Self { allocation: Arc::clone(&self.allocation), pointer: self.pointer + start, bytes }

@@ -156,7 +156,8 @@ impl Kernels {
         let mut launch = stream.launch_builder(&kernel.function);
         launch.arg(&tasks).arg(&plan.task_count).arg(&plan.unit_count).arg(&status).arg(&output);
         // SAFETY: the arguments are those of the kernel's declaration, the configuration follows
-        // what its module's constants say, and the caller promises the rest. Loads are bounded by
+        // `DEMANDS`, which a test compares with its module's constants, and the caller promises
+        // the rest. Loads are bounded by
         // the task's arrays and stores by its range, whatever the stream holds.
         let launched = unsafe { launch.launch(config) };
         launched.map(drop).or_fault("launching a decode kernel")

@@ -14,7 +14,7 @@ use super::streamer::{Streamer, Transfer};
 use super::task::{KERNELS, TILE_TABLE_BYTES, TableAddresses};
 use super::upload::{Delivery, Origin, upload};
 use super::{device::Device, memory::Buffer, pinned::HostSection, placement::Plan};
-use crate::{Model, Result, progress::advance};
+use crate::{Error, Model, Result};
 
 /// Where a codebook begins, while tables are made.
 const CODEBOOK_ALIGNMENT: usize = 16;
@@ -125,7 +125,8 @@ impl DevicePart {
             tables.insert(*id, next);
         }
         // Their bytes are counted already.
-        let (stop, count) = (AtomicBool::new(false), |_| advance(load.observer, 0));
+        let stop = AtomicBool::new(false);
+        let count = |_| if load.observer.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) };
         // SAFETY: the addresses are those of arrays in memory that `self` keeps, with room for all
         // of a matrix as it is stored.
         #[expect(unsafe_code, reason = "device addresses")]

@@ -144,7 +144,9 @@ impl Plan {
         }
         let needs = blocks.iter().zip(loaded).filter_map(|(block, load)| load.then_some(block));
         let needs: Vec<&Needs> = needs.collect();
-        let fast = fill(&needs, memory, Residence::Fast);
+        let fast = (preference != Preference::Stored)
+            .then(|| fill(&needs, memory, Residence::Fast))
+            .flatten();
         let (places, preference) = match (preference, fast) {
             (Preference::Fast | Preference::Auto, Some(fast)) => (fast, Preference::Fast),
             (Preference::Fast, None) => return Err(too_large_to_be_fast(&needs, memory)),

@@ -6,8 +6,8 @@ on tensors that only know their shape and whose they are: a `Target` is a parame
 tensor of a container. Views of them are followed; a copy from one into the other is recorded, not
 made. What was recorded is loaded afterwards (`_fill`), each rank its own tiles alone.
 
-Whatever else is asked of a source gets its decoded values, so code that computes with checkpoint
-tensors works too; what it makes is copied into targets as dense patches.
+Whatever else is asked of a stored tensor gets its decoded values, so code that computes with
+checkpoint tensors works too; what it makes is copied into targets as dense patches.
 """
 
 from __future__ import annotations
@@ -206,9 +206,8 @@ class Deferred(Tensor):
     @property
     def is_in_tiles(self) -> bool:
         """Whether it consists of windows of a stored tensor in tiles."""
-        if not (isinstance(self.origin, Stored) and self.origin.is_in_tiles):
-            return False
-        return window_of(self.placed[(0,) * (self.dim() - 2)], self.origin.columns) is not None
+        in_tiles = isinstance(self.origin, Stored) and self.origin.is_in_tiles
+        return in_tiles and _is_of_windows(self.placed, self.origin.columns)
 
     def decode(self) -> Tensor:
         """Decodes it on the CPU. A parameter has no values yet."""
@@ -240,6 +239,12 @@ def _copy(into: Tensor, values: Tensor) -> Tensor:
         return into
     assert isinstance(values, Deferred)
     return into.copy_(values.decode())
+
+
+def _is_of_windows(view: Tensor, columns: int) -> bool:
+    if window_of(view, columns) is not None:
+        return True
+    return view.dim() > 1 and all(_is_of_windows(each, columns) for each in view.unbind())
 
 
 def window_of(view: Tensor, columns: int) -> _Window | None:

@@ -45,8 +45,8 @@ const KNOWN: [(Gpu, [u64; 2]); 2] = [(H100, [129, 2049]), (H200, [65, 2049])];
 /// writes 16, and a BLAS reads them again, which is as much as three launches of 16 rows and more.
 const OTHERS: [u64; 2] = [49; 2];
 
-/// The fewest rows of x for which decoding is faster on this GPU, by
-/// [`Residence`](crate::gpu::Residence).
+/// The fewest rows of x for which decoding is faster on this GPU: of matrices as stored, and in the
+/// fast layout.
 pub(super) fn crossover(context: &CudaContext) -> Result<[u64; 2]> {
     let action = "asking for a GPU's properties";
     let capability = context.compute_capability().or_fault(action)?;

@@ -24,8 +24,8 @@ pub(super) struct Multiply {
 }
 
 impl Multiply {
-    /// Puts this many blocks of it on the stream; `early`, if it may begin while the kernel before
-    /// it ends.
+    /// Puts this many thread blocks of it on the stream; `early`, if it may begin while the kernel
+    /// before it ends.
     ///
     /// # Safety
     /// As [`run`].

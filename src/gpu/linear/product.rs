@@ -7,7 +7,7 @@ use super::launch::{LinearInput, LinearOutput, ProductLaunch};
 use super::{kernels::too_little_shared_memory, matrix::Matrix};
 use crate::Result;
 use crate::gpu::status::{Status, check_contexts};
-use crate::gpu::{device::Device, fault::refuse};
+use crate::gpu::{device::Device, fault::refuse, needs::Residence};
 
 const WORKSPACE_ALIGNMENT: u64 = 16;
 
@@ -54,8 +54,11 @@ impl Linear {
         if launches.iter().any(|launch| launch.most_rows == 0) {
             return Err(too_little_shared_memory());
         }
-        let crossover =
-            matrices.iter().map(|matrix| kernels.crossover[matrix.residence() as usize]);
+        let [stored, fast] = kernels.crossover;
+        let crossover = matrices.iter().map(|matrix| match matrix.residence() {
+            Residence::Stored => stored,
+            Residence::Fast => fast,
+        });
         let crossover_rows = crossover.min().unwrap_or(1);
         Ok(Self { matrices: matrices.to_vec(), launches, crossover_rows })
     }
