@@ -6,7 +6,7 @@ use std::{ops::Range, sync::Arc};
 use df11::Error;
 use df11::gpu::{Device, Indices, Matrix as GpuMatrix};
 use df11::hazmat::gpu::TileAddresses;
-use df11::hazmat::tile::{Arrays, Sizes, TileGeometry};
+use df11::hazmat::tile::{Arrays, TileGeometry, TileSizes};
 use pyo3::{exceptions::PyIndexError, prelude::*};
 
 use crate::context::Gpu;
@@ -256,7 +256,7 @@ fn on_device(
                 .rows
                 .checked_mul(part.columns)
                 .and_then(|elements| TileGeometry::new(256, part.columns, elements).ok())
-                .and_then(|geometry| Sizes::new(geometry, bits, codebook_bytes).ok());
+                .and_then(|geometry| TileSizes::new(geometry, bits, codebook_bytes).ok());
             let expected = sizes
                 .map(|sizes| sizes.array_lengths())
                 .map(|[_, records, _, plane]| (records, plane, Device::table_bytes()));

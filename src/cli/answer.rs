@@ -17,8 +17,8 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// 2 for an answer that says of itself that it is not good, although nothing failed: not
-    /// everything could be checked.
+    /// 2 for an answer whose field `good` is false, although nothing failed: not everything could
+    /// be checked. Only `verify` has that field; without it, 0.
     pub(super) fn exit_code(&self) -> u8 {
         if self.json["good"] == false { 2 } else { 0 }
     }

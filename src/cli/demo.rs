@@ -20,7 +20,7 @@ use super::{
     device::{DecodedBy, DeviceArgs},
     figures::{self, BlockFigures, has_weights},
     measure::timed,
-    session::{Session, Threads, check, temporary_folder},
+    session::{Session, Threads, check_interrupted, temporary_folder},
     text,
 };
 
@@ -85,7 +85,7 @@ fn demonstrate(
     let source = Source::open(&checkpoint).map_err(Failure::Other)?;
     let bytes = source.weights.iter().map(|file| file.length).sum();
     let mut steps = vec![("make", bytes, seconds)];
-    check()?;
+    check_interrupted()?;
 
     let options = CompressOptions::new().verify(false);
     let (report, seconds) =
@@ -144,7 +144,7 @@ fn compare_blocks(
     let (mut found, mut bytes, mut seconds) = (0, 0, 0.0);
     let mut buffer = Vec::new();
     for block in model.blocks() {
-        check()?;
+        check_interrupted()?;
         let layout = block.layout()?;
         buffer.resize(layout.bytes as usize, 0);
         let ((), took) = timed(|| block.decode_with(decoder, &mut buffer))?;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{
     answer::Failure,
-    session::{Session, check},
+    session::{Session, check_interrupted},
     text,
 };
 
@@ -88,7 +88,7 @@ impl DeviceArgs {
             Choice::Auto => where_possible(model, session)?,
         };
         // Loading cannot be interrupted.
-        check()?;
+        check_interrupted()?;
         Ok(chosen)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{answer::Failure, session::check, text};
+use super::{answer::Failure, session::check_interrupted, text};
 
 /// The result of some work, and its seconds.
 pub(super) fn timed<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<(T, f64), E> {
@@ -62,7 +62,7 @@ pub(super) fn repeat(
     mut once: impl FnMut() -> Result<Vec<f64>, Failure>,
 ) -> Result<(), Failure> {
     for repetition in 0..=times {
-        check()?;
+        check_interrupted()?;
         let seconds = once()?;
         if repetition > 0 {
             series.iter_mut().zip(seconds).for_each(|(series, time)| series.seconds.push(time));

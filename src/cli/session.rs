@@ -174,7 +174,7 @@ impl Observer for Progress {
 }
 
 /// Ends the work of a verb between two steps, if the user asked for it.
-pub(super) fn check() -> Result<(), Failure> {
+pub(super) fn check_interrupted() -> Result<(), Failure> {
     if INTERRUPTED.load(Ordering::Relaxed) { Err(Error::Cancelled.into()) } else { Ok(()) }
 }
 

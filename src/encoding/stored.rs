@@ -1,8 +1,7 @@
 //! What the rest of the library knows of an encoding: its arrays, and how they are decoded.
 //!
-//! To read another encoding: a folder with these traits for its sizes, and a line in `Coded`
-//! (`format/directory.rs`), which knows all of them. ARCHITECTURE.md says what writing it and GPUs
-//! need besides.
+//! To read another encoding: a folder with these traits for its sizes, and a variant of `Coded`
+//! (`format/directory.rs`), which knows all of them. ARCHITECTURE.md lists all places.
 
 use std::{borrow::Cow, fmt::Debug, ops::Range};
 

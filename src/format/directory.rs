@@ -144,7 +144,7 @@ pub const fn chunk_count(section_length: u64) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Coded {
     Gap(GapSizes),
-    Tile(tile::Sizes),
+    Tile(tile::TileSizes),
 }
 
 impl Deref for Coded {
@@ -178,10 +178,12 @@ impl Coded {
         let elements = dtype::elements(&tensor.dimensions())?;
         let codebook = directory.arrays[tensor.array_range()].first();
         let codebook = codebook.map_or(0, |array| array.length.get());
-        Ok(Some(if encoding == ENCODING_GAP {
-            Self::Gap(GapSizes::of_record(parameters, elements, codebook)?)
-        } else {
-            Self::Tile(tile::Sizes::of_record(parameters, elements, codebook)?)
+        Ok(Some(match encoding {
+            ENCODING_GAP => Self::Gap(GapSizes::of_record(parameters, elements, codebook)?),
+            ENCODING_TILE => {
+                Self::Tile(tile::TileSizes::of_record(parameters, elements, codebook)?)
+            }
+            _ => return Ok(None),
         }))
     }
 

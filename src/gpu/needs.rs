@@ -3,12 +3,13 @@
 use super::linear::task::{ENTRY_BYTES, fast_bytes, good_exceptions};
 use super::task::{GAP_TABLE_BYTES, TILE_TABLE_BYTES};
 use crate::constants::{ARRAY_ALIGNMENT, SECTION_ALIGNMENT, align};
-use crate::{Block, Encoding, Model, Result, Tensor, encoding::tile::Sizes, format::Coded};
+use crate::{Block, Encoding, Model, Result, Tensor, encoding::tile::TileSizes, format::Coded};
 
 /// The most columns of a matrix that is loaded fast: of more, a strip might not fit a slot.
 const MOST_FAST_COLUMNS: u64 = 1 << 16;
 
-/// The index of a shard, and of what it has.
+/// The index of a shard, and of a section, tensor or array in its directory. To the compiler these
+/// are one type.
 pub(super) type SectionId = (usize, usize);
 pub(super) type TensorId = (usize, usize);
 pub(super) type ArrayId = (usize, usize);
@@ -37,8 +38,8 @@ pub(super) struct Needs {
 /// What lies in device memory of a block, each with its bytes there.
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
-    /// Whole sections, ascending, except those of codebooks, which lie on a GPU only while decode
-    /// tables are made of them. No other block has arrays there.
+    /// Whole sections, ascending, without those of codebooks: the host reads these, and copies what
+    /// decode tables are made of. All arrays of these sections are of this block.
     pub(super) sections: Vec<(SectionId, u64)>,
     /// Arrays of other sections.
     pub(super) arrays: Vec<(ArrayId, u64)>,
@@ -145,7 +146,7 @@ impl Footprint {
 }
 
 /// The sizes of a tensor that becomes fast while it is loaded, if it has not too many exceptions.
-fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<Sizes>> {
+fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<TileSizes>> {
     let Some(Coded::Tile(sizes)) = tensor.coded()? else { return Ok(None) };
     let geometry = sizes.geometry();
     let is_matrix = geometry.is_matrix_of(&tensor.shape())
@@ -159,7 +160,7 @@ fn table_of(model: &Model, id: TensorId) -> Option<(TensorId, u64)> {
     match model.tensor_at(id).encoding() {
         Encoding::Gap => Some((id, GAP_TABLE_BYTES)),
         Encoding::Tile => Some((id, TILE_TABLE_BYTES)),
-        _ => None,
+        Encoding::Alias | Encoding::Raw | Encoding::Unknown(_) => None,
     }
 }
 

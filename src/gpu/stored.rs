@@ -10,7 +10,7 @@ use super::needs::{ArrayId, SectionId, TensorId};
 use super::task::{DecodeTask, GapTask, TILE_KERNEL, TileAddresses, TileSource, TileTask};
 use crate::constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD};
 use crate::encoding::gap;
-use crate::encoding::tile::{self, Codebook, Sizes};
+use crate::encoding::tile::{self, Codebook, TileSizes};
 use crate::open::Rect;
 use crate::{Error, Model, Result, Tensor, format::Coded, huffman};
 
@@ -146,18 +146,24 @@ impl CodedTensor {
 
     /// Which of the decode kernels.
     pub(super) fn kernel(&self) -> usize {
-        let Coded::Gap(sizes) = &self.sizes else { return TILE_KERNEL };
-        let bytes = sizes.geometry().bytes_per_thread();
+        let bytes = match &self.sizes {
+            Coded::Gap(sizes) => sizes.geometry().bytes_per_thread(),
+            Coded::Tile(_) => return TILE_KERNEL,
+        };
         let kernel = GAP_BYTES_PER_THREAD.iter().position(|&known| known == bytes);
         kernel.expect("geometries are checked")
     }
 
-    pub(super) fn tile_sizes(&self) -> Option<&Sizes> {
+    pub(super) fn tile_sizes(&self) -> Option<&TileSizes> {
         if let Coded::Tile(sizes) = &self.sizes { Some(sizes) } else { None }
     }
 
     /// Of a tensor in tiles, with its sizes.
-    pub(super) fn tile_addresses(&self, sizes: &Sizes, addresses: &Addresses<'_>) -> TileAddresses {
+    pub(super) fn tile_addresses(
+        &self,
+        sizes: &TileSizes,
+        addresses: &Addresses<'_>,
+    ) -> TileAddresses {
         let [records, bitstream, plane] = self.addresses(addresses);
         TileAddresses {
             records,
@@ -174,7 +180,8 @@ impl CodedTensor {
     }
 
     /// The task that decodes a rectangle that it [takes](Stored::takes) to `output`, after others
-    /// of this many units, and its own units.
+    /// of this many units, and its own units. A unit of a launch is a thread block of `gap` or a
+    /// tile, and no unit of a tile (spec/terms.md).
     pub(super) fn task(
         &self,
         rect: &Rect,
@@ -223,7 +230,7 @@ impl CodedTensor {
     /// As wide as the kernel shall take the matrix for, and which of its columns are wanted.
     fn tile_source(
         &self,
-        sizes: &Sizes,
+        sizes: &TileSizes,
         rect: &Rect,
         addresses: &Addresses<'_>,
     ) -> (TileSource, Range<u64>) {
@@ -244,13 +251,13 @@ impl CodedTensor {
     }
 }
 
-fn is_vector(sizes: &Sizes) -> bool {
+fn is_vector(sizes: &TileSizes) -> bool {
     sizes.geometry().tile_rows() == 1
 }
 
 /// Whether columns of rows of this many bytes can be decoded: those of its matrix, or any of a
 /// vector whose indices the kernel can divide.
-fn has_rows_of(sizes: &Sizes, width: u64) -> bool {
+fn has_rows_of(sizes: &TileSizes, width: u64) -> bool {
     if is_vector(sizes) {
         u32::try_from(sizes.elements()).is_ok()
     } else {

@@ -63,7 +63,7 @@ impl Delivery<'_> {
 
 /// Copies sections and arrays to the device, checking checksums on the way, and waits. Of chunks of
 /// which other arrays have the rest, [`Shard::check_array`] tells once those were read. `stop` ends
-/// it early, and is set where it fails; so does `count_bytes`, which is told what was copied.
+/// it early, and is set where it fails. `count_bytes` gets what was copied; its error ends it too.
 ///
 /// # Safety
 /// Each delivery goes to device memory with room for it.

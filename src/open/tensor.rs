@@ -5,7 +5,7 @@ use std::{borrow::Cow, ops::Range};
 use super::shard::Shard;
 use crate::{
     Dtype, Error, Result, dtype,
-    encoding::tile::{self, OwnedArrays, Sizes},
+    encoding::tile::{self, OwnedArrays, TileSizes},
     format::{
         Coded,
         records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, TensorRecord},
@@ -234,7 +234,7 @@ impl<'m> Tensor<'m> {
 pub struct Tiles<'m> {
     /// That has the arrays.
     target: Tensor<'m>,
-    sizes: Sizes,
+    sizes: TileSizes,
 }
 
 impl<'m> Tiles<'m> {

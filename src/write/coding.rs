@@ -1,6 +1,6 @@
 //! How a tensor gets its code: in `gap` exponents are counted, in `tile` pairs are counted and then
 //! strips are measured. All sizes follow, and the place of each portion, so that the second pass
-//! can encode all portions at the same time, each to its final place.
+//! (`encode`), which writes the bytes, can encode all portions at the same time.
 //!
 //! ```text
 //! strips    | 0 | 1 | 2 | 3 | 4 | 5 | 6 |
@@ -24,7 +24,7 @@ use crate::{
     Result,
     encoding::{
         gap::{GapGeometry, GapSizes},
-        tile::{Codebook, Encoder, PairHistogram, Sizes, TileGeometry},
+        tile::{Codebook, Encoder, PairHistogram, TileGeometry, TileSizes},
     },
     format::Coded,
     huffman::{self, CodeLengths, Histogram},
@@ -59,7 +59,8 @@ pub(super) struct Coding {
     /// Where the codes of each portion begin, and where the last ones end: in `gap` the bit, in
     /// `tile` the byte.
     pub(super) portion_starts: Vec<u64>,
-    /// In `gap` bytes that are best read together; in `tile` the geometry tells.
+    /// In `gap` the bytes of a piece of the first pass, which are best read together; 0 in `tile`,
+    /// where the geometry tells.
     pub(super) piece_bytes: u64,
 }
 
@@ -242,7 +243,7 @@ impl Measuring {
     /// The coding, from the bytes of each portion.
     fn finish(self, histogram: &PairHistogram, portions: &[u64]) -> Result<Coding> {
         let (codebook, bits) = (self.codebook.to_bytes(), 8 * portions.iter().sum::<u64>());
-        let sizes = Sizes::new(self.geometry, bits, codebook.len() as u64)?;
+        let sizes = TileSizes::new(self.geometry, bits, codebook.len() as u64)?;
         let entropy_bits = histogram.exponents().entropy() * self.geometry.elements() as f64;
         Ok(Coding::new(Coded::Tile(sizes), codebook, entropy_bits, portions))
     }
@@ -292,6 +293,6 @@ pub(super) fn measure(
 /// to encode.
 pub(super) fn assume_tile(shape: &[u64], bits: u64) -> Result<Coding> {
     let codebook = vec![0; TYPICAL_CODEBOOK_BYTES];
-    let sizes = Sizes::new(geometry(shape)?, bits.next_multiple_of(8), codebook.len() as u64)?;
+    let sizes = TileSizes::new(geometry(shape)?, bits.next_multiple_of(8), codebook.len() as u64)?;
     Ok(Coding::new(Coded::Tile(sizes), codebook, bits as f64, &[]))
 }

@@ -87,7 +87,8 @@ pub(super) fn encode(
 }
 
 impl Worker {
-    /// Encodes a part of a tensor; with the first one of a coded tensor goes the codebook.
+    /// Encodes a part of a tensor: of a coded one a portion, with the first of which goes the
+    /// codebook.
     fn run(&mut self, target: Target<'_>, part: usize) -> Result<()> {
         let coding = match target.planned.encoding {
             PlannedEncoding::Alias(_) => {
@@ -167,7 +168,7 @@ impl Worker {
         &mut self,
         target: Target<'_>,
         coding: &Coding,
-        sizes: &tile::Sizes,
+        sizes: &tile::TileSizes,
         portion: usize,
     ) -> Result<()> {
         let geometry = sizes.geometry();

@@ -14,7 +14,7 @@ use df11::{
                 TensorRecord, section_name,
             },
         },
-        tile::{BITSTREAM, PLANE, RECORDS, Sizes, TileGeometry},
+        tile::{BITSTREAM, PLANE, RECORDS, TileGeometry, TileSizes},
     },
 };
 
@@ -208,7 +208,7 @@ fn tile_parameters() {
         (head + 1, false),
     ] {
         assert_eq!(
-            Sizes::new(geometry, 1 << 14, bytes).is_ok(),
+            TileSizes::new(geometry, 1 << 14, bytes).is_ok(),
             right,
             "{bytes} bytes of codebook"
         );
@@ -222,9 +222,9 @@ fn tile_parameters() {
         ((1 << 14) + unit / 2, false),
         (1 << exponent, false),
     ] {
-        assert_eq!(Sizes::new(geometry, bit_count, head).is_ok(), right, "{bit_count} bits");
+        assert_eq!(TileSizes::new(geometry, bit_count, head).is_ok(), right, "{bit_count} bits");
     }
-    let sizes = Sizes::new(geometry, (1 << 14) + unit, head).unwrap();
+    let sizes = TileSizes::new(geometry, (1 << 14) + unit, head).unwrap();
     let [bytes, more] = of("records")[..] else { panic!("records") };
     let lengths = sizes.array_lengths();
     assert_eq!(lengths[RECORDS], bytes * (geometry.tile_count() + more));

@@ -21,7 +21,7 @@ use crate::{
 };
 use df11::{
     Error, Result,
-    hazmat::tile::{BITSTREAM, CODEBOOK, EncodedTensor, PLANE, RECORDS, Sizes, encode_tensor},
+    hazmat::tile::{BITSTREAM, CODEBOOK, EncodedTensor, PLANE, RECORDS, TileSizes, encode_tensor},
 };
 
 /// Runs one input; panics if the property does not hold.
@@ -211,7 +211,7 @@ impl Subject {
     /// The tensor as the fast decoder sees it, if parameters and lengths fit each other.
     fn tensor(&self) -> Result<EncodedTensor> {
         let lengths = self.arrays.each_ref().map(|array| array.len() as u64);
-        let sizes = Sizes::of_record(self.parameters, lengths[PLANE], lengths[CODEBOOK])?;
+        let sizes = TileSizes::of_record(self.parameters, lengths[PLANE], lengths[CODEBOOK])?;
         if lengths != sizes.array_lengths() {
             return Err(Error::corrupt("arrays", 0, "lengths"));
         }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::{
     answer::{Answer, Failure},
     measure::{Series, median, repeat, timed},
-    session::{Session, check, pool, temporary_folder},
+    session::{Session, check_interrupted, pool, temporary_folder},
     text,
 };
 use jobs::{Job, Workplace};
@@ -85,7 +85,7 @@ impl Bench {
             Some(source) => source.clone(),
             None => demo::checkpoint(temporary.path(), self.shape(), 11)?,
         };
-        check()?;
+        check_interrupted()?;
         let source = Source::open(&source).map_err(Failure::Other)?;
         #[cfg(feature = "cudarc")]
         if self.gpu {
@@ -120,7 +120,7 @@ impl Bench {
             .map(|(pool, job)| Series { threads: pool.current_num_threads(), ..job.series.clone() })
             .collect();
         let time = |(pool, job): (&rayon::ThreadPool, &Job<'_>)| {
-            check()?;
+            check_interrupted()?;
             Ok(pool.install(|| timed(&job.work))?.1)
         };
         repeat(self.repetitions, &mut series, || runs().map(time).collect())?;

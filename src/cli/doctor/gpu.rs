@@ -15,7 +15,7 @@ use super::Finding;
 use crate::cli::{
     Failure,
     measure::{BlockDecoder, median_of, timed},
-    session::check,
+    session::check_interrupted,
     text::{self, percent},
 };
 
@@ -37,7 +37,7 @@ pub(super) fn findings(folder: Option<&TempDir>) -> Result<Vec<Finding>, Failure
     let mut findings = vec![device()];
     if let (Some(device), Some(folder)) = (&opened, folder) {
         let rates = rates(device, folder.path());
-        check()?;
+        check_interrupted()?;
         findings.extend(rates.unwrap_or_else(|error| vec![not_measured(error)]));
     }
     Ok(findings)

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use super::{
     answer::{Answer, Failure},
     containers::{component_name, container_bytes},
-    session::check,
+    session::check_interrupted,
     text,
 };
 
@@ -80,7 +80,7 @@ impl Doctor {
         findings.extend(machine::findings(&folder));
         findings.push(leftovers(self.folder.as_deref().unwrap_or(Path::new("."))));
         findings.extend(self.folder.as_deref().and_then(models));
-        check()?;
+        check_interrupted()?;
         let place = tempfile::Builder::new().prefix("df11-doctor.").tempdir_in(&folder);
         match &place {
             Ok(place) => findings.extend(speeds::findings(place.path())?),

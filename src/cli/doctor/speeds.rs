@@ -15,7 +15,7 @@ use super::Finding;
 use crate::cli::{
     Failure,
     measure::{median_of, timed},
-    session::check,
+    session::check_interrupted,
 };
 
 /// A sample that takes tenths of a second.
@@ -32,7 +32,7 @@ pub(super) fn findings(folder: &Path) -> Result<Vec<Finding>, Failure> {
     let container = folder.join("model.df11");
     df11::compress(&source, &container, &CompressOptions::default(), &())?;
     let mut findings = vec![mapping(&container)];
-    check()?;
+    check_interrupted()?;
     findings.extend(codec(&largest(&source)?)?);
     Ok(findings)
 }

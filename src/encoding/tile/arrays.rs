@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::{
     geometry::{RECORD_BYTES, TILE_COLUMNS, TileGeometry},
     record,
-    sizes::{BITSTREAM, CODEBOOK, PLANE, RECORDS, Sizes, check_offsets},
+    sizes::{BITSTREAM, CODEBOOK, PLANE, RECORDS, TileSizes, check_offsets},
 };
 use crate::{
     Error, Result,
@@ -18,7 +18,7 @@ use crate::{
 /// The arrays of a BF16 matrix, in their order in the format, wherever they lie.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrays<'a> {
-    sizes: Sizes,
+    sizes: TileSizes,
     arrays: [&'a [u8]; 4],
 }
 
@@ -41,7 +41,7 @@ impl<'a> Arrays<'a> {
         let Some(last) = arrays[RECORDS].last_chunk::<RECORD_BYTES>() else {
             return corrupt("no records".into());
         };
-        let sizes = Sizes::new(geometry, record::offset(last), arrays[CODEBOOK].len() as u64)?;
+        let sizes = TileSizes::new(geometry, record::offset(last), arrays[CODEBOOK].len() as u64)?;
         let lengths = arrays.map(|array| array.len() as u64);
         let expected = sizes.array_lengths();
         if lengths != expected {
@@ -120,7 +120,7 @@ impl<'a> Arrays<'a> {
 /// # Errors
 /// As [`Arrays::cut`], and what reading answers.
 pub(crate) fn cut(
-    sizes: &Sizes,
+    sizes: &TileSizes,
     arrays: &dyn ReadArrays<'_>,
     rows: Range<u64>,
     columns: Range<u64>,

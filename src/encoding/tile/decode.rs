@@ -8,7 +8,7 @@ use super::{
     geometry::{LANES, MAX_TILE_BYTES, RECORD_BYTES, TILE_ELEMENTS, Tile, TileGeometry},
     lanes::{Lookup, Window},
     record::{self, Lengths},
-    sizes::{BITSTREAM, CODEBOOK, PLANE, RECORDS, Sizes},
+    sizes::{BITSTREAM, CODEBOOK, PLANE, RECORDS, TileSizes},
 };
 use crate::{
     Error, Result,
@@ -19,7 +19,7 @@ use crate::{
     huffman::bits::is_zero_from,
 };
 
-impl CodedSizes for Sizes {
+impl CodedSizes for TileSizes {
     fn parameters(&self) -> [u64; 3] {
         [self.geometry().tile_columns(), self.geometry().columns(), self.bit_count()]
     }
@@ -60,7 +60,7 @@ struct StripArrays<'a> {
 /// A tensor prepared for decoding.
 struct TileDecoder {
     lookup: Lookup,
-    sizes: Sizes,
+    sizes: TileSizes,
 }
 
 /// Tiles that hold none of the weights are not decoded; the cost is that of the others. At

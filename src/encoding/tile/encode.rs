@@ -12,7 +12,7 @@ use super::{
     },
     histogram::PairHistogram,
     record::{self, Lengths},
-    sizes::{EncodedTensor, Sizes},
+    sizes::{EncodedTensor, TileSizes},
 };
 use crate::{
     Error, Result, bf16,
@@ -159,7 +159,7 @@ pub fn encode_tensor(weights: &[u8], geometry: TileGeometry) -> Result<EncodedTe
         bytes += encoder.strip_bytes(strip, weights)?;
     }
     let codebook = codebook.to_bytes();
-    let sizes = Sizes::new(geometry, 8 * bytes, codebook.len() as u64)?;
+    let sizes = TileSizes::new(geometry, 8 * bytes, codebook.len() as u64)?;
     let EncodedStrips { records, bitstream, plane } = output;
     Ok(EncodedTensor { sizes, arrays: [codebook, records, bitstream, plane] })
 }

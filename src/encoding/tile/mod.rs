@@ -38,4 +38,4 @@ pub use histogram::PairHistogram;
 pub(crate) use record::rebase;
 pub(crate) use record::staged_bytes;
 pub(crate) use sizes::check_offsets;
-pub use sizes::{BITSTREAM, CODEBOOK, EncodedTensor, PLANE, RECORDS, Sizes};
+pub use sizes::{BITSTREAM, CODEBOOK, EncodedTensor, PLANE, RECORDS, TileSizes};

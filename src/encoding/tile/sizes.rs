@@ -23,7 +23,7 @@ pub const BITSTREAM: usize = 2;
 pub const PLANE: usize = 3;
 
 /// A tensor whose arrays lie in memory.
-pub type EncodedTensor = stored::EncodedTensor<Sizes, 4>;
+pub type EncodedTensor = stored::EncodedTensor<TileSizes, 4>;
 
 /// The most bits of a tensor, and one.
 const BIT_COUNT_END: u64 = 1 << 48;
@@ -34,13 +34,13 @@ const MAX_CODES: u64 = 4096;
 ///
 /// Always consistent: no method overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
+pub struct TileSizes {
     geometry: TileGeometry,
     bit_count: u64,
     codebook_bytes: u64,
 }
 
-impl Sizes {
+impl TileSizes {
     /// The sizes that the directory of a file states.
     ///
     /// # Errors
@@ -166,7 +166,7 @@ impl Sizes {
 /// # Errors
 /// [`Error::Corrupt`] if they do not ascend from 0 to the bit count by whole bytes, where a tile
 /// has more bits than any has, or the last record has another bit.
-pub(crate) fn check_offsets(sizes: &Sizes, records: &[u8]) -> Result<()> {
+pub(crate) fn check_offsets(sizes: &TileSizes, records: &[u8]) -> Result<()> {
     let corrupt = |at: usize, problem: &str| {
         Err(Error::corrupt("records", (at * RECORD_BYTES) as u64, problem))
     };
@@ -201,7 +201,8 @@ mod tests {
     #[test]
     fn offsets_are_those_of_the_sizes() {
         let sizes =
-            Sizes::new(TileGeometry::new(8192, 20_000, 20_000).unwrap(), 16_000, 26 + 4).unwrap();
+            TileSizes::new(TileGeometry::new(8192, 20_000, 20_000).unwrap(), 16_000, 26 + 4)
+                .unwrap();
         let right = [0, 4000, 8000, 16_000];
         check_offsets(&sizes, &records(&right)).unwrap();
         for (at, wrong) in [(0, 8), (1, 4001), (1, 9000), (2, 1 << 40), (3, 15_992)] {

@@ -20,7 +20,7 @@ use zerocopy::{IntoBytes, transmute};
 use super::fast::{FastArrays, Packer, Strips};
 use super::task::{STRIP_ROWS, good_exceptions};
 use crate::encoding::stored::CodedSizes;
-use crate::encoding::tile::{self, Sizes};
+use crate::encoding::tile::{self, TileSizes};
 use crate::gpu::needs::{TensorId, array_length, arrays_of};
 use crate::gpu::stored::Tensors;
 use crate::gpu::task::{DecodeTask, TILE_KERNEL, TileAddresses, TileSource, TileTask};
@@ -50,7 +50,7 @@ pub(in crate::gpu) struct FastLoad<'l> {
 pub(in crate::gpu) struct FastRequest<'m> {
     pub(in crate::gpu) tensor: Tensor<'m>,
     pub(in crate::gpu) id: TensorId,
-    pub(in crate::gpu) sizes: &'m Sizes,
+    pub(in crate::gpu) sizes: &'m TileSizes,
     pub(in crate::gpu) staged_bytes: u32,
     pub(in crate::gpu) table: CUdeviceptr,
     /// Where it goes: memory of [`fast_bytes`](super::task::fast_bytes).
@@ -103,7 +103,7 @@ impl StripBatch {
         all.into_iter().map(|range| range.end - range.start).sum()
     }
 
-    fn rows(&self, sizes: &Sizes) -> Range<u64> {
+    fn rows(&self, sizes: &TileSizes) -> Range<u64> {
         self.strips.start * STRIP_ROWS..sizes.geometry().rows().min(self.strips.end * STRIP_ROWS)
     }
 }
