@@ -139,8 +139,8 @@ impl Model {
         let needs = needs::of_blocks(self)?;
         let plan = options.plan_for(&needs, devices)?;
         let lying = needs.iter().zip(plan.residences()).map(|(block, &at)| block.footprint(at));
-        let loaded = lying.zip(plan.placements()).filter(|(_, place)| place.is_some());
-        observer.begin(loaded.map(|(block, _)| block.loaded_bytes).sum());
+        let wanted = lying.zip(plan.placements()).filter(|(_, place)| place.is_some());
+        observer.begin(wanted.map(|(block, _)| block.loaded_bytes).sum());
         observer.enter(Stage::Load);
         let part = |(index, device)| DevicePart::new(&needs, &plan, index, device);
         let mut parts = devices.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
@@ -261,7 +261,7 @@ impl Loader<'_> {
         }
         let copied_bytes = host.values().map(|section| section.copied_bytes()).sum();
         let inner =
-            ModelInner { plan, blocks, tensors, block_names, tensor_names, copied_bytes, parts };
+            ModelInner { plan, blocks, tensors, block_names, tensor_names, parts, copied_bytes };
         Ok(GpuModel { inner: Arc::new(inner) })
     }
 }

@@ -44,18 +44,18 @@ impl DevicePart {
         let streamed = turns.iter().map(|&block| lying(block));
         let all = resident.iter().copied().chain(streamed);
         let mut memory = Vec::new();
-        let mut hold = |what, things| hold(device, what, things, &mut memory);
+        let mut lay = |what, things| hold(device, what, things, &mut memory);
         let sections = resident.iter().flat_map(|block| &block.sections).collect();
         let arrays = resident.iter().flat_map(|block| &block.arrays).collect();
         let tables = all.flat_map(|block| &block.tables).collect();
         let held = Held {
-            sections: addresses(hold(MODEL, sections)?),
-            arrays: addresses(hold(MODEL, arrays)?),
-            tables: addresses(hold(TABLES, tables)?),
+            sections: addresses(lay(MODEL, sections)?),
+            arrays: addresses(lay(MODEL, arrays)?),
+            tables: addresses(lay(TABLES, tables)?),
             ..Held::default()
         };
         let matrices = resident.iter().flat_map(|block| &block.matrices).collect();
-        let wanted = hold("the model in the fast layout", matrices)?;
+        let wanted = lay("the model in the fast layout", matrices)?;
         Ok(Self { device: device.clone(), turns, streamer: None, memory, wanted, held })
     }
 
@@ -65,7 +65,7 @@ impl DevicePart {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        let memory: u64 = self.memory.iter().map(|buffer| buffer.bytes()).sum();
+        let memory: u64 = self.memory.iter().map(Buffer::bytes).sum();
         memory + self.streamer.as_ref().map_or(0, Streamer::bytes)
     }
 
@@ -226,7 +226,9 @@ pub(super) fn build_tables(
     }
     let codebooks = Buffer::of(stream, &codebooks)?;
     for (kernel, mut tasks) in tasks.into_iter().enumerate() {
-        tasks.iter_mut().for_each(|task| task.codebook += codebooks.pointer());
+        for task in &mut tasks {
+            task.codebook += codebooks.pointer();
+        }
         device.kernels().build_tables(kernel, stream, &tasks)?;
     }
     Ok(())
