@@ -49,7 +49,7 @@ def wrap_resolution() -> bool:
             name.tell(folder)
         return [os.fspath(folder / WEIGHTS)], None
 
-    return wrap(modeling_utils, "_get_resolved_checkpoint_files", resolve)
+    return wrap((modeling_utils, "_get_resolved_checkpoint_files", resolve)) is None
 
 
 def folder_of(
