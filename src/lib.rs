@@ -87,7 +87,6 @@ pub use source::{folder::Source, pipeline::Sources};
 pub use write::{
     Card, CompressOptions, DecompressOptions, Estimate, Layout, Report, Restored, compress,
     compress_all, convert, convert_all, decompress, decompress_all, estimate, estimate_all,
-    estimate_headers,
 };
 
 /// The examples of the documentation are tests too.

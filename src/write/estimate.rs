@@ -40,10 +40,12 @@ pub fn estimate(
 }
 
 /// As [`estimate`], of all models at a path, as [`compress_all`](super::compress_all) would make
-/// them: an estimate for each. With `exponent_bits` no weight is read, as by [`estimate_headers`].
+/// them: an estimate for each. With `exponent_bits` no weight is read, so that the safetensors
+/// headers alone need to be there: codes are assumed to take as many bits a weight (2.6 to 2.7 in
+/// trained models), and no tensor equals another one. That takes some milliseconds.
 ///
 /// # Errors
-/// As [`estimate`], or [`estimate_headers`].
+/// As [`estimate`], and [`Error::Parameter`] if the bits are not within 1 to 8.
 pub fn estimate_all(
     sources: &Sources,
     out: &Path,
@@ -64,28 +66,6 @@ pub fn estimate_all(
         Estimate::new(&component, out, in_pipeline, layout, exponent_bits, observer)
     });
     estimates.collect()
-}
-
-/// As [`estimate`], but no weight is read, so that the safetensors headers alone need to be there:
-/// codes are assumed to take `exponent_bits` bits a weight (2.6 to 2.7 in trained models), and no
-/// tensor equals another one. Some milliseconds.
-///
-/// # Errors
-/// As [`estimate`], and [`Error::Parameter`] if the bits are not within 1 to 8.
-pub fn estimate_headers(
-    source: &Source,
-    out: &Path,
-    layout: Layout,
-    exponent_bits: f64,
-) -> Result<Estimate> {
-    Estimate::new(
-        &Component::new("", Input::of_source(source)),
-        out,
-        false,
-        layout,
-        Some(exponent_bits),
-        &(),
-    )
 }
 
 /// What compression would make.

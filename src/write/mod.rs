@@ -18,7 +18,7 @@ mod temporary;
 pub use analysis::MIN_CODED_BYTES;
 pub use card::Loading;
 pub use compress::{compress, compress_all, convert, convert_all};
-pub use estimate::{Estimate, estimate, estimate_all, estimate_headers};
+pub use estimate::{Estimate, estimate, estimate_all};
 pub use options::{Card, CompressOptions, DecompressOptions, Layout};
 pub use replace::check_replaceable;
 pub use report::Report;

@@ -2,7 +2,7 @@
 
 use std::{fs::File, io::Write, path::Path};
 
-use df11::{CompressOptions, Error, Layout, Model, Source};
+use df11::{CompressOptions, Error, Estimate, Layout, Model, Result, Source, Sources};
 use serde_json::json;
 
 /// Two weights files in a folder, seeded.
@@ -91,10 +91,15 @@ fn headers_alone_tell_the_size_of_llama_405b_and_that_it_fits_eight_gpus() {
     let path = root.path().join("model.safetensors");
     let bytes = llama_405b(&path);
     assert_eq!(bytes, 811_706_777_600, "811.7 GB, as the paper has it");
-    let source = Source::open(&path).unwrap();
+    let sources = Sources::open(&path, None).unwrap();
+    let out = root.path().join("out.df11");
+    let estimate = |layout, bits| -> Result<Estimate> {
+        let mut all = df11::estimate_all(&sources, &out, layout, Some(bits), &())?;
+        assert_eq!(all.len(), 1);
+        Ok(all.remove(0))
+    };
     for layout in [Layout::gap(), Layout::Tile] {
-        let out = root.path().join("out.df11");
-        let estimate = df11::estimate_headers(&source, &out, layout, 2.65).unwrap();
+        let estimate = estimate(layout, 2.65).unwrap();
         let bits = 16.0 * estimate.report.stored_bytes as f64 / bytes as f64;
         // Codes and the plane, and 0.05 to 0.1 of an index.
         assert!((10.65..10.75).contains(&bits), "{bits}");
@@ -112,7 +117,6 @@ fn headers_alone_tell_the_size_of_llama_405b_and_that_it_fits_eight_gpus() {
         }
     }
     for bits in [0.5, 8.5, f64::NAN] {
-        let estimate = df11::estimate_headers(&source, Path::new("x"), Layout::Tile, bits);
-        assert!(matches!(estimate, Err(Error::Parameter { .. })));
+        assert!(matches!(estimate(Layout::Tile, bits), Err(Error::Parameter { .. })));
     }
 }
