@@ -216,6 +216,7 @@ def test_what_is_refused(flux: Flux, tmp_path: Path) -> None:
     shutil.copy(place / "config.json", tmp_path)
     for work, error, words in [
         (lambda: KIND.from_pretrained(place, device_map="auto"), ValueError, r"Config\(memory="),
+        (lambda: KIND.from_pretrained(place, device_map={"": None}), ValueError, "name a device"),
         (model.dequantize, NotImplementedError, "df11 decompress"),
         (
             lambda: KIND.from_pretrained(plain, quantization_config=df11.Config(bits=4)),

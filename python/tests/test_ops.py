@@ -13,7 +13,7 @@ from weights import WEIGHTS, compressed, same
 
 import df11
 import df11._tensor
-from df11 import _matrices
+from df11 import _matrices, _native
 
 ops = torch.ops.df11
 CPU = torch.device("cpu")
@@ -66,6 +66,8 @@ def test_damaged_arrays_are_refused() -> None:
     for wrong in (damaged, [*arrays[:3], arrays[3][:-1].clone(), *arrays[4:]]):
         with pytest.raises(df11.Error):
             ops.decode(wrong, parts, CPU)
+    with pytest.raises(df11.ParameterError, match="7 numbers of a part; pass eight"):
+        _native.Matrix(None, parts[:7], [0] * 4, [0] * 4)
 
 
 def test_linears_are_several_products() -> None:

@@ -8,16 +8,34 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import one_layout, run
 
 import df11
 from df11 import _doctor, _native
+from df11._register import wrap
 
 LIBRARY = Path(_native.__file__)
 PACKAGE = Path(df11.__file__).parent
+
+
+def test_functions_are_wrapped_once_and_all_or_none() -> None:
+    def around(call: Callable[[], int], asked: dict[str, Any]) -> int:
+        return call() + len(asked)
+
+    library = SimpleNamespace(one=lambda number: number)
+    both = (library, "one", around), (library, "other", around)
+    assert wrap(*both) == "other"
+    assert library.one(1) == 1
+    library.other = lambda: 5
+    assert wrap(*both) is None
+    assert wrap(*both) is None
+    assert (library.one(1), library.other()) == (2, 5)
 
 
 def test_nothing_else_is_needed(container: Path, without_driver: dict[str, str]) -> None:

@@ -144,6 +144,7 @@ def test_what_is_asked_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for work, words in [
         (lambda: resolve({"a": 0, "b": "disk"}, None), '"cpu" in the place of "disk"'),
         (lambda: resolve({"a": 0, "b": 1}, "1GB"), "give one of them"),
+        (lambda: resolve({"": None}, None), "name a device"),
         (lambda: limited(caps, ["1GB"]), "one for each"),
         (lambda: limited(caps, ["1GB"] * 3), "one for each"),
     ]:
