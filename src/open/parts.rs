@@ -97,7 +97,9 @@ impl Shard {
             return Ok(());
         }
         let mut hasher = crc32fast::Hasher::new();
-        parts.iter().for_each(|part| hasher.combine(&part.hasher));
+        for part in parts {
+            hasher.combine(&part.hasher);
+        }
         self.accept_checksum(chunk, hasher.finalize())
     }
 

@@ -132,9 +132,9 @@ impl Records {
             self.add_file(FILE_WEIGHTS, &file.path, file.length, analysis.hash, stored);
         }
         for file in contents.side {
-            let stores = contents.stores_side;
-            let (kind, stored) = if stores { (FILE_SIDE, file.length) } else { (FILE_BESIDE, 0) };
-            self.add_file(kind, &file.path, file.length, file.read(|_| Ok(()))?, stored);
+            let is_stored = contents.stores_side;
+            let (kind, bytes) = if is_stored { (FILE_SIDE, file.length) } else { (FILE_BESIDE, 0) };
+            self.add_file(kind, &file.path, file.length, file.read(|_| Ok(()))?, bytes);
         }
         Ok(())
     }

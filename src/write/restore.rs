@@ -245,7 +245,9 @@ impl Restorer<'_> {
             };
             left_out.push(LeftOut { path: file.path, reason: reason.to_owned() });
         }
-        left_out.iter_mut().for_each(|file| file.path = self.component.path_of(&file.path));
+        for file in &mut left_out {
+            file.path = self.component.path_of(&file.path);
+        }
         self.done.left_out = left_out;
         Ok(())
     }
