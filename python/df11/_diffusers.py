@@ -25,11 +25,10 @@ from ._arrays import dtype_of
 from ._container import Handed, Tensors
 from ._doctor import mismatch
 from ._errors import misshapen
-from ._hub import folder_of
+from ._hub import folder_of, wrap
 from ._parameters import wanted_by
 from ._plan import Item, device_of, resolve
 from ._quantizer import METHOD, Config, finish, refuse_decoding
-from ._register import wrap
 from ._saving import Save, changed, copy_containers, mark_config, others
 from ._source import KEY, SAVE_AGAIN, Made, made_of
 from ._tensor import CompressedTensor

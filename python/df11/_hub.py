@@ -11,13 +11,13 @@ what it did.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from ._register import wrap
 
 #: What a config names as its weights file: parameters that the containers lack, a new head. Mostly
 #: there is none.
@@ -30,6 +30,37 @@ class Expected(str):
     """`WEIGHTS`, with whom to tell the folder where it is expected. A config has it until then."""
 
     tell: Callable[[Path], None]
+
+
+_Around = Callable[[Callable[[], Any], dict[str, Any]], Any]
+
+
+def wrap(*functions: tuple[Any, str, _Around]) -> str | None:
+    """Has a library's functions, each by its owner and name, do `around(call, arguments)`, once:
+    `call` does what it did. If this release lacks one, its name, and nothing changes.
+    """
+    for owner, name, _ in functions:
+        if not hasattr(owner, name):
+            return name
+    for each in functions:
+        _wrap(*each)
+    return None
+
+
+def _wrap(owner: Any, name: str, around: _Around) -> None:
+    found = inspect.getattr_static(owner, name)
+    function: Any = found.__func__ if isinstance(found, classmethod) else found
+    if hasattr(function, "_df11"):
+        return
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        asked = signature.bind(*args, **kwargs).arguments
+        return around(functools.partial(function, *args, **kwargs), asked)
+
+    wrapped._df11 = True  # type: ignore[attr-defined]
+    setattr(owner, name, classmethod(wrapped) if isinstance(found, classmethod) else wrapped)
 
 
 def wrap_resolution() -> bool:

@@ -4,7 +4,6 @@ imports them.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ._errors import unfit
+from ._hub import wrap
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -67,39 +67,6 @@ def register() -> None:
             _register_now(name)
         elif name not in waiting:
             sys.meta_path.insert(0, _Finder(name))
-
-
-_Around = Callable[[Callable[[], Any], dict[str, Any]], Any]
-
-
-def wrap(*functions: tuple[Any, str, _Around]) -> str | None:
-    """Has a library's functions, each by its owner and name, do `around(call, arguments)`, once:
-    `call` does what it did. If this release lacks one, its name, and nothing changes.
-    """
-    for owner, name, _ in functions:
-        if not hasattr(owner, name):
-            return name
-    for each in functions:
-        _wrap(*each)
-    return None
-
-
-def _wrap(owner: Any, name: str, around: _Around) -> None:
-    import inspect
-
-    found = inspect.getattr_static(owner, name)
-    function: Any = found.__func__ if isinstance(found, classmethod) else found
-    if hasattr(function, "_df11"):
-        return
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        asked = signature.bind(*args, **kwargs).arguments
-        return around(functools.partial(function, *args, **kwargs), asked)
-
-    wrapped._df11 = True  # type: ignore[attr-defined]
-    setattr(owner, name, classmethod(wrapped) if isinstance(found, classmethod) else wrapped)
 
 
 def _explain_containers() -> None:

@@ -8,7 +8,7 @@ use df11::{Error, hazmat::gpu::Visit};
 use pyo3::{exceptions::PyKeyError, prelude::*, types::PyDict};
 
 use crate::context::{Gpu, OnGpu};
-use crate::model::ranges;
+use crate::memory;
 use crate::placement::{OneOrMore, PlanRequest, placement};
 use crate::work::{self, OrRaise};
 
@@ -231,7 +231,7 @@ impl DeviceBlock {
     #[getter]
     fn layout<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let view = self.view();
-        ranges(py, view.tensors().map(|tensor| tensor.name()), view.layout())
+        memory::ranges(py, view.tensors().map(|tensor| tensor.name()), view.layout())
     }
 
     fn decode(&self, py: Python<'_>, pointer: u64, stream: usize) -> PyResult<()> {

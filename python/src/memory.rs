@@ -5,8 +5,9 @@
 use std::ffi::{CStr, c_void};
 use std::ptr::{NonNull, null_mut};
 
-use df11::{Dtype, Error};
-use pyo3::{ffi, intern, prelude::*, types::PyCapsule};
+use df11::{BlockLayout, Dtype, Error};
+use pyo3::types::{PyCapsule, PyDict};
+use pyo3::{ffi, intern, prelude::*};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::work::OrRaise;
@@ -245,4 +246,17 @@ pub(crate) fn check_device(py: Python<'_>, device: Option<(i32, i32)>) -> PyResu
     }
     let remedy = "load the model onto the GPU with Model.load, or copy the tensor there";
     Err(Error::parameter("tensors are decoded to the CPU", remedy)).or_raise(py)
+}
+
+/// Start and end of each tensor in a block's buffer, by name.
+pub(crate) fn ranges<'py, 'm>(
+    py: Python<'py>,
+    names: impl Iterator<Item = &'m str>,
+    layout: &BlockLayout,
+) -> PyResult<Bound<'py, PyDict>> {
+    let ranges = PyDict::new(py);
+    for (name, range) in names.zip(&layout.tensors) {
+        ranges.set_item(name, (range.start, range.end))?;
+    }
+    Ok(ranges)
 }

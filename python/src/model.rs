@@ -2,8 +2,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use df11::OpenOptions;
 use df11::hazmat::{Shard, Tiles, format::records::FILE_WEIGHTS};
-use df11::{BlockLayout, OpenOptions};
 use pyo3::types::{PyDict, PyMappingProxy, PyTuple};
 use pyo3::{IntoPyObjectExt, exceptions::PyKeyError, intern, prelude::*, sync::PyOnceLock};
 use rayon::prelude::*;
@@ -12,7 +12,10 @@ use crate::gpu::{self, DeviceModel};
 use crate::placement::{BlocksArgument, OneOrMore, PlanRequest, placement};
 use crate::work::{self, OrRaise};
 use crate::write::{DeviceChoice, Verifier};
-use crate::{memory::Output, tensor::Tensor};
+use crate::{
+    memory::{self, Output},
+    tensor::Tensor,
+};
 
 /// An open model: one container, or all shards of a folder.
 #[pyclass(frozen, mapping, module = "df11")]
@@ -294,7 +297,7 @@ impl Block {
     #[getter]
     fn layout<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let layout = self.view().layout().or_raise(py)?;
-        ranges(py, self.view().tensors().map(|tensor| tensor.name()), &layout)
+        memory::ranges(py, self.view().tensors().map(|tensor| tensor.name()), &layout)
     }
 
     fn decode_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -306,17 +309,4 @@ impl Block {
     fn __repr__(&self) -> String {
         format!("<df11.Block {:?} of {} tensors>", self.name, self.view().tensors().len())
     }
-}
-
-/// Start and end of each tensor in a block's buffer, by name.
-pub(crate) fn ranges<'py, 'm>(
-    py: Python<'py>,
-    names: impl Iterator<Item = &'m str>,
-    layout: &BlockLayout,
-) -> PyResult<Bound<'py, PyDict>> {
-    let ranges = PyDict::new(py);
-    for (name, range) in names.zip(&layout.tensors) {
-        ranges.set_item(name, (range.start, range.end))?;
-    }
-    Ok(ranges)
 }

@@ -15,7 +15,7 @@ use super::part::{DevicePart, build_tables};
 use super::placement::{Plan, Preference};
 use super::program::{Cut, GpuProgram};
 use super::stored::{Stored, Tensors};
-use super::upload::{default_readers, join_all, upload};
+use super::upload::{join_all, readers_each, upload};
 use super::{
     device::Device, distribution::Placement, fault::refuse, linear::arrival::FastLoad,
     pinned::HostSection,
@@ -31,25 +31,16 @@ type HostSections = HashMap<SectionId, Arc<HostSection>>;
 /// How a model is loaded onto GPUs.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    readers: Option<NonZero<usize>>,
     plan: Option<Plan>,
     preference: Preference,
     is_unchecked: bool,
 }
 
 impl LoadOptions {
-    /// A reader for each core, up to 12; all blocks resident where there is one GPU, and what
+    /// All blocks resident where there is one GPU, and what
     /// [`Plan::fit`] makes of 90 % of the free memory where there are several; matrices as stored.
     pub const fn new() -> Self {
-        Self { readers: None, plan: None, preference: Preference::Stored, is_unchecked: false }
-    }
-
-    /// How many threads read the containers, each with 8 MiB of pinned memory that the [`Device`]
-    /// keeps for the next load.
-    #[must_use]
-    pub const fn readers(mut self, readers: NonZero<usize>) -> Self {
-        self.readers = Some(readers);
-        self
+        Self { plan: None, preference: Preference::Stored, is_unchecked: false }
     }
 
     /// Where each block goes, as [`Plan::fit`] or [`Plan::of`] says.
@@ -113,7 +104,8 @@ impl Model {
     /// Codebooks, output offsets and offsets of tiles are validated; checksums are checked while
     /// the sections pass through pinned memory, unless the model was [opened
     /// without](crate::OpenOptions::checksums). Returns when everything is in place. Host memory:
-    /// the pinned buffers of [`LoadOptions::readers`], and what [`GpuModel`] holds.
+    /// 8 MiB of pinned buffers a core, up to 12 times, which [`Device`] keeps for the next load;
+    /// and what [`GpuModel`] holds.
     ///
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) if the memory does not suffice or the GPU fails;
@@ -144,8 +136,7 @@ impl Model {
         observer.enter(Stage::Load);
         let part = |(index, device)| DevicePart::new(&needs, &plan, index, device);
         let mut parts = devices.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
-        let readers = options.readers.unwrap_or_else(default_readers).get() / parts.len().max(1);
-        let readers = NonZero::new(readers).unwrap_or(NonZero::<usize>::MIN);
+        let readers = readers_each(parts.len());
         let loader = Loader { model: self, plan, needs, readers, observer };
         let (stored, host) = loader.fetch(&parts, !options.is_unchecked)?;
         for part in &mut parts {

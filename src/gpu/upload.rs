@@ -34,10 +34,10 @@ pub(super) struct Delivery<'m> {
     pub(super) to: CUdeviceptr,
 }
 
-/// A reader for each core, as far as they help.
-pub(super) fn default_readers() -> NonZero<usize> {
-    let cores = thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
-    cores.min(NonZero::new(MAX_READERS).expect("more than none"))
+/// The readers of each of some GPUs: for all together one a core, as far as they help.
+pub(super) fn readers_each(gpus: usize) -> NonZero<usize> {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    NonZero::new(cores.min(MAX_READERS) / gpus.max(1)).unwrap_or(NonZero::<usize>::MIN)
 }
 
 fn pieces<'d>(deliveries: &'d [Delivery<'d>]) -> Vec<(&'d Delivery<'d>, Range<u64>)> {
@@ -181,7 +181,7 @@ impl Model {
         }
         let (stop, count) = (AtomicBool::new(false), |bytes| advance(observer, bytes));
         // SAFETY: the caller's promise.
-        unsafe { upload(device, &deliveries, default_readers(), &stop, &count) }?;
+        unsafe { upload(device, &deliveries, readers_each(1), &stop, &count) }?;
         // Also the chunks of which other arrays have the rest.
         found.par_iter().try_for_each(|(tiles, _)| tiles.check())
     }
