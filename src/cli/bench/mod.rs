@@ -144,13 +144,10 @@ impl Bench {
         let (tensors, bytes) = (all().count(), all().map(|tensor| tensor.length).sum());
         let weights = all().filter(|tensor| tensor.dtype == df11::Dtype::BF16);
         let weights: u64 = weights.map(|tensor| tensor.length / 2).sum();
-        let what = self
-            .source
-            .as_ref()
-            .map_or("seeded weights".to_owned(), |path| path.display().to_string());
+        let what = self.source.as_deref().map_or("seeded weights".to_owned(), text::path);
         let text = format!(
             "{}: {weights} weights in {tensors} tensors, {}; medians of {} repetitions\n\n{}",
-            text::printable(&what),
+            what,
             text::bytes(bytes),
             self.repetitions,
             text::table(
