@@ -83,6 +83,7 @@ pub trait ReadArrays<'m> {
 }
 
 /// Arrays that lie in memory.
+#[doc(hidden)]
 impl<'m, const N: usize> ReadArrays<'m> for [&'m [u8]; N] {
     fn read(&self, array: usize, range: Range<u64>) -> Result<Cow<'m, [u8]>> {
         part(self[array], range).map(Cow::Borrowed)

@@ -84,6 +84,9 @@ thread_local! {
 }
 
 /// Of an alias the arrays of its target; errors name the alias.
+///
+/// Part of `hazmat`, as the trait is.
+#[doc(hidden)]
 impl<'m> ReadArrays<'m> for Tensor<'m> {
     fn read(&self, array: usize, range: Range<u64>) -> Result<Cow<'m, [u8]>> {
         self.shard().read_array(self.first_array() + array, range)
