@@ -163,14 +163,19 @@ def prompt(rows: int = 2, length: int = 37) -> torch.Tensor:
 
 
 @torch.no_grad()
-def greedy(model: Any, prompt: torch.Tensor, steps: int) -> list[torch.Tensor]:
-    """Logits of a prompt and of greedy steps after it, with a cache."""
+def greedy(
+    model: Any, prompt: torch.Tensor, steps: int, like: list[torch.Tensor] | None = None
+) -> list[torch.Tensor]:
+    """Logits of a prompt and of greedy steps after it, with a cache; or of the steps of another
+    model that had these logits.
+    """
     out, cache, tokens = [], None, prompt.to(model.device)
     for _ in range(steps):
         answer = model(tokens, past_key_values=cache, use_cache=True)
         cache = answer.past_key_values
         out.append(answer.logits.cpu())
-        tokens = answer.logits[:, -1:].argmax(-1)
+        best = answer.logits if like is None else like[len(out) - 1]
+        tokens = best[:, -1:].argmax(-1).to(model.device)
     return out
 
 

@@ -121,7 +121,9 @@ def elsewhere(root: Path, name: str, **said: Any) -> None:
 
 def fused(root: Path) -> None:
     original, model = both(root, "even", mode="fused")
-    for one, other in zip(greedy(original, PROMPT, 6), greedy(model, PROMPT, 6), strict=True):
+    steps = greedy(original, PROMPT, 6)
+    # Both go on with the same tokens: two may be nearer to each other than products are.
+    for one, other in zip(steps, greedy(model, PROMPT, 6, steps), strict=True):
         assert torch.allclose(one, other, rtol=0.02, atol=0.02)
     assert df11.report(model).modes == ["fused"]
 
