@@ -42,7 +42,7 @@ impl FileRange {
         Error::corrupt(&self.path, offset, problem).remedied(AGAIN)
     }
 
-    /// So many bytes from `offset` on; zeros follow the last that it has.
+    /// This many bytes from `offset` on; zeros follow the last that it has.
     pub(super) fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; length as usize];
         let there = length.min(self.length.saturating_sub(offset)) as usize;

@@ -127,8 +127,8 @@ impl Lists {
 
 /// What the name of a tensor says below each depth, as numbers that are equal where the texts are.
 struct Suffixes {
-    /// For each tensor in the tree's order, by depth: what follows so many components, and the same
-    /// if all numbers were equal, `blocks.0.norm` and `blocks.1.norm`.
+    /// For each tensor in the tree's order, by depth: what follows this many components, and the
+    /// same if all numbers were equal, `blocks.0.norm` and `blocks.1.norm`.
     below: Vec<Vec<[u32; 2]>>,
     /// For each tensor in the tree's order, a number for its shape.
     shapes: Vec<u32>,
