@@ -37,8 +37,8 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// All blocks resident where there is one GPU, and what
-    /// [`Plan::fit`] makes of 90 % of the free memory where there are several; matrices as stored.
+    /// All blocks resident if there is one GPU, and what [`Plan::fit`] makes of 90 % of the free
+    /// memory if there are several; matrices as stored.
     pub const fn new() -> Self {
         Self { plan: None, preference: Preference::Stored, is_unchecked: false }
     }

@@ -27,7 +27,7 @@ use std::{hint::black_box, ops::Range};
 
 use super::{
     geometry::{BAND_ROWS, LANE_UNITS, LANES, Places, RECORD_BYTES, ROW_LANES, Tile, UNIT},
-    lanes::{Lookup, NoCode, Placed, Step, Window},
+    lanes::{Lookup, Misread, Placed, Step, Window},
     record::Lengths,
 };
 use crate::{Error, Result, bf16};
@@ -149,7 +149,7 @@ impl CodedTile<'_> {
         step: &mut Step,
         half: usize,
     ) -> Result<()> {
-        lookup.half_step::<VERIFY>(self.window, bits, step, half).map_err(|at| self.no_code(at))
+        lookup.half_step::<VERIFY>(self.window, bits, step, half).map_err(|at| self.misread(at))
     }
 
     fn lane_starts(&self) -> &[usize; LANES] {
@@ -174,7 +174,7 @@ impl CodedTile<'_> {
         for (lane, exponents) in lanes.iter_mut().enumerate() {
             ends[lane] = lookup
                 .lane::<VERIFY>(self.window, self.starts[lane], pairs[lane], exponents)
-                .map_err(|at| self.no_code(at))?;
+                .map_err(|at| self.misread(at))?;
         }
         self.check_ends(&ends)?;
         match odd {
@@ -200,7 +200,7 @@ impl CodedTile<'_> {
         Error::corrupt("bitstream", self.byte + bit as u64 / 8, problem)
     }
 
-    fn no_code(&self, at: NoCode) -> Error {
+    fn misread(&self, at: Misread) -> Error {
         self.bad_bits(at.bit, at.problem)
     }
 }

@@ -72,7 +72,7 @@ pub(super) struct Lookup {
 
 /// A stretch of bits has no code at a bit, or an escaped pair that has a code.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct NoCode {
+pub(super) struct Misread {
     /// The bit, from the start of the tile.
     pub(super) bit: usize,
     pub(super) problem: &'static str,
@@ -114,7 +114,7 @@ impl Lookup {
         bits: &mut [usize; LANES],
         step: &mut Step,
         half: usize,
-    ) -> Result<(), NoCode> {
+    ) -> Result<(), Misread> {
         let mut turns =
             bits.as_chunks_mut::<TURNS>().0.iter_mut().zip(step.as_chunks_mut::<TURNS>().0);
         if self.is_short {
@@ -137,7 +137,7 @@ impl Lookup {
         window: &Window,
         bits: &mut [usize; TURNS],
         lanes: &mut [[Placed; 2]; TURNS],
-    ) -> Result<(), NoCode> {
+    ) -> Result<(), Misread> {
         look_up::<FIRST, UNITS>(&self.entries, window, bits, lanes);
         for (bit, lane) in bits.iter_mut().zip(lanes) {
             let units = &mut lane[FIRST..FIRST + UNITS];
@@ -161,7 +161,7 @@ impl Lookup {
         mut bit: usize,
         pairs: usize,
         units: &mut [Placed],
-    ) -> Result<usize, NoCode> {
+    ) -> Result<usize, Misread> {
         let (whole, rest) = units.split_at_mut(pairs / UNIT_PAIRS);
         for unit in whole {
             self.unit::<VERIFY>(window, &mut bit, unit)?;
@@ -180,7 +180,7 @@ impl Lookup {
         window: &Window,
         bit: &mut usize,
         unit: &mut Placed,
-    ) -> Result<(), NoCode> {
+    ) -> Result<(), Misread> {
         let mut bits = window.peek(*bit);
         for pair in unit.as_chunks_mut::<ENTRY_BYTES>().0 {
             let entry = self.get(bits);
@@ -203,21 +203,21 @@ impl Lookup {
         &self,
         window: &Window,
         bit: &mut usize,
-    ) -> Result<[u8; ENTRY_BYTES], NoCode> {
+    ) -> Result<[u8; ENTRY_BYTES], Misread> {
         let bits = window.peek(*bit);
         let entry = self.get(bits);
         if entry & OTHER == 0 {
             *bit += (entry % LENGTH_END) as usize;
             return Ok(entry.to_le_bytes());
         }
-        let no_code = |problem| NoCode { bit: *bit, problem };
+        let misread = |problem| Misread { bit: *bit, problem };
         // Other entries are all the escape's, but in a code of a single pair.
         let escape =
             self.escape.filter(|escape| bits % (1 << escape.length) == u64::from(escape.bits));
-        let escape = escape.ok_or(no_code("there is no such code"))?;
+        let escape = escape.ok_or(misread("there is no such code"))?;
         let pair = (bits >> escape.length) as u16;
         if VERIFY && self.codebook.contains(pair) {
-            return Err(no_code("an escaped pair has a code"));
+            return Err(misread("an escaped pair has a code"));
         }
         *bit += usize::from(escape.length + VALUE_BITS);
         Ok(place(pair).to_le_bytes())
