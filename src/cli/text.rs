@@ -72,6 +72,13 @@ pub(super) fn path(path: &Path) -> String {
     printable(&path.display().to_string())
 }
 
+/// A path as one argument of a shell, quoted if it must be, for commands that a person copies.
+pub(super) fn argument(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    let quoted = shlex::try_quote(&text).unwrap_or(text.as_ref().into());
+    printable(&quoted)
+}
+
 /// Characters that reorder the text around them.
 const fn is_bidirectional(c: char) -> bool {
     matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{200E}' | '\u{200F}')
@@ -125,6 +132,14 @@ mod tests {
     #[test]
     fn names_cannot_drive_the_terminal() {
         assert_eq!(printable("a\u{1b}[2J\n\u{202E}é"), "a\\u{1b}[2J\\n\\u{202e}é");
+    }
+
+    #[test]
+    fn arguments_can_be_pasted_into_a_shell() {
+        let cases = [("a/b.df11", "a/b.df11"), ("my model", "'my model'"), ("$x", "'$x'")];
+        for (name, wanted) in cases {
+            assert_eq!(argument(Path::new(name)), wanted);
+        }
     }
 
     #[test]

@@ -73,8 +73,8 @@ fn builder(mode: u32) -> Builder<'static, 'static> {
     builder
 }
 
-/// Makes something temporary and locks it. Another run may have taken it for a leftover between
-/// the two; then it is made again.
+/// Makes something temporary and locks it, in a folder that is made if it is missing. Another run
+/// may take it for a leftover between the two; then it is made again.
 fn locked<T: AsRef<Path>>(
     what: &str,
     folder: &Path,
@@ -82,6 +82,12 @@ fn locked<T: AsRef<Path>>(
     open: impl Fn(&T) -> Option<io::Result<File>>,
 ) -> Result<(T, Option<File>)> {
     let creating = |error| Error::io(&format!("creating a {what} in"), folder, error);
+    let make = || match make() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            fs::create_dir_all(folder).and_then(|()| make())
+        }
+        made => made,
+    };
     for _ in 0..ATTEMPTS {
         let new = make().map_err(creating)?;
         let Some(Ok(file)) = open(&new) else { return Ok((new, None)) };

@@ -88,7 +88,7 @@ mod unix {
                 "verify SOURCE --level structure",
                 "inspect SOURCE",
                 "decompress SOURCE -o out",
-                "convert SOURCE out",
+                "convert SOURCE -o out",
                 "compress SOURCE -o out",
                 "compress SOURCE -o out --dry-run",
                 "estimate SOURCE",
@@ -116,7 +116,7 @@ mod unix {
         pipe(&fixture, "out/pipe");
         assert_eq!(ends(&fixture, "decompress out -o back").status.code(), Some(0));
         pipe(&fixture, "out/x.df11");
-        for line in ["verify out", "inspect out", "convert out back"] {
+        for line in ["verify out", "inspect out", "convert out -o back"] {
             assert_fails(&ends(&fixture, line), 2, &["x.df11", "regular file"]);
         }
         pipe(&fixture, "model/x.safetensors");
@@ -145,7 +145,7 @@ mod unix {
         symlink("../secret.json", fixture.path("shards/extra.json")).unwrap();
         let told = fixture.good("decompress shards -o b");
         assert!(told.contains("extra.json") && told.contains("out of the folder"), "{told}");
-        assert!(fixture.good("convert shards c").contains("extra.json"));
+        assert!(fixture.good("convert shards -o c").contains("extra.json"));
         assert!(!fixture.path("b/extra.json").exists() && !fixture.path("c/extra.json").exists());
     }
 
@@ -161,8 +161,8 @@ mod unix {
             "compress many -o shards",
             "verify shards",
             "inspect shards",
-            "convert shards one.df11",
-            "convert one.df11 again --layout raw",
+            "convert shards -o one.df11",
+            "convert one.df11 -o again --layout raw",
             "decompress shards -o back",
             "compress many -o two.df11",
             "estimate many",

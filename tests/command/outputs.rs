@@ -45,8 +45,8 @@ fn what_appears_under_the_outputs_name_meanwhile_stays() {
     for (line, output) in [
         ("compress big/model -o new.df11", "new.df11"),
         ("compress big/model -o new", "new"),
-        ("convert big/model.df11 new.df11 --layout=gap", "new.df11"),
-        ("convert big/shards new --layout=gap", "new"),
+        ("convert big/model.df11 -o new.df11 --layout=gap", "new.df11"),
+        ("convert big/shards -o new --layout=gap", "new"),
         ("decompress big/model.df11 -o new", "new"),
         ("decompress big/one.df11 -o new.safetensors", "new.safetensors"),
     ] {
@@ -249,7 +249,7 @@ fn outputs_that_could_not_be_opened_again_are_refused() {
     let fixture = Fixture::new();
     fixture.fails("compress model -o .df11-aB3dEf.part", 2, &["name of temporary files"]);
     fixture.good("compress model -o out");
-    fixture.fails("convert out out/again", 2, &["lies in the folder that is converted"]);
+    fixture.fails("convert out -o out/again", 2, &["lies in the folder that is converted"]);
     assert_eq!(fixture.json("verify out")["good"], true);
     fixture.write(".hidden.safetensors", fixture.read("model/model-00001-of-00002.safetensors"));
     fixture.fails("compress .hidden.safetensors -o shown", 2, &["would be hidden"]);
