@@ -182,7 +182,7 @@ def _add(out: ModelReport, source: Source) -> None:
         form = "fast" if value.parts[0].form == FAST else "stored"
         form = "streamed" if value.is_streamed else form
         out.residences[weight.name] = form
-        for array in value.arrays:
+        for array in value._arrays:
             key = (array.data_ptr(), array.numel())
             if array.numel() and key not in counted:
                 counted.add(key)

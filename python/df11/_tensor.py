@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from . import _shared
+from . import _ops
 from ._dispatch import REMEDY, Compressed, dispatch, refuse_writing
 from ._matrices import ARRAYS, FAST, Part, contiguous_strides, lay_out, shape_of
 
@@ -107,29 +107,30 @@ class CompressedTensor(Compressed):
             delattr(self, name)
         is_parameter = getattr(self, "_is_param", False)
         self.__dict__.update({**other.__dict__, "_is_param": is_parameter, **changes})
-        self.__dict__.pop("operand", None)
+        self.__dict__.pop("_arrays", None)
         return self._ready(self.shape)
 
     @cached_property
-    def operand(self) -> _shared.Operand:
-        arrays = [getattr(self, name) for name in self._names]
-        return _shared.Operand(arrays, self.flat_parts, self.exact, self._place)
+    def _arrays(self) -> list[Tensor]:
+        """What it has, which nobody writes to: it may lie in a mapping for reading alone."""
+        return [getattr(self, name) for name in self._names]
 
     @property
     def arrays(self) -> list[Tensor]:
-        return self.operand.arrays
+        """Copies of the compressed arrays that it has, in the order of `_matrices.ARRAYS`."""
+        return [array.clone() for array in self._arrays]
 
     @property
-    def kept(self) -> list[Tensor]:
-        return [getattr(self, f"{label}{at}") for at, label in _kept(self.parts)]
+    def _kept(self) -> list[Tensor]:
+        return [getattr(self, f"_{label}{at}") for at, label in _kept(self.parts)]
 
-    def with_kept(self, kept: Sequence[Tensor]) -> CompressedTensor:
+    def _with_kept(self, kept: Sequence[Tensor]) -> CompressedTensor:
         return self.like(with_tables(kept, self.parts), device=None)
 
     @property
     def nbytes_stored(self) -> int:
         """Bytes of the arrays that it reads from, each counted once. Those of a window are all."""
-        return sum({id(array): array.nbytes for array in self.arrays}.values())
+        return sum({id(array): array.nbytes for array in self._arrays}.values())
 
     def like(
         self,
@@ -157,7 +158,7 @@ class CompressedTensor(Compressed):
         Costs two bytes of new memory a weight, for a moment twice that if `transposed`; the time is
         that of `df11::decode`. Raises `CorruptError` on the CPU if arrays contradict themselves.
         """
-        dense = torch.ops.df11.decode(self.arrays, self.flat_parts, self.device)
+        dense = torch.ops.df11.decode(self._arrays, self.flat_parts, self.device)
         return lay_out(dense, self.shape, self.transposed, self.flipped)
 
     def with_mode(self, exact: bool) -> CompressedTensor:
@@ -189,7 +190,7 @@ class CompressedTensor(Compressed):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return rebuild, (self.kept, self._told, bool(getattr(self, "_is_param", False)))
+        return rebuild, (self._kept, self._told, bool(getattr(self, "_is_param", False)))
 
     @property
     def _told(self) -> dict[str, Any]:
@@ -217,7 +218,7 @@ class CompressedTensor(Compressed):
 
 @cache
 def _names(forms: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(f"{name}{at}" for at, form in enumerate(forms) for name in ARRAYS[form])
+    return tuple(f"_{name}{at}" for at, form in enumerate(forms) for name in ARRAYS[form])
 
 
 def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> CompressedTensor:
@@ -251,7 +252,7 @@ def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
         or torch.is_autocast_enabled(x.device.type)
     ):
         return None
-    return _shared.multiply(x, weight.operand, bias)
+    return _ops.linear(x, weight._arrays, weight.flat_parts, bias, weight.exact)
 
 
 def refuse_gradients() -> None:
@@ -288,12 +289,12 @@ def _set_data(self: CompressedTensor, value: Tensor) -> None:
 
 def _address(self: CompressedTensor) -> int:
     """A number that aliases share, as of any tensor. Reading there faults: it is no address."""
-    told = hash((self.arrays[0].data_ptr(), self.flat_parts, self.transposed))
+    told = hash((self._arrays[0].data_ptr(), self.flat_parts, self.transposed))
     return _NO_MEMORY + told % (1 << 44) * 256
 
 
 def _share_memory(self: CompressedTensor) -> CompressedTensor:
-    for array in self.arrays:
+    for array in self._arrays:
         array.share_memory_()  # type: ignore[no-untyped-call]
     return self
 
@@ -313,7 +314,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     # Whoever clones wants to write.
     Tensor.clone: lambda self, **_: self.decode(),
     Tensor.share_memory_: _share_memory,
-    Tensor.is_shared: lambda self: self.arrays[0].is_shared(),
+    Tensor.is_shared: lambda self: self._arrays[0].is_shared(),
     Tensor.__setitem__: _assign,
     Tensor.numpy: lambda self, *args, **kwargs: self.decode().numpy(*args, **kwargs),
     Tensor.__array__: lambda self, *args: self.decode().__array__(*args),
