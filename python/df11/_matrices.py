@@ -24,6 +24,8 @@ PART = 8
 #: Arrays of a piece, by form, in their order.
 ARRAYS = (("codebook", "records", "bits", "plane", "table"), ("strips", "entries"))
 STORED, FAST = 0, 1
+#: The first arrays of a piece: those that cannot be made of others.
+KEPT = 4
 TABLE_BYTES = 16384
 #: Windows that kernels multiply or gather from begin and end on multiples of these.
 TILE_ROWS, TILE_COLUMNS = 32, 256
@@ -103,13 +105,49 @@ def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
             raise ValueError(
                 f"{part.staged_bytes} staged bytes of {part.rows} x {part.columns} weights"
             )
+    _check_arrays(arrays)
+
+
+def _check_arrays(arrays: Sequence[Any]) -> None:
     for array in arrays:
+        if not isinstance(array, Tensor):
+            raise TypeError(f"arrays are tensors, and not {type(array).__name__}")
         is_plain = array.layout is torch.strided and array.dim() == 1 and array.is_contiguous()
         if array.dtype != torch.uint8 or not is_plain:
             raise TypeError(
                 "arrays are contiguous uint8 tensors of one dimension, and not "
                 f"{array.dtype} of shape {tuple(array.shape)}"
             )
+
+
+def check_kept(arrays: Any, parts: Sequence[Sequence[int]]) -> None:
+    """As `check`, of arrays without decode tables, as they are kept; not yet of the numbers."""
+    forms = [part[0] for part in parts]
+    if not forms or any(form not in (STORED, FAST) for form in forms):
+        raise ValueError("the form of a part is 0 (as stored) or 1 (fast layout)")
+    needed = sum(len(ARRAYS[form][:KEPT]) for form in forms)
+    if type(arrays) not in (list, tuple) or len(arrays) != needed:
+        raise ValueError(f"these parts are kept as a list of {needed} arrays")
+    _check_arrays(arrays)
+    if len({array.device for array in arrays}) > 1:
+        raise ValueError("the arrays of a compressed tensor lie on one device")
+
+
+def check_lengths(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
+    """As `check`, and that arrays are as long as their parts say, on whatever device they lie.
+    Raises `ParameterError` or `ValueError` if they are not.
+    """
+    check(arrays, parts)
+    if any(array.is_meta or type(array) is not Tensor for array in arrays):
+        return
+    for part, mine in pieces(arrays, parts):
+        if part.form == STORED:
+            matrices(mine, part, mine[0].device.index)
+            continue
+        strips, entries = mine
+        check_memory(mine)
+        if strips.nbytes < _native.strips_bytes(part.rows, part.columns) or entries.nbytes % 4:
+            raise ValueError(f"{strips.nbytes} bytes of {part.rows} x {part.columns} weights")
 
 
 def check_memory(arrays: Sequence[Tensor]) -> None:

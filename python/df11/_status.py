@@ -11,12 +11,12 @@ from torch import nn
 
 from . import _native
 from ._errors import CorruptError
-from ._load import check_gpus
 from ._matrices import FAST
 from ._modules import local
 from ._report import html_table, show_bytes
 from ._source import Source, sources, sum_of
 from ._tensor import CompressedTensor
+from ._watch import check_gpus
 
 
 @dataclass
