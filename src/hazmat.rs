@@ -25,8 +25,8 @@ pub use crate::{
     paths::check_path,
     source::hub_cache::{Located, locate},
     write::{
-        Leftover, Loading, MIN_CODED_BYTES, check_replaceable, leftovers, remove_leftovers,
-        write_file,
+        Leftover, Loading, MIN_CODED_BYTES, TemporaryFolder, check_replaceable, leftovers,
+        remove_leftovers, write_file,
     },
 };
 

@@ -18,6 +18,7 @@ below only what is special is named.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, final
 
 from ._report import Placement, Plan, Report, Verification
@@ -39,7 +40,7 @@ _Index: TypeAlias = int | slice
 __version__: str
 
 __all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model", "Packer"]
-__all__ += ["PinnedMemory", "Program", "Slice", "Tensor", "Tiles"]
+__all__ += ["PinnedMemory", "Program", "Slice", "TemporaryFolder", "Tensor", "Tiles"]
 __all__ += ["__version__", "build_tables", "capture_id", "check", "code_of", "compress", "convert"]
 __all__ += ["decode_all", "decompress", "devices", "estimate", "fits", "open", "pin", "plan"]
 __all__ += ["run_command", "strips_bytes", "upload", "verify"]
@@ -565,6 +566,18 @@ class PinnedMemory:
     """Memory of the host that kernels read over the bus. When this is dropped it is so no longer,
     which waits for nothing: whoever used it must be done.
     """
+
+@final
+class TemporaryFolder:
+    """A new folder in `parent` that this user alone may enter, for a `with`, which removes it.
+
+    If the process is killed, the next one that makes a folder here, or writes an output, removes
+    it; until then `df11 doctor` lists it.
+    """
+
+    def __init__(self, parent: _Path) -> None: ...
+    def __enter__(self) -> Path: ...
+    def __exit__(self, *error: object) -> None: ...
 
 def pin(address: int, bytes: int) -> PinnedMemory:
     """Pin memory of the host. Raises `GpuError` where the driver refuses."""

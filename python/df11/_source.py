@@ -1,8 +1,8 @@
 """What a module with compressed weights has from which containers.
 
-Containers that are made of BF16 files while a model is loaded have no names: each file is deleted
-as soon as it is open, and its memory is given back when nobody uses it any longer, also if the
-process is killed.
+Containers that are made of BF16 files while a model is loaded have no names: they are deleted as
+soon as they are open, and their memory is given back when nobody uses it any longer, also if the
+process is killed. If it is killed before, the next run removes what it has made.
 """
 
 from __future__ import annotations
@@ -39,16 +39,14 @@ class Made:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        held = tempfile.TemporaryDirectory(prefix="df11-", dir=_place(folder))
-        out = Path(held.name, "model")
         self._files: dict[str, BinaryIO] = {}
-        weakref.finalize(self, _close, held, self._files)
-        _native.compress(folder, out, verify=False)
-        self.container: Any = _native.open(out)
-        for shard in self.container.shards:
-            path = Path(shard["path"])
-            self._files[shard["path"]] = path.open("rb")
-            path.unlink()
+        weakref.finalize(self, _close, self._files)
+        with _native.TemporaryFolder(_place(folder)) as held:
+            out = held / "model"
+            _native.compress(folder, out, verify=False)
+            self.container: Any = _native.open(out)
+            for shard in self.container.shards:
+                self._files[shard["path"]] = Path(shard["path"]).open("rb")
 
     def file(self, path: str) -> str:
         """Where a container can be read, as long as this is there."""
@@ -127,8 +125,7 @@ def _free(place: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def _close(held: tempfile.TemporaryDirectory[str], files: dict[str, BinaryIO]) -> None:
-    held.cleanup()
+def _close(files: dict[str, BinaryIO]) -> None:
     for file in files.values():
         file.close()
 

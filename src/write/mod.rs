@@ -23,4 +23,4 @@ pub use options::{Card, CompressOptions, DecompressOptions, Layout};
 pub use replace::check_replaceable;
 pub use report::Report;
 pub use restore::{Restored, decompress, decompress_all};
-pub use temporary::{Leftover, leftovers, remove_leftovers, write_file};
+pub use temporary::{Leftover, TemporaryFolder, leftovers, remove_leftovers, write_file};
