@@ -42,7 +42,8 @@ __version__: str
 __all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model", "Packer"]
 __all__ += ["PinnedMemory", "Program", "Slice", "TemporaryFolder", "Tensor", "Tiles"]
 __all__ += ["__version__", "build_tables", "capture_id", "check", "code_of", "compress", "convert"]
-__all__ += ["decode_all", "decompress", "devices", "estimate", "fits", "open", "pin", "plan"]
+__all__ += ["decode_all", "decompress", "devices", "earlier_containers", "estimate", "fits", "open"]
+__all__ += ["pin", "plan"]
 __all__ += ["run_command", "strips_bytes", "upload", "verify"]
 
 def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
@@ -124,6 +125,11 @@ def verify(
     is not there.
     """
 
+def earlier_containers(folder: _Path, names: set[str], identity: str) -> list[str]:
+    """The containers in a folder that go when a model of this identity, in containers of these
+    `names`, takes their place. Raises `ParameterError` if one is not of an earlier output.
+    """
+
 def devices() -> list[dict[str, Any]]:
     """Tell the GPUs that the driver shows, if any. Starts nothing on them. Each has `ordinal`,
     `name`, `total_memory` in bytes, and as pairs of major and minor `compute_capability` (8.0 is
@@ -185,6 +191,16 @@ class Model(Mapping[str, Tensor]):
     """All tensors by name, shard by shard; made at the first use and kept."""
     def block(self, name: str) -> Block:
         """The block with this name. Constant time. Raises `KeyError` where there is none."""
+    def copy(
+        self, out: _Path, beside: _Path | None = None, *, containers: bool = True
+    ) -> list[str]:
+        """Write the containers, as they are open, into a new folder `out`, unless they are not
+        wanted, and the side files that lie in `beside` as they are recorded. Returns the paths of side files that were
+        changed, which are left out. Raises `ParameterError` if one is a link that leads out of
+        `beside`, or what is open was overwritten in place.
+        """
+    def verify_containers(self) -> None:
+        """Verify the containers fully, as they are open, and nothing beside them."""
     def verify(
         self, level: _Level = "full", *, device: _Device = None, progress: _Progress = None
     ) -> Verification:

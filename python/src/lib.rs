@@ -33,7 +33,7 @@ mod _native {
         },
         temporary::TemporaryFolder,
         tensor::{Slice, Tensor, Tiles, code_of},
-        write::{compress, convert, decompress, estimate, verify},
+        write::{compress, convert, decompress, earlier_containers, estimate, verify},
     };
     use std::ffi::OsString;
 
