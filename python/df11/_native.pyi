@@ -195,8 +195,8 @@ class Model(Mapping[str, Tensor]):
         self, out: _Path, beside: _Path | None = None, *, containers: bool = True
     ) -> list[str]:
         """Write the containers, as they are open, into a new folder `out`, unless they are not
-        wanted, and the side files that lie in `beside` as they are recorded. Returns the paths of side files that were
-        changed, which are left out. Raises `ParameterError` if one is a link that leads out of
+        wanted, and the side files that lie in `beside`. Returns the paths of those that were
+        changed. Raises `ParameterError` if one is a link that leads out of
         `beside`, or what is open was overwritten in place.
         """
     def verify_containers(self) -> None:

@@ -34,6 +34,8 @@ from ._tensor import CompressedTensor
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
 _CONFIG = "config.json"
 _INDEX = ".safetensors.index.json"
+#: What libraries write of what the model says now.
+_REWRITTEN = (_CONFIG, "generation_config.json")
 _ANEW = (
     "save the tensors of df11.state_dict(model) as safetensors and compress them; adapters are "
     "saved by themselves"
@@ -94,7 +96,7 @@ def _wrapped(root: nn.Module, source: Source) -> dict[tuple[int, str], str]:
     """The own names of weights whose module lies in another one that has its place, an adapter's."""
     places = {id(module): path for path, module in root.named_modules()}
     spots = ((spot, places.get(id(spot.module), "")) for spot in source.spots)
-    return {spot.key: spot.name for spot, path in spots if path.startswith(join(spot.path, "."))}
+    return {spot.key: spot.name for spot, path in spots if path.startswith(f"{spot.path}.")}
 
 
 def _unsaved(model: Any) -> list[str]:
@@ -122,16 +124,25 @@ def _names(source: Source) -> list[str]:
     return [path.relative_to(root).as_posix() if is_folder else path.name for path in paths]
 
 
-def _bring(source: Source, place: Path, files: Path, *, containers: bool = True) -> None:
+def _bring(
+    source: Source,
+    place: Path,
+    files: Path,
+    *,
+    containers: bool = True,
+    rewritten: Iterable[str] = (),
+) -> None:
     """Puts copies of a model's containers among some files, and of the side files that lie beside
-    them or beside the weights that they are made of, except what is there.
+    them or beside the weights that they are made of, except what is there. Warns of those that are
+    not as they were, unless they will be `rewritten`.
     """
     was_open = source.held is not None
     path = Path(source.path)
     beside = path if path.is_dir() else None
-    for name in source.container.copy(place, beside, containers=containers):
+    changed = source.container.copy(place, beside, containers=containers)
+    for name in set(changed).difference(rewritten):
         warnings.warn(
-            f"{path / name} was changed after the model was compressed, and is not copied",
+            f"{path / name} was changed after the model was compressed, and copied as it is now",
             stacklevel=2,
         )
     _move(place, files)
@@ -172,8 +183,9 @@ def _staged(folder: str | Path) -> Iterator[tuple[Path, Path]]:
 
 def _install(files: Path, folder: Path, names: Iterable[str], identity: str, aside: Path) -> None:
     """Gives all files their names in a folder, in the place of what has these, and of an earlier
-    output's containers and what was beside them. `names`: containers that are there already. If one cannot have its name, all is as it was. One process at a time.
-    Raises `ParameterError` for containers that are of no earlier output.
+    output's containers and what was beside them. `names`: containers that are there already. If one
+    cannot have its name, all is as it was. One process at a time. Raises `ParameterError` for
+    containers that are of no earlier output.
     """
     lock = os.open(folder, os.O_RDONLY)
     done: list[tuple[Path, Path]] = []
@@ -287,7 +299,7 @@ def _anew(
     config.pop("quantization_config", None)
     (plain / _CONFIG).write_text(_written(config), encoding="utf-8")
     indexes = set(plain.rglob("*" + _INDEX))
-    _bring(source, stage / "side", plain, containers=False)
+    _bring(source, stage / "side", plain, containers=False, rewritten=_REWRITTEN)
     for old in set(plain.rglob("*" + _INDEX)) - indexes:
         old.unlink()
     compress(plain, made, progress=False)
@@ -298,7 +310,8 @@ def _anew(
 def _fill(
     source: Source, added: dict[str, Tensor], place: Path, files: Path, folder: Path
 ) -> None:
-    _bring(source, place, files, containers=not _lies_in(source, folder))
+    is_new = not _lies_in(source, folder)
+    _bring(source, place, files, containers=is_new, rewritten=_REWRITTEN)
     if added:
         from safetensors.torch import save_file
 

@@ -2,8 +2,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use df11::{Observer, OpenOptions};
 use df11::hazmat::{Shard, Tiles, format::records::FILE_WEIGHTS};
+use df11::{Observer, OpenOptions};
 use pyo3::types::{PyBool, PyDict, PyMappingProxy, PyTuple};
 use pyo3::{IntoPyObjectExt, exceptions::PyKeyError, intern, prelude::*, sync::PyOnceLock};
 use rayon::prelude::*;

@@ -6,6 +6,7 @@ use std::{io::Write, path::Path};
 use super::{folder::OutputFolder, input::Side};
 use crate::{
     Error, Level, Model, OpenOptions, Result,
+    io::{FileReader, ReadAt},
     open::{
         OriginalFile, Shard,
         beside::{self, Beside, mark},
@@ -16,9 +17,9 @@ use crate::{
 };
 
 /// Writes the containers of an open model into a new folder, byte for byte, and checks the copies'
-/// checksums; with `containers` false none of them. With them go the side files that lie in `beside` and have the hashes that the
-/// containers record; a configuration gets its mark. Returns the paths of side files with other
-/// hashes, which stay where they are.
+/// checksums; with `containers` false none of them. With them go the side files that lie in
+/// `beside`; a configuration gets its mark. Returns the paths of those that have other hashes than
+/// the containers record, which are copied as they are.
 ///
 /// Takes 1 MiB of memory, and the time to write the containers and to read them again.
 ///
@@ -54,7 +55,11 @@ pub fn copy(
         let root = beside.expect("side files lie somewhere");
         match find(root, recorded)? {
             Beside::Missing => {}
-            Beside::Changed(_) => changed.push(recorded.path().to_owned()),
+            Beside::Changed(file) => {
+                let (path, length) = (recorded.path(), FileReader::open(&file)?.size());
+                folder.copy(&Side::on_disk(path.to_owned(), length, file), path)?;
+                changed.push(path.to_owned());
+            }
             found => write_side(model, recorded, found, &mut folder)?,
         }
     }

@@ -19,7 +19,9 @@ use super::{
 use crate::{
     Error, Result,
     open::beside::mark,
-    paths::{PIPELINE, PathTree, check_path, ends_as_container, is_config, is_pipeline_list, shard_path},
+    paths::{
+        PIPELINE, PathTree, check_path, ends_as_container, is_config, is_pipeline_list, shard_path,
+    },
     source::Component,
 };
 

@@ -18,6 +18,7 @@ use crate::{
         listed_components,
     },
     paths::{PIPELINE, has_extension, is_container, is_pipeline_list, shard_path},
+    source::{HIDDEN, walk},
 };
 
 /// Refuses an output that would delete the source, or that is of another kind than what it would
@@ -79,23 +80,22 @@ pub fn earlier_containers(
     identity: &str,
 ) -> Result<Vec<String>> {
     check_component(folder, identity)?;
-    if folder.symlink_metadata().is_err() {
+    if !folder.is_dir() {
         return Ok(Vec::new());
     }
-    let mut entries = BTreeMap::new();
-    list(folder, "", &mut entries)?;
-    let is_hidden = |path: &str| path.split('/').any(|name| name.starts_with('.'));
-    entries.retain(|path, _| is_container(path) && !is_hidden(path));
-    if entries.keys().any(|path| is_pipeline_list(path)) {
+    let (found, left_out) = walk(folder)?;
+    let paths = found.iter().map(|file| &file.path);
+    let lost = left_out.iter().filter(|other| other.reason != HIDDEN).map(|other| &other.path);
+    let all: Vec<&str> = paths.chain(lost).filter(is_container).map(String::as_str).collect();
+    if all.iter().any(|path| is_pipeline_list(path)) {
         in_the_way(folder, PIPELINE, ": it lists a pipeline's components, and this is one model")?;
     }
-    let all: Vec<&str> = entries.keys().map(String::as_str).collect();
-    let mut others = entries.keys().filter(|path| !names.contains(*path)).cloned().peekable();
-    if others.peek().is_none() {
-        return Ok(Vec::new());
+    let others = all.iter().filter(|&&path| !names.contains(path));
+    let others: Vec<String> = others.map(|&path| path.to_owned()).collect();
+    if others.is_empty() {
+        return Ok(others);
     }
     let recorded = recognise(folder, names, &all)?;
-    let others: Vec<String> = others.collect();
     match others.iter().find(|path| !recorded.contains(*path)) {
         Some(path) => in_the_way(folder, path, "").map(|()| others.clone()),
         None => Ok(others),
