@@ -106,6 +106,15 @@ pub(crate) const MODEL_INDEX: &str = "model_index.json";
 /// belong to none of them.
 pub(crate) const PIPELINE: &str = "pipeline.df11";
 
+/// The file in which runtimes keep weights that the containers beside it lack.
+pub(crate) const ADDED: &str = "df11.safetensors";
+
+/// Whether a folder would be taken for a pipeline's by a container of this path in it, on disks too
+/// that fold names.
+pub(crate) fn is_pipeline_list(path: &str) -> bool {
+    path.eq_ignore_ascii_case(PIPELINE)
+}
+
 /// Whether a path is that of a container, or of an output that is to be one.
 pub(crate) fn is_container(path: impl AsRef<Path>) -> bool {
     has_extension(path, "df11")

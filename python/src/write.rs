@@ -1,5 +1,6 @@
 //! Compression and back, and verification.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use df11::gpu::{Device, GpuDecoder};
@@ -113,6 +114,17 @@ pub(crate) fn decompress(
         let restored = df11::decompress_all(&models, &out, &options, observer)?;
         Ok(restored.iter().map(|each| each.bytes).sum())
     })
+}
+
+/// The containers in a folder that go when a model takes their place.
+#[pyfunction]
+pub(crate) fn earlier_containers(
+    py: Python<'_>,
+    folder: PathBuf,
+    names: BTreeSet<String>,
+    identity: String,
+) -> PyResult<Vec<String>> {
+    work::briefly(py, || df11::hazmat::earlier_containers(&folder, &names, &identity))
 }
 
 /// Does work that makes a report of each model, and tells Python their sum.

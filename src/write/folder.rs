@@ -19,7 +19,9 @@ use super::{
 use crate::{
     Error, Result,
     open::beside::mark,
-    paths::{PIPELINE, PathTree, check_path, ends_as_container, is_config, shard_path},
+    paths::{
+        PIPELINE, PathTree, check_path, ends_as_container, is_config, is_pipeline_list, shard_path,
+    },
     source::Component,
 };
 
@@ -56,6 +58,12 @@ pub(super) fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> 
     {
         let problem =
             format!("{hidden:?} would be hidden, and hidden files of a folder are not opened");
+        return Err(Error::parameter(problem, remedy));
+    }
+    // One by which a folder is known as a pipeline's.
+    let named = shards.iter().find(|path| !input.weights.is_empty() && is_pipeline_list(path));
+    if let Some(path) = named {
+        let problem = format!("{path:?} would be taken for the list of a pipeline's components");
         return Err(Error::parameter(problem, remedy));
     }
     // Whatever ends so is a shard to whoever opens the folder.

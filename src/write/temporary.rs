@@ -28,9 +28,26 @@ const ATTEMPTS: usize = 16;
 
 /// A temporary folder that is in use until this is dropped, and with it the folder.
 #[derive(Debug)]
-pub(super) struct TemporaryFolder {
+pub struct TemporaryFolder {
     pub(super) folder: TempDir,
     _lock: Option<File>,
+}
+
+impl TemporaryFolder {
+    /// Makes a folder in `parent` that this user alone may enter. Removes there what killed runs
+    /// left before.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if `parent` cannot be listed or written.
+    pub fn new_in(parent: &Path) -> Result<Self> {
+        remove_leftovers(parent)?;
+        locked_folder(parent, &builder(0o700))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
 }
 
 /// A temporary file in the folder of `path`; deleted when dropped.
@@ -43,16 +60,15 @@ pub(super) fn file_beside(path: &Path) -> Result<NamedTempFile> {
 
 /// A temporary folder in the folder of `path`; deleted with all that is in it when dropped.
 pub(super) fn folder_beside(path: &Path) -> Result<TemporaryFolder> {
-    locked_folder(path, &builder(0o777))
+    locked_folder(parent_of(path), &builder(0o777))
 }
 
 /// A temporary folder for what has the output's name, while another output takes it.
 pub(super) fn aside_of(path: &Path) -> Result<TemporaryFolder> {
-    locked_folder(path, Builder::new().prefix(ASIDE).rand_bytes(DRAWN))
+    locked_folder(parent_of(path), Builder::new().prefix(ASIDE).rand_bytes(DRAWN))
 }
 
-fn locked_folder(path: &Path, builder: &Builder<'_, '_>) -> Result<TemporaryFolder> {
-    let parent = parent_of(path);
+fn locked_folder(parent: &Path, builder: &Builder<'_, '_>) -> Result<TemporaryFolder> {
     let make = || builder.tempdir_in(parent);
     let (folder, lock) = locked("folder", parent, make, |folder| open_folder(folder.path()))?;
     Ok(TemporaryFolder { folder, _lock: lock })

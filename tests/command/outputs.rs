@@ -254,6 +254,20 @@ fn outputs_that_could_not_be_opened_again_are_refused() {
     fixture.write(".hidden.safetensors", fixture.read("model/model-00001-of-00002.safetensors"));
     fixture.fails("compress .hidden.safetensors -o shown", 2, &["would be hidden"]);
     assert!(!fixture.path("shown").exists());
+    // A folder with this container would be taken for a pipeline's.
+    for name in ["pipeline", "Pipeline"] {
+        let file = format!("{name}.safetensors");
+        fixture.write(&file, fixture.read("model/model-00001-of-00002.safetensors"));
+        for options in ["", " --no-verify"] {
+            let line = format!("compress {file} -o listed{options}");
+            fixture.fails(&line, 2, &["list of a pipeline's components"]);
+        }
+        let line = format!("compress model -o {name}.df11");
+        fixture.fails(&line, 2, &["would list the components", "choose another name"]);
+        fixture.good(&format!("compress {file} -o {name}-one.df11"));
+        fixture.fails(&format!("convert {name}-one.df11 listed"), 2, &["a pipeline's components"]);
+    }
+    assert!(!fixture.path("listed").exists());
 }
 
 #[test]
