@@ -99,7 +99,7 @@ class Tensors(Mapping[str, Tensor]):
 
     def names(self, value: CompressedTensor) -> list[str]:
         return [
-            self._names[mine[0].data_ptr()] for _, mine in pieces(value.arrays, value.flat_parts)
+            self._names[mine[0].data_ptr()] for _, mine in pieces(value._arrays, value.flat_parts)
         ]
 
     def told(self, value: CompressedTensor) -> tuple[list[str], dict[str, Any]]:
@@ -110,7 +110,7 @@ class Tensors(Mapping[str, Tensor]):
         """The tensor of which `told` gave this. Reads and checks its arrays."""
         names, numbers = told
         self.check(names)
-        arrays = [array for name in names for array in self[name].arrays[:4]]  # type: ignore[attr-defined]
+        arrays = [array for name in names for array in self[name]._arrays[:4]]  # type: ignore[attr-defined]
         return rebuild(arrays, numbers)
 
     def check(self, names: Iterable[str]) -> None:
@@ -151,11 +151,11 @@ class Tensors(Mapping[str, Tensor]):
     def on_host(self, some: Sequence[Area]) -> dict[Area, Arrays]:
         """The four arrays of tiles in the mapping, or cut out. Checks them."""
         self.check(tiles.name for tiles in some if tiles.is_whole)
-        whole = {tiles: self._found[tiles.name].arrays[:4] for tiles in some if tiles.is_whole}
+        whole = {tiles: self._found[tiles.name]._arrays[:4] for tiles in some if tiles.is_whole}
         return {**self.cut(some), **whole}
 
     def lengths(self, tiles: Area) -> list[int]:
-        return [array.numel() for array in self._found[tiles.name].arrays[:4]]
+        return [array.numel() for array in self._found[tiles.name]._arrays[:4]]
 
 
 def check_whole(container: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,13 +13,13 @@ from . import _native, _plan
 from ._bring import bring
 from ._container import Tensors
 from ._hub import brought
-from ._matrices import raw_stream
 from ._modules import entries, join, like, look_up, outer
 from ._parameters import by_name, check_complete
 from ._plan import Devices, Item
 from ._progress import Bar
 from ._source import KEY, Source, Weight, sources, sum_of
 from ._tensor import CompressedTensor
+from ._watch import check_gpus, watch
 
 Module = TypeVar("Module", bound=nn.Module)
 MODES = ("exact", "fused")
@@ -71,6 +71,7 @@ def attach(
     check_complete(module, items, tensors.container)
     form = "streamed" if streamed else residence
     load(module, tensors, items, placement, mode=mode, residence=form)
+    watch(module)
     return module.eval()
 
 
@@ -139,13 +140,6 @@ def load(
     check_gpus(each.device for each in groups)
     for weight in source.weights:
         weight.total = None if weight.total is None else int(weight.total)
-
-
-def check_gpus(devices: Iterable[torch.device]) -> None:
-    """Waits for those that are GPUs. Raises CorruptError if a kernel met damaged arrays there."""
-    for device in set(devices):
-        if device.type == "cuda":
-            _native.check(device.index, raw_stream(device.index))
 
 
 def _known(root: nn.Module, items: list[Item], container: Any, on_gpu: bool) -> list[Item]:

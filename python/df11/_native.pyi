@@ -40,7 +40,8 @@ __version__: str
 
 __all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model", "Packer"]
 __all__ += ["PinnedMemory", "Program", "Slice", "Tensor", "Tiles"]
-__all__ += ["__version__", "build_tables", "capture_id", "check", "code_of", "compress", "convert"]
+__all__ += ["__version__", "build_tables", "capture_id", "check", "check_done"]
+__all__ += ["code_of", "compress", "convert"]
 __all__ += ["decode_all", "decompress", "devices", "estimate", "fits", "open", "pin", "plan"]
 __all__ += ["run_command", "strips_bytes", "upload", "verify"]
 
@@ -575,8 +576,15 @@ def capture_id(stream: int) -> int:
     """
 
 def check(device: int, stream: int) -> None:
-    """Wait for a stream, and raise `CorruptError` where a kernel on this GPU met a contradiction
-    since the last such call.
+    """Wait for a stream, and raise what kernels on this GPU told since the last such call:
+    `CorruptError` of weights that contradict themselves; `IndexError` if all that was wrong are
+    indices or offsets of rows that do not exist.
+    """
+
+def check_done(device: int | None = None) -> None:
+    """As `check`, of kernels that are done by now: waits for nothing, and takes nanoseconds. Of all
+    GPUs that matrices were made for, unless one is named. Everything here that decodes, gathers or
+    multiplies on a GPU raises the same before it begins.
     """
 
 def fits(device: int) -> bool:

@@ -31,7 +31,7 @@ from . import _native
 from ._container import Handed, Tensors, check_whole
 from ._doctor import mismatch
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
-from ._load import check_gpus, check_options, load
+from ._load import check_options, load
 from ._modules import is_first, prepare
 from ._packing import PACKED, PackingTaker
 from ._parameters import tell_conversions
@@ -39,6 +39,7 @@ from ._plan import Item, device_of, resolve
 from ._pretrained import Taker, checkpoint_dtype
 from ._saving import Save, changed, copy_containers, mark_config, others, save_others
 from ._source import KEY, Made, bf16_folder, made_of
+from ._watch import check_gpus, watch
 
 METHOD = "df11"
 #: Types of devices that compress BF16 weights by themselves while they are loaded.
@@ -297,6 +298,7 @@ class Df11Quantizer(HfQuantizer):
             taker, self.taker, self._handed = self.taker, None, None
             finish(model, self, taker.tensors, taker.finish())
         model.save_pretrained = _SaveModel(model)
+        watch(model)
         # What is left of the quantizer goes with copies of the model.
         self.model = self.container = self.made = self.taker = self._handed = None
         return model

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from ._errors import unfit
-from ._load import check_gpus
 from ._modules import Ref, entries, gathered, join, local
 from ._native import compress, decompress
 from ._report import Report
 from ._source import KEY, Source, sources
 from ._tensor import CompressedTensor
+from ._watch import check_gpus
 
 #: As `df11 compress` inserts it and `df11 decompress` takes it out (src/open/beside.rs).
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'

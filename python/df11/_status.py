@@ -11,12 +11,12 @@ from torch import nn
 
 from . import _native
 from ._errors import CorruptError
-from ._load import check_gpus
 from ._matrices import FAST
 from ._modules import local
 from ._report import html_table, show_bytes
 from ._source import Source, sources, sum_of
 from ._tensor import CompressedTensor
+from ._watch import check_gpus
 
 
 @dataclass
@@ -182,7 +182,7 @@ def _add(out: ModelReport, source: Source) -> None:
         form = "fast" if value.parts[0].form == FAST else "stored"
         form = "streamed" if value.is_streamed else form
         out.residences[weight.name] = form
-        for array in value.arrays:
+        for array in value._arrays:
             key = (array.data_ptr(), array.numel())
             if array.numel() and key not in counted:
                 counted.add(key)

@@ -27,8 +27,8 @@ mod _native {
         matrix::{Matrix, decode_all},
         model::{Block, Model, open, plan},
         raw::{
-            Grouped, Linear, Packer, PinnedMemory, build_tables, capture_id, check, fits, pin,
-            strips_bytes, upload,
+            Grouped, Linear, Packer, PinnedMemory, build_tables, capture_id, check, check_done,
+            fits, pin, strips_bytes, upload,
         },
         tensor::{Slice, Tensor, Tiles, code_of},
         write::{compress, convert, decompress, estimate, verify},

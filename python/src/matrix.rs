@@ -119,6 +119,7 @@ impl Matrix {
                 self.part.arrays(arrays)?.decode(rows, columns, out)
             }),
             Place::Gpu(gpu, whole) => {
+                gpu.raise_told(py)?;
                 // SAFETY: the method's contract.
                 let on = unsafe { gpu.on(stream) };
                 let slice = (rows, columns);
@@ -161,6 +162,7 @@ impl Matrix {
                 let indices = if wide { Indices::I64(indices) } else { Indices::U32(indices) };
                 let window = self.window().or_raise(py)?;
                 let output = (output, self.part.column_count());
+                gpu.raise_told(py)?;
                 // SAFETY: the method's contract.
                 let on = unsafe { gpu.on(stream) };
                 // SAFETY: the method's contract.
@@ -218,6 +220,7 @@ pub(crate) fn decode_all(
         }
     }
     let all: Vec<_> = windows.iter().map(|(window, output)| (window, *output)).collect();
+    gpu.raise_told(py)?;
     // SAFETY: the function's contract, which python/df11/_native.pyi states.
     let on = unsafe { gpu.on(stream) };
     // SAFETY: as above.

@@ -21,7 +21,7 @@ def test_a_container_is_a_dictionary(tensors: Tensors) -> None:
         assert isinstance(tensors[name], CompressedTensor)
         assert same(tensors[name], expected)
     # Each array is memory of its own to PyTorch: saving one saves no other.
-    for array in tensors["q"].arrays:
+    for array in tensors["q"]._arrays:
         assert array.untyped_storage().nbytes() == array.numel()
 
 
@@ -146,7 +146,7 @@ def test_slices_take_no_more_than_their_tiles(tensors: Tensors) -> None:
         assert tiles == [taken]
         for one, part in zip(found, parts, strict=True):
             assert same(one, WEIGHTS[name][part])
-            assert name == "experts" or one.arrays[3].numel() == 64 * 256
+            assert name == "experts" or one._arrays[3].numel() == 64 * 256
 
 
 def test_a_cut_tells_what_its_tiles_need_on_a_gpu(tmp_path: Path) -> None:

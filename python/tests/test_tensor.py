@@ -43,7 +43,7 @@ def test_it_has_the_shape_of_its_parts() -> None:
     pieces = torch.cat([compressed(name) for name in "qkv"])
     assert isinstance(pieces, CompressedTensor)
     with pytest.raises(ValueError, match="256 x 256"):
-        CompressedTensor(pieces.arrays, pieces.parts, (3, 64, 256))
+        CompressedTensor(pieces._arrays, pieces.parts, (3, 64, 256))
 
 
 # ---- products ----
@@ -209,7 +209,7 @@ def test_views_of_views(seed: int) -> None:
     name = pick.choice(["q", "odd", "wide", "edge", "experts"])
     found, expected = compressed(name), WEIGHTS[name]
     if name == "experts" and pick.random() < 0.5:
-        found = CompressedTensor(found.arrays, found.parts, (6, 256, 64), transposed=True)
+        found = CompressedTensor(found._arrays, found.parts, (6, 256, 64), transposed=True)
         expected = expected.mT.contiguous()
     for _ in range(6):
         view = some_view(expected, pick)
@@ -222,7 +222,7 @@ def test_views_of_views(seed: int) -> None:
 def test_experts_stored_the_other_way_round() -> None:
     """As transformers makes weights by transposing those of a checkpoint: contiguous in memory."""
     stored = compressed("experts")
-    weight = CompressedTensor(stored.arrays, stored.parts, (6, 256, 64), transposed=True)
+    weight = CompressedTensor(stored._arrays, stored.parts, (6, 256, 64), transposed=True)
     expected = WEIGHTS["experts"].transpose(1, 2).contiguous()
     assert same(weight, expected) and weight.decode().is_contiguous() and weight.is_contiguous()
     x = X.view(12, 256)
@@ -414,13 +414,13 @@ def test_as_a_parameter(q: CompressedTensor) -> None:
 def test_copies_share_what_nothing_can_write(q: CompressedTensor) -> None:
     for other in (copy.deepcopy(q), torch.ops.aten.clone(q), copy.copy(q)):
         assert same(other, WEIGHTS["q"])
-        assert other.plane0.data_ptr() == q.plane0.data_ptr()
+        assert other._plane0.data_ptr() == q._plane0.data_ptr()
     clone = q.clone()
     clone += 1
     assert type(clone) is torch.Tensor and same(clone, WEIGHTS["q"] + 1) and same(q, WEIGHTS["q"])
     layer = linear_of(copy.copy(q))
     layer.share_memory()
-    assert layer.weight.is_shared() and layer.weight.plane0.is_shared()
+    assert layer.weight.is_shared() and layer.weight._plane0.is_shared()
     assert same(layer(X), functional.linear(X, WEIGHTS["q"]))
 
 
@@ -546,6 +546,6 @@ def test_compiled_with_gradients() -> None:
 def test_fake_tensors(q: CompressedTensor) -> None:
     with torch._subclasses.FakeTensorMode() as mode:
         fake = mode.from_tensor(q)
-        assert isinstance(fake, CompressedTensor) and fake.plane0.shape == q.plane0.shape
+        assert isinstance(fake, CompressedTensor) and fake._plane0.shape == q._plane0.shape
         y = functional.linear(mode.from_tensor(X), fake)
         assert y.shape == (3, 4, 128) and fake.decode().shape == (128, 256)

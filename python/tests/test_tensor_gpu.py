@@ -41,9 +41,9 @@ def on_gpu(name: str, form: str, exact: bool = True) -> CompressedTensor:
         return moved
     if form == "fast":
         return fast_of(moved)
-    arrays = [array.pin_memory() for array in tensor.arrays[:4]]
+    arrays = [array.pin_memory() for array in tensor._arrays[:4]]
     return CompressedTensor(
-        [*arrays, moved.table0], tensor.parts, tensor.shape, exact=exact, device=GPU
+        [*arrays, moved._table0], tensor.parts, tensor.shape, exact=exact, device=GPU
     )
 
 
@@ -135,7 +135,7 @@ def test_fused_products_of_many_heights(
 @pytest.mark.parametrize("rows", [1, 5, 300])
 def test_several_products_at_once(rows: int, form: str) -> None:
     tensors = [on_gpu(name, form, exact=False) for name in "qkvq"]
-    arrays = [array for tensor in tensors for array in tensor.arrays]
+    arrays = [array for tensor in tensors for array in tensor._arrays]
     parts = [number for tensor in tensors for number in tensor.flat_parts]
     x, bias = normal(rows, 256), normal(128, seed=9)
     none = bias.new_empty(0)
@@ -166,7 +166,7 @@ def test_experts(name: str, with_rows: bool, form: str) -> None:
     rows = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0], dtype=torch.int32, device=GPU)
     x = normal(4 if with_rows else 9, 256)
     chosen = rows if with_rows else None
-    found = ops.grouped_linear(x, offsets, chosen, tensor.arrays, tensor.flat_parts, 6)
+    found = ops.grouped_linear(x, offsets, chosen, tensor._arrays, tensor.flat_parts, 6)
     taken = x[rows] if with_rows else x
     for at, expert in enumerate([1, 1, 1, 3, 3, 3, 3, 3, 4]):
         assert is_close(found[at : at + 1], taken[at : at + 1] @ plain(name)[expert].T)
@@ -188,10 +188,10 @@ def test_gradients(form: str) -> None:
 def test_moves() -> None:
     tensor = compressed("experts")
     there = tensor.to(GPU)
-    assert there.table0.nbytes == 16384 and there.device == GPU and same(there, plain("experts"))
+    assert there._table0.nbytes == 16384 and there.device == GPU and same(there, plain("experts"))
     back = there.cpu()
-    assert back.device.type == "cpu" and same(back, WEIGHTS["experts"]) and not back.table0.numel()
-    assert there.to("cuda").plane0.data_ptr() == there.plane0.data_ptr()
+    assert back.device.type == "cpu" and same(back, WEIGHTS["experts"]) and not back._table0.numel()
+    assert there.to("cuda")._plane0.data_ptr() == there._plane0.data_ptr()
     with pytest.raises(RuntimeError, match="load it as stored"):
         fast_of(there).cpu()
     streamed = on_gpu("experts", "streamed")
@@ -202,7 +202,7 @@ def test_moves() -> None:
 
 def test_memory_of_the_host_must_be_pinned() -> None:
     tensor = compressed("q")
-    arrays = [*(array.clone() for array in tensor.arrays[:4]), tensor.to(GPU).table0]
+    arrays = [*(array.clone() for array in tensor._arrays[:4]), tensor.to(GPU)._table0]
     with pytest.raises(ValueError, match="pinned"):
         CompressedTensor(arrays, tensor.parts, tensor.shape, device=GPU).decode()
 

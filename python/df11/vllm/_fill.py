@@ -151,7 +151,7 @@ def _stacked(windows: list[Deferred], shape: tuple[int, ...]) -> CompressedTenso
     for each in windows:
         assert isinstance(each.origin, Stored) and each.window is not None
         (row, rows, column, width), whole = each.window, each.origin.compressed()
-        arrays += whole.arrays
+        arrays += whole._arrays
         parts.append(Part(*whole.parts[0][:4], row, row + rows, column, column + width))
     return CompressedTensor(arrays, parts, shape)
 

@@ -55,7 +55,7 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     """y = x Wᵀ (+ bias): [..., rows], of which the last ones may be those of padding."""
     weight, _, padding = _held[key.data_ptr()]
-    arrays, parts = weight.arrays, weight.flat_parts
+    arrays, parts = weight._arrays, weight.flat_parts
     if weight.exact or not x.is_cuda:
         dense = _ops.decode(arrays, parts, x.device)
         if padding:
@@ -76,7 +76,7 @@ def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
 )
 def embedding(indices: Tensor, key: Tensor, columns: int) -> Tensor:
     weight, *_ = _held[key.data_ptr()]
-    return _ops.embedding(indices, weight.arrays, weight.flat_parts)
+    return _ops.embedding(indices, weight._arrays, weight.flat_parts)
 
 
 @_ops.operator(
@@ -92,4 +92,4 @@ def grouped_linear(
     """Products with experts of `height` rows each, as `df11::grouped_linear`."""
     weight, *_ = _held[key.data_ptr()]
     experts = weight.matrix_shape[0] // height
-    return _ops.grouped_linear(x, offsets, rows, weight.arrays, weight.flat_parts, experts)
+    return _ops.grouped_linear(x, offsets, rows, weight._arrays, weight.flat_parts, experts)
