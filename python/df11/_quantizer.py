@@ -28,7 +28,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
-from ._container import Handed, Tensors
+from ._container import Handed, Tensors, check_whole
 from ._doctor import mismatch
 from ._hub import WEIGHTS, Expected, folder_of, wrap, wrap_resolution
 from ._load import check_options, load
@@ -184,10 +184,7 @@ class Df11Quantizer(HfQuantizer):
 
     def _open(self, folder: Path) -> None:
         self.container = _native.open(folder)
-        if not self.container.is_complete:
-            shards = self.container.shards
-            held = f"{len(shards)} of {shards[0]['count']} containers of the model"
-            raise FileNotFoundError(f"{folder} holds {held}; fetch all")
+        check_whole(self.container)
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         self.dtype = dtype
