@@ -182,10 +182,7 @@ class Df11Quantizer(HfQuantizer):
 
     def _open(self, folder: Path) -> None:
         self.container = _native.open(folder)
-        if not self.container.is_complete:
-            shards = self.container.shards
-            held = f"{len(shards)} of {shards[0]['count']} containers of the model"
-            raise FileNotFoundError(f"{folder} holds {held}; fetch all")
+        self.container.check_complete()
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         self.dtype = dtype
