@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from ._errors import unfit
@@ -34,7 +34,7 @@ class safe_open:
         if self._is_numpy and device != "cpu":
             raise unfit("NumPy has no devices", 'leave device out, or choose framework="pt"')
         self._model: Model | None = open(filename)
-        if os.path.isdir(filename):
+        if Path(filename).is_dir():
             self._model.check_complete()
 
     def __enter__(self) -> safe_open:

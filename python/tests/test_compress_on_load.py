@@ -151,7 +151,9 @@ def test_what_a_killed_run_leaves_the_next_one_removes(several: Both, tmp_path: 
     places, command = tmp_path / "places", [sys.executable, "-c", LOADS, str(several[0])]
     places.mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([*command, str(places)], stdout=subprocess.PIPE, env=environment) as loading:
+    with subprocess.Popen(
+        [*command, str(places)], stdout=subprocess.PIPE, env=environment
+    ) as loading:
         assert loading.stdout is not None and loading.stdout.readline() == b"loaded\n"
         # Killed while it makes containers.
         while not list(places.rglob("*.df11*")):
