@@ -20,8 +20,10 @@
 
 pub use crate::{
     encoding::{gap, stored, tile},
+    error::{is_unseen, printable},
     io::FileReader,
     open::{Cpu, Decoder, PreparedTensor, Shard, Tiles, histogram, is_small, verify_containers},
+    parallel::pool,
     paths::check_path,
     source::hub_cache::{Located, locate},
     write::{

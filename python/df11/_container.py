@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -156,21 +155,6 @@ class Tensors(Mapping[str, Tensor]):
 
     def lengths(self, tiles: Area) -> list[int]:
         return [array.numel() for array in self._found[tiles.name]._arrays[:4]]
-
-
-def check_whole(container: Any) -> None:
-    """Raises `FileNotFoundError`, which names what is missing, unless all shards of a model are
-    open.
-    """
-    if container.is_complete:
-        return
-    here = {shard["index"] for shard in container.shards}
-    count = container.shards[0]["count"]
-    lacking = [str(at + 1) for at in islice((at for at in range(count) if at not in here), 9)]
-    more = ", …" if len(lacking) + len(here) < count else ""
-    raise FileNotFoundError(
-        f"{container.path} lacks containers {', '.join(lacking)}{more} of {count}; fetch all"
-    )
 
 
 def _frombuffer(buffer: Any, offset: int = 0, count: int = -1) -> Tensor:

@@ -86,7 +86,9 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self.placement = resolve({"": device}, said.memory)
 
     def open(self, folder: Path) -> None:
-        self.tensors = Tensors(_native.open(folder))
+        container = _native.open(folder)
+        container.check_complete()
+        self.tensors = Tensors(container)
 
     def hand(self) -> str:
         self._handed = Handed(self._values(list(self.tensors)), None)

@@ -169,6 +169,8 @@ class Model(Mapping[str, Tensor]):
     """The hash by which the shards of the model know each other, in hexadecimal."""
     is_complete: Final[bool]
     """Whether all shards of the model are open; a single shard of several opens alone."""
+    def check_complete(self) -> None:
+        """Refuse a model that lacks shards, and name them. Raises `ParameterError`."""
     nbytes: Final[int]
     """Decoded bytes of all tensors, aliases included."""
     stored_bytes: Final[int]

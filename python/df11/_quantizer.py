@@ -28,7 +28,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
-from ._container import Handed, Tensors, check_whole
+from ._container import Handed, Tensors
 from ._doctor import mismatch
 from ._hub import WEIGHTS, Expected, folder_of, wrap, wrap_resolution
 from ._load import check_options, load
@@ -184,7 +184,7 @@ class Df11Quantizer(HfQuantizer):
 
     def _open(self, folder: Path) -> None:
         self.container = _native.open(folder)
-        check_whole(self.container)
+        self.container.check_complete()
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         self.dtype = dtype

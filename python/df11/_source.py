@@ -1,8 +1,8 @@
 """What a module with compressed weights has from which containers.
 
-Containers that are made of BF16 files while a model is loaded have no names: they are deleted as
-soon as they are open, and their memory is given back when nobody uses it any longer, also if the
-process is killed. If it is killed before, the next run removes what it has made.
+Containers that are made of BF16 files while a model is loaded have no names: each file is deleted
+as soon as it is open, and its memory is given back when nobody uses it any longer, also if the
+process is killed. If that happens before, the next run removes what was made.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,13 +41,16 @@ class Made:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, BinaryIO] = {}
-        weakref.finalize(self, _close, self._files)
-        with _native.TemporaryFolder(_place(folder)) as held:
-            out = held / "model"
-            _native.compress(folder, out, verify=False)
-            self.container: Any = _native.open(out)
-            for shard in self.container.shards:
-                self._files[shard["path"]] = Path(shard["path"]).open("rb")
+        held = ExitStack()
+        weakref.finalize(self, held.close)
+        # Side files stay there, by which the containers can be verified.
+        out = held.enter_context(_native.TemporaryFolder(_place(folder))) / "model"
+        _native.compress(folder, out, verify=False)
+        self.container: Any = _native.open(out)
+        for shard in self.container.shards:
+            path = Path(shard["path"])
+            self._files[shard["path"]] = held.enter_context(path.open("rb"))
+            path.unlink()
 
     def file(self, path: str) -> str:
         """Where a container can be read, as long as this is there."""
@@ -127,11 +131,6 @@ def _place(folder: Path) -> Path:
 
 def _free(place: Path) -> int:
     return shutil.disk_usage(place).free
-
-
-def _close(files: dict[str, BinaryIO]) -> None:
-    for file in files.values():
-        file.close()
 
 
 @dataclass

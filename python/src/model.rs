@@ -103,6 +103,10 @@ impl Model {
         self.inner.is_complete()
     }
 
+    fn check_complete(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner.check_complete().or_raise(py)
+    }
+
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<u128> {
         // Of tensors that cannot be decoded, and of aliases, nothing bounds the sum.

@@ -141,11 +141,11 @@ impl Session {
 
     pub(super) fn print(&self, answer: &Answer) -> Result<(), Failure> {
         if self.json {
-            put(&format!("{:#}", answer.json))
+            put(&text::document(&answer.json))
         } else if self.quiet {
             Ok(())
         } else {
-            put(&answer.text)
+            put(&text::printable_lines(&answer.text))
         }
     }
 
@@ -153,7 +153,7 @@ impl Session {
     pub(super) fn fail(&self, failure: &Failure) -> u8 {
         if self.json && !matches!(failure, Failure::Output(_)) {
             // Standard error says it in any case.
-            let _ = put(&format!("{:#}", failure.json()));
+            let _ = put(&text::document(&failure.json()));
         }
         let _ = writeln!(io::stderr(), "df11: {}", failure.message());
         failure.exit_code()

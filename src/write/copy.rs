@@ -11,7 +11,7 @@ use crate::{
         OriginalFile, Shard,
         beside::{self, Beside, mark},
     },
-    paths::{MODEL_INDEX, is_config},
+    paths::{MODEL_INDEX, configs},
     progress::{Observer, Stage, advance},
     source::leads_out,
 };
@@ -105,8 +105,9 @@ fn write_side(
     folder: &mut OutputFolder,
 ) -> Result<()> {
     let (path, side) = (recorded.path(), Side::found(recorded, found)?);
-    let weights = model.files().filter(OriginalFile::is_weights);
-    if !is_config(path, weights.map(|weights| weights.path())) {
+    let (weights, sides) = model.files().partition::<Vec<_>, _>(OriginalFile::is_weights);
+    let configs = configs(paths(&weights), paths(&sides));
+    if !configs.contains(path) {
         return folder.copy(&side, path);
     }
     let mut config = Vec::new();
@@ -115,4 +116,8 @@ fn write_side(
         Ok(())
     })?;
     folder.write(mark(&config).as_deref().unwrap_or(&config), path)
+}
+
+fn paths<'a>(files: &'a [OriginalFile<'a>]) -> impl Iterator<Item = &'a str> {
+    files.iter().map(|file| file.path())
 }

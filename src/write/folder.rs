@@ -20,7 +20,7 @@ use crate::{
     Error, Result,
     open::beside::mark,
     paths::{
-        PIPELINE, PathTree, check_path, ends_as_container, is_config, is_pipeline_list, shard_path,
+        PIPELINE, PathTree, check_path, configs, ends_as_container, is_pipeline_list, shard_path,
     },
     source::Component,
 };
@@ -87,9 +87,11 @@ pub(super) fn write_side_files(
     folder: &mut OutputFolder,
 ) -> Result<()> {
     let Input { weights, side, .. } = &component.model;
+    let weights = weights.iter().map(|weights| weights.file.path.as_str());
+    let configs = configs(weights, side.iter().map(|side| side.path.as_str()));
     for side in side {
         let path = component.path_of(&side.path);
-        if is_config(&side.path, weights.iter().map(|weights| weights.file.path.as_str())) {
+        if configs.contains(side.path.as_str()) {
             let mut config = Vec::new();
             side.read(|bytes| {
                 config.extend_from_slice(bytes);

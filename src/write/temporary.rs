@@ -38,9 +38,10 @@ impl TemporaryFolder {
     /// left before.
     ///
     /// # Errors
-    /// [`Error::Io`] if `parent` cannot be listed or written.
+    /// [`Error::Io`] if `parent` cannot be written.
     pub fn new_in(parent: &Path) -> Result<Self> {
-        remove_leftovers(parent)?;
+        // A parent that cannot be listed may be one that can be written.
+        let _ = remove_leftovers(parent);
         locked_folder(parent, &builder(0o700))
     }
 
@@ -138,8 +139,18 @@ fn lock(file: &File) -> Lock {
 }
 
 /// A folder's handle; None on systems where folders have none.
+#[cfg(unix)]
 fn open_folder(path: &Path) -> Option<io::Result<File>> {
-    cfg!(unix).then(|| File::open(path))
+    use rustix::fs::OFlags;
+    use std::os::unix::fs::OpenOptionsExt as _;
+    // What is in its place may have become a pipe.
+    let only_folders = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits().cast_signed();
+    Some(File::options().read(true).custom_flags(only_folders).open(path))
+}
+
+#[cfg(not(unix))]
+fn open_folder(_: &Path) -> Option<io::Result<File>> {
+    None
 }
 
 /// Keeps other runs from taking a folder for a leftover, where the file system has locks.

@@ -164,6 +164,27 @@ fn a_repository_is_found_in_the_cache_of_the_hub() {
 }
 
 #[test]
+fn a_revision_leads_nowhere_but_into_its_repository() {
+    let cache = Cache::new();
+    let entry = "home/hub/models--tiny--llama-1.5";
+    fs::rename(cache.0.path(entry).join("snapshots/4567"), cache.0.path("evil")).unwrap();
+    let evil = cache.0.arg("evil");
+    cache.0.write("evil/main", "0123");
+    for revision in [&evil, "../../../../evil", "../snapshots/0123", "a/../../x", "..", ".", "a//b"]
+    {
+        let output = cache.run(&format!("compress tiny/llama-1.5@{revision} -o out"));
+        assert_fails(&output, 2, &["is no revision of a repository", "a branch"]);
+    }
+    let output = cache.run(&format!("compress tiny/llama-1.5@{evil}/main -o out"));
+    assert_fails(&output, 2, &["is no revision of a repository"]);
+    for commit in [&evil, "../../../../evil", "..", "", "0123/../0123"] {
+        cache.0.write(&format!("{entry}/refs/v2"), commit);
+        let output = cache.run("compress tiny/llama-1.5@v2 -o out");
+        assert_fails(&output, 2, &["another revision", "hf download"]);
+    }
+}
+
+#[test]
 fn info_is_inspect() {
     let fixture = Fixture::new();
     assert_eq!(fixture.good("info model.df11"), fixture.good("inspect model.df11"));
