@@ -21,7 +21,10 @@
 pub use crate::{
     encoding::{gap, stored, tile},
     io::FileReader,
-    open::{Cpu, Decoder, PreparedTensor, Shard, Tiles, histogram, is_small, verify_containers},
+    open::{
+        Cpu, Decoder, PreparedTensor, Shard, Tiles, histogram, is_small, tensor_hashes,
+        verify_containers,
+    },
     paths::check_path,
     source::hub_cache::{Located, locate},
     write::{

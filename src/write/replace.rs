@@ -86,7 +86,8 @@ pub fn earlier_containers(
     let (found, left_out) = walk(folder)?;
     let paths = found.iter().map(|file| &file.path);
     let lost = left_out.iter().filter(|other| other.reason != HIDDEN).map(|other| &other.path);
-    let all: Vec<&str> = paths.chain(lost).filter(is_container).map(String::as_str).collect();
+    let all = paths.chain(lost).filter(|path| is_container(path)).map(String::as_str);
+    let all: Vec<&str> = all.collect();
     if all.iter().any(|path| is_pipeline_list(path)) {
         in_the_way(folder, PIPELINE, ": it lists a pipeline's components, and this is one model")?;
     }
