@@ -44,7 +44,7 @@ __all__ += ["PinnedMemory", "Program", "Slice", "TemporaryFolder", "Tensor", "Ti
 __all__ += ["__version__", "build_tables", "capture_id", "check", "check_done"]
 __all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devices"]
 __all__ += ["earlier_containers", "estimate", "fits", "open", "pin", "plan"]
-__all__ += ["run_command", "strips_bytes", "upload", "verify"]
+__all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 
 def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
     """Open a container, or a folder with all shards of a model.
@@ -129,6 +129,9 @@ def earlier_containers(folder: _Path, names: set[str], identity: str) -> list[st
     """The containers in a folder that go when a model of this identity, in containers of these
     `names`, takes their place. Raises `ParameterError` if one is not of an earlier output.
     """
+
+def tensor_hashes(file: _Path) -> dict[str, str]:
+    """The BLAKE3 hashes of the tensors of a safetensors file, in hexadecimal."""
 
 def devices() -> list[dict[str, Any]]:
     """Tell the GPUs that the driver shows, if any. Starts nothing on them. Each has `ordinal`,

@@ -313,9 +313,17 @@ def _fill(
     is_new = not _lies_in(source, folder)
     _bring(source, place, files, containers=is_new, rewritten=_REWRITTEN)
     if added:
-        from safetensors.torch import save_file
+        _save_added(added, files / WEIGHTS, source.container.identity)
 
-        save_file(added, files / WEIGHTS, metadata={"format": "pt"})
+
+def _save_added(added: dict[str, Tensor], path: Path, identity: str) -> None:
+    """With their hashes and the identity of the containers, for `df11 verify` (src/open/added.rs)."""
+    from safetensors.torch import save_file
+
+    save_file(added, path)
+    hashes = json.dumps(_native.tensor_hashes(path))
+    told = {"format": "pt", "df11.identity": identity, "df11.hashes": hashes}
+    save_file(added, path, metadata=told)
 
 
 def _lies_in(source: Source, folder: Path) -> bool:

@@ -33,7 +33,9 @@ mod _native {
         },
         temporary::TemporaryFolder,
         tensor::{Slice, Tensor, Tiles, code_of},
-        write::{compress, convert, decompress, earlier_containers, estimate, verify},
+        write::{
+            compress, convert, decompress, earlier_containers, estimate, tensor_hashes, verify,
+        },
     };
     use std::ffi::OsString;
 

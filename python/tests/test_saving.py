@@ -164,7 +164,17 @@ def test_buffers_and_more_parameters_are_saved(folders: Folders, tmp_path: Path)
     assert held.keys() == {"model.counts", "extra.weight", "extra.bias"}
     assert torch.equal(held["extra.weight"], model.extra.weight)
     told = df11.verify(tmp_path / "saved", progress=False)
-    assert any("df11.safetensors" in what for what in told.unchecked)
+    assert told.tensors == len(df11.open(tmp_path / "saved")) + 3 and not told.unchecked
+    damaged = tmp_path / "saved/df11.safetensors"
+    whole = damaged.read_bytes()
+    for content in (whole[:-1] + b"!", whole[:200]):
+        damaged.write_bytes(content)
+        with pytest.raises(df11.CorruptError, match=r"df11\.safetensors"):
+            df11.verify(tmp_path / "saved", progress=False)
+    damaged.write_bytes(whole)
+    shutil.copy(damaged, shutil.copytree(folders.df11("gpt2"), tmp_path / "other"))
+    with pytest.raises(df11.CorruptError, match="belongs to another model"):
+        df11.verify(tmp_path / "other", progress=False)
     # Saved where such a file was, without them.
     del model.extra, model.model._buffers["counts"]
     model.save_pretrained(tmp_path / "saved")
