@@ -225,7 +225,7 @@ def _multiply(
         dense = decode(arrays, parts, x.device)
         several = [dense] if len(counts) == 1 else torch.split(dense, _heights(parts, counts))
         return [functional.linear(x, w, b) for w, b in zip(several, biases, strict=True)]
-    index, columns = x.device.index, parts[7] - parts[6]
+    index, columns = x.device.index, shape_of(parts)[1]
     arrays = _brought(arrays, parts, index)
     kernels = product(arrays, parts, index)
     outputs = _products(x, parts, counts, biases)
