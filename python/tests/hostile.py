@@ -63,7 +63,7 @@ TENSORS: list[Callable[[torch.Tensor], Any]] = [
     lambda t: 3,
     lambda t: t.to(torch.complex64),
     lambda t: t.bool(),
-    lambda t: torch.full_like(t, -(2**30)) if t.dtype in INTEGERS else t[:0, None, None],
+    lambda t: torch.full_like(t, -(2**30)) if t.dtype in INTEGERS else t[..., None],
     lambda t: torch.full_like(t, 2**30) if t.dtype in INTEGERS else t[..., None],
 ]
 #: Of some arguments these are right.
@@ -72,6 +72,7 @@ OTHER_TENSORS: list[Callable[[torch.Tensor], Any]] = [
     lambda t: t[..., :-1],
     lambda t: None,
     lambda t: t[None, :0],
+    lambda t: t[:0, None],
     lambda t: t.reshape(-1)[0],
     lambda t: t.T,
     lambda t: t.to(torch.int8),
@@ -106,7 +107,8 @@ def changes(value: Any) -> Iterator[Change]:
     elif isinstance(value, int) and not isinstance(value, bool):
         yield from ((True, wrong) for wrong in (0, *NUMBERS))
     elif isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
-        yield from ((True, wrong) for wrong in (value[:-1], [*value, value[0]], []))
+        is_arrays = value[0].dtype == torch.uint8
+        yield from ((is_arrays, wrong) for wrong in (value[:-1], [*value, value[0]], []))
         read = [at for at, array in enumerate(value) if array.dtype == torch.uint8 and len(array)]
         for at, make in product(read, ARRAYS):
             yield True, [*value[:at], make(value[at]), *value[at + 1 :]]

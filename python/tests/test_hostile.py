@@ -31,7 +31,7 @@ def test_nothing_crashes_and_all_is_refused_or_right(what: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_files_that_lie_are_refused_or_decoded(seed: int) -> None:
-    apart(f"files({seed}, 700)")
+    apart(f"files({seed}, 400)")
 
 
 def test_what_a_file_says_is_checked() -> None:
