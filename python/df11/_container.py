@@ -239,7 +239,8 @@ class Sliceable:
 
 class Handed:
     """A file of PyTorch that stands for tensors: whoever loads it gets these, once. It is there as
-    long as this is. `beside` is read too, if there is such a file.
+    long as this is. `beside` is read too, if there is such a file. Raises `ValueError` if that holds
+    one of these tensors.
     """
 
     _all: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -250,6 +251,10 @@ class Handed:
         self._folder = tempfile.TemporaryDirectory(prefix="df11-")
         self.file = Path(self._folder.name, "tensors.bin")
         others = load_file(beside) if beside is not None and beside.exists() else {}
+        if doubled := next((name for name in others if name in tensors), None):
+            raise in_both(beside, doubled)
+        #: Names of what was read there.
+        self.added = list(others)
         self._all[self._folder.name] = {**tensors, **others}
         torch.save(self, self.file)
 
@@ -258,6 +263,13 @@ class Handed:
 
     def __del__(self) -> None:
         self._all.pop(self._folder.name, None)
+
+
+def in_both(beside: Path | None, name: str) -> ValueError:
+    return ValueError(
+        f"{beside} has {name}, which the containers hold too; it may hold only what they lack: "
+        "remove the file, or save the model again with save_pretrained"
+    )
 
 
 def handed(key: str) -> dict[str, Any]:

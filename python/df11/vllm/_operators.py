@@ -8,12 +8,13 @@ own, and vLLM's cache of compiled graphs, which does not know of them, would ret
 
 from __future__ import annotations
 
+import weakref
 from importlib import import_module
 from typing import Any
 
 import torch
 import vllm.envs as envs
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import _ops
@@ -27,10 +28,11 @@ _KEY_BYTES = 16
 _held: dict[int, tuple[CompressedTensor, Tensor, int]] = {}
 
 
-def hold(weight: CompressedTensor, padding: int) -> Tensor:
-    """The key of a weight, which it keeps alive. `padding`: rows of zeros."""
+def hold(layer: nn.Module, weight: CompressedTensor, padding: int) -> Tensor:
+    """The key of a layer's weight, which is held as long as the layer. `padding`: rows of zeros."""
     key = torch.zeros(_KEY_BYTES, dtype=torch.uint8, device=weight.device)
     _held[key.data_ptr()] = weight, key, padding
+    weakref.finalize(layer, _held.pop, key.data_ptr()).atexit = False
     return key
 
 
