@@ -84,8 +84,9 @@ def _has_arrays(value: Tensor, expected: CompressedTensor) -> bool:
         return False
     if any(getattr(value, name) != getattr(expected, name) for name in _COMPARED):
         return False
-    places = ([(array.data_ptr(), array.numel()) for array in one.kept] for one in (value, expected))
-    first, second = places
+    first, second = (
+        [(array.data_ptr(), array.numel()) for array in one._kept] for one in (value, expected)
+    )
     return first == second
 
 
