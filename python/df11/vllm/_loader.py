@@ -71,6 +71,9 @@ class Df11ModelLoader(DefaultModelLoader):
         if isinstance(config, Df11Config):
             config.choose(self.options)
             _refuse(vllm_config, config)
+            from ._steps import watch_steps  # which imports much of vLLM
+
+            watch_steps()
             if torch.cuda.is_available():
                 _ops.TEMPORARY_BYTES = _DECODED_BYTES
                 share_between_captures()
