@@ -24,7 +24,7 @@ from diffusers.quantizers.base import DiffusersQuantizer
 from . import _native
 from ._arrays import dtype_of
 from ._container import Handed, Tensors
-from ._doctor import mismatch
+from ._doctor import mismatch, tell_newer
 from ._errors import misshapen
 from ._hub import folder_of, wrap
 from ._parameters import wanted_by
@@ -66,6 +66,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         """Checks diffusers, and has it ask this quantizer for files. Called again later."""
         if self.tensors is None:
             _wrap()
+            tell_newer()
             _loading.quantizer = weakref.ref(self)
 
     def update_torch_dtype(self, torch_dtype: Any) -> Any:

@@ -29,7 +29,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
 from ._container import Handed, Tensors
-from ._doctor import mismatch
+from ._doctor import mismatch, tell_newer
 from ._hub import WEIGHTS, Expected, folder_of, wrap, wrap_resolution
 from ._load import check_options, load
 from ._modules import prepare
@@ -144,6 +144,7 @@ class Df11Quantizer(HfQuantizer):
             lacking.append(" and ".join(_WITH_CONFIG))
         if lacking:
             raise ImportError(mismatch("transformers", __version__, lacking[0]))
+        tell_newer()
         if self.model is not None and isinstance(device_map, dict):
             self._settle(device_map)
 
