@@ -56,6 +56,6 @@ def unfit(problem: str, remedy: str) -> ParameterError:
 
 def misshapen(name: str, shape: Iterable[int], found: Iterable[int], where: str) -> ValueError:
     return ValueError(
-        f"{printable(name)} has shape {tuple(shape)}, and {tuple(found)} in {where}; use the config that "
-        "belongs to the container"
+        f"{printable(name)} has shape {tuple(shape)}, and {tuple(found)} in {where}; use the "
+        "config that belongs to the container"
     )

@@ -65,8 +65,9 @@ def check_complete(root: nn.Module, items: list[Item], container: Any) -> None:
         names = ", ".join(missing[:4])
         names += f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise MissingError(
-            f"{printable(container.path)} has no tensor for {printable(names)}; load it into the class that the "
-            "checkpoint was made from, or name the part of the module that it belongs to"
+            f"{printable(container.path)} has no tensor for {printable(names)}; load it into the "
+            "class that the checkpoint was made from, or name the part of the module that it "
+            "belongs to"
         )
     if lost := [name for name, each in left.items() if each.value.is_meta and each.is_buffer]:
         raise ValueError(
