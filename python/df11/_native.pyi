@@ -43,7 +43,7 @@ __all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix",
 __all__ += ["PinnedMemory", "Program", "Slice", "TemporaryFolder", "Tensor", "Tiles"]
 __all__ += ["__version__", "build_tables", "capture_id", "check", "check_done"]
 __all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devices"]
-__all__ += ["earlier_containers", "estimate", "fits", "open", "pin", "plan"]
+__all__ += ["earlier_containers", "estimate", "fits", "open", "pin", "plan", "printable"]
 __all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 
 def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
@@ -156,6 +156,11 @@ def plan(
 
     Raises `ParameterError` where a GPU is too small even for streaming, with the bytes that it
     would need, or where there is no such block.
+    """
+
+def printable(text: str) -> str:
+    """Text in which every character shows: controls, what reorders the text around it, and what is
+    invisible are escaped. Messages of the module's exceptions are.
     """
 
 def run_command(arguments: Sequence[str]) -> int:

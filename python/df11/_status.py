@@ -92,8 +92,8 @@ class ModelReport:
         if not self.active:
             return "df11: inactive: the model has no compressed weights"
         head = f"df11: active, {' and '.join(self.modes) or 'nothing compressed'}, "
-        rows = (f"{label:<{_LABEL}}{told}" for label, told in self._rows())
-        return "\n".join([head + f"from {', '.join(self.paths)}", *rows])
+        rows = (f"{label:<{_LABEL}}{_native.printable(told)}" for label, told in self._rows())
+        return "\n".join([_native.printable(head + f"from {', '.join(self.paths)}"), *rows])
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         show, more = show_bytes, "saved" if self.saved_bytes >= 0 else "more"

@@ -47,6 +47,12 @@ mod _native {
         py.detach(|| df11::cli::run(arguments))
     }
 
+    /// Text in which every character shows.
+    #[pyfunction]
+    fn printable(text: &str) -> String {
+        df11::hazmat::printable(text)
+    }
+
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))

@@ -51,8 +51,8 @@ pub(crate) fn compress<'py>(
     })
 }
 
-/// Removes what killed runs left beside an output; checks that what has its name may be replaced, if
-/// it shall.
+/// Removes what killed runs left beside an output; checks that what has its name may be replaced,
+/// if it shall.
 fn prepare(overwrite: bool, source: &Path, out: &Path, suffix: &str) -> df11::Result<()> {
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty());
     // A folder that cannot be listed fails where it is written to.
