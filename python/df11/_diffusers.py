@@ -176,8 +176,9 @@ def _save(call: Any, asked: dict[str, Any]) -> None:
     model, folder = asked.pop("self"), asked.pop("save_directory")
     is_ours = isinstance(getattr(model, "hf_quantizer", None), Df11DiffusersQuantizer)
     if not is_ours or KEY not in vars(model):
-        return call()
-    options = {**asked, **asked.pop("kwargs", {})}
+        call()
+        return
+    options = asked.pop("kwargs", {}) | asked
     if options.get("variant") or options.get("push_to_hub"):
         raise ValueError(
             "a compressed model is saved as it is, without variant and push_to_hub; "

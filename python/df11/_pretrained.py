@@ -128,7 +128,7 @@ class Taker(LastConversion):
 
     def finish(self) -> list[Item]:
         """What was made, with tied weights once.
-        Raises `ValueError` for other shapes than the model's, if nothing belongs to it, or if a file
+        Raises `ValueError` for other shapes than the model's, if nothing belongs to it, or a file
         beside the containers has some of it.
         """
         self._check_added()

@@ -355,8 +355,9 @@ def _save(call: Any, asked: dict[str, Any]) -> None:
     model, folder = asked.pop("self"), asked.pop("save_directory")
     is_ours = isinstance(getattr(model, "hf_quantizer", None), Df11Quantizer)
     if not is_ours or KEY not in vars(model) or getattr(model, "_hf_peft_config_loaded", False):
-        return call()
-    options = {**asked, **asked.pop("kwargs", {})}
+        call()
+        return
+    options = asked.pop("kwargs", {}) | asked
     if options.get("variant") or options.get("state_dict"):
         raise ValueError("a compressed model is saved as it is, without variant or state_dict")
     save_model(model, folder, partial(call.func, model), options, takes_new=True)

@@ -133,8 +133,8 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
     With `verify` every compressed weight is decoded on its device and compared with the container
     decoded by the CPU, and that, as it was opened, with the hashes of the original tensors; takes
     about as long as reading the model twice. Ordinary weights are compared with what they were when
-    they were loaded, by a digest of 64 bits. Of a model that is distributed over several processes each tells
-    what it holds itself.
+    they were loaded, by a digest of 64 bits. Of a model that is distributed over several processes
+    each tells what it holds itself.
 
     Waits for the GPUs. Raises CorruptError if something differs, or if a kernel met damaged weights
     since it was asked last.

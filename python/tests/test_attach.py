@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import resource
 import subprocess
 import sys
 from pathlib import Path

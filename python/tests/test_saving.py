@@ -268,7 +268,9 @@ def test_digests_tell_values_and_places_apart() -> None:
         others = [value.flip(0), value.roll(1, 0)]
         others += [torch.cat([value[1:2], value[:1], value[2:]])]
         negated = value.clone()
-        negated.view(-1)[-1] = ~negated.view(-1)[-1] if value.dtype == torch.bool else -negated.view(-1)[-1]
+        negated.view(-1)[-1] = (
+            ~negated.view(-1)[-1] if value.dtype == torch.bool else -negated.view(-1)[-1]
+        )
         for other in (*others, negated):
             assert torch.equal(other, value) or settled(digest(other)) != told
     assert settled(digest(torch.zeros(4))) != settled(digest(torch.zeros(4, dtype=torch.int32)))
@@ -401,7 +403,9 @@ def test_two_savers_at_once(folders: Folders, tmp_path: Path) -> None:
             path.name for path in folders.df11("llama").iterdir()
         }
         identity = df11.open(tmp_path / "saved").identity
-        assert identity in {df11.open(folders.df11(name)).identity for name in ("llama", "llama-bias")}
+        assert identity in {
+            df11.open(folders.df11(name)).identity for name in ("llama", "llama-bias")
+        }
 
 
 def test_offloaded_weights_are_refused(folders: Folders, tmp_path: Path) -> None:
@@ -433,7 +437,9 @@ def test_side_files_go_with_what_is_compressed_anew(folders: Folders, tmp_path: 
         df11.verify(tmp_path / place, progress=False)
     assert not (tmp_path / "one/model.safetensors.index.json").exists()
     index = json.loads((tmp_path / "several/model.safetensors.index.json").read_text())
-    assert len(set(index["weight_map"].values())) == len(list((tmp_path / "several").glob("*.df11")))
+    assert len(set(index["weight_map"].values())) == len(
+        list((tmp_path / "several").glob("*.df11"))
+    )
     # Over its own source, of which other shards go.
     model.save_pretrained(source)
     assert [path.name for path in source.glob("*.df11")] == ["model.df11"]
@@ -445,7 +451,7 @@ def test_wrapped_weights_are_refused(folders: Folders, tmp_path: Path) -> None:
     model = load(folders.df11("llama"))
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
     base = adapted.get_base_model()
-    with pytest.raises(ValueError, match="q_proj.weight is in another module.*adapters"):
+    with pytest.raises(ValueError, match=r"q_proj\.weight is in another module.*adapters"):
         base.save_pretrained(tmp_path / "saved")
     with pytest.raises(ValueError, match="adapters are saved by themselves"):
         df11.save(adapted, tmp_path / "saved")

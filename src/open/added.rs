@@ -31,7 +31,7 @@ pub fn tensor_hashes(file: &Path) -> Result<BTreeMap<String, String>> {
 
 fn hashes(file: &WeightsFile) -> Result<BTreeMap<String, String>> {
     let mut bytes = Vec::new();
-    let mut of_tensor = |offset: u64, length: u64| {
+    let mut of_tensor = |offset: u64, length: u64| -> Result<String> {
         let mut hasher = blake3::Hasher::new();
         for part in parallel::cut(offset..offset + length, CHECKSUM_CHUNK_BYTES, 1) {
             bytes.resize((part.end - part.start) as usize, 0);
@@ -81,6 +81,7 @@ pub(super) fn verify(model: &Model, level: Level, found: &mut Verification) -> R
 /// What the metadata say: an identity, and hashes.
 fn recorded(file: &WeightsFile) -> Option<(String, BTreeMap<String, String>)> {
     let header: Value = serde_json::from_slice(file.prefix.get(size_of::<u64>()..)?).ok()?;
-    let told = |key: &str| header.get("__metadata__")?.get(key)?.as_str();
-    Some((told(IDENTITY)?.to_owned(), serde_json::from_str(told(HASHES)?).ok()?))
+    let metadata = header.get("__metadata__")?;
+    let (identity, hashes) = (metadata.get(IDENTITY)?.as_str()?, metadata.get(HASHES)?.as_str()?);
+    Some((identity.to_owned(), serde_json::from_str(hashes).ok()?))
 }
