@@ -93,4 +93,3 @@ def _has_arrays(value: Tensor, expected: CompressedTensor) -> bool:
 def _bits(value: Tensor) -> Tensor:
     dense = value.decode() if isinstance(value, CompressedTensor) else value
     return dense.reshape(-1).view(torch.uint8)
-
