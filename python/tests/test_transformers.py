@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import inspect
+import io
 import json
 import shutil
 import weakref
@@ -605,3 +606,19 @@ def test_generate_is_the_models_own(folders: Folders) -> None:
     with pytest.raises(ReferenceError, match="the model is gone"):
         generate(prompt(1, 7))
     assert twin.generate(prompt(1, 7), max_new_tokens=1).shape == (1, 8)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied"])
+def test_a_kept_state_dict_is_assigned_to_a_new_model(folders: Folders, name: str) -> None:
+    original, model = folders.pair(name)
+    torch.save(model.state_dict(), file := io.BytesIO())
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    kind = transformers.AutoModelForCausalLM
+    other = kind.from_config(model.config, dtype=torch.bfloat16).eval()
+    assert any(parameter.requires_grad for parameter in other.parameters())
+    other.load_state_dict(state, assign=True)
+    other.tie_weights()
+    weights = dict(other.named_parameters())
+    assert sum(isinstance(weight, CompressedTensor) for weight in weights.values()) > 10
+    assert torch.equal(other(prompt()).logits, original(prompt()).logits)
