@@ -224,7 +224,7 @@ class Df11Quantizer(HfQuantizer):
         rest = "cpu" if self.placement is None else self.placement.rest
         self.taker = taker = Taker(model, Tensors(self.container), self.dtype, rest)
         self._hand(taker.slices(), beside, files)
-        taker.added = beside, self._handed.added if self._handed else []
+        taker.take_beside(beside, self._handed.added if self._handed else [])
         # Of tensors that belong to no parameter `df11.report` tells.
         self._ignored = model._keys_to_ignore_on_load_unexpected
         model._keys_to_ignore_on_load_unexpected = {""}

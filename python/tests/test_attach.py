@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import resource
+import resource
 import subprocess
 import sys
 from pathlib import Path
