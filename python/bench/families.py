@@ -36,32 +36,29 @@ LISTS = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
 HIDDEN, LAYERS, HEADS, VOCABULARY = 128, 4, 4, 512
 #: Larger ones were not shrunk.
 MOST_WEIGHTS = 40_000_000
-#: Fields of configs, by what they are, and their small values.
-SIZES: dict[str, int] = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "embedding_size"), HIDDEN),
-    **dict.fromkeys(("word_embed_proj_dim", "mlp_hidden_size", "emb_dim"), HIDDEN),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size"), 2 * HIDDEN),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "intermediate_size_mlp"), 2 * HIDDEN),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), HIDDEN),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"), LAYERS),
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), LAYERS),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "mamba_n_heads"), HEADS),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), HEADS),
-    **dict.fromkeys(("head_dim", "v_head_dim", "global_head_dim", "swa_head_dim"), HIDDEN // HEADS),
-    **dict.fromkeys(("num_key_value_heads", "swa_num_key_value_heads", "num_kv_heads"), 2),
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
-    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 8),
-    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "num_experts_per_token"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "first_k_dense_replace"), 1),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "hidden_size_per_layer_input"), 64),
-    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim"), 16),
-    **dict.fromkeys(("index_n_heads", "linear_num_key_heads", "num_kv_shared_layers"), 2),
-    **dict.fromkeys(("index_topk", "sliding_window", "attention_chunk_size"), 16),
-    **dict.fromkeys(("index_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 32),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_sequence_length"), 256),
-    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "mamba_d_head"), 16),
-    **dict.fromkeys(("mamba_num_heads", "linear_num_value_heads", "full_attn_num_heads"), HEADS),
-}  # fmt: skip
+#: Small sizes, and fields of configs that get them.
+SMALL: list[tuple[int, str]] = [
+    (HIDDEN, "hidden_size d_model n_embd embed_dim dim embedding_size word_embed_proj_dim emb_dim"),
+    (HIDDEN, "mlp_hidden_size moe_intermediate_size shared_expert_intermediate_size"),
+    (2 * HIDDEN, "intermediate_size ffn_dim n_inner d_ff ffn_hidden_size intermediate_size_mlp"),
+    (2 * HIDDEN, "encoder_ffn_dim decoder_ffn_dim"),
+    (LAYERS, "num_hidden_layers n_layer n_layers num_layers depth encoder_layers decoder_layers"),
+    (HEADS, "num_attention_heads n_head n_heads num_heads mamba_n_heads mamba_num_heads"),
+    (HEADS, "encoder_attention_heads decoder_attention_heads linear_num_value_heads"),
+    (HIDDEN // HEADS, "head_dim v_head_dim global_head_dim swa_head_dim index_head_dim"),
+    (HIDDEN // HEADS, "linear_key_head_dim linear_value_head_dim"),
+    (VOCABULARY, "vocab_size vocab_size_per_layer_input"),
+    (8, "num_experts n_routed_experts num_local_experts moe_num_experts"),
+    (2, "num_experts_per_tok num_experts_per_token moe_k moe_topk index_n_heads"),
+    (2, "num_key_value_heads swa_num_key_value_heads num_kv_heads linear_num_key_heads"),
+    (1, "n_group topk_group num_expert_group first_k_dense_replace"),
+    (64, "q_lora_rank kv_lora_rank hidden_size_per_layer_input"),
+    (16, "qk_rope_head_dim qk_nope_head_dim index_topk sliding_window attention_chunk_size"),
+    (16, "mamba_d_state state_size ssm_state_size mamba_d_head"),
+    (256, "max_position_embeddings n_positions max_sequence_length"),
+    (2, "num_kv_shared_layers"),
+]
+SIZES = {name: size for size, names in SMALL for name in names.split()}
 
 
 def main() -> int:
