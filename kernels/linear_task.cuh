@@ -91,7 +91,7 @@ struct alignas(64) LinearLaunch {
     float* partials;   // the sum of linear_split(..).partials() times LINEAR_PARTIAL_BYTES for each
                        // 16 rows of x, aligned to 16
     u32* status;       // bits are set where what is stored contradicts itself
-    u8 wide_parts[LINEAR_MATRICES];  // for 17 rows of x and more: see below; else of no use
+    u8 wide_splits[LINEAR_MATRICES];  // for 17 rows of x and more: see below; else of no use
     u32 wide_strips;                 // likewise
     u32 tile_sets;  // of df11_linear_tile_{2,8,16}: items whose sums are on their way at once, 1, 2
     u32 x_mapped;   // for 17 rows of x and more: 1 if x_map is set
@@ -131,20 +131,20 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
 }
 
 // 17 to 128 rows of x: the machine code for compute capability 9.0 has
-// df11_linear_fast_{32,64,128}, for at most this many rows. A launch of 4 * (the sum of wide_items)
-// blocks of WIDE_THREADS, in clusters of four; it may have the attribute of programmatic stream
-// serialization. Of a matrix whole_strips, slices, first_item, first_strip and first_partial are
-// not read, nor are items, counters and partials. What differs from above:
-//   wide_parts    of each matrix: wide_parts(rows, columns)
-//   wide_strips   of a block: any from 1 to WIDE_STRIPS; good is the even number of the least
-//                 wide_time, as a warpgroup takes as long for one strip as for two
-// Bits of y depend on the matrix, on the row of x, and on whether there are up to 16, 32, 64 or 128
-// rows; no other row, no other matrix changes them.
-constexpr u32 WIDE_ROWS = 128;     // of x, at most
-constexpr u32 WIDE_STRIPS = 8;     // of a block, at most
-constexpr u32 WIDE_COLUMNS = 64;   // a stage
-constexpr u32 WIDE_CLUSTER = 4;    // blocks
-constexpr u32 WIDE_CLUSTERS = 30;  // that an H200 runs at once, of LINEAR_BLOCKS multiprocessors
+// df11_linear_fast_{32,64,128}, for at most this many rows. A launch of wide_cluster * (the sum of
+// wide_items) blocks of WIDE_THREADS, in clusters of wide_cluster, which the launch says; it may
+// have the attribute of programmatic stream serialization. Of a matrix whole_strips, slices,
+// first_item, first_strip and first_partial are not read, nor are items, counters and partials. What
+// differs from above:
+//   wide_splits   of each matrix: splits of its columns, 1 to WIDE_SPLITS and no more than a cluster
+//                 has blocks; none of them empty (split_stages)
+//   wide_strips   of a block: any from 1 to WIDE_STRIPS; good is an even number, as a warpgroup
+//                 takes as long for one strip as for two
+// Bits of y depend on the matrix, its splits and the row of x, and on nothing else.
+constexpr u32 WIDE_ROWS = 128;   // of x, at most
+constexpr u32 WIDE_STRIPS = 8;   // of a block, at most
+constexpr u32 WIDE_COLUMNS = 64;  // a stage
+constexpr u32 WIDE_SPLITS = 8;   // of a matrix's columns, at most, and blocks of a cluster
 __host__ __device__ constexpr u32 wide_class(u32 x_rows) {
     return x_rows <= 32 ? 32 : x_rows <= 64 ? 64 : x_rows <= 128 ? 128 : 256;
 }
@@ -154,40 +154,16 @@ __host__ __device__ constexpr u32 strips_of(u32 rows) {
 __host__ __device__ constexpr u32 wide_stage_count(u32 columns) {
     return columns / WIDE_COLUMNS + (columns % WIDE_COLUMNS != 0);
 }
+// The order of sums: the stages of all splits but the last, which may have fewer. A split is one
+// chain of products of 16 columns, first to last, from 0; splits are added in order, then the bias.
+__host__ __device__ constexpr u32 split_stages(u32 columns, u32 splits) {
+    return (wide_stage_count(columns) + splits - 1) / splits;
+}
 // Clusters for a matrix.
-__host__ __device__ constexpr u32 wide_items(u32 strips, u32 parts, u32 block_strips) {
-    const u32 groups = (strips + block_strips - 1) / block_strips;
-    return (groups * parts + WIDE_CLUSTER - 1) / WIDE_CLUSTER;
-}
-
-// That a GPU runs at once.
-__host__ __device__ constexpr u32 wide_clusters(u32 multiprocessors) {
-    const u32 clusters = multiprocessors * WIDE_CLUSTERS / LINEAR_BLOCKS;
-    return clusters ? clusters : 1;
-}
-// Time that `items` take of which `clusters` run at once: how often as many do, times stages of a
-// part and strips of a block, of which fewer than four take as long as four, and what the ends
-// take, more if parts meet. In times of one strip's stage.
-constexpr u32 WIDE_LEAST_STRIPS = 4, WIDE_ENDS = 25, WIDE_MEETING = 20;
-__host__ __device__ constexpr u64 wide_time(u64 items, u32 stages, u32 parts, u32 block_strips,
-                                            u32 clusters) {
-    const u64 times = (items + clusters - 1) / clusters;
-    const u32 strips = block_strips < WIDE_LEAST_STRIPS ? WIDE_LEAST_STRIPS : block_strips;
-    return times * (u64((stages + parts - 1) / parts) * strips + WIDE_ENDS +
-                    (parts > 1 ? WIDE_MEETING : 0));
-}
-// In how many parts a matrix's columns are multiplied, by blocks of a cluster, whose sums are added
-// in order: by shape alone, as for an H200, so that bits are the same on all GPUs.
-__host__ __device__ constexpr u32 wide_parts(u32 rows, u32 columns) {
-    u32 best = 1;
-    u64 least = ~0ull;
-    for (u32 parts = 1; parts <= WIDE_CLUSTER; parts *= 2)
-        for (u32 strips = 1; strips <= WIDE_STRIPS; strips++) {
-            const u64 time = wide_time(wide_items(strips_of(rows), parts, strips),
-                                       wide_stage_count(columns), parts, strips, WIDE_CLUSTERS);
-            if (time < least) least = time, best = parts;
-        }
-    return best;
+__host__ __device__ constexpr u32 wide_items(u32 strips, u32 splits, u32 block_strips,
+                                             u32 cluster) {
+    const u32 groups = (strips + block_strips - 1) / block_strips, each = cluster / splits;
+    return (groups + each - 1) / each;
 }
 
 // 129 rows of x and more: df11_linear_fast_{192,256}, of the same machine code: any number of

@@ -264,27 +264,35 @@ struct WideOutput {
     }
 };
 
-// Sums of some rows of x by all parts, in order, out of the shared memory of the blocks that have
-// them.
-template <u32 N, u32 PARTS>
-__device__ __forceinline__ void add_parts(const WideItem& item, u32 room,
-                                          const WideOutput& output) {
-    constexpr u32 EIGHTS = N / 8 / PARTS;
-    const u32 first_rank = blockIdx.x % WIDE_CLUSTER - item.part;
-    const u32 from = room + (item.part * EIGHTS * WIDE_WARPS * LANES + threadIdx.x) * 16;
-    float sums[EIGHTS][PARTS][4];
+// Sums of some rows of x by all splits, in order, out of the shared memory of the blocks that have
+// them. Of SPLITS splits, or of up to that many: then of eight rows of x after the other.
+template <u32 N, u32 SPLITS, bool FEWER = false>
+__device__ __forceinline__ void add_splits(const WideItem& item, u32 room,
+                                           const WideOutput& output) {
+    constexpr u32 ALL = N / 8, EIGHTS = FEWER ? 1 : (ALL + SPLITS - 1) / SPLITS;
+    const u32 each = FEWER ? (ALL + item.splits - 1) / item.splits : EIGHTS;
+    const u32 first = item.split * each, end = min(min(first + each, ALL), (item.x_rows + 7) / 8);
+    const u32 from = room + threadIdx.x * 16;
+#pragma unroll 1
+    for (u32 at = first; at < end; at += EIGHTS) {
+        float sums[EIGHTS][SPLITS][4];
 #pragma unroll
-    for (u32 i = 0; i < EIGHTS; i++)
+        for (u32 i = 0; i < EIGHTS; i++)
 #pragma unroll
-        for (u32 k = 0; k < PARTS; k++)
-            load_of_cluster(sums[i][k], from + i * WIDE_WARPS * LANES * 16, first_rank + k);
+            for (u32 k = 0; k < SPLITS; k++)
+                if (at + i < end && (!FEWER || k < item.splits))
+                    load_of_cluster(sums[i][k], from + (at + i) * WIDE_WARPS * LANES * 16,
+                                    item.rank - item.split + k);
 #pragma unroll
-    for (u32 i = 0; i < EIGHTS; i++) {
+        for (u32 i = 0; i < EIGHTS; i++) {
+            if (at + i >= end) break;
 #pragma unroll
-        for (u32 k = 1; k < PARTS; k++)
+            for (u32 k = 1; k < SPLITS; k++)
 #pragma unroll
-            for (u32 n = 0; n < 4; n++) sums[i][0][n] += sums[i][k][n];
-        output.store<1>((item.part * EIGHTS + i) * 8, sums[i][0]);
+                for (u32 n = 0; n < 4; n++)
+                    if (!FEWER || k < item.splits) sums[i][0][n] += sums[i][k][n];
+            output.store<1>((at + i) * 8, sums[i][0]);
+        }
     }
 }
 
@@ -306,7 +314,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
         if (item.strips) ask_for_stages(launch, item, ring, warp - WIDE_WARPS, lane);
         __syncwarp();
-        if (item.parts > 1) {
+        if (item.splits > 1) {
             meet_cluster();
             arrive_at_cluster();
             wait_for_cluster();
@@ -320,7 +328,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
         float sums[N / 2] = {};
         wait_for_launch_before();
         multiply_stages<N>(launch, item, item.strips * WIDE_STRIP_BYTES, ring, share, sums);
-        if (item.parts == 1) {
+        if (item.splits == 1) {
             const WideOutput output(launch, item, share);
             output.store<N / 8>(0, sums);
             return;
@@ -334,14 +342,18 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
                 make_uint4(__float_as_uint(sums[4 * i]), __float_as_uint(sums[4 * i + 1]),
                            __float_as_uint(sums[4 * i + 2]), __float_as_uint(sums[4 * i + 3])));
     }
-    if (item.parts == 1) return;
+    if (item.splits == 1) return;
     meet_cluster();
     if (active) {
         const WideOutput output(launch, item, share);
-        if (item.parts == 2)
-            add_parts<N, 2>(item, ring.first, output);
+        if (item.splits == 2)
+            add_splits<N, 2>(item, ring.first, output);
+        else if (item.splits == 3)
+            add_splits<N, 3>(item, ring.first, output);
+        else if (item.splits == 4)
+            add_splits<N, 4>(item, ring.first, output);
         else
-            add_parts<N, 4>(item, ring.first, output);
+            add_splits<N, WIDE_SPLITS, true>(item, ring.first, output);
     }
     // Until no block reads here any more.
     arrive_at_cluster();
