@@ -110,58 +110,72 @@ __device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const
     const u32 end = kept(item.end);
     u32 to_release = 0;
     // Two buffers of weights, of one product where there are many sums.
-    constexpr u32 PRODUCTS = N == 128 ? 1 : 2;
+    constexpr u32 PRODUCTS = N >= 128 ? 1 : 2;
     constexpr u32 GROUPS = 2 * WIDE_STEPS / PRODUCTS;
+    uint4 plane[WIDE_STEPS];
+    uint2 code[WIDE_STEPS];
+    auto load = [&](u32 i) {
+        plane[i] = load_shared_16(ring.place + planes + i * STEP_BYTES);
+        code[i] = load_shared_8(ring.place + codes + i * STEP_BYTES);
+    };
+    auto head_place = [&] { return ring.full * (WIDE_HEADS / 8) + heads; };
+    uint2 base_and_more;
+    if (item.begin < end) {
+        wait_for(ring.full, ring.phase);
+        base_and_more = load_shared_8(head_place());
+        load(0);
+    }
 #pragma unroll 1
     for (u32 stage = item.begin; stage < end; stage++) {
-        wait_for(ring.full, ring.phase);
-        const u32 head = ring.full * (WIDE_HEADS / 8) + heads;
-        const uint2 base_and_more = load_shared_8(head);
+        const u32 head = head_place();
         const u32 x = (ring.place >> 4) + x_first;
         const u32 base = base_and_more.x;
         const u32 more = base_and_more.y;
-        uint4 plane[WIDE_STEPS];
-        uint2 code[WIDE_STEPS];
-        auto load = [&](u32 i) {
-            plane[i] = load_shared_16(ring.place + planes + i * STEP_BYTES);
-            code[i] = load_shared_8(ring.place + codes + i * STEP_BYTES);
-        };
+        const u32 empty = ring.empty();
         u32 weights[2][PRODUCTS][4];
 #pragma unroll
         for (u32 group = 0; group < GROUPS; group++) {
             const u32 step = group * PRODUCTS / 2, first = group * PRODUCTS % 2;
             auto& mine = weights[group % 2];
-            // The second step's some time before they are needed.
-            if (group == 0) load(0);
-            if (group == (PRODUCTS == 1 ? 1 : 0)) load(1);
+            // The second step's some time before they are needed, and then the next stage's.
+            if (group == 0) load(1);
 #pragma unroll
             for (u32 j = 0; j < PRODUCTS; j++)
                 decode_product(mine[j], first + j, plane[step], code[step], base);
+            constexpr u32 ALL = (1 << PRODUCTS) - 1;
+            if (more >> 2 * step >> first & ALL)
 #pragma unroll
-            for (u32 j = 0; j < PRODUCTS; j++) {
-                const u32 place = 2 * step + first + j;
-                if (!(more >> place & 1)) continue;
-                if (more >> (4 + place) & 1) {
-                    const u32 which =
-                        (stage * WIDE_STEPS + step) % TILE_STEPS << 6 | lane << 1 | share.half;
-                    place_entries_slowly(mine[j], head, entries, which, first + j);
-                } else {
-                    const u32 entry = load_shared(head + 8 + 4 * place);
-                    place_entry(mine[j], entry, (entry >> 21 & 31) == lane);
+                for (u32 j = 0; j < PRODUCTS; j++) {
+                    const u32 place = 2 * step + first + j;
+                    if (!(more >> place & 1)) continue;
+                    if (more >> (4 + place) & 1) {
+                        const u32 which =
+                            (stage * WIDE_STEPS + step) % TILE_STEPS << 6 | lane << 1 | share.half;
+                        place_entries_slowly(mine[j], head, entries, which, first + j);
+                    } else {
+                        const u32 entry = load_shared(head + 8 + 4 * place);
+                        place_entry(mine[j], entry, (entry >> 21 & 31) == lane);
+                    }
                 }
-            }
             fence_products();
 #pragma unroll
             for (u32 j = 0; j < PRODUCTS; j++)
                 multiply_wide(sums, mine[j][0], mine[j][1], mine[j][2], mine[j][3],
                               x + 2 * (group * PRODUCTS + j));
             commit_products();
+            if (group == GROUPS / 2 - 1) {
+                ring.next();
+                if (stage + 1 < end) {
+                    wait_for(ring.full, ring.phase);
+                    base_and_more = load_shared_8(head_place());
+                    load(0);
+                }
+            }
             wait_for_products<1>();
             // The stage before is done with.
             if (group == 0) release(to_release, lane);
         }
-        to_release = ring.empty();
-        ring.next();
+        to_release = empty;
     }
     wait_for_products<0>();
 #pragma unroll
