@@ -14,7 +14,7 @@ use super::split::{
     WIDE_CLUSTER, WIDE_COLUMNS, Wide,
 };
 use super::task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS, XMap};
-use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix};
+use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix, split::has_columns};
 use crate::Result;
 use crate::gpu::{fault::OrFault, needs::Residence, status::Status};
 
@@ -46,13 +46,14 @@ pub struct LinearOutput {
     pub(super) pointer: CUdeviceptr,
     pub(super) pitch: u64,
     pub(super) bias: CUdeviceptr,
+    pub(super) splits: u64,
 }
 
 impl LinearOutput {
     /// From this device address on, with `pitch` elements from the start of a row to that of the
     /// next: products with several matrices may lie side by side.
     pub const fn new(pointer: CUdeviceptr, pitch: u64) -> Self {
-        Self { pointer, pitch, bias: 0 }
+        Self { pointer, pitch, bias: 0, splits: 0 }
     }
 
     /// Adds to each row the BF16 values at this device address, one for each row of the matrix,
@@ -60,6 +61,20 @@ impl LinearOutput {
     #[must_use]
     pub const fn bias(self, pointer: CUdeviceptr) -> Self {
         Self { bias: pointer, ..self }
+    }
+
+    /// Adds in the order of a library of BLAS that cuts K, the columns of the matrix, into this
+    /// many splits (the *plan of the sum*). Split i of s has the columns from i · U to before
+    /// (i + 1) · U, where U is ⌈⌈K / 64⌉ / s⌉ · 64. Each is one chain of tensor-core products of 16
+    /// columns, first to last, from an f32 zero; splits are added in order in f32, then the bias,
+    /// and the sum is rounded once. 0, as without this: the splits with which the product is
+    /// fastest, in whatever order.
+    ///
+    /// [`Linear::keeps_order`](super::Linear::keeps_order) tells which orders there are kernels
+    /// for; [`Linear::multiply`](super::Linear::multiply) refuses others.
+    #[must_use]
+    pub const fn splits(self, count: u64) -> Self {
+        Self { splits: count, ..self }
     }
 }
 
@@ -151,6 +166,22 @@ impl ProductLaunch {
         }
     }
 
+    /// Whether it adds in the order of these splits of each of all matrices for this many rows of
+    /// x, of which each call of [`ProductLaunch::run`] gets no more than
+    /// [`ProductLaunch::most_rows`].
+    pub(super) fn keeps_order(&self, rows: u64, splits: &[u64]) -> bool {
+        let (most, last) = (rows.min(self.most_rows), rows % self.most_rows);
+        self.order.iter().map(|&at| splits[at]).filter(|&splits| splits > 0).all(|splits| {
+            has_columns(self.arguments.columns.into(), splits)
+                && [most, last].into_iter().all(|rows| self.keeps_order_of(rows))
+        })
+    }
+
+    /// Whether the kernel for this many rows of x adds in the order of a caller's splits.
+    fn keeps_order_of(&self, rows: u64) -> bool {
+        rows == 0
+    }
+
     /// Puts it on the stream, for no more rows than [`ProductLaunch::most_rows`]; the product of
     /// the first one is row `first` of the outputs.
     ///
@@ -172,7 +203,7 @@ impl ProductLaunch {
         arguments.partials = workspace + COUNTER_BYTES;
         arguments.status = status.device_pointer();
         for (matrix, &at) in arguments.matrices.iter_mut().zip(&self.order) {
-            let LinearOutput { pointer, pitch, bias } = outputs[at];
+            let LinearOutput { pointer, pitch, bias, .. } = outputs[at];
             (matrix.y, matrix.y_pitch, matrix.bias) = (pointer + 2 * first * pitch, pitch, bias);
         }
         if x.rows <= ROWS {

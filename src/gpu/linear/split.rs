@@ -2,6 +2,22 @@
 
 use super::task::{MATRICES, STRIP_ROWS, tiles_across};
 
+/// Columns of which a split of K has a multiple, except the last one.
+pub(super) const SPLIT_COLUMNS: u64 = 64;
+/// Splits of K, at most.
+pub(super) const MOST_SPLITS: u64 = 64;
+
+/// Columns of each split of K but the last, which has the rest, by [`SPLIT_COLUMNS`].
+pub(super) const fn split_blocks(columns: u64, splits: u64) -> u64 {
+    columns.div_ceil(SPLIT_COLUMNS).div_ceil(splits)
+}
+
+/// Whether each of so many splits of K has columns.
+pub(super) const fn has_columns(columns: u64, splits: u64) -> bool {
+    splits <= MOST_SPLITS
+        && (splits - 1) * split_blocks(columns, splits) < columns.div_ceil(SPLIT_COLUMNS)
+}
+
 /// Items come in groups, and blocks too.
 pub(super) const GROUP: u64 = 4;
 /// The most strips that are shared out in slices, and one: the multiprocessors of an H100 or H200.
