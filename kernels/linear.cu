@@ -40,35 +40,31 @@
 // Safety on any content: strips, tiles and steps are those of the launch; entries are loaded inside
 // their array and placed inside their step; the decoder is arithmetic. Heads that name entries
 // which do not exist set the status, and so do indices and offsets out of range.
+#include "linear_few.cuh"
 #include "linear_gather.cuh"
 #include "linear_large.cuh"
 #include "linear_tile_wide.cuh"
 
 namespace df11::linear {
-constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2 * HOPPER) * LANES;
+constexpr u32 LINEAR_THREADS = HOPPER ? FEW_THREADS : LINEAR_WARPS * LANES;
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
-    return HOPPER ? bulk_shared_bytes((x_rows + 7) / 8) : linear_shared_bytes((x_rows + 7) / 8);
+    return HOPPER ? FEW_SHARED_BYTES : linear_shared_bytes((x_rows + 7) / 8);
 }
-template <u32 ROWS, u32 CLUSTER, class Work>
-__device__ __forceinline__ void linear(const Work& work) {
+template <u32 ROWS>
+__device__ __forceinline__ void linear(const LinearLaunch& launch) {
     if constexpr (HOPPER)
-        linear_bulk<ROWS / 8, CLUSTER>(work);
+        linear_few(FewShared<ROWS>{launch});
     else
-        linear_fast<ROWS / 8>(work);
+        linear_fast<ROWS / 8>(Shared{launch});
 }
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define CLUSTERS __cluster_dims__(LINEAR_CLUSTER, 1, 1)
-#else
-#define CLUSTERS
-#endif
 
-extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_fast_8(const __grid_constant__ LinearLaunch launch) {
-    linear<8, LINEAR_CLUSTER>(Shared{launch});
+    linear<8>(launch);
 }
-extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
-    linear<16, LINEAR_CLUSTER>(Shared{launch});
+    linear<16>(launch);
 }
 // The router's result is what the launch before has written, so that this one waits for it first.
 extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
@@ -78,7 +74,10 @@ extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
     const Grouped work = {launch, batches};
     work.count_batches(batches);
     __syncthreads();
-    linear<GROUPED_ROWS, 1>(work);
+    if constexpr (HOPPER)
+        linear_few(FewGrouped(launch, batches));
+    else
+        linear_fast<GROUPED_ROWS / 8>(work);
 }
 // Matrices in tiles as stored, by TILE_HELPERS warps and up to tile_warps more, in groups of four.
 extern "C" __global__ void __launch_bounds__((tile_warps(8) + TILE_HELPERS) * LANES, 1)
@@ -90,6 +89,10 @@ extern "C" __global__ void __launch_bounds__((tile_warps(16) + TILE_HELPERS) * L
     linear_tile<2, HeldX<2>>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
+    df11_linear_fast_1(const __grid_constant__ LinearLaunch launch) {
+    linear<1>(launch);
+}
 // 17 to 128 rows of x (linear_wide.cuh).
 #define WIDE_CLUSTERED __cluster_dims__(WIDE_CLUSTER, 1, 1) __launch_bounds__(WIDE_THREADS, 1)
 extern "C" __global__ void WIDE_CLUSTERED
@@ -141,12 +144,13 @@ struct Constants {
         u32 matrices = LINEAR_MATRICES;
         u32 group = LINEAR_GROUP;
         u32 most_experts = MOST_EXPERTS;
+        u32 few_split[2] = {FEW_UNITS, FEW_ASKING};
         u32 wide_split[7] = {WIDE_STRIPS,       WIDE_COLUMNS, WIDE_CLUSTER, WIDE_CLUSTERS,
                              WIDE_LEAST_STRIPS, WIDE_ENDS,    WIDE_MEETING};
         u32 large_split[5] = {LARGE_STRIPS, LARGE_STAGES, LARGE_PARTIAL_BYTES, LARGE_ROWS,
                               LARGE_BANDS};
     } agreed;
-    // df11_linear_fast_{8,16}, df11_linear_grouped.
+    // df11_linear_fast_{1,8,16}, df11_linear_grouped.
     u32 threads = LINEAR_THREADS;
     u32 early = HOPPER;
     u32 fast_bytes[2] = {shared_for(8), shared_for(16)};
