@@ -74,11 +74,12 @@ __device__ inline u64 once_policy() {
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
     return policy;
 }
-__device__ inline void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
+__device__ inline void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier,
+                                      u64 policy) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
         "[%1], %2, [%3], %4;" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier), "l"(once_policy())
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
         : "memory");
 }
 __device__ inline void arrive_at_cluster() {

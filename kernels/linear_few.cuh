@@ -239,12 +239,11 @@ struct FewRing {
     }
 };
 
-// A box of x: columns, rows, blocks of 64 columns; by one lane; all together, alike.
-__device__ inline void copy_blocks_by_one(u32 to, const XMap& map, u32 block, u32 barrier) {
+// A box of x: columns, rows, blocks of 64 columns.
+__device__ inline void copy_blocks(u32 to, const XMap& map, u32 block, u32 barrier) {
     asm volatile(
-        "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
-        "{%2, %2, %3}], [%4]; }" ::"r"(to),
+        "{%2, %2, %3}], [%4];" ::"r"(to),
         "l"(&map), "r"(0), "r"(block), "r"(barrier)
         : "memory");
 }
@@ -315,71 +314,63 @@ struct FewHeads {
     }
 };
 
-// What a warp that asks does for a stage of a piece.
+// What a warp that asks does for the stages of a piece: lane u has what unit u needs of them.
 template <class Work>
 struct FewAsking {
     const Work& work;
-    u32 lane, blocks;
+    u32 lane, blocks, steps;  // of 64 and 32 columns
     u64 policy;
+    // Of the lane's unit: the first block and the end of the split, and where the first one lies;
+    // none if there is no such unit. Of its x, if it is the first unit of a split: likewise.
+    u32 first, end;
+    const u8* from;
+    const u16* row;  // of x, `lane`
 
-    __device__ void ask_for_weights(const FewPiece& piece, u32 stage,
-                                    const FewRing<Work>& ring) const {
-        const u32 full = ring.full(), steps = steps_of(work.launch.columns);
-        const u64 strip_bytes = u64(steps_of(piece.whole_columns)) * STEP_BYTES;
-        u32 all = 0;
-        for (u32 split = 0; split < piece.splits; split++) all += bytes_of(piece, split, stage, steps);
-        arrive_expecting_once(full, all * piece.strips);
-        u32 to = ring.place();
-        for (u32 strip = 0; strip < piece.strips; strip++)
-            for (u32 split = 0; split < piece.splits; split++) {
-                const u32 bytes = bytes_of(piece, split, stage, steps);
-                const u8* from = piece.data + strip * strip_bytes +
-                                 u64(piece.begin_of(split, stage)) * FEW_BLOCK_BYTES;
-                if (bytes) copy_bulk_by_one(to, from, bytes, full, policy);
-                to += FEW_BLOCKS * FEW_BLOCK_BYTES;
-            }
+    __device__ FewAsking(const Work& w, u32 lane_)
+        : work(w), lane(lane_), blocks(few_blocks_of(w.launch.columns)),
+          steps(steps_of(w.launch.columns)), policy(once_policy()) {}
+    __device__ void begin(const FewPiece& piece) {
+        const u32 strip = lane / piece.splits, split = lane % piece.splits;
+        first = piece.begin_of(split, 0);
+        end = strip < piece.strips ? piece.end_of(split, blocks) : 0;
+        from = piece.data + u64(strip) * steps_of(piece.whole_columns) * STEP_BYTES +
+               u64(first) * FEW_BLOCK_BYTES;
     }
-    // Steps of a stage of a split that exist.
-    __device__ u32 bytes_of(const FewPiece& piece, u32 split, u32 stage, u32 steps) const {
-        const u32 begin = piece.begin_of(split, stage);
-        const u32 end = min(piece.end_of(split, blocks), begin + FEW_BLOCKS);
-        return begin < end ? (min(2 * end, steps) - 2 * begin) * STEP_BYTES : 0;
+    __device__ void ask_for_weights(u32 stage, const FewRing<Work>& ring) const {
+        const u32 begin = first + stage * FEW_BLOCKS, full = ring.full();
+        const u32 last = min(2 * min(end, begin + FEW_BLOCKS), steps);
+        const u32 bytes = begin < end ? (last - 2 * begin) * STEP_BYTES : 0;
+        const u32 all = __reduce_add_sync(ALL_LANES, bytes);
+        arrive_expecting_once(full, all);
+        __syncwarp();
+        if (bytes)
+            copy_bulk_once(ring.place() + lane * (FEW_BLOCKS * FEW_BLOCK_BYTES),
+                           from + u64(stage) * (FEW_BLOCKS * FEW_BLOCK_BYTES), bytes, full, policy);
+        // The second step of the last block, where it does not exist: weights that are finite.
+        if (steps % 2 && begin < end && end == blocks && begin + FEW_BLOCKS >= blocks)
+            clear_step(ring.place() +
+                       (lane * FEW_BLOCKS + blocks - 1 - begin) * FEW_BLOCK_BYTES);
     }
-    // The second step of the last block, where it does not exist: weights that are finite.
-    __device__ void clear_steps(const FewPiece& piece, u32 stage, u32 place) const {
-        const u32 unit = lane, split = unit % piece.splits, begin = piece.begin_of(split, stage);
-        const u32 steps = steps_of(work.launch.columns);
-        if (unit >= piece.strips * piece.splits || begin >= blocks || steps % 2 == 0) return;
-        if (begin + FEW_BLOCKS >= blocks && piece.end_of(split, blocks) == blocks)
-            clear_step(place + (unit * FEW_BLOCKS + blocks - 1 - begin) * FEW_BLOCK_BYTES);
-    }
-    __device__ void tell_x(const FewPiece& piece, u32 stage, const FewRing<Work>& ring,
-                           const u16* row) const {
+    __device__ void ask_for_x(const FewPiece& piece, u32 stage, const FewRing<Work>& ring) const {
         if constexpr (Work::BOXES)
             ask_for_boxes(piece, stage, ring);
         else
-            ask_for_rows(piece, stage, ring, row);
+            ask_for_rows(piece, stage, ring);
     }
     __device__ void ask_for_boxes(const FewPiece& piece, u32 stage,
                                   const FewRing<Work>& ring) const {
         const LinearLaunch& launch = work.launch;
         const u32 full = ring.full(), mapped = launch.x_mapped ? launch.columns / FEW_COLUMNS : 0;
-        u32 boxes = 0, slow = 0;
-        for (u32 split = 0; split < piece.splits; split++) {
-            const u32 begin = piece.begin_of(split, stage);
-            const u32 end = min(piece.end_of(split, blocks), begin + FEW_BLOCKS);
-            if (begin < end) end <= mapped ? boxes++ : slow++;
-        }
-        if (slow) copy_slowly(piece, stage, ring.place() + ring.x, mapped);
+        const u32 begin = first + stage * FEW_BLOCKS, to = ring.place() + ring.x;
+        const bool has = lane < piece.splits && begin < end;
+        const bool slow = has && min(end, begin + FEW_BLOCKS) > mapped;
+        const u32 boxes = __popc(__ballot_sync(ALL_LANES, has && !slow));
+        if (__any_sync(ALL_LANES, slow)) copy_slowly(piece, stage, to, mapped);
         if (WIDE_ARRIVALS > 1) arrive(full);
         __syncwarp();
         arrive_expecting_once(full, boxes * Work::X_BYTES);
-        u32 to = ring.place() + ring.x;
-        for (u32 split = 0; split < piece.splits; split++, to += Work::X_BYTES) {
-            const u32 begin = piece.begin_of(split, stage);
-            const u32 end = min(piece.end_of(split, blocks), begin + FEW_BLOCKS);
-            if (begin < end && end <= mapped) copy_blocks_by_one(to, launch.x_map, begin, full);
-        }
+        __syncwarp();
+        if (has && !slow) copy_blocks(to + lane * Work::X_BYTES, launch.x_map, begin, full);
     }
     // Word by word, what boxes cannot bring; pieces of 16 bytes are swizzled (linear_wgmma.cuh).
     __device__ __noinline__ void copy_slowly(const FewPiece& piece, u32 stage, u32 to,
@@ -387,9 +378,9 @@ struct FewAsking {
         const LinearLaunch& launch = work.launch;
         for (u32 split = 0; split < piece.splits; split++, to += Work::X_BYTES) {
             const u32 begin = piece.begin_of(split, stage);
-            const u32 end = min(piece.end_of(split, blocks), begin + FEW_BLOCKS);
-            if (end <= mapped) continue;
-            for (u32 block = begin; block < end; block++) {
+            const u32 last = min(piece.end_of(split, blocks), begin + FEW_BLOCKS);
+            if (last <= mapped) continue;
+            for (u32 block = begin; block < last; block++) {
                 const u32 mine = block * FEW_COLUMNS + 2 * lane;
                 copy_words_slowly(launch.x + mine, launch.x_pitch, piece.x_rows,
                                   max(launch.columns, mine) - mine,
@@ -399,21 +390,21 @@ struct FewAsking {
         fence_shared();
     }
     // Row `lane` of x.
-    __device__ void ask_for_rows(const FewPiece& piece, u32 stage, const FewRing<Work>& ring,
-                                 const u16* row) const {
-        const u32 full = ring.full(), begin = piece.begin_of(0, stage);
-        const u32 end = min(piece.end_of(0, blocks), begin + FEW_BLOCKS);
-        const u32 first = begin * FEW_COLUMNS, columns = work.launch.columns;
-        const u32 count = min(end * FEW_COLUMNS, columns) - first;
+    __device__ void ask_for_rows(const FewPiece& piece, u32 stage,
+                                 const FewRing<Work>& ring) const {
+        const u32 full = ring.full(), block = stage * FEW_BLOCKS, first_column = block * FEW_COLUMNS;
+        const u32 last = min(blocks, block + FEW_BLOCKS);
+        const u32 count = min(last * FEW_COLUMNS, work.launch.columns) - first_column;
         const u32 to = ring.place() + ring.x + lane * FewGrouped::X_PITCH;
-        const bool mine = lane < piece.x_rows, aligned = has_aligned_x(work.launch);
-        const u32 bytes = aligned ? count * 2 : 0;
-        if (mine && bytes < (end - begin) * 128) copy_row_slowly(row + first, count, bytes, to);
+        const bool mine = lane < piece.x_rows;
+        const u32 bytes = has_aligned_x(work.launch) ? count * 2 : 0;
+        if (mine && bytes < (last - block) * 128)
+            copy_row_slowly(row + first_column, count, bytes, to);
         if (WIDE_ARRIVALS > 1) arrive(full);
         __syncwarp();
         arrive_expecting_once(full, bytes * piece.x_rows);
         __syncwarp();
-        if (mine && bytes) copy_bulk(to, row + first, bytes, full);
+        if (mine && bytes) copy_bulk(to, row + first_column, bytes, full);
     }
     // The elements of a row after those that a copy brings, and zeros up to the end of the stage.
     __device__ static __noinline__ void copy_row_slowly(const u16* from, u32 count, u32 copied,
@@ -424,43 +415,43 @@ struct FewAsking {
         }
         fence_shared();
     }
-    // All stages of warp `number` of those that ask.
-    __device__ void ask(FewRing<Work> ring, u32 number) const {
-        u32 filled = 0, stage = number;
-        if constexpr (Work::BOXES) {
-            // Weights do not wait for the launch before.
-            FewRing<Work> early = ring;
-            early.next(number);
-            u32 place = number;
-            for (FewPieces<Work> pieces(work); place < ring.count && pieces.next();
-                 stage -= pieces.piece.stages)
-                for (; stage < pieces.piece.stages && place < ring.count;
-                     stage += FEW_ASKING, place += FEW_ASKING, early.next(FEW_ASKING)) {
-                    ask_for_weights(pieces.piece, stage, early);
-                    filled = place + 1;
-                }
-            stage = number;
-        }
+    // Asks for the weights of the stages of warp `number` that the ring has room for, which do not
+    // wait for the launch before. The first stage that it leaves.
+    __device__ u32 ask_early(FewRing<Work> ring, u32 number) {
+        u32 stage = number, place = number;
         ring.next(number);
-        u32 place = number;
+        for (FewPieces<Work> pieces(work); place < ring.count && pieces.next();
+             stage -= pieces.piece.stages) {
+            begin(pieces.piece);
+            for (; stage < pieces.piece.stages && place < ring.count;
+                 stage += FEW_ASKING, place += FEW_ASKING, ring.next(FEW_ASKING))
+                ask_for_weights(stage, ring);
+        }
+        return place;
+    }
+    // All stages of warp `number`.
+    __device__ void ask(FewRing<Work> ring, u32 number) {
+        u32 asked = 0, stage = number, place = number;
+        if constexpr (Work::BOXES) asked = ask_early(ring, number);
+        ring.next(number);
         bool waited = !Work::BOXES;
         for (FewPieces<Work> pieces(work); pieces.next(); stage -= pieces.piece.stages) {
             const FewPiece& piece = pieces.piece;
             if (stage >= piece.stages) continue;
+            begin(piece);
             FewHeads heads(piece, blocks, stage, lane, work.launch.status);
-            const u16* row = nullptr;
             if constexpr (!Work::BOXES) row = work.x(piece, min(lane, piece.x_rows - 1));
             if (!waited) wait_for_launch_before();
             waited = true;
+#pragma unroll 1
             for (; stage < piece.stages;
                  stage += FEW_ASKING, place += FEW_ASKING, ring.next(FEW_ASKING)) {
                 if (place >= ring.count) wait_for(ring.empty(), ring.phase ^ 1);
-                if (place >= filled) ask_for_weights(piece, stage, ring);
-                if (lane < FEW_UNITS * FEW_BLOCKS && heads.block < heads.end)
+                if (place >= asked) ask_for_weights(stage, ring);
+                if (heads.block < heads.end)
                     heads.tell(ring.place() + ring.heads + lane * FEW_HEAD_BYTES,
                                work.launch.status);
-                clear_steps(piece, stage, ring.place());
-                tell_x(piece, stage, ring, row);
+                ask_for_x(piece, stage, ring);
             }
         }
         if (!waited) wait_for_launch_before();
@@ -679,7 +670,6 @@ __device__ __forceinline__ void linear_few(const Work& work) {
     if (warp < consumers)
         multiply_pieces(work, ring, warp, lane, consumers * LANES);
     else
-        FewAsking<Work>{work, lane, few_blocks_of(work.launch.columns), once_policy()}.ask(
-            ring, warp - consumers);
+        FewAsking<Work>(work, lane).ask(ring, warp - consumers);
 }
 }  // namespace df11::linear
