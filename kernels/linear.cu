@@ -4,38 +4,21 @@
 // linear_large.cuh have the others, linear_tile.cuh those by matrices in tiles as stored; all have
 // heads of their own.
 //
-//   item      a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
-//   step      32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;
-//             x is B, eight rows a fragment
-//   grid      a persistent block a multiprocessor, which takes item after item
-//   block     16 warps that multiply; warp w takes the steps w, w + 16, ... of an item; then the
-//             warps' sums meet in shared memory, in order
-//
-//      strip  | step 0 | step 1 | ... | step 15 | step 16 | ...    a stage of the ring: 16 steps,
-//               warp 0   warp 1   ...   warp 15   warp 0           24 KiB
-//
-//   compute capability 9.0 (linear_bulk.cuh)
-//             Two more warps ask for stages: one for the weights, a bulk copy each, which waits for
-//             nothing, and one for x. The launch may begin while the one before ends (programmatic
-//             stream serialization). Two blocks are a cluster, have strips side by side, and write
-//             x into both.
+//   compute capability 9.0 (linear_few.cuh)
+//             A chain for 16 rows of a split of the columns: any order of a plan of the sum.
 //   others (linear_fast.cuh)
-//             Each warp asks for its own steps with cp.async, two ahead.
+//     item    a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
+//     step    32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;
+//             x is B, eight rows a fragment
+//     grid    a persistent block a multiprocessor, which takes item after item
+//     block   16 warps that multiply; warp w takes the steps w, w + 16, ... of an item and asks for
+//             them with cp.async, two ahead; then the warps' sums meet in shared memory, in order
+//
+//      strip  | step 0 | step 1 | ... | step 15 | step 16 | ...
+//               warp 0   warp 1   ...   warp 15   warp 0
+//
 //   entries   weights that no code can express: a tile's head tells which of its steps have some;
 //             the warp puts them in place before it multiplies
-//
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-22-linear-kernel.md):
-// 96 registers, 18 warps; 149 KiB of shared memory with up to 8 rows of x, 183 KiB with 16. About
-// 115 instructions a step with 16 rows, of them 60 to decode: 15 for the eight weights of a row.
-// cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
-//   rows of x             1       8       16
-//   H100                  1.40    1.39    1.34    (benches/record/2026-11-23-linear-large.md)
-//   H100, plain launches  1.29    1.30    1.26
-//   H200                  1.31    1.32    1.21
-// What limits it. At one row DRAM: 4.10 TB/s on 28672 x 4096 on an H200, where cuBLASLt makes 4.22;
-// and about 2 us at the ends of each launch, which a launch that begins early hides. From 16 rows
-// on, x: L2 and shared memory bring 16 rows of it at 2/3 of the bytes of the weights, of which a
-// cluster of two spares half. What was tried and rejected is in the record of linear-kernel.
 //
 // Safety on any content: strips, tiles and steps are those of the launch; entries are loaded inside
 // their array and placed inside their step; the decoder is arithmetic. Heads that name entries
