@@ -81,6 +81,14 @@ impl Linear {
         self.crossover_rows
     }
 
+    /// Whether [`Linear::multiply`] of this many rows of x takes these numbers of splits, one for
+    /// each matrix ([`LinearOutput::splits`]), and adds in their order. 0 is always taken. Costs
+    /// nothing, and depends on the GPU, residences and shapes alone.
+    pub fn keeps_order(&self, rows: u64, splits: &[u64]) -> bool {
+        splits.len() == self.matrices.len()
+            && self.launches.iter().all(|launch| launch.keeps_order(rows, splits))
+    }
+
     /// Device memory that a call with up to this many rows of x needs besides x and y, in bytes; 0
     /// is none. Up to 16 rows at most 2.4 MB. With more, which other kernels multiply with compute
     /// capability 9.0: of matrices as stored up to 8.7 MB each for 32 rows, and 17.4 MB for more;
@@ -104,7 +112,8 @@ impl Linear {
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for another number of outputs than of
-    /// matrices, rows that overlap, a misaligned address, and a stream or status of another device;
+    /// matrices, splits in whose order no kernel adds ([`Linear::keeps_order`]), rows that overlap,
+    /// a misaligned address, and a stream or status of another device;
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
     ///
     /// # Safety
@@ -151,6 +160,15 @@ impl Linear {
         if outputs.len() != self.matrices.len() {
             let problem = format!("{} outputs for {} matrices", outputs.len(), self.matrices.len());
             return refuse(problem, "give one for each matrix, in their order");
+        }
+        let splits: Vec<_> = outputs.iter().map(|output| output.splits).collect();
+        if !self.keeps_order(x.rows, &splits) {
+            let problem =
+                format!("no kernel adds {} rows in the order of {splits:?} splits", x.rows);
+            return refuse(
+                problem,
+                "ask Linear::keeps_order first; decode the matrices, or pass 0",
+            );
         }
         let least = |pitch, columns| pitch >= columns || x.rows < 2;
         let rows = self.matrices.iter().map(Matrix::row_count);
