@@ -59,12 +59,14 @@ __device__ inline u32 cluster_blocks() {
 struct WideItem : WidePiece {
     u32 splits, split, rank;  // rank: in the cluster
 
-    __device__ explicit WideItem(const LinearLaunch& launch) {
+    // In bands of up to `n` rows of x.
+    __device__ WideItem(const LinearLaunch& launch, u32 n) {
         const u32 cluster = cluster_blocks(), most = launch.wide_strips;
-        u32 item = blockIdx.x / cluster, all = 0;
+        const u32 bands = wide_bands(launch.x_rows, n), place = blockIdx.x / cluster;
+        u32 item = place / bands, all = 0;
         rank = blockIdx.x % cluster;
         for (matrix = 0; matrix < launch.matrix_count; matrix++) {
-            splits = launch.wide_splits[matrix];
+            splits = launch.splits[matrix];
             all = strips_of(launch.matrices[matrix].rows);
             const u32 items = wide_items(all, splits, most, cluster);
             if (item < items) break;
@@ -79,8 +81,9 @@ struct WideItem : WidePiece {
         const u32 length = split_stages(launch.columns, splits);
         begin = min(split * length, stages);
         end = min(begin + length, stages);
-        x_first = 0;
-        x_rows = x_box = launch.x_rows;
+        x_box = wide_band_rows(launch.x_rows, n);
+        x_first = place % bands * x_box;
+        x_rows = min(max(launch.x_rows, x_first) - x_first, x_box);
     }
 };
 

@@ -315,7 +315,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     // By lane 0, so that the compiler takes it for the same in all lanes.
     const u32 lane = kept(threadIdx.x % LANES);
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
-    const WideItem item(launch);
+    const WideItem item(launch, N);
     const u32 room = dynamic_shared_bytes();
     WideRing ring(kept(shared_address(linear_shared)), room,
                   wide_stage_bytes(N, max(item.strips, 1)));
