@@ -138,7 +138,7 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
 
 // 17 rows of x and more: the machine code for compute capability 9.0 has
 // df11_linear_fast_{32,64,128}, of blocks with WIDE_THREADS: N rows of x each, or a band of them. A
-// launch of `cluster` * wide_bands * (the sum of wide_items) blocks, in clusters of `cluster`, which
+// launch of `cluster` * wide_bands * (the sum of wide_items) blocks, in clusters of `cluster` that
 // the launch says: as many as each matrix has splits, or more, at most WIDE_SPLITS. It may have the
 // attribute of programmatic stream serialization. Of a matrix whole_strips, slices, first_item,
 // first_strip and first_partial are not read, nor are items, counters and partials. What differs
@@ -180,8 +180,8 @@ __host__ __device__ constexpr u32 wide_items(u32 strips, u32 splits, u32 block_s
 // at most this many rows: large_shares times wide_bands blocks of LARGE_THREADS; the attribute as
 // above. Matrices have LARGE_STRIPS strips by all columns as groups; the stages of all groups, one
 // after the other, are shared out evenly. A share that cuts a group begins with what it has of the
-// last one, and hands its sums to the next share, which ends with the rest. Blocks side by side have
-// the bands of one share, so that they read the same weights. What differs from above:
+// last one, and hands its sums to the next share, which ends with the rest. Blocks side by side
+// have the bands of one share, so that they read the same weights. What differs from above:
 //   share_stages  stages of a share, at least those of a group, so that no group has more than two
 //   counters      one for each block, 0 before and after
 //   partials      LARGE_PARTIAL_BYTES for each block, aligned to 16

@@ -62,10 +62,11 @@ static std::vector<Variant> variants() {
 
 // --- check
 
-// Which kernel multiplies by the fast layout, for more rows of x than LINEAR_ROWS.
+// Rows of x up to which the splits of the fast layout are the same, for more than LINEAR_ROWS.
 static u32 class_of(u32 x_rows) {
-    if (x_rows <= WIDE_ROWS) return x_rows <= LINEAR_ROWS ? 0 : wide_class(x_rows);
-    return large_class(x_rows) + 1000 * large_bands(x_rows);
+    for (u32 rows : {LINEAR_ROWS, 32u, 64u, 128u, 192u})
+        if (x_rows <= rows) return rows;
+    return (x_rows + 255) / 256 * 256;
 }
 
 struct Errors {
@@ -344,7 +345,7 @@ static bool check_wide(const Context& c) {
     good &= check_each<Fast>(c, {{512, 2048}, {300, 4096}, {33, 264}}, {257, 300, 384, 512, 700},
                              {1, 0}, seed);
     good &= check_each<Fast>(c, {{4096, 4096}}, {384}, {0}, seed);
-    good &= check_each<Fast>(c, {{1024, 4096}}, {LARGE_ROWS * LARGE_BANDS}, {0}, seed);
+    good &= check_each<Fast>(c, {{1024, 4096}}, {8 * LARGE_ROWS}, {0}, seed);
     for (u32 x_rows : {17u, 64u, 128u, 192u, 500u})
         good &= check_parts<Fast>(c, {1000, 992, 520}, 2100, 512, 1588, x_rows),
             good &= check_parts<Fast>(c, {320, 64, 160}, 4096, 256, 1024, x_rows);
@@ -491,7 +492,7 @@ static void bench_fast(const Context& c, int rounds, const std::vector<u32>& bat
         };
         if (x_rows > LINEAR_ROWS) {
             if (ring) return ways;
-            const std::string name = "df11_linear_fast_" + std::to_string(wide_class(x_rows));
+            const std::string name = "up to " + std::to_string(class_of(x_rows)) + " rows";
             for (bool begins_early : {true, false})
                 ways.push_back(
                     {begins_early ? name : "the same, launched plainly",
@@ -575,7 +576,7 @@ static int fast(const Context& c, const std::string& mode, int number, int argc,
     if (rows.empty() && mode == "sums") rows = {16, 32, 64, 128, 192, 256, 384, 512, 1024};
     if (mode == "sums") return sums<Fast>(c, number, rows), 0;
     if (mode == "crossover")
-        return crossover(c, number, ring ? LINEAR_ROWS : LARGE_ROWS * LARGE_BANDS, rows), 0;
+        return crossover(c, number, ring ? LINEAR_ROWS : 8 * LARGE_ROWS, rows), 0;
     return 2;
 }
 int main(int argc, char** argv) {

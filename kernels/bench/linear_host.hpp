@@ -7,10 +7,10 @@
 static const size_t LT_ROOM = 64 << 20;
 // Whether the kernels are those of the PTX; whether launches begin early.
 static bool ring = false, early = true;
-// For checks. Strips of a block for 17 rows of x and more, and parts of the columns, 0: what is
-// good; blocks of a launch by tiles up to 16 rows of x, 0: as many as multiprocessors; stages that
+// For checks. Strips of a block for 17 rows of x and more, and splits of the columns, 0: what is
+// fast; blocks of a launch by tiles up to 16 rows of x, 0: as many as multiprocessors; stages that
 // hold fewer bytes than tiles have.
-static u32 forced_strips = 0, forced_parts = 0, few_blocks = 0;
+static u32 forced_strips = 0, forced_splits = 0, few_blocks = 0;
 static bool small_stages = false;
 // Of a launch of several matrices.
 static u32 most_tables = MOST_TABLES;
@@ -204,7 +204,7 @@ static void launch_fast(const Variant& v, const LinearLaunch& l, cudaStream_t st
 }
 
 // The map of x, if there can be one.
-static void map_x(LinearLaunch& l) {
+static void map_x(LinearLaunch& l, u32 band_rows) {
     l.x_mapped = (reinterpret_cast<u64>(l.x) | l.x_pitch * 2) % 16 == 0;
     if (!l.x_mapped) return;
     static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
@@ -215,8 +215,7 @@ static void map_x(LinearLaunch& l) {
                                               cudaEnableDefault, &found));
     }
     const cuuint64_t sizes[] = {l.columns, l.x_rows}, pitch = l.x_pitch * 2;
-    const u32 at_once = l.x_rows > WIDE_ROWS ? large_band_rows(l.x_rows) : l.x_rows;
-    const cuuint32_t box[] = {WIDE_COLUMNS, at_once}, every[] = {1, 1};
+    const cuuint32_t box[] = {WIDE_COLUMNS, band_rows}, every[] = {1, 1};
     const auto done =
         encode(reinterpret_cast<CUtensorMap*>(&l.x_map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
                const_cast<u16*>(l.x), sizes, &pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -225,53 +224,77 @@ static void map_x(LinearLaunch& l) {
     if (done != CUDA_SUCCESS) printf("cuTensorMapEncodeTiled: %d\n", int(done)), exit(3);
 }
 
-static u32 items_of(const LinearLaunch& l, u32 strips) {
-    u32 items = 0;
+// 17 rows of x and more: how src/gpu/linear/many.rs shares strips and columns out among blocks.
+struct Many {
+    u32 n, strips, cluster, share_stages;  // n: rows of x of a band, at most
+    u64 blocks, time;                      // nanoseconds
+};
+static Many many_of(const LinearLaunch& l, u32 processors) {
+    static const u32 AT_ONCE[] = {132, 66, 39, 30, 22, 17, 15, 15};
+    static const u32 CLASSES[] = {32, 64, 128}, LEAST[] = {110, 110, 120}, EACH[] = {53, 64, 84};
+    const u32 group = wide_stage_count(l.columns);
+    u32 most = 1, groups = 0;
     for (u32 i = 0; i < l.matrix_count; i++)
-        items += wide_items(strips_of(l.matrices[i].rows), l.wide_parts[i], strips);
-    return items;
-}
-// Those of a block with which the launch takes the least time.
-static u32 wide_strips(const LinearLaunch& l) {
-    u32 best = WIDE_STRIPS;
-    u64 least = ~0ull;
-    // Even: a warpgroup takes as long for one strip as for two.
-    for (u32 strips = 2; strips <= WIDE_STRIPS; strips += 2) {
-        u64 time = 0;
-        for (u32 i = 0; i < l.matrix_count; i++)
-            time = std::max(time, wide_time(items_of(l, strips), wide_stage_count(l.columns),
-                                            l.wide_parts[i], strips, wide_clusters(sm_count())));
-        if (time < least) least = time, best = strips;
+        most = std::max<u32>(most, l.splits[i]), groups += large_groups(l.matrices[i].rows);
+    Many best = {0, 0, 0, 0, 0, ~0ull};
+    auto take = [&](Many m) {
+        if (m.time < best.time) best = m;
+    };
+    for (u32 c = 0; c < 3; c++)
+        for (u32 cluster = most; cluster <= WIDE_SPLITS; cluster++)
+            for (u32 strips = 2; strips <= WIDE_STRIPS; strips += 2) {
+                if (forced_strips && strips != 2) continue;
+                const u32 own = forced_strips ? forced_strips : strips;
+                u64 clusters = 0, block = 0;
+                for (u32 i = 0; i < l.matrix_count; i++) {
+                    const u32 splits = l.splits[i];
+                    clusters += wide_items(strips_of(l.matrices[i].rows), splits, own, cluster);
+                    block = std::max<u64>(block, u64(split_stages(l.columns, splits)) *
+                                                         (LEAST[c] + EACH[c] * own) +
+                                                     (splits > 1 ? 5500 : 4000));
+                }
+                clusters *= wide_bands(l.x_rows, CLASSES[c]);
+                const u64 once = std::max(AT_ONCE[cluster - 1] * processors / 132, 1u);
+                take({CLASSES[c], own, cluster, 0, clusters * cluster,
+                      (clusters + once - 1) / once * block});
+            }
+    for (u32 n : {192u, 256u}) {
+        if (l.x_rows <= WIDE_ROWS || forced_strips) break;
+        const u32 bands = wide_bands(l.x_rows, n), all = groups * group,
+                  teams = std::max(processors / bands, 1u), stage = n == 192 ? 600 : 720,
+                  even = std::max((all + teams - 1) / teams, group),
+                  whole = (even + group - 1) / group * group;
+        const bool cuts = u64(even) * stage + 15000 < u64(whole) * stage;
+        const u32 share = cuts ? even : whole;
+        take({n, 0, 1, share, u64(all + share - 1) / share * bands,
+              u64(share) * stage + 4000 + (cuts ? 15000 : 0)});
     }
     return best;
 }
-// 129 rows and more.
-static void launch_large(LinearLaunch l, bool begins_early, cudaStream_t stream) {
-    map_x(l);
-    l.items = 0;
-    const u32 bands = large_bands(l.x_rows);
-    for (u32 i = 0; i < l.matrix_count; i++)
-        l.items += large_shares(l.matrices[i].rows, l.columns, bands) * bands;
-    const u32 blocks = forced_strips ? forced_strips * 7 : sm_count();
-    const void* kernel =
-        large_class(l.x_rows) == 192 ? KERNEL(df11_linear_fast_192) : KERNEL(df11_linear_fast_256);
-    launch_kernel(kernel, std::min(l.items, blocks), LARGE_THREADS, WIDE_SHARED_BYTES, l, stream,
-                  begins_early);
-}
 static void launch_wide(LinearLaunch l, bool begins_early, cudaStream_t stream) {
-    if (l.x_rows > WIDE_ROWS) return launch_large(l, begins_early, stream);
-    map_x(l);
-    l.counters = nullptr, l.partials = nullptr, l.items = 0;
-    for (u32 i = 0; i < l.matrix_count; i++)
-        l.wide_parts[i] =
-            u8(forced_parts ? forced_parts : wide_parts(l.matrices[i].rows, l.columns));
-    l.wide_strips = forced_strips ? forced_strips : wide_strips(l);
-    const u32 n = wide_class(l.x_rows);
-    const void* kernel = n == 32   ? KERNEL(df11_linear_fast_32)
-                         : n == 64 ? KERNEL(df11_linear_fast_64)
-                                   : KERNEL(df11_linear_fast_128);
-    launch_kernel(kernel, WIDE_CLUSTER * items_of(l, l.wide_strips), WIDE_THREADS,
-                  WIDE_SHARED_BYTES, l, stream, begins_early);
+    for (u32 i = 0; i < l.matrix_count; i++) {
+        LinearLaunch one = l;
+        one.matrix_count = 1, one.matrices[0] = l.matrices[i];
+        u64 least = ~0ull;
+        for (u32 splits = 1; splits <= 4; splits++) {
+            one.splits[0] = u8(splits);
+            const u32 stages = split_stages(l.columns, splits);
+            if ((splits - 1) * stages >= wide_stage_count(l.columns)) continue;
+            const u64 time = many_of(one, 132).time;
+            if (time < least) least = time, l.splits[i] = u8(splits);
+        }
+        if (forced_splits) l.splits[i] = u8(forced_splits);
+    }
+    const Many many = many_of(l, sm_count());
+    map_x(l, wide_band_rows(l.x_rows, many.n));
+    l.wide_strips = many.strips, l.share_stages = many.share_stages;
+    const void* kernel = many.n == 32    ? KERNEL(df11_linear_fast_32)
+                         : many.n == 64  ? KERNEL(df11_linear_fast_64)
+                         : many.n == 128 ? KERNEL(df11_linear_fast_128)
+                         : many.n == 192 ? KERNEL(df11_linear_fast_192)
+                                         : KERNEL(df11_linear_fast_256);
+    launch_kernel(kernel, u32(many.blocks), many.n > 128 ? LARGE_THREADS : WIDE_THREADS,
+                  WIDE_SHARED_BYTES, l, stream, begins_early, many.cluster);
 }
 static void launch_product(const LinearLaunch& l, bool begins_early, cudaStream_t stream) {
     if (l.x_rows > LINEAR_ROWS) return launch_wide(l, begins_early, stream);

@@ -116,7 +116,8 @@ pub(super) struct LinearLaunch {
     pub(super) tile_slot_bytes: u32,
     /// By the fast layout, compute capability 9.0: the splits of each matrix.
     pub(super) splits: [u8; MATRICES],
-    /// Likewise, up to [`ROWS`] rows: splits of strips that a block multiplies at once, and of one strip.
+    /// Likewise, up to [`ROWS`] rows: splits of strips that a block multiplies at once, and of one
+    /// strip.
     pub(super) few_units: u32,
     pub(super) few_splits: u32,
     pub(super) x_map: XMap,
