@@ -37,7 +37,7 @@ constexpr u32 FEW_THREADS = (FEW_ASKING + 2 * FEW_UNITS) * LANES;
 constexpr u32 FEW_EARLY = EARLY;
 constexpr u32 FEW_COLUMNS = 64, FEW_BLOCK_BYTES = FEW_COLUMNS / STEP_COLUMNS * STEP_BYTES;
 constexpr u32 FEW_SHARED_BYTES = 227 * 1024;
-constexpr u32 FEW_GROUPED_LESS = 5 * 1024;  // of it for batches of experts, which are static
+constexpr u32 FEW_GROUPED_BYTES = FEW_SHARED_BYTES - 5 * 1024;  // batches of experts are static
 // Blocks of a unit, at most, in a piece: longer splits are several pieces. They lie in up to 32
 // tiles.
 constexpr u32 FEW_PART = 124;
@@ -296,6 +296,25 @@ __device__ inline void copy_blocks(u32 to, const XMap& map, u32 block, u32 barri
         : "memory");
 }
 
+// Word by word, some blocks of x; pieces of 16 bytes are swizzled (linear_wgmma.cuh). One warp.
+__device__ __noinline__ void copy_blocks_slowly(const u16* x, u64 pitch, u32 rows, u32 columns,
+                                                u32 begin, u32 end, u32 to, u32 block_bytes) {
+    const u32 lane = threadIdx.x % LANES;
+    for (u32 block = begin; block < end; block++, to += block_bytes) {
+        const u32 mine = block * FEW_COLUMNS + 2 * lane;
+        copy_words_slowly(x + mine, pitch, rows, max(columns, mine) - mine, to + lane * 4);
+    }
+    fence_shared();
+}
+// The elements of a row of x after those that a copy brings, and zeros up to the end of a stage.
+__device__ __noinline__ void copy_row_slowly(const u16* from, u32 count, u32 copied, u32 to) {
+    for (u32 i = copied / 2; i < FEW_BLOCKS * FEW_COLUMNS; i++) {
+        const u16 value = i < count ? __ldg(from + i) : 0;
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + 2 * i), "h"(value) : "memory");
+    }
+    fence_shared();
+}
+
 // Nearly no bytes, which all products read: they had better stay in L2.
 __device__ inline u64 keep_policy() {
     u64 policy;
@@ -470,22 +489,16 @@ struct FewAsking {
         __syncwarp();
         if (has && !slow) copy_blocks(to + lane * Work::X_BYTES, launch.x_map, begin, full);
     }
-    // Word by word, what boxes cannot bring; pieces of 16 bytes are swizzled (linear_wgmma.cuh).
-    __device__ __noinline__ void copy_slowly(const FewPiece& piece, u32 stage, u32 to,
-                                             u32 mapped) const {
+    // What boxes cannot bring.
+    __device__ void copy_slowly(const FewPiece& piece, u32 stage, u32 to, u32 mapped) const {
         const LinearLaunch& launch = work.launch;
         for (u32 split = 0; split < piece.splits; split++, to += Work::X_BYTES) {
             const u32 begin = piece.begin_of(split) + stage * FEW_BLOCKS;
             const u32 last = min(piece.end_of(split, blocks), begin + FEW_BLOCKS);
-            if (last <= mapped) continue;
-            for (u32 block = begin; block < last; block++) {
-                const u32 mine = block * FEW_COLUMNS + 2 * lane;
-                copy_words_slowly(launch.x + mine, launch.x_pitch, piece.x_rows,
-                                  max(launch.columns, mine) - mine,
-                                  to + (block - begin) * Work::X_BLOCK + lane * 4);
-            }
+            if (last > mapped)
+                copy_blocks_slowly(launch.x, launch.x_pitch, piece.x_rows, launch.columns, begin,
+                                   last, to, Work::X_BLOCK);
         }
-        fence_shared();
     }
     // Row `lane` of x.
     __device__ void ask_for_rows(const FewPiece& piece, u32 stage,
@@ -503,15 +516,6 @@ struct FewAsking {
         arrive_expecting_once(full, bytes * piece.x_rows);
         __syncwarp();
         if (mine && bytes) copy_bulk(to, row + first_column, bytes, full);
-    }
-    // The elements of a row after those that a copy brings, and zeros up to the end of the stage.
-    __device__ static __noinline__ void copy_row_slowly(const u16* from, u32 count, u32 copied,
-                                                        u32 to) {
-        for (u32 i = copied / 2; i < FEW_BLOCKS * FEW_COLUMNS; i++) {
-            const u16 value = i < count ? __ldg(from + i) : 0;
-            asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + 2 * i), "h"(value) : "memory");
-        }
-        fence_shared();
     }
     // Asks for the weights of the stages of warp `number` in the first places of the ring, which do
     // not wait for the launch before.
@@ -584,7 +588,7 @@ struct FewRaw {
 // What a warp that multiplies does: half a strip, one split.
 template <class Work>
 struct FewChain {
-    static constexpr u32 EIGHTS = Work::EIGHTS;
+    static constexpr u32 EIGHTS = Work::EIGHTS, NONE = 0xFFFFFFFF;
     const FewPiece& piece;
     u32 lane, half;
     u32 planes, codes, x;  // in a stage
@@ -647,8 +651,19 @@ struct FewChain {
     // The products of the stage at `here`. Meanwhile what comes after is loaded, and each product
     // decoded during the one before, up to the first one of the stage at `next`.
     template <bool ENTRIES>
-    __device__ __forceinline__ void step(u32 here, u32 next, u32 at, const u32 (&heads)[3],
-                                         bool is_last) {
+    __device__ __forceinline__ void step(u32 here, u32 next, u32 at, const u32 (&heads)[3]) {
+        // The entry that this lane has of each block, if it is one.
+        u32 found[3] = {NONE, NONE, NONE};
+        bool several = false;
+        if (ENTRIES) {
+#pragma unroll
+            for (u32 of = 0; of < 3; of++)
+                if (has_entries(heads[of], at + 2 * of))
+                    each_entry(heads[of], at + 2 * of, [&](u32 entry) {
+                        several |= found[of] != NONE, found[of] = entry;
+                    });
+            several = __any_sync(ALL_LANES, several);
+        }
 #pragma unroll
         for (u32 b = 0; b < 2; b++) {
             load_x(v[1 - b], (b ? next : here + Work::X_BLOCK) + x);
@@ -657,10 +672,31 @@ struct FewChain {
                 add(b, k);
                 const u32 of = k < 3 ? b : b + 1, product = (k + 1) % 4;
                 raw[of % 2].decode(w[product % 2], product, base_of(heads[of]));
-                if (ENTRIES && (of < 2 || !is_last)) put_entries(product, heads[of], at + 2 * of);
+                if (ENTRIES && several)
+                    put_entries(product, heads[of], at + 2 * of);
+                else if (ENTRIES)
+                    place_entry(w[product % 2], found[of],
+                                found[of] != NONE &&
+                                    (found[of] >> 25 & 2) + (found[of] >> 18 & 1) == product);
                 if (k == 2)
                     raw[b].load(next + b * FEW_BLOCK_BYTES + planes,
                                 next + b * FEW_BLOCK_BYTES + codes);
+            }
+        }
+    }
+    // The products of the last stage.
+    __device__ __forceinline__ void finish(u32 here, u32 blocks, u32 at, const u32 (&heads)[3]) {
+        load_x(v[1], here + Work::X_BLOCK + x);
+#pragma unroll
+        for (u32 b = 0; b < 2; b++) {
+            if (b == blocks) break;
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) {
+                add(b, k);
+                const u32 of = k < 3 ? b : b + 1, product = (k + 1) % 4;
+                if (of == 2) break;
+                raw[of].decode(w[product % 2], product, base_of(heads[of]));
+                if (of < blocks) put_entries(product, heads[of], at + 2 * of);
             }
         }
     }
@@ -674,38 +710,25 @@ struct FewChain {
         u32 heads[3] = {load_head(at), load_head(at + 2), load_head(at + 4)};
         raw[0].decode(w[0], 0, base_of(heads[0]));
         put_entries(0, heads[0], at);
-        // What is loaded and decoded after the last block is not used.
 #pragma unroll 1
-        for (; blocks > 1; blocks -= 2) {
-            const bool is_last = blocks == 2;
-            u32 next = here;
-            if (!is_last) {
-                ring.next_one();
-                wait_for(ring.full, ring.phase);
-                next = ring.place;
-            }
-            const u32 later[2] = {load_head(at + 6), load_head(at + 8)};
-            if (has_entries(heads[0], at) || has_entries(heads[1], at + 2) ||
-                has_entries(heads[2], at + 4))
-                step<true>(here, next, at, heads, is_last);
+        for (; blocks > 2; blocks -= 2) {
+            ring.next_one();
+            wait_for(ring.full, ring.phase);
+            const u32 next = ring.place, later[2] = {load_head(at + 6), load_head(at + 8)};
+            const bool has = has_entries(heads[0], at) | has_entries(heads[1], at + 2) |
+                             has_entries(heads[2], at + 4);
+            if (__builtin_expect(has, 0))
+                step<true>(here, next, at, heads);
             else
-                step<false>(here, next, at, heads, is_last);
+                step<false>(here, next, at, heads);
             release(empty, lane);
             empty = ring.empty();
             here = next;
             at += 4;
             heads[0] = heads[2], heads[1] = later[0], heads[2] = later[1];
         }
-        if (blocks) {
-#pragma unroll
-            for (u32 k = 0; k < 4; k++) {
-                add(0, k);
-                if (k == 3) break;
-                raw[0].decode(w[(k + 1) % 2], k + 1, base_of(heads[0]));
-                put_entries(k + 1, heads[0], at);
-            }
-            release(empty, lane);
-        }
+        finish(here, blocks, at, heads);
+        release(empty, lane);
         ring.next_one();
     }
     __device__ __forceinline__ void store(u32 strip) const {
