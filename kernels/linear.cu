@@ -134,7 +134,7 @@ struct Constants {
     u32 threads = LINEAR_THREADS;
     u32 early = HOPPER;
     u32 fast_bytes[2] = {shared_for(8), shared_for(16)};
-    u32 grouped_bytes = shared_for(GROUPED_ROWS);
+    u32 grouped_bytes = HOPPER ? FEW_GROUPED_BYTES : linear_shared_bytes(GROUPED_ROWS / 8);
     u32 count_bytes = PACK_SHARED_BYTES;
     // df11_linear_fast_{32,64,128}, then df11_linear_fast_{192,256}.
     u32 wide_bytes = HOPPER * WIDE_SHARED_BYTES;

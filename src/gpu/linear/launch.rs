@@ -301,12 +301,19 @@ impl ProductLaunch {
     ) -> Result<()> {
         let (class, kernel) = kernels.fast_of(x.rows);
         let few = Few::new(self.wishes(outputs), arguments.columns.into(), kernel.blocks);
-        arguments.splits = few.splits;
-        (arguments.few_units, arguments.few_splits) = (few.units, few.pass_splits);
+        (arguments.few_units, arguments.few_splits) = (few.units as u32, few.pass_splits as u32);
+        arguments.few_each = (few.strips / few.blocks) as u32;
+        arguments.few_more = (few.strips % few.blocks) as u32;
+        for (task, few) in arguments.matrices.iter_mut().zip(&few.matrices) {
+            (task.slices, task.whole_strips) = (few.splits as u32, few.length as u32);
+            (task.first_item, task.first_strip) = (few.first_strip as u32, few.pass_splits as u32);
+            // Both are small.
+            task.first_partial = ((0x1_0000 / few.pass_splits + 1) << 8 | few.strips) as u32;
+        }
         if let Some(map) = map_of_blocks(x, arguments.columns, class as u32)? {
             (arguments.x_map, arguments.x_mapped) = (map, 1);
         }
-        let blocks = few.strips.min(kernel.blocks.into()) as u32;
+        let blocks = few.blocks as u32;
         // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
         // columns, and a block threads for as many units; the rest is the caller's promise.
         unsafe { kernel.run_with(few.threads(), kernels.early, stream, blocks, &arguments) }
