@@ -158,10 +158,7 @@ pub(super) const COUNTERS: u64 = MATRICES as u64 * MATRIX_COUNTERS;
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        BLOCKS, Bands, GROUP, LARGE_CLASSES, LARGE_ROWS, Large, MATRIX_COUNTERS, MOST_ITEMS,
-        MOST_TAIL_ITEMS, Split, WIDE_STRIPS, Wide, wide_items,
-    };
+    use super::{GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, Split};
 
     /// That it holds for matrices of many shapes.
     fn of_all_shapes(rows: impl Iterator<Item = u64>, holds: impl Fn(u64, u64) -> bool) {
