@@ -14,7 +14,7 @@ use super::split::{
     WIDE_CLASSES, WIDE_CLUSTER, WIDE_COLUMNS, Wide, has_columns,
 };
 use super::task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS, XMap};
-use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix};
+use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix, multiply::Multiply};
 use crate::Result;
 use crate::gpu::{fault::OrFault, needs::Residence, status::Status};
 
@@ -96,7 +96,7 @@ pub(super) struct ProductLaunch {
     rounds: Rounds,
     /// Rows of each matrix, in the order of the launch.
     rows: Vec<u64>,
-    /// [`LinearKernels::keeps_order`].
+    /// Whether there are kernels for it: [`LinearKernels::order`].
     keeps_order: bool,
 }
 
@@ -148,7 +148,8 @@ impl ProductLaunch {
             let Rounds { items, places } = Rounds::new(shape(at).0, shape(at).1);
             (rounds.items, rounds.places) = (rounds.items + items, rounds.places + places);
         }
-        let (order, wide_items, keeps_order) = (order.to_vec(), wide.items, kernels.keeps_order);
+        let (order, wide_items) = (order.to_vec(), wide.items);
+        let keeps_order = kernels.order.is_some();
         Self {
             most_rows,
             staged,
@@ -165,8 +166,7 @@ impl ProductLaunch {
     /// Of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
         // Up to `WIDE_ROWS` kernels of the fast layout need none; but it may serve fewer rows.
-        let needs_none = rows == 0 || self.is_few(1);
-        let few = if needs_none { 0 } else { self.partials * PARTIAL_BYTES };
+        let few = if rows == 0 { 0 } else { self.partials * PARTIAL_BYTES };
         let is_large = rows.min(self.most_rows) > WIDE_ROWS;
         let columns = self.arguments.columns.into();
         let large = || Large::most_items(&self.rows, columns, rows.min(self.most_rows));
@@ -224,9 +224,11 @@ impl ProductLaunch {
             let LinearOutput { pointer, pitch, bias, .. } = outputs[at];
             (matrix.y, matrix.y_pitch, matrix.bias) = (pointer + 2 * first * pitch, pitch, bias);
         }
-        if self.is_few(x.rows) {
+        let has_order = self.order.iter().any(|&at| outputs[at].splits > 0);
+        if let Some(order) = kernels.order.as_ref().filter(|_| has_order && self.is_few(x.rows)) {
+            let kernel = order.of(x.rows);
             // SAFETY: the caller's promise.
-            return unsafe { self.run_few(kernels, x, outputs, arguments, stream) };
+            return unsafe { self.run_few(kernel, kernels.early, x, outputs, arguments, stream) };
         }
         if x.rows <= ROWS {
             arguments.counters = arguments.counters.wrapping_add(workspace);
@@ -281,13 +283,13 @@ impl ProductLaunch {
     /// As [`ProductLaunch::run`], which has filled in the arguments.
     unsafe fn run_few(
         &self,
-        kernels: &LinearKernels,
+        (class, kernel): (u64, &Multiply),
+        early: bool,
         x: LinearInput,
         outputs: &[LinearOutput],
         mut arguments: LinearLaunch,
         stream: &CudaStream,
     ) -> Result<()> {
-        let (class, kernel) = kernels.fast_of(x.rows);
         let wishes = self.order.iter().map(|&at| outputs[at].splits);
         let matrices = self.rows.iter().copied().zip(wishes);
         let few = Few::new(matrices, arguments.columns.into(), kernel.blocks);
@@ -306,7 +308,7 @@ impl ProductLaunch {
         let blocks = few.blocks as u32;
         // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
         // columns, and a block threads for as many units; the rest is the caller's promise.
-        unsafe { kernel.run_with(few.threads(), kernels.early, stream, blocks, &arguments) }
+        unsafe { kernel.run_with(few.threads(), early, stream, blocks, &arguments) }
     }
 }
 
