@@ -31,10 +31,6 @@
 namespace df11::linear {
 constexpr u32 FEW_ASKING = 4, FEW_UNITS = 6, FEW_STAGES = 32, FEW_BLOCKS = 2;  // blocks: a stage's
 constexpr u32 FEW_THREADS = (FEW_ASKING + 2 * FEW_UNITS) * LANES;
-#ifndef EARLY
-#define EARLY 4
-#endif
-constexpr u32 FEW_EARLY = EARLY;
 constexpr u32 FEW_COLUMNS = 64, FEW_BLOCK_BYTES = FEW_COLUMNS / STEP_COLUMNS * STEP_BYTES;
 constexpr u32 FEW_SHARED_BYTES = 227 * 1024;
 constexpr u32 FEW_GROUPED_BYTES = FEW_SHARED_BYTES - 5 * 1024;  // batches of experts are static
@@ -287,6 +283,14 @@ struct FewRing {
     }
 };
 
+// As copy_bulk_once.
+__device__ inline void copy_with(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+        : "memory");
+}
 // A box of x: columns, rows, blocks of 64 columns.
 __device__ inline void copy_blocks(u32 to, const XMap& map, u32 block, u32 barrier) {
     asm volatile(
@@ -461,7 +465,7 @@ struct FewAsking {
         arrive_expecting_once(full, all);
         __syncwarp();
         if (bytes)
-            copy_bulk_once(ring.place + lane * (FEW_BLOCKS * FEW_BLOCK_BYTES),
+            copy_with(ring.place + lane * (FEW_BLOCKS * FEW_BLOCK_BYTES),
                            from + u64(stage) * (FEW_BLOCKS * FEW_BLOCK_BYTES), bytes, full, policy);
         // The second step of the last block, where it does not exist: weights that are finite.
         if (steps % 2 && begin < end && end == blocks && begin + FEW_BLOCKS >= blocks)
@@ -515,7 +519,7 @@ struct FewAsking {
         __syncwarp();
         arrive_expecting_once(full, bytes * piece.x_rows);
         __syncwarp();
-        if (mine && bytes) copy_bulk(to, row + first_column, bytes, full);
+        if (mine && bytes) copy_bulk_to_all<1>(to, row + first_column, bytes, full);
     }
     // Asks for the weights of the stages of warp `number` in the first places of the ring, which do
     // not wait for the launch before.
@@ -534,8 +538,7 @@ struct FewAsking {
     __device__ void ask(FewRing<Work> ring) {
         if (!has_any) return wait_for_launch_before();
         turn = min(ring.count, FEW_ASKING);
-        const u32 asked = min(ring.count, FEW_EARLY);
-        ask_early(ring, asked);
+        ask_early(ring, ring.count);
         telling.load_entries();
         telling.write(ring.table(0), ring.table_full(0));
         if constexpr (Work::BOXES) {
@@ -560,8 +563,10 @@ struct FewAsking {
 #pragma unroll 1
             for (; stage < piece.stages;
                  stage += turn, place += turn, ring.next(turn)) {
-                if (place >= ring.count) wait_for(ring.empty(), ring.phase ^ 1);
-                if (place >= asked) ask_for_weights(stage, ring);
+                if (place >= ring.count) {
+                    wait_for(ring.empty(), ring.phase ^ 1);
+                    ask_for_weights(stage, ring);
+                }
                 ask_for_x(piece, stage, ring);
             }
             stage -= piece.stages;
@@ -625,28 +630,38 @@ struct FewChain {
     __device__ __forceinline__ static bool has_entries(u32 head, u32 at) {
         return head >> (16 + at % 8) & 1;
     }
-    // The entries of a block, one by one, for the lane that has it.
-    template <class Use>
-    __device__ __forceinline__ void each_entry(u32 head, u32 at, Use use) const {
+    // Entry `i` of a tile, if it has as many.
+    __device__ __forceinline__ u32 load_entry(u32 head, u32 at, u32 i) const {
         const u32 first = load_shared(table + (at & ~7u)), count = head & 0xFFFF;
         const u32 from = first - load_shared(table + FEW_TABLE_FIRST);
-        const bool has_all = from < FEW_ENTRIES && from + count <= FEW_ENTRIES;
-        const u32 list = table + FEW_TABLE_ENTRIES + 4 * from;
-        const u32 mine = lane << 1 | half, block = at / 2 % 4;
-#pragma unroll 1
-        for (u32 i = 0; i < count; i++) {
-            const u32 entry =
-                has_all ? load_shared(list + 4 * i) : __ldg(piece.entries + first + i);
-            if ((entry >> 20 & 63) == mine && (entry >> 27 & 3) == block) use(entry);
-        }
+        if (i >= count) return NONE;
+        return from < FEW_ENTRIES && from + count <= FEW_ENTRIES
+                   ? load_shared(table + FEW_TABLE_ENTRIES + 4 * (from + i))
+                   : __ldg(piece.entries + first + i);
+    }
+    __device__ __forceinline__ bool is_of(u32 entry, u32 at) const {
+        return entry != NONE && (entry >> 20 & 1) == half && (entry >> 27 & 3) == at / 2 % 4;
+    }
+    // A block's entry, if this lane has it; whether there are several.
+    __device__ __forceinline__ u32 find_entry(u32 head, u32 at, bool& several) const {
+        const u32 entry = load_entry(head, at, lane);
+        const u32 all = __ballot_sync(ALL_LANES, is_of(entry, at));
+        several |= (head & 0xFFFF) > LANES || (all & (all - 1));
+        const u32 one = __shfl_sync(ALL_LANES, entry, __ffs(all) - 1);
+        return all && (one >> 21 & 31) == lane ? one : NONE;
+    }
+    __device__ __forceinline__ static u32 product_of(u32 entry) {
+        return (entry >> 25 & 2) + (entry >> 18 & 1);
     }
     // Puts a block's entries of product `k` in their places.
     __device__ __forceinline__ void put_entries(u32 k, u32 head, u32 at) {
         if (!has_entries(head, at)) return;
-        u32(&a)[4] = w[k % 2];
-        each_entry(head, at, [&](u32 entry) {
-            place_entry(a, entry, (entry >> 25 & 2) + (entry >> 18 & 1) == k);
-        });
+#pragma unroll 1
+        for (u32 i = 0; i < (head & 0xFFFF); i++) {
+            const u32 entry = load_entry(head, at, i);
+            const bool mine = is_of(entry, at) && (entry >> 21 & 31) == lane;
+            place_entry(w[k % 2], entry, mine && product_of(entry) == k);
+        }
     }
     // The products of the stage at `here`. Meanwhile what comes after is loaded, and each product
     // decoded during the one before, up to the first one of the stage at `next`.
@@ -659,10 +674,7 @@ struct FewChain {
 #pragma unroll
             for (u32 of = 0; of < 3; of++)
                 if (has_entries(heads[of], at + 2 * of))
-                    each_entry(heads[of], at + 2 * of, [&](u32 entry) {
-                        several |= found[of] != NONE, found[of] = entry;
-                    });
-            several = __any_sync(ALL_LANES, several);
+                    found[of] = find_entry(heads[of], at + 2 * of, several);
         }
 #pragma unroll
         for (u32 b = 0; b < 2; b++) {
@@ -676,8 +688,7 @@ struct FewChain {
                     put_entries(product, heads[of], at + 2 * of);
                 else if (ENTRIES)
                     place_entry(w[product % 2], found[of],
-                                found[of] != NONE &&
-                                    (found[of] >> 25 & 2) + (found[of] >> 18 & 1) == product);
+                                found[of] != NONE && product_of(found[of]) == product);
                 if (k == 2)
                     raw[b].load(next + b * FEW_BLOCK_BYTES + planes,
                                 next + b * FEW_BLOCK_BYTES + codes);
