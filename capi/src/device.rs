@@ -66,6 +66,9 @@ pub struct Product {
     pub workspace: *mut c_void,
     /// Its size: at least what `df11_gpu_workspace` says.
     pub workspace_bytes: u64,
+    /// The splits of the columns of W in whose order sums are added, as far as
+    /// `df11_gpu_keeps_order` says; 0: the fastest.
+    pub splits: u64,
 }
 
 impl Gpu {

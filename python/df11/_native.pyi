@@ -505,6 +505,12 @@ class Linear:
         """Raises `ParameterError` where they differ in columns or GPU, `GpuError`."""
     def workspace_bytes(self, rows: int) -> int:
         """Bytes of a workspace for up to this many rows of x."""
+    def keeps_order(self, rows: int, splits: Sequence[int]) -> bool:
+        """Whether products of this many rows of x are added in the order of these splits, one for
+        each part: split i of s has the columns from i * U to before (i + 1) * U, where U is
+        ceil(ceil(columns / 64) / s) * 64, and is one chain of products of 16 columns from 0; splits
+        are added in order, then the bias, and the sum is rounded once. 0 is always true.
+        """
     crossover_rows: Final[int]
     """From this many rows of x on it is faster to decode and multiply then."""
     def multiply(
@@ -512,12 +518,13 @@ class Linear:
         x: int,
         rows: int,
         pitch: int,
-        outputs: Sequence[tuple[int, int, int]],
+        outputs: Sequence[tuple[int, int, int, int]],
         workspace: int,
         stream: int,
     ) -> None:
         """Multiply rows of x, `pitch` elements apart. For each part: address, pitch in elements,
-        and the address of a bias or 0. The workspace was filled with zeros once, and since then
+        the address of a bias or 0, and the splits of its columns in whose order sums are added, or
+        0: the fastest. Raises `ParameterError` if `keeps_order` says no. The workspace was filled with zeros once, and since then
         only such calls have written to it, one after the other. Bits of y are the same in every
         run. Raises `ParameterError`.
         """
@@ -532,6 +539,8 @@ class Grouped:
         """Raises `ParameterError` for form 0, a window of columns, or experts that do not begin on
         multiples of 32 rows; `GpuError`.
         """
+    keeps_order: Final[bool]
+    """Whether each product is added as `Linear.keeps_order` says of one split."""
     def multiply(
         self,
         x: int,

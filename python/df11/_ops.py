@@ -269,13 +269,15 @@ def _check_product(x: Tensor, rows: int, columns: int, bias: Tensor | None) -> N
 
 def _places(
     parts: Numbers, counts: Numbers, outputs: Arrays, biases: Biases
-) -> list[tuple[int, int, int]]:
-    """For each part where its columns of y lie, the pitch of y in elements, and where its bias."""
+) -> list[tuple[int, int, int, int]]:
+    """For each part where its columns of y lie, the pitch of y in elements, where its bias, and
+    the splits of its columns.
+    """
     places, at = [], 0
     for count, y, bias in zip(counts, outputs, biases, strict=True):
         out, add = y.data_ptr(), bias.data_ptr() if bias is not None else 0
         for _ in range(count):
-            places.append((out, y.shape[-1], add))
+            places.append((out, y.shape[-1], add, 0))
             step = 2 * (parts[at + 5] - parts[at + 4])
             out, add, at = out + step, add + step if add else 0, at + PART
     return places
