@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,6 @@ class Made:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files: dict[str, BinaryIO] = {}
         held = ExitStack()
         weakref.finalize(self, held.close)
         # Side files stay there, by which the containers can be verified.
@@ -48,13 +47,7 @@ class Made:
         _native.compress(folder, out, verify=False)
         self.container: Any = _native.open(out)
         for shard in self.container.shards:
-            path = Path(shard["path"])
-            self._files[shard["path"]] = held.enter_context(path.open("rb"))
-            path.unlink()
-
-    def file(self, path: str) -> str:
-        """Where a container can be read, as long as this is there."""
-        return f"/proc/self/fd/{self._files[path].fileno()}"
+            Path(shard["path"]).unlink()
 
 
 Stamp = tuple[tuple[str, int, int], ...]

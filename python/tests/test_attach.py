@@ -4,7 +4,6 @@ import copy
 import gc
 import pickle
 import resource
-import resource
 import subprocess
 import sys
 from pathlib import Path
