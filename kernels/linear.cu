@@ -1,7 +1,8 @@
 // Multiplies by matrices in the fast layout (spec/gpu.md), which it also makes of BF16:
 // y = x W^T (+ bias), up to 2048 rows of x. Nothing is decoded to memory: 12.02 bits are read for
 // each weight where a BF16 product reads 16. Here are those up to 16 rows; linear_wide.cuh and
-// linear_large.cuh have the others, linear_tile.cuh those by matrices in tiles as stored; all have
+// linear_large.cuh have the others, linear_few.cuh those in the order of a plan of the sum, and
+// grouped ones with compute capability 9.0, linear_tile.cuh those by matrices in tiles as stored; all have
 // heads of their own.
 //
 //   item      a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
@@ -40,12 +41,14 @@
 // Safety on any content: strips, tiles and steps are those of the launch; entries are loaded inside
 // their array and placed inside their step; the decoder is arithmetic. Heads that name entries
 // which do not exist set the status, and so do indices and offsets out of range.
+#include "linear_few.cuh"
 #include "linear_gather.cuh"
 #include "linear_large.cuh"
 #include "linear_tile_wide.cuh"
 
 namespace df11::linear {
 constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2 * HOPPER) * LANES;
+constexpr u32 GROUPED_THREADS = HOPPER ? FEW_THREADS : LINEAR_THREADS;
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
     return HOPPER ? bulk_shared_bytes((x_rows + 7) / 8) : linear_shared_bytes((x_rows + 7) / 8);
 }
@@ -71,14 +74,17 @@ extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     linear<16, LINEAR_CLUSTER>(Shared{launch});
 }
 // The router's result is what the launch before has written, so that this one waits for it first.
-extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
     df11_linear_grouped(const __grid_constant__ GroupedLaunch launch) {
     __shared__ u32 batches[MOST_EXPERTS + 1];
     wait_for_launch_before();
     const Grouped work = {launch, batches};
     work.count_batches(batches);
     __syncthreads();
-    linear<GROUPED_ROWS, 1>(work);
+    if constexpr (HOPPER)
+        linear_few(FewGrouped(launch, batches));
+    else
+        linear_fast<GROUPED_ROWS / 8>(work);
 }
 // Matrices in tiles as stored, by TILE_HELPERS warps and up to tile_warps more, in groups of four.
 extern "C" __global__ void __launch_bounds__((tile_warps(8) + TILE_HELPERS) * LANES, 1)
@@ -90,18 +96,30 @@ extern "C" __global__ void __launch_bounds__((tile_warps(16) + TILE_HELPERS) * L
     linear_tile<2, HeldX<2>>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// 17 to 128 rows of x (linear_wide.cuh).
-#define WIDE_CLUSTERED __cluster_dims__(WIDE_CLUSTER, 1, 1) __launch_bounds__(WIDE_THREADS, 1)
-extern "C" __global__ void WIDE_CLUSTERED
-df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
+// In the order of a plan of the sum (linear_few.cuh).
+extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
+    df11_linear_order_1(const __grid_constant__ LinearLaunch launch) {
+    linear_few(FewShared<1>{launch});
+}
+extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
+    df11_linear_order_8(const __grid_constant__ LinearLaunch launch) {
+    linear_few(FewShared<8>{launch});
+}
+extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
+    df11_linear_order_16(const __grid_constant__ LinearLaunch launch) {
+    linear_few(FewShared<16>{launch});
+}
+// 17 rows of x and more (linear_wide.cuh).
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
+    df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
     linear_wide<32>(launch);
 }
-extern "C" __global__ void WIDE_CLUSTERED
-df11_linear_fast_64(const __grid_constant__ LinearLaunch launch) {
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
+    df11_linear_fast_64(const __grid_constant__ LinearLaunch launch) {
     linear_wide<64>(launch);
 }
-extern "C" __global__ void WIDE_CLUSTERED
-df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
+    df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
     linear_wide<128>(launch);
 }
 // 129 rows and more (linear_large.cuh).
@@ -141,16 +159,18 @@ struct Constants {
         u32 matrices = LINEAR_MATRICES;
         u32 group = LINEAR_GROUP;
         u32 most_experts = MOST_EXPERTS;
-        u32 wide_split[7] = {WIDE_STRIPS,       WIDE_COLUMNS, WIDE_CLUSTER, WIDE_CLUSTERS,
-                             WIDE_LEAST_STRIPS, WIDE_ENDS,    WIDE_MEETING};
-        u32 large_split[5] = {LARGE_STRIPS, LARGE_STAGES, LARGE_PARTIAL_BYTES, LARGE_ROWS,
-                              LARGE_BANDS};
+        u32 few_split[2] = {FEW_UNITS, FEW_ASKING};
+        u32 many_split[6] = {WIDE_STRIPS, LARGE_STRIPS, WIDE_COLUMNS,
+                             WIDE_SPLITS, LARGE_ROWS,   LARGE_PARTIAL_BYTES};
     } agreed;
-    // df11_linear_fast_{8,16}, df11_linear_grouped.
+    // df11_linear_fast_{8,16}; df11_linear_grouped; df11_linear_order_{1,8,16}.
     u32 threads = LINEAR_THREADS;
     u32 early = HOPPER;
     u32 fast_bytes[2] = {shared_for(8), shared_for(16)};
-    u32 grouped_bytes = shared_for(GROUPED_ROWS);
+    u32 grouped_threads = GROUPED_THREADS;
+    u32 grouped_bytes = HOPPER ? FEW_GROUPED_BYTES : shared_for(GROUPED_ROWS);
+    u32 order_threads = HOPPER * FEW_THREADS;
+    u32 order_bytes = HOPPER * FEW_SHARED_BYTES;
     u32 count_bytes = PACK_SHARED_BYTES;
     // df11_linear_fast_{32,64,128}, then df11_linear_fast_{192,256}.
     u32 wide_bytes = HOPPER * WIDE_SHARED_BYTES;

@@ -1,9 +1,10 @@
-// Products of 17 to 128 rows of x, for compute capability 9.0: wgmma, with decoded weights as the A
-// operand from registers, x as B from shared memory.
+// Products of 17 rows of x and more, for compute capability 9.0, in the order of a plan of the sum
+// (spec/gpu.md, part 7): wgmma, with decoded weights as the A operand from registers, x as B from
+// shared memory. linear_large.cuh has another way for more rows of x, in the same order.
 //
-//   item      a cluster's work, four blocks. A block has up to eight strips of a matrix, and of the
-//             columns all, a half or a quarter (parts, by shape alone: linear_task.cuh): the blocks
-//             of a cluster have four groups of strips, two in halves, or one in quarters
+//   item      a cluster's work for a band of up to 32, 64 or 128 rows of x. A block has up to eight
+//             strips of a matrix and one split of its columns: with s splits the blocks of a
+//             cluster have as many groups of strips as s goes into its size
 //   stage     64 columns, two steps of each strip; a ring of them, filled with weights before the
 //             launch before has ended
 //   block     16 warps that multiply, 16 rows of a strip each, and four that ask, a stage each in
@@ -13,29 +14,31 @@
 //      ...         | ...         |  each warpgroup reads the x of a stage from shared memory
 //      warpgroup 3 | strips 6, 7 |
 //
-//   x         comes in boxes of 64 columns by all rows, a copy each, by a tensor map that the host
-//             makes: its order is wgmma's, as the fast layout has columns. If it is not aligned,
-//             word by word, and a fence makes it visible to products
+//   chain     a warpgroup's products of a split, first to last, from zero; the next stage's first
+//             step is loaded while this one's second step is multiplied
+//   x         comes in boxes of 64 columns by the rows of a band, a copy each, by a tensor map that
+//             the host makes: its order is wgmma's, as the fast layout has columns. If it is not
+//             aligned, word by word, and a fence makes it visible to products
 //   entries   those that ask put one for each product of 16 rows and 16 columns in a place of its
 //             own in a stage, and tell which have some; of products with several, or tiles with
 //             more than six, those that multiply load all of the tile
-//   parts     of an item meet in the cluster's shared memory: each block adds the sums of some rows
-//             of x, in the order of parts, out of all blocks. No workspace
+//   splits    of an item meet in the cluster's shared memory: each block adds the sums of some rows
+//             of x, in the order of splits, out of all blocks. No workspace
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-22-linear-wide.md): 96
-// registers (104 for those that multiply, 64 for those that ask), 20 warps, a block a
-// multiprocessor, 227 KiB of shared memory: with eight strips 6 stages for 64 rows of x, 5 for 128.
-// About 125 instructions of a warp for 1,024 weights with 64 rows, of them 66 to load and decode.
-// Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds:
-//   rows of x                            64      128
-//   this, nvcc's build                   111.0   132.4
-//   entries by steps, not by products    112.1   150.3
-// cuBLASLt's best takes 122 and 129 to 131 there; on an H100 this is 1.26, 1.22 and 1.15 times as
-// fast with 32, 64 and 128 rows (benches/record/2026-11-23-linear-large.md).
-// What limits it. With 32 rows DRAM in large matrices (28672 x 4096: 3.80 TB/s), and about 5 us at
-// the ends of a launch in small ones. With 128 rows issue slots and entries: beside products of 64
-// clocks each a scheduler has room for about 16 instructions of a warp, and decoding takes as many.
-// What was tried and rejected is in both records.
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 96 registers (104 for those that multiply,
+// 64 for those that ask), 20 warps, a block a multiprocessor, 227 KiB of shared memory: with eight
+// strips 6 stages for 64 rows of x, 5 for 128. About 115 instructions of a warp for 1,024 weights.
+// In PyTorch's order on an H100, microseconds, F.linear / this
+// (benches/record/2026-11-26-exact-order-wide.md):
+//   rows of x             32              64              128
+//   6144 x 4096           21.8 / 18.5     21.1 / 19.0     21.8 / 22.8     one split
+//   4096 x 4096           14.8 / 17.0     15.0 / 17.8     15.3 / 21.5     one
+//   28672 x 4096          86.0 / 64.1     87.9 / 65.1     90.8 / 69.4     one
+//   4096 x 14336          46.8 / 35.0     48.0 / 35.6     54.6 / 40.2     two; with 128 rows three
+// What limits it. In large matrices DRAM. In small ones the chain: a warpgroup alone takes 0.22,
+// 0.24 and 0.29 us a stage with 32, 64 and 128 rows, of which products need 0.04, 0.07 and 0.15;
+// each scheduler has one warp then, which waits for its own instructions. What was tried and
+// rejected is in that record and in 2026-11-22-linear-wide.md.
 //
 // Safety: as linear.cu has it. Blocks wait for those of their cluster alone, which run at once.
 #pragma once
@@ -110,58 +113,72 @@ __device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const
     const u32 end = kept(item.end);
     u32 to_release = 0;
     // Two buffers of weights, of one product where there are many sums.
-    constexpr u32 PRODUCTS = N == 128 ? 1 : 2;
+    constexpr u32 PRODUCTS = N >= 128 ? 1 : 2;
     constexpr u32 GROUPS = 2 * WIDE_STEPS / PRODUCTS;
+    uint4 plane[WIDE_STEPS];
+    uint2 code[WIDE_STEPS];
+    auto load = [&](u32 i) {
+        plane[i] = load_shared_16(ring.place + planes + i * STEP_BYTES);
+        code[i] = load_shared_8(ring.place + codes + i * STEP_BYTES);
+    };
+    auto head_place = [&] { return ring.full * (WIDE_HEADS / 8) + heads; };
+    uint2 base_and_more;
+    if (item.begin < end) {
+        wait_for(ring.full, ring.phase);
+        base_and_more = load_shared_8(head_place());
+        load(0);
+    }
 #pragma unroll 1
     for (u32 stage = item.begin; stage < end; stage++) {
-        wait_for(ring.full, ring.phase);
-        const u32 head = ring.full * (WIDE_HEADS / 8) + heads;
-        const uint2 base_and_more = load_shared_8(head);
+        const u32 head = head_place();
         const u32 x = (ring.place >> 4) + x_first;
         const u32 base = base_and_more.x;
         const u32 more = base_and_more.y;
-        uint4 plane[WIDE_STEPS];
-        uint2 code[WIDE_STEPS];
-        auto load = [&](u32 i) {
-            plane[i] = load_shared_16(ring.place + planes + i * STEP_BYTES);
-            code[i] = load_shared_8(ring.place + codes + i * STEP_BYTES);
-        };
+        const u32 empty = ring.empty();
         u32 weights[2][PRODUCTS][4];
 #pragma unroll
         for (u32 group = 0; group < GROUPS; group++) {
             const u32 step = group * PRODUCTS / 2, first = group * PRODUCTS % 2;
             auto& mine = weights[group % 2];
-            // The second step's some time before they are needed.
-            if (group == 0) load(0);
-            if (group == (PRODUCTS == 1 ? 1 : 0)) load(1);
+            // The second step's some time before they are needed, and then the next stage's.
+            if (group == 0) load(1);
 #pragma unroll
             for (u32 j = 0; j < PRODUCTS; j++)
                 decode_product(mine[j], first + j, plane[step], code[step], base);
+            constexpr u32 ALL = (1 << PRODUCTS) - 1;
+            if (more >> 2 * step >> first & ALL)
 #pragma unroll
-            for (u32 j = 0; j < PRODUCTS; j++) {
-                const u32 place = 2 * step + first + j;
-                if (!(more >> place & 1)) continue;
-                if (more >> (4 + place) & 1) {
-                    const u32 which =
-                        (stage * WIDE_STEPS + step) % TILE_STEPS << 6 | lane << 1 | share.half;
-                    place_entries_slowly(mine[j], head, entries, which, first + j);
-                } else {
-                    const u32 entry = load_shared(head + 8 + 4 * place);
-                    place_entry(mine[j], entry, (entry >> 21 & 31) == lane);
+                for (u32 j = 0; j < PRODUCTS; j++) {
+                    const u32 place = 2 * step + first + j;
+                    if (!(more >> place & 1)) continue;
+                    if (more >> (4 + place) & 1) {
+                        const u32 which =
+                            (stage * WIDE_STEPS + step) % TILE_STEPS << 6 | lane << 1 | share.half;
+                        place_entries_slowly(mine[j], head, entries, which, first + j);
+                    } else {
+                        const u32 entry = load_shared(head + 8 + 4 * place);
+                        place_entry(mine[j], entry, (entry >> 21 & 31) == lane);
+                    }
                 }
-            }
             fence_products();
 #pragma unroll
             for (u32 j = 0; j < PRODUCTS; j++)
                 multiply_wide(sums, mine[j][0], mine[j][1], mine[j][2], mine[j][3],
                               x + 2 * (group * PRODUCTS + j));
             commit_products();
+            if (group == GROUPS / 2 - 1) {
+                ring.next();
+                if (stage + 1 < end) {
+                    wait_for(ring.full, ring.phase);
+                    base_and_more = load_shared_8(head_place());
+                    load(0);
+                }
+            }
             wait_for_products<1>();
             // The stage before is done with.
             if (group == 0) release(to_release, lane);
         }
-        to_release = ring.empty();
-        ring.next();
+        to_release = empty;
     }
     wait_for_products<0>();
 #pragma unroll
@@ -264,27 +281,35 @@ struct WideOutput {
     }
 };
 
-// Sums of some rows of x by all parts, in order, out of the shared memory of the blocks that have
-// them.
-template <u32 N, u32 PARTS>
-__device__ __forceinline__ void add_parts(const WideItem& item, u32 room,
-                                          const WideOutput& output) {
-    constexpr u32 EIGHTS = N / 8 / PARTS;
-    const u32 first_rank = blockIdx.x % WIDE_CLUSTER - item.part;
-    const u32 from = room + (item.part * EIGHTS * WIDE_WARPS * LANES + threadIdx.x) * 16;
-    float sums[EIGHTS][PARTS][4];
+// Sums of some rows of x by all splits, in order, out of the shared memory of the blocks that have
+// them. Of SPLITS splits, or of up to that many: then of eight rows of x after the other.
+template <u32 N, u32 SPLITS, bool FEWER = false>
+__device__ __forceinline__ void add_splits(const WideItem& item, u32 room,
+                                           const WideOutput& output) {
+    constexpr u32 ALL = N / 8, EIGHTS = FEWER ? 1 : (ALL + SPLITS - 1) / SPLITS;
+    const u32 each = FEWER ? (ALL + item.splits - 1) / item.splits : EIGHTS;
+    const u32 first = item.split * each, end = min(min(first + each, ALL), (item.x_rows + 7) / 8);
+    const u32 from = room + threadIdx.x * 16;
+#pragma unroll 1
+    for (u32 at = first; at < end; at += EIGHTS) {
+        float sums[EIGHTS][SPLITS][4];
 #pragma unroll
-    for (u32 i = 0; i < EIGHTS; i++)
+        for (u32 i = 0; i < EIGHTS; i++)
 #pragma unroll
-        for (u32 k = 0; k < PARTS; k++)
-            load_of_cluster(sums[i][k], from + i * WIDE_WARPS * LANES * 16, first_rank + k);
+            for (u32 k = 0; k < SPLITS; k++)
+                if (at + i < end && (!FEWER || k < item.splits))
+                    load_of_cluster(sums[i][k], from + (at + i) * WIDE_WARPS * LANES * 16,
+                                    item.rank - item.split + k);
 #pragma unroll
-    for (u32 i = 0; i < EIGHTS; i++) {
+        for (u32 i = 0; i < EIGHTS; i++) {
+            if (at + i >= end) break;
 #pragma unroll
-        for (u32 k = 1; k < PARTS; k++)
+            for (u32 k = 1; k < SPLITS; k++)
 #pragma unroll
-            for (u32 n = 0; n < 4; n++) sums[i][0][n] += sums[i][k][n];
-        output.store<1>((item.part * EIGHTS + i) * 8, sums[i][0]);
+                for (u32 n = 0; n < 4; n++)
+                    if (!FEWER || k < item.splits) sums[i][0][n] += sums[i][k][n];
+            output.store<1>((at + i) * 8, sums[i][0]);
+        }
     }
 }
 
@@ -293,7 +318,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     // By lane 0, so that the compiler takes it for the same in all lanes.
     const u32 lane = kept(threadIdx.x % LANES);
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
-    const WideItem item(launch);
+    const WideItem item(launch, N);
     const u32 room = dynamic_shared_bytes();
     WideRing ring(kept(shared_address(linear_shared)), room,
                   wide_stage_bytes(N, max(item.strips, 1)));
@@ -306,7 +331,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
         if (item.strips) ask_for_stages(launch, item, ring, warp - WIDE_WARPS, lane);
         __syncwarp();
-        if (item.parts > 1) {
+        if (item.splits > 1) {
             meet_cluster();
             arrive_at_cluster();
             wait_for_cluster();
@@ -320,7 +345,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
         float sums[N / 2] = {};
         wait_for_launch_before();
         multiply_stages<N>(launch, item, item.strips * WIDE_STRIP_BYTES, ring, share, sums);
-        if (item.parts == 1) {
+        if (item.splits == 1) {
             const WideOutput output(launch, item, share);
             output.store<N / 8>(0, sums);
             return;
@@ -334,14 +359,18 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
                 make_uint4(__float_as_uint(sums[4 * i]), __float_as_uint(sums[4 * i + 1]),
                            __float_as_uint(sums[4 * i + 2]), __float_as_uint(sums[4 * i + 3])));
     }
-    if (item.parts == 1) return;
+    if (item.splits == 1) return;
     meet_cluster();
     if (active) {
         const WideOutput output(launch, item, share);
-        if (item.parts == 2)
-            add_parts<N, 2>(item, ring.first, output);
+        if (item.splits == 2)
+            add_splits<N, 2>(item, ring.first, output);
+        else if (item.splits == 3)
+            add_splits<N, 3>(item, ring.first, output);
+        else if (item.splits == 4)
+            add_splits<N, 4>(item, ring.first, output);
         else
-            add_parts<N, 4>(item, ring.first, output);
+            add_splits<N, WIDE_SPLITS, true>(item, ring.first, output);
     }
     // Until no block reads here any more.
     arrive_at_cluster();

@@ -26,7 +26,8 @@ pub unsafe extern "C" fn df11_gpu_open(ordinal: u32, gpu: *mut *mut Gpu) -> Stat
             df11::gpu::devices()?;
             let _visit = Visit::new();
             let device = Device::open(ordinal as usize)?;
-            Ok(Gpu { status: Arc::new(df11::gpu::Status::new(&device)?), device })
+            let status = Arc::new(df11::gpu::Status::new(&device)?);
+            Ok(Gpu { status, device, process: std::process::id() })
         };
         // SAFETY: the caller's promise.
         unsafe { give(gpu, "the place of the GPU", open) }
@@ -123,6 +124,7 @@ pub unsafe extern "C" fn df11_gpu_decode(
     call(|| {
         // SAFETY: the caller's promise.
         let tensor = unsafe { shared(tensor, "the tensor") }?;
+        tensor.gpu.check_process()?;
         let rows = rows_of(&tensor.name, tensor.rows, first_row, row_count)?;
         let wanted = (rows.end - rows.start) * tensor.row_bytes;
         check_size(output_bytes, wanted, &tensor.name)?;
@@ -167,6 +169,7 @@ pub unsafe extern "C" fn df11_gpu_workspace(
     call(|| {
         // SAFETY: the caller's promise.
         let tensor = unsafe { shared(tensor, "the tensor") }?;
+        tensor.gpu.check_process()?;
         let _visit = Visit::new();
         let needed = tensor.linear()?.workspace_bytes(rows);
         // SAFETY: the caller's promise.
@@ -174,8 +177,34 @@ pub unsafe extern "C" fn df11_gpu_workspace(
     })
 }
 
+/// Whether the product of this many rows of x is added in the order of a library of BLAS that cuts
+/// the columns of W into `splits`. Split i has the columns from i * U to before (i + 1) * U, where U
+/// is ceil(ceil(columns / 64) / splits) * 64; it is one chain of tensor-core products of 16 columns,
+/// first to last, from an F32 zero. Splits are added in order, then the bias; the sum is rounded
+/// once.
+///
+/// # Safety
+/// `tensor` is loaded; `keeps` has room for an answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn df11_gpu_keeps_order(
+    tensor: *const GpuTensor,
+    rows: u64,
+    splits: u64,
+    keeps: *mut bool,
+) -> Status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let tensor = unsafe { shared(tensor, "the tensor") }?;
+        let _visit = Visit::new();
+        let answer = tensor.linear()?.keeps_order(rows, &[splits]);
+        // SAFETY: the caller's promise.
+        unsafe { write(keeps, answer, "the place of the answer") }
+    })
+}
+
 /// Puts the product of rows of x with a matrix on a stream, without decoding it to memory. Sums are
-/// F32, each is rounded once, and bits are the same in every run, but not those of a BLAS. Neither
+/// F32, each is rounded once, and bits are the same in every run; those of a BLAS if it adds in the
+/// order of `splits`, which are refused unless `df11_gpu_keeps_order` says yes. Neither
 /// allocates nor waits, except that the first product with a tensor prepares it
 /// (`df11_gpu_workspace` does so too, ahead of a capture).
 ///
@@ -190,6 +219,7 @@ pub unsafe extern "C" fn df11_gpu_multiply(
     call(|| {
         // SAFETY: the caller's promise.
         let tensor = unsafe { shared(tensor, "the tensor") }?;
+        tensor.gpu.check_process()?;
         // SAFETY: the caller's promise: the size comes first, and is there whatever the version.
         let given = *unsafe { shared(product.cast::<usize>(), "the product") }?;
         if given != size_of::<Product>() {
@@ -201,8 +231,8 @@ pub unsafe extern "C" fn df11_gpu_multiply(
         let product = unsafe { shared(product, "the product") }?;
         let _visit = Visit::new();
         let linear = tensor.linear()?;
-        let Product { x, x_pitch, rows, y, y_pitch, bias, workspace, workspace_bytes, .. } =
-            *product;
+        let Product { x, x_pitch, rows, y, y_pitch, bias, workspace, .. } = *product;
+        let Product { workspace_bytes, splits, .. } = *product;
         if rows > 0 && (x.is_null() || y.is_null()) {
             return refuse("x or y is NULL");
         }
@@ -214,7 +244,7 @@ pub unsafe extern "C" fn df11_gpu_multiply(
         // SAFETY: the caller's promise.
         let stream = unsafe { tensor.gpu.stream(stream) };
         let x = LinearInput::new(address(x), rows, x_pitch);
-        let y = LinearOutput::new(address(y), y_pitch).bias(address(bias));
+        let y = LinearOutput::new(address(y), y_pitch).bias(address(bias)).splits(splits);
         // SAFETY: the caller's promise.
         Ok(unsafe { linear.multiply(x, &[y], address(workspace), &stream, &tensor.gpu.status) }?)
     })
@@ -230,6 +260,7 @@ pub unsafe extern "C" fn df11_gpu_check(gpu: *const Gpu, stream: *mut c_void) ->
     call(|| {
         // SAFETY: the caller's promise.
         let gpu = unsafe { shared(gpu, "the GPU") }?;
+        gpu.check_process()?;
         let _visit = Visit::new();
         // SAFETY: the caller's promise.
         let stream = unsafe { gpu.stream(stream) };

@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -158,21 +157,6 @@ class Tensors(Mapping[str, Tensor]):
         return [array.numel() for array in self._found[tiles.name]._arrays[:4]]
 
 
-def check_whole(container: Any) -> None:
-    """Raises `FileNotFoundError`, which names what is missing, unless all shards of a model are
-    open.
-    """
-    if container.is_complete:
-        return
-    here = {shard["index"] for shard in container.shards}
-    count = container.shards[0]["count"]
-    lacking = [str(at + 1) for at in islice((at for at in range(count) if at not in here), 9)]
-    more = ", …" if len(lacking) + len(here) < count else ""
-    raise FileNotFoundError(
-        f"{container.path} lacks containers {', '.join(lacking)}{more} of {count}; fetch all"
-    )
-
-
 def _frombuffer(buffer: Any, offset: int = 0, count: int = -1) -> Tensor:
     if not (count if count >= 0 else len(buffer)):
         return torch.empty(0, dtype=torch.uint8)
@@ -255,7 +239,8 @@ class Sliceable:
 
 class Handed:
     """A file of PyTorch that stands for tensors: whoever loads it gets these, once. It is there as
-    long as this is. `beside` is read too, if there is such a file.
+    long as this is. `beside` is read too, if there is such a file. Raises `ValueError` if that has
+    one of these tensors.
     """
 
     _all: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -266,6 +251,10 @@ class Handed:
         self._folder = tempfile.TemporaryDirectory(prefix="df11-")
         self.file = Path(self._folder.name, "tensors.bin")
         others = load_file(beside) if beside is not None and beside.exists() else {}
+        if doubled := next((name for name in others if name in tensors), None):
+            raise in_both(beside, doubled)
+        #: Names of what was read there.
+        self.added = list(others)
         self._all[self._folder.name] = {**tensors, **others}
         torch.save(self, self.file)
 
@@ -274,6 +263,13 @@ class Handed:
 
     def __del__(self) -> None:
         self._all.pop(self._folder.name, None)
+
+
+def in_both(beside: Path | None, name: str) -> ValueError:
+    return ValueError(
+        f"{beside} has {name}, which the containers hold too; it may hold only what they lack: "
+        "remove the file, or save the model again with save_pretrained"
+    )
 
 
 def handed(key: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ._modules import entries, join, like, look_up, outer
 from ._parameters import by_name, check_complete
 from ._plan import Devices, Item
 from ._progress import Bar
-from ._source import KEY, Source, Weight, sources, sum_of
+from ._source import KEY, Source, Weight, digest, settled, sources
 from ._tensor import CompressedTensor
 from ._watch import check_gpus, watch
 
@@ -126,7 +126,9 @@ def load(
         where = {path: main if home.type == "cpu" else home for path, home in where.items()}
     runs_on = _devices(modules, where, main)
     unused = [name for name in tensors if name not in tensors.used]
-    root.__dict__[KEY] = source = Source(tensors.container.path, unused=unused, held=tensors)
+    container = tensors.container
+    source = Source(container.path, unused=unused, held=tensors, identity=container.identity)
+    root.__dict__[KEY] = source
     with (bar := Bar(sum(item.stored_bytes for item in items))):
         # Of these only decoded values were taken, unchecked so far.
         held = {name for item in items if item.is_compressed for name in item.sources}
@@ -141,7 +143,7 @@ def load(
     source.held = Tensors(tensors.container)  # without all that loading has made
     check_gpus(each.device for each in groups)
     for weight in source.weights:
-        weight.total = None if weight.total is None else int(weight.total)
+        weight.digest = None if weight.digest is None else settled(weight.digest)
 
 
 def _known(root: nn.Module, items: list[Item], container: Any, on_gpu: bool) -> list[Item]:
@@ -176,7 +178,7 @@ def _put(item: Item, value: Tensor, tensors: Tensors) -> Weight:
     if isinstance(item.value, CompressedTensor):
         weight.told = tensors.told(item.value)
     else:
-        weight.total = sum_of(item.value if isinstance(value, CompressedTensor) else value)
+        weight.digest = digest(item.value if isinstance(value, CompressedTensor) else value)
     value = like(value, spots[0].value)
     if not spots[0].is_buffer:
         value = nn.Parameter(value, requires_grad=False)

@@ -18,6 +18,7 @@ below only what is special is named.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, final
 
 from ._report import Placement, Plan, Report, Verification
@@ -39,11 +40,11 @@ _Index: TypeAlias = int | slice
 __version__: str
 
 __all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model", "Packer"]
-__all__ += ["PinnedMemory", "Program", "Slice", "Tensor", "Tiles"]
+__all__ += ["PinnedMemory", "Program", "Slice", "TemporaryFolder", "Tensor", "Tiles"]
 __all__ += ["__version__", "build_tables", "capture_id", "check", "check_done"]
-__all__ += ["code_of", "compress", "convert"]
-__all__ += ["decode_all", "decompress", "devices", "estimate", "fits", "open", "pin", "plan"]
-__all__ += ["run_command", "strips_bytes", "upload", "verify"]
+__all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devices"]
+__all__ += ["earlier_containers", "estimate", "fits", "open", "pin", "plan", "printable"]
+__all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 
 def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
     """Open a container, or a folder with all shards of a model.
@@ -124,6 +125,14 @@ def verify(
     is not there.
     """
 
+def earlier_containers(folder: _Path, names: set[str], identity: str) -> list[str]:
+    """The containers in a folder that go when a model of this identity, in containers of these
+    `names`, takes their place. Raises `ParameterError` if one is not of an earlier output.
+    """
+
+def tensor_hashes(file: _Path) -> dict[str, str]:
+    """The BLAKE3 hashes of the tensors of a safetensors file, in hexadecimal."""
+
 def devices() -> list[dict[str, Any]]:
     """Tell the GPUs that the driver shows, if any. Starts nothing on them. Each has `ordinal`,
     `name`, `total_memory` in bytes, and as pairs of major and minor `compute_capability` (8.0 is
@@ -149,6 +158,11 @@ def plan(
     would need, or where there is no such block.
     """
 
+def printable(text: str) -> str:
+    """Text in which every character shows: controls, what reorders the text around it, and what is
+    invisible are escaped. Messages of the module's exceptions are.
+    """
+
 def run_command(arguments: Sequence[str]) -> int:
     """Run the command `df11` with these arguments, of which the first is its name, for its exit
     code. Ctrl-C is the command's from then on: for processes that do nothing else.
@@ -163,6 +177,8 @@ class Model(Mapping[str, Tensor]):
     """The hash by which the shards of the model know each other, in hexadecimal."""
     is_complete: Final[bool]
     """Whether all shards of the model are open; a single shard of several opens alone."""
+    def check_complete(self) -> None:
+        """Refuse a model that lacks shards, and name them. Raises `ParameterError`."""
     nbytes: Final[int]
     """Decoded bytes of all tensors, aliases included."""
     stored_bytes: Final[int]
@@ -185,6 +201,16 @@ class Model(Mapping[str, Tensor]):
     """All tensors by name, shard by shard; made at the first use and kept."""
     def block(self, name: str) -> Block:
         """The block with this name. Constant time. Raises `KeyError` where there is none."""
+    def copy(
+        self, out: _Path, beside: _Path | None = None, *, containers: bool = True
+    ) -> list[str]:
+        """Write the containers, as they are open, into a new folder `out`, unless they are not
+        wanted, and the side files that lie in `beside`. Returns the paths of those that were
+        changed. Raises `ParameterError` if one is a link that leads out of
+        `beside`, or what is open was overwritten in place.
+        """
+    def verify_containers(self) -> None:
+        """Verify the containers fully, as they are open, and nothing beside them."""
     def verify(
         self, level: _Level = "full", *, device: _Device = None, progress: _Progress = None
     ) -> Verification:
@@ -479,6 +505,12 @@ class Linear:
         """Raises `ParameterError` where they differ in columns or GPU, `GpuError`."""
     def workspace_bytes(self, rows: int) -> int:
         """Bytes of a workspace for up to this many rows of x."""
+    def keeps_order(self, rows: int, splits: Sequence[int]) -> bool:
+        """Whether products of this many rows of x are added in the order of these splits, one for
+        each part: split i of s has the columns from i * U to before (i + 1) * U, where U is
+        ceil(ceil(columns / 64) / s) * 64, and is one chain of products of 16 columns from 0; splits
+        are added in order, then the bias, and the sum is rounded once. 0 is always true.
+        """
     crossover_rows: Final[int]
     """From this many rows of x on it is faster to decode and multiply then."""
     def multiply(
@@ -486,12 +518,13 @@ class Linear:
         x: int,
         rows: int,
         pitch: int,
-        outputs: Sequence[tuple[int, int, int]],
+        outputs: Sequence[tuple[int, int, int, int]],
         workspace: int,
         stream: int,
     ) -> None:
         """Multiply rows of x, `pitch` elements apart. For each part: address, pitch in elements,
-        and the address of a bias or 0. The workspace was filled with zeros once, and since then
+        the address of a bias or 0, and the splits of its columns in whose order sums are added, or
+        0: the fastest. Raises `ParameterError` if `keeps_order` says no. The workspace was filled with zeros once, and since then
         only such calls have written to it, one after the other. Bits of y are the same in every
         run. Raises `ParameterError`.
         """
@@ -506,6 +539,8 @@ class Grouped:
         """Raises `ParameterError` for form 0, a window of columns, or experts that do not begin on
         multiples of 32 rows; `GpuError`.
         """
+    keeps_order: Final[bool]
+    """Whether each product is added as `Linear.keeps_order` says of one split."""
     def multiply(
         self,
         x: int,
@@ -566,6 +601,18 @@ class PinnedMemory:
     """Memory of the host that kernels read over the bus. When this is dropped it is so no longer,
     which waits for nothing: whoever used it must be done.
     """
+
+@final
+class TemporaryFolder:
+    """A new folder in `parent` that this user alone may enter, for a `with`, which removes it.
+
+    If the process is killed, the next one that makes a folder here, or writes an output, removes
+    it; until then `df11 doctor` lists it.
+    """
+
+    def __init__(self, parent: _Path) -> None: ...
+    def __enter__(self) -> Path: ...
+    def __exit__(self, *error: object) -> None: ...
 
 def pin(address: int, bytes: int) -> PinnedMemory:
     """Pin memory of the host. Raises `GpuError` where the driver refuses."""

@@ -172,13 +172,16 @@ library.define(  # type: ignore[no-untyped-call]
     "linear(Tensor x, Tensor[] arrays, int[] parts, Tensor? bias, bool exact) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-library.impl(  # type: ignore[no-untyped-call]
-    "linear",
-    lambda x, arrays, parts, bias, exact: torch.ops.df11.linears(
-        x, arrays, parts, [len(parts) // PART], [] if bias is None else [bias], exact
-    )[0],
-    "CompositeImplicitAutograd",
-)
+
+
+def _linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact: bool) -> Any:
+    if bias is not None and not bias.numel():
+        raise RuntimeError("a bias has an element for each row of the weight; None is none")
+    biases = [] if bias is None else [bias]
+    return torch.ops.df11.linears(x, arrays, parts, [len(parts) // PART], biases, exact)[0]
+
+
+library.impl("linear", _linear, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
 
 
 def _products(x: Tensor, parts: Numbers, counts: Numbers, biases: Biases) -> list[Tensor]:
@@ -225,7 +228,7 @@ def _multiply(
         dense = decode(arrays, parts, x.device)
         several = [dense] if len(counts) == 1 else torch.split(dense, _heights(parts, counts))
         return [functional.linear(x, w, b) for w, b in zip(several, biases, strict=True)]
-    index, columns = x.device.index, parts[7] - parts[6]
+    index, columns = x.device.index, shape_of(parts)[1]
     arrays = _brought(arrays, parts, index)
     kernels = product(arrays, parts, index)
     outputs = _products(x, parts, counts, biases)
@@ -266,13 +269,15 @@ def _check_product(x: Tensor, rows: int, columns: int, bias: Tensor | None) -> N
 
 def _places(
     parts: Numbers, counts: Numbers, outputs: Arrays, biases: Biases
-) -> list[tuple[int, int, int]]:
-    """For each part where its columns of y lie, the pitch of y in elements, and where its bias."""
+) -> list[tuple[int, int, int, int]]:
+    """For each part where its columns of y lie, the pitch of y in elements, where its bias, and
+    the splits of its columns.
+    """
     places, at = [], 0
     for count, y, bias in zip(counts, outputs, biases, strict=True):
         out, add = y.data_ptr(), bias.data_ptr() if bias is not None else 0
         for _ in range(count):
-            places.append((out, y.shape[-1], add))
+            places.append((out, y.shape[-1], add, 0))
             step = 2 * (parts[at + 5] - parts[at + 4])
             out, add, at = out + step, add + step if add else 0, at + PART
     return places
@@ -345,6 +350,8 @@ def embedding(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
     out = _rows_of(some, arrays, parts)
     if out.numel():
         _gather_all(some.reshape(-1).contiguous(), arrays, parts, out.view(-1, out.shape[-1]))
+    else:
+        check(arrays, parts)
     return out if back is None else out[back]
 
 

@@ -12,6 +12,7 @@ mod memory;
 mod model;
 mod placement;
 mod raw;
+mod temporary;
 mod tensor;
 mod work;
 mod write;
@@ -30,8 +31,11 @@ mod _native {
             Grouped, Linear, Packer, PinnedMemory, build_tables, capture_id, check, check_done,
             fits, pin, strips_bytes, upload,
         },
+        temporary::TemporaryFolder,
         tensor::{Slice, Tensor, Tiles, code_of},
-        write::{compress, convert, decompress, estimate, verify},
+        write::{
+            compress, convert, decompress, earlier_containers, estimate, tensor_hashes, verify,
+        },
     };
     use std::ffi::OsString;
 
@@ -41,6 +45,12 @@ mod _native {
     #[pyfunction]
     fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
         py.detach(|| df11::cli::run(arguments))
+    }
+
+    /// Text in which every character shows.
+    #[pyfunction]
+    fn printable(text: &str) -> String {
+        df11::hazmat::printable(text)
     }
 
     #[pymodule_init]

@@ -42,6 +42,11 @@ impl Linear {
         self.inner.crossover_rows()
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "what Python passes")]
+    fn keeps_order(&self, rows: u64, splits: Vec<u64>) -> bool {
+        self.inner.keeps_order(rows, &splits)
+    }
+
     #[expect(clippy::too_many_arguments, reason = "addresses by name")]
     fn multiply(
         &self,
@@ -49,12 +54,12 @@ impl Linear {
         x: u64,
         rows: u64,
         pitch: u64,
-        outputs: Vec<(u64, u64, u64)>,
+        outputs: Vec<(u64, u64, u64, u64)>,
         workspace: u64,
         stream: usize,
     ) -> PyResult<()> {
-        let output = |&(pointer, pitch, bias): &(u64, u64, u64)| {
-            LinearOutput::new(pointer, pitch).bias(bias)
+        let output = |&(pointer, pitch, bias, splits): &(u64, u64, u64, u64)| {
+            LinearOutput::new(pointer, pitch).bias(bias).splits(splits)
         };
         let outputs: Vec<LinearOutput> = outputs.iter().map(output).collect();
         let x = LinearInput::new(x, rows, pitch);
@@ -83,6 +88,11 @@ impl Grouped {
         let window = matrices[0].window();
         let inner = window.and_then(|window| GroupedLinear::of_parts(&window, experts));
         Ok(Self { gpu: Arc::clone(gpu), inner: inner.or_raise(py)? })
+    }
+
+    #[getter]
+    fn keeps_order(&self) -> bool {
+        self.inner.keeps_order()
     }
 
     #[expect(clippy::too_many_arguments, reason = "addresses by name")]

@@ -1,7 +1,10 @@
 """from_pretrained of compressed folders: every bit as with BF16 weights."""
 
+import contextlib
 import copy
 import gc
+import inspect
+import io
 import json
 import shutil
 import weakref
@@ -27,6 +30,7 @@ from models import (
 
 import df11
 from df11._tensor import CompressedTensor
+from df11._watch import raise_if_damaged
 
 
 def with_options(folder: Path, **options: Any) -> Any:
@@ -302,7 +306,6 @@ def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
         (lambda: load(tmp_path / "empty"), FileNotFoundError, "df11 compress"),
         (lambda: load(several), FileNotFoundError, missing),
         (lambda: load(folder, config=wrong), ValueError, "shape"),
-        (lambda: load(folder).save_pretrained(tmp_path), ReferenceError, "keep it in a variable"),
     ]
     if not torch.cuda.is_available():
         cases.append((lambda: load(folder, "cuda"), RuntimeError, 'device_map="cpu"'))
@@ -548,3 +551,74 @@ def test_compiled_on_a_gpu(folders: Folders, name: str, mode: str) -> None:
         tokens = model.generate(**inputs, **steps, cache_implementation="static")
     assert tokens.shape == (2, 45)
     torch._dynamo.reset()
+
+
+class Tokens:
+    """A streamer that keeps what it gets, the prompt first."""
+
+    def __init__(self) -> None:
+        self.found: list[torch.Tensor] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.found.append(value)
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["exact", "fused"])
+def test_no_token_of_damaged_weights_leaves(folders: Folders, mode: str) -> None:
+    model = loaded(folders, "llama", mode=mode)
+    tokens, options = prompt(1, 7).cuda(), {"max_new_tokens": 3, "do_sample": False}
+    model.generate(tokens, streamer=(good := Tokens()), **options)
+    assert len(good.found) == 4
+    weights = [p for p in model.parameters() if isinstance(p, CompressedTensor)]
+    weights[len(weights) // 2]._records0[8:40] = 0x77
+    with pytest.raises(df11.CorruptError):
+        model.generate(tokens, streamer=(bad := Tokens()), **options)
+    assert len(bad.found) == 1
+    for steps in (1, 3):
+        with pytest.raises(df11.CorruptError):
+            model.generate(tokens, **{**options, "max_new_tokens": steps})
+    # Without `generate`: by whichever operator begins after the damaged kernel is done.
+    with pytest.raises(df11.CorruptError):
+        for _ in range(2):
+            model(tokens).logits.cpu()
+    torch.cuda.synchronize()
+    with contextlib.suppress(df11.CorruptError):
+        raise_if_damaged()
+
+
+def test_generate_is_the_models_own(folders: Folders) -> None:
+    model = loaded(folders, "llama", "cpu")
+    expected = load(folders.bf16("llama")).generate(prompt(1, 7), max_new_tokens=3)
+    streamer = Tokens()
+    assert torch.equal(model.generate(prompt(1, 7), max_new_tokens=3, streamer=streamer), expected)
+    assert len(streamer.found) == 4
+    method = type(model).generate.__get__(model)
+    assert inspect.signature(model.generate) == inspect.signature(method)
+    twin = copy.deepcopy(model)
+    assert twin.generate.module is twin and model.generate.module is model
+    generate = model.generate
+    del model, expected, method
+    gc.collect()
+    with pytest.raises(ReferenceError, match="the model is gone"):
+        generate(prompt(1, 7))
+    assert twin.generate(prompt(1, 7), max_new_tokens=1).shape == (1, 8)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied"])
+def test_a_kept_state_dict_is_assigned_to_a_new_model(folders: Folders, name: str) -> None:
+    original, model = folders.pair(name)
+    torch.save(model.state_dict(), file := io.BytesIO())
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    kind = transformers.AutoModelForCausalLM
+    other = kind.from_config(model.config, dtype=torch.bfloat16).eval()
+    assert any(parameter.requires_grad for parameter in other.parameters())
+    other.load_state_dict(state, assign=True)
+    other.tie_weights()
+    weights = dict(other.named_parameters())
+    assert sum(isinstance(weight, CompressedTensor) for weight in weights.values()) > 10
+    assert torch.equal(other(prompt()).logits, original(prompt()).logits)

@@ -1,5 +1,6 @@
 //! Opening: `open → validate → views → decode`.
 
+mod added;
 pub(crate) mod beside;
 mod decoder;
 mod model;
@@ -13,6 +14,7 @@ mod tensor;
 mod tensor_slice;
 mod verify;
 
+pub use added::tensor_hashes;
 #[cfg(feature = "cudarc")]
 pub(crate) use decoder::PIECE_BYTES;
 pub use decoder::{Cpu, Decoder, PreparedTensor, histogram};
@@ -27,4 +29,4 @@ pub use shard::Shard;
 pub(crate) use slice::{Rect, Slice};
 pub use tensor::{Encoding, Tensor, Tiles};
 pub use tensor_slice::{Element, TensorSlice};
-pub use verify::{Level, Verification, is_small};
+pub use verify::{Level, Verification, is_small, verify_containers};

@@ -6,6 +6,7 @@ use blake3::Hasher;
 use rayon::prelude::*;
 
 use super::{
+    added,
     beside::{self, Beside},
     decoder::{Cpu, Decoder},
     model::Model,
@@ -95,16 +96,26 @@ impl Model {
         observer: &dyn Observer,
     ) -> Result<Verification> {
         let mut verification = Verification::default();
-        for shard in self.shards() {
-            let verify =
-                ShardVerifier { shard, level, decoder, observer, found: &mut verification };
-            verify.run().map_err(|error| error.in_file(shard.path()))?;
-        }
+        self.verify_shards(level, decoder, observer, &mut verification)?;
+        added::verify(self, level, &mut verification)?;
         if level == Level::Full {
             self.verify_beside(&mut verification)?;
             self.verify_identity(&mut verification)?;
         }
         Ok(verification)
+    }
+
+    fn verify_shards(
+        &self,
+        level: Level,
+        decoder: &dyn Decoder,
+        observer: &dyn Observer,
+        found: &mut Verification,
+    ) -> Result<()> {
+        self.shards().iter().try_for_each(|shard| {
+            let verify = ShardVerifier { shard, level, decoder, observer, found };
+            verify.run().map_err(|error| error.in_file(shard.path()))
+        })
     }
 
     /// The side files beside the containers.
@@ -139,6 +150,18 @@ impl Model {
             Error::corrupt("directory", 0, problem).in_file(self.shards()[0].path())
         })
     }
+}
+
+/// Verifies all that the open containers hold, and nothing beside them: of a model in use, whatever
+/// has its containers' names by now.
+///
+/// # Errors
+/// As [`Model::verify`].
+pub fn verify_containers(model: &Model, observer: &dyn Observer) -> Result<Verification> {
+    let mut verification = Verification::default();
+    model.verify_shards(Level::Full, &Cpu, observer, &mut verification)?;
+    model.verify_identity(&mut verification)?;
+    Ok(verification)
 }
 
 struct ShardVerifier<'a, 'm> {

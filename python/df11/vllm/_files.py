@@ -17,7 +17,7 @@ from vllm.transformers_utils.repo_utils import get_hf_file_to_dict, list_filtere
 
 import df11
 
-from .._container import Tensors, check_whole
+from .._container import Tensors
 from .._hub import WEIGHTS, folder_of
 from ._config import NAME
 from ._deferred import Stored
@@ -73,11 +73,11 @@ def _are_alone(model: str, revision: str | None, prefix: str) -> bool:
 
 def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a folder's containers, and of the file for what these lack, by their names.
-    Raises `FileNotFoundError` if a container is missing; `ValueError` if the file holds what the
+    Raises `ParameterError` if a container is missing; `ValueError` if the file holds what the
     containers do; the errors of `df11.open`.
     """
     container = df11.open(folder)
-    check_whole(container)
+    container.check_complete()
     tensors = Tensors(container)
     for name in tensors:
         yield name, Stored(tensors, name).tensor()

@@ -8,10 +8,9 @@ use zerocopy::FromBytes;
 
 use super::crossover::crossover;
 use super::decoded::{DECODED_CLASSES, DecodedDemand, DecodedKernels};
+use super::many::{LARGE_CLASSES, MANY_ROWS, MANY_SPLIT, WIDE_CLASSES};
 use super::multiply::{Multiply, run};
-use super::split::{
-    Bands, GROUP, LARGE_CLASSES, LARGE_ROWS, LARGE_SPLIT, WIDE_CLASSES, WIDE_SPLIT,
-};
+use super::split::{FEW_SPLIT, GROUP};
 use super::task::{
     FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, LinearMatrix, MATRICES,
     MOST_EXPERTS, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, STRIP_ROWS,
@@ -27,6 +26,8 @@ const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
 /// Rows of x up to which each kernel that multiplies by the fast layout multiplies.
 const CLASSES: [u64; 2] = [FEW_ROWS, ROWS];
+/// Likewise in the order of a plan of the sum.
+const ORDER_CLASSES: [u64; 3] = [1, FEW_ROWS, ROWS];
 /// The version of CUDA from which on drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
@@ -41,7 +42,11 @@ struct Constants {
     /// kernel waits before it touches anything but the matrices.
     early: u32,
     fast_bytes: [u32; 2],
+    grouped_threads: u32,
     grouped_bytes: u32,
+    /// In the order of a plan of the sum; of another target 0.
+    order_threads: u32,
+    order_bytes: u32,
     count_bytes: u32,
     /// For more rows of x; of another target 0, as what follows.
     wide_bytes: u32,
@@ -63,8 +68,8 @@ struct Agreed {
     matrices: u32,
     group: u32,
     most_experts: u32,
-    wide_split: [u32; 7],
-    large_split: [u32; 5],
+    few_split: [u32; 2],
+    many_split: [u32; 6],
 }
 
 impl Agreed {
@@ -83,8 +88,8 @@ impl Agreed {
             matrices: MATRICES as u32,
             group: GROUP as u32,
             most_experts: MOST_EXPERTS as u32,
-            wide_split: WIDE_SPLIT.map(|number| number as u32),
-            large_split: LARGE_SPLIT.map(|number| number as u32),
+            few_split: FEW_SPLIT.map(|number| number as u32),
+            many_split: MANY_SPLIT.map(|number| number as u32),
         }
     }
 }
@@ -92,11 +97,9 @@ impl Agreed {
 /// All of them in one context.
 #[derive(Debug)]
 pub(in crate::gpu) struct LinearKernels {
-    /// By the rows of x up to which each multiplies: [`CLASSES`], and [`WIDE_CLASSES`] if there are
-    /// such kernels for this GPU, which has room for them.
+    /// By the rows of x up to which each multiplies: [`CLASSES`], and [`WIDE_CLASSES`] and
+    /// [`LARGE_CLASSES`] if there are such kernels for this GPU, which has room for them.
     fast: Vec<(u64, Multiply)>,
-    /// For each of [`LARGE_CLASSES`]; likewise.
-    large: Vec<Multiply>,
     pub(super) tiles: TileKernels,
     /// For more rows by matrices as stored, if there are such kernels for this GPU.
     pub(super) decoded: Option<DecodedKernels>,
@@ -109,6 +112,9 @@ pub(in crate::gpu) struct LinearKernels {
     count_bytes: u32,
     /// Whether a kernel that multiplies may begin while the one before it ends.
     pub(super) early: bool,
+    /// For up to [`ROWS`] rows by the fast layout in the order of a plan of the sum, if there are
+    /// such kernels for this GPU; then grouped products have the order of one split.
+    pub(super) order: Option<OrderKernels>,
     /// [`crossover`].
     pub(super) crossover: [u64; 2],
 }
@@ -123,37 +129,36 @@ impl LinearKernels {
         let module = Module::load(stream, "linear", PTX, SM_90)?;
         let constants: Constants = module.constants()?;
         agree(&constants.agreed, &Agreed::ours())?;
-        let Constants { threads, early, count_bytes, grouped_bytes, .. } = constants;
+        let Constants { threads, early, count_bytes, .. } = constants;
         let prepare = |rows: u64, threads, shared| {
             Multiply::prepare(module.function(&format!("fast_{rows}"))?, threads, shared, others)
         };
-        let (mut fast, mut large) = (Vec::new(), Vec::new());
+        let mut fast = Vec::new();
         for (rows, shared) in CLASSES.into_iter().zip(constants.fast_bytes) {
             fast.push((rows, prepare(rows, threads, shared)?));
         }
+        let order = OrderKernels::load(&module, &constants, others)?;
         if constants.wide_threads > 0 {
             let Constants { wide_threads, wide_bytes, large_threads, large_bytes, .. } = constants;
-            let kernel = |rows| Ok((rows, prepare(rows, wide_threads, wide_bytes)?));
-            let wide = WIDE_CLASSES.into_iter().map(kernel).collect::<Result<Vec<_>>>()?;
-            for rows in LARGE_CLASSES {
-                large.push(prepare(rows, large_threads, large_bytes)?);
-            }
-            if wide.iter().map(|(_, kernel)| kernel).chain(&large).all(|kernel| kernel.blocks > 0) {
-                fast.extend(wide);
-            } else {
-                large.clear();
+            let wide = WIDE_CLASSES.map(|rows| (rows, wide_threads, wide_bytes));
+            let large = LARGE_CLASSES.map(|rows| (rows, large_threads, large_bytes));
+            let kernel = |(rows, threads, shared)| Ok((rows, prepare(rows, threads, shared)?));
+            let many = wide.into_iter().chain(large).map(kernel).collect::<Result<Vec<_>>>()?;
+            if many.iter().all(|(_, kernel)| kernel.blocks > 0) {
+                fast.extend(many);
             }
         }
         let tiles = TileKernels::load(&module, constants.tile, constants.fewest, others)?;
         let decoded = DecodedKernels::load(&module, constants.decoded, others)?;
         let function = |name| module.function(name);
-        let grouped = Multiply::prepare(function("grouped")?, threads, grouped_bytes, others)?;
+        let Constants { grouped_threads, grouped_bytes, .. } = constants;
+        let grouped = function("grouped")?;
+        let grouped = Multiply::prepare(grouped, grouped_threads, grouped_bytes, others)?;
         let count = function("count")?;
         let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         count.set_attribute(most, count_bytes.cast_signed()).or_fault("preparing a kernel")?;
         Ok(Self {
             fast,
-            large,
             tiles,
             decoded,
             grouped,
@@ -164,13 +169,18 @@ impl LinearKernels {
             gather: function("gather")?,
             count_bytes,
             early: early == 1 && driver >= EARLY_DRIVER,
+            order,
             crossover: crossover(stream.context())?,
         })
     }
 
-    /// That the kernel that multiplies by experts fits this GPU.
-    pub(super) fn check_grouped(&self) -> Result<()> {
-        if self.grouped.blocks > 0 { Ok(()) } else { Err(too_little_shared_memory()) }
+    /// That the kernel that multiplies by experts fits this GPU; whether it keeps the order of one
+    /// split.
+    pub(super) fn check_grouped(&self) -> Result<bool> {
+        if self.grouped.blocks == 0 {
+            return Err(too_little_shared_memory());
+        }
+        Ok(self.order.is_some())
     }
 
     /// The most rows of x that one launch multiplies by matrices in the fast layout, or by such
@@ -180,20 +190,15 @@ impl LinearKernels {
             Some(_) if self.decoded.is_some() => DECODED_CLASSES[DECODED_CLASSES.len() - 1],
             Some(staged) => self.tiles.most_rows(staged),
             None if self.fast.iter().any(|(_, kernel)| kernel.blocks == 0) => 0,
-            None if !self.large.is_empty() => LARGE_ROWS,
+            None if self.fast.iter().any(|(rows, _)| *rows > ROWS) => MANY_ROWS,
             None => ROWS,
         }
     }
 
-    /// That for this many rows of x, up to the last of [`WIDE_CLASSES`], in the fast layout.
+    /// Kernel for this many rows of x in a band, in the fast layout.
     pub(super) fn fast(&self, x_rows: u64) -> &Multiply {
         let kernel = self.fast.iter().find(|&&(class, _)| x_rows <= class);
         &kernel.expect("most_rows says for how many there are kernels").1
-    }
-
-    /// Likewise for more rows, in bands.
-    pub(super) fn large(&self, bands: Bands) -> &Multiply {
-        &self.large[bands.class()]
     }
 
     /// Puts a product with experts on the stream.
@@ -262,6 +267,32 @@ impl LinearKernels {
         let config = config(blocks, UNPACK_WARPS as u32 * LANES, 0);
         // SAFETY: the caller's promise; a warp for each tile that a row crosses.
         unsafe { run(kernel, false, stream, config, task) }
+    }
+}
+
+/// Those that multiply in the order of a plan of the sum, for [`ORDER_CLASSES`].
+#[derive(Debug)]
+pub(super) struct OrderKernels([Multiply; 3]);
+
+impl OrderKernels {
+    fn load(module: &Module<'_>, constants: &Constants, others: &Kernels) -> Result<Option<Self>> {
+        let Constants { order_threads, order_bytes, .. } = *constants;
+        if order_threads == 0 {
+            return Ok(None);
+        }
+        let prepare = |rows: u64| {
+            let function = module.function(&format!("order_{rows}"))?;
+            Multiply::prepare(function, order_threads, order_bytes, others)
+        };
+        let [one, few, most] = ORDER_CLASSES.map(prepare);
+        let all = [one?, few?, most?];
+        Ok(all.iter().all(|kernel| kernel.blocks > 0).then_some(Self(all)))
+    }
+
+    /// That for this many rows of x, up to [`ROWS`], and up to how many it multiplies.
+    pub(super) fn of(&self, x_rows: u64) -> (u64, &Multiply) {
+        let mut all = ORDER_CLASSES.into_iter().zip(&self.0);
+        all.find(|&(class, _)| x_rows <= class).expect("there are no more rows than ROWS")
     }
 }
 

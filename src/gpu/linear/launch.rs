@@ -6,23 +6,18 @@ use std::ptr::{from_mut, from_ref};
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{
     CUdeviceptr, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
-    CUtensorMapL2promotion, CUtensorMapSwizzle, cuTensorMapEncodeTiled,
+    CUtensorMapL2promotion, CUtensorMapSwizzle as Swizzle, cuTensorMapEncodeTiled,
 };
 
-use super::split::{
-    Bands, COUNTERS, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, Split, WIDE_CLASSES,
-    WIDE_CLUSTER, WIDE_COLUMNS, Wide,
-};
+use super::many::{Many, WIDE_COLUMNS, WIDE_SPLITS};
+use super::split::{COUNTERS, Few, MATRIX_COUNTERS, SPLIT_COLUMNS, Split, has_columns};
 use super::task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS, XMap};
-use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix};
+use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix, multiply::Multiply};
 use crate::Result;
 use crate::gpu::{fault::OrFault, needs::Residence, status::Status};
 
 /// Bytes of counters, with which a workspace begins: for all products, which can share one.
 const COUNTER_BYTES: u64 = (4 * COUNTERS).next_multiple_of(256);
-
-/// The most rows of x that are multiplied without [`Large`] launches.
-const WIDE_ROWS: u64 = WIDE_CLASSES[WIDE_CLASSES.len() - 1];
 
 /// Rows of x: BF16, row-major, in device memory.
 #[derive(Clone, Copy, Debug)]
@@ -46,13 +41,14 @@ pub struct LinearOutput {
     pub(super) pointer: CUdeviceptr,
     pub(super) pitch: u64,
     pub(super) bias: CUdeviceptr,
+    pub(super) splits: u64,
 }
 
 impl LinearOutput {
     /// From this device address on, with `pitch` elements from the start of a row to that of the
     /// next: products with several matrices may lie side by side.
     pub const fn new(pointer: CUdeviceptr, pitch: u64) -> Self {
-        Self { pointer, pitch, bias: 0 }
+        Self { pointer, pitch, bias: 0, splits: 0 }
     }
 
     /// Adds to each row the BF16 values at this device address, one for each row of the matrix,
@@ -60,6 +56,20 @@ impl LinearOutput {
     #[must_use]
     pub const fn bias(self, pointer: CUdeviceptr) -> Self {
         Self { bias: pointer, ..self }
+    }
+
+    /// Adds in the order of a library of BLAS that cuts K, the columns of the matrix, into this
+    /// many splits (the *plan of the sum*). Split i of s has the columns from i · U to before
+    /// (i + 1) · U, where U is ⌈⌈K / 64⌉ / s⌉ · 64. Each is one chain of tensor-core products of 16
+    /// columns, first to last, from an f32 zero; splits are added in order in f32, then the bias,
+    /// and the sum is rounded once. 0, as without this: the splits with which the product is
+    /// fastest, in whatever order.
+    ///
+    /// [`Linear::keeps_order`](super::Linear::keeps_order) tells which orders there are kernels
+    /// for; [`Linear::multiply`](super::Linear::multiply) refuses others.
+    #[must_use]
+    pub const fn splits(self, count: u64) -> Self {
+        Self { splits: count, ..self }
     }
 }
 
@@ -75,12 +85,14 @@ pub(super) struct ProductLaunch {
     arguments: LinearLaunch,
     /// Items whose sums meet in the workspace.
     partials: u64,
-    /// Clusters for more than [`ROWS`] rows of x.
-    wide_items: u64,
     /// Items for more than [`ROWS`] rows of x by matrices as stored, and places for their sums.
     rounds: Rounds,
     /// Rows of each matrix, in the order of the launch.
     rows: Vec<u64>,
+    /// Multiprocessors of the GPU.
+    processors: u64,
+    /// Whether there are kernels for it: [`LinearKernels::order`].
+    keeps_order: bool,
 }
 
 impl ProductLaunch {
@@ -105,10 +117,7 @@ impl ProductLaunch {
         // before the workspace that the tail of each matrix has its counters there.
         let before = order.iter().map(|&at| split(at).whole_strips).max().unwrap_or(0);
         let rows: Vec<_> = order.iter().map(|&at| shape(at).0).collect();
-        let wide = Wide::new(&rows, shape(order[0]).1, kernels.tiles.processors);
         let mut arguments = LinearLaunch {
-            wide_parts: wide.parts,
-            wide_strips: wide.strips as u32,
             columns: matrices[order[0]].column_count() as u32,
             matrix_count: order.len() as u32,
             counters: (4 * before).wrapping_neg(),
@@ -131,24 +140,58 @@ impl ProductLaunch {
             let Rounds { items, places } = Rounds::new(shape(at).0, shape(at).1);
             (rounds.items, rounds.places) = (rounds.items + items, rounds.places + places);
         }
-        let (order, wide_items) = (order.to_vec(), wide.items);
-        Self { most_rows, staged, order, arguments, partials, wide_items, rounds, rows }
+        let (order, keeps_order) = (order.to_vec(), kernels.order.is_some());
+        let processors = kernels.tiles.processors.into();
+        Self {
+            most_rows,
+            staged,
+            order,
+            arguments,
+            partials,
+            rounds,
+            rows,
+            processors,
+            keeps_order,
+        }
     }
 
     /// Of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
-        // Up to `WIDE_ROWS` kernels of the fast layout need none; but it may serve fewer rows.
+        // Kernels of more rows may need less; but it may serve fewer rows.
         let few = if rows == 0 { 0 } else { self.partials * PARTIAL_BYTES };
-        let is_large = rows.min(self.most_rows) > WIDE_ROWS;
-        let columns = self.arguments.columns.into();
-        let large = || Large::most_items(&self.rows, columns, rows.min(self.most_rows));
-        let items = if is_large { large() } else { 0 };
-        let is_decoded = self.staged.is_some() && rows.min(self.most_rows) > ROWS;
-        let decoded = if is_decoded { self.rounds.places * Rounds::place_bytes(rows) } else { 0 };
-        match few.max(decoded).max(items * LARGE_PARTIAL_BYTES) {
+        let at_once = rows.min(self.most_rows);
+        let more = match self.staged {
+            Some(_) if at_once > ROWS => self.rounds.places * Rounds::place_bytes(rows),
+            Some(_) => 0,
+            None => Many::partial_bytes(&self.rows, at_once, self.processors),
+        };
+        match few.max(more) {
             0 => 0,
             partials => COUNTER_BYTES + partials,
         }
+    }
+
+    /// Whether it adds in the order of these splits of each of all matrices for this many rows of
+    /// x, of which each call of [`ProductLaunch::run`] gets no more than
+    /// [`ProductLaunch::most_rows`].
+    pub(super) fn keeps_order(&self, rows: u64, splits: &[u64]) -> bool {
+        let (most, last) = (rows.min(self.most_rows), rows % self.most_rows);
+        self.order.iter().map(|&at| splits[at]).filter(|&splits| splits > 0).all(|splits| {
+            has_columns(self.arguments.columns.into(), splits)
+                && [most, last].into_iter().all(|rows| self.keeps_order_of(rows, splits))
+        })
+    }
+
+    /// Whether the kernel for this many rows of x adds in the order of a caller's splits.
+    fn keeps_order_of(&self, rows: u64, splits: u64) -> bool {
+        rows == 0
+            || self.is_few(rows)
+            || self.keeps_order && self.staged.is_none() && splits <= WIDE_SPLITS
+    }
+
+    /// Whether the kernel for this many rows of x is that of [`Few`].
+    fn is_few(&self, rows: u64) -> bool {
+        self.keeps_order && self.staged.is_none() && rows <= ROWS
     }
 
     /// Puts it on the stream, for no more rows than [`ProductLaunch::most_rows`]; the product of
@@ -172,8 +215,14 @@ impl ProductLaunch {
         arguments.partials = workspace + COUNTER_BYTES;
         arguments.status = status.device_pointer();
         for (matrix, &at) in arguments.matrices.iter_mut().zip(&self.order) {
-            let LinearOutput { pointer, pitch, bias } = outputs[at];
+            let LinearOutput { pointer, pitch, bias, .. } = outputs[at];
             (matrix.y, matrix.y_pitch, matrix.bias) = (pointer + 2 * first * pitch, pitch, bias);
+        }
+        let has_order = self.order.iter().any(|&at| outputs[at].splits > 0);
+        if let Some(order) = kernels.order.as_ref().filter(|_| has_order && self.is_few(x.rows)) {
+            let kernel = order.of(x.rows);
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_few(kernel, kernels.early, x, outputs, arguments, stream) };
         }
         if x.rows <= ROWS {
             arguments.counters = arguments.counters.wrapping_add(workspace);
@@ -195,29 +244,80 @@ impl ProductLaunch {
                 decoded.multiply(early, staged, stream, self.rounds.items, &arguments)
             };
         }
-        let bands = Bands::new(x.rows);
-        let box_rows = if x.rows <= WIDE_ROWS { x.rows } else { bands.rows };
-        if let Some(map) = map_of(x, arguments.columns, box_rows as u32)? {
+        arguments.counters = workspace;
+        // SAFETY: the caller's promise.
+        unsafe { self.run_many(kernels, x, outputs, arguments, stream) }
+    }
+}
+
+impl ProductLaunch {
+    /// Rows of the matrices, and the splits that outputs wish for.
+    fn wishes<'a>(
+        &'a self,
+        outputs: &'a [LinearOutput],
+    ) -> impl Iterator<Item = (u64, u64)> + Clone + 'a {
+        self.rows.iter().copied().zip(self.order.iter().map(|&at| outputs[at].splits))
+    }
+
+    /// Puts it on the stream, for more than [`ROWS`] rows of x by the fast layout.
+    ///
+    /// # Safety
+    /// As [`ProductLaunch::run`], which has filled in the arguments.
+    unsafe fn run_many(
+        &self,
+        kernels: &LinearKernels,
+        x: LinearInput,
+        outputs: &[LinearOutput],
+        mut arguments: LinearLaunch,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let columns = arguments.columns;
+        let many = Many::new(self.wishes(outputs), columns.into(), x.rows, self.processors);
+        arguments.splits = many.splits;
+        arguments.wide_strips = many.strips as u32;
+        arguments.share_stages = many.share_stages as u32;
+        if let Some(map) = map_of(x, columns, many.band_rows as u32)? {
             (arguments.x_map, arguments.x_mapped) = (map, 1);
         }
-        if x.rows <= WIDE_ROWS {
-            let blocks = (self.wide_items * WIDE_CLUSTER) as u32;
-            // SAFETY: as above; the kernel needs no workspace.
-            return unsafe { kernels.fast(x.rows).run(early, stream, blocks, &arguments) };
+        let (kernel, cluster) = (kernels.fast(many.class), many.cluster as u32);
+        // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
+        // columns and a block of a cluster; the workspace has room for the sums of as many blocks,
+        // and its counters are zero, since kernels leave them so; the rest is the caller's promise.
+        unsafe {
+            kernel.run_clusters(cluster, kernels.early, stream, many.blocks as u32, &arguments)
         }
-        arguments.counters = workspace;
-        let kernel = kernels.large(bands);
-        for Large { matrices: (first, end), items } in
-            Large::all(&self.rows, arguments.columns.into(), bands)
-        {
-            let mut part = arguments;
-            part.matrices[..end - first].copy_from_slice(&arguments.matrices[first..end]);
-            (part.matrix_count, part.items) = ((end - first) as u32, items as u32);
-            let blocks = part.items.min(kernel.blocks);
-            // SAFETY: as above; one launch after the other has the workspace.
-            unsafe { kernel.run(early, stream, blocks, &part) }?;
+    }
+
+    /// Puts it on the stream, for rows of which [`ProductLaunch::is_few`] says yes.
+    ///
+    /// # Safety
+    /// As [`ProductLaunch::run`], which has filled in the arguments.
+    unsafe fn run_few(
+        &self,
+        (class, kernel): (u64, &Multiply),
+        early: bool,
+        x: LinearInput,
+        outputs: &[LinearOutput],
+        mut arguments: LinearLaunch,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let few = Few::new(self.wishes(outputs), arguments.columns.into(), kernel.blocks);
+        (arguments.few_units, arguments.few_splits) = (few.units as u32, few.pass_splits as u32);
+        arguments.few_each = (few.strips / few.blocks) as u32;
+        arguments.few_more = (few.strips % few.blocks) as u32;
+        for (task, few) in arguments.matrices.iter_mut().zip(&few.matrices) {
+            (task.slices, task.whole_strips) = (few.splits as u32, few.length as u32);
+            (task.first_item, task.first_strip) = (few.first_strip as u32, few.pass_splits as u32);
+            // Both are small.
+            task.first_partial = ((0x1_0000 / few.pass_splits + 1) << 8 | few.strips) as u32;
         }
-        Ok(())
+        if let Some(map) = map_of_blocks(x, arguments.columns, class as u32)? {
+            (arguments.x_map, arguments.x_mapped) = (map, 1);
+        }
+        let blocks = few.blocks as u32;
+        // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
+        // columns, and a block threads for as many units; the rest is the caller's promise.
+        unsafe { kernel.run_with(few.threads(), early, stream, blocks, &arguments) }
     }
 }
 
@@ -228,30 +328,71 @@ const ALIGNMENT: u64 = 16;
 const PITCH_END: u64 = 1 << 40;
 const _: () = assert!(size_of::<XMap>() == size_of::<CUtensorMap>());
 
+/// Blocks of columns that a box of few rows has.
+const FEW_BLOCKS: u32 = 2;
+
 /// That of these rows of x, of which a box has this many, as `kernels/linear_task.cuh` asks. None
 /// if x is not aligned: kernels read it slowly then.
 pub(super) fn map_of(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
-    let pitch = x.pitch * ELEMENT;
-    if !(x.pointer | pitch).is_multiple_of(ALIGNMENT) || pitch >= PITCH_END {
+    let sizes = [u64::from(columns), x.rows];
+    encode(
+        x,
+        sizes,
+        [x.pitch * ELEMENT],
+        [WIDE_COLUMNS as u32, box_rows],
+        Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+    )
+}
+
+/// That of up to [`ROWS`] rows of x: columns of a block, rows, blocks. Likewise.
+fn map_of_blocks(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
+    let blocks = u64::from(columns) / SPLIT_COLUMNS;
+    if blocks == 0 {
+        return Ok(None);
+    }
+    let swizzle = match box_rows {
+        1 => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+    };
+    let pitches = [x.pitch * ELEMENT, SPLIT_COLUMNS * ELEMENT];
+    encode(
+        x,
+        [SPLIT_COLUMNS, x.rows, blocks],
+        pitches,
+        [SPLIT_COLUMNS as u32, box_rows, FEW_BLOCKS],
+        swizzle,
+    )
+}
+
+/// A map of x with sizes and boxes in elements of each dimension, and pitches in bytes of all but
+/// the first.
+fn encode<const DIMENSIONS: usize, const PITCHES: usize>(
+    x: LinearInput,
+    sizes: [u64; DIMENSIONS],
+    pitches: [u64; PITCHES],
+    boxes: [u32; DIMENSIONS],
+    swizzle: Swizzle,
+) -> Result<Option<XMap>> {
+    const { assert!(PITCHES + 1 == DIMENSIONS) };
+    if !(x.pointer | pitches[0]).is_multiple_of(ALIGNMENT) || pitches[0] >= PITCH_END {
         return Ok(None);
     }
     let mut map = XMap::default();
-    let (sizes, pitches) = ([u64::from(columns), x.rows], [pitch]);
-    let (boxes, every) = ([WIDE_COLUMNS as u32, box_rows], [1_u32; 2]);
-    // SAFETY: the map has its size and alignment; of two dimensions there are two sizes, boxes and
-    // strides, and one pitch. The driver reads nothing of x.
+    let every = [1_u32; DIMENSIONS];
+    // SAFETY: the map has its size and alignment; there are as many sizes, boxes and strides as
+    // dimensions, and one pitch less. The driver reads nothing of x.
     let result = unsafe {
         cuTensorMapEncodeTiled(
             from_mut(&mut map).cast::<CUtensorMap>(),
             CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            sizes.len() as u32,
+            DIMENSIONS as u32,
             x.pointer as *mut _,
             from_ref(&sizes).cast(),
             from_ref(&pitches).cast(),
             from_ref(&boxes).cast(),
             from_ref(&every).cast(),
             CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle,
             CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -23,8 +23,9 @@ const WORKSPACE_ALIGNMENT: u64 = 16;
 /// Sums are f32 and each is rounded once. Bits of y are the same in every run. On one GPU those of
 /// a row that is multiplied with up to 15 others at once depend on the matrix, its residence and
 /// the row of x, whatever the others are; with more, also on whether there are up to 32, 64, 128,
-/// 192 or 256, and above that on how many 256 there are, and whether up to 192 for each of them.
-/// They never depend on other matrices. Keeps its matrices alive.
+/// 192 or 256, and above that on how many 256 there are. If [`LinearOutput::splits`] says in which
+/// order sums are added, they depend on nothing else. They never depend on other matrices. Keeps
+/// its matrices alive.
 ///
 /// `examples/gpu_mlp.rs` multiplies so; [`GroupedLinear`](super::GroupedLinear) shows x and y.
 #[derive(Debug)]
@@ -81,11 +82,19 @@ impl Linear {
         self.crossover_rows
     }
 
+    /// Whether [`Linear::multiply`] of this many rows of x takes these numbers of splits, one for
+    /// each matrix ([`LinearOutput::splits`]), and adds in their order. 0 is always taken. Costs
+    /// nothing, and depends on the GPU, residences and shapes alone.
+    pub fn keeps_order(&self, rows: u64, splits: &[u64]) -> bool {
+        splits.len() == self.matrices.len()
+            && self.launches.iter().all(|launch| launch.keeps_order(rows, splits))
+    }
+
     /// Device memory that a call with up to this many rows of x needs besides x and y, in bytes; 0
     /// is none. Up to 16 rows at most 2.4 MB. With more, which other kernels multiply with compute
     /// capability 9.0: of matrices as stored up to 8.7 MB each for 32 rows, and 17.4 MB for more;
-    /// of those in the fast layout no more up to 128 rows, and then 262,144 bytes for each of up to
-    /// 132 shares of a matrix, of matrices that share a launch together at most 69.3 MB.
+    /// of those in the fast layout no more up to 128 rows, and then 393,216 bytes for each
+    /// multiprocessor, 51.9 MB, or less for small matrices.
     pub fn workspace_bytes(&self, rows: u64) -> u64 {
         self.launches.iter().map(|launch| launch.workspace_bytes(rows)).max().unwrap_or(0)
     }
@@ -104,7 +113,8 @@ impl Linear {
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for another number of outputs than of
-    /// matrices, rows that overlap, a misaligned address, and a stream or status of another device;
+    /// matrices, splits in whose order no kernel adds ([`Linear::keeps_order`]), rows that overlap,
+    /// a misaligned address, and a stream or status of another device;
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
     ///
     /// # Safety
@@ -151,6 +161,15 @@ impl Linear {
         if outputs.len() != self.matrices.len() {
             let problem = format!("{} outputs for {} matrices", outputs.len(), self.matrices.len());
             return refuse(problem, "give one for each matrix, in their order");
+        }
+        let splits: Vec<_> = outputs.iter().map(|output| output.splits).collect();
+        if !self.keeps_order(x.rows, &splits) {
+            let problem =
+                format!("no kernel adds {} rows in the order of {splits:?} splits", x.rows);
+            return refuse(
+                problem,
+                "ask Linear::keeps_order first; decode the matrices, or pass 0",
+            );
         }
         let least = |pitch, columns| pitch >= columns || x.rows < 2;
         let rows = self.matrices.iter().map(Matrix::row_count);
