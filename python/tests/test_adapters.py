@@ -20,6 +20,7 @@ from models import (
     same_weights,
     seeded,
 )
+from transformers.integrations.peft import MIN_PEFT_VERSION, check_peft_version
 
 import df11
 from df11._tensor import CompressedTensor
@@ -103,6 +104,10 @@ def test_decoded_weights_have_their_own_names(pair: Pair) -> None:
 
 
 def test_adapters_by_transformers(pair: Pair, both: tuple[Path, Path], tmp_path: Path) -> None:
+    try:
+        check_peft_version(min_version=MIN_PEFT_VERSION)
+    except ValueError as error:  # transformers 5.24 asks for a release that there is not yet
+        pytest.skip(f"so it is with BF16 models too: {error}")
     seen = []
     for name, projection in (("one", "q_proj"), ("two", "up_proj")):
         adapted(load(both[0]), target_modules=[projection]).save_pretrained(tmp_path / name)
