@@ -25,7 +25,7 @@ logger = init_logger("vllm.plugins.df11")
 
 NAMES = ("weight", "w13_weight", "w2_weight")
 #: Options with their values; the first is the default.
-OPTIONS = {"mode": ("fused", "exact"), "residence": ("auto", "fast", "stored")}
+OPTIONS = {"mode": ("exact", "fused"), "residence": ("auto", "fast", "stored")}
 
 
 class Options:

@@ -32,6 +32,8 @@ from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
 from ._deferred import Stored
 from ._layers import NAMES, OPTIONS
+from ._operators import framework
+from ._orders import find_orders
 
 logger = init_logger("vllm.plugins.df11")
 
@@ -74,13 +76,12 @@ class Df11ModelLoader(DefaultModelLoader):
         config = vllm_config.quant_config
         if isinstance(config, Df11Config):
             config.choose(self.options)
+            _choose_exact(config)
             _refuse(vllm_config, config)
             if torch.cuda.is_available():
                 _ops.TEMPORARY_BYTES = _DECODED_BYTES
                 share_between_captures()
-                # Exact mode has what BF16 has.
-                if config.mode == "fused":
-                    let_launches_begin_early(vllm_config, df11.devices())
+                let_launches_begin_early(vllm_config, df11.devices())
         elif self.options:
             raise ValueError(
                 f"--model-loader-extra-config names {', '.join(self.options)}, which are options "
@@ -90,6 +91,10 @@ class Df11ModelLoader(DefaultModelLoader):
         model = super().load_model(vllm_config, model_config, prefix)
         if isinstance(config, Df11Config):
             tell_compiler(model, vllm_config)
+            if config.exact and torch.cuda.is_available():
+                with torch.inference_mode(False):
+                    find_orders(model, vllm_config)
+                torch.cuda.empty_cache()
         return model
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
@@ -147,6 +152,19 @@ class Df11ModelLoader(DefaultModelLoader):
             )
         folder = Path(model, subfolder or "")
         return folder if next(folder.glob(_PATTERNS[0]), None) is not None else None
+
+
+def _choose_exact(config: Df11Config) -> None:
+    """Leaves nothing of `fused` where exact products are as fast."""
+    if config.exact or not torch.cuda.is_available():
+        return
+    device = torch.device("cuda", torch.cuda.current_device())
+    if _ops.is_order_known(device, framework()):
+        config.mode = "exact"
+        logger.info(
+            "df11: mode fused does nothing on this GPU, where kernels add in the order of BF16's "
+            "products: the mode is exact"
+        )
 
 
 def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]) -> None:
