@@ -290,7 +290,7 @@ class Probe:
                 if y is None:
                     candidates.remove(splits)
                     continue
-                y = y + bias if is_bias_apart else y
+                y = y if bias is None or not is_bias_apart else y + bias
                 count = _differing(y, expected)
                 different[splits] = different.get(splits, 0) + count
             if len(candidates) == 1:

@@ -65,10 +65,10 @@ def _in_order(
     counts = (len(weight.parts),)
     given = (x, weight.arrays, weight.flat_parts, counts, (inner,), framework(), padding)
     found = _ops.in_order(*given)
-    if found is None or not padding:
-        return found and found[0]
-    y = functional.pad(found[0], (0, padding))
-    if bias is not None:
+    if found is None:
+        return None
+    y = functional.pad(found[0], (0, padding)) if padding else found[0]
+    if padding and bias is not None:
         y[..., height:] += bias[height:]
     return y
 

@@ -53,7 +53,7 @@ def find_orders(model: nn.Module, vllm_config: VllmConfig) -> None:
 
 def _layers(model: nn.Module, tied: bool) -> Iterable[tuple[str, Any, CompressedTensor]]:
     for path, layer in model.named_modules():
-        weight = layer.__dict__.get("weight")
+        weight = getattr(layer, "weight", None)
         looked_up = isinstance(layer, VocabParallelEmbedding)
         is_head = isinstance(layer, ParallelLMHead) or tied
         if isinstance(weight, CompressedTensor) and (is_head or not looked_up):
