@@ -99,6 +99,10 @@ struct alignas(64) LinearLaunch {
     LinearMatrix matrices[LINEAR_MATRICES];
     u32 tile_slot_bytes;  // of df11_linear_tile_{2,8,16}: what a slot has of the shared memory that
                           // is left, a multiple of 16 (linear_tile_block.cuh)
+    // Up to 16 rows of x by the fast layout, compute capability 9.0: the splits of each matrix's
+    // columns; what a block multiplies at once (few_units), and of one strip (few_splits).
+    u8 splits[LINEAR_MATRICES];
+    u32 few_units, few_splits;
     // A CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes of
     // WIDE_COLUMNS columns and all rows, or those of a band, 128-byte swizzle, zeros for columns
     // that do not exist. Without it, as if x or pitch is not a multiple of 16 bytes, x is read

@@ -18,8 +18,8 @@ mod version;
 pub use device::{Gpu, GpuTensor, Product};
 pub use error::{Status, df11_last_error};
 pub use gpu::{
-    df11_gpu_check, df11_gpu_close, df11_gpu_decode, df11_gpu_free, df11_gpu_load,
-    df11_gpu_keeps_order, df11_gpu_multiply, df11_gpu_open, df11_gpu_workspace,
+    df11_gpu_check, df11_gpu_close, df11_gpu_decode, df11_gpu_free, df11_gpu_keeps_order,
+    df11_gpu_load, df11_gpu_multiply, df11_gpu_open, df11_gpu_workspace,
 };
 pub use model::{
     Model, Tensor, df11_close, df11_decode, df11_open, df11_tensor_at, df11_tensor_named,

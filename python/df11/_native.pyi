@@ -512,6 +512,8 @@ class Grouped:
         """Raises `ParameterError` for form 0, a window of columns, or experts that do not begin on
         multiples of 32 rows; `GpuError`.
         """
+    keeps_order: Final[bool]
+    """Whether each product is added as `Linear.keeps_order` says of one split."""
     def multiply(
         self,
         x: int,

@@ -89,6 +89,11 @@ impl Grouped {
         Ok(Self { gpu: Arc::clone(gpu), inner: inner.or_raise(py)? })
     }
 
+    #[getter]
+    fn keeps_order(&self) -> bool {
+        self.inner.keeps_order()
+    }
+
     #[expect(clippy::too_many_arguments, reason = "addresses by name")]
     fn multiply(
         &self,

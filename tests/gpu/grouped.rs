@@ -52,7 +52,7 @@ impl Mixture {
     fn run(&self, stream: &Arc<CudaStream>, call: &Call) -> (Vec<u16>, u32) {
         // x at an address and with a pitch that copies of 16 bytes do not like, or do.
         let pitch = self.x.columns.next_multiple_of(8) + call.shift;
-        let x = linear::Call { x: &self.x, offset: call.shift, pitch, bias: false };
+        let x = linear::Call { x: &self.x, offset: call.shift, pitch, bias: false, splits: 0 };
         let x = x.upload(stream);
         let offsets = stream.clone_htod(&call.offsets).unwrap();
         let rows = call.rows.as_ref().map(|rows| stream.clone_htod(rows).unwrap());

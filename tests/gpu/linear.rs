@@ -180,11 +180,13 @@ pub(super) struct Call<'h> {
     pub(super) offset: usize,
     pub(super) pitch: usize,
     pub(super) bias: bool,
+    /// Of the columns of each matrix; 0: the fastest.
+    pub(super) splits: u64,
 }
 
 impl<'h> Call<'h> {
     fn new(x: &'h Host) -> Self {
-        Self { x, offset: 0, pitch: x.columns.next_multiple_of(8), bias: false }
+        Self { x, offset: 0, pitch: x.columns.next_multiple_of(8), bias: false, splits: 0 }
     }
 
     /// x in poisoned memory.
@@ -257,6 +259,7 @@ fn try_multiply(
         let (workspace, _used) = workspace.device_ptr_mut(stream);
         let output = |&start: &usize| {
             let output = LinearOutput::new(y + 2 * start as u64, places.pitch as u64);
+            let output = output.splits(call.splits);
             if call.bias { output.bias(bias) } else { output }
         };
         let outputs: Vec<LinearOutput> = places.starts.iter().map(output).collect();
@@ -375,6 +378,74 @@ fn sums_that_f32_holds_are_exact() {
 }
 
 /// Infinities and NaN come out as in any order of sums.
+/// Beside it small whole numbers are lost in sums in f32, and it takes itself away exactly.
+const LARGE: f64 = (1_u64 << 40) as f64;
+
+/// A row of weights with one in each 16 columns that is not zero, whose sum depends on the order:
+/// in that of these splits large ones come and go within a split, and what was before is lost.
+fn ordered_row(columns: usize, splits: usize, state: &mut u64) -> (Vec<f64>, f64) {
+    let (mut row, mut sum) = (vec![0.0; columns], 0.0);
+    let split = columns.div_ceil(64).div_ceil(splits) * 64;
+    for begin in (0..columns).step_by(split) {
+        let (end, mut chain) = (columns.min(begin + split), 0.0);
+        for group in (begin..end).step_by(16) {
+            let width = (end - group).min(16);
+            let is_last = group + 16 >= end;
+            let (is_large, small) = (chain == LARGE, random(state) % 4);
+            let weight = match small {
+                _ if is_large && (is_last || small == 0) => -LARGE,
+                0 if !is_last => LARGE,
+                _ => small as f64,
+            };
+            row[group + random(state) as usize % width] = weight;
+            chain = match weight {
+                LARGE => LARGE,
+                _ if weight < 0.0 => 0.0,
+                _ if is_large => LARGE,
+                _ => chain + weight,
+            };
+        }
+        sum += chain;
+    }
+    (row, sum)
+}
+
+#[test]
+fn sums_are_added_in_the_order_of_the_splits() {
+    let Some((device, stream)) = gpu_stream() else { return };
+    let mut state = 5;
+    for (rows, columns) in [(70, 1288), (33, 4096), (4, 136)] {
+        let bf16 = |value: f64| bf16::from_f64(value).to_bits();
+        let x = |count: usize| {
+            let bits = (0..count).flat_map(|row| vec![bf16((1 << (row % 3)).into()); columns]);
+            Host { rows: count, columns, bits: bits.collect() }
+        };
+        for splits in [1, 2, 3, 5, 7, 13].into_iter().filter(|splits| splits * 128 < columns) {
+            let (weights, sums): (Vec<Vec<f64>>, Vec<f64>) =
+                (0..rows).map(|_| ordered_row(columns, splits, &mut state)).unzip();
+            let bits = weights.concat().into_iter().map(bf16).collect();
+            let host = Host { rows, columns, bits };
+            let stored = model(device, &[("a", &host)]).matrix("a").unwrap();
+            let linear = Linear::new(&[fast(&stored, &host)]).unwrap();
+            for count in [1, 2, 8, 9, 16] {
+                let (x, call) = (x(count), |x, splits| Call { splits, ..Call::new(x) });
+                if !linear.keeps_order(count as u64, &[splits as u64]) {
+                    assert_ne!(device.info().compute_capability, (9, 0), "{splits} splits");
+                    continue;
+                }
+                let product = multiply(&stream, &linear, &call(&x, splits as u64)).remove(0);
+                for (at, &bits) in product.iter().enumerate() {
+                    let expected = sums[at % rows] * f64::from(1 << (at / rows % 3));
+                    assert_eq!(bits, bf16(expected), "{splits} splits, {count} rows, {at}");
+                }
+                let others = if splits == 1 { 2 } else { 1 };
+                let other = multiply(&stream, &linear, &call(&x, others)).remove(0);
+                assert_ne!(product, other, "another order has other sums");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_is_not_finite_comes_out() {
     let Some((device, stream)) = gpu_stream() else { return };

@@ -86,6 +86,7 @@ pub struct GroupedLinear {
     /// Of an expert.
     rows: u64,
     count: u64,
+    keeps_order: bool,
 }
 
 impl GroupedLinear {
@@ -103,7 +104,7 @@ impl GroupedLinear {
             return refuse(problem, format!("name 1 to {MOST_EXPERTS}"));
         };
         let device = first.device();
-        device.linear_kernels()?.check_grouped()?;
+        let keeps_order = device.linear_kernels()?.check_grouped()?;
         for expert in experts {
             check_pair(first, expert)?;
             let (rows, others, name) = (first.row_count(), expert.row_count(), expert.name());
@@ -119,7 +120,7 @@ impl GroupedLinear {
         let table: Vec<LinearMatrix> = experts.iter().map(Matrix::task).collect();
         let table = Buffer::of(device.copies(), &table)?;
         let (rows, count) = (first.row_count(), experts.len() as u64);
-        Ok(Self { matrices: experts.to_vec(), table: Some(table), rows, count })
+        Ok(Self { matrices: experts.to_vec(), table: Some(table), rows, count, keeps_order })
     }
 
     /// Prepares the product with equal parts of the rows of one matrix in the fast layout, in
@@ -134,19 +135,26 @@ impl GroupedLinear {
             let problem = format!("{count} experts, {:?}", matrix.residence());
             return refuse(problem, format!("take 1 to {MOST_EXPERTS}, in the fast layout"));
         }
-        matrix.device().linear_kernels()?.check_grouped()?;
+        let keeps_order = matrix.device().linear_kernels()?.check_grouped()?;
         let all = matrix.row_count();
         let rows = all.checked_div(count).filter(|&rows| rows > 0 && rows * count == all);
         let Some(rows) = rows.filter(|rows| count == 1 || rows.is_multiple_of(STRIP_ROWS)) else {
             let problem = format!("{all} rows are not {count} experts");
             return refuse(problem, "take as many as begin on multiples of 32 rows");
         };
-        Ok(Self { matrices: vec![matrix.clone()], table: None, rows, count })
+        Ok(Self { matrices: vec![matrix.clone()], table: None, rows, count, keeps_order })
     }
 
     /// How many experts there are.
     pub fn experts(&self) -> u64 {
         self.count
+    }
+
+    /// Whether each product is one chain of tensor-core products of 16 columns, first to last, from
+    /// an f32 zero, rounded once: the order of one split ([`LinearOutput::splits`]). So it is with
+    /// compute capability 9.0.
+    pub fn keeps_order(&self) -> bool {
+        self.keeps_order
     }
 
     /// The GPU on which they lie.

@@ -10,7 +10,7 @@ use super::crossover::crossover;
 use super::decoded::{DECODED_CLASSES, DecodedDemand, DecodedKernels};
 use super::multiply::{Multiply, run};
 use super::split::{
-    Bands, GROUP, LARGE_CLASSES, LARGE_ROWS, LARGE_SPLIT, WIDE_CLASSES, WIDE_SPLIT,
+    Bands, FEW_SPLIT, GROUP, LARGE_CLASSES, LARGE_ROWS, LARGE_SPLIT, WIDE_CLASSES, WIDE_SPLIT,
 };
 use super::task::{
     FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, LinearMatrix, MATRICES,
@@ -25,8 +25,9 @@ use crate::{Error, Result};
 
 const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
-/// Rows of x up to which each kernel that multiplies by the fast layout multiplies.
-const CLASSES: [u64; 2] = [FEW_ROWS, ROWS];
+/// Rows of x up to which each kernel that multiplies by the fast layout multiplies; the first one
+/// is there with compute capability 9.0 alone.
+const CLASSES: [u64; 3] = [1, FEW_ROWS, ROWS];
 /// The version of CUDA from which on drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
@@ -63,6 +64,7 @@ struct Agreed {
     matrices: u32,
     group: u32,
     most_experts: u32,
+    few_split: [u32; 2],
     wide_split: [u32; 7],
     large_split: [u32; 5],
 }
@@ -83,6 +85,7 @@ impl Agreed {
             matrices: MATRICES as u32,
             group: GROUP as u32,
             most_experts: MOST_EXPERTS as u32,
+            few_split: FEW_SPLIT.map(|number| number as u32),
             wide_split: WIDE_SPLIT.map(|number| number as u32),
             large_split: LARGE_SPLIT.map(|number| number as u32),
         }
@@ -109,6 +112,9 @@ pub(in crate::gpu) struct LinearKernels {
     count_bytes: u32,
     /// Whether a kernel that multiplies may begin while the one before it ends.
     pub(super) early: bool,
+    /// Whether products of up to [`ROWS`] rows by the fast layout, and grouped ones, are added in
+    /// the order of a plan of the sum.
+    pub(super) keeps_order: bool,
     /// [`crossover`].
     pub(super) crossover: [u64; 2],
 }
@@ -128,10 +134,14 @@ impl LinearKernels {
             Multiply::prepare(module.function(&format!("fast_{rows}"))?, threads, shared, others)
         };
         let (mut fast, mut large) = (Vec::new(), Vec::new());
-        for (rows, shared) in CLASSES.into_iter().zip(constants.fast_bytes) {
-            fast.push((rows, prepare(rows, threads, shared)?));
+        let [few_bytes, most_bytes] = constants.fast_bytes;
+        let keeps_order = constants.wide_threads > 0;
+        for (rows, shared) in CLASSES.into_iter().zip([few_bytes, few_bytes, most_bytes]) {
+            if rows > 1 || keeps_order {
+                fast.push((rows, prepare(rows, threads, shared)?));
+            }
         }
-        if constants.wide_threads > 0 {
+        if keeps_order {
             let Constants { wide_threads, wide_bytes, large_threads, large_bytes, .. } = constants;
             let kernel = |rows| Ok((rows, prepare(rows, wide_threads, wide_bytes)?));
             let wide = WIDE_CLASSES.into_iter().map(kernel).collect::<Result<Vec<_>>>()?;
@@ -164,13 +174,18 @@ impl LinearKernels {
             gather: function("gather")?,
             count_bytes,
             early: early == 1 && driver >= EARLY_DRIVER,
+            keeps_order,
             crossover: crossover(stream.context())?,
         })
     }
 
-    /// That the kernel that multiplies by experts fits this GPU.
-    pub(super) fn check_grouped(&self) -> Result<()> {
-        if self.grouped.blocks > 0 { Ok(()) } else { Err(too_little_shared_memory()) }
+    /// That the kernel that multiplies by experts fits this GPU; whether it keeps the order of one
+    /// split.
+    pub(super) fn check_grouped(&self) -> Result<bool> {
+        if self.grouped.blocks == 0 {
+            return Err(too_little_shared_memory());
+        }
+        Ok(self.keeps_order)
     }
 
     /// The most rows of x that one launch multiplies by matrices in the fast layout, or by such
@@ -187,8 +202,14 @@ impl LinearKernels {
 
     /// That for this many rows of x, up to the last of [`WIDE_CLASSES`], in the fast layout.
     pub(super) fn fast(&self, x_rows: u64) -> &Multiply {
+        self.fast_of(x_rows).1
+    }
+
+    /// And its class.
+    pub(super) fn fast_of(&self, x_rows: u64) -> (u64, &Multiply) {
         let kernel = self.fast.iter().find(|&&(class, _)| x_rows <= class);
-        &kernel.expect("most_rows says for how many there are kernels").1
+        let (class, kernel) = kernel.expect("most_rows says for how many there are kernels");
+        (*class, kernel)
     }
 
     /// Likewise for more rows, in bands.

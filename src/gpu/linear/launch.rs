@@ -6,15 +6,15 @@ use std::ptr::{from_mut, from_ref};
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{
     CUdeviceptr, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
-    CUtensorMapL2promotion, CUtensorMapSwizzle, cuTensorMapEncodeTiled,
+    CUtensorMapL2promotion, CUtensorMapSwizzle as Swizzle, cuTensorMapEncodeTiled,
 };
 
 use super::split::{
-    Bands, COUNTERS, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, Split, WIDE_CLASSES,
-    WIDE_CLUSTER, WIDE_COLUMNS, Wide,
+    Bands, COUNTERS, Few, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, SPLIT_COLUMNS, Split,
+    WIDE_CLASSES, WIDE_CLUSTER, WIDE_COLUMNS, Wide, has_columns,
 };
 use super::task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS, XMap};
-use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix, split::has_columns};
+use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix};
 use crate::Result;
 use crate::gpu::{fault::OrFault, needs::Residence, status::Status};
 
@@ -96,6 +96,8 @@ pub(super) struct ProductLaunch {
     rounds: Rounds,
     /// Rows of each matrix, in the order of the launch.
     rows: Vec<u64>,
+    /// [`LinearKernels::keeps_order`].
+    keeps_order: bool,
 }
 
 impl ProductLaunch {
@@ -146,14 +148,25 @@ impl ProductLaunch {
             let Rounds { items, places } = Rounds::new(shape(at).0, shape(at).1);
             (rounds.items, rounds.places) = (rounds.items + items, rounds.places + places);
         }
-        let (order, wide_items) = (order.to_vec(), wide.items);
-        Self { most_rows, staged, order, arguments, partials, wide_items, rounds, rows }
+        let (order, wide_items, keeps_order) = (order.to_vec(), wide.items, kernels.keeps_order);
+        Self {
+            most_rows,
+            staged,
+            order,
+            arguments,
+            partials,
+            wide_items,
+            rounds,
+            rows,
+            keeps_order,
+        }
     }
 
     /// Of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
         // Up to `WIDE_ROWS` kernels of the fast layout need none; but it may serve fewer rows.
-        let few = if rows == 0 { 0 } else { self.partials * PARTIAL_BYTES };
+        let needs_none = rows == 0 || self.is_few(1);
+        let few = if needs_none { 0 } else { self.partials * PARTIAL_BYTES };
         let is_large = rows.min(self.most_rows) > WIDE_ROWS;
         let columns = self.arguments.columns.into();
         let large = || Large::most_items(&self.rows, columns, rows.min(self.most_rows));
@@ -179,7 +192,12 @@ impl ProductLaunch {
 
     /// Whether the kernel for this many rows of x adds in the order of a caller's splits.
     fn keeps_order_of(&self, rows: u64) -> bool {
-        rows == 0
+        rows == 0 || self.is_few(rows)
+    }
+
+    /// Whether the kernel for this many rows of x is that of [`Few`].
+    fn is_few(&self, rows: u64) -> bool {
+        self.keeps_order && self.staged.is_none() && rows <= ROWS
     }
 
     /// Puts it on the stream, for no more rows than [`ProductLaunch::most_rows`]; the product of
@@ -205,6 +223,10 @@ impl ProductLaunch {
         for (matrix, &at) in arguments.matrices.iter_mut().zip(&self.order) {
             let LinearOutput { pointer, pitch, bias, .. } = outputs[at];
             (matrix.y, matrix.y_pitch, matrix.bias) = (pointer + 2 * first * pitch, pitch, bias);
+        }
+        if self.is_few(x.rows) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_few(kernels, x, outputs, arguments, stream) };
         }
         if x.rows <= ROWS {
             arguments.counters = arguments.counters.wrapping_add(workspace);
@@ -252,6 +274,35 @@ impl ProductLaunch {
     }
 }
 
+impl ProductLaunch {
+    /// Puts it on the stream, for rows of which [`ProductLaunch::is_few`] says yes.
+    ///
+    /// # Safety
+    /// As [`ProductLaunch::run`], which has filled in the arguments.
+    unsafe fn run_few(
+        &self,
+        kernels: &LinearKernels,
+        x: LinearInput,
+        outputs: &[LinearOutput],
+        mut arguments: LinearLaunch,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let (class, kernel) = kernels.fast_of(x.rows);
+        let wishes = self.order.iter().map(|&at| outputs[at].splits);
+        let matrices = self.rows.iter().copied().zip(wishes);
+        let few = Few::new(matrices, arguments.columns.into(), kernel.blocks);
+        arguments.splits = few.splits;
+        (arguments.few_units, arguments.few_splits) = (few.units, few.pass_splits);
+        if let Some(map) = map_of_blocks(x, arguments.columns, class as u32)? {
+            (arguments.x_map, arguments.x_mapped) = (map, 1);
+        }
+        let blocks = few.strips.min(kernel.blocks.into()) as u32;
+        // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
+        // columns, and a block threads for as many units; the rest is the caller's promise.
+        unsafe { kernel.run_with(few.threads(), kernels.early, stream, blocks, &arguments) }
+    }
+}
+
 const ELEMENT: u64 = 2;
 /// Of which address and pitch must be multiples, in bytes.
 const ALIGNMENT: u64 = 16;
@@ -259,30 +310,71 @@ const ALIGNMENT: u64 = 16;
 const PITCH_END: u64 = 1 << 40;
 const _: () = assert!(size_of::<XMap>() == size_of::<CUtensorMap>());
 
+/// Blocks of columns that a box of few rows has.
+const FEW_BLOCKS: u32 = 2;
+
 /// That of these rows of x, of which a box has this many, as `kernels/linear_task.cuh` asks. None
 /// if x is not aligned: kernels read it slowly then.
 pub(super) fn map_of(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
-    let pitch = x.pitch * ELEMENT;
-    if !(x.pointer | pitch).is_multiple_of(ALIGNMENT) || pitch >= PITCH_END {
+    let sizes = [u64::from(columns), x.rows];
+    encode(
+        x,
+        sizes,
+        [x.pitch * ELEMENT],
+        [WIDE_COLUMNS as u32, box_rows],
+        Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+    )
+}
+
+/// That of up to [`ROWS`] rows of x: columns of a block, rows, blocks. Likewise.
+fn map_of_blocks(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
+    let blocks = u64::from(columns) / SPLIT_COLUMNS;
+    if blocks == 0 {
+        return Ok(None);
+    }
+    let swizzle = match box_rows {
+        1 => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+    };
+    let pitches = [x.pitch * ELEMENT, SPLIT_COLUMNS * ELEMENT];
+    encode(
+        x,
+        [SPLIT_COLUMNS, x.rows, blocks],
+        pitches,
+        [SPLIT_COLUMNS as u32, box_rows, FEW_BLOCKS],
+        swizzle,
+    )
+}
+
+/// A map of x with sizes and boxes in elements of each dimension, and pitches in bytes of all but
+/// the first.
+fn encode<const DIMENSIONS: usize, const PITCHES: usize>(
+    x: LinearInput,
+    sizes: [u64; DIMENSIONS],
+    pitches: [u64; PITCHES],
+    boxes: [u32; DIMENSIONS],
+    swizzle: Swizzle,
+) -> Result<Option<XMap>> {
+    const { assert!(PITCHES + 1 == DIMENSIONS) };
+    if !(x.pointer | pitches[0]).is_multiple_of(ALIGNMENT) || pitches[0] >= PITCH_END {
         return Ok(None);
     }
     let mut map = XMap::default();
-    let (sizes, pitches) = ([u64::from(columns), x.rows], [pitch]);
-    let (boxes, every) = ([WIDE_COLUMNS as u32, box_rows], [1_u32; 2]);
-    // SAFETY: the map has its size and alignment; of two dimensions there are two sizes, boxes and
-    // strides, and one pitch. The driver reads nothing of x.
+    let every = [1_u32; DIMENSIONS];
+    // SAFETY: the map has its size and alignment; there are as many sizes, boxes and strides as
+    // dimensions, and one pitch less. The driver reads nothing of x.
     let result = unsafe {
         cuTensorMapEncodeTiled(
             from_mut(&mut map).cast::<CUtensorMap>(),
             CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            sizes.len() as u32,
+            DIMENSIONS as u32,
             x.pointer as *mut _,
             from_ref(&sizes).cast(),
             from_ref(&pitches).cast(),
             from_ref(&boxes).cast(),
             from_ref(&every).cast(),
             CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle,
             CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -36,8 +36,24 @@ impl Multiply {
         blocks: u32,
         argument: &T,
     ) -> Result<()> {
-        let config = config(blocks, self.threads, self.shared);
-        // SAFETY: the caller's promise; threads and shared memory as the kernels' constants say.
+        // SAFETY: the caller's promise.
+        unsafe { self.run_with(self.threads, early, stream, blocks, argument) }
+    }
+
+    /// As [`Multiply::run`], with this many threads in a block.
+    ///
+    /// # Safety
+    /// As [`run`], and the kernel takes that many.
+    pub(super) unsafe fn run_with<T: DeviceRepr>(
+        &self,
+        threads: u32,
+        early: bool,
+        stream: &CudaStream,
+        blocks: u32,
+        argument: &T,
+    ) -> Result<()> {
+        let config = config(blocks, threads, self.shared);
+        // SAFETY: the caller's promise; shared memory as the kernels' constants say.
         unsafe { run(&self.function, early, stream, config, argument) }
     }
 

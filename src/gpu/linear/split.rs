@@ -1,6 +1,7 @@
 //! How matrices are shared out among blocks, by their shapes alone (`kernels/linear_task.cuh`).
 
 use super::task::{MATRICES, STRIP_ROWS, tiles_across};
+use crate::gpu::fit::LANES;
 
 /// Columns of which a split of K has a multiple, except the last one.
 pub(super) const SPLIT_COLUMNS: u64 = 64;
@@ -16,6 +17,70 @@ pub(super) const fn split_blocks(columns: u64, splits: u64) -> u64 {
 pub(super) const fn has_columns(columns: u64, splits: u64) -> bool {
     splits <= MOST_SPLITS
         && (splits - 1) * split_blocks(columns, splits) < columns.div_ceil(SPLIT_COLUMNS)
+}
+
+/// Splits of strips that a block multiplies at once, at most, by up to
+/// [`ROWS`](super::task::ROWS) rows of x in the order of a plan of the sum.
+const FEW_UNITS: u64 = 6;
+/// Warps of such a block that ask for what the others multiply; these are two for each unit.
+const FEW_ASKING: u64 = 4;
+/// What of this the kernels' constants tell.
+pub(super) const FEW_SPLIT: [u64; 2] = [FEW_UNITS, FEW_ASKING];
+/// Blocks of [`SPLIT_COLUMNS`] that one chain had better not exceed: it takes as long as reading.
+const FEW_CHAIN: u64 = 64;
+
+/// How blocks multiply by matrices in the fast layout in the order of a plan of the sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Few {
+    /// Of the columns of each matrix.
+    pub(super) splits: [u8; MATRICES],
+    /// What a block multiplies at once.
+    pub(super) units: u32,
+    /// Of one strip.
+    pub(super) pass_splits: u32,
+    /// Strips of all matrices.
+    pub(super) strips: u64,
+}
+
+impl Few {
+    /// Of up to [`MATRICES`] matrices with these rows and the splits that a caller wishes, 0 for
+    /// the fastest, and as many columns, on a GPU that runs this many blocks at once.
+    pub(super) fn new(
+        matrices: impl Iterator<Item = (u64, u64)> + Clone,
+        columns: u64,
+        blocks: u32,
+    ) -> Self {
+        let strips: u64 = matrices.clone().map(|(rows, _)| rows.div_ceil(STRIP_ROWS)).sum();
+        let most = strips.div_ceil(u64::from(blocks).clamp(1, strips.max(1)));
+        let mut few = Self { splits: [0; MATRICES], units: 0, pass_splits: 0, strips };
+        for (to, (rows, wish)) in few.splits.iter_mut().zip(matrices) {
+            let splits = if wish > 0 { wish } else { fast_splits(rows, columns) };
+            *to = splits as u8;
+            let passes = splits.div_ceil(FEW_UNITS);
+            let pass = splits.div_ceil(passes);
+            let at_once = if passes > 1 { 1 } else { FEW_UNITS / pass };
+            // As many at once as there is room for, evenly.
+            let units = most.div_ceil(most.div_ceil(at_once)) * pass;
+            few.units = few.units.max(units as u32);
+            few.pass_splits = few.pass_splits.max(pass as u32);
+        }
+        few
+    }
+
+    /// Threads of a block.
+    pub(super) fn threads(&self) -> u32 {
+        (FEW_ASKING as u32 + 2 * self.units) * LANES
+    }
+}
+
+/// With how many splits the product is fastest, by shape alone, so that bits are the same whatever
+/// else a launch multiplies by: no chain is long, and units are no more than there is room for.
+fn fast_splits(rows: u64, columns: u64) -> u64 {
+    let strips = rows.div_ceil(STRIP_ROWS).div_ceil(BLOCKS);
+    let blocks = columns.div_ceil(SPLIT_COLUMNS);
+    let most = (FEW_UNITS / strips.min(FEW_UNITS)).max(1);
+    let wanted = blocks.div_ceil(FEW_CHAIN).clamp(1, most);
+    (1..=wanted).rev().find(|&splits| has_columns(columns, splits)).unwrap_or(1)
 }
 
 /// Items come in groups, and blocks too.

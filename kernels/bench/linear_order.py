@@ -1,0 +1,417 @@
+#!/usr/bin/env python3
+"""Products in the order of a plan of the sum beside torch.nn.functional.linear: bits, then times.
+
+    python3 kernels/bench/linear_order.py [bits] [forms] [grouped] [times] [mixture] [splits]
+
+Needs PyTorch, a GPU, and the Python package (`df11`) on the path. `bits` finds, for each shape and
+number of rows of x, the splits whose sums are PyTorch's, with weights and inputs that cancel, and
+counts outputs that differ on three kinds of inputs. `forms` compares slices, several matrices in a
+launch, strides and addresses of x with products of the plain form. `times`: microseconds of a
+launch in CUDA graphs over copies that no L2 holds, medians of interleaved rounds. `splits`: ours
+with other splits than PyTorch's.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from df11 import _native
+from df11._bring import pack_dense
+
+LLAMA = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
+SHAPES = [*LLAMA, (1024, 4096), (14336, 4096), (8192, 8192), (5120, 25600), (2560, 9728)]
+SHAPES += [(25600, 5120), (2880, 4096), (4096, 2880), (1000, 4104), (1152, 4304), (128256, 4096)]
+DEVICE = torch.device("cuda", 0)
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator(DEVICE).manual_seed(seed)
+
+
+def shuffled(columns: int) -> Tensor:
+    return torch.randperm(columns, device=DEVICE, generator=seeded(columns))
+
+
+def wide(rows: int, columns: int, seed: int) -> Tensor:
+    """Sixteen exponents, each as often, and some that no code of the fast layout expresses."""
+    g = seeded(seed)
+    bits = torch.randint(0, 65536, (rows, columns), device=DEVICE, dtype=torch.int32, generator=g)
+    below = torch.randint(0, 16, (rows, columns), device=DEVICE, dtype=torch.int32, generator=g)
+    far = torch.rand(rows, columns, device=DEVICE, generator=g) < 1 / 3000
+    bits = bits & 0x807F | (130 - below - far * 24) << 7
+    return (bits - (bits >> 15 << 16)).to(torch.int16).view(torch.bfloat16)
+
+
+def weights(rows: int, columns: int, kind: str, seed: int) -> Tensor:
+    if kind == "normal":
+        return (torch.randn(rows, columns, device=DEVICE, generator=seeded(seed)) * 0.02).bfloat16()
+    if kind == "wide":
+        return wide(rows, columns, seed)
+    half = wide(rows, columns // 2, seed)
+    return torch.cat([half, half], 1)[:, shuffled(columns)].contiguous()
+
+
+def inputs(rows: int, columns: int, kind: str, seed: int) -> Tensor:
+    """`cancel`: sums of products with such weights are rounding errors alone."""
+    g = seeded(seed + 1000)
+    x = torch.randn(rows, columns, device=DEVICE, generator=g)
+    spread = 1 if kind == "normal" else 3
+    x *= torch.exp(torch.randn(rows, columns, device=DEVICE, generator=g) * spread)
+    if kind == "cancel":
+        half = x[:, : columns // 2]
+        x = torch.cat([half, -half], 1)[:, shuffled(columns)]
+    return x.bfloat16().contiguous()
+
+
+class Fast:
+    """A matrix in the fast layout."""
+
+    def __init__(self, weight: Tensor) -> None:
+        packed = pack_dense(DEVICE, weight)
+        assert packed is not None, "too many exceptions"
+        self.arrays, (part,) = packed
+        self.part = part
+        self.matrix = self.of(part)
+
+    def of(self, part: object) -> _native.Matrix:
+        pointers = [array.data_ptr() for array in self.arrays]
+        return _native.Matrix(0, list(part), pointers, [a.nbytes for a in self.arrays])
+
+    def copy(self) -> "Fast":
+        other = object.__new__(Fast)
+        other.arrays, other.part = [array.clone() for array in self.arrays], self.part
+        other.matrix = other.of(self.part)
+        return other
+
+
+room = torch.zeros(64 << 20, dtype=torch.uint8, device=DEVICE)
+
+
+def multiply(
+    product: _native.Linear, x: Tensor, ys: list[Tensor], splits: list[int], biases: list[int]
+) -> None:
+    places = [
+        (y.data_ptr(), y.stride(0), bias, s) for y, s, bias in zip(ys, splits, biases, strict=True)
+    ]
+    product.multiply(x.data_ptr(), x.shape[0], x.stride(0), places, room.data_ptr(), stream())
+
+
+def ours(
+    product: _native.Linear, x: Tensor, rows: int, splits: int, bias: Tensor | None = None
+) -> Tensor:
+    y = torch.full((x.shape[0], rows), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+    multiply(product, x, [y], [splits], [0 if bias is None else bias.data_ptr()])
+    return y
+
+
+def differ(a: Tensor, b: Tensor) -> int:
+    return int((a.view(torch.int16) != b.view(torch.int16)).sum())
+
+
+found: dict[tuple[int, int, int], int] = {}
+
+
+def find(rows: int, columns: int, x_rows: int, product: _native.Linear, weight: Tensor) -> int:
+    """The splits of PyTorch, by sums that are rounding errors alone; negative: only the nearest."""
+    key = rows, columns, x_rows
+    if key not in found:
+        x = inputs(x_rows, columns, "cancel", 1)
+        reference = linear(x, weight)
+        tried = {}
+        for splits in range(1, 21):
+            if product.keeps_order(x_rows, [splits]):
+                tried[splits] = differ(ours(product, x, rows, splits), reference)
+                if not tried[splits]:
+                    break
+        splits = min(tried, key=lambda s: tried[s])
+        found[key] = splits if not tried[splits] else -splits
+        others = [n for s, n in tried.items() if s != splits]
+        if tried[splits]:
+            say(f"  !! {rows}x{columns}, {x_rows} rows: no order; {tried} differ")
+        elif others and min(others) < reference.numel() // 20:
+            say(f"  ?? {rows}x{columns}, {x_rows} rows: {tried}")
+    return found[key]
+
+
+def bits(shapes: list[tuple[int, int]], all_rows: tuple[int, ...]) -> None:
+    say("== outputs that differ from F.linear, of all: cancelling, wide, normal, with a bias")
+    for rows, columns in shapes:
+        wrong, all_outputs, splits = {}, 0, {}
+        kinds = ("cancel", "wide", "normal") if rows * columns < 2**28 else ("cancel", "normal")
+        for kind in kinds:
+            weight = weights(rows, columns, kind, 1)
+            product = _native.Linear([(kept := Fast(weight)).matrix])
+            bias = torch.randn(rows, device=DEVICE, generator=seeded(9)).bfloat16()
+            for x_rows in all_rows:
+                if kind == "cancel":
+                    splits[x_rows] = find(rows, columns, x_rows, product, weight)
+                if splits[x_rows] < 0:
+                    continue
+                x = inputs(x_rows, columns, kind, x_rows)
+                for add in (None, bias):
+                    y = ours(product, x, rows, splits[x_rows], add)
+                    bad = differ(y, linear(x, weight, add))
+                    again = differ(y, ours(product, x, rows, splits[x_rows], add))
+                    name = kind if add is None else f"{kind} + bias"
+                    wrong[name] = wrong.get(name, 0) + bad + again
+                    all_outputs += y.numel()
+            del kept
+        say(f"{rows}x{columns}: splits {splits}; {wrong} of {all_outputs}")
+
+
+def forms() -> None:
+    say("== other forms: outputs that differ from the plain form")
+    weight = weights(1000, 4096, "cancel", 3)
+    fast = Fast(weight)
+    whole = _native.Linear([fast.matrix])
+    big = inputs(16, 8192, "wide", 3)
+    for x_rows in (1, 2, 8, 9, 16):
+        x = inputs(x_rows, 4096, "cancel", 3)
+        for splits in (0, 1, 3, 4, 7, 10, 13):
+            plain = ours(whole, x, 1000, splits)
+            counts = []
+            for offset, pitch in ((1, 4099), (8, 4104), (0, 4097)):
+                flat = torch.zeros(16 * 4104 + 16, dtype=torch.bfloat16, device=DEVICE)
+                strided = flat[offset:].as_strided((x_rows, 4096), (pitch, 1))
+                strided.copy_(x)
+                counts.append(differ(ours(whole, strided, 1000, splits), plain))
+            for row in (0, x_rows - 1):
+                alone = ours(whole, x[row : row + 1], 1000, splits)
+                counts.append(differ(alone, plain[row : row + 1]))
+            if any(counts):
+                say(f"  !! {x_rows} rows, {splits} splits: {counts}")
+    # Slices of columns, and several matrices with splits of their own.
+    part = list(fast.part)
+    for first, last in ((0, 2048), (2048, 4096), (256, 3840)):
+        cut = fast.of([*part[:6], first, last])
+        alone = Fast(weight[:, first:last].contiguous())
+        for x_rows in (1, 7, 16):
+            x = big[:x_rows, first:last]
+            for splits in (1, 2, 3):
+                y = ours(_native.Linear([cut]), x, 1000, splits)
+                other = ours(_native.Linear([alone.matrix]), x.contiguous(), 1000, splits)
+                if bad := differ(y, other):
+                    say(f"  !! columns {first} to {last}, {x_rows} rows, {splits} splits: {bad}")
+    heights = [1024, 33, 4096, 160, 32]
+    several = [weights(height, 4096, "cancel", height) for height in heights]
+    packed = [Fast(weight) for weight in several]
+    product = _native.Linear([fast.matrix for fast in packed])
+    for x_rows in (1, 8, 16):
+        x = inputs(x_rows, 4096, "cancel", 4)
+        for splits in ([2, 3, 1, 10, 5], [0] * 5, [1, 2, 3, 4, 64]):
+            y = torch.full((x_rows, sum(heights) + 3), float("nan"), dtype=torch.bfloat16)
+            y = y.to(DEVICE)
+            ys = list(y[:, :-3].split(heights, 1))
+            multiply(product, x, ys, splits, [0] * 5)
+            for y_one, fast, s, height in zip(ys, packed, splits, heights, strict=True):
+                alone = ours(_native.Linear([fast.matrix]), x, height, s)
+                if bad := differ(y_one.contiguous(), alone):
+                    say(f"  !! {splits} splits, {x_rows} rows: {bad} of {height} rows")
+            assert bool(y[:, -3:].isnan().all()), "wrote after y"
+    say("  done")
+
+
+def grouped_case(experts: int, rows: int, columns: int, counts: list[int], kind: str) -> int:
+    """Outputs that differ from torch._grouped_mm."""
+    weight = weights(experts * rows, columns, kind, 5)
+    product = _native.Grouped((kept := Fast(weight)).matrix, experts)
+    places = sum(counts)
+    x = inputs(places, columns, kind, 6)
+    ends = torch.tensor(counts, device=DEVICE).cumsum(0).int()
+    offsets = torch.cat([ends.new_zeros(1), ends])
+    reference = torch._grouped_mm(x, weight.view(experts, rows, columns).transpose(1, 2), ends)
+    y = torch.full((places, rows), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+    product.multiply(
+        x.data_ptr(), places, columns, offsets.data_ptr(), places, 0, y.data_ptr(), rows, stream()
+    )
+    torch.cuda.synchronize()
+    del kept
+    return differ(y, reference)
+
+
+def grouped() -> None:
+    say("== grouped: outputs that differ from torch._grouped_mm")
+    for kind in ("cancel", "wide", "normal"):
+        for experts, rows, columns, counts in (
+            (128, 1536, 2048, [1] * 8 + [0] * 120),
+            (128, 2048, 768, [0, 3, 17, 1, 40] + [0] * 60 + [2] * 63),
+            (16, 1536, 2048, [16, 1, 0, 33] * 4),
+            (8, 96, 4096, [5] * 8),
+        ):
+            bad = grouped_case(experts, rows, columns, counts, kind)
+            all_outputs = sum(counts) * rows
+            say(f"  {experts} of {rows}x{columns}, {kind}: {bad} of {all_outputs}")
+
+
+side = torch.cuda.Stream()
+
+
+def graph(call: Callable[[int], object], count: int) -> torch.cuda.CUDAGraph:
+    call(0)
+    torch.cuda.synchronize()
+    made = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        made.capture_begin()
+        for i in range(count):
+            call(i)
+        made.capture_end()
+    return made
+
+
+def measure(graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]], rounds: int) -> dict[str, float]:
+    """Microseconds of a launch, medians of interleaved rounds."""
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(rounds + 1):
+        for name, (made, count) in graphs.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            made.replay()
+            begin.record()
+            for _ in range(4):
+                made.replay()
+            end.record()
+            end.synchronize()
+            if turn:
+                times[name].append(begin.elapsed_time(end) * 1e3 / 4 / count)
+    return {name: statistics.median(some) for name, some in times.items()}
+
+
+def times(
+    shapes: list[tuple[int, int]], all_rows: tuple[int, ...], others: tuple[int, ...] = (0,)
+) -> None:
+    say("== times, us: F.linear, ours with its splits, ours with others (0: the fastest)")
+    sums: dict[tuple[int, str], list[float]] = {}
+    for rows, columns in shapes:
+        began = time.time()
+        hard = weights(rows, columns, "cancel", 1)
+        hard_product = _native.Linear([(hard_fast := Fast(hard)).matrix])
+        splits = {m: find(rows, columns, m, hard_product, hard) for m in all_rows}
+        del hard, hard_fast
+        weight = weights(rows, columns, "normal", 1)
+        fast = Fast(weight)
+        count = max(6, -(-450_000_000 // (rows * columns * 3 // 2)))
+        plain = max(4, -(-450_000_000 // (rows * columns * 2)))
+        fasts = [fast] + [fast.copy() for _ in range(count - 1)]
+        products = [_native.Linear([one.matrix]) for one in fasts]
+        whole = [weight] + [weight.clone() for _ in range(plain - 1)]
+        for x_rows in all_rows:
+            x = inputs(x_rows, columns, "normal", 5)
+            y = torch.empty(x_rows, rows, dtype=torch.bfloat16, device=DEVICE)
+            graphs = {
+                "F.linear": (
+                    graph(lambda i: linear(x, whole[i % plain]), plain_launches := max(plain, 24)),
+                    plain_launches,
+                )
+            }
+            given = {"its": abs(splits[x_rows]), **{str(s): s for s in others}}
+            for name, s in given.items():
+                if products[0].keeps_order(x_rows, [s]):
+                    launches = max(count, 24)
+                    call = lambda i, s=s: multiply(products[i % count], x, [y], [s], [0])  # noqa: E731
+                    graphs[name] = (graph(call, launches), launches)
+            taken = measure(graphs, 5)
+            base = taken["F.linear"]
+            told = ", ".join(f"{n} {t:.2f} ({base / t:.3f})" for n, t in taken.items())
+            say(f"{rows}x{columns}, {x_rows} rows, {splits[x_rows]} splits: {told}")
+            if (rows, columns) in LLAMA:
+                for name, t in taken.items():
+                    both = sums.setdefault((x_rows, name), [0, 0])
+                    both[0] += base
+                    both[1] += t
+        say(f"  [{time.time() - began:.1f} s, {sum(a.nbytes for a in fast.arrays) * 8 / rows / columns:.3f} bits]")
+        del fasts, products, whole
+        torch.cuda.empty_cache()
+    say("== sums of the four of Llama 3.1 8B: F.linear / ours")
+    for (x_rows, name), (base, mine) in sums.items():
+        say(f"  {x_rows} rows, {name}: {base / mine:.3f} ({base:.1f} / {mine:.1f})")
+
+
+def mixture() -> None:
+    """A step's grouped products of Qwen3-30B-A3B's geometry: 128 experts, 8 of them a token."""
+    say("== mixture, us: torch._grouped_mm, ours, ours / theirs")
+    experts = 128
+    sums: dict[int, list[float]] = {}
+    for rows, columns in ((1536, 2048), (2048, 768)):
+        weight = weights(experts * rows, columns, "normal", 5)
+        sets = max(2, -(-300_000_000 // (8 * rows * columns)))
+        fasts = [Fast(weight)]
+        fasts += [fasts[0].copy() for _ in range(1)]
+        products = [_native.Grouped(fast.matrix, experts) for fast in fasts]
+        whole = [weight.view(experts, rows, columns), weight.clone().view(experts, rows, columns)]
+        for batch in (1, 8, 64):
+            places = 8 * batch
+            routes = []
+            for seed in range(sets if batch < 8 else 4):
+                chosen = torch.rand(batch, experts, device=DEVICE, generator=seeded(seed))
+                chosen = chosen.topk(8, 1).indices.flatten()
+                ends = chosen.bincount(minlength=experts).cumsum(0).int()
+                routes.append((ends, torch.cat([ends.new_zeros(1), ends])))
+            x = inputs(places, columns, "normal", 7)
+            y = torch.empty(places, rows, dtype=torch.bfloat16, device=DEVICE)
+
+            def theirs(i: int) -> object:
+                ends, _ = routes[i % len(routes)]
+                return torch._grouped_mm(x, whole[i % 2].transpose(1, 2), ends)
+
+            def mine(i: int) -> None:
+                _, offsets = routes[i % len(routes)]
+                products[i % 2].multiply(
+                    x.data_ptr(),
+                    places,
+                    columns,
+                    offsets.data_ptr(),
+                    places,
+                    0,
+                    y.data_ptr(),
+                    rows,
+                    stream(),
+                )
+
+            count = max(24, len(routes))
+            graphs = {"theirs": (graph(theirs, count), count), "ours": (graph(mine, count), count)}
+            taken = measure(graphs, 5)
+            both = sums.setdefault(batch, [0, 0])
+            both[0] += taken["theirs"]
+            both[1] += taken["ours"]
+            part = taken["ours"] / taken["theirs"]
+            say(
+                f"{rows}x{columns}, batch {batch}: {taken['theirs']:.2f}, {taken['ours']:.2f}, {part:.3f}"
+            )
+    for batch, (base, mine_) in sums.items():
+        say(f"  batch {batch}: {mine_ / base:.3f} of theirs")
+
+
+def main() -> None:
+    say(torch.cuda.get_device_name(), torch.version.cuda, torch.__version__)
+    for mode in sys.argv[1:] or ["bits", "forms", "grouped", "times", "mixture"]:
+        began = time.time()
+        if mode == "bits":
+            bits(SHAPES, (1, 2, 3, 7, 8, 9, 13, 16))
+        elif mode == "quick":
+            bits(LLAMA[:2], (1, 2, 8, 16))
+        elif mode == "times":
+            times(LLAMA, (1, 8, 16))
+        elif mode == "more":
+            times(SHAPES[4:10], (1, 8, 16))
+        elif mode == "splits":
+            times(SHAPES[:9], (1, 16), (0, 1, 2, 3, 4, 6))
+        else:
+            {"forms": forms, "grouped": grouped, "mixture": mixture}[mode]()
+        torch.cuda.synchronize()
+        say(f"  [{mode}: {time.time() - began:.1f} s]")
+
+
+if __name__ == "__main__":
+    main()
