@@ -96,8 +96,14 @@ class Shape:
         early = self.kernels is not None and x_rows < self.kernels.crossover_rows
         keeps = early and bool(order) and self.kernels.keeps_order(x_rows, [order.splits])
         return {
-            **{"rows": self.rows, "columns": self.columns, "x_rows": x_rows, "bias": with_bias},
-            **{"splits": order.splits, "early": early, "keeps": keeps, "different": different},
+            "rows": self.rows,
+            "columns": self.columns,
+            "x_rows": x_rows,
+            "bias": with_bias,
+            "splits": order.splits,
+            "early": early,
+            "keeps": keeps,
+            "different": different,
         }
 
 
@@ -109,12 +115,12 @@ def spans(counts: list[int]) -> str:
             held[-1].append(count)
         else:
             held.append([count])
-    return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}–{g[-1]}" for g in held)
+    return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in held)
 
 
 def show(found: list[dict[str, Any]]) -> None:
     print(
-        "| rows × columns | bias | splits: rows of x | decoded: order not known | decoded: faster |"
+        "| rows x columns | bias | splits: rows of x | decoded: order not known | decoded: faster |"
     )
     print("|---|---|---|---|---|")
     for (rows, columns, bias), group in itertools.groupby(
@@ -128,7 +134,7 @@ def show(found: list[dict[str, Any]]) -> None:
         told = "; ".join(f"{splits}: {spans(counts)}" for splits, counts in sorted(by.items()))
         unknown = spans([one["x_rows"] for one in cases if one["early"] and not one["keeps"]])
         late = spans([one["x_rows"] for one in cases if not one["early"]])
-        print(f"| {rows} × {columns} | {'yes' if bias else 'no'} | {told} | {unknown} | {late} |")
+        print(f"| {rows} x {columns} | {'yes' if bias else 'no'} | {told} | {unknown} | {late} |")
 
 
 def main() -> int:

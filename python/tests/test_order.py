@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from df11 import _order
+from df11._load import is_exact
 from df11._order import UNKNOWN, Case, Framework, Order, Probe, family, verdict
 from df11._order_cache import OrderCache
+from df11._status import ModelReport
 
 matmul = torch.backends.cuda.matmul
 CPU = torch.device("cpu")
@@ -357,6 +359,23 @@ def test_too_little_memory_is_asked_again_in_the_next_process(
     assert ask(2, COLUMNS) == UNKNOWN
     forget(monkeypatch)
     assert ask(2, COLUMNS) == Order(2)
+
+
+def test_a_report_names_what_is_decoded() -> None:
+    orders = {"a.weight": {1: True, 8: True}, "b.weight": {1: True, 8: False, 9: False}}
+    told = str(ModelReport(True, ["folder"], ["exact"], orders=orders | {"c.weight": {}}))
+    assert "1 of 3 matrices are multiplied in BF16's order without decoding to memory" in told
+    assert "b.weight: decoded first for 8, 9 rows of x" in told
+    assert told.splitlines()[-1].strip() == "c.weight: decoded first"
+    assert "in order" not in str(ModelReport(True, ["folder"], ["exact"]))
+
+
+def test_mode_fused_is_for_gpus_whose_order_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_exact("exact", CPU) and not is_exact("fused", CPU)
+    monkeypatch.setattr("df11._load.is_order_known", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    with pytest.warns(UserWarning, match="mode='fused' does nothing on a GPU"):
+        assert is_exact("fused", torch.device("cuda", 0))
 
 
 CASE = case(2, COLUMNS)
