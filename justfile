@@ -55,10 +55,7 @@ wheels *PLATFORMS:
 
 # Compiles the kernels to the committed PTX (`just ptx --check` only compares); needs no GPU.
 ptx *ARGS:
-    test -d target/ptx-venv || python3 -m venv target/ptx-venv
-    target/ptx-venv/bin/pip install --quiet nvidia-cuda-nvrtc-cu12==12.0.140 nvidia-cuda-nvcc-cu12==12.6.85
-    test -d target/ptx-venv/hopper || target/ptx-venv/bin/pip install --quiet --no-deps --target target/ptx-venv/hopper nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-nvcc-cu12==12.9.86
-    target/ptx-venv/bin/python kernels/build.py {{ARGS}}
+    bash .ci/ptx {{ARGS}}
 
 # Every fuzz target for SECONDS each.
 fuzz SECONDS="900":

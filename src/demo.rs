@@ -162,9 +162,14 @@ fn write(folder: &Path, shape: Shape, mut shards: [Vec<DemoTensor>; 2]) -> Resul
     }
     let total: usize = shards.iter().flatten().map(|tensor| tensor.bytes.len()).sum();
     let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
+    let head = if shape.key_value.is_multiple_of(64) { 64 } else { shape.key_value };
     let config = json!({
         "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
         "hidden_size": shape.hidden,
+        "num_attention_heads": shape.hidden / head,
+        "num_key_value_heads": shape.key_value / head,
+        "head_dim": head,
         "intermediate_size": shape.intermediate,
         "num_hidden_layers": shape.layers,
         "vocab_size": shape.vocabulary,

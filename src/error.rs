@@ -7,12 +7,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong, sorted by who can fix it.
 ///
-/// A message is one line and ends with the remedy where there is one.
+/// A message is one line and ends with the remedy where there is one. Names in it are
+/// [printable](crate::hazmat::printable); fields have them as they are.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused to read or write.
-    #[error("{context}: {source}")]
+    #[error("{}: {source}", printable(.context))]
     Io {
         /// The file, and what was being done with it.
         context: String,
@@ -20,7 +21,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The data is well-formed, but asks for something that this version does not know.
-    #[error("{what} is not supported by this version of df11; {remedy}")]
+    #[error("{} is not supported by this version of df11; {}", printable(.what), printable(.remedy))]
     Unsupported {
         /// The feature, version, encoding or dtype.
         what: String,
@@ -28,7 +29,7 @@ pub enum Error {
         remedy: String,
     },
     /// The bytes break a rule of their format: the file is damaged, truncated or was never valid.
-    #[error("{place}, byte {offset}: {problem}{}", end(.remedy.as_ref()))]
+    #[error("{}, byte {offset}: {}{}", printable(.place), printable(.problem), end(.remedy.as_ref()))]
     Corrupt {
         /// The file, section or array in which the problem lies.
         place: String,
@@ -40,7 +41,7 @@ pub enum Error {
         remedy: Option<String>,
     },
     /// A limit of the format is exceeded.
-    #[error("{what} is {value}, and the format allows at most {limit}")]
+    #[error("{} is {value}, and the format allows at most {limit}", printable(.what))]
     Limit {
         /// The quantity, with its unit.
         what: String,
@@ -50,7 +51,7 @@ pub enum Error {
         limit: u64,
     },
     /// The caller asked for something impossible.
-    #[error("{problem}; {remedy}")]
+    #[error("{}; {}", printable(.problem), printable(.remedy))]
     Parameter {
         /// What is wrong with the request.
         problem: String,
@@ -60,13 +61,15 @@ pub enum Error {
     /// The output exists, and the caller has not said that it may be replaced: by
     /// [`CompressOptions`](crate::CompressOptions) or
     /// [`DecompressOptions`](crate::DecompressOptions).
-    #[error("{path} exists; choose another output, or replace it with overwrite: true")]
+    #[error(
+        "{} exists; choose another output, or replace it with overwrite: true", printable(.path)
+    )]
     Exists {
         /// The output.
         path: String,
     },
     /// The GPU or its driver failed.
-    #[error("GPU: {problem}; {remedy}")]
+    #[error("GPU: {}; {}", printable(.problem), printable(.remedy))]
     Gpu {
         /// What failed.
         problem: String,
@@ -176,5 +179,48 @@ impl Error {
 
 /// The end of a message: its remedy, if it has one.
 fn end(remedy: Option<&String>) -> String {
-    remedy.map_or_else(String::new, |remedy| format!("; {remedy}"))
+    remedy.map_or_else(String::new, |remedy| format!("; {}", printable(remedy)))
+}
+
+/// Text in which every character shows: names come from files, and one could end the line, drive
+/// the terminal, or look like another name. What [`is_unseen`] tells is escaped, as in Rust.
+pub fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            _ if c.is_control() => out.extend(c.escape_debug()),
+            _ if is_unseen(c) => out.extend(c.escape_unicode()),
+            _ => out.push(c),
+        }
+    }
+    out
+}
+
+/// Whether a character is a control, ends lines, reorders the text around it, or is invisible: what
+/// Unicode calls `Bidi_Control` and `Default_Ignorable_Code_Point`, and its separators of lines.
+pub fn is_unseen(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{AD}' | '\u{34F}' | '\u{61C}' | '\u{115F}' | '\u{1160}' | '\u{17B4}' | '\u{17B5}'
+            | '\u{180B}'..='\u{180F}' | '\u{200B}'..='\u{200F}' | '\u{2028}'..='\u{202E}'
+            | '\u{2060}'..='\u{206F}' | '\u{3164}' | '\u{FE00}'..='\u{FE0F}' | '\u{FEFF}'
+            | '\u{FFA0}' | '\u{FFF0}'..='\u{FFFB}' | '\u{1BCA0}'..='\u{1BCA3}'
+            | '\u{1D173}'..='\u{1D17A}' | '\u{E0000}'..='\u{E0FFF}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_character_shows() {
+        assert_eq!(printable("a\u{1b}[2J\n\u{202E}é"), "a\\u{1b}[2J\\n\\u{202e}é");
+        for c in "\u{85}\u{200B}\u{200D}\u{FEFF}\u{2060}\u{AD}\u{E0041}\u{2028}\u{2067}".chars() {
+            assert_eq!(printable(&format!("a{c}b")), format!("a{}b", c.escape_unicode()));
+        }
+        let seen = "model.layers.0/é ü 模型 мод ‘x’ → 🙂 e\u{301}\u{a0}";
+        assert_eq!(printable(seen), seen);
+        let error = Error::io("opening", "a\n\u{200B}", io::ErrorKind::NotFound.into());
+        assert_eq!(error.to_string(), "opening a\\n\\u{200b}: entity not found");
+    }
 }

@@ -20,13 +20,15 @@
 
 pub use crate::{
     encoding::{gap, stored, tile},
+    error::{is_unseen, printable},
     io::FileReader,
-    open::{Cpu, Decoder, PreparedTensor, Shard, Tiles, histogram, is_small},
+    open::{Cpu, Decoder, PreparedTensor, Shard, Tiles, histogram, is_small, verify_containers},
+    parallel::pool,
     paths::check_path,
     source::hub_cache::{Located, locate},
     write::{
-        Leftover, Loading, MIN_CODED_BYTES, check_replaceable, leftovers, remove_leftovers,
-        write_file,
+        Leftover, Loading, MIN_CODED_BYTES, TemporaryFolder, check_replaceable, copy,
+        earlier_containers, leftovers, remove_leftovers, write_file,
     },
 };
 

@@ -192,14 +192,16 @@ fn open_without_waiting(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// All bytes of a regular file.
+/// All bytes of a regular file, which has at most `most`.
 ///
 /// # Errors
-/// As [`FileReader::open`].
-pub(crate) fn read_regular(path: &Path) -> Result<Vec<u8>> {
+/// As [`FileReader::open`], and [`Error::Limit`] if it has more, whatever length it tells.
+pub(crate) fn read_regular(path: &Path, most: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let mut file = open_regular(path)?;
+    let mut file = open_regular(path)?.take(most.saturating_add(1));
     file.read_to_end(&mut bytes).map_err(|error| Error::io("reading", path, error))?;
+    let what = format_args!("{}: its length in bytes", path.display());
+    Error::check_limit(what, bytes.len() as u64, most)?;
     Ok(bytes)
 }
 
@@ -281,6 +283,21 @@ mod tests {
                 error.kind(),
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput
             ));
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_regular_files_are_read_and_no_more_than_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, b"12345").unwrap();
+        assert_eq!(read_regular(&path, 5).unwrap(), b"12345");
+        assert!(matches!(read_regular(&path, 4), Err(Error::Limit { value: 5, limit: 4, .. })));
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, 0o600.into()).unwrap();
+        for path in [&pipe, Path::new("/dev/zero"), folder.path()] {
+            assert!(matches!(read_regular(path, 5), Err(Error::Parameter { .. })), "{path:?}");
         }
     }
 

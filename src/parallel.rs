@@ -5,13 +5,49 @@
 
 use std::{
     ops::Range,
+    process,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
 use crate::{Error, Result};
+
+/// A process and its threads, and those of a process that was forked from it.
+struct Owned {
+    process: u32,
+    pool: ThreadPool,
+    next: OnceLock<Box<Self>>,
+}
+
+static POOLS: OnceLock<Box<Owned>> = OnceLock::new();
+
+/// The pool of this process: one thread for each core, or as many as `RAYON_NUM_THREADS` says, which
+/// is there until the process ends. A forked process has no threads of its parent's pool, not those
+/// of rayon's own either, and gets another one. Takes no lock that a parent could have held.
+///
+/// # Errors
+/// [`Error::Parameter`] if the system refuses threads.
+pub fn pool() -> Result<&'static ThreadPool> {
+    let (process, mut slot) = (process::id(), &POOLS);
+    loop {
+        match slot.get() {
+            Some(owned) if owned.process == process => return Ok(&owned.pool),
+            Some(owned) => slot = &owned.next,
+            None => {
+                let pool = ThreadPoolBuilder::new().build().map_err(|error| {
+                    let problem = format!("cannot start threads: {error}");
+                    Error::parameter(problem, "set RAYON_NUM_THREADS to fewer")
+                })?;
+                // Another thread may have been faster; then this pool ends.
+                let _ = slot.set(Box::new(Owned { process, pool, next: OnceLock::new() }));
+            }
+        }
+    }
+}
 
 /// Calls `work` once for each index below `count`. Each thread makes its own `state` once and
 /// reuses it.

@@ -1,7 +1,7 @@
 //! Names of files: what they tell, and the rule for paths that a container holds: shards and side
 //! files, relative to the folder of the model.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use crate::{
     Error, Result,
@@ -93,10 +93,24 @@ impl<'a> PathTree<'a> {
 /// What transformers and diffusers read first.
 pub(crate) const CONFIG: &str = "config.json";
 
-/// Whether this is the configuration of weights, given their files' paths: it lies beside them.
-pub(crate) fn is_config<'a>(path: &str, mut weights: impl Iterator<Item = &'a str>) -> bool {
-    path.strip_prefix(folder_of(path)) == Some(CONFIG)
-        && weights.any(|weights| folder_of(weights) == folder_of(path))
+/// The configurations of weights, given the paths of all files: for each file of weights the nearest
+/// one, in its folder or above, since an index may name weights in subfolders.
+pub(crate) fn configs<'a>(
+    weights: impl Iterator<Item = &'a str>,
+    side: impl Iterator<Item = &'a str>,
+) -> BTreeSet<&'a str> {
+    let is_config = |path: &&str| path.strip_prefix(folder_of(path)) == Some(CONFIG);
+    let all: BTreeSet<&str> = side.filter(is_config).collect();
+    let nearest = |mut path: &'a str| {
+        loop {
+            let folder = folder_of(path);
+            if let Some(config) = all.get(format!("{folder}{CONFIG}").as_str()) {
+                return Some(*config);
+            }
+            path = folder.strip_suffix('/')?;
+        }
+    };
+    weights.filter_map(nearest).collect()
 }
 
 /// The file by which diffusers knows the folder of a pipeline.
@@ -105,6 +119,15 @@ pub(crate) const MODEL_INDEX: &str = "model_index.json";
 /// The container of a compressed pipeline that lists its components, and records all files that
 /// belong to none of them.
 pub(crate) const PIPELINE: &str = "pipeline.df11";
+
+/// The file in which runtimes keep weights that the containers beside it lack.
+pub(crate) const ADDED: &str = "df11.safetensors";
+
+/// Whether a folder would be taken for a pipeline's by a container of this path in it, on disks too
+/// that fold names.
+pub(crate) fn is_pipeline_list(path: &str) -> bool {
+    path.eq_ignore_ascii_case(PIPELINE)
+}
 
 /// Whether a path is that of a container, or of an output that is to be one.
 pub(crate) fn is_container(path: impl AsRef<Path>) -> bool {
@@ -168,18 +191,19 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_lies_beside_its_weights() {
-        let weights = ["text_encoder/model.safetensors", "unet/a.safetensors"];
-        for (path, expected) in [
-            ("text_encoder/config.json", true),
-            ("unet/config.json", true),
-            ("config.json", false),
-            ("unet/generation_config.json", false),
-            ("unet/a/config.json", false),
+    fn a_configuration_is_the_nearest_of_its_weights() {
+        let side = ["config.json", "te/config.json", "unet/a/config.json", "unet/x_config.json"];
+        for (weights, expected) in [
+            (&["te/model.safetensors"][..], &["te/config.json"][..]),
+            (&["unet/a.safetensors", "te/b/c.safetensors"], &["config.json", "te/config.json"]),
+            (&["model.safetensors"], &["config.json"]),
+            (&["unet/a/b/c.safetensors"], &["unet/a/config.json"]),
+            (&[], &[]),
         ] {
-            assert_eq!(is_config(path, weights.into_iter()), expected, "{path}");
+            let found: Vec<_> =
+                configs(weights.iter().copied(), side.into_iter()).into_iter().collect();
+            assert_eq!(found, expected, "{weights:?}");
         }
-        assert!(is_config("config.json", ["model.safetensors"].into_iter()));
     }
 
     #[test]

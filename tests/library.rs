@@ -2,6 +2,8 @@
 
 #[path = "support/container.rs"]
 mod container;
+#[path = "library/copies.rs"]
+mod copies;
 #[path = "library/decoder.rs"]
 mod decoder;
 #[path = "library/estimate.rs"]

@@ -21,6 +21,8 @@ pub struct Gpu {
     pub(crate) device: Device,
     /// The status that its kernels set.
     pub(crate) status: Arc<df11::gpu::Status>,
+    /// The process that opened it.
+    pub(crate) process: u32,
 }
 
 /// A tensor on a GPU. Any number of threads may use it at once, on any streams.
@@ -70,6 +72,16 @@ pub struct Product {
 }
 
 impl Gpu {
+    /// Refuses a process that was forked after it was opened: CUDA works in none of these.
+    pub(crate) fn check_process(&self) -> Result<(), Failure> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        let problem =
+            "the GPU was opened before this process was forked, and CUDA does not work here";
+        refuse(format!("{problem}; open it after the fork alone, or start the process anew"))
+    }
+
     /// The caller's stream.
     ///
     /// # Safety
@@ -102,6 +114,7 @@ pub(crate) unsafe fn load(
     flags: u32,
     (mut pointer, given): (CUdeviceptr, u64),
 ) -> Result<GpuTensor, Failure> {
+    gpu.check_process()?;
     let tensor = model.tensor(index)?;
     tensor.check_known()?;
     let (name, places) = (tensor.name(), Places::of(&tensor)?);

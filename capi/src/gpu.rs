@@ -26,7 +26,8 @@ pub unsafe extern "C" fn df11_gpu_open(ordinal: u32, gpu: *mut *mut Gpu) -> Stat
             df11::gpu::devices()?;
             let _visit = Visit::new();
             let device = Device::open(ordinal as usize)?;
-            Ok(Gpu { status: Arc::new(df11::gpu::Status::new(&device)?), device })
+            let status = Arc::new(df11::gpu::Status::new(&device)?);
+            Ok(Gpu { status, device, process: std::process::id() })
         };
         // SAFETY: the caller's promise.
         unsafe { give(gpu, "the place of the GPU", open) }
@@ -123,6 +124,7 @@ pub unsafe extern "C" fn df11_gpu_decode(
     call(|| {
         // SAFETY: the caller's promise.
         let tensor = unsafe { shared(tensor, "the tensor") }?;
+        tensor.gpu.check_process()?;
         let rows = rows_of(&tensor.name, tensor.rows, first_row, row_count)?;
         let wanted = (rows.end - rows.start) * tensor.row_bytes;
         check_size(output_bytes, wanted, &tensor.name)?;
@@ -167,6 +169,7 @@ pub unsafe extern "C" fn df11_gpu_workspace(
     call(|| {
         // SAFETY: the caller's promise.
         let tensor = unsafe { shared(tensor, "the tensor") }?;
+        tensor.gpu.check_process()?;
         let _visit = Visit::new();
         let needed = tensor.linear()?.workspace_bytes(rows);
         // SAFETY: the caller's promise.
@@ -216,6 +219,7 @@ pub unsafe extern "C" fn df11_gpu_multiply(
     call(|| {
         // SAFETY: the caller's promise.
         let tensor = unsafe { shared(tensor, "the tensor") }?;
+        tensor.gpu.check_process()?;
         // SAFETY: the caller's promise: the size comes first, and is there whatever the version.
         let given = *unsafe { shared(product.cast::<usize>(), "the product") }?;
         if given != size_of::<Product>() {
@@ -256,6 +260,7 @@ pub unsafe extern "C" fn df11_gpu_check(gpu: *const Gpu, stream: *mut c_void) ->
     call(|| {
         // SAFETY: the caller's promise.
         let gpu = unsafe { shared(gpu, "the GPU") }?;
+        gpu.check_process()?;
         let _visit = Visit::new();
         // SAFETY: the caller's promise.
         let stream = unsafe { gpu.stream(stream) };

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::{collections::HashMap, path::PathBuf};
 
-use df11::{OpenOptions, gpu::Device, hazmat::Tiles};
+use df11::{OpenOptions, gpu::Device, hazmat::Tiles, hazmat::pool};
 
 use crate::error::{Failure, call, not_found, refuse};
 use crate::pointers::{bytes, check_size, give, rows_of, shared, take, text, write};
@@ -262,7 +262,7 @@ unsafe fn tell(tensor: *mut Tensor, model: &Model, index: u64) -> Result<(), Fai
 }
 
 /// Decodes rows of a tensor of any dtype on the CPU: little-endian, as in the original file. Works
-/// on all cores; checksums are checked the first time that bytes are read. `output_bytes` is the
+/// on all cores, also in a process that was forked; checksums are checked the first time that bytes are read. `output_bytes` is the
 /// size of these rows exactly, and all rows of `DF11_ALL_ROWS` from 0 on are `bytes` of
 /// `df11_tensor`. After an error the output holds anything.
 ///
@@ -287,6 +287,6 @@ pub unsafe extern "C" fn df11_decode(
         check_size(output_bytes, rows.byte_length(), tensor.name())?;
         // SAFETY: the caller's promise.
         let output = unsafe { bytes(output.cast(), output_bytes) }?;
-        Ok(rows.decode_into(output)?)
+        Ok(pool()?.install(|| rows.decode_into(output))?)
     })
 }

@@ -183,6 +183,15 @@ fn a_program_in_cpp_decodes_rows_on_threads() {
 }
 
 #[test]
+fn a_forked_process_decodes_too() {
+    let place = Place::new();
+    let Some(program) = place.compile("fork.c") else { return };
+    for name in ["tile.df11", "gap.df11"] {
+        run(Command::new(&program).arg(place.path(name)));
+    }
+}
+
+#[test]
 fn hostile_calls_and_damaged_files_are_refused() {
     let place = Place::new();
     let Some(program) = place.compile("hostile.c") else { return };

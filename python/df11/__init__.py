@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ._load import attach as attach
     from ._parameters import MissingError as MissingError
     from ._quantizer import Config as Config
-    from ._saving import merge_adapter as merge_adapter
+    from ._merging import merge_adapter as merge_adapter
     from ._saving import save as save
     from ._saving import state_dict as state_dict
     from ._status import ModelReport as ModelReport
@@ -73,7 +73,7 @@ _WITH_TORCH = {
     "MissingError": "_parameters",
     "ModelReport": "_status",
     "attach": "_load",
-    "merge_adapter": "_saving",
+    "merge_adapter": "_merging",
     "report": "_status",
     "save": "_saving",
     "state_dict": "_saving",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from ._native import run_command
@@ -10,7 +11,9 @@ from ._native import run_command
 
 def main() -> int:
     """Run the command with the arguments of this process; `df11 --help` tells them."""
-    # Of which `df11 doctor` tells.
+    # The command has its own handler; Python's would raise KeyboardInterrupt after it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # `df11 doctor` tells about this interpreter.
     os.environ["DF11_PYTHON"] = sys.executable
     return run_command(["df11", *sys.argv[1:]])
 

@@ -32,8 +32,9 @@ NUMPY: dict[str, tuple[str, str | None]] = {
     **{f"I{bits}": (f"int{bits}", None) for bits in (8, 16, 32, 64)},
     **{f"U{bits}": (f"uint{bits}", None) for bits in (8, 16, 32, 64)},
 }
-#: Of formats of the struct module: Python's objects and pointers.
-_POINTERS = frozenset("O&P")
+#: Formats of buffers of numbers, as the struct module and NumPy (complex ones) write them. What is
+#: in structures may be an address.
+_NUMBERS = re.compile(r"[@=<>!]?(Z[fd]|[?cbBhHiIlLqQnNefd])")
 
 
 def numpy(selection: Tensor | Slice) -> Any:
@@ -92,10 +93,10 @@ def writable(buffer: Any) -> tuple[int, int, Any]:
         raise unfit("the buffer is read-only", "pass a writable one")
     if not view.c_contiguous:
         raise unfit("the buffer is not contiguous", "pass a contiguous one")
-    # Names of fields are between colons.
-    if set(re.sub(r":[^:]*:", "", view.format)) & _POINTERS:
+    if not _NUMBERS.fullmatch(view.format):
         raise unfit(
-            "the buffer holds objects, whose addresses would be overwritten", "pass one of numbers"
+            f"the buffer holds {view.format!r}, in which addresses would be overwritten",
+            "pass one of numbers, as array.view(numpy.uint8)",
         )
     if view.nbytes == 0:
         return 0, 0, view

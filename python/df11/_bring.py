@@ -263,33 +263,42 @@ def _steps(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, end)
 
 
-class _Registered:
-    """Pages that the driver knows, until the last tensor in them is gone."""
+class _Held:
+    """Pinned memory, until the last tensor in it is gone and no GPU reads it any more."""
 
-    def __init__(self, pinned: list[_native.PinnedMemory]) -> None:
-        self.pinned = pinned
+    def __init__(self, pinned: list[_native.PinnedMemory], arrays: Arrays) -> None:
+        self.pinned, self.arrays = pinned, arrays
 
     def __del__(self) -> None:
-        if self.pinned:
-            # Kernels may still read what Python has let go.
-            torch.cuda.synchronize()
+        # Kernels may still read what Python has let go, on any GPU: it is pinned for all of them.
+        for index in range(torch.cuda.device_count()):
+            if torch._C._cuda_hasPrimaryContext(index):
+                torch.cuda.synchronize(index)
+        self.pinned.clear()  # before what has the memory
+        self.arrays.clear()
+
+
+def _held(arrays: dict[Area, Arrays], pinned: list[_native.PinnedMemory]) -> dict[Area, Arrays]:
+    """The same pinned memory, which is kept as `_Held` says."""
+    held = _Held(pinned, [array for mine in arrays.values() for array in mine])
+
+    def kept(array: Tensor) -> Tensor:
+        if not array.numel():
+            return torch.empty(0, dtype=torch.uint8)
+        memory = memory_at(array.data_ptr(), array.numel(), held)
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    return {area: [kept(array) for array in mine] for area, mine in arrays.items()}
 
 
 def _pinned(mapped: dict[Area, Arrays]) -> dict[Area, Arrays]:
     """Arrays in memory that a GPU can read: the mapping itself, or else a copy."""
     flat = [array for arrays in mapped.values() for array in arrays if array.numel()]
     try:
-        held = _Registered([_native.pin(begin, end - begin) for begin, end in _spans(flat)])
+        pinned = [_native.pin(begin, end - begin) for begin, end in _spans(flat)]
     except GpuError:
         return _copied(mapped)
-
-    def kept(array: Tensor) -> Tensor:
-        """The same memory, with what it needs to stay where it is."""
-        owner = (array, held)
-        memory = memory_at(array.data_ptr(), array.numel(), owner) if array.numel() else None
-        return array if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
-
-    return {name: [kept(array) for array in arrays] for name, arrays in mapped.items()}
+    return _held(mapped, pinned)
 
 
 def _spans(arrays: Arrays) -> list[tuple[int, int]]:
@@ -314,7 +323,8 @@ def _copied(mapped: dict[Area, Arrays]) -> dict[Area, Arrays]:
     for name, arrays in mapped.items():
         for copy, array in zip(copies[name], arrays, strict=True):
             copy.copy_(array)
-    return copies
+    # PyTorch would give the memory to others at once: it does not know of kernels that read it.
+    return _held(copies, [])
 
 
 def _carved(lengths: Mapping[Area, Sequence[int]], **where: Any) -> dict[Area, Arrays]:

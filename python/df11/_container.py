@@ -98,7 +98,7 @@ class Tensors(Mapping[str, Tensor]):
 
     def names(self, value: CompressedTensor) -> list[str]:
         return [
-            self._names[mine[0].data_ptr()] for _, mine in pieces(value.arrays, value.flat_parts)
+            self._names[mine[0].data_ptr()] for _, mine in pieces(value._arrays, value.flat_parts)
         ]
 
     def told(self, value: CompressedTensor) -> tuple[list[str], dict[str, Any]]:
@@ -109,7 +109,7 @@ class Tensors(Mapping[str, Tensor]):
         """The tensor of which `told` gave this. Reads and checks its arrays."""
         names, numbers = told
         self.check(names)
-        arrays = [array for name in names for array in self[name].arrays[:4]]  # type: ignore[attr-defined]
+        arrays = [array for name in names for array in self[name]._arrays[:4]]  # type: ignore[attr-defined]
         return rebuild(arrays, numbers)
 
     def check(self, names: Iterable[str]) -> None:
@@ -150,11 +150,11 @@ class Tensors(Mapping[str, Tensor]):
     def on_host(self, some: Sequence[Area]) -> dict[Area, Arrays]:
         """The four arrays of tiles in the mapping, or cut out. Checks them."""
         self.check(tiles.name for tiles in some if tiles.is_whole)
-        whole = {tiles: self._found[tiles.name].arrays[:4] for tiles in some if tiles.is_whole}
+        whole = {tiles: self._found[tiles.name]._arrays[:4] for tiles in some if tiles.is_whole}
         return {**self.cut(some), **whole}
 
     def lengths(self, tiles: Area) -> list[int]:
-        return [array.numel() for array in self._found[tiles.name].arrays[:4]]
+        return [array.numel() for array in self._found[tiles.name]._arrays[:4]]
 
 
 def _frombuffer(buffer: Any, offset: int = 0, count: int = -1) -> Tensor:
@@ -239,7 +239,8 @@ class Sliceable:
 
 class Handed:
     """A file of PyTorch that stands for tensors: whoever loads it gets these, once. It is there as
-    long as this is. `beside` is read too, if there is such a file.
+    long as this is. `beside` is read too, if there is such a file. Raises `ValueError` if that holds
+    one of these tensors.
     """
 
     _all: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -250,6 +251,10 @@ class Handed:
         self._folder = tempfile.TemporaryDirectory(prefix="df11-")
         self.file = Path(self._folder.name, "tensors.bin")
         others = load_file(beside) if beside is not None and beside.exists() else {}
+        if doubled := next((name for name in others if name in tensors), None):
+            raise in_both(beside, doubled)
+        #: Names of what was read there.
+        self.added = list(others)
         self._all[self._folder.name] = {**tensors, **others}
         torch.save(self, self.file)
 
@@ -258,6 +263,13 @@ class Handed:
 
     def __del__(self) -> None:
         self._all.pop(self._folder.name, None)
+
+
+def in_both(beside: Path | None, name: str) -> ValueError:
+    return ValueError(
+        f"{beside} has {name}, which the containers hold too; it may hold only what they lack: "
+        "remove the file, or save the model again with save_pretrained"
+    )
 
 
 def handed(key: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from ._hub import folder_of, wrap
 from ._parameters import wanted_by
 from ._plan import Item, device_of, resolve
 from ._quantizer import METHOD, Config, finish, refuse_decoding
-from ._saving import Save, changed, copy_containers, mark_config, others
+from ._saving import save_model
 from ._source import KEY, SAVE_AGAIN, Made, made_of
 from ._tensor import CompressedTensor
 
@@ -40,6 +41,7 @@ _loading = threading.local()
 
 class Df11DiffusersQuantizer(DiffusersQuantizer):
     is_serializable = True
+    supports_safetensors_serialization = True
     #: Adapters can be trained: gradients go through compressed weights.
     is_trainable = True
     is_compileable = True
@@ -53,6 +55,8 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self.tensors: Any = None
         self.dtype: torch.dtype | None = None
         self.placement: Any = None
+        #: While the model is saved, what gives the tensors that its library writes.
+        self.saving: Callable[[], dict[str, Any]] | None = None
         self._handed: Handed | None = None
         self._items: list[Item] = []
         #: By the identity of what the loader was given, its name in the container.
@@ -82,7 +86,9 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self.placement = resolve({"": device}, said.memory)
 
     def open(self, folder: Path) -> None:
-        self.tensors = Tensors(_native.open(folder))
+        container = _native.open(folder)
+        container.check_complete()
+        self.tensors = Tensors(container)
 
     def hand(self) -> str:
         self._handed = Handed(self._values(list(self.tensors)), None)
@@ -140,32 +146,43 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         finish(model, self, self.tensors, self._items)
-        model.save_pretrained = _SaveComponent(model)
+        _wrap_saving()
         # Weights are what they were, and may be moved and converted as those of any model.
         model.is_quantized = False
         self.tensors = self.made = self._handed = None
         self._items, self._names = [], {}
 
+    def get_state_dict_and_metadata(
+        self, state_dict: dict[str, Any], **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        return (state_dict if self.saving is None else self.saving()), {}
+
     _dequantize = refuse_decoding
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _wrap_saving()
 
-class _SaveComponent(Save):
-    def write(self, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("variant") or kwargs.get("push_to_hub"):
-            raise ValueError(
-                "a compressed model is saved as it is, without variant and push_to_hub; "
-                "`hf upload REPOSITORY FOLDER` brings the folder to the Hub"
-            )
-        if found := [*changed(model), *others(model)]:
-            raise ValueError(
-                f"{found[0]} is not in the containers; unload_lora_weights() first, and save "
-                "adapters by themselves, with save_lora_weights()"
-            )
-        folder = Path(save_directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        model.save_config(folder)
-        copy_containers(model.__dict__[KEY], folder)
-        mark_config(folder / "config.json")
+
+def _wrap_saving() -> None:
+    """Has `save_pretrained` write what a compressed model is in memory."""
+    from diffusers import ModelMixin
+
+    _must_wrap((ModelMixin, "save_pretrained", _save))
+
+
+def _save(call: Any, asked: dict[str, Any]) -> None:
+    model, folder = asked.pop("self"), asked.pop("save_directory")
+    is_ours = isinstance(getattr(model, "hf_quantizer", None), Df11DiffusersQuantizer)
+    if not is_ours or KEY not in vars(model):
+        return call()
+    options = {**asked, **asked.pop("kwargs", {})}
+    if options.get("variant") or options.get("push_to_hub"):
+        raise ValueError(
+            "a compressed model is saved as it is, without variant and push_to_hub; "
+            "`hf upload REPOSITORY FOLDER` brings the folder to the Hub"
+        )
+    save_model(model, folder, partial(call.func, model), options, takes_new=False)
 
 
 def _wrap() -> None:

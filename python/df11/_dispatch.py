@@ -116,15 +116,15 @@ def _to_copy(self: Any, *, dtype: Any = None, device: Any = None, **options: Any
             "a matrix in the fast layout can only be on a GPU; load it as stored to move it to the "
             "host, or decode it first: .decode().cpu()"
         )
-    some = {id(array): array for array in self.kept}  # each once
+    some = {id(array): array for array in self._kept}  # each once
     non_blocking = bool(options.get("non_blocking"))
     moved = {key: array.to(device, non_blocking=non_blocking) for key, array in some.items()}
-    return self.with_kept([moved[id(array)] for array in self.kept])
+    return self._with_kept([moved[id(array)] for array in self._kept])
 
 
 @_handles(aten._pin_memory.default)
 def _pin_memory(self: Any, device: Any = None) -> Any:
-    return self.like([array.pin_memory() if array.numel() else array for array in self.arrays])
+    return self.like([array.pin_memory() if array.numel() else array for array in self._arrays])
 
 
 @_handles(aten.copy_.default)
@@ -144,7 +144,7 @@ def _is_same(a: Any, b: Any) -> bool:
         return False
     return all(
         mine.data_ptr() == other.data_ptr() or torch.equal(mine, other.to(mine.device))
-        for mine, other in zip(a.kept, b.kept, strict=True)
+        for mine, other in zip(a._kept, b._kept, strict=True)
     )
 
 
@@ -213,7 +213,7 @@ def _cut(self: Any, view: View) -> Any:
     if (view.rows, view.columns) == (slice(0, rows), slice(0, columns)):
         return self.like(shape=view.shape, **options)
     ranges = [(view.rows.start, view.rows.stop)]
-    ((arrays, flat),) = windows(self.arrays, self.flat_parts, ranges)
+    ((arrays, flat),) = windows(self._arrays, self.flat_parts, ranges)
     cut = []
     for part in parts_of(flat):
         begin, end = (part.column_begin + side for side in (view.columns.start, view.columns.stop))
@@ -232,7 +232,7 @@ def _rows_within(self: Any, dim: int = 0, start: Any = None, end: Any = None, st
     whole, one = self.shape[dim] * inner // columns, inner // columns
     ranges = [(at * whole + begin * one, at * whole + stop * one) for at in range(outer)]
     shape = [*self.shape[:dim], stop - begin, *self.shape[dim + 1 :]]
-    return _of(self, windows(self.arrays, self.flat_parts, ranges), shape)
+    return _of(self, windows(self._arrays, self.flat_parts, ranges), shape)
 
 
 def _of(self: Any, some: Iterable[Any], shape: Sequence[int]) -> Any:
@@ -273,7 +273,7 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
     if not is_rows or first.transposed or first.flipped:
         return NotImplemented
     cut = [
-        windows(one.arrays, one.flat_parts, [(at * rows, (at + 1) * rows) for at in range(outer)])
+        windows(one._arrays, one.flat_parts, [(at * rows, (at + 1) * rows) for at in range(outer)])
         for one, rows in zip(tensors, heights, strict=True)
     ]
     shape = [*first.shape[:dim], sum(one.shape[dim] for one in tensors), *first.shape[dim + 1 :]]
@@ -305,13 +305,15 @@ def _rows(self: Any, chosen: Tensor) -> Any:
         chosen = chosen.to(self.device)
     shape = (*chosen.shape, *self.shape[1:])
     if height == 1:
-        return torch.ops.df11.embedding(chosen, self.arrays, self.flat_parts).view(shape)
+        return torch.ops.df11.embedding(chosen, self._arrays, self.flat_parts).view(shape)
     if type(chosen) is Tensor and not chosen.is_cuda:
         return _decoded_once(self, chosen.reshape(-1)).view(shape)
     # Row by row, so that the host need not wait for the numbers.
-    within = torch.arange(height, device=chosen.device, dtype=chosen.dtype)
-    rows_of_all = chosen.reshape(-1, 1) * height + within
-    found = torch.ops.df11.embedding(rows_of_all, self.arrays, self.flat_parts)
+    within = torch.arange(height, device=chosen.device)
+    # What is out of range stays so, and numbers of rows do not wrap.
+    known = chosen.reshape(-1, 1).long().clamp(-1, self.shape[0])
+    rows_of_all = known * height + within
+    found = torch.ops.df11.embedding(rows_of_all, self._arrays, self.flat_parts)
     return lay_out(found.view(-1, columns), shape, self.transposed, self.flipped)
 
 
@@ -330,7 +332,7 @@ def _decoded_once(self: Any, chosen: Tensor) -> Tensor:
 def _linear(x: Any, w: Any, bias: Any = None) -> Any:
     if not (is_compressed(w) and w.is_matrix) or is_compressed(x) or is_compressed(bias):
         return NotImplemented
-    return torch.ops.df11.linear(x, w.arrays, w.flat_parts, bias, w.exact)
+    return torch.ops.df11.linear(x, w._arrays, w.flat_parts, bias, w.exact)
 
 
 @_handles(aten.mm.default, aten.matmul.default)
@@ -340,7 +342,7 @@ def _matmul(x: Any, w: Any, bias: Any = None) -> Any:
         return NotImplemented
     if not w.transposed or (w.exact and not w.flipped):
         return NotImplemented
-    return torch.ops.df11.linear(x, w.arrays, w.flat_parts, bias, w.exact)
+    return torch.ops.df11.linear(x, w._arrays, w.flat_parts, bias, w.exact)
 
 
 @_handles(aten.addmm.default)
@@ -367,16 +369,16 @@ def _grouped_mm(x: Any, w: Any, offs: Any = None, bias: Any = None, out_dtype: A
         return NotImplemented
     if not w.exact and w.transposed and x.is_cuda:
         offsets = torch.cat([offs.new_zeros(1), offs])
-        return torch.ops.df11.grouped_linear(x, offsets, None, w.arrays, w.flat_parts, w.shape[0])
+        return torch.ops.df11.grouped_linear(x, offsets, None, w._arrays, w.flat_parts, w.shape[0])
     return torch.ops.df11._grouped_mm(
-        x, offs, w.arrays, w.flat_parts, list(w.shape), w.transposed, w.flipped
+        x, offs, w._arrays, w.flat_parts, list(w.shape), w.transposed, w.flipped
     )
 
 
 _HANDLERS |= {
     aten.detach.default: lambda self: self.like(),
     aten.alias.default: lambda self: self.like(),
-    aten.is_pinned.default: lambda self, device=None: bool(self.arrays[0].is_pinned()),
+    aten.is_pinned.default: lambda self, device=None: bool(self._arrays[0].is_pinned()),
     aten._unsafe_view.default: partial(_viewed, aten.view.default),
     aten.embedding.default: lambda self, indices, *_, **__: _rows(self, indices),
 }

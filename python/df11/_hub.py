@@ -16,8 +16,10 @@ import inspect
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
+
+from ._errors import unfit
 
 #: What a config names as its weights file: parameters that the containers lack, a new head. Mostly
 #: there is none.
@@ -95,9 +97,10 @@ def folder_of(
     Hub.
 
     `download`: what `huggingface_hub.snapshot_download` takes; it takes no proxies, and asks for
-    the commit itself. Raises FileNotFoundError if no container is there, and what
-    huggingface_hub raises.
+    the commit itself. Raises FileNotFoundError if no container is there, ValueError for a revision
+    or subfolder that leads elsewhere, and what huggingface_hub raises.
     """
+    _check_inside(revision=download.get("revision"), subfolder=subfolder)
     is_here = Path(source).is_dir()
     folder = Path(source, subfolder or "")
     folder = folder if is_here else _fetch(os.fspath(source), subfolder, **download)
@@ -123,6 +126,7 @@ def brought(path: str | os.PathLike[str], revision: str | None, subfolder: str |
     those of huggingface_hub: its variables, its login. If it is not installed, opening the path
     says what to do.
     """
+    _check_inside(revision=revision, subfolder=subfolder)
     here = Path(path)
     is_name = _REPOSITORY.fullmatch(os.fspath(path)) and here.suffix != ".df11"
     if not is_name or here.parent.exists():
@@ -131,6 +135,17 @@ def brought(path: str | os.PathLike[str], revision: str | None, subfolder: str |
         return folder_of(path, revision=revision, subfolder=subfolder)
     except ImportError:
         return here
+
+
+def _check_inside(**names: str | None) -> None:
+    """Refuses what huggingface_hub, or a folder, would be led out of the repository by."""
+    for what, name in names.items():
+        for kind in (PurePosixPath, PureWindowsPath):
+            path = kind(name or "")
+            if path.drive or path.root or ".." in path.parts:
+                raise unfit(
+                    f"{what}={name!r} leads out of the repository", "name one that is in it"
+                )
 
 
 def _fetch(repository: str, subfolder: str | None, **download: Any) -> Path:

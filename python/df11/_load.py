@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,14 +14,14 @@ from . import _native, _plan
 from ._bring import bring
 from ._container import Tensors
 from ._hub import brought
-from ._matrices import raw_stream
 from ._modules import entries, join, like, look_up, outer
 from ._ops import is_order_known
 from ._parameters import by_name, check_complete
 from ._plan import Devices, Item
 from ._progress import Bar
-from ._source import KEY, Source, Weight, sources, sum_of
+from ._source import KEY, Source, Weight, digest, settled, sources
 from ._tensor import CompressedTensor
+from ._watch import check_gpus, watch
 
 Module = TypeVar("Module", bound=nn.Module)
 MODES = ("exact", "fused")
@@ -73,6 +73,7 @@ def attach(
     check_complete(module, items, tensors.container)
     form = "streamed" if streamed else residence
     load(module, tensors, items, placement, mode=mode, residence=form)
+    watch(module)
     return module.eval()
 
 
@@ -139,7 +140,9 @@ def load(
         where = {path: main if home.type == "cpu" else home for path, home in where.items()}
     runs_on = _devices(modules, where, main)
     unused = [name for name in tensors if name not in tensors.used]
-    root.__dict__[KEY] = source = Source(tensors.container.path, unused=unused, held=tensors)
+    container = tensors.container
+    source = Source(container.path, unused=unused, held=tensors, identity=container.identity)
+    root.__dict__[KEY] = source
     with (bar := Bar(sum(item.stored_bytes for item in items))):
         # Of these only decoded values were taken, unchecked so far.
         held = {name for item in items if item.is_compressed for name in item.sources}
@@ -154,14 +157,7 @@ def load(
     source.held = Tensors(tensors.container)  # without all that loading has made
     check_gpus(each.device for each in groups)
     for weight in source.weights:
-        weight.total = None if weight.total is None else int(weight.total)
-
-
-def check_gpus(devices: Iterable[torch.device]) -> None:
-    """Waits for those that are GPUs. Raises CorruptError if a kernel met damaged arrays there."""
-    for device in set(devices):
-        if device.type == "cuda":
-            _native.check(device.index, raw_stream(device.index))
+        weight.digest = None if weight.digest is None else settled(weight.digest)
 
 
 def _known(root: nn.Module, items: list[Item], container: Any, on_gpu: bool) -> list[Item]:
@@ -196,7 +192,7 @@ def _put(item: Item, value: Tensor, tensors: Tensors) -> Weight:
     if isinstance(item.value, CompressedTensor):
         weight.told = tensors.told(item.value)
     else:
-        weight.total = sum_of(item.value if isinstance(value, CompressedTensor) else value)
+        weight.digest = digest(item.value if isinstance(value, CompressedTensor) else value)
     value = like(value, spots[0].value)
     if not spots[0].is_buffer:
         value = nn.Parameter(value, requires_grad=False)

@@ -24,12 +24,16 @@ PART = 8
 #: Arrays of a piece, by form, in their order.
 ARRAYS = (("codebook", "records", "bits", "plane", "table"), ("strips", "entries"))
 STORED, FAST = 0, 1
+#: The first arrays of a piece: those that cannot be made of others.
+KEPT = 4
 TABLE_BYTES = 16384
 #: Windows that kernels multiply or gather from begin and end on multiples of these.
 TILE_ROWS, TILE_COLUMNS = 32, 256
 #: The most entries of a cache here. What is cached owns nothing and is made again in microseconds.
 _MOST = 1 << 15
 _ABSENT = object()
+#: More than any memory holds; products of sides up to it fit 64 bits with all that is added.
+_MOST_WEIGHTS = 1 << 48
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -70,16 +74,21 @@ def parts_of(numbers: Sequence[int]) -> list[Part]:
 
 
 def shape_of(parts: Sequence[int]) -> tuple[int, int]:
+    _check_count(parts)
     heights = (parts[at + 5] - parts[at + 4] for at in range(0, len(parts), PART))
     return sum(heights), parts[7] - parts[6]
+
+
+def _check_count(parts: Sequence[int]) -> None:
+    if not parts or len(parts) % PART:
+        raise ValueError(f"parts are {PART} numbers each, and at least one; here are {len(parts)}")
 
 
 def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
     """Checks that this describes a matrix, without a look at the arrays' contents. Raises
     `ValueError` if numbers contradict each other or the arrays, `TypeError` for other arrays.
     """
-    if not parts or len(parts) % PART:
-        raise ValueError(f"parts are {PART} numbers each, and at least one; here are {len(parts)}")
+    _check_count(parts)
     if any(parts[at] not in (STORED, FAST) for at in range(0, len(parts), PART)):
         raise ValueError("the form of a part is 0 (as stored) or 1 (fast layout)")
     needed = sum(len(ARRAYS[parts[at]]) for at in range(0, len(parts), PART))
@@ -92,23 +101,78 @@ def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
             raise ValueError(f"columns {part.column_begin}..{part.column_end} of {part.columns}")
         if part.width != parts[7] - parts[6]:
             raise ValueError(f"parts of {parts[7] - parts[6]} and of {part.width} columns")
+        if part.rows * part.columns > _MOST_WEIGHTS or not 0 <= part.staged_bytes < 1 << 32:
+            raise ValueError(
+                f"{part.staged_bytes} staged bytes of {part.rows} x {part.columns} weights"
+            )
+    _check_arrays(arrays)
+
+
+def _check_arrays(arrays: Sequence[Any]) -> None:
     for array in arrays:
-        if array.dtype != torch.uint8 or array.dim() != 1 or not array.is_contiguous():
+        if not isinstance(array, Tensor):
+            raise TypeError(f"arrays are tensors, and not {type(array).__name__}")
+        is_plain = array.layout is torch.strided and array.dim() == 1 and array.is_contiguous()
+        if array.dtype != torch.uint8 or not is_plain:
             raise TypeError(
                 "arrays are contiguous uint8 tensors of one dimension, and not "
                 f"{array.dtype} of shape {tuple(array.shape)}"
             )
 
 
+def check_kept(arrays: Any, parts: Sequence[Sequence[int]]) -> None:
+    """As `check`, of arrays without decode tables, as they are kept; not yet of the numbers."""
+    forms = [part[0] for part in parts]
+    if not forms or any(form not in (STORED, FAST) for form in forms):
+        raise ValueError("the form of a part is 0 (as stored) or 1 (fast layout)")
+    needed = sum(len(ARRAYS[form][:KEPT]) for form in forms)
+    if type(arrays) not in (list, tuple) or len(arrays) != needed:
+        raise ValueError(f"these parts are kept as a list of {needed} arrays")
+    _check_arrays(arrays)
+    if len({array.device for array in arrays}) > 1:
+        raise ValueError("the arrays of a compressed tensor lie on one device")
+
+
+def check_lengths(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
+    """As `check`, and that arrays are as long as their parts say, on whatever device they lie.
+    Raises `ParameterError` or `ValueError` if they are not.
+    """
+    check(arrays, parts)
+    if any(array.is_meta or type(array) is not Tensor for array in arrays):
+        return
+    for part, mine in pieces(arrays, parts):
+        if part.form == STORED:
+            matrices(mine, part, mine[0].device.index)
+            continue
+        strips, entries = mine
+        check_memory(mine)
+        if strips.nbytes < _native.strips_bytes(part.rows, part.columns) or entries.nbytes % 4:
+            raise ValueError(f"{strips.nbytes} bytes of {part.rows} x {part.columns} weights")
+
+
+def check_memory(arrays: Sequence[Tensor]) -> None:
+    """Checks that arrays, which `check` has passed, have the memory that they claim.
+    Raises `TypeError` for tensors without memory, `ValueError` if it was freed.
+    """
+    for array in arrays:
+        if type(array) not in (Tensor, torch.nn.Parameter) or array.is_meta:
+            raise TypeError(
+                f"arrays are ordinary tensors with memory, and not {type(array).__name__} on "
+                f"{array.device}"
+            )
+        if array.untyped_storage().nbytes() < array.storage_offset() + array.nbytes:
+            raise ValueError("the memory of an array was freed; load the weights again")
+
+
 def _cached(make: Function) -> Function:
-    """Has it make what it makes of arrays and parts once. Keys are addresses: values must follow
-    from them and own nothing. If there are too many, all are forgotten.
+    """Has it make what it makes of arrays and parts once. Keys are addresses, bytes, strides:
+    values must follow from them and own nothing. If there are too many, all are forgotten.
     """
     known: dict[Any, Any] = {}
 
     @wraps(make)
     def found(arrays: Sequence[Tensor], parts: Sequence[int], *given: int | None) -> Any:
-        places = [(array.data_ptr(), array.nbytes) for array in arrays]
+        places = [(array.data_ptr(), array.nbytes, array.stride()) for array in arrays]
         key = (*given, *parts, *places)
         if (value := known.get(key, _ABSENT)) is _ABSENT:
             value = make(arrays, parts, *given)
@@ -130,6 +194,7 @@ def matrices(
     `ValueError` for arrays that this device cannot read.
     """
     check(arrays, parts)
+    check_memory(arrays)
     for array in arrays:
         on_host = array.device.type == "cpu"
         if index is None and not on_host:

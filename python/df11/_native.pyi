@@ -18,6 +18,7 @@ below only what is special is named.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, final
 
 from ._report import Placement, Plan, Report, Verification
@@ -39,9 +40,10 @@ _Index: TypeAlias = int | slice
 __version__: str
 
 __all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model", "Packer"]
-__all__ += ["PinnedMemory", "Program", "Slice", "Tensor", "Tiles"]
-__all__ += ["__version__", "build_tables", "capture_id", "check", "code_of", "compress", "convert"]
-__all__ += ["decode_all", "decompress", "devices", "estimate", "fits", "open", "pin", "plan"]
+__all__ += ["PinnedMemory", "Program", "Slice", "TemporaryFolder", "Tensor", "Tiles"]
+__all__ += ["__version__", "build_tables", "capture_id", "check", "check_done"]
+__all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devices"]
+__all__ += ["earlier_containers", "estimate", "fits", "open", "pin", "plan"]
 __all__ += ["run_command", "strips_bytes", "upload", "verify"]
 
 def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
@@ -123,6 +125,11 @@ def verify(
     is not there.
     """
 
+def earlier_containers(folder: _Path, names: set[str], identity: str) -> list[str]:
+    """The containers in a folder that go when a model of this identity, in containers of these
+    `names`, takes their place. Raises `ParameterError` if one is not of an earlier output.
+    """
+
 def devices() -> list[dict[str, Any]]:
     """Tell the GPUs that the driver shows, if any. Starts nothing on them. Each has `ordinal`,
     `name`, `total_memory` in bytes, and as pairs of major and minor `compute_capability` (8.0 is
@@ -162,6 +169,8 @@ class Model(Mapping[str, Tensor]):
     """The hash by which the shards of the model know each other, in hexadecimal."""
     is_complete: Final[bool]
     """Whether all shards of the model are open; a single shard of several opens alone."""
+    def check_complete(self) -> None:
+        """Refuse a model that lacks shards, and name them. Raises `ParameterError`."""
     nbytes: Final[int]
     """Decoded bytes of all tensors, aliases included."""
     stored_bytes: Final[int]
@@ -184,6 +193,16 @@ class Model(Mapping[str, Tensor]):
     """All tensors by name, shard by shard; made at the first use and kept."""
     def block(self, name: str) -> Block:
         """The block with this name. Constant time. Raises `KeyError` where there is none."""
+    def copy(
+        self, out: _Path, beside: _Path | None = None, *, containers: bool = True
+    ) -> list[str]:
+        """Write the containers, as they are open, into a new folder `out`, unless they are not
+        wanted, and the side files that lie in `beside`. Returns the paths of those that were
+        changed. Raises `ParameterError` if one is a link that leads out of
+        `beside`, or what is open was overwritten in place.
+        """
+    def verify_containers(self) -> None:
+        """Verify the containers fully, as they are open, and nothing beside them."""
     def verify(
         self, level: _Level = "full", *, device: _Device = None, progress: _Progress = None
     ) -> Verification:
@@ -575,6 +594,18 @@ class PinnedMemory:
     which waits for nothing: whoever used it must be done.
     """
 
+@final
+class TemporaryFolder:
+    """A new folder in `parent` that this user alone may enter, for a `with`, which removes it.
+
+    If the process is killed, the next one that makes a folder here, or writes an output, removes
+    it; until then `df11 doctor` lists it.
+    """
+
+    def __init__(self, parent: _Path) -> None: ...
+    def __enter__(self) -> Path: ...
+    def __exit__(self, *error: object) -> None: ...
+
 def pin(address: int, bytes: int) -> PinnedMemory:
     """Pin memory of the host. Raises `GpuError` where the driver refuses."""
 
@@ -584,8 +615,15 @@ def capture_id(stream: int) -> int:
     """
 
 def check(device: int, stream: int) -> None:
-    """Wait for a stream, and raise `CorruptError` where a kernel on this GPU met a contradiction
-    since the last such call.
+    """Wait for a stream, and raise what kernels on this GPU told since the last such call:
+    `CorruptError` of weights that contradict themselves; `IndexError` if all that was wrong are
+    indices or offsets of rows that do not exist.
+    """
+
+def check_done(device: int | None = None) -> None:
+    """As `check`, of kernels that are done by now: waits for nothing, and takes nanoseconds. Of all
+    GPUs that matrices were made for, unless one is named. Everything here that decodes, gathers or
+    multiplies on a GPU raises the same before it begins.
     """
 
 def fits(device: int) -> bool:

@@ -4,8 +4,9 @@ Their schemas are stable. `arrays` and `parts` describe matrices with the same
 columns, stacked row after row into one of R rows and C columns (see `_matrices`). Arrays lie on the
 device of the work, or in pinned memory of the host, from which a GPU reads them over the bus.
 
-Kernels bound every access, whatever arrays hold. What a GPU finds wrong in them is told by
-`_native.check`, which waits; the CPU raises `CorruptError` at once.
+Kernels bound every access, whatever arrays hold. What is wrong in them, or with an index, the CPU
+raises at once: `CorruptError`, `IndexError`. A GPU raises the same as soon as the kernel that met
+it is done: at the next operator, at the end of `generate`, or by `_watch.check_gpus`, which waits.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def operator(
     types = [argument.split()[0] for argument in arguments.split(", ")]
 
     def checked(*given: Any) -> Any:
+        _check_memory_alike(given)
         if "Tensor[]" in types:
             at = types.index("Tensor[]")
             check(*given[at : at + 2])
@@ -79,6 +81,20 @@ def operator(
     return register
 
 
+def _check_memory_alike(given: Iterable[Any]) -> None:
+    """What has no memory gives results without memory: never memory of which nobody knows what it
+    holds. Raises `ValueError` if only some have none.
+    """
+    told = set()
+    for each in given:
+        several = each if isinstance(each, list | tuple) else [each]
+        told |= {one.is_meta for one in several if isinstance(one, Tensor)}
+        if isinstance(each, torch.device):
+            told.add(each.type == "meta")
+    if len(told) > 1:
+        raise ValueError("some tensors are on the meta device, and others have memory; move all")
+
+
 #: Larger pieces are read where they lie, so that a copy never takes more memory than this.
 MOST_BROUGHT_BYTES = 256 << 20
 
@@ -92,8 +108,9 @@ def _brought(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
     kernels read the table made of them. So does a piece of which these parts have less than half,
     such as one expert of many.
     """
-    if arrays[0].is_cuda:
+    if arrays and arrays[0].is_cuda:
         return arrays
+    check(arrays, parts)
     found: list[Tensor] = []
     for part, mine in pieces(arrays, parts):
         some = part.height * part.width * 2 < part.rows * part.columns
@@ -117,8 +134,10 @@ def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     One launch on a GPU's current stream for each form among up to eight parts; it neither waits nor
     synchronises. On the CPU 1 to 3 GB/s a core, on all cores.
     Raises `ValueError` and `TypeError` as `_matrices.check`; `ParameterError` if lengths of arrays
-    contradict their part; on the CPU `CorruptError`.
+    contradict their part; `CorruptError`.
     """
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"weights are decoded on NVIDIA GPUs and on the CPU, and not on {device}")
     index = device.index if device.type == "cuda" else None
     if device.type == "cuda" and index is None:
         device = torch.device("cuda", index := torch.cuda.current_device())
@@ -247,8 +266,10 @@ def in_order(
     is not known, no kernel keeps it, or decoding first is faster. `padding`: rows of zeros that the
     framework's W has at its end, and y has not.
     """
+    if not x.is_cuda:
+        return None
     heights = _heights(parts, counts)
-    if not x.is_cuda or any(map(partial(_fault, x, parts), heights, biases)):
+    if any(map(partial(_fault, x, parts), heights, biases)):
         return None
     index, rows = x.device.index, _rows_of_x(x)
     kernels = product(arrays, parts, index)
@@ -446,8 +467,7 @@ def embedding(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
     """Rows by their numbers: [..., C] for indices of shape [...], int32 or int64. Decodes the tiles
     that hold these rows; a GPU once for each index. Parts begin and end on multiples of 32 rows and
     256 columns of their piece, or at its end. Raises what `decode` does; `TypeError` for other
-    indices; on the CPU `IndexError` for a row that does not exist. A GPU writes zeros for such a
-    row, and `_native.check` tells.
+    indices; `IndexError` for a row that does not exist.
     """
     some, back = indices, None
     if not indices.is_cuda:
@@ -512,20 +532,21 @@ def grouped_linear(
     Row i of the result [P, R / E] is `x[rows[i]]` (or `x[i]`) times the matrix of expert e,
     transposed, for each i in `offsets[e]..offsets[e + 1]`; rows from `offsets[E]` on hold anything.
     `offsets` (int32, E + 1, ascending, from 0 to at most P) and `rows` (int32, P) lie on the device
-    of x.
+    of x. Raises what `linear` does; `IndexError` for other offsets, and for rows that x has not.
 
     In the fast layout, as one piece, it is one launch that reads them there. Else offsets are
     copied to the host, which waits for the stream, and experts that have rows are decoded, 60 MB at
-    a time. Raises what `linear` does.
+    a time.
     """
     y = _places_of(x, offsets, rows, arrays, parts, experts)
     if not len(y):
         return y
     kernels = grouped(arrays, parts, experts, x.device.index) if x.is_cuda else None
     if kernels is None:
-        routed = x if rows is None else x[rows]
-        for places, ends, w in _each_routed(offsets, arrays, parts, y.shape[1]):
-            y[places] = products(routed[places], w.mT, ends)
+        ends = _ends(offsets, len(y))
+        routed = x if rows is None else x[_checked_rows(rows[: ends[-1]], len(x))]
+        for places, some, w in _each_routed(ends, arrays, parts, y.shape[1], x):
+            y[places] = products(routed[places], w.mT, some)
             del w
         return y
     flat = x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
@@ -534,6 +555,22 @@ def grouped_linear(
     routes = (offsets.data_ptr(), y.shape[0], 0 if rows is None else rows.data_ptr())
     kernels.multiply(*given, *routes, y.data_ptr(), y.stride(0), raw_stream(x.device.index))
     return y
+
+
+def _ends(offsets: Tensor, most: int) -> list[int]:
+    """Offsets of places on the host, which waits for them.
+    Raises `IndexError` if they do not ascend from 0 to at most as many places.
+    """
+    ends: list[int] = offsets.tolist()
+    if ends[0] != 0 or ends[-1] > most or any(a > b for a, b in pairwise(ends)):
+        raise IndexError(f"offsets ascend from 0 to at most {most} places, and not as {ends[:9]}")
+    return ends
+
+
+def _checked_rows(rows: Tensor, most: int) -> Tensor:
+    if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < most:
+        raise IndexError(f"rows {int(rows.min())} to {int(rows.max())} of {most}")
+    return rows
 
 
 def _routed(ends: list[int]) -> list[tuple[int, int, int]]:
@@ -552,19 +589,19 @@ def _decode_experts(
 
 
 def _each_routed(
-    offsets: Tensor, arrays: Arrays, parts: Numbers, height: int
+    ends: list[int], arrays: Arrays, parts: Numbers, height: int, on: Tensor
 ) -> Iterator[tuple[slice, list[int], Tensor]]:
     """Decodes the experts that have places, as many at once as `TEMPORARY_BYTES` hold: their
     places, where each expert's places end among these, and their matrices, which must be gone
     before the next are asked for.
     """
-    routed = _routed(offsets.tolist())
+    routed = _routed(ends)
     most = max(1, TEMPORARY_BYTES // (2 * height * shape_of(parts)[1]))
     for at in range(0, len(routed), most):
         some = routed[at : at + most]
         places = slice(some[0][1], some[-1][2])
-        ends = [end - places.start for _, _, end in some]
-        yield places, ends, _decode_experts(arrays, parts, height, some, offsets)
+        inner = [end - places.start for _, _, end in some]
+        yield places, inner, _decode_experts(arrays, parts, height, some, on)
 
 
 def products(x: Tensor, w: Tensor, ends: list[int]) -> Tensor:
@@ -594,18 +631,23 @@ def grouped_mm(
     """PyTorch's own `grouped_mm` of x and a compressed w of this shape, [E, K, N]: its bits. If x
     has few rows and kernels are known to add in its order, they multiply. Else it waits for the GPU
     to know the experts that have rows, and decodes these alone; in a capture of a CUDA graph it
-    decodes all.
+    decodes all. Raises what `grouped_linear` does.
     """
+    height, rest = divmod(shape_of(parts)[0], max(1, *shape[:1]))
+    if len(shape) != 3 or prod(shape) != prod(shape_of(parts)) or rest:
+        raise RuntimeError(f"{list(shape)} is not the shape of experts in {shape_of(parts)}")
+    if offs.dtype != torch.int32 or tuple(offs.shape) != (shape[0],) or offs.device != x.device:
+        raise RuntimeError(f"offs are int32 [{shape[0]}] on {x.device}")
     if transposed and flipped:
         found = _grouped_in_order(x, offs, arrays, parts, shape[0])
         if found is not None:
             return found
     routed = [(e, 0, 0) for e in range(shape[0])]
     if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-        routed = _routed([0, *offs.tolist()]) or routed[:1]
+        routed = _routed(_ends(functional.pad(offs, (1, 0)), len(x))) or routed[:1]
         if len(routed) < shape[0]:
             offs = offs.new_tensor([end for _, _, end in routed])
-    dense = _decode_experts(arrays, parts, shape_of(parts)[0] // shape[0], routed, x)
+    dense = _decode_experts(arrays, parts, height, routed, x)
     w = lay_out(dense.flatten(0, 1), (len(routed), *shape[1:]), transposed, flipped)
     return torch._grouped_mm(x, w, offs=offs).contiguous()
 
@@ -662,6 +704,8 @@ def table(codebook: Tensor) -> Tensor:
     """The decode table of a piece as stored: 16 KiB on the codebook's GPU; empty on the CPU. Waits
     for the GPU's current stream.
     """
+    if codebook.dtype != torch.uint8 or codebook.dim() != 1 or not codebook.is_contiguous():
+        raise TypeError("a codebook is a contiguous uint8 tensor of one dimension")
     made = _table_fake(codebook)
     if codebook.is_cuda:
         torch.cuda.current_stream(codebook.device).synchronize()
@@ -702,11 +746,17 @@ def grouped_linear_backward(
 ) -> Tensor:
     """The gradient of `grouped_linear` to x, which has `x_rows` rows. Waits for the GPU."""
     to_x = grad.new_zeros((x_rows, shape_of(parts)[1]))
-    for places, ends, w in _each_routed(offsets, arrays, parts, grad.shape[1]):
+    y = _places_of(to_x, offsets, rows, arrays, parts, experts)
+    if (grad.dtype, grad.shape, grad.device) != (y.dtype, y.shape, y.device):
+        raise RuntimeError(f"a gradient is {y.dtype} {tuple(y.shape)}, not {tuple(grad.shape)}")
+    ends = _ends(offsets, len(y))
+    if rows is not None:
+        rows = _checked_rows(rows[: ends[-1]], x_rows)
+    for places, some, w in _each_routed(ends, arrays, parts, y.shape[1], grad):
         if rows is None:
-            to_x[places] = products(grad[places], w, ends)
+            to_x[places] = products(grad[places], w, some)
         else:
-            to_x.index_add_(0, rows[places], products(grad[places], w, ends))
+            to_x.index_add_(0, rows[places], products(grad[places], w, some))
         del w
     return to_x
 

@@ -39,7 +39,7 @@ from ._modules import entries
 from ._parameters import warn_of_conversions
 from ._plan import EXCEPTIONAL, NO_TILES, SMALL, aligned, fast_bytes, matrix_of
 from ._pretrained import LastConversion
-from ._source import Source, Weight, stamp, sum_of
+from ._source import Digest, Source, Weight, digest, settled, stamp
 from ._tensor import CompressedTensor
 
 #: About how much of BF16 the larger one, the fast layout, takes.
@@ -65,8 +65,8 @@ class PackingTaker(LastConversion):
         self.folder, self.device, self.exact = folder, device, exact
         self.is_fast = residence == "fast"
         self.stamp = stamp(folder)
-        #: By name, why a parameter is ordinary, if it is, and the sum of its bits.
-        self._known: dict[str, tuple[str | None, Tensor]] = {}
+        #: By name, why a parameter is ordinary, if it is, and the digest of its values.
+        self._known: dict[str, tuple[str | None, Digest]] = {}
         self._tables: list[tuple[int, int, int]] = []
         self._conversions: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
 
@@ -99,7 +99,7 @@ class PackingTaker(LastConversion):
         else:
             found = self._fast(value) if self.is_fast else self._stored(value)
         reason = found if isinstance(found, str) else None
-        self._known[name] = reason, sum_of(value)
+        self._known[name] = reason, digest(value)
         return nn.Parameter(value if isinstance(found, str) else found, requires_grad=False)
 
     def _fast(self, value: Tensor) -> CompressedTensor | str:
@@ -141,10 +141,12 @@ class PackingTaker(LastConversion):
         for entry in entries(model):
             name = next((spot.name for spot in entry.spots if spot.name in self._known), None)
             if name is not None:
-                reason, total = self._known[name]
+                reason, told = self._known[name]
                 nbytes = entry.value.numel() * entry.value.element_size()
-                weights.append(Weight(name, entry.spots, nbytes, reason, None, int(total)))
-        source = Source(self.folder, weights, identity=self.stamp, is_packed=True)
+                weights.append(Weight(name, entry.spots, nbytes, reason, None, settled(told)))
+        source = Source(
+            self.folder, weights, identity=self.stamp, is_of_files=True, is_packed=True
+        )
         paths = (path for path, _ in model.named_modules(remove_duplicate=False))
         place_others(model, source, dict.fromkeys(paths, self.device))
         return source

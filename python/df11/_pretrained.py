@@ -7,6 +7,8 @@ memory until everything is known.
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -15,7 +17,7 @@ from transformers.core_model_loading import ConversionOps, convert_and_load_stat
 
 from . import _native
 from ._arrays import dtype_of
-from ._container import Kept, Sliceable, Tensors, with_dtype
+from ._container import Kept, Sliceable, Tensors, in_both, with_dtype
 from ._errors import misshapen
 from ._modules import is_sharded, local
 from ._parameters import wanted_by
@@ -90,8 +92,16 @@ class Taker(LastConversion):
         super().__init__(model, dtype)
         self.tensors = self.reader = tensors
         self.rest = rest
+        #: Of a file beside the containers, its path, and the names in it.
+        self.added: tuple[Path | None, list[str]] = None, []
+        #: By parameter, how many tensors are loaded into it.
+        self._fed: Counter[str] = Counter()
         self._items: list[Item] = []
         self._wrong: ValueError | None = None
+
+    def param_needs_quantization(self, model: Any, name: str, **_: Any) -> bool:
+        self._fed[name] += 1
+        return super().param_needs_quantization(model, name)
 
     def slices(self) -> dict[str, Any]:
         return {name: Sliceable(self.tensors, name) for name in self.tensors}
@@ -118,8 +128,10 @@ class Taker(LastConversion):
 
     def finish(self) -> list[Item]:
         """What was made, with tied weights once.
-        Raises `ValueError` for other shapes than the model's, or if nothing belongs to it.
+        Raises `ValueError` for other shapes than the model's, if nothing belongs to it, or if a file
+        beside the containers has some of it.
         """
+        self._check_added()
         if self._wrong is not None:
             raise self._wrong
         if not self._items:
@@ -129,6 +141,16 @@ class Taker(LastConversion):
             )
         self._tie()
         return self._items
+
+    def _check_added(self) -> None:
+        """Refuses a file beside the containers that has weights of theirs, by whatever name."""
+        path, names = self.added
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        partners = {**tied, **{source: target for target, source in tied.items()}}
+        for name in names:
+            doubled = any(n > 1 and f".{fed}".endswith(f".{name}") for fed, n in self._fed.items())
+            if doubled or partners.get(name) in self._fed:
+                raise in_both(path, name)
 
     def _tie(self) -> None:
         known = {item.name: item for item in self._items}

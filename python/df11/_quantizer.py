@@ -30,15 +30,16 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from . import _native
 from ._container import Handed, Tensors
 from ._doctor import mismatch
-from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
-from ._load import check_gpus, check_options, is_exact, load
-from ._modules import is_first, prepare
+from ._hub import WEIGHTS, Expected, folder_of, wrap, wrap_resolution
+from ._load import check_options, is_exact, load
+from ._modules import prepare
 from ._packing import PACKED, PackingTaker
 from ._parameters import tell_conversions
 from ._plan import Item, device_of, resolve
 from ._pretrained import Taker, checkpoint_dtype
-from ._saving import Save, changed, copy_containers, mark_config, others, save_others
+from ._saving import save_model
 from ._source import KEY, Made, bf16_folder, made_of
+from ._watch import check_gpus, watch
 
 METHOD = "df11"
 #: Types of devices that compress BF16 weights by themselves while they are loaded.
@@ -129,7 +130,8 @@ class Df11Quantizer(HfQuantizer):
         self.taker: Any = None
         self.placement: Any = None
         self.dtype: torch.dtype | None = None
-        self.saving_to: Path | None = None
+        #: While the model is saved, what gives the tensors that its library writes.
+        self.saving: Callable[[], dict[str, Any]] | None = None
         self._handed: Handed | None = None
         self._ignored: Any = None
         self._later: Callable[[], None] | None = None
@@ -182,10 +184,7 @@ class Df11Quantizer(HfQuantizer):
 
     def _open(self, folder: Path) -> None:
         self.container = _native.open(folder)
-        if not self.container.is_complete:
-            shards = self.container.shards
-            held = f"{len(shards)} of {shards[0]['count']} containers of the model"
-            raise FileNotFoundError(f"{folder} holds {held}; fetch all")
+        self.container.check_complete()
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         self.dtype = dtype
@@ -224,6 +223,7 @@ class Df11Quantizer(HfQuantizer):
         rest = "cpu" if self.placement is None else self.placement.rest
         self.taker = taker = Taker(model, Tensors(self.container), self.dtype, rest)
         self._hand(taker.slices(), beside, files)
+        taker.added = beside, self._handed.added if self._handed else []
         # Of tensors that belong to no parameter `df11.report` tells.
         self._ignored = model._keys_to_ignore_on_load_unexpected
         model._keys_to_ignore_on_load_unexpected = {""}
@@ -299,7 +299,8 @@ class Df11Quantizer(HfQuantizer):
             model._keys_to_ignore_on_load_unexpected = self._ignored
             taker, self.taker, self._handed = self.taker, None, None
             finish(model, self, taker.tensors, taker.finish())
-        model.save_pretrained = _SaveModel(model)
+        _wrap_saving()
+        watch(model)
         # What is left of the quantizer goes with copies of the model.
         self.model = self.container = self.made = self.taker = self._handed = None
         return model
@@ -310,12 +311,8 @@ class Df11Quantizer(HfQuantizer):
     def get_state_dict_and_metadata(
         self, model: Any
     ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        if self.saving_to is not None:
-            left = others(model)
-            if is_first():
-                copy_containers(model.__dict__[KEY], self.saving_to)
-                save_others(left, self.saving_to / WEIGHTS)
-            return {}, {}
+        if self.saving is not None:
+            return self.saving(), {}
         if not getattr(model, "_hf_peft_config_loaded", False):
             raise ValueError(
                 "call save_pretrained of the model itself, which copies its containers"
@@ -323,6 +320,10 @@ class Df11Quantizer(HfQuantizer):
         return None, {}
 
     _dequantize = refuse_decoding
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _wrap_saving()
 
 
 def _home(file: str) -> torch.device:
@@ -342,21 +343,19 @@ def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> N
         model.__dict__[KEY].keep(quantizer.made)
 
 
-class _SaveModel(Save):
-    def write(self, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("variant") or kwargs.get("state_dict"):
-            raise ValueError("a compressed model is saved as it is, without variant or state_dict")
-        folder = Path(save_directory)
-        adapters = getattr(model, "_hf_peft_config_loaded", False)
-        if not adapters and (found := changed(model)):
-            raise RuntimeError(
-                f"{found[0]} is an ordinary weight now, and the containers have what it was; "
-                "load df11.state_dict(model) into a BF16 model, save that, and compress it"
-            )
-        model.hf_quantizer.saving_to = None if adapters else folder
-        try:
-            type(model).save_pretrained(model, save_directory, *args, **kwargs)
-        finally:
-            model.hf_quantizer.saving_to = None
-        if not adapters and is_first():
-            mark_config(folder / "config.json")
+def _wrap_saving() -> None:
+    """Has `save_pretrained` write what a compressed model is in memory."""
+    from transformers import PreTrainedModel
+
+    wrap((PreTrainedModel, "save_pretrained", _save))
+
+
+def _save(call: Any, asked: dict[str, Any]) -> None:
+    model, folder = asked.pop("self"), asked.pop("save_directory")
+    is_ours = isinstance(getattr(model, "hf_quantizer", None), Df11Quantizer)
+    if not is_ours or KEY not in vars(model) or getattr(model, "_hf_peft_config_loaded", False):
+        return call()
+    options = {**asked, **asked.pop("kwargs", {})}
+    if options.get("variant") or options.get("state_dict"):
+        raise ValueError("a compressed model is saved as it is, without variant or state_dict")
+    save_model(model, folder, partial(call.func, model), options, takes_new=True)

@@ -87,7 +87,7 @@ def _explain_containers() -> None:
 def _refuse_container(source: Any) -> None:
     path = Path(source) if isinstance(source, (str, os.PathLike)) else Path()
     if path.suffix == ".df11" and path.is_file():
-        made = f"df11 convert {path} {path.with_suffix('')}-df11 makes one"
+        made = f"df11 convert {path} -o {path.with_suffix('')}-df11 makes one"
         raise unfit(
             f"{path} is one container, and transformers loads folders",
             f"{made}; df11.attach(module, {str(path)!r}) gives a module its weights",

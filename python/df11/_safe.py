@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from ._errors import unfit
@@ -20,7 +21,8 @@ class safe_open:
     name or a GPU's number. Opening reads directories only. Each tensor is decoded when it is asked
     for, on all cores, and is the caller's own.
 
-    Raises `ParameterError` for another framework, and what `df11.open` raises.
+    Raises `ParameterError` for another framework, and for a folder that lacks shards, which it
+    names; and what `df11.open` raises. A file opens alone, also if it is one shard of several.
     """
 
     def __init__(
@@ -32,6 +34,8 @@ class safe_open:
         if self._is_numpy and device != "cpu":
             raise unfit("NumPy has no devices", 'leave device out, or choose framework="pt"')
         self._model: Model | None = open(filename)
+        if Path(filename).is_dir():
+            self._model.check_complete()
 
     def __enter__(self) -> safe_open:
         return self

@@ -1,42 +1,70 @@
-"""What leaves a model with compressed weights: its containers, decoded copies, merged adapters."""
+"""What leaves a model with compressed weights: its containers, decoded copies.
+
+A save is what the model has in memory: the containers as they were opened, if loading them gives
+just that, and what they lack beside them; else the model is compressed anew, or refused.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ._errors import unfit
-from ._load import check_gpus
-from ._modules import Ref, entries, gathered, join, local
-from ._native import compress, decompress
-from ._report import Report
-from ._source import KEY, Source, sources
+from . import _native
+from ._changes import Changes, changes_of
+from ._errors import Error
+from ._hub import WEIGHTS
+from ._modules import entries, gathered, is_first, is_sharded, join
+from ._native import TemporaryFolder, compress, earlier_containers
+from ._source import KEY, Source, members, rooted
 from ._tensor import CompressedTensor
+from ._watch import check_gpus
 
 #: As `df11 compress` inserts it and `df11 decompress` takes it out (src/open/beside.rs).
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
-_ADAPTER = "adapter_config.json"
+_CONFIG = "config.json"
+_INDEX = ".safetensors.index.json"
+#: What libraries write of what the model says now.
+_REWRITTEN = (_CONFIG, "generation_config.json")
+_ANEW = (
+    "save the tensors of df11.state_dict(model) as safetensors and compress them; adapters are "
+    "saved by themselves"
+)
 
 
 def save(model: Any, folder: str | Path) -> None:
-    """Copies the containers of a model with compressed weights into a folder, byte for byte."""
-    found = [source for _, source in sources(model)]
+    """Copies the containers of a model with compressed weights into a folder, byte for byte, as
+    they were when they were loaded, and the side files beside them.
+
+    Every weight is compared first, and compressed ones are decoded for it. All files appear in the
+    folder, or none. Raises `ValueError` if the containers do not hold what the model has in memory,
+    or `ParameterError` if the folder has containers that are of no earlier output.
+    """
+    found = rooted(model)
     if not found:
         raise ValueError("the model has no compressed weights of df11")
-    paths = {shard["path"] for source in found for shard in source.container.shards}
-    if len({Path(path).name for path in paths}) < len(paths):
+    paths = [name for _, _, source in found for name in _names(source)]
+    if len(set(paths)) < len(paths):
         raise ValueError(
             "containers of the model's modules have the same names; save each module by itself"
         )
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    for source in found:
-        copy_containers(source, Path(folder))
+    if names := _unsaved(model):
+        raise ValueError(f"{_listed(names)}, which the containers do not hold so; {_ANEW}")
+    identity = str(found[0][2].container.identity) if len(found) == 1 else ""
+    with _staged(folder) as (stage, files):
+        for at, (_, _, source) in enumerate(found):
+            _bring(source, stage / str(at), files)
+        _install(files, Path(folder), set(paths), identity, stage / "aside")
 
 
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -46,78 +74,260 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     wrapper's. All processes of a distributed model must call it at once, and each gets whole
     weights. Raises `CorruptError` if a kernel met damaged weights.
     """
-    names = {
-        spot.key: join(path, spot.name) for path, source in sources(model) for spot in source.spots
-    }
+    own: dict[tuple[int, str], str] = {}
+    for path, module, source in rooted(model):
+        own |= {key: join(path, name) for key, name in _wrapped(module, source).items()}
     out: dict[str, torch.Tensor] = {}
     found = [entry for entry in entries(model) if entry.is_persistent]
     for entry in found:
-        value = gathered(entry.value.detach())
-        value = value.decode() if isinstance(value, CompressedTensor) else value
-        copy = value.cpu().clone()
-        out |= {names.get(spot.key, spot.name): copy for spot in entry.spots}
+        copy = _copied(entry.value)
+        out |= {own.get(spot.key, spot.name): copy for spot in entry.spots}
     check_gpus(entry.value.device for entry in found)
     return out
 
 
-def copy_containers(source: Source, folder: Path) -> None:
-    """Puts copies of all containers of a model into a folder, and of the files that belong to them
-    and are not there, such as the tokenizer.
+def _copied(value: Tensor) -> Tensor:
+    value = gathered(value.detach())
+    value = value.decode() if isinstance(value, CompressedTensor) else value
+    return value.cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _wrapped(root: nn.Module, source: Source) -> dict[tuple[int, str], str]:
+    """The own names of weights whose module lies in another one that has its place, an adapter's."""
+    places = {id(module): path for path, module in root.named_modules()}
+    spots = ((spot, places.get(id(spot.module), "")) for spot in source.spots)
+    return {spot.key: spot.name for spot, path in spots if path.startswith(f"{spot.path}.")}
+
+
+def _unsaved(model: Any) -> list[str]:
+    """Names of what a copy of the containers would not give again."""
+    found = rooted(model)
+    pairs = ((path, changes_of(module, source)) for path, module, source in found)
+    names = [join(path, name) for path, changes in pairs for name in changes.names]
+    held = {id(module) for _, root, _ in found for module in root.modules()}
+    others = (entry for one in members(model) for entry in entries(one) if entry.is_persistent)
+    spots = (entry.spots for entry in others)
+    return names + [s[0].name for s in spots if not any(id(spot.module) in held for spot in s)]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"the model has {', '.join(names[:3])}{more}"
+
+
+def _names(source: Source) -> list[str]:
+    """The paths of the containers in the folder of the model."""
+    container = source.container
+    paths = [Path(shard["path"]) for shard in container.shards]
+    root = Path(container.path)
+    is_folder = all(path.is_relative_to(root) and path != root for path in paths)
+    return [path.relative_to(root).as_posix() if is_folder else path.name for path in paths]
+
+
+def _bring(
+    source: Source,
+    place: Path,
+    files: Path,
+    *,
+    containers: bool = True,
+    rewritten: Iterable[str] = (),
+) -> None:
+    """Puts copies of a model's containers among some files, and of the side files that lie beside
+    them or beside the weights that they are made of, except what is there. Warns of those that are
+    not as they were, unless they will be `rewritten`.
     """
     was_open = source.held is not None
-    for shard in source.container.shards:
-        path, made = Path(shard["path"]), source.made
-        target = folder / path.name
-        if made is None and target.exists() and target.samefile(path):
-            continue
-        # Under its name only when it is whole.
-        partial = target.with_name(f".{target.name}.part")
-        try:
-            shutil.copyfile(path if made is None else made.file(shard["path"]), partial)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
-    for name in source.container.side_files:
-        _carry(Path(source.path, name), folder / name)
-    if source.made is not None and not was_open:
+    path = Path(source.path)
+    beside = path if path.is_dir() else None
+    changed = source.container.copy(place, beside, containers=containers)
+    for name in set(changed).difference(rewritten):
+        warnings.warn(
+            f"{path / name} was changed after the model was compressed, and copied as it is now",
+            stacklevel=2,
+        )
+    _move(place, files)
+    if source.is_of_files and not was_open:
         source.close()
 
 
-class Save(Ref):
-    """`save_pretrained` of a model, without keeping it; a copy of the model has its own."""
-
-    def __call__(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        if self.module is None:
-            raise ReferenceError("the model is gone; keep it in a variable while it is saved")
-        self.write(self.module, save_directory, *args, **kwargs)
-
-    def write(self, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError
+def _move(source: Path, target: Path) -> None:
+    for path in _files(source):
+        if not (found := target / path.relative_to(source)).exists():
+            found.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(found)
 
 
-def changed(model: Any) -> list[str]:
-    found = ((weight, local(value)) for weight, value in model.__dict__[KEY].found())
-    return [w.name for w, v in found if w.reason is None and not isinstance(v, CompressedTensor)]
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if not path.is_dir())
 
 
-def others(model: Any) -> dict[str, torch.Tensor]:
-    """Parameters that the containers lack, such as a new head."""
-    held = {spot.key for spot in model.__dict__[KEY].spots}
-    return {
-        join(path, attribute): gathered(value.detach()).cpu().contiguous()
-        for path, module in model.named_modules()
-        for attribute, value in module._parameters.items()
-        if value is not None and (id(module), attribute) not in held
-    }
+@contextmanager
+def _staged(folder: str | Path) -> Iterator[tuple[Path, Path]]:
+    """A place to work in, and a folder in it with the name of another one, which `_install` fills
+    from it. If this fails there is nothing in the other that was not before.
+    """
+    folder = Path(folder)
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with TemporaryFolder(folder) as stage:
+            files = stage / "files" / folder.resolve().name
+            files.mkdir(parents=True)
+            yield stage, files
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
-def save_others(others: dict[str, torch.Tensor], path: Path) -> None:
-    from safetensors.torch import save_file
+def _install(files: Path, folder: Path, names: Iterable[str], identity: str, aside: Path) -> None:
+    """Gives all files their names in a folder, in the place of what has these, and of an earlier
+    output's containers and what was beside them. `names`: containers that are there already. If one
+    cannot have its name, all is as it was. One process at a time. Raises `ParameterError` for
+    containers that are of no earlier output.
+    """
+    lock = os.open(folder, os.O_RDONLY)
+    done: list[tuple[Path, Path]] = []
+    try:
+        with suppress(OSError):  # of a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        new = [path.relative_to(files) for path in _files(files)]
+        known = {*names, *(name.as_posix() for name in new)}
+        stale = [*earlier_containers(folder, known, identity), WEIGHTS]
+        for name in dict.fromkeys([*map(Path, stale), *new]):
+            if os.path.lexists(folder / name):
+                _rename(folder / name, aside / name, done)
+            if name in new:
+                _rename(files / name, folder / name, done)
+    except BaseException:
+        for now, before in reversed(done):
+            now.rename(before)
+        raise
+    finally:
+        os.close(lock)
 
-    if others:
-        save_file(others, path, metadata={"format": "pt"})
-    else:
-        path.unlink(missing_ok=True)
+
+def _rename(path: Path, target: Path, done: list[tuple[Path, Path]]) -> None:
+    if path.is_dir() and not path.is_symlink():
+        raise IsADirectoryError(f"{path} is a folder, and a file of the model has its name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path.rename(target)
+    done.append((target, path))
+
+
+#: The `save_pretrained` of a library, of a folder and its options.
+Library = Callable[..., None]
+#: Options that say how weights are laid out in files.
+_OF_FILES = ("max_shard_size", "save_original_format")
+
+
+def save_model(
+    model: Any, folder: str | Path, library: Library, options: dict[str, Any], *, takes_new: bool
+) -> None:
+    """`save_pretrained`, by that of the library, which asks `model.hf_quantizer` for the tensors
+    to write. `takes_new`: whether its loader reads what the containers lack from a file beside
+    them. What differs from the containers is compressed anew, which takes the host memory of the
+    BF16 model, and twice that on the disk of `folder`. Raises `ValueError` where that cannot be,
+    and `ParameterError` as `save` does.
+    """
+    source: Source = model.__dict__[KEY]
+    changes = _agreed(model, changes_of(model, source))
+    added = {name: _copied(value) for name, value in changes.new.items()}
+    is_anew = bool(changes.gone or changes.differing or (added and not takes_new))
+    is_anew = is_anew or any(name in source.tensors for name in added)
+    if is_anew and (wrapped := [*_wrapped(model, source).values()]):
+        raise ValueError(
+            f"{wrapped[0]} is in another module now, as adapters have it; take adapters out first, "
+            "with unload_lora_weights() or the like, and save them by themselves"
+        )
+    is_written = is_first() and options.get("is_main_process", True)
+    with _staged(folder) as (stage, files):
+        if not is_written:
+            _by_library(model, library, files, options, dict)
+            return
+        if is_anew:
+            made = _anew(model, source, library, options, stage)
+            fill = partial(_move, made, files)
+        else:
+            fill = partial(_fill, source, added, stage / "copy", files, Path(folder))
+        _by_library(model, library, files, options, fill)
+        mark_config(files / _CONFIG)
+        names = [] if is_anew else _names(source)
+        identity = _native.open(files).identity if is_anew else source.container.identity
+        _install(files, Path(folder), names, identity, stage / "aside")
+
+
+def _agreed(model: nn.Module, changes: Changes) -> Changes:
+    """Refuses on all processes of a distributed model what one of them found changed."""
+    if not any(is_sharded(value) for value in model.parameters()):
+        return changes
+    names: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(names, [*changes.differing, *changes.gone])
+    if found := list(dict.fromkeys(name for mine in names for name in mine)):
+        raise ValueError(
+            f"{_listed(found)}, which the containers do not hold so, and a model in several "
+            f"processes is not compressed anew; {_ANEW}"
+        )
+    return changes
+
+
+def _by_library(
+    model: Any,
+    library: Library,
+    files: Path,
+    options: dict[str, Any],
+    fill: Callable[[], dict[str, Any] | None],
+) -> None:
+    """Has the library write its files; it writes those tensors that `fill` gives."""
+    quantizer = model.hf_quantizer
+    quantizer.saving = lambda: fill() or {}
+    try:
+        library(os.fspath(files), **options)
+    finally:
+        quantizer.saving = None
+
+
+def _anew(
+    model: Any, source: Source, library: Library, options: dict[str, Any], stage: Path
+) -> Path:
+    """Compresses what the model has in memory; the folder of that."""
+    plain, made = stage / "bf16", stage / "model"
+    of_files = {name: options[name] for name in _OF_FILES if name in options}
+    _by_library(model, library, plain, of_files, lambda: state_dict(model))
+    config = json.loads((plain / _CONFIG).read_text(encoding="utf-8"))
+    config.pop("quantization_config", None)
+    (plain / _CONFIG).write_text(_written(config), encoding="utf-8")
+    indexes = set(plain.rglob("*" + _INDEX))
+    _bring(source, stage / "side", plain, containers=False, rewritten=_REWRITTEN)
+    for old in set(plain.rglob("*" + _INDEX)) - indexes:
+        old.unlink()
+    compress(plain, made, progress=False)
+    shutil.rmtree(plain)
+    return made
+
+
+def _fill(
+    source: Source, added: dict[str, Tensor], place: Path, files: Path, folder: Path
+) -> None:
+    is_new = not _lies_in(source, folder)
+    _bring(source, place, files, containers=is_new, rewritten=_REWRITTEN)
+    if added:
+        from safetensors.torch import save_file
+
+        save_file(added, files / WEIGHTS, metadata={"format": "pt"})
+
+
+def _lies_in(source: Source, folder: Path) -> bool:
+    """Whether a folder is the one that the model was loaded from, and holds it still."""
+    if source.is_of_files or not Path(source.path).is_dir() or not folder.exists():
+        return False
+    try:
+        there = _native.open(folder)
+    except Error:
+        return False
+    is_it = there.is_complete and there.identity == source.container.identity
+    return is_it and folder.samefile(source.path)
 
 
 def mark_config(path: Path) -> None:
@@ -125,50 +335,8 @@ def mark_config(path: Path) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.pop("quantization_config", None) is None:
         return
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    path.write_text(text.replace("{", "{" + MARK, 1), encoding="utf-8")
+    path.write_text(_written(config).replace("{", "{" + MARK, 1), encoding="utf-8")
 
 
-def merge_adapter(
-    source: str | Path,
-    adapter: str | Path,
-    out: str | Path,
-    *,
-    overwrite: bool = False,
-    progress: Any = None,
-) -> Report:
-    """Compress a model into which an adapter is merged.
-
-    `source` is a compressed folder, `adapter` what PEFT's `save_pretrained` wrote, `out` the new
-    compressed folder. Weights are those of `merge_and_unload()` on the BF16 model; all others, and
-    the side files, stay as they are. The BF16 model is in the host's memory meanwhile, and twice on
-    the disk of `out`. `overwrite` and `progress` are as in `df11.compress`.
-
-    Raises `ParameterError` if `adapter` is none, or `out` exists and `overwrite` is not given.
-    """
-    import peft
-    import transformers
-
-    source, adapter, out = Path(source), Path(adapter), Path(out)
-    if not (adapter / _ADAPTER).is_file():
-        raise unfit(f"{adapter} has no {_ADAPTER}", "save the adapter by save_pretrained()")
-    if out.exists() and not overwrite:
-        raise unfit(f"{out} exists", "choose another output, or replace it with overwrite=True")
-    with TemporaryDirectory(dir=out.absolute().parent, prefix=".df11-merge-") as folder:
-        bf16, merged = Path(folder, "bf16"), Path(folder, "merged")
-        decompress(source, bf16, progress=progress)
-        config = json.loads((bf16 / "config.json").read_text())
-        kind = getattr(transformers, config["architectures"][0])
-        base = kind.from_pretrained(bf16, device_map="cpu", dtype="auto")
-        model = peft.PeftModel.from_pretrained(base, adapter).merge_and_unload()
-        model.save_pretrained(merged)
-        for path in bf16.rglob("*"):
-            if not path.name.endswith((".safetensors", ".safetensors.index.json")):
-                _carry(path, merged / path.relative_to(bf16))
-        return compress(merged, out, overwrite=overwrite, progress=progress)
-
-
-def _carry(path: Path, target: Path) -> None:
-    if path.is_file() and not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+def _written(config: dict[str, Any]) -> str:
+    return json.dumps(config, indent=2, sort_keys=True) + "\n"

@@ -2,7 +2,7 @@
 
 Containers that are made of BF16 files while a model is loaded have no names: each file is deleted
 as soon as it is open, and its memory is given back when nobody uses it any longer, also if the
-process is killed.
+process is killed. If that happens before, the next run removes what was made.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,15 +40,16 @@ class Made:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        held = tempfile.TemporaryDirectory(prefix="df11-", dir=_place(folder))
-        out = Path(held.name, "model")
         self._files: dict[str, BinaryIO] = {}
-        weakref.finalize(self, _close, held, self._files)
+        held = ExitStack()
+        weakref.finalize(self, held.close)
+        # Side files stay there, by which the containers can be verified.
+        out = held.enter_context(_native.TemporaryFolder(_place(folder))) / "model"
         _native.compress(folder, out, verify=False)
         self.container: Any = _native.open(out)
         for shard in self.container.shards:
             path = Path(shard["path"])
-            self._files[shard["path"]] = path.open("rb")
+            self._files[shard["path"]] = held.enter_context(path.open("rb"))
             path.unlink()
 
     def file(self, path: str) -> str:
@@ -56,6 +58,10 @@ class Made:
 
 
 Stamp = tuple[tuple[str, int, int], ...]
+Digest = tuple[str, tuple[int, ...], Any]
+#: Words that one product takes, which bounds the memory of a digest.
+_WORDS = 1 << 22
+_CARRY = -0x61C8864680B583EB
 
 
 def stamp(folder: Path) -> Stamp:
@@ -127,12 +133,6 @@ def _free(place: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def _close(held: tempfile.TemporaryDirectory[str], files: dict[str, BinaryIO]) -> None:
-    held.cleanup()
-    for file in files.values():
-        file.close()
-
-
 @dataclass
 class Weight:
     name: str
@@ -140,21 +140,45 @@ class Weight:
     nbytes: int
     #: Why it is an ordinary parameter and does not stay compressed.
     reason: str | None
-    #: What it is of the container (`Tensors.told`), or else `sum_of` its bits when it was loaded.
+    #: What it is of the container (`Tensors.told`), or else the `digest` of its values when it was
+    #: loaded.
     told: Any = None
-    total: Any = None
+    digest: Digest | None = None
 
     @property
     def value(self) -> Tensor | None:
         return next((value for spot in self.spots if (value := spot.value) is not None), None)
 
 
-def sum_of(value: Tensor) -> Tensor:
-    """The sum of a tensor's bits as numbers, where the tensor is. Reads it once."""
-    flat = value.detach().reshape(-1).view(torch.uint8)
-    if flat.numel() % 8 or flat.storage_offset() % 8:
-        flat = nn.functional.pad(flat, (0, -flat.numel() % 8))
-    return flat.view(torch.int64).sum()
+def digest(value: Tensor) -> Digest:
+    """What tells values from others: dtype, shape, and a sum of all 16-bit words, each times a
+    number that belongs to its place. Another value, or the same ones elsewhere, give another sum
+    (by chance in less than one case of 2^40; whoever means to deceive can). Computed where the
+    tensor is, without waiting for it.
+    """
+    dense = value.detach()
+    dense = dense.decode() if isinstance(dense, CompressedTensor) else dense
+    flat = dense.contiguous().reshape(-1).view(torch.uint8)
+    if flat.numel() % 2 or flat.storage_offset() % 2:
+        flat = nn.functional.pad(flat, (0, flat.numel() % 2))
+    words, total = flat.view(torch.int16), torch.zeros((), dtype=torch.int64, device=flat.device)
+    factors = _factors(min(len(words), _WORDS), flat.device)
+    for some in words.split(_WORDS) if len(words) else ():
+        total = total * _CARRY + (some.to(torch.int64) * factors[: len(some)]).sum()
+    return str(value.dtype), tuple(value.shape), total
+
+
+def settled(told: Digest) -> Digest:
+    """The digest as numbers of Python. Waits for the device."""
+    return (*told[:2], int(told[2]))
+
+
+def _factors(count: int, device: torch.device) -> Tensor:
+    """Odd numbers of 64 bits without a pattern (SplitMix64), the same ones each time."""
+    mixed = torch.arange(1, count + 1, dtype=torch.int64, device=device) * _CARRY
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        mixed = (mixed ^ (mixed >> shift)) * factor
+    return mixed ^ (mixed >> 31) | 1
 
 
 @dataclass
@@ -165,8 +189,10 @@ class Source:
     unused: list[str] = field(default_factory=list)
     held: Tensors | None = None
     made: Made | None = None
-    #: Of a container that has to be made again: its identity, or that of its files.
+    #: The container's, or of one that was never made, that of its files.
     identity: str | Stamp | None = None
+    #: Whether the container has to be made again, of the files at `path`.
+    is_of_files: bool = False
     #: Whether weights were packed from BF16, and no container was there.
     is_packed: bool = False
 
@@ -180,7 +206,7 @@ class Source:
 
     def keep(self, made: Made) -> None:
         """Keeps what containers are made by, as long as weights are read there."""
-        self.made, self.path = made, made.folder
+        self.made, self.path, self.is_of_files = made, made.folder, True
         values = (local(value) for _, value in self.found())
         compressed = [value for value in values if isinstance(value, CompressedTensor)]
         if not any(value.is_streamed or value.device.type == "cpu" for value in compressed):
@@ -188,18 +214,26 @@ class Source:
 
     def close(self) -> None:
         """Lets go of the container, which is opened or made again if it is asked for."""
-        if self.made is not None:
-            self.identity = self.container.identity
         self.made = self.held = None
 
     @property
     def tensors(self) -> Tensors:
         if self.held is None:
-            if self.identity is not None:
-                self.made = again(Path(self.path), self.identity)
-            container = _native.open(self.path) if self.made is None else self.made.container
-            self.held = Tensors(container)
+            self.held = Tensors(self._open())
         return self.held
+
+    def _open(self) -> Any:
+        if self.is_of_files:
+            assert self.identity is not None
+            self.made = again(Path(self.path), self.identity)
+            return self.made.container
+        container = _native.open(self.path)
+        if container.identity != self.identity:
+            raise ValueError(
+                f"{self.path} holds another model than when this one was loaded from it; load the "
+                "model again"
+            )
+        return container
 
     @property
     def container(self) -> Any:
@@ -215,10 +249,21 @@ class Source:
                 yield weight, value
 
 
-def sources(model: Any) -> list[tuple[str, Source]]:
+def members(model: Any) -> list[nn.Module]:
+    """The module itself, or those of a pipeline, or that which a wrapper holds."""
     is_module = isinstance(model, nn.Module)
     components = None if is_module else getattr(model, "components", None)
-    members = components.values() if isinstance(components, dict) else [model]
-    inner = (one if isinstance(one, nn.Module) else getattr(one, "model", None) for one in members)
-    modules = (pair for one in inner if isinstance(one, nn.Module) for pair in one.named_modules())
-    return [(path, module.__dict__[KEY]) for path, module in modules if KEY in module.__dict__]
+    some = components.values() if isinstance(components, dict) else [model]
+    inner = (one if isinstance(one, nn.Module) else getattr(one, "model", None) for one in some)
+    return [one for one in inner if isinstance(one, nn.Module)]
+
+
+def rooted(model: Any) -> list[tuple[str, nn.Module, Source]]:
+    """The modules with compressed weights: paths, and what each has of which container."""
+    modules = (pair for one in members(model) for pair in one.named_modules())
+    found = ((path, module, module.__dict__.get(KEY)) for path, module in modules)
+    return [(path, module, source) for path, module, source in found if source is not None]
+
+
+def sources(model: Any) -> list[tuple[str, Source]]:
+    return [(path, source) for path, _, source in rooted(model)]

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _native
+from ._changes import is_as_loaded
 from ._errors import CorruptError
-from ._load import check_gpus
 from ._matrices import FAST
 from ._modules import local
 from ._ops import orders
 from ._report import html_table, show_bytes
-from ._source import Source, sources, sum_of
+from ._source import Source, sources
 from ._tensor import CompressedTensor
+from ._watch import check_gpus
 
 
 @dataclass
@@ -59,8 +59,9 @@ class ModelReport:
     #: decoding to memory, by name: whether that order is known, by the number of rows of x, for all
     #: that were multiplied so far, or for one row. Others are decoded first: the same bits.
     orders: dict[str, dict[int, bool]] = field(default_factory=dict)
-    #: How many weights were compared, if that was asked for, and by what: their hashes, or sums of
-    #: the bits that were loaded.
+    #: How many weights were compared, if that was asked for, and by what: with the container's
+    #: tensors, of which the hashes were compared too, by digests of the values that were loaded, or
+    #: some so and some so.
     verified: int | None = None
     verified_by: str = "hashes"
 
@@ -120,8 +121,8 @@ class ModelReport:
         if unused := self.unused_tensors:
             yield "unused", f"{len(unused)} tensors: {', '.join(unused[:3])}"
         if self.verified is not None:
-            by = f"by their {self.verified_by}"
-            yield "verified", f"{self.verified} weights are those of the original, {by}"
+            by = f"by {self.verified_by}"
+            yield "verified", f"{self.verified} weights are as they were loaded, {by}"
 
     def _of_orders(self) -> Iterator[tuple[str, str]]:
         """For how many matrices the order is known; the others, with the rows of x."""
@@ -154,9 +155,9 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
     """Whether a model's weights are compressed, what that saves, and where they are.
 
     With `verify` every compressed weight is decoded on its device and compared with the container
-    decoded by the CPU, and that with the hashes of the original tensors; takes about as long as
-    reading the model twice. Ordinary weights are compared with what they were when they were
-    loaded, by a sum of their bits. Of a model that is distributed over several processes each tells
+    decoded by the CPU, and that, as it was opened, with the hashes of the original tensors; takes
+    about as long as reading the model twice. Ordinary weights are compared with what they were when
+    they were loaded, by a digest of 64 bits. Of a model that is distributed over several processes each tells
     what it holds itself.
 
     Waits for the GPUs. Raises CorruptError if something differs, or if a kernel met damaged weights
@@ -175,9 +176,9 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
             _add_ordinary(out, name, value, _OTHER)
     check_gpus(value.device for source in found for _, value in source.found())
     if verify:
-        out.verified = sum(_verify(source) for source in found)
-        if any(source.is_packed for source in found):
-            out.verified_by = "sums of bits"
+        by = [kind for source in found for kind in _verify(source)]
+        out.verified, kinds = len(by), sorted(set(by), reverse=True)
+        out.verified_by = " and ".join(kinds)
     return out
 
 
@@ -207,8 +208,8 @@ def _add(out: ModelReport, source: Source) -> None:
         form = "streamed" if value.is_streamed else form
         out.residences[weight.name] = form
         if value.exact and value.device.type == "cuda" and value.is_matrix:
-            out.orders[weight.name] = orders(value.arrays, value.flat_parts)
-        for array in value.arrays:
+            out.orders[weight.name] = orders(value._arrays, value.flat_parts)
+        for array in value._arrays:
             key = (array.data_ptr(), array.numel())
             if array.numel() and key not in counted:
                 counted.add(key)
@@ -228,29 +229,16 @@ def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str)
     out._on(value.device).ordinary += value.nbytes
 
 
-def _verify(source: Source) -> int:
-    # Each by itself: of a repository on the Hub not all side files beside the containers are
-    # fetched. What was made while loading has no files any longer, and all is open; of what was
-    # packed then there is none.
+def _verify(source: Source) -> list[str]:
+    """What each weight was compared by. Of weights that were packed there is no container."""
     if not source.is_packed:
-        container = source.container
-        shards = [_native.open(each["path"]) for each in container.shards if not source.made]
-        for each in shards or [container]:
-            each.verify("full", progress=False)
+        source.container.verify_containers()
     found = list(source.found())
-    with torch.no_grad():
-        for weight, whole in found:
-            value = local(whole.detach())
-            value = value.decode() if isinstance(value, CompressedTensor) else value
-            if weight.told is None:
-                is_same = bool(sum_of(value) == weight.total)
-            else:
-                pair = value.cpu(), source.tensors.again(weight.told).decode()
-                is_same = torch.equal(*(one.reshape(-1).view(torch.uint8) for one in pair))
-            if not is_same:
-                raise CorruptError(
-                    f"{weight.name} is not what {source.path} holds; it was changed, or "
-                    "memory fails: load the model again"
-                )
+    for weight, value in found:
+        if not is_as_loaded(source, weight, value):
+            raise CorruptError(
+                f"{weight.name} is not what {source.path} holds; it was changed, or "
+                "memory fails: load the model again"
+            )
     check_gpus(value.device for _, value in found)
-    return len(found)
+    return ["digests" if weight.told is None else "hashes" for weight, _ in found]

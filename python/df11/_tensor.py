@@ -8,25 +8,40 @@ decoded weights for the time of their call. It cannot be written to.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from . import _shared
+from . import _ops
 from ._dispatch import REMEDY, Compressed, dispatch, refuse_writing
-from ._matrices import ARRAYS, FAST, Part, contiguous_strides, lay_out, shape_of
+from ._matrices import (
+    ARRAYS,
+    FAST,
+    KEPT,
+    PART,
+    Part,
+    check_kept,
+    check_lengths,
+    contiguous_strides,
+    lay_out,
+    shape_of,
+)
 
 _PLAIN = (Tensor, nn.Parameter)
 #: No processor has memory at addresses from here on.
 _NO_MEMORY = 1 << 62
 _TOLD = ("exact", "transposed", "flipped")
+_NEEDED = {"parts", "shape"}
+#: Calls between `load_state_dict` and what it asks of a tensor, at most.
+_MOST_FRAMES = 6
 #: Of the fast layout, counted up when its bytes mean something else (spec/gpu.md, part 6): 2 has
 #: columns in the order of tensor cores.
 FAST_VERSION = 2
@@ -107,29 +122,30 @@ class CompressedTensor(Compressed):
             delattr(self, name)
         is_parameter = getattr(self, "_is_param", False)
         self.__dict__.update({**other.__dict__, "_is_param": is_parameter, **changes})
-        self.__dict__.pop("operand", None)
+        self.__dict__.pop("_arrays", None)
         return self._ready(self.shape)
 
     @cached_property
-    def operand(self) -> _shared.Operand:
-        arrays = [getattr(self, name) for name in self._names]
-        return _shared.Operand(arrays, self.flat_parts, self.exact, self._place)
+    def _arrays(self) -> list[Tensor]:
+        """What it has, which nobody writes to: it may lie in a mapping for reading alone."""
+        return [getattr(self, name) for name in self._names]
 
     @property
     def arrays(self) -> list[Tensor]:
-        return self.operand.arrays
+        """Copies of the compressed arrays that it has, in the order of `_matrices.ARRAYS`."""
+        return [array.clone() for array in self._arrays]
 
     @property
-    def kept(self) -> list[Tensor]:
-        return [getattr(self, f"{label}{at}") for at, label in _kept(self.parts)]
+    def _kept(self) -> list[Tensor]:
+        return [getattr(self, f"_{label}{at}") for at, label in _kept(self.parts)]
 
-    def with_kept(self, kept: Sequence[Tensor]) -> CompressedTensor:
+    def _with_kept(self, kept: Sequence[Tensor]) -> CompressedTensor:
         return self.like(with_tables(kept, self.parts), device=None)
 
     @property
     def nbytes_stored(self) -> int:
         """Bytes of the arrays that it reads from, each counted once. Those of a window are all."""
-        return sum({id(array): array.nbytes for array in self.arrays}.values())
+        return sum({id(array): array.nbytes for array in self._arrays}.values())
 
     def like(
         self,
@@ -157,7 +173,7 @@ class CompressedTensor(Compressed):
         Costs two bytes of new memory a weight, for a moment twice that if `transposed`; the time is
         that of `df11::decode`. Raises `CorruptError` on the CPU if arrays contradict themselves.
         """
-        dense = torch.ops.df11.decode(self.arrays, self.flat_parts, self.device)
+        dense = torch.ops.df11.decode(self._arrays, self.flat_parts, self.device)
         return lay_out(dense, self.shape, self.transposed, self.flipped)
 
     def with_mode(self, exact: bool) -> CompressedTensor:
@@ -189,7 +205,7 @@ class CompressedTensor(Compressed):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return rebuild, (self.kept, self._told, bool(getattr(self, "_is_param", False)))
+        return rebuild, (self._kept, self._told, bool(getattr(self, "_is_param", False)))
 
     @property
     def _told(self) -> dict[str, Any]:
@@ -217,7 +233,7 @@ class CompressedTensor(Compressed):
 
 @cache
 def _names(forms: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(f"{name}{at}" for at, form in enumerate(forms) for name in ARRAYS[form])
+    return tuple(f"_{name}{at}" for at, form in enumerate(forms) for name in ARRAYS[form])
 
 
 def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> CompressedTensor:
@@ -228,13 +244,20 @@ def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> Compr
         dtype=torch.bfloat16,
         device=device,
         requires_grad=False,
+        storage_size=0,
     )
+    # What asks for memory past this class, as DLPack in C does, gets an error and no address.
+    torch._C._set_throw_on_mutable_data_ptr(made)
     return made
 
 
 def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
     """The product at once, if nothing watches or changes operators; else None. Saves about 25 us of
     dispatch a call, of some hundred calls in a step of a model.
+
+    One weight alone: whether others will get the same x is not known here, and whether x is still
+    the same when they get it PyTorch's version counter does not tell (`x.data`, NumPy, graphs). Who
+    knows a group when it loads calls `df11::linears`.
     """
     if type(weight) is not CompressedTensor or type(x) not in _PLAIN or not weight.is_matrix:
         return None
@@ -251,7 +274,7 @@ def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
         or torch.is_autocast_enabled(x.device.type)
     ):
         return None
-    return _shared.multiply(x, weight.operand, bias)
+    return _ops.linear(x, weight._arrays, weight.flat_parts, bias, weight.exact)
 
 
 def refuse_gradients() -> None:
@@ -262,9 +285,23 @@ def refuse_gradients() -> None:
 
 
 def _requires_grad(self: CompressedTensor, requires_grad: bool = True) -> CompressedTensor:
-    if requires_grad:
+    if requires_grad and not _is_assigned():
         refuse_gradients()
     return self
+
+
+def _is_assigned() -> bool:
+    """Whether `load_state_dict(assign=True)` asks for gradients, which it does for each weight that
+    takes the place of one with gradients. Nobody wants them of a compressed weight by that.
+    """
+    frame, code = sys._getframe(2), nn.Module._load_from_state_dict.__code__
+    for _ in range(_MOST_FRAMES):
+        if frame.f_code is code:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _set_data(self: CompressedTensor, value: Tensor) -> None:
@@ -288,14 +325,18 @@ def _set_data(self: CompressedTensor, value: Tensor) -> None:
 
 def _address(self: CompressedTensor) -> int:
     """A number that aliases share, as of any tensor. Reading there faults: it is no address."""
-    told = hash((self.arrays[0].data_ptr(), self.flat_parts, self.transposed))
+    told = hash((self._arrays[0].data_ptr(), self.flat_parts, self.transposed))
     return _NO_MEMORY + told % (1 << 44) * 256
 
 
 def _share_memory(self: CompressedTensor) -> CompressedTensor:
-    for array in self.arrays:
+    for array in self._arrays:
         array.share_memory_()  # type: ignore[no-untyped-call]
     return self
+
+
+def _interface(self: CompressedTensor) -> NoReturn:
+    raise AttributeError("a compressed tensor has no memory with BF16 weights; take .decode()")
 
 
 def _assign(self: Tensor, key: Any, value: Any) -> None:
@@ -313,10 +354,12 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     # Whoever clones wants to write.
     Tensor.clone: lambda self, **_: self.decode(),
     Tensor.share_memory_: _share_memory,
-    Tensor.is_shared: lambda self: self.arrays[0].is_shared(),
+    Tensor.is_shared: lambda self: self._arrays[0].is_shared(),
     Tensor.__setitem__: _assign,
     Tensor.numpy: lambda self, *args, **kwargs: self.decode().numpy(*args, **kwargs),
-    Tensor.__array__: lambda self, *args: self.decode().__array__(*args),
+    Tensor.__array__: lambda self, *args, **kwargs: self.decode().__array__(*args, **kwargs),
+    Tensor.__cuda_array_interface__.__get__: _interface,  # type: ignore[attr-defined]
+    Tensor.apply_: lambda *_: refuse_writing("apply_"),
     Tensor.tolist: lambda self: self.decode().tolist(),
     Tensor.__dlpack__: lambda self, **kwargs: self.decode().__dlpack__(**kwargs),
 }
@@ -324,7 +367,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 def _kept(parts: Sequence[Numbers]) -> list[tuple[int, str]]:
     """The number of the part and the name of each array that cannot be made of others."""
-    return [(at, label) for at, part in enumerate(parts) for label in ARRAYS[part[0]][:4]]
+    return [(at, label) for at, part in enumerate(parts) for label in ARRAYS[part[0]][:KEPT]]
 
 
 def with_tables(arrays: Sequence[Tensor], parts: Sequence[Numbers]) -> list[Tensor]:
@@ -340,19 +383,43 @@ def with_tables(arrays: Sequence[Tensor], parts: Sequence[Numbers]) -> list[Tens
 def rebuild(
     arrays: list[Tensor], told: dict[str, Any], is_parameter: bool = False
 ) -> CompressedTensor:
-    """Makes a tensor of what was kept of it, on the device of its arrays.
-    Raises `ValueError` if it was kept in the fast layout of another release.
+    """Makes a tensor of what was kept of it, on the device of its arrays. `torch.load` calls this
+    with what a file says: everything is checked, except what arrays hold, which decoding checks.
+    Raises `TypeError` and `ValueError` for what no tensor was kept as, or in the fast layout of
+    another release; `ParameterError` if lengths of arrays contradict their part.
     """
-    told = dict(told)
+    told = _checked(told)
     version = told.pop("fast", 1)
     if FAST in (part[0] for part in told["parts"]) and version != FAST_VERSION:
         raise ValueError(
             "this tensor was kept in the fast layout of another release; load the container again, "
             "and keep it as stored (residence='stored') for other releases"
         )
+    check_kept(arrays, told["parts"])
     made = CompressedTensor(with_tables(arrays, told["parts"]), **told)
-    made._is_param = is_parameter
+    check_lengths(made._arrays, made.flat_parts)
+    made._is_param = bool(is_parameter)
     return made
+
+
+def _checked(told: Any) -> dict[str, Any]:
+    """What a tensor is beside its arrays, if it is that."""
+    if not isinstance(told, dict) or not _NEEDED <= {*told} <= {*_NEEDED, *_TOLD, "fast"}:
+        raise ValueError("no compressed tensor was kept with these names")
+    parts, shape = (_listed(told[name]) for name in ("parts", "shape"))
+    if any(len(_listed(part)) != PART for part in parts):
+        raise ValueError(f"parts are {PART} numbers each")
+    if any(type(number) is not int for number in chain(*parts, shape)):
+        raise TypeError("sides and parts of a compressed tensor are whole numbers")
+    if min(shape, default=0) < 0 or any(type(told.get(name, True)) is not bool for name in _TOLD):
+        raise ValueError(f"there is no compressed tensor of shape {shape} that is so: {told}")
+    return dict(told)
+
+
+def _listed(value: Any) -> Any:
+    if type(value) not in (list, tuple):
+        raise TypeError(f"a list was kept, and not a {type(value).__name__}")
+    return value
 
 
 torch.serialization.add_safe_globals([rebuild])

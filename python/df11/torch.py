@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
 from ._errors import unfit
-from ._native import compress
+from ._native import TemporaryFolder, compress
 from ._report import Report
 from ._safe import safe_open
 
@@ -24,7 +23,7 @@ def load_file(filename: str | PathLike[str], device: str | int = "cpu") -> dict[
     """All tensors of a container, or of a folder of them, decoded, by name.
 
     They take the memory of the BF16 model: to keep weights compressed use `from_pretrained` or
-    `df11.attach`. Raises what `df11.open` raises, and `CorruptError` if the container is damaged.
+    `df11.attach`. Raises what `safe_open` raises, and `CorruptError` if the container is damaged.
     """
     with safe_open(filename, framework="pt", device=device) as file:
         tensors: dict[str, torch.Tensor] = file.get_tensors()
@@ -53,7 +52,7 @@ def save_file(
         raise unfit(f"{out} does not end in .df11", "end its name in .df11")
     if out.exists() and not overwrite:
         raise unfit(f"{out} exists", "choose another output, or replace it with overwrite=True")
-    with TemporaryDirectory(prefix=".df11-save.", dir=out.parent) as folder:
-        source = Path(folder) / f"{out.stem}.safetensors"
+    with TemporaryFolder(out.parent) as folder:
+        source = folder / f"{out.stem}.safetensors"
         save(tensors, source, metadata=None if metadata is None else dict(metadata))
         return compress(source, out, overwrite=overwrite, progress=False)

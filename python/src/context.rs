@@ -5,10 +5,13 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use df11::Error;
 use df11::gpu::cudarc::driver::{CudaStream, sys::CUstream};
 use df11::gpu::{Device, Status};
 use df11::hazmat::gpu::Visit;
-use pyo3::prelude::*;
+use pyo3::{exceptions::PyIndexError, prelude::*};
+
+use crate::work::OrRaise;
 
 /// A GPU, and the status that its kernels set.
 pub(crate) struct Gpu {
@@ -50,6 +53,17 @@ impl Gpu {
         self.device.info().ordinal
     }
 
+    /// Those that are open.
+    pub(crate) fn all_kept() -> Vec<Arc<Self>> {
+        let all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        all.values().map(Arc::clone).collect()
+    }
+
+    /// Raises what kernels told that are done by now. Waits for nothing.
+    pub(crate) fn raise_told(&self, py: Python<'_>) -> PyResult<()> {
+        raise_found(py, self.status.check_done())
+    }
+
     /// Goes to a stream of the caller.
     ///
     /// # Safety
@@ -60,6 +74,14 @@ impl Gpu {
         // SAFETY: the caller's promise. Wrapping allocates some bytes and asks the driver nothing.
         let stream = unsafe { self.device.context().wrap_borrowed_stream(stream as CUstream) };
         OnStream { stream, status: &self.status, _visit: visit }
+    }
+}
+
+/// What a status word told, as the CPU would raise it.
+pub(crate) fn raise_found(py: Python<'_>, found: df11::Result<()>) -> PyResult<()> {
+    match found {
+        Err(error @ Error::Parameter { .. }) => Err(PyIndexError::new_err(error.to_string())),
+        other => other.or_raise(py),
     }
 }
 

@@ -12,6 +12,7 @@ mod memory;
 mod model;
 mod placement;
 mod raw;
+mod temporary;
 mod tensor;
 mod work;
 mod write;
@@ -27,11 +28,12 @@ mod _native {
         matrix::{Matrix, decode_all},
         model::{Block, Model, open, plan},
         raw::{
-            Grouped, Linear, Packer, PinnedMemory, build_tables, capture_id, check, fits, pin,
-            strips_bytes, upload,
+            Grouped, Linear, Packer, PinnedMemory, build_tables, capture_id, check, check_done,
+            fits, pin, strips_bytes, upload,
         },
+        temporary::TemporaryFolder,
         tensor::{Slice, Tensor, Tiles, code_of},
-        write::{compress, convert, decompress, estimate, verify},
+        write::{compress, convert, decompress, earlier_containers, estimate, verify},
     };
     use std::ffi::OsString;
 

@@ -56,9 +56,13 @@ impl Part {
 
     /// Of a part in the memory of the process.
     fn arrays(&self, places: &[(usize, usize); 4]) -> df11::Result<Arrays<'_>> {
-        let view = |(address, length): (usize, usize)| {
+        let view = |(address, length): (usize, usize)| -> &[u8] {
+            if length == 0 {
+                return &[];
+            }
             // SAFETY: the contract of `Matrix` in `_native.pyi`: the caller's arrays lie there,
-            // with these lengths, and live during each call. Bytes may be anything.
+            // with these lengths, and live during each call; `on_host` has refused the address 0.
+            // Bytes may be anything.
             unsafe { std::slice::from_raw_parts(address as *const u8, length) }
         };
         Arrays::new(self.rows, self.columns, places.map(view))
@@ -114,11 +118,13 @@ impl Matrix {
         match &self.place {
             Place::Host(arrays) => work::briefly(py, || {
                 let weights = self.part.row_count() * self.part.column_count();
+                check_output(output)?;
                 // SAFETY: the method's contract, which python/df11/_native.pyi states.
                 let out = unsafe { output_bytes(output, weights) };
                 self.part.arrays(arrays)?.decode(rows, columns, out)
             }),
             Place::Gpu(gpu, whole) => {
+                gpu.raise_told(py)?;
                 // SAFETY: the method's contract.
                 let on = unsafe { gpu.on(stream) };
                 let slice = (rows, columns);
@@ -152,6 +158,7 @@ impl Matrix {
                     let rows: Vec<u64> =
                         all.iter().map(|index| self.part.row_range.start + index).collect();
                     let weights = rows.len() as u64 * self.part.column_count();
+                    check_output(output)?;
                     // SAFETY: the method's contract: a row for each index.
                     let out = unsafe { output_bytes(output, weights) };
                     self.part.arrays(arrays)?.gather(&rows, self.part.column_range.clone(), out)
@@ -161,6 +168,7 @@ impl Matrix {
                 let indices = if wide { Indices::I64(indices) } else { Indices::U32(indices) };
                 let window = self.window().or_raise(py)?;
                 let output = (output, self.part.column_count());
+                gpu.raise_told(py)?;
                 // SAFETY: the method's contract.
                 let on = unsafe { gpu.on(stream) };
                 // SAFETY: the method's contract.
@@ -218,6 +226,7 @@ pub(crate) fn decode_all(
         }
     }
     let all: Vec<_> = windows.iter().map(|(window, output)| (window, *output)).collect();
+    gpu.raise_told(py)?;
     // SAFETY: the function's contract, which python/df11/_native.pyi states.
     let on = unsafe { gpu.on(stream) };
     // SAFETY: as above.
@@ -230,8 +239,14 @@ fn on_host(part: &Part, pointers: &[u64], lengths: &[u64]) -> df11::Result<Place
         let problem = "on the CPU a matrix is in tiles as stored, of four arrays";
         return Err(Error::parameter(problem, "keep it stored, or load it onto a GPU"));
     }
+    if pointers.iter().zip(lengths).any(|(&pointer, &length)| pointer == 0 && length > 0) {
+        return Err(Error::parameter("an array has no memory", "load the weights again"));
+    }
     let arrays = [0, 1, 2, 3].map(|at| (pointers[at] as usize, lengths[at] as usize));
-    part.arrays(&arrays)?;
+    // Lengths are the caller's to get right, as on a GPU.
+    let checked = part.arrays(&arrays).map(drop);
+    let remedy = "pass the arrays of the part, as _native.pyi says";
+    checked.map_err(|error| Error::parameter(error.to_string(), remedy))?;
     Ok(Place::Host(arrays))
 }
 
@@ -280,6 +295,11 @@ fn on_device(
         }
         _ => refuse(format!("{} arrays, {} lengths", pointers.len(), lengths.len())),
     }
+}
+
+fn check_output(address: u64) -> df11::Result<()> {
+    let problem = "the output has no memory";
+    if address == 0 { Err(Error::parameter(problem, "pass memory of the CPU")) } else { Ok(()) }
 }
 
 /// Memory of the caller for this many weights.

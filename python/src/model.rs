@@ -2,9 +2,9 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use df11::OpenOptions;
 use df11::hazmat::{Shard, Tiles, format::records::FILE_WEIGHTS};
-use pyo3::types::{PyDict, PyMappingProxy, PyTuple};
+use df11::{Observer, OpenOptions};
+use pyo3::types::{PyBool, PyDict, PyMappingProxy, PyTuple};
 use pyo3::{IntoPyObjectExt, exceptions::PyKeyError, intern, prelude::*, sync::PyOnceLock};
 use rayon::prelude::*;
 
@@ -103,6 +103,10 @@ impl Model {
         self.inner.is_complete()
     }
 
+    fn check_complete(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner.check_complete().or_raise(py)
+    }
+
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<u128> {
         // Of tensors that cannot be decoded, and of aliases, nothing bounds the sum.
@@ -176,6 +180,28 @@ impl Model {
         let check =
             |tensor: &_| Tiles::of(tensor)?.map_or(df11::Result::Ok(()), |tiles| tiles.check());
         work::briefly(py, || tensors.par_iter().try_for_each(check))
+    }
+
+    /// Verifies the containers as they are open, and nothing beside them.
+    fn verify_containers(&self, py: Python<'_>) -> PyResult<()> {
+        let (model, quiet) = (&self.inner, PyBool::new(py, false).to_owned());
+        let verify = |observer: &dyn Observer| df11::hazmat::verify_containers(model, observer);
+        work::watched(py, Some(quiet.as_any()), verify).map(|_| ())
+    }
+
+    /// Writes the containers as they are open into a new folder, and side files.
+    #[pyo3(signature = (out, beside=None, *, containers=true))]
+    fn copy(
+        &self,
+        py: Python<'_>,
+        out: PathBuf,
+        beside: Option<PathBuf>,
+        containers: bool,
+    ) -> PyResult<Vec<String>> {
+        let (model, quiet) = (&self.inner, PyBool::new(py, false).to_owned());
+        work::watched(py, Some(quiet.as_any()), |observer| {
+            df11::hazmat::copy(model, beside.as_deref(), &out, containers, observer)
+        })
     }
 
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {

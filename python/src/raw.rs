@@ -63,6 +63,7 @@ impl Linear {
         };
         let outputs: Vec<LinearOutput> = outputs.iter().map(output).collect();
         let x = LinearInput::new(x, rows, pitch);
+        self.gpu.raise_told(py)?;
         // SAFETY: the method's contract, which python/df11/_native.pyi states.
         let on = unsafe { self.gpu.on(stream) };
         // SAFETY: as above.
@@ -110,6 +111,7 @@ impl Grouped {
     ) -> PyResult<()> {
         let routing = Routing::new(offsets, places).rows(rows);
         let (x, y) = (LinearInput::new(x, x_rows, pitch), LinearOutput::new(y, y_pitch));
+        self.gpu.raise_told(py)?;
         // SAFETY: the method's contract, which python/df11/_native.pyi states.
         let on = unsafe { self.gpu.on(stream) };
         // SAFETY: as above.
@@ -258,11 +260,24 @@ pub(crate) fn check(py: Python<'_>, device: usize, stream: usize) -> PyResult<()
         let gpu = Gpu::kept(device)?;
         // SAFETY: the function's contract, which python/df11/_native.pyi states.
         let on = unsafe { gpu.on(stream) };
-        let found = on.status.check(&on.stream);
-        on.status.clear(&on.stream)?;
-        found
+        on.status.read(&on.stream)?;
+        Ok(gpu)
     };
-    py.detach(check).or_raise(py)
+    py.detach(check).or_raise(py)?.raise_told(py)
+}
+
+/// As `check`, of what is done by now; of all GPUs that are open unless one is named.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+pub(crate) fn check_done(py: Python<'_>, device: Option<usize>) -> PyResult<()> {
+    let mut gpus = Gpu::all_kept().into_iter();
+    gpus.try_for_each(|gpu| {
+        if device.is_none_or(|device| device == gpu.ordinal()) {
+            gpu.raise_told(py)
+        } else {
+            Ok(())
+        }
+    })
 }
 
 /// Whether a GPU has the kernels that multiply.

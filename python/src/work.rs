@@ -3,33 +3,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
-use std::{panic, process, thread, time::Duration};
+use std::{panic, thread, time::Duration};
 
-use df11::{Error, Observer, Stage};
+use df11::{Error, Observer, Stage, hazmat::pool};
 use pyo3::{exceptions::PyKeyboardInterrupt, intern, prelude::*};
-use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// How long Ctrl-C, and news of progress, may wait.
 const TICK: Duration = Duration::from_millis(50);
-
-/// The process that made the pool, and the pool.
-static POOL: Mutex<Option<(u32, &'static ThreadPool)>> = Mutex::new(None);
-
-/// One thread for each core, or as many as the variable `RAYON_NUM_THREADS` says. A process that
-/// was forked, as data loaders do, has no threads of its parent's pool, and gets one of its own.
-fn pool() -> df11::Result<&'static ThreadPool> {
-    let mut kept = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, pool)) = kept.filter(|&(process, _)| process == process::id()) {
-        return Ok(pool);
-    }
-    let pool = ThreadPoolBuilder::new().build().map_err(|error| {
-        let problem = format!("cannot start threads: {error}");
-        Error::parameter(problem, "set RAYON_NUM_THREADS to fewer")
-    })?;
-    let pool = &*Box::leak(Box::new(pool));
-    *kept = Some((process::id(), pool));
-    Ok(pool)
-}
 
 /// Does what takes seconds at most: it cannot be interrupted.
 pub(crate) fn briefly<T: Send>(

@@ -1,9 +1,10 @@
 //! Compression and back, and verification.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use df11::gpu::{Device, GpuDecoder};
-use df11::hazmat::{Cpu, Decoder, check_replaceable, is_small};
+use df11::hazmat::{Cpu, Decoder, check_replaceable, is_small, remove_leftovers};
 use df11::{
     CompressOptions, DecompressOptions, Error, Layout, Level, Model, Observer, OpenOptions, Report,
     Sources, Verification,
@@ -45,13 +46,17 @@ pub(crate) fn compress<'py>(
     let options = options.verify(verify).overwrite(overwrite);
     reported(py, progress, |observer| {
         let opened = Sources::open(&source, None)?;
-        check_out(overwrite, &source, &out, "df11")?;
+        prepare(overwrite, &source, &out, "df11")?;
         df11::compress_all(&opened, &out, &options, observer)
     })
 }
 
-/// That an output that is there may be replaced, if it shall.
-fn check_out(overwrite: bool, source: &Path, out: &Path, suffix: &str) -> df11::Result<()> {
+/// Removes what killed runs left beside an output; checks that what has its name may be replaced, if
+/// it shall.
+fn prepare(overwrite: bool, source: &Path, out: &Path, suffix: &str) -> df11::Result<()> {
+    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty());
+    // A folder that cannot be listed fails where it is written to.
+    let _ = remove_leftovers(parent.unwrap_or(Path::new(".")));
     if overwrite { check_replaceable(source, out, suffix) } else { Ok(()) }
 }
 
@@ -71,7 +76,7 @@ pub(crate) fn convert<'py>(
     let options = options.verify(verify).overwrite(overwrite);
     reported(py, progress, |observer| {
         let opened = open_to_stream(&source)?;
-        check_out(overwrite, &source, &out, "df11")?;
+        prepare(overwrite, &source, &out, "df11")?;
         df11::convert_all(&opened, &out, &options, observer)
     })
 }
@@ -109,10 +114,21 @@ pub(crate) fn decompress(
     work::watched(py, progress, |observer| {
         let models = open_to_stream(&source)?;
         let options = DecompressOptions::new().overwrite(overwrite);
-        check_out(overwrite, &source, &out, "safetensors")?;
+        prepare(overwrite, &source, &out, "safetensors")?;
         let restored = df11::decompress_all(&models, &out, &options, observer)?;
         Ok(restored.iter().map(|each| each.bytes).sum())
     })
+}
+
+/// The containers in a folder that go when a model takes their place.
+#[pyfunction]
+pub(crate) fn earlier_containers(
+    py: Python<'_>,
+    folder: PathBuf,
+    names: BTreeSet<String>,
+    identity: String,
+) -> PyResult<Vec<String>> {
+    work::briefly(py, || df11::hazmat::earlier_containers(&folder, &names, &identity))
 }
 
 /// Does work that makes a report of each model, and tells Python their sum.

@@ -1,5 +1,6 @@
 """Adapters on compressed weights: losses, gradients and merged weights are those of BF16."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,17 @@ import peft
 import pytest
 import torch
 import transformers
-from models import Folders, adapted, equal, load, prompt, same_weights
+from models import (
+    Folders,
+    adapted,
+    compressed,
+    config_of,
+    equal,
+    load,
+    prompt,
+    same_weights,
+    seeded,
+)
 
 import df11
 from df11._tensor import CompressedTensor
@@ -252,3 +263,79 @@ def test_no_decoded_weight_waits_for_backward(pair: Pair) -> None:
     ordinary = [value for value in kept if not isinstance(value, CompressedTensor)]
     assert len(weights) >= 10 and len(compressed) >= 5
     assert not [value for value in ordinary if tuple(value.shape) in shapes]
+
+
+def test_merging_keeps_what_the_adapter_does_not_change(tmp_path: Path) -> None:
+    """Also tensors that the class does not know, such as layers that predict several tokens, and
+    dtypes that it would round: norms in F32 beside BF16.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    bf16 = tmp_path / "bf16"
+    model = seeded(transformers.LlamaForCausalLM(config_of("llama")))
+    model.save_pretrained(bf16, max_shard_size="900KB")
+    names = sorted(path.name for path in bf16.glob("*.safetensors"))
+    last = load_file(bf16 / names[-1])
+    last["model.mtp.0.proj.weight"] = torch.randn(64, 64, dtype=torch.bfloat16)
+    index = json.loads((bf16 / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.mtp.0.proj.weight"] = names[-1]
+    (bf16 / "model.safetensors.index.json").write_text(json.dumps(index))
+    norm = "model.layers.1.input_layernorm.weight"
+    for name in names:
+        weights = last if name == names[-1] else load_file(bf16 / name)
+        if norm in weights:
+            weights[norm] = 1 + 1e-5 * torch.randn(128)
+        save_file(weights, bf16 / name, metadata={"format": "pt"})
+    folder = compressed(bf16, tmp_path / "df11")
+    adapted(load(bf16)).save_pretrained(tmp_path / "adapter")
+    df11.merge_adapter(folder, tmp_path / "adapter", tmp_path / "merged")
+    df11.decompress(tmp_path / "merged", tmp_path / "back", progress=False)
+
+    def tensors(place: Path) -> dict[str, torch.Tensor]:
+        return {name: value for file in names for name, value in load_file(place / file).items()}
+
+    before, after = tensors(bf16), tensors(tmp_path / "back")
+    expected = peft.PeftModel.from_pretrained(load(bf16), tmp_path / "adapter").merge_and_unload()
+    merged = expected.state_dict()
+    assert after.keys() == before.keys()
+    projections = ("q_proj", "v_proj", "up_proj", "down_proj")
+    for name, value in after.items():
+        is_changed = any(f".{each}." in name for each in projections)
+        assert torch.equal(value, merged[name] if is_changed else before[name]), name
+        assert value.dtype == before[name].dtype and torch.equal(value, before[name]) != is_changed
+    with safe_open(tmp_path / "back" / names[0], "pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+    index = json.loads((tmp_path / "back/model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == after.keys()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"adapter", "back", "bf16", "df11", "merged"}
+
+
+def test_merging_into_another_dtype_is_refused(tmp_path: Path) -> None:
+    """The result would be rounded to what the class computes in."""
+    from safetensors.torch import load_file, save_file
+
+    bf16 = tmp_path / "bf16"
+    seeded(transformers.LlamaForCausalLM(config_of("llama"))).save_pretrained(bf16)
+    weights = load_file(bf16 / "model.safetensors")
+    weights[WEIGHT] = weights[WEIGHT].float()
+    save_file(weights, bf16 / "model.safetensors", metadata={"format": "pt"})
+    folder = compressed(bf16, tmp_path / "df11")
+    adapted(load(bf16)).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=rf"{WEIGHT} is stored as float32.*bfloat16"):
+        df11.merge_adapter(folder, tmp_path / "adapter", tmp_path / "merged")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"adapter", "bf16", "df11"}
+
+
+def test_a_head_of_an_adapter_is_merged(tmp_path: Path, folders: Folders) -> None:
+    """Whole modules that an adapter has trained, in the place of those of the model."""
+    model = adapted(load(folders.bf16("llama")), modules_to_save=["lm_head", "norm"])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "modules_to_save" in name:
+                parameter.mul_(3)
+    model.save_pretrained(tmp_path / "adapter")
+    df11.merge_adapter(folders.df11("llama"), tmp_path / "adapter", tmp_path / "merged")
+    assert same_weights(load(tmp_path / "merged"), model.merge_and_unload())

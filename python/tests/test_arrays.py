@@ -80,19 +80,44 @@ def test_objects_are_not_overwritten(container: Path) -> None:
     """Their addresses are the memory of such an array, and Python would follow them."""
     np = pytest.importorskip("numpy")
     tensor = df11.open(container)["model.layers.1.eight"]
+
+    class Both(ctypes.Structure):
+        _fields_ = (("number", ctypes.c_int), ("text", ctypes.c_char_p))
+
+    class Holder(ctypes.Structure):
+        _fields_ = (("a:P", ctypes.c_int), ("inner", Both * 2))
+
     for buffer in (
         np.array([object()]),
         np.zeros(1, np.dtype([("Object", "O")])),
         np.zeros(2, np.dtype([("O", "u1"), ("P", "O")])),
         (ctypes.py_object * 1)(object()),
         (ctypes.POINTER(ctypes.c_int) * 1)(),
+        (ctypes.c_void_p * 1)(),
+        (ctypes.c_char_p * 1)(),
+        (ctypes.c_wchar_p * 1)(),
+        (ctypes.CFUNCTYPE(None) * 1)(),
+        (Both * 1)(),
+        Both(),
+        Holder(),
+        # No addresses, but nobody can tell from the format of a structure.
+        np.zeros(4, np.dtype([("O", "u1"), ("P", "u1")])),
     ):
         for of in (tensor, tensor.rows(0, 4)):
-            with pytest.raises(df11.ParameterError, match="objects"):
+            with pytest.raises(df11.ParameterError, match="addresses would be overwritten"):
                 of.decode_into(buffer)
-    numbers = np.zeros(4, np.dtype([("O", "u1"), ("P", "u1")]))
-    tensor.decode_into(numbers)
-    assert numbers.tobytes() == bytes(range(8))
+    for numbers in (
+        np.zeros(8, "u1"),
+        np.zeros(4, ">u2"),
+        np.zeros((2, 2), "e"),
+        np.zeros(1, "c8"),
+        np.zeros(8, "?"),
+        bytearray(8),
+        (ctypes.c_ubyte * 4 * 2)(),
+        memoryview(bytearray(8)).cast("c"),
+    ):
+        tensor.decode_into(numbers)
+        assert memoryview(numbers).tobytes() == bytes(range(8))
 
 
 def test_torch_tensors_have_the_bytes(container: Path) -> None:

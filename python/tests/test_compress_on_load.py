@@ -3,8 +3,12 @@
 import copy
 import gc
 import json
+import os
 import pickle
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -127,6 +131,46 @@ def test_copies_and_pickles(
     shutil.copytree(folders.bf16("llama"), tmp_path / "bf16")
     with pytest.raises(ValueError, match="other weights than when the model was loaded"):
         pickled.save_pretrained(tmp_path / "saved")
+
+
+#: Loads a model once, says so, and loads it until it is killed.
+LOADS = """
+import sys, transformers, df11
+from pathlib import Path
+from df11 import _source
+_source.PLACES = [Path(sys.argv[2])]
+while True:
+    transformers.AutoModelForCausalLM.from_pretrained(
+        sys.argv[1], quantization_config=df11.Config(), device_map="cpu"
+    )
+    print("loaded", flush=True)
+"""
+
+
+def test_what_a_killed_run_leaves_the_next_one_removes(several: Both, tmp_path: Path) -> None:
+    places, command = tmp_path / "places", [sys.executable, "-c", LOADS, str(several[0])]
+    places.mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [*command, str(places)], stdout=subprocess.PIPE, env=environment
+    ) as loading:
+        assert loading.stdout is not None and loading.stdout.readline() == b"loaded\n"
+        # Killed while it makes containers.
+        while not list(places.rglob("*.df11*")):
+            assert loading.poll() is None
+        loading.kill()
+    left = [path.name for path in places.iterdir()]
+    assert len(left) == 1 and re.fullmatch(r"\.df11-\w{6}\.part", left[0])
+    main = "import sys; from df11.__main__ import main; main()"
+    said = json.loads(run(main, "doctor", "--json", TMPDIR=str(places)))
+    assert left[0] in str(said["checks"]["leftovers"]["value"])
+    with mock.patch.object(_source, "PLACES", [places]):
+        model = online(several[0])
+        assert not containers(places) and not (places / left[0]).exists()
+    assert equal(greedy(model, PROMPT, 2), greedy(load(several[0]), PROMPT, 2))
+    del model
+    gc.collect()
+    assert not list(places.iterdir())
 
 
 def test_memory(folders: Folders, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from weights import WEIGHTS, container_of, normals, same, weights
 
 import df11
 from df11 import _bring
+from df11._bring import _held
 from df11._container import Area, Sliceable, Tensors
 from df11._progress import Bar
 from df11._tensor import CompressedTensor
@@ -21,7 +22,7 @@ def test_a_container_is_a_dictionary(tensors: Tensors) -> None:
         assert isinstance(tensors[name], CompressedTensor)
         assert same(tensors[name], expected)
     # Each array is memory of its own to PyTorch: saving one saves no other.
-    for array in tensors["q"].arrays:
+    for array in tensors["q"]._arrays:
         assert array.untyped_storage().nbytes() == array.numel()
 
 
@@ -146,7 +147,7 @@ def test_slices_take_no_more_than_their_tiles(tensors: Tensors) -> None:
         assert tiles == [taken]
         for one, part in zip(found, parts, strict=True):
             assert same(one, WEIGHTS[name][part])
-            assert name == "experts" or one.arrays[3].numel() == 64 * 256
+            assert name == "experts" or one._arrays[3].numel() == 64 * 256
 
 
 def test_a_cut_tells_what_its_tiles_need_on_a_gpu(tmp_path: Path) -> None:
@@ -193,3 +194,33 @@ def test_damage_is_found_before_a_tensor_is_used(tmp_path: Path) -> None:
         tensors.check(["q"])
     with pytest.raises(df11.CorruptError):
         rebuilt(tensors, [tensors["q"][32:64]])
+
+
+def test_pinned_memory_is_kept_until_no_gpu_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any GPU may: those that this process uses are waited for, whichever is the current one."""
+    order: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda index: index != 2, raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", order.append)
+
+    class Pinned:
+        def __del__(self) -> None:
+            order.append("unpinned")
+
+    class Memory(bytearray):
+        def __del__(self) -> None:
+            order.append("freed")
+
+    memory = torch.frombuffer(Memory(b"12345678"), dtype=torch.uint8)
+    area = Area("w", (0, 1), (0, 8), True)
+    held = _held({area: [memory[:4], memory[4:], memory[8:]]}, [Pinned()])[area]
+    del memory
+    assert [array.tolist() for array in held] == [[49, 50, 51, 52], [53, 54, 55, 56], []]
+    while len(held) > 1:
+        held.pop()
+        assert not order
+    view = held[0][1:]
+    held.clear()
+    assert not order and view.tolist() == [50, 51, 52]
+    del view
+    assert order == [0, 1, 3, "unpinned", "freed"]

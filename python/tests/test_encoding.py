@@ -50,7 +50,7 @@ def test_arrays_are_those_of_the_container(
         assert found is not None
         arrays, part = found
         for index in range(4):
-            assert torch.equal(arrays[index].cpu(), wanted.arrays[index]), index
+            assert torch.equal(arrays[index].cpu(), wanted._arrays[index]), index
         assert part == wanted.parts[0]
     if device == "cuda":
         book, table = arrays[0], arrays[4]

@@ -105,7 +105,7 @@ same(load(root / "saved", device_map="cpu"))
 # Of several containers one is missing; then all are.
 containers = sorted(root.glob("home/hub/models--org--filled/snapshots/*/*.df11"))
 containers[0].unlink()
-assert f"{len(containers) - 1} of {len(containers)}" in refused(local)
+assert f"of the model's {len(containers)} shards these are missing: 1" in refused(local)
 for container in containers[1:]:
     container.unlink()
 assert "nor in the cache" in refused(local)
@@ -233,6 +233,19 @@ def test_paths_that_are_no_repositories(tmp_path: Path, monkeypatch: pytest.Monk
     assert _hub.brought("models", None, "part") == Path("models/part")
     with pytest.raises(AssertionError, match="asked the Hub"):
         _hub.brought("org/name", None, None)
+
+
+@pytest.mark.parametrize("name", ["/etc", "..", "a/../../b", "../x", "\\x", "C:x", "a\\..\\b"])
+def test_names_that_lead_out_of_a_repository(tmp_path: Path, name: str) -> None:
+    (tmp_path / "model").mkdir()
+    for options in ({"revision": name}, {"subfolder": name}):
+        for place in (tmp_path / "model", "org/name"):
+            with pytest.raises(df11.ParameterError, match="leads out of the repository"):
+                df11.attach(torch.nn.Linear(2, 2), place, **options)
+            with pytest.raises(df11.ParameterError, match="leads out of the repository"):
+                _hub.folder_of(place, **options)
+    for inside in ("v1.0", "refs/pr/1", "text[1]", "a/b..c"):
+        _hub._check_inside(revision=inside, subfolder=inside)
 
 
 def test_a_single_container_says_what_loads_it(said: Said, tmp_path: Path) -> None:

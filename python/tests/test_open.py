@@ -234,9 +234,13 @@ def test_decoding_works_after_a_fork(container: Path) -> None:
         tensor = df11.open(sys.argv[1])["model.embed.weight"]
         buffer = bytearray(tensor.nbytes)
         tensor.decode_into(buffer)
+        df11.verify(sys.argv[1], device="cpu", progress=False)
         child = os.fork()
         again = bytearray(tensor.nbytes)
         tensor.decode_into(again)
+        df11.verify(sys.argv[1], device="cpu", progress=False)
+        own = df11.open(sys.argv[1])["model.embed.weight"]
+        own.decode_into(again)
         if child:
             assert os.waitpid(child, 0)[1] == 0
         assert again == buffer

@@ -30,7 +30,7 @@ def asking(*shape: int) -> torch.Tensor:
 
 def described(*names: str) -> tuple[list[torch.Tensor], list[int]]:
     tensors = [compressed(name) for name in names]
-    arrays = [array for tensor in tensors for array in tensor.arrays]
+    arrays = [array for tensor in tensors for array in tensor._arrays]
     return arrays, [number for tensor in tensors for number in tensor.flat_parts]
 
 

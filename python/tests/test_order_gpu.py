@@ -131,7 +131,7 @@ def test_several_weights_at_once() -> None:
     w, x = inputs("cancelling", 6144, 4096, 3)
     parts = torch.split(w, [4096, 1024, 1024])
     tensors = [compressed(part.contiguous(), "fast") for part in parts]
-    arrays = [array for tensor in tensors for array in tensor.arrays]
+    arrays = [array for tensor in tensors for array in tensor._arrays]
     flat = [number for tensor in tensors for number in tensor.flat_parts]
     found = torch.ops.df11.linears(x, arrays, flat, [1, 1, 1], [], True)
     for y, part in zip(found, parts, strict=True):

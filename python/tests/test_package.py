@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import one_layout, run
+from conftest import ROOT, one_layout, run
 
 import df11
 from df11 import _doctor, _native
@@ -148,6 +148,22 @@ def test_extras_are_the_releases_that_are_tested() -> None:
     assert {"torch", "transformers", "diffusers", "vllm"} <= named.keys() & known.keys()
     for library in named.keys() & known.keys():
         assert named[library] == _doctor.within(library), library
+
+
+def test_workflows_name_actions_by_their_commits() -> None:
+    """A tag may move; a commit is what was looked at. Jobs may do no more than they need."""
+    files = {path.name: path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml")}
+    assert {"release.yml", "kernels.yml"} <= files.keys()
+    for name, text in files.items():
+        used = re.findall(r"uses: (.+)", text)
+        assert used
+        for action in used:
+            is_own = action.startswith("./.github/workflows/")
+            assert is_own or re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", action), (name, action)
+        assert "\npermissions:\n  contents: read\n" in text
+        assert text.count("contents: write") == (name == "release.yml")
+    released = files["release.yml"]
+    assert "bash .ci/run" in released and "needs: [tests, kernels, " in released
 
 
 def test_the_doctor_tells_of_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """`safe_open`, `load_file` and `save_file` beside those of safetensors, on the same tensors."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,32 @@ def test_metadata_of_several_files(tmp_path: Path) -> None:
     assert all('"part"' in model.weights_header(path) for path in model.weights_files)
     with pytest.raises(df11.ParameterError, match="no weights file"):
         model.weights_header("other")
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_folder_that_lacks_a_shard(tmp_path: Path, indexed: bool) -> None:
+    (tmp_path / "model").mkdir()
+    names = {number: f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)}
+    for number, name in names.items():
+        file = tmp_path / "model" / name
+        save_file({f"{number}.weight": tensors()["b.weight"]}, file)
+    if indexed:
+        places = {f"{number}.weight": name for number, name in names.items()}
+        index = {"metadata": {}, "weight_map": places}
+        (tmp_path / "model/model.safetensors.index.json").write_text(json.dumps(index))
+    df11.compress(tmp_path / "model", tmp_path / "out", progress=False)
+    whole = df11.torch.load_file(tmp_path / "out")
+    assert len(whole) == 3
+    (tmp_path / "out/model-00002-of-00003.df11").unlink()
+    name = r" \(with model-00002-of-00003\.safetensors\)" if indexed else ""
+    words = rf"of the model's 3 shards these are missing: 2{name}; fetch"
+    for work in (df11.safe_open, lambda path, **_: df11.torch.load_file(path)):
+        with pytest.raises(df11.ParameterError, match=words):
+            work(tmp_path / "out", framework="pt")
+    with pytest.raises(df11.ParameterError, match=words):
+        df11.open(tmp_path / "out").check_complete()
+    # One that is named opens by itself, as a file of safetensors does.
+    assert list(df11.torch.load_file(tmp_path / "out/model-00001-of-00003.df11")) == ["1.weight"]
 
 
 def test_dictionaries_of_tensors(both: tuple[Path, Path], tmp_path: Path) -> None:

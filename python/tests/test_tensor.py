@@ -43,7 +43,7 @@ def test_it_has_the_shape_of_its_parts() -> None:
     pieces = torch.cat([compressed(name) for name in "qkv"])
     assert isinstance(pieces, CompressedTensor)
     with pytest.raises(ValueError, match="256 x 256"):
-        CompressedTensor(pieces.arrays, pieces.parts, (3, 64, 256))
+        CompressedTensor(pieces._arrays, pieces.parts, (3, 64, 256))
 
 
 # ---- products ----
@@ -209,7 +209,7 @@ def test_views_of_views(seed: int) -> None:
     name = pick.choice(["q", "odd", "wide", "edge", "experts"])
     found, expected = compressed(name), WEIGHTS[name]
     if name == "experts" and pick.random() < 0.5:
-        found = CompressedTensor(found.arrays, found.parts, (6, 256, 64), transposed=True)
+        found = CompressedTensor(found._arrays, found.parts, (6, 256, 64), transposed=True)
         expected = expected.mT.contiguous()
     for _ in range(6):
         view = some_view(expected, pick)
@@ -222,7 +222,7 @@ def test_views_of_views(seed: int) -> None:
 def test_experts_stored_the_other_way_round() -> None:
     """As transformers makes weights by transposing those of a checkpoint: contiguous in memory."""
     stored = compressed("experts")
-    weight = CompressedTensor(stored.arrays, stored.parts, (6, 256, 64), transposed=True)
+    weight = CompressedTensor(stored._arrays, stored.parts, (6, 256, 64), transposed=True)
     expected = WEIGHTS["experts"].transpose(1, 2).contiguous()
     assert same(weight, expected) and weight.decode().is_contiguous() and weight.is_contiguous()
     x = X.view(12, 256)
@@ -414,13 +414,13 @@ def test_as_a_parameter(q: CompressedTensor) -> None:
 def test_copies_share_what_nothing_can_write(q: CompressedTensor) -> None:
     for other in (copy.deepcopy(q), torch.ops.aten.clone(q), copy.copy(q)):
         assert same(other, WEIGHTS["q"])
-        assert other.plane0.data_ptr() == q.plane0.data_ptr()
+        assert other._plane0.data_ptr() == q._plane0.data_ptr()
     clone = q.clone()
     clone += 1
     assert type(clone) is torch.Tensor and same(clone, WEIGHTS["q"] + 1) and same(q, WEIGHTS["q"])
     layer = linear_of(copy.copy(q))
     layer.share_memory()
-    assert layer.weight.is_shared() and layer.weight.plane0.is_shared()
+    assert layer.weight.is_shared() and layer.weight._plane0.is_shared()
     assert same(layer(X), functional.linear(X, WEIGHTS["q"]))
 
 
@@ -452,6 +452,81 @@ def test_state_dict(q: CompressedTensor) -> None:
     assert empty(X.to("meta")).shape == (3, 4, 128)
     empty.load_state_dict({"weight": q.detach()}, assign=True)
     assert same(empty.weight, WEIGHTS["q"])
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+@pytest.mark.parametrize("wants", [True, False])
+def test_kept_weights_are_assigned_to_a_model(wants: bool, weights_only: bool) -> None:
+    """Its parameters, whatever gradients they want, are compressed ones without."""
+
+    def layers(make: Callable[[str], Any]) -> nn.Module:
+        norm = nn.LayerNorm(256, dtype=torch.bfloat16)
+        return nn.Sequential(linear_of(make("k")), linear_of(make("q")), norm)
+
+    def dense(name: str) -> torch.Tensor:
+        return torch.zeros_like(WEIGHTS[name])
+
+    torch.save(layers(compressed).state_dict(), file := io.BytesIO())
+    file.seek(0)
+    state = torch.load(file, weights_only=weights_only)
+    model = layers(dense).requires_grad_(wants)
+    assert not model.load_state_dict(state, assign=True).missing_keys
+    for at, name in enumerate("kq"):
+        weight = model[at].weight
+        assert isinstance(weight, CompressedTensor) and isinstance(weight, nn.Parameter)
+        assert same(weight, WEIGHTS[name]) and not weight.requires_grad
+    assert model[2].weight.requires_grad == wants
+    assert same(model[1](X), functional.linear(X, WEIGHTS["q"]))
+    # Parameters, as some save them.
+    other = layers(dense).requires_grad_(wants)
+    other.load_state_dict(dict(model.named_parameters()), assign=True)
+    assert same(other[0].weight, WEIGHTS["k"])
+    # Whoever asks for gradients is told.
+    for ask in (model.requires_grad_, lambda: nn.Parameter(state["0.weight"])):
+        with pytest.raises(RuntimeError, match="cannot require gradients"):
+            ask()
+
+
+#: Writes into x of which its version tells nothing: a value of each element.
+WRITES: dict[str, Callable[[torch.Tensor, float], object]] = {
+    "data": lambda x, value: x.data.fill_(value),
+    "detached data": lambda x, value: x.view(-1).data[:].fill_(value),
+    "numpy": lambda x, value: x.view(torch.uint16).numpy().fill(int(BITS[value])),
+    "dlpack": lambda x, value: torch.from_dlpack(x).fill_(value),
+    "storage": lambda x, value: torch.empty(0).bfloat16().set_(x.untyped_storage()).fill_(value),
+    "share_memory_": lambda x, value: x.share_memory_().data.fill_(value),
+}
+BITS = {value: torch.tensor(value).bfloat16().view(torch.int16) for value in (0.5, 2.0)}
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", WRITES)
+def test_products_are_of_what_x_holds(name: str, exact: bool) -> None:
+    """And not of what it held when another weight was multiplied by it."""
+    weights = {key: compressed(key, exact) for key in "qkv"}
+    for value in (2.0, 0.5, 2.0):
+        x = torch.randn(3, 256).bfloat16()
+        for _ in range(3):
+            assert same(functional.linear(x, weights["q"]), functional.linear(x, WEIGHTS["q"]))
+            version = x._version
+            WRITES[name](x, value)
+            assert x._version == version and x[0, 0] == value
+            for key in "kvq":
+                expected = functional.linear(torch.full_like(x, value), WEIGHTS[key])
+                assert same(functional.linear(x, weights[key]), expected)
+
+
+def test_tensors_are_exchanged_after_products(q: CompressedTensor) -> None:
+    """PyTorch refuses to exchange those that have weak references."""
+    layer, x, other = linear_of(q), X.clone(), torch.zeros(2, 2)
+    for _ in range(2):
+        layer(x)
+    torch.utils.swap_tensors(x, other)
+    assert x.shape == (2, 2) and same(layer(other), functional.linear(X, WEIGHTS["q"]))
+    torch.utils.swap_tensors(layer.weight, nn.Parameter(compressed("k"), requires_grad=False))
+    assert same(layer(X), functional.linear(X, WEIGHTS["k"]))
+    layer.to("meta")
+    assert layer.weight.is_meta and layer(X.to("meta")).shape == (3, 4, 64)
 
 
 def test_conversions_of_modules(q: CompressedTensor) -> None:
@@ -546,6 +621,6 @@ def test_compiled_with_gradients() -> None:
 def test_fake_tensors(q: CompressedTensor) -> None:
     with torch._subclasses.FakeTensorMode() as mode:
         fake = mode.from_tensor(q)
-        assert isinstance(fake, CompressedTensor) and fake.plane0.shape == q.plane0.shape
+        assert isinstance(fake, CompressedTensor) and fake._plane0.shape == q._plane0.shape
         y = functional.linear(mode.from_tensor(X), fake)
         assert y.shape == (3, 4, 128) and fake.decode().shape == (128, 256)

@@ -16,11 +16,16 @@ from df11 import _native, _ops, _workspaces
 from df11._bring import pack_dense
 from df11._container import Tensors
 from df11._tensor import CompressedTensor
+from df11._watch import check_gpus, raise_if_damaged
 
 pytestmark = pytest.mark.gpu
 ops = torch.ops.df11
 GPU = torch.device("cuda", 0)
 FORMS = ["stored", "fast", "streamed"]
+
+
+def exact_product(name: str) -> torch.Tensor:
+    return functional.linear(normal(1, 256), plain(name))
 
 
 def stream() -> int:
@@ -41,9 +46,9 @@ def on_gpu(name: str, form: str, exact: bool = True) -> CompressedTensor:
         return moved
     if form == "fast":
         return fast_of(moved)
-    arrays = [array.pin_memory() for array in tensor.arrays[:4]]
+    arrays = [array.pin_memory() for array in tensor._arrays[:4]]
     return CompressedTensor(
-        [*arrays, moved.table0], tensor.parts, tensor.shape, exact=exact, device=GPU
+        [*arrays, moved._table0], tensor.parts, tensor.shape, exact=exact, device=GPU
     )
 
 
@@ -135,7 +140,7 @@ def test_fused_products_of_many_heights(
 @pytest.mark.parametrize("rows", [1, 5, 300])
 def test_several_products_at_once(rows: int, form: str) -> None:
     tensors = [on_gpu(name, form, exact=False) for name in "qkvq"]
-    arrays = [array for tensor in tensors for array in tensor.arrays]
+    arrays = [array for tensor in tensors for array in tensor._arrays]
     parts = [number for tensor in tensors for number in tensor.flat_parts]
     x, bias = normal(rows, 256), normal(128, seed=9)
     none = bias.new_empty(0)
@@ -150,11 +155,98 @@ def test_several_products_at_once(rows: int, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_that_do_not_exist_are_told(form: str) -> None:
-    tensor = on_gpu("q", form)
-    found = functional.embedding(torch.tensor([5, 128, -1], device=GPU), tensor)
+    tensor, wrong = on_gpu("q", form), torch.tensor([5, 128, -1], device=GPU)
+    found = functional.embedding(wrong, tensor)
     assert same(found[0], plain("q")[5]) and not found[1:].any()
+    # The kernel is done: the next operator raises it, once.
+    with pytest.raises(IndexError, match="does not exist"):
+        functional.linear(normal(1, 256), tensor)
+    assert same(functional.linear(normal(1, 256), tensor.with_mode(True)), exact_product("q"))
+    functional.embedding(wrong, tensor)
+    with pytest.raises(IndexError, match="does not exist"):
+        check_gpus([GPU])
+    raise_if_damaged()
+    with pytest.raises(IndexError):
+        functional.embedding(wrong.cpu(), compressed("q"))
+
+
+@pytest.mark.parametrize("value", [2**31 - 1, -(2**31), 6, -1])
+def test_numbers_of_experts_do_not_wrap(value: int) -> None:
+    tensor = on_gpu("experts", "stored")
+    for dtype in (torch.int32, torch.int64):
+        torch.index_select(tensor, 0, torch.tensor([2, value], dtype=dtype, device=GPU))
+        with pytest.raises(IndexError):
+            check_gpus([GPU])
+
+
+@pytest.mark.parametrize("rows", [1, 5, 700])
+@pytest.mark.parametrize("exact", [True, False])
+def test_damaged_weights_are_told_without_waiting(exact: bool, rows: int) -> None:
+    """Also of a graph, whose replay calls no operator."""
+    tensor, x = on_gpu("q", "stored", exact), normal(rows, 256)
+    functional.linear(x, tensor)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        functional.linear(x, tensor)
+    torch.cuda.synchronize()
+    raise_if_damaged(GPU)
+    # Records of other lengths, which no checksum of the file covers here.
+    tensor._records0[8:40] = 0x77
+    graph.replay()
+    torch.cuda.synchronize()
+    with pytest.raises(df11.CorruptError, match="weights decoded on the GPU"):
+        raise_if_damaged(GPU)
+    raise_if_damaged(GPU)
+    functional.linear(x, tensor)
+    torch.cuda.synchronize()
     with pytest.raises(df11.CorruptError):
-        _native.check(0, stream())
+        functional.linear(x, tensor)
+    functional.linear(x, tensor)
+    with pytest.raises(df11.CorruptError):
+        check_gpus([GPU])
+
+
+@pytest.mark.parametrize("call", ["linear", "linears", "embedding", "decode", "grouped_linear"])
+@pytest.mark.parametrize("form", FORMS)
+def test_wrong_arguments_are_the_same_errors_as_on_the_cpu(call: str, form: str) -> None:
+    def raised(name: str, device: torch.device, change: str) -> type | None:
+        tensor = on_gpu(name, form) if device.type == "cuda" else compressed(name)
+        arrays, parts, x = tensor._arrays, list(tensor.flat_parts), normal(5, 256).to(device)
+        match change:
+            case "columns":
+                x = x[:, :-1]
+            case "dtype":
+                x = x.to(torch.int16)
+            case "no parts":
+                parts = []
+            case "rows":
+                parts[5] = 10_000
+            case "few arrays":
+                arrays = arrays[:1]
+            case "lengths":
+                arrays = [*arrays[:-2], arrays[-2][:-1], arrays[-1]]
+            case "meta":
+                arrays = [array.to("meta") for array in arrays]
+        offsets = torch.tensor([0, 0, 1, 1, 5, 5, 5], dtype=torch.int32, device=device)
+        calls = {
+            "linear": lambda: ops.linear(x, arrays, parts, None, False),
+            "linears": lambda: ops.linears(x, arrays, parts, [1], [], False),
+            "embedding": lambda: ops.embedding(x[:, 0], arrays, parts),
+            "decode": lambda: ops.decode(arrays, parts, device),
+            "grouped_linear": lambda: ops.grouped_linear(x, offsets, None, arrays, parts, 6),
+        }
+        try:
+            calls[call]()
+        except Exception as error:
+            return type(error)
+        return None
+
+    name = "experts" if call == "grouped_linear" else "q"
+    for change in ("columns", "dtype", "no parts", "rows", "few arrays", "lengths", "meta"):
+        if form == "fast" and change == "lengths":
+            continue  # no such form on the CPU
+        found, expected = (raised(name, device, change) for device in (GPU, torch.device("cpu")))
+        assert found is expected, (change, found, expected)
 
 
 @pytest.mark.parametrize("form", ["stored", "fast"])
@@ -166,7 +258,7 @@ def test_experts(name: str, with_rows: bool, form: str) -> None:
     rows = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0], dtype=torch.int32, device=GPU)
     x = normal(4 if with_rows else 9, 256)
     chosen = rows if with_rows else None
-    found = ops.grouped_linear(x, offsets, chosen, tensor.arrays, tensor.flat_parts, 6)
+    found = ops.grouped_linear(x, offsets, chosen, tensor._arrays, tensor.flat_parts, 6)
     taken = x[rows] if with_rows else x
     for at, expert in enumerate([1, 1, 1, 3, 3, 3, 3, 3, 4]):
         assert is_close(found[at : at + 1], taken[at : at + 1] @ plain(name)[expert].T)
@@ -188,10 +280,10 @@ def test_gradients(form: str) -> None:
 def test_moves() -> None:
     tensor = compressed("experts")
     there = tensor.to(GPU)
-    assert there.table0.nbytes == 16384 and there.device == GPU and same(there, plain("experts"))
+    assert there._table0.nbytes == 16384 and there.device == GPU and same(there, plain("experts"))
     back = there.cpu()
-    assert back.device.type == "cpu" and same(back, WEIGHTS["experts"]) and not back.table0.numel()
-    assert there.to("cuda").plane0.data_ptr() == there.plane0.data_ptr()
+    assert back.device.type == "cpu" and same(back, WEIGHTS["experts"]) and not back._table0.numel()
+    assert there.to("cuda")._plane0.data_ptr() == there._plane0.data_ptr()
     with pytest.raises(RuntimeError, match="load it as stored"):
         fast_of(there).cpu()
     streamed = on_gpu("experts", "streamed")
@@ -202,7 +294,7 @@ def test_moves() -> None:
 
 def test_memory_of_the_host_must_be_pinned() -> None:
     tensor = compressed("q")
-    arrays = [*(array.clone() for array in tensor.arrays[:4]), tensor.to(GPU).table0]
+    arrays = [*(array.clone() for array in tensor._arrays[:4]), tensor.to(GPU)._table0]
     with pytest.raises(ValueError, match="pinned"):
         CompressedTensor(arrays, tensor.parts, tensor.shape, device=GPU).decode()
 

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 import json
 import shutil
 import weakref
@@ -548,3 +549,57 @@ def test_compiled_on_a_gpu(folders: Folders, name: str, mode: str) -> None:
         tokens = model.generate(**inputs, **steps, cache_implementation="static")
     assert tokens.shape == (2, 45)
     torch._dynamo.reset()
+
+
+class Tokens:
+    """A streamer that keeps what it gets, the prompt first."""
+
+    def __init__(self) -> None:
+        self.found: list[torch.Tensor] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.found.append(value)
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["exact", "fused"])
+def test_no_token_of_damaged_weights_leaves(folders: Folders, mode: str) -> None:
+    model = loaded(folders, "llama", mode=mode)
+    tokens, options = prompt(1, 7).cuda(), {"max_new_tokens": 3, "do_sample": False}
+    model.generate(tokens, streamer=(good := Tokens()), **options)
+    assert len(good.found) == 4
+    weights = [p for p in model.parameters() if isinstance(p, CompressedTensor)]
+    weights[len(weights) // 2]._records0[8:40] = 0x77
+    with pytest.raises(df11.CorruptError):
+        model.generate(tokens, streamer=(bad := Tokens()), **options)
+    assert len(bad.found) == 1
+    for steps in (1, 3):
+        with pytest.raises(df11.CorruptError):
+            model.generate(tokens, **{**options, "max_new_tokens": steps})
+    model(tokens).logits.cpu()
+    with pytest.raises(df11.CorruptError):
+        model(tokens)
+    torch.cuda.synchronize()
+    with pytest.raises(df11.CorruptError):
+        df11.report(model)
+
+
+def test_generate_is_the_models_own(folders: Folders) -> None:
+    model = loaded(folders, "llama", "cpu")
+    expected = load(folders.bf16("llama")).generate(prompt(1, 7), max_new_tokens=3)
+    streamer = Tokens()
+    assert torch.equal(model.generate(prompt(1, 7), max_new_tokens=3, streamer=streamer), expected)
+    assert len(streamer.found) == 4
+    method = type(model).generate.__get__(model)
+    assert inspect.signature(model.generate) == inspect.signature(method)
+    twin = copy.deepcopy(model)
+    assert twin.generate.module is twin and model.generate.module is model
+    generate = model.generate
+    del model, expected
+    gc.collect()
+    with pytest.raises(ReferenceError, match="the model is gone"):
+        generate(prompt(1, 7))
+    assert twin.generate(prompt(1, 7), max_new_tokens=1).shape == (1, 8)

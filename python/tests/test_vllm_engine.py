@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -12,7 +13,9 @@ from typing import Any
 import models
 import pytest
 import torch
+from damage import damage
 from hub import Hub, Repository
+from safetensors.torch import load_file, save_file
 from torch._inductor import config as inductor
 from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
@@ -24,10 +27,13 @@ from df11._matrices import shape_of
 from df11.vllm import _loader, _orders, register
 from df11.vllm._config import Df11Config
 
-#: Serves folders, one after another, and prints tokens of each, or what went wrong.
+#: Serves folders, one after another, and prints tokens of each, or what went wrong; at the end how
+#: many containers are still mapped.
 SERVE = """
-import json, os, sys, torch
+import gc, json, os, sys, torch
+from pathlib import Path
 from vllm import LLM, SamplingParams
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.lora.request import LoRARequest
 
 PROMPTS = [{"prompt_token_ids": [7 * at + step for step in range(9)]} for at in (1, 5, 9)]
@@ -50,8 +56,15 @@ if __name__ == "__main__":
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
         print("SAID " + json.dumps(said), flush=True)
+    cleanup_dist_env_and_memory()
+    gc.collect()
+    print("SAID", Path("/proc/self/maps").read_text().count(".df11\\n"), flush=True)
 """
+MAPPED = "containers that are still mapped"
 EAGER = {"enforce_eager": True}
+#: What a checkpoint lacks: a part of a merged matrix, and what is no matrix.
+LACKING = ("model.layers.1.mlp.gate_proj.weight", "model.norm.weight")
+BIAS = "model.layers.2.self_attn.o_proj.bias"
 EXACT = {"model_loader_extra_config": {"mode": "exact"}}
 
 
@@ -63,8 +76,18 @@ def serve(jobs: dict[str, Any], **settings: str) -> dict[str, Any]:
     command = [sys.executable, "-c", SERVE, json.dumps(list(jobs.values()), default=str)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     said = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("SAID ")]
-    assert len(said) == len(jobs), done.stderr[-3000:]
-    return dict(zip(jobs, said, strict=True))
+    assert len(said) == len(jobs) + 1, done.stderr[-3000:]
+    return dict(zip((*jobs, MAPPED), said, strict=True))
+
+
+def changed(bf16: Path, place: Path, *lacking: str, **added: Any) -> Path:
+    """A BF16 folder without some weights, or with more."""
+    shutil.copytree(bf16, place)
+    weights = load_file(place / "model.safetensors")
+    for name in lacking:
+        del weights[name]
+    save_file(weights | added, place / "model.safetensors", {"format": "pt"})
+    return place
 
 
 def adapter_of(bf16: Path, place: Path) -> Path:
@@ -93,6 +116,11 @@ def said(
     hub.repositories["someone/llama-df11"] = Repository(llama_df11)
     ngram = {"num_speculative_tokens": 3, "method": "ngram", "prompt_lookup_max": 3}
     draft = {"num_speculative_tokens": 3, "method": "draft_model", "model": str(llama_df11)}
+    lacks = changed(llama, root / "lacks", *LACKING)
+    biased = changed(folders.bf16("llama-bias"), root / "biased", BIAS)
+    more = changed(llama, root / "more", **{"model.more.weight": torch.ones(4)})
+    shutil.copytree(llama_df11, root / "damaged")
+    damage(*(root / "damaged").glob("*.df11"))
     exact, lora = EAGER | EXACT, {**EAGER, "enable_lora": True, "max_lora_rank": 8}
     adapter = adapter_of(llama, root / "adapter")
     jobs = {
@@ -109,6 +137,11 @@ def said(
         "another method": (other, None, {**EAGER, "quantization": "df11"}),
         "adapted": (llama, adapter, lora),
         "adapted, compressed": (llama_df11, adapter, lora),
+        "lacking": (models.compressed(lacks, root / "lacks-df11"), None, EAGER),
+        "lacking, on line": (lacks, None, {**EAGER, "quantization": "df11"}),
+        "lacking a bias": (models.compressed(biased, root / "biased-df11"), None, EAGER),
+        "more, compressed": (models.compressed(more, root / "more-df11"), None, EAGER),
+        "damaged": (root / "damaged", None, exact),
         # The last one: vLLM 0.32 for CPUs starts no engine in a process that has loaded Numba.
         "by n-grams": (llama_df11, None, {**exact, "speculative_config": ngram}),
     }
@@ -154,6 +187,29 @@ def test_containers_alone_are_fetched(
 )
 def test_what_engines_refuse(said: dict[str, Any], case: str, words: str) -> None:
     assert words in said[case]
+
+
+@pytest.mark.parametrize("case", ["lacking", "lacking, on line"])
+def test_missing_weights_are_named(said: dict[str, Any], case: str) -> None:
+    merged = r"model.layers.1.mlp.gate_up_proj.weight (40,960 of 81,920 weights are there)"
+    assert "ValueError: the checkpoint lacks weights of " in said[case]
+    assert merged in said[case] and LACKING[1] in said[case]
+
+
+def test_a_missing_bias_is_named(said: dict[str, Any]) -> None:
+    assert f"the checkpoint lacks weights of {BIAS}; fetch it again" in said["lacking a bias"]
+
+
+def test_unexpected_weights_are_refused_by_vllm(said: dict[str, Any]) -> None:
+    assert "There is no module or parameter named" in said["more, compressed"]
+
+
+def test_damaged_weights_give_no_tokens(said: dict[str, Any]) -> None:
+    assert "CorruptError" in said["damaged"]
+
+
+def test_memory_returns_when_engines_end(said: dict[str, Any]) -> None:
+    assert said[MAPPED] == 0
 
 
 def test_the_entry_point_is_named() -> None:

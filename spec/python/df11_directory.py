@@ -175,11 +175,14 @@ class Directory:
         self.data = source if isinstance(source, bytes) else Path(source).read_bytes()
         self._check_header()
         self._read_directory()
-        # First, for Corrupt must not be reported of what a newer reader may understand.
+        # Step 10, before any rule of step 11: Corrupt must not be reported of what a newer reader may
+        # understand.
         for f in self.files:
             f.require(f.kind in (WEIGHTS, SIDE_FILE, BESIDE), "kind", Unsupported)
         for s in self.sections:
             s.require(CODEBOOK <= s.kind <= SIDE or s.kind >= 2**31, "kind", Unsupported)
+        self.shard.require(self.shard.shard_count <= MAX_SHARDS, "shard_count", Limit)
+        self.shard.require(self.shard.shard_index < self.shard.shard_count, "shard_index")
         self._check_text()
         self._check_files()
         self._check_sections()
@@ -244,8 +247,6 @@ class Directory:
         self._entries = records(Entry, "metadata")
         self._text = take(int.from_bytes(take(8), "little"))
         require(pos == len(data), "bytes left over in the directory")
-        self.shard.require(self.shard.shard_count <= MAX_SHARDS, "shard_count", Limit)
-        self.shard.require(self.shard.shard_index < self.shard.shard_count, "shard_index")
 
     def _check_text(self) -> None:
         """Section 3, Text: the names tile the text. Also Block and Metadata."""

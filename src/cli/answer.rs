@@ -1,12 +1,18 @@
 //! What a verb has to say: an answer in both forms, or a failure. Who is at fault decides the exit
 //! code, and each message ends with a remedy.
 
-use std::io::{self, ErrorKind};
+use std::{
+    ffi::OsString,
+    io::{self, ErrorKind},
+};
 
 use df11::Error;
 use serde_json::{Value, json};
 
-use super::text::printable;
+use super::{
+    session::{interrupted_code, put},
+    text::printable,
+};
 
 /// The result of a verb: text for people, one JSON document for programs.
 pub(super) struct Answer {
@@ -49,10 +55,10 @@ impl From<Error> for Failure {
 }
 
 impl Failure {
-    pub(super) const fn exit_code(&self) -> u8 {
+    pub(super) fn exit_code(&self) -> u8 {
         match self {
             Self::Check(_) | Self::Mismatch(_) => 1,
-            Self::Other(Error::Cancelled) => 130,
+            Self::Other(Error::Cancelled) => interrupted_code(),
             Self::Incomplete(..) | Self::Other(_) | Self::Output(_) => 2,
         }
     }
@@ -99,6 +105,22 @@ impl Failure {
         document["error"] = error;
         document
     }
+}
+
+/// Reports arguments that do not parse, or prints the help that they ask for. With `--json` among
+/// them, an error is a document on standard output too. Returns the exit code.
+pub(super) fn fail_usage(usage: &clap::Error, arguments: &[OsString]) -> u8 {
+    let code = usage.exit_code().unsigned_abs() as u8;
+    if usage.use_stderr() && arguments.iter().any(|argument| argument == "--json") {
+        let message = usage.render().to_string();
+        let message = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        let error = json!({ "kind": "usage", "message": message, "exit_code": code });
+        // Standard error says it in any case.
+        let _ = put(&format!("{:#}", json!({ "error": error })));
+    }
+    // Nobody is left to tell if standard error is closed.
+    let _ = usage.print();
+    code
 }
 
 fn with_remedy(error: &Error, damaged: &str) -> String {

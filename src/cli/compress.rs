@@ -19,13 +19,13 @@ use super::{
 
 const COMPRESS_HELP: &str = "\
 Examples:
-  df11 compress Llama-3.1-8B              one file with all in it, Llama-3.1-8B.df11
-  df11 compress Llama-3.1-8B -o out       a folder: a container a shard, side files
-  df11 compress model.safetensors -o model.df11 --force
+  df11 compress Llama-3.1-8B              the folder Llama-3.1-8B-df11, for transformers and vLLM
+  df11 compress Llama-3.1-8B -o llama.df11    one self-contained file
+  df11 compress model.safetensors         the file model.df11
   df11 compress Llama-3.1-8B --dry-run    the sizes alone
-  df11 compress FLUX.1-dev                a pipeline of diffusers, into the folder FLUX.1-dev-df11
+  df11 compress FLUX.1-dev                a diffusers pipeline, into the folder FLUX.1-dev-df11
   df11 compress Qwen/Qwen3-8B             from the cache of the Hub, where hf download puts it
-  df11 compress Qwen3-8B-DF11             of the official DFloat11 package
+  df11 compress Qwen3-8B-DF11             a checkpoint of the official DFloat11 package
 
 The output gets its name when it is whole and verified. df11 decompress gives back the same \
 files, byte for byte.
@@ -41,9 +41,9 @@ dimension, and a note says which.";
 
 const CONVERT_HELP: &str = "\
 Examples:
-  df11 convert Llama-3.1-8B.df11 gap.df11 --layout gap
-  df11 convert Llama-3.1-8B-df11 Llama-3.1-8B.df11    a folder of shards to one file
-  df11 convert Llama-3.1-8B.df11 Llama-3.1-8B-df11    or the other way
+  df11 convert Llama-3.1-8B.df11 -o gap.df11 --layout gap
+  df11 convert Llama-3.1-8B-df11 -o Llama-3.1-8B.df11    a folder of shards to one file
+  df11 convert Llama-3.1-8B.df11 -o Llama-3.1-8B-df11    or the other way
 
 The output is what df11 compress would make of the original files, which are never written: the \
 same names, hashes and side files.";
@@ -56,8 +56,8 @@ pub(super) struct Compress {
     /// Hub
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Output: *.df11 is one self-contained file, anything else a folder [default: SRC.df11 beside
-    /// SRC, of a pipeline the folder SRC-df11]
+    /// Output: *.df11 is one self-contained file, anything else a folder [default: the folder
+    /// SRC-df11 beside a folder SRC, the file NAME.df11 beside NAME.safetensors]
     #[arg(short, long, value_name = "OUT")]
     out: Option<PathBuf>,
     /// Take the weights of a variant where it is there: fp16 is that of model.fp16.safetensors
@@ -118,7 +118,7 @@ impl Compress {
         let options = self.writing.options()?.metadata(self.metadata()?).card(card);
         let start = Instant::now();
         let source = Sources::open(&place.path, self.variant.as_deref()).map_err(Failure::Other)?;
-        let out = self.out.clone().map_or_else(|| default_out(&place, &source), Ok)?;
+        let out = self.out.clone().map_or_else(|| default_out(&place), Ok)?;
         source.notes().for_each(|note| session.notice(note));
         if self.writing.force {
             check_replaceable(&place.path, &out, "df11")?;
@@ -155,7 +155,7 @@ pub(super) struct Convert {
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// Output: *.df11 is one self-contained file, anything else a folder
-    #[arg(value_name = "OUT")]
+    #[arg(short, long, value_name = "OUT")]
     out: PathBuf,
     #[command(flatten)]
     writing: Writing,

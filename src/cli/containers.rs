@@ -8,7 +8,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use df11::{
-    CompressOptions, Dtype, Error, Layout, Model, Observer, Report, Sources,
+    CompressOptions, Dtype, Error, Layout, Model, Observer, Report,
     hazmat::{
         Loading, Located, Shard,
         constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
@@ -141,14 +141,15 @@ impl LayoutArgs {
 }
 
 /// Ends an answer with the way to load what was written.
-fn add_loading(answer: &mut Answer, out: &Path) {
+pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
     let python = Loading::of(out).python;
     answer.text.push_str("\n\nLoad it with Python:");
     answer.text.extend(python.lines().map(|line| format!("\n  {}", printable(line))));
     if out.is_file() && has_config(out) {
-        let (out, folder) = (text::path(out), text::path(&out.with_extension("")));
-        let hint =
-            format!("\nTransformers and vLLM load folders: df11 convert {out} {folder}-df11");
+        let mut folder = out.with_extension("").into_os_string();
+        folder.push("-df11");
+        let (out, folder) = (text::argument(out), text::argument(Path::new(&folder)));
+        let hint = format!("\nTransformers and vLLM load folders: df11 convert {out} -o {folder}");
         answer.text.push_str(&hint);
     }
     answer.json["load"] = json!(python);
@@ -163,18 +164,18 @@ fn has_config(container: &Path) -> bool {
     })
 }
 
-/// `SRC.df11` beside the source, or `SRC-df11` of a pipeline, which becomes a folder; the extension
-/// of a file gives way.
-pub(super) fn default_out(place: &Located, models: &Sources) -> Result<PathBuf, Failure> {
+/// The folder `SRC-df11` beside a source that is a folder; the file `NAME.df11` beside a file
+/// `NAME.safetensors`. For a repository named as on the Hub, a folder in the current one.
+pub(super) fn default_out(place: &Located) -> Result<PathBuf, Failure> {
     let source = place.path.as_path();
-    let end = if models.is_pipeline() { "-df11" } else { ".df11" };
     if let Some(name) = place.repository.as_ref().filter(|_| place.by_name) {
         // In the current folder, and not in the cache.
         let name = name.rsplit('/').next().unwrap_or(name);
-        return Ok(PathBuf::from(format!("{name}{end}")));
+        return Ok(PathBuf::from(format!("{name}-df11")));
     }
     let named = named(source)?;
-    let name = if named.is_dir() { named.file_name() } else { named.file_stem() };
+    let (name, end) =
+        if named.is_dir() { (named.file_name(), "-df11") } else { (named.file_stem(), ".df11") };
     let mut name = name
         .ok_or_else(|| {
             Error::parameter(format!("{} has no name", source.display()), "name an output with -o")

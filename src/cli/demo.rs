@@ -9,7 +9,7 @@ use std::{
 
 use clap::Args;
 use df11::{
-    CompressOptions, DecompressOptions, Error, Level, Model, Report, Source, Tensor,
+    Card, CompressOptions, DecompressOptions, Error, Level, Model, Report, Source, Tensor,
     hazmat::{Decoder, demo, histogram},
     source::{SourceTensor, WeightsFile},
 };
@@ -17,6 +17,7 @@ use serde_json::json;
 
 use super::{
     answer::{Answer, Failure},
+    containers::add_loading,
     device::{DecodedBy, DeviceArgs},
     figures::{self, BlockFigures, has_weights},
     measure::timed,
@@ -32,7 +33,7 @@ bit for bit. Exit code 1 would say that a bit differs.
 
 Examples:
   df11 demo
-  df11 demo --keep demo    leaves all files in the folder demo";
+  df11 demo --keep demo    keeps the model, its compressed folder and the restored files in demo";
 
 /// Make a model, compress it, and prove that every bit comes back
 #[derive(Args)]
@@ -60,8 +61,26 @@ impl Demo {
             temporary = temporary_folder("demo", &std::env::temp_dir())?;
             temporary.path()
         };
-        self.threads.run(|| demonstrate(folder, self.seed, self.device, session))
+        self.threads.run(|| {
+            let mut answer = demonstrate(folder, self.seed, self.device, session)?;
+            if self.keep.is_some() {
+                add_folder(&mut answer, folder)?;
+            }
+            Ok(answer)
+        })
     }
+}
+
+/// Adds the folder that transformers loads, and ends the answer with what a person can do next.
+fn add_folder(answer: &mut Answer, kept: &Path) -> Result<(), Failure> {
+    let folder = kept.join("model-df11");
+    let options = CompressOptions::new().card(Some(Card::default()));
+    df11::convert(&df11::open(kept.join("model.df11"))?, &folder, &options, &())?;
+    let path = text::argument(&folder);
+    let next = format!("\n\nGo on with:\n  df11 inspect {path}\n  df11 verify {path}");
+    answer.text.push_str(&next);
+    add_loading(answer, &folder);
+    Ok(())
 }
 
 fn make_empty(folder: &Path) -> Result<(), Failure> {
@@ -205,7 +224,8 @@ impl Outcome<'_> {
         };
         let text = format!(
             "A made-up model of {} in {}, seed {}, {} threads, decoded by {}\n\n{}\n\n\
-             files {} → {} ({}); the tied head is stored once\n\n{}\n\n\
+             files {} → {}, with the tied head once instead of twice\n\
+             weights {:.3} bits each instead of 16 ({})\n\n{}\n\n\
              Every bit came back: {} tensors and {} files are the same as before.",
             text::bytes(report.source_bytes),
             text::count(source.weights.len() as u64, "weights file"),
@@ -215,7 +235,8 @@ impl Outcome<'_> {
             figures::table(&blocks, &figures::total(&blocks)),
             text::bytes(report.source_bytes),
             text::bytes(report.stored_bytes),
-            text::percent(report.ratio()),
+            report.bits_per_weight(),
+            text::percent(report.bits_per_weight() / 16.0),
             text::table(["step", "time", "rate"], steps.iter().map(row)),
             self.tensors,
             self.files,

@@ -99,7 +99,7 @@ impl EstimateArgs {
             let problem = "--gpus takes one model, and this is a pipeline";
             return Err(df11::Error::parameter(problem, "name a component of it").into());
         }
-        let out = self.out.clone().map_or_else(|| default_out(place, &source), Ok)?;
+        let out = self.out.clone().map_or_else(|| default_out(place), Ok)?;
         source.notes().for_each(|note| session.notice(note));
         let progress = session.progress();
         let mut estimates = self.threads.run(|| {

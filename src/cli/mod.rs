@@ -38,16 +38,16 @@ const ABOUT: &str =
 const AFTER_HELP: &str = "\
 Examples:
   df11 demo                             the whole way on a made-up model, checked bit for bit
-  df11 compress Llama-3.1-8B            a Hugging Face folder into Llama-3.1-8B.df11
-  df11 inspect Llama-3.1-8B.df11        what is in it, block by block
-  df11 decompress Llama-3.1-8B.df11 -o restored
+  df11 compress Llama-3.1-8B            a Hugging Face folder into Llama-3.1-8B-df11
+  df11 inspect Llama-3.1-8B-df11        what is in it, block by block
+  df11 decompress Llama-3.1-8B-df11 -o restored
   source <(df11 completions bash)       completions in this shell
 
 Exit codes:
   0  good
   1  a check failed: a container is damaged, or bytes differ
   2  could not check or do it: usage, input or output, a file from a newer version
-  130  interrupted; nothing is left half-written";
+  130  interrupted by Ctrl-C, 143 by SIGTERM; nothing is left half-written";
 
 #[derive(Parser)]
 #[command(name = "df11", version = VERSION.as_str(), about = ABOUT, after_help = AFTER_HELP)]
@@ -94,13 +94,10 @@ impl Verb {
 
 /// Runs the command with these arguments, of which the first is its name. Returns the exit code.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let Cli { verb, session } = match Cli::try_parse_from(arguments) {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let Cli { verb, session } = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(usage) => {
-            // Help is an error too, with exit code 0.
-            let _ = usage.print();
-            return usage.exit_code().unsigned_abs() as u8;
-        }
+        Err(usage) => return answer::fail_usage(&usage, &arguments),
     };
     Session::start();
     let print = |answer: Answer| session.print(&answer).map(|()| answer.exit_code());

@@ -3,7 +3,10 @@
 use std::{
     io::{self, Write},
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use clap::Args;
@@ -20,8 +23,22 @@ use super::{
     text::{self, printable},
 };
 
-/// Set by Ctrl-C and never reset; long work asks for it between pieces.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// Ctrl-C, as on all systems.
+const SIGINT: u8 = 2;
+
+/// The signal that asked the command to stop, or 0. Long work looks at it between pieces.
+static SIGNAL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
+
+fn is_interrupted() -> bool {
+    SIGNAL.load(Ordering::Relaxed) != 0
+}
+
+/// The exit code of an interrupted command, as shells number it: 130 after Ctrl-C, 143 after
+/// SIGTERM.
+pub(super) fn interrupted_code() -> u8 {
+    let signal = SIGNAL.load(Ordering::Relaxed) as u8;
+    128 + if signal == 0 { SIGINT } else { signal }
+}
 
 /// Of the progress bar.
 const TEMPLATE: &str =
@@ -81,17 +98,21 @@ pub(super) fn temporary_folder(verb: &str, place: &Path) -> Result<TempDir, Erro
 impl Session {
     /// Takes over the signals.
     pub(super) fn start() {
-        /// As on all systems that we know; the crate names no constant for it.
+        // Without a handler, a signal ends the process at once.
+        #[cfg(not(unix))]
+        let _ = ctrlc::set_handler(|| SIGNAL.store(SIGINT.into(), Ordering::Relaxed));
         #[cfg(unix)]
-        const SIGXFSZ: i32 = 25;
-        // Where no handler can be installed, Ctrl-C ends the process at once, as it does without
-        // one.
-        let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
-        // At a limit of file sizes a write is to fail, as on a full disk, instead of ending the
-        // process: the handler sets a flag which nobody reads. Where it cannot be installed, the
-        // process ends as it does without one.
-        #[cfg(unix)]
-        let _ = signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default());
+        {
+            use signal_hook::{consts, flag};
+            /// The same number on all systems that we know; the crate has no constant for it.
+            const SIGXFSZ: i32 = 25;
+            for signal in [consts::SIGINT, consts::SIGTERM, consts::SIGHUP] {
+                let _ = flag::register_usize(signal, SIGNAL.clone(), signal as usize);
+            }
+            // A write beyond the limit of file sizes then fails, as on a full disk, instead of
+            // ending the process. Nobody reads the flag.
+            let _ = flag::register(SIGXFSZ, Arc::default());
+        }
     }
 
     /// A progress bar on a terminal, nothing elsewhere; both can be interrupted.
@@ -120,11 +141,11 @@ impl Session {
 
     pub(super) fn print(&self, answer: &Answer) -> Result<(), Failure> {
         if self.json {
-            put(&format!("{:#}", answer.json))
+            put(&text::document(&answer.json))
         } else if self.quiet {
             Ok(())
         } else {
-            put(&answer.text)
+            put(&text::printable_lines(&answer.text))
         }
     }
 
@@ -132,7 +153,7 @@ impl Session {
     pub(super) fn fail(&self, failure: &Failure) -> u8 {
         if self.json && !matches!(failure, Failure::Output(_)) {
             // Standard error says it in any case.
-            let _ = put(&format!("{:#}", failure.json()));
+            let _ = put(&text::document(&failure.json()));
         }
         let _ = writeln!(io::stderr(), "df11: {}", failure.message());
         failure.exit_code()
@@ -169,13 +190,13 @@ impl Observer for Progress {
     }
 
     fn is_cancelled(&self) -> bool {
-        INTERRUPTED.load(Ordering::Relaxed)
+        is_interrupted()
     }
 }
 
 /// Ends the work of a verb between two steps, if the user asked for it.
 pub(super) fn check_interrupted() -> Result<(), Failure> {
-    if INTERRUPTED.load(Ordering::Relaxed) { Err(Error::Cancelled.into()) } else { Ok(()) }
+    if is_interrupted() { Err(Error::Cancelled.into()) } else { Ok(()) }
 }
 
 /// Removes what killed runs left beside an output.
@@ -199,7 +220,7 @@ pub(super) fn add_removed(answer: &mut Answer, removed: &[Leftover]) {
 }
 
 /// Writes to standard output. A reader that has gone away, as `head` does, is no failure.
-fn put(text: &str) -> Result<(), Failure> {
+pub(super) fn put(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Output(error)),

@@ -2,6 +2,10 @@
 
 use std::{array, iter, path::Path};
 
+use df11::hazmat::is_unseen;
+pub(super) use df11::hazmat::printable;
+use serde_json::Value;
+
 /// `2.35 GB`.
 pub(super) fn bytes(bytes: u64) -> String {
     scaled(bytes as f64, "B")
@@ -54,14 +58,22 @@ pub(super) fn count(number: u64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { plural })
 }
 
-/// Text without characters that would end the line or drive the terminal: names come from files.
-pub(super) fn printable(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() || is_bidirectional(c) {
-            out.extend(c.escape_debug());
-        } else {
+/// Lines of which every character shows.
+pub(super) fn printable_lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
+}
+
+/// A document in which characters that would not show are escaped.
+pub(super) fn document(json: &Value) -> String {
+    let mut out = String::new();
+    for c in format!("{json:#}").chars() {
+        // The line feeds are those between fields.
+        if c == '\n' || !is_unseen(c) {
             out.push(c);
+            continue;
+        }
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            out.push_str(&format!("\\u{unit:04x}"));
         }
     }
     out
@@ -72,9 +84,11 @@ pub(super) fn path(path: &Path) -> String {
     printable(&path.display().to_string())
 }
 
-/// Characters that reorder the text around them.
-const fn is_bidirectional(c: char) -> bool {
-    matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{200E}' | '\u{200F}')
+/// A path as one argument of a shell, quoted if it must be, for commands that a person copies.
+pub(super) fn argument(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    let quoted = shlex::try_quote(&text).unwrap_or(text.as_ref().into());
+    printable(&quoted)
 }
 
 /// A column is no wider than this; longer cells move what follows them. Names have up to 4096
@@ -123,8 +137,24 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_drive_the_terminal() {
-        assert_eq!(printable("a\u{1b}[2J\n\u{202E}é"), "a\\u{1b}[2J\\n\\u{202e}é");
+    fn every_character_of_a_document_shows() {
+        let name = "a\u{1b}\u{9b}\u{202E}\u{200B}\u{E0041}é\u{7f}\n\"";
+        let json = serde_json::json!({ name: [name, 1] });
+        let text = document(&json);
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), json);
+        assert!(
+            text.contains("a\\u001b\\u009b\\u202e\\u200b\\udb40\\udc41é\\u007f\\n\\\""),
+            "{text}"
+        );
+        assert_eq!(printable_lines("a\u{202E}\nb"), "a\\u{202e}\nb");
+    }
+
+    #[test]
+    fn arguments_can_be_pasted_into_a_shell() {
+        let cases = [("a/b.df11", "a/b.df11"), ("my model", "'my model'"), ("$x", "'$x'")];
+        for (name, wanted) in cases {
+            assert_eq!(argument(Path::new(name)), wanted);
+        }
     }
 
     #[test]

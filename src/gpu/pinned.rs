@@ -5,6 +5,7 @@
     reason = "calls of the driver, and parts of shared memory, each with its proof"
 )]
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::{any::Any, ffi::c_void, slice, sync::Arc};
 
 use cudarc::driver::sys::{self, CUdeviceptr};
@@ -13,6 +14,7 @@ use memmap2::MmapMut;
 use rayon::prelude::*;
 
 use super::fault::{OrFault, gpu};
+use super::memory::Buffer;
 use crate::constants::{CHECKSUM_CHUNK_BYTES, SECTION_ALIGNMENT};
 use crate::{Result, open::Shard};
 
@@ -173,6 +175,64 @@ impl Drop for Pinned {
     }
 }
 
+/// A word in pinned memory that kernels of one GPU write over the bus, and the host reads at any
+/// time. Atomic operations of a GPU on such memory are atomic among its own threads (CUDA C++
+/// Programming Guide, "Mapped Memory"), and what a kernel wrote is there once it is done.
+#[derive(Debug)]
+pub(super) struct HostWord {
+    /// Freeing device memory waits for all work of the context: dropped first, so that no kernel
+    /// writes to the region after it is unpinned.
+    _fence: Buffer,
+    region: PinnedRegion,
+    pointer: CUdeviceptr,
+}
+
+impl HostWord {
+    /// A word that is 0.
+    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self> {
+        let region = PinnedRegion::new(context, PAGE)?;
+        let pointer = device_pointer(context, region.pinned.address)?;
+        Ok(Self { _fence: Buffer::new(context, 1)?, region, pointer })
+    }
+
+    /// Its address for kernels.
+    pub(super) fn pointer(&self) -> CUdeviceptr {
+        self.pointer
+    }
+
+    pub(super) fn context(&self) -> &CudaContext {
+        &self.region.pinned.context
+    }
+
+    /// Its value so far.
+    pub(super) fn load(&self) -> u32 {
+        self.word().load(Ordering::Acquire)
+    }
+
+    /// Its value so far, which becomes 0. Bits that a kernel sets at this moment may be lost.
+    pub(super) fn take(&self) -> u32 {
+        if self.load() == 0 { 0 } else { self.word().swap(0, Ordering::AcqRel) }
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: the region begins with it, on a page, and lives as long as `self`. The host
+        // accesses it by this alone; what a GPU writes at the same time is a whole word.
+        unsafe { AtomicU32::from_ptr(self.region.pinned.address as *mut u32) }
+    }
+}
+
+/// The address under which kernels of a GPU reach pinned memory.
+fn device_pointer(context: &CudaContext, address: usize) -> Result<CUdeviceptr> {
+    let action = "mapping pinned memory";
+    context.bind_to_thread().or_fault(action)?;
+    let mut pointer = 0;
+    // SAFETY: the memory is registered, and there is room for the address.
+    let answer =
+        unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut pointer, address as *mut c_void, 0) };
+    answer.result().or_fault(action)?;
+    Ok(pointer)
+}
+
 /// A section that stays on the host, for GPUs that are too small: pinned and checked.
 #[derive(Debug)]
 pub(super) enum HostSection {
@@ -229,13 +289,6 @@ impl HostSection {
 
     /// The address under which kernels of a GPU read it in place, over the bus.
     pub(super) fn device_pointer(&self, context: &CudaContext) -> Result<CUdeviceptr> {
-        let action = "mapping pinned memory";
-        context.bind_to_thread().or_fault(action)?;
-        let mut pointer = 0;
-        let place = self.bytes().as_ptr().cast_mut().cast();
-        // SAFETY: the memory is registered, and there is room for the address.
-        let answer = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut pointer, place, 0) };
-        answer.result().or_fault(action)?;
-        Ok(pointer)
+        device_pointer(context, self.bytes().as_ptr() as usize)
     }
 }

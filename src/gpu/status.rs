@@ -2,7 +2,7 @@
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
-use super::{device::Device, fault::refuse, memory::Buffer};
+use super::{device::Device, fault::OrFault, fault::refuse, pinned::HostWord};
 use crate::{Error, Result};
 
 /// The bits of the status word, with what they say.
@@ -15,25 +15,31 @@ const PROBLEMS: [(u32, &str); 9] = [
     (32, "a tile whose lanes have not the bits between its offset and the next one"),
     (64, "a pair of one weight with two exponents"),
     (128, "a tile of the fast layout whose exceptions do not exist"),
-    (256, "an index or an offset of a row that does not exist"),
+    (INDEX, "an index or an offset of a row that does not exist"),
 ];
+/// The bit that arguments of a call set, and never what is stored.
+const INDEX: u32 = 256;
 
-/// A word on the device in which decoding sets bits where a stream contradicts itself; 0 is good.
+/// A word in which decoding on a device sets bits where a stream contradicts itself; 0 is good.
 ///
-/// Any number of decodings on any streams may share one; bits stay until [`Status::clear`].
-/// Decoding itself never waits for it.
+/// It lies in pinned memory of the host, and kernels write it over the bus if they have something
+/// to say: so the host reads it at any time ([`Status::check_done`]) without a copy and without
+/// waiting, also while CUDA graphs are captured or replayed.
+///
+/// Any number of decodings on any streams may share one; bits stay until [`Status::clear`] or
+/// [`Status::check_done`]. Decoding itself never waits for it.
 #[derive(Debug)]
 pub struct Status {
-    word: Buffer,
+    word: HostWord,
 }
 
 impl Status {
-    /// A word that is 0. Allocates, and waits for the GPU.
+    /// A word that is 0. Allocates, and pins a page of the host.
     ///
     /// # Errors
     /// [`Error::Gpu`] if the driver refuses.
     pub fn new(device: &Device) -> Result<Self> {
-        Ok(Self { word: Buffer::of(device.copies(), &[0u32])? })
+        Ok(Self { word: HostWord::new(device.context())? })
     }
 
     /// Its device address, for kernels of the caller that read it.
@@ -46,18 +52,27 @@ impl Status {
     /// # Errors
     /// [`Error::Gpu`] if something on the GPU failed.
     pub fn read(&self, stream: &CudaStream) -> Result<u32> {
-        self.word.read_word(stream)
+        stream.synchronize().or_fault("waiting for the GPU")?;
+        Ok(self.word.load())
     }
 
-    /// That no decoding so far found a malformed stream. Waits as [`Status::read`].
+    /// That no decoding so far found a malformed stream, or was given an index out of range. Waits
+    /// as [`Status::read`].
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with what was found; [`Error::Gpu`] if something on the GPU failed.
+    /// [`Error::Corrupt`] with what was found; [`Error::Parameter`] if all that was found are
+    /// indices or offsets of rows that do not exist; [`Error::Gpu`] if something on the GPU failed.
     pub fn check(&self, stream: &CudaStream) -> Result<()> {
-        match self.read(stream)? {
-            0 => Ok(()),
-            word => Err(Error::corrupt("weights decoded on the GPU", 0, describe(word))),
-        }
+        judge(self.read(stream)?)
+    }
+
+    /// As [`Status::check`], of the kernels that are done by now: waits for nothing, and takes
+    /// nanoseconds. What it tells it does not tell again.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] and [`Error::Parameter`] as [`Status::check`].
+    pub fn check_done(&self) -> Result<()> {
+        judge(self.word.take())
     }
 
     /// Sets it to 0 after what is on the stream, and waits.
@@ -65,7 +80,9 @@ impl Status {
     /// # Errors
     /// [`Error::Gpu`] if something on the GPU failed.
     pub fn clear(&self, stream: &CudaStream) -> Result<()> {
-        self.word.clear(stream)
+        self.read(stream)?;
+        self.word.take();
+        Ok(())
     }
 }
 
@@ -80,6 +97,17 @@ pub(super) fn check_contexts(device: &Device, stream: &CudaStream, status: &Stat
     refuse(problem, "make it with the context of the same device")
 }
 
+fn judge(word: u32) -> Result<()> {
+    match word {
+        0 => Ok(()),
+        INDEX => {
+            let problem = "a GPU was given an index or an offset of a row that does not exist";
+            Err(Error::parameter(problem, "pass numbers of rows that the weights have"))
+        }
+        _ => Err(Error::corrupt("weights decoded on the GPU", 0, describe(word))),
+    }
+}
+
 fn describe(word: u32) -> String {
     let found: Vec<&str> =
         PROBLEMS.iter().filter(|(bit, _)| word & bit != 0).map(|&(_, text)| text).collect();
@@ -88,7 +116,8 @@ fn describe(word: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::describe;
+    use super::{INDEX, describe, judge};
+    use crate::Error;
 
     #[test]
     fn each_bit_is_described() {
@@ -97,5 +126,14 @@ mod tests {
             "bits that are no code, a thread block with another number of codes than its output \
             offsets say; `df11 verify --device cpu` says where"
         );
+    }
+
+    #[test]
+    fn indices_are_the_callers_fault_and_all_else_the_weights() {
+        assert!(judge(0).is_ok());
+        assert!(matches!(judge(INDEX), Err(Error::Parameter { .. })));
+        for word in [1, 128, INDEX | 16] {
+            assert!(matches!(judge(word), Err(Error::Corrupt { .. })));
+        }
     }
 }

@@ -79,7 +79,7 @@ pub(crate) fn find(root: &Path, recorded: OriginalFile<'_>) -> Result<Beside> {
         && length <= MAX_SIDE_BYTES
         && metadata.len() == length + MARK.len() as u64;
     if is_marked {
-        let bytes = read_regular(&file)?;
+        let bytes = read_regular(&file, MAX_SIDE_BYTES + MARK.len() as u64)?;
         let original = unmark(&bytes).filter(|bytes| blake3::hash(bytes) == wanted);
         if let Some(original) = original {
             return Ok(Beside::Marked(original));
@@ -155,9 +155,7 @@ pub(crate) fn seal(text: &str) -> String {
 pub(crate) fn is_card(root: &Path, path: &str) -> bool {
     let file = root.join(path);
     CARD_NAMES.contains(&path)
-        && fs::metadata(&file)
-            .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAX_CARD_BYTES)
-        && fs::read(file).is_ok_and(|bytes| is_sealed(&bytes))
+        && read_regular(&file, MAX_CARD_BYTES).is_ok_and(|bytes| is_sealed(&bytes))
 }
 
 fn is_sealed(bytes: &[u8]) -> bool {

@@ -27,4 +27,4 @@ pub use shard::Shard;
 pub(crate) use slice::{Rect, Slice};
 pub use tensor::{Encoding, Tensor, Tiles};
 pub use tensor_slice::{Element, TensorSlice};
-pub use verify::{Level, Verification, is_small};
+pub use verify::{Level, Verification, is_small, verify_containers};

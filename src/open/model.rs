@@ -92,11 +92,19 @@ impl Model {
         Ok((found, left_out))
     }
 
-    /// Refuses a model of which some shards are not open.
-    pub(crate) fn check_complete(&self) -> Result<()> {
+    /// Refuses a model of which some shards are not open, and names them.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`].
+    pub fn check_complete(&self) -> Result<()> {
         Error::unless(self.is_complete(), || {
-            let problem = format!("{} of the model's shards are open", self.shards.len());
-            Error::parameter(problem, "open the folder that holds all of them")
+            let numbers = some(self.missing_shards().iter().map(|index| index + 1));
+            let mut problem = format!("of the model's {} shards", self.shard_count());
+            problem = format!("{problem} these are missing: {numbers}");
+            if let Ok(files @ [_, ..]) = self.missing_files().as_deref() {
+                problem = format!("{problem} (with {})", some(files));
+            }
+            Error::parameter(problem, "fetch them, and open the folder that holds all")
         })
     }
 
@@ -218,6 +226,18 @@ impl Model {
         let found = self.shards.iter().find_map(|shard| shard.tensor(name));
         found.ok_or_else(|| none_such("tensor", name))
     }
+}
+
+/// The first few, separated by commas.
+fn some(all: impl IntoIterator<Item = impl ToString, IntoIter: ExactSizeIterator>) -> String {
+    const MOST: usize = 4;
+    let all = all.into_iter();
+    let more = all.len().saturating_sub(MOST);
+    let mut text = all.take(MOST).map(|one| one.to_string()).collect::<Vec<_>>().join(", ");
+    if more > 0 {
+        text = format!("{text} and {more} more");
+    }
+    text
 }
 
 /// The answer to a name that a model lacks, here and on GPUs.

@@ -17,7 +17,7 @@ use crate::{
     format::Directory,
     io::{FileReader, ReadAt, open_regular},
     paths::{PIPELINE, check_path, is_container, is_safetensors},
-    source::{Component, HIDDEN},
+    source::{Component, HIDDEN, named},
 };
 
 /// Opens a model: a container, or a folder with all its shards. Equals
@@ -277,7 +277,7 @@ impl Models {
         self.components.len() > 1 || !self.missing.is_empty()
     }
 
-    /// Refuses a pipeline that lacks components.
+    /// Refuses a pipeline that lacks components, and a model that lacks shards.
     ///
     /// # Errors
     /// [`Error::Parameter`].
@@ -286,6 +286,9 @@ impl Models {
             let missing = self.missing.join(", ");
             let problem = format!("components of the pipeline are missing: {missing}");
             Error::parameter(problem, "fetch the rest")
+        })?;
+        self.components.iter().try_for_each(|component| {
+            component.model.check_complete().map_err(|error| named(error, &component.folder))
         })
     }
 

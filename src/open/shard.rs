@@ -106,6 +106,19 @@ impl Shard {
         self.reader.view(0, self.reader.size())
     }
 
+    /// Hands on all bytes of the container, unchecked, at most 1 MiB at a time. They are read: of a
+    /// file that has become shorter this is an error.
+    pub(crate) fn stream(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let mut bytes = Vec::new();
+        parallel::cut(0..self.file_length(), CHECKSUM_CHUNK_BYTES, 1).try_for_each(|part| {
+            bytes.resize((part.end - part.start) as usize, 0);
+            self.reader
+                .read_exact_at(part.start, &mut bytes)
+                .map_err(|error| Error::io("reading", &self.path, error))?;
+            take(&bytes)
+        })
+    }
+
     /// The validated directory.
     pub fn directory(&self) -> &Directory {
         &self.directory

@@ -16,7 +16,9 @@ use crate::{
     Error, Result,
     constants::HEAD_BYTES,
     format::{self, IdentifiedFile},
+    paths::ADDED,
     progress::{Observer, advance},
+    source::WeightsFile,
 };
 
 /// How much is verified.
@@ -95,16 +97,43 @@ impl Model {
         observer: &dyn Observer,
     ) -> Result<Verification> {
         let mut verification = Verification::default();
-        for shard in self.shards() {
-            let verify =
-                ShardVerifier { shard, level, decoder, observer, found: &mut verification };
-            verify.run().map_err(|error| error.in_file(shard.path()))?;
-        }
+        self.verify_shards(level, decoder, observer, &mut verification)?;
+        self.verify_added(&mut verification)?;
         if level == Level::Full {
             self.verify_beside(&mut verification)?;
             self.verify_identity(&mut verification)?;
         }
         Ok(verification)
+    }
+
+    fn verify_shards(
+        &self,
+        level: Level,
+        decoder: &dyn Decoder,
+        observer: &dyn Observer,
+        found: &mut Verification,
+    ) -> Result<()> {
+        self.shards().iter().try_for_each(|shard| {
+            let verify = ShardVerifier { shard, level, decoder, observer, found };
+            verify.run().map_err(|error| error.in_file(shard.path()))
+        })
+    }
+
+    /// The weights beside the containers, which hold none of theirs.
+    fn verify_added(&self, found: &mut Verification) -> Result<()> {
+        let Some(added) = self.folder().map(|folder| folder.join(ADDED)) else { return Ok(()) };
+        if !added.is_file() {
+            return Ok(());
+        }
+        let held = WeightsFile::open(&added, ADDED)?.tensors;
+        if let Some(tensor) = held.iter().find(|tensor| self.tensor(&tensor.name).is_ok()) {
+            let problem = format!("it has a tensor {:?}, and so have the containers", tensor.name);
+            let place = format!("file {ADDED:?}");
+            let remedy = "remove the file, or write the folder again with save_pretrained";
+            return Err(Error::corrupt(place, 0, problem).remedied(remedy).in_file(&added));
+        }
+        found.unchecked.push(format!("the weights in {ADDED}, of which no hash is recorded"));
+        Ok(())
     }
 
     /// The side files beside the containers.
@@ -139,6 +168,18 @@ impl Model {
             Error::corrupt("directory", 0, problem).in_file(self.shards()[0].path())
         })
     }
+}
+
+/// Verifies all that the open containers hold, and nothing beside them: of a model in use, whatever
+/// has its containers' names by now.
+///
+/// # Errors
+/// As [`Model::verify`].
+pub fn verify_containers(model: &Model, observer: &dyn Observer) -> Result<Verification> {
+    let mut verification = Verification::default();
+    model.verify_shards(Level::Full, &Cpu, observer, &mut verification)?;
+    model.verify_identity(&mut verification)?;
+    Ok(verification)
 }
 
 struct ShardVerifier<'a, 'm> {

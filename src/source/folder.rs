@@ -16,7 +16,8 @@ use super::{
 };
 use crate::{
     Dtype, Error, Result,
-    paths::{check_path, folder_of, is_config, is_safetensors},
+    io::read_regular,
+    paths::{check_path, configs, folder_of, is_safetensors},
 };
 
 /// Other formats of weights: copies of the same weights, more often than not.
@@ -132,8 +133,10 @@ impl Source {
             let note = "a BF16 variant of these weights was left out: --variant bf16 takes it";
             self.notes.push(note.to_owned());
         }
-        for side in &self.side {
-            self.notes.extend(quantized_already(&self.weights, side)?);
+        let weights = self.weights.iter().map(|file| &*file.path);
+        let configs = configs(weights, self.side.iter().map(|side| &*side.path));
+        for side in self.side.iter().filter(|side| configs.contains(&*side.path)) {
+            self.notes.extend(quantized_already(side)?);
         }
         Ok(self)
     }
@@ -280,13 +283,11 @@ pub(super) fn little_to_code<'a>(
 
 /// That transformers would not find compressed weights, because a configuration names another
 /// quantization.
-fn quantized_already(weights: &[WeightsFile], side: &SideFile) -> Result<Option<String>> {
-    let mut weights = weights.iter().map(|file| &*file.path);
-    if !is_config(&side.path, &mut weights) || side.length > MAX_CONFIG_BYTES {
+fn quantized_already(side: &SideFile) -> Result<Option<String>> {
+    if side.length > MAX_CONFIG_BYTES {
         return Ok(None);
     }
-    let bytes =
-        std::fs::read(&side.file).map_err(|error| Error::io("reading", &side.file, error))?;
+    let bytes = read_regular(&side.file, MAX_CONFIG_BYTES)?;
     let Ok(config) = serde_json::from_slice::<Value>(&bytes) else { return Ok(None) };
     let Some(named) = config.get("quantization_config") else { return Ok(None) };
     let method = named.get("quant_method").and_then(Value::as_str);

@@ -12,7 +12,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, io::read_regular, paths::check_path};
+
+/// The longest file of `refs/` that is read, in bytes; it holds the hash of a commit.
+const MAX_REF_BYTES: u64 = 1024;
 
 /// Where a model is that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +33,8 @@ pub struct Located {
 /// in the cache of the Hub, which is where `HF_HUB_CACHE` or `HF_HOME` say.
 ///
 /// # Errors
-/// [`Error::Parameter`] for a repository that is not in the cache.
+/// [`Error::Parameter`] for a repository that is not in the cache, and for a revision that is a
+/// path out of it.
 pub fn locate(path: &Path) -> Result<Located> {
     let by_path = |repository| Located { path: path.to_owned(), repository, by_name: false };
     if path.exists() {
@@ -40,8 +44,12 @@ pub fn locate(path: &Path) -> Result<Located> {
         return Ok(by_path(None));
     };
     let (name, revision) = text.split_once('@').unwrap_or((text, "main"));
-    if !is_repository(name) || revision.is_empty() || revision.contains("..") {
+    if !is_repository(name) {
         return Ok(by_path(None));
+    }
+    if check_path(revision).is_err() {
+        let problem = format!("{text}: {revision:?} is no revision of a repository");
+        return Err(Error::parameter(problem, "name a branch, a tag or a commit after the @"));
     }
     let entry = cache.join(format!("models--{}", name.replace('/', "--")));
     if let Some(path) = entry.is_dir().then(|| of_revision(&entry, revision, text)).transpose()? {
@@ -71,15 +79,27 @@ fn of_revision(entry: &Path, revision: &str, text: &str) -> Result<PathBuf> {
     if revision == "main" {
         return Ok(entry.to_owned());
     }
-    let commit = fs::read_to_string(entry.join("refs").join(revision)).unwrap_or_default();
-    let commits = [commit.trim(), revision].map(|commit| entry.join("snapshots").join(commit));
-    let found = commits.into_iter().find(|path| path.is_dir() && !path.ends_with("snapshots"));
-    found.ok_or_else(|| {
+    let commits = commit_of(entry, revision).into_iter().chain(as_commit(revision));
+    let mut paths = commits.map(|commit| entry.join("snapshots").join(commit));
+    paths.find(|path| path.is_dir()).ok_or_else(|| {
         let name = text.split('@').next().unwrap_or(text);
         let problem =
             format!("the cache of the Hub has another revision of {name}, and not {revision}");
         Error::parameter(problem, format!("fetch it: {}", fetch(name, revision)))
     })
+}
+
+/// The commit that a file of `refs/` names; None if there is no such file, or it holds anything
+/// else.
+fn commit_of(root: &Path, reference: &str) -> Option<String> {
+    let bytes = read_regular(&root.join("refs").join(reference), MAX_REF_BYTES).ok()?;
+    as_commit(std::str::from_utf8(&bytes).ok()?.trim())
+}
+
+/// The name of a snapshot, if this is one and no path.
+fn as_commit(name: &str) -> Option<String> {
+    let is_name = check_path(name).is_ok() && !name.contains(['/', '.']);
+    is_name.then(|| name.to_owned())
 }
 
 /// Where the cache is, given the environment.
@@ -127,12 +147,9 @@ pub(super) fn snapshot(root: &Path) -> Result<(PathBuf, Option<String>)> {
         let note = format!("the cache's snapshot {} was read", path.display());
         Ok((path, Some(note)))
     };
-    if let Ok(commit) = fs::read_to_string(root.join("refs/main")) {
-        let commit = commit.trim();
-        // A name and no path.
-        if !commit.is_empty() && !commit.contains(['/', '.']) && snapshots.join(commit).is_dir() {
-            return noted(snapshots.join(commit));
-        }
+    let named = commit_of(root, "main").map(|commit| snapshots.join(commit));
+    if let Some(path) = named.filter(|path| path.is_dir()) {
+        return noted(path);
     }
     let listing = |error| Error::io("listing", &snapshots, error);
     let entries = fs::read_dir(&snapshots).map_err(listing)?.collect::<std::io::Result<Vec<_>>>();

@@ -68,7 +68,7 @@ impl Index {
     pub(super) fn read(found: &Found) -> Result<Self> {
         let what = format_args!("{}: its length in bytes", found.path);
         Error::check_limit(what, found.length, MAX_SIDE_BYTES)?;
-        let bytes = read_regular(&found.file)?;
+        let bytes = read_regular(&found.file, MAX_SIDE_BYTES)?;
         let invalid =
             |error| Error::corrupt(&found.path, 0, format!("not a sharding index: {error}"));
         let json: IndexJson = header::from_slice(&bytes).map_err(invalid)?;

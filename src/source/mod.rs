@@ -16,7 +16,7 @@ pub(crate) use folder::Source;
 pub(crate) use header::{HeaderTensor, prefix_of, read_header};
 pub(crate) use index::named_files;
 pub use pipeline::Component;
-pub(crate) use pipeline::Sources;
+pub(crate) use pipeline::{Sources, named};
 pub use safetensors::{SourceTensor, WeightsFile};
 pub use walk::LeftOut;
 pub(crate) use walk::{Found, HIDDEN, MAX_SIDE_BYTES, leads_out, walk};

@@ -138,9 +138,10 @@ fn rest(found: Vec<Found>, left_out: Vec<LeftOut>, folders: &BTreeSet<String>) -
     Ok(source)
 }
 
-/// An error with the component in which it is.
-fn named(error: Error, folder: &str) -> Error {
+/// An error with the component in which it is, if there are several.
+pub(crate) fn named(error: Error, folder: &str) -> Error {
     match error {
+        error if folder.is_empty() => error,
         Error::Parameter { problem, remedy } => {
             Error::parameter(format!("component {folder}: {problem}"), remedy)
         }

@@ -1,7 +1,7 @@
 //! How Python loads an output, as its own configuration tells: for the person who made it, and for
 //! the model card in it.
 
-use std::{fmt::Write, fs, path::Path};
+use std::{fmt::Write, path::Path};
 
 use serde_json::Value;
 
@@ -9,8 +9,11 @@ use super::{folder::OutputFolder, options::Card, replace::listed_in, report::Rep
 use crate::{
     Result,
     constants::VERSION_MAJOR,
+    error::is_unseen,
+    io::read_regular,
     open::beside::{has_front_matter, seal, unmark},
     paths::{CONFIG, MODEL_INDEX, PIPELINE},
+    source::MAX_SIDE_BYTES,
 };
 
 /// How to load an output with Python.
@@ -64,7 +67,7 @@ impl Class {
     /// As config.json tells, which has the mark of this compression; `None` for a model that
     /// neither transformers nor diffusers loads by itself.
     fn read(folder: &Path) -> Option<Self> {
-        let bytes = fs::read(folder.join(CONFIG)).ok()?;
+        let bytes = read_regular(&folder.join(CONFIG), MAX_SIDE_BYTES).ok()?;
         let json: Value = serde_json::from_slice(&bytes).ok()?;
         unmark(&bytes)?;
         let name = |value: &Value| value.as_str().filter(|name| is_name(name)).map(str::to_owned);
@@ -88,7 +91,7 @@ impl Class {
 /// Code by which the pipeline's own loader loads all components that its container lists and that
 /// are there, except those that no library knows.
 fn of_pipeline(folder: &Path, out: &Path) -> Loading {
-    let index = fs::read(folder.join(MODEL_INDEX)).unwrap_or_default();
+    let index = read_regular(&folder.join(MODEL_INDEX), MAX_SIDE_BYTES).unwrap_or_default();
     let index: Value = serde_json::from_slice(&index).unwrap_or_default();
     let class =
         index["_class_name"].as_str().filter(|name| is_name(name)).unwrap_or("DiffusionPipeline");
@@ -131,7 +134,7 @@ pub(super) fn write(
     identity: &str,
 ) -> Result<()> {
     let name = out.file_name().unwrap_or_default().to_string_lossy();
-    let name: String = name.chars().filter(|char| !char.is_control()).collect();
+    let name: String = name.chars().filter(|&char| !is_unseen(char)).collect();
     let loading = Loading::of_folder(folder.path(), Path::new(&name));
     let mut text = String::new();
     if has_front_matter(path) {

@@ -24,7 +24,7 @@ use crate::{
     Error, Model, OpenOptions, Result,
     format::{self, IdentifiedFile, directory::ShardRecord},
     open::{Cpu, Level, Models, beside::card_path, list_of_components},
-    paths::is_container,
+    paths::{is_container, is_pipeline_list},
     progress::{Observer, Stage},
     source::{Component, Source, Sources},
 };
@@ -185,8 +185,18 @@ fn write(
         let remedy = "name a folder as output: a name that does not end in .df11";
         return Err(Error::parameter(problem, remedy));
     };
+    check_name(out)?;
     let compressor = Compressor { component: input, layout: options.layout, observer };
     Ok(vec![compressor.single(out, options)?])
+}
+
+/// Refuses a container by whose name the folder that it lies in would be taken for a pipeline's.
+fn check_name(out: &Path) -> Result<()> {
+    let name = out.file_name().and_then(|name| name.to_str());
+    Error::unless(!name.is_some_and(is_pipeline_list), || {
+        let problem = format!("{} would list the components of a pipeline", out.display());
+        Error::parameter(problem, "choose another name")
+    })
 }
 
 fn write_folder(

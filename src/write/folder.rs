@@ -19,7 +19,9 @@ use super::{
 use crate::{
     Error, Result,
     open::beside::mark,
-    paths::{PIPELINE, PathTree, check_path, ends_as_container, is_config, shard_path},
+    paths::{
+        PIPELINE, PathTree, check_path, configs, ends_as_container, is_pipeline_list, shard_path,
+    },
     source::Component,
 };
 
@@ -58,6 +60,12 @@ pub(super) fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> 
             format!("{hidden:?} would be hidden, and hidden files of a folder are not opened");
         return Err(Error::parameter(problem, remedy));
     }
+    // One by which a folder is known as a pipeline's.
+    let named = shards.iter().find(|path| !input.weights.is_empty() && is_pipeline_list(path));
+    if let Some(path) = named {
+        let problem = format!("{path:?} would be taken for the list of a pipeline's components");
+        return Err(Error::parameter(problem, remedy));
+    }
     // Whatever ends so is a shard to whoever opens the folder.
     if let Some(side) = input.side.iter().find(|side| ends_as_container(&side.path)) {
         let problem = format!("the side file {:?} would be taken for a container", side.path);
@@ -79,9 +87,11 @@ pub(super) fn write_side_files(
     folder: &mut OutputFolder,
 ) -> Result<()> {
     let Input { weights, side, .. } = &component.model;
+    let weights = weights.iter().map(|weights| weights.file.path.as_str());
+    let configs = configs(weights, side.iter().map(|side| side.path.as_str()));
     for side in side {
         let path = component.path_of(&side.path);
-        if is_config(&side.path, weights.iter().map(|weights| weights.file.path.as_str())) {
+        if configs.contains(side.path.as_str()) {
             let mut config = Vec::new();
             side.read(|bytes| {
                 config.extend_from_slice(bytes);

@@ -17,7 +17,8 @@ use crate::{
         beside::{self, Beside, is_card},
         listed_components,
     },
-    paths::{PIPELINE, has_extension, is_container, shard_path},
+    paths::{PIPELINE, has_extension, is_container, is_pipeline_list, shard_path},
+    source::{HIDDEN, walk},
 };
 
 /// Refuses an output that would delete the source, or that is of another kind than what it would
@@ -63,6 +64,54 @@ pub(super) fn check_earlier(folder: &Path, paths: &BTreeSet<String>) -> Result<(
     match entries.keys().find(|path| !is_known(path)) {
         Some(path) => in_the_way(folder, path, ""),
         None => Ok(()),
+    }
+}
+
+/// The containers in a folder that go when a model takes their place: those of an earlier output,
+/// except `names`, which the model replaces. Hidden ones do not count. `identity` is the model's.
+/// The cost grows with the files in the folder and the directories of its containers.
+///
+/// # Errors
+/// [`Error::Parameter`] if a container is not known as one of an earlier output, or the folder is
+/// that of a pipeline, or of a component for which its pipeline lists another model; [`Error::Io`].
+pub fn earlier_containers(
+    folder: &Path,
+    names: &BTreeSet<String>,
+    identity: &str,
+) -> Result<Vec<String>> {
+    check_component(folder, identity)?;
+    if !folder.is_dir() {
+        return Ok(Vec::new());
+    }
+    let (found, left_out) = walk(folder)?;
+    let paths = found.iter().map(|file| &file.path);
+    let lost = left_out.iter().filter(|other| other.reason != HIDDEN).map(|other| &other.path);
+    let all = paths.chain(lost).filter(|path| is_container(path)).map(String::as_str);
+    let all: Vec<&str> = all.collect();
+    if all.iter().any(|path| is_pipeline_list(path)) {
+        in_the_way(folder, PIPELINE, ": it lists a pipeline's components, and this is one model")?;
+    }
+    let others = all.iter().filter(|&&path| !names.contains(path));
+    let others: Vec<String> = others.map(|&path| path.to_owned()).collect();
+    if others.is_empty() {
+        return Ok(others);
+    }
+    let recorded = recognise(folder, names, &all)?;
+    match others.iter().find(|path| !recorded.contains(*path)) {
+        Some(path) => in_the_way(folder, path, "").map(|()| others.clone()),
+        None => Ok(others),
+    }
+}
+
+/// Refuses another model than the one that the pipeline around a folder lists.
+fn check_component(folder: &Path, identity: &str) -> Result<()> {
+    let (Some(parent), Some(name)) = (folder.parent(), folder.file_name()) else { return Ok(()) };
+    match listed_in(parent).get(&*name.to_string_lossy()) {
+        Some(listed) if listed != identity => {
+            let why = format!(": it lists another model as {}", name.display());
+            in_the_way(parent, PIPELINE, &why)
+        }
+        _ => Ok(()),
     }
 }
 

@@ -28,9 +28,27 @@ const ATTEMPTS: usize = 16;
 
 /// A temporary folder that is in use until this is dropped, and with it the folder.
 #[derive(Debug)]
-pub(super) struct TemporaryFolder {
+pub struct TemporaryFolder {
     pub(super) folder: TempDir,
     _lock: Option<File>,
+}
+
+impl TemporaryFolder {
+    /// Makes a folder in `parent` that this user alone may enter. Removes there what killed runs
+    /// left before.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if `parent` cannot be written.
+    pub fn new_in(parent: &Path) -> Result<Self> {
+        // A parent that cannot be listed may be one that can be written.
+        let _ = remove_leftovers(parent);
+        locked_folder(parent, &builder(0o700))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
 }
 
 /// A temporary file in the folder of `path`; deleted when dropped.
@@ -43,16 +61,15 @@ pub(super) fn file_beside(path: &Path) -> Result<NamedTempFile> {
 
 /// A temporary folder in the folder of `path`; deleted with all that is in it when dropped.
 pub(super) fn folder_beside(path: &Path) -> Result<TemporaryFolder> {
-    locked_folder(path, &builder(0o777))
+    locked_folder(parent_of(path), &builder(0o777))
 }
 
 /// A temporary folder for what has the output's name, while another output takes it.
 pub(super) fn aside_of(path: &Path) -> Result<TemporaryFolder> {
-    locked_folder(path, Builder::new().prefix(ASIDE).rand_bytes(DRAWN))
+    locked_folder(parent_of(path), Builder::new().prefix(ASIDE).rand_bytes(DRAWN))
 }
 
-fn locked_folder(path: &Path, builder: &Builder<'_, '_>) -> Result<TemporaryFolder> {
-    let parent = parent_of(path);
+fn locked_folder(parent: &Path, builder: &Builder<'_, '_>) -> Result<TemporaryFolder> {
     let make = || builder.tempdir_in(parent);
     let (folder, lock) = locked("folder", parent, make, |folder| open_folder(folder.path()))?;
     Ok(TemporaryFolder { folder, _lock: lock })
@@ -73,8 +90,8 @@ fn builder(mode: u32) -> Builder<'static, 'static> {
     builder
 }
 
-/// Makes something temporary and locks it. Another run may have taken it for a leftover between
-/// the two; then it is made again.
+/// Makes something temporary and locks it, in a folder that is made if it is missing. Another run
+/// may take it for a leftover between the two; then it is made again.
 fn locked<T: AsRef<Path>>(
     what: &str,
     folder: &Path,
@@ -82,6 +99,12 @@ fn locked<T: AsRef<Path>>(
     open: impl Fn(&T) -> Option<io::Result<File>>,
 ) -> Result<(T, Option<File>)> {
     let creating = |error| Error::io(&format!("creating a {what} in"), folder, error);
+    let make = || match make() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            fs::create_dir_all(folder).and_then(|()| make())
+        }
+        made => made,
+    };
     for _ in 0..ATTEMPTS {
         let new = make().map_err(creating)?;
         let Some(Ok(file)) = open(&new) else { return Ok((new, None)) };
@@ -116,8 +139,18 @@ fn lock(file: &File) -> Lock {
 }
 
 /// A folder's handle; None on systems where folders have none.
+#[cfg(unix)]
 fn open_folder(path: &Path) -> Option<io::Result<File>> {
-    cfg!(unix).then(|| File::open(path))
+    use rustix::fs::OFlags;
+    use std::os::unix::fs::OpenOptionsExt as _;
+    // What is in its place may have become a pipe.
+    let only_folders = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits().cast_signed();
+    Some(File::options().read(true).custom_flags(only_folders).open(path))
+}
+
+#[cfg(not(unix))]
+fn open_folder(_: &Path) -> Option<io::Result<File>> {
+    None
 }
 
 /// Keeps other runs from taking a folder for a leftover, where the file system has locks.

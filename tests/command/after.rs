@@ -68,7 +68,7 @@ fn a_card_of_the_models_own_is_carried() {
     fixture.good("decompress tiny-df11 -o back");
     assert_eq!(names(&fixture.path("back")), names(&fixture.model));
     // A conversion writes its own.
-    fixture.good("convert tiny-df11 gap --layout gap");
+    fixture.good("convert tiny-df11 -o gap --layout gap");
     assert!(card("gap").unwrap().contains("# gap\n"));
     fixture.good("compress model -o plain --no-card");
     assert!(card("plain").is_err());
@@ -88,7 +88,7 @@ fn the_end_says_how_to_load() {
     let weights = "model/model-00001-of-00002.safetensors";
     let alone = fixture.good(&format!("compress {weights} -o alone.df11"));
     assert!(alone.contains("df11.attach") && !alone.contains("df11 convert"), "{alone}");
-    let report = fixture.json("convert one.df11 folder");
+    let report = fixture.json("convert one.df11 -o folder");
     assert!(report["load"].as_str().unwrap().contains("from_pretrained"), "{report}");
 }
 
@@ -142,8 +142,8 @@ fn a_repository_is_found_in_the_cache_of_the_hub() {
     let identity = |path: &str| df11::open(cache.0.path(path)).unwrap().identity();
     let output = cache.run("compress tiny/llama-1.5 --json");
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(names(&cache.0.path("here")), ["llama-1.5.df11"]);
-    assert_eq!(identity("here/llama-1.5.df11"), identity("model.df11"));
+    assert_eq!(names(&cache.0.path("here")), ["llama-1.5-df11"]);
+    assert_eq!(identity("here/llama-1.5-df11"), identity("model.df11"));
 
     let output = cache.run("compress tiny/llama-1.5@pr/1 -o out");
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -160,6 +160,27 @@ fn a_repository_is_found_in_the_cache_of_the_hub() {
         ("nowhere", "check the path"),
     ] {
         assert_fails(&cache.run(&format!("compress {name}")), 2, &[remedy]);
+    }
+}
+
+#[test]
+fn a_revision_leads_nowhere_but_into_its_repository() {
+    let cache = Cache::new();
+    let entry = "home/hub/models--tiny--llama-1.5";
+    fs::rename(cache.0.path(entry).join("snapshots/4567"), cache.0.path("evil")).unwrap();
+    let evil = cache.0.arg("evil");
+    cache.0.write("evil/main", "0123");
+    for revision in [&evil, "../../../../evil", "../snapshots/0123", "a/../../x", "..", ".", "a//b"]
+    {
+        let output = cache.run(&format!("compress tiny/llama-1.5@{revision} -o out"));
+        assert_fails(&output, 2, &["is no revision of a repository", "a branch"]);
+    }
+    let output = cache.run(&format!("compress tiny/llama-1.5@{evil}/main -o out"));
+    assert_fails(&output, 2, &["is no revision of a repository"]);
+    for commit in [&evil, "../../../../evil", "..", "", "0123/../0123"] {
+        cache.0.write(&format!("{entry}/refs/v2"), commit);
+        let output = cache.run("compress tiny/llama-1.5@v2 -o out");
+        assert_fails(&output, 2, &["another revision", "hf download"]);
     }
 }
 

@@ -21,7 +21,7 @@ fn the_output_has_a_default_and_estimate_tells_its_size() {
         let estimate = fixture.json(&line);
         assert_eq!(estimate["written"], false);
         assert_eq!(fixture.names(), ["model"]);
-        assert_eq!(estimate["output"], fixture.arg("model.df11"));
+        assert_eq!(estimate["output"], fixture.arg("model-df11"));
     }
     let estimate = fixture.json("estimate model");
     let mut command = fixture.command("compress . --threads 1 --json");
@@ -29,11 +29,55 @@ fn the_output_has_a_default_and_estimate_tells_its_size() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(estimate["stored_bytes"], report["stored_bytes"]);
-    assert_eq!(report["stored_bytes"], fixture.read("model.df11").len());
+    let shards = names(&fixture.path("model-df11")).into_iter();
+    let shards = shards.filter(|name| name.ends_with(".df11"));
+    let stored: usize = shards.map(|name| fixture.read(&format!("model-df11/{name}")).len()).sum();
+    assert_eq!(report["stored_bytes"], stored);
     assert_eq!((&report["verified"], &report["written"]), (&true.into(), &true.into()));
     assert!(report["ratio"].as_f64().unwrap() < 1.0, "{report}");
-    let verified = fixture.json("verify model.df11");
+    let verified = fixture.json("verify model-df11");
     assert_eq!((&verified["good"], &verified["level"]), (&true.into(), &"full".into()));
+    // One file of weights becomes one file.
+    let first = fixture.json("compress model/model-00001-of-00002.safetensors");
+    assert_eq!(first["output"], "model/model-00001-of-00002.df11");
+}
+
+#[test]
+fn usage_errors_are_documents_too() {
+    let fixture = Fixture::new();
+    let output = fixture.run("compress --json");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("<SRC>"), "{}", text(&output.stderr));
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&document["error"]["kind"], &document["error"]["exit_code"]),
+        (&"usage".into(), &2.into())
+    );
+    let help = fixture.good("compress --help --json");
+    assert!(help.contains("Usage: df11 compress"), "{help}");
+}
+
+#[test]
+fn folders_above_an_output_are_made() {
+    let fixture = Fixture::new();
+    fixture.good("compress model -o a/b/one.df11");
+    fixture.good("convert a/b/one.df11 -o c/folder");
+    fixture.good("decompress c/folder -o d/e/back");
+    assert_eq!(names(&fixture.path("d/e/back")), names(&fixture.model));
+    fixture.write("file", "in the way");
+    fixture.fails("compress model -o file/x.df11", 2, &["file", "no folder"]);
+}
+
+#[test]
+fn a_kept_demonstration_goes_on() {
+    let fixture = Fixture::new();
+    let said = fixture.good("demo --keep kept");
+    assert!(said.contains("df11 inspect kept/model-df11"), "{said}");
+    assert!(said.contains("from_pretrained(\"kept/model-df11\""), "{said}");
+    assert_eq!(fixture.json("verify kept/model-df11")["good"], true);
+    let output = fixture.command("").args(["demo", "--keep", "with space"]).output().unwrap();
+    assert!(text(&output.stdout).contains("df11 verify 'with space/model-df11'"));
+    fixture.fails("demo --keep kept", 2, &["not empty"]);
 }
 
 #[test]
@@ -74,17 +118,17 @@ fn layouts_are_choices() {
 fn conversion_gives_what_compression_gives() {
     let fixture = Fixture::new();
     fixture.json("compress model -o tile.df11 --layout tile");
-    let report = fixture.json("convert model.df11 converted.df11 --layout tile");
+    let report = fixture.json("convert model.df11 -o converted.df11 --layout tile");
     assert_eq!((&report["command"], &report["verified"]), (&"convert".into(), &true.into()));
     assert!(fixture.read("converted.df11") == fixture.read("tile.df11"));
     assert!(fixture.good("inspect tile.df11 --tensors").contains("  tile  "));
     let found = fixture.json("inspect tile.df11 --tensors");
     assert!(found.to_string().contains(r#""encoding":"tile""#), "{found}");
-    let said = fixture.good("convert converted.df11 back.df11 --threads 1");
+    let said = fixture.good("convert converted.df11 -o back.df11 --threads 1");
     assert!(said.contains("verified bit for bit"), "{said}");
     assert!(fixture.read("back.df11") == fixture.read("model.df11"));
     // The side files move out of the container.
-    fixture.good("convert converted.df11 folder --layout=raw");
+    fixture.good("convert converted.df11 -o folder --layout=raw");
     let side = |folder: &str| {
         let mut names = names(&fixture.path(folder));
         names.retain(|name| Path::new(name).extension() == Some(OsStr::new("json")));
@@ -92,15 +136,15 @@ fn conversion_gives_what_compression_gives() {
     };
     assert_eq!(side("folder"), side("model"));
 
-    fixture.fails("convert model.df11 back.df11", 2, &["exists", "--force"]);
-    fixture.fails("convert folder folder --force", 2, &["is the source"]);
-    fixture.fails("convert nowhere.df11 out.df11", 2, &["check the path"]);
+    fixture.fails("convert model.df11 -o back.df11", 2, &["exists", "--force"]);
+    fixture.fails("convert folder -o folder --force", 2, &["is the source"]);
+    fixture.fails("convert nowhere.df11 -o out.df11", 2, &["check the path"]);
     fixture.flip_middle_byte("model.df11");
     let before = fixture.names();
     let damaged = ["model.df11", "damaged"];
-    fixture.fails("convert model.df11 out.df11 --layout=tile", 1, &damaged);
+    fixture.fails("convert model.df11 -o out.df11 --layout=tile", 1, &damaged);
     fs::remove_file(fixture.path("folder/model-00002-of-00002.df11")).unwrap();
-    fixture.fails("convert folder out.df11", 2, &["open the folder that holds all"]);
+    fixture.fails("convert folder -o out.df11", 2, &["open the folder that holds all"]);
     assert_eq!(fixture.names(), before);
 }
 
@@ -401,12 +445,12 @@ mod unix {
         let fixture = Fixture::new();
         let big = tempfile::tempdir().unwrap();
         let model = demo::checkpoint(big.path(), demo::DEMO, 1).unwrap();
-        for out in ["new.df11", "new"] {
+        for (out, name, code) in [("new.df11", "-INT", 130), ("new", "-TERM", 143)] {
             let line = format!("compress {} -o {out} --threads 1", model.display());
             let child = fixture.start(&line);
             fixture.wait_for_part("");
-            signal(&child, "-INT");
-            assert_fails(&child.wait_with_output().unwrap(), 130, &["interrupted"]);
+            signal(&child, name);
+            assert_fails(&child.wait_with_output().unwrap(), code, &["interrupted"]);
             assert_eq!(fixture.names(), ["model", "model.df11"]);
         }
     }
@@ -462,7 +506,7 @@ fn what_cannot_be_checked_is_an_answer_of_its_own() {
 #[test]
 fn estimate_tells_which_gpu_holds_what() {
     let fixture = Fixture::new();
-    let placed = fixture.json("estimate model --gpus 1.1MB,2x1.2MB");
+    let placed = fixture.json("estimate model -o one.df11 --gpus 1.1MB,2x1.2MB");
     let gpus = placed["placement"]["gpus"].as_array().unwrap();
     assert_eq!(gpus.len(), 3);
     // The container that it will be has the same placement.

@@ -46,6 +46,50 @@ fn sums_of_sizes_do_not_wrap() {
     assert!(fixture.good("inspect huge.df11").contains("more than 18446744073709551614"));
 }
 
+/// Characters that drive a terminal, reorder text, or that nobody sees.
+const UNSEEN: &str = "\u{1b}\u{7f}\u{9b}\u{ad}\u{200b}\u{200d}\u{200f}\u{202e}\u{2028}\u{2060}\u{2067}\u{feff}\u{e0041}";
+
+#[test]
+fn every_character_of_a_name_shows() {
+    let fixture = Fixture::new();
+    let name = format!("a\n{UNSEEN}é");
+    let item = Item::gap(&name, &[64, 256], normal_weights(64 * 256, 1), (32, 128));
+    let mut model = Model::new(&[item], &[]);
+    let block = model.blocks.len() - 1;
+    model.blocks[block] = format!("b{UNSEEN}").into_bytes();
+    fixture.write("x.df11", model.build());
+    fixture.write("y.df11", "no container");
+    let path = format!("x{UNSEEN}.df11");
+    fs::copy(fixture.path("x.df11"), fixture.path(&path)).unwrap();
+    fs::copy(fixture.path("y.df11"), fixture.path(&format!("y{path}"))).unwrap();
+    for words in [
+        &["inspect", "--tensors"][..],
+        &["inspect", "--tensors", "--histogram"],
+        &["verify"],
+        &["verify", "--level", "structure"],
+        &["decompress", "-o", "x.df11"],
+        &["estimate"],
+        &["doctor", "--folder"],
+    ] {
+        for path in [&path, &format!("y{path}"), &format!("none{path}")] {
+            for json in [&[][..], &["--json"]] {
+                let mut command = fixture.command(words[0]);
+                // A folder is all that doctor takes.
+                let source = if words[0] == "doctor" { "." } else { path };
+                let output = command.args(&words[1..]).arg(source).args(json).output().unwrap();
+                let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+                let seen = said.chars().all(|c| c == '\n' || !df11::hazmat::is_unseen(c));
+                assert!(seen, "{words:?} {json:?}: {said:?}");
+                assert!(!said.contains("a\n"), "{words:?}: {said}");
+            }
+        }
+    }
+    let mut command = fixture.command("inspect --tensors --json");
+    let found: serde_json::Value =
+        serde_json::from_slice(&command.arg(&path).output().unwrap().stdout).unwrap();
+    assert_eq!(found["blocks"][0]["tensors"][0]["name"], name, "programs get the name as it is");
+}
+
 #[cfg(unix)]
 mod unix {
     use std::{
@@ -88,7 +132,7 @@ mod unix {
                 "verify SOURCE --level structure",
                 "inspect SOURCE",
                 "decompress SOURCE -o out",
-                "convert SOURCE out",
+                "convert SOURCE -o out",
                 "compress SOURCE -o out",
                 "compress SOURCE -o out --dry-run",
                 "estimate SOURCE",
@@ -108,6 +152,36 @@ mod unix {
     }
 
     #[test]
+    fn references_of_a_cache_are_short_regular_files() {
+        let fixture = Fixture::new();
+        let entry = "hub/models--org--name";
+        fs::create_dir_all(fixture.path(entry).join("blobs")).unwrap();
+        fs::create_dir_all(fixture.path(entry).join("refs")).unwrap();
+        fs::create_dir_all(fixture.path(entry).join("snapshots")).unwrap();
+        fs::rename(&fixture.model, fixture.path(entry).join("snapshots/0123")).unwrap();
+        let compress = |line: &str| ends(&fixture, &format!("{line} --force -o out"));
+        for make in ["mkfifo REF", "ln -s /dev/zero REF", "ln -s /dev/tty REF", "mkdir REF"] {
+            for name in ["main", "v2"] {
+                let made = make.replace("REF", &format!("{entry}/refs/{name}"));
+                assert!(fixture.shell(&made).status.success());
+            }
+            let output = compress(&format!("compress {entry}"));
+            assert!(output.status.success(), "{make}: {}", text(&output.stderr));
+            let mut command = fixture.command("compress org/name@v2 -o out2");
+            let output = command.env("HF_HUB_CACHE", fixture.path("hub")).output().unwrap();
+            assert_fails(&output, 2, &["another revision", "hf download"]);
+            fs::remove_dir_all(fixture.path(entry).join("refs")).unwrap();
+            fs::create_dir(fixture.path(entry).join("refs")).unwrap();
+        }
+        // What begins as a commit and never ends.
+        let long = format!("0123{}", "\n".repeat(2000));
+        fixture.write(&format!("{entry}/refs/v2"), long);
+        let mut command = fixture.command("compress org/name@v2 -o out2");
+        let output = command.env("HF_HUB_CACHE", fixture.path("hub")).output().unwrap();
+        assert_fails(&output, 2, &["another revision"]);
+    }
+
+    #[test]
     fn pipes_in_folders_are_refused_or_left_out() {
         let fixture = Fixture::new();
         pipe(&fixture, "model/pipe");
@@ -116,7 +190,7 @@ mod unix {
         pipe(&fixture, "out/pipe");
         assert_eq!(ends(&fixture, "decompress out -o back").status.code(), Some(0));
         pipe(&fixture, "out/x.df11");
-        for line in ["verify out", "inspect out", "convert out back"] {
+        for line in ["verify out", "inspect out", "convert out -o back"] {
             assert_fails(&ends(&fixture, line), 2, &["x.df11", "regular file"]);
         }
         pipe(&fixture, "model/x.safetensors");
@@ -145,7 +219,7 @@ mod unix {
         symlink("../secret.json", fixture.path("shards/extra.json")).unwrap();
         let told = fixture.good("decompress shards -o b");
         assert!(told.contains("extra.json") && told.contains("out of the folder"), "{told}");
-        assert!(fixture.good("convert shards c").contains("extra.json"));
+        assert!(fixture.good("convert shards -o c").contains("extra.json"));
         assert!(!fixture.path("b/extra.json").exists() && !fixture.path("c/extra.json").exists());
     }
 
@@ -161,8 +235,8 @@ mod unix {
             "compress many -o shards",
             "verify shards",
             "inspect shards",
-            "convert shards one.df11",
-            "convert one.df11 again --layout raw",
+            "convert shards -o one.df11",
+            "convert one.df11 -o again --layout raw",
             "decompress shards -o back",
             "compress many -o two.df11",
             "estimate many",

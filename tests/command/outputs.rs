@@ -45,8 +45,8 @@ fn what_appears_under_the_outputs_name_meanwhile_stays() {
     for (line, output) in [
         ("compress big/model -o new.df11", "new.df11"),
         ("compress big/model -o new", "new"),
-        ("convert big/model.df11 new.df11 --layout=gap", "new.df11"),
-        ("convert big/shards new --layout=gap", "new"),
+        ("convert big/model.df11 -o new.df11 --layout=gap", "new.df11"),
+        ("convert big/shards -o new --layout=gap", "new"),
         ("decompress big/model.df11 -o new", "new"),
         ("decompress big/one.df11 -o new.safetensors", "new.safetensors"),
     ] {
@@ -249,11 +249,25 @@ fn outputs_that_could_not_be_opened_again_are_refused() {
     let fixture = Fixture::new();
     fixture.fails("compress model -o .df11-aB3dEf.part", 2, &["name of temporary files"]);
     fixture.good("compress model -o out");
-    fixture.fails("convert out out/again", 2, &["lies in the folder that is converted"]);
+    fixture.fails("convert out -o out/again", 2, &["lies in the folder that is converted"]);
     assert_eq!(fixture.json("verify out")["good"], true);
     fixture.write(".hidden.safetensors", fixture.read("model/model-00001-of-00002.safetensors"));
     fixture.fails("compress .hidden.safetensors -o shown", 2, &["would be hidden"]);
     assert!(!fixture.path("shown").exists());
+    // A folder with this container would be taken for a pipeline's.
+    for name in ["pipeline", "Pipeline"] {
+        let file = format!("{name}.safetensors");
+        fixture.write(&file, fixture.read("model/model-00001-of-00002.safetensors"));
+        for options in ["", " --no-verify"] {
+            let line = format!("compress {file} -o listed{options}");
+            fixture.fails(&line, 2, &["list of a pipeline's components"]);
+        }
+        let line = format!("compress model -o {name}.df11");
+        fixture.fails(&line, 2, &["would list the components", "choose another name"]);
+        fixture.good(&format!("compress {file} -o {name}-one.df11"));
+        fixture.fails(&format!("convert {name}-one.df11 listed"), 2, &["a pipeline's components"]);
+    }
+    assert!(!fixture.path("listed").exists());
 }
 
 #[test]
@@ -399,7 +413,14 @@ fn leftovers_of_killed_runs_are_found_told_and_removed() {
     signal(&slow, "-CONT");
     assert!(slow.wait_with_output().unwrap().status.success());
     assert_eq!(big.names(), ["back", "big", "model", "model.df11", "slow.df11"]);
-    assert_eq!(big.json("doctor --folder .")["checks"]["leftovers"]["status"], "ok");
+    let found = big.json("doctor --folder .");
+    let told = found["checks"]["leftovers"].to_string();
+    assert!(left.iter().all(|part| !told.contains(part.as_str())), "{told}");
+    // It also looks where the Python package compresses while it loads.
+    big.write("elsewhere/.df11-uvwxyz.part/model/x.df11", "a leftover");
+    let mut command = big.command("doctor --json");
+    let output = command.env("TMPDIR", big.path("elsewhere")).output().unwrap();
+    assert!(text(&output.stdout).contains("elsewhere/.df11-uvwxyz.part"), "{output:?}");
 }
 
 #[cfg(unix)]

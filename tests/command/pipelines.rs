@@ -342,9 +342,9 @@ fn an_interrupted_run_leaves_nothing() {
 fn a_pipeline_is_converted() {
     let fixture = Fixture::new();
     fixture.compress();
-    let report = fixture.json("convert pipe-df11 gap --layout gap");
+    let report = fixture.json("convert pipe-df11 -o gap --layout gap");
     assert_eq!(names_of(&report["components"]), COMPONENTS);
-    fixture.json("convert gap tile");
+    fixture.json("convert gap -o tile");
     // The card has the folder's name.
     let all = |folder: &str| {
         let mut all = files(&fixture.path(folder));
@@ -352,5 +352,5 @@ fn a_pipeline_is_converted() {
         all
     };
     assert!(all("tile") == all("pipe-df11"));
-    fixture.fails("convert pipe-df11 one.df11", 2, &["pipeline", "folder"]);
+    fixture.fails("convert pipe-df11 -o one.df11", 2, &["pipeline", "folder"]);
 }

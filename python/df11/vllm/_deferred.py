@@ -132,22 +132,44 @@ class Target(Origin):
         self.patches = [patch for patch in self.patches if patch[:4] not in new] + patches
         if self.complete is None or any(isinstance(p.values, Deferred) for p in self.patches):
             return
-        if sum(patch.rows * patch.columns for patch in self.patches) >= self.rows * self.columns:
+        if _count(self.patches) >= self.rows * self.columns:
             self.complete(self)
             self.patches.clear()
+
+    @property
+    def lacks(self) -> str | None:
+        """What to say if patches leave something out or overlap."""
+        whole = self.rows * self.columns
+        if self.value is not None or (found := _count(self.patches)) == whole:
+            return None
+        return f"{found:,} of {whole:,} weights are there"
 
     def ordered(self, name: str = "a layer") -> list[Patch]:
         """All patches by their place. `name`: what has them, for errors.
         Raises `ValueError` if they leave something out or overlap.
         """
-        patches = sorted(self.patches, key=lambda patch: (patch.row, patch.column))
-        found = sum(patch.rows * patch.columns for patch in patches)
-        if found != self.rows * self.columns:
-            raise ValueError(
-                f"the checkpoint lacks weights of {name}: {found:,} of "
-                f"{self.rows * self.columns:,} weights are there"
-            )
-        return patches
+        if self.lacks is not None:
+            raise lacking({name: self.lacks})
+        return sorted(self.patches, key=lambda patch: (patch.row, patch.column))
+
+
+def _count(patches: list[Patch]) -> int:
+    return sum(patch.rows * patch.columns for patch in patches)
+
+
+#: Parameters that an error names.
+_NAMED = 20
+
+
+def lacking(found: dict[str, str]) -> ValueError:
+    """The error for a checkpoint that lacks weights. `found`: for each parameter how many are
+    there, or nothing.
+    """
+    told = [f"{name} ({count})" if count else name for name, count in found.items()]
+    more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+    return ValueError(
+        f"the checkpoint lacks weights of {', '.join(told[:_NAMED])}{more}; fetch it again"
+    )
 
 
 class Deferred(Tensor):

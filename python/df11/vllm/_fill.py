@@ -23,8 +23,17 @@ from .._matrices import TILE_COLUMNS, TILE_ROWS, Part
 from .._plan import SMALL, Group, Item, Residence, why_ordinary
 from .._progress import Bar
 from .._tensor import CompressedTensor
-from ._deferred import Deferred, Stored, Target
-from ._layers import NAMES, Options, give, pack, target_of, without_padding
+from ._deferred import Deferred, Stored, Target, lacking
+from ._layers import (
+    NAMES,
+    Df11EmbeddingMethod,
+    Df11LinearMethod,
+    Options,
+    give,
+    pack,
+    target_of,
+    without_padding,
+)
 
 logger = init_logger("vllm.plugins.df11")
 
@@ -68,6 +77,32 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
     with (bar := Bar(read)):
         _load(held, residences, options, device, bar)
     _tell(held, residences, read)
+
+
+def check_loaded(model: nn.Module, loaded: set[str] | None) -> None:
+    """Raises `ValueError`, which names them, if parameters of a model got no values.
+
+    `loaded`: names that the model's loading code tells; if it tells none (None), only recorded
+    weights are checked. As in vLLM's own check, what a module makes after loading may be missing,
+    such as scales of a KV cache.
+    """
+    made: set[str] = set()
+    for path, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if not isinstance(method, (Df11LinearMethod, Df11EmbeddingMethod)) and hasattr(
+            method, "process_weights_after_loading"
+        ):
+            made |= {name for name, _ in module.named_parameters(path)}
+    found = {}
+    for name, value in model.named_parameters():
+        if isinstance(value, Deferred):
+            lacks = value.origin.lacks if isinstance(value.origin, Target) else None
+        else:
+            lacks = "" if loaded is not None and name not in loaded | made else None
+        if lacks is not None:
+            found[name] = lacks
+    if found:
+        raise lacking(found)
 
 
 def _targets(model: nn.Module) -> dict[Target, _Layers]:
@@ -116,7 +151,7 @@ def _stacked(windows: list[Deferred], shape: tuple[int, ...]) -> CompressedTenso
     for each in windows:
         assert isinstance(each.origin, Stored) and each.window is not None
         (row, rows, column, width), whole = each.window, each.origin.compressed()
-        arrays += whole.arrays
+        arrays += whole._arrays
         parts.append(Part(*whole.parts[0][:4], row, row + rows, column, column + width))
     return CompressedTensor(arrays, parts, shape)
 

@@ -1,4 +1,4 @@
-"""The model loader: reads containers if the folder of a model holds some.
+"""The model loader: reads containers if they are the weights of a model (`_files`).
 
 It is registered as load format `df11`, and in the place of vLLM's own loader for `auto`, whose work
 it does for all other models: vLLM chooses a loader by the format alone, before it knows the model.
@@ -21,23 +21,19 @@ from vllm.config.load import LoadConfig
 from vllm.logger import init_logger
 from vllm.model_executor import model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-from vllm.model_executor.model_loader.weight_utils import download_weights_from_hf
-from vllm.transformers_utils.repo_utils import list_filtered_repo_files
 
 import df11
 
 from .. import _ops
-from .._container import Tensors
 from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
-from ._deferred import Stored
+from ._files import containers_of, weights_of
 from ._layers import NAMES, OPTIONS
 from ._operators import framework
 from ._orders import find_orders
 
 logger = init_logger("vllm.plugins.df11")
 
-_PATTERNS = ["*.df11"]
 #: Bytes that products with many rows of x decode at once: 3 to 7 % faster than with the 60 MB that
 #: PyTorch's users get (benches/record/2026-11-22-vllm-h200.md).
 _DECODED_BYTES = 120_000_000
@@ -99,9 +95,12 @@ class Df11ModelLoader(DefaultModelLoader):
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         self.counter_before_loading_weights = begin = time.perf_counter()
+        config = self._config
+        if config is not None and self.enable_weights_track is None:
+            # vLLM checks BF16 models by default, and no quantized ones.
+            self.enable_weights_track = True
         super().load_weights(model, model_config)
-        config = getattr(self._vllm_config, "quant_config", None)
-        if not isinstance(config, Df11Config):
+        if config is None:
             return
         from ._fill import fill
 
@@ -113,6 +112,22 @@ class Df11ModelLoader(DefaultModelLoader):
         with torch.inference_mode(False):
             fill(model, config, device, memory)
         logger.info("df11: weights are loaded, after %.2f seconds", time.perf_counter() - begin)
+
+    @property
+    def _config(self) -> Df11Config | None:
+        config = getattr(self._vllm_config, "quant_config", None)
+        return config if isinstance(config, Df11Config) else None
+
+    def track_weights_loading(
+        self, model: nn.Module, loaded_weights: set[str] | None, **others: Any
+    ) -> None:
+        """As vLLM's. Of compressed models recorded weights and biases are checked, too."""
+        if self._config is None:
+            super().track_weights_loading(model, loaded_weights, **others)
+            return
+        from ._fill import check_loaded
+
+        check_loaded(model, loaded_weights)
 
     def get_all_weights(
         self, model_config: ModelConfig, model: nn.Module
@@ -130,28 +145,19 @@ class Df11ModelLoader(DefaultModelLoader):
     def _get_weights_iterator(
         self, source: DefaultModelLoader.Source
     ) -> Generator[tuple[str, Tensor], None, None]:
-        folder = self._folder(source.model_or_path, source.revision, source.subfolder)
+        folder = self._containers(source.model_or_path, source.revision, source.subfolder)
         if folder is None:
             yield from super()._get_weights_iterator(source)
             return
-        tensors = Tensors(df11.open(folder))
-        for name in tensors:
-            yield source.prefix + name, Stored(tensors, name).tensor()
+        for name, value in weights_of(folder):
+            yield source.prefix + name, value
 
     def download_model(self, model_config: ModelConfig) -> None:
-        if self._folder(model_config.model, model_config.revision, None) is None:
+        if self._containers(model_config.model, model_config.revision, None) is None:
             super().download_model(model_config)
 
-    def _folder(self, model: str, revision: str | None, subfolder: str | None) -> Path | None:
-        """Where containers of a model lie, fetched if they are in a repository."""
-        if not Path(model).is_dir():
-            if not list_filtered_repo_files(model, allow_patterns=_PATTERNS, revision=revision):
-                return None
-            model = download_weights_from_hf(
-                model, self.load_config.download_dir, _PATTERNS, revision
-            )
-        folder = Path(model, subfolder or "")
-        return folder if next(folder.glob(_PATTERNS[0]), None) is not None else None
+    def _containers(self, model: str, revision: str | None, subfolder: str | None) -> Path | None:
+        return containers_of(model, revision, subfolder, self.load_config.download_dir)
 
 
 def _choose_exact(config: Df11Config) -> None:

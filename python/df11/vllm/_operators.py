@@ -8,13 +8,14 @@ own, and vLLM's cache of compiled graphs, which does not know of them, would ret
 
 from __future__ import annotations
 
+import weakref
 from functools import cache
 from importlib import import_module, metadata
 from typing import Any
 
 import torch
 import vllm.envs as envs
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import _ops
@@ -29,10 +30,11 @@ _KEY_BYTES = 16
 _held: dict[int, tuple[CompressedTensor, Tensor, int]] = {}
 
 
-def hold(weight: CompressedTensor, padding: int) -> Tensor:
-    """The key of a weight, which it keeps alive. `padding`: rows of zeros."""
+def hold(layer: nn.Module, weight: CompressedTensor, padding: int) -> Tensor:
+    """The key of a layer's weight, which is held as long as the layer. `padding`: rows of zeros."""
     key = torch.zeros(_KEY_BYTES, dtype=torch.uint8, device=weight.device)
     _held[key.data_ptr()] = weight, key, padding
+    weakref.finalize(layer, _held.pop, key.data_ptr()).atexit = False
     return key
 
 
@@ -63,7 +65,7 @@ def _in_order(
     height = weight.matrix_shape[0]
     inner = None if bias is None else bias[:height]
     counts = (len(weight.parts),)
-    given = (x, weight.arrays, weight.flat_parts, counts, (inner,), framework(), padding)
+    given = (x, weight._arrays, weight.flat_parts, counts, (inner,), framework(), padding)
     found = _ops.in_order(*given)
     if found is None:
         return None
@@ -81,7 +83,7 @@ def _in_order(
 def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     """y = x Wᵀ (+ bias): [..., rows], of which the last ones may be those of padding."""
     weight, _, padding = _held[key.data_ptr()]
-    arrays, parts = weight.arrays, weight.flat_parts
+    arrays, parts = weight._arrays, weight.flat_parts
     if weight.exact or not x.is_cuda:
         if (y := _in_order(x, weight, bias, padding)) is not None:
             return y
@@ -104,7 +106,7 @@ def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
 )
 def embedding(indices: Tensor, key: Tensor, columns: int) -> Tensor:
     weight, *_ = _held[key.data_ptr()]
-    return _ops.embedding(indices, weight.arrays, weight.flat_parts)
+    return _ops.embedding(indices, weight._arrays, weight.flat_parts)
 
 
 @_ops.operator(
@@ -120,4 +122,4 @@ def grouped_linear(
     """Products with experts of `height` rows each, as `df11::grouped_linear`."""
     weight, *_ = _held[key.data_ptr()]
     experts = weight.matrix_shape[0] // height
-    return _ops.grouped_linear(x, offsets, rows, weight.arrays, weight.flat_parts, experts)
+    return _ops.grouped_linear(x, offsets, rows, weight._arrays, weight.flat_parts, experts)

@@ -72,7 +72,7 @@ def _unknown(weight: CompressedTensor, shape: _Shape, x_rows: Iterable[int]) -> 
     """Numbers of rows of x for which weights are decoded."""
     wanted = list(x_rows)
     known = _ops.orders(
-        weight.arrays,
+        weight._arrays,
         weight.flat_parts,
         wanted,
         with_bias=shape.with_bias,

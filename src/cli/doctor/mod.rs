@@ -35,8 +35,8 @@ Examples:
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Doctor {
     /// Where free space and memory mapping are tried [default: the folder for temporary files], and
-    /// leftovers of killed runs are looked for [default: the current folder]; models in it are told
-    /// of
+    /// leftovers of killed runs are looked for, besides the folders for temporary files [default: the
+    /// current folder]; models in it are told of
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
 }
@@ -124,13 +124,27 @@ fn models(folder: &Path) -> Option<Finding> {
     Some(finding.with_remedy(!is_whole, "fetch what is missing; df11 verify names it"))
 }
 
-/// What killed runs left in a folder.
+/// Where the Python package puts containers while a model is loaded, besides the folder for
+/// temporary files.
+const MEMORY: &str = "/dev/shm";
+
+/// What killed runs left in a folder, and where models are compressed while they are loaded.
 fn leftovers(folder: &Path) -> Finding {
-    let place = folder.display();
-    let found = match df11::hazmat::leftovers(folder) {
-        Ok(found) => found,
+    let mut folders = vec![folder.to_owned()];
+    for other in [std::env::temp_dir(), MEMORY.into()] {
+        let is_new = |known: &PathBuf| known.canonicalize().ok() != other.canonicalize().ok();
+        if other.is_dir() && folders.iter().all(is_new) {
+            folders.push(other);
+        }
+    }
+    let all: df11::Result<Vec<_>> =
+        folders.iter().map(|folder| df11::hazmat::leftovers(folder)).collect();
+    let found = match all {
+        Ok(found) => found.concat(),
         Err(error) => return Finding::good("leftovers", format!("unknown: {error}"), json!(null)),
     };
+    let places: Vec<_> = folders.iter().map(|folder| folder.to_string_lossy()).collect();
+    let place = places.join(", ");
     let paths: Vec<_> = found.iter().map(|leftover| leftover.path.to_string_lossy()).collect();
     let value = found.iter().zip(&paths).map(|(leftover, path)| {
         json!({ "path": path, "bytes": leftover.bytes, "is_output": leftover.is_output })

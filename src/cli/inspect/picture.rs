@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use df11::hazmat::huffman::Histogram;
+use df11::hazmat::{huffman::Histogram, is_unseen};
 
 use super::Part;
 use crate::cli::{figures::Figures, text};
@@ -234,6 +234,7 @@ pub(super) fn escape(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             c if c.is_control() || matches!(c, '\u{FFFE}' | '\u{FFFF}') => out.push('\u{FFFD}'),
+            c if is_unseen(c) => out.extend(c.escape_unicode()),
             c => out.push(c),
         }
     }

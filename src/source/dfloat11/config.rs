@@ -122,7 +122,7 @@ impl Config {
         };
         let place = file.display();
         Error::check_limit(format_args!("{place}: its length in bytes"), length, MAX_CONFIG_BYTES)?;
-        let bytes = read_regular(file)?;
+        let bytes = read_regular(file, MAX_CONFIG_BYTES)?;
         let invalid = |error| {
             Error::corrupt(&place, 0, format!("not the config of a DFloat11 checkpoint: {error}"))
         };

@@ -1,0 +1,95 @@
+"""What a module has in memory that loading its containers would not give.
+
+Of each weight its source says what it was when it was loaded: windows of tensors of the container,
+which are decoded again to be compared, or a digest of its values. Names count too: a layer that
+took another one's place has that one's name.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ._modules import Entry, entries, local
+from ._source import Source, Weight, digest, settled
+from ._tensor import CompressedTensor
+
+_COMPARED = ("flat_parts", "transposed", "shape")
+
+
+class Changes(NamedTuple):
+    """Names, as the module has them now."""
+
+    #: Weights of the containers that the module has no longer.
+    gone: list[str]
+    #: Those that have other values, another shape or dtype.
+    differing: list[str]
+    #: Parameters and persistent buffers that are none of the containers' weights.
+    new: dict[str, Tensor]
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.differing, *self.gone, *self.new]
+
+
+def changes_of(root: nn.Module, source: Source) -> Changes:
+    """Compares all weights of a module with what they were; reads each once, and decodes compressed
+    ones twice, one after another. Raises `ValueError` for weights without memory, and for a
+    container that has become another one.
+    """
+    held = {spot.name: weight for weight in source.weights for spot in weight.spots}
+    now = {spot.name: entry for entry in entries(root) for spot in entry.spots}
+    kept = {name: entry for name, entry in now.items() if entry.is_persistent}
+    seen: dict[tuple[int, int], bool] = {}
+
+    def is_same(name: str, entry: Entry, weight: Weight) -> bool:
+        key = id(entry.value), id(weight)
+        if key not in seen:
+            seen[key] = is_as_loaded(source, weight, entry.value, name)
+        return seen[key]
+
+    differing = [
+        name
+        for name, entry in kept.items()
+        if name in held and not is_same(name, entry, held[name])
+    ]
+    new = {name: entry.value for name, entry in kept.items() if name not in held}
+    return Changes([name for name in held if name not in now], differing, new)
+
+
+@torch.no_grad()
+def is_as_loaded(source: Source, weight: Weight, value: Tensor, name: str = "") -> bool:
+    """Whether a value is what a weight was when it was loaded, bit for bit."""
+    value = local(value.detach())
+    if value.is_meta:
+        raise ValueError(
+            f"{name or weight.name} has no memory here: it was offloaded; bring it back first, as "
+            "accelerate.hooks.remove_hook_from_module(model, recurse=True) does"
+        )
+    if weight.told is None:
+        return settled(digest(value)) == weight.digest
+    if value.dtype != torch.bfloat16:
+        return False
+    expected = source.tensors.again(weight.told)
+    if expected.shape != value.shape or _has_arrays(value, expected):
+        return expected.shape == value.shape
+    return torch.equal(_bits(value.cpu()), _bits(expected))
+
+
+def _has_arrays(value: Tensor, expected: CompressedTensor) -> bool:
+    """Whether it is a view of the same compressed arrays, which nobody can write to."""
+    if not isinstance(value, CompressedTensor):
+        return False
+    if any(getattr(value, name) != getattr(expected, name) for name in _COMPARED):
+        return False
+    places = ([(array.data_ptr(), array.numel()) for array in one.kept] for one in (value, expected))
+    first, second = places
+    return first == second
+
+
+def _bits(value: Tensor) -> Tensor:
+    dense = value.decode() if isinstance(value, CompressedTensor) else value
+    return dense.reshape(-1).view(torch.uint8)
+

@@ -1,0 +1,151 @@
+"""Merges adapters into compressed models.
+
+PEFT merges into the BF16 model. Its class may not know all tensors of the checkpoint (layers that
+predict several tokens), and loads others in one dtype; so only tensors that the adapter changed are
+taken from what it gives, into the files of the original.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._errors import unfit
+from ._native import TemporaryFolder, compress, decompress
+from ._report import Report
+
+_ADAPTER = "adapter_config.json"
+_WEIGHTS = ".safetensors"
+_INDEX = ".safetensors.index.json"
+
+
+def merge_adapter(
+    source: str | Path,
+    adapter: str | Path,
+    out: str | Path,
+    *,
+    overwrite: bool = False,
+    progress: Any = None,
+) -> Report:
+    """Compress a model into which an adapter is merged.
+
+    `source` is a compressed folder, `adapter` what PEFT's `save_pretrained` wrote, `out` the new
+    compressed folder. Weights that the adapter changes are those of `merge_and_unload()` on the
+    BF16 model; all others, and the side files, stay as they are, also those that the model's class
+    does not know. The BF16 model is in the host's memory meanwhile, and twice on the disk of `out`.
+    `overwrite` and `progress` are as in `df11.compress`.
+
+    Raises `ParameterError` if `adapter` is none, or `out` exists and `overwrite` is not given;
+    `ValueError` if the adapter changes weights that are stored in another dtype than it computes.
+    """
+    import peft
+    import transformers
+
+    source, adapter, out = Path(source), Path(adapter), Path(out)
+    if not (adapter / _ADAPTER).is_file():
+        raise unfit(f"{adapter} has no {_ADAPTER}", "save the adapter by save_pretrained()")
+    if out.exists() and not overwrite:
+        raise unfit(f"{out} exists", "choose another output, or replace it with overwrite=True")
+    with TemporaryFolder(out.absolute().parent) as folder:
+        bf16, merged = folder / "bf16", folder / "merged"
+        decompress(source, bf16, progress=progress)
+        config = json.loads((bf16 / "config.json").read_text())
+        kind = getattr(transformers, config["architectures"][0])
+        base = kind.from_pretrained(bf16, device_map="cpu", dtype="auto")
+        model = peft.PeftModel.from_pretrained(base, adapter).merge_and_unload()
+        tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
+        model.save_pretrained(merged)
+        del base, model
+        _take_over(bf16, merged, tied)
+        for path in merged.iterdir():
+            if path.is_file() and not path.name.endswith((_WEIGHTS, _INDEX)):
+                shutil.copyfile(path, bf16 / path.name)
+        return compress(bf16, out, overwrite=overwrite, progress=progress)
+
+
+def _take_over(original: Path, merged: Path, tied: Mapping[str, str]) -> None:
+    """Puts the changed tensors of a checkpoint into the files of another one."""
+    results = _Checkpoint(merged)
+    files = _files(original)
+    new = results.places.keys() - _Checkpoint(original).places.keys()
+    for at, file in enumerate(files, start=1):
+        tensors, metadata = _read(file)
+        for name, value in tensors.items():
+            tensors[name] = _merged(name, value, results, tied)
+        # The last file gets what the original has no room for: the head of an adapter.
+        more = {name: results[name] for name in sorted(new)} if at == len(files) else {}
+        _write(file, {**tensors, **more}, metadata)
+        _tell_index(file, more)
+
+
+def _merged(name: str, value: Tensor, results: _Checkpoint, tied: Mapping[str, str]) -> Tensor:
+    found = name if name in results.places else tied.get(name, name)
+    if found not in results.places:
+        return value
+    result = results[found]
+    if result.shape == value.shape and torch.equal(_bits(value.to(result.dtype)), _bits(result)):
+        return value
+    if result.dtype != value.dtype:
+        raise ValueError(
+            f"{name} is stored as {value.dtype}, and the adapter's result is {result.dtype}".replace(
+                "torch.", ""
+            )
+            + "; merge into the model in that dtype with peft, and compress the result"
+        )
+    return result
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.contiguous().reshape(-1).view(torch.uint8)
+
+
+class _Checkpoint:
+    """The tensors of a folder of safetensors files, which are read when they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors import safe_open
+
+        self._open = safe_open
+        self.places: dict[str, Path] = {}
+        for file in _files(folder):
+            with safe_open(file, "pt") as opened:
+                self.places |= dict.fromkeys(opened.keys(), file)
+
+    def __getitem__(self, name: str) -> Tensor:
+        with self._open(self.places[name], "pt") as opened:
+            value: Tensor = opened.get_tensor(name)
+            return value
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob(f"*{_WEIGHTS}"))
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str] | None]:
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()
+
+
+def _write(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> None:
+    from safetensors.torch import save_file
+
+    whole = {name: value.contiguous() for name, value in tensors.items()}
+    written = file.with_name(f"{file.name}.new")  # tensors are read from the old one
+    save_file(whole, written, metadata=metadata)
+    written.replace(file)
+
+
+def _tell_index(file: Path, names: Iterable[str]) -> None:
+    for path in file.parent.glob(f"*{_INDEX}"):
+        index = json.loads(path.read_text(encoding="utf-8"))
+        if file.name in index["weight_map"].values():
+            index["weight_map"] |= dict.fromkeys(names, file.name)
+            path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")

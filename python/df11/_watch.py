@@ -1,0 +1,73 @@
+"""What kernels on GPUs met and could not raise at once: damaged weights, indices out of range.
+
+Kernels tell it in a word of pinned host memory. Whoever reads that waits for nothing and copies
+nothing, so every operator does before it begins, and `generate` does before a token leaves it:
+tokens are on the host only when the kernels before them are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from . import _native
+from ._matrices import raw_stream
+from ._modules import Ref
+
+
+def raise_if_damaged(device: torch.device | int | None = None) -> None:
+    """Raises what kernels told that are done by now, of one GPU or of all. Takes nanoseconds.
+
+    Raises `CorruptError` if weights contradicted themselves, `IndexError` if an index of a row was
+    out of range.
+    """
+    _native.check_done(device.index if isinstance(device, torch.device) else device)
+
+
+def check_gpus(devices: Iterable[torch.device]) -> None:
+    """As `raise_if_damaged`, of all that was started: waits for those devices that are GPUs."""
+    for device in set(devices):
+        if device.type == "cuda":
+            _native.check(device.index, raw_stream(device.index))
+
+
+class Generate(Ref):
+    """`generate` of a model, which hands out no token that was made of damaged weights; without
+    keeping the model. A copy of the model has its own.
+    """
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The method of its class."""
+        if self.module is None:
+            raise ReferenceError("the model is gone; keep it in a variable while it generates")
+        return type(self.module).generate.__get__(self.module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("streamer") is not None:
+            kwargs["streamer"] = _Streamer(kwargs["streamer"])
+        tokens = self.__wrapped__(*args, **kwargs)
+        check_gpus({value.device for value in self.module.parameters()})
+        return tokens
+
+
+class _Streamer:
+    """A streamer of transformers, whose tokens are on the host."""
+
+    def __init__(self, streamer: Any) -> None:
+        self._streamer = streamer
+
+    def put(self, value: Any) -> None:
+        raise_if_damaged()
+        self._streamer.put(value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._streamer, name)
+
+
+def watch(model: Any) -> None:
+    """Has a model's `generate`, if it has one, raise before it hands out wrong tokens."""
+    if hasattr(type(model), "generate") and "generate" not in vars(model):
+        model.generate = Generate(model)

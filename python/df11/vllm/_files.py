@@ -1,0 +1,93 @@
+"""Which files of a model are loaded: its containers, or what vLLM itself loads.
+
+`config.json` decides: if it names df11, containers are the weights, and other weights beside them
+are left over. If it does not, a container beside other weights is a stray one; containers alone
+are loaded, as a checkpoint of another quantization method has its own name there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor
+from vllm.logger import init_logger
+from vllm.transformers_utils.repo_utils import get_hf_file_to_dict, list_filtered_repo_files
+
+import df11
+
+from .._container import Tensors
+from .._hub import WEIGHTS, folder_of
+from ._config import NAME
+from ._deferred import Stored
+
+logger = init_logger("vllm.plugins.df11")
+
+#: Names of weights files, as vLLM looks for them.
+_OTHERS = ["*.safetensors", "*.bin", "*.pt"]
+
+
+def containers_of(
+    model: str, revision: str | None, subfolder: str | None, cache: str | None
+) -> Path | None:
+    """The folder of the containers to load, fetched to `cache` if the model is a repository; None
+    if vLLM loads other files. Raises `FileNotFoundError` if the config names df11 and there are no
+    containers.
+    """
+    prefix = f"{subfolder.strip('/')}/" if subfolder else ""
+    if _names_df11(model, revision, prefix) or _are_alone(model, revision, prefix):
+        return folder_of(model, revision=revision, subfolder=subfolder, cache_dir=cache)
+    return None
+
+
+def _names_df11(model: str, revision: str | None, prefix: str) -> bool:
+    """Whether the config names df11: the subfolder's, or if it has none the model's."""
+    for place in dict.fromkeys((prefix, "")):
+        config = get_hf_file_to_dict(f"{place}config.json", model, revision)
+        if isinstance(config, dict):
+            named = config.get("quantization_config")
+            return isinstance(named, dict) and named.get("quant_method") == NAME
+    return False
+
+
+def _are_alone(model: str, revision: str | None, prefix: str) -> bool:
+    """Whether there are containers and nothing that vLLM would load."""
+
+    def listed(patterns: list[str]) -> list[str]:
+        names = list_filtered_repo_files(model, allow_patterns=patterns, revision=revision)
+        return [name[len(prefix) :] for name in names if name.startswith(prefix)]
+
+    containers = listed(["*.df11"])
+    if not containers:
+        return False
+    others = [name for name in listed(_OTHERS) if "/" not in name and name != WEIGHTS]
+    if others:
+        logger.warning(
+            "df11: %s and other weights lie in %s, whose config.json does not name df11: %s is "
+            "loaded. To load the containers, move the other weights away",
+            *(containers[0], model, others[0]),
+        )
+    return not others
+
+
+def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a folder's containers, and of the file for what these lack, by their names.
+    Raises `ParameterError` if a container is missing; `ValueError` if the file holds what the
+    containers do; the errors of `df11.open`.
+    """
+    container = df11.open(folder)
+    container.check_complete()
+    tensors = Tensors(container)
+    for name in tensors:
+        yield name, Stored(tensors, name).tensor()
+    if not (folder / WEIGHTS).exists():
+        return
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        for name in file.keys():  # noqa: SIM118, it is no mapping
+            if name in tensors:
+                raise ValueError(
+                    f"{folder / WEIGHTS} holds {name}, and so do the containers; remove the file "
+                    "that is not of this model"
+                )
+            yield name, file.get_tensor(name)

@@ -1,0 +1,137 @@
+"""Which weights vLLM loads of a folder, and what it says if some are missing."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from models import Folders
+from safetensors.torch import load_file, save_file
+from vllm.config.load import LoadConfig
+
+import df11
+from df11._hub import WEIGHTS
+from df11.vllm._deferred import Deferred
+from df11.vllm._loader import Df11ModelLoader
+
+Found = dict[str, Any]
+
+
+def read(folder: Path, subfolder: str | None = None) -> Found:
+    """The tensors that vLLM's loading code is handed, by name."""
+    loader = Df11ModelLoader(LoadConfig())
+    source = loader.Source(str(folder), None, subfolder)
+    return dict(loader._get_weights_iterator(source))
+
+
+def are_compressed(found: Found) -> bool:
+    kinds = {isinstance(value, Deferred) for value in found.values()}
+    assert len(kinds) == 1
+    return kinds.pop()
+
+
+def copy(folder: Path, place: Path) -> Path:
+    shutil.copytree(folder, place)
+    return place
+
+
+def unmark(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in several containers."""
+    root = tmp_path_factory.mktemp("sharded")
+    model = models.seeded(
+        models.transformers.AutoModelForCausalLM.from_config(models.config_of("llama"))
+    )
+    _, folder = models.saved(model, root, max_shard_size="400KB")
+    assert len(list(folder.glob("*.df11"))) > 2
+    return folder
+
+
+def test_a_stray_container_beside_bf16_is_left_out(
+    folders: Folders, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copy(folders.bf16("llama"), tmp_path / "mixed")
+    for file in folders.df11("qwen3").glob("*.df11"):
+        shutil.copy(file, folder / f"old-{file.name}")
+    logger = logging.getLogger("vllm.plugins.df11")
+    logger.addHandler(caplog.handler)
+    try:
+        found = read(folder)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not are_compressed(found)
+    assert "config.json does not name df11: model.safetensors is loaded" in caplog.text
+    expected = load_file(folder / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_what_is_left_over_beside_containers_is_left_out(folders: Folders, tmp_path: Path) -> None:
+    folder = copy(folders.df11("llama"), tmp_path / "left")
+    shutil.copy(folders.bf16("qwen3") / "model.safetensors", folder)
+    found = read(folder)
+    assert are_compressed(found) and found.keys() == df11.open(folder).keys()
+
+
+def test_containers_that_no_config_names_are_loaded_alone(folders: Folders, tmp_path: Path) -> None:
+    """As those of a checkpoint of another quantization method."""
+    folder = copy(folders.df11("llama"), tmp_path / "alone")
+    unmark(folder)
+    assert are_compressed(read(folder))
+
+
+def test_the_config_of_a_subfolder_decides(folders: Folders, tmp_path: Path) -> None:
+    bf16, compressed = folders.both("llama")
+    copy(bf16, tmp_path / "model")
+    copy(compressed, tmp_path / "model/draft")
+    shutil.copy(bf16 / "model.safetensors", tmp_path / "model/draft")
+    assert are_compressed(read(tmp_path / "model", "draft"))
+
+
+def test_a_folder_without_its_containers_is_refused(folders: Folders, tmp_path: Path) -> None:
+    folder = copy(folders.df11("llama"), tmp_path / "empty")
+    shutil.copy(folders.bf16("llama") / "model.safetensors", folder)
+    for file in folder.glob("*.df11"):
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"holds no \*\.df11"):
+        read(folder)
+
+
+def test_a_missing_container_is_named(sharded: Path, tmp_path: Path) -> None:
+    folder = copy(sharded, tmp_path / "part")
+    count = len(list(folder.glob("*.df11")))
+    sorted(folder.glob("*.df11"))[1].unlink()
+    with pytest.raises(df11.ParameterError, match=f"{count} shards these are missing: 2"):
+        read(folder)
+
+
+def test_containers_of_two_models_are_refused(
+    folders: Folders, sharded: Path, tmp_path: Path
+) -> None:
+    folder = copy(sharded, tmp_path / "two")
+    for file in folders.df11("qwen3").glob("*.df11"):
+        shutil.copy(file, folder / f"other-{file.name}")
+    with pytest.raises(df11.ParameterError):
+        read(folder)
+
+
+def test_what_containers_lack_is_read_beside_them(folders: Folders, tmp_path: Path) -> None:
+    folder = copy(folders.df11("llama"), tmp_path / "beside")
+    save_file({"added.weight": torch.ones(3)}, folder / WEIGHTS)
+    found = read(folder)
+    assert torch.equal(found.pop("added.weight"), torch.ones(3))
+    assert are_compressed(found)
+    name = next(iter(found))
+    save_file({name: torch.ones(3)}, folder / WEIGHTS)
+    with pytest.raises(ValueError, match=f"holds {name}, and so do the containers"):
+        read(folder)

@@ -1,0 +1,123 @@
+//! A copy of an open model: its containers as they were opened, whatever has their names by now,
+//! and the side files beside them.
+
+use std::{io::Write, path::Path};
+
+use super::{folder::OutputFolder, input::Side};
+use crate::{
+    Error, Level, Model, OpenOptions, Result,
+    io::{FileReader, ReadAt},
+    open::{
+        OriginalFile, Shard,
+        beside::{self, Beside, mark},
+    },
+    paths::{MODEL_INDEX, configs},
+    progress::{Observer, Stage, advance},
+    source::leads_out,
+};
+
+/// Writes the containers of an open model into a new folder, byte for byte, and checks the copies'
+/// checksums; with `containers` false none of them. With them go the side files that lie in
+/// `beside`; a configuration gets its mark. Returns the paths of those that have other hashes than
+/// the containers record, which are copied as they are.
+///
+/// Takes 1 MiB of memory, and the time to write the containers and to read them again.
+///
+/// # Errors
+/// [`Error::Parameter`] if `out` exists, a side file is a link that leads out of `beside`, or what
+/// was copied is not the model that was opened; [`Error::Corrupt`]; [`Error::Io`];
+/// [`Error::Cancelled`]. Then nothing is left behind.
+pub fn copy(
+    model: &Model,
+    beside: Option<&Path>,
+    out: &Path,
+    containers: bool,
+    observer: &dyn Observer,
+) -> Result<Vec<String>> {
+    let shards = if containers { model.shards() } else { &[] };
+    observer.begin(shards.iter().map(Shard::file_length).sum());
+    observer.enter(Stage::Encode);
+    let mut folder = OutputFolder::create(out, None)?;
+    for shard in shards {
+        let (mut file, path) = folder.create_file(&path_of(model, shard))?;
+        let writing = |error| Error::io("writing", &path, error);
+        shard.stream(|bytes| {
+            file.write_all(bytes).map_err(writing)?;
+            advance(observer, bytes.len() as u64)
+        })?;
+        file.sync_all().map_err(writing)?;
+    }
+    if containers {
+        check_copy(model, folder.path())?;
+    }
+    let mut changed = Vec::new();
+    for recorded in beside.iter().flat_map(|_| model.files_beside()) {
+        let root = beside.expect("side files lie somewhere");
+        match find(root, recorded)? {
+            Beside::Missing => {}
+            Beside::Changed(file) => {
+                let (path, length) = (recorded.path(), FileReader::open(&file)?.size());
+                folder.copy(&Side::on_disk(path.to_owned(), length, file), path)?;
+                changed.push(path.to_owned());
+            }
+            found => write_side(model, recorded, found, &mut folder)?,
+        }
+    }
+    folder.finish()?;
+    Ok(changed)
+}
+
+/// Where a container lies in the folder of its model.
+fn path_of(model: &Model, shard: &Shard) -> String {
+    let path = shard.path();
+    let inside = model.folder().and_then(|folder| path.strip_prefix(folder).ok());
+    let inside = inside.or_else(|| path.file_name().map(Path::new)).unwrap_or(path);
+    let names: Vec<_> = inside.iter().map(|name| name.to_string_lossy()).collect();
+    names.join("/")
+}
+
+/// Refuses copies of containers that were overwritten in place while they were open.
+fn check_copy(model: &Model, copied: &Path) -> Result<()> {
+    let copy = OpenOptions::new().memory_map(false).open(copied)?;
+    Error::unless(copy.identity() == model.identity(), || {
+        let problem = "the containers were overwritten since they were opened, by another model's";
+        Error::parameter(problem, "load the model again")
+    })?;
+    copy.verify(Level::Checksums, &()).map(|_| ())
+}
+
+/// Looks for a side file, and refuses what compression refuses.
+fn find(root: &Path, recorded: OriginalFile<'_>) -> Result<Beside> {
+    let file = root.join(recorded.path());
+    // The components of a pipeline share its files.
+    let home = root.parent().filter(|parent| parent.join(MODEL_INDEX).is_file()).unwrap_or(root);
+    if leads_out(home, &file) {
+        let problem = format!("{} is a link that leads out of the folder", file.display());
+        return Err(Error::parameter(problem, "put the file itself there, or remove the link"));
+    }
+    beside::find(root, recorded)
+}
+
+fn write_side(
+    model: &Model,
+    recorded: OriginalFile<'_>,
+    found: Beside,
+    folder: &mut OutputFolder,
+) -> Result<()> {
+    let (path, side) = (recorded.path(), Side::found(recorded, found)?);
+    let (weights, sides) = model.files().partition::<Vec<_>, _>(OriginalFile::is_weights);
+    let configs = configs(paths(&weights), paths(&sides));
+    if !configs.contains(path) {
+        return folder.copy(&side, path);
+    }
+    let mut config = Vec::new();
+    side.read(|bytes| {
+        config.extend_from_slice(bytes);
+        Ok(())
+    })?;
+    folder.write(mark(&config).as_deref().unwrap_or(&config), path)
+}
+
+fn paths<'a>(files: &'a [OriginalFile<'a>]) -> impl Iterator<Item = &'a str> {
+    files.iter().map(|file| file.path())
+}

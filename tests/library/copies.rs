@@ -1,0 +1,204 @@
+//! Copies of open models: what was opened, whatever became of the files; and the containers that
+//! another model in their folder replaces.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use df11::{
+    CompressOptions, Dtype, Error, Level, Model, Source, Sources, compress, compress_all,
+    hazmat::{copy, demo, earlier_containers},
+};
+use tempfile::TempDir;
+
+use crate::{
+    container::{Item, normal_weights, weights_file},
+    files::files,
+};
+
+struct Fixture {
+    folder: TempDir,
+    model: PathBuf,
+}
+
+impl Fixture {
+    /// A folder of two containers with side files.
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let source = demo::tiny_checkpoint(folder.path()).unwrap();
+        fs::write(source.join("config.json"), "{\"model_type\": \"llama\"}").unwrap();
+        fs::create_dir(source.join("tokenizer")).unwrap();
+        fs::write(source.join("tokenizer/vocab.txt"), "a\nb\n").unwrap();
+        let model = folder.path().join("containers");
+        compress_to(&source, &model);
+        Self { folder, model }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn open(&self) -> Model {
+        df11::open(&self.model).unwrap()
+    }
+
+    /// A weights file of a model of its own.
+    fn other(&self, folder: &str, name: &str) -> PathBuf {
+        let item = Item::raw("other", Dtype::BF16, &[64, 64], normal_weights(4096, 7));
+        fs::create_dir_all(self.path(folder)).unwrap();
+        let file = self.path(folder).join(name);
+        fs::write(&file, weights_file(&[item])).unwrap();
+        file
+    }
+}
+
+fn compress_to(source: &Path, out: &Path) {
+    let source = Source::open(source).unwrap();
+    compress(&source, out, &CompressOptions::default(), &()).unwrap();
+}
+
+fn copied(model: &Model, beside: &Path, out: &Path) -> df11::Result<Vec<String>> {
+    copy(model, Some(beside), out, true, &())
+}
+
+#[test]
+fn what_was_opened_is_copied() {
+    let fixture = Fixture::new();
+    let (model, expected) = (fixture.open(), files(&fixture.model));
+    let changed = copied(&model, &fixture.model, &fixture.path("copy")).unwrap();
+    assert!(changed.is_empty() && files(&fixture.path("copy")) == expected);
+    assert!(matches!(
+        copied(&model, &fixture.model, &fixture.path("copy")),
+        Err(Error::Exists { .. })
+    ));
+    // Another model takes the folder's name.
+    fs::rename(&fixture.model, fixture.path("elsewhere")).unwrap();
+    fixture.other("other", "model-00001-of-00002.safetensors");
+    compress_to(&fixture.path("other"), &fixture.model);
+    copied(&model, &fixture.path("elsewhere"), &fixture.path("again")).unwrap();
+    assert!(files(&fixture.path("again")) == expected);
+    // Side files alone.
+    copy(&model, Some(&fixture.path("elsewhere")), &fixture.path("side"), false, &()).unwrap();
+    let side: Vec<String> = files(&fixture.path("side")).into_keys().collect();
+    assert!(side.contains(&"tokenizer/vocab.txt".to_owned()), "{side:?}");
+    assert!(!side.iter().any(|path| path.ends_with(".df11")), "{side:?}");
+}
+
+#[test]
+fn what_was_overwritten_is_not_copied() {
+    let fixture = Fixture::new();
+    let model = fixture.open();
+    let path = model.shards()[0].path().to_owned();
+    let half = fs::metadata(&path).unwrap().len() / 2;
+    let mut file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    std::io::Seek::seek(&mut file, std::io::SeekFrom::Start(half)).unwrap();
+    file.write_all(&[0x5a; 512]).unwrap();
+    let error = copied(&model, &fixture.model, &fixture.path("copy")).unwrap_err();
+    assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+    let names: BTreeSet<_> = fs::read_dir(fixture.folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert!(!names.iter().any(|name| name == "copy" || name.as_encoded_bytes()[0] == b'.'));
+}
+
+#[test]
+fn a_changed_side_file_is_told() {
+    let fixture = Fixture::new();
+    fs::write(fixture.model.join("tokenizer/vocab.txt"), "c\n").unwrap();
+    let changed = copied(&fixture.open(), &fixture.model, &fixture.path("copy")).unwrap();
+    assert_eq!(changed, ["tokenizer/vocab.txt"]);
+    assert_eq!(fs::read(fixture.path("copy/tokenizer/vocab.txt")).unwrap(), b"c\n");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_out_of_the_folder_is_refused_and_one_inside_is_followed() {
+    use std::os::unix::fs::symlink;
+
+    let fixture = Fixture::new();
+    let vocab = fixture.model.join("tokenizer/vocab.txt");
+    let same = fixture.path("same.txt");
+    fs::rename(&vocab, &same).unwrap();
+    symlink(&same, &vocab).unwrap();
+    let error = copied(&fixture.open(), &fixture.model, &fixture.path("copy")).unwrap_err();
+    assert!(matches!(error, Error::Parameter { .. }) && error.to_string().contains("leads out"));
+    fs::rename(&same, fixture.model.join("vocab")).unwrap();
+    fs::remove_file(&vocab).unwrap();
+    symlink("../vocab", &vocab).unwrap();
+    copied(&fixture.open(), &fixture.model, &fixture.path("copy")).unwrap();
+    assert_eq!(fs::read(fixture.path("copy/tokenizer/vocab.txt")).unwrap(), b"a\nb\n");
+}
+
+#[test]
+fn only_an_earlier_outputs_containers_are_replaced() {
+    let fixture = Fixture::new();
+    let identity = fixture.open().identity().to_string();
+    let earlier = |folder: &Path, names: &[&str]| {
+        let names = names.iter().map(|&name| name.to_owned()).collect();
+        earlier_containers(folder, &names, &identity)
+    };
+    let refused = |folder: &Path, names: &[&str], words: &str| {
+        let error = earlier(folder, names).unwrap_err();
+        assert!(matches!(error, Error::Parameter { .. }), "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    let (first, second) = ("model-00001-of-00002.df11", "model-00002-of-00002.df11");
+    assert!(earlier(&fixture.path("nothing"), &[]).unwrap().is_empty());
+    assert_eq!(earlier(&fixture.model, &["model.df11"]).unwrap(), [first, second]);
+    assert_eq!(earlier(&fixture.model, &[first]).unwrap(), [second]);
+    assert!(earlier(&fixture.model, &[first, second]).unwrap().is_empty());
+    // One that somebody keeps there, one that is damaged, and hidden ones.
+    let lone = fixture.other("other", "lone.safetensors");
+    fs::create_dir(fixture.model.join(".hidden")).unwrap();
+    compress_to(&lone, &fixture.model.join(".hidden/lone.df11"));
+    assert_eq!(earlier(&fixture.model, &[first]).unwrap(), [second]);
+    compress_to(&lone, &fixture.model.join("lone.df11"));
+    refused(&fixture.model, &[first], "lone.df11 is not part of an earlier output");
+    fs::write(fixture.model.join("lone.df11"), "damaged").unwrap();
+    refused(&fixture.model, &[first], "lone.df11 is not part of an earlier output");
+}
+
+#[test]
+fn a_pipeline_keeps_the_components_that_it_lists() {
+    let fixture = Fixture::new();
+    fixture.other("pipe/unet", "diffusion.safetensors");
+    fs::write(fixture.path("pipe/model_index.json"), "{}").unwrap();
+    let sources = Sources::open(&fixture.path("pipe"), None).unwrap();
+    let out = fixture.path("pipe-df11");
+    compress_all(&sources, &out, &CompressOptions::default(), &()).unwrap();
+    let unet = df11::open(out.join("unet")).unwrap().identity().to_string();
+    let names: BTreeSet<String> = ["diffusion.df11".to_owned()].into();
+    assert!(earlier_containers(&out.join("unet"), &names, &unet).unwrap().is_empty());
+    for (folder, identity, words) in [
+        (out.join("unet"), "other", "lists another model as unet"),
+        (out, &*unet, "this is one model"),
+    ] {
+        let error = earlier_containers(&folder, &names, identity).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
+
+#[test]
+fn weights_beside_containers_are_none_of_theirs() {
+    let fixture = Fixture::new();
+    let added = fixture.other("containers", "df11.safetensors");
+    for level in [Level::Structure, Level::Full] {
+        let found = fixture.open().verify(level, &()).unwrap();
+        assert!(found.unchecked.iter().any(|what| what.contains("df11.safetensors")), "{found:?}");
+    }
+    let held = fixture.open().tensors().next().unwrap().name().to_owned();
+    let item = Item::raw(&held, Dtype::BF16, &[64, 64], normal_weights(4096, 7));
+    fs::write(&added, weights_file(&[item])).unwrap();
+    for content in [fs::read(&added).unwrap(), b"damaged".to_vec()] {
+        fs::write(&added, content).unwrap();
+        for level in [Level::Structure, Level::Full] {
+            let error = fixture.open().verify(level, &()).unwrap_err();
+            assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+            assert!(error.to_string().contains("df11.safetensors"), "{error}");
+        }
+    }
+}
