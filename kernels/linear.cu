@@ -76,18 +76,17 @@ extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_fast_1(const __grid_constant__ LinearLaunch launch) {
     linear<1>(launch);
 }
-// 17 to 128 rows of x (linear_wide.cuh).
-#define WIDE_CLUSTERED __cluster_dims__(WIDE_CLUSTER, 1, 1) __launch_bounds__(WIDE_THREADS, 1)
-extern "C" __global__ void WIDE_CLUSTERED
-df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
+// 17 rows of x and more (linear_wide.cuh).
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
+    df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
     linear_wide<32>(launch);
 }
-extern "C" __global__ void WIDE_CLUSTERED
-df11_linear_fast_64(const __grid_constant__ LinearLaunch launch) {
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
+    df11_linear_fast_64(const __grid_constant__ LinearLaunch launch) {
     linear_wide<64>(launch);
 }
-extern "C" __global__ void WIDE_CLUSTERED
-df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
+    df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
     linear_wide<128>(launch);
 }
 // 129 rows and more (linear_large.cuh).
@@ -128,10 +127,8 @@ struct Constants {
         u32 group = LINEAR_GROUP;
         u32 most_experts = MOST_EXPERTS;
         u32 few_split[2] = {FEW_UNITS, FEW_ASKING};
-        u32 wide_split[7] = {WIDE_STRIPS,       WIDE_COLUMNS, WIDE_CLUSTER, WIDE_CLUSTERS,
-                             WIDE_LEAST_STRIPS, WIDE_ENDS,    WIDE_MEETING};
-        u32 large_split[5] = {LARGE_STRIPS, LARGE_STAGES, LARGE_PARTIAL_BYTES, LARGE_ROWS,
-                              LARGE_BANDS};
+        u32 many_split[6] = {WIDE_STRIPS, LARGE_STRIPS, WIDE_COLUMNS,
+                             WIDE_SPLITS, LARGE_ROWS,   LARGE_PARTIAL_BYTES};
     } agreed;
     // df11_linear_fast_{1,8,16}, df11_linear_grouped.
     u32 threads = LINEAR_THREADS;

@@ -49,28 +49,41 @@ struct WidePiece {
     u32 begin, end;                   // stages
     u32 x_first, x_rows, x_box;       // rows of x, and how many a copy of them has
 };
-// A block's part of an item.
+// Blocks of this block's cluster, and which of them it is.
+__device__ inline u32 cluster_blocks() {
+    u32 count;
+    asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(count));
+    return count;
+}
+// A block's split of an item.
 struct WideItem : WidePiece {
-    u32 parts, part;
+    u32 splits, split, rank;  // rank: in the cluster
 
-    __device__ explicit WideItem(const LinearLaunch& launch) {
-        const u32 rank = blockIdx.x % WIDE_CLUSTER, most = launch.wide_strips;
-        u32 item = blockIdx.x / WIDE_CLUSTER, all = 0;
+    // In bands of up to `n` rows of x.
+    __device__ WideItem(const LinearLaunch& launch, u32 n) {
+        const u32 cluster = cluster_blocks(), most = launch.wide_strips;
+        const u32 bands = wide_bands(launch.x_rows, n), place = blockIdx.x / cluster;
+        u32 item = place / bands, all = 0;
+        rank = blockIdx.x % cluster;
         for (matrix = 0; matrix < launch.matrix_count; matrix++) {
-            parts = launch.wide_parts[matrix];
+            splits = launch.splits[matrix];
             all = strips_of(launch.matrices[matrix].rows);
-            const u32 items = wide_items(all, parts, most);
+            const u32 items = wide_items(all, splits, most, cluster);
             if (item < items) break;
             item -= items;
         }
-        part = rank % parts;
-        first_strip = (item * (WIDE_CLUSTER / parts) + rank / parts) * most;
-        strips = min(max(all, first_strip) - first_strip, most);
+        // Of a cluster that splits do not fill some blocks have nothing.
+        const u32 each = cluster / splits, group = rank / splits;
+        split = rank % splits;
+        first_strip = (item * each + group) * most;
+        strips = group < each ? min(max(all, first_strip) - first_strip, most) : 0;
         const u32 stages = wide_stage_count(launch.columns);
-        begin = stages * part / parts;
-        end = stages * (part + 1) / parts;
-        x_first = 0;
-        x_rows = x_box = launch.x_rows;
+        const u32 length = split_stages(launch.columns, splits);
+        begin = min(split * length, stages);
+        end = min(begin + length, stages);
+        x_box = wide_band_rows(launch.x_rows, n);
+        x_first = place % bands * x_box;
+        x_rows = min(max(launch.x_rows, x_first) - x_first, x_box);
     }
 };
 

@@ -91,16 +91,18 @@ struct alignas(64) LinearLaunch {
     float* partials;   // the sum of linear_split(..).partials() times LINEAR_PARTIAL_BYTES for each
                        // 16 rows of x, aligned to 16
     u32* status;       // bits are set where what is stored contradicts itself
-    u8 wide_parts[LINEAR_MATRICES];  // for 17 rows of x and more: see below; else of no use
-    u32 wide_strips;                 // likewise
+    u32 share_stages;  // for 129 rows of x and more: see below; else of no use
+    u32 reserved;
+    u32 wide_strips;  // for 17 rows of x and more: likewise
     u32 tile_sets;  // of df11_linear_tile_{2,8,16}: items whose sums are on their way at once, 1, 2
     u32 x_mapped;   // for 17 rows of x and more: 1 if x_map is set
     u32 tile_tables;  // of df11_linear_tile_{2,8,16}: tables at once: 1, 2 or 4
     LinearMatrix matrices[LINEAR_MATRICES];
     u32 tile_slot_bytes;  // of df11_linear_tile_{2,8,16}: what a slot has of the shared memory that
                           // is left, a multiple of 16 (linear_tile_block.cuh)
-    // Up to 16 rows of x by the fast layout, compute capability 9.0: the splits of each matrix's
-    // columns; what a block multiplies at once (few_units), and of one strip (few_splits).
+    // By the fast layout, compute capability 9.0: the splits of each matrix's columns, none of them
+    // empty (split_stages). Up to 16 rows of x what a block multiplies at once (few_units), and of
+    // one strip (few_splits).
     u8 splits[LINEAR_MATRICES];
     u32 few_units, few_splits;
     // A CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes of
@@ -134,110 +136,65 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
     return split;
 }
 
-// 17 to 128 rows of x: the machine code for compute capability 9.0 has
-// df11_linear_fast_{32,64,128}, for at most this many rows. A launch of 4 * (the sum of wide_items)
-// blocks of WIDE_THREADS, in clusters of four; it may have the attribute of programmatic stream
-// serialization. Of a matrix whole_strips, slices, first_item, first_strip and first_partial are
-// not read, nor are items, counters and partials. What differs from above:
-//   wide_parts    of each matrix: wide_parts(rows, columns)
-//   wide_strips   of a block: any from 1 to WIDE_STRIPS; good is the even number of the least
-//                 wide_time, as a warpgroup takes as long for one strip as for two
-// Bits of y depend on the matrix, on the row of x, and on whether there are up to 16, 32, 64 or 128
-// rows; no other row, no other matrix changes them.
-constexpr u32 WIDE_ROWS = 128;     // of x, at most
-constexpr u32 WIDE_STRIPS = 8;     // of a block, at most
-constexpr u32 WIDE_COLUMNS = 64;   // a stage
-constexpr u32 WIDE_CLUSTER = 4;    // blocks
-constexpr u32 WIDE_CLUSTERS = 30;  // that an H200 runs at once, of LINEAR_BLOCKS multiprocessors
-__host__ __device__ constexpr u32 wide_class(u32 x_rows) {
-    return x_rows <= 32 ? 32 : x_rows <= 64 ? 64 : x_rows <= 128 ? 128 : 256;
-}
+// 17 rows of x and more: the machine code for compute capability 9.0 has
+// df11_linear_fast_{32,64,128}, of blocks with WIDE_THREADS: N rows of x each, or a band of them. A
+// launch of `cluster` * wide_bands * (the sum of wide_items) blocks, in clusters of `cluster`, which
+// the launch says: as many as each matrix has splits, or more, at most WIDE_SPLITS. It may have the
+// attribute of programmatic stream serialization. Of a matrix whole_strips, slices, first_item,
+// first_strip and first_partial are not read, nor are items, counters and partials. What differs
+// from above:
+//   wide_strips   of a block: any from 1 to WIDE_STRIPS; good is an even number, as a warpgroup
+//                 takes as long for one strip as for two
+//   x_map         boxes of wide_band_rows rows
+// Bits of y depend on the matrix, its splits and the row of x, and on nothing else: no other kernel
+// below has others.
+constexpr u32 WIDE_ROWS = 128;    // of x in a band, at most
+constexpr u32 WIDE_STRIPS = 8;    // of a block, at most
+constexpr u32 WIDE_COLUMNS = 64;  // a stage
+constexpr u32 WIDE_SPLITS = 8;    // of a matrix's columns, at most, and blocks of a cluster
 __host__ __device__ constexpr u32 strips_of(u32 rows) {
     return rows / STRIP_ROWS + (rows % STRIP_ROWS != 0);
 }
 __host__ __device__ constexpr u32 wide_stage_count(u32 columns) {
     return columns / WIDE_COLUMNS + (columns % WIDE_COLUMNS != 0);
 }
-// Clusters for a matrix.
-__host__ __device__ constexpr u32 wide_items(u32 strips, u32 parts, u32 block_strips) {
-    const u32 groups = (strips + block_strips - 1) / block_strips;
-    return (groups * parts + WIDE_CLUSTER - 1) / WIDE_CLUSTER;
+// The order of sums: the stages of all splits but the last, which may have fewer. A split is one
+// chain of products of 16 columns, first to last, from 0; splits are added in order, then the bias.
+__host__ __device__ constexpr u32 split_stages(u32 columns, u32 splits) {
+    return (wide_stage_count(columns) + splits - 1) / splits;
+}
+// Bands of at most n rows of x, and the rows of each; the last one may have fewer.
+__host__ __device__ constexpr u32 wide_bands(u32 x_rows, u32 n) { return (x_rows + n - 1) / n; }
+__host__ __device__ constexpr u32 wide_band_rows(u32 x_rows, u32 n) {
+    const u32 bands = wide_bands(x_rows, n);
+    return ((x_rows + bands - 1) / bands + 7) / 8 * 8;
+}
+// Clusters for a matrix, for each band.
+__host__ __device__ constexpr u32 wide_items(u32 strips, u32 splits, u32 block_strips,
+                                             u32 cluster) {
+    const u32 groups = (strips + block_strips - 1) / block_strips, each = cluster / splits;
+    return (groups + each - 1) / each;
 }
 
-// That a GPU runs at once.
-__host__ __device__ constexpr u32 wide_clusters(u32 multiprocessors) {
-    const u32 clusters = multiprocessors * WIDE_CLUSTERS / LINEAR_BLOCKS;
-    return clusters ? clusters : 1;
-}
-// Time that `items` take of which `clusters` run at once: how often as many do, times stages of a
-// part and strips of a block, of which fewer than four take as long as four, and what the ends
-// take, more if parts meet. In times of one strip's stage.
-constexpr u32 WIDE_LEAST_STRIPS = 4, WIDE_ENDS = 25, WIDE_MEETING = 20;
-__host__ __device__ constexpr u64 wide_time(u64 items, u32 stages, u32 parts, u32 block_strips,
-                                            u32 clusters) {
-    const u64 times = (items + clusters - 1) / clusters;
-    const u32 strips = block_strips < WIDE_LEAST_STRIPS ? WIDE_LEAST_STRIPS : block_strips;
-    return times * (u64((stages + parts - 1) / parts) * strips + WIDE_ENDS +
-                    (parts > 1 ? WIDE_MEETING : 0));
-}
-// In how many parts a matrix's columns are multiplied, by blocks of a cluster, whose sums are added
-// in order: by shape alone, as for an H200, so that bits are the same on all GPUs.
-__host__ __device__ constexpr u32 wide_parts(u32 rows, u32 columns) {
-    u32 best = 1;
-    u64 least = ~0ull;
-    for (u32 parts = 1; parts <= WIDE_CLUSTER; parts *= 2)
-        for (u32 strips = 1; strips <= WIDE_STRIPS; strips++) {
-            const u64 time = wide_time(wide_items(strips_of(rows), parts, strips),
-                                       wide_stage_count(columns), parts, strips, WIDE_CLUSTERS);
-            if (time < least) least = time, best = parts;
-        }
-    return best;
-}
-
-// 129 rows of x and more: df11_linear_fast_{192,256}, of the same machine code: any number of
-// blocks of LARGE_THREADS, persistent; good is one a multiprocessor, no more than `items`; the
-// attribute as above. Rows of x, at most LARGE_BANDS times LARGE_ROWS, come in bands; large_class
-// tells which of the two. Matrices have LARGE_STRIPS strips by all columns as groups; their stages,
-// group after group, are shared out evenly. Each share is an item for each band, one after the
-// other, so that blocks side by side read the same weights. What blocks have of a group's sums
-// meets in memory and is added in order. Of a matrix whole_strips, slices, first_item, first_strip
-// and first_partial are not read, nor are wide_parts and wide_strips. What differs from above:
-//   items       the sum of large_shares(..) times large_bands(x_rows)
-//   counters    LINEAR_BLOCKS for each matrix, 0 before and after
-//   partials    LARGE_PARTIAL_BYTES for each item, aligned to 16
-//   x_map       boxes of large_band_rows(x_rows) rows
-// Bits of y depend on the matrix, on the row of x, on how many bands there are and on which of the
-// kernels it is; no other row, no other matrix changes them.
+// 129 rows of x and more, too: df11_linear_fast_{192,256}, of the same machine code, for bands of
+// at most this many rows: large_shares times wide_bands blocks of LARGE_THREADS; the attribute as
+// above. Matrices have LARGE_STRIPS strips by all columns as groups; the stages of all groups, one
+// after the other, are shared out evenly. A share that cuts a group begins with what it has of the
+// last one, and hands its sums to the next share, which ends with the rest. Blocks side by side have
+// the bands of one share, so that they read the same weights. What differs from above:
+//   share_stages  stages of a share, at least those of a group, so that no group has more than two
+//   counters      one for each block, 0 before and after
+//   partials      LARGE_PARTIAL_BYTES for each block, aligned to 16
+//   wide_strips   not read
 constexpr u32 LARGE_ROWS = 256;  // of a band, at most
-constexpr u32 LARGE_BANDS = 8;   // of x, at most
 constexpr u32 LARGE_STRIPS = 4;  // of a group
-constexpr u32 LARGE_STAGES = 8;  // a share has a multiple of these
-constexpr u32 LARGE_PARTIAL_BYTES = 2 * LARGE_STRIPS * STRIP_ROWS * LARGE_ROWS * 4;
+constexpr u32 LARGE_PARTIAL_BYTES = 3 * LARGE_STRIPS * STRIP_ROWS * LARGE_ROWS * 4;
 __host__ __device__ constexpr u32 large_groups(u32 rows) {
     return (strips_of(rows) + LARGE_STRIPS - 1) / LARGE_STRIPS;
 }
-__host__ __device__ constexpr u32 large_bands(u32 x_rows) {
-    return (x_rows + LARGE_ROWS - 1) / LARGE_ROWS;
-}
-// Rows of x in a band; the last one may have fewer.
-__host__ __device__ constexpr u32 large_band_rows(u32 x_rows) {
-    const u32 bands = large_bands(x_rows);
-    return ((x_rows + bands - 1) / bands + 7) / 8 * 8;
-}
-// Which of the kernels.
-__host__ __device__ constexpr u32 large_class(u32 x_rows) {
-    return large_band_rows(x_rows) <= 192 ? 192 : 256;
-}
-// Stages of a share, except of the last one: by shape and bands alone, for LINEAR_BLOCKS
-// multiprocessors.
-__host__ __device__ constexpr u32 large_length(u32 rows, u32 columns, u32 bands) {
-    const u32 all = large_groups(rows) * wide_stage_count(columns), teams = LINEAR_BLOCKS / bands,
-              each = (all + teams - 1) / teams;
-    return (each + LARGE_STAGES - 1) / LARGE_STAGES * LARGE_STAGES;
-}
-__host__ __device__ constexpr u32 large_shares(u32 rows, u32 columns, u32 bands) {
-    const u32 length = large_length(rows, columns, bands);
-    return (large_groups(rows) * wide_stage_count(columns) + length - 1) / length;
+// Of matrices that have this many groups together.
+__host__ __device__ constexpr u32 large_shares(u32 groups, u32 columns, u32 share_stages) {
+    return (groups * wide_stage_count(columns) + share_stages - 1) / share_stages;
 }
 
 // A mixture of experts: place i of `places`, sorted by expert, is the product of one row of x with

@@ -110,58 +110,72 @@ __device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const
     const u32 end = kept(item.end);
     u32 to_release = 0;
     // Two buffers of weights, of one product where there are many sums.
-    constexpr u32 PRODUCTS = N == 128 ? 1 : 2;
+    constexpr u32 PRODUCTS = N >= 128 ? 1 : 2;
     constexpr u32 GROUPS = 2 * WIDE_STEPS / PRODUCTS;
+    uint4 plane[WIDE_STEPS];
+    uint2 code[WIDE_STEPS];
+    auto load = [&](u32 i) {
+        plane[i] = load_shared_16(ring.place + planes + i * STEP_BYTES);
+        code[i] = load_shared_8(ring.place + codes + i * STEP_BYTES);
+    };
+    auto head_place = [&] { return ring.full * (WIDE_HEADS / 8) + heads; };
+    uint2 base_and_more;
+    if (item.begin < end) {
+        wait_for(ring.full, ring.phase);
+        base_and_more = load_shared_8(head_place());
+        load(0);
+    }
 #pragma unroll 1
     for (u32 stage = item.begin; stage < end; stage++) {
-        wait_for(ring.full, ring.phase);
-        const u32 head = ring.full * (WIDE_HEADS / 8) + heads;
-        const uint2 base_and_more = load_shared_8(head);
+        const u32 head = head_place();
         const u32 x = (ring.place >> 4) + x_first;
         const u32 base = base_and_more.x;
         const u32 more = base_and_more.y;
-        uint4 plane[WIDE_STEPS];
-        uint2 code[WIDE_STEPS];
-        auto load = [&](u32 i) {
-            plane[i] = load_shared_16(ring.place + planes + i * STEP_BYTES);
-            code[i] = load_shared_8(ring.place + codes + i * STEP_BYTES);
-        };
+        const u32 empty = ring.empty();
         u32 weights[2][PRODUCTS][4];
 #pragma unroll
         for (u32 group = 0; group < GROUPS; group++) {
             const u32 step = group * PRODUCTS / 2, first = group * PRODUCTS % 2;
             auto& mine = weights[group % 2];
-            // The second step's some time before they are needed.
-            if (group == 0) load(0);
-            if (group == (PRODUCTS == 1 ? 1 : 0)) load(1);
+            // The second step's some time before they are needed, and then the next stage's.
+            if (group == 0) load(1);
 #pragma unroll
             for (u32 j = 0; j < PRODUCTS; j++)
                 decode_product(mine[j], first + j, plane[step], code[step], base);
+            constexpr u32 ALL = (1 << PRODUCTS) - 1;
+            if (more >> 2 * step >> first & ALL)
 #pragma unroll
-            for (u32 j = 0; j < PRODUCTS; j++) {
-                const u32 place = 2 * step + first + j;
-                if (!(more >> place & 1)) continue;
-                if (more >> (4 + place) & 1) {
-                    const u32 which =
-                        (stage * WIDE_STEPS + step) % TILE_STEPS << 6 | lane << 1 | share.half;
-                    place_entries_slowly(mine[j], head, entries, which, first + j);
-                } else {
-                    const u32 entry = load_shared(head + 8 + 4 * place);
-                    place_entry(mine[j], entry, (entry >> 21 & 31) == lane);
+                for (u32 j = 0; j < PRODUCTS; j++) {
+                    const u32 place = 2 * step + first + j;
+                    if (!(more >> place & 1)) continue;
+                    if (more >> (4 + place) & 1) {
+                        const u32 which =
+                            (stage * WIDE_STEPS + step) % TILE_STEPS << 6 | lane << 1 | share.half;
+                        place_entries_slowly(mine[j], head, entries, which, first + j);
+                    } else {
+                        const u32 entry = load_shared(head + 8 + 4 * place);
+                        place_entry(mine[j], entry, (entry >> 21 & 31) == lane);
+                    }
                 }
-            }
             fence_products();
 #pragma unroll
             for (u32 j = 0; j < PRODUCTS; j++)
                 multiply_wide(sums, mine[j][0], mine[j][1], mine[j][2], mine[j][3],
                               x + 2 * (group * PRODUCTS + j));
             commit_products();
+            if (group == GROUPS / 2 - 1) {
+                ring.next();
+                if (stage + 1 < end) {
+                    wait_for(ring.full, ring.phase);
+                    base_and_more = load_shared_8(head_place());
+                    load(0);
+                }
+            }
             wait_for_products<1>();
             // The stage before is done with.
             if (group == 0) release(to_release, lane);
         }
-        to_release = ring.empty();
-        ring.next();
+        to_release = empty;
     }
     wait_for_products<0>();
 #pragma unroll
@@ -264,27 +278,35 @@ struct WideOutput {
     }
 };
 
-// Sums of some rows of x by all parts, in order, out of the shared memory of the blocks that have
-// them.
-template <u32 N, u32 PARTS>
-__device__ __forceinline__ void add_parts(const WideItem& item, u32 room,
-                                          const WideOutput& output) {
-    constexpr u32 EIGHTS = N / 8 / PARTS;
-    const u32 first_rank = blockIdx.x % WIDE_CLUSTER - item.part;
-    const u32 from = room + (item.part * EIGHTS * WIDE_WARPS * LANES + threadIdx.x) * 16;
-    float sums[EIGHTS][PARTS][4];
+// Sums of some rows of x by all splits, in order, out of the shared memory of the blocks that have
+// them. Of SPLITS splits, or of up to that many: then of eight rows of x after the other.
+template <u32 N, u32 SPLITS, bool FEWER = false>
+__device__ __forceinline__ void add_splits(const WideItem& item, u32 room,
+                                           const WideOutput& output) {
+    constexpr u32 ALL = N / 8, EIGHTS = FEWER ? 1 : (ALL + SPLITS - 1) / SPLITS;
+    const u32 each = FEWER ? (ALL + item.splits - 1) / item.splits : EIGHTS;
+    const u32 first = item.split * each, end = min(min(first + each, ALL), (item.x_rows + 7) / 8);
+    const u32 from = room + threadIdx.x * 16;
+#pragma unroll 1
+    for (u32 at = first; at < end; at += EIGHTS) {
+        float sums[EIGHTS][SPLITS][4];
 #pragma unroll
-    for (u32 i = 0; i < EIGHTS; i++)
+        for (u32 i = 0; i < EIGHTS; i++)
 #pragma unroll
-        for (u32 k = 0; k < PARTS; k++)
-            load_of_cluster(sums[i][k], from + i * WIDE_WARPS * LANES * 16, first_rank + k);
+            for (u32 k = 0; k < SPLITS; k++)
+                if (at + i < end && (!FEWER || k < item.splits))
+                    load_of_cluster(sums[i][k], from + (at + i) * WIDE_WARPS * LANES * 16,
+                                    item.rank - item.split + k);
 #pragma unroll
-    for (u32 i = 0; i < EIGHTS; i++) {
+        for (u32 i = 0; i < EIGHTS; i++) {
+            if (at + i >= end) break;
 #pragma unroll
-        for (u32 k = 1; k < PARTS; k++)
+            for (u32 k = 1; k < SPLITS; k++)
 #pragma unroll
-            for (u32 n = 0; n < 4; n++) sums[i][0][n] += sums[i][k][n];
-        output.store<1>((item.part * EIGHTS + i) * 8, sums[i][0]);
+                for (u32 n = 0; n < 4; n++)
+                    if (!FEWER || k < item.splits) sums[i][0][n] += sums[i][k][n];
+            output.store<1>((at + i) * 8, sums[i][0]);
+        }
     }
 }
 
@@ -293,7 +315,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     // By lane 0, so that the compiler takes it for the same in all lanes.
     const u32 lane = kept(threadIdx.x % LANES);
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
-    const WideItem item(launch);
+    const WideItem item(launch, N);
     const u32 room = dynamic_shared_bytes();
     WideRing ring(kept(shared_address(linear_shared)), room,
                   wide_stage_bytes(N, max(item.strips, 1)));
@@ -306,7 +328,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
         if (item.strips) ask_for_stages(launch, item, ring, warp - WIDE_WARPS, lane);
         __syncwarp();
-        if (item.parts > 1) {
+        if (item.splits > 1) {
             meet_cluster();
             arrive_at_cluster();
             wait_for_cluster();
@@ -320,7 +342,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
         float sums[N / 2] = {};
         wait_for_launch_before();
         multiply_stages<N>(launch, item, item.strips * WIDE_STRIP_BYTES, ring, share, sums);
-        if (item.parts == 1) {
+        if (item.splits == 1) {
             const WideOutput output(launch, item, share);
             output.store<N / 8>(0, sums);
             return;
@@ -334,14 +356,18 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
                 make_uint4(__float_as_uint(sums[4 * i]), __float_as_uint(sums[4 * i + 1]),
                            __float_as_uint(sums[4 * i + 2]), __float_as_uint(sums[4 * i + 3])));
     }
-    if (item.parts == 1) return;
+    if (item.splits == 1) return;
     meet_cluster();
     if (active) {
         const WideOutput output(launch, item, share);
-        if (item.parts == 2)
-            add_parts<N, 2>(item, ring.first, output);
+        if (item.splits == 2)
+            add_splits<N, 2>(item, ring.first, output);
+        else if (item.splits == 3)
+            add_splits<N, 3>(item, ring.first, output);
+        else if (item.splits == 4)
+            add_splits<N, 4>(item, ring.first, output);
         else
-            add_parts<N, 4>(item, ring.first, output);
+            add_splits<N, WIDE_SPLITS, true>(item, ring.first, output);
     }
     // Until no block reads here any more.
     arrive_at_cluster();

@@ -8,10 +8,9 @@ use zerocopy::FromBytes;
 
 use super::crossover::crossover;
 use super::decoded::{DECODED_CLASSES, DecodedDemand, DecodedKernels};
+use super::many::{LARGE_CLASSES, MANY_ROWS, MANY_SPLIT, WIDE_CLASSES};
 use super::multiply::{Multiply, run};
-use super::split::{
-    Bands, FEW_SPLIT, GROUP, LARGE_CLASSES, LARGE_ROWS, LARGE_SPLIT, WIDE_CLASSES, WIDE_SPLIT,
-};
+use super::split::{FEW_SPLIT, GROUP};
 use super::task::{
     FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, LinearMatrix, MATRICES,
     MOST_EXPERTS, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, STRIP_ROWS,
@@ -65,8 +64,7 @@ struct Agreed {
     group: u32,
     most_experts: u32,
     few_split: [u32; 2],
-    wide_split: [u32; 7],
-    large_split: [u32; 5],
+    many_split: [u32; 6],
 }
 
 impl Agreed {
@@ -86,8 +84,7 @@ impl Agreed {
             group: GROUP as u32,
             most_experts: MOST_EXPERTS as u32,
             few_split: FEW_SPLIT.map(|number| number as u32),
-            wide_split: WIDE_SPLIT.map(|number| number as u32),
-            large_split: LARGE_SPLIT.map(|number| number as u32),
+            many_split: MANY_SPLIT.map(|number| number as u32),
         }
     }
 }
@@ -95,11 +92,9 @@ impl Agreed {
 /// All of them in one context.
 #[derive(Debug)]
 pub(in crate::gpu) struct LinearKernels {
-    /// By the rows of x up to which each multiplies: [`CLASSES`], and [`WIDE_CLASSES`] if there are
-    /// such kernels for this GPU, which has room for them.
+    /// By the rows of x up to which each multiplies: [`CLASSES`], and [`WIDE_CLASSES`] and
+    /// [`LARGE_CLASSES`] if there are such kernels for this GPU, which has room for them.
     fast: Vec<(u64, Multiply)>,
-    /// For each of [`LARGE_CLASSES`]; likewise.
-    large: Vec<Multiply>,
     pub(super) tiles: TileKernels,
     /// For more rows by matrices as stored, if there are such kernels for this GPU.
     pub(super) decoded: Option<DecodedKernels>,
@@ -133,7 +128,7 @@ impl LinearKernels {
         let prepare = |rows: u64, threads, shared| {
             Multiply::prepare(module.function(&format!("fast_{rows}"))?, threads, shared, others)
         };
-        let (mut fast, mut large) = (Vec::new(), Vec::new());
+        let mut fast = Vec::new();
         let [few_bytes, most_bytes] = constants.fast_bytes;
         let keeps_order = constants.wide_threads > 0;
         for (rows, shared) in CLASSES.into_iter().zip([few_bytes, few_bytes, most_bytes]) {
@@ -143,15 +138,12 @@ impl LinearKernels {
         }
         if keeps_order {
             let Constants { wide_threads, wide_bytes, large_threads, large_bytes, .. } = constants;
-            let kernel = |rows| Ok((rows, prepare(rows, wide_threads, wide_bytes)?));
-            let wide = WIDE_CLASSES.into_iter().map(kernel).collect::<Result<Vec<_>>>()?;
-            for rows in LARGE_CLASSES {
-                large.push(prepare(rows, large_threads, large_bytes)?);
-            }
-            if wide.iter().map(|(_, kernel)| kernel).chain(&large).all(|kernel| kernel.blocks > 0) {
-                fast.extend(wide);
-            } else {
-                large.clear();
+            let wide = WIDE_CLASSES.map(|rows| (rows, wide_threads, wide_bytes));
+            let large = LARGE_CLASSES.map(|rows| (rows, large_threads, large_bytes));
+            let kernel = |(rows, threads, shared)| Ok((rows, prepare(rows, threads, shared)?));
+            let many = wide.into_iter().chain(large).map(kernel).collect::<Result<Vec<_>>>()?;
+            if many.iter().all(|(_, kernel)| kernel.blocks > 0) {
+                fast.extend(many);
             }
         }
         let tiles = TileKernels::load(&module, constants.tile, constants.fewest, others)?;
@@ -163,7 +155,6 @@ impl LinearKernels {
         count.set_attribute(most, count_bytes.cast_signed()).or_fault("preparing a kernel")?;
         Ok(Self {
             fast,
-            large,
             tiles,
             decoded,
             grouped,
@@ -195,12 +186,12 @@ impl LinearKernels {
             Some(_) if self.decoded.is_some() => DECODED_CLASSES[DECODED_CLASSES.len() - 1],
             Some(staged) => self.tiles.most_rows(staged),
             None if self.fast.iter().any(|(_, kernel)| kernel.blocks == 0) => 0,
-            None if !self.large.is_empty() => LARGE_ROWS,
+            None if self.fast.iter().any(|(rows, _)| *rows > ROWS) => MANY_ROWS,
             None => ROWS,
         }
     }
 
-    /// That for this many rows of x, up to the last of [`WIDE_CLASSES`], in the fast layout.
+    /// Kernel for this many rows of x in a band, in the fast layout.
     pub(super) fn fast(&self, x_rows: u64) -> &Multiply {
         self.fast_of(x_rows).1
     }
@@ -210,11 +201,6 @@ impl LinearKernels {
         let kernel = self.fast.iter().find(|&&(class, _)| x_rows <= class);
         let (class, kernel) = kernel.expect("most_rows says for how many there are kernels");
         (*class, kernel)
-    }
-
-    /// Likewise for more rows, in bands.
-    pub(super) fn large(&self, bands: Bands) -> &Multiply {
-        &self.large[bands.class()]
     }
 
     /// Puts a product with experts on the stream.

@@ -9,10 +9,8 @@ use cudarc::driver::sys::{
     CUtensorMapL2promotion, CUtensorMapSwizzle as Swizzle, cuTensorMapEncodeTiled,
 };
 
-use super::split::{
-    Bands, COUNTERS, Few, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, SPLIT_COLUMNS, Split,
-    WIDE_CLASSES, WIDE_CLUSTER, WIDE_COLUMNS, Wide, has_columns,
-};
+use super::many::{Many, WIDE_COLUMNS, WIDE_SPLITS};
+use super::split::{COUNTERS, Few, MATRIX_COUNTERS, SPLIT_COLUMNS, Split, has_columns};
 use super::task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS, XMap};
 use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix};
 use crate::Result;
@@ -20,9 +18,6 @@ use crate::gpu::{fault::OrFault, needs::Residence, status::Status};
 
 /// Bytes of counters, with which a workspace begins: for all products, which can share one.
 const COUNTER_BYTES: u64 = (4 * COUNTERS).next_multiple_of(256);
-
-/// The most rows of x that are multiplied without [`Large`] launches.
-const WIDE_ROWS: u64 = WIDE_CLASSES[WIDE_CLASSES.len() - 1];
 
 /// Rows of x: BF16, row-major, in device memory.
 #[derive(Clone, Copy, Debug)]
@@ -90,12 +85,12 @@ pub(super) struct ProductLaunch {
     arguments: LinearLaunch,
     /// Items whose sums meet in the workspace.
     partials: u64,
-    /// Clusters for more than [`ROWS`] rows of x.
-    wide_items: u64,
     /// Items for more than [`ROWS`] rows of x by matrices as stored, and places for their sums.
     rounds: Rounds,
     /// Rows of each matrix, in the order of the launch.
     rows: Vec<u64>,
+    /// Multiprocessors of the GPU.
+    processors: u64,
     /// [`LinearKernels::keeps_order`].
     keeps_order: bool,
 }
@@ -122,10 +117,7 @@ impl ProductLaunch {
         // before the workspace that the tail of each matrix has its counters there.
         let before = order.iter().map(|&at| split(at).whole_strips).max().unwrap_or(0);
         let rows: Vec<_> = order.iter().map(|&at| shape(at).0).collect();
-        let wide = Wide::new(&rows, shape(order[0]).1, kernels.tiles.processors);
         let mut arguments = LinearLaunch {
-            wide_parts: wide.parts,
-            wide_strips: wide.strips as u32,
             columns: matrices[order[0]].column_count() as u32,
             matrix_count: order.len() as u32,
             counters: (4 * before).wrapping_neg(),
@@ -148,32 +140,33 @@ impl ProductLaunch {
             let Rounds { items, places } = Rounds::new(shape(at).0, shape(at).1);
             (rounds.items, rounds.places) = (rounds.items + items, rounds.places + places);
         }
-        let (order, wide_items, keeps_order) = (order.to_vec(), wide.items, kernels.keeps_order);
+        let (order, keeps_order) = (order.to_vec(), kernels.keeps_order);
+        let processors = kernels.tiles.processors.into();
         Self {
             most_rows,
             staged,
             order,
             arguments,
             partials,
-            wide_items,
             rounds,
             rows,
+            processors,
             keeps_order,
         }
     }
 
     /// Of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
-        // Up to `WIDE_ROWS` kernels of the fast layout need none; but it may serve fewer rows.
+        // The kernels of few rows may need none; but it may serve fewer rows.
         let needs_none = rows == 0 || self.is_few(1);
         let few = if needs_none { 0 } else { self.partials * PARTIAL_BYTES };
-        let is_large = rows.min(self.most_rows) > WIDE_ROWS;
-        let columns = self.arguments.columns.into();
-        let large = || Large::most_items(&self.rows, columns, rows.min(self.most_rows));
-        let items = if is_large { large() } else { 0 };
-        let is_decoded = self.staged.is_some() && rows.min(self.most_rows) > ROWS;
-        let decoded = if is_decoded { self.rounds.places * Rounds::place_bytes(rows) } else { 0 };
-        match few.max(decoded).max(items * LARGE_PARTIAL_BYTES) {
+        let at_once = rows.min(self.most_rows);
+        let more = match self.staged {
+            Some(_) if at_once > ROWS => self.rounds.places * Rounds::place_bytes(rows),
+            Some(_) => 0,
+            None => Many::partial_bytes(&self.rows, at_once, self.processors),
+        };
+        match few.max(more) {
             0 => 0,
             partials => COUNTER_BYTES + partials,
         }
@@ -186,13 +179,15 @@ impl ProductLaunch {
         let (most, last) = (rows.min(self.most_rows), rows % self.most_rows);
         self.order.iter().map(|&at| splits[at]).filter(|&splits| splits > 0).all(|splits| {
             has_columns(self.arguments.columns.into(), splits)
-                && [most, last].into_iter().all(|rows| self.keeps_order_of(rows))
+                && [most, last].into_iter().all(|rows| self.keeps_order_of(rows, splits))
         })
     }
 
     /// Whether the kernel for this many rows of x adds in the order of a caller's splits.
-    fn keeps_order_of(&self, rows: u64) -> bool {
-        rows == 0 || self.is_few(rows)
+    fn keeps_order_of(&self, rows: u64, splits: u64) -> bool {
+        rows == 0
+            || self.is_few(rows)
+            || self.keeps_order && self.staged.is_none() && splits <= WIDE_SPLITS
     }
 
     /// Whether the kernel for this many rows of x is that of [`Few`].
@@ -248,33 +243,50 @@ impl ProductLaunch {
                 decoded.multiply(early, staged, stream, self.rounds.items, &arguments)
             };
         }
-        let bands = Bands::new(x.rows);
-        let box_rows = if x.rows <= WIDE_ROWS { x.rows } else { bands.rows };
-        if let Some(map) = map_of(x, arguments.columns, box_rows as u32)? {
-            (arguments.x_map, arguments.x_mapped) = (map, 1);
-        }
-        if x.rows <= WIDE_ROWS {
-            let blocks = (self.wide_items * WIDE_CLUSTER) as u32;
-            // SAFETY: as above; the kernel needs no workspace.
-            return unsafe { kernels.fast(x.rows).run(early, stream, blocks, &arguments) };
-        }
         arguments.counters = workspace;
-        let kernel = kernels.large(bands);
-        for Large { matrices: (first, end), items } in
-            Large::all(&self.rows, arguments.columns.into(), bands)
-        {
-            let mut part = arguments;
-            part.matrices[..end - first].copy_from_slice(&arguments.matrices[first..end]);
-            (part.matrix_count, part.items) = ((end - first) as u32, items as u32);
-            let blocks = part.items.min(kernel.blocks);
-            // SAFETY: as above; one launch after the other has the workspace.
-            unsafe { kernel.run(early, stream, blocks, &part) }?;
-        }
-        Ok(())
+        // SAFETY: the caller's promise.
+        unsafe { self.run_many(kernels, x, outputs, arguments, stream) }
     }
 }
 
 impl ProductLaunch {
+    /// Rows of the matrices, and the splits that outputs wish for.
+    fn wishes<'a>(
+        &'a self,
+        outputs: &'a [LinearOutput],
+    ) -> impl Iterator<Item = (u64, u64)> + Clone + 'a {
+        self.rows.iter().copied().zip(self.order.iter().map(|&at| outputs[at].splits))
+    }
+
+    /// Puts it on the stream, for more than [`ROWS`] rows of x by the fast layout.
+    ///
+    /// # Safety
+    /// As [`ProductLaunch::run`], which has filled in the arguments.
+    unsafe fn run_many(
+        &self,
+        kernels: &LinearKernels,
+        x: LinearInput,
+        outputs: &[LinearOutput],
+        mut arguments: LinearLaunch,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let columns = arguments.columns;
+        let many = Many::new(self.wishes(outputs), columns.into(), x.rows, self.processors);
+        arguments.splits = many.splits;
+        arguments.wide_strips = many.strips as u32;
+        arguments.share_stages = many.share_stages as u32;
+        if let Some(map) = map_of(x, columns, many.band_rows as u32)? {
+            (arguments.x_map, arguments.x_mapped) = (map, 1);
+        }
+        let (kernel, cluster) = (kernels.fast(many.class), many.cluster as u32);
+        // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
+        // columns and a block of a cluster; the workspace has room for the sums of as many blocks,
+        // and its counters are zero, since kernels leave them so; the rest is the caller's promise.
+        unsafe {
+            kernel.run_clusters(cluster, kernels.early, stream, many.blocks as u32, &arguments)
+        }
+    }
+
     /// Puts it on the stream, for rows of which [`ProductLaunch::is_few`] says yes.
     ///
     /// # Safety
@@ -288,9 +300,7 @@ impl ProductLaunch {
         stream: &CudaStream,
     ) -> Result<()> {
         let (class, kernel) = kernels.fast_of(x.rows);
-        let wishes = self.order.iter().map(|&at| outputs[at].splits);
-        let matrices = self.rows.iter().copied().zip(wishes);
-        let few = Few::new(matrices, arguments.columns.into(), kernel.blocks);
+        let few = Few::new(self.wishes(outputs), arguments.columns.into(), kernel.blocks);
         arguments.splits = few.splits;
         (arguments.few_units, arguments.few_splits) = (few.units, few.pass_splits);
         if let Some(map) = map_of_blocks(x, arguments.columns, class as u32)? {

@@ -17,6 +17,7 @@ pub(super) mod fast;
 mod grouped;
 pub(super) mod kernels;
 mod launch;
+mod many;
 mod matrix;
 mod multiply;
 mod product;

@@ -3,7 +3,10 @@
 
 use std::ptr::{from_ref, null_mut};
 
-use cudarc::driver::sys::{self, CUlaunchAttributeID, CUlaunchAttributeValue};
+use cudarc::driver::sys::{
+    self, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
+    CUlaunchAttributeValue_union__bindgen_ty_1 as ClusterDim,
+};
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::split::GROUP;
@@ -55,6 +58,26 @@ impl Multiply {
         let config = config(blocks, threads, self.shared);
         // SAFETY: the caller's promise; shared memory as the kernels' constants say.
         unsafe { run(&self.function, early, stream, config, argument) }
+    }
+
+    /// As [`Multiply::run`], in clusters of this many blocks.
+    ///
+    /// # Safety
+    /// As [`run`], and the kernel takes such clusters.
+    pub(super) unsafe fn run_clusters<T: DeviceRepr>(
+        &self,
+        cluster: u32,
+        early: bool,
+        stream: &CudaStream,
+        blocks: u32,
+        argument: &T,
+    ) -> Result<()> {
+        let config = config(blocks, self.threads, self.shared);
+        let mut attributes = Vec::with_capacity(2);
+        attributes.extend(early.then(early_attribute));
+        attributes.extend((cluster > 1).then(|| cluster_attribute(cluster)));
+        // SAFETY: the caller's promise; threads and shared memory as the kernels' constants say.
+        unsafe { run_as(&self.function, &mut attributes, stream, config, argument) }
     }
 
     /// Lets the kernel have its shared memory, and counts its blocks.
@@ -112,11 +135,39 @@ pub(super) unsafe fn run<T: DeviceRepr>(
         let launched = unsafe { launch.launch(config) };
         return launched.map(drop).or_fault(action);
     }
-    stream.context().bind_to_thread().or_fault(action)?;
+    // SAFETY: the caller's promise.
+    unsafe { run_as(function, &mut [early_attribute()], stream, config, argument) }
+}
+
+/// That a launch may begin while the kernel before it ends.
+fn early_attribute() -> CUlaunchAttribute {
     let mut value = CUlaunchAttributeValue { pad: [0; 64] };
     value.programmaticStreamSerializationAllowed = 1;
     let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+    CUlaunchAttribute { id, pad: [0; 4], value }
+}
+
+/// That a launch has clusters of this many blocks.
+fn cluster_attribute(blocks: u32) -> CUlaunchAttribute {
+    let mut value = CUlaunchAttributeValue { pad: [0; 64] };
+    value.clusterDim = ClusterDim { x: blocks, y: 1, z: 1 };
+    let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    CUlaunchAttribute { id, pad: [0; 4], value }
+}
+
+/// Puts a kernel on the stream, with attributes.
+///
+/// # Safety
+/// As [`run`].
+unsafe fn run_as<T: DeviceRepr>(
+    function: &CudaFunction,
+    attributes: &mut [CUlaunchAttribute],
+    stream: &CudaStream,
+    config: LaunchConfig,
+    argument: &T,
+) -> Result<()> {
+    let action = "launching a kernel";
+    stream.context().bind_to_thread().or_fault(action)?;
     let config = sys::CUlaunchConfig {
         gridDimX: config.grid_dim.0,
         gridDimY: config.grid_dim.1,
@@ -126,8 +177,8 @@ pub(super) unsafe fn run<T: DeviceRepr>(
         blockDimZ: config.block_dim.2,
         sharedMemBytes: config.shared_mem_bytes,
         hStream: stream.cu_stream(),
-        attrs: &raw mut attribute,
-        numAttrs: 1,
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: attributes.len() as u32,
     };
     let mut arguments = [from_ref(argument).cast_mut().cast()];
     let (function, arguments) = (function.cu_function(), arguments.as_mut_ptr());

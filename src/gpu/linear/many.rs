@@ -1,0 +1,263 @@
+//! How matrices in the fast layout are shared out among blocks for more than
+//! [`ROWS`](super::task::ROWS) rows of x (`kernels/linear_task.cuh`). Bits depend on splits alone;
+//! the rest is chosen to be fast.
+
+use super::split::{BLOCKS, has_columns, split_blocks};
+use super::task::{MATRICES, STRIP_ROWS};
+
+/// Splits of a matrix's columns, at most, and blocks of a cluster.
+pub(super) const WIDE_SPLITS: u64 = 8;
+/// Columns of a stage.
+pub(super) const WIDE_COLUMNS: u64 = 64;
+/// Strips of a block, at most, of [`WIDE_CLASSES`].
+const WIDE_STRIPS: u64 = 8;
+/// Strips of a group, of [`LARGE_CLASSES`].
+const LARGE_STRIPS: u64 = 4;
+/// What sums of a block take that it keeps in memory or hands over.
+const LARGE_PARTIAL_BYTES: u64 = 3 * LARGE_STRIPS * STRIP_ROWS * LARGE_CLASSES[1] * 4;
+/// Values also compiled into the kernels.
+pub(super) const MANY_SPLIT: [u64; 6] =
+    [WIDE_STRIPS, LARGE_STRIPS, WIDE_COLUMNS, WIDE_SPLITS, LARGE_CLASSES[1], LARGE_PARTIAL_BYTES];
+
+/// Rows of x in a band, at most, of each kernel whose blocks have strips of one split.
+pub(super) const WIDE_CLASSES: [u64; 3] = [32, 64, 128];
+/// Likewise of those whose blocks have even shares of all stages, for more than 128 rows of x.
+pub(super) const LARGE_CLASSES: [u64; 2] = [192, 256];
+/// Rows of x that one launch multiplies, at most.
+pub(super) const MANY_ROWS: u64 = 8 * LARGE_CLASSES[1];
+/// Splits of which the fastest is taken, if the caller wishes for none.
+const FREE_SPLITS: u64 = 4;
+
+/// Clusters of 1 to [`WIDE_SPLITS`] blocks that an H100 runs at once, on [`BLOCKS`]
+/// multiprocessors.
+const CLUSTERS: [u64; WIDE_SPLITS as usize] = [132, 66, 39, 30, 22, 17, 15, 15];
+/// Nanoseconds of a stage on an H100, for each of [`WIDE_CLASSES`]: without strips, and for each of
+/// them (`benches/record/2026-11-26-exact-order-wide.md`).
+const WIDE_STAGE: [(u64, u64); 3] = [(110, 53), (110, 64), (120, 84)];
+/// Likewise for each of [`LARGE_CLASSES`].
+const LARGE_STAGE: [u64; 2] = [600, 720];
+/// Nanoseconds of a block besides its stages; more if sums meet in a cluster, and if a chain is
+/// handed over.
+const ENDS: u64 = 4000;
+const MEETING: u64 = 1500;
+const HANDING: u64 = 15_000;
+
+/// How a launch multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Many {
+    /// Of the columns of each matrix.
+    pub(super) splits: [u8; MATRICES],
+    /// Which kernel: one of [`WIDE_CLASSES`] or [`LARGE_CLASSES`].
+    pub(super) class: u64,
+    /// Rows of x in a band; the last one may have fewer.
+    pub(super) band_rows: u64,
+    pub(super) blocks: u64,
+    /// Blocks of a cluster.
+    pub(super) cluster: u64,
+    /// Strips of a block, at most; 0 for [`LARGE_CLASSES`].
+    pub(super) strips: u64,
+    /// Stages of a share; 0 for [`WIDE_CLASSES`].
+    pub(super) share_stages: u64,
+    /// Nanoseconds that it is expected to take.
+    time: u64,
+}
+
+impl Many {
+    /// Of up to [`MATRICES`] matrices with these rows and as many columns, each with the splits
+    /// that a caller wishes or 0 for the fastest, and up to [`MANY_ROWS`] rows of x, on a GPU that
+    /// runs this many blocks at once. Of these the fastest splits do not depend.
+    pub(super) fn new(
+        matrices: impl Iterator<Item = (u64, u64)>,
+        columns: u64,
+        x_rows: u64,
+        processors: u64,
+    ) -> Self {
+        let mut resolved = [(0, 1); MATRICES];
+        let mut count = 0;
+        for (to, (rows, wish)) in resolved.iter_mut().zip(matrices) {
+            *to = (rows, if wish > 0 { wish } else { fastest_splits(rows, columns, x_rows) });
+            count += 1;
+        }
+        let matrices = &resolved[..count];
+        Shapes { matrices, columns, x_rows, processors: processors.max(1) }.fastest()
+    }
+
+    /// Bytes of sums in memory, at most, of matrices with these rows and up to this many rows of x.
+    pub(super) fn partial_bytes(rows: &[u64], x_rows: u64, processors: u64) -> u64 {
+        if x_rows <= WIDE_CLASSES[2] {
+            return 0;
+        }
+        let groups: u64 = rows.iter().map(|rows| rows.div_ceil(LARGE_STRIPS * STRIP_ROWS)).sum();
+        let bands = x_rows.min(MANY_ROWS).div_ceil(LARGE_CLASSES[0]);
+        (groups * bands).min(processors.max(bands)) * LARGE_PARTIAL_BYTES
+    }
+}
+
+/// With how many splits the product is fastest, by shape and by the next larger of the rows that
+/// [`Linear`](super::Linear) documents.
+fn fastest_splits(rows: u64, columns: u64, x_rows: u64) -> u64 {
+    let classes = WIDE_CLASSES.into_iter().chain(LARGE_CLASSES);
+    let x_rows = classes
+        .clone()
+        .find(|&class| x_rows <= class)
+        .unwrap_or_else(|| x_rows.next_multiple_of(LARGE_CLASSES[1]));
+    let time = |&splits: &u64| {
+        let matrices = &[(rows, splits)];
+        Shapes { matrices, columns, x_rows, processors: BLOCKS }.fastest().time
+    };
+    let splits = (1..=FREE_SPLITS).filter(|&splits| has_columns(columns, splits));
+    splits.min_by_key(time).unwrap_or(1)
+}
+
+/// What a launch multiplies.
+struct Shapes<'a> {
+    /// Rows and splits of each matrix.
+    matrices: &'a [(u64, u64)],
+    columns: u64,
+    x_rows: u64,
+    processors: u64,
+}
+
+impl Shapes<'_> {
+    fn fastest(&self) -> Many {
+        let most = self.matrices.iter().map(|&(_, splits)| splits).max().unwrap_or(1);
+        // A larger cluster than the most splits need is of use only if others have fewer.
+        let alike = self.matrices.iter().all(|&(_, splits)| splits == most);
+        let clusters = most..=if alike { most } else { WIDE_SPLITS };
+        let mut all = Vec::with_capacity(64);
+        for class in 0..WIDE_CLASSES.len() {
+            for cluster in clusters.clone() {
+                // Even: a group of warps takes as long for one strip as for two.
+                let strips = (2..=WIDE_STRIPS).step_by(2);
+                all.extend(strips.map(|strips| self.wide(class, cluster, strips)));
+            }
+        }
+        if self.x_rows > WIDE_CLASSES[2] {
+            all.extend((0..LARGE_CLASSES.len()).map(|class| self.large(class)));
+        }
+        all.into_iter().min_by_key(|many| many.time).expect("each class has some")
+    }
+
+    fn bands(&self, class: u64) -> u64 {
+        self.x_rows.div_ceil(class).max(1)
+    }
+
+    fn launch(&self, class: u64, blocks: u64, time: u64) -> Many {
+        let mut splits = [1; MATRICES];
+        for (to, &(_, own)) in splits.iter_mut().zip(self.matrices) {
+            *to = own as u8;
+        }
+        let band_rows = self.x_rows.div_ceil(self.bands(class)).next_multiple_of(8);
+        let (cluster, strips, share_stages) = (1, 0, 0);
+        Many { splits, class, band_rows, blocks, cluster, strips, share_stages, time }
+    }
+
+    fn wide(&self, class: usize, cluster: u64, strips: u64) -> Many {
+        let (rows, (least, each)) = (WIDE_CLASSES[class], WIDE_STAGE[class]);
+        let clusters = self.matrices.iter().map(|&(rows, splits)| {
+            rows.div_ceil(STRIP_ROWS).div_ceil(strips).div_ceil(cluster / splits)
+        });
+        let clusters = clusters.sum::<u64>() * self.bands(rows);
+        let at_once = (CLUSTERS[cluster as usize - 1] * self.processors / BLOCKS).max(1);
+        let block = |splits| {
+            let meeting = if splits > 1 { MEETING } else { 0 };
+            split_blocks(self.columns, splits) * (least + each * strips) + ENDS + meeting
+        };
+        let block = self.matrices.iter().map(|&(_, splits)| block(splits)).max().unwrap_or(0);
+        let time = clusters.div_ceil(at_once) * block;
+        Many { cluster, strips, ..self.launch(rows, clusters * cluster, time) }
+    }
+
+    fn large(&self, class: usize) -> Many {
+        let (rows, stage) = (LARGE_CLASSES[class], LARGE_STAGE[class]);
+        let (bands, group) = (self.bands(rows), self.columns.div_ceil(WIDE_COLUMNS));
+        let groups = self.matrices.iter().map(|(rows, _)| rows.div_ceil(LARGE_STRIPS * STRIP_ROWS));
+        let all = groups.sum::<u64>() * group;
+        let even = all.div_ceil((self.processors / bands).max(1)).max(group);
+        let whole = even.next_multiple_of(group);
+        let cuts = even * stage + HANDING < whole * stage;
+        let share_stages = if cuts { even } else { whole };
+        let time = share_stages * stage + ENDS + if cuts { HANDING } else { 0 };
+        let blocks = all.div_ceil(share_stages) * bands;
+        Many { share_stages, ..self.launch(rows, blocks, time) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BLOCKS, MANY_ROWS, Many, WIDE_CLASSES, WIDE_SPLITS, WIDE_STRIPS, fastest_splits};
+    use crate::gpu::linear::split::has_columns;
+
+    fn of(rows: u64, columns: u64, splits: u64, x_rows: u64) -> Many {
+        Many::new([(rows, splits)].into_iter(), columns, x_rows, BLOCKS)
+    }
+
+    #[test]
+    fn blocks_have_all_strips_of_all_bands() {
+        for rows in (1..200_000).step_by(7001) {
+            for columns in (8..40_000).step_by(2040) {
+                for x_rows in [17, 32, 33, 100, 128, 129, 200, 384, 1000, MANY_ROWS] {
+                    for splits in (0..=WIDE_SPLITS).filter(|&s| s == 0 || has_columns(columns, s)) {
+                        check(of(rows, columns, splits, x_rows), rows, columns, x_rows);
+                    }
+                }
+            }
+        }
+    }
+
+    fn check(many: Many, rows: u64, columns: u64, x_rows: u64) {
+        let shape = format!("{rows} x {columns}, {x_rows} rows: {many:?}");
+        let splits = u64::from(many.splits[0]);
+        let bands = x_rows.div_ceil(many.class);
+        assert!(has_columns(columns, splits), "{shape}");
+        assert!(many.band_rows <= many.class.next_multiple_of(8), "{shape}");
+        assert!((many.band_rows * (bands - 1)..many.band_rows * bands).contains(&(x_rows - 1)));
+        assert!(i32::try_from(many.blocks).is_ok(), "{shape}");
+        if many.share_stages > 0 {
+            let stages = columns.div_ceil(64);
+            let all = rows.div_ceil(128) * stages;
+            assert!(x_rows > WIDE_CLASSES[2] && many.share_stages >= stages, "{shape}");
+            assert!(many.blocks <= BLOCKS && many.blocks / bands * many.share_stages >= all);
+            assert!(many.blocks * 393_216 <= Many::partial_bytes(&[rows], x_rows, BLOCKS));
+        } else {
+            let groups = many.blocks / bands / many.cluster * (many.cluster / splits);
+            assert!(groups * many.strips >= rows.div_ceil(32), "{shape}");
+            assert!((1..=WIDE_STRIPS).contains(&many.strips) && many.cluster <= WIDE_SPLITS);
+        }
+    }
+
+    #[test]
+    fn shapes_have_the_fastest_ways() {
+        let wide = |rows, columns, splits, x_rows| {
+            let many = of(rows, columns, splits, x_rows);
+            (many.class, many.strips, many.cluster, many.blocks)
+        };
+        assert_eq!(wide(6144, 4096, 1, 32), (32, 2, 1, 96));
+        assert_eq!(wide(4096, 14_336, 2, 64), (64, 2, 2, 128));
+        assert_eq!(wide(4096, 14_336, 4, 32), (32, 6, 4, 88));
+        assert_eq!(wide(28_672, 4096, 1, 128), (128, 8, 1, 112));
+        assert_eq!(wide(4096, 4096, 1, 256), (128, 2, 1, 128));
+        assert_eq!(wide(6144, 4096, 1, 256), (128, 4, 1, 96));
+        let large = |rows, columns, x_rows| {
+            let many = of(rows, columns, 1, x_rows);
+            (many.class, many.share_stages, many.blocks)
+        };
+        assert_eq!(large(28_672, 4096, 256), (256, 128, 112));
+        assert_eq!(large(4096, 14_336, 2048), (256, 448, 128));
+        // A group that two blocks multiply, one after the other.
+        assert_eq!(large(6144, 4096, 1024), (256, 94, 132));
+    }
+
+    #[test]
+    fn matrices_with_other_splits_share_a_launch() {
+        let shapes = [(4096, 2), (1024, 3), (1024, 3)];
+        let many = Many::new(shapes.into_iter(), 4096, 24, BLOCKS);
+        assert_eq!(many.splits[..4], [2, 3, 3, 1]);
+        assert!(many.cluster >= 3);
+        // The fastest splits are those of each matrix alone, on all GPUs.
+        let free = |rows| fastest_splits(rows, 4096, 32);
+        let both = Many::new([(4096, 0), (1024, 0)].into_iter(), 4096, 17, 80);
+        assert_eq!(both.splits[..2], [free(4096) as u8, free(1024) as u8]);
+        assert_eq!(fastest_splits(32, 64, 17), 1);
+    }
+}
