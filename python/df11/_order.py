@@ -21,6 +21,7 @@ for the process and on disk (`_order_cache`). Nothing is measured while a CUDA g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from math import prod
 from threading import Lock
 from typing import Any, NamedTuple
@@ -81,7 +82,7 @@ class Case(NamedTuple):
     #: Of W.
     rows: int
     columns: int
-    #: Of x: its shape and strides, and the alignment of its address in bytes.
+    #: Of x: its shape, the class of its strides, and the alignment of its address in bytes.
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     alignment: int
@@ -172,12 +173,39 @@ def _sides(
     """Shape and strides of x that decide: batch-invariant products do not depend on other rows."""
     if framework.is_batch_invariant and len(shape) == 2 and strides == (shape[1], 1):
         return (_INVARIANT_ROWS, shape[1]), strides
-    return shape, strides
+    return shape, stride_class(shape, strides)
+
+
+@lru_cache(maxsize=1 << 12)
+def stride_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The first strides of those that a library cannot tell apart except by their size.
+
+    A row of x may be the last of any number of tokens: (1, 1, K) with strides (tokens * K, K, 1).
+    A stride counts as the one without a gap if its side is 1 and it is aligned alike; and as twice
+    that if there is a gap and both are multiples of what addresses are aligned to at most.
+    """
+    found: list[int] = []
+    dense = real = 1  # the strides without gaps, in what is found, and in what is given
+    for side, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if stride == real or (side == 1 and _aligned(2 * stride) == _aligned(2 * dense)):
+            found.append(dense)
+        elif stride > real and _aligned(2 * stride) == _aligned(2 * dense) == _MOST_ALIGNED:
+            found.append(2 * dense)
+        else:
+            return strides
+        if side > 1:
+            dense, real = found[-1] * side, stride * side
+    return tuple(reversed(found))
+
+
+def _aligned(address: int) -> int:
+    """The largest power of two that an address in bytes is a multiple of, as far as it counts."""
+    address |= _MOST_ALIGNED
+    return address & -address
 
 
 def _alignment(tensor: Tensor) -> int:
-    address = tensor.data_ptr() | _MOST_ALIGNED
-    return address & -address
+    return _aligned(tensor.data_ptr())
 
 
 _TOLD = [

@@ -190,6 +190,31 @@ def test_verdicts(different: dict[int, int], outputs: int, found: int) -> None:
     assert verdict(different, outputs) == found
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "found"),
+    [
+        ((3, 512), (512, 1), (512, 1)),
+        ((2, 3, 512), (1536, 512, 1), (1536, 512, 1)),
+        ((1, 1, 512), (9 * 512, 512, 1), (512, 512, 1)),  # the last of nine tokens
+        ((4, 1, 512), (9 * 512, 512, 1), (1024, 512, 1)),
+        ((4, 1, 512), (7 * 512, 512, 1), (1024, 512, 1)),
+        ((4, 2, 512), (9 * 512, 512, 1), (2048, 512, 1)),
+        ((3, 512), (512 + 24, 1), (512 + 24, 1)),  # aligned to 16 bytes
+        ((3, 512), (512 + 128, 1), (1024, 1)),
+        ((1, 512), (7, 1), (7, 1)),
+        ((3, 512), (0, 1), (0, 1)),
+        ((3, 512), (1, 3), (1, 3)),
+        ((512,), (1,), (1,)),
+        ((512,), (2,), (2,)),
+        ((1, 1, 200), (9 * 200, 200, 1), (200, 200, 1)),
+        ((1, 1, 200), (8 * 200, 200, 1), (1600, 200, 1)),  # aligned better
+    ],
+)
+def test_classes_of_strides(shape: Any, strides: Any, found: Any) -> None:
+    assert _order.stride_class(shape, strides) == found
+    assert _order.stride_class(shape, found) == found
+
+
 def test_x_is_laid_out_as_the_case_says() -> None:
     tested = probe(framework(1))
     padded = case(4, COLUMNS, alignment=16, strides=(COLUMNS + 24, 1))

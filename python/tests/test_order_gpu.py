@@ -120,6 +120,7 @@ def test_layouts_of_x(decoded: list[Any]) -> None:
     for given in (
         *(x[0], x[:3], x.view(3, 4, 4096), x.view(3, 4, 4096).mT.contiguous().mT, apart, odd),
         *(x.view(3, 4, 4096).transpose(0, 1), x[:1].expand(5, -1), x[::2]),
+        *(x.view(3, 4, 4096)[:, -1:], x.view(1, 12, 4096)[:, -1:], x.view(1, 12, 4096)[:, 2:5]),
     ):
         for added in (None, bias):
             expected = functional.linear(given, w, added)

@@ -24,7 +24,7 @@ from vllm.config.offload import OffloadConfig, UVAOffloadConfig
 from weights import compressed
 
 from df11._matrices import shape_of
-from df11.vllm import _loader, _orders, register
+from df11.vllm import _loader, _operators, _orders, register
 from df11.vllm._config import Df11Config
 
 #: Serves folders, one after another, and prints tokens of each, or what went wrong; at the end how
@@ -254,6 +254,23 @@ def test_weights_are_not_loaded_again_in_service() -> None:
     loader = _loader.Df11ModelLoader(LoadConfig())
     with pytest.raises(ValueError, match="cannot be loaded again in service; sleep at level 1"):
         loader.get_all_weights(ModelConfig.__new__(ModelConfig), torch.nn.Sequential(layer))
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_padding_of_a_product_in_order(monkeypatch: pytest.MonkeyPatch, with_bias: bool) -> None:
+    """Rows of zeros are asked for as a part of the shape, and are not multiplied."""
+    weight, layer = compressed("k"), torch.nn.Linear(1, 1)
+    dense, padded = weight.decode(), torch.nn.functional.pad(weight.decode(), (0, 0, 0, 32))
+
+    def in_order(x: Any, arrays: Any, parts: Any, counts: Any, biases: Any, *given: Any) -> Any:
+        assert (counts, given) == ((1,), (_operators.LINEAR, 32))
+        return [torch.nn.functional.linear(x, dense, *biases)]
+
+    monkeypatch.setattr(_operators._ops, "in_order", in_order)
+    key = _operators.hold(layer, weight, 32)
+    x, bias = torch.randn(3, 256).bfloat16(), torch.randn(96).bfloat16() if with_bias else None
+    y = torch.ops.df11_vllm.linear(x, key, bias, 96)
+    assert torch.equal(y, torch.nn.functional.linear(x, padded, bias))
 
 
 def test_the_log_says_for_which_layers_the_order_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
