@@ -72,8 +72,8 @@ class Df11ModelLoader(DefaultModelLoader):
         config = vllm_config.quant_config
         if isinstance(config, Df11Config):
             config.choose(self.options)
-            _choose_exact(config)
             _refuse(vllm_config, config)
+            _find_order(config)
             if torch.cuda.is_available():
                 _ops.TEMPORARY_BYTES = _DECODED_BYTES
                 share_between_captures()
@@ -160,16 +160,16 @@ class Df11ModelLoader(DefaultModelLoader):
         return containers_of(model, revision, subfolder, self.load_config.download_dir)
 
 
-def _choose_exact(config: Df11Config) -> None:
-    """Leaves nothing of `fused` where exact products are as fast."""
+def _find_order(config: Df11Config) -> None:
+    """Leaves of mode `fused` what is faster than exact products: experts."""
     if config.exact or not torch.cuda.is_available():
         return
     device = torch.device("cuda", torch.cuda.current_device())
     if _ops.is_order_known(device, framework()):
-        config.mode = "exact"
+        config.is_order_known = True
         logger.info(
-            "df11: mode fused does nothing on this GPU, where kernels add in the order of BF16's "
-            "products: the mode is exact"
+            "df11: mode fused changes nothing on this GPU except for experts: kernels add in the "
+            "order of BF16's products, and are as fast"
         )
 
 
@@ -209,7 +209,7 @@ def _refuse(vllm_config: VllmConfig, config: Df11Config) -> None:
         raise ValueError(
             "df11 weights cannot be offloaded; leave out --cpu-offload-gb and --offload-group-size"
         )
-    if envs.VLLM_BATCH_INVARIANT and not config.exact:
+    if envs.VLLM_BATCH_INVARIANT and config.mode != "exact":
         raise ValueError(
             "VLLM_BATCH_INVARIANT needs exact products; add --model-loader-extra-config "
             """'{"mode": "exact"}'"""
