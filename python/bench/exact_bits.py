@@ -141,6 +141,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--most", type=int, default=max(X_ROWS), help="rows of x")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("DF11_ORDER_CACHE", str(options.out / "orders"))
@@ -151,6 +152,8 @@ def main() -> int:
         shape = Shape(rows, columns)
         for with_bias in (False, True):
             for x_rows in QUICK if options.quick else X_ROWS:
+                if x_rows > options.most:
+                    break
                 found.append(shape.check(x_rows, with_bias))
         _native.check(0, 0)
         del shape

@@ -102,7 +102,8 @@ def test_products_have_pytorchs_bits(
         for added in (None, bias):
             expected = functional.linear(x[:rows], w, added)
             assert same(functional.linear(x[:rows], tensor, added), expected), (rows, added)
-    if keeps_orders() and shape[1] % 64 == 0:
+    # As stored, kernels of this many rows add in an order of their own.
+    if keeps_orders() and form == "fast" and shape[1] % 64 == 0:
         decoded.clear()
         functional.linear(x[:1], tensor)
         functional.linear(x[:8], tensor)
