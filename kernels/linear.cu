@@ -1,24 +1,42 @@
 // Multiplies by matrices in the fast layout (spec/gpu.md), which it also makes of BF16:
 // y = x W^T (+ bias), up to 2048 rows of x. Nothing is decoded to memory: 12.02 bits are read for
 // each weight where a BF16 product reads 16. Here are those up to 16 rows; linear_wide.cuh and
-// linear_large.cuh have the others, linear_tile.cuh those by matrices in tiles as stored; all have
+// linear_large.cuh have the others, linear_few.cuh those in the order of a plan of the sum, and
+// grouped ones with compute capability 9.0, linear_tile.cuh those by matrices in tiles as stored; all have
 // heads of their own.
 //
-//   compute capability 9.0 (linear_few.cuh)
-//             A chain for 16 rows of a split of the columns: any order of a plan of the sum.
-//   others (linear_fast.cuh)
-//     item    a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
-//     step    32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;
+//   item      a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
+//   step      32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;
 //             x is B, eight rows a fragment
-//     grid    a persistent block a multiprocessor, which takes item after item
-//     block   16 warps that multiply; warp w takes the steps w, w + 16, ... of an item and asks for
-//             them with cp.async, two ahead; then the warps' sums meet in shared memory, in order
+//   grid      a persistent block a multiprocessor, which takes item after item
+//   block     16 warps that multiply; warp w takes the steps w, w + 16, ... of an item; then the
+//             warps' sums meet in shared memory, in order
 //
-//      strip  | step 0 | step 1 | ... | step 15 | step 16 | ...
-//               warp 0   warp 1   ...   warp 15   warp 0
+//      strip  | step 0 | step 1 | ... | step 15 | step 16 | ...    a stage of the ring: 16 steps,
+//               warp 0   warp 1   ...   warp 15   warp 0           24 KiB
 //
+//   compute capability 9.0 (linear_bulk.cuh)
+//             Two more warps ask for stages: one for the weights, a bulk copy each, which waits for
+//             nothing, and one for x. The launch may begin while the one before ends (programmatic
+//             stream serialization). Two blocks are a cluster, have strips side by side, and write
+//             x into both.
+//   others (linear_fast.cuh)
+//             Each warp asks for its own steps with cp.async, two ahead.
 //   entries   weights that no code can express: a tile's head tells which of its steps have some;
 //             the warp puts them in place before it multiplies
+//
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-22-linear-kernel.md):
+// 96 registers, 18 warps; 149 KiB of shared memory with up to 8 rows of x, 183 KiB with 16. About
+// 115 instructions a step with 16 rows, of them 60 to decode: 15 for the eight weights of a row.
+// cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
+//   rows of x             1       8       16
+//   H100                  1.40    1.39    1.34    (benches/record/2026-11-23-linear-large.md)
+//   H100, plain launches  1.29    1.30    1.26
+//   H200                  1.31    1.32    1.21
+// What limits it. At one row DRAM: 4.10 TB/s on 28672 x 4096 on an H200, where cuBLASLt makes 4.22;
+// and about 2 us at the ends of each launch, which a launch that begins early hides. From 16 rows
+// on, x: L2 and shared memory bring 16 rows of it at 2/3 of the bytes of the weights, of which a
+// cluster of two spares half. What was tried and rejected is in the record of linear-kernel.
 //
 // Safety on any content: strips, tiles and steps are those of the launch; entries are loaded inside
 // their array and placed inside their step; the decoder is arithmetic. Heads that name entries
@@ -29,28 +47,34 @@
 #include "linear_tile_wide.cuh"
 
 namespace df11::linear {
-constexpr u32 LINEAR_THREADS = HOPPER ? FEW_THREADS : LINEAR_WARPS * LANES;
+constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2 * HOPPER) * LANES;
+constexpr u32 GROUPED_THREADS = HOPPER ? FEW_THREADS : LINEAR_THREADS;
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
-    return HOPPER ? FEW_SHARED_BYTES : linear_shared_bytes((x_rows + 7) / 8);
+    return HOPPER ? bulk_shared_bytes((x_rows + 7) / 8) : linear_shared_bytes((x_rows + 7) / 8);
 }
-template <u32 ROWS>
-__device__ __forceinline__ void linear(const LinearLaunch& launch) {
+template <u32 ROWS, u32 CLUSTER, class Work>
+__device__ __forceinline__ void linear(const Work& work) {
     if constexpr (HOPPER)
-        linear_few(FewShared<ROWS>{launch});
+        linear_bulk<ROWS / 8, CLUSTER>(work);
     else
-        linear_fast<ROWS / 8>(Shared{launch});
+        linear_fast<ROWS / 8>(work);
 }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define CLUSTERS __cluster_dims__(LINEAR_CLUSTER, 1, 1)
+#else
+#define CLUSTERS
+#endif
 
-extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
+extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_fast_8(const __grid_constant__ LinearLaunch launch) {
-    linear<8>(launch);
+    linear<8, LINEAR_CLUSTER>(Shared{launch});
 }
-extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
+extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
-    linear<16>(launch);
+    linear<16, LINEAR_CLUSTER>(Shared{launch});
 }
 // The router's result is what the launch before has written, so that this one waits for it first.
-extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
     df11_linear_grouped(const __grid_constant__ GroupedLaunch launch) {
     __shared__ u32 batches[MOST_EXPERTS + 1];
     wait_for_launch_before();
@@ -72,9 +96,18 @@ extern "C" __global__ void __launch_bounds__((tile_warps(16) + TILE_HELPERS) * L
     linear_tile<2, HeldX<2>>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
-    df11_linear_fast_1(const __grid_constant__ LinearLaunch launch) {
-    linear<1>(launch);
+// In the order of a plan of the sum (linear_few.cuh).
+extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
+    df11_linear_order_1(const __grid_constant__ LinearLaunch launch) {
+    linear_few(FewShared<1>{launch});
+}
+extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
+    df11_linear_order_8(const __grid_constant__ LinearLaunch launch) {
+    linear_few(FewShared<8>{launch});
+}
+extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
+    df11_linear_order_16(const __grid_constant__ LinearLaunch launch) {
+    linear_few(FewShared<16>{launch});
 }
 // 17 rows of x and more (linear_wide.cuh).
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
@@ -130,11 +163,14 @@ struct Constants {
         u32 many_split[6] = {WIDE_STRIPS, LARGE_STRIPS, WIDE_COLUMNS,
                              WIDE_SPLITS, LARGE_ROWS,   LARGE_PARTIAL_BYTES};
     } agreed;
-    // df11_linear_fast_{1,8,16}, df11_linear_grouped.
+    // df11_linear_fast_{8,16}; df11_linear_grouped; df11_linear_order_{1,8,16}.
     u32 threads = LINEAR_THREADS;
     u32 early = HOPPER;
     u32 fast_bytes[2] = {shared_for(8), shared_for(16)};
-    u32 grouped_bytes = shared_for(GROUPED_ROWS);
+    u32 grouped_threads = GROUPED_THREADS;
+    u32 grouped_bytes = HOPPER ? FEW_GROUPED_BYTES : shared_for(GROUPED_ROWS);
+    u32 order_threads = HOPPER * FEW_THREADS;
+    u32 order_bytes = HOPPER * FEW_SHARED_BYTES;
     u32 count_bytes = PACK_SHARED_BYTES;
     // df11_linear_fast_{32,64,128}, then df11_linear_fast_{192,256}.
     u32 wide_bytes = HOPPER * WIDE_SHARED_BYTES;

@@ -1,9 +1,24 @@
-// Barriers and copies in bulk, which compute capability 9.0 has.
+// As linear_fast.cuh, for compute capability 9.0: a warp of its own asks for the weights, in bulk,
+// and another for x. The blocks of a cluster have as many strips side by side and share x: each
+// asks for a part of its rows, for all of them.
 #pragma once
 #include "linear_fast.cuh"
 
 namespace df11::linear {
 constexpr u32 MOST_STAGES = 16;
+// Barriers, full and empty, before the stages; rows of x in a stage are 16 bytes apart modulo 128,
+// so that the rows of a matrix never meet in a bank.
+constexpr u32 BULK_X_PLACE = LINEAR_WARPS * STEP_BYTES, BULK_X_PITCH = LINEAR_WARPS * 64 + 16;
+__host__ __device__ constexpr u32 stage_bytes(u32 eights) {
+    return (BULK_X_PLACE + eights * 8 * BULK_X_PITCH + LINEAR_WARPS + 127) / 128 * 128;
+}
+constexpr u32 BULK_FIRST_BYTES = 3 * MOST_STAGES * 8 + SUMS_BYTES;
+// Stages that a block has on their way; blocks of a cluster.
+constexpr u32 LINEAR_STAGES = 4, LINEAR_CLUSTER = 2;
+static_assert(LINEAR_GROUP % LINEAR_CLUSTER == 0 && LINEAR_STAGES <= MOST_STAGES, "a ring");
+__host__ __device__ constexpr u32 bulk_shared_bytes(u32 eights) {
+    return BULK_FIRST_BYTES + LINEAR_STAGES * stage_bytes(eights);
+}
 
 // What all launches before have written is there; nothing to wait for unless two run at once. Only
 // then may the next launch begin: a kernel that waits for this one alone, as compilers make them,
@@ -62,24 +77,39 @@ __device__ inline void fence_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 // Copies of 16 bytes and multiples, aligned; `once`: nobody reads them again.
-__device__ inline void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-        "[%3];" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier)
-        : "memory");
+template <u32 CLUSTER>
+__device__ inline void copy_bulk_to_all(u32 to, const void* from, u32 bytes, u32 barrier) {
+    if (CLUSTER == 1)
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+            "[%3];" ::"r"(to),
+            "l"(from), "r"(bytes), "r"(barrier)
+            : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+            "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+            "l"(from), "r"(bytes), "r"(barrier), "h"(u16((1 << CLUSTER) - 1))
+            : "memory");
 }
 __device__ inline u64 once_policy() {
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
     return policy;
 }
-__device__ inline void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier,
-                                      u64 policy) {
+__device__ inline void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
         "[%1], %2, [%3], %4;" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+        "l"(from), "r"(bytes), "r"(barrier), "l"(once_policy())
+        : "memory");
+}
+// Arrives at the barrier of a block of the cluster that is here at the same place.
+__device__ inline void arrive_at(u32 barrier, u32 rank) {
+    asm volatile(
+        "{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; mbarrier.arrive.shared::cluster.b64 _, "
+        "[a]; }" ::"r"(barrier),
+        "r"(rank)
         : "memory");
 }
 __device__ inline void arrive_at_cluster() {
@@ -87,9 +117,210 @@ __device__ inline void arrive_at_cluster() {
 }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
+// A place in the ring of stages: the stage, its barriers, and how often the ring has been gone
+// through, modulo 2.
+struct Stages {
+    u32 first, end, bytes, first_full;
+    u32 place, full, phase = 0;
+    __device__ u32 empty() const { return full + MOST_STAGES * 8; }
+    __device__ u32 x_empty() const { return full + 2 * MOST_STAGES * 8; }
+    __device__ void next() {
+        place += bytes;
+        full += 8;
+        if (place == end) {
+            place = first;
+            full = first_full;
+            phase ^= 1;
+        }
+    }
+};
 // Keeps a value in a register: the compiler would make it again in each step.
 __device__ inline u32 kept(u32 value) {
     asm volatile("" : "+r"(value));
     return value;
+}
+
+template <class Work>
+__device__ __forceinline__ void ask_for_weights(const Work& work, Stages stages, u32 lane) {
+    if (lane) return;
+    const u32 tiles = tiles_across(work.launch.columns);
+    bool filled = false;
+    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
+        const Range at = work.range(item);
+        const LinearMatrix& m = work.matrix(at);
+        const u8* data = m.data + u64(at.strip) * steps_of(m.whole_columns) * STEP_BYTES;
+        const FastHead* heads =
+            static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(m.whole_columns);
+        for (u32 step = at.begin; step < at.end; step += LINEAR_WARPS) {
+            const u32 place = stages.place;
+            const u32 full = stages.full;
+            const u32 bytes = min(at.end - step, LINEAR_WARPS) * STEP_BYTES;
+            if (filled) wait_for(stages.empty(), stages.phase ^ 1);
+            arrive_expecting(full, at.exists ? bytes : 0);
+            if (at.exists) copy_bulk_once(place, data + u64(step) * STEP_BYTES, bytes, full);
+            const u32 to = place + stages.bytes - LINEAR_WARPS;
+#pragma unroll
+            for (u32 i = 0; i < LINEAR_WARPS / TILE_STEPS; i++)
+                if (at.exists && step / TILE_STEPS + i < tiles)
+                    copy_head_async(to + 8 * i, heads + step / TILE_STEPS + i);
+            arrive_with_copies(full);
+            stages.next();
+            filled |= stages.place == stages.first;
+        }
+    }
+}
+
+// Columns of a row of x that copies of 16 bytes cannot take, up to whole steps; what does not exist
+// is zero.
+__device__ __noinline__ void copy_x_slow(const u16* from, u32 count, u32 to, u32 lane) {
+    for (u32 i = lane; i < (count + STEP_COLUMNS - 1) / STEP_COLUMNS * STEP_COLUMNS; i += LANES) {
+        const u16 value = i < count ? __ldg(from + i) : 0;
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + 2 * i), "h"(value) : "memory");
+    }
+}
+
+// Zeros for the columns after the last one of x, up to a whole step.
+__device__ __noinline__ void clear_x(u32 to, u32 rows, u32 pitch, u32 first, u32 lane) {
+    for (u32 row = lane; row < rows; row += LANES)
+        for (u32 i = first; i % STEP_COLUMNS; i += 8)
+            store_shared_16(to + row * pitch + 2 * i, make_uint4(0, 0, 0, 0));
+    fence_shared();
+}
+
+template <u32 CLUSTER, class Work>
+__device__ __forceinline__ void ask_for_x(const Work& work, Stages stages, u32 lane, bool aligned) {
+    wait_for_launch_before();
+    bool filled = false;
+    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
+        const Range at = work.range(item);
+        for (u32 step = at.begin; step < at.end; step += LINEAR_WARPS) {
+            const u32 place = stages.place, full = stages.full;
+            if (filled) {
+                wait_for(stages.empty(), stages.phase ^ 1);
+                if (CLUSTER > 1) {
+                    // Free in all blocks of the cluster.
+                    if (lane < CLUSTER) arrive_at(stages.x_empty(), lane);
+                    wait_for(stages.x_empty(), stages.phase ^ 1);
+                }
+            }
+            const u32 count = min(min(at.end - step, LINEAR_WARPS) * STEP_COLUMNS,
+                                  work.launch.columns - step * STEP_COLUMNS);
+            const u32 bytes = aligned ? count * 2 : 0;
+            if (!aligned)
+                for (u32 row = 0; row < at.rows; row++)
+                    copy_x_slow(work.x(at, row) + step * STEP_COLUMNS, count,
+                                place + BULK_X_PLACE + row * BULK_X_PITCH, lane);
+            else if (count % STEP_COLUMNS)
+                clear_x(place + BULK_X_PLACE, at.rows, BULK_X_PITCH, count, lane);
+            __syncwarp();
+            if (lane == 0) arrive_expecting(full, bytes * at.rows);
+            __syncwarp();
+            if (bytes)
+                for (u32 row = lane * CLUSTER + blockIdx.x % CLUSTER; row < at.rows;
+                     row += LANES * CLUSTER)
+                    copy_bulk_to_all<CLUSTER>(place + BULK_X_PLACE + row * BULK_X_PITCH,
+                                              work.x(at, row) + step * STEP_COLUMNS, bytes, full);
+            stages.next();
+            filled |= stages.place == stages.first;
+        }
+    }
+}
+
+template <u32 EIGHTS, class Work>
+__device__ __forceinline__ void multiply_items(const Work& work, Stages stages, u32 warp,
+                                               u32 lane) {
+    wait_for_launch_before();
+    float* const all_sums = reinterpret_cast<float*>(linear_shared + 3 * MOST_STAGES * 8);
+    const u32 weights_place = kept(warp * STEP_BYTES + lane * 16);
+    const u32 head_place = kept(stages.bytes - LINEAR_WARPS + warp / TILE_STEPS * 8);
+    const u32 x_place = kept(BULK_X_PLACE + warp * 64 + lane % 8 * BULK_X_PITCH + lane / 8 * 16);
+    u32 problems = 0;
+    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
+        const Range at = work.range(item);
+        const LinearMatrix& m = work.matrix(at);
+        float sums[2][EIGHTS][4] = {};
+        const u32 end = kept(at.exists ? at.end : 0);
+        const u32 rounds_end = kept(at.end + warp);
+#pragma unroll 1
+        for (u32 step = at.begin + warp; step < rounds_end; step += LINEAR_WARPS) {
+            wait_for(stages.full, stages.phase);
+            const bool has = step < end;
+            // Rows that do not exist are whatever is there: their sums are not used, and no others
+            // have to do with them.
+            auto load_x = [&](u32 i) {
+                return load_matrices(stages.place + x_place + 8 * i * BULK_X_PITCH);
+            };
+            uint4 p0, p1, codes, x[EIGHTS];
+            Head head = {};
+            if (has) {
+                const u32 mine = stages.place + weights_place;
+                p0 = load_shared_16(mine);
+                p1 = load_shared_16(mine + 512);
+                codes = load_shared_16(mine + 1024);
+                head.words = load_shared_8(stages.place + head_place);
+#pragma unroll
+                for (u32 i = 0; i < EIGHTS; i++) x[i] = load_x(i);
+            }
+            __syncwarp();
+            if (lane == 0) arrive(stages.empty());
+            stages.next();
+            if (has) {
+                u32 weights[4][4];
+                decode_step(weights, p0, p1, codes, head.base());
+                if (head.has_entries(step % TILE_STEPS))
+                    problems |= place_entries(weights, head, step % TILE_STEPS,
+                                              static_cast<const u32*>(m.rest), m.rest_count, lane);
+#pragma unroll
+                for (u32 i = 0; i < EIGHTS; i++)
+                    multiply_step(sums[0][i], sums[1][i], weights, x[i]);
+            }
+        }
+        if (!at.exists) continue;
+        add_item<EIGHTS>(work, at, all_sums, sums, warp, lane);
+    }
+    if (problems) atomicOr(work.launch.status, problems);
+}
+
+template <u32 EIGHTS, u32 CLUSTER, class Work>
+__device__ __forceinline__ void linear_bulk(const Work& work) {
+    const u32 lane = kept(threadIdx.x % LANES);
+    const u32 warp = kept(threadIdx.x / LANES);
+    const u32 room = dynamic_shared_bytes();
+    const u32 base = kept(shared_address(linear_shared));
+    const u32 first = base + BULK_FIRST_BYTES;
+    const u32 bytes = stage_bytes(EIGHTS);
+    const u32 count = min((room - BULK_FIRST_BYTES) / bytes, MOST_STAGES);
+    const Stages stages = {first, first + count * bytes, bytes, base, first, base};
+    const bool aligned = has_aligned_x(work.launch);
+    // The weights' warp makes the barriers and asks at once; the others of the block wait for them,
+    // and the warp that writes x into other blocks for theirs too.
+    if (warp == LINEAR_WARPS) {
+        if (lane == 0) {
+            for (u32 i = 0; i < count; i++)
+                init_barrier(base + 8 * i, 3), init_barrier(stages.empty() + 8 * i, LINEAR_WARPS),
+                    init_barrier(stages.x_empty() + 8 * i, CLUSTER);
+            show_barriers();
+        }
+        __syncwarp();
+        asm volatile("bar.arrive 2, %0;" ::"n"((LINEAR_WARPS + 2) * LANES) : "memory");
+        if (CLUSTER > 1) arrive_at_cluster();
+        ask_for_weights(work, stages, lane);
+        __syncwarp();
+    } else {
+        if (CLUSTER > 1) arrive_at_cluster();
+        asm volatile("bar.sync 2, %0;" ::"n"((LINEAR_WARPS + 2) * LANES) : "memory");
+        if (warp == LINEAR_WARPS + 1) {
+            if (CLUSTER > 1) wait_for_cluster();
+            ask_for_x<CLUSTER>(work, stages, lane, aligned);
+        } else {
+            multiply_items<EIGHTS>(work, stages, warp, lane);
+        }
+        __syncwarp();
+    }
+    if (CLUSTER == 1) return;
+    // Until no block of the cluster writes here any more.
+    if (warp != LINEAR_WARPS + 1) wait_for_cluster();
+    arrive_at_cluster();
+    wait_for_cluster();
 }
 }  // namespace df11::linear

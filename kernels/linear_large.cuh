@@ -1,35 +1,39 @@
 // Products of 129 rows of x and more, for compute capability 9.0: as linear_wide.cuh, of which they
-// take stages, decoding and stores, but each weight is decoded once for 192 or 256 rows.
+// take stages, decoding, stores and the order of sums, but each weight is decoded once for 192 or
+// 256 rows.
 //
 //   group     four strips by all columns; its stages lie after those of the group before
 //   band      up to 256 rows of x, those of a block; all bands but the last have as many
-//   share     as many stages as others have (linear_task.cuh), by shape and number of bands alone:
-//             pieces of one group or several. A persistent block takes one band of a share or
-//             several; blocks side by side have the bands of one share, so that weights come from
-//             DRAM once
+//   share     as many stages as others have, at least a group's (src/gpu/linear/many.rs). Blocks
+//             side by side have the bands of one share, so that weights come from DRAM once
 //   block     eight warps that multiply, 16 rows of a strip each, with 96 or 128 sums a thread, and
 //             four that ask; two warpgroups' products hide what each of them decodes
 //
-//      group 0                 | group 1                 | ...    28672 x 4096: groups of 64 stages
-//      share 0        | share 1        | share 2         | ...                    shares of 112
-//        whole group 0, then a piece of group 1 | its other piece, ...
+//      group 0          | group 1          | group 2          | ...
+//      share 0                    | share 1                       | ...
+//        first this ----^ piece, handed over; last the rest of group 1
 //
-//   sums      of a group's pieces meet in memory, at a counter: see LargeMeeting
+//   relay     a share that cuts a group begins with its first piece and hands the chain's sums to
+//             the next share, which goes on from them when it has done all else: a chain's sums are
+//             never added to each other. Only its end waits for the block before, whose beginning
+//             waits for nothing
+//   splits    of a group follow each other in a block; the sum of those before is kept in memory
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-23-linear-bands.md):
-// 168 registers (216 for those that multiply, 72 for those that ask), 12 warps, a block a
-// multiprocessor, 227 KiB of shared memory: 5 stages of 44 KiB, or 6 of 36. Sum of 6144 x 4096,
-// 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds, nvcc's build:
-//   rows of x                   192     256     384     512     1024
-//   this                        166.8   200.3   275.2   336.3   618.0
-//   y by 4 bytes, all stored    165.9   201.1   281.1   346.6   623.8
-//   cuBLASLt's best             159.7   178.6   237.2   302.8   607.8
-// What limits it. A stage of 256 rows takes 0.70 to 0.77 us, of which products take 0.58 at 1.755
-// GHz. About 10 us are the ends of a launch whose columns are shared out: sums go to L2 and come
-// back. What was tried and rejected is in that record and in 2026-11-23-linear-large.md.
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 168 registers (216 for those that multiply,
+// 72 for those that ask), 12 warps, a block a multiprocessor, 227 KiB of shared memory: 5 stages of
+// 44 KiB, or 6 of 36. In PyTorch's order on an H100, one split, microseconds, F.linear / this
+// (benches/record/2026-11-26-exact-order-wide.md):
+//   rows of x             256             1024            2048
+//   6144 x 4096                           70.7 / 80.5     134.9 / 142.0
+//   4096 x 4096                           46.5 / 48.8     90.4 / 95.9
+//   28672 x 4096          107.0 / 98.6    316.2 / 331.8   629.7 / 674.1
+//   4096 x 14336                          153.8 / 161.4   302.8 / 321.9
+// What limits it. A stage of 256 rows takes 0.72 us, of which products take 0.58 at 1.755 GHz. A
+// relay costs about 15 us of a launch. What was tried and rejected is in that record, in
+// 2026-11-23-linear-bands.md and in 2026-11-23-linear-large.md.
 //
-// Safety: as linear.cu has it. A block waits for others no longer than LARGE_LOOKS looks at a
-// counter.
+// Safety: as linear.cu has it. A block waits for the one before alone, which has begun earlier:
+// GPUs begin blocks in the order of their numbers.
 #pragma once
 #include "linear_wide.cuh"
 

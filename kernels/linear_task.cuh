@@ -70,7 +70,7 @@ static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 // df11_linear_fast_{32,64,128,192,256} take it too: see below.
 //
 // Up to 16 rows, bits of y depend on the matrix and on the row of x, and on nothing else: no other
-// row, no other matrix, no grid.
+// row, no other matrix, no grid. Compute capability 9.0: see below.
 //
 // Where the constants say so, the launch may have the attribute of programmatic stream
 // serialization: then the matrices must have been written before the launch before this one began.
@@ -91,20 +91,21 @@ struct alignas(64) LinearLaunch {
     float* partials;   // the sum of linear_split(..).partials() times LINEAR_PARTIAL_BYTES for each
                        // 16 rows of x, aligned to 16
     u32* status;       // bits are set where what is stored contradicts itself
-    u32 share_stages;  // for 129 rows of x and more: see below; else of no use
-    u32 reserved;
-    u32 wide_strips;  // for 17 rows of x and more: likewise
+    // For 17 rows of x and more: see below; else of no use. Splits of each matrix's columns, none of
+    // them empty (split_stages).
+    u8 splits[LINEAR_MATRICES];
+    u32 wide_strips;
     u32 tile_sets;  // of df11_linear_tile_{2,8,16}: items whose sums are on their way at once, 1, 2
     u32 x_mapped;   // for 17 rows of x and more: 1 if x_map is set
     u32 tile_tables;  // of df11_linear_tile_{2,8,16}: tables at once: 1, 2 or 4
     LinearMatrix matrices[LINEAR_MATRICES];
     u32 tile_slot_bytes;  // of df11_linear_tile_{2,8,16}: what a slot has of the shared memory that
                           // is left, a multiple of 16 (linear_tile_block.cuh)
-    // By the fast layout, compute capability 9.0: the splits of each matrix's columns, none of them
-    // empty (split_stages). Up to 16 rows of x what a block multiplies at once (few_units), and of
-    // one strip (few_splits).
-    u8 splits[LINEAR_MATRICES];
-    u32 few_units, few_splits;
+    // Up to 16 rows of x by the fast layout, compute capability 9.0: splits of strips that a block
+    // multiplies at once, and of one strip; strips of all matrices that each block multiplies, and
+    // how many blocks multiply one more. See below.
+    u32 few_units, few_splits, few_each, few_more;
+    u32 share_stages;  // for 129 rows of x and more: see below
     // A CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes of
     // WIDE_COLUMNS columns and all rows, or those of a band, 128-byte swizzle, zeros for columns
     // that do not exist. Without it, as if x or pitch is not a multiple of 16 bytes, x is read
@@ -114,6 +115,19 @@ struct alignas(64) LinearLaunch {
 static_assert(sizeof(LinearLaunch) == 1024, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
 
+// Up to 16 rows of x by the fast layout, compute capability 9.0 (linear_few.cuh), in the order of a
+// plan of the sum: a launch of df11_linear_fast_{1,8,16}, for at most this many rows. Blocks of
+// FEW_ASKING warps and two for each of few_units, which are at most FEW_UNITS; blocks times few_each
+// and few_more are the strips of all matrices. Counters, partials and items are not read. Of a
+// matrix differ from above:
+//   slices          splits of its columns; each has some
+//   whole_strips    of each split but the last: ceil(ceil(columns / 64) / splits) blocks of 64
+//   first_strip     splits at once, at most few_splits: all, or of more than FEW_UNITS some
+//   first_item      the sum of strips of all matrices before
+//   first_partial   bits 0 to 7: strips at once, of which splits at once are at most few_units;
+//                   bits 8 on: 2^16 / splits at once, and one
+// Bits of y depend on the matrix, its splits and the row of x.
+//
 // How the strips of a matrix are shared out among blocks: most are an item each; of the last ones,
 // if they are too few for a GPU's multiprocessors, each is several items, slices of its columns,
 // whose sums meet in memory. By shape alone, for the number of multiprocessors of the GPUs that we
@@ -138,7 +152,7 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
 
 // 17 rows of x and more: the machine code for compute capability 9.0 has
 // df11_linear_fast_{32,64,128}, of blocks with WIDE_THREADS: N rows of x each, or a band of them. A
-// launch of `cluster` * wide_bands * (the sum of wide_items) blocks, in clusters of `cluster`, which
+// launch of `cluster` * wide_bands * (the sum of wide_items) blocks, in clusters of `cluster` that
 // the launch says: as many as each matrix has splits, or more, at most WIDE_SPLITS. It may have the
 // attribute of programmatic stream serialization. Of a matrix whole_strips, slices, first_item,
 // first_strip and first_partial are not read, nor are items, counters and partials. What differs
@@ -180,8 +194,8 @@ __host__ __device__ constexpr u32 wide_items(u32 strips, u32 splits, u32 block_s
 // at most this many rows: large_shares times wide_bands blocks of LARGE_THREADS; the attribute as
 // above. Matrices have LARGE_STRIPS strips by all columns as groups; the stages of all groups, one
 // after the other, are shared out evenly. A share that cuts a group begins with what it has of the
-// last one, and hands its sums to the next share, which ends with the rest. Blocks side by side have
-// the bands of one share, so that they read the same weights. What differs from above:
+// last one, and hands its sums to the next share, which ends with the rest. Blocks side by side
+// have the bands of one share, so that they read the same weights. What differs from above:
 //   share_stages  stages of a share, at least those of a group, so that no group has more than two
 //   counters      one for each block, 0 before and after
 //   partials      LARGE_PARTIAL_BYTES for each block, aligned to 16

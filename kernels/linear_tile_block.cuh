@@ -218,7 +218,7 @@ constexpr u32 SLOT_LANES = WIDE_ARRIVALS;
 constexpr u32 SLOT_ARRIVALS = SLOT_LANES + (HOPPER ? 0 : LANES);
 __device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u32 lane) {
     if constexpr (HOPPER) {
-        if (bytes && lane == 0) copy_bulk_once(to, from, bytes, full, once_policy());
+        if (bytes && lane == 0) copy_bulk_once(to, from, bytes, full);
     } else {
 #pragma unroll 1
         for (u32 i = lane * 16; i < bytes; i += LANES * 16) copy_async(to + i, from + i);

@@ -1,9 +1,10 @@
-// Products of 17 to 128 rows of x, for compute capability 9.0: wgmma, with decoded weights as the A
-// operand from registers, x as B from shared memory.
+// Products of 17 rows of x and more, for compute capability 9.0, in the order of a plan of the sum
+// (spec/gpu.md, part 7): wgmma, with decoded weights as the A operand from registers, x as B from
+// shared memory. linear_large.cuh has another way for more rows of x, in the same order.
 //
-//   item      a cluster's work, four blocks. A block has up to eight strips of a matrix, and of the
-//             columns all, a half or a quarter (parts, by shape alone: linear_task.cuh): the blocks
-//             of a cluster have four groups of strips, two in halves, or one in quarters
+//   item      a cluster's work for a band of up to 32, 64 or 128 rows of x. A block has up to eight
+//             strips of a matrix and one split of its columns: with s splits the blocks of a
+//             cluster have as many groups of strips as s goes into its size
 //   stage     64 columns, two steps of each strip; a ring of them, filled with weights before the
 //             launch before has ended
 //   block     16 warps that multiply, 16 rows of a strip each, and four that ask, a stage each in
@@ -13,29 +14,31 @@
 //      ...         | ...         |  each warpgroup reads the x of a stage from shared memory
 //      warpgroup 3 | strips 6, 7 |
 //
-//   x         comes in boxes of 64 columns by all rows, a copy each, by a tensor map that the host
-//             makes: its order is wgmma's, as the fast layout has columns. If it is not aligned,
-//             word by word, and a fence makes it visible to products
+//   chain     a warpgroup's products of a split, first to last, from zero; the next stage's first
+//             step is loaded while this one's second step is multiplied
+//   x         comes in boxes of 64 columns by the rows of a band, a copy each, by a tensor map that
+//             the host makes: its order is wgmma's, as the fast layout has columns. If it is not
+//             aligned, word by word, and a fence makes it visible to products
 //   entries   those that ask put one for each product of 16 rows and 16 columns in a place of its
 //             own in a stage, and tell which have some; of products with several, or tiles with
 //             more than six, those that multiply load all of the tile
-//   parts     of an item meet in the cluster's shared memory: each block adds the sums of some rows
-//             of x, in the order of parts, out of all blocks. No workspace
+//   splits    of an item meet in the cluster's shared memory: each block adds the sums of some rows
+//             of x, in the order of splits, out of all blocks. No workspace
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-22-linear-wide.md): 96
-// registers (104 for those that multiply, 64 for those that ask), 20 warps, a block a
-// multiprocessor, 227 KiB of shared memory: with eight strips 6 stages for 64 rows of x, 5 for 128.
-// About 125 instructions of a warp for 1,024 weights with 64 rows, of them 66 to load and decode.
-// Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds:
-//   rows of x                            64      128
-//   this, nvcc's build                   111.0   132.4
-//   entries by steps, not by products    112.1   150.3
-// cuBLASLt's best takes 122 and 129 to 131 there; on an H100 this is 1.26, 1.22 and 1.15 times as
-// fast with 32, 64 and 128 rows (benches/record/2026-11-23-linear-large.md).
-// What limits it. With 32 rows DRAM in large matrices (28672 x 4096: 3.80 TB/s), and about 5 us at
-// the ends of a launch in small ones. With 128 rows issue slots and entries: beside products of 64
-// clocks each a scheduler has room for about 16 instructions of a warp, and decoding takes as many.
-// What was tried and rejected is in both records.
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 96 registers (104 for those that multiply,
+// 64 for those that ask), 20 warps, a block a multiprocessor, 227 KiB of shared memory: with eight
+// strips 6 stages for 64 rows of x, 5 for 128. About 115 instructions of a warp for 1,024 weights.
+// In PyTorch's order on an H100, microseconds, F.linear / this
+// (benches/record/2026-11-26-exact-order-wide.md):
+//   rows of x             32              64              128
+//   6144 x 4096           21.8 / 18.5     21.1 / 19.0     21.8 / 22.8     one split
+//   4096 x 4096           14.8 / 17.0     15.0 / 17.8     15.3 / 21.5     one
+//   28672 x 4096          86.0 / 64.1     87.9 / 65.1     90.8 / 69.4     one
+//   4096 x 14336          46.8 / 35.0     48.0 / 35.6     54.6 / 40.2     two; with 128 rows three
+// What limits it. In large matrices DRAM. In small ones the chain: a warpgroup alone takes 0.22,
+// 0.24 and 0.29 us a stage with 32, 64 and 128 rows, of which products need 0.04, 0.07 and 0.15;
+// each scheduler has one warp then, which waits for its own instructions. What was tried and
+// rejected is in that record and in 2026-11-22-linear-wide.md.
 //
 // Safety: as linear.cu has it. Blocks wait for those of their cluster alone, which run at once.
 #pragma once

@@ -21,7 +21,9 @@ pub enum Error {
         source: io::Error,
     },
     /// The data is well-formed, but asks for something that this version does not know.
-    #[error("{} is not supported by this version of df11; {}", printable(.what), printable(.remedy))]
+    #[error(
+        "{} is not supported by this version of df11; {}", printable(.what), printable(.remedy)
+    )]
     Unsupported {
         /// The feature, version, encoding or dtype.
         what: String,
@@ -29,7 +31,10 @@ pub enum Error {
         remedy: String,
     },
     /// The bytes break a rule of their format: the file is damaged, truncated or was never valid.
-    #[error("{}, byte {offset}: {}{}", printable(.place), printable(.problem), end(.remedy.as_ref()))]
+    #[error(
+        "{}, byte {offset}: {}{}",
+        printable(.place), printable(.problem), end(.remedy.as_ref())
+    )]
     Corrupt {
         /// The file, section or array in which the problem lies.
         place: String,

@@ -22,7 +22,10 @@ pub use crate::{
     encoding::{gap, stored, tile},
     error::{is_unseen, printable},
     io::FileReader,
-    open::{Cpu, Decoder, PreparedTensor, Shard, Tiles, histogram, is_small, verify_containers},
+    open::{
+        Cpu, Decoder, PreparedTensor, Shard, Tiles, histogram, is_small, tensor_hashes,
+        verify_containers,
+    },
     parallel::pool,
     paths::check_path,
     source::hub_cache::{Located, locate},

@@ -25,9 +25,9 @@ struct Owned {
 
 static POOLS: OnceLock<Box<Owned>> = OnceLock::new();
 
-/// The pool of this process: one thread for each core, or as many as `RAYON_NUM_THREADS` says, which
-/// is there until the process ends. A forked process has no threads of its parent's pool, not those
-/// of rayon's own either, and gets another one. Takes no lock that a parent could have held.
+/// The pool of this process, until it ends: one thread for each core, or as many as
+/// `RAYON_NUM_THREADS` says. A forked process has no threads of its parent's pool, nor of rayon's
+/// global one, and gets a pool of its own. Waits for no lock that a parent could have held.
 ///
 /// # Errors
 /// [`Error::Parameter`] if the system refuses threads.

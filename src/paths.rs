@@ -93,7 +93,7 @@ impl<'a> PathTree<'a> {
 /// What transformers and diffusers read first.
 pub(crate) const CONFIG: &str = "config.json";
 
-/// The configurations of weights, given the paths of all files: for each file of weights the nearest
+/// The configurations of weights, given the paths of all files: for each weights file the nearest
 /// one, in its folder or above, since an index may name weights in subfolders.
 pub(crate) fn configs<'a>(
     weights: impl Iterator<Item = &'a str>,

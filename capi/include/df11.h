@@ -164,9 +164,9 @@ enum df11_status df11_tensor_named(const struct df11_model *model,
                                    struct df11_tensor *tensor);
 
 // Decodes rows of a tensor of any dtype on the CPU: little-endian, as in the original file. Works
-// on all cores; checksums are checked the first time that bytes are read. `output_bytes` is the
-// size of these rows exactly, and all rows of `DF11_ALL_ROWS` from 0 on are `bytes` of
-// `df11_tensor`. After an error the output holds anything.
+// on all cores, also in a process that was forked; checksums are checked the first time that bytes
+// are read. `output_bytes` is the size of these rows exactly, and all rows of `DF11_ALL_ROWS` from
+// 0 on are `bytes` of `df11_tensor`. After an error the output holds anything.
 //
 // # Safety
 // `model` is open; `output` has `output_bytes`, which nobody else uses meanwhile.

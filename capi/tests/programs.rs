@@ -37,15 +37,17 @@ struct Place(TempDir);
 
 impl Place {
     fn new() -> Self {
-        let folder = stand_in::folder();
-        let models = [("tile.df11", Layout::Tile, SHAPE), ("gap.df11", Layout::gap(), demo::TINY)];
-        for (name, layout, shape) in models {
-            let checkpoint = demo::checkpoint(folder.path(), shape, 11).unwrap();
-            let options = CompressOptions::new().layout(layout);
-            let source = Source::open(&checkpoint).unwrap();
-            df11::compress(&source, &folder.path().join(name), &options, &()).unwrap();
-        }
-        Self(folder)
+        let place = Self(stand_in::folder());
+        place.compress("tile.df11", Layout::Tile, SHAPE);
+        place.compress("gap.df11", Layout::gap(), demo::TINY);
+        place
+    }
+
+    fn compress(&self, name: &str, layout: Layout, shape: demo::Shape) {
+        let checkpoint = demo::checkpoint(self.0.path(), shape, 11).unwrap();
+        let options = CompressOptions::new().layout(layout);
+        let source = Source::open(&checkpoint).unwrap();
+        df11::compress(&source, &self.path(name), &options, &()).unwrap();
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -186,7 +188,11 @@ fn a_program_in_cpp_decodes_rows_on_threads() {
 fn a_forked_process_decodes_too() {
     let place = Place::new();
     let Some(program) = place.compile("fork.c") else { return };
-    for name in ["tile.df11", "gap.df11"] {
+    // Of several portions, so that several threads decode.
+    let shape = demo::Shape { hidden: 512, ..SHAPE };
+    place.compress("large-tile.df11", Layout::Tile, shape);
+    place.compress("large-gap.df11", Layout::gap(), shape);
+    for name in ["gap.df11", "large-tile.df11", "large-gap.df11"] {
         run(Command::new(&program).arg(place.path(name)));
     }
 }

@@ -51,15 +51,22 @@ static const char* load_kernels(int& argc, char**& argv, const char* name) {
 // With one argument, by value. `begins_early`: it may begin while the launch before ends.
 template <class T>
 static void launch_kernel(const void* kernel, u32 blocks, u32 threads, u32 shared,
-                          const T& argument, cudaStream_t stream, bool begins_early = false) {
+                          const T& argument, cudaStream_t stream, bool begins_early = false,
+                          u32 cluster = 1) {
     T copy = argument;
     void* arguments[] = {&copy};
     cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    if (begins_early) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs++].val.clusterDim = {cluster, 1, 1};
+    }
     config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = shared;
-    config.stream = stream, config.attrs = &attribute, config.numAttrs = begins_early;
+    config.stream = stream, config.attrs = attributes;
     if (shared)
         CUDA(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));

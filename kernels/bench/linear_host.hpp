@@ -7,10 +7,10 @@
 static const size_t LT_ROOM = 64 << 20;
 // Whether the kernels are those of the PTX; whether launches begin early.
 static bool ring = false, early = true;
-// For checks. Strips of a block for 17 rows of x and more, and parts of the columns, 0: what is
-// good; blocks of a launch by tiles up to 16 rows of x, 0: as many as multiprocessors; stages that
+// For checks. Strips of a block for 17 rows of x and more, and splits of the columns, 0: what is
+// fast; blocks of a launch by tiles up to 16 rows of x, 0: as many as multiprocessors; stages that
 // hold fewer bytes than tiles have.
-static u32 forced_strips = 0, forced_parts = 0, few_blocks = 0;
+static u32 forced_strips = 0, forced_splits = 0, few_blocks = 0;
 static bool small_stages = false;
 // Of a launch of several matrices.
 static u32 most_tables = MOST_TABLES;
@@ -176,37 +176,9 @@ static void add_matrix(LinearLaunch& l, const Form& form, u16* y, u64 y_pitch,
 
 // --- launches by the fast layout
 
-struct Variant {
-    std::string name;
-    const void* kernel;
-    u32 eights, depth;
-    bool bulk, early;  // early: begins while the launch before ends
-};
-static Variant standard(u32 x_rows) {
-    const bool few = x_rows <= 8;
-    return {few ? "df11_linear_fast_8" : "df11_linear_fast_16",
-            few ? KERNEL(df11_linear_fast_8) : KERNEL(df11_linear_fast_16),
-            (x_rows + 7) / 8,
-            ring ? LINEAR_DEPTH : LINEAR_STAGES,
-            !ring,
-            !ring && early};
-}
-static void launch_fast(const Variant& v, const LinearLaunch& l, cudaStream_t stream) {
-    const u32 shared =
-        v.bulk ? BULK_FIRST_BYTES + v.depth * stage_bytes(v.eights) : linear_shared_bytes(v.eights);
-    const u32 threads = (LINEAR_WARPS + 2 * v.bulk) * LANES;
-    CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
-    int blocks = 0;
-    CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, v.kernel, threads, shared));
-    if (!blocks) printf("%s does not fit\n", v.name.c_str()), exit(1);
-    const u32 good = std::min<u32>(l.items, blocks * sm_count()) / LINEAR_GROUP * LINEAR_GROUP;
-    launch_kernel(v.kernel, std::max(good, LINEAR_GROUP), threads, shared, l, stream, v.early);
-}
-
 // The map of x, if there can be one.
-static void map_x(LinearLaunch& l) {
-    l.x_mapped = (reinterpret_cast<u64>(l.x) | l.x_pitch * 2) % 16 == 0;
-    if (!l.x_mapped) return;
+static CUresult encode_x(LinearLaunch& l, u32 dimensions, const cuuint64_t* sizes,
+                         const cuuint64_t* pitches, const cuuint32_t* box, bool swizzled) {
     static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
     if (!encode) {
         cudaDriverEntryPointQueryResult found;
@@ -214,70 +186,169 @@ static void map_x(LinearLaunch& l) {
                                               reinterpret_cast<void**>(&encode), 12000,
                                               cudaEnableDefault, &found));
     }
-    const cuuint64_t sizes[] = {l.columns, l.x_rows}, pitch = l.x_pitch * 2;
-    const u32 at_once = l.x_rows > WIDE_ROWS ? large_band_rows(l.x_rows) : l.x_rows;
-    const cuuint32_t box[] = {WIDE_COLUMNS, at_once}, every[] = {1, 1};
-    const auto done =
-        encode(reinterpret_cast<CUtensorMap*>(&l.x_map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
-               const_cast<u16*>(l.x), sizes, &pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const cuuint32_t every[] = {1, 1, 1};
+    return encode(reinterpret_cast<CUtensorMap*>(&l.x_map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                  dimensions, const_cast<u16*>(l.x), sizes, pitches, box, every,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+static void need(CUresult done) {
     if (done != CUDA_SUCCESS) printf("cuTensorMapEncodeTiled: %d\n", int(done)), exit(3);
 }
-
-static u32 items_of(const LinearLaunch& l, u32 strips) {
-    u32 items = 0;
-    for (u32 i = 0; i < l.matrix_count; i++)
-        items += wide_items(strips_of(l.matrices[i].rows), l.wide_parts[i], strips);
-    return items;
+static bool can_map_x(const LinearLaunch& l) {
+    return (reinterpret_cast<u64>(l.x) | l.x_pitch * 2) % 16 == 0;
 }
-// Those of a block with which the launch takes the least time.
-static u32 wide_strips(const LinearLaunch& l) {
-    u32 best = WIDE_STRIPS;
-    u64 least = ~0ull;
-    // Even: a warpgroup takes as long for one strip as for two.
-    for (u32 strips = 2; strips <= WIDE_STRIPS; strips += 2) {
-        u64 time = 0;
-        for (u32 i = 0; i < l.matrix_count; i++)
-            time = std::max(time, wide_time(items_of(l, strips), wide_stage_count(l.columns),
-                                            l.wide_parts[i], strips, wide_clusters(sm_count())));
-        if (time < least) least = time, best = strips;
+static void map_x(LinearLaunch& l, u32 band_rows) {
+    l.x_mapped = can_map_x(l);
+    if (!l.x_mapped) return;
+    const cuuint64_t sizes[] = {l.columns, l.x_rows}, pitch = l.x_pitch * 2;
+    const cuuint32_t box[] = {WIDE_COLUMNS, band_rows};
+    need(encode_x(l, 2, sizes, &pitch, box, true));
+}
+
+// --- up to 16 rows, as src/gpu/linear/split.rs has it
+
+constexpr u32 FEW_CHAIN = 64;  // blocks of a chain that is not too long
+static u32 blocks_of(u32 columns) { return (columns + FEW_COLUMNS - 1) / FEW_COLUMNS; }
+static bool has_columns(u32 columns, u32 splits) {
+    const u32 blocks = blocks_of(columns);
+    return (splits - 1) * ((blocks + splits - 1) / splits) < blocks;
+}
+static u32 fast_splits(u32 rows, u32 columns) {
+    const u32 strips = (strips_of(rows) + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS;
+    u32 splits = std::min((blocks_of(columns) + FEW_CHAIN - 1) / FEW_CHAIN,
+                          std::max(FEW_UNITS / std::min(strips, FEW_UNITS), 1u));
+    if (forced_splits) splits = forced_splits;
+    while (!has_columns(columns, splits)) splits--;
+    return splits;
+}
+static void launch_few(LinearLaunch l, bool begins_early, cudaStream_t stream) {
+    u32 all = 0;
+    l.few_splits = l.few_units = 1;
+    for (u32 i = 0; i < l.matrix_count; i++) {
+        LinearMatrix& m = l.matrices[i];
+        m.slices = fast_splits(m.rows, l.columns);
+        m.whole_strips = (blocks_of(l.columns) + m.slices - 1) / m.slices;
+        const u32 passes = (m.slices + FEW_UNITS - 1) / FEW_UNITS;
+        m.first_strip = (m.slices + passes - 1) / passes;
+        m.first_item = all, all += strips_of(m.rows);
+        l.few_splits = std::max(l.few_splits, m.first_strip);
+    }
+    const u32 blocks = std::min(all, sm_count()), most = (all + blocks - 1) / blocks;
+    for (u32 i = 0; i < l.matrix_count; i++) {
+        const LinearMatrix& m = l.matrices[i];
+        const u32 room = m.slices > FEW_UNITS ? 1 : FEW_UNITS / m.first_strip;
+        const u32 times = (most + room - 1) / room, at_once = (most + times - 1) / times;
+        l.few_units = std::max(l.few_units, (m.slices > FEW_UNITS ? 1 : at_once) * m.first_strip);
+    }
+    for (u32 i = 0; i < l.matrix_count; i++) {
+        LinearMatrix& m = l.matrices[i];
+        const u32 strips = m.slices > FEW_UNITS ? 1 : l.few_units / m.first_strip;
+        m.first_partial = (65536 / m.first_strip + 1) << 8 | strips;
+    }
+    l.few_each = all / blocks, l.few_more = all % blocks;
+    const u32 n = l.x_rows == 1 ? 1 : l.x_rows <= 8 ? 8 : 16;
+    l.x_mapped = can_map_x(l) && l.columns >= FEW_COLUMNS;
+    if (l.x_mapped) {
+        const cuuint64_t sizes[] = {FEW_COLUMNS, l.x_rows, l.columns / FEW_COLUMNS};
+        const cuuint64_t pitches[] = {l.x_pitch * 2, FEW_COLUMNS * 2};
+        const cuuint32_t box[] = {FEW_COLUMNS, n, FEW_BLOCKS};
+        need(encode_x(l, 3, sizes, pitches, box, n > 1));
+    }
+    const void* kernel = n == 1   ? KERNEL(df11_linear_fast_1)
+                         : n == 8 ? KERNEL(df11_linear_fast_8)
+                                  : KERNEL(df11_linear_fast_16);
+    launch_kernel(kernel, blocks, (FEW_ASKING + 2 * l.few_units) * LANES, FEW_SHARED_BYTES, l,
+                  stream, begins_early);
+}
+// The kernels of the PTX.
+static void launch_ring(const LinearLaunch& l, cudaStream_t stream) {
+    const bool few = l.x_rows <= 8;
+    const u32 good = std::min<u32>(l.items, sm_count()) / LINEAR_GROUP * LINEAR_GROUP;
+    launch_kernel(few ? KERNEL(df11_linear_fast_8) : KERNEL(df11_linear_fast_16),
+                  std::max(good, LINEAR_GROUP), LINEAR_WARPS * LANES,
+                  linear_shared_bytes(few ? 1 : 2), l, stream, false);
+}
+
+// 17 rows of x and more: how src/gpu/linear/many.rs shares strips and columns out among blocks.
+struct Many {
+    u32 n, strips, cluster, share_stages;  // n: rows of x of a band, at most
+    u64 blocks, time;                      // nanoseconds
+};
+static Many many_of(const LinearLaunch& l, u32 processors) {
+    static const u32 AT_ONCE[] = {132, 66, 39, 30, 22, 17, 15, 15};
+    static const u32 CLASSES[] = {32, 64, 128}, LEAST[] = {110, 110, 120}, EACH[] = {53, 64, 84};
+    const u32 group = wide_stage_count(l.columns);
+    u32 most = 1, groups = 0;
+    for (u32 i = 0; i < l.matrix_count; i++)
+        most = std::max<u32>(most, l.splits[i]), groups += large_groups(l.matrices[i].rows);
+    Many best = {0, 0, 0, 0, 0, ~0ull};
+    auto take = [&](Many m) {
+        if (m.time < best.time) best = m;
+    };
+    for (u32 c = 0; c < 3; c++)
+        for (u32 cluster = most; cluster <= WIDE_SPLITS; cluster++)
+            for (u32 strips = 2; strips <= WIDE_STRIPS; strips += 2) {
+                if (forced_strips && strips != 2) continue;
+                const u32 own = forced_strips ? forced_strips : strips;
+                u64 clusters = 0, block = 0;
+                for (u32 i = 0; i < l.matrix_count; i++) {
+                    const u32 splits = l.splits[i];
+                    clusters += wide_items(strips_of(l.matrices[i].rows), splits, own, cluster);
+                    block = std::max<u64>(block, u64(split_stages(l.columns, splits)) *
+                                                         (LEAST[c] + EACH[c] * own) +
+                                                     (splits > 1 ? 5500 : 4000));
+                }
+                clusters *= wide_bands(l.x_rows, CLASSES[c]);
+                const u64 once = std::max(AT_ONCE[cluster - 1] * processors / 132, 1u);
+                take({CLASSES[c], own, cluster, 0, clusters * cluster,
+                      (clusters + once - 1) / once * block});
+            }
+    for (u32 n : {192u, 256u}) {
+        if (l.x_rows <= WIDE_ROWS || forced_strips) break;
+        const u32 bands = wide_bands(l.x_rows, n), all = groups * group,
+                  teams = std::max(processors / bands, 1u), stage = n == 192 ? 600 : 720,
+                  even = std::max((all + teams - 1) / teams, group),
+                  whole = (even + group - 1) / group * group;
+        const bool cuts = u64(even) * stage + 15000 < u64(whole) * stage;
+        const u32 share = cuts ? even : whole;
+        take({n, 0, 1, share, u64(all + share - 1) / share * bands,
+              u64(share) * stage + 4000 + (cuts ? 15000 : 0)});
     }
     return best;
 }
-// 129 rows and more.
-static void launch_large(LinearLaunch l, bool begins_early, cudaStream_t stream) {
-    map_x(l);
-    l.items = 0;
-    const u32 bands = large_bands(l.x_rows);
-    for (u32 i = 0; i < l.matrix_count; i++)
-        l.items += large_shares(l.matrices[i].rows, l.columns, bands) * bands;
-    const u32 blocks = forced_strips ? forced_strips * 7 : sm_count();
-    const void* kernel =
-        large_class(l.x_rows) == 192 ? KERNEL(df11_linear_fast_192) : KERNEL(df11_linear_fast_256);
-    launch_kernel(kernel, std::min(l.items, blocks), LARGE_THREADS, WIDE_SHARED_BYTES, l, stream,
-                  begins_early);
-}
 static void launch_wide(LinearLaunch l, bool begins_early, cudaStream_t stream) {
-    if (l.x_rows > WIDE_ROWS) return launch_large(l, begins_early, stream);
-    map_x(l);
-    l.counters = nullptr, l.partials = nullptr, l.items = 0;
-    for (u32 i = 0; i < l.matrix_count; i++)
-        l.wide_parts[i] =
-            u8(forced_parts ? forced_parts : wide_parts(l.matrices[i].rows, l.columns));
-    l.wide_strips = forced_strips ? forced_strips : wide_strips(l);
-    const u32 n = wide_class(l.x_rows);
-    const void* kernel = n == 32   ? KERNEL(df11_linear_fast_32)
-                         : n == 64 ? KERNEL(df11_linear_fast_64)
-                                   : KERNEL(df11_linear_fast_128);
-    launch_kernel(kernel, WIDE_CLUSTER * items_of(l, l.wide_strips), WIDE_THREADS,
-                  WIDE_SHARED_BYTES, l, stream, begins_early);
+    for (u32 i = 0; i < l.matrix_count; i++) {
+        LinearLaunch one = l;
+        one.matrix_count = 1, one.matrices[0] = l.matrices[i];
+        u64 least = ~0ull;
+        for (u32 splits = 1; splits <= 4; splits++) {
+            one.splits[0] = u8(splits);
+            const u32 stages = split_stages(l.columns, splits);
+            if ((splits - 1) * stages >= wide_stage_count(l.columns)) continue;
+            const u64 time = many_of(one, 132).time;
+            if (time < least) least = time, l.splits[i] = u8(splits);
+        }
+        if (forced_splits) l.splits[i] = u8(forced_splits);
+    }
+    const Many many = many_of(l, sm_count());
+    map_x(l, wide_band_rows(l.x_rows, many.n));
+    l.wide_strips = many.strips, l.share_stages = many.share_stages;
+    const void* kernel = many.n == 32    ? KERNEL(df11_linear_fast_32)
+                         : many.n == 64  ? KERNEL(df11_linear_fast_64)
+                         : many.n == 128 ? KERNEL(df11_linear_fast_128)
+                         : many.n == 192 ? KERNEL(df11_linear_fast_192)
+                                         : KERNEL(df11_linear_fast_256);
+    launch_kernel(kernel, u32(many.blocks), many.n > 128 ? LARGE_THREADS : WIDE_THREADS,
+                  WIDE_SHARED_BYTES, l, stream, begins_early, many.cluster);
 }
 static void launch_product(const LinearLaunch& l, bool begins_early, cudaStream_t stream) {
     if (l.x_rows > LINEAR_ROWS) return launch_wide(l, begins_early, stream);
-    Variant v = standard(l.x_rows);
-    v.early &= begins_early;
-    launch_fast(v, l, stream);
+    if (ring)
+        launch_ring(l, stream);
+    else
+        launch_few(l, begins_early, stream);
 }
 
 // --- launches by tiles as stored, of which the largest one has `staged` bytes
@@ -376,8 +447,8 @@ static GroupedLaunch grouped_of(const Context& c, const u16* x, u64 pitch, u32 x
             c.status, x_rows, columns, rows,    places,   experts, {}};
 }
 static void launch_grouped(const GroupedLaunch& l, cudaStream_t stream) {
-    const u32 shared = ring ? linear_shared_bytes(1) : bulk_shared_bytes(2);
-    launch_kernel(KERNEL(df11_linear_grouped), sm_count(), (LINEAR_WARPS + (ring ? 0 : 2)) * LANES,
+    const u32 shared = ring ? linear_shared_bytes(1) : FEW_GROUPED_BYTES;
+    launch_kernel(KERNEL(df11_linear_grouped), sm_count(), ring ? LINEAR_WARPS * LANES : FEW_THREADS,
                   shared, l, stream);
 }
 template <class Form>

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Products in the order of a plan of the sum beside torch.nn.functional.linear: bits, then times.
 
-    python3 kernels/bench/linear_order.py [bits] [forms] [grouped] [times] [mixture] [splits]
+    python3 kernels/bench/linear_order.py [bits] [forms] [grouped] [times] [mixture] [splits] [many]
 
 Needs PyTorch, a GPU, and the Python package (`df11`) on the path. `bits` finds, for each shape and
 number of rows of x, the splits whose sums are PyTorch's, with weights and inputs that cancel, and
 counts outputs that differ on three kinds of inputs. `forms` compares slices, several matrices in a
 launch, strides and addresses of x with products of the plain form. `times`: microseconds of a
 launch in CUDA graphs over copies that no L2 holds, medians of interleaved rounds. `splits`: ours
-with other splits than PyTorch's.
+with other splits than PyTorch's. `many`: bits and times of 17 to 2,048 rows of x.
 """
 
 import statistics
@@ -26,6 +26,8 @@ from df11._bring import pack_dense
 LLAMA = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
 SHAPES = [*LLAMA, (1024, 4096), (14336, 4096), (8192, 8192), (5120, 25600), (2560, 9728)]
 SHAPES += [(25600, 5120), (2880, 4096), (4096, 2880), (1000, 4104), (1152, 4304), (128256, 4096)]
+MANY_SHAPES = [*LLAMA, (1024, 4096), (5120, 5120), (5120, 25600), (8192, 8192)]
+MANY_ROWS = (17, 24, 31, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024, 2048)
 DEVICE = torch.device("cuda", 0)
 
 
@@ -405,6 +407,9 @@ def main() -> None:
             times(LLAMA, (1, 8, 16))
         elif mode == "more":
             times(SHAPES[4:10], (1, 8, 16))
+        elif mode == "many":
+            bits(MANY_SHAPES, MANY_ROWS)
+            times(LLAMA, (17, 32, 64, 128, 192, 256, 512, 1024, 2048))
         elif mode == "splits":
             times(SHAPES[:9], (1, 16), (0, 1, 2, 3, 4, 6))
         else:

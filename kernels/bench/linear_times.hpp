@@ -350,17 +350,18 @@ static void ways(const Context& c, int rounds) {
         const Copies<Fast> m(c, shape, 128);
         for (u32 x_rows : {32u, 64u, 128u}) {
             std::vector<Contender> all;
-            for (u32 parts = 1; parts <= WIDE_CLUSTER; parts *= 2)
+            for (u32 splits = 1; splits <= 4; splits++)
                 for (u32 strips = 1; strips <= WIDE_STRIPS; strips++) {
-                    const u32 items = wide_items(strips_of(m.rows), parts, strips);
-                    if (items > 3 * WIDE_CLUSTERS || items < WIDE_CLUSTERS / 2) continue;
+                    const u32 blocks =
+                        wide_items(strips_of(m.rows), splits, strips, splits) * splits;
+                    if (blocks > 3 * LINEAR_BLOCKS || blocks < LINEAR_BLOCKS / 2) continue;
                     char name[64];
-                    snprintf(name, sizeof name, "parts %u, strips %u, items %u", parts, strips,
-                             items);
-                    all.push_back({name, 0, [&, parts, strips](int k) {
-                                       forced_parts = parts, forced_strips = strips;
+                    snprintf(name, sizeof name, "splits %u, strips %u, blocks %u", splits, strips,
+                             blocks);
+                    all.push_back({name, 0, [&, splits, strips](int k) {
+                                       forced_splits = splits, forced_strips = strips;
                                        m.run(k, x_rows, early);
-                                       forced_parts = forced_strips = 0;
+                                       forced_splits = forced_strips = 0;
                                    }});
                 }
             measure(c, all, m.count, rounds);

@@ -45,9 +45,9 @@ from ._safe import safe_open
 
 if TYPE_CHECKING:
     from ._load import attach as attach
+    from ._merging import merge_adapter as merge_adapter
     from ._parameters import MissingError as MissingError
     from ._quantizer import Config as Config
-    from ._merging import merge_adapter as merge_adapter
     from ._saving import save as save
     from ._saving import state_dict as state_dict
     from ._status import ModelReport as ModelReport

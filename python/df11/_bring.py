@@ -272,7 +272,7 @@ class _Held:
     def __del__(self) -> None:
         # Kernels may still read what Python has let go, on any GPU: it is pinned for all of them.
         for index in range(torch.cuda.device_count()):
-            if torch._C._cuda_hasPrimaryContext(index):
+            if torch._C._cuda_hasPrimaryContext(index):  # type: ignore[attr-defined]
                 torch.cuda.synchronize(index)
         self.pinned.clear()  # before what has the memory
         self.arrays.clear()

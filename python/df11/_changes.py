@@ -84,12 +84,12 @@ def _has_arrays(value: Tensor, expected: CompressedTensor) -> bool:
         return False
     if any(getattr(value, name) != getattr(expected, name) for name in _COMPARED):
         return False
-    places = ([(array.data_ptr(), array.numel()) for array in one.kept] for one in (value, expected))
-    first, second = places
+    first, second = (
+        [(array.data_ptr(), array.numel()) for array in one._kept] for one in (value, expected)
+    )
     return first == second
 
 
 def _bits(value: Tensor) -> Tensor:
     dense = value.decode() if isinstance(value, CompressedTensor) else value
     return dense.reshape(-1).view(torch.uint8)
-

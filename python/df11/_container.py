@@ -239,7 +239,7 @@ class Sliceable:
 
 class Handed:
     """A file of PyTorch that stands for tensors: whoever loads it gets these, once. It is there as
-    long as this is. `beside` is read too, if there is such a file. Raises `ValueError` if that holds
+    long as this is. `beside` is read too, if there is such a file. Raises `ValueError` if that has
     one of these tensors.
     """
 

@@ -24,7 +24,7 @@ from diffusers.quantizers.base import DiffusersQuantizer
 from . import _native
 from ._arrays import dtype_of
 from ._container import Handed, Tensors
-from ._doctor import mismatch
+from ._doctor import mismatch, tell_newer
 from ._errors import misshapen
 from ._hub import folder_of, wrap
 from ._parameters import wanted_by
@@ -66,6 +66,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         """Checks diffusers, and has it ask this quantizer for files. Called again later."""
         if self.tensors is None:
             _wrap()
+            tell_newer()
             _loading.quantizer = weakref.ref(self)
 
     def update_torch_dtype(self, torch_dtype: Any) -> Any:
@@ -175,8 +176,9 @@ def _save(call: Any, asked: dict[str, Any]) -> None:
     model, folder = asked.pop("self"), asked.pop("save_directory")
     is_ours = isinstance(getattr(model, "hf_quantizer", None), Df11DiffusersQuantizer)
     if not is_ours or KEY not in vars(model):
-        return call()
-    options = {**asked, **asked.pop("kwargs", {})}
+        call()
+        return
+    options = asked.pop("kwargs", {}) | asked
     if options.get("variant") or options.get("push_to_hub"):
         raise ValueError(
             "a compressed model is saved as it is, without variant and push_to_hub; "

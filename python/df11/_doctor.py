@@ -7,21 +7,26 @@ the metadata of what is installed; nothing large is imported.
 from __future__ import annotations
 
 import json
+import logging
 import platform
+import re
+import sys
 from importlib import metadata
 
 from . import __version__
 
-#: The oldest and the newest release that `python/check` runs the tests with (PyTorch 2.13 with the
-#: newest vLLM alone). They are the extras of the package.
+#: The oldest and the newest release that `python/check` has run the tests with. The extras of the
+#: package ask for the oldest ones, and for no newest: a newer release mostly works. One that is
+#: known not to work goes into the extras as `!=`.
 TESTED = {
-    "torch": ("2.11", "2.13"),
-    "transformers": ("5.17", "5.23"),
+    "torch": ("2.11", "2.15"),
+    "transformers": ("5.17", "5.24"),
     "accelerate": ("1.15", "1.15"),
     "peft": ("0.21", "0.21"),
     "diffusers": ("0.40", "0.42"),
     "vllm": ("0.26", "0.32"),
 }
+_told: set[str] = set()
 
 
 def within(library: str) -> str:
@@ -30,12 +35,33 @@ def within(library: str) -> str:
     return f">={oldest},<{major}.{minor + 1}"
 
 
+def is_newer(library: str, version: str) -> bool:
+    return _numbers(version) > _numbers(TESTED[library][1])
+
+
 def untested(library: str, version: str) -> str | None:
     oldest, newest = TESTED[library]
-    if _numbers(oldest) <= _numbers(version) <= _numbers(newest):
-        return None
-    span = oldest if oldest == newest else f"{oldest} to {newest}"
-    return f"{library} {version} is not one of the tested releases, {span}"
+    if _numbers(version) < _numbers(oldest):
+        return f"{library} {version} is older than {oldest}, the oldest release that was tested"
+    if is_newer(library, version):
+        return f"{library} {version} is newer than {newest}, the newest release that was tested"
+    return None
+
+
+def tell_newer() -> None:
+    """Logs one line if libraries that are imported are newer than what was tested, once for each.
+    Called when df11 begins to work with them.
+    """
+    found = {name: _imported(name) for name in TESTED if name not in _told}
+    newer = {name: version for name, version in found.items() if is_newer(name, version or "0.0")}
+    _told.update(newer)
+    if newer:
+        told = "; ".join(str(untested(name, str(version))) for name, version in newer.items())
+        logging.getLogger("df11").warning("df11 %s: %s", __version__, told)
+
+
+def _imported(name: str) -> str | None:
+    return getattr(sys.modules.get(name), "__version__", None)
 
 
 def mismatch(library: str, version: str, lacking: str) -> str:
@@ -52,7 +78,8 @@ def mismatch(library: str, version: str, lacking: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
+    """Major and minor; zeros for a version without numbers, such as a checkout's."""
+    major, minor = re.findall(r"\d+", f"{version.partition('+')[0]}.0.0")[:2]
     return int(major), int(minor)
 
 
@@ -71,7 +98,7 @@ def told() -> dict[str, object]:
     return {
         "text": text,
         "value": {**value, "untested": sorted(others)},
-        "remedy": f"it may work; what is tested: pip install {wanted}" if others else "",
+        "remedy": f"it may work; if not, what is tested: pip install {wanted}" if others else "",
     }
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ._native import printable
+
 
 class Error(Exception):
     """What every exception of this package is; `remedy` is what to do, if that is known."""
 
     remedy: str | None = None
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class IoError(Error, OSError):
@@ -51,6 +56,6 @@ def unfit(problem: str, remedy: str) -> ParameterError:
 
 def misshapen(name: str, shape: Iterable[int], found: Iterable[int], where: str) -> ValueError:
     return ValueError(
-        f"{name} has shape {tuple(shape)}, and {tuple(found)} in {where}; use the config that "
-        "belongs to the container"
+        f"{printable(name)} has shape {tuple(shape)}, and {tuple(found)} in {where}; use the "
+        "config that belongs to the container"
     )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from . import _native, _plan
 from ._bring import bring
 from ._container import Tensors
+from ._doctor import tell_newer
 from ._hub import brought
 from ._modules import entries, join, like, look_up, outer
 from ._ops import is_order_known
@@ -60,6 +61,7 @@ def attach(
     """
     if sources(module):
         raise ValueError("the module has compressed weights already; make a new one")
+    tell_newer()
     check_options(mode, residence)
     tensors = Tensors(_native.open(brought(path, revision, subfolder)))
     placement = _placement(device, memory)

@@ -252,6 +252,8 @@ def windows(
     20 us for 256 parts, and a microsecond a range: experts of a mixture are many parts.
     """
     held, rows, firsts = _layout(tuple(parts))
+    if len(arrays) != firsts[-1]:
+        raise ValueError(f"these parts have {firsts[-1]} arrays; here are {len(arrays)}")
     for begin, end in ranges:
         kept: list[Any] = []
         cut: list[int] = []

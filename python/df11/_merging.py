@@ -92,11 +92,10 @@ def _merged(name: str, value: Tensor, results: _Checkpoint, tied: Mapping[str, s
     if result.shape == value.shape and torch.equal(_bits(value.to(result.dtype)), _bits(result)):
         return value
     if result.dtype != value.dtype:
+        kinds = f"stored as {value.dtype}, and the adapter's result is {result.dtype}"
         raise ValueError(
-            f"{name} is stored as {value.dtype}, and the adapter's result is {result.dtype}".replace(
-                "torch.", ""
-            )
-            + "; merge into the model in that dtype with peft, and compress the result"
+            f"{name} is {kinds.replace('torch.', '')}; merge with peft in that dtype, and "
+            "compress the result"
         )
     return result
 
@@ -131,7 +130,8 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str] | None]:
     from safetensors import safe_open
 
     with safe_open(file, "pt") as opened:
-        return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()
+        names = list(opened.keys())
+        return {name: opened.get_tensor(name) for name in names}, opened.metadata()
 
 
 def _write(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> None:

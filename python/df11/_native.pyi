@@ -43,8 +43,8 @@ __all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix",
 __all__ += ["PinnedMemory", "Program", "Slice", "TemporaryFolder", "Tensor", "Tiles"]
 __all__ += ["__version__", "build_tables", "capture_id", "check", "check_done"]
 __all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devices"]
-__all__ += ["earlier_containers", "estimate", "fits", "open", "pin", "plan"]
-__all__ += ["run_command", "strips_bytes", "upload", "verify"]
+__all__ += ["earlier_containers", "estimate", "fits", "open", "pin", "plan", "printable"]
+__all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 
 def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
     """Open a container, or a folder with all shards of a model.
@@ -130,6 +130,9 @@ def earlier_containers(folder: _Path, names: set[str], identity: str) -> list[st
     `names`, takes their place. Raises `ParameterError` if one is not of an earlier output.
     """
 
+def tensor_hashes(file: _Path) -> dict[str, str]:
+    """The BLAKE3 hashes of the tensors of a safetensors file, in hexadecimal."""
+
 def devices() -> list[dict[str, Any]]:
     """Tell the GPUs that the driver shows, if any. Starts nothing on them. Each has `ordinal`,
     `name`, `total_memory` in bytes, and as pairs of major and minor `compute_capability` (8.0 is
@@ -153,6 +156,11 @@ def plan(
 
     Raises `ParameterError` where a GPU is too small even for streaming, with the bytes that it
     would need, or where there is no such block.
+    """
+
+def printable(text: str) -> str:
+    """Text in which every character shows: controls, what reorders the text around it, and what is
+    invisible are escaped. Messages of the module's exceptions are.
     """
 
 def run_command(arguments: Sequence[str]) -> int:

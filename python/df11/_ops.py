@@ -177,13 +177,16 @@ library.define(  # type: ignore[no-untyped-call]
     "linear(Tensor x, Tensor[] arrays, int[] parts, Tensor? bias, bool exact) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-library.impl(  # type: ignore[no-untyped-call]
-    "linear",
-    lambda x, arrays, parts, bias, exact: torch.ops.df11.linears(
-        x, arrays, parts, [len(parts) // PART], [] if bias is None else [bias], exact
-    )[0],
-    "CompositeImplicitAutograd",
-)
+
+
+def _linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact: bool) -> Any:
+    if bias is not None and not bias.numel():
+        raise RuntimeError("a bias has an element for each row of the weight; None is none")
+    biases = [] if bias is None else [bias]
+    return torch.ops.df11.linears(x, arrays, parts, [len(parts) // PART], biases, exact)[0]
+
+
+library.impl("linear", _linear, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
 
 
 def _products(x: Tensor, parts: Numbers, counts: Numbers, biases: Biases) -> list[Tensor]:
@@ -229,11 +232,11 @@ def _multiply(
 ) -> list[Tensor]:
     if exact or not x.is_cuda:
         return _multiply_exactly(x, arrays, parts, counts, biases)
+    index, columns = x.device.index, shape_of(parts)[1]
+    arrays = _brought(arrays, parts, index)
+    kernels = product(arrays, parts, index)
     outputs = _products(x, parts, counts, biases)
-    arrays = _brought(arrays, parts, x.device.index)
-    kernels = product(arrays, parts, x.device.index)
     if kernels is None or _rows_of_x(x) >= kernels.crossover_rows:
-        columns = parts[7] - parts[6]
         _multiply_decoded(x.reshape(-1, columns), arrays, parts, outputs, biases)
         return outputs
     return _multiply_in_kernels(kernels, x, parts, counts, biases, [0] * len(counts))
@@ -475,6 +478,8 @@ def embedding(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
     out = _rows_of(some, arrays, parts)
     if out.numel():
         _gather_all(some.reshape(-1).contiguous(), arrays, parts, out.view(-1, out.shape[-1]))
+    else:
+        check(arrays, parts)
     return out if back is None else out[back]
 
 

@@ -144,9 +144,7 @@ class PackingTaker(LastConversion):
                 reason, told = self._known[name]
                 nbytes = entry.value.numel() * entry.value.element_size()
                 weights.append(Weight(name, entry.spots, nbytes, reason, None, settled(told)))
-        source = Source(
-            self.folder, weights, identity=self.stamp, is_of_files=True, is_packed=True
-        )
+        source = Source(self.folder, weights, identity=self.stamp, is_of_files=True, is_packed=True)
         paths = (path for path, _ in model.named_modules(remove_duplicate=False))
         place_others(model, source, dict.fromkeys(paths, self.device))
         return source

@@ -16,6 +16,7 @@ from ._arrays import dtype_of
 from ._container import Tensors, with_dtype
 from ._errors import misshapen
 from ._modules import Entry, entries, outer
+from ._native import printable
 from ._plan import Item
 
 
@@ -64,8 +65,9 @@ def check_complete(root: nn.Module, items: list[Item], container: Any) -> None:
         names = ", ".join(missing[:4])
         names += f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise MissingError(
-            f"{container.path} has no tensor for {names}; load it into the class that the "
-            "checkpoint was made from, or name the part of the module that it belongs to"
+            f"{printable(container.path)} has no tensor for {printable(names)}; load it into the "
+            "class that the checkpoint was made from, or name the part of the module that it "
+            "belongs to"
         )
     if lost := [name for name, each in left.items() if each.value.is_meta and each.is_buffer]:
         raise ValueError(

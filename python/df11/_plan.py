@@ -84,7 +84,9 @@ class Item:
     @property
     def _pieces(self) -> Iterable[tuple[Part, Sequence[Tensor]]]:
         value = self.value
-        return pieces(value._arrays, value.flat_parts) if isinstance(value, CompressedTensor) else ()
+        return (
+            pieces(value._arrays, value.flat_parts) if isinstance(value, CompressedTensor) else ()
+        )
 
 
 def matrix_of(value: Tensor) -> tuple[int, int]:

@@ -128,7 +128,7 @@ class Taker(LastConversion):
 
     def finish(self) -> list[Item]:
         """What was made, with tied weights once.
-        Raises `ValueError` for other shapes than the model's, if nothing belongs to it, or if a file
+        Raises `ValueError` for other shapes than the model's, if nothing belongs to it, or a file
         beside the containers has some of it.
         """
         self._check_added()
@@ -142,14 +142,23 @@ class Taker(LastConversion):
         self._tie()
         return self._items
 
-    def _check_added(self) -> None:
-        """Refuses a file beside the containers that has weights of theirs, by whatever name."""
-        path, names = self.added
+    def take_beside(self, path: Path | None, names: list[str]) -> None:
+        """Tells of a file beside the containers.
+        Raises `ValueError` if it has what is tied to a weight of theirs.
+        """
+        self.added = path, names
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
         partners = {**tied, **{source: target for target, source in tied.items()}}
+        for name in partners.keys() & names:
+            if partners[name] in self.tensors:
+                raise in_both(path, name)
+
+    def _check_added(self) -> None:
+        """Refuses a file beside the containers that has weights of theirs by other names."""
+        path, names = self.added
+        doubled = [f".{name}" for name, count in self._fed.items() if count > 1]
         for name in names:
-            doubled = any(n > 1 and f".{fed}".endswith(f".{name}") for fed, n in self._fed.items())
-            if doubled or partners.get(name) in self._fed:
+            if any(fed.endswith(f".{name}") for fed in doubled):
                 raise in_both(path, name)
 
     def _tie(self) -> None:

@@ -29,7 +29,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
 from ._container import Handed, Tensors
-from ._doctor import mismatch
+from ._doctor import mismatch, tell_newer
 from ._hub import WEIGHTS, Expected, folder_of, wrap, wrap_resolution
 from ._load import check_options, is_exact, load
 from ._modules import prepare
@@ -144,6 +144,7 @@ class Df11Quantizer(HfQuantizer):
             lacking.append(" and ".join(_WITH_CONFIG))
         if lacking:
             raise ImportError(mismatch("transformers", __version__, lacking[0]))
+        tell_newer()
         if self.model is not None and isinstance(device_map, dict):
             self._settle(device_map)
 
@@ -223,7 +224,7 @@ class Df11Quantizer(HfQuantizer):
         rest = "cpu" if self.placement is None else self.placement.rest
         self.taker = taker = Taker(model, Tensors(self.container), self.dtype, rest)
         self._hand(taker.slices(), beside, files)
-        taker.added = beside, self._handed.added if self._handed else []
+        taker.take_beside(beside, self._handed.added if self._handed else [])
         # Of tensors that belong to no parameter `df11.report` tells.
         self._ignored = model._keys_to_ignore_on_load_unexpected
         model._keys_to_ignore_on_load_unexpected = {""}
@@ -354,8 +355,9 @@ def _save(call: Any, asked: dict[str, Any]) -> None:
     model, folder = asked.pop("self"), asked.pop("save_directory")
     is_ours = isinstance(getattr(model, "hf_quantizer", None), Df11Quantizer)
     if not is_ours or KEY not in vars(model) or getattr(model, "_hf_peft_config_loaded", False):
-        return call()
-    options = {**asked, **asked.pop("kwargs", {})}
+        call()
+        return
+    options = asked.pop("kwargs", {}) | asked
     if options.get("variant") or options.get("state_dict"):
         raise ValueError("a compressed model is saved as it is, without variant or state_dict")
     save_model(model, folder, partial(call.func, model), options, takes_new=True)

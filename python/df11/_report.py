@@ -9,7 +9,7 @@ from math import prod
 from os import PathLike
 from typing import Any, NamedTuple
 
-from ._native import Model, Tensor, open
+from ._native import Model, Tensor, open, printable
 
 
 @dataclass(frozen=True)
@@ -165,13 +165,17 @@ _SHOWN = 40
 
 
 def html_table(caption: str, rows: Iterable[Iterable[str]], head: Iterable[str] = ()) -> str:
-    """A table; the first value of each row names it."""
-    lines = [f"<caption>{escape(caption)}</caption>"]
-    if cells := "".join(f"<th>{escape(name)}</th>" for name in head):
+    """A table; the first value of each row names it. Every character shows."""
+
+    def shown(text: str) -> str:
+        return escape(printable(text))
+
+    lines = [f"<caption>{shown(caption)}</caption>"]
+    if cells := "".join(f"<th>{shown(name)}</th>" for name in head):
         lines.append(f"<tr>{cells}</tr>")
     for name, *values in rows:
-        cells = "".join(f"<td style='text-align:left'>{escape(value)}</td>" for value in values)
-        lines.append(f"<tr><th style='text-align:left'>{escape(name)}</th>{cells}</tr>")
+        cells = "".join(f"<td style='text-align:left'>{shown(value)}</td>" for value in values)
+        lines.append(f"<tr><th style='text-align:left'>{shown(name)}</th>{cells}</tr>")
     return f"<table>{''.join(lines)}</table>"
 
 

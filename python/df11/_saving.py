@@ -93,7 +93,7 @@ def _copied(value: Tensor) -> Tensor:
 
 
 def _wrapped(root: nn.Module, source: Source) -> dict[tuple[int, str], str]:
-    """The own names of weights whose module lies in another one that has its place, an adapter's."""
+    """The own names of weights whose module lies in one that took its place, as adapters do."""
     places = {id(module): path for path, module in root.named_modules()}
     spots = ((spot, places.get(id(spot.module), "")) for spot in source.spots)
     return {spot.key: spot.name for spot, path in spots if path.startswith(f"{spot.path}.")}
@@ -307,15 +307,21 @@ def _anew(
     return made
 
 
-def _fill(
-    source: Source, added: dict[str, Tensor], place: Path, files: Path, folder: Path
-) -> None:
+def _fill(source: Source, added: dict[str, Tensor], place: Path, files: Path, folder: Path) -> None:
     is_new = not _lies_in(source, folder)
     _bring(source, place, files, containers=is_new, rewritten=_REWRITTEN)
     if added:
-        from safetensors.torch import save_file
+        _save_added(added, files / WEIGHTS, source.container.identity)
 
-        save_file(added, files / WEIGHTS, metadata={"format": "pt"})
+
+def _save_added(added: dict[str, Tensor], path: Path, identity: str) -> None:
+    """With hashes and the identity of the containers, for `df11 verify` (src/open/added.rs)."""
+    from safetensors.torch import save_file
+
+    save_file(added, path)
+    hashes = json.dumps(_native.tensor_hashes(path))
+    told = {"format": "pt", "df11.identity": identity, "df11.hashes": hashes}
+    save_file(added, path, metadata=told)
 
 
 def _lies_in(source: Source, folder: Path) -> bool:

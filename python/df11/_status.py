@@ -97,8 +97,8 @@ class ModelReport:
         if not self.active:
             return "df11: inactive: the model has no compressed weights"
         head = f"df11: active, {' and '.join(self.modes) or 'nothing compressed'}, "
-        rows = (f"{label:<{_LABEL}}{told}" for label, told in self._rows())
-        return "\n".join([head + f"from {', '.join(self.paths)}", *rows])
+        rows = (f"{label:<{_LABEL}}{_native.printable(told)}" for label, told in self._rows())
+        return "\n".join([_native.printable(head + f"from {', '.join(self.paths)}"), *rows])
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         show, more = show_bytes, "saved" if self.saved_bytes >= 0 else "more"
@@ -157,8 +157,8 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
     With `verify` every compressed weight is decoded on its device and compared with the container
     decoded by the CPU, and that, as it was opened, with the hashes of the original tensors; takes
     about as long as reading the model twice. Ordinary weights are compared with what they were when
-    they were loaded, by a digest of 64 bits. Of a model that is distributed over several processes each tells
-    what it holds itself.
+    they were loaded, by a digest of 64 bits. Of a model that is distributed over several processes
+    each tells what it holds itself.
 
     Waits for the GPUs. Raises CorruptError if something differs, or if a kernel met damaged weights
     since it was asked last.

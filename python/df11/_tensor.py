@@ -358,7 +358,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     Tensor.__setitem__: _assign,
     Tensor.numpy: lambda self, *args, **kwargs: self.decode().numpy(*args, **kwargs),
     Tensor.__array__: lambda self, *args, **kwargs: self.decode().__array__(*args, **kwargs),
-    Tensor.__cuda_array_interface__.__get__: _interface,  # type: ignore[attr-defined]
+    Tensor.__cuda_array_interface__.__get__: _interface,
     Tensor.apply_: lambda *_: refuse_writing("apply_"),
     Tensor.tolist: lambda self: self.decode().tolist(),
     Tensor.__dlpack__: lambda self, **kwargs: self.decode().__dlpack__(**kwargs),

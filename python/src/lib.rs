@@ -33,7 +33,9 @@ mod _native {
         },
         temporary::TemporaryFolder,
         tensor::{Slice, Tensor, Tiles, code_of},
-        write::{compress, convert, decompress, earlier_containers, estimate, verify},
+        write::{
+            compress, convert, decompress, earlier_containers, estimate, tensor_hashes, verify,
+        },
     };
     use std::ffi::OsString;
 
@@ -43,6 +45,12 @@ mod _native {
     #[pyfunction]
     fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
         py.detach(|| df11::cli::run(arguments))
+    }
+
+    /// Text in which every character shows.
+    #[pyfunction]
+    fn printable(text: &str) -> String {
+        df11::hazmat::printable(text)
     }
 
     #[pymodule_init]

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use std::{mem, process};
 
 use df11::hazmat;
 use pyo3::prelude::*;
@@ -14,6 +15,7 @@ use crate::work::OrRaise;
 pub(crate) struct TemporaryFolder {
     path: PathBuf,
     held: Mutex<Option<hazmat::TemporaryFolder>>,
+    process: u32,
 }
 
 #[pymethods]
@@ -21,7 +23,8 @@ impl TemporaryFolder {
     #[new]
     fn new(py: Python<'_>, parent: PathBuf) -> PyResult<Self> {
         let folder = py.detach(|| hazmat::TemporaryFolder::new_in(&parent)).or_raise(py)?;
-        Ok(Self { path: folder.path().to_owned(), held: Mutex::new(Some(folder)) })
+        let (path, held) = (folder.path().to_owned(), Mutex::new(Some(folder)));
+        Ok(Self { path, held, process: process::id() })
     }
 
     fn __enter__(&self) -> PathBuf {
@@ -30,6 +33,24 @@ impl TemporaryFolder {
 
     #[pyo3(signature = (*_error))]
     fn __exit__(&self, py: Python<'_>, _error: Bound<'_, PyTuple>) {
-        py.detach(|| drop(self.held.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        py.detach(|| self.remove());
+    }
+}
+
+impl TemporaryFolder {
+    /// It is its maker's: a process that was forked leaves it.
+    fn remove(&self) {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if self.process == process::id() {
+            drop(held);
+        } else {
+            mem::forget(held);
+        }
+    }
+}
+
+impl Drop for TemporaryFolder {
+    fn drop(&mut self) {
+        self.remove();
     }
 }

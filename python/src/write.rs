@@ -1,6 +1,6 @@
 //! Compression and back, and verification.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use df11::gpu::{Device, GpuDecoder};
@@ -51,8 +51,8 @@ pub(crate) fn compress<'py>(
     })
 }
 
-/// Removes what killed runs left beside an output; checks that what has its name may be replaced, if
-/// it shall.
+/// Removes what killed runs left beside an output; checks that what has its name may be replaced,
+/// if it shall.
 fn prepare(overwrite: bool, source: &Path, out: &Path, suffix: &str) -> df11::Result<()> {
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty());
     // A folder that cannot be listed fails where it is written to.
@@ -129,6 +129,12 @@ pub(crate) fn earlier_containers(
     identity: String,
 ) -> PyResult<Vec<String>> {
     work::briefly(py, || df11::hazmat::earlier_containers(&folder, &names, &identity))
+}
+
+/// The hashes of the tensors of a safetensors file.
+#[pyfunction]
+pub(crate) fn tensor_hashes(py: Python<'_>, file: PathBuf) -> PyResult<BTreeMap<String, String>> {
+    work::briefly(py, || df11::hazmat::tensor_hashes(&file))
 }
 
 /// Does work that makes a report of each model, and tells Python their sum.

@@ -234,7 +234,7 @@ def check_packed(model: Any, several: Both, device: str, saved: Path) -> Any:
     original = load(several[0], device)
     assert equal(greedy(model, PROMPT, 4), greedy(original, PROMPT, 4))
     report = df11.report(model, verify=True)
-    assert report.verified and report.verified_by == "sums of bits"
+    assert report.verified and report.verified_by == "digests"
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert {value.device.type for value in [*model.parameters(), *model.buffers()]} == {device}
     assert not any(value.requires_grad for value in model.parameters())

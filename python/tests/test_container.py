@@ -200,7 +200,9 @@ def test_pinned_memory_is_kept_until_no_gpu_reads_it(monkeypatch: pytest.MonkeyP
     """Any GPU may: those that this process uses are waited for, whichever is the current one."""
     order: list[Any] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda index: index != 2, raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_hasPrimaryContext", lambda index: index != 2, raising=False
+    )
     monkeypatch.setattr(torch.cuda, "synchronize", order.append)
 
     class Pinned:

@@ -126,6 +126,24 @@ def test_a_pipeline_is_saved_as_it_was(flux: Flux, tmp_path: Path) -> None:
     assert equal(answers(load(tmp_path)), answers(pipeline))
 
 
+@pytest.mark.filterwarnings("ignore:.*ordinary")
+def test_a_component_that_was_changed_is_saved_so(flux: Flux, tmp_path: Path) -> None:
+    model = KIND.from_pretrained(flux[1], subfolder="transformer", torch_dtype=torch.bfloat16)
+    projection = model.transformer_blocks[0].attn.to_q
+    projection.weight.data = projection.weight.decode() * 2
+    projection.bias = torch.nn.Parameter(projection.bias.detach() + 1)
+    model.save_pretrained(tmp_path / "saved")
+    again = KIND.from_pretrained(tmp_path / "saved", torch_dtype=torch.bfloat16)
+    assert equal(df11.state_dict(again).values(), df11.state_dict(model).values())
+    assert isinstance(again.transformer_blocks[0].attn.to_q.weight, CompressedTensor)
+    df11.verify(tmp_path / "saved", progress=False)
+    # Another component's containers lie in the folder of a pipeline, which lists that one.
+    shutil.copytree(flux[1], tmp_path / "pipeline")
+    with pytest.raises(df11.ParameterError, match="lists another model as transformer"):
+        model.save_pretrained(tmp_path / "pipeline/transformer")
+    df11.verify(tmp_path / "pipeline", progress=False)
+
+
 def test_options_by_component_and_for_all(flux: Flux) -> None:
     make, fused = diffusers.PipelineQuantizationConfig, {"mode": "fused"}
     by_name = make(quant_mapping={"transformer": df11.Config(**fused)})

@@ -5,6 +5,7 @@ else.
 """
 
 import inspect
+import json
 import re
 import warnings
 from pathlib import Path
@@ -14,7 +15,17 @@ import pytest
 import torch
 import transformers
 from conftest import ROOT
-from models import Folders, bert_config, load, prompt, saved, seeded, tokenizer
+from models import (
+    Folders,
+    bert_config,
+    compressed,
+    load,
+    prompt,
+    same_weights,
+    saved,
+    seeded,
+    tokenizer,
+)
 
 import df11
 from df11._tensor import CompressedTensor
@@ -26,6 +37,29 @@ WEIGHT = "model.layers.0.mlp.up_proj.weight"
 @pytest.fixture(scope="module", name="both")
 def folders_of_llama(folders: Folders) -> tuple[Path, Path]:
     return folders.worded("llama")
+
+
+def test_weights_in_subfolders(folders: Folders, tmp_path: Path) -> None:
+    """An index places them there, and the config lies above."""
+    plain = tmp_path / "plain"
+    load(folders.bf16("llama")).save_pretrained(plain, max_shard_size="400KB")
+    (plain / "weights").mkdir()
+    for file in plain.glob("*.safetensors"):
+        file.rename(plain / "weights" / file.name)
+    index = plain / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    places = content["weight_map"].items()
+    content["weight_map"] = {name: f"weights/{file}" for name, file in places}
+    index.write_text(json.dumps(content))
+    original, model = load(plain), load(compressed(plain, tmp_path / "df11"))
+    assert isinstance(model.get_parameter(WEIGHT), CompressedTensor)
+    assert same_weights(model, original)
+    online = load(plain, quantization_config=df11.Config())
+    assert isinstance(online.get_parameter(WEIGHT), CompressedTensor)
+    df11.verify(tmp_path / "df11", progress=False)
+    df11.decompress(tmp_path / "df11", tmp_path / "back", progress=False)
+    for path in (path for path in plain.rglob("*") if path.is_file()):
+        assert (tmp_path / "back" / path.relative_to(plain)).read_bytes() == path.read_bytes()
 
 
 def test_each_row_of_the_table_names_a_test() -> None:
@@ -106,11 +140,11 @@ def test_resized_embeddings(folders: Folders, tmp_path: Path) -> None:
     report = df11.report(model)
     assert (report.residences[WEIGHT], report.residences[head]) == ("stored", "ordinary")
     assert {"changed since", "not in the containers"} <= report.ordinary.keys()
-    with pytest.raises(RuntimeError, match=r"weight is an ordinary weight now.*df11\.state_dict"):
-        model.save_pretrained(tmp_path)
     original.load_state_dict(df11.state_dict(model))
-    with pytest.raises(ValueError, match="of the model itself"):
-        type(model).save_pretrained(model, tmp_path)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert same_weights(again, original)
+    assert isinstance(again.get_parameter(head), CompressedTensor)
 
 
 @torch.no_grad()

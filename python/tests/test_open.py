@@ -172,6 +172,25 @@ def test_damage_is_found(container: Path, tmp_path: Path) -> None:
             df11.verify(damaged, level, progress=False)
 
 
+def test_every_character_of_a_message_shows(container: Path, tmp_path: Path) -> None:
+    unseen = "\x1b\x9b\u202e\u200b\ufeff\u2028\U000e0041\n"
+    path = tmp_path / f"x{unseen}.df11"
+    shutil.copy(container, path)
+    with path.open("r+b") as file:
+        file.write(b"no container")
+    for wrong in (path, tmp_path / f"none{unseen}.df11"):
+        with pytest.raises(df11.Error) as error:
+            df11.open(wrong)
+        shown = r"\u{1b}\u{9b}\u{202e}\u{200b}\u{feff}\u{2028}\u{e0041}\n"
+        assert shown in str(error.value) and not set(unseen) & set(str(error.value))
+    with pytest.raises(df11.ParameterError) as parameter:
+        df11.safe_open(path, framework=unseen)
+    assert not set(unseen) & set(str(parameter.value))
+    shutil.copy(container, path)
+    table = df11.open(path)._repr_html_()
+    assert shown in table and not set(unseen) & set(table)
+
+
 @pytest.mark.parametrize("kind", ["Corrupt", "Limit", "Unsupported"])
 def test_kinds_of_problems_are_classes(kind: str, tmp_path: Path) -> None:
     """Of one vector each: tests/spec/vectors.rs of the library reads them all."""

@@ -136,7 +136,7 @@ def test_without_a_driver_the_layer_of_tensors_says_so() -> None:
     assert not _native.fits(0)
 
 
-def test_extras_are_the_releases_that_are_tested() -> None:
+def test_extras_ask_for_the_oldest_tested_releases_and_for_no_newest() -> None:
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((LIBRARY.parents[1] / "pyproject.toml").read_text())["project"]
     named = {}
@@ -147,7 +147,8 @@ def test_extras_are_the_releases_that_are_tested() -> None:
     known = _doctor.TESTED
     assert {"torch", "transformers", "diffusers", "vllm"} <= named.keys() & known.keys()
     for library in named.keys() & known.keys():
-        assert named[library] == _doctor.within(library), library
+        assert named[library] == f">={_doctor.TESTED[library][0]}", library
+    assert not any("<" in required for required in named.values())
 
 
 def test_workflows_name_actions_by_their_commits() -> None:
@@ -173,10 +174,28 @@ def test_the_doctor_tells_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     releases = {"torch": "2.99.0", "transformers": "5.20.1"}
     monkeypatch.setattr(_doctor, "_release", releases.get)
     told = _doctor.told()
-    assert "torch 2.99.0 is not one of the tested releases, 2.11 to 2.13" in str(told["text"])
-    assert told["remedy"] == "it may work; what is tested: pip install 'torch>=2.11,<2.14'"
+    newest = _doctor.TESTED["torch"][1]
+    newer = f"torch 2.99.0 is newer than {newest}, the newest release that was tested"
+    assert newer in str(told["text"])
+    tested = f"pip install 'torch{_doctor.within('torch')}'"
+    assert told["remedy"] == f"it may work; if not, what is tested: {tested}"
+    releases["torch"] = "2.9.1"
+    assert "torch 2.9.1 is older than 2.11, the oldest" in str(_doctor.told()["text"])
     releases["torch"] = "2.12.1+cpu"
     assert _doctor.told()["remedy"] == ""
+
+
+def test_newer_releases_are_told_once_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_doctor, "_told", set())
+    released = {"torch": "2.99.0", "peft": "0.99.1.dev0", "transformers": "5.20.1"}
+    monkeypatch.setattr(_doctor, "_imported", released.get)
+    for _ in range(2):
+        _doctor.tell_newer()
+    (line,) = caplog.messages
+    assert "torch 2.99.0 is newer than" in line and "; peft 0.99.1.dev0 is newer than" in line
+    assert "transformers" not in line and "\n" not in line
 
 
 def imported(file: Path) -> set[str]:

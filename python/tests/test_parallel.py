@@ -173,6 +173,11 @@ def whole_again(root: Path) -> None:
     torch.distributed.barrier()
     assert torch.equal(logits(parallel(root / "saved")), logits(model))
     assert (root / "saved/config.json").exists()
+    if torch.distributed.get_rank() == 0:  # one of them knows, and all refuse
+        with torch.no_grad():
+            model.model.norm.weight.add_(1)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight.*df11\.state_dict"):
+        model.save_pretrained(root / "refused")
 
 
 def experts(root: Path) -> None:

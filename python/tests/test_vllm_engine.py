@@ -36,17 +36,26 @@ from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.lora.request import LoRARequest
 
+import df11
+from df11.vllm import _steps
+
 PROMPTS = [{"prompt_token_ids": [7 * at + step for step in range(9)]} for at in (1, 5, 9)]
 SAMPLING = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, detokenize=False)
 
-def serve(folder, adapter, **options):
+def told_by_a_kernel():
+    raise df11.CorruptError("told by a kernel")
+
+def serve(folder, adapter, tells=False, **options):
     llm = LLM(folder, skip_tokenizer_init=True, max_model_len=64, max_num_seqs=4,
               dtype="bfloat16", **options)
     lora = LoRARequest("adapter", 1, adapter) if adapter else None
+    if tells:
+        _steps.raise_if_damaged = told_by_a_kernel
     answers = llm.generate(PROMPTS, SAMPLING, lora_request=lora, use_tqdm=False)
     return [list(answer.outputs[0].token_ids) for answer in answers]
 
 if __name__ == "__main__":
+    check = _steps.raise_if_damaged
     for folder, adapter, options in json.loads(sys.argv[1]):
         # What vLLM has compiled by itself, such as its router, takes minutes: only its models are.
         torch._dynamo.config.disable = options.get("enforce_eager", False)
@@ -55,6 +64,7 @@ if __name__ == "__main__":
             said = serve(folder, adapter, **options)
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
+        _steps.raise_if_damaged = check
         print("SAID " + json.dumps(said), flush=True)
     cleanup_dist_env_and_memory()
     gc.collect()
@@ -142,6 +152,7 @@ def said(
         "lacking a bias": (models.compressed(biased, root / "biased-df11"), None, EAGER),
         "more, compressed": (models.compressed(more, root / "more-df11"), None, EAGER),
         "damaged": (root / "damaged", None, exact),
+        "damaged on a GPU": (llama_df11, None, {**exact, "tells": True}),
         # The last one: vLLM 0.32 for CPUs starts no engine in a process that has loaded Numba.
         "by n-grams": (llama_df11, None, {**exact, "speculative_config": ngram}),
     }
@@ -206,6 +217,11 @@ def test_unexpected_weights_are_refused_by_vllm(said: dict[str, Any]) -> None:
 
 def test_damaged_weights_give_no_tokens(said: dict[str, Any]) -> None:
     assert "CorruptError" in said["damaged"]
+
+
+def test_what_kernels_told_is_raised_before_tokens_leave(said: dict[str, Any]) -> None:
+    """A GPU's kernels raise nothing; what stands for them is the function that reads their word."""
+    assert said["damaged on a GPU"] == "CorruptError: told by a kernel"
 
 
 def test_memory_returns_when_engines_end(said: dict[str, Any]) -> None:

@@ -14,6 +14,33 @@ import pytest
 from conftest import SAMPLE, run
 
 import df11
+from df11 import _native
+
+
+def test_temporary_folders(tmp_path: Path) -> None:
+    """They are their maker's, and gone at the end, also by an error."""
+    with pytest.raises(ZeroDivisionError), _native.TemporaryFolder(tmp_path) as folder:
+        (folder / "x").write_text("x")
+        assert folder.parent == tmp_path and folder.stat().st_mode & 0o077 == 0
+        other = _native.TemporaryFolder(tmp_path)
+        assert other.__enter__() != folder, "which is in use"
+        if hasattr(os, "fork"):
+            child = os.fork()
+            if not child:
+                other.__exit__()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            assert other.__enter__().is_dir(), "a child leaves it"
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == [other.__enter__()]
+    del other
+    assert not list(tmp_path.iterdir())
+    left = tmp_path / ".df11-uvwxyz.part"
+    left.mkdir()
+    with _native.TemporaryFolder(tmp_path):
+        assert not left.exists()
+    with pytest.raises(df11.IoError, match="creating a folder in"):
+        _native.TemporaryFolder(tmp_path / "none")
 
 
 def test_files_come_back_byte_for_byte(container: Path, source: Path, tmp_path: Path) -> None:

@@ -175,8 +175,8 @@ class Directory:
         self.data = source if isinstance(source, bytes) else Path(source).read_bytes()
         self._check_header()
         self._read_directory()
-        # Step 10, before any rule of step 11: Corrupt must not be reported of what a newer reader may
-        # understand.
+        # Step 10, before any rule of step 11: Corrupt must not be reported of what a newer reader
+        # may understand.
         for f in self.files:
             f.require(f.kind in (WEIGHTS, SIDE_FILE, BESIDE), "kind", Unsupported)
         for s in self.sections:

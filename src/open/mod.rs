@@ -1,5 +1,6 @@
 //! Opening: `open → validate → views → decode`.
 
+mod added;
 pub(crate) mod beside;
 mod decoder;
 mod model;
@@ -13,6 +14,7 @@ mod tensor;
 mod tensor_slice;
 mod verify;
 
+pub use added::tensor_hashes;
 #[cfg(feature = "cudarc")]
 pub(crate) use decoder::PIECE_BYTES;
 pub use decoder::{Cpu, Decoder, PreparedTensor, histogram};

@@ -6,6 +6,7 @@ use blake3::Hasher;
 use rayon::prelude::*;
 
 use super::{
+    added,
     beside::{self, Beside},
     decoder::{Cpu, Decoder},
     model::Model,
@@ -16,9 +17,7 @@ use crate::{
     Error, Result,
     constants::HEAD_BYTES,
     format::{self, IdentifiedFile},
-    paths::ADDED,
     progress::{Observer, advance},
-    source::WeightsFile,
 };
 
 /// How much is verified.
@@ -98,7 +97,7 @@ impl Model {
     ) -> Result<Verification> {
         let mut verification = Verification::default();
         self.verify_shards(level, decoder, observer, &mut verification)?;
-        self.verify_added(&mut verification)?;
+        added::verify(self, level, &mut verification)?;
         if level == Level::Full {
             self.verify_beside(&mut verification)?;
             self.verify_identity(&mut verification)?;
@@ -117,23 +116,6 @@ impl Model {
             let verify = ShardVerifier { shard, level, decoder, observer, found };
             verify.run().map_err(|error| error.in_file(shard.path()))
         })
-    }
-
-    /// The weights beside the containers, which hold none of theirs.
-    fn verify_added(&self, found: &mut Verification) -> Result<()> {
-        let Some(added) = self.folder().map(|folder| folder.join(ADDED)) else { return Ok(()) };
-        if !added.is_file() {
-            return Ok(());
-        }
-        let held = WeightsFile::open(&added, ADDED)?.tensors;
-        if let Some(tensor) = held.iter().find(|tensor| self.tensor(&tensor.name).is_ok()) {
-            let problem = format!("it has a tensor {:?}, and so have the containers", tensor.name);
-            let place = format!("file {ADDED:?}");
-            let remedy = "remove the file, or write the folder again with save_pretrained";
-            return Err(Error::corrupt(place, 0, problem).remedied(remedy).in_file(&added));
-        }
-        found.unchecked.push(format!("the weights in {ADDED}, of which no hash is recorded"));
-        Ok(())
     }
 
     /// The side files beside the containers.

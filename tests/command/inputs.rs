@@ -47,7 +47,8 @@ fn sums_of_sizes_do_not_wrap() {
 }
 
 /// Characters that drive a terminal, reorder text, or that nobody sees.
-const UNSEEN: &str = "\u{1b}\u{7f}\u{9b}\u{ad}\u{200b}\u{200d}\u{200f}\u{202e}\u{2028}\u{2060}\u{2067}\u{feff}\u{e0041}";
+const UNSEEN: &str = "\u{1b}\u{7f}\u{9b}\u{ad}\u{200b}\u{200d}\u{200f}\u{202e}\u{2028}\u{2060}\
+                      \u{2067}\u{feff}\u{e0041}";
 
 #[test]
 fn every_character_of_a_name_shows() {

@@ -427,10 +427,13 @@ fn sums_are_added_in_the_order_of_the_splits() {
             let host = Host { rows, columns, bits };
             let stored = model(device, &[("a", &host)]).matrix("a").unwrap();
             let linear = Linear::new(&[fast(&stored, &host)]).unwrap();
-            for count in [1, 2, 8, 9, 16] {
+            for count in [1, 2, 8, 9, 16, 17, 40, 100, 129, 200, 300, 700] {
                 let (x, call) = (x(count), |x, splits| Call { splits, ..Call::new(x) });
                 if !linear.keeps_order(count as u64, &[splits as u64]) {
-                    assert_ne!(device.info().compute_capability, (9, 0), "{splits} splits");
+                    // More rows have as many splits as a cluster has blocks.
+                    let most = if count > 16 { 8 } else { 64 };
+                    let is_hopper = device.info().compute_capability == (9, 0);
+                    assert!(!is_hopper || splits > most, "{splits} splits, {count} rows");
                     continue;
                 }
                 let product = multiply(&stream, &linear, &call(&x, splits as u64)).remove(0);

@@ -194,7 +194,7 @@ fn every_decode_kernel_fits_the_smallest_gpus() {
 fn every_product_kernel_fits_the_smallest_gpus() {
     let linear = &manifest().modules["linear.ptx"];
     let [threads, _, few_bytes, most_bytes, grouped, packing] =
-        *linear.constants[24..].first_chunk().unwrap();
+        *linear.constants[26..].first_chunk().unwrap();
     for (rows, shared) in [(8, few_bytes), (16, most_bytes)] {
         let kernel = &format!("df11_linear_fast_{rows}");
         for (target, kernels) in &linear.resources {

@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 import df11
 
 from .. import _ops
+from .._doctor import tell_newer
 from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
 from ._files import containers_of, weights_of
@@ -74,6 +75,10 @@ class Df11ModelLoader(DefaultModelLoader):
             config.choose(self.options)
             _refuse(vllm_config, config)
             _find_order(config)
+            tell_newer()
+            from ._steps import watch_steps  # which imports much of vLLM
+
+            watch_steps()
             if torch.cuda.is_available():
                 _ops.TEMPORARY_BYTES = _DECODED_BYTES
                 share_between_captures()

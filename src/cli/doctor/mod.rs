@@ -35,8 +35,8 @@ Examples:
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Doctor {
     /// Where free space and memory mapping are tried [default: the folder for temporary files], and
-    /// leftovers of killed runs are looked for, besides the folders for temporary files [default: the
-    /// current folder]; models in it are told of
+    /// leftovers of killed runs are looked for, besides the folders for temporary files [default:
+    /// the current folder]; models in it are told of
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
 }

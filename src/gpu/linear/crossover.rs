@@ -33,13 +33,15 @@ const H200: Gpu = ((9, 0), 6016);
 /// H100, fast            121    132    136    148    208    358       327 + 300 for 512 rows
 /// ```
 ///
-/// As stored a launch takes 64 rows: two of them take 436 on the H100, and on the H200 more than
-/// decoding and cuBLASLt.
+/// As stored a launch takes 64 rows. Two of them take 436 on the H100, and in a decode step more
+/// than decoding first: with 128 rows 0.385 of BF16's speed instead of 0.525; on the H200 they take
+/// more than decoding and cuBLASLt. So one launch is the most, on any GPU.
 ///
 /// With the fast layout a launch takes 2048 rows. On the H200 1024 take 675, and 844 decoded; each
 /// 512 more take 310 and 298, so that 2048 are still faster, too. On the H100 1024 take 685, and
-/// 931 decoded; 2048 take 1422 and 1623.
-const KNOWN: [(Gpu, [u64; 2]); 2] = [(H100, [129, 2049]), (H200, [65, 2049])];
+/// 931 decoded; 2048 take 1345 and 1580
+/// (`benches/record/2026-11-26-exact-order-wide.md`).
+const KNOWN: [(Gpu, [u64; 2]); 2] = [(H100, [65, 2049]), (H200, [65, 2049])];
 
 /// Of a GPU that nobody has measured, by bytes alone: decoding reads 11 or 12 bits of a weight,
 /// writes 16, and a BLAS reads them again, which is as much as three launches of 16 rows and more.
@@ -54,4 +56,21 @@ pub(super) fn crossover(context: &CudaContext) -> Result<[u64; 2]> {
     let gpu = (capability, context.attribute(bus).or_fault(action)?);
     let known = KNOWN.iter().find(|&&(known, _)| known == gpu);
     Ok(known.map_or(OTHERS, |&(_, crossover)| crossover))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KNOWN, OTHERS};
+    use crate::gpu::linear::decoded::DECODED_CLASSES;
+    use crate::gpu::linear::many::MANY_ROWS;
+
+    /// More rows are several launches, each of which decodes all weights again.
+    #[test]
+    fn no_more_rows_than_a_launch_takes_are_multiplied_without_decoding() {
+        let stored = DECODED_CLASSES[DECODED_CLASSES.len() - 1];
+        for [stored_rows, fast_rows] in KNOWN.map(|(_, rows)| rows).into_iter().chain([OTHERS]) {
+            assert!(stored_rows <= stored + 1, "{stored_rows} rows as stored");
+            assert!(fast_rows <= MANY_ROWS + 1, "{fast_rows} rows in the fast layout");
+        }
+    }
 }

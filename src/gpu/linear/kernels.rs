@@ -24,9 +24,10 @@ use crate::{Error, Result};
 
 const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
-/// Rows of x up to which each kernel that multiplies by the fast layout multiplies; the first one
-/// is there with compute capability 9.0 alone.
-const CLASSES: [u64; 3] = [1, FEW_ROWS, ROWS];
+/// Rows of x up to which each kernel that multiplies by the fast layout multiplies.
+const CLASSES: [u64; 2] = [FEW_ROWS, ROWS];
+/// Likewise in the order of a plan of the sum.
+const ORDER_CLASSES: [u64; 3] = [1, FEW_ROWS, ROWS];
 /// The version of CUDA from which on drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
@@ -41,7 +42,11 @@ struct Constants {
     /// kernel waits before it touches anything but the matrices.
     early: u32,
     fast_bytes: [u32; 2],
+    grouped_threads: u32,
     grouped_bytes: u32,
+    /// In the order of a plan of the sum; of another target 0.
+    order_threads: u32,
+    order_bytes: u32,
     count_bytes: u32,
     /// For more rows of x; of another target 0, as what follows.
     wide_bytes: u32,
@@ -107,9 +112,9 @@ pub(in crate::gpu) struct LinearKernels {
     count_bytes: u32,
     /// Whether a kernel that multiplies may begin while the one before it ends.
     pub(super) early: bool,
-    /// Whether products of up to [`ROWS`] rows by the fast layout, and grouped ones, are added in
-    /// the order of a plan of the sum.
-    pub(super) keeps_order: bool,
+    /// For up to [`ROWS`] rows by the fast layout in the order of a plan of the sum, if there are
+    /// such kernels for this GPU; then grouped products have the order of one split.
+    pub(super) order: Option<OrderKernels>,
     /// [`crossover`].
     pub(super) crossover: [u64; 2],
 }
@@ -124,19 +129,16 @@ impl LinearKernels {
         let module = Module::load(stream, "linear", PTX, SM_90)?;
         let constants: Constants = module.constants()?;
         agree(&constants.agreed, &Agreed::ours())?;
-        let Constants { threads, early, count_bytes, grouped_bytes, .. } = constants;
+        let Constants { threads, early, count_bytes, .. } = constants;
         let prepare = |rows: u64, threads, shared| {
             Multiply::prepare(module.function(&format!("fast_{rows}"))?, threads, shared, others)
         };
         let mut fast = Vec::new();
-        let [few_bytes, most_bytes] = constants.fast_bytes;
-        let keeps_order = constants.wide_threads > 0;
-        for (rows, shared) in CLASSES.into_iter().zip([few_bytes, few_bytes, most_bytes]) {
-            if rows > 1 || keeps_order {
-                fast.push((rows, prepare(rows, threads, shared)?));
-            }
+        for (rows, shared) in CLASSES.into_iter().zip(constants.fast_bytes) {
+            fast.push((rows, prepare(rows, threads, shared)?));
         }
-        if keeps_order {
+        let order = OrderKernels::load(&module, &constants, others)?;
+        if constants.wide_threads > 0 {
             let Constants { wide_threads, wide_bytes, large_threads, large_bytes, .. } = constants;
             let wide = WIDE_CLASSES.map(|rows| (rows, wide_threads, wide_bytes));
             let large = LARGE_CLASSES.map(|rows| (rows, large_threads, large_bytes));
@@ -149,7 +151,9 @@ impl LinearKernels {
         let tiles = TileKernels::load(&module, constants.tile, constants.fewest, others)?;
         let decoded = DecodedKernels::load(&module, constants.decoded, others)?;
         let function = |name| module.function(name);
-        let grouped = Multiply::prepare(function("grouped")?, threads, grouped_bytes, others)?;
+        let Constants { grouped_threads, grouped_bytes, .. } = constants;
+        let grouped = function("grouped")?;
+        let grouped = Multiply::prepare(grouped, grouped_threads, grouped_bytes, others)?;
         let count = function("count")?;
         let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         count.set_attribute(most, count_bytes.cast_signed()).or_fault("preparing a kernel")?;
@@ -165,7 +169,7 @@ impl LinearKernels {
             gather: function("gather")?,
             count_bytes,
             early: early == 1 && driver >= EARLY_DRIVER,
-            keeps_order,
+            order,
             crossover: crossover(stream.context())?,
         })
     }
@@ -176,7 +180,7 @@ impl LinearKernels {
         if self.grouped.blocks == 0 {
             return Err(too_little_shared_memory());
         }
-        Ok(self.keeps_order)
+        Ok(self.order.is_some())
     }
 
     /// The most rows of x that one launch multiplies by matrices in the fast layout, or by such
@@ -193,14 +197,8 @@ impl LinearKernels {
 
     /// Kernel for this many rows of x in a band, in the fast layout.
     pub(super) fn fast(&self, x_rows: u64) -> &Multiply {
-        self.fast_of(x_rows).1
-    }
-
-    /// And its class.
-    pub(super) fn fast_of(&self, x_rows: u64) -> (u64, &Multiply) {
         let kernel = self.fast.iter().find(|&&(class, _)| x_rows <= class);
-        let (class, kernel) = kernel.expect("most_rows says for how many there are kernels");
-        (*class, kernel)
+        &kernel.expect("most_rows says for how many there are kernels").1
     }
 
     /// Puts a product with experts on the stream.
@@ -269,6 +267,32 @@ impl LinearKernels {
         let config = config(blocks, UNPACK_WARPS as u32 * LANES, 0);
         // SAFETY: the caller's promise; a warp for each tile that a row crosses.
         unsafe { run(kernel, false, stream, config, task) }
+    }
+}
+
+/// Those that multiply in the order of a plan of the sum, for [`ORDER_CLASSES`].
+#[derive(Debug)]
+pub(super) struct OrderKernels([Multiply; 3]);
+
+impl OrderKernels {
+    fn load(module: &Module<'_>, constants: &Constants, others: &Kernels) -> Result<Option<Self>> {
+        let Constants { order_threads, order_bytes, .. } = *constants;
+        if order_threads == 0 {
+            return Ok(None);
+        }
+        let prepare = |rows: u64| {
+            let function = module.function(&format!("order_{rows}"))?;
+            Multiply::prepare(function, order_threads, order_bytes, others)
+        };
+        let [one, few, most] = ORDER_CLASSES.map(prepare);
+        let all = [one?, few?, most?];
+        Ok(all.iter().all(|kernel| kernel.blocks > 0).then_some(Self(all)))
+    }
+
+    /// That for this many rows of x, up to [`ROWS`], and up to how many it multiplies.
+    pub(super) fn of(&self, x_rows: u64) -> (u64, &Multiply) {
+        let mut all = ORDER_CLASSES.into_iter().zip(&self.0);
+        all.find(|&(class, _)| x_rows <= class).expect("there are no more rows than ROWS")
     }
 }
 

@@ -12,7 +12,7 @@ use cudarc::driver::sys::{
 use super::many::{Many, WIDE_COLUMNS, WIDE_SPLITS};
 use super::split::{COUNTERS, Few, MATRIX_COUNTERS, SPLIT_COLUMNS, Split, has_columns};
 use super::task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS, XMap};
-use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix};
+use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix, multiply::Multiply};
 use crate::Result;
 use crate::gpu::{fault::OrFault, needs::Residence, status::Status};
 
@@ -91,7 +91,7 @@ pub(super) struct ProductLaunch {
     rows: Vec<u64>,
     /// Multiprocessors of the GPU.
     processors: u64,
-    /// [`LinearKernels::keeps_order`].
+    /// Whether there are kernels for it: [`LinearKernels::order`].
     keeps_order: bool,
 }
 
@@ -140,7 +140,7 @@ impl ProductLaunch {
             let Rounds { items, places } = Rounds::new(shape(at).0, shape(at).1);
             (rounds.items, rounds.places) = (rounds.items + items, rounds.places + places);
         }
-        let (order, keeps_order) = (order.to_vec(), kernels.keeps_order);
+        let (order, keeps_order) = (order.to_vec(), kernels.order.is_some());
         let processors = kernels.tiles.processors.into();
         Self {
             most_rows,
@@ -157,9 +157,8 @@ impl ProductLaunch {
 
     /// Of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
-        // The kernels of few rows may need none; but it may serve fewer rows.
-        let needs_none = rows == 0 || self.is_few(1);
-        let few = if needs_none { 0 } else { self.partials * PARTIAL_BYTES };
+        // Kernels of more rows may need less; but it may serve fewer rows.
+        let few = if rows == 0 { 0 } else { self.partials * PARTIAL_BYTES };
         let at_once = rows.min(self.most_rows);
         let more = match self.staged {
             Some(_) if at_once > ROWS => self.rounds.places * Rounds::place_bytes(rows),
@@ -219,9 +218,11 @@ impl ProductLaunch {
             let LinearOutput { pointer, pitch, bias, .. } = outputs[at];
             (matrix.y, matrix.y_pitch, matrix.bias) = (pointer + 2 * first * pitch, pitch, bias);
         }
-        if self.is_few(x.rows) {
+        let has_order = self.order.iter().any(|&at| outputs[at].splits > 0);
+        if let Some(order) = kernels.order.as_ref().filter(|_| has_order && self.is_few(x.rows)) {
+            let kernel = order.of(x.rows);
             // SAFETY: the caller's promise.
-            return unsafe { self.run_few(kernels, x, outputs, arguments, stream) };
+            return unsafe { self.run_few(kernel, kernels.early, x, outputs, arguments, stream) };
         }
         if x.rows <= ROWS {
             arguments.counters = arguments.counters.wrapping_add(workspace);
@@ -293,23 +294,30 @@ impl ProductLaunch {
     /// As [`ProductLaunch::run`], which has filled in the arguments.
     unsafe fn run_few(
         &self,
-        kernels: &LinearKernels,
+        (class, kernel): (u64, &Multiply),
+        early: bool,
         x: LinearInput,
         outputs: &[LinearOutput],
         mut arguments: LinearLaunch,
         stream: &CudaStream,
     ) -> Result<()> {
-        let (class, kernel) = kernels.fast_of(x.rows);
         let few = Few::new(self.wishes(outputs), arguments.columns.into(), kernel.blocks);
-        arguments.splits = few.splits;
-        (arguments.few_units, arguments.few_splits) = (few.units, few.pass_splits);
+        (arguments.few_units, arguments.few_splits) = (few.units as u32, few.pass_splits as u32);
+        arguments.few_each = (few.strips / few.blocks) as u32;
+        arguments.few_more = (few.strips % few.blocks) as u32;
+        for (task, few) in arguments.matrices.iter_mut().zip(&few.matrices) {
+            (task.slices, task.whole_strips) = (few.splits as u32, few.length as u32);
+            (task.first_item, task.first_strip) = (few.first_strip as u32, few.pass_splits as u32);
+            // Both are small.
+            task.first_partial = ((0x1_0000 / few.pass_splits + 1) << 8 | few.strips) as u32;
+        }
         if let Some(map) = map_of_blocks(x, arguments.columns, class as u32)? {
             (arguments.x_map, arguments.x_mapped) = (map, 1);
         }
-        let blocks = few.strips.min(kernel.blocks.into()) as u32;
+        let blocks = few.blocks as u32;
         // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
         // columns, and a block threads for as many units; the rest is the caller's promise.
-        unsafe { kernel.run_with(few.threads(), kernels.early, stream, blocks, &arguments) }
+        unsafe { kernel.run_with(few.threads(), early, stream, blocks, &arguments) }
     }
 }
 

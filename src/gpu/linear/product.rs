@@ -23,8 +23,9 @@ const WORKSPACE_ALIGNMENT: u64 = 16;
 /// Sums are f32 and each is rounded once. Bits of y are the same in every run. On one GPU those of
 /// a row that is multiplied with up to 15 others at once depend on the matrix, its residence and
 /// the row of x, whatever the others are; with more, also on whether there are up to 32, 64, 128,
-/// 192 or 256, and above that on how many 256 there are, and whether up to 192 for each of them.
-/// They never depend on other matrices. Keeps its matrices alive.
+/// 192 or 256, and above that on how many 256 there are. If [`LinearOutput::splits`] says in which
+/// order sums are added, they depend on nothing else. They never depend on other matrices. Keeps
+/// its matrices alive.
 ///
 /// `examples/gpu_mlp.rs` multiplies so; [`GroupedLinear`](super::GroupedLinear) shows x and y.
 #[derive(Debug)]
@@ -92,8 +93,8 @@ impl Linear {
     /// Device memory that a call with up to this many rows of x needs besides x and y, in bytes; 0
     /// is none. Up to 16 rows at most 2.4 MB. With more, which other kernels multiply with compute
     /// capability 9.0: of matrices as stored up to 8.7 MB each for 32 rows, and 17.4 MB for more;
-    /// of those in the fast layout no more up to 128 rows, and then 262,144 bytes for each of up to
-    /// 132 shares of a matrix, of matrices that share a launch together at most 69.3 MB.
+    /// of those in the fast layout no more up to 128 rows, and then 393,216 bytes for each
+    /// multiprocessor, 51.9 MB, or less for small matrices.
     pub fn workspace_bytes(&self, rows: u64) -> u64 {
         self.launches.iter().map(|launch| launch.workspace_bytes(rows)).max().unwrap_or(0)
     }

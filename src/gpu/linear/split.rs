@@ -29,47 +29,68 @@ pub(super) const FEW_SPLIT: [u64; 2] = [FEW_UNITS, FEW_ASKING];
 /// Blocks of [`SPLIT_COLUMNS`] that one chain had better not exceed: it takes as long as reading.
 const FEW_CHAIN: u64 = 64;
 
-/// How blocks multiply by matrices in the fast layout in the order of a plan of the sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Few {
-    /// Of the columns of each matrix.
-    pub(super) splits: [u8; MATRICES],
-    /// What a block multiplies at once.
-    pub(super) units: u32,
-    /// Of one strip.
-    pub(super) pass_splits: u32,
-    /// Strips of all matrices.
+/// How blocks multiply by a matrix in the fast layout in the order of a plan of the sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct FewMatrix {
+    pub(super) splits: u64,
+    /// Of all splits but the last, in blocks of [`SPLIT_COLUMNS`].
+    pub(super) length: u64,
+    /// Splits at once; more than [`FEW_UNITS`] come in passes.
+    pub(super) pass_splits: u64,
+    /// Strips at once, at most.
     pub(super) strips: u64,
+    /// Strips of all matrices before.
+    pub(super) first_strip: u64,
+}
+
+/// Likewise, by all matrices of a launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Few {
+    pub(super) matrices: Vec<FewMatrix>,
+    /// Splits of strips at once, and of one strip.
+    pub(super) units: u64,
+    pub(super) pass_splits: u64,
+    pub(super) strips: u64,
+    pub(super) blocks: u64,
 }
 
 impl Few {
-    /// Of up to [`MATRICES`] matrices with these rows and the splits that a caller wishes, 0 for
-    /// the fastest, and as many columns, on a GPU that runs this many blocks at once.
-    pub(super) fn new(
-        matrices: impl Iterator<Item = (u64, u64)> + Clone,
-        columns: u64,
-        blocks: u32,
-    ) -> Self {
-        let strips: u64 = matrices.clone().map(|(rows, _)| rows.div_ceil(STRIP_ROWS)).sum();
-        let most = strips.div_ceil(u64::from(blocks).clamp(1, strips.max(1)));
-        let mut few = Self { splits: [0; MATRICES], units: 0, pass_splits: 0, strips };
-        for (to, (rows, wish)) in few.splits.iter_mut().zip(matrices) {
+    /// Of matrices with these rows and the splits that a caller wishes, 0 for the fastest, and as
+    /// many columns, on a GPU that runs this many blocks at once.
+    pub(super) fn new(shapes: impl Iterator<Item = (u64, u64)>, columns: u64, blocks: u32) -> Self {
+        let (mut matrices, mut strips) = (Vec::new(), 0);
+        for (rows, wish) in shapes {
             let splits = if wish > 0 { wish } else { fast_splits(rows, columns) };
-            *to = splits as u8;
-            let passes = splits.div_ceil(FEW_UNITS);
-            let pass = splits.div_ceil(passes);
-            let at_once = if passes > 1 { 1 } else { FEW_UNITS / pass };
-            // As many at once as there is room for, evenly.
-            let units = most.div_ceil(most.div_ceil(at_once)) * pass;
-            few.units = few.units.max(units as u32);
-            few.pass_splits = few.pass_splits.max(pass as u32);
+            matrices.push(FewMatrix {
+                splits,
+                length: split_blocks(columns, splits),
+                pass_splits: splits.div_ceil(splits.div_ceil(FEW_UNITS)),
+                strips: 1,
+                first_strip: strips,
+            });
+            strips += rows.div_ceil(STRIP_ROWS);
         }
-        few
+        let blocks = strips.min(blocks.into()).max(1);
+        let most = strips.div_ceil(blocks);
+        // As many strips at once as there is room for, evenly.
+        let at_once = |matrix: &FewMatrix| {
+            let room = FEW_UNITS / matrix.pass_splits;
+            if matrix.splits > FEW_UNITS { 1 } else { most.div_ceil(most.div_ceil(room)) }
+        };
+        let units = matrices.iter().map(|matrix| at_once(matrix) * matrix.pass_splits);
+        let units = units.max().unwrap_or(1);
+        for matrix in &mut matrices {
+            if matrix.splits <= FEW_UNITS {
+                matrix.strips = units / matrix.pass_splits;
+            }
+        }
+        let pass_splits = matrices.iter().map(|matrix| matrix.pass_splits).max().unwrap_or(1);
+        Self { matrices, units, pass_splits, strips, blocks }
     }
 
     /// Threads of a block.
     pub(super) fn threads(&self) -> u32 {
-        (FEW_ASKING as u32 + 2 * self.units) * LANES
+        (FEW_ASKING + 2 * self.units) as u32 * LANES
     }
 }
 
@@ -137,10 +158,7 @@ pub(super) const COUNTERS: u64 = MATRICES as u64 * MATRIX_COUNTERS;
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        BLOCKS, Bands, GROUP, LARGE_CLASSES, LARGE_ROWS, Large, MATRIX_COUNTERS, MOST_ITEMS,
-        MOST_TAIL_ITEMS, Split, WIDE_STRIPS, Wide, wide_items,
-    };
+    use super::{GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, Split};
 
     /// That it holds for matrices of many shapes.
     fn of_all_shapes(rows: impl Iterator<Item = u64>, holds: impl Fn(u64, u64) -> bool) {

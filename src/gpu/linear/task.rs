@@ -100,9 +100,8 @@ pub(super) struct LinearLaunch {
     pub(super) counters: u64,
     pub(super) partials: u64,
     pub(super) status: u64,
-    /// For more than [`ROWS`] rows by the fast layout: stages of a share.
-    pub(super) share_stages: u32,
-    pub(super) reserved: u32,
+    /// For more than [`ROWS`] rows by the fast layout: splits of the columns of each matrix.
+    pub(super) splits: [u8; MATRICES],
     /// Likewise: strips of a block.
     pub(super) wide_strips: u32,
     /// Of matrices as stored: items whose sums a block has on their way at once, 1 or 2.
@@ -114,11 +113,15 @@ pub(super) struct LinearLaunch {
     pub(super) matrices: [LinearMatrix; MATRICES],
     /// Of matrices as stored, up to [`ROWS`] rows of x: bytes of a slot, which has a tile's bits.
     pub(super) tile_slot_bytes: u32,
-    /// By the fast layout, compute capability 9.0: the splits of each matrix.
-    pub(super) splits: [u8; MATRICES],
-    /// Likewise, up to [`ROWS`] rows: splits of strips that a block multiplies at once, and of one strip.
+    /// Up to [`ROWS`] rows by the fast layout, compute capability 9.0: splits of strips that a block
+    /// multiplies at once, and of one strip.
     pub(super) few_units: u32,
     pub(super) few_splits: u32,
+    /// Likewise: strips of each block, and blocks that have one more.
+    pub(super) few_each: u32,
+    pub(super) few_more: u32,
+    /// For more rows by the fast layout: stages of a share.
+    pub(super) share_stages: u32,
     pub(super) x_map: XMap,
 }
 

@@ -1,0 +1,87 @@
+//! Weights beside the containers of a folder, which these lack, such as a new head: a safetensors
+//! file of a fixed name. Its metadata have the identity of the model that it belongs to, and the
+//! hash of each tensor, by which verification knows it.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde_json::Value;
+
+use super::{
+    model::Model,
+    original::hash,
+    verify::{Level, Verification},
+};
+use crate::{
+    Error, Result, constants::CHECKSUM_CHUNK_BYTES, parallel, paths::ADDED, source::WeightsFile,
+};
+
+/// The key of the metadata for the identity of the containers, in hexadecimal digits.
+const IDENTITY: &str = "df11.identity";
+/// That for hashes: a JSON object of names and hashes in hexadecimal digits.
+const HASHES: &str = "df11.hashes";
+
+/// The BLAKE3 hashes of the tensors of a safetensors file, by name. Reads it once, in 1 MiB.
+///
+/// # Errors
+/// As [`WeightsFile::open`].
+pub fn tensor_hashes(file: &Path) -> Result<BTreeMap<String, String>> {
+    let name = file.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    hashes(&WeightsFile::open(file, &name)?)
+}
+
+fn hashes(file: &WeightsFile) -> Result<BTreeMap<String, String>> {
+    let mut bytes = Vec::new();
+    let mut of_tensor = |offset: u64, length: u64| -> Result<String> {
+        let mut hasher = blake3::Hasher::new();
+        for part in parallel::cut(offset..offset + length, CHECKSUM_CHUNK_BYTES, 1) {
+            bytes.resize((part.end - part.start) as usize, 0);
+            file.read_exact_at(part.start, &mut bytes)?;
+            hash(&mut hasher, &bytes);
+        }
+        Ok(hasher.finalize().to_hex().to_string())
+    };
+    let tensors = file.tensors.iter();
+    tensors.map(|one| Ok((one.name.clone(), of_tensor(one.offset, one.length)?))).collect()
+}
+
+/// Verifies the file beside a model's containers, if there is one: it holds none of their tensors,
+/// and at [`Level::Full`] it is as it was written.
+pub(super) fn verify(model: &Model, level: Level, found: &mut Verification) -> Result<()> {
+    let Some(path) = model.folder().map(|folder| folder.join(ADDED)) else { return Ok(()) };
+    if !path.is_file() {
+        return Ok(());
+    }
+    let file = WeightsFile::open(&path, ADDED)?;
+    let wrong = |problem: String| {
+        let remedy = "remove the file, or write the folder again with save_pretrained";
+        let error = Error::corrupt(format!("file {ADDED:?}"), 0, problem);
+        Err(error.remedied(remedy).in_file(&path))
+    };
+    if let Some(tensor) = file.tensors.iter().find(|tensor| model.tensor(&tensor.name).is_ok()) {
+        return wrong(format!("it has a tensor {:?}, and so have the containers", tensor.name));
+    }
+    if level < Level::Full {
+        return Ok(());
+    }
+    let Some((identity, recorded)) = recorded(&file) else {
+        found.unchecked.push(format!("the weights in {ADDED}, of which no hash is recorded"));
+        return Ok(());
+    };
+    if identity != model.identity().to_hex().as_str() {
+        return wrong("it belongs to another model".to_owned());
+    }
+    if hashes(&file)? != recorded {
+        return wrong("a tensor has another hash than is recorded".to_owned());
+    }
+    found.tensors += recorded.len() as u64;
+    found.bytes += file.tensors.iter().map(|tensor| tensor.length).sum::<u64>();
+    Ok(())
+}
+
+/// What the metadata say: an identity, and hashes.
+fn recorded(file: &WeightsFile) -> Option<(String, BTreeMap<String, String>)> {
+    let header: Value = serde_json::from_slice(file.prefix.get(size_of::<u64>()..)?).ok()?;
+    let metadata = header.get("__metadata__")?;
+    let (identity, hashes) = (metadata.get(IDENTITY)?.as_str()?, metadata.get(HASHES)?.as_str()?);
+    Some((identity.to_owned(), serde_json::from_str(hashes).ok()?))
+}
