@@ -524,9 +524,9 @@ class Linear:
     ) -> None:
         """Multiply rows of x, `pitch` elements apart. For each part: address, pitch in elements,
         the address of a bias or 0, and the splits of its columns in whose order sums are added, or
-        0: the fastest. Raises `ParameterError` if `keeps_order` says no. The workspace was filled with zeros once, and since then
-        only such calls have written to it, one after the other. Bits of y are the same in every
-        run. Raises `ParameterError`.
+        0: the fastest. The workspace was filled with zeros once, and since then only such calls
+        have written to it, one after the other. Bits of y are the same in every run. Raises
+        `ParameterError`, also if `keeps_order` says no.
         """
 
 @final
