@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import _native
 from ._changes import is_as_loaded
 from ._errors import CorruptError
 from ._matrices import FAST
