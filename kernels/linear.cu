@@ -2,8 +2,8 @@
 // y = x W^T (+ bias), up to 2048 rows of x. Nothing is decoded to memory: 12.02 bits are read for
 // each weight where a BF16 product reads 16. Here are those up to 16 rows; linear_wide.cuh and
 // linear_large.cuh have the others, linear_few.cuh those in the order of a plan of the sum, and
-// grouped ones with compute capability 9.0, linear_tile.cuh those by matrices in tiles as stored; all have
-// heads of their own.
+// grouped ones with compute capability 9.0, linear_tile.cuh those by matrices in tiles as stored;
+// all have heads of their own.
 //
 //   item      a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
 //   step      32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;

@@ -362,8 +362,8 @@ struct FewTelling {
             mine[i] = piece.has(unit);
             const u32 begin = piece.begin_of(split), end = piece.end_of(split, blocks);
             const u32 tile = begin * 2 / TILE_STEPS + lane;
-            const uint2* from = reinterpret_cast<const uint2*>(piece.heads) +
-                                u64(piece.strip_of(unit)) * tiles_across(piece.whole_columns) + tile;
+            const u64 before = u64(piece.strip_of(unit)) * tiles_across(piece.whole_columns);
+            const uint2* from = reinterpret_cast<const uint2*>(piece.heads) + before + tile;
             const bool exists = mine[i] && begin < end && tile * TILE_STEPS < 2 * end;
             heads[i].words = exists ? load_kept(from, policy) : make_uint2(0, 0);
         }
@@ -380,7 +380,8 @@ struct FewTelling {
             }
             firsts[i] = __shfl_sync(ALL_LANES, at, 0);
             const u32 after = at - firsts[i] + head.count();
-            const u32 end = __reduce_max_sync(ALL_LANES, head.count() && after <= FEW_ENTRIES ? after : 0);
+            const u32 some = head.count() && after <= FEW_ENTRIES ? after : 0;
+            const u32 end = __reduce_max_sync(ALL_LANES, some);
 #pragma unroll
             for (u32 k = 0; k < FEW_ENTRIES / LANES; k++) {
                 const u64 entry = u64(firsts[i]) + k * LANES + lane;

@@ -70,7 +70,7 @@ static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 // df11_linear_fast_{32,64,128,192,256} take it too: see below.
 //
 // Up to 16 rows, bits of y depend on the matrix and on the row of x, and on nothing else: no other
-// row, no other matrix, no grid. Compute capability 9.0: see below.
+// row, no other matrix, no grid.
 //
 // Where the constants say so, the launch may have the attribute of programmatic stream
 // serialization: then the matrices must have been written before the launch before this one began.
@@ -101,9 +101,8 @@ struct alignas(64) LinearLaunch {
     LinearMatrix matrices[LINEAR_MATRICES];
     u32 tile_slot_bytes;  // of df11_linear_tile_{2,8,16}: what a slot has of the shared memory that
                           // is left, a multiple of 16 (linear_tile_block.cuh)
-    // Up to 16 rows of x by the fast layout, compute capability 9.0: splits of strips that a block
-    // multiplies at once, and of one strip; strips of all matrices that each block multiplies, and
-    // how many blocks multiply one more. See below.
+    // In the order of a plan of the sum: splits of strips that a block multiplies at once, and of
+    // one strip; strips of all matrices that each block multiplies, and how many blocks one more.
     u32 few_units, few_splits, few_each, few_more;
     u32 share_stages;  // for 129 rows of x and more: see below
     // A CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes of
@@ -115,17 +114,19 @@ struct alignas(64) LinearLaunch {
 static_assert(sizeof(LinearLaunch) == 1024, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
 
-// Up to 16 rows of x by the fast layout, compute capability 9.0 (linear_few.cuh), in the order of a
-// plan of the sum: a launch of df11_linear_fast_{1,8,16}, for at most this many rows. Blocks of
-// FEW_ASKING warps and two for each of few_units, which are at most FEW_UNITS; blocks times few_each
-// and few_more are the strips of all matrices. Counters, partials and items are not read. Of a
-// matrix differ from above:
+// In the order of a plan of the sum: the machine code for compute capability 9.0 has
+// df11_linear_order_{1,8,16}, for at most this many rows of x (linear_few.cuh). Blocks have
+// FEW_ASKING warps and two for each of few_units, which are at most FEW_UNITS; blocks times
+// few_each, and few_more, are the strips of all matrices. Counters, partials and items are not
+// read. Of a matrix differ from above:
 //   slices          splits of its columns; each has some
 //   whole_strips    of each split but the last: ceil(ceil(columns / 64) / splits) blocks of 64
 //   first_strip     splits at once, at most few_splits: all, or of more than FEW_UNITS some
 //   first_item      the sum of strips of all matrices before
 //   first_partial   bits 0 to 7: strips at once, of which splits at once are at most few_units;
 //                   bits 8 on: 2^16 / splits at once, and one
+// x_map is that of 64 columns, x_rows rows and blocks of 64 columns; boxes have 64, 1, 8 or 16, and
+// 2; 128-byte swizzle unless rows are 1. x_mapped tells whether there is one.
 // Bits of y depend on the matrix, its splits and the row of x.
 //
 // How the strips of a matrix are shared out among blocks: most are an item each; of the last ones,

@@ -115,6 +115,9 @@ typedef struct df11_product {
   void *workspace;
   // Its size: at least what `df11_gpu_workspace` says.
   uint64_t workspace_bytes;
+  // The splits of the columns of W in whose order sums are added, as far as
+  // `df11_gpu_keeps_order` says; 0: the fastest.
+  uint64_t splits;
 } df11_product;
 
 #ifdef __cplusplus
@@ -240,8 +243,22 @@ enum df11_status df11_gpu_workspace(const struct df11_gpu_tensor *tensor,
                                     uint64_t rows,
                                     uint64_t *bytes);
 
+// Whether the product of this many rows of x is added in the order of a library of BLAS that cuts
+// the columns of W into `splits`. Split i has the columns from i * U to before (i + 1) * U, with U
+// = ceil(ceil(columns / 64) / splits) * 64; it is one chain of tensor-core products of 16 columns,
+// first to last, from an F32 zero. Splits are added in order, then the bias; the sum is rounded
+// once.
+//
+// # Safety
+// `tensor` is loaded; `keeps` has room for an answer, 1 or 0.
+enum df11_status df11_gpu_keeps_order(const struct df11_gpu_tensor *tensor,
+                                      uint64_t rows,
+                                      uint64_t splits,
+                                      uint8_t *keeps);
+
 // Puts the product of rows of x with a matrix on a stream, without decoding it to memory. Sums are
-// F32, each is rounded once, and bits are the same in every run, but not those of a BLAS. Neither
+// F32, each is rounded once, and bits are the same in every run; those of a BLAS if it adds in the
+// order of `splits`, which are refused unless `df11_gpu_keeps_order` says yes. Neither
 // allocates nor waits, except that the first product with a tensor prepares it
 // (`df11_gpu_workspace` does so too, ahead of a capture).
 //

@@ -178,25 +178,25 @@ pub unsafe extern "C" fn df11_gpu_workspace(
 }
 
 /// Whether the product of this many rows of x is added in the order of a library of BLAS that cuts
-/// the columns of W into `splits`. Split i has the columns from i * U to before (i + 1) * U, where U
-/// is ceil(ceil(columns / 64) / splits) * 64; it is one chain of tensor-core products of 16 columns,
+/// the columns of W into `splits`. Split i has the columns from i * U to before (i + 1) * U, with U
+/// = ceil(ceil(columns / 64) / splits) * 64; it is one chain of tensor-core products of 16 columns,
 /// first to last, from an F32 zero. Splits are added in order, then the bias; the sum is rounded
 /// once.
 ///
 /// # Safety
-/// `tensor` is loaded; `keeps` has room for an answer.
+/// `tensor` is loaded; `keeps` has room for an answer, 1 or 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn df11_gpu_keeps_order(
     tensor: *const GpuTensor,
     rows: u64,
     splits: u64,
-    keeps: *mut bool,
+    keeps: *mut u8,
 ) -> Status {
     call(|| {
         // SAFETY: the caller's promise.
         let tensor = unsafe { shared(tensor, "the tensor") }?;
         let _visit = Visit::new();
-        let answer = tensor.linear()?.keeps_order(rows, &[splits]);
+        let answer = u8::from(tensor.linear()?.keeps_order(rows, &[splits]));
         // SAFETY: the caller's promise.
         unsafe { write(keeps, answer, "the place of the answer") }
     })

@@ -9,6 +9,7 @@
 //   linear_bench sums ROUNDS [X_ROWS ...]    16 to 1024 rows of x, or X_ROWS, without cuBLASLt:
 //                                      each matrix, and the sum of the first four
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
+//   linear_bench variants ROUNDS       other depths and clusters
 //   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS, sums ROUNDS (1 to
 //                                      64 rows of x): the same of tiles as stored; spaced ROUNDS:
 //                                      as bench, each product after a small kernel; spaced ROUNDS
@@ -17,7 +18,6 @@
 //                                      other codes than the encoder's: CODE_BITS=N of the longest
 //                                      one at most, ESCAPE_COST=N bits that an escape counts more
 //                                      than it takes. TABLES=1: of a launch one table at once
-//   SPLITS=N linear_bench check|bench|sums ...    up to 16 rows of x with N splits of the columns
 //   linear_bench crossover ROUNDS [X_ROWS ...]    from how many rows of x on decoding first is
 //                                                 faster
 #include <cmath>
@@ -30,6 +30,35 @@ using namespace linear;
 #include "tiles.hpp"
 #include "linear_host.hpp"
 #include "linear_times.hpp"
+
+// --- other depths and clusters
+
+// Eights, stages, blocks of a cluster.
+#define BULK(EIGHTS, STAGES, CLUSTER)                                                       \
+    __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(LINEAR_THREADS, 1)    \
+        bulk_##EIGHTS##_##STAGES##_##CLUSTER(const __grid_constant__ LinearLaunch launch) { \
+        linear_bulk<EIGHTS, CLUSTER>(Shared{launch});                                       \
+    }
+#define BULKS(X) X(1, 4, 1) X(1, 3, 2) X(1, 6, 2) X(2, 4, 1)
+BULKS(BULK)
+
+static std::vector<Variant> variants() {
+#define BULK_ROW(EIGHTS, STAGES, CLUSTER)                     \
+    {#EIGHTS " eights, " #STAGES " stages, 16 x 1 " #CLUSTER, \
+     (const void*)bulk_##EIGHTS##_##STAGES##_##CLUSTER,       \
+     EIGHTS,                                                  \
+     STAGES,                                                  \
+     true,                                                    \
+     false},
+    std::vector<Variant> all;
+    const std::vector<Variant> bulks = {BULKS(BULK_ROW)};
+    for (bool begins_early : {false, true})
+        for (Variant v : bulks) {
+            v.name = (begins_early ? "early " : "bulk ") + v.name, v.early = begins_early;
+            all.push_back(v);
+        }
+    return all;
+}
 
 // --- check
 
@@ -452,20 +481,32 @@ static int hostile(const Context& c, int count, u64 seed) {
 
 // --- bench
 
-static std::string fast_name(u32 x_rows) {
-    if (x_rows > LINEAR_ROWS) return "up to " + std::to_string(class_of(x_rows)) + " rows";
-    const u32 few = x_rows == 1 && !ring ? 1 : x_rows <= 8 ? 8 : 16;
-    return "df11_linear_fast_" + std::to_string(few);
-}
-static void bench_fast(const Context& c, int rounds, const std::vector<u32>& batches) {
+static void bench_fast(const Context& c, int rounds, const std::vector<u32>& batches,
+                       bool with_variants) {
     bench<Fast>(c, rounds, batches, [&](u32 x_rows) {
         std::vector<Way<Fast>> ways;
-        if (ring && x_rows > LINEAR_ROWS) return ways;
-        for (bool begins_early : {true, false})
-            if (begins_early || !ring)
+        auto add = [&](const Variant& v) {
+            ways.push_back({v.name, [=](const Copies<Fast>& m, int k) {
+                                launch_fast(v, m.launch(k, x_rows), m.c.stream);
+                            }});
+        };
+        if (x_rows > LINEAR_ROWS) {
+            if (ring) return ways;
+            const std::string name = "up to " + std::to_string(class_of(x_rows)) + " rows";
+            for (bool begins_early : {true, false})
                 ways.push_back(
-                    {begins_early ? fast_name(x_rows) : "the same, launched plainly",
+                    {begins_early ? name : "the same, launched plainly",
                      [=](const Copies<Fast>& m, int k) { m.run(k, x_rows, begins_early); }});
+            return ways;
+        }
+        Variant v = standard(x_rows);
+        add(v);
+        v.name = "the same, launched plainly", v.early = false;
+        if (!ring) add(v);
+        if (with_variants)
+            for (auto& other : variants())
+                if (x_rows <= other.eights * 8 && (x_rows > other.eights * 4 || other.eights == 1))
+                    add(other);
         return ways;
     });
 }
@@ -523,12 +564,13 @@ static int fast(const Context& c, const std::string& mode, int number, int argc,
         return check(c, argc > 2 && !strcmp(argv[2], "wide") ? check_wide : check_fast);
     if (mode == "hostile") return hostile<Fast>(c, number, strtoull(argv[3], nullptr, 10));
     if (mode == "bench") {
-        bench_fast(c, number, {1, 2, 4, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128, 256});
+        bench_fast(c, number, {1, 2, 4, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128, 256}, false);
         bench_grouped(c, number), bench_gather<Fast>(c, number), bench_transcoding(c);
         return 0;
     }
+    if (mode == "variants") return bench_fast(c, number, {1, 8, 16}, true), 0;
     if (mode == "wide")
-        return bench_fast(c, number, {17, 24, 32, 48, 64, 96, 128, 192, 256}), 0;
+        return bench_fast(c, number, {17, 24, 32, 48, 64, 96, 128, 192, 256}, false), 0;
     if (mode == "ways") return ways(c, number), 0;
     if (mode == "one") return profile<Fast>(c, {u32(number), rows[0]}, rows[1], early);
     if (rows.empty() && mode == "sums") rows = {16, 32, 64, 128, 192, 256, 384, 512, 1024};
@@ -545,7 +587,6 @@ int main(int argc, char** argv) {
     if (const char* kernels = load_kernels(argc, argv, "df11_linear_fast_8"))
         ring = strstr(kernels, ".ptx");
     tables_of_file = false;
-    if (const char* splits = getenv("SPLITS")) forced_splits = atoi(splits);
     auto modes = fast;
     if (argc > 1 && !strcmp(argv[1], "stored")) argc--, argv++, modes = stored;
     const int answer =

@@ -176,9 +176,37 @@ static void add_matrix(LinearLaunch& l, const Form& form, u16* y, u64 y_pitch,
 
 // --- launches by the fast layout
 
+struct Variant {
+    std::string name;
+    const void* kernel;
+    u32 eights, depth;
+    bool bulk, early;  // early: begins while the launch before ends
+};
+static Variant standard(u32 x_rows) {
+    const bool few = x_rows <= 8;
+    return {few ? "df11_linear_fast_8" : "df11_linear_fast_16",
+            few ? KERNEL(df11_linear_fast_8) : KERNEL(df11_linear_fast_16),
+            (x_rows + 7) / 8,
+            ring ? LINEAR_DEPTH : LINEAR_STAGES,
+            !ring,
+            !ring && early};
+}
+static void launch_fast(const Variant& v, const LinearLaunch& l, cudaStream_t stream) {
+    const u32 shared =
+        v.bulk ? BULK_FIRST_BYTES + v.depth * stage_bytes(v.eights) : linear_shared_bytes(v.eights);
+    const u32 threads = (LINEAR_WARPS + 2 * v.bulk) * LANES;
+    CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
+    int blocks = 0;
+    CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, v.kernel, threads, shared));
+    if (!blocks) printf("%s does not fit\n", v.name.c_str()), exit(1);
+    const u32 good = std::min<u32>(l.items, blocks * sm_count()) / LINEAR_GROUP * LINEAR_GROUP;
+    launch_kernel(v.kernel, std::max(good, LINEAR_GROUP), threads, shared, l, stream, v.early);
+}
+
 // The map of x, if there can be one.
-static CUresult encode_x(LinearLaunch& l, u32 dimensions, const cuuint64_t* sizes,
-                         const cuuint64_t* pitches, const cuuint32_t* box, bool swizzled) {
+static void map_x(LinearLaunch& l, u32 band_rows) {
+    l.x_mapped = (reinterpret_cast<u64>(l.x) | l.x_pitch * 2) % 16 == 0;
+    if (!l.x_mapped) return;
     static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
     if (!encode) {
         cudaDriverEntryPointQueryResult found;
@@ -186,89 +214,14 @@ static CUresult encode_x(LinearLaunch& l, u32 dimensions, const cuuint64_t* size
                                               reinterpret_cast<void**>(&encode), 12000,
                                               cudaEnableDefault, &found));
     }
-    const cuuint32_t every[] = {1, 1, 1};
-    return encode(reinterpret_cast<CUtensorMap*>(&l.x_map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                  dimensions, const_cast<u16*>(l.x), sizes, pitches, box, every,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-}
-static void need(CUresult done) {
-    if (done != CUDA_SUCCESS) printf("cuTensorMapEncodeTiled: %d\n", int(done)), exit(3);
-}
-static bool can_map_x(const LinearLaunch& l) {
-    return (reinterpret_cast<u64>(l.x) | l.x_pitch * 2) % 16 == 0;
-}
-static void map_x(LinearLaunch& l, u32 band_rows) {
-    l.x_mapped = can_map_x(l);
-    if (!l.x_mapped) return;
     const cuuint64_t sizes[] = {l.columns, l.x_rows}, pitch = l.x_pitch * 2;
-    const cuuint32_t box[] = {WIDE_COLUMNS, band_rows};
-    need(encode_x(l, 2, sizes, &pitch, box, true));
-}
-
-// --- up to 16 rows, as src/gpu/linear/split.rs has it
-
-constexpr u32 FEW_CHAIN = 64;  // blocks of a chain that is not too long
-static u32 blocks_of(u32 columns) { return (columns + FEW_COLUMNS - 1) / FEW_COLUMNS; }
-static bool has_columns(u32 columns, u32 splits) {
-    const u32 blocks = blocks_of(columns);
-    return (splits - 1) * ((blocks + splits - 1) / splits) < blocks;
-}
-static u32 fast_splits(u32 rows, u32 columns) {
-    const u32 strips = (strips_of(rows) + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS;
-    u32 splits = std::min((blocks_of(columns) + FEW_CHAIN - 1) / FEW_CHAIN,
-                          std::max(FEW_UNITS / std::min(strips, FEW_UNITS), 1u));
-    if (forced_splits) splits = forced_splits;
-    while (!has_columns(columns, splits)) splits--;
-    return splits;
-}
-static void launch_few(LinearLaunch l, bool begins_early, cudaStream_t stream) {
-    u32 all = 0;
-    l.few_splits = l.few_units = 1;
-    for (u32 i = 0; i < l.matrix_count; i++) {
-        LinearMatrix& m = l.matrices[i];
-        m.slices = fast_splits(m.rows, l.columns);
-        m.whole_strips = (blocks_of(l.columns) + m.slices - 1) / m.slices;
-        const u32 passes = (m.slices + FEW_UNITS - 1) / FEW_UNITS;
-        m.first_strip = (m.slices + passes - 1) / passes;
-        m.first_item = all, all += strips_of(m.rows);
-        l.few_splits = std::max(l.few_splits, m.first_strip);
-    }
-    const u32 blocks = std::min(all, sm_count()), most = (all + blocks - 1) / blocks;
-    for (u32 i = 0; i < l.matrix_count; i++) {
-        const LinearMatrix& m = l.matrices[i];
-        const u32 room = m.slices > FEW_UNITS ? 1 : FEW_UNITS / m.first_strip;
-        const u32 times = (most + room - 1) / room, at_once = (most + times - 1) / times;
-        l.few_units = std::max(l.few_units, (m.slices > FEW_UNITS ? 1 : at_once) * m.first_strip);
-    }
-    for (u32 i = 0; i < l.matrix_count; i++) {
-        LinearMatrix& m = l.matrices[i];
-        const u32 strips = m.slices > FEW_UNITS ? 1 : l.few_units / m.first_strip;
-        m.first_partial = (65536 / m.first_strip + 1) << 8 | strips;
-    }
-    l.few_each = all / blocks, l.few_more = all % blocks;
-    const u32 n = l.x_rows == 1 ? 1 : l.x_rows <= 8 ? 8 : 16;
-    l.x_mapped = can_map_x(l) && l.columns >= FEW_COLUMNS;
-    if (l.x_mapped) {
-        const cuuint64_t sizes[] = {FEW_COLUMNS, l.x_rows, l.columns / FEW_COLUMNS};
-        const cuuint64_t pitches[] = {l.x_pitch * 2, FEW_COLUMNS * 2};
-        const cuuint32_t box[] = {FEW_COLUMNS, n, FEW_BLOCKS};
-        need(encode_x(l, 3, sizes, pitches, box, n > 1));
-    }
-    const void* kernel = n == 1   ? KERNEL(df11_linear_fast_1)
-                         : n == 8 ? KERNEL(df11_linear_fast_8)
-                                  : KERNEL(df11_linear_fast_16);
-    launch_kernel(kernel, blocks, (FEW_ASKING + 2 * l.few_units) * LANES, FEW_SHARED_BYTES, l,
-                  stream, begins_early);
-}
-// The kernels of the PTX.
-static void launch_ring(const LinearLaunch& l, cudaStream_t stream) {
-    const bool few = l.x_rows <= 8;
-    const u32 good = std::min<u32>(l.items, sm_count()) / LINEAR_GROUP * LINEAR_GROUP;
-    launch_kernel(few ? KERNEL(df11_linear_fast_8) : KERNEL(df11_linear_fast_16),
-                  std::max(good, LINEAR_GROUP), LINEAR_WARPS * LANES,
-                  linear_shared_bytes(few ? 1 : 2), l, stream, false);
+    const cuuint32_t box[] = {WIDE_COLUMNS, band_rows}, every[] = {1, 1};
+    const auto done =
+        encode(reinterpret_cast<CUtensorMap*>(&l.x_map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
+               const_cast<u16*>(l.x), sizes, &pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (done != CUDA_SUCCESS) printf("cuTensorMapEncodeTiled: %d\n", int(done)), exit(3);
 }
 
 // 17 rows of x and more: how src/gpu/linear/many.rs shares strips and columns out among blocks.
@@ -345,10 +298,9 @@ static void launch_wide(LinearLaunch l, bool begins_early, cudaStream_t stream) 
 }
 static void launch_product(const LinearLaunch& l, bool begins_early, cudaStream_t stream) {
     if (l.x_rows > LINEAR_ROWS) return launch_wide(l, begins_early, stream);
-    if (ring)
-        launch_ring(l, stream);
-    else
-        launch_few(l, begins_early, stream);
+    Variant v = standard(l.x_rows);
+    v.early &= begins_early;
+    launch_fast(v, l, stream);
 }
 
 // --- launches by tiles as stored, of which the largest one has `staged` bytes
@@ -448,8 +400,8 @@ static GroupedLaunch grouped_of(const Context& c, const u16* x, u64 pitch, u32 x
 }
 static void launch_grouped(const GroupedLaunch& l, cudaStream_t stream) {
     const u32 shared = ring ? linear_shared_bytes(1) : FEW_GROUPED_BYTES;
-    launch_kernel(KERNEL(df11_linear_grouped), sm_count(), ring ? LINEAR_WARPS * LANES : FEW_THREADS,
-                  shared, l, stream);
+    const u32 threads = ring ? LINEAR_WARPS * LANES : FEW_THREADS;
+    launch_kernel(KERNEL(df11_linear_grouped), sm_count(), threads, shared, l, stream);
 }
 template <class Form>
 static void gather(const Context& c, const Form& f, const void* indices, u32 count, u32 wide,

@@ -332,7 +332,8 @@ def times(
                     both = sums.setdefault((x_rows, name), [0, 0])
                     both[0] += base
                     both[1] += t
-        say(f"  [{time.time() - began:.1f} s, {sum(a.nbytes for a in fast.arrays) * 8 / rows / columns:.3f} bits]")
+        size = sum(a.nbytes for a in fast.arrays) * 8 / rows / columns
+        say(f"  [{time.time() - began:.1f} s, {size:.3f} bits]")
         del fasts, products, whole
         torch.cuda.empty_cache()
     say("== sums of the four of Llama 3.1 8B: F.linear / ours")
@@ -388,9 +389,8 @@ def mixture() -> None:
             both[0] += taken["theirs"]
             both[1] += taken["ours"]
             part = taken["ours"] / taken["theirs"]
-            say(
-                f"{rows}x{columns}, batch {batch}: {taken['theirs']:.2f}, {taken['ours']:.2f}, {part:.3f}"
-            )
+            told = f"{taken['theirs']:.2f}, {taken['ours']:.2f}, {part:.3f}"
+            say(f"{rows}x{columns}, batch {batch}: {told}")
     for batch, (base, mine_) in sums.items():
         say(f"  batch {batch}: {mine_ / base:.3f} of theirs")
 

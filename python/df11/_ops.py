@@ -12,6 +12,7 @@ it is done: at the next operator, at the end of `generate`, or by `_watch.check_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
@@ -37,11 +38,14 @@ from ._matrices import (
     shape_of,
     windows,
 )
+from ._order import LINEAR, Framework, Kernels, order_of, prepare, summary
 from ._workspaces import workspace
 
 #: The most bytes decoded at once if nothing asks for a whole matrix. With what PyTorch's allocator
 #: rounds up to, and workspaces of cuBLAS, a product takes no more than 64 MB.
 TEMPORARY_BYTES = 60_000_000
+#: Rows of x for each expert, on average, up to which kernels multiply instead of decoding.
+MOST_ROUTED = 8
 _BF16 = torch.bfloat16
 
 Arrays = Sequence[Tensor]
@@ -158,12 +162,13 @@ def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
 def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact: bool) -> Tensor:
     """y = x Wᵀ (+ bias), for x of [..., C]: [..., R].
 
-    With `exact`, and always on the CPU, W is decoded (2 R C bytes, freed after the product) and
-    `torch.nn.functional.linear` multiplies: the bits of the model with BF16 weights. Else kernels
-    multiply without decoding to memory if x has few rows; for many, at most 60 MB at a time are
-    decoded before each product. x and bias are BF16 then. Gradients flow to x and bias; the
-    backward pass decodes W anew. Raises what `decode` does; `RuntimeError` for x or bias of a shape
-    or dtype that does not match.
+    With `exact`, and always on the CPU, y has the bits of `torch.nn.functional.linear` with the
+    BF16 weights. If x has few rows and it is known in which order that adds (`_order`), kernels
+    multiply in this order without decoding to memory; else W is decoded (2 R C bytes, freed after
+    the product) for PyTorch to multiply. Without `exact` kernels multiply in the order that is the
+    fastest; for many rows of x at most 60 MB at a time are decoded before each product. x and bias
+    are BF16 then. Gradients flow to x and bias; the backward pass decodes W anew. Raises what
+    `decode` does; `RuntimeError` for x or bias of a shape or dtype that does not match.
     """
     return _multiply(x, arrays, parts, (len(parts) // PART,), (bias,), exact)[0]
 
@@ -187,7 +192,8 @@ library.impl("linear", _linear, "CompositeImplicitAutograd")  # type: ignore[no-
 def _products(x: Tensor, parts: Numbers, counts: Numbers, biases: Biases) -> list[Tensor]:
     heights = _heights(parts, counts)
     for height, bias in zip(heights, biases, strict=True):
-        _check_product(x, height, parts[7] - parts[6], bias)
+        if fault := _fault(x, parts, height, bias):
+            raise RuntimeError(fault)
     return [x.new_empty((*x.shape[:-1], height)) for height in heights]
 
 
@@ -225,12 +231,135 @@ def _multiply(
     x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases, exact: bool
 ) -> list[Tensor]:
     if exact or not x.is_cuda:
-        dense = decode(arrays, parts, x.device)
-        several = [dense] if len(counts) == 1 else torch.split(dense, _heights(parts, counts))
-        return [functional.linear(x, w, b) for w, b in zip(several, biases, strict=True)]
+        return _multiply_exactly(x, arrays, parts, counts, biases)
     index, columns = x.device.index, shape_of(parts)[1]
     arrays = _brought(arrays, parts, index)
     kernels = product(arrays, parts, index)
+    outputs = _products(x, parts, counts, biases)
+    if kernels is None or _rows_of_x(x) >= kernels.crossover_rows:
+        _multiply_decoded(x.reshape(-1, columns), arrays, parts, outputs, biases)
+        return outputs
+    return _multiply_in_kernels(kernels, x, parts, counts, biases, [0] * len(counts))
+
+
+def _multiply_exactly(
+    x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases
+) -> list[Tensor]:
+    """Products with the bits of `torch.nn.functional.linear`: by kernels that add in its order, if
+    that is known; else decoded, for itself to multiply.
+    """
+    found = in_order(x, arrays, parts, counts, biases, LINEAR)
+    if found is not None:
+        return found
+    dense = decode(arrays, parts, x.device)
+    several = [dense] if len(counts) == 1 else torch.split(dense, _heights(parts, counts))
+    return [functional.linear(x, w, b) for w, b in zip(several, biases, strict=True)]
+
+
+def in_order(
+    x: Tensor,
+    arrays: Arrays,
+    parts: Numbers,
+    counts: Numbers,
+    biases: Biases,
+    framework: Framework,
+    padding: int = 0,
+) -> list[Tensor] | None:
+    """Products with the bits of a framework's, by kernels that add in its order. None if that order
+    is not known, no kernel keeps it, or decoding first is faster. `padding`: rows of zeros that the
+    framework's W has at its end, and y has not.
+    """
+    if not x.is_cuda:
+        return None
+    heights = _heights(parts, counts)
+    if any(map(partial(_fault, x, parts), heights, biases)):
+        return None
+    index, rows = x.device.index, _rows_of_x(x)
+    kernels = product(arrays, parts, index)
+    if kernels is None or not 0 < rows < kernels.crossover_rows:
+        return None
+    orders = [
+        order_of(x, height + padding, bias, framework, _trial)
+        for height, bias in zip(heights, biases, strict=True)
+    ]
+    splits = [order.splits for order in orders]
+    if not all(splits) or not kernels.keeps_order(rows, _of_parts(splits, counts)):
+        return None
+    inner = [
+        None if order.is_bias_apart else bias for order, bias in zip(orders, biases, strict=True)
+    ]
+    arrays = _brought(arrays, parts, index)
+    if not arrays[0].is_cuda:
+        kernels = product(arrays, parts, index) or kernels
+    outputs = _multiply_in_kernels(kernels, x, parts, counts, inner, splits)
+    return [
+        y + bias if bias is not None and order.is_bias_apart else y
+        for y, bias, order in zip(outputs, biases, orders, strict=True)
+    ]
+
+
+def _trial(x: Tensor, packed: Any, bias: Tensor | None, splits: int) -> Tensor | None:
+    """A product in a given order, to be compared; None if no kernel keeps it."""
+    arrays, parts = packed
+    kernels = product(arrays, flat := [number for part in parts for number in part], x.device.index)
+    if kernels is None or not kernels.keeps_order(_rows_of_x(x), [splits]):
+        return None
+    return _multiply_in_kernels(kernels, x, flat, (1,), (bias,), [splits])[0]
+
+
+def orders(
+    arrays: Arrays,
+    parts: Numbers,
+    x_rows: Iterable[int] = (),
+    *,
+    with_bias: bool = False,
+    framework: Framework = LINEAR,
+    padding: int = 0,
+) -> dict[int, bool]:
+    """Whether the order of a framework's products with a weight on a GPU is known, by the number of
+    rows of x: for these numbers (one, if there are none), as far as kernels multiply so many, and
+    for all that were asked before. What is not known is measured, as `_order.prepare` says.
+    Empty if no kernel multiplies by the weight.
+    """
+    device = next(array.device for array in reversed(arrays) if array.is_cuda)
+    rows, columns = shape_of(parts)
+    shape, kernels = (rows + padding, columns), product(arrays, parts, device.index)
+    if kernels is None:
+        return {}
+    counts = [count for count in x_rows if count < kernels.crossover_rows]
+    if counts or not summary(device.index, *shape):
+        prepare(device, shape, counts or [1], with_bias, framework, _trial)
+    return summary(device.index, *shape)
+
+
+@cache
+def is_order_known(device: torch.device, framework: Framework = LINEAR) -> bool:
+    """Whether kernels can add in a framework's order on a GPU: for a matrix of ordinary size, with
+    one row of x. Measures that if it is not known, which takes 60 MB and some milliseconds.
+    """
+    if device.type != "cuda" or not _native.fits(device.index):
+        return False
+    return all(prepare(device, (4096, 4096), [1], False, framework, _trial))
+
+
+def _rows_of_x(x: Tensor) -> int:
+    return prod(x.shape[:-1])
+
+
+def _of_parts(splits: Sequence[int], counts: Numbers) -> list[int]:
+    return [mine for mine, count in zip(splits, counts, strict=True) for _ in range(count)]
+
+
+def _multiply_in_kernels(
+    kernels: _native.Linear,
+    x: Tensor,
+    parts: Numbers,
+    counts: Numbers,
+    biases: Biases,
+    splits: Sequence[int],
+) -> list[Tensor]:
+    """Products whose sums follow these numbers of splits, one for each weight; 0: the fastest."""
+    index, columns = x.device.index, parts[7] - parts[6]
     outputs = _products(x, parts, counts, biases)
     flat = x if x.dim() == 2 else x.reshape(-1, columns)
     rows = flat.shape[0]
@@ -238,21 +367,20 @@ def _multiply(
         flat = flat.contiguous()
     if rows == 0:
         return outputs
-    if kernels is None or rows >= kernels.crossover_rows:
-        _multiply_decoded(flat, arrays, parts, outputs, biases)
-        return outputs
     stream, size = raw_stream(index), kernels.workspace_bytes(rows)
     memory = workspace(index, stream, size) if size else None
     address = 0 if memory is None else memory.data_ptr()
-    places = _places(parts, counts, outputs, biases)
+    places = _places(parts, counts, outputs, biases, splits)
     pitch = flat.stride(0) if rows > 1 else columns
     kernels.multiply(flat.data_ptr(), rows, pitch, places, address, stream)
     return outputs
 
 
-def _check_product(x: Tensor, rows: int, columns: int, bias: Tensor | None) -> None:
+def _fault(x: Tensor, parts: Numbers, rows: int, bias: Tensor | None) -> str | None:
+    """Why kernels do not multiply these."""
+    columns = parts[7] - parts[6]
     if x.dtype != _BF16 or x.dim() == 0 or x.shape[-1] != columns:
-        raise RuntimeError(
+        return (
             f"x is {x.dtype} of shape {tuple(x.shape)}, and the weight BF16 of {columns} columns; "
             "cast x, or use exact mode, which multiplies as PyTorch does"
         )
@@ -260,24 +388,24 @@ def _check_product(x: Tensor, rows: int, columns: int, bias: Tensor | None) -> N
         (bias.dtype, bias.device, tuple(bias.shape)) == (_BF16, x.device, (rows,))
         and bias.is_contiguous()
     ):
-        return
-    raise RuntimeError(
+        return None
+    return (
         f"a bias is contiguous BF16 of {rows} elements on {x.device}, and not {bias.dtype} of "
         f"shape {tuple(bias.shape)} on {bias.device}"
     )
 
 
 def _places(
-    parts: Numbers, counts: Numbers, outputs: Arrays, biases: Biases
+    parts: Numbers, counts: Numbers, outputs: Arrays, biases: Biases, splits: Sequence[int]
 ) -> list[tuple[int, int, int, int]]:
     """For each part where its columns of y lie, the pitch of y in elements, where its bias, and
     the splits of its columns.
     """
     places, at = [], 0
-    for count, y, bias in zip(counts, outputs, biases, strict=True):
+    for count, y, bias, mine in zip(counts, outputs, biases, splits, strict=True):
         out, add = y.data_ptr(), bias.data_ptr() if bias is not None else 0
         for _ in range(count):
-            places.append((out, y.shape[-1], add, 0))
+            places.append((out, y.shape[-1], add, mine))
             step = 2 * (parts[at + 5] - parts[at + 4])
             out, add, at = out + step, add + step if add else 0, at + PART
     return places
@@ -505,15 +633,20 @@ def grouped_mm(
     transposed: bool,
     flipped: bool,
 ) -> Tensor:
-    """PyTorch's own `grouped_mm` of x and a compressed w of this shape, [E, K, N]: its bits. Waits
-    for the GPU to know the experts that have rows, and decodes these alone; in a capture of a CUDA
-    graph it decodes all. Raises what `grouped_linear` does.
+    """PyTorch's own `grouped_mm` of x and a compressed w of this shape, [E, K, N]: its bits. If x
+    has few rows and kernels are known to add in its order, they multiply. Else it waits for the GPU
+    to know the experts that have rows, and decodes these alone; in a capture of a CUDA graph it
+    decodes all. Raises what `grouped_linear` does.
     """
     height, rest = divmod(shape_of(parts)[0], max(1, *shape[:1]))
     if len(shape) != 3 or prod(shape) != prod(shape_of(parts)) or rest:
         raise RuntimeError(f"{list(shape)} is not the shape of experts in {shape_of(parts)}")
     if offs.dtype != torch.int32 or tuple(offs.shape) != (shape[0],) or offs.device != x.device:
         raise RuntimeError(f"offs are int32 [{shape[0]}] on {x.device}")
+    if transposed and flipped:
+        found = _grouped_in_order(x, offs, arrays, parts, shape[0])
+        if found is not None:
+            return found
     routed = [(e, 0, 0) for e in range(shape[0])]
     if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         routed = _routed(_ends(functional.pad(offs, (1, 0)), len(x))) or routed[:1]
@@ -522,6 +655,49 @@ def grouped_mm(
     dense = _decode_experts(arrays, parts, height, routed, x)
     w = lay_out(dense.flatten(0, 1), (len(routed), *shape[1:]), transposed, flipped)
     return torch._grouped_mm(x, w, offs=offs).contiguous()
+
+
+def _grouped_in_order(
+    x: Tensor, offs: Tensor, arrays: Arrays, parts: Numbers, experts: int
+) -> Tensor | None:
+    """`torch._grouped_mm` by kernels that add in its order; None if that is not known, or for more
+    rows of x than they are made for.
+    """
+    if not x.is_cuda or x.dtype != _BF16 or offs.dtype != torch.int32:
+        return None
+    if not 0 < x.shape[0] <= MOST_ROUTED * experts:
+        return None
+    if grouped(arrays, parts, experts, x.device.index) is None:
+        return None
+    framework, kernels = _of_experts(experts)
+    if order_of(x, shape_of(parts)[0], None, framework, kernels).splits != 1:
+        return None
+    offsets = torch.cat([offs.new_zeros(1), offs])
+    return grouped_linear(x, offsets, None, arrays, parts, experts)
+
+
+@cache
+def _of_experts(experts: int) -> tuple[Framework, Kernels]:
+    """PyTorch's product with so many experts, and that of kernels in one chain."""
+
+    def offsets(x: Tensor) -> Tensor:
+        """Half of the rows for the first expert, none for the next one, others in equal shares."""
+        rest = torch.arange(experts, device=x.device) * (x.shape[0] - x.shape[0] // 2)
+        ends = x.shape[0] // 2 + rest // max(1, experts - 1)
+        ends[-1], ends[1:2] = x.shape[0], ends[0]
+        return torch.cat([ends.new_zeros(1), ends]).int()
+
+    def multiply(x: Tensor, w: Tensor, _: Tensor | None) -> Tensor:
+        w = w.view(experts, -1, w.shape[1])
+        return torch._grouped_mm(x, w.mT, offs=offsets(x)[1:].contiguous())
+
+    def kernels(x: Tensor, packed: Any, _: Tensor | None, splits: int) -> Tensor | None:
+        arrays, (part,) = packed
+        if splits != 1 or grouped(arrays, part, experts, x.device.index) is None:
+            return None
+        return grouped_linear(x, offsets(x), None, arrays, part, experts)
+
+    return Framework(f"torch._grouped_mm of {experts}", multiply), kernels
 
 
 def _table_fake(codebook: Tensor) -> Tensor:

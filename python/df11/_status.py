@@ -14,6 +14,7 @@ from ._changes import is_as_loaded
 from ._errors import CorruptError
 from ._matrices import FAST
 from ._modules import local
+from ._ops import orders
 from ._report import html_table, show_bytes
 from ._source import Source, sources
 from ._tensor import CompressedTensor
@@ -55,6 +56,10 @@ class ModelReport:
     large_ordinary: dict[str, str] = field(default_factory=dict)
     #: Tensors of the containers that belong to no parameter.
     unused_tensors: list[str] = field(default_factory=list)
+    #: Exact matrices on GPUs that kernels multiply in the order of PyTorch's own products, without
+    #: decoding to memory, by name: whether that order is known, by the number of rows of x, for all
+    #: that were multiplied so far, or for one row. Others are decoded first: the same bits.
+    orders: dict[str, dict[int, bool]] = field(default_factory=dict)
     #: How many weights were compared, if that was asked for, and by what: with the container's
     #: tensors, of which the hashes were compared too, by digests of the values that were loaded, or
     #: some so and some so.
@@ -105,6 +110,8 @@ class ModelReport:
             sizes["streamed from pinned host memory"] = device.streamed
             told = (f"{show(size)} {name}" for name, size in sizes.items() if size)
             yield device.device, ", ".join(told)
+        if self.orders:
+            yield from self._of_orders()
         if why := sorted(self.ordinary.items()):
             told = (f"{count} {reason} ({show(size)})" for reason, (count, size) in why)
             yield "ordinary", ", ".join(told)
@@ -117,6 +124,23 @@ class ModelReport:
         if self.verified is not None:
             by = f"by {self.verified_by}"
             yield "verified", f"{self.verified} weights are as they were loaded, {by}"
+
+    def _of_orders(self) -> Iterator[tuple[str, str]]:
+        """For how many matrices the order is known; the others, with the rows of x."""
+        decoded = {
+            name: ", ".join(str(rows) for rows, is_known in sorted(each.items()) if not is_known)
+            for name, each in self.orders.items()
+            if not (each and all(each.values()))
+        }
+        known = f"{len(self.orders) - len(decoded)} of {len(self.orders)} matrices"
+        yield "in order", f"{known} are multiplied in BF16's order without decoding to memory"
+        lines = [
+            f"{name}: decoded first" + (f" for {rows} rows of x" if rows else "")
+            for name, rows in decoded.items()
+        ]
+        if len(lines) > _NAMED:
+            lines[_NAMED:] = [f"and {len(lines) - _NAMED} more, in orders"]
+        yield from (("", line) for line in lines)
 
     def _repr_html_(self) -> str:
         return html_table(str(self).splitlines()[0], self._rows())
@@ -184,6 +208,8 @@ def _add(out: ModelReport, source: Source) -> None:
         form = "fast" if value.parts[0].form == FAST else "stored"
         form = "streamed" if value.is_streamed else form
         out.residences[weight.name] = form
+        if value.exact and value.device.type == "cuda" and value.is_matrix:
+            out.orders[weight.name] = orders(value._arrays, value.flat_parts)
         for array in value._arrays:
             key = (array.data_ptr(), array.numel())
             if array.numel() and key not in counted:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import models
@@ -20,8 +21,10 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.config.lora import LoRAConfig
 from vllm.config.offload import OffloadConfig, UVAOffloadConfig
+from weights import compressed
 
-from df11.vllm import _loader, register
+from df11._matrices import shape_of
+from df11.vllm import _loader, _operators, _orders, register
 from df11.vllm._config import Df11Config
 
 #: Serves folders, one after another, and prints tokens of each, or what went wrong; at the end how
@@ -233,10 +236,10 @@ def test_the_entry_point_is_named() -> None:
 def test_options_and_config_are_checked() -> None:
     register()
     config = Df11Config.from_config({"quant_method": "df11"})
-    assert (config.mode, config.residence) == ("fused", "auto")
-    config.choose({"mode": "exact", "residence": "fast"})
-    assert config.exact and config.residence == "fast"
-    with pytest.raises(ValueError, match="mode='quick' is unknown; choose one of fused, exact"):
+    assert (config.mode, config.residence) == ("exact", "auto")
+    config.choose({"mode": "fused", "residence": "fast"})
+    assert not config.exact and config.residence == "fast"
+    with pytest.raises(ValueError, match="mode='quick' is unknown; choose one of exact, fused"):
         config.choose({"mode": "quick"})
     with pytest.raises(ValueError, match="give options by --model-loader-extra-config"):
         Df11Config.from_config({"quant_method": "df11", "mode": "exact"})
@@ -255,10 +258,10 @@ def test_what_cannot_work_is_refused_before_loading(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="leave out --cpu-offload-gb"):
         _loader._refuse(VllmConfig(offload_config=offload), config)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    _loader._refuse(VllmConfig(), config)
+    config.choose({"mode": "fused"})
     with pytest.raises(ValueError, match=r'add --model-loader-extra-config .*"exact"'):
         _loader._refuse(VllmConfig(), config)
-    config.choose({"mode": "exact"})
-    _loader._refuse(VllmConfig(), config)
 
 
 def test_weights_are_not_loaded_again_in_service() -> None:
@@ -267,6 +270,53 @@ def test_weights_are_not_loaded_again_in_service() -> None:
     loader = _loader.Df11ModelLoader(LoadConfig())
     with pytest.raises(ValueError, match="cannot be loaded again in service; sleep at level 1"):
         loader.get_all_weights(ModelConfig.__new__(ModelConfig), torch.nn.Sequential(layer))
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_padding_of_a_product_in_order(monkeypatch: pytest.MonkeyPatch, with_bias: bool) -> None:
+    """Rows of zeros are asked for as a part of the shape, and are not multiplied."""
+    weight, layer = compressed("k"), torch.nn.Linear(1, 1)
+    dense, padded = weight.decode(), torch.nn.functional.pad(weight.decode(), (0, 0, 0, 32))
+
+    def in_order(x: Any, arrays: Any, parts: Any, counts: Any, biases: Any, *given: Any) -> Any:
+        assert (counts, given) == ((1,), (_operators.LINEAR, 32))
+        return [torch.nn.functional.linear(x, dense, *biases)]
+
+    monkeypatch.setattr(_operators._ops, "in_order", in_order)
+    key = _operators.hold(layer, weight, 32)
+    x, bias = torch.randn(3, 256).bfloat16(), torch.randn(96).bfloat16() if with_bias else None
+    y = torch.ops.df11_vllm.linear(x, key, bias, 96)
+    assert torch.equal(y, torch.nn.functional.linear(x, padded, bias))
+
+
+def test_the_log_says_for_which_layers_the_order_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each shape is asked for once, with the numbers of tokens of captured graphs."""
+    asked: list[tuple[int, list[int]]] = []
+
+    def orders(arrays: Any, parts: Any, x_rows: Any, **given: Any) -> dict[int, bool]:
+        asked.append((shape_of(parts)[0] + given["padding"], [*x_rows]))
+        return {count: not (count == 8 and given["with_bias"]) for count in x_rows}
+
+    def layer(name: str, rows: int, bias: bool = False) -> torch.nn.Module:
+        made = torch.nn.Linear(4, 4, bias=bias)
+        del made._parameters["weight"]
+        made.__dict__["weight"], made.weight_rows = compressed(name), rows
+        return made
+
+    lines: list[str] = []
+    monkeypatch.setattr(_orders._ops, "orders", orders)
+    monkeypatch.setattr(_orders.logger, "info", lambda line, *of: lines.append(line % of))
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[1, 8, 64]),
+        scheduler_config=SimpleNamespace(max_num_seqs=2),
+        model_config=SimpleNamespace(hf_text_config=SimpleNamespace()),
+    )
+    named = {"a": layer("q", 128), "b": layer("q", 128), "c": layer("k", 96, True)}
+    _orders.find_orders(torch.nn.ModuleDict(named), config)
+    assert asked == [(128, [1, 8, 64]), (96, [1, 8, 64])]
+    first, second = lines
+    assert first.startswith("df11: 2 of 3 matrices are multiplied in the order of BF16's products")
+    assert "1 matrices of 96 x 256 (c) are decoded" in second and "with 8 rows of x" in second
 
 
 def test_launches_begin_early_unless_told_otherwise() -> None:

@@ -193,7 +193,7 @@ fn every_decode_kernel_fits_the_smallest_gpus() {
 #[test]
 fn every_product_kernel_fits_the_smallest_gpus() {
     let linear = &manifest().modules["linear.ptx"];
-    let [threads, _, few_bytes, most_bytes, grouped, packing] =
+    let [threads, _, few_bytes, most_bytes, _, grouped, _, _, packing] =
         *linear.constants[26..].first_chunk().unwrap();
     for (rows, shared) in [(8, few_bytes), (16, most_bytes)] {
         let kernel = &format!("df11_linear_fast_{rows}");

@@ -30,6 +30,8 @@ from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
 from ._files import containers_of, weights_of
 from ._layers import NAMES, OPTIONS
+from ._operators import framework
+from ._orders import find_orders
 
 logger = init_logger("vllm.plugins.df11")
 
@@ -72,6 +74,7 @@ class Df11ModelLoader(DefaultModelLoader):
         if isinstance(config, Df11Config):
             config.choose(self.options)
             _refuse(vllm_config, config)
+            _find_order(config)
             tell_newer()
             from ._steps import watch_steps  # which imports much of vLLM
 
@@ -79,9 +82,7 @@ class Df11ModelLoader(DefaultModelLoader):
             if torch.cuda.is_available():
                 _ops.TEMPORARY_BYTES = _DECODED_BYTES
                 share_between_captures()
-                # Exact mode has what BF16 has.
-                if config.mode == "fused":
-                    let_launches_begin_early(vllm_config, df11.devices())
+                let_launches_begin_early(vllm_config, df11.devices())
         elif self.options:
             raise ValueError(
                 f"--model-loader-extra-config names {', '.join(self.options)}, which are options "
@@ -91,6 +92,10 @@ class Df11ModelLoader(DefaultModelLoader):
         model = super().load_model(vllm_config, model_config, prefix)
         if isinstance(config, Df11Config):
             tell_compiler(model, vllm_config)
+            if config.exact and torch.cuda.is_available():
+                with torch.inference_mode(False):
+                    find_orders(model, vllm_config)
+                torch.cuda.empty_cache()
         return model
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
@@ -160,6 +165,19 @@ class Df11ModelLoader(DefaultModelLoader):
         return containers_of(model, revision, subfolder, self.load_config.download_dir)
 
 
+def _find_order(config: Df11Config) -> None:
+    """Leaves of mode `fused` what is faster than exact products: experts."""
+    if config.exact or not torch.cuda.is_available():
+        return
+    device = torch.device("cuda", torch.cuda.current_device())
+    if _ops.is_order_known(device, framework()):
+        config.is_order_known = True
+        logger.info(
+            "df11: mode fused changes nothing on this GPU except for experts: kernels add in the "
+            "order of BF16's products, and are as fast"
+        )
+
+
 def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]) -> None:
     """Has what inductor compiles begin while the kernel before it ends, as products do.
 
@@ -196,7 +214,7 @@ def _refuse(vllm_config: VllmConfig, config: Df11Config) -> None:
         raise ValueError(
             "df11 weights cannot be offloaded; leave out --cpu-offload-gb and --offload-group-size"
         )
-    if envs.VLLM_BATCH_INVARIANT and not config.exact:
+    if envs.VLLM_BATCH_INVARIANT and config.mode != "exact":
         raise ValueError(
             "VLLM_BATCH_INVARIANT needs exact products; add --model-loader-extra-config "
             """'{"mode": "exact"}'"""

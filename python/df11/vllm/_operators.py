@@ -9,7 +9,8 @@ own, and vLLM's cache of compiled graphs, which does not know of them, would ret
 from __future__ import annotations
 
 import weakref
-from importlib import import_module
+from functools import cache
+from importlib import import_module, metadata
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import _ops
+from .._order import LINEAR, Framework
 from .._tensor import CompressedTensor
 
 #: Has vLLM's batch-invariant product, whose own module has another name in each tested release.
@@ -39,12 +41,38 @@ def hold(layer: nn.Module, weight: CompressedTensor, padding: int) -> Tensor:
 library = torch.library.Library("df11_vllm", "DEF")
 
 
+@cache
+def _batch_invariant() -> Framework:
+    libraries = (f"{name} {metadata.version(name)}" for name in ("vllm", "triton"))
+    name = f"linear_batch_invariant of {', '.join(libraries)}"
+    return Framework(name, _layers.linear_batch_invariant, is_batch_invariant=True)
+
+
+def framework() -> Framework:
+    """The product of vLLM's layers on a GPU, with weights that are not compressed."""
+    return _batch_invariant() if envs.VLLM_BATCH_INVARIANT else LINEAR
+
+
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """As vLLM multiplies by a weight that is not compressed, to the bit."""
-    if x.is_cuda and envs.VLLM_BATCH_INVARIANT:
-        product: Tensor = _layers.linear_batch_invariant(x, weight, bias)
-        return product
-    return functional.linear(x, weight, bias)
+    return (framework() if x.is_cuda else LINEAR).multiply(x, weight, bias)
+
+
+def _in_order(
+    x: Tensor, weight: CompressedTensor, bias: Tensor | None, padding: int
+) -> Tensor | None:
+    """The bits of `dense_linear`, without decoding to memory; None if its order is not known."""
+    height = weight.matrix_shape[0]
+    inner = None if bias is None else bias[:height]
+    counts = (len(weight.parts),)
+    given = (x, weight._arrays, weight.flat_parts, counts, (inner,), framework(), padding)
+    found = _ops.in_order(*given)
+    if found is None:
+        return None
+    y = functional.pad(found[0], (0, padding)) if padding else found[0]
+    if padding and bias is not None:
+        y[..., height:] += bias[height:]
+    return y
 
 
 @_ops.operator(
@@ -57,6 +85,8 @@ def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     weight, _, padding = _held[key.data_ptr()]
     arrays, parts = weight._arrays, weight.flat_parts
     if weight.exact or not x.is_cuda:
+        if (y := _in_order(x, weight, bias, padding)) is not None:
+            return y
         dense = _ops.decode(arrays, parts, x.device)
         if padding:
             dense = functional.pad(dense, (0, 0, 0, padding))

@@ -113,8 +113,8 @@ pub(super) struct LinearLaunch {
     pub(super) matrices: [LinearMatrix; MATRICES],
     /// Of matrices as stored, up to [`ROWS`] rows of x: bytes of a slot, which has a tile's bits.
     pub(super) tile_slot_bytes: u32,
-    /// Up to [`ROWS`] rows by the fast layout, compute capability 9.0: splits of strips that a block
-    /// multiplies at once, and of one strip.
+    /// In the order of a plan of the sum: splits of strips that a block multiplies at once, and of
+    /// one strip.
     pub(super) few_units: u32,
     pub(super) few_splits: u32,
     /// Likewise: strips of each block, and blocks that have one more.

@@ -1,0 +1,406 @@
+"""The order in which a framework's products add, found by comparing bits.
+
+A sum of floating-point numbers depends on its order, so a kernel gives the bits of
+`torch.nn.functional.linear` only if it adds as cuBLAS does. On Hopper that order is simple
+(docs/exact.md). For each output:
+
+1. The columns of W are cut into s *splits*: all except for the last have ceil(K / 64 / s) * 64.
+2. Each split is one chain of tensor-core products of 16 columns, from an FP32 accumulator of 0.
+3. The splits are added in order in FP32, then the bias; the sum is rounded to BF16 once.
+
+cuBLAS chooses s, by shape, GPU and version. So s is measured: the framework's own product and the
+kernels' products for each s multiply the same weights and inputs, and bits are compared. Inputs are
+made so that the exact result is 0: each output is then nothing but the rounding errors of its
+order. One s must give all bits, and every other s must differ in thousands of outputs; else the
+order is not known, and weights are decoded for the framework to multiply.
+
+What was found holds for one *case*: product, shapes, layout of x and flags of PyTorch. It is kept
+for the process and on disk (`_order_cache`). Nothing is measured while a CUDA graph is captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from math import prod
+from threading import Lock
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ._order_cache import OrderCache
+
+#: Columns of a block, of which splits have a whole number, and the most splits that are tried.
+_BLOCK, _MOST_SPLITS = 64, 16
+#: Outputs that are compared at least, and how many must differ for another order to be told apart.
+_LEAST_OUTPUTS, _LEAST_DIFFERENT = 1 << 14, 1 << 11
+_MOST_DRAWS = 64
+#: Addresses are aligned to this much at most, in bytes, as far as cuBLAS looks.
+_MOST_ALIGNED = 256
+#: Rows of x for which batch-invariant products are measured.
+_INVARIANT_ROWS = 16
+#: Weights that are made at once.
+_SLICE_WEIGHTS = 1 << 22
+#: The most cases of a process; then all are forgotten, and read from disk again.
+_MOST_CASES = 1 << 15
+_BF16 = torch.bfloat16
+
+
+class Order(NamedTuple):
+    """How the outputs of a product are added; falsy if that is not known."""
+
+    splits: int
+    #: Whether the bias is added to the rounded product, which is rounded again.
+    is_bias_apart: bool = False
+
+    def __bool__(self) -> bool:
+        return self.splits > 0
+
+
+UNKNOWN = Order(0)
+
+
+class Framework(NamedTuple):
+    """A product of x, a dense W and a bias whose bits are wanted."""
+
+    #: What has made it: other bits have another name.
+    name: str
+    multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    #: Whether the bits of a row of y do not depend on the other rows of x.
+    is_batch_invariant: bool = False
+
+
+LINEAR = Framework("torch.nn.functional.linear", functional.linear)
+
+
+class Case(NamedTuple):
+    """All that the order of a product may depend on, for one GPU and its libraries."""
+
+    framework: str
+    #: Of W.
+    rows: int
+    columns: int
+    #: Of x: its shape, the class of its strides, and the alignment of its address in bytes.
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    alignment: int
+    #: The alignment of the bias's address in bytes; 0: there is none.
+    bias: int
+    flags: str
+
+    @property
+    def x_rows(self) -> int:
+        return prod(self.shape[:-1])
+
+
+#: A product in a given order, of x, a packed W and a bias; None if no kernel keeps that order.
+Kernels = Callable[[Tensor, Any, "Tensor | None", int], "Tensor | None"]
+
+_lock = Lock()
+#: By GPU and case.
+_known: dict[tuple[int, Case], Order] = {}
+_caches: dict[int, OrderCache] = {}
+
+
+def order_of(
+    x: Tensor, rows: int, bias: Tensor | None, framework: Framework, kernels: Kernels
+) -> Order:
+    """The order of the framework's product of x, on a GPU, with `rows` rows of W. Some microseconds
+    if the case is known. Else it is measured, which waits for the GPU some milliseconds and takes
+    3.5 bytes of its memory a weight meanwhile; but while a graph is captured the answer is unknown.
+    """
+    case = _case(x, rows, bias, framework)
+    index = x.device.index
+    found = _known.get((index, case))
+    if found is not None:
+        return found
+    with _lock:
+        if (kept := _recall(index, case)) is not None:
+            return kept
+        if torch.cuda.is_current_stream_capturing():
+            return UNKNOWN
+        return _find(x.device, [case], framework, kernels)[0]
+
+
+def prepare(
+    device: torch.device,
+    shape: tuple[int, int],
+    x_rows: Iterable[int],
+    with_bias: bool,
+    framework: Framework,
+    kernels: Kernels,
+) -> list[Order]:
+    """As `order_of`, for contiguous x of two dimensions with each of these numbers of rows, and W
+    of this shape. What is not known is measured with one W. Not while a graph is captured.
+    """
+    rows, columns = shape
+    bias = _MOST_ALIGNED if with_bias else 0
+    told = (framework.name, rows, columns)
+    cases = [
+        Case(*told, *_sides((count, columns), (columns, 1), framework), _MOST_ALIGNED, bias, flags)
+        for flags in [_flags()]
+        for count in x_rows
+    ]
+    with _lock:
+        found = {case: _recall(device.index, case) for case in cases}
+        missing = [case for case in dict.fromkeys(cases) if found[case] is None]
+        found |= zip(missing, _find(device, missing, framework, kernels), strict=True)
+    return [found[case] or UNKNOWN for case in cases]
+
+
+def summary(index: int, rows: int, columns: int) -> dict[int, bool]:
+    """Whether the order is known, by the number of rows of x, of products on a GPU with W of this
+    shape that were asked for: False if it is not in one of the cases.
+    """
+    found: dict[int, bool] = {}
+    for (gpu, case), order in list(_known.items()):
+        if (gpu, case.rows, case.columns) == (index, rows, columns):
+            found[case.x_rows] = found.get(case.x_rows, True) and bool(order)
+    return found
+
+
+def _case(x: Tensor, rows: int, bias: Tensor | None, framework: Framework) -> Case:
+    shape, strides = _sides(tuple(x.shape), x.stride(), framework)
+    added = 0 if bias is None else _alignment(bias)
+    return Case(framework.name, rows, x.shape[-1], shape, strides, _alignment(x), added, _flags())
+
+
+def _sides(
+    shape: tuple[int, ...], strides: tuple[int, ...], framework: Framework
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of x that decide: batch-invariant products do not depend on other rows."""
+    if framework.is_batch_invariant and len(shape) == 2 and strides == (shape[1], 1):
+        return (_INVARIANT_ROWS, shape[1]), strides
+    return shape, stride_class(shape, strides)
+
+
+@lru_cache(maxsize=1 << 12)
+def stride_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The first strides of those that a library cannot tell apart except by their size.
+
+    A row of x may be the last of any number of tokens: (1, 1, K) with strides (tokens * K, K, 1).
+    A stride counts as the one without a gap if its side is 1 and it is aligned alike; and as twice
+    that if there is a gap and both are multiples of what addresses are aligned to at most.
+    """
+    found: list[int] = []
+    dense = real = 1  # the strides without gaps, in what is found, and in what is given
+    for side, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if stride == real or (side == 1 and _aligned(2 * stride) == _aligned(2 * dense)):
+            found.append(dense)
+        elif stride > real and _aligned(2 * stride) == _aligned(2 * dense) == _MOST_ALIGNED:
+            found.append(2 * dense)
+        else:
+            return strides
+        if side > 1:
+            dense, real = found[-1] * side, stride * side
+    return tuple(reversed(found))
+
+
+def _aligned(address: int) -> int:
+    """The largest power of two that an address in bytes is a multiple of, as far as it counts."""
+    address |= _MOST_ALIGNED
+    return address & -address
+
+
+def _alignment(tensor: Tensor) -> int:
+    return _aligned(tensor.data_ptr())
+
+
+_TOLD = [
+    getattr(torch._C, name)
+    for name in (
+        "_get_cublas_allow_bf16_reduced_precision_reduction",
+        "_get_blas_preferred_backend",
+        "_get_deterministic_algorithms",
+        "_get_sm_carveout_experimental",
+        "_cuda_tunableop_is_enabled",
+    )
+    if hasattr(torch._C, name)
+]
+#: Whether PyTorch tries products while it runs, and may go on with another one (TunableOp).
+_is_tuning = getattr(torch._C, "_cuda_tunableop_is_enabled", bool)
+#: By what the functions above say, its text, which is made once.
+_texts: dict[tuple[Any, ...], str] = {}
+
+
+def _flags() -> str:
+    """What PyTorch was told that may change what it calls: flags for reduced precision, preferred
+    library, determinism, multiprocessors left out, tuned products.
+    """
+    told = tuple([tell() for tell in _TOLD])
+    text = _texts.get(told)
+    if text is None:
+        text = _texts[told] = " ".join(map(str, told))
+    return text
+
+
+def _recall(index: int, case: Case) -> Order | None:
+    if (found := _known.get((index, case))) is not None:
+        return found
+    if index not in _caches:
+        _caches[index] = OrderCache.of_gpu(index)
+    kept = _caches[index].get(case)
+    return None if kept is None else _remember(index, case, Order(*kept))
+
+
+def _remember(index: int, case: Case, order: Order) -> Order:
+    if len(_known) >= _MOST_CASES:
+        _known.clear()
+    _known[index, case] = order
+    return order
+
+
+def _find(
+    device: torch.device, cases: Sequence[Case], framework: Framework, kernels: Kernels
+) -> list[Order]:
+    found: dict[Case, Order] = {}
+    if not cases:
+        return []
+    if _is_tuning():
+        return [UNKNOWN] * len(cases)
+    try:
+        with torch.no_grad():
+            probe = Probe(device, (cases[0].rows, cases[0].columns), framework, kernels)
+            for case in cases:
+                found[case] = probe.order(case)
+    except torch.OutOfMemoryError:  # there may be more memory in the next process
+        return [_remember(device.index, case, found.get(case, UNKNOWN)) for case in cases]
+    _caches[device.index].add(found)
+    return [_remember(device.index, case, found[case]) for case in cases]
+
+
+class Probe:
+    """Measures orders of products with W of one shape, [rows, columns]. Keeps W twice, dense and
+    packed. Draws from a generator of its own, so that nobody's random numbers change.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        shape: tuple[int, int],
+        framework: Framework,
+        kernels: Kernels,
+        pack: Callable[[torch.device, Tensor], Any] | None = None,
+    ) -> None:
+        self.device, self.framework, self.kernels = device, framework, kernels
+        self.rows, self.columns = shape
+        self.generator = torch.Generator(device).manual_seed(self.rows * 31 + self.columns)
+        self.packed = None
+        if self.columns % 8:
+            return
+        #: Columns come in pairs with the same weights, in any order.
+        self.places = torch.randperm(self.columns, generator=self.generator, device=device)
+        self.weight = self._weight()
+        self.packed = (pack or _pack)(device, self.weight)
+
+    def order(self, case: Case) -> Order:
+        """The one order of all that kernels keep that gives the framework's bits. Waits."""
+        if self.packed is None or not _is_dense(case) or not case.x_rows:
+            return UNKNOWN
+        if splits := self._splits(case, False):
+            return Order(splits)
+        if case.bias and (splits := self._splits(case, True)):
+            return Order(splits, True)
+        return UNKNOWN
+
+    def _splits(self, case: Case, is_bias_apart: bool) -> int:
+        candidates = family(self.columns)
+        different: dict[int, Tensor] = {}
+        outputs = case.x_rows * self.rows
+        draws = min(_MOST_DRAWS, max(2, -(-_LEAST_OUTPUTS // outputs)))
+        for draw in range(draws):
+            x, bias = self._inputs(case, spread=3 if draw % 2 else 1)
+            expected = self.framework.multiply(x, self.weight, bias)
+            for splits in list(candidates):
+                y = self.kernels(x, self.packed, None if is_bias_apart else bias, splits)
+                if y is None:
+                    candidates.remove(splits)
+                    continue
+                y = y if bias is None or not is_bias_apart else y + bias
+                count = _differing(y, expected)
+                different[splits] = different.get(splits, 0) + count
+            if len(candidates) == 1:
+                count = _differing(self._of_another_order(x, bias), expected)
+                different[0] = different.get(0, 0) + count
+        counted = {splits: int(count) for splits, count in different.items()}
+        return verdict(counted, draws * outputs)
+
+    def _of_another_order(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The framework's product if columns come in another order: the same exact result."""
+        half = self.columns // 2 + self.columns // 2 % 16
+        weight = self.weight.roll(half, 1)
+        return self.framework.multiply(x.roll(half, -1), weight, bias)
+
+    def _weight(self) -> Tensor:
+        weight = torch.empty(self.rows, self.columns, dtype=_BF16, device=self.device)
+        step = max(1, _SLICE_WEIGHTS // self.columns)
+        for first in range(0, self.rows, step):
+            some = weight[first : first + step]
+            half = 0.02 * self._normal(len(some), self.columns // 2)
+            some.copy_(torch.cat([half, half], 1)[:, self.places])
+        return weight
+
+    def _inputs(self, case: Case, spread: int) -> tuple[Tensor, Tensor | None]:
+        """x in the case's layout, of which pairs of columns cancel, and a bias of about the size of
+        what rounding leaves. Magnitudes of x range over e to the power of three times the spread.
+        """
+        sides = case.x_rows, self.columns // 2
+        scale = (spread * self._normal(*sides)).clamp(-9, 9).exp()
+        half = (self._normal(*sides) * scale).to(_BF16)
+        x = self._laid_out(case.shape, case.strides, case.alignment)
+        x.copy_(torch.cat([half, -half], 1)[:, self.places].view(case.shape))
+        if not case.bias:
+            return x, None
+        bias = self._laid_out((self.rows,), (1,), case.bias)
+        left = self.framework.multiply(x, self.weight, None).float().std()
+        bias.copy_(self._normal(self.rows) * left)
+        return x, bias
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.device)
+
+    def _laid_out(self, shape: Sequence[int], strides: Sequence[int], alignment: int) -> Tensor:
+        first = alignment % _MOST_ALIGNED // 2
+        count = 1 + sum((side - 1) * step for side, step in zip(shape, strides, strict=True))
+        memory = torch.empty(first + count, dtype=_BF16, device=self.device)
+        return memory.as_strided(shape, strides, first)
+
+
+def family(columns: int) -> list[int]:
+    """Numbers of splits that are different orders of this many columns, the fewest first."""
+    blocks = -(-columns // _BLOCK)
+    most = min(blocks, _MOST_SPLITS)
+    return [splits for splits in range(1, most + 1) if -(-blocks // -(-blocks // splits)) == splits]
+
+
+def verdict(different: dict[int, int], outputs: int) -> int:
+    """The number of splits whose outputs are all equal, if every other order differs in thousands;
+    else 0. `different`: of each order how many outputs differ, of all that were compared.
+    """
+    equal = [splits for splits, count in different.items() if count == 0]
+    others = [count for count in different.values() if count]
+    if len(equal) != 1 or equal == [0] or not others or outputs < _LEAST_OUTPUTS:
+        return 0
+    return equal[0] if min(others) >= _LEAST_DIFFERENT else 0
+
+
+def _differing(y: Tensor, expected: Tensor) -> Any:
+    return (y.contiguous().view(torch.int16) != expected.contiguous().view(torch.int16)).sum()
+
+
+def _is_dense(case: Case) -> bool:
+    """Whether no two elements of x share memory, and alignment is that of whole elements."""
+    end = 1
+    for stride, side in sorted(zip(case.strides, case.shape, strict=True)):
+        if side > 1 and stride < end:
+            return False
+        end = max(end, stride * (side - 1) + end) if side > 1 else end
+    return case.alignment > 1 and case.bias != 1
+
+
+def _pack(device: torch.device, weight: Tensor) -> Any:
+    from ._bring import pack_dense  # which imports the operators, and they this
+
+    return pack_dense(device, weight)

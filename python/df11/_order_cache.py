@@ -1,0 +1,152 @@
+"""Orders of products on disk, so that each is measured once on a machine.
+
+One JSON file for each combination of GPU, libraries and environment, named by a hash of what it
+holds for: a file that says something else, or that cannot be read, is ignored, and written anew
+with the next order. A file is replaced as a whole, by renaming. Processes that write at the same
+time may lose each other's orders, which are then measured again.
+
+`DF11_ORDER_CACHE` is the folder; "off" keeps nothing on disk. By default it is `df11` in
+`$XDG_CACHE_HOME`, or in `~/.cache`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import __version__, _native
+
+#: Counted up when entries mean something else.
+FORMAT = 1
+#: The most entries of a file (about 150 bytes each), and the most files; the oldest go.
+_MOST_ENTRIES, _MOST_FILES = 1 << 13, 32
+_MOST_BYTES = 8 << 20
+_MOST_SPLITS = 1 << 10
+#: Variables with which cuBLAS and PyTorch choose other products.
+_PREFIXES = ("CUBLAS", "TORCH_CUBLAS", "TORCH_BLAS", "DISABLE_ADDMM", "CUDA_MPS", "PYTORCH_TUNABLE")
+
+
+class OrderCache:
+    def __init__(self, folder: Path | None, about: Mapping[str, Any]) -> None:
+        """Reads what a folder has of what `about` describes, in values of JSON. None: no folder."""
+        self.about = {"format": FORMAT, **about}
+        text = json.dumps(self.about, sort_keys=True)
+        name = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.file = None if folder is None else folder / f"orders-{name}.json"
+        self._entries = self._read()
+
+    @classmethod
+    def of_gpu(cls, index: int) -> OrderCache:
+        """What is known of a GPU. Nothing is on disk if the versions of libraries are not known."""
+        about = _about(index)
+        known = all(about[name] is not None for name in ("cublas", "cublasLt"))
+        return cls(_folder() if known else None, about)
+
+    def get(self, case: Sequence[Any]) -> tuple[int, bool] | None:
+        """The splits of a case, 0 if its order is not known, and whether its bias is apart."""
+        return self._entries.get(json.dumps(case))
+
+    def add(self, found: Mapping[Any, tuple[int, bool]]) -> None:
+        """Keeps orders of cases, on disk too. Does not fail if that cannot be written."""
+        added = {json.dumps(case): (int(splits), apart) for case, (splits, apart) in found.items()}
+        held = self._read() or self._entries
+        kept = {case: order for case, order in held.items() if case not in added} | added
+        self._entries = dict(list(kept.items())[-_MOST_ENTRIES:])
+        if self.file is None:
+            return
+        with suppress(OSError):
+            _replace(self.file, json.dumps({"about": self.about, "orders": self._entries}))
+            _bound(self.file.parent)
+
+    def _read(self) -> dict[str, tuple[int, bool]]:
+        try:
+            if self.file is None or self.file.stat().st_size > _MOST_BYTES:
+                return {}
+            held = json.loads(self.file.read_bytes())
+            if held["about"] != json.loads(json.dumps(self.about)):
+                return {}
+            orders = held["orders"].items()
+            return {case: told for case, each in orders if (told := _order(each)) is not None}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return {}
+
+
+def _order(value: Any) -> tuple[int, bool] | None:
+    splits, apart = value
+    if type(splits) is not int or type(apart) is not bool or not 0 <= splits <= _MOST_SPLITS:
+        return None
+    return splits, apart
+
+
+def _replace(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, made = tempfile.mkstemp(dir=file.parent, prefix=".orders-", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w") as out:
+            out.write(text)
+        Path(made).replace(file)
+    except BaseException:
+        Path(made).unlink(missing_ok=True)
+        raise
+
+
+def _bound(folder: Path) -> None:
+    files = sorted(folder.glob("orders-*.json"), key=lambda file: file.stat().st_mtime)
+    for file in files[:-_MOST_FILES]:
+        file.unlink(missing_ok=True)
+
+
+def _folder() -> Path | None:
+    named = os.environ.get("DF11_ORDER_CACHE")
+    if named:
+        return None if named == "off" else Path(named)
+    with suppress(RuntimeError):  # nobody has a home
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "df11"
+    return None
+
+
+def _about(index: int) -> dict[str, Any]:
+    gpu = torch.cuda.get_device_properties(index)
+    drivers = {one["ordinal"]: one["driver"] for one in _native.devices()}
+    variables = {name: os.environ[name] for name in sorted(os.environ) if _is_told(name)}
+    kernels = Path(_native.__file__).stat()
+    return {
+        "df11": [__version__, kernels.st_size, kernels.st_mtime_ns],
+        "gpu": [gpu.name, gpu.major, gpu.minor, gpu.multi_processor_count],
+        "driver": sorted({f"{major}.{minor}" for major, minor in drivers.values()}),
+        "torch": [torch.__version__, torch.version.cuda],
+        "cublas": _version("cublas"),
+        "cublasLt": _version("cublasLt"),
+        "environment": variables,
+    }
+
+
+def _is_told(name: str) -> bool:
+    return name.startswith(_PREFIXES)
+
+
+def _version(library: str) -> list[int] | None:
+    """Major, minor and patch version of a library that this process has loaded, and the size of its
+    file; None if it has not.
+    """
+    with suppress(OSError, AttributeError):
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        paths = {line.split(maxsplit=5)[-1] for line in lines if f"/lib{library}.so" in line}
+        if len(paths) != 1:
+            return None
+        (path,) = paths
+        tell = getattr(ctypes.CDLL(path), f"{library}GetProperty")
+        values = [ctypes.c_int() for _ in range(3)]
+        told = [tell(at, ctypes.byref(value)) for at, value in enumerate(values)]
+        if not any(told):
+            return [*(value.value for value in values), Path(path).stat().st_size]
+    return None

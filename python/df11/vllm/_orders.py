@@ -1,0 +1,111 @@
+"""Which layers give BF16's bits without decoding to memory, found before graphs are captured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
+
+from .. import _ops
+from .._tensor import CompressedTensor
+from ._operators import framework
+
+logger = init_logger("vllm.plugins.df11")
+
+#: The most requests for which products with a vocabulary, which no graph holds, are measured.
+_MOST_REQUESTS = 256
+_NAMED = 4
+
+
+class _Shape(NamedTuple):
+    rows: int
+    columns: int
+    with_bias: bool
+    is_head: bool
+
+
+def find_orders(model: nn.Module, vllm_config: VllmConfig) -> None:
+    """Measures in which order vLLM's products add, for all layers and numbers of tokens that graphs
+    are captured for, and for heads for all numbers of requests; then says for how many it is known.
+    Each shape once; what is on disk is read from there.
+    """
+    begin = time.perf_counter()
+    captured = vllm_config.compilation_config.cudagraph_capture_sizes or [1]
+    requests = range(1, min(vllm_config.scheduler_config.max_num_seqs, _MOST_REQUESTS) + 1)
+    tied = getattr(vllm_config.model_config.hf_text_config, "tie_word_embeddings", False)
+    named: dict[_Shape, list[str]] = {}
+    unknown: dict[_Shape, list[int]] = {}
+    for path, layer, weight in _layers(model, tied):
+        shape = _shape(layer, weight)
+        named.setdefault(shape, []).append(path)
+        if shape not in unknown:
+            unknown[shape] = _unknown(weight, shape, requests if shape.is_head else captured)
+    _tell(named, unknown, time.perf_counter() - begin)
+
+
+def _layers(model: nn.Module, tied: bool) -> Iterable[tuple[str, Any, CompressedTensor]]:
+    for path, layer in model.named_modules():
+        weight = getattr(layer, "weight", None)
+        looked_up = isinstance(layer, VocabParallelEmbedding)
+        is_head = isinstance(layer, ParallelLMHead) or tied
+        if isinstance(weight, CompressedTensor) and (is_head or not looked_up):
+            yield path, layer, weight
+
+
+def _shape(layer: Any, weight: CompressedTensor) -> _Shape:
+    with_bias = getattr(layer, "bias", None) is not None and not getattr(
+        layer, "skip_bias_add", False
+    )
+    is_head = isinstance(layer, VocabParallelEmbedding)
+    return _Shape(layer.weight_rows, weight.matrix_shape[1], with_bias, is_head)
+
+
+def _unknown(weight: CompressedTensor, shape: _Shape, x_rows: Iterable[int]) -> list[int]:
+    """Numbers of rows of x for which weights are decoded."""
+    wanted = list(x_rows)
+    known = _ops.orders(
+        weight._arrays,
+        weight.flat_parts,
+        wanted,
+        with_bias=shape.with_bias,
+        framework=framework(),
+        padding=shape.rows - weight.matrix_shape[0],
+    )
+    if not known or framework().is_batch_invariant:
+        return [] if known and all(known.values()) else wanted
+    return [count for count in wanted if not known.get(count, True)]
+
+
+def _tell(named: dict[_Shape, list[str]], unknown: dict[_Shape, list[int]], seconds: float) -> None:
+    total = sum(map(len, named.values()))
+    known = sum(len(names) for shape, names in named.items() if not unknown[shape])
+    logger.info(
+        "df11: %d of %d matrices are multiplied in the order of BF16's products, without decoding "
+        "to memory (found in %.2f seconds)",
+        known,
+        total,
+        seconds,
+    )
+    for shape, names in named.items():
+        if counts := unknown[shape]:
+            some = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+            logger.info(
+                "df11: %d matrices of %d x %d (%s) are decoded for BF16's product with %s rows of "
+                "x, whose order is not known",
+                len(names),
+                *shape[:2],
+                some,
+                _list(counts),
+            )
+
+
+def _list(counts: list[int]) -> str:
+    return ", ".join(map(str, counts[:8])) + (f", … {counts[-1]}" if len(counts) > 8 else "")
