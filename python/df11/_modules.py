@@ -39,26 +39,18 @@ def common(paths: list[str]) -> str:
     return next(path for path in outer(first) if all(path in outer(other) for other in others))
 
 
-class Ref:
-    """A module that this does not keep alive; a copy of a model has references to its own."""
+class Spot:
+    """Where a module has a parameter or buffer: by the module, whatever wraps it later. It does not
+    keep the module alive; a copy of a model has spots of its own.
+    """
 
-    def __init__(self, module: nn.Module | None) -> None:
+    def __init__(self, module: nn.Module | None, path: str, attribute: str) -> None:
         self._held = None if module is None else weakref.ref(module)
+        self.path, self.attribute = path, attribute
 
     @property
     def module(self) -> Any:
         return None if self._held is None else self._held()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.module,)
-
-
-class Spot(Ref):
-    """Where a module has a parameter or buffer: by the module, whatever wraps it later."""
-
-    def __init__(self, module: nn.Module | None, path: str, attribute: str) -> None:
-        super().__init__(module)
-        self.path, self.attribute = path, attribute
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Spot, (self.module, self.path, self.attribute)

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from . import _native
+from ._hub import wrap
 from ._matrices import raw_stream
-from ._modules import Ref
+from ._source import KEY
 
 
 def raise_if_damaged(device: torch.device | int | None = None) -> None:
@@ -33,26 +34,6 @@ def check_gpus(devices: Iterable[torch.device]) -> None:
             _native.check(device.index, raw_stream(device.index))
 
 
-class Generate(Ref):
-    """`generate` of a model, which hands out no token that was made of damaged weights; without
-    keeping the model. A copy of the model has its own.
-    """
-
-    @property
-    def __wrapped__(self) -> Any:
-        """The method of its class."""
-        if self.module is None:
-            raise ReferenceError("the model is gone; keep it in a variable while it generates")
-        return type(self.module).generate.__get__(self.module)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("streamer") is not None:
-            kwargs["streamer"] = _Streamer(kwargs["streamer"])
-        tokens = self.__wrapped__(*args, **kwargs)
-        check_gpus({value.device for value in self.module.parameters()})
-        return tokens
-
-
 class _Streamer:
     """A streamer of transformers, whose tokens are on the host."""
 
@@ -68,6 +49,20 @@ class _Streamer:
 
 
 def watch(model: Any) -> None:
-    """Has a model's `generate`, if it has one, raise before it hands out wrong tokens."""
-    if hasattr(type(model), "generate") and "generate" not in vars(model):
-        model.generate = Generate(model)
+    """Has a model's `generate`, if it has one, raise before it hands out wrong tokens. The class
+    that defines it is changed once, and no other model by that.
+    """
+    owner = next((kind for kind in type(model).__mro__ if "generate" in vars(kind)), None)
+    if owner is not None:
+        wrap((owner, "generate", _generate))
+
+
+def _generate(call: Any, asked: dict[str, Any]) -> Any:
+    model = asked["self"]
+    if KEY not in vars(model):
+        return call()
+    if call.keywords.get("streamer") is not None:
+        call.keywords["streamer"] = _Streamer(call.keywords["streamer"])
+    tokens = call()
+    check_gpus({value.device for value in model.parameters()})
+    return tokens

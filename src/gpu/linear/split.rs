@@ -158,7 +158,7 @@ pub(super) const COUNTERS: u64 = MATRICES as u64 * MATRIX_COUNTERS;
 
 #[cfg(test)]
 mod tests {
-    use super::{GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, Split};
+    use super::{Few, GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, Split, has_columns};
 
     /// That it holds for matrices of many shapes.
     fn of_all_shapes(rows: impl Iterator<Item = u64>, holds: impl Fn(u64, u64) -> bool) {
@@ -187,5 +187,28 @@ mod tests {
         assert_eq!([of(4224, 4096), of(4096, 4096)], [[132, 132, 0], [0, 128, 0]]);
         assert_eq!(of(32, 4096), [0, 32, 32]);
         assert_eq!([of(28_672, 4096), of(32, 520)], [[792, 792 + 104, 0], [0, 4, 0]]);
+    }
+
+    #[test]
+    fn splits_of_strips_are_shared_out_among_blocks() {
+        let of = |shapes: &[(u64, u64)], columns| {
+            let few = Few::new(shapes.iter().copied(), columns, 132);
+            let each = few.matrices.iter();
+            let each = each.map(|m| [m.splits, m.length, m.pass_splits, m.strips, m.first_strip]);
+            ([few.units, few.pass_splits, few.strips, few.blocks], each.collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[(6144, 1)], 4096), ([2, 1, 192, 132], vec![[1, 64, 1, 2, 0]]));
+        assert_eq!(of(&[(4096, 2)], 4096), ([2, 2, 128, 128], vec![[2, 32, 2, 1, 0]]));
+        // Seven strips of a block in two rounds; splits in two passes.
+        assert_eq!(of(&[(28_672, 1)], 4096), ([4, 1, 896, 132], vec![[1, 64, 1, 4, 0]]));
+        assert_eq!(of(&[(5120, 10)], 25_600), ([5, 5, 160, 132], vec![[10, 40, 5, 1, 0]]));
+        let (all, each) = of(&[(1024, 2), (33, 3), (160, 10)], 4096);
+        assert_eq!(all, [6, 5, 39, 39]);
+        assert_eq!(each, [[2, 32, 2, 3, 0], [3, 22, 3, 2, 32], [10, 7, 5, 1, 34]]);
+        // 0 is any number that the shape bears.
+        let (_, each) = of(&[(1, 0), (40_000, 0)], 8);
+        assert!(each.iter().all(|matrix| matrix[0] == 1));
+        assert!([(4096, 64), (1288, 7), (8, 1)].into_iter().all(|(k, s)| has_columns(k, s)));
+        assert!([(4096, 65), (1288, 8), (8, 2)].into_iter().all(|(k, s)| !has_columns(k, s)));
     }
 }
