@@ -91,8 +91,8 @@ struct alignas(64) LinearLaunch {
     float* partials;   // the sum of linear_split(..).partials() times LINEAR_PARTIAL_BYTES for each
                        // 16 rows of x, aligned to 16
     u32* status;       // bits are set where what is stored contradicts itself
-    // For 17 rows of x and more: see below; else of no use. Splits of each matrix's columns, none of
-    // them empty (split_stages).
+    // For 17 rows of x and more, and else of no use: splits of each matrix's columns, none of them
+    // empty (split_stages).
     u8 splits[LINEAR_MATRICES];
     u32 wide_strips;
     u32 tile_sets;  // of df11_linear_tile_{2,8,16}: items whose sums are on their way at once, 1, 2
