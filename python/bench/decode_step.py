@@ -14,8 +14,9 @@
 | kernels | milliseconds of all kernels in an eager step with a cache of 16 tokens and more |
 | compiled | with --compile, batch 1: as graph, of `torch.compile(fullgraph=True)` |
 
-Weights: bf16 as they are; exact as stored, mode exact; stored as stored, mode fused; fast in the
-fast layout, mode fused. The checkpoint and its container stay in --work for the next run.
+Weights: bf16 as they are; exact as stored, mode exact; exact-fast in the fast layout, mode exact;
+stored as stored, mode fused; fast in the fast layout, mode fused. The checkpoint and its container
+stay in --work for the next run.
 """
 
 import argparse

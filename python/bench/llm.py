@@ -46,6 +46,7 @@ import df11
 MODES: dict[str, dict[str, str]] = {
     "bf16": {},
     "exact": {"mode": "exact", "residence": "stored"},
+    "exact-fast": {"mode": "exact", "residence": "fast"},
     "stored": {"mode": "fused", "residence": "stored"},
     "fast": {"mode": "fused", "residence": "fast"},
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +15,6 @@ from ._container import Tensors
 from ._doctor import tell_newer
 from ._hub import brought
 from ._modules import entries, join, like, look_up, outer
-from ._ops import is_order_known
 from ._parameters import by_name, check_complete
 from ._plan import Devices, Item
 from ._progress import Bar
@@ -104,20 +102,6 @@ def check_options(mode: str, residence: str) -> None:
             raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
 
 
-def is_exact(mode: str, device: torch.device) -> bool:
-    """Whether products have BF16's bits. In mode `fused` too, with a warning, if kernels add in
-    PyTorch's order on this GPU: that is as fast.
-    """
-    if mode == "exact" or not is_order_known(device):
-        return mode == "exact"
-    warnings.warn(
-        f"mode='fused' does nothing on {torch.cuda.get_device_name(device)}, where kernels add in "
-        "the order of BF16 products: exact ones are as fast, and leave it out",
-        stacklevel=2,
-    )
-    return True
-
-
 @torch.inference_mode(False)  # whose tensors could not be used outside of it
 def load(
     root: nn.Module,
@@ -149,7 +133,7 @@ def load(
         # Of these only decoded values were taken, unchecked so far.
         held = {name for item in items if item.is_compressed for name in item.sources}
         tensors.check(tensors.taken - held)
-        for item, value in bring(tensors, groups, is_exact(mode, main), bar):
+        for item, value in bring(tensors, groups, mode == "exact", bar):
             if item.reason is not None:
                 value = value.to(runs_on[item.spots[0].path])
             source.weights.append(_put(item, value, tensors))

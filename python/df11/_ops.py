@@ -332,16 +332,6 @@ def orders(
     return summary(device.index, *shape)
 
 
-@cache
-def is_order_known(device: torch.device, framework: Framework = LINEAR) -> bool:
-    """Whether kernels can add in a framework's order on a GPU: for a matrix of ordinary size, with
-    one row of x. Measures that if it is not known, which takes 60 MB and some milliseconds.
-    """
-    if device.type != "cuda" or not _native.fits(device.index):
-        return False
-    return all(prepare(device, (4096, 4096), [1], False, framework, _trial))
-
-
 def _rows_of_x(x: Tensor) -> int:
     return prod(x.shape[:-1])
 

@@ -31,7 +31,7 @@ from . import _native
 from ._container import Handed, Tensors
 from ._doctor import mismatch, tell_newer
 from ._hub import WEIGHTS, Expected, folder_of, wrap, wrap_resolution
-from ._load import check_options, is_exact, load
+from ._load import check_options, load
 from ._modules import prepare
 from ._packing import PACKED, PackingTaker
 from ._parameters import tell_conversions
@@ -210,7 +210,7 @@ class Df11Quantizer(HfQuantizer):
         model = self.model
         if self._packs(files):
             said, device = self.quantization_config, self.placement.devices[0]
-            folder, exact = bf16_folder(files), is_exact(said.mode, device)
+            folder, exact = bf16_folder(files), said.mode == "exact"
             self.taker = packer = PackingTaker(
                 model, folder, device, self.dtype, exact, said.residence
             )

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from df11 import _order
-from df11._load import is_exact
 from df11._order import UNKNOWN, Case, Framework, Order, Probe, family, verdict
 from df11._order_cache import OrderCache
 from df11._status import ModelReport
@@ -393,14 +392,6 @@ def test_a_report_names_what_is_decoded() -> None:
     assert "b.weight: decoded first for 8, 9 rows of x" in told
     assert told.splitlines()[-1].strip() == "c.weight: decoded first"
     assert "in order" not in str(ModelReport(True, ["folder"], ["exact"]))
-
-
-def test_mode_fused_is_for_gpus_whose_order_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_exact("exact", CPU) and not is_exact("fused", CPU)
-    monkeypatch.setattr("df11._load.is_order_known", lambda device: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    with pytest.warns(UserWarning, match="mode='fused' does nothing on a GPU"):
-        assert is_exact("fused", torch.device("cuda", 0))
 
 
 CASE = case(2, COLUMNS)

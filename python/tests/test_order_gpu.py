@@ -249,18 +249,6 @@ def test_the_report(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_mode_fused_does_nothing_where_the_order_is_known(tmp_path: Path) -> None:
-    folder = models.causal("llama", tmp_path / "bf16")
-    options = {"quantization_config": df11.Config(mode="fused", residence="fast")}
-    if not _ops.is_order_known(GPU):
-        assert df11.report(models.load(folder, GPU, **options)).modes == ["fused"]
-        return
-    with pytest.warns(UserWarning, match="mode='fused' does nothing on"):
-        model = models.load(folder, GPU, **options)
-    assert df11.report(model).modes == ["exact"]
-
-
-@torch.no_grad()
 def test_random_numbers_are_nobody_elses() -> None:
     w, x = inputs("normal", 4096, 4096, 3)
     tensor = compressed(w, "fast")

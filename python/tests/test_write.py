@@ -39,8 +39,11 @@ def test_temporary_folders(tmp_path: Path) -> None:
     left.mkdir()
     with _native.TemporaryFolder(tmp_path):
         assert not left.exists()
+    with _native.TemporaryFolder(tmp_path / "missing" / "parents") as folder:
+        assert folder.is_dir()
+    (tmp_path / "file").touch()
     with pytest.raises(df11.IoError, match="creating a folder in"):
-        _native.TemporaryFolder(tmp_path / "none")
+        _native.TemporaryFolder(tmp_path / "file")
 
 
 def test_files_come_back_byte_for_byte(container: Path, source: Path, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
     ) -> Tensor:
         """The weighted sum of what each token's experts say: [tokens, hidden]."""
         few = topk_ids.numel() <= _MOST_ROWS * layer.local_num_experts
-        if self.dense is None or (few and self.is_grouped and not self.options.exact_experts):
+        if self.dense is None or (few and self.is_grouped and not self.options.exact):
             return self._multiply(layer, x, topk_weights, topk_ids)
         return self.dense.apply(
             hidden_states=x,

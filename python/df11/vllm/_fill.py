@@ -64,7 +64,7 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
     for target, layers in _targets(model).items():
         if target.value is not None:
             continue
-        if (found := _find(target, layers, device.type == "cuda", options.exact_experts)) is None:
+        if (found := _find(target, layers, device.type == "cuda", options.exact)) is None:
             pack(target, "not all of it is stored in tiles, as whole rows")
             continue
         block = found.tensors.container[found.sources[0]].block

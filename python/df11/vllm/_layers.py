@@ -30,18 +30,10 @@ OPTIONS = {"mode": ("exact", "fused"), "residence": ("auto", "fast", "stored")}
 
 class Options:
     mode, residence = (values[0] for values in OPTIONS.values())
-    #: Whether kernels add in the order of BF16's products on this GPU, so that exact products of
-    #: linear layers are as fast as any.
-    is_order_known = False
 
     @property
     def exact(self) -> bool:
-        """Whether products of linear layers have the bits of the BF16 model."""
-        return self.mode == "exact" or self.is_order_known
-
-    @property
-    def exact_experts(self) -> bool:
-        """Whether products of experts have."""
+        """Whether products have the bits of the BF16 model."""
         return self.mode == "exact"
 
     def choose(self, options: dict[str, Any]) -> None:

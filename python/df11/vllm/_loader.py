@@ -30,7 +30,6 @@ from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
 from ._files import containers_of, weights_of
 from ._layers import NAMES, OPTIONS
-from ._operators import framework
 from ._orders import find_orders
 
 logger = init_logger("vllm.plugins.df11")
@@ -74,7 +73,6 @@ class Df11ModelLoader(DefaultModelLoader):
         if isinstance(config, Df11Config):
             config.choose(self.options)
             _refuse(vllm_config, config)
-            _find_order(config)
             tell_newer()
             from ._steps import watch_steps  # which imports much of vLLM
 
@@ -163,19 +161,6 @@ class Df11ModelLoader(DefaultModelLoader):
 
     def _containers(self, model: str, revision: str | None, subfolder: str | None) -> Path | None:
         return containers_of(model, revision, subfolder, self.load_config.download_dir)
-
-
-def _find_order(config: Df11Config) -> None:
-    """Leaves of mode `fused` what is faster than exact products: experts."""
-    if config.exact or not torch.cuda.is_available():
-        return
-    device = torch.device("cuda", torch.cuda.current_device())
-    if _ops.is_order_known(device, framework()):
-        config.is_order_known = True
-        logger.info(
-            "df11: mode fused changes nothing on this GPU except for experts: kernels add in the "
-            "order of BF16's products, and are as fast"
-        )
 
 
 def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]) -> None:
