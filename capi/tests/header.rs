@@ -19,7 +19,7 @@ fn header_is_of_this_code() {
     let is_function = |line: &&str| {
         !line.trim_start().starts_with("//") && line.contains("df11_") && line.contains('(')
     };
-    assert_eq!(made.lines().filter(is_function).count(), 15, "an interface that stays small");
+    assert_eq!(made.lines().filter(is_function).count(), 16, "an interface that stays small");
     let message = "renew it: DF11_WRITE_HEADER=1 cargo test -p df11-capi --test header";
     assert_eq!(fs::read_to_string(path).unwrap(), made, "{message}");
 }

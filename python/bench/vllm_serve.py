@@ -54,13 +54,14 @@ from tools import numbers, words
 KINDS: dict[str, dict[str, str] | None] = {
     "bf16": None,
     "exact": {"mode": "exact", "residence": "stored"},
+    "exact-fast": {"mode": "exact", "residence": "fast"},
     "stored": {"mode": "fused", "residence": "stored"},
     "fast": {"mode": "fused", "residence": "fast"},
     "online": {"mode": "fused", "residence": "fast"},
 }
 PARTS = ("latency", "throughput", "tokens")
 #: Kinds whose tokens must be the same.
-SAME = ("bf16", "exact")
+SAME = ("bf16", "exact", "exact-fast")
 #: What vLLM's log tells of a start.
 LOG = {
     "weights_gib": r"Model loading took ([\d.]+) GiB",

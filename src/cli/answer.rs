@@ -1,18 +1,12 @@
 //! What a verb has to say: an answer in both forms, or a failure. Who is at fault decides the exit
 //! code, and each message ends with a remedy.
 
-use std::{
-    ffi::OsString,
-    io::{self, ErrorKind},
-};
+use std::io::{self, ErrorKind};
 
 use df11::Error;
 use serde_json::{Value, json};
 
-use super::{
-    session::{interrupted_code, put},
-    text::printable,
-};
+use super::{signal::interrupted_code, text::printable};
 
 /// The result of a verb: text for people, one JSON document for programs.
 pub(super) struct Answer {
@@ -105,22 +99,6 @@ impl Failure {
         document["error"] = error;
         document
     }
-}
-
-/// Reports arguments that do not parse, or prints the help that they ask for. With `--json` among
-/// them, an error is a document on standard output too. Returns the exit code.
-pub(super) fn fail_usage(usage: &clap::Error, arguments: &[OsString]) -> u8 {
-    let code = usage.exit_code().unsigned_abs() as u8;
-    if usage.use_stderr() && arguments.iter().any(|argument| argument == "--json") {
-        let message = usage.render().to_string();
-        let message = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
-        let error = json!({ "kind": "usage", "message": message, "exit_code": code });
-        // Standard error says it in any case.
-        let _ = put(&format!("{:#}", json!({ "error": error })));
-    }
-    // Nobody is left to tell if standard error is closed.
-    let _ = usage.print();
-    code
 }
 
 fn with_remedy(error: &Error, damaged: &str) -> String {

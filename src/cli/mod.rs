@@ -17,6 +17,7 @@ mod help;
 mod inspect;
 mod measure;
 mod session;
+mod signal;
 mod text;
 mod verify;
 
@@ -97,9 +98,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let Cli { verb, session } = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(usage) => return answer::fail_usage(&usage, &arguments),
+        Err(usage) => return session::fail_usage(&usage, &arguments),
     };
-    Session::start();
+    signal::take_over();
     let print = |answer: Answer| session.print(&answer).map(|()| answer.exit_code());
     match verb.run(&session).and_then(print) {
         Ok(code) => code,

@@ -1,12 +1,9 @@
 //! What all verbs share: the form of the answer, threads, progress, and interruption.
 
 use std::{
+    ffi::OsString,
     io::{self, Write},
     path::Path,
-    sync::{
-        Arc, LazyLock,
-        atomic::{AtomicUsize, Ordering},
-    },
 };
 
 use clap::Args;
@@ -20,25 +17,9 @@ use tempfile::TempDir;
 
 use super::{
     answer::{Answer, Failure},
+    signal::is_interrupted,
     text::{self, printable},
 };
-
-/// Ctrl-C, as on all systems.
-const SIGINT: u8 = 2;
-
-/// The signal that asked the command to stop, or 0. Long work looks at it between pieces.
-static SIGNAL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
-
-fn is_interrupted() -> bool {
-    SIGNAL.load(Ordering::Relaxed) != 0
-}
-
-/// The exit code of an interrupted command, as shells number it: 130 after Ctrl-C, 143 after
-/// SIGTERM.
-pub(super) fn interrupted_code() -> u8 {
-    let signal = SIGNAL.load(Ordering::Relaxed) as u8;
-    128 + if signal == 0 { SIGINT } else { signal }
-}
 
 /// Of the progress bar.
 const TEMPLATE: &str =
@@ -96,25 +77,6 @@ pub(super) fn temporary_folder(verb: &str, place: &Path) -> Result<TempDir, Erro
 }
 
 impl Session {
-    /// Takes over the signals.
-    pub(super) fn start() {
-        // Without a handler, a signal ends the process at once.
-        #[cfg(not(unix))]
-        let _ = ctrlc::set_handler(|| SIGNAL.store(SIGINT.into(), Ordering::Relaxed));
-        #[cfg(unix)]
-        {
-            use signal_hook::{consts, flag};
-            /// The same number on all systems that we know; the crate has no constant for it.
-            const SIGXFSZ: i32 = 25;
-            for signal in [consts::SIGINT, consts::SIGTERM, consts::SIGHUP] {
-                let _ = flag::register_usize(signal, SIGNAL.clone(), signal as usize);
-            }
-            // A write beyond the limit of file sizes then fails, as on a full disk, instead of
-            // ending the process. Nobody reads the flag.
-            let _ = flag::register(SIGXFSZ, Arc::default());
-        }
-    }
-
     /// A progress bar on a terminal, nothing elsewhere; both can be interrupted.
     pub(super) fn progress(&self) -> Progress {
         // Standard error that is no terminal hides the bar by itself.
@@ -219,8 +181,24 @@ pub(super) fn add_removed(answer: &mut Answer, removed: &[Leftover]) {
     answer.json["removed"] = removed.collect();
 }
 
+/// Reports arguments that do not parse, or prints the help that they ask for. With `--json` among
+/// them, an error is a document on standard output too. Returns the exit code.
+pub(super) fn fail_usage(usage: &clap::Error, arguments: &[OsString]) -> u8 {
+    let code = usage.exit_code().unsigned_abs() as u8;
+    if usage.use_stderr() && arguments.iter().any(|argument| argument == "--json") {
+        let message = usage.render().to_string();
+        let message = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        let error = json!({ "kind": "usage", "message": message, "exit_code": code });
+        // Standard error says it in any case.
+        let _ = put(&format!("{:#}", json!({ "error": error })));
+    }
+    // Nobody is left to tell if standard error is closed.
+    let _ = usage.print();
+    code
+}
+
 /// Writes to standard output. A reader that has gone away, as `head` does, is no failure.
-pub(super) fn put(text: &str) -> Result<(), Failure> {
+fn put(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Output(error)),

@@ -1,6 +1,6 @@
 //! Text for people: sizes, rates, tables. Units are decimal, as in the names of models and disks.
 
-use std::{array, iter, path::Path};
+use std::{array, fmt::Write, iter, path::Path};
 
 use df11::hazmat::is_unseen;
 pub(super) use df11::hazmat::printable;
@@ -73,7 +73,8 @@ pub(super) fn document(json: &Value) -> String {
             continue;
         }
         for unit in c.encode_utf16(&mut [0; 2]) {
-            out.push_str(&format!("\\u{unit:04x}"));
+            // Writing to a string never fails.
+            let _ = write!(out, "\\u{unit:04x}");
         }
     }
     out

@@ -6,11 +6,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde_json::Value;
 
-use super::{
-    model::Model,
-    original::hash,
-    verify::{Level, Verification},
-};
+use super::{model::Model, original::hash};
 use crate::{
     Error, Result, constants::CHECKSUM_CHUNK_BYTES, parallel, paths::ADDED, source::WeightsFile,
 };
@@ -44,12 +40,21 @@ fn hashes(file: &WeightsFile) -> Result<BTreeMap<String, String>> {
     tensors.map(|one| Ok((one.name.clone(), of_tensor(one.offset, one.length)?))).collect()
 }
 
-/// Verifies the file beside a model's containers, if there is one: it holds none of their tensors,
-/// and at [`Level::Full`] it is as it was written.
-pub(super) fn verify(model: &Model, level: Level, found: &mut Verification) -> Result<()> {
-    let Some(path) = model.folder().map(|folder| folder.join(ADDED)) else { return Ok(()) };
+/// Tensors and bytes that were compared, and what could not be.
+#[derive(Default)]
+pub(super) struct Compared {
+    pub(super) tensors: u64,
+    pub(super) bytes: u64,
+    pub(super) unchecked: Option<String>,
+}
+
+/// Verifies the file beside a model's containers, if there is one: it holds none of their tensors
+/// and, if `is_full`, is as it was written.
+pub(super) fn verify(model: &Model, is_full: bool) -> Result<Compared> {
+    let none = Compared::default();
+    let Some(path) = model.folder().map(|folder| folder.join(ADDED)) else { return Ok(none) };
     if !path.is_file() {
-        return Ok(());
+        return Ok(none);
     }
     let file = WeightsFile::open(&path, ADDED)?;
     let wrong = |problem: String| {
@@ -60,12 +65,12 @@ pub(super) fn verify(model: &Model, level: Level, found: &mut Verification) -> R
     if let Some(tensor) = file.tensors.iter().find(|tensor| model.tensor(&tensor.name).is_ok()) {
         return wrong(format!("it has a tensor {:?}, and so have the containers", tensor.name));
     }
-    if level < Level::Full {
-        return Ok(());
+    if !is_full {
+        return Ok(none);
     }
     let Some((identity, recorded)) = recorded(&file) else {
-        found.unchecked.push(format!("the weights in {ADDED}, of which no hash is recorded"));
-        return Ok(());
+        let unchecked = format!("the weights in {ADDED}, of which no hash is recorded");
+        return Ok(Compared { unchecked: Some(unchecked), ..none });
     };
     if identity != model.identity().to_hex().as_str() {
         return wrong("it belongs to another model".to_owned());
@@ -73,9 +78,8 @@ pub(super) fn verify(model: &Model, level: Level, found: &mut Verification) -> R
     if hashes(&file)? != recorded {
         return wrong("a tensor has another hash than is recorded".to_owned());
     }
-    found.tensors += recorded.len() as u64;
-    found.bytes += file.tensors.iter().map(|tensor| tensor.length).sum::<u64>();
-    Ok(())
+    let bytes = file.tensors.iter().map(|tensor| tensor.length).sum();
+    Ok(Compared { tensors: recorded.len() as u64, bytes, unchecked: None })
 }
 
 /// What the metadata say: an identity, and hashes.

@@ -97,7 +97,10 @@ impl Model {
     ) -> Result<Verification> {
         let mut verification = Verification::default();
         self.verify_shards(level, decoder, observer, &mut verification)?;
-        added::verify(self, level, &mut verification)?;
+        let compared = added::verify(self, level == Level::Full)?;
+        verification.tensors += compared.tensors;
+        verification.bytes += compared.bytes;
+        verification.unchecked.extend(compared.unchecked);
         if level == Level::Full {
             self.verify_beside(&mut verification)?;
             self.verify_identity(&mut verification)?;

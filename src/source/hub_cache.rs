@@ -168,8 +168,8 @@ pub(super) fn snapshot(root: &Path) -> Result<(PathBuf, Option<String>)> {
             let count = several.len();
             let problem =
                 format!("{entry} with {count} snapshots, and refs/main names none of them");
-            let names: Vec<_> = several.iter().map(|path| path.to_string_lossy()).collect();
-            Err(Error::parameter(problem, format!("name one: {}", names.join(", "))))
+            let all: Vec<_> = several.iter().map(|path| path.to_string_lossy()).collect();
+            Err(Error::parameter(problem, format!("name one: {}", all.join(", "))))
         }
     }
 }

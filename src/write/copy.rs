@@ -51,8 +51,9 @@ pub fn copy(
         check_copy(model, folder.path())?;
     }
     let mut changed = Vec::new();
-    for recorded in beside.iter().flat_map(|_| model.files_beside()) {
-        let root = beside.expect("side files lie somewhere");
+    let sides =
+        beside.into_iter().flat_map(|root| model.files_beside().map(move |file| (root, file)));
+    for (root, recorded) in sides {
         match find(root, recorded)? {
             Beside::Missing => {}
             Beside::Changed(file) => {
@@ -119,5 +120,5 @@ fn write_side(
 }
 
 fn paths<'a>(files: &'a [OriginalFile<'a>]) -> impl Iterator<Item = &'a str> {
-    files.iter().map(|file| file.path())
+    files.iter().map(OriginalFile::path)
 }

@@ -103,7 +103,7 @@ fn locked<T: AsRef<Path>>(
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             fs::create_dir_all(folder).and_then(|()| make())
         }
-        made => made,
+        result => result,
     };
     for _ in 0..ATTEMPTS {
         let new = make().map_err(creating)?;
@@ -140,6 +140,7 @@ fn lock(file: &File) -> Lock {
 
 /// A folder's handle; None on systems where folders have none.
 #[cfg(unix)]
+#[expect(clippy::unnecessary_wraps, reason = "on other systems folders have no handle")]
 fn open_folder(path: &Path) -> Option<io::Result<File>> {
     use rustix::fs::OFlags;
     use std::os::unix::fs::OpenOptionsExt as _;

@@ -30,7 +30,7 @@ fn the_output_has_a_default_and_estimate_tells_its_size() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(estimate["stored_bytes"], report["stored_bytes"]);
     let shards = names(&fixture.path("model-df11")).into_iter();
-    let shards = shards.filter(|name| name.ends_with(".df11"));
+    let shards = shards.filter(|name| Path::new(name).extension() == Some(OsStr::new("df11")));
     let stored: usize = shards.map(|name| fixture.read(&format!("model-df11/{name}")).len()).sum();
     assert_eq!(report["stored_bytes"], stored);
     assert_eq!((&report["verified"], &report["written"]), (&true.into(), &true.into()));

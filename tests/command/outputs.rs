@@ -265,7 +265,11 @@ fn outputs_that_could_not_be_opened_again_are_refused() {
         let line = format!("compress model -o {name}.df11");
         fixture.fails(&line, 2, &["would list the components", "choose another name"]);
         fixture.good(&format!("compress {file} -o {name}-one.df11"));
-        fixture.fails(&format!("convert {name}-one.df11 listed"), 2, &["a pipeline's components"]);
+        fixture.fails(
+            &format!("convert {name}-one.df11 -o listed"),
+            2,
+            &["a pipeline's components"],
+        );
     }
     assert!(!fixture.path("listed").exists());
 }

@@ -244,12 +244,18 @@ struct Config {
     unsigned count;
 };
 
-// With the one attribute that the crate uses: programmatic stream serialization, allowed.
+// With the attributes that the crate uses: programmatic stream serialization, allowed (6), and the
+// blocks of a cluster (4).
 int cuLaunchKernelEx(const struct Config *config, Handle function, void **parameters,
                      void **extra) {
     FAIL_IF_TOLD;
-    const struct Attribute *attribute = config->attributes;
-    if (config->count != 1 || attribute->id != 6 || attribute->value[0] != 1) return INVALID_VALUE;
+    if (!config->count) return INVALID_VALUE;
+    for (unsigned i = 0; i < config->count; i++) {
+        const struct Attribute *attribute = &config->attributes[i];
+        const int *value = attribute->value;
+        if (attribute->id == 6 ? value[0] != 1 : attribute->id != 4 || value[0] < 1)
+            return INVALID_VALUE;
+    }
     if (!config->block[0] || !config->grid[0]) return INVALID_VALUE;
     return 0;
 }

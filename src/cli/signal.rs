@@ -1,0 +1,41 @@
+//! Signals that ask the command to stop.
+
+use std::sync::{
+    Arc, LazyLock,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// Ctrl-C, as on all systems.
+const SIGINT: u8 = 2;
+
+/// The signal that asked the command to stop, or 0. Long work looks at it between pieces.
+static SIGNAL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
+
+pub(super) fn is_interrupted() -> bool {
+    SIGNAL.load(Ordering::Relaxed) != 0
+}
+
+/// The exit code of an interrupted command, as shells number it: 130 after Ctrl-C, 143 after
+/// SIGTERM.
+pub(super) fn interrupted_code() -> u8 {
+    let signal = SIGNAL.load(Ordering::Relaxed) as u8;
+    128 + if signal == 0 { SIGINT } else { signal }
+}
+
+/// Takes over the signals. Without a handler, a signal ends the process at once.
+pub(super) fn take_over() {
+    #[cfg(not(unix))]
+    let _ = ctrlc::set_handler(|| SIGNAL.store(SIGINT.into(), Ordering::Relaxed));
+    #[cfg(unix)]
+    {
+        use signal_hook::{consts, flag};
+        /// The same number on all systems that we know; the crate has no constant for it.
+        const SIGXFSZ: i32 = 25;
+        for signal in [consts::SIGINT, consts::SIGTERM, consts::SIGHUP] {
+            let _ = flag::register_usize(signal, SIGNAL.clone(), signal.unsigned_abs() as usize);
+        }
+        // A write beyond the limit of file sizes then fails, as on a full disk, instead of ending
+        // the process. Nobody reads the flag.
+        let _ = flag::register(SIGXFSZ, Arc::default());
+    }
+}
