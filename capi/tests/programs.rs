@@ -188,7 +188,7 @@ fn a_program_in_cpp_decodes_rows_on_threads() {
 fn a_forked_process_decodes_too() {
     let place = Place::new();
     let Some(program) = place.compile("fork.c") else { return };
-    // Of several portions, so that several threads decode.
+    // Several portions, so that several threads decode.
     let shape = demo::Shape { hidden: 512, ..SHAPE };
     place.compress("large-tile.df11", Layout::Tile, shape);
     place.compress("large-gap.df11", Layout::gap(), shape);

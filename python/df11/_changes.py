@@ -24,7 +24,7 @@ class Changes(NamedTuple):
 
     #: Weights of the containers that the module has no longer.
     gone: list[str]
-    #: Those that have other values, another shape or dtype.
+    #: Weights with other values, another shape or dtype.
     differing: list[str]
     #: Parameters and persistent buffers that are none of the containers' weights.
     new: dict[str, Tensor]

@@ -310,7 +310,7 @@ def _rows(self: Any, chosen: Tensor) -> Any:
         return _decoded_once(self, chosen.reshape(-1)).view(shape)
     # Row by row, so that the host need not wait for the numbers.
     within = torch.arange(height, device=chosen.device)
-    # What is out of range stays so, and numbers of rows do not wrap.
+    # A number out of range stays out of range, and numbers of rows do not wrap.
     known = chosen.reshape(-1, 1).long().clamp(-1, self.shape[0])
     rows_of_all = known * height + within
     found = torch.ops.df11.embedding(rows_of_all, self._arrays, self.flat_parts)

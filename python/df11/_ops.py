@@ -668,7 +668,7 @@ def _grouped_in_order(
 
 @cache
 def _of_experts(experts: int) -> tuple[Framework, Kernels]:
-    """PyTorch's product with so many experts, and that of kernels in one chain."""
+    """PyTorch's product with this many experts, and the kernels' in one chain."""
 
     def offsets(x: Tensor) -> Tensor:
         """Half of the rows for the first expert, none for the next one, others in equal shares."""

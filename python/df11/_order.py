@@ -65,7 +65,7 @@ UNKNOWN = Order(0)
 class Framework(NamedTuple):
     """A product of x, a dense W and a bias whose bits are wanted."""
 
-    #: What has made it: other bits have another name.
+    #: The GPU, libraries and settings that it was measured with.
     name: str
     multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     #: Whether the bits of a row of y do not depend on the other rows of x.
@@ -82,7 +82,7 @@ class Case(NamedTuple):
     #: Of W.
     rows: int
     columns: int
-    #: Of x: its shape, the class of its strides, and the alignment of its address in bytes.
+    #: The shape of x, the class of its strides, and the alignment of its address in bytes.
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     alignment: int
@@ -221,7 +221,7 @@ _TOLD = [
 ]
 #: Whether PyTorch tries products while it runs, and may go on with another one (TunableOp).
 _is_tuning = getattr(torch._C, "_cuda_tunableop_is_enabled", bool)
-#: By what the functions above say, its text, which is made once.
+#: Texts, each made once, by what the functions above say.
 _texts: dict[tuple[Any, ...], str] = {}
 
 

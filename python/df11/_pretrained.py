@@ -92,7 +92,7 @@ class Taker(LastConversion):
         super().__init__(model, dtype)
         self.tensors = self.reader = tensors
         self.rest = rest
-        #: Of a file beside the containers, its path, and the names in it.
+        #: The file beside the containers, and the names in it.
         self.added: tuple[Path | None, list[str]] = None, []
         #: By parameter, how many tensors are loaded into it.
         self._fed: Counter[str] = Counter()

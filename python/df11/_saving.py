@@ -34,7 +34,7 @@ from ._watch import check_gpus
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
 _CONFIG = "config.json"
 _INDEX = ".safetensors.index.json"
-#: What libraries write of what the model says now.
+#: Files that libraries write from the model as it is now.
 _REWRITTEN = (_CONFIG, "generation_config.json")
 _ANEW = (
     "save the tensors of df11.state_dict(model) as safetensors and compress them; adapters are "

@@ -246,7 +246,7 @@ def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> Compr
         requires_grad=False,
         storage_size=0,
     )
-    # What asks for memory past this class, as DLPack in C does, gets an error and no address.
+    # Code that asks for memory past this class, as DLPack in C does, gets an error, no address.
     torch._C._set_throw_on_mutable_data_ptr(made)
     return made
 

@@ -53,7 +53,7 @@ impl Gpu {
         self.device.info().ordinal
     }
 
-    /// Those that are open.
+    /// The open ones.
     pub(crate) fn all_kept() -> Vec<Arc<Self>> {
         let all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
         all.values().map(Arc::clone).collect()
@@ -77,7 +77,7 @@ impl Gpu {
     }
 }
 
-/// What a status word told, as the CPU would raise it.
+/// The error for a status word, as the CPU would raise it.
 pub(crate) fn raise_found(py: Python<'_>, found: df11::Result<()>) -> PyResult<()> {
     match found {
         Err(error @ Error::Parameter { .. }) => Err(PyIndexError::new_err(error.to_string())),

@@ -66,7 +66,7 @@ TENSORS: list[Callable[[torch.Tensor], Any]] = [
     lambda t: torch.full_like(t, -(2**30)) if t.dtype in INTEGERS else t[..., None],
     lambda t: torch.full_like(t, 2**30) if t.dtype in INTEGERS else t[..., None],
 ]
-#: Of some arguments these are right.
+#: Values that are right for some arguments.
 OTHER_TENSORS: list[Callable[[torch.Tensor], Any]] = [
     lambda t: t.flatten()[:0],
     lambda t: t[..., :-1],
@@ -229,7 +229,7 @@ def memory() -> None:
 
 SIDES = [0, 1, -1, 2, 8, 31, 32, 33, 64, 128, 255, 256, 2**31, 2**32, 2**62, 2**63, -(2**63)]
 OTHERS = [True, None, 1.0, "1", [], {}, [1], (2, 3), torch.tensor(3), torch.zeros(3)]
-#: Of a file they may also be right, and hold anything.
+#: Values that may also be right in a file, and hold anything.
 CONTENTS: list[Callable[[torch.Tensor], Any]] = [
     *ARRAYS,
     lambda a: a.view(torch.int8),

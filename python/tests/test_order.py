@@ -226,7 +226,7 @@ def test_x_is_laid_out_as_the_case_says() -> None:
     assert probe(framework(1), columns=500).order(case(4, 500)) == UNKNOWN
 
 
-# What a process and a folder know.
+# The orders that a process and a folder know.
 
 
 class Gpu:

@@ -166,7 +166,7 @@ def test_a_captured_graph(decoded: list[Any]) -> None:
             fixed.copy_(x * seed)
             graph.replay()
             assert same(y, functional.linear(fixed[:rows], w))
-    # What a capture did not know is measured afterwards.
+    # An order that was unknown during a capture is measured afterwards.
     functional.linear(fixed[:5], tensor)
     decoded.clear()
     functional.linear(fixed[:5], tensor)

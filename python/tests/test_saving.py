@@ -194,7 +194,7 @@ def test_a_file_beside_holds_what_containers_lack(folders: Folders, tmp_path: Pa
         folder = shutil.copytree(folders.df11(source), tmp_path / source, dirs_exist_ok=True)
         shape = load(folder).get_parameter(name).shape
         save_file({name: torch.zeros(shape, dtype=torch.bfloat16)}, folder / "df11.safetensors")
-        # Of experts, which transformers stacks, its own code stumbles over the name.
+        # The code of transformers that stacks experts fails on the name.
         words = "mlp" if "experts" in name else rf"df11\.safetensors.*{name}"
         with pytest.raises((ValueError, AttributeError), match=words):
             load(folder)

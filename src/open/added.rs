@@ -13,7 +13,7 @@ use crate::{
 
 /// The key of the metadata for the identity of the containers, in hexadecimal digits.
 const IDENTITY: &str = "df11.identity";
-/// That for hashes: a JSON object of names and hashes in hexadecimal digits.
+/// The key for hashes: a JSON object of names and hashes in hexadecimal digits.
 const HASHES: &str = "df11.hashes";
 
 /// The BLAKE3 hashes of the tensors of a safetensors file, by name. Reads it once, in 1 MiB.
@@ -82,7 +82,7 @@ pub(super) fn verify(model: &Model, is_full: bool) -> Result<Compared> {
     Ok(Compared { tensors: recorded.len() as u64, bytes, unchecked: None })
 }
 
-/// What the metadata say: an identity, and hashes.
+/// The identity and the hashes that the metadata record.
 fn recorded(file: &WeightsFile) -> Option<(String, BTreeMap<String, String>)> {
     let header: Value = serde_json::from_slice(file.prefix.get(size_of::<u64>()..)?).ok()?;
     let metadata = header.get("__metadata__")?;

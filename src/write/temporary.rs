@@ -144,7 +144,7 @@ fn lock(file: &File) -> Lock {
 fn open_folder(path: &Path) -> Option<io::Result<File>> {
     use rustix::fs::OFlags;
     use std::os::unix::fs::OpenOptionsExt as _;
-    // What is in its place may have become a pipe.
+    // Something else, such as a pipe, may have taken its place.
     let only_folders = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits().cast_signed();
     Some(File::options().read(true).custom_flags(only_folders).open(path))
 }

@@ -174,7 +174,7 @@ mod unix {
             fs::remove_dir_all(fixture.path(entry).join("refs")).unwrap();
             fs::create_dir(fixture.path(entry).join("refs")).unwrap();
         }
-        // What begins as a commit and never ends.
+        // A file that begins as a commit and never ends.
         let long = format!("0123{}", "\n".repeat(2000));
         fixture.write(&format!("{entry}/refs/v2"), long);
         let mut command = fixture.command("compress org/name@v2 -o out2");

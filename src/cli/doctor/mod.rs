@@ -128,7 +128,7 @@ fn models(folder: &Path) -> Option<Finding> {
 /// temporary files.
 const MEMORY: &str = "/dev/shm";
 
-/// What killed runs left in a folder, and where models are compressed while they are loaded.
+/// Leftovers of killed runs in a folder, and where models are compressed while they are loaded.
 fn leftovers(folder: &Path) -> Finding {
     let mut folders = vec![folder.to_owned()];
     for other in [std::env::temp_dir(), MEMORY.into()] {

@@ -270,7 +270,7 @@ impl LinearKernels {
     }
 }
 
-/// Those that multiply in the order of a plan of the sum, for [`ORDER_CLASSES`].
+/// Kernels that multiply in the order of a plan of the sum, for [`ORDER_CLASSES`].
 #[derive(Debug)]
 pub(super) struct OrderKernels([Multiply; 3]);
 

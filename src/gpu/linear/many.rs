@@ -13,7 +13,7 @@ pub(super) const WIDE_COLUMNS: u64 = 64;
 const WIDE_STRIPS: u64 = 8;
 /// Strips of a group, of [`LARGE_CLASSES`].
 const LARGE_STRIPS: u64 = 4;
-/// What sums of a block take that it keeps in memory or hands over.
+/// Bytes of the sums that a block keeps in memory or hands over.
 const LARGE_PARTIAL_BYTES: u64 = 3 * LARGE_STRIPS * STRIP_ROWS * LARGE_CLASSES[1] * 4;
 /// Values also compiled into the kernels.
 pub(super) const MANY_SPLIT: [u64; 6] =
@@ -109,7 +109,7 @@ fn fastest_splits(rows: u64, columns: u64, x_rows: u64) -> u64 {
     splits.min_by_key(time).unwrap_or(1)
 }
 
-/// What a launch multiplies.
+/// The matrices and rows of x of a launch.
 struct Shapes<'a> {
     /// Rows and splits of each matrix.
     matrices: &'a [(u64, u64)],

@@ -139,7 +139,7 @@ pub(super) unsafe fn run<T: DeviceRepr>(
     unsafe { run_as(function, &mut [early_attribute()], stream, config, argument) }
 }
 
-/// That a launch may begin while the kernel before it ends.
+/// The attribute of a launch that may begin while the kernel before it ends.
 fn early_attribute() -> CUlaunchAttribute {
     let mut value = CUlaunchAttributeValue { pad: [0; 64] };
     value.programmaticStreamSerializationAllowed = 1;
@@ -147,7 +147,7 @@ fn early_attribute() -> CUlaunchAttribute {
     CUlaunchAttribute { id, pad: [0; 4], value }
 }
 
-/// That a launch has clusters of this many blocks.
+/// The attribute of a launch with clusters of this many blocks.
 fn cluster_attribute(blocks: u32) -> CUlaunchAttribute {
     let mut value = CUlaunchAttributeValue { pad: [0; 64] };
     value.clusterDim = ClusterDim { x: blocks, y: 1, z: 1 };

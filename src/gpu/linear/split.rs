@@ -13,7 +13,7 @@ pub(super) const fn split_blocks(columns: u64, splits: u64) -> u64 {
     columns.div_ceil(SPLIT_COLUMNS).div_ceil(splits)
 }
 
-/// Whether each of so many splits of K has columns.
+/// Whether each split has columns if K is cut into this many.
 pub(super) const fn has_columns(columns: u64, splits: u64) -> bool {
     splits <= MOST_SPLITS
         && (splits - 1) * split_blocks(columns, splits) < columns.div_ceil(SPLIT_COLUMNS)
@@ -33,7 +33,7 @@ const FEW_CHAIN: u64 = 64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FewMatrix {
     pub(super) splits: u64,
-    /// Of all splits but the last, in blocks of [`SPLIT_COLUMNS`].
+    /// The length of all splits except the last, in blocks of [`SPLIT_COLUMNS`].
     pub(super) length: u64,
     /// Splits at once; more than [`FEW_UNITS`] come in passes.
     pub(super) pass_splits: u64,
