@@ -585,9 +585,10 @@ fn failures_of_the_driver_are_errors() {
         ("1024,96,", "1040,96,", "build df11 again"),
         (",2048,8,", ",2048,4,", "partial_bytes: 2048, matrices: 4, group: 4"),
         // Kernels that need more shared memory than there is.
-        (",9,1,0,0,0,0,", ",232449,1,0,0,0,0,", "shared memory"),
+        (",9,32,9,0,0,1,", ",9,32,232449,0,0,1,", "shared memory"),
         (",16,16384,2048,", ",16,16384,400000,", "shared memory"),
     ] {
+        assert!(constants.contains(from), "{from}");
         run(&[(name, &constants.replace(from, to))], expected);
     }
 }
