@@ -8,15 +8,15 @@
 ```
 Slabs are tensors of PyTorch's allocator, and arrays are views of them: memory is given back when
 the last weight of a group is gone. No more memory is taken at any moment than the result,
-`BATCH_BYTES` (or one tensor, if that is larger) and `SLICE_BYTES`. A thread brings what is next
-while weights are made of what is there.
+`BATCH_BYTES` (or one tensor, if that is larger) and `_pack.SLICE_BYTES`. A thread brings what is
+next while weights are made of what is there.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, groupby, islice, tee
 from typing import Any
@@ -28,18 +28,16 @@ from . import _native
 from ._arrays import memory_at
 from ._container import Area, Tensors
 from ._errors import GpuError
-from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part, raw_stream
-from ._plan import EXCEPTIONAL, Group, Item, Residence, aligned, matrix_of
+from ._matrices import TABLE_BYTES, TILE_ROWS, Part
+from ._pack import Packed, pack, pack_dense, steps
+from ._plan import EXCEPTIONAL, Group, Item, Residence, aligned
 from ._progress import Bar
 from ._tensor import CompressedTensor
 
 #: Stored bytes that are on the GPU at once to be changed into the fast layout.
 BATCH_BYTES = 256 << 20
-#: Bytes of BF16 that are decoded at once.
-SLICE_BYTES = 64 << 20
 
 Arrays = list[Tensor]
-Packed = tuple[Arrays, list[Part]]
 _Window = tuple[Area, Part]
 
 
@@ -89,39 +87,6 @@ def _compressed(
 
 def _values(items: Iterable[Item]) -> list[CompressedTensor]:
     return [item.value for item in items if isinstance(item.value, CompressedTensor)]
-
-
-def pack(device: torch.device, rows: int, columns: int, some: Iterable[Tensor]) -> Packed | None:
-    """A BF16 matrix in the fast layout on a GPU: arrays, and the part that they are. `some` are its
-    rows in turn, dense on that GPU: whole strips at a time, or the last rows. None if exceptions
-    are too many for that layout.
-    """
-    size, stream = _native.strips_bytes(rows, columns), raw_stream(device.index)
-    strips = torch.empty(size, dtype=torch.uint8, device=device)
-    packer = _native.Packer(device.index, rows, columns, strips.data_ptr(), stream)
-    done = 0
-    for weights in some:
-        packer.pack(done, weights.shape[0], weights.data_ptr(), stream)
-        done += weights.shape[0]
-    if (count := packer.finish(stream)) is None:
-        return None
-    entries = torch.empty(4 * count, dtype=torch.uint8, device=device)
-    if count:
-        packer.take(entries.data_ptr(), stream)
-    return [strips, entries], [Part.whole(FAST, rows, columns)]
-
-
-def pack_rows(
-    device: torch.device, rows: int, columns: int, values: Callable[[int, int], Tensor]
-) -> Packed | None:
-    steps = _steps(0, rows, columns)
-    return pack(device, rows, columns, (values(*step).to(device) for step in steps))
-
-
-def pack_dense(device: torch.device, value: Tensor) -> Packed | None:
-    rows, columns = matrix_of(value)
-    dense = value.reshape(rows, columns)
-    return pack_rows(device, rows, columns, lambda first, last: dense[first:last])
 
 
 class _Device:
@@ -199,7 +164,7 @@ class _Device:
             del arrays  # before the next ones are there
 
     def _decoded(self, arrays: Arrays, part: Part) -> Iterator[Tensor]:
-        for first, last in _steps(part.row_begin, part.row_end, part.columns):
+        for first, last in steps(part.row_begin, part.row_end, part.columns):
             window = part._replace(row_begin=first, row_end=last)
             yield torch.ops.df11.decode(arrays, window, self.device)
 
@@ -254,13 +219,6 @@ def _runs(windows: Sequence[_Window]) -> list[list[_Window]]:
             runs.append([])
         runs[-1].append(window)
     return runs
-
-
-def _steps(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Rows of whole strips, as many at a time as `SLICE_BYTES` hold."""
-    step = max(1, SLICE_BYTES // (2 * columns * TILE_ROWS)) * TILE_ROWS
-    for first in range(begin, end, step):
-        yield first, min(first + step, end)
 
 
 class _Held:

@@ -13,7 +13,7 @@ import re
 import sys
 from importlib import metadata
 
-from . import __version__
+from ._native import __version__
 
 #: The oldest and the newest release that `python/check` has run the tests with. The extras of the
 #: package ask for the oldest ones, and for no newest: a newer release mostly works. One that is

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ._order_cache import OrderCache
+from ._pack import pack_dense
 
 #: Columns of a block, of which splits have a whole number, and the most splits that are tried.
 _BLOCK, _MOST_SPLITS = 64, 16
@@ -293,7 +294,7 @@ class Probe:
         #: Columns come in pairs with the same weights, in any order.
         self.places = torch.randperm(self.columns, generator=self.generator, device=device)
         self.weight = self._weight()
-        self.packed = (pack or _pack)(device, self.weight)
+        self.packed = (pack or pack_dense)(device, self.weight)
 
     def order(self, case: Case) -> Order:
         """The one order of all that kernels keep that gives the framework's bits. Waits."""
@@ -398,9 +399,3 @@ def _is_dense(case: Case) -> bool:
             return False
         end = max(end, stride * (side - 1) + end) if side > 1 else end
     return case.alignment > 1 and case.bias != 1
-
-
-def _pack(device: torch.device, weight: Tensor) -> Any:
-    from ._bring import pack_dense  # which imports the operators, and they this
-
-    return pack_dense(device, weight)

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from . import __version__, _native
+from . import _native
 
 #: Counted up when entries mean something else.
 FORMAT = 1
@@ -120,7 +120,7 @@ def _about(index: int) -> dict[str, Any]:
     variables = {name: os.environ[name] for name in sorted(os.environ) if _is_told(name)}
     kernels = Path(_native.__file__).stat()
     return {
-        "df11": [__version__, kernels.st_size, kernels.st_mtime_ns],
+        "df11": [_native.__version__, kernels.st_size, kernels.st_mtime_ns],
         "gpu": [gpu.name, gpu.major, gpu.minor, gpu.multi_processor_count],
         "driver": sorted({f"{major}.{minor}" for major, minor in drivers.values()}),
         "torch": [torch.__version__, torch.version.cuda],

@@ -31,11 +31,11 @@ from transformers.core_model_loading import dot_natural_key
 
 from . import _native, _plan
 from ._arrays import known_dtype_of
-from ._bring import pack_dense
 from ._container import Sliceable
 from ._encoding import LEAST_BYTES, encode, is_encodable
 from ._load import place_others
 from ._modules import entries
+from ._pack import pack_dense
 from ._parameters import warn_of_conversions
 from ._plan import EXCEPTIONAL, NO_TILES, SMALL, aligned, fast_bytes, matrix_of
 from ._pretrained import LastConversion

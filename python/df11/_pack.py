@@ -1,0 +1,51 @@
+"""BF16 matrices become the fast layout, on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from . import _native
+from ._matrices import FAST, TILE_ROWS, Part, raw_stream
+
+#: Bytes of BF16 that lie on the GPU at once.
+SLICE_BYTES = 64 << 20
+
+Packed = tuple[list[Tensor], list[Part]]
+
+
+def pack(device: torch.device, rows: int, columns: int, some: Iterable[Tensor]) -> Packed | None:
+    """A BF16 matrix in the fast layout on a GPU: arrays, and the part that they are. `some` are its
+    rows in turn, dense on that GPU: whole strips at a time, or the last rows. None if exceptions
+    are too many for that layout.
+    """
+    size, stream = _native.strips_bytes(rows, columns), raw_stream(device.index)
+    strips = torch.empty(size, dtype=torch.uint8, device=device)
+    packer = _native.Packer(device.index, rows, columns, strips.data_ptr(), stream)
+    done = 0
+    for weights in some:
+        packer.pack(done, weights.shape[0], weights.data_ptr(), stream)
+        done += weights.shape[0]
+    if (count := packer.finish(stream)) is None:
+        return None
+    entries = torch.empty(4 * count, dtype=torch.uint8, device=device)
+    if count:
+        packer.take(entries.data_ptr(), stream)
+    return [strips, entries], [Part.whole(FAST, rows, columns)]
+
+
+def pack_dense(device: torch.device, value: Tensor) -> Packed | None:
+    """As `pack`, of a dense BF16 tensor anywhere, all but whose last dimension become rows."""
+    dense = value.reshape(-1, value.shape[-1])
+    rows, columns = dense.shape
+    some = (dense[first:last].to(device) for first, last in steps(0, rows, columns))
+    return pack(device, rows, columns, some)
+
+
+def steps(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Rows of whole strips, as many at a time as `SLICE_BYTES` hold."""
+    step = max(1, SLICE_BYTES // (2 * columns * TILE_ROWS)) * TILE_ROWS
+    for first in range(begin, end, step):
+        yield first, min(first + step, end)
