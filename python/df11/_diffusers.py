@@ -154,7 +154,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self._items, self._names = [], {}
 
     def get_state_dict_and_metadata(
-        self, state_dict: dict[str, Any], **kwargs: Any
+        self, state_dict: dict[str, Any], safe_serialization: bool = False
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         return (state_dict if self.saving is None else self.saving()), {}
 

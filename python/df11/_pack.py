@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -36,12 +36,19 @@ def pack(device: torch.device, rows: int, columns: int, some: Iterable[Tensor]) 
     return [strips, entries], [Part.whole(FAST, rows, columns)]
 
 
+def pack_rows(
+    device: torch.device, rows: int, columns: int, values: Callable[[int, int], Tensor]
+) -> Packed | None:
+    """As `pack`, of rows that are asked for: `values(first, last)` are some, on any device."""
+    some = (values(first, last).to(device) for first, last in steps(0, rows, columns))
+    return pack(device, rows, columns, some)
+
+
 def pack_dense(device: torch.device, value: Tensor) -> Packed | None:
-    """As `pack`, of a dense BF16 tensor anywhere, all but whose last dimension become rows."""
+    """As `pack`, of a dense BF16 tensor anywhere: all dimensions except the last are its rows."""
     dense = value.reshape(-1, value.shape[-1])
     rows, columns = dense.shape
-    some = (dense[first:last].to(device) for first, last in steps(0, rows, columns))
-    return pack(device, rows, columns, some)
+    return pack_rows(device, rows, columns, lambda first, last: dense[first:last])
 
 
 def steps(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:

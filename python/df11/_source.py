@@ -156,7 +156,7 @@ def digest(value: Tensor) -> Digest:
         flat = nn.functional.pad(flat, (0, flat.numel() % 2))
     words, total = flat.view(torch.int16), torch.zeros((), dtype=torch.int64, device=flat.device)
     factors = _factors(min(len(words), _WORDS), flat.device)
-    for some in words.split(_WORDS) if len(words) else ():
+    for some in torch.split(words, _WORDS) if len(words) else ():
         total = total * _CARRY + (some.to(torch.int64) * factors[: len(some)]).sum()
     return str(value.dtype), tuple(value.shape), total
 

@@ -16,7 +16,7 @@ from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.utils import set_weight_attrs
 
-from .._bring import pack_rows
+from .._pack import pack_rows
 from .._tensor import CompressedTensor
 from ._deferred import Deferred, Patch, Target
 from ._operators import dense_linear, hold

@@ -52,6 +52,8 @@ def register_loader() -> None:
 class Df11ModelLoader(DefaultModelLoader):
     """vLLM's own loader, for which containers are checkpoint files too."""
 
+    enable_weights_track: bool | None
+
     def __init__(self, load_config: LoadConfig) -> None:
         extra = load_config.model_loader_extra_config
         self.options: dict[str, Any] = {}
