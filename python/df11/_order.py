@@ -66,7 +66,7 @@ UNKNOWN = Order(0)
 class Framework(NamedTuple):
     """A product of x, a dense W and a bias whose bits are wanted."""
 
-    #: The GPU, libraries and settings that it was measured with.
+    #: The function that multiplies: another name where bits may be others.
     name: str
     multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     #: Whether the bits of a row of y do not depend on the other rows of x.
