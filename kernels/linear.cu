@@ -159,7 +159,7 @@ struct Constants {
         u32 matrices = LINEAR_MATRICES;
         u32 group = LINEAR_GROUP;
         u32 most_experts = MOST_EXPERTS;
-        u32 few_split[2] = {FEW_UNITS, FEW_ASKING};
+        u32 few_split[2] = {FEW_UNITS, FEW_HELPERS};
         u32 many_split[6] = {WIDE_STRIPS, LARGE_STRIPS, WIDE_COLUMNS,
                              WIDE_SPLITS, LARGE_ROWS,   LARGE_PARTIAL_BYTES};
     } agreed;

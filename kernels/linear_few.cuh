@@ -8,7 +8,8 @@
 //             more splits some at a time, in passes
 //   unit      one split of one strip: two warps, 16 rows each, walk through its columns alone
 //   stage     128 columns of each unit, two blocks of 64; a ring of stages fills shared memory
-//   warps     FEW_ASKING warps ask for stages, a stage each in turn; two warps a unit multiply
+//   warps     two a unit multiply; FEW_ASKING ask for weights, a stage each in turn, one for x;
+//             FEW_TELLING fill tables
 //
 //      stage | unit 0: block, block | unit 1: block, block | ... | x, each split: block, block |
 //              warps 0, 1              warps 2, 3                 64 columns of all rows of x
@@ -16,33 +17,58 @@
 //      block (64 columns of 32 rows, 3072 bytes) | step 0 | step 1 |; of a step the warp of rows 0
 //      to 15 has bytes 0 to 511 and codes 0 and 1 of each lane's four, that of 16 to 31 the others
 //
-//   early     the weights of the whole ring are asked for before the launch before has ended; x
-//             comes after. All copies go through one queue
-//   chain     blocks are loaded two ahead, decoded one ahead, and a stage has no branch but the
-//             rare one of entries
+//   early     weights and tables do not wait for the launch before to end; x does. All copies go
+//             through one queue, so that x has a warp of its own, which asks among the others
+//   chain     blocks are loaded two ahead and decoded one ahead; a stage has no branch but the one
+//             that asks whether it has entries
 //   x         a box of 128 columns by 1, 8 or 16 rows for each split, by a tensor map; grouped, a
 //             copy for each row, since rows lie anywhere; word by word if it is not aligned, and
 //             where columns end within a block
-//   tables    heads and entries of each unit of a piece, which those that ask load before all but
-//             the first weights: behind the whole ring's they would come last
+//   entries   a warp that puts entries in their places itself runs code that no other runs: it is
+//             fetched from far, and the slowest warp of all ends the launch. So the warps that fill
+//             tables decode each lane's product with entries, and put these in: a patch, which the
+//             lane loads over what it has decoded
+//
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 80 registers with 16 rows, 20 warps. A stage
+// is about 190 instructions of a warp in one straight line: 120 decode, 8 or 16 multiply.
 #pragma once
 #include "linear_wide.cuh"
 
 namespace df11::linear {
-constexpr u32 FEW_ASKING = 4, FEW_UNITS = 6, FEW_STAGES = 32, FEW_BLOCKS = 2;  // blocks: a stage's
-constexpr u32 FEW_THREADS = (FEW_ASKING + 2 * FEW_UNITS) * LANES;
+// Warps that ask for weights, that ask for x, that fill tables.
+constexpr u32 FEW_ASKING = 4, FEW_ASKING_X = 1, FEW_TELLING = 3;
+constexpr u32 FEW_UNITS = 6, FEW_STAGES = 32;
+constexpr u32 FEW_BLOCKS = 2;  // of a stage
+constexpr u32 FEW_HELPERS = FEW_ASKING + FEW_ASKING_X + FEW_TELLING;
+constexpr u32 FEW_THREADS = (FEW_HELPERS + 2 * FEW_UNITS) * LANES;
 constexpr u32 FEW_COLUMNS = 64, FEW_BLOCK_BYTES = FEW_COLUMNS / STEP_COLUMNS * STEP_BYTES;
 constexpr u32 FEW_SHARED_BYTES = 227 * 1024;
 constexpr u32 FEW_GROUPED_BYTES = FEW_SHARED_BYTES - 5 * 1024;  // batches of experts are static
-// Blocks of a unit, at most, in a piece: longer splits are several pieces. They lie in up to 32
-// tiles.
-constexpr u32 FEW_PART = 124;
-static_assert((3 + FEW_PART + 3) / 4 <= LANES && FEW_PART % FEW_BLOCKS == 0, "a tile each lane");
-// A unit's table: of each tile a head, whose bits 16 to 23 tell which halves of which blocks have
-// entries; the first entries; which one is the first.
-constexpr u32 FEW_ENTRIES = 64, FEW_TABLE_ENTRIES = 8 * LANES;
-constexpr u32 FEW_TABLE_FIRST = FEW_TABLE_ENTRIES + 4 * FEW_ENTRIES;
-constexpr u32 FEW_TABLE_BYTES = FEW_TABLE_FIRST + 16, FEW_TABLES = 2;
+// Blocks of a unit, at most, in a piece: longer splits are several pieces. They lie in up to
+// FEW_TILES tiles, since all columns begin with one, and splits anywhere.
+constexpr u32 FEW_TILES = LANES, FEW_WHOLE_PART = 4 * FEW_TILES, FEW_PART = FEW_WHOLE_PART - 4;
+static_assert((3 + FEW_PART + 3) / 4 <= FEW_TILES && FEW_PART % FEW_BLOCKS == 0, "whole stages");
+static_assert(FEW_BLOCKS == 2, "two buffers, half a tile");
+// A unit's table; pieces take two of them in turn:
+//   word      how many patches rows 0 to 15 have, or FEW_MANY; 16 bytes
+//   heads     one for each tile
+//   bases     one for each stage, in the exponents' places of two weights
+//   patches   8 bytes each: the number, and where the words of product 0 would be; they are sorted
+//             by number, and after the last one comes NO_PATCH
+//   words     four for each patch; those of one lane and window are as far apart as their products
+// The number is half << 31 | window << 8 | lane << 3 | product. A window is what is decoded during
+// a stage: window 0 is block 0, whose products are 4 to 7; window w has blocks 2 w - 1 and 2 w.
+constexpr u32 FEW_TABLES = 2, FEW_MANY = 0xFFFFFFFF, NO_PATCH = 0xFFFFFFFF;
+constexpr u32 FEW_TILE_PATCHES = 4;  // places for as many of each tile
+__host__ __device__ constexpr u32 few_patches(u32 tiles) { return FEW_TILE_PATCHES * tiles; }
+struct FewTable {
+    u32 at, tiles;
+    __device__ u32 heads() const { return at + 16; }
+    __device__ u32 bases() const { return heads() + tiles * 8; }
+    __device__ u32 numbers() const { return bases() + tiles * 8; }
+    __device__ u32 words() const { return numbers() + few_patches(tiles) * 8 + 16; }
+    __device__ static u32 bytes(u32 tiles) { return 32 + tiles * 16 + few_patches(tiles) * 24; }
+};
 
 __device__ inline u32 few_blocks_of(u32 columns) {
     return columns / FEW_COLUMNS + (columns % FEW_COLUMNS != 0);
@@ -71,19 +97,21 @@ struct FewPiece {
     __device__ bool has(u32 unit) const {
         return strip_of(unit) < strips && split_of(unit) < splits;
     }
-    __device__ bool is_last_part() const { return first_block + FEW_PART >= length; }
+    __device__ u32 part() const { return all_splits > 1 ? FEW_PART : FEW_WHOLE_PART; }
+    __device__ bool is_last_part() const { return first_block + part() >= length; }
     __device__ bool is_last_pass() const { return first_split + splits == all_splits; }
-    // Blocks of a split of the pass.
+    // Blocks of a split of the pass, in stages from the even one on.
     __device__ u32 begin_of(u32 split) const {
         return (first_split + split) * length + first_block;
     }
     __device__ u32 end_of(u32 split, u32 blocks) const {
-        const u32 end = min(first_block + FEW_PART, length);
+        const u32 end = min(first_block + part(), length);
         return min((first_split + split) * length + end, blocks);
     }
     __device__ void begin_part(u32 block) {
         first_block = block;
-        stages = (min(length - block, FEW_PART) + FEW_BLOCKS - 1) / FEW_BLOCKS;
+        const u32 is_odd = all_splits > 1 ? length % FEW_BLOCKS : 0;  // where some splits begin
+        stages = (min(length - block, part()) + is_odd + FEW_BLOCKS - 1) / FEW_BLOCKS;
     }
 };
 
@@ -102,7 +130,7 @@ struct FewPieces {
     // The next one, if there is one.
     __device__ bool next() {
         if (piece.strips && !piece.is_last_part()) {
-            piece.begin_part(piece.first_block + FEW_PART);
+            piece.begin_part(piece.first_block + piece.part());
             return true;
         }
         piece.begin_part(0);
@@ -139,7 +167,7 @@ struct FewPieces {
 template <u32 ROWS>
 struct FewShared {
     static constexpr bool BOXES = true;
-    static constexpr u32 EIGHTS = (ROWS + 7) / 8;
+    static constexpr u32 EIGHTS = (ROWS + 7) / 8, X_ALIGNED = ROWS > 1 ? 1024 : 128;
     // A split's x of a stage; from a block to the next; from eight rows to the next; between the
     // columns of the two steps of a block.
     static constexpr u32 X_BYTES = FEW_BLOCKS * ROWS * 128, X_BLOCK = ROWS * 128, X_EIGHT = 1024;
@@ -181,13 +209,13 @@ struct FewShared {
         if (ROWS == 1) return lane / 8 * 16;
         return lane % 8 * 128 + ((lane / 8) ^ (lane % 8)) * 16;
     }
-    __device__ static u32 second(u32 place) { return place ^ 64; }
+    __device__ static u32 second(u32 place) { return ROWS == 1 ? place + 64 : place ^ 64; }
 };
 
 // Experts, each with its own rows of x, which lie anywhere: a copy for each.
 struct FewGrouped : Grouped {
     static constexpr bool BOXES = false;
-    static constexpr u32 EIGHTS = GROUPED_ROWS / 8;
+    static constexpr u32 EIGHTS = GROUPED_ROWS / 8, X_ALIGNED = 128;
     static constexpr u32 X_PITCH = FEW_BLOCKS * 128 + 16;  // rows of a load never meet in a bank
     static constexpr u32 X_BYTES = GROUPED_ROWS * X_PITCH, X_BLOCK = 128, X_EIGHT = 8 * X_PITCH;
     u32 units, each_, more_;
@@ -232,35 +260,43 @@ struct FewGrouped : Grouped {
     __device__ static u32 second(u32 place) { return place + 64; }
 };
 
-// Where things are in shared memory: barriers, tables, sums of splits, then stages, each with
-// weights and x.
+// A number that is the same in all lanes: by lane 0, so that the compiler knows it.
+__device__ __forceinline__ u32 same(u32 number) { return __shfl_sync(ALL_LANES, number, 0); }
+
+// Where things are in shared memory: barriers, tables, what each warp that fills them needs to
+// sort patches, sums of splits, then stages, each with weights and x.
 template <class Work>
 struct FewRing {
-    u32 barriers, tables, table_bytes, sums, first, bytes, x, count;
+    u32 barriers, tables, tiles, table_bytes, scratch, sums, first, bytes, x, count;
     u32 place, full, phase = 0;
     __device__ FewRing(const Work& work, u32 at, u32 room) : barriers(at) {
         const u32 units = work.unit_count(), splits = work.x_count();
         tables = at + 8 * (2 * FEW_STAGES + 2 * FEW_TABLES);
-        table_bytes = units * FEW_TABLE_BYTES;
-        sums = tables + FEW_TABLES * table_bytes;
+        tiles = min((tiles_across(work.launch.columns) + 1) / 2 * 2, FEW_TILES);
+        table_bytes = units * FewTable::bytes(tiles);
+        scratch = tables + FEW_TABLES * table_bytes;
+        sums = scratch + FEW_TELLING * few_patches(tiles) * 8;
         // Of a warp, and of the strip whose splits come in passes.
         const u32 sum_bytes = splits > 1 ? (2 * units + 2) * Work::EIGHTS * 512 : 0;
         first = (sums + sum_bytes + 1023) / 1024 * 1024;
         x = units * FEW_BLOCKS * FEW_BLOCK_BYTES;
-        bytes = (x + splits * Work::X_BYTES + 1023) / 1024 * 1024;
+        bytes = (x + splits * Work::X_BYTES + Work::X_ALIGNED - 1) / Work::X_ALIGNED *
+                Work::X_ALIGNED;
         count = min((at + room - first) / bytes, FEW_STAGES);
-        // Kept in registers: the compiler would make them again in each stage.
-        first = kept(first), bytes = kept(bytes), count = kept(count);
+        // Kept: the compiler would make them again in each stage.
+        first = same(first), bytes = same(bytes), count = same(count);
         place = first, full = barriers;
     }
     __device__ u32 empty() const { return full + 8 * FEW_STAGES; }
-    // Of the table of a piece, which has this number.
-    __device__ u32 table(u32 piece) const { return tables + piece % FEW_TABLES * table_bytes; }
+    // That of a unit of the piece with this number.
+    __device__ FewTable table(u32 piece, u32 unit) const {
+        return {tables + piece % FEW_TABLES * table_bytes + unit * FewTable::bytes(tiles), tiles};
+    }
     __device__ u32 table_full(u32 piece) const {
         return barriers + 8 * (2 * FEW_STAGES + piece % FEW_TABLES);
     }
     __device__ u32 table_empty(u32 piece) const { return table_full(piece) + 8 * FEW_TABLES; }
-    __device__ void next(u32 by = 1) {
+    __device__ void next(u32 by) {
         place += by * bytes, full += by * 8;
         while (full >= barriers + 8 * count)
             full -= 8 * count, place -= count * bytes, phase ^= 1;
@@ -276,26 +312,19 @@ struct FewRing {
             init_barrier(barriers + 8 * (FEW_STAGES + i), warps * WIDE_ARRIVALS);
         }
         if (lane < FEW_TABLES) {
-            init_barrier(table_full(lane), FEW_ASKING * WIDE_ARRIVALS);
+            init_barrier(table_full(lane), FEW_TELLING * WIDE_ARRIVALS);
             init_barrier(table_empty(lane), warps * WIDE_ARRIVALS);
         }
         show_barriers();
     }
 };
 
-// As copy_bulk_once.
-__device__ inline void copy_with(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-        "[%1], %2, [%3], %4;" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-        : "memory");
-}
-// A box of x: columns, rows, blocks of 64 columns.
+// A box of x, by one lane: columns, rows, blocks of 64 columns. All lanes together, alike.
 __device__ inline void copy_blocks(u32 to, const XMap& map, u32 block, u32 barrier) {
     asm volatile(
+        "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
-        "{%2, %2, %3}], [%4];" ::"r"(to),
+        "{%2, %2, %3}], [%4]; }" ::"r"(to),
         "l"(&map), "r"(0), "r"(block), "r"(barrier)
         : "memory");
 }
@@ -340,170 +369,250 @@ __device__ inline u32 load_kept(const u32* from, u64 policy) {
     return v;
 }
 
-// The tables of units `number`, `number + FEW_ASKING`, ... of a piece, a tile each lane.
+// What a warp that fills tables does, those of units `number`, `number + FEW_TELLING`, ... of each
+// piece: a tile each lane, then a patch.
 struct FewTelling {
-    static constexpr u32 UNITS = (FEW_UNITS + FEW_ASKING - 1) / FEW_ASKING;
-    u32 number, lane;
+    static constexpr u32 UNITS = (FEW_UNITS + FEW_TELLING - 1) / FEW_TELLING;
+    // A number at the scratch is marked if it is there already, and with how many products lie
+    // between the lane's patch before it, in the same window, and this one.
+    static constexpr u32 REPEATED = 1 << 30, GAP = 1 << 20, EXTRA = REPEATED | 7 * GAP;
+    u32 number, lane, blocks, steps;
     u64 policy;
-    const u32* entries;
-    u64 entry_count;
     u32* status;
-    bool mine[UNITS];
     Head heads[UNITS];
-    u32 firsts[UNITS];  // entries: of all tiles of the unit
-    u32 loaded[UNITS][FEW_ENTRIES / LANES];
 
-    __device__ void load_heads(const FewPiece& piece, u32 blocks) {
-        entries = piece.entries;
-        entry_count = piece.entry_count;
+    __device__ void load_heads(const FewPiece& piece) {
 #pragma unroll
         for (u32 i = 0; i < UNITS; i++) {
-            const u32 unit = number + i * FEW_ASKING, split = piece.split_of(unit);
-            mine[i] = piece.has(unit);
+            const u32 unit = number + i * FEW_TELLING, split = piece.split_of(unit);
             const u32 begin = piece.begin_of(split), end = piece.end_of(split, blocks);
             const u32 tile = begin * 2 / TILE_STEPS + lane;
             const u64 before = u64(piece.strip_of(unit)) * tiles_across(piece.whole_columns);
             const uint2* from = reinterpret_cast<const uint2*>(piece.heads) + before + tile;
-            const bool exists = mine[i] && begin < end && tile * TILE_STEPS < 2 * end;
+            const bool exists = piece.has(unit) && begin < end && tile * TILE_STEPS < 2 * end;
             heads[i].words = exists ? load_kept(from, policy) : make_uint2(0, 0);
         }
     }
-    __device__ void load_entries() {
-#pragma unroll
-        for (u32 i = 0; i < UNITS; i++) {
-            Head& head = heads[i];
-            const u32 at = head.first(), count = head.count();
-            // A head may name entries that do not exist.
-            if (count && u64(at) + count > entry_count) {
-                atomicOr(status, STATUS_ENTRIES);
-                head.words.y = (head.words.y & 0xFFFF0000u) | u32(max(entry_count, u64(at)) - at);
-            }
-            firsts[i] = __shfl_sync(ALL_LANES, at, 0);
-            const u32 after = at - firsts[i] + head.count();
-            const u32 some = head.count() && after <= FEW_ENTRIES ? after : 0;
-            const u32 end = __reduce_max_sync(ALL_LANES, some);
-#pragma unroll
-            for (u32 k = 0; k < FEW_ENTRIES / LANES; k++) {
-                const u64 entry = u64(firsts[i]) + k * LANES + lane;
-                const bool exists = k * LANES + lane < end && entry < entry_count;
-                loaded[i][k] = exists ? load_kept(entries + entry, policy) : 0;
-            }
-        }
+    // That of the patch of an entry of a tile, or NO_PATCH if the unit does not have it.
+    __device__ u32 number_of(u32 entry, u32 tile, u32 begin, u32 end) const {
+        const u32 step = tile * TILE_STEPS + (entry >> 26 & 7), block = step / 2;
+        if (block < begin || block >= end || step >= steps) return NO_PATCH;
+        const u32 place = block - (begin & ~1u);
+        const u32 product = (place % 2 ? 0 : 4) + step % 2 * 2 + (entry >> 18 & 1);
+        return (entry >> 20 & 1) << 31 | (place + 1) / 2 << 8 | (entry >> 21 & 31) << 3 | product;
     }
-    // Which halves of which blocks of a tile have entries: bit 2 * block + half.
-    __device__ static u32 halves_of(const Head& head, u32 list, bool has_all) {
-        u32 halves = 0;
-        const u32 steps = head.words.y >> 16 & 255;
-        if (!has_all || head.count() > 8) {
-            halves = (steps | steps >> 1) & 0x55;
-            return halves | halves << 1;
-        }
-        for (u32 i = 0; i < head.count(); i++) {
-            const u32 entry = load_shared(list + 4 * i);
-            halves |= 1 << ((entry >> 26 & 6) + (entry >> 20 & 1));
-        }
-        return halves;
+    // What a patch is for, as it is coded.
+    struct Coded {
+        uint4 planes;
+        uint2 codes;
+        u32 tile;  // of the unit's
+    };
+    __device__ Coded load(u32 patch, const u8* strip, u32 begin) const {
+        const u32 product = patch & 7, half = patch >> 31;
+        const u32 block = (begin & ~1u) + (patch >> 8 & 0x7F) * 2 - (product < 4 ? 1 : 0);
+        const u32 step = block * 2 + product / 2 % 2;
+        const u8* const from = strip + u64(step) * STEP_BYTES + (patch >> 3 & 31) * 16;
+        return {__ldg(reinterpret_cast<const uint4*>(from + half * 512)),
+                __ldg(reinterpret_cast<const uint2*>(from + 1024 + half * 8)),
+                step / TILE_STEPS - begin / 4};
     }
-    __device__ void write(u32 tables, u32 full) const {
-#pragma unroll
-        for (u32 i = 0; i < UNITS; i++) {
-            const u32 unit = number + i * FEW_ASKING;
-            if (!mine[i]) continue;
-            const u32 table = tables + unit * FEW_TABLE_BYTES, list = table + FEW_TABLE_ENTRIES;
-#pragma unroll
-            for (u32 k = 0; k < FEW_ENTRIES / LANES; k++)
-                store_shared(list + 4 * (k * LANES + lane), loaded[i][k]);
-            if (lane == 0) store_shared(table + FEW_TABLE_FIRST, firsts[i]);
+    __device__ void decode(u32 (&words)[4], const Coded& coded, u32 patch,
+                           const FewTable& table) const {
+        const u32 base = Head{load_shared_8(table.heads() + coded.tile * 8)}.base();
+        if (patch % 2)
+            decode_product(words, 1, coded.planes, coded.codes, base);
+        else
+            decode_product(words, 0, coded.planes, coded.codes, base);
+    }
+    // Marks the numbers of `count` entries, which are at `scratch` with these.
+    __device__ void mark(u32 count, u32 scratch) const {
+        for (u32 i = lane; i < count; i += LANES) {
+            const u32 patch = load_shared(scratch + 8 * i);
+            u32 before = patch & ~7u;  // products of the same lane and window
+            bool is_repeated = false, is_first = true;
+#pragma unroll 4
+            for (u32 k = 0; k < count; k++) {
+                const u32 other = load_shared(scratch + 8 * k) & ~EXTRA;
+                is_repeated |= k < i && other == patch;
+                if (other >= before && other < patch) before = other, is_first = false;
+            }
+            const u32 gap = is_first ? 0 : patch - before - 1;
+            if (patch != NO_PATCH && (gap || is_repeated))
+                store_shared(scratch + 8 * i, patch | gap * GAP | (is_repeated ? REPEATED : 0));
+        }
+        __syncwarp();
+    }
+    // Writes the patches of `count` entries, sorted by their numbers.
+    __device__ void write_patches(u32 count, u32 scratch, const u8* strip, u32 begin,
+                                  const FewTable& table) const {
+        u32 first_half = 0, all = 0;
+        bool has_room = true;
+        for (u32 from = 0; from < count; from += LANES) {
+            const u32 i = from + lane;
+            const uint2 own = i < count ? load_shared_8(scratch + 8 * i) : make_uint2(NO_PATCH, 0);
+            // Those of the first ones are on their way meanwhile.
+            Coded coded = {};
+            if (own.x != NO_PATCH) coded = load(own.x & ~EXTRA, strip, begin);
             __syncwarp();
-            const Head& head = heads[i];
-            const u32 from = head.first() - firsts[i];
-            const bool has_all = from < FEW_ENTRIES && from + head.count() <= FEW_ENTRIES;
-            const u32 halves = head.count() ? halves_of(head, list + 4 * from, has_all) : 0;
-            store_shared_8(table + 8 * lane, make_uint2(head.first(), (head.words.y & 0xFF00FFFFu) |
-                                                                          halves << 16));
+            if (from == 0) mark(count, scratch);
+            const u32 marked = i < count ? load_shared(scratch + 8 * i) : NO_PATCH;
+            const bool is_patch = !(marked & REPEATED);  // NO_PATCH is none
+            const u32 patch = marked & ~EXTRA;
+            u32 words[4] = {}, rank = 0, place = marked / GAP & 7;
+            if (is_patch) decode(words, coded, patch, table);
+#pragma unroll 4
+            for (u32 k = 0; k < count; k++) {
+                const uint2 other = load_shared_8(scratch + 8 * k);
+                const bool is_before = !(other.x & REPEATED) && (other.x & ~EXTRA) < patch;
+                rank += is_before, place += is_before ? 1 + (other.x / GAP & 7) : 0;
+                place_entry(words, other.y, (other.x & ~EXTRA) == patch);
+            }
+            place = table.words() + place * 16;
+            if (is_patch) {
+                store_shared_8(table.numbers() + rank * 8,
+                               make_uint2(patch, place - (patch & 7) * 16));
+                if (place < table.at + FewTable::bytes(table.tiles))
+                    store_shared_16(place, make_uint4(words[0], words[1], words[2], words[3]));
+                else
+                    has_room = false;
+            }
+            all += __popc(__ballot_sync(ALL_LANES, is_patch));
+            first_half += __popc(__ballot_sync(ALL_LANES, is_patch && !(patch >> 31)));
         }
-        release(full, lane);
+        has_room = __all_sync(ALL_LANES, has_room);
+        if (lane == 0) {
+            store_shared(table.at, has_room ? first_half : FEW_MANY);
+            store_shared(table.numbers() + all * 8, NO_PATCH);
+        }
+        __syncwarp();
+    }
+    template <class Ring>
+    __device__ void write(const FewPiece& piece, u32 piece_number, const Ring& ring) {
+        const u32 scratch = ring.scratch + number * few_patches(ring.tiles) * 8;
+#pragma unroll 1
+        for (u32 i = 0; i < UNITS; i++) {
+            const u32 unit = number + i * FEW_TELLING, split = piece.split_of(unit);
+            const u32 begin = piece.begin_of(split), end = piece.end_of(split, blocks);
+            if (!piece.has(unit) || begin >= end) continue;
+            const FewTable table = ring.table(piece_number, unit);
+            const Head head = i ? heads[UNITS - 1] : heads[0];
+            u32 at = head.first(), count = head.count();
+            // A head may name entries that do not exist.
+            if (count && u64(at) + count > piece.entry_count) {
+                atomicOr(status, STATUS_ENTRIES);
+                count = u32(max(piece.entry_count, u64(at)) - at);
+            }
+            if (lane < ring.tiles) {
+                store_shared_8(table.heads() + lane * 8,
+                               make_uint2(at, (head.words.y & 0xFFFF0000u) | count));
+                // Of two stages, of which the first may not be the unit's.
+                const u32 skipped = begin / 2 % 2, to = table.bases() + (2 * lane - skipped) * 4;
+                if (lane || !skipped) store_shared(to, head.base());
+                store_shared(to + 4, head.base());
+            }
+            const u32 sum = inclusive_sum(count, lane);
+            const u32 all = __shfl_sync(ALL_LANES, sum, LANES - 1);
+            if (all > few_patches(ring.tiles)) {
+                if (lane == 0) store_shared(table.at, FEW_MANY);
+                continue;
+            }
+#pragma unroll 1
+            for (u32 k = 0; k < count; k++) {
+                const u32 entry = load_kept(piece.entries + at + k, policy);
+                const u32 patch = number_of(entry, begin / 4 + lane, begin, end);
+                store_shared_8(scratch + (sum - count + k) * 8, make_uint2(patch, entry));
+            }
+            __syncwarp();
+            const u64 strip = u64(piece.strip_of(unit)) * steps_of(piece.whole_columns);
+            write_patches(all, scratch, piece.data + strip * STEP_BYTES, begin, table);
+        }
+        release(ring.table_full(piece_number), lane);
+    }
+    template <class Work>
+    __device__ void tell(const Work& work, const FewRing<Work>& ring) {
+        FewPieces<Work> pieces(work);
+        for (u32 piece_number = 0; pieces.next(); piece_number++) {
+            load_heads(pieces.piece);
+            if (piece_number >= FEW_TABLES)
+                wait_for(ring.table_empty(piece_number), piece_number / FEW_TABLES % 2 ^ 1);
+            write(pieces.piece, piece_number, ring);
+        }
     }
 };
+static_assert(FewTelling::UNITS == 2, "heads of the first unit, and of the last");
 
-// What a warp that asks does for the stages of a piece: lane u has what unit u needs of them.
+// What warps that ask do. All lanes together, alike.
 template <class Work>
 struct FewAsking {
     const Work& work;
     u32 lane, blocks, steps;  // of 64 and 32 columns
     u64 policy;
-    // Of the lane's unit: the first block and the end of the split, and where the first one lies;
-    // none if there is no such unit. Of its x, if it is the first unit of a split: likewise.
-    u32 first, end;
-    const u8* from;
-    const u16* row;  // of x, `lane`
-    u32 number, turn;  // of this warp; how many take turns
-    FewPieces<Work> pieces;
-    FewTelling telling;
-    bool has_any;
+    const u16* row;  // grouped: of x, `lane`
 
-    // Before there are barriers.
-    __device__ FewAsking(const Work& w, u32 number_, u32 lane_)
+    __device__ FewAsking(const Work& w, u32 lane_)
         : work(w), lane(lane_), blocks(few_blocks_of(w.launch.columns)),
-          steps(steps_of(w.launch.columns)), policy(once_policy()), number(number_), pieces(w),
-          telling{number_, lane_, keep_policy()} {
-        telling.status = work.launch.status;
-        has_any = pieces.next();
-        if (has_any) telling.load_heads(pieces.piece, blocks);
+          steps(steps_of(w.launch.columns)), policy(once_policy()) {}
+    // The blocks of a stage; those before `begin` and from `end` on are not the split's.
+    struct Blocks {
+        u32 first, begin, end;
+    };
+    __device__ Blocks blocks_of(const FewPiece& piece, u32 split, u32 stage) const {
+        const u32 begin = piece.begin_of(split);
+        const u32 first = (begin & ~1u) + stage * FEW_BLOCKS;
+        return {first, max(begin, first), min(piece.end_of(split, blocks), first + FEW_BLOCKS)};
     }
-    __device__ void begin(const FewPiece& piece) {
-        const u32 split = piece.split_of(lane);
-        first = piece.begin_of(split);
-        end = piece.has(lane) ? piece.end_of(split, blocks) : 0;
-        from = piece.data + u64(piece.strip_of(lane)) * steps_of(piece.whole_columns) * STEP_BYTES +
-               u64(first) * FEW_BLOCK_BYTES;
+    __device__ u32 bytes_of(const Blocks& at) const {
+        return at.begin < at.end ? (min(2 * at.end, steps) - 2 * at.begin) * STEP_BYTES : 0;
     }
-    __device__ void ask_for_weights(u32 stage, const FewRing<Work>& ring) const {
-        const u32 begin = first + stage * FEW_BLOCKS, full = ring.full;
-        const u32 last = min(2 * min(end, begin + FEW_BLOCKS), steps);
-        const u32 bytes = begin < end ? (last - 2 * begin) * STEP_BYTES : 0;
-        const u32 all = __reduce_add_sync(ALL_LANES, bytes);
-        arrive_expecting_once(full, all);
-        __syncwarp();
-        if (bytes)
-            copy_with(ring.place + lane * (FEW_BLOCKS * FEW_BLOCK_BYTES),
-                           from + u64(stage) * (FEW_BLOCKS * FEW_BLOCK_BYTES), bytes, full, policy);
-        // The second step of the last block, where it does not exist: weights that are finite.
-        if (steps % 2 && begin < end && end == blocks && begin + FEW_BLOCKS >= blocks)
-            clear_step(ring.place +
-                       (lane * FEW_BLOCKS + blocks - 1 - begin) * FEW_BLOCK_BYTES);
+    __device__ __forceinline__ void ask_for_weights(const FewPiece& piece, u32 stage,
+                                                    const FewRing<Work>& ring) const {
+        u32 all = 0;
+        const u64 strip_bytes = u64(steps_of(piece.whole_columns)) * STEP_BYTES;
+        for (u32 split = 0; split < piece.splits; split++) {
+            const Blocks at = blocks_of(piece, split, stage);
+            const u32 bytes = bytes_of(at);
+            if (!bytes) continue;
+            all += bytes * piece.strips;
+            const u8* from = piece.data + u64(at.begin) * FEW_BLOCK_BYTES;
+            u32 to = ring.place + (split * FEW_BLOCKS + at.begin - at.first) * FEW_BLOCK_BYTES;
+            for (u32 strip = 0; strip < piece.strips; strip++) {
+                copy_bulk_by_one(to, from, bytes, ring.full, policy);
+                // The second step of a block, where it does not exist: weights that are finite.
+                if (bytes % FEW_BLOCK_BYTES) {
+                    if (lane == 0) clear_step(to + bytes - STEP_BYTES);
+                    __syncwarp();
+                }
+                from += strip_bytes, to += piece.pass_splits * (FEW_BLOCKS * FEW_BLOCK_BYTES);
+            }
+        }
+        // Bytes may come before they are expected: the barrier waits for this arrival, too.
+        arrive_expecting_once(ring.full, all);
     }
-    __device__ void ask_for_x(const FewPiece& piece, u32 stage, const FewRing<Work>& ring) const {
+    __device__ __forceinline__ void ask_for_x(const FewPiece& piece, u32 stage,
+                                              const FewRing<Work>& ring) const {
         if constexpr (Work::BOXES)
             ask_for_boxes(piece, stage, ring);
         else
             ask_for_rows(piece, stage, ring);
     }
-    __device__ void ask_for_boxes(const FewPiece& piece, u32 stage,
-                                  const FewRing<Work>& ring) const {
-        const LinearLaunch& launch = work.launch;
-        const u32 full = ring.full, mapped = launch.x_mapped ? launch.columns / FEW_COLUMNS : 0;
-        const u32 begin = first + stage * FEW_BLOCKS, to = ring.place + ring.x;
-        const bool has = lane < piece.splits && begin < end;
-        const bool slow = has && min(end, begin + FEW_BLOCKS) > mapped;
-        const u32 boxes = __popc(__ballot_sync(ALL_LANES, has && !slow));
-        if (__any_sync(ALL_LANES, slow)) copy_slowly(piece, stage, to, mapped);
-        if (WIDE_ARRIVALS > 1) arrive(full);
-        __syncwarp();
-        arrive_expecting_once(full, boxes * Work::X_BYTES);
-        __syncwarp();
-        if (has && !slow) copy_blocks(to + lane * Work::X_BYTES, launch.x_map, begin, full);
-    }
-    // What boxes cannot bring.
-    __device__ void copy_slowly(const FewPiece& piece, u32 stage, u32 to, u32 mapped) const {
-        const LinearLaunch& launch = work.launch;
+    __device__ __forceinline__ void ask_for_boxes(const FewPiece& piece, u32 stage,
+                                                  const FewRing<Work>& ring) const {
+        const u32 mapped = work.launch.x_mapped ? work.launch.columns / FEW_COLUMNS : 0;
+        u32 boxes = 0, to = ring.place + ring.x;
         for (u32 split = 0; split < piece.splits; split++, to += Work::X_BYTES) {
-            const u32 begin = piece.begin_of(split) + stage * FEW_BLOCKS;
-            const u32 last = min(piece.end_of(split, blocks), begin + FEW_BLOCKS);
-            if (last > mapped)
-                copy_blocks_slowly(launch.x, launch.x_pitch, piece.x_rows, launch.columns, begin,
-                                   last, to, Work::X_BLOCK);
+            const Blocks at = blocks_of(piece, split, stage);
+            if (at.begin >= at.end) continue;
+            if (at.end > mapped) {  // what boxes cannot bring
+                copy_blocks_slowly(work.launch.x, work.launch.x_pitch, piece.x_rows,
+                                   work.launch.columns, at.first, at.end, to, Work::X_BLOCK);
+            } else {
+                copy_blocks(to, work.launch.x_map, at.first, ring.full);
+                boxes++;
+            }
         }
+        if (WIDE_ARRIVALS > 1) arrive(ring.full);
+        __syncwarp();
+        arrive_expecting_once(ring.full, boxes * Work::X_BYTES);
     }
     // Row `lane` of x.
     __device__ void ask_for_rows(const FewPiece& piece, u32 stage,
@@ -522,56 +631,36 @@ struct FewAsking {
         __syncwarp();
         if (mine && bytes) copy_bulk_to_all<1>(to, row + first_column, bytes, full);
     }
-    // Asks for the weights of the stages of warp `number` in the first places of the ring, which do
-    // not wait for the launch before.
-    __device__ void ask_early(FewRing<Work> ring, u32 to) {
-        u32 stage = number, place = number;
+    // The weights of every `turn`-th stage from `number` on: the launch before need not have ended.
+    __device__ void ask_for_all_weights(FewRing<Work> ring, u32 number, u32 turn) const {
+        // If stages are fewer than warps that ask, as many take turns: a stage that others have
+        // still to ask for once more would look free.
+        turn = min(ring.count, turn);
+        u32 stage = number < turn ? number : ~0u, place = number;
         ring.next(number);
-        FewPieces<Work> all(work);
-        for (; place < to && all.next(); stage -= all.piece.stages) {
-            begin(all.piece);
-            for (; stage < all.piece.stages && place < to;
-                 stage += turn, place += turn, ring.next(turn))
-                ask_for_weights(stage, ring);
-        }
+        for (FewPieces<Work> pieces(work); pieces.next(); stage -= pieces.piece.stages)
+#pragma unroll 1
+            for (; stage < pieces.piece.stages; stage += turn, place += turn, ring.next(turn)) {
+                if (place >= ring.count) wait_for(ring.empty(), ring.phase ^ 1);
+                ask_for_weights(pieces.piece, stage, ring);
+            }
     }
-    // All stages of the warp.
-    __device__ void ask(FewRing<Work> ring) {
-        if (!has_any) return wait_for_launch_before();
-        turn = min(ring.count, FEW_ASKING);
-        ask_early(ring, ring.count);
-        telling.load_entries();
-        telling.write(ring.table(0), ring.table_full(0));
+    // The x of all stages.
+    __device__ void ask_for_all_x(FewRing<Work> ring) {
         if constexpr (Work::BOXES) {
             asm volatile("prefetch.tensormap [%0];" ::"l"(&work.launch.x_map) : "memory");
             wait_for_launch_before();
         }
-        // Never, if stages are fewer than warps that ask: then as many take turns. A stage that
-        // others have still to ask for once more would look free.
-        u32 stage = number < turn ? number : ~0u, place = number, piece_number = 0;
-        ring.next(number);
-        do {
+        u32 place = 0;
+        for (FewPieces<Work> pieces(work); pieces.next();) {
             const FewPiece& piece = pieces.piece;
-            if (piece_number) {
-                telling.load_heads(piece, blocks), telling.load_entries();
-                if (piece_number >= FEW_TABLES)
-                    wait_for(ring.table_empty(piece_number), piece_number / FEW_TABLES % 2 ^ 1);
-                telling.write(ring.table(piece_number), ring.table_full(piece_number));
-            }
-            piece_number++;
-            begin(piece);
             if constexpr (!Work::BOXES) row = work.x(piece, min(lane, piece.x_rows - 1));
 #pragma unroll 1
-            for (; stage < piece.stages;
-                 stage += turn, place += turn, ring.next(turn)) {
-                if (place >= ring.count) {
-                    wait_for(ring.empty(), ring.phase ^ 1);
-                    ask_for_weights(stage, ring);
-                }
+            for (u32 stage = 0; stage < piece.stages; stage++, place++, ring.next_one()) {
+                if (place >= ring.count) wait_for(ring.empty(), ring.phase ^ 1);
                 ask_for_x(piece, stage, ring);
             }
-            stage -= piece.stages;
-        } while (pieces.next());
+        }
     }
 };
 
@@ -591,18 +680,39 @@ struct FewRaw {
     }
 };
 
+// Takes the patch of product P if there is one.
+template <u32 P>
+__device__ __forceinline__ void take_patch(u32 (&words)[4], u32 products, u32 from) {
+    asm volatile(
+        "{ .reg .pred p;\n.reg .b32 bit;\nand.b32 bit, %5, %6;\nsetp.ne.u32 p, bit, 0;\n"
+        "@p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4 + %7]; }"
+        : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])
+        : "r"(from), "r"(products), "n"(1 << P), "n"(16 * P));
+}
+
+// sums += a b, if `is_wanted`.
+__device__ __forceinline__ void multiply_if(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3,
+                                            u32 b0, u32 b1, bool is_wanted) {
+    asm("{ .reg .pred p;\nsetp.ne.u32 p, %10, 0;\n@p "
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3}; }"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(u32(is_wanted)));
+}
+
 // What a warp that multiplies does: half a strip, one split.
 template <class Work>
 struct FewChain {
-    static constexpr u32 EIGHTS = Work::EIGHTS, NONE = 0xFFFFFFFF;
+    static constexpr u32 EIGHTS = Work::EIGHTS;
     const FewPiece& piece;
     u32 lane, half;
-    u32 planes, codes, x;  // in a stage
-    u32 table;             // of the unit
+    u32 planes, codes, x[2];  // in a stage; of x the steps of a block
+    // Of the unit: where the head of tile 0 would be; bases; the next patch, and its window.
+    u32 heads, bases, numbers, patch_window;
     float sums[EIGHTS][4];
     FewRaw raw[2];
     uint4 v[2][EIGHTS][2];
-    u32 w[2][4];  // of a product, and of the next one
+    u32 w[2][4][4];  // of a block, and of the next one
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -611,137 +721,131 @@ struct FewChain {
     __device__ __forceinline__ void load_x(uint4 (&to)[EIGHTS][2], u32 place) const {
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++) {
-            to[i][0] = load_matrices(place + i * Work::X_EIGHT);
-            to[i][1] = load_matrices(Work::second(place) + i * Work::X_EIGHT);
+            to[i][0] = load_matrices(place + x[0] + i * Work::X_EIGHT);
+            to[i][1] = load_matrices(place + x[1] + i * Work::X_EIGHT);
         }
     }
     // Product `k` of the four of a block.
-    __device__ __forceinline__ void add(u32 b, u32 k) {
-        const u32(&a)[4] = w[k % 2];
+    __device__ __forceinline__ void add(u32 b, u32 k, bool is_wanted) {
+        const u32(&a)[4] = w[b][k];
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++)
-            multiply(sums[i], a[0], a[1], a[2], a[3], k % 2 ? v[b][i][k / 2].z : v[b][i][k / 2].x,
-                     k % 2 ? v[b][i][k / 2].w : v[b][i][k / 2].y);
+            multiply_if(sums[i], a[0], a[1], a[2], a[3],
+                        k % 2 ? v[b][i][k / 2].z : v[b][i][k / 2].x,
+                        k % 2 ? v[b][i][k / 2].w : v[b][i][k / 2].y, is_wanted);
     }
-    // What the table says of a block. `at`: its place there, twice, and the half of the rows.
-    __device__ __forceinline__ u32 load_head(u32 at) const {
-        return load_shared(table + (at & ~7u) + 4);
-    }
-    __device__ __forceinline__ static u32 base_of(u32 head) { return (head >> 24) * 0x00800080u; }
-    __device__ __forceinline__ static bool has_entries(u32 head, u32 at) {
-        return head >> (16 + at % 8) & 1;
-    }
-    // Entry `i` of a tile, if it has as many.
-    __device__ __forceinline__ u32 load_entry(u32 head, u32 at, u32 i) const {
-        const u32 first = load_shared(table + (at & ~7u)), count = head & 0xFFFF;
-        const u32 from = first - load_shared(table + FEW_TABLE_FIRST);
-        if (i >= count) return NONE;
-        return from < FEW_ENTRIES && from + count <= FEW_ENTRIES
-                   ? load_shared(table + FEW_TABLE_ENTRIES + 4 * (from + i))
-                   : __ldg(piece.entries + first + i);
-    }
-    __device__ __forceinline__ bool is_of(u32 entry, u32 at) const {
-        return entry != NONE && (entry >> 20 & 1) == half && (entry >> 27 & 3) == at / 2 % 4;
-    }
-    // A block's entry, if this lane has it; whether there are several.
-    __device__ __forceinline__ u32 find_entry(u32 head, u32 at, bool& several) const {
-        const u32 entry = load_entry(head, at, lane);
-        const u32 all = __ballot_sync(ALL_LANES, is_of(entry, at));
-        several |= (head & 0xFFFF) > LANES || (all & (all - 1));
-        const u32 one = __shfl_sync(ALL_LANES, entry, __ffs(all) - 1);
-        return all && (one >> 21 & 31) == lane ? one : NONE;
-    }
-    __device__ __forceinline__ static u32 product_of(u32 entry) {
-        return (entry >> 25 & 2) + (entry >> 18 & 1);
-    }
-    // Puts a block's entries of product `k` in their places.
-    __device__ __forceinline__ void put_entries(u32 k, u32 head, u32 at) {
-        if (!has_entries(head, at)) return;
-#pragma unroll 1
-        for (u32 i = 0; i < (head & 0xFFFF); i++) {
-            const u32 entry = load_entry(head, at, i);
-            const bool mine = is_of(entry, at) && (entry >> 21 & 31) == lane;
-            place_entry(w[k % 2], entry, mine && product_of(entry) == k);
-        }
-    }
-    // The products of the stage at `here`. Meanwhile what comes after is loaded, and each product
-    // decoded during the one before, up to the first one of the stage at `next`.
-    template <bool ENTRIES>
-    __device__ __forceinline__ void step(u32 here, u32 next, u32 at, const u32 (&heads)[3]) {
-        // The entry that this lane has of each block, if it is one.
-        u32 found[3] = {NONE, NONE, NONE};
-        bool several = false;
-        if (ENTRIES) {
-#pragma unroll
-            for (u32 of = 0; of < 3; of++)
-                if (has_entries(heads[of], at + 2 * of))
-                    found[of] = find_entry(heads[of], at + 2 * of, several);
-        }
-#pragma unroll
-        for (u32 b = 0; b < 2; b++) {
-            load_x(v[1 - b], (b ? next : here + Work::X_BLOCK) + x);
-#pragma unroll
-            for (u32 k = 0; k < 4; k++) {
-                add(b, k);
-                const u32 of = k < 3 ? b : b + 1, product = (k + 1) % 4;
-                raw[of % 2].decode(w[product % 2], product, base_of(heads[of]));
-                if (ENTRIES && several)
-                    put_entries(product, heads[of], at + 2 * of);
-                else if (ENTRIES)
-                    place_entry(w[product % 2], found[of],
-                                found[of] != NONE && product_of(found[of]) == product);
-                if (k == 2)
-                    raw[b].load(next + b * FEW_BLOCK_BYTES + planes,
-                                next + b * FEW_BLOCK_BYTES + codes);
+    // Finds the lane's patches of the next window that has some: bit p tells whether there is one
+    // for product p, whose words are at from + 16 p.
+    __device__ __forceinline__ u32 find_patches(u32& from) {
+        u32 products = 0;
+        const u32 window = patch_window;
+        do {
+            const u32 patch = load_shared(numbers);
+            if ((patch >> 3 & 31) == lane) {
+                if (!products) from = load_shared(numbers + 4);
+                products |= 1 << (patch & 7);
             }
-        }
+            numbers += 8;
+            patch_window = load_shared(numbers) >> 8;
+        } while (patch_window == window);
+        return products;
     }
-    // The products of the last stage.
-    __device__ __forceinline__ void finish(u32 here, u32 blocks, u32 at, const u32 (&heads)[3]) {
-        load_x(v[1], here + Work::X_BLOCK + x);
-#pragma unroll
-        for (u32 b = 0; b < 2; b++) {
-            if (b == blocks) break;
-#pragma unroll
-            for (u32 k = 0; k < 4; k++) {
-                add(b, k);
-                const u32 of = k < 3 ? b : b + 1, product = (k + 1) % 4;
-                if (of == 2) break;
-                raw[of].decode(w[product % 2], product, base_of(heads[of]));
-                if (of < blocks) put_entries(product, heads[of], at + 2 * of);
-            }
-        }
+    __device__ __forceinline__ void begin_patches(const FewTable& table) {
+        numbers = table.numbers() + 8 * (half ? load_shared(table.at) : 0);
+        patch_window = load_shared(numbers) >> 8;
     }
-    // `blocks` of the unit, one at least; the stage with the last one is released.
-    __device__ __forceinline__ void walk(FewRing<Work>& ring, u32 blocks, u32 at) {
-        wait_for(ring.full, ring.phase);
-        u32 here = ring.place, empty = ring.empty();
-        raw[0].load(here + planes, here + codes);
-        raw[1].load(here + planes + FEW_BLOCK_BYTES, here + codes + FEW_BLOCK_BYTES);
-        load_x(v[0], here + x);
-        u32 heads[3] = {load_head(at), load_head(at + 2), load_head(at + 4)};
-        raw[0].decode(w[0], 0, base_of(heads[0]));
-        put_entries(0, heads[0], at);
+    __device__ __forceinline__ void load(u32 b, u32 place) {
+        raw[b].load(place + planes + b * FEW_BLOCK_BYTES, place + codes + b * FEW_BLOCK_BYTES);
+    }
+    // Decodes product K of a block, which is 4 B + K of a window, or takes the lane's patch.
+    template <u32 B, u32 K>
+    __device__ __forceinline__ void decode(u32 base, u32 products, u32 from) {
+        raw[1 - B].decode(w[1 - B][K], K, base);
+        take_patch<4 * B + K>(w[1 - B][K], products, from);
+    }
+    template <u32 B>
+    __device__ __forceinline__ void step(u32 base, u32 products, u32 from, bool is_wanted) {
+        add(B, 0, is_wanted), decode<B, 0>(base, products, from);
+        add(B, 1, is_wanted), decode<B, 1>(base, products, from);
+        add(B, 2, is_wanted), decode<B, 2>(base, products, from);
+        add(B, 3, is_wanted), decode<B, 3>(base, products, from);
+    }
+    // The products of blocks `begin` to `end` of the unit, one at least, by stages of two.
+    __device__ __forceinline__ void walk(FewRing<Work>& ring, u32 begin, u32 end) {
+        // The compiler must know that all lanes do the same.
+        begin = same(begin), end = same(end);
+        const u32 first = same(ring.first), bytes = same(ring.bytes);
+        const u32 barriers = same(ring.barriers), last = barriers + 8 * (same(ring.count) - 1);
+        u32 here = same(ring.place), full = same(ring.full), phase = same(ring.phase);
+        u32 at = begin & ~1u, window = same(half) << 23, base_at = same(bases);
+        wait_for(full, phase);
+        load(0, here), load(1, here);
+        load_x(v[0], here);
+        u32 base = load_shared(base_at), from = 0;
+        u32 products = patch_window == window ? find_patches(from) : 0;
+        decode<1, 0>(base, products, from), decode<1, 1>(base, products, from);
+        decode<1, 2>(base, products, from), decode<1, 3>(base, products, from);
+        window++;
+        bool has_next;
+        // Code that is rarely run is after the loop, so that the loop is fetched as one.
+        do {
+            products = patch_window == window ? find_patches(from) : 0;
 #pragma unroll 1
-        for (; blocks > 2; blocks -= 2) {
-            ring.next_one();
-            wait_for(ring.full, ring.phase);
-            const u32 next = ring.place, later[2] = {load_head(at + 6), load_head(at + 8)};
-            const bool has = has_entries(heads[0], at) | has_entries(heads[1], at + 2) |
-                             has_entries(heads[2], at + 4);
-            if (__builtin_expect(has, 0))
-                step<true>(here, next, at, heads);
-            else
-                step<false>(here, next, at, heads);
-            release(empty, lane);
-            empty = ring.empty();
-            here = next;
-            at += 4;
-            heads[0] = heads[2], heads[1] = later[0], heads[2] = later[1];
-        }
-        finish(here, blocks, at, heads);
-        release(empty, lane);
+            do {
+                has_next = at + 2 < end;
+                const u32 empty = full + 8 * FEW_STAGES;
+                u32 next = here;
+                if (has_next) {  // what is loaded after the last stage is not used
+                    next = full == last ? first : here + bytes;
+                    phase ^= full == last;
+                    full = full == last ? barriers : full + 8;
+                    wait_for(full, phase);
+                }
+                base_at += 4;
+                const u32 next_base = load_shared(base_at);
+                load(0, next);
+                load_x(v[1], here + Work::X_BLOCK);
+                step<0>(base, products, from, at >= begin);
+                load(1, next);
+                load_x(v[0], next);
+                step<1>(next_base, products, from, at + 1 < end);
+                release(empty, lane);
+                here = next, base = next_base, products = kept(0);
+                at += 2, window++;
+            } while (has_next && patch_window != window);
+        } while (has_next);
+        ring.place = here, ring.full = full, ring.phase = phase;
         ring.next_one();
+    }
+    // Likewise, of a unit with more entries than there are places for patches: product by product,
+    // whose entries are searched in memory.
+    __device__ __forceinline__ void walk_slowly(FewRing<Work>& ring, u32 begin, u32 end) {
+#pragma unroll 1
+        for (u32 at = begin & ~1u; at < end; at += 2) {
+            wait_for(ring.full, ring.phase);
+#pragma unroll 1
+            for (u32 block = max(at, begin); block < min(at + 2, end); block++) {
+                const u32 place = ring.place + (block - at) * FEW_BLOCK_BYTES;
+                raw[0].load(place + planes, place + codes);
+                load_x(v[0], ring.place + (block - at) * Work::X_BLOCK);
+                const Head head = {load_shared_8(heads + block / 4 * 8)};
+#pragma unroll
+                for (u32 k = 0; k < 4; k++) {
+                    raw[0].decode(w[0][k], k, head.base());
+                    const u32 step = block % 4 * 2 + k / 2;
+#pragma unroll 1
+                    for (u32 i = 0; i < head.count(); i++) {
+                        const u32 entry = __ldg(piece.entries + head.first() + i);
+                        place_entry(w[0][k], entry,
+                                    (entry >> 20 & 511) == (step << 6 | lane << 1 | half) &&
+                                        (entry >> 18 & 1) == k % 2);
+                    }
+                    add(0, k, true);
+                }
+            }
+            release(ring.empty(), lane);
+            ring.next_one();
+        }
     }
     __device__ __forceinline__ void store(u32 strip) const {
         const u32 first = strip * STRIP_ROWS + half * 16 + lane / 4;
@@ -818,13 +922,20 @@ __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> 
         const u32 end = piece.end_of(split, blocks);
         const bool active = piece.has(unit);
         const u32 count = active && first < end ? end - first : 0;
-        chain.x = kept(ring.x + split * Work::X_BYTES + Work::x_place(lane));
-        chain.table = ring.table(number) + unit * FEW_TABLE_BYTES;
+        const u32 x_place = ring.x + split * Work::X_BYTES + Work::x_place(lane);
+        chain.x[0] = kept(x_place), chain.x[1] = kept(Work::second(x_place));
+        const FewTable table = ring.table(number, unit);
+        chain.heads = table.heads() - first / 4 * 8, chain.bases = table.bases();
         if (piece.first_block == 0) chain.clear();
         wait_for(ring.table_full(number), number / FEW_TABLES % 2);
-        if (count) chain.walk(ring, count, first % 4 * 2 + chain.half);
+        if (count && load_shared(table.at) == FEW_MANY) {
+            chain.walk_slowly(ring, first, end);
+        } else if (count) {
+            chain.begin_patches(table);
+            chain.walk(ring, first, end);
+        }
         // Stages of others.
-        for (u32 stage = (count + FEW_BLOCKS - 1) / FEW_BLOCKS; stage < piece.stages; stage++) {
+        for (u32 stage = count ? (end + 1) / 2 - first / 2 : 0; stage < piece.stages; stage++) {
             wait_for(ring.full, ring.phase);
             release(ring.empty(), lane);
             ring.next_one();
@@ -851,17 +962,30 @@ template <class Work>
 __device__ __forceinline__ void linear_few(const Work& work) {
     // By lane 0, so that the compiler takes it for the same in all lanes.
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
-    const u32 consumers = blockDim.x / LANES - FEW_ASKING;
-    touch(work.launch, warp, blockDim.x / LANES);
+    const u32 consumers = blockDim.x / LANES - FEW_HELPERS;
+    if (warp < consumers) touch(work.launch, warp, consumers);
     const FewRing<Work> ring(work, kept(shared_address(linear_shared)), dynamic_shared_bytes());
-    if (warp < consumers) {
-        if (warp == 0) ring.init_barriers(consumers, lane);
-        __syncthreads();
-        multiply_pieces(work, ring, warp, lane, consumers * LANES);
+    // The first warp that asks makes the barriers, and waits for nobody.
+    if (warp == consumers) {
+        ring.init_barriers(consumers, lane);
+        __syncwarp();
+        asm volatile("bar.arrive 2, %0;" ::"r"(blockDim.x) : "memory");
     } else {
-        FewAsking<Work> asking(work, warp - consumers, lane);
-        __syncthreads();
-        asking.ask(ring);
+        group_barrier(1, blockDim.x);
     }
+    if (warp < consumers)
+        multiply_pieces(work, ring, warp, lane, consumers * LANES);
+    else if (warp < consumers + FEW_ASKING)
+        FewAsking<Work>(work, lane).ask_for_all_weights(ring, warp - consumers, FEW_ASKING);
+    else if (warp == consumers + FEW_ASKING)
+        FewAsking<Work>(work, lane).ask_for_all_x(ring);
+    else
+        FewTelling{warp - consumers - FEW_ASKING - FEW_ASKING_X,
+                   lane,
+                   few_blocks_of(work.launch.columns),
+                   steps_of(work.launch.columns),
+                   keep_policy(),
+                   work.launch.status}
+            .tell(work, ring);
 }
 }  // namespace df11::linear

@@ -116,7 +116,7 @@ constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
 
 // In the order of a plan of the sum: the machine code for compute capability 9.0 has
 // df11_linear_order_{1,8,16}, for at most this many rows of x (linear_few.cuh). Blocks have
-// FEW_ASKING warps and two for each of few_units, which are at most FEW_UNITS; blocks times
+// FEW_HELPERS warps and two for each of few_units, which are at most FEW_UNITS; blocks times
 // few_each, and few_more, are the strips of all matrices. Counters, partials and items are not
 // read. Of a matrix differ from above:
 //   slices          splits of its columns; each has some

@@ -22,10 +22,10 @@ pub(super) const fn has_columns(columns: u64, splits: u64) -> bool {
 /// Splits of strips that a block multiplies at once, at most, by up to
 /// [`ROWS`](super::task::ROWS) rows of x in the order of a plan of the sum.
 const FEW_UNITS: u64 = 6;
-/// Warps of such a block that ask for what the others multiply; these are two for each unit.
-const FEW_ASKING: u64 = 4;
+/// Warps of such a block that bring what the others multiply; these are two for each unit.
+const FEW_HELPERS: u64 = 8;
 /// What of this the kernels' constants tell.
-pub(super) const FEW_SPLIT: [u64; 2] = [FEW_UNITS, FEW_ASKING];
+pub(super) const FEW_SPLIT: [u64; 2] = [FEW_UNITS, FEW_HELPERS];
 /// Blocks of [`SPLIT_COLUMNS`] that one chain had better not exceed: it takes as long as reading.
 const FEW_CHAIN: u64 = 64;
 
@@ -90,7 +90,7 @@ impl Few {
 
     /// Threads of a block.
     pub(super) fn threads(&self) -> u32 {
-        (FEW_ASKING + 2 * self.units) as u32 * LANES
+        (FEW_HELPERS + 2 * self.units) as u32 * LANES
     }
 }
 
