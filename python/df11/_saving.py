@@ -6,7 +6,6 @@ just that, and what they lack beside them; else the model is compressed anew, or
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ from ._changes import Changes, changes_of
 from ._errors import Error
 from ._hub import WEIGHTS
 from ._modules import entries, gathered, is_first, is_sharded, join
-from ._native import TemporaryFolder, compress, earlier_containers
+from ._native import TemporaryFolder, compress, install
 from ._source import KEY, Source, members, rooted
 from ._tensor import CompressedTensor
 from ._watch import check_gpus
@@ -64,7 +63,7 @@ def save(model: Any, folder: str | Path) -> None:
     with _staged(folder) as (stage, files):
         for at, (_, _, source) in enumerate(found):
             _bring(source, stage / str(at), files)
-        _install(files, Path(folder), set(paths), identity, stage / "aside")
+        install(stage, folder, set(paths), identity)
 
 
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -163,7 +162,7 @@ def _files(folder: Path) -> list[Path]:
 
 @contextmanager
 def _staged(folder: str | Path) -> Iterator[tuple[Path, Path]]:
-    """A place to work in, and a folder in it with the name of another one, which `_install` fills
+    """A place to work in, and a folder in it with the name of another one, which `install` fills
     from it. If this fails there is nothing in the other that was not before.
     """
     folder = Path(folder)
@@ -179,41 +178,6 @@ def _staged(folder: str | Path) -> Iterator[tuple[Path, Path]]:
             with suppress(OSError):
                 folder.rmdir()
         raise
-
-
-def _install(files: Path, folder: Path, names: Iterable[str], identity: str, aside: Path) -> None:
-    """Gives all files their names in a folder, in the place of what has these, and of an earlier
-    output's containers and what was beside them. `names`: containers that are there already. If one
-    cannot have its name, all is as it was. One process at a time. Raises `ParameterError` for
-    containers that are of no earlier output.
-    """
-    lock = os.open(folder, os.O_RDONLY)
-    done: list[tuple[Path, Path]] = []
-    try:
-        with suppress(OSError):  # of a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        new = [path.relative_to(files) for path in _files(files)]
-        known = {*names, *(name.as_posix() for name in new)}
-        stale = [*earlier_containers(folder, known, identity), WEIGHTS]
-        for name in dict.fromkeys([*map(Path, stale), *new]):
-            if os.path.lexists(folder / name):
-                _rename(folder / name, aside / name, done)
-            if name in new:
-                _rename(files / name, folder / name, done)
-    except BaseException:
-        for now, before in reversed(done):
-            now.rename(before)
-        raise
-    finally:
-        os.close(lock)
-
-
-def _rename(path: Path, target: Path, done: list[tuple[Path, Path]]) -> None:
-    if path.is_dir() and not path.is_symlink():
-        raise IsADirectoryError(f"{path} is a folder, and a file of the model has its name")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    path.rename(target)
-    done.append((target, path))
 
 
 #: The `save_pretrained` of a library, of a folder and its options.
@@ -255,7 +219,7 @@ def save_model(
         mark_config(files / _CONFIG)
         names = [] if is_anew else _names(source)
         identity = _native.open(files).identity if is_anew else source.container.identity
-        _install(files, Path(folder), names, identity, stage / "aside")
+        install(stage, folder, set(names), identity)
 
 
 def _agreed(model: nn.Module, changes: Changes) -> Changes:
