@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 from ._arrays import known_dtype_of, memory_at
 from ._errors import unfit
 from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, pieces
+from ._native import TemporaryFolder
 from ._tensor import CompressedTensor, rebuild
 
 #: Threads that cut tiles out; each copies at the speed of memory.
@@ -250,21 +251,22 @@ class Handed:
     def __init__(self, tensors: dict[str, Any], beside: Path | None) -> None:
         from safetensors.torch import load_file
 
-        self._folder = tempfile.TemporaryDirectory(prefix="df11-")
-        self.file = Path(self._folder.name, "tensors.bin")
+        self._folder = TemporaryFolder(tempfile.gettempdir())
+        self._key = os.fspath(folder := self._folder.__enter__())
+        self.file = folder / "tensors.bin"
         others = load_file(beside) if beside is not None and is_there(beside) else {}
         if doubled := next((name for name in others if name in tensors), None):
             raise in_both(beside, doubled)
         #: Names of what was read there.
         self.added = list(others)
-        self._all[self._folder.name] = {**tensors, **others}
+        self._all[self._key] = {**tensors, **others}
         torch.save(self, self.file)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return handed, (self._folder.name,)
+        return handed, (self._key,)
 
     def __del__(self) -> None:
-        self._all.pop(self._folder.name, None)
+        self._all.pop(self._key, None)
 
 
 def is_there(file: Path) -> bool:
