@@ -35,6 +35,8 @@ _CONFIG = "config.json"
 _INDEX = ".safetensors.index.json"
 #: Files that libraries write from the model as it is now.
 _REWRITTEN = (_CONFIG, "generation_config.json")
+#: What configs say of the release that wrote them, and of where they lay.
+_OF_RELEASES = ("transformers_version", "_diffusers_version", "_name_or_path", "quantization_config")
 _ANEW = (
     "save the tensors of df11.state_dict(model) as safetensors and compress them; adapters are "
     "saved by themselves"
@@ -130,10 +132,12 @@ def _bring(
     *,
     containers: bool = True,
     rewritten: Iterable[str] = (),
+    kept: Iterable[str] = (),
 ) -> None:
     """Puts copies of a model's containers among some files, and of the side files that lie beside
-    them or beside the weights that they are made of, except what is there. Warns of those that are
-    not as they were, unless they will be `rewritten`.
+    them or beside the weights that they are made of, except what is there; those of names that are
+    `kept` stay at the place. Warns of those that are not as they were, unless they will be
+    `rewritten`.
     """
     was_open = source.held is not None
     path = Path(source.path)
@@ -144,13 +148,13 @@ def _bring(
             f"{path / name} was changed after the model was compressed, and copied as it is now",
             stacklevel=2,
         )
-    _move(place, files)
+    _move(place, files, kept)
     if source.is_of_files and not was_open:
         source.close()
 
 
-def _move(source: Path, target: Path) -> None:
-    for path in _files(source):
+def _move(source: Path, target: Path, kept: Iterable[str] = ()) -> None:
+    for path in set(_files(source)).difference(source / name for name in kept):
         if not (found := target / path.relative_to(source)).exists():
             found.parent.mkdir(parents=True, exist_ok=True)
             path.rename(found)
@@ -217,9 +221,31 @@ def save_model(
             fill = partial(_fill, source, added, stage / "copy", files, Path(folder))
         _by_library(model, library, files, options, fill)
         mark_config(files / _CONFIG)
+        _keep_originals(model, stage / "copy", files)
         names = [] if is_anew else _names(source)
         identity = _native.open(files).identity if is_anew else source.container.identity
         install(stage, folder, set(names), identity)
+
+
+def _keep_originals(model: Any, place: Path, files: Path) -> None:
+    """Takes files that the library did not write, or that say the same as what it wrote in other
+    words: containers have their hash.
+    """
+    objects = (getattr(model, "config", None), getattr(model, "generation_config", None))
+    for name, said in zip(_REWRITTEN, objects, strict=True):
+        original, new = place / name, files / name
+        if not original.is_file():
+            continue
+        if not new.is_file() or _says(original, said) == _says(new, said):
+            original.replace(new)
+
+
+def _says(path: Path, said: Any) -> Any:
+    """What a file of JSON says to the class of an object that was written to it."""
+    told = json.loads(path.read_text(encoding="utf-8"))
+    if hasattr(said, "from_dict"):
+        told = type(said).from_dict(told).to_dict()
+    return {name: value for name, value in told.items() if name not in _OF_RELEASES}
 
 
 def _agreed(model: nn.Module, changes: Changes) -> Changes:
@@ -273,7 +299,7 @@ def _anew(
 
 def _fill(source: Source, added: dict[str, Tensor], place: Path, files: Path, folder: Path) -> None:
     is_new = not _lies_in(source, folder)
-    _bring(source, place, files, containers=is_new, rewritten=_REWRITTEN)
+    _bring(source, place, files, containers=is_new, rewritten=_REWRITTEN, kept=_REWRITTEN)
     if added:
         _save_added(added, files / WEIGHTS, source.container.identity)
 

@@ -278,6 +278,31 @@ def test_digests_tell_values_and_places_apart() -> None:
     assert settled(digest(torch.zeros(4))) != settled(digest(torch.zeros(4, dtype=torch.int32)))
 
 
+def test_a_config_in_other_words_is_kept(folders: Folders, tmp_path: Path) -> None:
+    """As another release wrote it; one that says something else is what the model has now."""
+    bf16, source = shutil.copytree(folders.bf16("llama"), tmp_path / "bf16"), tmp_path / "model"
+    for name in ("config.json", "generation_config.json"):
+        told = json.loads((bf16 / name).read_text())
+        told["transformers_version"] = "4.40.0"
+        if "dtype" in told:
+            told["torch_dtype"] = told.pop("dtype")
+        (bf16 / name).write_text(json.dumps(dict(reversed(told.items()))))
+    model = load(compressed(bf16, source))
+    model.save_pretrained(tmp_path / "saved")
+    df11.verify(tmp_path / "saved", progress=False)
+    assert contents(tmp_path / "saved") == contents(source)
+    df11.decompress(tmp_path / "saved", tmp_path / "back", progress=False)
+    assert contents(tmp_path / "back") == contents(bf16)
+    model.config.rope_parameters["rope_theta"] = 7.0
+    model.generation_config.max_length = 7
+    model.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert again.config.rope_parameters["rope_theta"] == 7.0
+    assert again.generation_config.max_length == 7
+    with pytest.raises(df11.CorruptError, match=r"config\.json"):
+        df11.verify(tmp_path / "saved", progress=False)
+
+
 def test_as_one_expression(folders: Folders, tmp_path: Path) -> None:
     load(folders.df11("llama")).save_pretrained(tmp_path)
     assert same_weights(load(tmp_path), load(folders.bf16("llama")))
