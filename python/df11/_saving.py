@@ -36,7 +36,12 @@ _INDEX = ".safetensors.index.json"
 #: Files that libraries write from the model as it is now.
 _REWRITTEN = (_CONFIG, "generation_config.json")
 #: What configs say of the release that wrote them, and of where they lay.
-_OF_RELEASES = ("transformers_version", "_diffusers_version", "_name_or_path", "quantization_config")
+_OF_RELEASES = (
+    "transformers_version",
+    "_diffusers_version",
+    "_name_or_path",
+    "quantization_config",
+)
 _ANEW = (
     "save the tensors of df11.state_dict(model) as safetensors and compress them; adapters are "
     "saved by themselves"

@@ -45,7 +45,7 @@ def folder_of(root: Path, name: str, shards: int, layers: int) -> Path:
         weights = normal(64 * 64, layers * 10 + at)
         tensors = {f"layers.{at}.weight": ("BF16", (64, 64), weights)}
         write_safetensors(source / f"{file}.safetensors", tensors)
-    (source / "config.json").write_text('{"name": "%s"}' % name)
+    (source / "config.json").write_text(json.dumps({"name": name}))
     (source / "words/list.txt").write_text(name)
     df11.compress(source, root / name, progress=False)
     return root / name

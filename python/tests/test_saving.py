@@ -358,7 +358,7 @@ def test_subfolders_keep_other_models(folders: Folders, tmp_path: Path) -> None:
     inner = load(deep)
     shutil.rmtree(tmp_path / "out")
     other.save_pretrained(out / "checkpoint-1")
-    with pytest.raises(df11.ParameterError, match="checkpoint-1.*not part of an earlier output"):
+    with pytest.raises(df11.ParameterError, match=r"checkpoint-1.*not part of an earlier output"):
         df11.save(inner, out)
 
 

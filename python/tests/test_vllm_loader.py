@@ -141,13 +141,11 @@ def test_what_containers_lack_is_read_beside_them(folders: Folders, tmp_path: Pa
 
 def test_only_a_regular_file_is_read_beside_them(folders: Folders, tmp_path: Path) -> None:
     folder = copy(folders.df11("llama"), tmp_path / "beside")
-    for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)):
+    for make in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")):
         make(folder / WEIGHTS)
         with pytest.raises(df11.ParameterError, match="not a regular file"):
             read(folder)
-        shutil.rmtree(folder / WEIGHTS) if (folder / WEIGHTS).is_dir() else (
-            folder / WEIGHTS
-        ).unlink()
+        (folder / WEIGHTS).rename(tmp_path / f"other-{len(list(tmp_path.iterdir()))}")
 
 
 @pytest.mark.parametrize("revision", ["../../other", "/tmp/other"])

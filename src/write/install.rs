@@ -141,7 +141,8 @@ impl SaveTarget {
         let above = place.ancestors().skip(1).take_while(|&above| above != self.folder);
         let link = above.into_iter().find(|above| kind(above).is_ok_and(|kind| kind.is_symlink()));
         link.map_or(Ok(()), |link| {
-            let problem = format!("{} is a link, and a folder of the model has its name", link.display());
+            let problem =
+                format!("{} is a link, and a folder of the model has its name", link.display());
             Err(Error::parameter(problem, "choose another output, or remove the link"))
         })
     }

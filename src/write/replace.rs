@@ -95,7 +95,8 @@ pub fn earlier_containers(
     // A model whose containers lie directly in the folder is opened without its subfolders.
     if !names.iter().any(|path| is_container(path) && path.contains('/')) {
         let earlier = OpenOptions::new().memory_map(false).open(folder).ok();
-        let paths = |model: &Model| model.shards().iter().map(|one| one.path().to_owned()).collect();
+        let paths =
+            |model: &Model| model.shards().iter().map(|one| one.path().to_owned()).collect();
         let earlier: BTreeSet<PathBuf> = earlier.as_ref().map(paths).unwrap_or_default();
         all.retain(|path| !path.contains('/') || earlier.contains(&folder.join(path)));
     }

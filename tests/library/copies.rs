@@ -247,4 +247,8 @@ fn weights_beside_containers_are_none_of_theirs() {
             assert!(error.to_string().contains("df11.safetensors"), "{error}");
         }
     }
+    fs::remove_file(&added).unwrap();
+    fs::create_dir(&added).unwrap();
+    let error = fixture.open().verify(Level::Structure, &()).unwrap_err();
+    assert!(error.to_string().contains("not a regular file"), "{error}");
 }
