@@ -161,6 +161,24 @@ def test_what_is_pending_leads_nowhere(models: Models, tmp_path: Path) -> None:
             install(models[1], target)
         assert (outside / "x.df11").read_text() == "kept"
         shutil.rmtree(target)
+    for make in (
+        lambda pending: pending.symlink_to(outside),
+        lambda pending: os.mkfifo(pending),
+        lambda pending: (pending.mkdir(), os.mkfifo(pending / ".stale")),
+        lambda pending: (pending.mkdir(), (pending / ".stale").symlink_to("/dev/zero")),
+    ):
+        target = shutil.copytree(models[0], tmp_path / "target")
+        make(target / ".df11-new")
+        with pytest.raises(df11.ParameterError):
+            install(models[1], target)
+        shutil.rmtree(target)
+    target = shutil.copytree(models[0], tmp_path / "target")
+    (target / ".df11-new").mkdir()
+    (target / ".df11-new/files").symlink_to(outside)
+    install(models[1], target)
+    assert contents(target) == contents(models[1])
+    assert [path.name for path in outside.iterdir()] == ["x.df11"]
+    shutil.rmtree(target)
     # Nothing but containers goes.
     target = shutil.copytree(models[1], tmp_path / "target")
     (target / ".df11-new").mkdir()

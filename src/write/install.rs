@@ -18,7 +18,9 @@ use super::{
 };
 use crate::{
     Error, Result,
+    io::read_regular,
     paths::{ADDED, PENDING, check_path, is_container},
+    source::MAX_SIDE_BYTES,
 };
 
 /// Where a temporary folder has the new files: in a folder in this one, of any name.
@@ -109,6 +111,10 @@ impl SaveTarget {
         if !exists(&pending) {
             return Ok(());
         }
+        Error::unless(is_folder(&pending), || {
+            let problem = format!("{} is not what a save left: no folder", pending.display());
+            Error::parameter(problem, "remove it")
+        })?;
         for path in stale_of(&pending)?.iter().filter(|&path| may_be_stale(path)) {
             self.check_place(path)?;
             match fs::remove_file(self.folder.join(path)) {
@@ -132,14 +138,13 @@ impl SaveTarget {
     fn check_place(&self, path: &str) -> Result<()> {
         check_path(path)?;
         let place = self.folder.join(path);
-        let kind = |path: &Path| path.symlink_metadata().map(|found| found.file_type());
-        Error::unless(!kind(&place).is_ok_and(|kind| kind.is_dir()), || {
+        Error::unless(!is_folder(&place), || {
             let problem =
                 format!("{} is a folder, and a file of the model has its name", place.display());
             Error::parameter(problem, "choose another output, or move that folder away first")
         })?;
         let above = place.ancestors().skip(1).take_while(|&above| above != self.folder);
-        let link = above.into_iter().find(|above| kind(above).is_ok_and(|kind| kind.is_symlink()));
+        let link = above.into_iter().find(|above| above.is_symlink());
         link.map_or(Ok(()), |link| {
             let problem =
                 format!("{} is a link, and a folder of the model has its name", link.display());
@@ -158,10 +163,8 @@ impl SaveTarget {
 /// The files in the one folder in `files`, ascending by their paths in it.
 fn files_of(files: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
-    for entry in entries(files)? {
-        if entry.file_name() != STALE {
-            list(&entry.path(), "", &mut found)?;
-        }
+    for folder in entries(files)?.into_iter().map(|entry| entry.path()).filter(|it| is_folder(it)) {
+        list(&folder, "", &mut found)?;
     }
     found.sort();
     Ok(found)
@@ -174,7 +177,7 @@ fn list(folder: &Path, prefix: &str, found: &mut Vec<(String, PathBuf)>) -> Resu
             let problem = format!("the name of {} is no UTF-8", path.display());
             Error::parameter(problem, "rename it")
         })?;
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+        if is_folder(&path) {
             list(&path, &format!("{prefix}{name}/"), found)?;
         } else {
             found.push((format!("{prefix}{name}"), path));
@@ -208,17 +211,21 @@ fn make_last(staged: &Path, stale: &[String]) -> Result<()> {
 /// The list that [`make_last`] wrote; it goes last, so without it nothing is left to do.
 fn stale_of(pending: &Path) -> Result<Vec<String>> {
     let path = pending.join(STALE);
-    match fs::read(&path) {
-        Ok(list) => serde_json::from_slice(&list)
-            .map_err(|error| Error::corrupt("list", 0, error.to_string()).in_file(&path)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(Error::io("reading", path, error)),
+    if !exists(&path) {
+        return Ok(Vec::new());
     }
+    serde_json::from_slice(&read_regular(&path, MAX_SIDE_BYTES)?)
+        .map_err(|error| Error::corrupt("list", 0, error.to_string()).in_file(&path))
 }
 
 /// Whether a file may go because another model is saved, whatever a list says.
 fn may_be_stale(path: &str) -> bool {
     is_container(path) || path == ADDED
+}
+
+/// Whether it is a folder, and no link to one.
+fn is_folder(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|found| found.is_dir())
 }
 
 fn exists(path: &Path) -> bool {
