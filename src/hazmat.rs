@@ -30,7 +30,7 @@ pub use crate::{
     paths::check_path,
     source::hub_cache::{Located, locate},
     write::{
-        Leftover, Loading, MIN_CODED_BYTES, TemporaryFolder, check_replaceable, copy,
+        Leftover, Loading, MIN_CODED_BYTES, SaveTarget, TemporaryFolder, check_replaceable, copy,
         earlier_containers, leftovers, remove_leftovers, write_file,
     },
 };

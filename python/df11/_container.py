@@ -6,6 +6,7 @@ windows of the same arrays. Nothing is read before a tensor is decoded or brough
 
 from __future__ import annotations
 
+import os
 import tempfile
 from bisect import bisect_right
 from collections import Counter
@@ -19,7 +20,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ._arrays import known_dtype_of, memory_at
+from ._errors import unfit
 from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, pieces
+from ._native import TemporaryFolder
 from ._tensor import CompressedTensor, rebuild
 
 #: Threads that cut tiles out; each copies at the speed of memory.
@@ -240,7 +243,7 @@ class Sliceable:
 class Handed:
     """A file of PyTorch that stands for tensors: whoever loads it gets these, once. It is there as
     long as this is. `beside` is read too, if there is such a file. Raises `ValueError` if that has
-    one of these tensors.
+    one of these tensors, or is no regular file.
     """
 
     _all: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -248,21 +251,31 @@ class Handed:
     def __init__(self, tensors: dict[str, Any], beside: Path | None) -> None:
         from safetensors.torch import load_file
 
-        self._folder = tempfile.TemporaryDirectory(prefix="df11-")
-        self.file = Path(self._folder.name, "tensors.bin")
-        others = load_file(beside) if beside is not None and beside.exists() else {}
+        self._folder = TemporaryFolder(tempfile.gettempdir())
+        self._key = os.fspath(folder := self._folder.__enter__())
+        self.file = folder / "tensors.bin"
+        others = load_file(beside) if beside is not None and is_there(beside) else {}
         if doubled := next((name for name in others if name in tensors), None):
             raise in_both(beside, doubled)
         #: Names of what was read there.
         self.added = list(others)
-        self._all[self._folder.name] = {**tensors, **others}
+        self._all[self._key] = {**tensors, **others}
         torch.save(self, self.file)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return handed, (self._folder.name,)
+        return handed, (self._key,)
 
     def __del__(self) -> None:
-        self._all.pop(self._folder.name, None)
+        self._all.pop(self._key, None)
+
+
+def is_there(file: Path) -> bool:
+    """Whether there is such a file. Raises `ParameterError` if anything else has its name: opening
+    a pipe would wait, and a device has no end.
+    """
+    if os.path.lexists(file) and not file.is_file():
+        raise unfit(f"{file} is not a regular file", "remove it, or put the file itself there")
+    return file.is_file()
 
 
 def in_both(beside: Path | None, name: str) -> ValueError:

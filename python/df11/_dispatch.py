@@ -353,7 +353,7 @@ def _addmm(bias: Any, x: Any, w: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
 
 @_handles(aten.bmm.default)
 def _bmm(x: Any, w: Any) -> Any:
-    if is_compressed(x) or w.exact or w.shape[0] < 2:
+    if is_compressed(x) or w.exact or w.shape[0] < 2 or x.shape[:1] != w.shape[:1]:
         return NotImplemented
     some = max(1, TEMPORARY_BYTES // (2 * w.shape[1] * w.shape[2]))
     out = x.new_empty((x.shape[0], x.shape[1], w.shape[2]))

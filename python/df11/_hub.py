@@ -100,7 +100,7 @@ def folder_of(
     the commit itself. Raises FileNotFoundError if no container is there, ValueError for a revision
     or subfolder that leads elsewhere, and what huggingface_hub raises.
     """
-    _check_inside(revision=download.get("revision"), subfolder=subfolder)
+    check_inside(revision=download.get("revision"), subfolder=subfolder)
     is_here = Path(source).is_dir()
     folder = Path(source, subfolder or "")
     folder = folder if is_here else _fetch(os.fspath(source), subfolder, **download)
@@ -126,7 +126,7 @@ def brought(path: str | os.PathLike[str], revision: str | None, subfolder: str |
     those of huggingface_hub: its variables, its login. If it is not installed, opening the path
     says what to do.
     """
-    _check_inside(revision=revision, subfolder=subfolder)
+    check_inside(revision=revision, subfolder=subfolder)
     here = Path(path)
     is_name = _REPOSITORY.fullmatch(os.fspath(path)) and here.suffix != ".df11"
     if not is_name or here.parent.exists():
@@ -137,7 +137,7 @@ def brought(path: str | os.PathLike[str], revision: str | None, subfolder: str |
         return here
 
 
-def _check_inside(**names: str | None) -> None:
+def check_inside(**names: str | None) -> None:
     """Refuses what huggingface_hub, or a folder, would be led out of the repository by."""
     for what, name in names.items():
         for kind in (PurePosixPath, PureWindowsPath):

@@ -43,7 +43,7 @@ __all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix",
 __all__ += ["PinnedMemory", "Program", "Slice", "TemporaryFolder", "Tensor", "Tiles"]
 __all__ += ["__version__", "build_tables", "capture_id", "check", "check_done"]
 __all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devices"]
-__all__ += ["earlier_containers", "estimate", "fits", "open", "pin", "plan", "printable"]
+__all__ += ["estimate", "fits", "install", "open", "pin", "plan", "printable"]
 __all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 
 def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
@@ -125,9 +125,12 @@ def verify(
     is not there.
     """
 
-def earlier_containers(folder: _Path, names: set[str], identity: str) -> list[str]:
-    """The containers in a folder that go when a model of this identity, in containers of these
-    `names`, takes their place. Raises `ParameterError` if one is not of an earlier output.
+def install(stage: _Path, folder: _Path, names: set[str], identity: str) -> None:
+    """Gives all files in `stage/files/NAME` their names in a folder, in the place of what has these
+    and of an earlier output's containers. `stage` is a temporary folder in it, `names` containers
+    that are there already, `identity` the model's. If one file cannot have its name, all is as it
+    was; a run that is killed meanwhile is finished by the next one. Raises `ParameterError` if a
+    container is not of an earlier output.
     """
 
 def tensor_hashes(file: _Path) -> dict[str, str]:

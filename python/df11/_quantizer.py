@@ -358,6 +358,6 @@ def _save(call: Any, asked: dict[str, Any]) -> None:
         call()
         return
     options = asked.pop("kwargs", {}) | asked
-    if options.get("variant") or options.get("state_dict"):
+    if options.get("variant") or options.get("state_dict") is not None:
         raise ValueError("a compressed model is saved as it is, without variant or state_dict")
     save_model(model, folder, partial(call.func, model), options, takes_new=True)

@@ -6,7 +6,6 @@ just that, and what they lack beside them; else the model is compressed anew, or
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ from ._changes import Changes, changes_of
 from ._errors import Error
 from ._hub import WEIGHTS
 from ._modules import entries, gathered, is_first, is_sharded, join
-from ._native import TemporaryFolder, compress, earlier_containers
+from ._native import TemporaryFolder, compress, install
 from ._source import KEY, Source, members, rooted
 from ._tensor import CompressedTensor
 from ._watch import check_gpus
@@ -36,6 +35,13 @@ _CONFIG = "config.json"
 _INDEX = ".safetensors.index.json"
 #: Files that libraries write from the model as it is now.
 _REWRITTEN = (_CONFIG, "generation_config.json")
+#: What configs say of the release that wrote them, and of where they lay.
+_OF_RELEASES = (
+    "transformers_version",
+    "_diffusers_version",
+    "_name_or_path",
+    "quantization_config",
+)
 _ANEW = (
     "save the tensors of df11.state_dict(model) as safetensors and compress them; adapters are "
     "saved by themselves"
@@ -64,7 +70,7 @@ def save(model: Any, folder: str | Path) -> None:
     with _staged(folder) as (stage, files):
         for at, (_, _, source) in enumerate(found):
             _bring(source, stage / str(at), files)
-        _install(files, Path(folder), set(paths), identity, stage / "aside")
+        install(stage, folder, set(paths), identity)
 
 
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -131,10 +137,12 @@ def _bring(
     *,
     containers: bool = True,
     rewritten: Iterable[str] = (),
+    kept: Iterable[str] = (),
 ) -> None:
     """Puts copies of a model's containers among some files, and of the side files that lie beside
-    them or beside the weights that they are made of, except what is there. Warns of those that are
-    not as they were, unless they will be `rewritten`.
+    them or beside the weights that they are made of, except what is there; those of names that are
+    `kept` stay at the place. Warns of those that are not as they were, unless they will be
+    `rewritten`.
     """
     was_open = source.held is not None
     path = Path(source.path)
@@ -145,13 +153,13 @@ def _bring(
             f"{path / name} was changed after the model was compressed, and copied as it is now",
             stacklevel=2,
         )
-    _move(place, files)
+    _move(place, files, kept)
     if source.is_of_files and not was_open:
         source.close()
 
 
-def _move(source: Path, target: Path) -> None:
-    for path in _files(source):
+def _move(source: Path, target: Path, kept: Iterable[str] = ()) -> None:
+    for path in set(_files(source)).difference(source / name for name in kept):
         if not (found := target / path.relative_to(source)).exists():
             found.parent.mkdir(parents=True, exist_ok=True)
             path.rename(found)
@@ -163,7 +171,7 @@ def _files(folder: Path) -> list[Path]:
 
 @contextmanager
 def _staged(folder: str | Path) -> Iterator[tuple[Path, Path]]:
-    """A place to work in, and a folder in it with the name of another one, which `_install` fills
+    """A place to work in, and a folder in it with the name of another one, which `install` fills
     from it. If this fails there is nothing in the other that was not before.
     """
     folder = Path(folder)
@@ -179,41 +187,6 @@ def _staged(folder: str | Path) -> Iterator[tuple[Path, Path]]:
             with suppress(OSError):
                 folder.rmdir()
         raise
-
-
-def _install(files: Path, folder: Path, names: Iterable[str], identity: str, aside: Path) -> None:
-    """Gives all files their names in a folder, in the place of what has these, and of an earlier
-    output's containers and what was beside them. `names`: containers that are there already. If one
-    cannot have its name, all is as it was. One process at a time. Raises `ParameterError` for
-    containers that are of no earlier output.
-    """
-    lock = os.open(folder, os.O_RDONLY)
-    done: list[tuple[Path, Path]] = []
-    try:
-        with suppress(OSError):  # of a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        new = [path.relative_to(files) for path in _files(files)]
-        known = {*names, *(name.as_posix() for name in new)}
-        stale = [*earlier_containers(folder, known, identity), WEIGHTS]
-        for name in dict.fromkeys([*map(Path, stale), *new]):
-            if os.path.lexists(folder / name):
-                _rename(folder / name, aside / name, done)
-            if name in new:
-                _rename(files / name, folder / name, done)
-    except BaseException:
-        for now, before in reversed(done):
-            now.rename(before)
-        raise
-    finally:
-        os.close(lock)
-
-
-def _rename(path: Path, target: Path, done: list[tuple[Path, Path]]) -> None:
-    if path.is_dir() and not path.is_symlink():
-        raise IsADirectoryError(f"{path} is a folder, and a file of the model has its name")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    path.rename(target)
-    done.append((target, path))
 
 
 #: The `save_pretrained` of a library, of a folder and its options.
@@ -253,9 +226,31 @@ def save_model(
             fill = partial(_fill, source, added, stage / "copy", files, Path(folder))
         _by_library(model, library, files, options, fill)
         mark_config(files / _CONFIG)
+        _keep_originals(model, stage / "copy", files)
         names = [] if is_anew else _names(source)
         identity = _native.open(files).identity if is_anew else source.container.identity
-        _install(files, Path(folder), names, identity, stage / "aside")
+        install(stage, folder, set(names), identity)
+
+
+def _keep_originals(model: Any, place: Path, files: Path) -> None:
+    """Takes files that the library did not write, or that say the same as what it wrote in other
+    words: containers have their hash.
+    """
+    objects = (getattr(model, "config", None), getattr(model, "generation_config", None))
+    for name, said in zip(_REWRITTEN, objects, strict=True):
+        original, new = place / name, files / name
+        if not original.is_file():
+            continue
+        if not new.is_file() or _says(original, said) == _says(new, said):
+            original.replace(new)
+
+
+def _says(path: Path, said: Any) -> Any:
+    """What a file of JSON says to the class of an object that was written to it."""
+    told = json.loads(path.read_text(encoding="utf-8"))
+    if hasattr(said, "from_dict"):
+        told = type(said).from_dict(told).to_dict()
+    return {name: value for name, value in told.items() if name not in _OF_RELEASES}
 
 
 def _agreed(model: nn.Module, changes: Changes) -> Changes:
@@ -309,7 +304,7 @@ def _anew(
 
 def _fill(source: Source, added: dict[str, Tensor], place: Path, files: Path, folder: Path) -> None:
     is_new = not _lies_in(source, folder)
-    _bring(source, place, files, containers=is_new, rewritten=_REWRITTEN)
+    _bring(source, place, files, containers=is_new, rewritten=_REWRITTEN, kept=_REWRITTEN)
     if added:
         _save_added(added, files / WEIGHTS, source.container.identity)
 

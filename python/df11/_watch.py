@@ -1,12 +1,15 @@
 """What kernels on GPUs met and could not raise at once: damaged weights, indices out of range.
 
 Kernels tell it in a word of pinned host memory. Whoever reads that waits for nothing and copies
-nothing, so every operator does before it begins, and `generate` does before a token leaves it:
-tokens are on the host only when the kernels before them are done.
+nothing, so every operator does before it begins. So do `generate`, before a token leaves it, and
+pipelines of transformers and diffusers, before a result does: these are on the host only when the
+kernels before them are done. Damage that the last operator of a process met is told when it ends.
 """
 
 from __future__ import annotations
 
+import atexit
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -49,12 +52,33 @@ class _Streamer:
 
 
 def watch(model: Any) -> None:
-    """Has a model's `generate`, if it has one, raise before it hands out wrong tokens. The class
-    that defines it is changed once, and no other model by that.
+    """Has a model's `generate`, if it has one, and pipelines raise before they hand out wrong
+    results. The class that defines it is changed once, and no other model by that.
     """
     owner = next((kind for kind in type(model).__mro__ if "generate" in vars(kind)), None)
     if owner is not None:
         wrap((owner, "generate", _generate))
+    if "transformers.modeling_utils" in sys.modules:
+        from transformers.pipelines import base
+
+        wrap((base.Pipeline, "forward", _forward))
+    if "diffusers" in sys.modules:
+        from diffusers import DiffusionPipeline
+
+        wrap((DiffusionPipeline, "maybe_free_model_hooks", _end))
+
+
+def _forward(call: Any, asked: dict[str, Any]) -> Any:
+    outputs = call()  # on the host
+    raise_if_damaged()
+    return outputs
+
+
+def _end(call: Any, asked: dict[str, Any]) -> None:
+    """The last that a pipeline of diffusers does before it returns."""
+    call()
+    modules = asked["self"].components.values()
+    check_gpus(value.device for one in modules for value in getattr(one, "parameters", list)())
 
 
 def _generate(call: Any, asked: dict[str, Any]) -> Any:
@@ -66,3 +90,6 @@ def _generate(call: Any, asked: dict[str, Any]) -> Any:
     tokens = call()
     check_gpus({value.device for value in model.parameters()})
     return tokens
+
+
+atexit.register(raise_if_damaged)

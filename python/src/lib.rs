@@ -33,9 +33,7 @@ mod _native {
         },
         temporary::TemporaryFolder,
         tensor::{Slice, Tensor, Tiles, code_of},
-        write::{
-            compress, convert, decompress, earlier_containers, estimate, tensor_hashes, verify,
-        },
+        write::{compress, convert, decompress, estimate, install, tensor_hashes, verify},
     };
     use std::ffi::OsString;
 

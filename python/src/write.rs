@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use df11::gpu::{Device, GpuDecoder};
-use df11::hazmat::{Cpu, Decoder, check_replaceable, is_small, remove_leftovers};
+use df11::hazmat::{Cpu, Decoder, SaveTarget, check_replaceable, is_small, remove_leftovers};
 use df11::{
     CompressOptions, DecompressOptions, Error, Layout, Level, Model, Observer, OpenOptions, Report,
     Sources, Verification,
@@ -12,7 +12,7 @@ use df11::{
 use pyo3::types::{PyDict, PyTuple};
 use pyo3::{intern, prelude::*};
 
-use crate::work::{self, unknown_word};
+use crate::work::{self, OrRaise, unknown_word};
 
 fn layout_of(py: Python<'_>, name: Option<&str>) -> PyResult<Layout> {
     match name {
@@ -120,15 +120,18 @@ pub(crate) fn decompress(
     })
 }
 
-/// The containers in a folder that go when a model takes their place.
+/// Gives the files of a save their names in its folder.
 #[pyfunction]
-pub(crate) fn earlier_containers(
+pub(crate) fn install(
     py: Python<'_>,
+    stage: PathBuf,
     folder: PathBuf,
     names: BTreeSet<String>,
     identity: String,
-) -> PyResult<Vec<String>> {
-    work::briefly(py, || df11::hazmat::earlier_containers(&folder, &names, &identity))
+) -> PyResult<()> {
+    // Waits, which threads of the pool must not.
+    let target = py.detach(|| SaveTarget::lock(&folder)).or_raise(py)?;
+    work::briefly(py, || target.install(&stage, &names, &identity))
 }
 
 /// The hashes of the tensors of a safetensors file.

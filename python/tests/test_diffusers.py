@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import diffusers
 import peft
@@ -22,6 +23,7 @@ from pipelines import DTYPES, WITHOUT, answers, image, inputs
 from torch.nn import Module
 
 import df11
+from df11 import _watch
 from df11._tensor import CompressedTensor
 
 diffusers.utils.logging.set_verbosity_error()
@@ -35,6 +37,29 @@ KIND = diffusers.FluxTransformer2DModel
 def load(folder: Path, **options: Any) -> Any:
     options = {**WITHOUT, "torch_dtype": DTYPES, **options}
     return diffusers.DiffusionPipeline.from_pretrained(folder, **options)
+
+
+def test_a_pipeline_returns_nothing_of_damaged_weights(flux: Flux) -> None:
+    """What stands for kernels is the function that reads their word."""
+    pipeline = load(flux[1])
+    answers(pipeline)
+    told = mock.patch.object(_watch, "check_gpus", side_effect=df11.CorruptError("told"))
+    with told, pytest.raises(df11.CorruptError):
+        answers(pipeline)
+
+
+@pytest.mark.gpu
+def test_a_pipeline_on_a_gpu_returns_nothing_of_damaged_weights(flux: Flux) -> None:
+    pipeline = load(flux[1]).to("cuda")
+    answers(pipeline)
+    weight = next(
+        value
+        for value in reversed([*pipeline.transformer.parameters()])
+        if isinstance(value, CompressedTensor)
+    )
+    weight._records0[8:40] = 0x77
+    with pytest.raises(df11.CorruptError):
+        answers(pipeline)
 
 
 def containers(folder: Path) -> dict[Path, bytes]:

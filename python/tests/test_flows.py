@@ -4,17 +4,22 @@ Each row there names its test; most stand with what they belong to, and those he
 else.
 """
 
+import contextlib
 import inspect
 import json
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import accelerate
 import pytest
 import torch
 import transformers
-from conftest import ROOT
+from conftest import ROOT, on_devices
 from models import (
     Folders,
     bert_config,
@@ -28,6 +33,7 @@ from models import (
 )
 
 import df11
+from df11 import _watch
 from df11._tensor import CompressedTensor
 
 TABLE = ROOT / "docs/flows.md"
@@ -90,6 +96,40 @@ def test_an_assistant_drafts(both: tuple[Path, Path]) -> None:
         load(folder).generate(tokens, assistant_model=load(folder), **options) for folder in both
     ]
     assert torch.equal(*found)
+
+
+@on_devices
+def test_pipelines_hand_out_nothing_of_damaged_weights(folders: Folders, device: str) -> None:
+    """On the CPU what stands for kernels is the function that reads their word."""
+    words = transformers.AutoTokenizer.from_pretrained(folders.worded("llama")[0])
+    model = load(folders.df11("llama"), device)
+    features = transformers.pipeline("feature-extraction", model=model, tokenizer=words)
+    assert features("some words")
+    told: Any = contextlib.nullcontext()
+    if device == "cpu":
+        told = mock.patch.object(_watch, "raise_if_damaged", side_effect=df11.CorruptError("told"))
+    else:
+        # Only the last product reads it, so no operator begins after that.
+        model.lm_head.weight._records0[8:40] = 0x77
+    with told, pytest.raises(df11.CorruptError):
+        features("some words")
+
+
+#: Of a process whose last operator meets damage, which the process itself never asks for.
+LAST = """
+import sys, torch, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], device_map="cuda")
+model.lm_head.weight._records0[8:40] = 0x77
+with torch.no_grad():
+    print(model(torch.arange(9, device="cuda")[None]).logits.cpu().shape)
+"""
+
+
+@pytest.mark.gpu
+def test_damage_of_the_last_operator_is_told_at_the_end(folders: Folders) -> None:
+    command = [sys.executable, "-c", LAST, str(folders.df11("llama"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "torch.Size([1, 9, 512])" in done.stdout and "CorruptError" in done.stderr
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

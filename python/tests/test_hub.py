@@ -245,7 +245,7 @@ def test_names_that_lead_out_of_a_repository(tmp_path: Path, name: str) -> None:
             with pytest.raises(df11.ParameterError, match="leads out of the repository"):
                 _hub.folder_of(place, **options)
     for inside in ("v1.0", "refs/pr/1", "text[1]", "a/b..c"):
-        _hub._check_inside(revision=inside, subfolder=inside)
+        _hub.check_inside(revision=inside, subfolder=inside)
 
 
 def test_a_single_container_says_what_loads_it(said: Said, tmp_path: Path) -> None:

@@ -278,6 +278,31 @@ def test_digests_tell_values_and_places_apart() -> None:
     assert settled(digest(torch.zeros(4))) != settled(digest(torch.zeros(4, dtype=torch.int32)))
 
 
+def test_a_config_in_other_words_is_kept(folders: Folders, tmp_path: Path) -> None:
+    """As another release wrote it; one that says something else is what the model has now."""
+    bf16, source = shutil.copytree(folders.bf16("llama"), tmp_path / "bf16"), tmp_path / "model"
+    for name in ("config.json", "generation_config.json"):
+        told = json.loads((bf16 / name).read_text())
+        told["transformers_version"] = "4.40.0"
+        if "dtype" in told:
+            told["torch_dtype"] = told.pop("dtype")
+        (bf16 / name).write_text(json.dumps(dict(reversed(told.items()))))
+    model = load(compressed(bf16, source))
+    model.save_pretrained(tmp_path / "saved")
+    df11.verify(tmp_path / "saved", progress=False)
+    assert contents(tmp_path / "saved") == contents(source)
+    df11.decompress(tmp_path / "saved", tmp_path / "back", progress=False)
+    assert contents(tmp_path / "back") == contents(bf16)
+    model.config.rope_parameters["rope_theta"] = 7.0
+    model.generation_config.max_length = 7
+    model.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert again.config.rope_parameters["rope_theta"] == 7.0
+    assert again.generation_config.max_length == 7
+    with pytest.raises(df11.CorruptError, match=r"config\.json"):
+        df11.verify(tmp_path / "saved", progress=False)
+
+
 def test_as_one_expression(folders: Folders, tmp_path: Path) -> None:
     load(folders.df11("llama")).save_pretrained(tmp_path)
     assert same_weights(load(tmp_path), load(folders.bf16("llama")))
@@ -298,7 +323,7 @@ def test_another_models_containers_are_in_the_way(folders: Folders, tmp_path: Pa
     few.save_pretrained(many)
     assert [path.name for path in many.glob("*.df11")] == ["model.df11"]
     assert same_weights(load(many), load(folders.bf16("llama")))
-    for taken in ("other.df11", "pipeline.df11", "sub/other.df11"):
+    for taken in ("other.df11", "pipeline.df11"):
         folder = tmp_path / f"with {taken.replace('/', '-')}"
         (folder / taken).parent.mkdir(parents=True)
         df11.compress(folders.bf16("gpt2") / "model.safetensors", folder / "x.df11", progress=False)
@@ -308,6 +333,33 @@ def test_another_models_containers_are_in_the_way(folders: Folders, tmp_path: Pa
             with pytest.raises(df11.ParameterError, match="not part of an earlier output"):
                 save(folder)
             assert contents(folder) == before
+
+
+def test_subfolders_keep_other_models(folders: Folders, tmp_path: Path) -> None:
+    """Such as checkpoints of a trainer: they are neither loaded, nor replaced, nor in the way."""
+    few, other = load(folders.df11("llama")), load(folders.df11("llama-bias"))
+    out = tmp_path / "out"
+    other.save_pretrained(out / "checkpoint-1")
+    few.save_pretrained(out / "checkpoint-2")
+    for model, name in ((few, "llama"), (other, "llama-bias"), (few, "llama")):
+        before = contents(out / "checkpoint-1") | contents(out / "checkpoint-2")
+        model.save_pretrained(out)
+        df11.save(model, out)
+        assert same_weights(load(out), load(folders.bf16(name)))
+        df11.verify(out, progress=False)
+        assert contents(out / "checkpoint-1") | contents(out / "checkpoint-2") == before
+    assert same_weights(load(out / "checkpoint-1"), load(folders.bf16("llama-bias")))
+    # One that would be loaded with what lies in subfolders itself.
+    deep = shutil.copytree(folders.bf16("llama"), tmp_path / "deep")
+    (deep / "weights").mkdir()
+    (deep / "model.safetensors").rename(deep / "weights/model.safetensors")
+    deep = compressed(deep, tmp_path / "deep-df11")
+    assert (deep / "weights/model.df11").exists()
+    inner = load(deep)
+    shutil.rmtree(tmp_path / "out")
+    other.save_pretrained(out / "checkpoint-1")
+    with pytest.raises(df11.ParameterError, match=r"checkpoint-1.*not part of an earlier output"):
+        df11.save(inner, out)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -386,7 +438,7 @@ def test_a_name_that_cannot_be_taken_leaves_the_folder_as_it_was(
     (tmp_path / "model.df11").mkdir()
     (tmp_path / "model.df11/kept").write_text("kept")
     before = contents(tmp_path)
-    with pytest.raises(IsADirectoryError, match=r"model\.df11"):
+    with pytest.raises(df11.ParameterError, match=r"model\.df11 is a folder"):
         load(folders.df11("llama")).save_pretrained(tmp_path)
     assert contents(tmp_path) == before
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 from weights import WEIGHTS, compressed, same
 
+from df11 import _dispatch
 from df11._tensor import CompressedTensor, rebuild
 
 MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
@@ -236,6 +237,17 @@ def test_experts_stored_the_other_way_round() -> None:
         assert same(function(weight), function(expected))
     # The view that a product wants is what is stored.
     assert weight.transpose(1, 2)[1].is_contiguous() is False
+
+
+@pytest.mark.parametrize("count", [4, 5, 7])
+def test_batches_are_as_many_as_matrices(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Also if some matrices are decoded at a time."""
+    monkeypatch.setattr(_dispatch, "TEMPORARY_BYTES", 2 * 2 * 64 * 256)
+    weight = compressed("experts", exact=False).transpose(1, 2)
+    x = X[:1].expand(6, -1, -1)
+    assert same(torch.bmm(x, weight), torch.bmm(x, WEIGHTS["experts"].transpose(1, 2)))
+    with pytest.raises(RuntimeError):
+        torch.bmm(X[:1].expand(count, -1, -1), weight)
 
 
 # ---- everything else ----

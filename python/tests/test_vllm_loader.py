@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from vllm.config.load import LoadConfig
 import df11
 from df11._hub import WEIGHTS
 from df11.vllm._deferred import Deferred
+from df11.vllm._files import containers_of
 from df11.vllm._loader import Df11ModelLoader
 
 Found = dict[str, Any]
@@ -133,5 +135,25 @@ def test_what_containers_lack_is_read_beside_them(folders: Folders, tmp_path: Pa
     assert are_compressed(found)
     name = next(iter(found))
     save_file({name: torch.ones(3)}, folder / WEIGHTS)
-    with pytest.raises(ValueError, match=f"holds {name}, and so do the containers"):
+    with pytest.raises(ValueError, match=f"has {name}, which the containers hold too"):
         read(folder)
+
+
+def test_only_a_regular_file_is_read_beside_them(folders: Folders, tmp_path: Path) -> None:
+    folder = copy(folders.df11("llama"), tmp_path / "beside")
+    for make in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")):
+        make(folder / WEIGHTS)
+        with pytest.raises(df11.ParameterError, match="not a regular file"):
+            read(folder)
+        (folder / WEIGHTS).rename(tmp_path / f"other-{len(list(tmp_path.iterdir()))}")
+
+
+@pytest.mark.parametrize("revision", ["../../other", "/tmp/other"])
+def test_revisions_and_subfolders_lead_nowhere_else(
+    folders: Folders, revision: str, tmp_path: Path
+) -> None:
+    for model in ("org/name", str(copy(folders.df11("llama"), tmp_path / "model"))):
+        with pytest.raises(ValueError, match="leads out of the repository"):
+            containers_of(model, revision, None, str(tmp_path))
+        with pytest.raises(ValueError, match="leads out of the repository"):
+            containers_of(model, None, revision, str(tmp_path))

@@ -48,12 +48,12 @@ pub(super) struct Compared {
     pub(super) unchecked: Option<String>,
 }
 
-/// Verifies the file beside a model's containers, if there is one: it holds none of their tensors
-/// and, if `is_full`, is as it was written.
+/// Verifies the file beside a model's containers, if anything has its name: it holds none of their
+/// tensors and, if `is_full`, is as it was written.
 pub(super) fn verify(model: &Model, is_full: bool) -> Result<Compared> {
     let none = Compared::default();
     let Some(path) = model.folder().map(|folder| folder.join(ADDED)) else { return Ok(none) };
-    if !path.is_file() {
+    if path.symlink_metadata().is_err() {
         return Ok(none);
     }
     let file = WeightsFile::open(&path, ADDED)?;

@@ -86,8 +86,14 @@ impl Model {
 
     /// Files in its folder that no container records, and what was passed over.
     pub(crate) fn bystanders(&self) -> Result<(Vec<Found>, Vec<LeftOut>)> {
-        let (mut found, left_out) = self.walk()?;
+        let (mut found, mut left_out) = self.walk()?;
         let beside: HashSet<&str> = self.files_beside().map(|file| file.path()).collect();
+        let own: HashSet<&Path> = self.shards.iter().map(Shard::path).collect();
+        let others = found.iter().filter(|file| is_container(&file.path));
+        left_out.extend(others.filter(|file| !own.contains(&*file.file)).map(|file| LeftOut {
+            path: file.path.clone(),
+            reason: "a container of another model".to_owned(),
+        }));
         found.retain(|file| !is_container(&file.path) && !beside.contains(&*file.path));
         Ok((found, left_out))
     }

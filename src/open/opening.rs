@@ -16,7 +16,7 @@ use crate::{
     Error, Result,
     format::Directory,
     io::{FileReader, ReadAt, open_regular},
-    paths::{PIPELINE, check_path, is_container, is_safetensors},
+    paths::{PENDING, PIPELINE, check_path, is_container, is_safetensors},
     source::{Component, HIDDEN, named},
 };
 
@@ -71,7 +71,9 @@ impl OpenOptions {
         self
     }
 
-    /// Opens a container, or a folder with all its shards, its subfolders included. See [`open`].
+    /// Opens a container, or a folder with all its shards. Those in its subfolders are of the same
+    /// model, unless the containers that lie directly in the folder are all of its shards: then
+    /// subfolders may hold other models, such as checkpoints. See [`open`].
     ///
     /// # Errors
     /// As [`open`].
@@ -82,18 +84,13 @@ impl OpenOptions {
         if !metadata.is_dir() {
             return Model::new(vec![self.shard(path)?], None);
         }
+        check_installed(path)?;
         if path.join(PIPELINE).is_file() {
             let problem = format!("{} holds a pipeline, which is several models", path.display());
             let remedy = "name the folder of one of its components, or use what takes a pipeline";
             return Err(Error::parameter(problem, remedy));
         }
-        let paths = containers(path)?;
-        if paths.is_empty() {
-            let problem = format!("{} holds no .df11 file", path.display());
-            return Err(Error::parameter(problem, "name a container, or compress a model first"));
-        }
-        let shards = paths.iter().map(|path| self.shard(path)).collect::<Result<_>>()?;
-        Model::new(shards, Some(path.to_owned()))
+        Model::new(self.shards(path)?, Some(path.to_owned()))
     }
 
     /// Opens containers that are no files: bytes in memory, or a remote store. `name` stands for
@@ -134,6 +131,7 @@ impl OpenOptions {
     /// ```
     pub fn open_all(&self, path: impl AsRef<Path>) -> Result<Models> {
         let root = path.as_ref();
+        check_installed(root)?;
         let list = root.join(PIPELINE);
         if !list.is_file() {
             let alone = Component::new("", self.open(root)?);
@@ -161,6 +159,24 @@ impl OpenOptions {
         }
         components.push(Component::new("", rest.beside(listed.into_keys())));
         Ok(Models { components, missing })
+    }
+
+    /// The shards of a folder's model: the containers that lie directly in it if they are all of a
+    /// model's, or else those in its subfolders too.
+    fn shards(&self, folder: &Path) -> Result<Vec<Shard>> {
+        let (own, below): (Vec<_>, Vec<_>) =
+            containers(folder)?.into_iter().partition(|path| path.parent() == Some(folder));
+        let mut shards: Vec<_> = own.iter().map(|path| self.shard(path)).collect::<Result<_>>()?;
+        let count = |shard: &Shard| shard.directory().shard.shard_count.get();
+        if shards.first().is_none_or(|first| count(first) > shards.len() as u64) {
+            let below = below.iter().map(|path| self.shard(path));
+            shards.extend(below.collect::<Result<Vec<_>>>()?);
+        }
+        Error::unless(!shards.is_empty(), || {
+            let problem = format!("{} holds no .df11 file", folder.display());
+            Error::parameter(problem, "name a container, or compress a model first")
+        })?;
+        Ok(shards)
     }
 
     fn shard(&self, path: &Path) -> Result<Shard> {
@@ -236,6 +252,17 @@ fn shown(path: &Path, error: &io::Error) -> PathBuf {
         return format!("{owner}/{name} ({hint})").into();
     }
     path.to_owned()
+}
+
+/// Refuses a folder of which some files may be of an earlier model, and others not there yet.
+fn check_installed(folder: &Path) -> Result<()> {
+    Error::unless(folder.join(PENDING).symlink_metadata().is_err(), || {
+        let folder = folder.display();
+        let problem = format!("a save into {folder} goes on, or was interrupted");
+        let remedy = "wait for it; if it was interrupted, save there again, or finish it with \
+                      `df11 doctor --finish --folder FOLDER`";
+        Error::parameter(problem, remedy)
+    })
 }
 
 /// All containers below a folder, ascending by path.

@@ -4,11 +4,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use crate::{
-    Error, OpenOptions, Result,
+    Error, Model, OpenOptions, Result,
     format::{
         Directory,
         records::{FILE_BESIDE, FILE_WEIGHTS},
@@ -68,8 +68,9 @@ pub(super) fn check_earlier(folder: &Path, paths: &BTreeSet<String>) -> Result<(
 }
 
 /// The containers in a folder that go when a model takes their place: those of an earlier output,
-/// except `names`, which the model replaces. Hidden ones do not count. `identity` is the model's.
-/// The cost grows with the files in the folder and the directories of its containers.
+/// except `names`, which are all of the model's. Hidden ones do not count, nor do those of other
+/// models in subfolders, unless they would be opened together with `names`. `identity` is the
+/// model's. The cost grows with the files in the folder and the directories of its containers.
 ///
 /// # Errors
 /// [`Error::Parameter`] if a container is not known as one of an earlier output, or the folder is
@@ -87,9 +88,17 @@ pub fn earlier_containers(
     let paths = found.iter().map(|file| &file.path);
     let lost = left_out.iter().filter(|other| other.reason != HIDDEN).map(|other| &other.path);
     let all = paths.chain(lost).filter(|path| is_container(path)).map(String::as_str);
-    let all: Vec<&str> = all.collect();
+    let mut all: Vec<&str> = all.collect();
     if all.iter().any(|path| is_pipeline_list(path)) {
         in_the_way(folder, PIPELINE, ": it lists a pipeline's components, and this is one model")?;
+    }
+    // A model whose containers lie directly in the folder is opened without its subfolders.
+    if !names.iter().any(|path| is_container(path) && path.contains('/')) {
+        let earlier = OpenOptions::new().memory_map(false).open(folder).ok();
+        let paths =
+            |model: &Model| model.shards().iter().map(|one| one.path().to_owned()).collect();
+        let earlier: BTreeSet<PathBuf> = earlier.as_ref().map(paths).unwrap_or_default();
+        all.retain(|path| !path.contains('/') || earlier.contains(&folder.join(path)));
     }
     let others = all.iter().filter(|&&path| !names.contains(path));
     let others: Vec<String> = others.map(|&path| path.to_owned()).collect();

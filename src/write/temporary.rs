@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `.df11-XXXXXX.part` | an output that is not whole yet, or one that was replaced |
 //! | `.df11-old.XXXXXX` | an earlier output while another takes its name; may be the only copy |
+//! | `.df11-new` | what a save installs in the folder that it is in; may be the only copy |
 
 use std::{
     fs::{self, File},
@@ -15,7 +16,7 @@ use std::{
 
 use tempfile::{Builder, NamedTempFile, PersistError, TempDir};
 
-use crate::{Error, Result};
+use crate::{Error, Result, paths::PENDING};
 
 /// Not named after the output, whose name may be as long as the file system allows.
 const PREFIX: &str = ".df11-";
@@ -161,6 +162,16 @@ pub(super) fn lock_folder(path: &Path) -> Option<File> {
     Some(folder)
 }
 
+/// Locks a folder as soon as nobody else has its lock, where the file system has locks.
+pub(super) fn wait_for_folder(path: &Path) -> Option<File> {
+    let folder = open_folder(path)?.ok()?;
+    #[cfg(unix)]
+    while rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive)
+        == Err(rustix::io::Errno::INTR)
+    {}
+    Some(folder)
+}
+
 pub(super) fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -173,7 +184,7 @@ pub struct Leftover {
     pub path: PathBuf,
     /// Bytes of the files in it, or its own.
     pub bytes: u64,
-    /// Whether it holds an earlier output that may be the only copy; such a one is never removed.
+    /// Whether it holds an output that may be the only copy; such a one is never removed.
     pub is_output: bool,
 }
 
@@ -187,7 +198,7 @@ pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>> {
     Ok(find(folder)?.into_iter().map(|(leftover, _)| leftover).collect())
 }
 
-/// Removes what killed runs left in a folder, except earlier outputs. Returns what was removed.
+/// Removes what killed runs left in a folder, except outputs. Returns what was removed.
 ///
 /// # Errors
 /// As [`leftovers`]; what cannot be removed stays, and [`leftovers`] finds it again.
@@ -218,11 +229,11 @@ fn find(folder: &Path) -> Result<Vec<(Leftover, File)>> {
     Ok(found)
 }
 
-/// Whether a name is that of an earlier output, if it is that of anything temporary.
+/// Whether a name is that of a whole output, if it is that of anything temporary.
 fn kind_of(name: &str) -> Option<bool> {
     let drawn =
         |name: &str| name.len() == DRAWN && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    if name.strip_prefix(ASIDE).is_some_and(drawn) {
+    if name == PENDING || name.strip_prefix(ASIDE).is_some_and(drawn) {
         return Some(true);
     }
     let part = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
@@ -400,6 +411,7 @@ mod tests {
     fn only_names_that_we_make_are_leftovers() {
         assert_eq!(kind_of(".df11-aB3dEf.part"), Some(false));
         assert_eq!(kind_of(".df11-old.aB3dEf"), Some(true));
+        assert_eq!(kind_of(".df11-new"), Some(true));
         let others = [".df11-.part", ".df11-aB3dE.part", ".df11-aB3dEfg.part", ".df11-aB3d-f.part"];
         for name in
             others.into_iter().chain(["df11-aB3dEf.part", ".df11-old.", ".df11-aB3dEf.part2"])

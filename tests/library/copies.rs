@@ -9,8 +9,10 @@ use std::{
 };
 
 use df11::{
-    CompressOptions, Dtype, Error, Level, Model, Source, Sources, compress, compress_all,
+    CompressOptions, DecompressOptions, Dtype, Error, Level, Model, OpenOptions, Source, Sources,
+    compress, compress_all, decompress_all,
     hazmat::{copy, demo, earlier_containers},
+    source::LeftOut,
 };
 use tempfile::TempDir;
 
@@ -18,6 +20,9 @@ use crate::{
     container::{Item, normal_weights, weights_file},
     files::files,
 };
+
+const FIRST: &str = "model-00001-of-00002.df11";
+const SECOND: &str = "model-00002-of-00002.df11";
 
 struct Fixture {
     folder: TempDir,
@@ -53,6 +58,10 @@ impl Fixture {
         fs::write(&file, weights_file(&[item])).unwrap();
         file
     }
+}
+
+fn paths(model: &Model) -> Vec<PathBuf> {
+    model.shards().iter().map(|shard| shard.path().to_owned()).collect()
 }
 
 fn compress_to(source: &Path, out: &Path) {
@@ -146,7 +155,7 @@ fn only_an_earlier_outputs_containers_are_replaced() {
         assert!(matches!(error, Error::Parameter { .. }), "{error}");
         assert!(error.to_string().contains(words), "{error}");
     };
-    let (first, second) = ("model-00001-of-00002.df11", "model-00002-of-00002.df11");
+    let (first, second) = (FIRST, SECOND);
     assert!(earlier(&fixture.path("nothing"), &[]).unwrap().is_empty());
     assert_eq!(earlier(&fixture.model, &["model.df11"]).unwrap(), [first, second]);
     assert_eq!(earlier(&fixture.model, &[first]).unwrap(), [second]);
@@ -160,6 +169,44 @@ fn only_an_earlier_outputs_containers_are_replaced() {
     refused(&fixture.model, &[first], "lone.df11 is not part of an earlier output");
     fs::write(fixture.model.join("lone.df11"), "damaged").unwrap();
     refused(&fixture.model, &[first], "lone.df11 is not part of an earlier output");
+}
+
+#[test]
+fn other_models_in_subfolders_stay() {
+    let fixture = Fixture::new();
+    let (identity, expected) = (fixture.open().identity(), paths(&fixture.open()));
+    let lone = fixture.other("other", "lone.safetensors");
+    fs::create_dir(fixture.model.join("checkpoint")).unwrap();
+    let checkpoint = fixture.model.join("checkpoint/lone.df11");
+    compress_to(&lone, &checkpoint);
+    // A complete model is opened without them, also if they are its own.
+    assert_eq!(fixture.open().identity(), identity);
+    fs::copy(fixture.model.join(FIRST), fixture.model.join("checkpoint/first.df11")).unwrap();
+    assert_eq!(paths(&fixture.open()), expected);
+    let earlier = |names: &[&str]| {
+        let names = names.iter().map(|&name| name.to_owned()).collect();
+        earlier_containers(&fixture.model, &names, &identity.to_string())
+    };
+    assert_eq!(earlier(&["model.df11"]).unwrap(), [FIRST, SECOND]);
+    let told = |left_out: &[LeftOut]| {
+        let reason = |path| left_out.iter().find(|file| file.path == path).unwrap().reason.clone();
+        assert_eq!(reason("checkpoint/lone.df11"), "a container of another model");
+    };
+    let models = OpenOptions::new().open_all(&fixture.model).unwrap();
+    let restored =
+        decompress_all(&models, &fixture.path("back"), &DecompressOptions::default(), &()).unwrap();
+    told(&restored[0].left_out);
+    // What is opened together with them would be mixed up.
+    for names in [&["a/model.df11"][..], &["model.df11", "a/more.df11"]] {
+        let error = earlier(names).unwrap_err();
+        assert!(error.to_string().contains("checkpoint/"), "{error}");
+    }
+    fs::rename(fixture.model.join(FIRST), fixture.path("first")).unwrap();
+    let error = df11::open(&fixture.model).unwrap_err();
+    assert!(error.to_string().contains("belong to different models"), "{error}");
+    fs::remove_file(&checkpoint).unwrap();
+    assert_eq!(fixture.open().identity(), identity, "the shard in the subfolder is its own");
+    assert!(fixture.open().is_complete());
 }
 
 #[test]
@@ -200,4 +247,8 @@ fn weights_beside_containers_are_none_of_theirs() {
             assert!(error.to_string().contains("df11.safetensors"), "{error}");
         }
     }
+    fs::remove_file(&added).unwrap();
+    fs::create_dir(&added).unwrap();
+    let error = fixture.open().verify(Level::Structure, &()).unwrap_err();
+    assert!(error.to_string().contains("not a regular file"), "{error}");
 }

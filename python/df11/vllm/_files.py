@@ -17,8 +17,8 @@ from vllm.transformers_utils.repo_utils import get_hf_file_to_dict, list_filtere
 
 import df11
 
-from .._container import Tensors
-from .._hub import WEIGHTS, folder_of
+from .._container import Tensors, in_both, is_there
+from .._hub import WEIGHTS, check_inside, folder_of
 from ._config import NAME
 from ._deferred import Stored
 
@@ -33,8 +33,9 @@ def containers_of(
 ) -> Path | None:
     """The folder of the containers to load, fetched to `cache` if the model is a repository; None
     if vLLM loads other files. Raises `FileNotFoundError` if the config names df11 and there are no
-    containers.
+    containers, `ValueError` for a revision or subfolder that leads elsewhere.
     """
+    check_inside(revision=revision, subfolder=subfolder)
     prefix = f"{subfolder.strip('/')}/" if subfolder else ""
     if _names_df11(model, revision, prefix) or _are_alone(model, revision, prefix):
         return folder_of(model, revision=revision, subfolder=subfolder, cache_dir=cache)
@@ -81,13 +82,10 @@ def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
     tensors = Tensors(container)
     for name in tensors:
         yield name, Stored(tensors, name).tensor()
-    if not (folder / WEIGHTS).exists():
+    if not is_there(folder / WEIGHTS):
         return
     with safe_open(folder / WEIGHTS, "pt") as file:
         for name in file.keys():  # noqa: SIM118, it is no mapping
             if name in tensors:
-                raise ValueError(
-                    f"{folder / WEIGHTS} holds {name}, and so do the containers; remove the file "
-                    "that is not of this model"
-                )
+                raise in_both(folder / WEIGHTS, name)
             yield name, file.get_tensor(name)

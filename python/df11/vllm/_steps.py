@@ -2,23 +2,29 @@
 
 Kernels tell damage in memory of the host (`_watch`), so nothing waits for it. What kernels of a
 step told is there as soon as the step's tokens are: when a worker returns them, or when
-`get_output` of what it returns has waited for them. A worker whose outputs nobody takes, as in
-tensor parallelism all except one, raises when its next step begins.
+`get_output` of what it returns has waited for them. Of several workers most are never asked for
+outputs, as in tensor parallelism all except one: vLLM logs what such a worker raises and goes on.
+So a worker in a process of its own ends with it, when its next step begins at the latest, and an
+engine that has lost a worker stops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from multiprocessing import parent_process
 from typing import Any
 
 import torch
 import vllm
+from vllm.logger import init_logger
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker
 
 from .._doctor import mismatch
 from .._hub import wrap
 from .._watch import check_gpus, raise_if_damaged
+
+logger = init_logger("vllm.plugins.df11")
 
 _Step = Callable[[], Any]
 #: Kinds of outputs that wait for their tokens and check.
@@ -33,11 +39,21 @@ def watch_steps() -> None:
         raise ImportError(mismatch("vllm", vllm.__version__, f"Worker.{lacking}"))
 
 
+def _check(worker: Any) -> None:
+    try:
+        raise_if_damaged()
+    except Exception as error:
+        if worker.parallel_config.world_size == 1 or parent_process() is None:
+            raise
+        logger.exception("df11: this worker ends")
+        raise SystemExit(f"df11: {error}") from error
+
+
 def _step(call: _Step, asked: dict[str, Any]) -> Any:
-    raise_if_damaged()
+    _check(asked["self"])
     output = call()
     if not isinstance(output, AsyncModelRunnerOutput):
-        raise_if_damaged()
+        _check(asked["self"])
     elif (kind := type(output)) not in _checked:
         wrap((kind, "get_output", _take))
         _checked.add(kind)

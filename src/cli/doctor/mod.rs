@@ -10,7 +10,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use df11::{
     OpenOptions,
-    hazmat::constants::{VERSION_MAJOR, VERSION_MINOR},
+    hazmat::{
+        Leftover, SaveTarget,
+        constants::{VERSION_MAJOR, VERSION_MINOR},
+    },
     is_compressed,
     source::Component,
 };
@@ -39,6 +42,10 @@ pub(super) struct Doctor {
     /// the current folder]; models in it are told of
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
+
+    /// First finish a save into the folder that was interrupted while files got their names
+    #[arg(long, requires = "folder")]
+    finish: bool,
 }
 
 /// One line of the report.
@@ -76,6 +83,9 @@ impl Finding {
 impl Doctor {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let folder = self.folder.clone().unwrap_or_else(std::env::temp_dir);
+        if self.finish {
+            SaveTarget::lock(&folder)?;
+        }
         let mut findings = vec![version(), build()];
         findings.extend(machine::findings(&folder));
         findings.push(leftovers(self.folder.as_deref().unwrap_or(Path::new("."))));
@@ -160,7 +170,11 @@ fn leftovers(folder: &Path) -> Finding {
     let bytes = found.iter().map(|leftover| leftover.bytes).fold(0, u64::saturating_add);
     let text =
         format!("{} left in {place} by killed runs: {}", text::bytes(bytes), paths.join(", "));
-    let remedy = if found.iter().any(|leftover| leftover.is_output) {
+    let is_new = |leftover: &Leftover| leftover.path.ends_with(".df11-new");
+    let remedy = if found.iter().any(is_new) {
+        "a save was interrupted: save there again, or finish it with df11 doctor --finish --folder \
+        DIR; delete others, or let the next run that writes there do it"
+    } else if found.iter().any(|leftover| leftover.is_output) {
         ".df11-old.* holds an earlier output, the only copy if its name has none: move it back or \
         delete it"
     } else {

@@ -1,0 +1,246 @@
+//! The last step of a save into a folder that may hold other files: new files get their names in
+//! it one by one, since the folder cannot be exchanged as a whole.
+//!
+//! First they become [`PENDING`], by one rename: from then on the new output is whole, and until it
+//! is installed nobody opens the folder. A run that is killed before leaves the earlier output, one
+//! that is killed after leaves what [`SaveTarget::lock`] finishes.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    replace::earlier_containers,
+    temporary::{lock_folder, sync_folder, wait_for_folder},
+};
+use crate::{
+    Error, Result,
+    io::read_regular,
+    paths::{ADDED, PENDING, check_path, is_container},
+    source::MAX_SIDE_BYTES,
+};
+
+/// Where a temporary folder has the new files: in a folder in this one, of any name.
+const FILES: &str = "files";
+/// Where it has what they replace.
+const ASIDE: &str = "aside";
+/// In [`PENDING`]: a JSON list of the files that go.
+const STALE: &str = ".stale";
+
+/// A folder into which one process at a time saves, where the file system has locks.
+#[derive(Debug)]
+pub struct SaveTarget {
+    folder: PathBuf,
+    _lock: Option<File>,
+}
+
+impl SaveTarget {
+    /// Waits until no other process saves there, and finishes a save that was interrupted.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Parameter`] if a folder has the name of a file.
+    pub fn lock(folder: &Path) -> Result<Self> {
+        let target = Self { folder: folder.to_owned(), _lock: wait_for_folder(folder) };
+        target.finish()?;
+        Ok(target)
+    }
+
+    /// Gives all files in `stage/files/NAME` their names in the folder, in the place of what has
+    /// these, of an earlier output's containers, and of the weights beside them. `stage` is a
+    /// temporary folder of this folder, `names` are containers that are there already and stay, and
+    /// `identity` is the model's. If one file cannot have its name, all is as it was.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] as by [`earlier_containers`], and if a folder has the name of a file;
+    /// [`Error::Io`].
+    pub fn install(&self, stage: &Path, names: &BTreeSet<String>, identity: &str) -> Result<()> {
+        let staged = stage.join(FILES);
+        let new = files_of(&staged)?;
+        let known = names.iter().chain(new.iter().map(|(path, _)| path)).cloned().collect();
+        let mut stale = earlier_containers(&self.folder, &known, identity)?;
+        stale.push(ADDED.to_owned());
+        stale.retain(|path| !known.contains(path) && exists(&self.folder.join(path)));
+        for path in new.iter().map(|(path, _)| path).chain(&stale) {
+            self.check_place(path)?;
+        }
+        make_last(&staged, &stale)?;
+        let pending = self.folder.join(PENDING);
+        rename(&staged, &pending)?;
+        let _lock = lock_folder(&pending);
+        let mut done = Vec::new();
+        let moved = self.exchange(&stale, &stage.join(ASIDE), &mut done);
+        if let Err(error) = moved {
+            for (from, to) in done.iter().rev() {
+                rename(to, from)?;
+            }
+            rename(&pending, &staged)?;
+            return Err(error);
+        }
+        rename(&pending, &staged)?;
+        sync_folder(&self.folder)
+    }
+
+    /// Moves what is in the way aside, and pending files to their places.
+    fn exchange(
+        &self,
+        stale: &[String],
+        aside: &Path,
+        done: &mut Vec<(PathBuf, PathBuf)>,
+    ) -> Result<()> {
+        sync_folder(&self.folder)?;
+        let new = files_of(&self.folder.join(PENDING))?;
+        let stale = stale.iter().map(|path| (path, None));
+        for (path, file) in stale.chain(new.iter().map(|(path, file)| (path, Some(file)))) {
+            let place = self.folder.join(path);
+            if exists(&place) {
+                move_file(&place, &aside.join(path), done)?;
+            }
+            if let Some(file) = file {
+                move_file(file, &place, done)?;
+            }
+        }
+        self.sync(new.iter().map(|(path, _)| path))
+    }
+
+    /// Goes on where another run was killed.
+    fn finish(&self) -> Result<()> {
+        let pending = self.folder.join(PENDING);
+        if !exists(&pending) {
+            return Ok(());
+        }
+        Error::unless(is_folder(&pending), || {
+            let problem = format!("{} is not what a save left: no folder", pending.display());
+            Error::parameter(problem, "remove it")
+        })?;
+        for path in stale_of(&pending)?.iter().filter(|&path| may_be_stale(path)) {
+            self.check_place(path)?;
+            match fs::remove_file(self.folder.join(path)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(Error::io("removing", self.folder.join(path), error));
+                }
+                _ => {}
+            }
+        }
+        let new = files_of(&pending)?;
+        for (path, file) in &new {
+            self.check_place(path)?;
+            move_file(file, &self.folder.join(path), &mut Vec::new())?;
+        }
+        self.sync(new.iter().map(|(path, _)| path))?;
+        fs::remove_dir_all(&pending).map_err(|error| Error::io("removing", &pending, error))?;
+        sync_folder(&self.folder)
+    }
+
+    /// Refuses a place that is a folder's, or lies outside: a folder on its way is a link.
+    fn check_place(&self, path: &str) -> Result<()> {
+        check_path(path)?;
+        let place = self.folder.join(path);
+        Error::unless(!is_folder(&place), || {
+            let problem =
+                format!("{} is a folder, and a file of the model has its name", place.display());
+            Error::parameter(problem, "choose another output, or move that folder away first")
+        })?;
+        let above = place.ancestors().skip(1).take_while(|&above| above != self.folder);
+        let link = above.into_iter().find(|above| above.is_symlink());
+        link.map_or(Ok(()), |link| {
+            let problem =
+                format!("{} is a link, and a folder of the model has its name", link.display());
+            Err(Error::parameter(problem, "choose another output, or remove the link"))
+        })
+    }
+
+    /// Makes the names of files last.
+    fn sync<'a>(&self, paths: impl Iterator<Item = &'a String>) -> Result<()> {
+        let folders: BTreeSet<_> =
+            paths.filter_map(|path| Some(self.folder.join(path).parent()?.to_owned())).collect();
+        folders.iter().map(PathBuf::as_path).chain([&*self.folder]).try_for_each(sync_folder)
+    }
+}
+
+/// The files in the one folder in `files`, ascending by their paths in it.
+fn files_of(files: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let mut found = Vec::new();
+    for folder in entries(files)?.into_iter().map(|entry| entry.path()).filter(|it| is_folder(it)) {
+        list(&folder, "", &mut found)?;
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn list(folder: &Path, prefix: &str, found: &mut Vec<(String, PathBuf)>) -> Result<()> {
+    for entry in entries(folder)? {
+        let path = entry.path();
+        let name = entry.file_name().into_string().map_err(|_| {
+            let problem = format!("the name of {} is no UTF-8", path.display());
+            Error::parameter(problem, "rename it")
+        })?;
+        if is_folder(&path) {
+            list(&path, &format!("{prefix}{name}/"), found)?;
+        } else {
+            found.push((format!("{prefix}{name}"), path));
+        }
+    }
+    Ok(())
+}
+
+fn entries(folder: &Path) -> Result<Vec<fs::DirEntry>> {
+    let listed = fs::read_dir(folder).and_then(Iterator::collect);
+    listed.map_err(|error| Error::io("listing", folder, error))
+}
+
+/// Writes which files go, and makes all that is in `staged` last.
+fn make_last(staged: &Path, stale: &[String]) -> Result<()> {
+    let list = staged.join(STALE);
+    fs::write(&list, serde_json::json!(stale).to_string())
+        .map_err(|error| Error::io("writing", &list, error))?;
+    let mut folders = BTreeSet::from([staged.to_owned()]);
+    for path in files_of(staged)?.into_iter().map(|(_, path)| path).chain([list]) {
+        // A link's target is no file of this output.
+        if !path.is_symlink() {
+            let synced = File::open(&path).and_then(|file| file.sync_all());
+            synced.map_err(|error| Error::io("syncing", &path, error))?;
+        }
+        folders.extend(path.parent().map(Path::to_owned));
+    }
+    folders.iter().try_for_each(|folder| sync_folder(folder))
+}
+
+/// The list that [`make_last`] wrote; it goes last, so without it nothing is left to do.
+fn stale_of(pending: &Path) -> Result<Vec<String>> {
+    let path = pending.join(STALE);
+    if !exists(&path) {
+        return Ok(Vec::new());
+    }
+    serde_json::from_slice(&read_regular(&path, MAX_SIDE_BYTES)?)
+        .map_err(|error| Error::corrupt("list", 0, error.to_string()).in_file(&path))
+}
+
+/// Whether a file may go because another model is saved, whatever a list says.
+fn may_be_stale(path: &str) -> bool {
+    is_container(path) || path == ADDED
+}
+
+/// Whether it is a folder, and no link to one.
+fn is_folder(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|found| found.is_dir())
+}
+
+fn exists(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+fn move_file(from: &Path, to: &Path, done: &mut Vec<(PathBuf, PathBuf)>) -> Result<()> {
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).map_err(|error| Error::io("creating", folder, error))?;
+    }
+    rename(from, to)?;
+    done.push((from.to_owned(), to.to_owned()));
+    Ok(())
+}
+
+fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).map_err(|error| Error::io("renaming to", to, error))
+}
