@@ -8,6 +8,7 @@ import ctypes
 import functools
 import importlib
 import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from ._errors import unfit
@@ -45,8 +46,36 @@ def numpy(selection: Tensor | Slice) -> Any:
         raise unfit(f"NumPy has no type for {selection.dtype}", "decode its bytes with decode_into")
     array = np.empty(selection.shape, names[0])
     selection.decode_into(array)
-    extended = getattr(_ml_dtypes(), names[1], None) if names[1] else None
-    return array if extended is None else array.view(extended)
+    if names[1] is None:
+        return array
+    if (extended := getattr(_ml_dtypes(), names[1], None)) is not None:
+        return array.view(extended)
+    warnings.warn(
+        f"these {names[0]} are the bits of {selection.dtype}, not its values: NumPy has no such "
+        "type without ml_dtypes; install it, or take numpy.asarray(tensor)",
+        stacklevel=2,
+    )
+    return array
+
+
+def values(selection: Tensor | Slice, dtype: Any, copy: bool | None) -> Any:
+    import numpy as np
+
+    if copy is False:
+        raise ValueError("a tensor is decoded into new memory; leave copy=False out")
+    extended = NUMPY.get(selection.dtype, ("", None))[1]
+    if extended is None or hasattr(_ml_dtypes(), extended):
+        array = numpy(selection)
+    elif selection.dtype == "BF16":
+        bits = np.empty(selection.shape, np.uint16)
+        selection.decode_into(bits)
+        array = (bits.astype(np.uint32) << 16).view(np.float32)
+    else:
+        raise unfit(
+            f"NumPy has no type for {selection.dtype} without ml_dtypes",
+            "install it, or take .torch()",
+        )
+    return array if dtype is None else array.astype(dtype, copy=False)
 
 
 @functools.cache

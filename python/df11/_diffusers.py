@@ -33,6 +33,7 @@ from ._quantizer import METHOD, Config, finish, refuse_decoding
 from ._saving import save_model
 from ._source import KEY, SAVE_AGAIN, Made, made_of
 from ._tensor import CompressedTensor
+from ._watch import watch
 
 _ASKED = ("subfolder", "cache_dir", "force_download", "local_files_only", "token", "revision")
 #: By thread: the quantizer whose model is about to be loaded, and the one whose file is asked for.
@@ -148,6 +149,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         finish(model, self, self.tensors, self._items)
         _wrap_saving()
+        watch(model)
         # Weights are what they were, and may be moved and converted as those of any model.
         model.is_quantized = False
         self.tensors = self.made = self._handed = None

@@ -16,6 +16,7 @@ from . import _native
 from ._hub import wrap
 from ._matrices import raw_stream
 from ._source import KEY
+from ._tensor import CompressedTensor
 
 
 def raise_if_damaged(device: torch.device | int | None = None) -> None:
@@ -49,12 +50,21 @@ class _Streamer:
 
 
 def watch(model: Any) -> None:
-    """Has a model's `generate`, if it has one, raise before it hands out wrong tokens. The class
-    that defines it is changed once, and no other model by that.
+    """Has a model's `generate`, if it has one, raise before it hands out wrong tokens, and its
+    `get_memory_footprint` count what compressed weights take. The classes that define them are
+    changed once, and no other model by that.
     """
-    owner = next((kind for kind in type(model).__mro__ if "generate" in vars(kind)), None)
-    if owner is not None:
-        wrap((owner, "generate", _generate))
+    for name, around in (("generate", _generate), ("get_memory_footprint", _footprint)):
+        owner = next((kind for kind in type(model).__mro__ if name in vars(kind)), None)
+        if owner is not None:
+            wrap((owner, name, around))
+
+
+def _footprint(call: Any, asked: dict[str, Any]) -> Any:
+    """Libraries multiply numbers of elements by the size of one."""
+    some = {id(value): value for value in asked["self"].parameters()}.values()
+    compressed = (value for value in some if isinstance(value, CompressedTensor))
+    return call() - sum(value.numel() * value.element_size() - value.nbytes for value in compressed)
 
 
 def _generate(call: Any, asked: dict[str, Any]) -> Any:
