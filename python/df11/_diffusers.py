@@ -29,7 +29,7 @@ from ._errors import misshapen
 from ._hub import folder_of, wrap
 from ._parameters import wanted_by
 from ._plan import Item, device_of, resolve
-from ._quantizer import METHOD, Config, finish, refuse_decoding
+from ._quantizer import METHOD, Config, finish, merge, refuse_decoding
 from ._saving import save_model
 from ._source import KEY, SAVE_AGAIN, Made, made_of
 from ._tensor import CompressedTensor
@@ -225,13 +225,6 @@ def _taken(name: str) -> Any:
     return None if found is None else found()
 
 
-def _merge(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
-    """Options of df11 that are given for a compressed model replace those of its config."""
-    _, config, options = asked.values()
-    method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
-    return options if method == METHOD and isinstance(options, Config) else call()
-
-
 auto.AUTO_QUANTIZER_MAPPING[METHOD] = Df11DiffusersQuantizer
 auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = Config
-_must_wrap((auto.DiffusersAutoQuantizer, "merge_quantization_configs", _merge))
+_must_wrap((auto.DiffusersAutoQuantizer, "merge_quantization_configs", merge))

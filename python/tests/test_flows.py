@@ -108,7 +108,9 @@ def test_another_quantization_is_refused(both: tuple[Path, Path]) -> None:
         def post_init(self) -> None:
             """Without the package."""
 
-    with pytest.raises(ValueError, match="is quantized with Config but you are passing a Other"):
+    with pytest.raises(
+        ValueError, match="is quantized with Df11Config but you are passing a Other"
+    ):
         load(both[1], quantization_config=Other(load_in_8bit=True))
 
 

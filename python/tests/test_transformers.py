@@ -117,12 +117,14 @@ def test_state_dict_and_copies_are_compressed(folders: Folders, tmp_path: Path) 
         df11.report(pickled, verify=True)
 
 
-@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+@pytest.mark.filterwarnings("error:You passed `quantization_config`")
 def test_options(folders: Folders) -> None:
     """The caller's, whatever the checkpoint says; they are not saved."""
-    folder = folders.df11("llama")
+    folder, said = folders.df11("llama"), {"quant_method": "df11", "mode": "fused"}
     for model in (
         loaded(folders, "llama", "cpu", mode="fused"),
+        load(folder, quantization_config=said),
+        load(folders.bf16("llama"), quantization_config=said),
         load(folder, config=with_options(folder, mode="fused")),
     ):
         assert not model.lm_head.weight.exact
@@ -132,7 +134,8 @@ def test_options(folders: Folders) -> None:
         assert model.config.quantization_config.to_dict() == {"quant_method": "df11"}
     for refused, words in [
         (lambda: load(folder, config=with_options(folder, prefetch=True)), "no prefetch; its opt"),
-        (lambda: df11.Config(prefetch=True), "no prefetch; its options are mode, residence"),
+        (lambda: df11.Config(prefetch=True), "Df11Config has no prefetch; its options are mode, "),
+        (lambda: load(folder, quantization_config={**said, "prefetch": 1}), "has no prefetch"),
         (lambda: df11.Config(mode="fast"), "choose one of exact, fused"),
     ]:
         with pytest.raises(ValueError, match=words):
