@@ -268,7 +268,9 @@ class _Decoded:
         need ml_dtypes, and `ValueError` for `copy=False`.
         """
     def torch(self) -> Any:
-        """A new PyTorch tensor on the CPU, in memory that is its own."""
+        """A new PyTorch tensor on the CPU, in memory that is its own. F4 has `float4_e2m1fn_x2`,
+        two elements in one. Raises `ParameterError` for F6, and for F4 with an odd last dimension.
+        """
     def __dlpack__(
         self,
         *,

@@ -15,6 +15,8 @@ from conftest import MATRIX, SAMPLE, one_layout
 import df11
 from df11 import _arrays
 
+pytestmark = pytest.mark.filterwarnings("ignore:these uint:UserWarning")
+
 
 @pytest.fixture
 def forgotten() -> Iterator[None]:
