@@ -103,14 +103,14 @@ def merge(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
     """Options that are given for a compressed model replace those of its config; a library's own
     way is for configs of its own. A dict serves, as it does for a model that is not compressed.
     """
-    config, options = (asked.get(name) for name in _MERGED)
+    config: Any = asked["quantization_config"]
+    options = asked.get("quantization_config_from_args")
     method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
     if isinstance(options, dict) and options.get("quant_method") == METHOD:
-        options = Config.from_dict(options)
+        options = Config(**options)
     return options if method == METHOD and isinstance(options, Config) else call()
 
 
-_MERGED = ("quantization_config", "quantization_config_from_args")
 wrap((auto.AutoHfQuantizer, "merge_quantization_configs", merge))
 
 
