@@ -22,7 +22,7 @@ from ._ops import TEMPORARY_BYTES
 
 REMEDY = (
     "load the model in BF16 to change its weights, take a decoded copy with .decode(), or merge an "
-    "adapter by df11.merge_adapter"
+    "adapter by df11.merge_adapter, or in diffusers by fuse_lora(safe_fusing=True)"
 )
 aten = torch.ops.aten
 Handler = Callable[..., Any]

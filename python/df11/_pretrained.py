@@ -7,6 +7,7 @@ memory until everything is known.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -74,8 +75,12 @@ class LastConversion(ConversionOps):
         asked: list[str] = []
         if self.reader is not None:
             asked, self.reader.asked = self.reader.asked, asked
-        # Of a tensor that is only renamed, the pattern is its name.
-        sources = [name for name in asked if name in source_patterns] or asked
+        # Of a tensor that is only renamed, the pattern is its name. Others may have been asked for
+        # that the loader takes itself.
+        sources = [name for name in asked if name in source_patterns] or [
+            name for name in asked if any(re.search(each, name) for each in source_patterns)
+        ]
+        sources = sources or asked
         pairs = input_dict.items()
         values = {name: each[0] if isinstance(each, list) else each for name, each in pairs}
         return self.take(values, sources)
@@ -119,6 +124,8 @@ class Taker(LastConversion):
         if tuple(value.shape) != tuple(local(room).shape):
             wrong = misshapen(name, local(room).shape, value.shape, self.tensors.container.path)
             self._wrong = self._wrong or wrong
+        if isinstance(value, CompressedTensor):
+            sources = list(dict.fromkeys(self.tensors.names(value)))
         kinds = {self.tensors.container[name].encoding for name in sources}
         is_gap = value.dim() > 1 and "gap" in kinds
         if not isinstance(value, CompressedTensor) and not is_gap:

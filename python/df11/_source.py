@@ -34,16 +34,18 @@ SAVE_AGAIN = "load it in BF16, save it with save_pretrained(FOLDER), and load FO
 
 
 class Made:
-    """The containers of a folder with BF16 weights, as `df11 compress` writes them: on all cores,
-    1 GB/s each. Raises `OSError` if there is no room for them, and what `df11.compress` raises.
+    """The containers of a folder with BF16 weights, or of one file, as `df11 compress` writes them:
+    on all cores, 1 GB/s each. Raises `OSError` if there is no room for them, and what
+    `df11.compress` raises.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         held = ExitStack()
         weakref.finalize(self, held.close)
+        name = f"{folder.stem}.df11" if folder.is_file() else "model"
         # Side files stay there, by which the containers can be verified.
-        out = held.enter_context(_native.TemporaryFolder(_place(folder))) / "model"
+        out = held.enter_context(_native.TemporaryFolder(_place(folder))) / name
         _native.compress(folder, out, verify=False)
         self.container: Any = _native.open(out)
         for shard in self.container.shards:
@@ -58,7 +60,8 @@ _CARRY = -0x61C8864680B583EB
 
 
 def stamp(folder: Path) -> Stamp:
-    stats = ((path, path.stat()) for path in sorted(folder.rglob(f"*{_SUFFIX}")))
+    files = [folder] if folder.is_file() else sorted(folder.rglob(f"*{_SUFFIX}"))
+    stats = ((path, path.stat()) for path in files)
     return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
 

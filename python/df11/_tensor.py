@@ -371,6 +371,27 @@ def _set_data(self: CompressedTensor, value: Tensor) -> None:
     torch.utils.swap_tensors(self, other)  # type: ignore[no-untyped-call]
 
 
+def _scaled(name: str) -> Callable[..., Tensor]:
+    """`div_` or `mul_`, by which models scale weights as they first run. By one nothing changes; a
+    parameter is ordinary from then on. Another tensor may be an alias of one: it is refused.
+    """
+
+    def scale(self: Tensor, other: Any, **options: Any) -> Tensor:
+        if not isinstance(self, CompressedTensor):
+            with torch._C.DisableTorchFunctionSubclass():
+                scaled: Tensor = getattr(self, name)(other, **options)
+                return scaled
+        is_number = isinstance(other, (int, float))
+        if is_number and other == 1 and not options:
+            return self
+        if not (is_number and getattr(self, "_is_param", False)):
+            refuse_writing(name)
+        _set_data(self, getattr(self.decode(), name)(other, **options))
+        return self
+
+    return scale
+
+
 class _Storage(torch.UntypedStorage):
     """The storage of a compressed tensor, which has no memory of its own."""
 
@@ -451,6 +472,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     Tensor.numpy: lambda self, *args, **kwargs: self.decode().numpy(*args, **kwargs),
     Tensor.__array__: lambda self, *args, **kwargs: self.decode().__array__(*args, **kwargs),
     Tensor.__cuda_array_interface__.__get__: _interface,
+    Tensor.div_: _scaled("div_"),
+    Tensor.mul_: _scaled("mul_"),
     Tensor.apply_: lambda *_: refuse_writing("apply_"),
     Tensor.tolist: lambda self: self.decode().tolist(),
     Tensor.__dlpack__: lambda self, **kwargs: self.decode().__dlpack__(**kwargs),

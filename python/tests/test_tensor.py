@@ -338,6 +338,28 @@ def test_bytes_are_those_of_the_arrays(name: str) -> None:
     assert abs(sum(part.nbytes for part in weight.split(24)) - held) <= len(weight)
 
 
+@torch.no_grad()
+def test_a_parameter_is_scaled_in_place(q: CompressedTensor) -> None:
+    """As models do that divide the weights of deep layers when they first run."""
+    weight, plain = nn.Parameter(q, requires_grad=False), nn.Parameter(WEIGHTS["q"].clone(), False)
+    assert weight.div_(1) is weight and isinstance(weight, CompressedTensor)
+    for alias in (weight.data, weight.detach(), weight[:32]):
+        for name in ("div_", "mul_"):
+            with pytest.raises(RuntimeError, match=f"{name} would change a compressed tensor"):
+                getattr(alias, name)(2)
+    del alias
+    with pytest.raises(RuntimeError, match="div_ would change"):
+        weight.div_(weight)
+    assert same(weight, WEIGHTS["q"])
+    with pytest.warns(UserWarning, match="an ordinary tensor from now on"):
+        assert weight.div_(2**3) is weight
+    plain.div_(2**3)
+    assert type(weight) is nn.Parameter and torch.equal(weight, plain)
+    assert torch.equal(weight.mul_(8), WEIGHTS["q"])
+    x = torch.ones(128, 256).bfloat16()
+    assert torch.equal(x.div_(q), torch.ones(128, 256).bfloat16().div_(WEIGHTS["q"]))
+
+
 def printed(weight: torch.Tensor) -> str:
     """What PyTorch prints of it."""
     return repr(weight.decode() if isinstance(weight, CompressedTensor) else weight)

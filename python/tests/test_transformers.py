@@ -18,6 +18,8 @@ import transformers
 from conftest import on_devices
 from models import (
     CAUSAL,
+    SMALL,
+    UNTIED,
     Folders,
     config_of,
     equal,
@@ -350,6 +352,30 @@ def test_compiles_as_one_graph(folders: Folders, name: str) -> None:
         each(inputs_embeds=x).logits.square().mean().backward()
         grads.append(x.grad)
     assert grads[0] is not None and torch.equal(*grads)
+
+
+def one_layer() -> Any:
+    config = transformers.LlamaConfig(**{**SMALL, **UNTIED, "num_hidden_layers": 1})
+    return seeded(transformers.LlamaForCausalLM(config))
+
+
+@torch.no_grad()
+def test_compiled_by_inductor(tmp_path: Path) -> None:
+    """The bits of the compiled BF16 model from the first layer on. Inductor fuses the look-up of an
+    embedding with what follows, which it cannot do with a compressed one, and rounds otherwise.
+    """
+    bf16, folder = saved(one_layer(), tmp_path)
+    original, model = load(bf16).requires_grad_(False), load(folder)
+    assert isinstance(model.model.embed_tokens.weight, CompressedTensor)
+    x = model.get_input_embeddings()(prompt())
+    found = []
+    for each in (original, model):
+        torch._dynamo.reset()
+        compiled = torch.compile(each, fullgraph=True)
+        found.append([compiled(inputs_embeds=x).logits for _ in range(2)])
+    assert torch.equal(*found[1]) and torch.equal(found[1][0], found[0][0])
+    logits = compiled(prompt()).logits
+    assert torch.equal(logits, compiled(prompt()).logits) and nearly(logits, found[0][0])
 
 
 # ---- on GPUs ----
