@@ -71,7 +71,7 @@ MOST_WEIGHTS = 40_000_000
 #: Small sizes, and fields of configs that get them.
 SMALL: list[tuple[int, str]] = [
     (HIDDEN, "hidden_size d_model n_embd embed_dim dim embedding_size word_embed_proj_dim emb_dim"),
-    (HIDDEN, "mlp_hidden_size shared_expert_intermediate_size"),
+    (HIDDEN, "mlp_hidden_size shared_expert_intermediate_size attention_hidden_size"),
     # Smaller experts are not coded.
     (3 * HIDDEN, "moe_intermediate_size intermediate_size ffn_dim n_inner d_ff ffn_hidden_size"),
     (3 * HIDDEN, "intermediate_size_mlp"),
@@ -90,7 +90,8 @@ SMALL: list[tuple[int, str]] = [
     (16, "qk_rope_head_dim qk_nope_head_dim index_topk sliding_window attention_chunk_size"),
     (16, "mamba_d_state state_size ssm_state_size mamba_d_head"),
     (256, "max_position_embeddings n_positions max_sequence_length"),
-    (2, "num_kv_shared_layers"),
+    # Layers that share must have a partner of their kind.
+    (0, "num_kv_shared_layers"),
 ]
 SIZES = {name: size for size, names in SMALL for name in names.split()}
 
@@ -205,7 +206,7 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
 
 
 def save(made: Any, name: str, folder: Path) -> None:
-    config = small(configuration_auto.CONFIG_MAPPING[name]())
+    config = small(default(configuration_auto.CONFIG_MAPPING[name]))
     with torch.device("meta"):
         count = sum(value.numel() for value in made.from_config(config).parameters())
     if count > MOST_WEIGHTS:
@@ -215,6 +216,15 @@ def save(made: Any, name: str, folder: Path) -> None:
         centre = 1.0 if "norm" in key and key.endswith("weight") else 0.0
         value.copy_(centre + 0.05 * torch.randn(value.shape, generator=generator))
     model.to(torch.bfloat16).save_pretrained(folder)
+
+
+def default(kind: Any) -> Any:
+    """A config, with small sizes where it needs some."""
+    try:
+        return kind()
+    except (TypeError, ValueError):
+        fields = {name for each in kind.__mro__ for name in vars(each).get("__annotations__", ())}
+        return kind(**{name: SIZES[name] for name in fields & SIZES.keys()})
 
 
 def small(config: Any) -> Any:
@@ -235,7 +245,7 @@ def shrunk(fields: dict[str, Any]) -> dict[str, Any]:
             found[key] = {at: one for at, one in value.items() if int(at) < LAYERS}
         elif isinstance(value, dict):
             found[key] = shrunk(value)
-        elif isinstance(value, list) and key.endswith("_section"):
+        elif isinstance(value, (list, tuple)) and key.endswith("_section"):
             found[key] = [HIDDEN // HEADS // 2 - 10, 5, 5][: len(value)]
         elif isinstance(value, list) and len(value) == before:
             found[key] = value[:LAYERS]
@@ -254,6 +264,10 @@ def shrunk(fields: dict[str, Any]) -> dict[str, Any]:
 
 def run(made: Any, folder: Path) -> tuple[list[torch.Tensor], Any]:
     model = made.from_pretrained(folder, dtype=torch.bfloat16).eval().requires_grad_(False)
+    for each in (model.config, *model.config.sub_configs):
+        part = getattr(model.config, each, None) if isinstance(each, str) else each
+        if hasattr(part, "use_cache"):
+            part.use_cache = False
     torch.manual_seed(11)  # of models that draw noise
     found = tree_leaves(dict(model(**inputs(model))))
     return [value for value in found if isinstance(value, torch.Tensor)], model

@@ -38,7 +38,7 @@ from ._modules import entries
 from ._pack import pack_dense
 from ._parameters import warn_of_conversions
 from ._plan import EXCEPTIONAL, SMALL, aligned, fast_bytes, why_no_matrix
-from ._pretrained import LastConversion
+from ._pretrained import LastConversion, zeroed_row
 from ._source import Digest, Source, Weight, digest, settled, stamp
 from ._tensor import CompressedTensor
 
@@ -92,6 +92,8 @@ class PackingTaker(LastConversion):
         value = value.to(self.device)
         if attribute in self.model.get_submodule(path)._buffers:
             return value
+        if (row := zeroed_row(self.model, name)) is not None:
+            value[row] = 0
         if value.dtype != torch.bfloat16:
             found: Any = f"used as {value.dtype}".replace("torch.", "")
         elif value.dim() < 2 or not value.numel():

@@ -90,6 +90,21 @@ class LastConversion(ConversionOps):
         raise NotImplementedError
 
 
+def zeroed_row(model: Any, name: str) -> int | None:
+    """The row of a weight that a model's class sets to zero whenever it is loaded, whatever the
+    checkpoint holds: that of padding, in some. Tried on an embedding that counts as loaded.
+    """
+    module = model.get_submodule(name.rpartition(".")[0])
+    if not isinstance(module, nn.Embedding) or module.padding_idx is None:
+        return None
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        probe = nn.Embedding(2, 1, padding_idx=0, device="cpu")
+        probe.weight.fill_(1)
+        probe.weight._is_hf_initialized = True  # type: ignore[attr-defined]
+        model._init_weights(probe)
+    return None if probe.weight[0].item() else module.padding_idx
+
+
 class Taker(LastConversion):
     """Keeps what was made, and gives the loader the parameters as they are."""
 
@@ -147,6 +162,12 @@ class Taker(LastConversion):
                 f"{type(self.model).__name__}; use the class it was made for"
             )
         self._tie()
+        for item in self._items:
+            row = zeroed_row(self.model, item.name)
+            if row is not None and item.value[row].view(torch.int16).any():
+                dense = item.value.clone()  # of a compressed one decoded
+                dense[row] = 0
+                item.value = dense
         return self._items
 
     def take_beside(self, path: Path | None, names: list[str]) -> None:
