@@ -181,6 +181,10 @@ class Taker(LastConversion):
             if partners[name] in self.tensors:
                 raise in_both(path, name)
 
+    def left(self) -> set[str]:
+        """Names of what the loader took from the containers itself, in another dtype."""
+        return self._fed.keys() - {item.name for item in self._items} - set(self.added[1])
+
     def _check_added(self) -> None:
         """Refuses a file beside the containers that has weights of theirs by other names."""
         path, names = self.added

@@ -306,7 +306,10 @@ class Df11Quantizer(HfQuantizer):
         else:
             model._keys_to_ignore_on_load_unexpected = self._ignored
             taker, self.taker, self._handed = self.taker, None, None
-            finish(model, self, taker.tensors, taker.finish())
+            items = taker.finish()
+            left = taker.left()
+            finish(model, self, taker.tensors, items)
+            model.__dict__[KEY].add(model, left)
         _wrap_saving()
         watch(model)
         # What is left of the quantizer goes with copies of the model.

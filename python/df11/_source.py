@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from . import _native
 from ._container import Tensors
-from ._modules import Spot, local
+from ._modules import Spot, entries, local
 from ._tensor import CompressedTensor
 
 KEY = "_df11"
@@ -199,6 +199,17 @@ class Source:
         copy = replace(self)
         copy.close()
         return copy.__dict__
+
+    def add(self, root: nn.Module, names: Container[str]) -> None:
+        """Tells of weights that a loader has made of the containers itself, as they are now."""
+        held = {spot.key for spot in self.spots}
+        for entry in entries(root):
+            name = next((spot.name for spot in entry.spots if spot.name in names), None)
+            if name is None or not held.isdisjoint(spot.key for spot in entry.spots):
+                continue
+            reason = f"used as {entry.value.dtype}".replace("torch.", "")
+            told, nbytes = settled(digest(entry.value)), entry.value.nbytes
+            self.weights.append(Weight(name, entry.spots, nbytes, reason, None, told))
 
     def keep(self, made: Made) -> None:
         """Keeps what containers are made by, as long as weights are read there."""
