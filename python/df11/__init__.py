@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ._merging import merge_adapter as merge_adapter
     from ._parameters import MissingError as MissingError
     from ._quantizer import Config as Config
+    from ._quantizer import Df11Config as Df11Config
     from ._saving import save as save
     from ._saving import state_dict as state_dict
     from ._status import ModelReport as ModelReport
@@ -70,6 +71,7 @@ __all__ += ["open", "plan", "safe_open", "verify"]
 #: What needs PyTorch, which is imported when one of them is first used.
 _WITH_TORCH = {
     "Config": "_quantizer",
+    "Df11Config": "_quantizer",
     "MissingError": "_parameters",
     "ModelReport": "_status",
     "attach": "_load",
@@ -93,7 +95,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WITH_TORCH, "torch"])
+    return sorted({*globals(), *_WITH_TORCH, "torch"})
 
 
 _register()

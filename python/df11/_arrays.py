@@ -8,6 +8,7 @@ import ctypes
 import functools
 import importlib
 import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from ._errors import unfit
@@ -32,6 +33,8 @@ NUMPY: dict[str, tuple[str, str | None]] = {
     **{f"I{bits}": (f"int{bits}", None) for bits in (8, 16, 32, 64)},
     **{f"U{bits}": (f"uint{bits}", None) for bits in (8, 16, 32, 64)},
 }
+#: Types of PyTorch that hold two elements, by what these are in a container.
+_PAIRS = {"F4": "float4_e2m1fn_x2"}
 #: Formats of buffers of numbers, as the struct module and NumPy (complex ones) write them. What is
 #: in structures may be an address.
 _NUMBERS = re.compile(r"[@=<>!]?(Z[fd]|[?cbBhHiIlLqQnNefd])")
@@ -45,8 +48,37 @@ def numpy(selection: Tensor | Slice) -> Any:
         raise unfit(f"NumPy has no type for {selection.dtype}", "decode its bytes with decode_into")
     array = np.empty(selection.shape, names[0])
     selection.decode_into(array)
-    extended = getattr(_ml_dtypes(), names[1], None) if names[1] else None
-    return array if extended is None else array.view(extended)
+    if names[1] is None:
+        return array
+    if (extended := getattr(_ml_dtypes(), names[1], None)) is not None:
+        return array.view(extended)
+    other = "numpy.asarray(tensor)" if selection.dtype == "BF16" else ".torch()"
+    warnings.warn(
+        f"these {names[0]} are the bits of {selection.dtype}, not its values: NumPy has no such "
+        f"type without ml_dtypes; install it, or take {other}",
+        stacklevel=2,
+    )
+    return array
+
+
+def values(selection: Tensor | Slice, dtype: Any, copy: bool | None) -> Any:
+    import numpy as np
+
+    if copy is False:
+        raise ValueError("a tensor is decoded into new memory; leave copy=False out")
+    extended = NUMPY.get(selection.dtype, ("", None))[1]
+    if extended is None or hasattr(_ml_dtypes(), extended):
+        array = numpy(selection)
+    elif selection.dtype == "BF16":
+        bits = np.empty(selection.shape, np.uint16)
+        selection.decode_into(bits)
+        array = (bits.astype(np.uint32) << 16).view(np.float32)
+    else:
+        raise unfit(
+            f"NumPy has no type for {selection.dtype} without ml_dtypes",
+            "install it, or take .torch()",
+        )
+    return array if dtype is None else array.astype(dtype, copy=False)
 
 
 @functools.cache
@@ -61,7 +93,25 @@ def _ml_dtypes() -> Any:
 
 
 def torch(selection: Tensor | Slice) -> Any:
-    return importlib.import_module("torch").from_dlpack(selection)
+    library = importlib.import_module("torch")
+    if selection.dtype in _PAIRS:
+        return _pairs(selection, library)
+    if selection.dtype.startswith("F6_"):
+        raise unfit(f"PyTorch has no type for {selection.dtype}", "decode its bytes by decode_into")
+    return library.from_dlpack(selection)
+
+
+def _pairs(selection: Tensor | Slice, library: Any) -> Any:
+    """A tensor of pairs: half as long in its last dimension, as safetensors gives it."""
+    *outer, last = selection.shape or (1,)
+    kind = getattr(library, _PAIRS[selection.dtype], None)
+    if kind is None or last % 2:
+        problem = f"PyTorch has no type for {selection.dtype}"
+        raise unfit(f"{problem} with {last} elements a row", "decode its bytes with decode_into")
+    data = bytearray(selection.nbytes)
+    selection.decode_into(data)
+    found = library.frombuffer(data, dtype=library.uint8) if data else library.empty(0)
+    return found.to(library.uint8).view(kind).view([*outer, last // 2])
 
 
 def dtype_of(kind: str) -> pytorch.dtype | None:

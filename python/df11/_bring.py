@@ -3,6 +3,7 @@
 ```text
  CPU        the container's own mapping
  stored     container ──pinned ring──▶ one slab: codebooks, records, bits, planes, tables
+ encoded    what a loader has made otherwise: on the device, as stored
  fast       container ──▶ a slab for a while ──▶ up to 64 MB of BF16 ──▶ strips, entries
  streamed   the mapping, registered with the driver (or a pinned copy); tables on the GPU
 ```
@@ -27,10 +28,11 @@ from torch import Tensor
 from . import _native
 from ._arrays import memory_at
 from ._container import Area, Tensors
+from ._encoding import encode, matrix_for
 from ._errors import GpuError
 from ._matrices import TABLE_BYTES, TILE_ROWS, Part
 from ._pack import Packed, pack, pack_dense, steps
-from ._plan import EXCEPTIONAL, Group, Item, Residence, aligned
+from ._plan import EXCEPTIONAL, SMALL, Group, Item, Residence, aligned
 from ._progress import Bar
 from ._tensor import CompressedTensor
 
@@ -74,7 +76,13 @@ def _compressed(
             mine.append(item)
         else:
             item.reason = EXCEPTIONAL
-    others = [items for items in others if items]
+    dense = [item for items in others for item in items if not item.is_compressed]
+    for item in dense:
+        if (made := to.encoded(item.value, exact)) is None:
+            item.reason = SMALL
+        else:
+            yield item, made
+    others = [mine for items in others if (mine := [item for item in items if item.is_compressed])]
     found = [to.tensors.around(_values(items)) for items in others]
     arrays_of = to.arrays([tiles for _, tiles in found], residence)
     for items, (windows, _), arrays in zip(others, found, arrays_of, strict=True):
@@ -143,6 +151,20 @@ class _Device:
         pairs = ((book, table) for book, *_, table in arrays.values())
         items = [(book.data_ptr(), book.numel(), table.data_ptr()) for book, table in pairs]
         _native.build_tables(self.device.index, items)
+
+    def encoded(self, value: Tensor, exact: bool) -> CompressedTensor | None:
+        """A tensor that is not compressed, as stored; None if that makes it no smaller."""
+        matrix = matrix_for(value)
+        assert matrix is not None
+        if (found := encode(matrix.to(self.device))) is None:
+            return None
+        arrays, part = found
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+            book, table = arrays[0], arrays[-1]
+            place = (book.data_ptr(), book.numel(), table.data_ptr())
+            _native.build_tables(self.device.index, [place])
+        return CompressedTensor(arrays, [part], value.shape, exact=exact)
 
     def fast(self, items: list[Item]) -> Iterator[Packed | None]:
         windows = iter(self.tensors.around(_values(items))[0])

@@ -196,6 +196,26 @@ def share(part: Part) -> float:
     return _area(tiles.rows, tiles.columns) / (part.rows * part.columns)
 
 
+class Origins:
+    """The tensors of a container that values come from, after a library has renamed, cut and
+    stacked these.
+    """
+
+    def __init__(self, tensors: Tensors, values: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        #: Kept, so that no other tensor gets their memory.
+        self._values = values
+        plain = (pair for pair in values.items() if not isinstance(pair[1], CompressedTensor))
+        self._names = {value.untyped_storage().data_ptr(): name for name, value in plain}
+
+    def of(self, value: Tensor) -> list[str]:
+        """Their names; none for ordinary values in memory of their own."""
+        if isinstance(value, CompressedTensor):
+            return list(dict.fromkeys(self._tensors.names(value)))
+        name = self._names.get(value.untyped_storage().data_ptr())
+        return [] if name is None else [name]
+
+
 class Unplaced:
     """A tensor that a loader would move to its device: it stays where it is until all are known."""
 

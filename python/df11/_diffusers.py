@@ -23,20 +23,21 @@ from diffusers.quantizers.base import DiffusersQuantizer
 
 from . import _native
 from ._arrays import dtype_of
-from ._container import Handed, Tensors
+from ._container import Handed, Origins, Tensors, with_dtype
 from ._doctor import mismatch, tell_newer
 from ._errors import misshapen
 from ._hub import folder_of, wrap
 from ._parameters import wanted_by
 from ._plan import Item, device_of, resolve
-from ._quantizer import METHOD, Config, finish, refuse_decoding
+from ._quantizer import METHOD, Config, finish, merge, refuse_decoding
 from ._saving import save_model
 from ._source import KEY, SAVE_AGAIN, Made, made_of
 from ._tensor import CompressedTensor
 from ._watch import watch
 
 _ASKED = ("subfolder", "cache_dir", "force_download", "local_files_only", "token", "revision")
-#: By thread: the quantizer whose model is about to be loaded, and the one whose file is asked for.
+#: By thread: the quantizer whose model is about to be loaded, and the one whose file is asked for;
+#: whether a single file is to be read by df11, and what was read.
 _loading = threading.local()
 
 
@@ -60,15 +61,20 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self.saving: Callable[[], dict[str, Any]] | None = None
         self._handed: Handed | None = None
         self._items: list[Item] = []
-        #: By the identity of what the loader was given, its name in the container.
-        self._names: dict[int, str] = {}
+        self._origins: Origins | None = None
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
         """Checks diffusers, and has it ask this quantizer for files. Called again later."""
-        if self.tensors is None:
+        if self.tensors is not None:
+            return
+        tell_newer()
+        single, _loading.single = getattr(_loading, "single", None), None
+        if single is None:
             _wrap()
-            tell_newer()
             _loading.quantizer = weakref.ref(self)
+        else:
+            self.made, self.tensors = single.made, single.tensors
+            self._origins = single.origins
 
     def update_torch_dtype(self, torch_dtype: Any) -> Any:
         self.dtype = torch_dtype
@@ -101,7 +107,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         for name, value in values.items():
             if isinstance(value, CompressedTensor) and self.dtype not in (None, value.dtype):
                 values[name] = value.decode()
-        self._names.update({id(value): name for name, value in values.items()})
+        self._origins = Origins(self.tensors, dict(values))
         return values
 
     def maybe_update_loaded_keys(
@@ -114,7 +120,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         return loaded_keys
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        if self.made is None:
+        if self.made is None or isinstance(state_dict, Checkpoint):
             return state_dict
         if other := [name for name in state_dict if name not in self.tensors]:
             raise ValueError(
@@ -122,16 +128,20 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
             )
         return self._values(list(state_dict))
 
-    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+    def _process_model_before_weight_loading(
+        self, model: Any, state_dict: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         if self.tensors is None:
             raise ValueError(
-                f"df11 compresses folders that save_pretrained wrote, and no files; {SAVE_AGAIN}"
+                f"df11 compresses folders and files of safetensors, and nothing else; {SAVE_AGAIN}"
             )
         if self.dtype is not None:
             return
         wanted = wanted_by(model)
         for name, parameter in model.named_parameters():
-            if name in self.tensors:
+            if state_dict is not None and name in state_dict:
+                parameter.data = parameter.data.to(wanted(name, state_dict[name].dtype))
+            elif name in self.tensors:
                 kind = wanted(name, dtype_of(self.tensors.container[name].dtype))
                 parameter.data = parameter.data.to(kind)
 
@@ -142,18 +152,22 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         raise misshapen(param_name, wanted.shape, found.shape, self.tensors.container.path)
 
     def create_quantized_param(self, *args: Any, **kwargs: Any) -> Any:
-        _, value, name, _, state_dict, *_ = args
-        source = self._names[id(state_dict[name])]
-        self._items.append(Item(name, value, [source]))
+        _, value, name, device, state_dict, *_ = args
+        if self.placement is None:  # `from_single_file` tells it with each parameter alone
+            self.update_device_map(None if device.type == "cpu" else {"": device})
+        assert self._origins is not None
+        self._items.append(Item(name, value, self._origins.of(state_dict[name])))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         finish(model, self, self.tensors, self._items)
         _wrap_saving()
         watch(model)
+        if not model.config.get("quantization_config"):  # of a single file
+            model.register_to_config(quantization_config=self.quantization_config)
         # Weights are what they were, and may be moved and converted as those of any model.
         model.is_quantized = False
-        self.tensors = self.made = self._handed = None
-        self._items, self._names = [], {}
+        self.tensors = self.made = self._handed = self._origins = None
+        self._items = []
 
     def get_state_dict_and_metadata(
         self, state_dict: dict[str, Any], safe_serialization: bool = False
@@ -186,7 +200,10 @@ def _save(call: Any, asked: dict[str, Any]) -> None:
             "a compressed model is saved as it is, without variant and push_to_hub; "
             "`hf upload REPOSITORY FOLDER` brings the folder to the Hub"
         )
-    save_model(model, folder, partial(call.func, model), options, takes_new=False)
+    weights = [weight for weight in model.__dict__[KEY].weights if weight.told is not None]
+    renamed = any(weight.told[0] != [weight.name] for weight in weights)
+    library = partial(call.func, model)
+    save_model(model, folder, library, options, takes_new=False, renamed=renamed)
 
 
 def _wrap() -> None:
@@ -214,6 +231,89 @@ def _wrap() -> None:
     )
 
 
+class Checkpoint(dict[str, torch.Tensor]):
+    """What `from_single_file` takes for a checkpoint: the tensors of a container."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens a container, or makes one of a file of safetensors. Raises `ValueError` for
+        another file.
+        """
+        self.made: Made | None = None
+        if path.suffix != ".df11":
+            if path.suffix != ".safetensors":
+                raise ValueError(f"df11 compresses files of safetensors, not {path}; {SAVE_AGAIN}")
+            self.made = Made(path)
+        self.tensors = Tensors(_native.open(path) if self.made is None else self.made.container)
+        super().__init__({name: self.tensors[name] for name in self.tensors})
+        self.origins = Origins(self.tensors, dict(self))
+
+
+def wrap_single_files() -> None:
+    """Has `from_single_file` take containers, and compress files of safetensors if it is given
+    options of df11.
+    """
+    from diffusers.loaders import single_file_utils
+    from diffusers.loaders.single_file_model import FromOriginalModelMixin
+
+    def load(call: Any, asked: dict[str, Any]) -> Any:
+        given = asked.get("kwargs", {})
+        said, source = given.get("quantization_config"), asked.get(_SINGLE)
+        if isinstance(said, dict) and said.get("quant_method") == METHOD:
+            said = Config(**said)
+        is_container = isinstance(source, (str, os.PathLike)) and Path(source).suffix == ".df11"
+        if said is None and is_container:
+            said = Config()
+        if not isinstance(said, Config):
+            if is_container:
+                raise ValueError(f"{source} is compressed; leave quantization_config out")
+            return call()
+        _loading.reads = True
+        try:
+            return partial(call, quantization_config=said)()
+        finally:
+            _loading.reads, _loading.single = False, None
+
+    def read(call: Any, asked: dict[str, Any]) -> Any:
+        file = asked["checkpoint_file"]
+        if not getattr(_loading, "reads", False) or isinstance(file, dict):
+            return call()
+        _loading.single = Checkpoint(Path(file))
+        return _loading.single
+
+    _must_wrap(
+        (FromOriginalModelMixin, "from_single_file", load),
+        (single_file_utils, "load_state_dict", read),
+    )
+
+
+_SINGLE = "pretrained_model_link_or_path_or_dict"
+
+
+def by_conversion(module: Any, tensors: Tensors) -> list[Item] | None:
+    """What diffusers makes of a checkpoint in its original format for a model. None for a model
+    that it converts nothing for, and for a checkpoint that has the names of its parameters.
+    """
+    from diffusers.loaders import single_file_model as single
+
+    find: Any = single._get_single_file_loadable_mapping_class
+    kind, own = find(type(module)), module.state_dict()
+    if kind is None or own.keys() <= set(tensors):
+        return None
+    values = {name: tensors[name] for name in tensors}
+    origins = Origins(tensors, dict(values))
+    known: Any = single.SINGLE_FILE_LOADABLE_CLASSES
+    convert = known[kind]["checkpoint_mapping_fn"]
+    wanted, items = wanted_by(module), []
+    for name, value in convert(checkpoint=values, config=dict(module.config)).items():
+        if name not in own:
+            continue
+        if value.shape != own[name].shape:
+            raise misshapen(name, own[name].shape, value.shape, tensors.container.path)
+        made = with_dtype(value, wanted(name, value.dtype))
+        items.append(Item(name, made, origins.of(value)))
+    return items
+
+
 def _must_wrap(*functions: Any) -> None:
     if (lacking := wrap(*functions)) is not None:
         raise ImportError(mismatch("diffusers", __version__, lacking))
@@ -225,13 +325,6 @@ def _taken(name: str) -> Any:
     return None if found is None else found()
 
 
-def _merge(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
-    """Options of df11 that are given for a compressed model replace those of its config."""
-    _, config, options = asked.values()
-    method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
-    return options if method == METHOD and isinstance(options, Config) else call()
-
-
 auto.AUTO_QUANTIZER_MAPPING[METHOD] = Df11DiffusersQuantizer
 auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = Config
-_must_wrap((auto.DiffusersAutoQuantizer, "merge_quantization_configs", _merge))
+_must_wrap((auto.DiffusersAutoQuantizer, "merge_quantization_configs", merge))

@@ -22,7 +22,7 @@ from ._ops import TEMPORARY_BYTES
 
 REMEDY = (
     "load the model in BF16 to change its weights, take a decoded copy with .decode(), or merge an "
-    "adapter by df11.merge_adapter"
+    "adapter by df11.merge_adapter, or in diffusers by fuse_lora(safe_fusing=True)"
 )
 aten = torch.ops.aten
 Handler = Callable[..., Any]
@@ -137,6 +137,12 @@ def _copy(self: Any, source: Any, non_blocking: bool = False) -> Any:
             "to load compressed ones, use load_state_dict(..., assign=True)"
         )
     return self
+
+
+@_handles(aten.zero_.default)
+def _zero(self: Any) -> Any:
+    """Libraries clear the rows of padding that they load, which are zero mostly."""
+    return NotImplemented if self.decode().view(torch.int16).any() else self
 
 
 def _is_same(a: Any, b: Any) -> bool:

@@ -41,6 +41,17 @@ def is_encodable(value: Tensor) -> bool:
     return large and columns % 8 == 0
 
 
+def matrix_for(value: Tensor) -> Tensor | None:
+    """The matrix of a BF16 tensor that `encode` takes: with rows of its last dimension, or of all
+    after the first, as kernels of convolutions. None if it takes neither.
+    """
+    if value.dtype != torch.bfloat16 or value.dim() < 2 or not value.numel():
+        return None
+    rows = value.reshape(-1, value.shape[-1])
+    some = (value.flatten(1), rows) if value.dim() > 3 else (rows, value.flatten(1))
+    return next((matrix for matrix in some if is_encodable(matrix)), None)
+
+
 def encode(value: Tensor) -> tuple[list[Tensor], Part] | None:
     """A BF16 matrix that `is_encodable`, as stored: its five arrays, on its device, and the part.
     On a GPU the last one, the decode table, has only its memory; `_native.build_tables` makes it.

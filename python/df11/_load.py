@@ -63,18 +63,28 @@ def attach(
     check_options(mode, residence)
     tensors = Tensors(_native.open(brought(path, revision, subfolder)))
     placement = _placement(device, memory)
-    kinds = (f"{kind.__module__}.{kind.__name__}" for kind in type(module).__mro__)
-    if prefix is not None or "transformers.modeling_utils.PreTrainedModel" not in kinds:
+    items = _converted(module, tensors) if prefix is None else None
+    if items is None:
         items = by_name(module, tensors, prefix)
-    else:
-        from ._pretrained import by_loader
-
-        items = by_loader(module, tensors)
     check_complete(module, items, tensors.container)
     form = "streamed" if streamed else residence
     load(module, tensors, items, placement, mode=mode, residence=form)
     watch(module)
     return module.eval()
+
+
+def _converted(module: nn.Module, tensors: Tensors) -> list[Item] | None:
+    """What the library of a module makes of the container's tensors; None if it is of none."""
+    kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(module).__mro__}
+    if "transformers.modeling_utils.PreTrainedModel" in kinds:
+        from ._pretrained import by_loader
+
+        return by_loader(module, tensors)
+    if "diffusers.loaders.single_file_model.FromOriginalModelMixin" in kinds:
+        from ._diffusers import by_conversion
+
+        return by_conversion(module, tensors)
+    return None
 
 
 def _placement(device: Any, memory: Any) -> Devices:

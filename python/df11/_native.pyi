@@ -263,10 +263,17 @@ class _Decoded:
         """
     def numpy(self) -> Any:
         """A new NumPy array. BF16 and F8 have the types of ml_dtypes where that is installed; else
-        `uint16` and `uint8` hold their bits.
+        `uint16` and `uint8` hold their bits, which a warning says. `numpy.asarray` gives values.
+        """
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """A new NumPy array of the values, which `numpy.asarray` asks for. Without ml_dtypes those
+        of BF16 are `float32`, which has them all. Raises `ParameterError` for other dtypes that
+        need ml_dtypes, and `ValueError` for `copy=False`.
         """
     def torch(self) -> Any:
-        """A new PyTorch tensor on the CPU, in memory that is its own."""
+        """A new PyTorch tensor on the CPU, in memory that is its own. F4 has `float4_e2m1fn_x2`,
+        two elements in one. Raises `ParameterError` for F6, and for F4 with an odd last dimension.
+        """
     def __dlpack__(
         self,
         *,

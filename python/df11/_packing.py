@@ -32,13 +32,13 @@ from transformers.core_model_loading import dot_natural_key
 from . import _native, _plan
 from ._arrays import known_dtype_of
 from ._container import Sliceable
-from ._encoding import LEAST_BYTES, encode, is_encodable
+from ._encoding import LEAST_BYTES, encode, matrix_for
 from ._load import place_others
 from ._modules import entries
 from ._pack import pack_dense
 from ._parameters import warn_of_conversions
-from ._plan import EXCEPTIONAL, NO_TILES, SMALL, aligned, fast_bytes, matrix_of
-from ._pretrained import LastConversion
+from ._plan import EXCEPTIONAL, SMALL, aligned, fast_bytes, why_no_matrix
+from ._pretrained import LastConversion, zeroed_row
 from ._source import Digest, Source, Weight, digest, settled, stamp
 from ._tensor import CompressedTensor
 
@@ -92,6 +92,8 @@ class PackingTaker(LastConversion):
         value = value.to(self.device)
         if attribute in self.model.get_submodule(path)._buffers:
             return value
+        if (row := zeroed_row(self.model, name)) is not None:
+            value[row] = 0
         if value.dtype != torch.bfloat16:
             found: Any = f"used as {value.dtype}".replace("torch.", "")
         elif value.dim() < 2 or not value.numel():
@@ -104,7 +106,7 @@ class PackingTaker(LastConversion):
 
     def _fast(self, value: Tensor) -> CompressedTensor | str:
         if value.shape[-1] % 8:
-            return "rows of no multiple of eight weights"
+            return why_no_matrix(value)
         if fast_bytes(value) >= value.nbytes:
             return SMALL
         if (packed := pack_dense(self.device, value)) is None:
@@ -117,9 +119,8 @@ class PackingTaker(LastConversion):
         """
         if value.nbytes < LEAST_BYTES:
             return SMALL
-        matrix = value.flatten(1) if value.dim() > 3 else value.reshape(matrix_of(value))
-        if not is_encodable(matrix):
-            return self._fast(value) if value.is_cuda else NO_TILES
+        if (matrix := matrix_for(value)) is None:
+            return self._fast(value) if value.is_cuda else why_no_matrix(value)
         arrays, part = encode(matrix) or ([], None)
         nbytes = sum(aligned(array.numel()) for array in arrays)
         if part is None or value.nbytes - nbytes < _plan.LEAST_SAVED:

@@ -16,6 +16,7 @@ from torch import Tensor
 from . import _native
 from ._arrays import dtype_of
 from ._container import share
+from ._encoding import LEAST_BYTES, LEAST_COLUMNS, matrix_for
 from ._matrices import TABLE_BYTES, Part, pieces
 from ._modules import Spot, common, look_up, outer
 from ._tensor import CompressedTensor
@@ -26,7 +27,9 @@ Residence = Literal["stored", "fast", "streamed", "ordinary"]
 
 CPU = torch.device("cpu")
 SMALL = "as small as it is"
-NO_TILES = "stored in another way than tiles of 32 rows"
+GAP = "stored in the layout gap, which is decoded; df11 convert makes tiles of it"
+NARROW = "too narrow for the kernels, which read rows of at least 128 weights"
+ODD = "not a multiple of 8 wide, as the kernels need"
 EXCEPTIONAL = "too many exceptions for the fast layout"
 #: Arrays begin on multiples of this many bytes.
 ALIGNMENT = 256
@@ -45,16 +48,20 @@ class Item:
     name: str
     #: On the CPU: a window of tensors of the container, compressed, or decoded.
     value: Tensor
+    #: Tensors of the container that it is made of; none if that is not known.
     sources: list[str]
     spots: list[Spot] = field(default_factory=list)
     reason: str | None = None
+    #: Whether it is not compressed, and can be encoded as stored on its device.
+    is_encodable: bool = False
 
     def form(self, wanted: Residence) -> Residence:
         """How it lies if its group lies as is wanted."""
         if self.reason is not None:
             return "ordinary"
         if not isinstance(self.value, CompressedTensor):
-            return "fast"
+            # What is not compressed yet is in memory whole, and cannot be streamed.
+            return "stored" if wanted == "stored" and self.is_encodable else "fast"
         slow = self.value.matrix_shape[1] % 8 or self.value.transposed
         return "stored" if wanted == "fast" and slow else wanted
 
@@ -62,7 +69,7 @@ class Item:
         """Bytes of a GPU."""
         if form == "ordinary":
             return 2 * self.value.numel() if self.is_compressed else self.value.nbytes
-        if form == "fast":
+        if form == "fast" or not self.is_compressed:
             return fast_bytes(self.value)
         return self.table_bytes + (self.stored_bytes if form == "stored" else 0)
 
@@ -117,10 +124,18 @@ def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> s
     if isinstance(value, CompressedTensor):
         tables = item.table_bytes if on_gpu else 0
         return SMALL if 2 * value.numel() - item.stored_bytes - tables < LEAST_SAVED else None
-    if all(one.tiles is not None for one in stored):
-        return "made of other tensors by transformers"
-    is_packed = on_gpu and value.numel() and value.shape[-1] % 8 == 0
-    return None if is_packed else NO_TILES
+    is_gap = any(one.encoding == "gap" for one in stored)
+    item.is_encodable = not is_gap and matrix_for(value) is not None
+    if item.is_encodable or (on_gpu and value.numel() and value.shape[-1] % 8 == 0):
+        return None
+    return GAP if is_gap else why_no_matrix(value)
+
+
+def why_no_matrix(value: Tensor) -> str:
+    """Why a BF16 tensor of several dimensions cannot be compressed in memory."""
+    if value.numel() * value.element_size() < LEAST_BYTES:
+        return SMALL
+    return ODD if value.shape[-1] % 8 and value.shape[-1] > LEAST_COLUMNS else NARROW
 
 
 class Devices(NamedTuple):
@@ -240,7 +255,8 @@ class Group:
 def group(items: list[Item], container: Any) -> list[Group]:
     groups = {block.name: Group() for block in container.blocks}
     for item in items:
-        groups[container[item.sources[0]].block].items.append(item)
+        block = container[item.sources[0]].block if item.sources else container.blocks[0].name
+        groups[block].items.append(item)
     return [each for each in groups.values() if each.items]
 
 

@@ -7,6 +7,7 @@ memory until everything is known.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -74,8 +75,12 @@ class LastConversion(ConversionOps):
         asked: list[str] = []
         if self.reader is not None:
             asked, self.reader.asked = self.reader.asked, asked
-        # Of a tensor that is only renamed, the pattern is its name.
-        sources = [name for name in asked if name in source_patterns] or asked
+        # Of a tensor that is only renamed, the pattern is its name. Others may have been asked for
+        # that the loader takes itself.
+        sources = [name for name in asked if name in source_patterns] or [
+            name for name in asked if any(re.search(each, name) for each in source_patterns)
+        ]
+        sources = sources or asked
         pairs = input_dict.items()
         values = {name: each[0] if isinstance(each, list) else each for name, each in pairs}
         return self.take(values, sources)
@@ -83,6 +88,21 @@ class LastConversion(ConversionOps):
     def take(self, values: dict[str, Tensor], sources: list[str]) -> dict[str, Any]:
         """Takes what was made of some tensors, and gives what the model has instead."""
         raise NotImplementedError
+
+
+def zeroed_row(model: Any, name: str) -> int | None:
+    """The row of a weight that a model's class sets to zero whenever it is loaded, whatever the
+    checkpoint holds: that of padding, in some. Tried on an embedding that counts as loaded.
+    """
+    module = model.get_submodule(name.rpartition(".")[0])
+    if not isinstance(module, nn.Embedding) or module.padding_idx is None:
+        return None
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        probe = nn.Embedding(2, 1, padding_idx=0, device="cpu")
+        probe.weight.fill_(1)
+        probe.weight._is_hf_initialized = True  # type: ignore[attr-defined]
+        model._init_weights(probe)
+    return None if probe.weight[0].item() else module.padding_idx
 
 
 class Taker(LastConversion):
@@ -119,6 +139,8 @@ class Taker(LastConversion):
         if tuple(value.shape) != tuple(local(room).shape):
             wrong = misshapen(name, local(room).shape, value.shape, self.tensors.container.path)
             self._wrong = self._wrong or wrong
+        if isinstance(value, CompressedTensor):
+            sources = list(dict.fromkeys(self.tensors.names(value)))
         kinds = {self.tensors.container[name].encoding for name in sources}
         is_gap = value.dim() > 1 and "gap" in kinds
         if not isinstance(value, CompressedTensor) and not is_gap:
@@ -140,6 +162,12 @@ class Taker(LastConversion):
                 f"{type(self.model).__name__}; use the class it was made for"
             )
         self._tie()
+        for item in self._items:
+            row = zeroed_row(self.model, item.name)
+            if row is not None and item.value[row].view(torch.int16).any():
+                dense = item.value.clone()  # of a compressed one decoded
+                dense[row] = 0
+                item.value = dense
         return self._items
 
     def take_beside(self, path: Path | None, names: list[str]) -> None:
@@ -152,6 +180,10 @@ class Taker(LastConversion):
         for name in partners.keys() & names:
             if partners[name] in self.tensors:
                 raise in_both(path, name)
+
+    def left(self) -> set[str]:
+        """Names of what the loader took from the containers itself, in another dtype."""
+        return self._fed.keys() - {item.name for item in self._items} - set(self.added[1])
 
     def _check_added(self) -> None:
         """Refuses a file beside the containers that has weights of theirs by other names."""

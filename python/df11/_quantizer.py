@@ -59,7 +59,7 @@ _NEEDED = (
 
 
 @register_quantization_config(METHOD)
-class Config(QuantizationConfigMixin):
+class Df11Config(QuantizationConfigMixin):
     """How weights are held: `quantization_config` of `from_pretrained`.
 
     Of a compressed folder it says how the model is loaded; a BF16 folder is compressed while it is
@@ -86,7 +86,7 @@ class Config(QuantizationConfigMixin):
         check_options(mode, residence)
         if unknown := [name for name in others if name != "quant_method"]:
             known = "mode, residence, memory, streamed"
-            raise ValueError(f"df11.Config has no {', '.join(unknown)}; its options are {known}")
+            raise ValueError(f"Df11Config has no {', '.join(unknown)}; its options are {known}")
         self.quant_method = Method.DF11  # type: ignore[assignment]
         self.mode, self.residence = mode, residence
         self.memory, self.streamed = memory, streamed
@@ -94,17 +94,24 @@ class Config(QuantizationConfigMixin):
     def to_dict(self) -> dict[str, Any]:
         return {"quant_method": METHOD}
 
-    def get_loading_attributes(self) -> dict[str, Any]:
-        """What only matters for this run: the caller's, whatever the checkpoint's config says."""
-        return {name: value for name, value in vars(self).items() if name != "quant_method"}
+
+#: Its short name, which most code uses.
+Config = Df11Config
 
 
-# The configs whose options may be given to `from_pretrained` of a quantized checkpoint. It is a
-# list without a way to register; a release without it warns that it leaves the options out.
-auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (
-    *getattr(auto, "LOADING_ATTRIBUTES_CONFIG_TYPES", ()),
-    Config,
-)
+def merge(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
+    """Options that are given for a compressed model replace those of its config; a library's own
+    way is for configs of its own. A dict serves, as it does for a model that is not compressed.
+    """
+    config: Any = asked["quantization_config"]
+    options = asked.get("quantization_config_from_args")
+    method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
+    if isinstance(options, dict) and options.get("quant_method") == METHOD:
+        options = Config(**options)
+    return options if method == METHOD and isinstance(options, Config) else call()
+
+
+wrap((auto.AutoHfQuantizer, "merge_quantization_configs", merge))
 
 
 def refuse_decoding(*_: Any, **__: Any) -> Any:
@@ -299,7 +306,10 @@ class Df11Quantizer(HfQuantizer):
         else:
             model._keys_to_ignore_on_load_unexpected = self._ignored
             taker, self.taker, self._handed = self.taker, None, None
-            finish(model, self, taker.tensors, taker.finish())
+            items = taker.finish()
+            left = taker.left()
+            finish(model, self, taker.tensors, items)
+            model.__dict__[KEY].add(model, left)
         _wrap_saving()
         watch(model)
         # What is left of the quantizer goes with copies of the model.

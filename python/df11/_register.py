@@ -94,10 +94,14 @@ def _refuse_container(source: Any) -> None:
         )
 
 
-#: The modules that keep a library's list of quantizers, and what puts df11 there; and the one that
-#: reads configs, which transformers does before it knows of any quantizer.
+#: The modules that keep a library's list of quantizers, and what puts df11 there; the one that
+#: reads configs, which transformers does before it knows of any quantizer; and the one by which
+#: diffusers loads single files.
 _MODULES: dict[str, Callable[[], object]] = {
     "transformers.configuration_utils": _explain_containers,
     "transformers.quantizers.auto": lambda: importlib.import_module("df11._quantizer"),
     "diffusers.quantizers.auto": lambda: importlib.import_module("df11._diffusers"),
+    "diffusers.loaders.single_file_model": lambda: importlib.import_module(
+        "df11._diffusers"
+    ).wrap_single_files(),
 }

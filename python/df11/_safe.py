@@ -10,7 +10,8 @@ from typing import Any
 from ._errors import unfit
 from ._native import Model, Tensor, open
 
-#: What safetensors calls the frameworks that there are here.
+#: What safetensors calls ways of reading, and the frameworks that there are here.
+_BACKENDS = ("mmap", "pread")
 _TORCH, _NUMPY = ("pt", "torch", "pytorch"), ("np", "numpy")
 
 
@@ -18,22 +19,32 @@ class safe_open:
     """Open a container, or a folder of them, as `safetensors.safe_open` opens a file.
 
     `framework` is `"pt"` (PyTorch) or `"np"` (NumPy); `device` is where PyTorch's tensors go, a
-    name or a GPU's number. Opening reads directories only. Each tensor is decoded when it is asked
-    for, on all cores, and is the caller's own.
+    name or a GPU's number; `backend` is how the container is read, `"mmap"` or `"pread"`. Opening
+    reads directories only. Each tensor is decoded when it is asked for, on all cores, and is the
+    caller's own. F4 has PyTorch's type of two elements, and half the length in the last dimension.
 
-    Raises `ParameterError` for another framework, and for a folder that lacks shards, which it
-    names; and what `df11.open` raises. A file opens alone, also if it is one shard of several.
+    Raises `ParameterError` for another framework or backend, and for a folder that lacks shards,
+    which it names; and what `df11.open` raises. A file opens alone, also if it is one shard of
+    several.
     """
 
     def __init__(
-        self, filename: str | PathLike[str], framework: str, device: str | int = "cpu"
+        self,
+        filename: str | PathLike[str],
+        framework: str,
+        device: str | int = "cpu",
+        *,
+        backend: str = "mmap",
     ) -> None:
         if framework not in (*_TORCH, *_NUMPY):
             raise unfit(f"framework {framework!r} is not known", 'choose "pt" or "np"')
         self._is_numpy, self._device = framework in _NUMPY, device
         if self._is_numpy and device != "cpu":
             raise unfit("NumPy has no devices", 'leave device out, or choose framework="pt"')
-        self._model: Model | None = open(filename)
+        if backend not in _BACKENDS:
+            known = " or ".join(f'"{name}"' for name in _BACKENDS)
+            raise unfit(f"backend {backend!r} is not known", f"choose {known}")
+        self._model: Model | None = open(filename, memory_map=backend == "mmap")
         if Path(filename).is_dir():
             self._model.check_complete()
 
@@ -124,6 +135,8 @@ class Sliced:
             index.step in (None, 1) if isinstance(index, slice) else type(index) is int
             for index in indices
         )
+        if self._tensor.dtype == "F4" and not is_plain:
+            raise unfit("such an index would split pairs of F4", "use numbers and plain slices")
         if not self._tensor.shape or not is_plain:
             return self._file._made(self._tensor)[key]
         return self._file._made(self._tensor[key])

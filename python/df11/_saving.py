@@ -196,18 +196,25 @@ _OF_FILES = ("max_shard_size", "save_original_format")
 
 
 def save_model(
-    model: Any, folder: str | Path, library: Library, options: dict[str, Any], *, takes_new: bool
+    model: Any,
+    folder: str | Path,
+    library: Library,
+    options: dict[str, Any],
+    *,
+    takes_new: bool,
+    renamed: bool = False,
 ) -> None:
     """`save_pretrained`, by that of the library, which asks `model.hf_quantizer` for the tensors
     to write. `takes_new`: whether its loader reads what the containers lack from a file beside
-    them. What differs from the containers is compressed anew, which takes the host memory of the
-    BF16 model, and twice that on the disk of `folder`. Raises `ValueError` where that cannot be,
-    and `ParameterError` as `save` does.
+    them; `renamed`: whether it would not find tensors by the names that they have there. What
+    differs from the containers is compressed anew, which takes the host memory of the BF16 model,
+    and twice that on the disk of `folder`. Raises `ValueError` where that cannot be, and
+    `ParameterError` as `save` does.
     """
     source: Source = model.__dict__[KEY]
     changes = _agreed(model, changes_of(model, source))
     added = {name: _copied(value) for name, value in changes.new.items()}
-    is_anew = bool(changes.gone or changes.differing or (added and not takes_new))
+    is_anew = bool(renamed or changes.gone or changes.differing or (added and not takes_new))
     is_anew = is_anew or any(name in source.tensors for name in added)
     if is_anew and (wrapped := [*_wrapped(model, source).values()]):
         raise ValueError(

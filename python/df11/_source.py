@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from . import _native
 from ._container import Tensors
-from ._modules import Spot, local
+from ._modules import Spot, entries, local
 from ._tensor import CompressedTensor
 
 KEY = "_df11"
@@ -34,16 +34,18 @@ SAVE_AGAIN = "load it in BF16, save it with save_pretrained(FOLDER), and load FO
 
 
 class Made:
-    """The containers of a folder with BF16 weights, as `df11 compress` writes them: on all cores,
-    1 GB/s each. Raises `OSError` if there is no room for them, and what `df11.compress` raises.
+    """The containers of a folder with BF16 weights, or of one file, as `df11 compress` writes them:
+    on all cores, 1 GB/s each. Raises `OSError` if there is no room for them, and what
+    `df11.compress` raises.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         held = ExitStack()
         weakref.finalize(self, held.close)
+        name = f"{folder.stem}.df11" if folder.is_file() else "model"
         # Side files stay there, by which the containers can be verified.
-        out = held.enter_context(_native.TemporaryFolder(_place(folder))) / "model"
+        out = held.enter_context(_native.TemporaryFolder(_place(folder))) / name
         _native.compress(folder, out, verify=False)
         self.container: Any = _native.open(out)
         for shard in self.container.shards:
@@ -58,7 +60,8 @@ _CARRY = -0x61C8864680B583EB
 
 
 def stamp(folder: Path) -> Stamp:
-    stats = ((path, path.stat()) for path in sorted(folder.rglob(f"*{_SUFFIX}")))
+    files = [folder] if folder.is_file() else sorted(folder.rglob(f"*{_SUFFIX}"))
+    stats = ((path, path.stat()) for path in files)
     return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
 
@@ -196,6 +199,17 @@ class Source:
         copy = replace(self)
         copy.close()
         return copy.__dict__
+
+    def add(self, root: nn.Module, names: Container[str]) -> None:
+        """Tells of weights that a loader has made of the containers itself, as they are now."""
+        held = {spot.key for spot in self.spots}
+        for entry in entries(root):
+            name = next((spot.name for spot in entry.spots if spot.name in names), None)
+            if name is None or not held.isdisjoint(spot.key for spot in entry.spots):
+                continue
+            reason = f"used as {entry.value.dtype}".replace("torch.", "")
+            told, nbytes = settled(digest(entry.value)), entry.value.nbytes
+            self.weights.append(Weight(name, entry.spots, nbytes, reason, None, told))
 
     def keep(self, made: Made) -> None:
         """Keeps what containers are made by, as long as weights are read there."""

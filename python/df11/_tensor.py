@@ -17,7 +17,7 @@ from math import prod
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, _tensor_str, nn
 from torch.nn import functional
 
 from . import _ops
@@ -32,12 +32,16 @@ from ._matrices import (
     check_lengths,
     contiguous_strides,
     lay_out,
+    pieces,
     shape_of,
 )
 
 _PLAIN = (Tensor, nn.Parameter)
 #: No processor has memory at addresses from here on.
 _NO_MEMORY = 1 << 62
+#: Libraries that take an address for the name of a weight, to find tied ones, and read nothing
+#: there.
+_COMPARING = ("accelerate", "peft", "transformers")
 _TOLD = ("exact", "transposed", "flipped")
 _NEEDED = {"parts", "shape"}
 #: Calls between `load_state_dict` and what it asks of a tensor, at most.
@@ -75,7 +79,7 @@ class CompressedTensor(Compressed):
     @staticmethod
     def __new__(
         cls,
-        arrays: CompressedTensor | Sequence[Tensor],
+        arrays: CompressedTensor | Tensor | Sequence[Tensor],
         parts: Sequence[Numbers] = (),
         shape: Sequence[int] = (),
         *,
@@ -92,12 +96,17 @@ class CompressedTensor(Compressed):
         host, which are pinned. `transposed`: arrays hold the last two dimensions the other way
         round, and what is decoded is a contiguous copy.
         Raises `ValueError` for another number of elements, `RuntimeError` for `requires_grad`.
+
+        Given an ordinary tensor, it is an ordinary parameter: accelerate makes by the class of a
+        weight what it has read from its own files on disk.
         """
         if requires_grad:
             refuse_gradients()
         if isinstance(arrays, CompressedTensor):
             made = _wrapper(arrays.shape, arrays.flipped, arrays.device)
             return made._take(arrays, _is_param=getattr(arrays, "_is_param", False))
+        if isinstance(arrays, Tensor):
+            return nn.Parameter(arrays, requires_grad=False)  # type: ignore[return-value]
         self = _wrapper(shape, flipped, device or arrays[0].device)
         self.parts = tuple(part if type(part) is Part else Part(*part) for part in parts)
         self.flat_parts = tuple(chain.from_iterable(self.parts))
@@ -147,6 +156,17 @@ class CompressedTensor(Compressed):
         """Bytes of the arrays that it reads from, each counted once. Those of a window are all."""
         return sum({id(array): array.nbytes for array in self._arrays}.values())
 
+    @property
+    def _nbytes(self) -> int:
+        """Its share of the arrays, in bytes: that of windows is by weights, so that the windows of
+        one matrix add up to its arrays.
+        """
+        total = 0.0
+        for part, mine in pieces(self._arrays, self.flat_parts):
+            share = part.height * part.width / (part.rows * part.columns)
+            total += share * sum(array.numel() for array in mine)
+        return round(total)
+
     def like(
         self,
         arrays: Sequence[Tensor] | None = None,
@@ -194,10 +214,38 @@ class CompressedTensor(Compressed):
         form = "fast layout" if any(part.form == FAST for part in self.parts) else "as stored"
         where = ", streamed" if self.is_streamed else ""
         mode = "exact" if self.exact else "fused"
-        return (
+        head = (
             f"CompressedTensor(shape={tuple(self.shape)}, device={str(self.device)!r}, {mode}, "
             f"{form}{where}, {self.nbytes_stored} bytes)"
         )
+        return f"{head} containing:\n{self._values_shown()}" if self._has_values() else head
+
+    def _has_values(self) -> bool:
+        """Whether its weights can be decoded here and now."""
+        if self.is_meta or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            return False
+        if any(type(array) is not Tensor for array in self._arrays):
+            return False
+        return not (self.is_cuda and torch.cuda.is_current_stream_capturing())
+
+    @torch.no_grad()
+    def _values_shown(self) -> str:
+        """The weights as PyTorch prints those of a tensor; of a large one only those are decoded
+        that are shown, and those around the first and the last of each dimension.
+        """
+        options = _tensor_str.PRINT_OPTS
+        if self.numel() <= options.threshold:
+            return repr(self.decode())
+        shown: Tensor = self
+        for dim, size in enumerate(self.shape):
+            if size > 2 * options.edgeitems:
+                edges = (
+                    shown.narrow(dim, 0, options.edgeitems + 1),
+                    shown.narrow(dim, size - options.edgeitems, options.edgeitems),
+                )
+                shown = torch.cat([_dense(edge) for edge in edges], dim)
+        with _tensor_str.printoptions(threshold=0):
+            return repr(_dense(shown))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompressedTensor:
         # Nothing can write to the arrays, so a copy need not have its own.
@@ -323,8 +371,70 @@ def _set_data(self: CompressedTensor, value: Tensor) -> None:
     torch.utils.swap_tensors(self, other)  # type: ignore[no-untyped-call]
 
 
+def _scaled(name: str) -> Callable[..., Tensor]:
+    """`div_` or `mul_`, by which models scale weights as they first run. By one nothing changes; a
+    parameter is ordinary from then on. Another tensor may be an alias of one: it is refused.
+    """
+
+    def scale(self: Tensor, other: Any, **options: Any) -> Tensor:
+        if not isinstance(self, CompressedTensor):
+            with torch._C.DisableTorchFunctionSubclass():
+                scaled: Tensor = getattr(self, name)(other, **options)
+                return scaled
+        is_number = isinstance(other, (int, float))
+        if is_number and other == 1 and not options:
+            return self
+        if not (is_number and getattr(self, "_is_param", False)):
+            refuse_writing(name)
+        _set_data(self, getattr(self.decode(), name)(other, **options))
+        return self
+
+    return scale
+
+
+class _Storage(torch.UntypedStorage):
+    """The storage of a compressed tensor, which has no memory of its own."""
+
+    #: Bytes of arrays.
+    held: int
+
+    def nbytes(self) -> int:
+        return self.held
+
+    def data_ptr(self) -> int:
+        _refuse_address()
+
+
+def _storage(self: CompressedTensor) -> torch.UntypedStorage:
+    """The storage that it has to PyTorch, always the same object."""
+    with torch._C.DisableTorchFunctionSubclass():
+        storage = self.untyped_storage()
+    storage.__class__ = _Storage
+    storage.held = self._nbytes  # type: ignore[attr-defined]
+    return storage
+
+
+def _typed_storage(self: CompressedTensor) -> torch.TypedStorage:
+    kept = {"wrap_storage": _storage(self), "dtype": self.dtype}
+    return torch.TypedStorage(**kept, _internal=True)  # type: ignore[no-untyped-call]
+
+
+def _refuse_address() -> NoReturn:
+    raise RuntimeError(
+        "a compressed tensor has no memory with BF16 weights, and no address; to save a model use "
+        "save_pretrained, or the tensors of df11.state_dict(model); .decode() gives one tensor"
+    )
+
+
 def _address(self: CompressedTensor) -> int:
-    """A number that aliases share, as of any tensor. Reading there faults: it is no address."""
+    """A number that aliases share, for libraries that compare it. Reading there faults. Raises
+    `RuntimeError` for all others.
+    """
+    if self.is_meta:
+        return 0
+    caller = sys._getframe(2).f_globals.get("__name__", "").partition(".")[0]
+    if caller not in _COMPARING:
+        _refuse_address()
     told = hash((self._arrays[0].data_ptr(), self.flat_parts, self.transposed))
     return _NO_MEMORY + told % (1 << 44) * 256
 
@@ -342,7 +452,7 @@ def _interface(self: CompressedTensor) -> NoReturn:
 def _assign(self: Tensor, key: Any, value: Any) -> None:
     if isinstance(self, CompressedTensor):
         refuse_writing("assignment to elements")
-    self[key] = value.decode() if isinstance(value, CompressedTensor) else value
+    self[key] = _dense(value)
 
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -351,6 +461,9 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     torch._has_compatible_shallow_copy_type: lambda self, other: type(self) is type(other),
     Tensor.data_ptr: _address,
+    Tensor.nbytes.__get__: lambda self: self._nbytes,  # type: ignore[attr-defined]
+    Tensor.untyped_storage: _storage,
+    Tensor.storage: _typed_storage,
     # Whoever clones wants to write.
     Tensor.clone: lambda self, **_: self.decode(),
     Tensor.share_memory_: _share_memory,
@@ -359,10 +472,16 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     Tensor.numpy: lambda self, *args, **kwargs: self.decode().numpy(*args, **kwargs),
     Tensor.__array__: lambda self, *args, **kwargs: self.decode().__array__(*args, **kwargs),
     Tensor.__cuda_array_interface__.__get__: _interface,
+    Tensor.div_: _scaled("div_"),
+    Tensor.mul_: _scaled("mul_"),
     Tensor.apply_: lambda *_: refuse_writing("apply_"),
     Tensor.tolist: lambda self: self.decode().tolist(),
     Tensor.__dlpack__: lambda self, **kwargs: self.decode().__dlpack__(**kwargs),
 }
+
+
+def _dense(value: Tensor) -> Tensor:
+    return value.decode() if isinstance(value, CompressedTensor) else value
 
 
 def _kept(parts: Sequence[Numbers]) -> list[tuple[int, str]]:

@@ -19,6 +19,7 @@ from . import _native
 from ._hub import wrap
 from ._matrices import raw_stream
 from ._source import KEY
+from ._tensor import CompressedTensor
 
 
 def raise_if_damaged(device: torch.device | int | None = None) -> None:
@@ -53,11 +54,13 @@ class _Streamer:
 
 def watch(model: Any) -> None:
     """Has a model's `generate`, if it has one, and pipelines raise before they hand out wrong
-    results. The class that defines it is changed once, and no other model by that.
+    results, and its `get_memory_footprint` count what compressed weights take. The classes that
+    define them are changed once, and no other model by that.
     """
-    owner = next((kind for kind in type(model).__mro__ if "generate" in vars(kind)), None)
-    if owner is not None:
-        wrap((owner, "generate", _generate))
+    for name, around in (("generate", _generate), ("get_memory_footprint", _footprint)):
+        owner = next((kind for kind in type(model).__mro__ if name in vars(kind)), None)
+        if owner is not None:
+            wrap((owner, name, around))
     if "transformers.modeling_utils" in sys.modules:
         from transformers.pipelines import base
 
@@ -66,6 +69,13 @@ def watch(model: Any) -> None:
         from diffusers import DiffusionPipeline
 
         wrap((DiffusionPipeline, "maybe_free_model_hooks", _end))
+
+
+def _footprint(call: Any, asked: dict[str, Any]) -> Any:
+    """Libraries multiply numbers of elements by the size of one."""
+    some = {id(value): value for value in asked["self"].parameters()}.values()
+    compressed = (value for value in some if isinstance(value, CompressedTensor))
+    return call() - sum(value.numel() * value.element_size() - value.nbytes for value in compressed)
 
 
 def _forward(call: Any, asked: dict[str, Any]) -> Any:

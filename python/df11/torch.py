@@ -19,13 +19,15 @@ from ._safe import safe_open
 __all__ = ["load_file", "save_file"]
 
 
-def load_file(filename: str | PathLike[str], device: str | int = "cpu") -> dict[str, torch.Tensor]:
+def load_file(
+    filename: str | PathLike[str], device: str | int = "cpu", *, backend: str = "mmap"
+) -> dict[str, torch.Tensor]:
     """All tensors of a container, or of a folder of them, decoded, by name.
 
     They take the memory of the BF16 model: to keep weights compressed use `from_pretrained` or
     `df11.attach`. Raises what `safe_open` raises, and `CorruptError` if the container is damaged.
     """
-    with safe_open(filename, framework="pt", device=device) as file:
+    with safe_open(filename, framework="pt", device=device, backend=backend) as file:
         tensors: dict[str, torch.Tensor] = file.get_tensors()
         return tensors
 

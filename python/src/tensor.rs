@@ -105,6 +105,16 @@ fn array<'py>(of: &Bound<'py, PyAny>, library: &str) -> PyResult<Bound<'py, PyAn
     py.import(intern!(py, "df11._arrays"))?.call_method1(library, (of,))
 }
 
+/// Its values as an array of NumPy, by NumPy's protocol.
+fn values<'py>(
+    of: &Bound<'py, PyAny>,
+    dtype: Option<&Bound<'py, PyAny>>,
+    copy: Option<bool>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = of.py();
+    py.import(intern!(py, "df11._arrays"))?.call_method1("values", (of, dtype, copy))
+}
+
 #[pymethods]
 impl Tensor {
     #[getter]
@@ -204,6 +214,15 @@ impl Tensor {
         array(slf.as_any(), "numpy")
     }
 
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: Bound<'py, Self>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        values(slf.as_any(), dtype, copy)
+    }
+
     fn torch(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         array(slf.as_any(), "torch")
     }
@@ -256,6 +275,15 @@ impl Slice {
 
     fn numpy(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         array(slf.as_any(), "numpy")
+    }
+
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: Bound<'py, Self>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        values(slf.as_any(), dtype, copy)
     }
 
     fn torch(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {

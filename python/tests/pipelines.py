@@ -1,5 +1,6 @@
 """Small pipelines of diffusers."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,46 @@ def sd3() -> Any:
         num_attention_heads=4, joint_attention_dim=64, caption_projection_dim=128,
         pooled_projection_dim=32, out_channels=4, pos_embed_max_size=16,
     )  # fmt: skip
+
+
+#: Names of SD3's original format, and those of diffusers; the last block's norm is apart.
+_ORIGINAL = [
+    (r"^pos_embed.pos_embed$", "pos_embed"),
+    (r"^pos_embed.proj", "x_embedder.proj"),
+    (r"^time_text_embed.timestep_embedder.linear_1", "t_embedder.mlp.0"),
+    (r"^time_text_embed.timestep_embedder.linear_2", "t_embedder.mlp.2"),
+    (r"^time_text_embed.text_embedder.linear_1", "y_embedder.mlp.0"),
+    (r"^time_text_embed.text_embedder.linear_2", "y_embedder.mlp.2"),
+    (r"^norm_out.linear", "final_layer.adaLN_modulation.1"),
+    (r"^proj_out", "final_layer.linear"),
+    (r"^transformer_blocks", "joint_blocks"),
+    (r"norm1_context.linear", "context_block.adaLN_modulation.1"),
+    (r"norm1.linear", "x_block.adaLN_modulation.1"),
+    (r"ff_context.net.0.proj", "context_block.mlp.fc1"),
+    (r"ff_context.net.2", "context_block.mlp.fc2"),
+    (r"ff.net.0.proj", "x_block.mlp.fc1"),
+    (r"ff.net.2", "x_block.mlp.fc2"),
+    (r"attn.to_add_out", "context_block.attn.proj"),
+    (r"attn.to_out.0", "x_block.attn.proj"),
+    (r"attn.add_([qkv])_proj", r"context_block.attn.\1"),
+    (r"attn.to_([qkv])", r"x_block.attn.\1"),
+]
+
+
+def in_original_format(model: Any) -> dict[str, torch.Tensor]:
+    """The checkpoint that diffusers makes these weights of a small SD3 of: projections are one."""
+    found: dict[str, torch.Tensor] = {}
+    last = f"joint_blocks.{len(model.transformer_blocks) - 1}.context_block.adaLN_modulation"
+    for name, value in model.state_dict().items():
+        for pattern, replacement in _ORIGINAL:
+            name = re.sub(pattern, replacement, name)
+        if name.startswith((last, "final_layer.adaLN_modulation")):
+            value = torch.cat(value.chunk(2)[::-1])
+        found[name] = value
+    for name in [name for name in found if ".attn.q." in name]:
+        parts = [found.pop(name.replace(".q.", f".{letter}.")) for letter in "qkv"]
+        found[name.replace(".q.", ".qkv.")] = torch.cat(parts)
+    return found
 
 
 def unet() -> Any:

@@ -5,14 +5,17 @@ import importlib
 import os
 import sys
 import types
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import SAMPLE, one_layout
+from conftest import MATRIX, SAMPLE, one_layout
 
 import df11
 from df11 import _arrays
+
+pytestmark = pytest.mark.filterwarnings("ignore:these uint:UserWarning")
 
 
 @pytest.fixture
@@ -47,6 +50,42 @@ def test_numpy_types_are_those_of_ml_dtypes_where_it_is(
     # Any type of two bytes shows that it is taken.
     monkeypatch.setitem(sys.modules, "ml_dtypes", types.SimpleNamespace(bfloat16=np.float16))
     assert df11.open(container)["model.layers.0.mlp.weight"].numpy().dtype == np.float16
+
+
+@one_layout
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("has_types", [True, False])
+def test_values_of_numpy(container: Path, monkeypatch: pytest.MonkeyPatch, has_types: bool) -> None:
+    np = pytest.importorskip("numpy")
+    # Any type of two bytes shows that it is taken.
+    types_of_it = types.SimpleNamespace(bfloat16=np.float16) if has_types else None
+    monkeypatch.setitem(sys.modules, "ml_dtypes", types_of_it)
+    model = df11.open(container)
+    tensor, bits = model["model.layers.0.mlp.weight"], np.frombuffer(MATRIX, np.uint16)
+    # BF16 is the upper half of F32: NaN too.
+    floats = (bits.astype(np.uint32) << 16).view(np.float32).reshape(520, 70)
+    expected = bits.view(np.float16).reshape(520, 70) if has_types else floats
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for found, like in (
+            (np.asarray(tensor), expected),
+            (np.asarray(tensor[3:5, 7]), expected[3:5, 7]),
+            (np.array(tensor, np.float64), expected.astype(np.float64)),
+        ):
+            assert found.dtype == like.dtype and found.tobytes() == like.tobytes()
+        ordinary = {"F32": "f4", "I64": "i8", "BOOL": "?"}
+        for name, (dtype, _, content) in SAMPLE.items():
+            if dtype in ordinary:
+                found = np.asarray(model[name])
+                assert found.dtype == ordinary[dtype] and found.tobytes() == content
+    with pytest.raises(ValueError, match="new memory"):
+        np.array(tensor, copy=False)
+    if not has_types:
+        with pytest.raises(df11.ParameterError, match=r"no type for F8_E4M3 .* install it"):
+            np.asarray(model["model.layers.1.eight"])
+        words = r"these uint16 are the bits of BF16, not its values.*numpy\.asarray"
+        with pytest.warns(UserWarning, match=words):
+            assert tensor.numpy().dtype == np.uint16
 
 
 @one_layout

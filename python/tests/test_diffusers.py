@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import diffusers
@@ -19,7 +19,8 @@ import torch
 import transformers
 from conftest import on_devices
 from models import equal, same_weights, saved
-from pipelines import DTYPES, WITHOUT, answers, image, inputs
+from pipelines import DTYPES, WITHOUT, answers, image, in_original_format, inputs
+from safetensors.torch import save_file
 from torch.nn import Module
 
 import df11
@@ -225,7 +226,7 @@ def test_lora(flux: Flux, tmp_path: Path) -> None:
     for each in (original, pipeline):
         each.set_adapters(["style"], [0.5])
     assert equal(answers(pipeline), answers(original))
-    with pytest.raises(RuntimeError, match="compressed tensor"):
+    with pytest.raises(RuntimeError, match=r"fuse_lora\(safe_fusing=True\)"):
         pipeline.fuse_lora()
     with pytest.raises(ValueError, match="unload_lora_weights"):
         pipeline.save_pretrained(tmp_path / "saved")
@@ -233,17 +234,135 @@ def test_lora(flux: Flux, tmp_path: Path) -> None:
     assert equal(answers(pipeline), plain)
 
 
+@pytest.mark.filterwarnings("ignore:.*ordinary")
+def test_a_fused_lora(flux: Flux, tmp_path: Path) -> None:
+    """What it changes is ordinary from then on, and compressed again when it is saved."""
+    place = lora(tmp_path / "lora", load(flux[0]))
+    original, pipeline = load(flux[0]), load(flux[1])
+    for each in (original, pipeline):
+        each.load_lora_weights(place, adapter_name="style")
+        each.fuse_lora(safe_fusing=True)
+        each.unload_lora_weights()
+    assert equal(answers(pipeline), answers(original))
+    fused, kept = (
+        getattr(pipeline.transformer.transformer_blocks[0].attn, name).weight
+        for name in ("to_q", "to_k")
+    )
+    assert not isinstance(fused, CompressedTensor) and isinstance(kept, CompressedTensor)
+    pipeline.transformer.save_pretrained(tmp_path / "saved")
+    again = KIND.from_pretrained(tmp_path / "saved")
+    assert same_weights(again, original.transformer)
+    assert isinstance(again.transformer_blocks[0].attn.to_q.weight, CompressedTensor)
+
+
 @torch.no_grad()
-def test_fused_projections(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["flux", "wan"])
+def test_fused_projections(kind: str, tmp_path: Path) -> None:
     """diffusers stacks the weights of three projections into a new one."""
-    original = pipelines.flux(2).bfloat16().eval()
-    model = df11.attach(pipelines.flux(2), saved(original, tmp_path)[1], device="cpu")
-    plain = original(**inputs("flux")).sample
+    made = getattr(pipelines, kind)
+    saved(made().bfloat16().eval(), tmp_path)
+    original, model = (
+        type(made()).from_pretrained(tmp_path / name, torch_dtype=torch.bfloat16)
+        for name in ("bf16", "df11")
+    )
+    plain = original(**inputs(kind)).sample
     for each in (original, model):
         each.fuse_qkv_projections()
-    assert torch.equal(model(**inputs("flux")).sample, original(**inputs("flux")).sample)
-    model.unfuse_qkv_projections()
-    assert torch.equal(model(**inputs("flux")).sample, plain)
+    fused = [value for name, value in model.named_parameters() if "to_qkv.weight" in name]
+    assert fused and (kind == "flux" or all(isinstance(value, CompressedTensor) for value in fused))
+    assert torch.equal(model(**inputs(kind)).sample, original(**inputs(kind)).sample)
+    for each in (original, model):
+        each.unfuse_qkv_projections()
+    assert torch.equal(model(**inputs(kind)).sample, plain)
+
+
+# ---- single files ----
+
+SD3 = diffusers.SD3Transformer2DModel
+
+
+class Single(NamedTuple):
+    """A model, and a checkpoint of it in its original format."""
+
+    folder: Path
+    file: Path
+    container: Path
+    original: Any
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Single:
+    root = tmp_path_factory.mktemp("single")
+    torch.manual_seed(4)
+    model = pipelines.sd3().bfloat16()
+    model.save_pretrained(root / "bf16")
+    file, container = root / "sd3.safetensors", root / "sd3.df11"
+    save_file({name: v.contiguous() for name, v in in_original_format(model).items()}, file)
+    df11.compress(file, container, progress=False)
+    original = SD3.from_single_file(file, config=str(root / "bf16"), torch_dtype=torch.bfloat16)
+    assert equal(original.state_dict().values(), model.state_dict().values())
+    return Single(root / "bf16", file, container, original)
+
+
+def from_single(single: Single, source: Any, **options: Any) -> Any:
+    options = {"torch_dtype": torch.bfloat16, **options}
+    return SD3.from_single_file(source, config=str(single.folder), **options)
+
+
+OPTIONS: list[Any] = [None, df11.Config(mode="fused"), {"quant_method": "df11", "mode": "fused"}]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", OPTIONS, ids=["none", "config", "dict"])
+@pytest.mark.parametrize("kind", ["file", "container"])
+def test_from_single_file(single: Single, kind: str, options: Any, tmp_path: Path) -> None:
+    if kind == "file" and options is None:
+        options = df11.Config()
+    said = {} if options is None else {"quantization_config": options}
+    model = from_single(single, getattr(single, kind), **said)
+    assert same_weights(model, single.original)
+    weight = model.transformer_blocks[0].attn.to_q.weight
+    assert isinstance(weight, CompressedTensor)
+    assert weight.exact == (options is None or getattr(options, "mode", "fused") == "exact")
+    expected = single.original(**inputs("sd3")).sample
+    assert torch.equal(model(**inputs("sd3")).sample, expected)
+    assert df11.report(model, verify=True).verified
+    # Saved with diffusers' names, by which its loader finds them.
+    model.save_pretrained(tmp_path / "saved")
+    again = SD3.from_pretrained(tmp_path / "saved", torch_dtype=torch.bfloat16)
+    assert same_weights(again, single.original)
+    assert isinstance(again.transformer_blocks[0].attn.to_q.weight, CompressedTensor)
+
+
+def test_single_files_of_others(single: Single, tmp_path: Path) -> None:
+    """Those without options of df11 load as before, also after others."""
+    plain = from_single(single, single.file)
+    assert not any(isinstance(value, CompressedTensor) for value in plain.parameters())
+    model = from_single(single, single.container, torch_dtype=None)
+    assert {value.dtype for value in model.parameters()} == {torch.bfloat16}
+    with pytest.warns(UserWarning, match="take their full size"):
+        wide = from_single(single, single.container, torch_dtype=torch.float32)
+    assert wide.proj_out.weight.dtype == torch.float32
+    torch.save(dict(plain.state_dict()), tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match=r"files of safetensors, not .*x\.ckpt; load it in BF16"):
+        from_single(single, tmp_path / "x.ckpt", quantization_config=df11.Config())
+    other = diffusers.QuantoConfig(weights_dtype="int8")
+    with pytest.raises(ValueError, match="is compressed; leave quantization_config out"):
+        from_single(single, single.container, quantization_config=other)
+    component = SD3.from_pretrained(single.folder, torch_dtype=torch.bfloat16)
+    assert equal(component.state_dict().values(), single.original.state_dict().values())
+
+
+@torch.no_grad()
+def test_attached_by_names_of_the_original_format(single: Single) -> None:
+    model = df11.attach(pipelines.sd3(), single.container, device="cpu")
+    assert same_weights(model, single.original)
+    assert isinstance(model.transformer_blocks[0].attn.to_q.weight, CompressedTensor)
+    expected = single.original(**inputs("sd3")).sample
+    assert torch.equal(model(**inputs("sd3")).sample, expected)
+    wrong = pipelines.unet()
+    with pytest.raises((df11.MissingError, KeyError)):
+        df11.attach(wrong, single.container, device="cpu")
 
 
 def test_copies(flux: Flux) -> None:

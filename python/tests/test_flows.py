@@ -11,12 +11,14 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import accelerate
 import pytest
+import safetensors.torch as safetensors
 import torch
 import transformers
 from conftest import ROOT, on_devices
@@ -145,7 +147,9 @@ def test_another_quantization_is_refused(both: tuple[Path, Path]) -> None:
         def post_init(self) -> None:
             """Without the package."""
 
-    with pytest.raises(ValueError, match="is quantized with Config but you are passing a Other"):
+    with pytest.raises(
+        ValueError, match="is quantized with Df11Config but you are passing a Other"
+    ):
         load(both[1], quantization_config=Other(load_in_8bit=True))
 
 
@@ -196,6 +200,77 @@ def test_offloading_hooks(folders: Folders) -> None:
         assert model.model.layers[0].mlp.up_proj.weight.is_meta
         assert torch.equal(model(prompt()).logits, original(prompt()).logits)
     assert model.model.layers[0].mlp.up_proj.weight.is_meta
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "llama-tied"])
+@pytest.mark.parametrize("way", ["disk_offload", "dispatch_model"])
+def test_offloaded_to_disk(folders: Folders, tmp_path: Path, way: str, name: str) -> None:
+    """By accelerate's own files, which hold BF16; its hooks read them before each forward."""
+    original, model = folders.pair(name)
+    if way == "disk_offload":
+        accelerate.disk_offload(model, tmp_path, execution_device="cpu")
+    else:
+        where = dict.fromkeys(["model.embed_tokens", "model.norm", "lm_head"], "cpu")
+        where |= {"model.rotary_emb": "cpu", "model.layers": "disk"}
+        accelerate.dispatch_model(model, where, main_device="cpu", offload_dir=tmp_path)
+    for _ in range(2):
+        assert model.model.layers[0].mlp.up_proj.weight.is_meta
+        assert torch.equal(model(prompt()).logits, original(prompt()).logits)
+    assert (tmp_path / f"{WEIGHT}.dat").stat().st_size == original.get_parameter(WEIGHT).nbytes
+
+
+Save = Callable[[Any, Path], object]
+SAVES: dict[str, Save] = {
+    "save_state": lambda model, folder: prepared(model).save_state(folder),
+    "accelerate's save_model": lambda model, folder: prepared(model).save_model(model, folder),
+    "save_file": lambda model, folder: safetensors.save_file(model.state_dict(), folder / "x"),
+    "save": lambda model, folder: (folder / "x").write_bytes(safetensors.save(model.state_dict())),
+    "save_model": lambda model, folder: safetensors.save_model(model, folder / "x"),
+}
+
+
+def prepared(model: Any) -> accelerate.Accelerator:
+    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator.prepare(model)
+    return accelerator
+
+
+@pytest.mark.parametrize("name", SAVES)
+def test_safetensors_of_compressed_weights_are_refused(
+    folders: Folders, tmp_path: Path, name: str
+) -> None:
+    original, model = folders.pair("llama")
+    with pytest.raises(RuntimeError, match=r"save_pretrained, .* df11\.state_dict") as told:
+        SAVES[name](model, tmp_path)
+    assert "\n" not in str(told.value)
+    assert not any(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    # The remedy.
+    safetensors.save_file(df11.state_dict(model), tmp_path / "x")
+    assert same_weights(model, original)
+    back = safetensors.load_file(tmp_path / "x")
+    assert all(torch.equal(back[name], value) for name, value in original.state_dict().items())
+
+
+def test_accelerate_saves_compressed_weights_by_pickle(folders: Folders, tmp_path: Path) -> None:
+    original, model = folders.pair("llama")
+    prepared(model).save_state(tmp_path, safe_serialization=False)
+    state = torch.load(tmp_path / "pytorch_model.bin")
+    assert isinstance(state[WEIGHT], CompressedTensor)
+    assert (tmp_path / "pytorch_model.bin").stat().st_size < 0.8 * original.get_memory_footprint()
+    assert torch.equal(state[WEIGHT].decode(), original.get_parameter(WEIGHT))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied"])
+def test_memory_that_tools_count(folders: Folders, name: str) -> None:
+    original, model = folders.pair(name)
+    report = df11.report(model)
+    assert sum(value.nbytes for value in model.parameters()) == report.device_bytes
+    buffers = sum(value.nbytes for value in model.buffers())
+    assert model.get_memory_footprint() == report.device_bytes + buffers
+    assert model.get_memory_footprint(return_buffers=False) == report.device_bytes
+    assert original.get_memory_footprint() == report.original_bytes + buffers
+    assert report.device_bytes < 0.8 * report.original_bytes
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors
 import torch
+from conftest import write_safetensors
 from safetensors.torch import load_file, save_file
 
 import df11
@@ -95,6 +96,79 @@ def test_what_is_refused(both: tuple[Path, Path]) -> None:
     for use in (opened.keys, opened.metadata, lambda: kept[0]):
         with pytest.raises(df11.ParameterError, match="closed; open it again"):
             use()
+
+
+#: All types that safetensors writes, with the bits of one element.
+KINDS = {
+    **dict.fromkeys(["BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"], 8),
+    **dict.fromkeys(["F8_E4M3FNUZ", "F8_E5M2FNUZ"], 8),
+    **dict.fromkeys(["F16", "BF16", "I16", "U16"], 16),
+    **dict.fromkeys(["F32", "I32", "U32"], 32),
+    **dict.fromkeys(["F64", "I64", "U64", "C64"], 64),
+    "F4": 4,
+}
+
+
+def of_kind(folder: Path, kind: str, *shape: int, bits: int) -> tuple[Path, Path]:
+    """A file with a tensor of this type, and a container of it."""
+    count = np.prod(shape, dtype=int) * bits // 8
+    data = (np.arange(count) % (2 if kind == "BOOL" else 251)).astype("u1").tobytes()
+    file, container = folder / "x.safetensors", folder / "x.df11"
+    write_safetensors(file, {"x": (kind, shape, data)})
+    df11.compress(file, container, progress=False)
+    return file, container
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@pytest.mark.parametrize("shape", [(4, 16), (2,), (0, 2), (3, 0)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_types_are_those_of_safetensors(
+    kind: str, shape: tuple[int, ...], backend: str, tmp_path: Path
+) -> None:
+    file, container = of_kind(tmp_path, kind, *shape, bits=KINDS[kind])
+    expected = load_file(file)["x"]  # by pread it fails for F4
+    with df11.safe_open(container, framework="pt", backend=backend) as opened:
+        several = [opened.get_tensor("x"), opened.get_tensors()["x"]]
+        assert opened.get_slice("x").get_shape() == list(shape)
+    several.append(df11.torch.load_file(container, backend=backend)["x"])
+    for found in several:
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert torch.equal(found.view(-1).view(torch.uint8), expected.view(-1).view(torch.uint8))
+
+
+def test_parts_of_pairs(tmp_path: Path) -> None:
+    """safetensors itself gives no slice of F4: rows of what it loads."""
+    file, container = of_kind(tmp_path, "F4", 4, 16, bits=4)
+    with df11.safe_open(container, framework="pt") as opened:
+        part, packed = opened.get_slice("x"), load_file(file)["x"].view(torch.uint8)
+        for key, like in ((S[1:3], packed[1:3]), (2, packed[2]), (S[:, 4:10], packed[:, 2:5])):
+            found = part[key]
+            assert found.dtype == torch.float4_e2m1fn_x2
+            assert torch.equal(found.view(torch.uint8), like)
+        for key in (S[:, 1:3], S[:, :3], S[::2], [0, 1]):
+            with pytest.raises(df11.ParameterError):
+                part[key]
+
+
+@pytest.mark.parametrize("kind", ["F6_E2M3", "F6_E3M2"])
+def test_types_that_safetensors_cannot_give(kind: str, tmp_path: Path) -> None:
+    file, container = of_kind(tmp_path, kind, 4, 16, bits=6)
+    with pytest.raises(safetensors.SafetensorError):
+        load_file(file)
+    with pytest.raises(df11.ParameterError, match=kind):
+        df11.torch.load_file(container)
+    data = bytearray(48)
+    df11.open(container)["x"].decode_into(data)
+    assert data == bytes(range(48))
+
+
+def test_backends(both: tuple[Path, Path]) -> None:
+    for name, call in (("theirs", load_file), ("ours", df11.torch.load_file)):
+        place = both[0] if name == "theirs" else both[1]
+        found = [call(place, backend=backend) for backend in ("mmap", "pread")]
+        assert all(same(found[0][name], value) for name, value in found[1].items())
+        with pytest.raises((safetensors.SafetensorError, df11.ParameterError), match="mmap"):
+            call(place, backend="other")
 
 
 def test_arrays_of_numpy(both: tuple[Path, Path]) -> None:

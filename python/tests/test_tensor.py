@@ -307,11 +307,92 @@ def test_what_leaves_it_is_an_ordinary_tensor(q: CompressedTensor) -> None:
     assert "CompressedTensor(shape=(128, 256), device='cpu', exact, as stored" in repr(q)
 
 
-def test_no_memory_is_at_its_address(q: CompressedTensor) -> None:
-    address = q.data_ptr()
-    assert address == q.detach().data_ptr() and address % 256 == 0
-    assert address != q[32:64].data_ptr()
-    assert address >= 1 << 62  # above what any processor can address
+ADDRESSES: dict[str, Callable[[torch.Tensor], object]] = {
+    "data_ptr": lambda w: w.data_ptr(),
+    "of a view": lambda w: w[32:64].data_ptr(),
+    "storage": lambda w: w.untyped_storage().data_ptr(),
+    "typed storage": lambda w: w.storage().data_ptr(),
+    "in a function of a library": lambda w: called_by("safetensors.torch", w),
+}
+
+
+def called_by(module: str, w: torch.Tensor) -> int:
+    """Its address as a function of a module gets it."""
+    space: dict[str, Any] = {"__name__": module}
+    exec("def ask(w): return w.data_ptr()", space)
+    return int(space["ask"](w))
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_it_has_no_address(q: CompressedTensor, name: str) -> None:
+    with pytest.raises(RuntimeError, match=r"no address; .* df11\.state_dict\(model\)") as told:
+        ADDRESSES[name](q)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("library", ["accelerate.hooks", "transformers.trainer", "peft.tuners"])
+def test_libraries_that_compare_addresses_get_a_number(q: CompressedTensor, library: str) -> None:
+    number = called_by(library, q)
+    assert number == called_by(library, q.detach()) and number != called_by(library, q[32:64])
+    assert number >= 1 << 62  # above what any processor can address
+    assert called_by(library, q.to("meta")) == 0 == WEIGHTS["q"].to("meta").data_ptr()
+
+
+@pytest.mark.parametrize("name", ["q", "wide", "experts", "experts_apart"])
+def test_bytes_are_those_of_the_arrays(name: str) -> None:
+    weight = compressed(name)
+    held = sum(array.nbytes for array in weight.arrays)
+    assert weight.nbytes == weight.untyped_storage().nbytes() == held < WEIGHTS[name].nbytes
+    assert weight.untyped_storage() is weight.untyped_storage()
+    assert weight.nelement() * weight.element_size() == WEIGHTS[name].nbytes
+    # Windows of one matrix add up, except for what is rounded.
+    assert abs(sum(part.nbytes for part in weight.split(24)) - held) <= len(weight)
+
+
+@torch.no_grad()
+def test_a_parameter_is_scaled_in_place(q: CompressedTensor) -> None:
+    """As models do that divide the weights of deep layers when they first run."""
+    weight, plain = nn.Parameter(q, requires_grad=False), nn.Parameter(WEIGHTS["q"].clone(), False)
+    assert weight.div_(1) is weight and isinstance(weight, CompressedTensor)
+    for alias in (weight.data, weight.detach(), weight[:32]):
+        for name in ("div_", "mul_"):
+            with pytest.raises(RuntimeError, match=f"{name} would change a compressed tensor"):
+                getattr(alias, name)(2)
+    del alias
+    with pytest.raises(RuntimeError, match="div_ would change"):
+        weight.div_(weight)
+    assert same(weight, WEIGHTS["q"])
+    with pytest.warns(UserWarning, match="an ordinary tensor from now on"):
+        assert weight.div_(2**3) is weight
+    plain.div_(2**3)
+    assert type(weight) is nn.Parameter and torch.equal(weight, plain)
+    assert torch.equal(weight.mul_(8), WEIGHTS["q"])
+    x = torch.ones(128, 256).bfloat16()
+    assert torch.equal(x.div_(q), torch.ones(128, 256).bfloat16().div_(WEIGHTS["q"]))
+
+
+def printed(weight: torch.Tensor) -> str:
+    """What PyTorch prints of it."""
+    return repr(weight.decode() if isinstance(weight, CompressedTensor) else weight)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_it_shows_its_values(name: str) -> None:
+    weight, expected = compressed(name), WEIGHTS[name]
+    for some, like in ((weight, expected), (weight[:3], expected[:3]), (weight.mT, expected.mT)):
+        head, _, values = repr(some).rpartition(" containing:\n")
+        assert values == printed(like)
+        if isinstance(some, CompressedTensor):
+            assert head.startswith(f"CompressedTensor(shape={tuple(like.shape)}, device='cpu', ")
+
+
+def test_of_a_large_one_few_weights_are_decoded(decoded: list[Any]) -> None:
+    weight = compressed("edge")
+    text = repr(weight)
+    assert text.endswith(printed(WEIGHTS["edge"]))
+    assert sum(each.count for each in decoded) < 0.1 * weight.numel()
+    assert repr(weight.to("meta")).endswith(" bytes)")
 
 
 # ---- what is refused ----

@@ -18,6 +18,8 @@ import transformers
 from conftest import on_devices
 from models import (
     CAUSAL,
+    SMALL,
+    UNTIED,
     Folders,
     config_of,
     equal,
@@ -117,12 +119,14 @@ def test_state_dict_and_copies_are_compressed(folders: Folders, tmp_path: Path) 
         df11.report(pickled, verify=True)
 
 
-@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+@pytest.mark.filterwarnings("error:You passed `quantization_config`")
 def test_options(folders: Folders) -> None:
     """The caller's, whatever the checkpoint says; they are not saved."""
-    folder = folders.df11("llama")
+    folder, said = folders.df11("llama"), {"quant_method": "df11", "mode": "fused"}
     for model in (
         loaded(folders, "llama", "cpu", mode="fused"),
+        load(folder, quantization_config=said),
+        load(folders.bf16("llama"), quantization_config=said),
         load(folder, config=with_options(folder, mode="fused")),
     ):
         assert not model.lm_head.weight.exact
@@ -132,7 +136,8 @@ def test_options(folders: Folders) -> None:
         assert model.config.quantization_config.to_dict() == {"quant_method": "df11"}
     for refused, words in [
         (lambda: load(folder, config=with_options(folder, prefetch=True)), "no prefetch; its opt"),
-        (lambda: df11.Config(prefetch=True), "no prefetch; its options are mode, residence"),
+        (lambda: df11.Config(prefetch=True), "Df11Config has no prefetch; its options are mode, "),
+        (lambda: load(folder, quantization_config={**said, "prefetch": 1}), "has no prefetch"),
         (lambda: df11.Config(mode="fast"), "choose one of exact, fused"),
     ]:
         with pytest.raises(ValueError, match=words):
@@ -347,6 +352,30 @@ def test_compiles_as_one_graph(folders: Folders, name: str) -> None:
         each(inputs_embeds=x).logits.square().mean().backward()
         grads.append(x.grad)
     assert grads[0] is not None and torch.equal(*grads)
+
+
+def one_layer() -> Any:
+    config = transformers.LlamaConfig(**{**SMALL, **UNTIED, "num_hidden_layers": 1})
+    return seeded(transformers.LlamaForCausalLM(config))
+
+
+@torch.no_grad()
+def test_compiled_by_inductor(tmp_path: Path) -> None:
+    """The bits of the compiled BF16 model from the first layer on. Inductor fuses the look-up of an
+    embedding with what follows, which it cannot do with a compressed one, and rounds otherwise.
+    """
+    bf16, folder = saved(one_layer(), tmp_path)
+    original, model = load(bf16).requires_grad_(False), load(folder)
+    assert isinstance(model.model.embed_tokens.weight, CompressedTensor)
+    x = model.get_input_embeddings()(prompt())
+    found = []
+    for each in (original, model):
+        torch._dynamo.reset()
+        compiled = torch.compile(each, fullgraph=True)
+        found.append([compiled(inputs_embeds=x).logits for _ in range(2)])
+    assert torch.equal(*found[1]) and torch.equal(found[1][0], found[0][0])
+    logits = compiled(prompt()).logits
+    assert torch.equal(logits, compiled(prompt()).logits) and nearly(logits, found[0][0])
 
 
 # ---- on GPUs ----
