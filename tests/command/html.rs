@@ -144,7 +144,7 @@ fn a_browser_draws_it() {
     assert!(said["caption"].as_str().unwrap().starts_with("exponent 12"), "{said}");
     assert!(said["block"].as_str().unwrap().starts_with("block:"), "{said}");
     assert!(said["sort"].as_str().unwrap().starts_with("stored"), "{said}");
-    assert!(dom.contains("only BF16 is coded") && dom.contains("of 256 values occur"));
+    assert!(dom.contains("only BF16 is compressed") && dom.contains("of 256 values occur"));
 }
 
 #[test]
@@ -165,5 +165,5 @@ fn two_containers_are_compared() {
     ] {
         assert!(dom.contains(row), "{row} in {dom}");
     }
-    assert!(dom.contains("Other identities: 0 of 1 files are the same."), "{dom}");
+    assert!(dom.contains("Different identities: 0 of 1 files are the same."), "{dom}");
 }

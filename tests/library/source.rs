@@ -113,7 +113,7 @@ fn limits_are_told_apart() {
         check_error(
             parse(with(b' ')),
             "Corrupt",
-            "x.safetensors, byte 8: this is no safetensors file; name one",
+            "x.safetensors, byte 8: this is not a safetensors file; name one",
         );
     }
     check_error(

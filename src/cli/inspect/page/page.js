@@ -41,8 +41,8 @@ function tiles(of) {
     [`${bytes(of.original_bytes)} → ${bytes(stored)}`, "original files → containers"],
     [of.original_bytes ? percent(stored / of.original_bytes) : "–", "of the original size"],
     [bytes(Math.max(0, of.original_bytes - stored)), "saved"],
-    [bits(of.total.bits_per_weight), "bits a weight, of 16"],
-    [bits(information(of.total)), "entropy of exponents + 8"],
+    [bits(of.total.bits_per_weight), "bits per weight, of 16"],
+    [bits(information(of.total)), "entropy limit: 8 bits and exponent entropy"],
     [number(of.tensors.length),
       `tensors in ${count(of.blocks.length, "block")}, ${count(of.containers, "container")}`],
   ];
@@ -152,16 +152,16 @@ function blockChart() {
   const code = other ? `exponent, ${model.name}` : "exponent, as stored";
   const names = [["plane", "sign and mantissa"], ["code", code]];
   if (other) names.push(["other", `exponent, ${other.name}`]);
-  names.push(["mark", "8 + entropy"]);
+  names.push(["mark", "entropy limit"]);
   const tell = ({ block, twin }) => {
-    const text = `${block.name}: ${bits(block.bits_per_weight)} bits a weight, `
+    const text = `${block.name}: ${bits(block.bits_per_weight)} bits per weight, `
       + `${bytes(block.decoded_bytes)} → ${bytes(block.stored_bytes)}, `
       + count(block.tensor_count, "tensor");
     if (!twin) return text;
     return `${text}; ${other.name}: ${bits(twin.bits_per_weight)}, ${bytes(twin.stored_bytes)}`;
   };
   const enter = ({ block }) => search(`block:${block.name}`);
-  const label = "Bits a weight by block";
+  const label = "Bits per weight by block";
   const figure = chart({ label, bars, max: 16, step: 4, unit: "", tell, enter });
   return make("div", {}, legend(...names), figure);
 }
@@ -176,11 +176,11 @@ function exponentChart() {
   const shares = counts.map((one) => one / total);
   const common = shares.map((share) => share >= 0.0005);
   const [first, last] = [common.indexOf(true), common.lastIndexOf(true)];
-  const entropy = -sum(shares.map((share) => (share ? share * Math.log2(share) : 0)));
   const outside = 1 - sum(shares.slice(first, last + 1));
   const occur = shares.filter((share) => share).length;
-  at("entropy").textContent = `The 8 bits of an exponent carry ${entropy.toFixed(3)} bits of `
-    + `information: ${occur} of 256 values occur, ${percent(outside)} outside of this range. `
+  const entropy = model.total.entropy_bits_per_weight;
+  at("entropy").textContent = `The 8 bits of an exponent carry ${bits(entropy)} bits of `
+    + `information: ${occur} of 256 values occur, ${percent(outside)} of them outside this range. `
     + "A weight is ±1.m × 2^(e − 127).";
   const most = Math.max(...shares);
   const step = [0.01, 0.02, 0.05, 0.1].find((step) => most / step <= 6) ?? 0.2;
@@ -211,7 +211,7 @@ function rawTable() {
     group.bytes += tensor.stored_bytes;
     groups.set(key, group);
   }
-  if (!groups.size) return make("p", {}, "Nothing: all tensors are coded.");
+  if (!groups.size) return make("p", {}, "Nothing: all tensors are compressed.");
   const rows = [...groups.values()].sort((a, b) => b.bytes - a.bytes);
   return table([["dtype", "text"], ["why", "text name"], ["tensors", ""], ["stored", ""]],
     rows.map((group) => [group.dtype, group.why, number(group.tensors), bytes(group.bytes)]));
@@ -221,7 +221,7 @@ const COLUMNS = [
   ["tensor", "text name", "name"], ["block", "text name", "block"], ["dtype", "text", "dtype"],
   ["shape", "text", "shape"], ["encoding", "text", "encoding"],
   ["decoded", "", "decoded_bytes"], ["stored", "", "stored_bytes"],
-  ["bits", "", "bits_per_weight"], ["entropy + 8", "", "entropy_bits_per_weight"],
+  ["bits/weight", "", "bits_per_weight"], ["entropy limit", "", "entropy_bits_per_weight"],
 ];
 if (other) COLUMNS.push([`stored, ${other.name}`, "", "twin"], ["bits the same", "text", "same"]);
 let sorted = null, descending = false, shown = PAGE, wanted = "";
@@ -295,7 +295,7 @@ function comparison() {
   const equal = model.files.filter((file) => files.get(file.path) === file.hash).length;
   const verdict = model.identity === other.identity
     ? "The same identity: both give back the same files, byte for byte."
-    : `Other identities: ${equal} of ${number(model.files.length)} files are the same.`;
+    : `Different identities: ${equal} of ${number(model.files.length)} files are the same.`;
   const columns = [
     ["tensors", "text"], ["number", ""], ["stored", ""], ["first of them", "text name"],
   ];
@@ -314,17 +314,17 @@ function setTheme(theme) {
   at("theme").textContent = `Theme: ${theme}`;
 }
 
-/** Why a tensor is not coded, in short and in a sentence. */
+/** Why a tensor is not compressed, in short and in a sentence. */
 function reason({ encoding, dtype, decoded_bytes, target }) {
   if (encoding === "alias") return [null, `the same bytes as ${target}`];
   if (encoding !== "raw") return [null, ""];
-  if (dtype !== "BF16") return ["not BF16", "only BF16 is coded"];
+  if (dtype !== "BF16") return ["not BF16", "only BF16 is compressed"];
   if (decoded_bytes < data.small_bytes) {
-    return ["small", "so small a tensor would save next to nothing"];
+    return ["small", "a tensor this small would save almost nothing"];
   }
   // The container does not tell which.
-  return ["would not shrink, or raw was asked for",
-    "its codes would take more bytes than they save, or it was compressed with --layout raw"];
+  return ["would not shrink, or --layout raw",
+    "its codes would take more bytes than they save, or --layout raw was given"];
 }
 
 /** Joins the components of a pipeline; names begin with their folders. */
