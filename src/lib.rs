@@ -17,7 +17,7 @@
 //! // All weights of one tensor. Every bit is that of the original.
 //! let model = df11::open(&container)?;
 //! let tensor = model.tensor("model.embed_tokens.weight")?;
-//! let weights: Vec<half::bf16> = tensor.decode()?;
+//! let weights: Vec<df11::half::bf16> = tensor.decode()?;
 //! # assert_eq!(weights.len() as u64, tensor.elements());
 //! # Ok(())
 //! # }
@@ -74,6 +74,9 @@ mod write;
 /// The command uses the library by its name, as others do.
 #[cfg(feature = "cli")]
 extern crate self as df11;
+
+/// The crate of the type that tensors are decoded to, `half::bf16`.
+pub use half;
 
 pub use dtype::Dtype;
 pub use error::{Error, Result};

@@ -1,5 +1,7 @@
 //! What no compiler checks of the sources.
 
+#[path = "sources/docs.rs"]
+mod docs;
 #[path = "support/files.rs"]
 mod files;
 #[path = "sources/layers.rs"]

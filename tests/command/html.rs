@@ -34,9 +34,9 @@ fn tiny() -> Folder {
     folder
 }
 
-/// The page as a browser has drawn it, after `script` has run in it; `None` if there is no
-/// browser.
-fn drawn(page: &Path, script: &str) -> Option<String> {
+/// The page as a browser has drawn it in a window of this many pixels, after `script` has run in
+/// it; `None` if there is no browser.
+fn drawn(page: &Path, width: u32, script: &str) -> Option<String> {
     let trap = "<script>window.onerror = (message) => \
                 { document.documentElement.dataset.error = message; };</script>";
     let all = fs::read_to_string(page).unwrap();
@@ -55,6 +55,7 @@ fn drawn(page: &Path, script: &str) -> Option<String> {
                 "--disable-dev-shm-usage",
             ]);
             command.arg(format!("--user-data-dir={}", profile.path().display()));
+            command.arg(format!("--window-size={width},900"));
             command.args(["--virtual-time-budget=3000", "--dump-dom"]);
             command.arg(format!("file://{}", copy.display())).output().ok()
         });
@@ -134,7 +135,7 @@ fn a_browser_draws_it() {
         said.sort = document.querySelector("[aria-sort=ascending]").textContent;
         document.body.append(make("pre", { id: "said" }, JSON.stringify(said)));
     "##;
-    let Some(dom) = drawn(&folder.path("page.html"), script) else { return };
+    let Some(dom) = drawn(&folder.path("page.html"), 1280, script) else { return };
     assert_ne!(text_of(&dom, "title"), "ran");
     assert_eq!(dom.matches("<title>tiny.df11</title>").count(), 1, "no name is run");
     let said: Value = serde_json::from_str(text_of(&dom, "said")).unwrap();
@@ -155,7 +156,7 @@ fn two_containers_are_compared() {
     compressed(&folder, "one", &one);
     compressed(&folder, "two", &[shared, weights("b.weight", 9), weights("d.weight", 4)]);
     folder.good("inspect one.df11 two.df11 --html page.html");
-    let Some(dom) = drawn(&folder.path("page.html"), "") else { return };
+    let Some(dom) = drawn(&folder.path("page.html"), 1280, "") else { return };
     assert_eq!(text_of(&dom, "title"), "one.df11 and two.df11");
     for row in [
         "in two.df11 too, with the same bits</td><td class=\"\">1<",
@@ -166,4 +167,42 @@ fn two_containers_are_compared() {
         assert!(dom.contains(row), "{row} in {dom}");
     }
     assert!(dom.contains("Different identities: 0 of 1 files are the same."), "{dom}");
+}
+
+/// Lists what reaches beyond the window or its own box, at each width and theme.
+#[test]
+fn nothing_is_cut_off() {
+    let folder = Folder::new();
+    let long = format!("model.layers.0.{}.weight", "mixture_of_experts".repeat(6));
+    let items = [weights(&long, 1), weights("b.weight", 2), weights("c.weight", 3)];
+    compressed(&folder, "a-name-of-a-model-that-is-as-long-as-they-are", &items);
+    compressed(&folder, "two", &[weights(&long, 1), weights("b.weight", 9)]);
+    let one = "a-name-of-a-model-that-is-as-long-as-they-are.df11";
+    folder.good(&format!("inspect {one} --html one.html"));
+    folder.good(&format!("inspect {one} two.df11 --html both.html"));
+    let script = r##"
+        setTheme(THEME);
+        const out = [];
+        for (const each of document.querySelectorAll("main *, header *")) {
+            const box = each.getBoundingClientRect();
+            const isWide = !each.closest("svg") && each.scrollWidth > each.clientWidth + 1
+                && each.clientWidth > 0 && getComputedStyle(each).display !== "inline"
+                && each.tagName !== "INPUT";
+            if (box.right > innerWidth + 1 || box.left < -1 || isWide)
+                out.push(`${each.tagName} ${each.textContent.slice(0, 30)}`);
+        }
+        const area = document.querySelector("#tensors .scroll");
+        const said = { width: innerWidth, out, stacked: area.classList.contains("stacked") };
+        document.body.append(make("pre", { id: "said" }, JSON.stringify(said)));
+    "##;
+    for page in ["one.html", "both.html"] {
+        for (at, width) in [400, 500, 900, 1400, 1600].into_iter().enumerate() {
+            let script = script.replace("THEME", ["\"light\"", "\"dark\""][at % 2]);
+            let Some(dom) = drawn(&folder.path(page), width, &script) else { return };
+            let said: Value = serde_json::from_str(text_of(&dom, "said")).unwrap();
+            assert_eq!(said["width"], width, "the window is as wide as asked");
+            assert_eq!(said["out"], Value::Array(Vec::new()), "{page} at {width} px");
+            assert_eq!(said["stacked"], width < 900 || (width == 900 && page == "both.html"));
+        }
+    }
 }

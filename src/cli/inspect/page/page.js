@@ -52,10 +52,11 @@ function tiles(of) {
 }
 
 // ---- charts ----
-const WIDTH = 1000, LEFT = 44, HEIGHT = 240, BOTTOM = 210, TOP = 12;
+const LEFT = 44, HEIGHT = 240, BOTTOM = 210, TOP = 12;
 
 /** Bars that pointer and arrow keys choose; `tell` gives the text of one, `enter` acts on it. */
 function chart({ label, bars, max, step, unit, tell, enter }) {
+  const WIDTH = Math.max(240, document.querySelector("main").clientWidth);
   const y = (value) => BOTTOM - (BOTTOM - TOP) * Math.min(1, value / max);
   const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" });
   for (let value = 0; value <= max + step / 1000; value += step) {
@@ -196,9 +197,17 @@ function exponentChart() {
 function table(columns, rows) {
   const head = columns.map(([name, kind]) => make("th", { class: kind, scope: "col" }, name));
   const body = rows.map((row) => make("tr", {}, ...row.map((cell, index) =>
-    make("td", { class: columns[index][1] }, cell))));
+    make("td", { class: columns[index][1], "data-label": columns[index][0] }, cell))));
   return make("div", { class: "scroll" },
     make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)));
+}
+
+/** Shows the rows of tables as lists if their columns do not fit. */
+function fitTables() {
+  for (const area of document.querySelectorAll(".scroll")) {
+    area.classList.remove("stacked");
+    area.classList.toggle("stacked", area.scrollWidth > area.clientWidth);
+  }
 }
 
 function rawTable() {
@@ -243,7 +252,7 @@ function matching() {
 
 function cells(tensor) {
   const encoding = tensor.reason ? `${tensor.encoding} (${tensor.reason})` : tensor.encoding;
-  const row = [tensor.name, tensor.block, tensor.dtype, tensor.shape.join(" × "), encoding,
+  const row = [tensor.name, tensor.block, tensor.dtype, tensor.shape.join("\u00a0×\u00a0"), encoding,
     bytes(tensor.decoded_bytes), bytes(tensor.stored_bytes), bits(tensor.bits_per_weight),
     bits(information(tensor))];
   if (other) row.push(tensor.twin === null ? "–" : bytes(tensor.twin), same(tensor));
@@ -270,6 +279,7 @@ function list() {
     head.replaceChildren(button);
     if (key === focused) button.focus();
   });
+  fitTables();
   at("found").textContent = `${number(rows.length)} of ${count(model.tensors.length, "tensor")}`;
   at("more").hidden = rows.length <= shown;
 }
@@ -360,6 +370,11 @@ function compare(of, others) {
   }
 }
 
+function drawCharts() {
+  at("blocks").replaceChildren(blockChart());
+  at("exponents").replaceChildren(exponentChart());
+}
+
 function show() {
   data.models.forEach(join);
   if (other) {
@@ -375,8 +390,7 @@ function show() {
     if (other) at("sizes").append(make("p", { class: "names" }, each.name));
     at("sizes").append(tiles(each));
   }
-  at("blocks").append(blockChart());
-  at("exponents").append(exponentChart());
+  drawCharts();
   at("raw").append(rawTable());
   at("compare-section").hidden = !other;
   if (other) at("compare").append(comparison());
@@ -398,6 +412,13 @@ function show() {
     list();
   });
   at("search").addEventListener("submit", (event) => event.preventDefault());
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (width === innerWidth) return; // as a keyboard that opens
+    width = innerWidth;
+    drawCharts();
+    fitTables();
+  });
   at("more").addEventListener("click", () => { shown += PAGE; list(); });
   document.addEventListener("keydown", (event) => {
     const typing = document.activeElement === at("query");
