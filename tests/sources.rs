@@ -1,5 +1,6 @@
 //! What no compiler checks of the sources.
 
+#[cfg(unix)]
 #[path = "sources/docs.rs"]
 mod docs;
 #[path = "support/files.rs"]

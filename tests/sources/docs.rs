@@ -1,10 +1,6 @@
 //! The programs of docs/rust.md: each compiles as typed, as the only code of a new project.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::Path, process::Command};
 
 use df11::{CompressOptions, hazmat::demo};
 
@@ -19,18 +15,18 @@ fn run(folder: &Path, target: &Path, line: &str) -> String {
 }
 
 #[test]
-#[cfg(unix)]
 fn programs_of_the_documentation_compile_in_an_empty_project() {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = fs::read_to_string(checkout.join("docs/rust.md")).unwrap();
     let blocks = |fence: &str| -> Vec<String> {
-        let pieces = page.split(&format!("```{fence}\n")).skip(1);
+        let fence = format!("```{fence}\n");
+        let pieces = page.split(&fence).skip(1);
         pieces.map(|piece| piece.split_once("```").unwrap().0.to_owned()).collect()
     };
     let place = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(checkout, place.path().join("df11")).unwrap();
     // Beside this test, so that dependencies are compiled once.
-    let tests: PathBuf = std::env::current_exe().unwrap();
+    let tests = std::env::current_exe().unwrap();
     let target = tests.parent().unwrap().with_file_name("docs");
     let commands = blocks("sh");
     run(place.path(), &target, &commands[0]);
