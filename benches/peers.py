@@ -100,9 +100,7 @@ class Peer:
     def once(self, source: pathlib.Path, small: pathlib.Path) -> dict:
         self.clear()
         compress, decompress = self.time(source, small)
-        same = (
-            "file" if filecmp.cmp(source, self.restored, shallow=False) else "tensors"
-        )
+        same = "file" if filecmp.cmp(source, self.restored, shallow=False) else "tensors"
         if same == "tensors" and tensors(source) != tensors(self.restored):
             raise RuntimeError("the restored weights differ")
         size = self.packed.stat().st_size
@@ -166,11 +164,9 @@ def version(name: str, df11: str) -> str:
 
 
 def small_file(folder: pathlib.Path) -> pathlib.Path:
-    """A safetensors file with a matrix of 256 × 256 weights."""
+    """A safetensors file with a matrix of 256 x 256 weights."""
     bytes_of = 256 * 256 * 2
-    header = {
-        "a": {"dtype": "BF16", "shape": [256, 256], "data_offsets": [0, bytes_of]}
-    }
+    header = {"a": {"dtype": "BF16", "shape": [256, 256], "data_offsets": [0, bytes_of]}}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path = folder / "small.safetensors"
@@ -179,9 +175,7 @@ def small_file(folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def bench(
-    source: pathlib.Path, peers: list[Peer], runs: int, small: pathlib.Path
-) -> list[dict]:
+def bench(source: pathlib.Path, peers: list[Peer], runs: int, small: pathlib.Path) -> list[dict]:
     found: dict[str, list[dict]] = {peer.name: [] for peer in peers}
     failed: dict[str, str] = {}
     for _ in range(runs):
@@ -190,7 +184,7 @@ def bench(
                 continue
             try:
                 found[peer.name].append(peer.once(source, small))
-            except Exception as error:  # noqa: BLE001, whatever a package raises is its answer
+            except Exception as error:
                 failed[peer.name] = f"{type(error).__name__}: {error}"
             peer.clear()
     size, rows = source.stat().st_size, []
@@ -213,10 +207,9 @@ def bench(
 def show(row: dict) -> str:
     if "failed" in row:
         return f"{row['name']:10} {row['failed']}"
-    rates = [
-        statistics.median(row[f"{verb}_mb_s"]) for verb in ("compress", "decompress")
-    ]
-    return f"{row['name']:10} {row['percent']:6.2f} %  {rates[0]:6.0f}  {rates[1]:6.0f} MB/s, same {row['same']}"
+    rates = [statistics.median(row[f"{verb}_mb_s"]) for verb in ("compress", "decompress")]
+    rates_text = f"{rates[0]:6.0f}  {rates[1]:6.0f} MB/s"
+    return f"{row['name']:10} {row['percent']:6.2f} %  {rates_text}, same {row['same']}"
 
 
 def main() -> None:
@@ -238,9 +231,7 @@ def main() -> None:
             continue
         peers.append(Package(name, folder / name))
     result: dict = {"machine": machine()}
-    result["versions"] = {
-        peer.name: version(peer.name, arguments.df11) for peer in peers
-    }
+    result["versions"] = {peer.name: version(peer.name, arguments.df11) for peer in peers}
     print(json.dumps(result))
     result["rows"] = []
     for source in arguments.sources:

@@ -39,27 +39,20 @@ class Record(NamedTuple):
 
     def speed(self, kind: str, batch: int) -> float:
         """BF16's time of a decode step divided by this one's."""
-        bf16, ours = (
-            self.rows["graph", one, batch]["milliseconds"] for one in ("bf16", kind)
-        )
+        bf16, ours = (self.rows["graph", one, batch]["milliseconds"] for one in ("bf16", kind))
         return bf16 / ours
 
     def is_exact(self, kind: str) -> bool:
+        """Whether logits are those of BF16."""
         return all(self.rows["logits", kind, batch]["identical"] for batch in BATCHES)
 
 
 def newest() -> Record:
     """The newest record that has all kinds."""
     for file in sorted(RECORDS.glob("*.jsonl"), reverse=True):
-        rows = [
-            json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()
-        ]
-        found = {
-            (row.get("part"), row.get("kind"), row.get("batch")): row for row in rows
-        }
-        if all(
-            ("graph", kind, batch) in found for _, kind in KINDS for batch in BATCHES
-        ):
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        found = {(row.get("part"), row.get("kind"), row.get("batch")): row for row in rows}
+        if all(("graph", kind, batch) in found for _, kind in KINDS for batch in BATCHES):
             told = file.with_suffix(".md").read_text(encoding="utf-8")
             gpu = re.search(r"NVIDIA (\w+)", told)
             return Record(file.name[:10], gpu[1] if gpu else "GPU", found)
@@ -71,9 +64,7 @@ def text(x: float, y: float, words: str, colour: str, more: str = "") -> str:
     return f'<text x="{x:g}" y="{y:g}" fill="{colour}"{more}>{words}</text>'
 
 
-def bars(
-    x: float, rows: list[tuple[str, float, str, str]], colour: str
-) -> Iterator[str]:
+def bars(x: float, rows: list[tuple[str, float, str, str]], colour: str) -> Iterator[str]:
     """A bar a row: name, value, its colour, what stands after it."""
     largest = max(value for _, value, _, _ in rows)
     for index, (name, value, fill, label) in enumerate(rows):
@@ -121,11 +112,7 @@ def speeds(x: float, palette: tuple[str, ...], record: Record) -> Iterator[str]:
 def proof(x: float, palette: tuple[str, ...], record: Record) -> Iterator[str]:
     """Whether logits are the same."""
     _, strong, weak, _, ours, _ = palette
-    word = (
-        "identical"
-        if all(record.is_exact(kind) for _, kind in KINDS)
-        else "not identical"
-    )
+    word = "identical" if all(record.is_exact(kind) for _, kind in KINDS) else "not identical"
     yield text(x, 34, "Exact", strong, ' font-size="17" font-weight="600"')
     yield text(x, 54, "logits of both layouts against BF16", weak)
     yield text(x, 122, word, ours, ' font-size="40" font-weight="700"')
@@ -174,9 +161,7 @@ def main() -> None:
         if "--check" not in sys.argv:
             file.write_text(made, encoding="utf-8")
         elif not file.exists() or file.read_text(encoding="utf-8") != made:
-            raise SystemExit(
-                f"{file.name} is not what the record says: python3 docs/picture.py"
-            )
+            raise SystemExit(f"{file.name} is not what the record says: python3 docs/picture.py")
 
 
 if __name__ == "__main__":

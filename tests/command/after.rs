@@ -106,7 +106,7 @@ fn decompress_has_a_default_output() {
     fixture.json("decompress first.df11");
     assert!(fixture.read("first.safetensors") == fixture.read(first));
     fs::rename(fixture.path("tiny-df11"), fixture.path("other")).unwrap();
-    fixture.fails("decompress other", 2, &["tells no name", "-o"]);
+    fixture.fails("decompress other", 2, &["gives no name", "-o"]);
 }
 
 /// A fixture with a cache of the Hub in `home`, of which the command knows, and an empty folder

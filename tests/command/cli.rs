@@ -537,7 +537,7 @@ fn estimate_tells_which_gpu_holds_what() {
     let (stored, fast) = (taken("stored"), taken("fast"));
     assert!(stored.1 == 0 && fast.1 > 0 && fast.0 != stored.0, "{stored:?} {fast:?}");
     assert_eq!(taken("auto"), fast);
-    fixture.fails("estimate model.df11", 2, &["compressed already", "df11 inspect"]);
+    fixture.fails("estimate model.df11", 2, &["already compressed", "df11 inspect"]);
     let parts = ["GPU 0 of the plan may use 1000 bytes", "more GPUs"];
     fixture.fails("estimate model --gpus 1000", 2, &parts);
 }

@@ -34,8 +34,8 @@ impl Matrix {
     /// [`Linear::crossover_rows`](super::Linear::crossover_rows) rows of x on.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the output is not a multiple of 16, or the stream or the status is not
-    /// of the matrix's device; [`Error::Gpu`].
+    /// [`Error::Parameter`] if the output is not a multiple of 16, or the stream or the status is
+    /// not of the matrix's device; [`Error::Gpu`].
     ///
     /// # Safety
     /// `output` has [`Matrix::decoded_bytes`] of memory that the device may write, and nobody else
