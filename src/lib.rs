@@ -45,7 +45,7 @@
 //!   of diffusers), use the functions with `_all`.
 //! - [`source`] is what compression reads.
 //! - `gpu` (feature `cuda`) keeps models compressed in the memory of GPUs, decodes them there, and
-//!   multiplies by them as they are.
+//!   multiplies them directly.
 //! - An [`Observer`] reports progress and cancels; [`Error`] says what went wrong and what to do.
 //! - [`hazmat`] has the parts of the format, for tools. No version keeps them as they are.
 

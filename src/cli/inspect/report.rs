@@ -186,7 +186,7 @@ fn histogram(exponents: &Histogram) -> String {
         .zip(bars)
         .map(|(row, bar)| format!("{row}  {}", "█".repeat(bar as usize)).trim_end().to_owned());
     let lines: Vec<String> = lines.collect();
-    format!("{}\n{} of 256 exponents occur", lines.join("\n"), exponents.used(),)
+    format!("{}\n{} of 256 exponents occur", lines.join("\n"), exponents.used())
 }
 
 fn part_json(part: &Part<'_>, source: &Path, tensors: bool) -> Value {
