@@ -1,57 +1,62 @@
-"""The picture of the README, made from the newest records of a decode step.
+"""The picture of the README, made from the newest record of a decode step in mode exact.
 
 python3 docs/picture.py            writes docs/picture-light.svg and docs/picture-dark.svg
-python3 docs/picture.py --check    fails if one of them is not what the records say
+python3 docs/picture.py --check    fails if one of them is not what the record says
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 DOCS = Path(__file__).resolve().parent
 RECORDS = DOCS.parent / "benches/record"
 
-#: Background, text, weaker text, BF16's bars, ours, ours in the other form.
+#: Background, text, weaker text, BF16's bars, ours as stored, ours in the fast layout.
 COLOURS = {
     "light": ("#ffffff", "#1f2328", "#59636e", "#9aa4af", "#0969da", "#54aeff"),
     "dark": ("#0d1117", "#f0f6fc", "#9198a1", "#656c76", "#4493f8", "#1f6feb"),
 }
 #: Of the bars, in pixels.
 LEFT, LONGEST, STEP, HEIGHT = 96, 150, 29, 20
+#: A row of the picture each: its name, and what records call it.
+KINDS = (("BF16", "bf16"), ("as stored", "exact"), ("fast", "exact-fast"))
 BATCHES = (1, 8, 32)
 
 
-def newest(part: str, kind: str) -> tuple[str, list[dict]]:
-    """The rows of a part and a kind in the newest record that has some, and its day."""
-    for file in sorted(RECORDS.glob("*-decode-step-h200.jsonl"), reverse=True):
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        found = [row for row in rows if row.get("part") == part and row.get("kind") == kind]
-        if found:
-            return file.name[:10], found
-    raise SystemExit(f"no record has the part {part} of {kind}")
+class Record(NamedTuple):
+    """One run: its day, its GPU, and its rows by part, kind and batch."""
+
+    day: str
+    gpu: str
+    rows: dict[tuple[str, str, int | None], dict]
+
+    def held(self, kind: str) -> float:
+        """GB of GPU memory."""
+        return self.rows["load", kind, None]["held"] / 1e9
+
+    def speed(self, kind: str, batch: int) -> float:
+        """BF16's time of a decode step divided by this one's."""
+        bf16, ours = (self.rows["graph", one, batch]["milliseconds"] for one in ("bf16", kind))
+        return bf16 / ours
+
+    def is_exact(self, kind: str) -> bool:
+        """Whether logits are those of BF16."""
+        return all(self.rows["logits", kind, batch]["identical"] for batch in BATCHES)
 
 
-def held(kind: str) -> float:
-    """GB of GPU memory."""
-    return newest("load", kind)[1][0]["held"] / 1e9
-
-
-def milliseconds(kind: str) -> dict[int, float]:
-    """Of a decode step, by batch."""
-    return {row["batch"]: row["milliseconds"] for row in newest("graph", kind)[1]}
-
-
-def exactness() -> tuple[int, int]:
-    """Steps of decoding in mode exact with BF16's logits, to the bit, and all; of all records."""
-    same = steps = 0
-    for file in sorted(RECORDS.glob("*-python-h200.jsonl")):
-        for row in map(json.loads, file.read_text().splitlines()):
-            if row["part"] == "exact":
-                first = row["first_difference"]
-                same += row["steps"] if first is None else first
-                steps += row["steps"]
-    return same, steps
+def newest() -> Record:
+    """The newest record that has all kinds."""
+    for file in sorted(RECORDS.glob("*.jsonl"), reverse=True):
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        found = {(row.get("part"), row.get("kind"), row.get("batch")): row for row in rows}
+        if all(("graph", kind, batch) in found for _, kind in KINDS for batch in BATCHES):
+            told = file.with_suffix(".md").read_text(encoding="utf-8")
+            gpu = re.search(r"NVIDIA (\w+)", told)
+            return Record(file.name[:10], gpu[1] if gpu else "GPU", found)
+    raise SystemExit("no record has a decode step in mode exact")
 
 
 def text(x: float, y: float, words: str, colour: str, more: str = "") -> str:
@@ -70,88 +75,93 @@ def bars(x: float, rows: list[tuple[str, float, str, str]], colour: str) -> Iter
         yield text(x + LEFT + width + 6, y + 15, label, colour)
 
 
-def sizes(x: float, palette: tuple[str, ...]) -> Iterator[str]:
+def sizes(x: float, palette: tuple[str, ...], record: Record) -> Iterator[str]:
     """GPU memory."""
-    _, strong, weak, plain, ours, other = palette
-    whole = held("bf16")
-    named = (("BF16", "bf16", plain), ("as stored", "stored", ours), ("fast", "fast", other))
+    _, strong, weak, *fills = palette
+    whole = record.held("bf16")
     rows = [
-        (name, held(kind), fill, f"{held(kind):.1f} GB, {held(kind) / whole:.0%}")
-        for name, kind, fill in named
+        (
+            name,
+            record.held(kind),
+            fill,
+            f"{record.held(kind):.1f} GB, {record.held(kind) / whole:.0%}",
+        )
+        for (name, kind), fill in zip(KINDS, fills, strict=True)
     ]
     yield text(x, 34, "GPU memory", strong, ' font-size="17" font-weight="600"')
     yield text(x, 54, "weights of an 8B model, two layouts", weak)
     yield from bars(x, rows, strong)
 
 
-def speeds(x: float, palette: tuple[str, ...]) -> Iterator[str]:
-    """Time of a decode step, beside BF16's."""
-    _, strong, weak, plain, _, other = palette
-    bf16, fast = milliseconds("bf16"), milliseconds("fast")
-    rows = [("BF16", 1.0, plain, "1")]
-    rows += [
-        (f"batch {batch}", bf16[batch] / fast[batch], other, f"{bf16[batch] / fast[batch]:.2f}")
-        for batch in BATCHES
-    ]
+def speeds(x: float, palette: tuple[str, ...], record: Record) -> Iterator[str]:
+    """Speed of a decode step, beside BF16's."""
+    _, strong, weak, *fills = palette
+    first, *more = BATCHES
+    rows = []
+    for (name, kind), fill in zip(KINDS, fills, strict=True):
+        label = f"{record.speed(kind, first):.2f}" if kind != "bf16" else "1"
+        rows.append((name, record.speed(kind, first), fill, label))
     yield text(x, 34, "Speed, BF16 = 1", strong, ' font-size="17" font-weight="600"')
-    yield text(x, 54, "decode step in a CUDA graph, fused, fast", weak)
+    yield text(x, 54, f"a decode step in a CUDA graph, batch {first}", weak)
     yield from bars(x, rows, strong)
+    fast = ", ".join(f"{record.speed('exact-fast', batch):.2f}" for batch in more)
+    batches = " and ".join(map(str, more))
+    yield text(x + LEFT, 178, f"fast with batch {batches}: {fast}", weak)
 
 
-def proof(x: float, palette: tuple[str, ...]) -> Iterator[str]:
-    """How many logits are the same."""
+def proof(x: float, palette: tuple[str, ...], record: Record) -> Iterator[str]:
+    """Whether logits are the same."""
     _, strong, weak, _, ours, _ = palette
-    same, steps = exactness()
+    word = "identical" if all(record.is_exact(kind) for _, kind in KINDS) else "not identical"
     yield text(x, 34, "Exact", strong, ' font-size="17" font-weight="600"')
-    yield text(x, 54, "mode exact, logits against BF16", weak)
-    yield text(x, 122, f"{same:,}", ours, ' font-size="44" font-weight="700"')
-    yield text(x, 146, f"of {steps:,} decode steps identical", strong)
+    yield text(x, 54, "logits of both layouts against BF16", weak)
+    yield text(x, 122, word, ours, ' font-size="40" font-weight="700"')
+    yield text(x, 146, f"bit for bit, batch {', '.join(map(str, BATCHES))}", strong)
 
 
-def picture(colours: str) -> str:
+def picture(colours: str, record: Record) -> str:
     """The SVG in the colours of a theme."""
     palette = COLOURS[colours]
-    days = sorted({newest(part, kind)[0] for part, kind in PARTS})
-    foot = f"Llama-3.1-8B geometry, seeded weights, one H200; benches/record, {' and '.join(days)}"
+    foot = (
+        f"mode exact, Llama-3.1-8B geometry, seeded weights, one {record.gpu}; benches/record, "
+        f"{record.day}"
+    )
     lines = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 210" role="img"',
         '  font-family="-apple-system, Segoe UI, Helvetica, Arial, sans-serif" font-size="13">',
-        f"<title>{summary()}</title>",
+        f"<title>{summary(record)}</title>",
         f'<rect width="1000" height="210" rx="6" fill="{palette[0]}"/>',
-        *sizes(24, palette),
-        *speeds(398, palette),
-        *proof(760, palette),
-        text(24, 196, foot, palette[2], ' font-size="11"'),
+        *sizes(24, palette, record),
+        *speeds(398, palette, record),
+        *proof(760, palette, record),
+        text(24, 200, foot, palette[2], ' font-size="11"'),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
 
 
-#: Where the picture's figures come from.
-PARTS = (("load", "bf16"), ("graph", "fast"))
-
-
-def summary() -> str:
+def summary(record: Record) -> str:
     """The picture in words."""
-    bf16, fast = milliseconds("bf16"), milliseconds("fast")
-    ratios = ", ".join(f"{bf16[batch] / fast[batch]:.2f}" for batch in BATCHES)
-    stored, quick = held("stored") / held("bf16"), held("fast") / held("bf16")
-    same, steps = exactness()
-    batches = ", ".join(map(str, BATCHES))
-    return (
-        f"GPU memory {stored:.0%} of BF16 as stored and {quick:.0%} in the fast layout; {ratios} "
-        f"times BF16's speed with batch {batches}; exact: {same:,} of {steps:,} steps identical"
-    )
+    parts = []
+    for name, kind in KINDS[1:]:
+        memory = record.held(kind) / record.held("bf16")
+        speeds = ", ".join(f"{record.speed(kind, batch):.2f}" for batch in BATCHES)
+        logits = "the same" if record.is_exact(kind) else "other"
+        parts.append(
+            f"{name}: {memory:.0%} of BF16's memory, {speeds} times its speed, {logits} logits"
+        )
+    return f"{'; '.join(parts)} (batch {', '.join(map(str, BATCHES))})"
 
 
 def main() -> None:
     """Write the pictures, or check them."""
+    record = newest()
     for colours in COLOURS:
-        file, made = DOCS / f"picture-{colours}.svg", picture(colours)
+        file, made = DOCS / f"picture-{colours}.svg", picture(colours, record)
         if "--check" not in sys.argv:
             file.write_text(made, encoding="utf-8")
         elif not file.exists() or file.read_text(encoding="utf-8") != made:
-            raise SystemExit(f"{file.name} is not what the records say: python3 docs/picture.py")
+            raise SystemExit(f"{file.name} is not what the record says: python3 docs/picture.py")
 
 
 if __name__ == "__main__":

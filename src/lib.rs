@@ -17,7 +17,7 @@
 //! // All weights of one tensor. Every bit is that of the original.
 //! let model = df11::open(&container)?;
 //! let tensor = model.tensor("model.embed_tokens.weight")?;
-//! let weights: Vec<half::bf16> = tensor.decode()?;
+//! let weights: Vec<df11::half::bf16> = tensor.decode()?;
 //! # assert_eq!(weights.len() as u64, tensor.elements());
 //! # Ok(())
 //! # }
@@ -45,7 +45,7 @@
 //!   of diffusers), use the functions with `_all`.
 //! - [`source`] is what compression reads.
 //! - `gpu` (feature `cuda`) keeps models compressed in the memory of GPUs, decodes them there, and
-//!   multiplies by them as they are.
+//!   multiplies them directly.
 //! - An [`Observer`] reports progress and cancels; [`Error`] says what went wrong and what to do.
 //! - [`hazmat`] has the parts of the format, for tools. No version keeps them as they are.
 
@@ -74,6 +74,9 @@ mod write;
 /// The command uses the library by its name, as others do.
 #[cfg(feature = "cli")]
 extern crate self as df11;
+
+/// The crate of the type that tensors are decoded to, `half::bf16`.
+pub use half;
 
 pub use dtype::Dtype;
 pub use error::{Error, Result};

@@ -1,5 +1,8 @@
 //! What no compiler checks of the sources.
 
+#[cfg(unix)]
+#[path = "sources/docs.rs"]
+mod docs;
 #[path = "support/files.rs"]
 mod files;
 #[path = "sources/layers.rs"]

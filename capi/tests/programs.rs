@@ -175,6 +175,32 @@ fn the_code_of_the_page_runs() {
     assert!(text.contains(&format!("{MATRIX} BF16 524288\n")), "{text}");
 }
 
+/// In a folder that is a checkout with the library built, as far as the page's commands see.
+#[test]
+fn the_commands_of_the_documentation_run_as_typed() {
+    let page = include_str!("../../docs/c.md");
+    let block = |language: &str| {
+        page.split_once(&format!("```{language}\n")).unwrap().1.split_once("```").unwrap().0
+    };
+    let (build, commands) = block("sh").split_once('\n').unwrap();
+    assert!(build.starts_with("cargo build --release -p df11-capi "), "{build}");
+    let place = Place::new();
+    std::fs::write(place.path("program.c"), block("c")).unwrap();
+    std::fs::create_dir(place.path("target")).unwrap();
+    let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let link = |to: &Path, name: &str| std::os::unix::fs::symlink(to, place.path(name)).unwrap();
+    link(&libraries, "target/release");
+    link(Path::new(env!("CARGO_MANIFEST_DIR")), "capi");
+    std::fs::rename(place.path("tile.df11"), place.path("Llama-3.1-8B.df11")).unwrap();
+    if Command::new("cc").arg("--version").output().is_err() {
+        return skip("DF11_REQUIRE_CC", "no C compiler");
+    }
+    let mut shell = Command::new("sh");
+    shell.args(["-e", "-c", commands]).current_dir(place.path("")).env_remove("LD_LIBRARY_PATH");
+    let text = run(&mut shell);
+    assert!(text.contains(&format!("{MATRIX} BF16 524288\n")), "{text}");
+}
+
 #[test]
 fn a_program_in_cpp_decodes_rows_on_threads() {
     let place = Place::new();

@@ -60,12 +60,11 @@ impl Failure {
     /// One line.
     pub(super) fn message(&self) -> String {
         let message = match self {
-            Self::Check(error) => {
-                with_remedy(error, "the container is damaged, fetch it or make it again")
-            }
-            Self::Other(error) => {
-                with_remedy(error, "the file is damaged, fetch or export it again")
-            }
+            Self::Check(error) => with_remedy(
+                error,
+                "the container is damaged: download it or compress the model again",
+            ),
+            Self::Other(error) => with_remedy(error, "the file is damaged: download it again"),
             Self::Mismatch(problem) => {
                 format!("{problem}; please report this with the output of df11 doctor")
             }
@@ -105,7 +104,9 @@ fn with_remedy(error: &Error, damaged: &str) -> String {
     match error {
         Error::Io { source, .. } => format!("{error}{}", io_remedy(source)),
         Error::Corrupt { remedy: None, .. } => format!("{error}; {damaged}"),
-        Error::Limit { .. } => format!("{error}; see section 1 of the format's specification"),
+        Error::Limit { .. } => {
+            format!("{error}; section 1 of the format specification lists all limits")
+        }
         Error::Exists { path } => {
             format!("{path} exists; choose another output, or replace it with --force")
         }
@@ -118,19 +119,20 @@ fn io_remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
             "; free some space, or name an output on another disk (df11 estimate and df11 inspect \
-            tell sizes)"
+            show sizes)"
         }
         ErrorKind::FileTooLarge => {
-            "; raise the limit of file sizes (ulimit -f), or use a file system that takes larger \
-            files"
+            "; raise the limit of file sizes (ulimit -f), or use a file system for larger files"
         }
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
             "; change its permissions, or name another place"
         }
-        ErrorKind::NotFound => "; check the path, and that the folder in it exists",
-        ErrorKind::NotADirectory => "; a part of the path is no folder, check it",
+        // A message of our own has its remedy.
+        ErrorKind::NotFound if error.get_ref().is_some() => "",
+        ErrorKind::NotFound => "; check the path",
+        ErrorKind::NotADirectory => "; check the path, a part of it is not a folder",
         ErrorKind::OutOfMemory => "; close other programs, or use fewer threads",
-        ErrorKind::UnexpectedEof => "; the file is shorter than it says, fetch it again",
+        ErrorKind::UnexpectedEof => "; the file is too short: download it again",
         _ => "; check the disk and try again",
     }
 }

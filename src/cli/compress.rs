@@ -12,67 +12,67 @@ use df11::{
 
 use super::{
     answer::{Answer, Failure},
-    containers::{Task, Writing, compressed_already, default_out},
+    containers::{Selection, Task, Writing, compressed_already},
     estimate::EstimateArgs,
     session::{Session, Threads, open_to_stream},
 };
 
 const COMPRESS_HELP: &str = "\
 Examples:
-  df11 compress Llama-3.1-8B              the folder Llama-3.1-8B-df11, for transformers and vLLM
-  df11 compress Llama-3.1-8B -o llama.df11    one self-contained file
-  df11 compress model.safetensors         the file model.df11
-  df11 compress Llama-3.1-8B --dry-run    the sizes alone
-  df11 compress FLUX.1-dev                a diffusers pipeline, into the folder FLUX.1-dev-df11
-  df11 compress Qwen/Qwen3-8B             from the cache of the Hub, where hf download puts it
-  df11 compress Qwen3-8B-DF11             a checkpoint of the official DFloat11 package
+  df11 compress Llama-3.1-8B                  to the folder Llama-3.1-8B-df11, which \
+  transformers and vLLM load
+  df11 compress Llama-3.1-8B -o llama.df11    to one self-contained file
+  df11 compress model.safetensors             to the file model.df11
+  df11 compress Llama-3.1-8B --dry-run        show the sizes and write nothing
+  df11 compress FLUX.1-dev                    a diffusers pipeline, to the folder FLUX.1-dev-df11
+  df11 compress Qwen/Qwen3-8B                 from the Hugging Face cache, where hf download \
+  puts it
+  df11 compress Qwen3-8B-DF11                 a checkpoint of the official DFloat11 package
 
-The output gets its name when it is whole and verified. df11 decompress gives back the same \
-files, byte for byte.
+The output gets its name after it has been verified. df11 decompress restores the same files, \
+byte for byte.
 
-A pipeline is a folder with model_index.json. Each of its components with weights becomes what its \
-folder alone would become, all other files are recorded in pipeline.df11, and df11 verify, \
-inspect, convert and decompress take the whole.
+A pipeline is a folder with model_index.json. Each component with weights is compressed as if it \
+were alone, and pipeline.df11 records all other files. df11 verify, inspect, convert and \
+decompress take the whole pipeline.
 
-A checkpoint of the official DFloat11 package is decoded on the way in, to its BF16 original, and \
-its files become one; config.json must be there, beside a single file too. The package stores no \
-shapes: they follow from biases, or from config.json. Matrices whose shape nothing tells get one \
-dimension, and a note says which.";
+A checkpoint of the official DFloat11 package is decoded to its BF16 original while it is read, \
+and its files become one. It needs its config.json, even for a single file. The package stores \
+no shapes, so df11 finds them from biases or config.json. If it finds none for a matrix, the \
+matrix gets one dimension, and a note names it.";
 
 const CONVERT_HELP: &str = "\
 Examples:
   df11 convert Llama-3.1-8B.df11 -o gap.df11 --layout gap
-  df11 convert Llama-3.1-8B-df11 -o Llama-3.1-8B.df11    a folder of shards to one file
-  df11 convert Llama-3.1-8B.df11 -o Llama-3.1-8B-df11    or the other way
+  df11 convert Llama-3.1-8B-df11 -o Llama-3.1-8B.df11    a folder to one file
+  df11 convert Llama-3.1-8B.df11 -o Llama-3.1-8B-df11    one file to a folder
 
-The output is what df11 compress would make of the original files, which are never written: the \
-same names, hashes and side files.";
+The output is the same as if df11 compress had made it from the original files: the same names, \
+hashes and side files. The original files are not written.";
 
-/// Compress a safetensors file, or the folder of a model or a pipeline
+/// Compress a safetensors file, or the folder of a model or pipeline
 #[derive(Args)]
 #[command(after_help = COMPRESS_HELP)]
 pub(super) struct Compress {
-    /// A safetensors file, the folder of a model or a pipeline, or a repository in the cache of the
-    /// Hub
+    /// A safetensors file, the folder of a model or pipeline, or a repository in the Hugging Face
+    /// cache
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Output: *.df11 is one self-contained file, anything else a folder [default: the folder
-    /// SRC-df11 beside a folder SRC, the file NAME.df11 beside NAME.safetensors]
+    /// Output: one self-contained file if it ends in .df11, otherwise a folder [default: SRC-df11
+    /// for a folder SRC, NAME.df11 for NAME.safetensors]
     #[arg(short, long, value_name = "OUT")]
     out: Option<PathBuf>,
-    /// Take the weights of a variant where it is there: fp16 is that of model.fp16.safetensors
-    #[arg(long, value_name = "NAME")]
-    variant: Option<String>,
+    #[command(flatten)]
+    selection: Selection,
     #[command(flatten)]
     writing: Writing,
-    /// Write no model card (README.md, or DF11.md beside one of the model's own) into a folder
+    /// Do not write a model card (README.md, or DF11.md if the model has a README.md) into a folder
     #[arg(long, conflicts_with = "dry_run")]
     no_card: bool,
-    /// Keep a value for other programs, which find it under this key: tool.setting=value. May be
-    /// repeated
+    /// Store a value that other programs read under this key, as in tool.setting=value; repeatable
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value, conflicts_with = "dry_run")]
     metadata: Vec<(String, String)>,
-    /// Tell the sizes and write nothing, as df11 estimate
+    /// Show the sizes and write nothing, as df11 estimate does
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -85,7 +85,7 @@ impl Compress {
         EstimateArgs {
             source: self.source.clone(),
             out: self.out.clone(),
-            variant: self.variant.clone(),
+            selection: self.selection.clone(),
             layout: self.writing.layout,
             threads: self.threads,
             ..EstimateArgs::default()
@@ -108,7 +108,7 @@ impl Compress {
         let place = locate(&self.source)?;
         if is_compressed(&place.path)? {
             let remedy =
-                "its sizes are in df11 inspect, and df11 convert stores it in another layout";
+                "df11 inspect shows its sizes, and df11 convert stores it in another layout";
             return Err(compressed_already(&self.source, remedy));
         }
         if self.dry_run {
@@ -117,14 +117,14 @@ impl Compress {
         let card = (!self.no_card).then(|| Card::new(place.repository.clone()));
         let options = self.writing.options()?.metadata(self.metadata()?).card(card);
         let start = Instant::now();
-        let source = Sources::open(&place.path, self.variant.as_deref()).map_err(Failure::Other)?;
-        let out = self.out.clone().map_or_else(|| default_out(&place), Ok)?;
+        let (source, out) = self.selection.open(&place, self.out.as_ref())?;
         source.notes().for_each(|note| session.notice(note));
         if self.writing.force {
             check_replaceable(&place.path, &out, "df11")?;
         }
         let task = Task { verb: "compress", source: &self.source, out: &out, start };
-        self.writing.run(&task, source.components(), self.threads, session, |observer| {
+        let remedy = self.selection.remedy(&source);
+        self.writing.run(&task, source.components(), self.threads, session, remedy, |observer| {
             let compressed = df11::compress_all(&source, &out, &options, observer);
             compressed.map_err(|error| {
                 if is_of(&error, &source) { Failure::Other(error) } else { error.into() }
@@ -147,19 +147,19 @@ fn is_of(error: &Error, source: &Sources) -> bool {
     })
 }
 
-/// Store a model in another layout, without its original files in between
+/// Change the layout of a compressed model, or turn a folder into one file and back
 #[derive(Args)]
 #[command(after_help = CONVERT_HELP)]
 pub(super) struct Convert {
-    /// A container, or a folder with all shards of a model or a pipeline
+    /// A container, or a folder with all shards of a model or pipeline
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Output: *.df11 is one self-contained file, anything else a folder
+    /// Output: one self-contained file if it ends in .df11, otherwise a folder
     #[arg(short, long, value_name = "OUT")]
     out: PathBuf,
     #[command(flatten)]
     writing: Writing,
-    /// Write no model card into a folder
+    /// Do not write a model card into a folder
     #[arg(long)]
     no_card: bool,
     #[command(flatten)]
@@ -176,7 +176,7 @@ impl Convert {
             check_replaceable(&self.source, &self.out, "df11")?;
         }
         let task = Task { verb: "convert", source: &self.source, out: &self.out, start };
-        self.writing.run(&task, models.components(), self.threads, session, |observer| {
+        self.writing.run(&task, models.components(), self.threads, session, "", |observer| {
             Ok(df11::convert_all(&models, &self.out, &options, observer)?)
         })
     }

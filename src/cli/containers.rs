@@ -8,7 +8,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use df11::{
-    CompressOptions, Dtype, Error, Layout, Model, Observer, Report,
+    CompressOptions, Dtype, Error, Layout, Model, Observer, Report, Sources,
     hazmat::{
         Loading, Located, Shard,
         constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
@@ -24,18 +24,60 @@ use super::{
     text::{self, printable},
 };
 
+/// Which files of a source folder are compressed.
+#[derive(Args, Clone, Default)]
+pub(super) struct Selection {
+    /// Compress a variant of the weights where there is one: fp16 means model.fp16.safetensors
+    #[arg(long, value_name = "NAME", conflicts_with = "all_files")]
+    variant: Option<String>,
+    /// Keep every file that is not hidden, in one container: also weights that the index does not
+    /// name (stored once where tensors are equal) and weights in other formats
+    #[arg(long)]
+    all_files: bool,
+}
+
+impl Selection {
+    /// Opens a source, for an output if one is named. Returns the output too.
+    pub(super) fn open(
+        &self,
+        place: &Located,
+        out: Option<&PathBuf>,
+    ) -> Result<(Sources, PathBuf), Failure> {
+        let default = || default_out(place, self.all_files);
+        let out = out.cloned().map_or_else(default, Ok)?;
+        if self.all_files
+            && out.extension().is_none_or(|extension| extension != "df11")
+        {
+            let problem = "--all-files writes one container, and a folder has one for each file";
+            return Err(Error::parameter(problem, "give it a name with -o NAME.df11").into());
+        }
+        let source = if self.all_files {
+            Sources::open_all_files(&place.path)
+        } else {
+            Sources::open(&place.path, self.variant.as_deref())
+        };
+        Ok((source.map_err(Failure::Other)?, out))
+    }
+
+    /// How to have files back that were left out, as the end of a sentence.
+    pub(super) fn remedy(&self, source: &Sources) -> &'static str {
+        let can_keep = !self.all_files && !source.is_pipeline();
+        if can_keep { "; --all-files keeps them, in one container" } else { "" }
+    }
+}
+
 /// How containers are written.
 #[derive(Args)]
 pub(super) struct Writing {
     #[command(flatten)]
     pub(super) layout: LayoutArgs,
-    /// Decode everything again and compare all hashes before the output gets its name (the default)
+    /// Decode the output and compare all hashes before it gets its name (the default)
     #[arg(long, overrides_with = "no_verify")]
     verify: bool,
-    /// Trust the encoder
+    /// Skip that comparison
     #[arg(long, overrides_with = "verify")]
     no_verify: bool,
-    /// Replace an earlier output
+    /// Replace an earlier output of df11
     #[arg(long)]
     pub(super) force: bool,
 }
@@ -65,13 +107,15 @@ impl Writing {
         Ok(options.overwrite(self.force).verify(!self.no_verify))
     }
 
-    /// Writes containers of models, and answers with their sizes.
+    /// Writes containers of models, and answers with their sizes. `remedy` ends the sentence about
+    /// files that are not in them.
     pub(super) fn run<M>(
         &self,
         task: &Task<'_>,
         models: &[Component<M>],
         threads: Threads,
         session: &Session,
+        remedy: &str,
         write: impl FnOnce(&dyn Observer) -> Result<Vec<Report>, Failure> + Send,
     ) -> Result<Answer, Failure> {
         let removed = tidy(task.out);
@@ -93,30 +137,36 @@ impl Writing {
         let mut answer = Answer { text, json };
         add_removed(&mut answer, &removed);
         add_loading(&mut answer, task.out);
+        if let Some(lost) = sizes.lost() {
+            let sentence = format!("df11 decompress will not bring back {lost}{remedy}");
+            session.insist(&sentence);
+            answer.text.push_str("\n\n");
+            answer.text.push_str(&sentence);
+        }
         Ok(answer)
     }
 }
 
 #[derive(Args, Clone, Copy, Default)]
 pub(super) struct LayoutArgs {
-    /// How BF16 tensors are stored [default: tile, or gap where its geometry is named]
+    /// How BF16 tensors are stored [default: tile, or gap if one of its numbers is given]
     #[arg(long, value_enum, hide_default_value = true)]
     layout: Option<LayoutName>,
-    /// Advanced: bitstream bytes a thread of the gap layout: 8, 16, 32 or 64 [default: 32]
+    /// Advanced, gap layout: bitstream bytes per thread, 8, 16, 32 or 64 [default: 32]
     #[arg(long, value_name = "N")]
     bytes_per_thread: Option<u32>,
-    /// Advanced: threads a thread block of the gap layout: 64, 128, 256, 512 or 1024 [default: 128]
+    /// Advanced, gap layout: threads per block, 64, 128, 256, 512 or 1024 [default: 128]
     #[arg(long, value_name = "N")]
     threads_per_block: Option<u32>,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum LayoutName {
-    /// Huffman-coded pairs of exponents in tiles, where that is smaller
+    /// Huffman-coded pairs of exponents in tiles; tensors that would grow stay raw
     Tile,
-    /// Huffman-coded exponents with a gap array, as in the paper, where that is smaller
+    /// Huffman-coded exponents with a gap array, as in the paper; tensors that would grow stay raw
     Gap,
-    /// As they are
+    /// Not compressed
     Raw,
 }
 
@@ -125,8 +175,8 @@ impl LayoutArgs {
         let geometry = self.bytes_per_thread.is_some() || self.threads_per_block.is_some();
         let name = self.layout.unwrap_or(if geometry { LayoutName::Gap } else { LayoutName::Tile });
         if geometry && name != LayoutName::Gap {
-            let problem = "bytes a thread and threads a block are numbers of the gap layout";
-            return Err(Error::parameter(problem, "leave them out, or choose --layout gap").into());
+            let problem = "only the gap layout has bytes per thread and threads per block";
+            return Err(Error::parameter(problem, "leave them out, or add --layout gap").into());
         }
         let geometry = GapGeometry::new(
             self.bytes_per_thread.unwrap_or(GAP_DEFAULT_BYTES_PER_THREAD),
@@ -164,21 +214,23 @@ fn has_config(container: &Path) -> bool {
     })
 }
 
-/// The folder `SRC-df11` beside a source that is a folder; the file `NAME.df11` beside a file
-/// `NAME.safetensors`. For a repository named as on the Hub, a folder in the current one.
-pub(super) fn default_out(place: &Located) -> Result<PathBuf, Failure> {
+/// The folder `SRC-df11` beside a source that is a folder, or the file `SRC.df11` if one file is
+/// wanted; the file `NAME.df11` beside a file `NAME.safetensors`. For a repository named as on the
+/// Hub, in the current folder.
+fn default_out(place: &Located, one_file: bool) -> Result<PathBuf, Failure> {
     let source = place.path.as_path();
+    let of_folder = if one_file { ".df11" } else { "-df11" };
     if let Some(name) = place.repository.as_ref().filter(|_| place.by_name) {
         // In the current folder, and not in the cache.
         let name = name.rsplit('/').next().unwrap_or(name);
-        return Ok(PathBuf::from(format!("{name}-df11")));
+        return Ok(PathBuf::from(format!("{name}{of_folder}")));
     }
     let named = named(source)?;
     let (name, end) =
-        if named.is_dir() { (named.file_name(), "-df11") } else { (named.file_stem(), ".df11") };
+        if named.is_dir() { (named.file_name(), of_folder) } else { (named.file_stem(), ".df11") };
     let mut name = name
         .ok_or_else(|| {
-            Error::parameter(format!("{} has no name", source.display()), "name an output with -o")
+            Error::parameter(format!("{} has no name", source.display()), "name the output with -o")
         })?
         .to_owned();
     name.push(end);
@@ -195,7 +247,7 @@ pub(super) fn named(path: &Path) -> Result<PathBuf, Error> {
 
 /// A source that needs no compression.
 pub(super) fn compressed_already(path: &Path, remedy: &str) -> Failure {
-    Error::parameter(format!("{} is compressed already", path.display()), remedy).into()
+    Error::parameter(format!("{} is already compressed", path.display()), remedy).into()
 }
 
 /// What a component of a pipeline is called, by its folder; the files of no component have none.
@@ -240,8 +292,15 @@ impl Reports {
         text
     }
 
+    /// The files that are in no container and are not hidden, if there are any.
+    fn lost(&self) -> Option<String> {
+        let lost = self.total.left_out.iter().filter(|file| !file.is_hidden());
+        let paths: Vec<String> = lost.map(|file| printable(&file.path)).collect();
+        (!paths.is_empty()).then(|| paths.join(", "))
+    }
+
     fn table(&self) -> String {
-        let header = ["  component", "original", "stored", "ratio", "coded", "raw"];
+        let header = ["  component", "original", "stored", "ratio", "compressed", "raw"];
         let row = |(name, report): (&str, &Report)| {
             let ratio = match report.original_bytes() {
                 0 => "–".to_owned(),
@@ -262,7 +321,7 @@ impl Reports {
         for (line, (_, report)) in lines[1..].iter_mut().zip(&self.models) {
             if report.coded_tensors == 0 && report.raw_tensors > 0 {
                 let dtypes: Vec<&str> = report.raw_bytes.keys().map(|dtype| dtype.name()).collect();
-                *line = format!("{line}  {}: stored as it is", dtypes.join(", "));
+                *line = format!("{line}  {}: not compressed", dtypes.join(", "));
             }
         }
         lines.join("\n")
@@ -283,7 +342,7 @@ impl Reports {
 
 fn text_of(report: &Report) -> String {
     let result = match report.coded_tensors {
-        0 => "nothing is compressed: no tensor is coded".to_owned(),
+        0 => "nothing is compressed".to_owned(),
         _ => text::percent(report.ratio()),
     };
     let (original, stored) =
@@ -291,14 +350,13 @@ fn text_of(report: &Report) -> String {
     let mut lines = vec![format!("  size      {original} → {stored} ({result})")];
     if report.coded_weights > 0 {
         lines.push(format!(
-            "  weights   {:.3} bits each; their own: {:.3} of exponent entropy + 8 of sign and \
-            mantissa",
+            "  weights   {:.2} bits per weight; the entropy limit is {:.2}",
             report.bits_per_weight(),
-            report.entropy()
+            8.0 + report.entropy()
         ));
     }
     lines.push(format!(
-        "  tensors   {} coded, {} raw, {} in {}, {}",
+        "  tensors   {} compressed, {} raw, {}; {} in {}",
         report.coded_tensors,
         report.raw_tensors,
         text::count(report.alias_tensors, "alias"),
@@ -319,8 +377,8 @@ fn text_of(report: &Report) -> String {
 fn raw(report: &Report) -> String {
     let of_dtype = |(dtype, &bytes): (&Dtype, &u64)| {
         let reason = match dtype {
-            Dtype::BF16 => "small, would not shrink, or raw was asked for",
-            _ => "only BF16 is coded",
+            Dtype::BF16 => "small, would not shrink, or --layout raw",
+            _ => "only BF16 is compressed",
         };
         format!("{} of {} ({reason})", text::bytes(bytes), dtype.name())
     };

@@ -22,27 +22,27 @@ use super::{
 
 const AFTER_HELP: &str = "\
 Examples:
-  df11 decompress Llama-3.1-8B.df11                     into Llama-3.1-8B, the folder as it was
-  df11 decompress model.df11 -o model.safetensors       where the model was one file
+  df11 decompress Llama-3.1-8B-df11 -o restored      to the folder restored
+  df11 decompress model.df11 -o model.safetensors    if the model was one file
 
-Every file that the containers record is compared with the hash of the original before it gets its \
-name. Others that lie beside them are copied, and named as unchecked.";
+Each restored file is compared with the hash of the original before it gets its name. Other files \
+beside the containers are copied and reported as unchecked.";
 
-/// Give back the original files, byte for byte
+/// Restore the original files, byte for byte
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Decompress {
     /// A container, or the folder of a model or a pipeline
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Output: *.safetensors is one file, anything else a folder [default: SRC without .df11 or
-    /// -df11, beside SRC]
+    /// Output: one file if it ends in .safetensors, otherwise a folder [default: SRC without .df11
+    /// or -df11]
     #[arg(short, long, value_name = "OUT")]
     out: Option<PathBuf>,
     /// Replace an earlier output
     #[arg(long)]
     force: bool,
-    /// Copy side files that were changed since, and go without missing ones, instead of failing
+    /// Copy side files that have changed and skip missing ones, instead of failing
     #[arg(long)]
     keep_changed: bool,
     #[command(flatten)]
@@ -101,8 +101,8 @@ impl Decompress {
 fn default_out(source: &Path, models: &Models) -> Result<PathBuf, Failure> {
     let unnamed = || {
         Error::parameter(
-            format!("{} tells no name for the output", source.display()),
-            "give one with -o",
+            format!("{} gives no name for the output", source.display()),
+            "name it with -o",
         )
     };
     let named = named(source)?;
@@ -152,7 +152,7 @@ fn proof(restored: &Restored) -> String {
         return "every file has the hash of the original".to_owned();
     }
     format!(
-        "{} have the hash of the original; the others are named below",
+        "{} have the hash of the original; the rest are listed below",
         text::count(restored.files, "file")
     )
 }

@@ -9,7 +9,8 @@ use std::{
 
 use clap::Args;
 use df11::{
-    Card, CompressOptions, DecompressOptions, Error, Level, Model, Report, Source, Tensor,
+    Card, CompressOptions, DecompressOptions, Encoding, Error, Level, Model, Report, Source,
+    Tensor,
     hazmat::{Decoder, demo, histogram},
     source::{SourceTensor, WeightsFile},
 };
@@ -26,20 +27,20 @@ use super::{
 };
 
 const AFTER_HELP: &str = "\
-Makes a checkpoint as Hugging Face models have it (two shards, grouped-query attention, a tied \
-head, some tensors that are not BF16), compresses it, opens it, decodes every block (on a GPU \
-where there is one), verifies it, restores the files, and compares everything with what it made, \
-bit for bit. Exit code 1 would say that a bit differs.
+Makes a checkpoint like those on Hugging Face (two shards, grouped-query attention, a tied head, \
+some tensors that are not BF16), compresses it, decodes every block (on a GPU if there is one), \
+verifies it, restores the files, and compares everything bit for bit. Exit code 1 means that a \
+bit differs.
 
 Examples:
   df11 demo
-  df11 demo --keep demo    keeps the model, its compressed folder and the restored files in demo";
+  df11 demo --keep demo    keep the model, its compressed folder and the restored files in demo";
 
 /// Make a model, compress it, and prove that every bit comes back
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Demo {
-    /// Keep all files in this folder, which must be empty or new
+    /// Keep all files in this folder, which must be new or empty
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
     /// Seed of the weights
@@ -218,25 +219,30 @@ impl Outcome<'_> {
             |tensor: &Tensor<'_>| has_weights(tensor).then(|| histogram(tensor)).transpose();
         let blocks = model.blocks().map(|block| BlockFigures::new(block, measure));
         let blocks = blocks.collect::<df11::Result<Vec<_>>>()?;
+        // The tied head counts once, as it is stored.
+        let own = model.tensors().filter(|tensor| tensor.encoding() != Encoding::Alias);
+        let distinct = own.map(|tensor| tensor.byte_length().unwrap_or(0)).sum::<u64>();
         let row = |&(name, bytes, seconds): &(&str, u64, f64)| {
             let rate = if bytes == 0 { String::new() } else { text::rate(bytes, seconds) };
             [name.to_owned(), text::duration(seconds), rate]
         };
         let text = format!(
-            "A made-up model of {} in {}, seed {}, {} threads, decoded by {}\n\n{}\n\n\
-             files {} → {}, with the tied head once instead of twice\n\
-             weights {:.3} bits each instead of 16 ({})\n\n{}\n\n\
+            "A model with seeded weights: {} of tensors, seed {}, {} threads, decoded by {}\n\n\
+             {}\n\n\
+             tensors {} → {} ({}), {:.2} bits per BF16 weight instead of 16\n\
+             files   {} in {}, where the tied head is stored twice\n\n{}\n\n\
              Every bit came back: {} tensors and {} files are the same as before.",
-            text::bytes(report.source_bytes),
-            text::count(source.weights.len() as u64, "weights file"),
+            text::bytes(distinct),
             self.seed,
             rayon::current_num_threads(),
             self.device.text(),
             figures::table(&blocks, &figures::total(&blocks)),
-            text::bytes(report.source_bytes),
+            text::bytes(distinct),
             text::bytes(report.stored_bytes),
+            text::percent(report.stored_bytes as f64 / distinct as f64),
             report.bits_per_weight(),
-            text::percent(report.bits_per_weight() / 16.0),
+            text::bytes(report.source_bytes),
+            text::count(source.weights.len() as u64, "weights file"),
             text::table(["step", "time", "rate"], steps.iter().map(row)),
             self.tensors,
             self.files,
@@ -255,8 +261,9 @@ impl Outcome<'_> {
             "tensors": self.tensors,
             "files": self.files,
             "source_bytes": report.source_bytes,
+            "distinct_bytes": distinct,
             "stored_bytes": report.stored_bytes,
-            "ratio": report.ratio(),
+            "ratio": report.stored_bytes as f64 / distinct as f64,
             "bits_per_weight": report.bits_per_weight(),
             "entropy_bits_per_weight": report.entropy(),
             "blocks": blocks.iter().map(BlockFigures::json).collect::<Vec<_>>(),

@@ -19,8 +19,8 @@ use super::{
 
 #[derive(Args, Clone, Copy)]
 pub(super) struct DeviceArgs {
-    /// What decodes: cpu, gpu (the first that can), the number of a GPU, or auto: a GPU where there
-    /// is one that is sooner done
+    /// Decode on the cpu, the first usable gpu, the GPU with this number, or auto: on a GPU if
+    /// that is faster
     #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
     device: Choice,
 }

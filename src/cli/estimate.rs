@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Instant};
 
 use clap::Args;
 use df11::{
-    Sources, estimate_all,
+    estimate_all,
     hazmat::{Located, locate},
     is_compressed,
 };
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{
     answer::{Answer, Failure},
-    containers::{LayoutArgs, Reports, Task, compressed_already, default_out},
+    containers::{LayoutArgs, Reports, Selection, Task, compressed_already},
     session::{Session, Threads},
     text,
 };
@@ -26,42 +26,40 @@ const AFTER_HELP: &str = "\
 Examples:
   df11 estimate Llama-3.1-8B
   df11 estimate Llama-3.1-8B --layout gap
-  df11 estimate Llama-3.1-405B --gpus 8x80GiB     which block would lie on which GPU
-  df11 estimate Llama-3.1-405B --gpus 8x80GiB --exponent-bits 2.67    at once
-  df11 estimate Llama-3.1-70B.df11 --gpus 24GiB,2x16GiB    of a container
-  df11 estimate Llama-3.1-8B-df11 --gpus 16GB --residence auto    how much of it may lie in the \
+  df11 estimate Llama-3.1-405B --gpus 8x80GiB              which block goes to which GPU
+  df11 estimate Llama-3.1-405B --gpus 8x80GiB --exponent-bits 2.67    the same, in an instant
+  df11 estimate Llama-3.1-70B.df11 --gpus 24GiB,2x16GiB    for a compressed model
+  df11 estimate Llama-3.1-8B-df11 --gpus 16GB --residence auto    how much of it fits in the \
   fast layout
 
---exponent-bits reads the headers of the files and no weight: files that are as long as they \
-should be but empty will do.";
+With --exponent-bits, df11 reads only the headers of the files, so sparse files of the right \
+length are enough.";
 
-/// Tell the exact sizes that compress would give, and which GPUs hold them; write nothing
+/// Show the exact sizes that compress would give, and how the model fits GPUs; write nothing
 #[derive(Args, Default)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct EstimateArgs {
-    /// A safetensors file, the folder of a model or a pipeline, or with --gpus a container or a
-    /// folder of them
+    /// A safetensors file, the folder of a model or pipeline, or with --gpus a compressed model
     #[arg(value_name = "SRC")]
     pub(super) source: PathBuf,
-    /// The output that is meant; *.df11 is one file, anything else a folder
+    /// Output to estimate: one file if it ends in .df11, otherwise a folder
     #[arg(short, long, value_name = "OUT")]
     pub(super) out: Option<PathBuf>,
-    /// Take the weights of a variant where it is there: fp16 is that of model.fp16.safetensors
-    #[arg(long, value_name = "NAME")]
-    pub(super) variant: Option<String>,
+    #[command(flatten)]
+    pub(super) selection: Selection,
     #[command(flatten)]
     pub(super) layout: LayoutArgs,
-    /// Place the blocks on GPUs with this memory: 80GiB, 8x80GiB, 24GiB,2x16GiB. 1 GB is 10^9 bytes
-    /// and 1 GiB 2^30; a card that is sold with 80 GB has 80 GiB
+    /// Memory of the GPUs to place blocks on: 80GiB, 8x80GiB, 24GiB,2x16GiB. 1 GB is 10^9 bytes and
+    /// 1 GiB 2^30; a card sold with 80 GB has 80 GiB
     #[cfg(feature = "cudarc")]
     #[arg(long, value_name = "[N×]MEMORY,..")]
     pub(super) gpus: Option<Gpus>,
-    /// With --gpus: how matrices lie on them
+    /// With --gpus: the layout of matrices in their memory
     #[cfg(feature = "cudarc")]
     #[arg(long, value_name = "RESIDENCE", requires = "gpus", default_value = "stored")]
     pub(super) residence: ResidenceArg,
-    /// Read no weight, and take this for the bits of an exponent's code; trained models have 2.6 to
-    /// 2.7
+    /// Assume this many bits per exponent instead of reading the weights; trained models have 2.6
+    /// to 2.7
     #[arg(long, value_name = "BITS")]
     pub(super) exponent_bits: Option<f64>,
     #[command(flatten)]
@@ -70,8 +68,7 @@ pub(super) struct EstimateArgs {
 
 /// What a container that is compressed already is good for.
 #[cfg(feature = "cudarc")]
-const REMEDY: &str =
-    "say where its blocks are to go with --gpus alone, or look into it with df11 inspect";
+const REMEDY: &str = "give --gpus alone to place its blocks, or look into it with df11 inspect";
 #[cfg(not(feature = "cudarc"))]
 const REMEDY: &str = "look into it with df11 inspect";
 
@@ -92,14 +89,13 @@ impl EstimateArgs {
     pub(super) fn of_source(&self, place: &Located, session: &Session) -> Result<Answer, Failure> {
         let layout = self.layout.layout()?;
         let start = Instant::now();
-        let source = Sources::open(&place.path, self.variant.as_deref()).map_err(Failure::Other)?;
+        let (source, out) = self.selection.open(place, self.out.as_ref())?;
         #[cfg(feature = "cudarc")]
         if self.gpus.is_some() && source.is_pipeline() {
             // Components share the memory of a GPU, and nothing tells which are there together.
             let problem = "--gpus takes one model, and this is a pipeline";
-            return Err(df11::Error::parameter(problem, "name a component of it").into());
+            return Err(df11::Error::parameter(problem, "name one of its components").into());
         }
-        let out = self.out.clone().map_or_else(|| default_out(place), Ok)?;
         source.notes().for_each(|note| session.notice(note));
         let progress = session.progress();
         let mut estimates = self.threads.run(|| {

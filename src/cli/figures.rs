@@ -62,17 +62,19 @@ impl Figures {
         (self.weights > 0).then(|| 8.0 * self.weight_bytes as f64 / self.weights as f64)
     }
 
-    /// Bits of sign and mantissa, and the entropy of exponents: what a weight tells.
+    /// The fewest bits that a weight can take: 8 for sign and mantissa, and the entropy of the
+    /// exponents of its tensor.
     pub(super) fn information(&self) -> Option<f64> {
         self.entropy().map(|entropy| entropy + 8.0)
     }
 
-    fn entropy(&self) -> Option<f64> {
+    /// Entropy of exponents in bits a weight, each tensor's own.
+    pub(super) fn entropy(&self) -> Option<f64> {
         self.entropy_bits.filter(|_| self.weights > 0).map(|bits| bits / self.weights as f64)
     }
 
-    /// Cells of a table: stored bytes, bits a weight, and those of information. A dash where there
-    /// are none or none were measured.
+    /// Cells of a table: stored bytes, bits per weight, and the entropy limit; a dash if there are
+    /// no weights or none were measured.
     pub(super) fn cells(&self) -> [String; 3] {
         let bits = |bits: Option<f64>| bits.map_or("–".to_owned(), |bits| format!("{bits:.3}"));
         [text::bytes(self.stored_bytes), bits(self.bits_per_weight()), bits(self.information())]
@@ -132,7 +134,7 @@ pub(super) fn has_weights(tensor: &Tensor<'_>) -> bool {
 /// A table of blocks with their sum.
 pub(super) fn table(blocks: &[BlockFigures], total: &Figures) -> String {
     let header =
-        ["block", "tensors", "elements", "decoded", "stored", "bits a weight", "entropy + 8"];
+        ["block", "tensors", "elements", "decoded", "stored", "bits/weight", "entropy limit"];
     let row = |figures: &Figures| {
         let [stored, bits, information] = figures.cells();
         [

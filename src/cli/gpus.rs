@@ -16,12 +16,12 @@ use super::{
 /// How matrices lie in a GPU's memory.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
 pub(super) enum ResidenceArg {
-    /// As stored: the least memory
+    /// Compressed as in the file: least memory
     #[default]
     Stored,
-    /// In the fast layout, to multiply by without decoding
+    /// In the fast layout: more memory, faster products
     Fast,
-    /// Fast as far as memory allows
+    /// In the fast layout as far as memory allows
     Auto,
 }
 
@@ -88,7 +88,7 @@ impl Gpus {
     ) -> Result<(), Failure> {
         let plan = Plan::fit_preferring(model, &self.0, preference)?;
         let names: Vec<&str> = model.blocks().map(|block| block.name()).collect();
-        let header = ["GPU", "memory", "taken", "blocks", "fast", "streamed", "from", "to"];
+        let header = ["GPU", "memory", "used", "blocks", "fast", "streamed", "first", "last"];
         let (mut rows, mut gpus) = (Vec::new(), Vec::new());
         for (device, (&memory, &taken)) in self.0.iter().zip(plan.device_bytes()).enumerate() {
             let blocks = run(plan.placements(), device);
@@ -118,16 +118,16 @@ impl Gpus {
         }
         let fits = plan.host_bytes() == 0;
         let verdict = if fits {
-            "It fits: all blocks stay on the GPUs.".to_owned()
+            "It fits: all blocks stay in GPU memory.".to_owned()
         } else {
             format!(
-                "It does not fit: {} stay pinned on the host, and arrive ahead of each use.",
+                "It does not fit: {} stay in pinned host memory and are copied before each use.",
                 text::bytes(plan.host_bytes())
             )
         };
         answer.text = format!(
-            "{}\n{verdict} Taken includes two decoded blocks; activations and KV cache come on \
-            top.\n{}",
+            "{}\n{verdict} The memory used includes two decoded blocks; activations and the KV \
+            cache need more.\n{}",
             answer.text,
             text::table(header, rows)
         );

@@ -17,15 +17,15 @@ Examples:
 
 const MAN_HELP: &str = "\
 Examples:
-  df11 man | man -l -                                 read it
-  df11 man compress | man -l -                        that of a verb
-  df11 man > ~/.local/share/man/man1/df11.1           install it";
+  df11 man | man -l -                          read it
+  df11 man compress | man -l -                 read the page of a verb
+  df11 man > ~/.local/share/man/man1/df11.1    install it";
 
-/// Print the script by which a shell completes verbs and options
+/// Print a script that makes a shell complete verbs and options
 #[derive(Args)]
 #[command(after_help = COMPLETIONS_HELP)]
 pub(super) struct Completions {
-    /// Which shell
+    /// The shell
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -45,7 +45,7 @@ impl Completions {
 #[derive(Args)]
 #[command(after_help = MAN_HELP)]
 pub(super) struct Man {
-    /// The verb whose page is wanted [default: that of df11]
+    /// Print the page of this verb [default: of df11]
     verb: Option<String>,
 }
 
@@ -55,7 +55,7 @@ impl Man {
         let command = match &self.verb {
             None => command,
             Some(verb) => command.find_subcommand(verb).cloned().ok_or_else(|| {
-                Error::parameter(format!("{verb:?} is no verb of df11"), "see df11 --help")
+                Error::parameter(format!("df11 has no verb {verb:?}"), "see df11 --help")
             })?,
         };
         let mut page = Vec::new();

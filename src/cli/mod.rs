@@ -34,21 +34,21 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 });
 
 const ABOUT: &str =
-    "Losslessly compressed BFloat16 model weights: two thirds of the size, every bit the same";
+    "Store BFloat16 model weights in two thirds of their size, without losing a bit";
 
 const AFTER_HELP: &str = "\
 Examples:
-  df11 demo                             the whole way on a made-up model, checked bit for bit
-  df11 compress Llama-3.1-8B            a Hugging Face folder into Llama-3.1-8B-df11
-  df11 inspect Llama-3.1-8B-df11        what is in it, block by block
-  df11 decompress Llama-3.1-8B-df11 -o restored
-  source <(df11 completions bash)       completions in this shell
+  df11 demo                                        make a model, compress it, compare every bit
+  df11 compress Llama-3.1-8B                       to the folder Llama-3.1-8B-df11
+  df11 inspect Llama-3.1-8B-df11                   show what it holds, block by block
+  df11 decompress Llama-3.1-8B-df11 -o restored    restore the original files
+  source <(df11 completions bash)                  complete verbs and options in this shell
 
 Exit codes:
-  0  good
-  1  a check failed: a container is damaged, or bytes differ
-  2  could not check or do it: usage, input or output, a file from a newer version
-  130  interrupted by Ctrl-C, 143 by SIGTERM; nothing is left half-written";
+  0    success
+  1    a check failed: a container is damaged, or bytes differ
+  2    wrong usage, a failed read or write, or a file from a newer version
+  130  interrupted by Ctrl-C (143 by SIGTERM); no output is left half-written";
 
 #[derive(Parser)]
 #[command(name = "df11", version = VERSION.as_str(), about = ABOUT, after_help = AFTER_HELP)]

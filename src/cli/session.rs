@@ -28,17 +28,17 @@ const TEMPLATE: &str =
 // One run of the command. (Its doc comment would be the help of the command.)
 #[derive(Args)]
 pub(super) struct Session {
-    /// Answer with one JSON document on standard output
+    /// Print the result as one JSON document
     #[arg(long, global = true)]
     pub(super) json: bool,
-    /// Print errors only; the exit code is the answer
+    /// Print nothing but errors and the names of files that are left out
     #[arg(short, long, global = true)]
     quiet: bool,
 }
 
 #[derive(Args, Clone, Copy, Default)]
 pub(super) struct Threads {
-    /// Number of threads; all cores unless given. It never changes the result
+    /// Number of threads [default: all cores]; the result does not depend on it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 }
@@ -58,7 +58,7 @@ pub(super) fn pool(threads: usize) -> Result<rayon::ThreadPool, Failure> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| {
         Failure::from(Error::parameter(
             format!("cannot start {threads} threads: {error}"),
-            "ask for fewer",
+            "use fewer threads",
         ))
     })
 }
@@ -92,6 +92,13 @@ impl Session {
     /// Tells on standard error what the answer tells programs in a field.
     pub(super) fn notice(&self, text: &str) {
         if self.wants_text() {
+            let _ = writeln!(io::stderr(), "df11: {}", printable(text));
+        }
+    }
+
+    /// Tells on standard error what a quiet run must not hide. Other runs tell it in their answer.
+    pub(super) fn insist(&self, text: &str) {
+        if self.quiet && !self.json {
             let _ = writeln!(io::stderr(), "df11: {}", printable(text));
         }
     }
@@ -173,7 +180,7 @@ pub(super) fn tidy(out: &Path) -> Vec<Leftover> {
 pub(super) fn add_removed(answer: &mut Answer, removed: &[Leftover]) {
     answer.text.extend(removed.iter().map(|leftover| {
         let (path, size) = (text::path(&leftover.path), text::bytes(leftover.bytes));
-        format!("\n  removed   {path}, {size}, left behind by a run that was killed")
+        format!("\n  removed   {path} ({size}), which a killed run had left behind")
     }));
     let removed = removed.iter().map(
         |leftover| json!({ "path": leftover.path.to_string_lossy(), "bytes": leftover.bytes }),

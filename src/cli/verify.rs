@@ -18,20 +18,19 @@ const AFTER_HELP: &str = "\
 Examples:
   df11 verify Llama-3.1-8B.df11
   df11 verify --level checksums Llama-3.1-8B-df11/ && echo good
-  df11 verify --device gpu Llama-3.1-8B.df11    that a GPU decodes every bit
+  df11 verify --device gpu Llama-3.1-8B.df11    check that a GPU decodes every bit
 
-Exit code 1 says that the container is damaged, 2 that it, or some of it, could not be checked, \
-or that a folder lacks
-shards.";
+Exit code 1 means that a container is damaged; 2 that some of it could not be checked, or that \
+shards are missing.";
 
-/// Check a container, or all models in a folder
+/// Check that every bit is there
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Verify {
-    /// A container, or the folder of a model or a pipeline
+    /// A container, or the folder of a model or pipeline
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// How much is checked
+    /// How much to check
     #[arg(long, value_enum, default_value_t = LevelName::Full)]
     level: LevelName,
     #[command(flatten)]
@@ -42,11 +41,11 @@ pub(super) struct Verify {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum LevelName {
-    /// Directory, prefixes and padding; takes milliseconds
+    /// The directory, headers and padding; takes milliseconds
     Structure,
-    /// The checksums of all stored bytes too
+    /// Also the checksums of all stored bytes
     Checksums,
-    /// Everything: LUTs, indexes, and the hashes of all decoded tensors and original files
+    /// Also the codes, indexes, and the hashes of all decoded tensors and original files
     Full,
 }
 
@@ -102,9 +101,7 @@ impl Verify {
         if level < Level::Full {
             if self.device.is_gpu() {
                 let problem = format!("the level {} decodes nothing", self.level.name());
-                return Err(
-                    Error::parameter(problem, "leave out --device, or verify in full").into()
-                );
+                return Err(Error::parameter(problem, "leave out --device or --level").into());
             }
             return Ok(done(model.verify(level, &session.progress()).map_err(failed)?, None));
         }
@@ -147,7 +144,7 @@ impl Verify {
         let source = self.source.display();
         let problem = format!("{source} is incomplete: {}", problems.join(", "));
         Err(Failure::Incomplete(
-            format!("{problem}, and what is there is good; fetch the rest"),
+            format!("{problem}; what is there is good, so download the rest"),
             answer.json,
         ))
     }
@@ -187,9 +184,9 @@ impl Verify {
             ),
         };
         let result = match (json["good"] == true, self.level) {
-            (true, LevelName::Full) => "good       all bits are there: ",
+            (true, LevelName::Full) => "good       every bit is there: ",
             (true, _) => "good       ",
-            (false, _) => "incomplete not everything could be checked; ",
+            (false, _) => "incomplete some of it could not be checked; ",
         };
         format!("{result}{what}")
     }

@@ -55,7 +55,7 @@ record! {
 const _: () = assert!(size_of::<Header>() == HEADER_BYTES as usize);
 
 fn no_container(why: &str) -> Error {
-    let problem = format_args!("this is no df11 file ({why})");
+    let problem = format_args!("this is not a df11 file ({why})");
     corrupt(0, problem).remedied("name another, or fetch it again")
 }
 

@@ -29,7 +29,7 @@ const SHARE_PERCENT: u64 = 95;
 /// the host: 1 MiB of pinned memory for each thread that reads at once.
 ///
 /// Every byte that it hands out was decoded by the GPU, or copied there where it is stored as it
-/// is, and the kernels found neither bits that are no code, nor a gap or an output offset that
+/// is, and the kernels found neither bits that are not a code, nor a gap or an output offset that
 /// contradicts the codes, in its whole block. So a full verification with it proves that the GPU's
 /// decoding has the hashes of the originals and that the whole index is right; it says nothing of
 /// the CPU's decoding. Of tensors in `tile` the CPU checks the records and the bits between codes

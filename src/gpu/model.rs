@@ -147,7 +147,7 @@ impl GpuModel {
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) if there is no piece, no such tensor or no
     /// such row, a tensor is not loaded, a row does not fill whole bytes, the tensors lie on
-    /// several GPUs, or an offset is no multiple of 16; [`Error::Gpu`](crate::Error::Gpu).
+    /// several GPUs, or an offset is not a multiple of 16; [`Error::Gpu`](crate::Error::Gpu).
     pub fn program(&self, pieces: &[Piece<'_>]) -> Result<GpuProgram> {
         let find = |piece: &Piece<'_>| {
             let (entry, block) = self.inner.tensor(piece.tensor)?;

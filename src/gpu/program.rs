@@ -155,7 +155,7 @@ impl GpuProgram {
     ) -> Result<()> {
         let Self { part, tasks, .. } = self;
         if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
-            let problem = format!("the output's address is no multiple of {OUTPUT_ALIGNMENT}");
+            let problem = format!("the output's address is not a multiple of {OUTPUT_ALIGNMENT}");
             return refuse(problem, "start it on 256 bytes, as the driver's allocations do");
         }
         part.device.context().bind_to_thread().or_fault("using the GPU")?;

@@ -7,7 +7,7 @@ use crate::{Error, Result};
 
 /// The bits of the status word, with what they say.
 const PROBLEMS: [(u32, &str); 9] = [
-    (1, "bits that are no code"),
+    (1, "bits that are not a code"),
     (2, "a thread that does not end where the next one starts"),
     (4, "a thread block with another number of codes than its output offsets say"),
     (8, "output offsets that do not hold the elements asked for"),
@@ -123,7 +123,7 @@ mod tests {
     fn each_bit_is_described() {
         assert_eq!(
             describe(5),
-            "bits that are no code, a thread block with another number of codes than its output \
+            "bits that are not a code, a thread block with another number of codes than its output \
             offsets say; `df11 verify --device cpu` says where"
         );
     }

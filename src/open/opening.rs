@@ -14,6 +14,7 @@ use std::{
 use super::{model::Model, shard::Shard};
 use crate::{
     Error, Result,
+    constants::MAGIC,
     format::Directory,
     io::{FileReader, ReadAt, open_regular},
     paths::{PENDING, PIPELINE, check_path, is_container, is_safetensors},
@@ -79,9 +80,10 @@ impl OpenOptions {
     /// As [`open`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Model> {
         let path = path.as_ref();
-        let metadata =
-            fs::metadata(path).map_err(|error| Error::io("opening", shown(path, &error), error))?;
+        let metadata = fs::metadata(path)
+            .map_err(|error| Error::io("opening", path, or_fetch(path, error)))?;
         if !metadata.is_dir() {
+            check_kind(path)?;
             return Model::new(vec![self.shard(path)?], None);
         }
         check_installed(path)?;
@@ -174,7 +176,7 @@ impl OpenOptions {
         }
         Error::unless(!shards.is_empty(), || {
             let problem = format!("{} holds no .df11 file", folder.display());
-            Error::parameter(problem, "name a container, or compress a model first")
+            Error::parameter(problem, "compress the model first, or name a container")
         })?;
         Ok(shards)
     }
@@ -235,9 +237,30 @@ pub fn is_compressed(path: impl AsRef<Path>) -> Result<bool> {
     Ok(paths.clone().any(is_container) && !paths.any(is_safetensors))
 }
 
-/// The path, for a message; one that is not here and reads like a repository's name, with how to
-/// get that.
-fn shown(path: &Path, error: &io::Error) -> PathBuf {
+/// Refuses a file that neither its name nor its first bytes tell for a container.
+fn check_kind(path: &Path) -> Result<()> {
+    if is_container(path) {
+        return Ok(());
+    }
+    let file = FileReader::open(path)?;
+    let mut start = [0; MAGIC.len()];
+    if file.size() >= start.len() as u64 {
+        file.read_exact_at(0, &mut start).map_err(|error| Error::io("reading", path, error))?;
+    }
+    Error::unless(start == MAGIC, || {
+        let problem = format!("{} is not a df11 container", path.display());
+        let remedy = if path.to_str().is_some_and(is_safetensors) {
+            "compress it first, or name a .df11 file"
+        } else {
+            "name a .df11 file, or the folder that holds it"
+        };
+        Error::parameter(problem, remedy)
+    })
+}
+
+/// The error of a path that cannot be looked at; if it is not there and reads like the name of a
+/// repository, with how to get that.
+fn or_fetch(path: &Path, error: io::Error) -> io::Error {
     let parts: Vec<_> = path.iter().filter_map(|part| part.to_str()).collect();
     let is_word =
         |part: &&str| part.chars().all(|char| char.is_ascii_alphanumeric() || "-_.".contains(char));
@@ -247,11 +270,13 @@ fn shown(path: &Path, error: &io::Error) -> PathBuf {
         && !is_container(name)
         && !Path::new(owner).exists()
     {
-        let hint =
-            format!("a repository of the Hub? hf download {owner}/{name} --local-dir {name}");
-        return format!("{owner}/{name} ({hint})").into();
+        let hint = format!(
+            "no such path here; if it is a repository of the Hub, run hf download {owner}/{name} \
+            --local-dir {name}"
+        );
+        return io::Error::new(error.kind(), hint);
     }
-    path.to_owned()
+    error
 }
 
 /// Refuses a folder of which some files may be of an earlier model, and others not there yet.
@@ -350,7 +375,7 @@ pub(crate) fn listed_components(directory: &Directory) -> Result<Option<BTreeMap
     let listed: BTreeMap<String, String> =
         serde_json::from_str(list).map_err(|error| invalid(error.to_string()))?;
     match listed.keys().find(|folder| check_path(folder).is_err() || folder.contains('/')) {
-        Some(folder) => Err(invalid(format!("{folder:?} is no name of a folder"))),
+        Some(folder) => Err(invalid(format!("{folder:?} is not the name of a folder"))),
         None => Ok(Some(listed)),
     }
 }

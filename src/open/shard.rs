@@ -362,7 +362,7 @@ fn open_directory(reader: &dyn ReadAt, path: &Path) -> Result<(Header, Directory
     let (directory, padding) = tail.split_at(header.directory_length.get() as usize);
     let (padding, footer) = padding.split_at(padding.len() - HEADER_BYTES as usize);
     Error::unless(footer == header_bytes, || {
-        Error::corrupt("footer", header.footer_offset(), "it is no copy of the header")
+        Error::corrupt("footer", header.footer_offset(), "it is not a copy of the header")
     })?;
     check_zero("space after the directory", start + directory.len() as u64, padding)?;
     if crc32fast::hash(directory) != header.directory_checksum.get() {

@@ -2,7 +2,7 @@
 //! what the user should know of it before it is compressed.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     path::{Path, PathBuf},
 };
 
@@ -23,6 +23,9 @@ use crate::{
 /// Other formats of weights: copies of the same weights, more often than not.
 const OTHER_FORMATS: &[&str] =
     &["bin", "ckpt", "df11", "gguf", "h5", "msgpack", "onnx", "pt", "pth"];
+
+/// Why the index of a checkpoint of the official `DFloat11` package is left out.
+const JOINED_INDEX: &str = "an index of files that become one";
 
 /// The largest configuration that is looked at, in bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -48,7 +51,8 @@ pub struct SideFile {
     pub path: String,
     /// Where to read it.
     pub file: PathBuf,
-    /// Its length in bytes when it was found, at most 256 MiB.
+    /// Its length in bytes when it was found; at most 256 MiB, except by
+    /// [`Sources::open_all_files`](crate::Sources::open_all_files).
     pub length: u64,
 }
 
@@ -101,6 +105,32 @@ impl Source {
         Ok(Self::of_files(&root, found, left_out, variant)?.noted(note))
     }
 
+    /// Takes the files that were left out of those found.
+    pub(super) fn take_left_out(&mut self, found: Vec<Found>) -> Result<()> {
+        let of_weights = self.weights.iter().flat_map(|file| &file.tensors);
+        let mut names: HashSet<String> = of_weights.map(|tensor| tensor.name.clone()).collect();
+        for file in found {
+            let is_it = |left: &LeftOut| left.path == file.path && left.reason != JOINED_INDEX;
+            let Some(at) = self.left_out.iter().position(is_it) else { continue };
+            file.check_inside()?;
+            self.left_out.remove(at);
+            if is_safetensors(&file.path) {
+                match open_beside(&file, &names) {
+                    Ok(weights) => {
+                        names.extend(weights.tensors.iter().map(|tensor| tensor.name.clone()));
+                        self.weights.push(weights);
+                        continue;
+                    }
+                    Err(why) => self.notes.push(format!("{} is not compressed: {why}", file.path)),
+                }
+            }
+            self.side.push(SideFile { path: file.path, file: file.file, length: file.length });
+        }
+        self.weights.sort_by(|a, b| a.path.cmp(&b.path));
+        self.side.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(())
+    }
+
     /// The model in a folder of which [`walk`] has given this; the variant is there.
     pub(super) fn of_files(
         folder: &Path,
@@ -111,8 +141,8 @@ impl Source {
         let source = open_files(found, left_out, variant)?;
         if source.weights.is_empty() {
             let problem = format!("{} holds no safetensors files", folder.display());
-            let remedy = "name a .safetensors file or the folder of a model, and convert other \
-                          formats first";
+            let remedy = "name a .safetensors file or the folder of a model; convert other \
+                          formats to safetensors first";
             return Err(Error::parameter(problem, remedy));
         }
         source.complete(folder)
@@ -162,18 +192,30 @@ fn open_file(path: &Path) -> Result<Source> {
     let name =
         path.file_name().and_then(|name| name.to_str()).filter(|name| check_path(name).is_ok());
     let name = name.ok_or_else(|| {
-        Error::parameter(format!("{} is no portable file name", path.display()), "rename the file")
+        Error::parameter(
+            format!("{} is not a portable file name", path.display()),
+            "rename the file",
+        )
     })?;
     if index::is_index(name) {
         let problem = format!("{name} is an index and holds no weights");
         return Err(Error::parameter(problem, "name its folder"));
     }
     if is_other_format(name) {
-        let problem = format!("{name} is no safetensors file");
+        let problem = format!("{name} is not a safetensors file");
         return Err(Error::parameter(problem, "convert it to safetensors first"));
     }
     let weights = vec![WeightsFile::open(path, name)?];
     Ok(Source { weights, side: Vec::new(), left_out: Vec::new(), notes: Vec::new() })
+}
+
+/// A weights file whose tensors have other names than these, or why it is none.
+fn open_beside(file: &Found, names: &HashSet<String>) -> Result<WeightsFile, String> {
+    let weights = WeightsFile::open(&file.file, &file.path).map_err(|error| error.to_string())?;
+    match weights.tensors.iter().find(|tensor| names.contains(&tensor.name)) {
+        None => Ok(weights),
+        Some(tensor) => Err(format!("another file has a tensor {:?} too", tensor.name)),
+    }
 }
 
 /// A model is made of all its files: refuses what is there and cannot be read, and an index that
@@ -183,7 +225,7 @@ fn check_readable(left_out: &[LeftOut]) -> Result<()> {
         file.reason == UNREADABLE || (file.reason != HIDDEN && index::is_index(&file.path))
     };
     let Some(LeftOut { path, reason }) = left_out.iter().find(is_lost) else { return Ok(()) };
-    let remedy = "download the file again, or remove it if it is no part of the model";
+    let remedy = "download the file again, or remove it if it is not part of the model";
     Err(Error::parameter(format!("{path:?}: {reason}"), remedy))
 }
 
@@ -233,7 +275,7 @@ fn why_not(
 ) -> Option<String> {
     let folder = folder_of(&file.path);
     if index::is_index(&file.path) && imported.contains(folder) {
-        Some("an index of files that become one".to_owned())
+        Some(JOINED_INDEX.to_owned())
     } else if named.contains(file.path.as_str()) {
         None
     } else if is_safetensors(&file.path) {
@@ -274,10 +316,10 @@ pub(super) fn little_to_code<'a>(
         ),
     };
     Some(format!(
-        "{how_much} (most are {most}): only BF16 is coded, and everything else is stored as it is, \
-        at its full size. A lossless tool may do no more; converting the model to BF16 first would \
-        round its weights, which changes what it answers: do so only if that is wanted, with \
-        model.to(torch.bfloat16).save_pretrained(...), and compress the result"
+        "{how_much} (most are {most}): df11 compresses BF16 only, and stores everything else \
+        unchanged. Converting the model to BF16 would round its weights, which changes its \
+        answers. If you want that, run model.to(torch.bfloat16).save_pretrained(...) and compress \
+        the result"
     ))
 }
 
@@ -294,15 +336,15 @@ fn quantized_already(side: &SideFile) -> Result<Option<String>> {
     let remedy = match method {
         Some("df11") => return Ok(None),
         Some(_) => {
-            "compress the BF16 model that it was made from to have one that loads; this one comes \
-            back with df11 decompress, byte for byte"
+            "compress the BF16 model that it was made from to get one that loads; df11 decompress \
+            restores this one, byte for byte"
         }
-        None => "take it out of the file to have a folder that loads",
+        None => "remove it from the file to get a folder that loads",
     };
     Ok(Some(format!(
-        "{} has a quantization_config already ({}), which stays as it is: from_pretrained of \
+        "{} already has a quantization_config ({}), which df11 keeps: from_pretrained of \
         transformers will not load the compressed weights; {remedy}",
         side.path,
-        method.unwrap_or("of no method")
+        method.unwrap_or("without a method")
     )))
 }

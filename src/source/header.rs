@@ -68,11 +68,11 @@ pub(crate) fn read_header(path: &str, prefix: &[u8], length: u64) -> Result<Vec<
 pub(super) fn parse_header(path: &str, prefix: &[u8]) -> Result<Vec<HeaderTensor>> {
     let json = std::str::from_utf8(&prefix[LENGTH_BYTES as usize..]).map_err(|error| {
         let offset = LENGTH_BYTES + error.valid_up_to() as u64;
-        Error::corrupt(path, offset, "the header is not UTF-8, so this is no safetensors file")
+        Error::corrupt(path, offset, "the header is not UTF-8, so this is not a safetensors file")
     })?;
     let invalid = |error: serde_json::Error| {
         let offset = LENGTH_BYTES + byte_of(json, error.line(), error.column());
-        let problem = format!("the header is no valid safetensors header: {error}");
+        let problem = format!("the header is not a valid safetensors header: {error}");
         Error::corrupt(path, offset, problem)
     };
     let Unique { depth } = serde_json::from_str(json).map_err(invalid)?;
@@ -122,7 +122,8 @@ impl HeaderTensor {
         let what = format_args!("the number of dimensions of {name:?}");
         Error::check_limit(what, self.shape.len() as u64, MAX_DIMENSIONS)?;
         if start > end {
-            let problem = format!("the data of {name:?} spans {start}..{end}, which is no range");
+            let problem =
+                format!("the data of {name:?} spans {start}..{end}, which is not a range");
             return Err(Error::corrupt(path, LENGTH_BYTES, problem));
         }
         let Some(dtype) = self.dtype() else { return Ok(()) };

@@ -48,7 +48,7 @@ pub fn locate(path: &Path) -> Result<Located> {
         return Ok(by_path(None));
     }
     if check_path(revision).is_err() {
-        let problem = format!("{text}: {revision:?} is no revision of a repository");
+        let problem = format!("{text}: {revision:?} is not a revision of a repository");
         return Err(Error::parameter(problem, "name a branch, a tag or a commit after the @"));
     }
     let entry = cache.join(format!("models--{}", name.replace('/', "--")));
@@ -62,7 +62,7 @@ pub fn locate(path: &Path) -> Result<Located> {
         return Ok(by_path(None));
     }
     let problem = format!(
-        "{text} is no path here, and the cache of the Hub ({}) has no such model",
+        "{text} is neither a path here nor a model in the Hugging Face cache ({})",
         cache.display()
     );
     Err(Error::parameter(problem, format!("fetch it: {}", fetch(name, revision))))
@@ -84,7 +84,7 @@ fn of_revision(entry: &Path, revision: &str, text: &str) -> Result<PathBuf> {
     paths.find(|path| path.is_dir()).ok_or_else(|| {
         let name = text.split('@').next().unwrap_or(text);
         let problem =
-            format!("the cache of the Hub has another revision of {name}, and not {revision}");
+            format!("the Hugging Face cache has another revision of {name}, and not {revision}");
         Error::parameter(problem, format!("fetch it: {}", fetch(name, revision)))
     })
 }
@@ -157,7 +157,7 @@ pub(super) fn snapshot(root: &Path) -> Result<(PathBuf, Option<String>)> {
         entries.map_err(listing)?.iter().map(fs::DirEntry::path).collect();
     folders.retain(|path| path.is_dir());
     folders.sort();
-    let entry = format!("{} is a cache entry of the Hub", root.display());
+    let entry = format!("{} is an entry of the Hugging Face cache", root.display());
     match &folders[..] {
         [only] => noted(only.clone()),
         [] => {

@@ -68,20 +68,23 @@ impl Index {
     pub(super) fn read(found: &Found) -> Result<Self> {
         let what = format_args!("{}: its length in bytes", found.path);
         Error::check_limit(what, found.length, MAX_SIDE_BYTES)?;
-        let bytes = read_regular(&found.file, MAX_SIDE_BYTES)?;
-        let invalid =
-            |error| Error::corrupt(&found.path, 0, format!("not a sharding index: {error}"));
-        let json: IndexJson = header::from_slice(&bytes).map_err(invalid)?;
+        Self::parse(&found.path, &read_regular(&found.file, MAX_SIDE_BYTES)?)
+    }
+
+    fn parse(path: &str, bytes: &[u8]) -> Result<Self> {
+        let invalid = |error| Error::corrupt(path, 0, format!("not a sharding index: {error}"));
+        let json: IndexJson = header::from_slice(bytes).map_err(invalid)?;
         let mut files = BTreeMap::<String, Vec<String>>::new();
         for (tensor, file) in json.weight_map {
             if check_path(&file).is_err() {
-                let problem =
-                    format!("it places a tensor in {file:?}, which is no path inside its folder");
-                return Err(Error::corrupt(&found.path, 0, problem));
+                let problem = format!(
+                    "it places a tensor in {file:?}, which is not a path inside its folder"
+                );
+                return Err(Error::corrupt(path, 0, problem));
             }
-            files.entry(format!("{}{file}", folder_of(&found.path))).or_default().push(tensor);
+            files.entry(format!("{}{file}", folder_of(path))).or_default().push(tensor);
         }
-        Ok(Self { path: found.path.clone(), files })
+        Ok(Self { path: path.to_owned(), files })
     }
 
     /// Checks that each file holds what the index places in it.
@@ -127,6 +130,31 @@ pub(super) fn read_all(found: &[Found]) -> Result<BTreeMap<String, Index>> {
         Ok((folder.to_owned(), Index::read(chosen)?))
     };
     candidates.into_iter().map(choose).collect()
+}
+
+/// Which of a model's weights files are *others*: they lie in a folder with an index that does not
+/// name them, so that loaders pass over them. `read` gives a side file's bytes. An index that
+/// cannot be parsed names none, and makes no file another one.
+pub(crate) fn others(
+    weights: &[&str],
+    side: &[&str],
+    mut read: impl FnMut(usize) -> Result<Vec<u8>>,
+) -> Result<Vec<bool>> {
+    let mut others = vec![false; weights.len()];
+    for (at, path) in side.iter().enumerate().filter(|(_, path)| is_index(path)) {
+        let folder = folder_of(path);
+        let here = |other: &&&str| folder_of(other) == folder && is_index(other);
+        let is_chosen = path[folder.len()..] == *DEFAULT || side.iter().filter(here).count() == 1;
+        let in_folder = weights.iter().filter(|file| folder_of(file) == folder).count();
+        if !is_chosen || in_folder < 2 {
+            continue;
+        }
+        let Ok(index) = Index::parse(path, &read(at)?) else { continue };
+        for (file, is_other) in weights.iter().zip(&mut others) {
+            *is_other |= folder_of(file) == folder && !index.files.contains_key(*file);
+        }
+    }
+    Ok(others)
 }
 
 /// Weights files that the indexes of a folder name. Indexes that cannot be read name none.

@@ -14,7 +14,7 @@ mod walk;
 pub use folder::SideFile;
 pub(crate) use folder::Source;
 pub(crate) use header::{HeaderTensor, prefix_of, read_header};
-pub(crate) use index::named_files;
+pub(crate) use index::{named_files, others};
 pub use pipeline::Component;
 pub(crate) use pipeline::{Sources, named};
 pub use safetensors::{SourceTensor, WeightsFile};

@@ -61,9 +61,8 @@ impl Sources {
     /// # Errors
     /// As [`Source::open_variant`], with the component's name.
     pub fn open(path: &Path, variant: Option<&str>) -> Result<Self> {
-        let alone = |source| Self { components: vec![Component::new("", source)] };
         if !path.is_dir() {
-            return Source::open_variant(path, variant).map(alone);
+            return Source::open_variant(path, variant).map(Self::single);
         }
         let (root, note) = hub_cache::snapshot(path)?;
         let (found, left_out) = walk(&root)?;
@@ -71,7 +70,7 @@ impl Sources {
         let folders = components(&found);
         if folders.is_empty() {
             let source = Source::of_files(&root, found, left_out, variant)?;
-            return Ok(alone(source.noted(note)));
+            return Ok(Self::single(source.noted(note)));
         }
         let open = |folder: &String| {
             let place = root.join(folder);
@@ -89,6 +88,34 @@ impl Sources {
         rest.notes.extend(little_to_code(weights));
         components.push(Component::new("", rest));
         Ok(Self { components })
+    }
+
+    /// As [`Sources::open`], with every file of a model's folder that is not hidden, for a single
+    /// container: from a folder, loaders read only the weights that an index names. A safetensors
+    /// file with new tensor names becomes one of the weights files; everything else that
+    /// [`Sources::open`] leaves out becomes a side file, at its full size.
+    ///
+    /// # Errors
+    /// As [`Sources::open`], and [`Error::Parameter`] for a pipeline.
+    pub fn open_all_files(path: &Path) -> Result<Self> {
+        if !path.is_dir() {
+            return Self::open(path, None);
+        }
+        let (root, note) = hub_cache::snapshot(path)?;
+        let (found, left_out) = walk(&root)?;
+        if !components(&found).is_empty() {
+            let problem = "all files of a folder go into one container, and a pipeline is several \
+                           models";
+            let remedy = "compress each component's folder by itself, or without --all-files";
+            return Err(Error::parameter(problem, remedy));
+        }
+        let mut source = Source::of_files(&root, found.clone(), left_out, None)?;
+        source.take_left_out(found)?;
+        Ok(Self::single(source.noted(note)))
+    }
+
+    fn single(source: Source) -> Self {
+        Self { components: vec![Component::new("", source)] }
     }
 
     /// The components, ascending by folder, and what belongs to none of them; or the one model.

@@ -145,12 +145,13 @@ fn read_prefix(path: &str, reader: &dyn ReadAt) -> Result<Vec<u8>> {
         let mut start = vec![0; size.min(LFS_POINTER.len() as u64) as usize];
         read(0, &mut start)?;
         if start == LFS_POINTER {
-            let problem = "this is a Git LFS pointer, not the weights; run `git lfs pull`";
-            return Err(Error::corrupt(path, 0, problem));
+            let problem = "this is a Git LFS pointer, not the weights";
+            return Err(Error::corrupt(path, 0, problem).remedied("run git lfs pull"));
         }
         if start.get(LENGTH_BYTES as usize).is_some_and(|&first| first != b'{') {
-            let problem = "this is no safetensors file; name one, or the folder of a model";
-            return Err(Error::corrupt(path, LENGTH_BYTES, problem));
+            let remedy = "name one, or the folder of a model";
+            let error = Error::corrupt(path, LENGTH_BYTES, "this is not a safetensors file");
+            return Err(error.remedied(remedy));
         }
         let what = format_args!("{path}: the header's length in bytes");
         return Err(Error::limit(what, header, MAX_HEADER_BYTES));

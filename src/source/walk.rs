@@ -20,6 +20,7 @@ pub(super) const UNREADABLE: &str = "it cannot be read";
 pub(crate) const HIDDEN: &str = "hidden";
 
 /// A regular file, or a link to one.
+#[derive(Clone)]
 pub(crate) struct Found {
     /// Relative, `/`-separated and accepted by [`check_path`].
     pub(crate) path: String,
@@ -37,6 +38,13 @@ pub struct LeftOut {
     pub path: String,
     /// Why, in a few words.
     pub reason: String,
+}
+
+impl LeftOut {
+    /// Whether its name, or that of a folder above it, begins with a dot.
+    pub fn is_hidden(&self) -> bool {
+        self.reason == HIDDEN
+    }
 }
 
 impl Found {

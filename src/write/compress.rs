@@ -66,7 +66,7 @@ pub fn compress(
     options: &CompressOptions,
     observer: &dyn Observer,
 ) -> Result<Report> {
-    let input = Component::new("", Input::of_source(source));
+    let input = Component::new("", Input::of_source(source, out)?);
     Ok(write(vec![input], out, options, observer)?.remove(0))
 }
 
@@ -99,10 +99,10 @@ pub fn compress_all(
     observer: &dyn Observer,
 ) -> Result<Vec<Report>> {
     let inputs = sources.components().iter().map(|component| {
-        let input = Input::of_source(&component.model);
-        Component::new(component.folder.as_str(), input)
+        let input = Input::of_source(&component.model, out)?;
+        Ok(Component::new(component.folder.as_str(), input))
     });
-    write(inputs.collect(), out, options, observer)
+    write(inputs.collect::<Result<_>>()?, out, options, observer)
 }
 
 /// Writes what another layout would have made of the same checkpoint: the same files, names and
@@ -138,7 +138,7 @@ pub fn convert(
     observer: &dyn Observer,
 ) -> Result<Report> {
     check_outside(model, out)?;
-    let input = Component::new("", Input::of_model(model)?);
+    let input = Component::new("", Input::of_model(model, out)?);
     Ok(write(vec![input], out, options, observer)?.remove(0))
 }
 
@@ -155,7 +155,8 @@ pub fn convert_all(
     models.check_complete()?;
     let inputs = models.components().iter().map(|component| {
         check_outside(&component.model, out)?;
-        Ok(Component::new(component.folder.as_str(), Input::of_model(&component.model)?))
+        let input = Input::of_model(&component.model, out)?;
+        Ok(Component::new(component.folder.as_str(), input))
     });
     write(inputs.collect::<Result<_>>()?, out, options, observer)
 }

@@ -36,7 +36,8 @@ pub fn estimate(
     layout: Layout,
     observer: &dyn Observer,
 ) -> Result<Estimate> {
-    Estimate::new(&Component::new("", Input::of_source(source)), out, false, layout, None, observer)
+    let component = Component::new("", Input::of_source(source, out)?);
+    Estimate::new(&component, out, false, layout, None, observer)
 }
 
 /// As [`estimate`], of all models at a path, as [`compress_all`](super::compress_all) would make
@@ -57,7 +58,7 @@ pub fn estimate_all(
     let mut identities = BTreeMap::new();
     let estimates = sources.components().iter().map(|component| {
         let Component { folder, model, .. } = component;
-        let mut component = Component::new(folder.as_str(), Input::of_source(model));
+        let mut component = Component::new(folder.as_str(), Input::of_source(model, out)?);
         if in_pipeline && folder.is_empty() {
             component.model.metadata.extend([list_of_components(&identities)]);
         }

@@ -236,7 +236,7 @@ fn creating(relative: &str, path: &Path, error: io::Error) -> Error {
             let problem = format!(
                 "this disk takes {relative:?} for another name of a file or folder that is there"
             );
-            let remedy = "write to a disk that tells names apart by case and by Unicode form";
+            let remedy = "write to a disk that distinguishes names by case and by Unicode form";
             Error::parameter(problem, remedy)
         }
         _ => Error::io("creating", path, error),

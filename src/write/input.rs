@@ -5,7 +5,7 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, VecDeque},
     ops::Range,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock},
 };
 
@@ -21,9 +21,11 @@ use crate::{
         hash,
     },
     parallel,
+    paths::{is_container, is_safetensors},
     source::{
         LeftOut, Source, SourceTensor, WeightsFile,
         group::{self, GroupedBlock},
+        others,
     },
 };
 
@@ -32,6 +34,7 @@ use crate::{
 const MIN_BLOCK_BYTES: u64 = 64 << 10;
 
 /// Everything that goes into a container.
+#[derive(Default)]
 pub(super) struct Input<'a> {
     /// Ascending by path.
     pub(super) weights: Vec<Weights<'a>>,
@@ -47,26 +50,26 @@ pub(super) struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// The files of a checkpoint.
-    pub(super) fn of_source(source: &'a Source) -> Self {
-        let file = |file| Weights { file: Cow::Borrowed(file), blocks: Vec::new(), decoded: None };
-        let mut weights: Vec<_> = source.weights.iter().map(file).collect();
+    /// The files of a checkpoint, for this output.
+    pub(super) fn of_source(source: &'a Source, out: &Path) -> Result<Self> {
+        let weights = source.weights.iter().map(|file| Weights::new(Cow::Borrowed(file), None));
         let side = source
             .side
             .iter()
             .map(|side| Side::on_disk(side.path.clone(), side.length, side.file.clone()));
-        Self {
-            block_names: group_blocks(&mut weights),
-            weights,
+        let mut input = Self {
+            weights: weights.collect(),
             side: side.collect(),
             left_out: source.left_out.clone(),
-            metadata: BTreeMap::new(),
             notes: source.notes.clone(),
-        }
+            ..Self::default()
+        };
+        input.find_others(out)?;
+        Ok(input)
     }
 
-    /// The original files of a model, all of whose shards are open.
-    pub(super) fn of_model(model: &'a Model) -> Result<Self> {
+    /// The original files of a model, all of whose shards are open, for this output.
+    pub(super) fn of_model(model: &'a Model, out: &Path) -> Result<Self> {
         model.check_complete()?;
         let (mut weights, mut side) = (Vec::new(), Vec::new());
         for file in model.files() {
@@ -87,8 +90,43 @@ impl<'a> Input<'a> {
             LeftOut { path: file.path, reason }
         }));
         left_out.sort_by(|a, b| a.path.cmp(&b.path));
-        let block_names = group_blocks(&mut weights);
-        Ok(Self { weights, side, left_out, metadata, notes: Vec::new(), block_names })
+        let mut input = Self { weights, side, left_out, metadata, ..Self::default() };
+        input.find_others(out)?;
+        Ok(input)
+    }
+
+    /// Finds the weights that loaders pass over, which a folder leaves out, and groups all tensors
+    /// into blocks.
+    fn find_others(&mut self, out: &Path) -> Result<()> {
+        let weights: Vec<&str> = self.weights.iter().map(|file| &*file.file.path).collect();
+        let side: Vec<&str> = self.side.iter().map(|side| &*side.path).collect();
+        let read = |at: usize| {
+            let mut bytes = Vec::new();
+            self.side[at].read(|part| {
+                bytes.extend_from_slice(part);
+                Ok(())
+            })?;
+            Ok(bytes)
+        };
+        let found = others(&weights, &side, read)?;
+        self.weights.iter_mut().zip(found).for_each(|(file, other)| file.is_other = other);
+        if !is_container(out) {
+            self.leave_out_others();
+        }
+        self.block_names = group_blocks(&mut self.weights);
+        Ok(())
+    }
+
+    /// A folder would offer them to loaders.
+    fn leave_out_others(&mut self) {
+        let weights = self.weights.extract_if(.., |file| file.is_other);
+        let paths: Vec<String> = weights.map(|file| file.file.path.clone()).collect();
+        let side = self.side.extract_if(.., |side| is_safetensors(&side.path));
+        for path in paths.into_iter().chain(side.map(|side| side.path)) {
+            let reason = "not named by the index; a single container keeps it".to_owned();
+            self.left_out.push(LeftOut { path, reason });
+        }
+        self.left_out.sort_by(|a, b| a.path.cmp(&b.path));
     }
 }
 
@@ -135,6 +173,8 @@ pub(super) struct Weights<'a> {
     pub(super) file: Cow<'a, WeightsFile>,
     /// Of each tensor the index of its block in the input's names.
     pub(super) blocks: Vec<usize>,
+    /// Whether loaders pass it over, since an index does not name it.
+    pub(super) is_other: bool,
     /// Where the bytes come from, if not from the file.
     decoded: Option<Decoded<'a>>,
 }
@@ -151,6 +191,10 @@ struct Decoded<'a> {
 type ReadTensor<'a> = dyn Fn(usize, Range<u64>, &mut [u8]) -> Result<()> + Sync + 'a;
 
 impl<'a> Weights<'a> {
+    fn new(file: Cow<'a, WeightsFile>, decoded: Option<Decoded<'a>>) -> Self {
+        Self { file, blocks: Vec::new(), is_other: false, decoded }
+    }
+
     fn decoded(file: OriginalFile<'a>) -> Result<Self> {
         let (shard, description) = (file.shard(), file.description()?);
         let find = |tensor: &SourceTensor| {
@@ -175,8 +219,7 @@ impl<'a> Weights<'a> {
         };
         let read = move |index, range, out: &mut [u8]| prepare(index)?.read(range, out);
         let decoded = Decoded { file, tensors, read: Box::new(read) };
-        let (file, decoded) = (Cow::Owned(description), Some(decoded));
-        Ok(Self { file, blocks: Vec::new(), decoded })
+        Ok(Self::new(Cow::Owned(description), Some(decoded)))
     }
 
     /// Reads or decodes bytes of one tensor, `offset` counted from the start of the file.

@@ -283,7 +283,8 @@ type Content<'a> = ([u8; 32], Dtype, &'a [u64]);
 ///
 /// An alias lies in its target's block, so that decoding a block needs no other one. To leave the
 /// other blocks as they are, a tensor becomes an alias only where its target is in the same block,
-/// or where it is all that its own block holds (a tied head). A target has at most [`MAX_ALIASES`];
+/// or where it is all that its own block holds (a tied head), or where loaders pass over its file.
+/// A target has at most [`MAX_ALIASES`];
 /// the next equal tensor is stored again, and is a target itself.
 fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
     let mut sizes: HashMap<usize, usize> = HashMap::new();
@@ -293,15 +294,18 @@ fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
     // The target is the equal tensor whose block comes first, and the first by name in it.
     let mut order: Vec<usize> =
         (0..tensors.len()).filter(|&i| tensors[i].tensor.length >= MIN_ALIAS_BYTES).collect();
-    order.sort_by_key(|&i| (sizes[&tensors[i].block] == 1, tensors[i].block, i));
+    order.sort_by_key(|&i| {
+        let PlannedTensor { file, block, .. } = &tensors[i];
+        (file.is_other, sizes[block] == 1, *block, i)
+    });
     // Targets of the same content, and how many aliases each has.
     let mut targets: HashMap<Content<'_>, Vec<(usize, u64)>> = HashMap::new();
     for i in order {
-        let PlannedTensor { tensor, analysis, block, .. } = &tensors[i];
+        let PlannedTensor { tensor, analysis, block, file, .. } = &tensors[i];
         let equals = targets.entry((analysis.hash, tensor.dtype, &tensor.shape)).or_default();
-        let alone = sizes[block] == 1;
+        let moves = file.is_other || sizes[block] == 1;
         let fits = |&&mut (target, aliases): &&mut (usize, u64)| {
-            aliases < MAX_ALIASES && (alone || tensors[target].block == *block)
+            aliases < MAX_ALIASES && (moves || tensors[target].block == *block)
         };
         match equals.iter_mut().find(fits) {
             Some((target, aliases)) => {

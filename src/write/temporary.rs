@@ -281,7 +281,7 @@ pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
 pub(super) fn check_file(out: &Path) -> Result<()> {
     match fs::metadata(out) {
         Ok(metadata) if !metadata.is_file() => {
-            let problem = format!("{} is no regular file", out.display());
+            let problem = format!("{} is not a regular file", out.display());
             Err(Error::parameter(problem, "choose another output"))
         }
         _ => Ok(()),

@@ -74,12 +74,12 @@ fn a_config_with_another_quantization_is_told_at_once() {
     };
     for (config, part) in [
         (r#"{"model_type":"llama","quantization_config":{"quant_method":"fp8"}}"#, "(fp8)"),
-        (r#"{"model_type":"llama","quantization_config":null}"#, "(of no method)"),
+        (r#"{"model_type":"llama","quantization_config":null}"#, "(without a method)"),
     ] {
         let folder = of(config);
         for line in LINES {
             let (_, told) = said(&folder, line);
-            assert!(told.contains("config.json has a quantization_config already"), "{told}");
+            assert!(told.contains("config.json already has a quantization_config"), "{told}");
             assert!(told.contains(part) && told.contains("will not load"), "{told}");
         }
         let copied = fs::read_to_string(folder.path("model.df11/config.json"));

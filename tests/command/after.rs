@@ -106,7 +106,7 @@ fn decompress_has_a_default_output() {
     fixture.json("decompress first.df11");
     assert!(fixture.read("first.safetensors") == fixture.read(first));
     fs::rename(fixture.path("tiny-df11"), fixture.path("other")).unwrap();
-    fixture.fails("decompress other", 2, &["tells no name", "-o"]);
+    fixture.fails("decompress other", 2, &["gives no name", "-o"]);
 }
 
 /// A fixture with a cache of the Hub in `home`, of which the command knows, and an empty folder
@@ -173,10 +173,10 @@ fn a_revision_leads_nowhere_but_into_its_repository() {
     for revision in [&evil, "../../../../evil", "../snapshots/0123", "a/../../x", "..", ".", "a//b"]
     {
         let output = cache.run(&format!("compress tiny/llama-1.5@{revision} -o out"));
-        assert_fails(&output, 2, &["is no revision of a repository", "a branch"]);
+        assert_fails(&output, 2, &["is not a revision of a repository", "a branch"]);
     }
     let output = cache.run(&format!("compress tiny/llama-1.5@{evil}/main -o out"));
-    assert_fails(&output, 2, &["is no revision of a repository"]);
+    assert_fails(&output, 2, &["is not a revision of a repository"]);
     for commit in [&evil, "../../../../evil", "..", "", "0123/../0123"] {
         cache.0.write(&format!("{entry}/refs/v2"), commit);
         let output = cache.run("compress tiny/llama-1.5@v2 -o out");

@@ -65,7 +65,19 @@ fn folders_above_an_output_are_made() {
     fixture.good("decompress c/folder -o d/e/back");
     assert_eq!(names(&fixture.path("d/e/back")), names(&fixture.model));
     fixture.write("file", "in the way");
-    fixture.fails("compress model -o file/x.df11", 2, &["file", "no folder"]);
+    fixture.fails("compress model -o file/x.df11", 2, &["file", "not a folder"]);
+}
+
+#[test]
+fn a_demonstration_counts_a_tied_head_once() {
+    let fixture = Fixture::new();
+    let found = fixture.json("demo --device cpu");
+    let [distinct, stored] = ["distinct_bytes", "stored_bytes"].map(|key| found[key].as_f64());
+    let (ratio, bits) = (stored.unwrap() / distinct.unwrap(), found["bits_per_weight"].as_f64());
+    assert_eq!(found["ratio"], ratio);
+    // Directories and tensors of other dtypes add little to the codes.
+    assert!((ratio - bits.unwrap() / 16.0).abs() < 0.02, "{found}");
+    assert!(found["source_bytes"].as_f64() > distinct, "the files hold the head twice");
 }
 
 #[test]
@@ -87,7 +99,7 @@ fn a_container_is_not_compressed_again() {
     for source in ["model.df11", "folder"] {
         for flag in ["--dry-run", "--force"] {
             let output = fixture.run(&format!("compress {source} {flag}"));
-            assert_fails(&output, 2, &["compressed already", "df11 inspect", "df11 convert"]);
+            assert_fails(&output, 2, &["already compressed", "df11 inspect", "df11 convert"]);
             assert!(!text(&output.stderr).contains("--gpus"), "{}", text(&output.stderr));
         }
     }
@@ -328,7 +340,7 @@ fn damage_fails_the_check_and_a_newer_version_does_not() {
     for other in ["text", "no container at all"] {
         fixture.write("model.df11", other);
         let output = fixture.run("verify model.df11");
-        assert_fails(&output, 1, &["model.df11", "no df11 file", "name another"]);
+        assert_fails(&output, 1, &["model.df11", "not a df11 file", "name another"]);
         assert!(!text(&output.stderr).contains("damaged"), "{}", text(&output.stderr));
     }
 
@@ -525,7 +537,7 @@ fn estimate_tells_which_gpu_holds_what() {
     let (stored, fast) = (taken("stored"), taken("fast"));
     assert!(stored.1 == 0 && fast.1 > 0 && fast.0 != stored.0, "{stored:?} {fast:?}");
     assert_eq!(taken("auto"), fast);
-    fixture.fails("estimate model.df11", 2, &["compressed already", "df11 inspect"]);
+    fixture.fails("estimate model.df11", 2, &["already compressed", "df11 inspect"]);
     let parts = ["GPU 0 of the plan may use 1000 bytes", "more GPUs"];
     fixture.fails("estimate model --gpus 1000", 2, &parts);
 }

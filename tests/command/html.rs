@@ -3,7 +3,11 @@
 //! The browser is a headless Chromium. Where there is none, what needs one is skipped, and that is
 //! said; with `DF11_REQUIRE_CHROMIUM` set it is a failure.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use df11::Dtype;
 use serde_json::Value;
@@ -34,9 +38,8 @@ fn tiny() -> Folder {
     folder
 }
 
-/// The page as a browser has drawn it, after `script` has run in it; `None` if there is no
-/// browser.
-fn drawn(page: &Path, script: &str) -> Option<String> {
+/// The page with another script at its end, which notes errors.
+fn with_script(page: &Path, script: &str) -> PathBuf {
     let trap = "<script>window.onerror = (message) => \
                 { document.documentElement.dataset.error = message; };</script>";
     let all = fs::read_to_string(page).unwrap();
@@ -44,6 +47,31 @@ fn drawn(page: &Path, script: &str) -> Option<String> {
     let copy = page.with_extension("tried.html");
     fs::write(&copy, all.replacen("</body>", &format!("<script>{script}</script></body>"), 1))
         .unwrap();
+    copy
+}
+
+/// The page as a browser has drawn it, after `script` has run in it; `None` if there is no
+/// browser.
+fn drawn(page: &Path, script: &str) -> Option<String> {
+    browsed(&with_script(page, script))
+}
+
+/// What `script` sends to the page around it, in a frame of this many pixels: browsers' windows
+/// have a least width.
+fn framed(page: &Path, width: u32, script: &str) -> Option<String> {
+    let frame = with_script(page, script);
+    let outer = page.with_extension("framed.html");
+    let name = frame.file_name().unwrap().to_str().unwrap();
+    let html = format!(
+        "<iframe src=\"{name}\" style=\"border: 0; width: {width}px; height: 900px\"></iframe>\
+         <pre id=\"said\"></pre><script>onmessage = (event) => \
+         {{ document.getElementById('said').textContent = event.data; }};</script>"
+    );
+    fs::write(&outer, html).unwrap();
+    browsed(&outer)
+}
+
+fn browsed(page: &Path) -> Option<String> {
     let profile = tempfile::tempdir().unwrap();
     let browser =
         ["chromium", "chromium-browser", "google-chrome"].into_iter().find_map(|browser| {
@@ -55,8 +83,8 @@ fn drawn(page: &Path, script: &str) -> Option<String> {
                 "--disable-dev-shm-usage",
             ]);
             command.arg(format!("--user-data-dir={}", profile.path().display()));
-            command.args(["--virtual-time-budget=3000", "--dump-dom"]);
-            command.arg(format!("file://{}", copy.display())).output().ok()
+            command.args(["--window-size=1800,1000", "--virtual-time-budget=3000", "--dump-dom"]);
+            command.arg(format!("file://{}", page.display())).output().ok()
         });
     let Some(output) = browser else {
         assert!(std::env::var_os("DF11_REQUIRE_CHROMIUM").is_none(), "no Chromium");
@@ -144,7 +172,7 @@ fn a_browser_draws_it() {
     assert!(said["caption"].as_str().unwrap().starts_with("exponent 12"), "{said}");
     assert!(said["block"].as_str().unwrap().starts_with("block:"), "{said}");
     assert!(said["sort"].as_str().unwrap().starts_with("stored"), "{said}");
-    assert!(dom.contains("only BF16 is coded") && dom.contains("of 256 values occur"));
+    assert!(dom.contains("only BF16 is compressed") && dom.contains("of 256 values occur"));
 }
 
 #[test]
@@ -158,12 +186,50 @@ fn two_containers_are_compared() {
     let Some(dom) = drawn(&folder.path("page.html"), "") else { return };
     assert_eq!(text_of(&dom, "title"), "one.df11 and two.df11");
     for row in [
-        "in two.df11 too, with the same bits</td><td class=\"\">1<",
-        "in both, with other bits</td><td class=\"\">1<",
-        "in one.df11 alone</td><td class=\"\">1<",
-        "in two.df11 alone</td><td class=\"\">1<",
+        "in two.df11 too, with the same bits</td><td class=\"\" data-label=\"number\">1<",
+        "in both, with other bits</td><td class=\"\" data-label=\"number\">1<",
+        "in one.df11 alone</td><td class=\"\" data-label=\"number\">1<",
+        "in two.df11 alone</td><td class=\"\" data-label=\"number\">1<",
     ] {
         assert!(dom.contains(row), "{row} in {dom}");
     }
-    assert!(dom.contains("Other identities: 0 of 1 files are the same."), "{dom}");
+    assert!(dom.contains("Different identities: 0 of 1 files are the same."), "{dom}");
+}
+
+/// Lists what reaches beyond the window or its own box, at each width and theme.
+#[test]
+fn nothing_is_cut_off() {
+    let folder = Folder::new();
+    let long = format!("model.layers.0.{}.weight", "mixture_of_experts".repeat(6));
+    let items = [weights(&long, 1), weights("b.weight", 2), weights("c.weight", 3)];
+    compressed(&folder, "a-name-of-a-model-that-is-as-long-as-they-are", &items);
+    compressed(&folder, "two", &[weights(&long, 1), weights("b.weight", 9)]);
+    let one = "a-name-of-a-model-that-is-as-long-as-they-are.df11";
+    folder.good(&format!("inspect {one} --html one.html"));
+    folder.good(&format!("inspect {one} two.df11 --html both.html"));
+    let script = r##"
+        setTheme(THEME);
+        const out = [];
+        for (const each of document.querySelectorAll("main *, header *")) {
+            const box = each.getBoundingClientRect();
+            const isWide = !each.closest("svg") && each.scrollWidth > each.clientWidth + 1
+                && each.clientWidth > 0 && getComputedStyle(each).display !== "inline"
+                && each.tagName !== "INPUT";
+            if (box.right > innerWidth + 1 || box.left < -1 || isWide)
+                out.push(`${each.tagName} ${each.textContent.slice(0, 30)}`);
+        }
+        const area = document.querySelector("#tensors .scroll");
+        const said = { width: innerWidth, out, stacked: area.classList.contains("stacked") };
+        parent.postMessage(JSON.stringify(said), "*");
+    "##;
+    for page in ["one.html", "both.html"] {
+        for (at, width) in [400, 500, 900, 1400, 1600].into_iter().enumerate() {
+            let script = script.replace("THEME", ["\"light\"", "\"dark\""][at % 2]);
+            let Some(dom) = framed(&folder.path(page), width, &script) else { return };
+            let said: Value = serde_json::from_str(text_of(&dom, "said")).unwrap();
+            assert_eq!(said["width"], width, "the window is as wide as asked");
+            assert_eq!(said["out"], Value::Array(Vec::new()), "{page} at {width} px");
+            assert_eq!(said["stacked"], width <= 900, "{page} at {width} px");
+        }
+    }
 }

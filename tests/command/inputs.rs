@@ -5,8 +5,9 @@ use std::fs;
 use df11::Dtype;
 
 use crate::{
-    command::{Fixture, text},
+    command::{Fixture, Folder, assert_fails, text},
     container::{Item, Model, normal_weights},
+    files::files,
 };
 
 #[test]
@@ -269,4 +270,128 @@ mod unix {
         let said = fs::metadata(fixture.path("said")).unwrap().len();
         assert!(said < 60_000_000, "{said}");
     }
+}
+
+/// A folder as Mistral uploads one: shards that an index names, the same weights under other
+/// names, a shard of an earlier upload, and weights in another format.
+fn uploaded_twice(folder: &Folder) {
+    let matrix = |name: &str, seed| {
+        Item::raw(name, Dtype::BF16, &[256, 256], normal_weights(256 * 256, seed))
+    };
+    folder.weights("model/model-00001-of-00002.safetensors", &[matrix("model.layers.0.up", 1)]);
+    folder.weights("model/model-00002-of-00002.safetensors", &[matrix("model.layers.1.up", 4)]);
+    let index = r#"{"weight_map": {
+        "model.layers.0.up": "model-00001-of-00002.safetensors",
+        "model.layers.1.up": "model-00002-of-00002.safetensors"}}"#;
+    folder.write("model/model.safetensors.index.json", index);
+    let consolidated =
+        [matrix("layers.0.w1", 1), matrix("layers.1.q", 8), matrix("layers.1.w1", 4)];
+    folder.weights("model/consolidated.safetensors", &consolidated);
+    folder.weights("model/model-00001-of-00003.safetensors", &[matrix("model.layers.0.up", 1)]);
+    folder.write("model/pytorch_model.bin", "pickled");
+    folder.write("model/.gitattributes", "hidden");
+    folder.write("model/config.json", "{}");
+}
+
+#[test]
+fn a_compression_names_what_will_not_come_back() {
+    let folder = Folder::new();
+    uploaded_twice(&folder);
+    let lost = "df11 decompress will not bring back consolidated.safetensors, \
+                model-00001-of-00003.safetensors, pytorch_model.bin; --all-files keeps them, in \
+                one container\n";
+    let said = folder.good("compress model -o told");
+    assert!(said.ends_with(lost), "{said}");
+    let quiet = folder.run("compress model -o quiet -q");
+    assert_eq!(quiet.status.code(), Some(0));
+    assert_eq!((text(&quiet.stdout), text(&quiet.stderr)), ("", &*format!("df11: {lost}")));
+    let told = folder.json("compress model -o json");
+    assert_eq!(told["left_out"].as_array().unwrap().len(), 4, "{told}");
+    // Nothing is said where nothing is lost.
+    folder.write("whole/.gitattributes", "hidden");
+    folder.weights("whole/model.safetensors", &[Item::raw("a", Dtype::U8, &[1], vec![1])]);
+    assert_eq!(text(&folder.run("compress whole -q").stderr), "");
+}
+
+#[test]
+fn all_files_of_a_folder_come_back() {
+    let folder = Folder::new();
+    uploaded_twice(&folder);
+    let report = folder.json("compress model --all-files");
+    assert_eq!(report["output"], "model.df11");
+    assert_eq!(report["coded_tensors"], 3, "{report}");
+    assert_eq!(report["alias_tensors"], 2, "equal tensors are stored once: {report}");
+    let notes = report["notes"].to_string();
+    assert!(notes.contains("model-00001-of-00003.safetensors is not compressed"), "{notes}");
+    folder.good("decompress model.df11 -o back");
+    let mut originals = files(&folder.path("model"));
+    originals.remove(".gitattributes");
+    assert!(files(&folder.path("back")) == originals);
+    assert_eq!(folder.json("estimate model --all-files")["stored_bytes"], report["stored_bytes"]);
+
+    // In another layout and back, it is the same container.
+    folder.good("convert model.df11 -o gap.df11 --layout gap");
+    folder.good("convert gap.df11 -o tile.df11");
+    assert!(folder.read("tile.df11") == folder.read("model.df11"));
+    // Loaders read all containers of a folder, and must not meet the other weights there.
+    let said = folder.good("convert model.df11 -o model-df11");
+    assert!(said.contains("will not bring back consolidated.safetensors, model-00001"), "{said}");
+    for name in ["model-00001-of-00002.df11", "model-00002-of-00002.df11"] {
+        let name = format!("model-df11/{name}");
+        assert!(folder.path(&name).is_file(), "{name}");
+    }
+    assert!(!folder.path("model-df11/consolidated.df11").exists());
+
+    folder.fails("compress model --all-files -o out", 2, &["one container", "-o NAME.df11"]);
+    let both = folder.run("compress model --all-files --variant fp16");
+    assert!(text(&both.stderr).contains("cannot be used with"), "{}", text(&both.stderr));
+    folder.write("pipe/model_index.json", "{}");
+    folder.weights("pipe/unet/model.safetensors", &[Item::raw("a", Dtype::U8, &[1], vec![1])]);
+    folder.fails("compress pipe --all-files", 2, &["a pipeline is several models", "component"]);
+}
+
+#[test]
+fn a_file_that_was_never_a_container_is_not_called_damaged() {
+    let fixture = Fixture::new();
+    for (path, remedy) in [
+        ("model/config.json", "name a .df11 file, or the folder that holds it"),
+        ("model/model-00001-of-00002.safetensors", "compress it first"),
+    ] {
+        for verb in ["inspect", "verify", "convert -o out.df11", "decompress -o out"] {
+            let output = fixture.run(&format!("{verb} {path}"));
+            assert_fails(&output, 2, &["is not a df11 container", remedy]);
+            assert!(!text(&output.stderr).contains("damaged"), "{}", text(&output.stderr));
+        }
+    }
+    // Another name is enough for a container.
+    fs::copy(&fixture.container, fixture.path("model.bin")).unwrap();
+    fixture.good("verify model.bin");
+    // One remedy, and no other one after it.
+    fixture.write("lfs.safetensors", "version https://git-lfs.github.com/spec/v1");
+    let [lfs, other, missing] =
+        ["compress lfs.safetensors", "compress model/config.json", "verify org/name"]
+            .map(|line| text(&fixture.run(line).stderr).to_owned());
+    assert!(lfs.ends_with("not the weights; run git lfs pull\n"), "{lfs}");
+    assert!(
+        other.ends_with("not a safetensors file; name one, or the folder of a model\n"),
+        "{other}"
+    );
+    assert!(missing.ends_with("hf download org/name --local-dir name\n"), "{missing}");
+}
+
+#[test]
+fn entropy_is_one_figure_wherever_it_is_told() {
+    let fixture = Fixture::new();
+    let found = fixture.json("inspect model.df11");
+    let entropy = found["total"]["entropy_bits_per_weight"].as_f64().unwrap();
+    let said = fixture.good("inspect model.df11 --histogram --picture x.svg --html x.html");
+    assert!(said.lines().any(|line| line.ends_with(&format!("{:.3}", entropy + 8.0))), "{said}");
+    assert_eq!(said.matches("entropy").count(), 1, "the column alone: {said}");
+    let picture = String::from_utf8(fixture.read("x.svg")).unwrap();
+    assert!(picture.contains(&format!("entropy {entropy:.3} of 8 bits")), "{picture}");
+    fixture.good("compress model -o tile.df11");
+    let compressed = fixture.json("estimate model")["entropy_bits_per_weight"].as_f64().unwrap();
+    let said = fixture.good("estimate model");
+    let limit = format!("the entropy limit is {:.2}", 8.0 + compressed);
+    assert!(said.contains(&limit), "{limit} in {said}");
 }

@@ -312,7 +312,7 @@ fn force_does_not_delete_links_and_what_is_no_file() {
     fs::remove_file(&config).unwrap();
     assert!(fixture.shell("mkfifo out/config.json pipe.df11").status.success());
     fixture.fails(line, 2, &["config.json", "not part of an earlier output"]);
-    fixture.fails("compress model -o pipe.df11 --force", 2, &["pipe.df11", "no regular file"]);
+    fixture.fails("compress model -o pipe.df11 --force", 2, &["pipe.df11", "not a regular file"]);
 }
 
 #[test]

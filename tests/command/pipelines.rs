@@ -150,7 +150,7 @@ fn people_are_told_by_component_and_in_sum() {
         assert!(said.lines().any(|line| line.trim_start().starts_with(name)), "{name} in {said}");
     }
     let vae = said.lines().find(|line| line.trim_start().starts_with("vae")).unwrap();
-    assert!(vae.contains("F32: stored as it is"), "{said}");
+    assert!(vae.contains("F32: not compressed"), "{said}");
     for verb in ["verify", "inspect"] {
         let said = fixture.good(&format!("{verb} pipe-df11"));
         for name in COMPONENTS {
@@ -166,7 +166,7 @@ fn people_are_told_by_component_and_in_sum() {
         .map(|(_, bytes)| bytes.len() as u64)
         .sum();
     assert_eq!(estimated["stored_bytes"], sizes);
-    fixture.fails("estimate pipe --gpus 8GB", 2, &["pipeline", "name a component"]);
+    fixture.fails("estimate pipe --gpus 8GB", 2, &["pipeline", "name one of its components"]);
     let report = fixture.json("doctor --folder pipe-df11");
     assert_eq!(report["checks"]["models"]["value"].as_array().unwrap().len(), COMPONENTS.len());
 }

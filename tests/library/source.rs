@@ -79,7 +79,7 @@ fn contradictions_are_corrupt() {
     let hole = format!("{{{a},{}}}", entry("b", "[1]", 4, 6));
     check_error(parse(file(&hole, 6)), "Corrupt", "x.safetensors");
     for json in ["", "[]", "null", "{", "{}x", "{}\0", r#"{"a":1}"#, r#"{"a":{"dtype":"BF16"}}"#] {
-        check_error(parse(file(json, 0)), "Corrupt", "no valid safetensors header");
+        check_error(parse(file(json, 0)), "Corrupt", "not a valid safetensors header");
     }
     let json = r#"{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,1]}}"#;
     check_error(parse(file(json, 1)), "Corrupt", "x.safetensors");
@@ -113,7 +113,7 @@ fn limits_are_told_apart() {
         check_error(
             parse(with(b' ')),
             "Corrupt",
-            "x.safetensors, byte 8: this is no safetensors file; name one",
+            "x.safetensors, byte 8: this is not a safetensors file; name one",
         );
     }
     check_error(
@@ -238,7 +238,7 @@ fn an_index_that_disagrees_with_its_folder_is_an_error() {
     for escape in
         ["../m.safetensors", "/m.safetensors", "x/../m.safetensors", "", "x\\m.safetensors"]
     {
-        check_error(open(index(&[("a", escape)])), "Corrupt", "no path inside its folder");
+        check_error(open(index(&[("a", escape)])), "Corrupt", "not a path inside its folder");
     }
     check_error(open(b"{}".to_vec()), "Corrupt", "not a sharding index");
     check_error(

@@ -244,7 +244,7 @@ fn products_are_prepared_and_checked() {
         (multiply(x(2, 2, 520), &tight, 0), "overlap"),
         (multiply(x(3, 1, 520), &outputs, 0), "misaligned"),
         (multiply(x(2, 1, 520), &outputs, 8), "misaligned"),
-        (stream.decode(&a, 8), "no multiple of 16"),
+        (stream.decode(&a, 8), "not a multiple of 16"),
         (gather(&a, Indices::I64(4), 1, (2, 520)), "misaligned"),
         (gather(&a, Indices::U32(4), 1, (1, 520)), "misaligned"),
         (gather(&a, Indices::U32(4), 2, (2, 519)), "overlap"),

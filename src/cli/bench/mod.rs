@@ -33,10 +33,9 @@ const GPU_SHAPE: Shape =
     Shape { layers: 4, hidden: 4096, key_value: 1024, intermediate: 14_336, vocabulary: 8192 };
 
 const AFTER_HELP: &str = "\
-Without SRC, the weights are seeded: 105 million, whose scales differ by matrix and by row. Rates \
-are decoded bytes a second, medians of interleaved repetitions after one that does not count. \
-Outputs go to the folder for temporary files and are synced; name a folder in memory to leave the \
-disk out.
+Without SRC, df11 makes 105 million seeded weights, whose scales differ by matrix and by row. \
+Rates are decoded bytes per second: medians of interleaved repetitions, after one for warm-up. \
+Outputs go to the temporary folder and are synced; name a folder in memory to leave out the disk.
 
 Examples:
   df11 bench
@@ -48,26 +47,26 @@ Examples:
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Bench {
-    /// A safetensors file or the folder of a model; seeded weights unless given
+    /// A safetensors file or the folder of a model [default: seeded weights]
     #[arg(value_name = "SRC")]
     source: Option<PathBuf>,
     /// Numbers of threads, such as 1,2,4 [default: 1 and all cores]
     #[arg(long, value_delimiter = ',', value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
-    /// Measure decoding and loading on the first GPU instead, beside the rates of plain copies
+    /// Measure decoding and loading on the first GPU instead, and compare them with plain copies
     #[cfg(feature = "cudarc")]
     #[arg(long, conflicts_with = "threads")]
     gpu: bool,
-    /// Layers of the seeded model, 0.44 GB each, for --gpu [default: 4]
+    /// With --gpu: layers of the seeded model, 0.44 GB each [default: 4]
     #[cfg(feature = "cudarc")]
     #[arg(long, requires = "gpu", conflicts_with = "source", value_name = "N")]
     layers: Option<usize>,
-    /// Repetitions that count
+    /// Repetitions after the warm-up
     #[arg(long, default_value_t = 5, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
     repetitions: u16,
-    /// Where outputs go [default: the folder for temporary files]
+    /// Folder for outputs [default: the temporary folder]
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
 }

@@ -21,7 +21,7 @@ fn cores() -> Finding {
     match thread::available_parallelism() {
         Ok(cores) => Finding::good("cores", format!("{cores} usable"), json!(cores.get())),
         Err(error) => Finding::good("cores", format!("unknown: {error}"), json!(null))
-            .with_remedy(true, "say how many with --threads"),
+            .with_remedy(true, "give their number with --threads"),
     }
 }
 
@@ -38,7 +38,7 @@ fn memory() -> Finding {
     let text = format!("{}, {} available", text::bytes(total), text::bytes(available));
     Finding::good("memory", text, json!({ "total": total, "available": available })).with_remedy(
         available < LITTLE_MEMORY,
-        "close other programs; compressing needs some MiB a thread",
+        "close other programs; compression needs some MiB per thread",
     )
 }
 

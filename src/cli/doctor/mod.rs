@@ -33,13 +33,12 @@ Examples:
   df11 doctor
   df11 doctor --folder /data --json";
 
-/// Tell what this machine has, with remedies for what it lacks
+/// Check this machine, and say how to fix what is missing
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Doctor {
-    /// Where free space and memory mapping are tried [default: the folder for temporary files], and
-    /// leftovers of killed runs are looked for, besides the folders for temporary files [default:
-    /// the current folder]; models in it are told of
+    /// Folder in which to test free space and memory mapping [default: the temporary folder], and
+    /// to look for models and for leftovers of killed runs [default: the current folder]
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
 
@@ -109,10 +108,10 @@ fn models(folder: &Path) -> Option<Finding> {
     let models = match OpenOptions::new().memory_map(false).open_all(folder) {
         Ok(models) => models,
         Err(error) => {
-            let text = format!("not to be opened: {error}");
+            let text = format!("cannot be opened: {error}");
             let finding = Finding::good("models", text, json!([]));
             return Some(
-                finding.with_remedy(true, "df11 verify tells more; fetch the folder again"),
+                finding.with_remedy(true, "download the folder again; df11 verify says more"),
             );
         }
     };
@@ -131,7 +130,7 @@ fn models(folder: &Path) -> Option<Finding> {
     }
     texts.extend(models.missing().iter().map(|name| format!("{name} missing")));
     let finding = Finding::good("models", texts.join(", ").trim().to_owned(), values.into());
-    Some(finding.with_remedy(!is_whole, "fetch what is missing; df11 verify names it"))
+    Some(finding.with_remedy(!is_whole, "download what is missing; df11 verify names it"))
 }
 
 /// Where the Python package puts containers while a model is loaded, besides the folder for
@@ -205,7 +204,7 @@ fn build() -> Finding {
 
 fn unwritable(error: &std::io::Error) -> Finding {
     Finding::good("mapping", format!("not tried: {error}"), json!(null))
-        .with_remedy(true, "name a folder that you may write to with --folder, or set TMPDIR")
+        .with_remedy(true, "name a writable folder with --folder, or set TMPDIR")
 }
 
 #[cfg(not(feature = "cudarc"))]

@@ -32,26 +32,29 @@ Examples:
   df11 inspect Llama-3.1-8B.df11
   df11 inspect Llama-3.1-8B.df11 --entropy --histogram
   df11 inspect Llama-3.1-8B.df11 --picture llama.svg
-  df11 inspect Llama-3.1-8B.df11 --html llama.html          a page with charts, search and all \
-  tensors
-  df11 inspect gap.df11 tile.df11 --html comparison.html    of two, side by side
-  df11 inspect Llama-3.1-8B.df11 --tensors --json | jq '.blocks[0].tensors'";
+  df11 inspect Llama-3.1-8B.df11 --html llama.html          a page with charts, all tensors \
+  and a search
+  df11 inspect gap.df11 tile.df11 --html comparison.html    two containers, side by side
+  df11 inspect Llama-3.1-8B.df11 --tensors --json | jq '.blocks[0].tensors'
+
+The entropy limit is the fewest bits that a weight can take with one code per tensor: 8 for sign \
+and mantissa, and the entropy of the tensor's exponents.";
 
 /// Show what a container holds: blocks, tensors, bits, exponents
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 #[command(group = ArgGroup::new("outputs").args(["picture", "html"]).multiple(true))]
 pub(super) struct Inspect {
-    /// A container, or the folder of a model or a pipeline
+    /// A container, or the folder of a model or pipeline
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Another one, with which the page compares it
+    /// Another one, to compare it with on the page
     #[arg(value_name = "OTHER", requires = "html")]
     other: Option<PathBuf>,
     /// List the tensors of each block
     #[arg(long)]
     tensors: bool,
-    /// Measure the entropy of exponents, which decodes all weights; auto does it up to 256 MiB
+    /// Measure the entropy of the exponents, which decodes all weights; auto: up to 256 MiB
     #[arg(
         long, value_enum, value_name = "WHEN", default_value_t = When::Auto, num_args = 0..=1,
         default_missing_value = "always", require_equals = true
@@ -60,11 +63,10 @@ pub(super) struct Inspect {
     /// Show how often each exponent occurs (decodes all weights)
     #[arg(long)]
     histogram: bool,
-    /// Draw exponents, and bits a weight by block, as SVG (decodes all weights)
+    /// Draw exponents, and bits per weight by block, as SVG (decodes all weights)
     #[arg(long, value_name = "FILE.svg")]
     picture: Option<PathBuf>,
-    /// Write a page with all of it, which a browser opens and which loads nothing (decodes all
-    /// weights; not with --entropy=never)
+    /// Write a self-contained page for a browser (decodes all weights, unless --entropy=never)
     #[arg(long, value_name = "FILE.html")]
     html: Option<PathBuf>,
     /// Replace an earlier picture or page
@@ -103,7 +105,8 @@ impl Inspect {
         let models = OpenOptions::new().open_all(&self.source)?;
         if self.picture.is_some() && models.is_pipeline() {
             let problem = "--picture draws one model, and this is a pipeline";
-            return Err(Error::parameter(problem, "name a component of it, or use --html").into());
+            let remedy = "name one of its components, or use --html";
+            return Err(Error::parameter(problem, remedy).into());
         }
         let other =
             self.other.as_deref().map(|other| OpenOptions::new().open_all(other)).transpose()?;
@@ -165,7 +168,7 @@ impl Inspect {
             let Some(path) = path else { continue };
             if path.extension().is_none_or(|extension| extension != end) {
                 let problem =
-                    format!("{} is no name of an {} file", path.display(), end.to_uppercase());
+                    format!("{} is not the name of an {} file", path.display(), end.to_uppercase());
                 return Err(Error::parameter(problem, format!("end it in .{end}")).into());
             }
             if path.canonicalize().is_ok_and(|path| self.source.canonicalize().ok() == Some(path)) {

@@ -80,7 +80,9 @@ pub(super) fn draw(part: &Part<'_>, title: &str) -> String {
     );
     label(&mut svg, "title", 24.0, 36.0, title);
     match &part.exponents {
-        Some(exponents) if exponents.total() > 0 => exponent_chart(&mut svg, exponents),
+        Some(exponents) if exponents.total() > 0 => {
+            exponent_chart(&mut svg, exponents, part.total.entropy().unwrap_or_default());
+        }
         _ => label(&mut svg, "chart", 24.0, 72.0, "No BF16 weights"),
     }
     block_chart(&mut svg, part);
@@ -88,7 +90,7 @@ pub(super) fn draw(part: &Part<'_>, title: &str) -> String {
     svg
 }
 
-fn exponent_chart(svg: &mut String, exponents: &Histogram) {
+fn exponent_chart(svg: &mut String, exponents: &Histogram, entropy: f64) {
     let total = exponents.total() as f64;
     let shares: Vec<f64> = exponents.counts().iter().map(|&count| count as f64 / total).collect();
     let common = |share: &f64| *share >= RARE;
@@ -101,8 +103,7 @@ fn exponent_chart(svg: &mut String, exponents: &Histogram) {
 
     label(svg, "chart", 24.0, 72.0, "Exponents: share of all weights");
     let note = format!(
-        "entropy {:.3} of 8 bits; {} of 256 values occur, {} outside this range",
-        exponents.entropy(),
+        "entropy {entropy:.3} of 8 bits; {} of 256 values occur, {} outside this range",
         exponents.used(),
         text::percent(beyond)
     );
@@ -127,7 +128,7 @@ fn block_chart(svg: &mut String, part: &Part<'_>) {
     let blocks: Vec<&Figures> = blocks.filter(|block| block.weights > 0).collect();
     let max = blocks.iter().filter_map(|block| block.bits_per_weight()).fold(BF16_BITS, f64::max);
     let axis = Axis { top: 440.0, bottom: 620.0, max };
-    label(svg, "chart", 24.0, 408.0, "Bits a weight, by block");
+    label(svg, "chart", 24.0, 408.0, "Bits per weight, by block");
     legend(svg, 408.0);
     axis.draw(svg, 4.0, "");
     let width = (RIGHT - LEFT) / blocks.len().max(1) as f64;
@@ -188,7 +189,7 @@ fn legend(svg: &mut String, y: f64) {
         label(svg, "", x + 18.0, y, name);
     }
     line(svg, "mark", [722.0, y - 4.0, 738.0, y - 4.0]);
-    label(svg, "", 744.0, y, "8 + entropy");
+    label(svg, "", 744.0, y, "entropy limit");
     line(svg, "limit", [832.0, y - 4.0, 856.0, y - 4.0]);
     label(svg, "", 862.0, y, "BF16");
 }

@@ -125,9 +125,8 @@ fn summary(part: &Part<'_>) -> String {
         ));
     }
     if part.exponents.is_none() && part.total.weights > 0 {
-        lines.push(
-            "entropy   not measured; --entropy decodes the weights and measures it".to_owned(),
-        );
+        lines
+            .push("entropy   not measured; --entropy decodes all weights to measure it".to_owned());
     }
     lines.join("\n")
 }
@@ -148,7 +147,7 @@ fn file_counts(model: &Model) -> (u64, u64) {
 }
 
 fn tensor_table(part: &Part<'_>) -> String {
-    let header = ["tensor", "dtype", "shape", "encoding", "stored", "bits a weight", "entropy + 8"];
+    let header = ["tensor", "dtype", "shape", "encoding", "stored", "bits/weight", "entropy limit"];
     let row = |(tensor, figures): (Tensor<'_>, &Figures)| {
         let [stored, bits, information] = figures.cells();
         [
@@ -187,12 +186,7 @@ fn histogram(exponents: &Histogram) -> String {
         .zip(bars)
         .map(|(row, bar)| format!("{row}  {}", "█".repeat(bar as usize)).trim_end().to_owned());
     let lines: Vec<String> = lines.collect();
-    format!(
-        "{}\n{} of 256 exponents occur; entropy of all together {:.3} bits",
-        lines.join("\n"),
-        exponents.used(),
-        exponents.entropy()
-    )
+    format!("{}\n{} of 256 exponents occur", lines.join("\n"), exponents.used())
 }
 
 fn part_json(part: &Part<'_>, source: &Path, tensors: bool) -> Value {

@@ -44,7 +44,7 @@ impl TileSizes {
     /// The sizes that the directory of a file states.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if no codebook has this size, where the bit count is no multiple of 8,
+    /// [`Error::Corrupt`] if no codebook has this size, where the bit count is not a multiple of 8,
     /// less than the number of pairs or reaches 2^48.
     pub fn new(geometry: TileGeometry, bit_count: u64, codebook_bytes: u64) -> Result<Self> {
         let corrupt = |problem: String| Err(Error::corrupt("tile layout", 0, problem));

@@ -34,8 +34,8 @@ impl Matrix {
     /// [`Linear::crossover_rows`](super::Linear::crossover_rows) rows of x on.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the output is no multiple of 16, or the stream or the status is not
-    /// of the matrix's device; [`Error::Gpu`].
+    /// [`Error::Parameter`] if the output is not a multiple of 16, or the stream or the status is
+    /// not of the matrix's device; [`Error::Gpu`].
     ///
     /// # Safety
     /// `output` has [`Matrix::decoded_bytes`] of memory that the device may write, and nobody else
@@ -160,7 +160,7 @@ impl Matrix {
         output: CUdeviceptr,
     ) -> Result<()> {
         if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
-            let problem = format!("the output's address is no multiple of {OUTPUT_ALIGNMENT}");
+            let problem = format!("the output's address is not a multiple of {OUTPUT_ALIGNMENT}");
             return refuse(problem, "start it on 256 bytes");
         }
         within(rows, self.row_count(), 1, "rows")?;

@@ -376,7 +376,7 @@ fn check_shape((rows, columns): (u64, u64)) -> Result<()> {
     let most = u64::from(u32::MAX);
     if rows == 0 || rows > most || columns == 0 || columns > most || !columns.is_multiple_of(8) {
         let problem =
-            format!("{rows} x {columns} weights are no matrix of 32-bit numbers in tiles");
+            format!("{rows} x {columns} weights are not a matrix of 32-bit numbers in tiles");
         return refuse(problem, "columns are a multiple of 8");
     }
     Ok(())
@@ -394,7 +394,7 @@ pub(super) fn within(
     if start < end && end <= count && start.is_multiple_of(unit) && ends(end) {
         return Ok(range.clone());
     }
-    let problem = format!("{start}..{end} of {count} {what} are no matrix");
+    let problem = format!("{start}..{end} of {count} {what} are not a matrix");
     refuse(problem, format!("begin and end on multiples of {unit}, or end with the last one"))
 }
 

@@ -148,7 +148,7 @@ impl Import {
                 if let Some((other, _)) = twice {
                     let (other, path, name) = (&files[other].path, &file.path, &tensor.name);
                     let problem = format!("{other} and {path} both have a tensor {name:?}");
-                    let remedy = "remove the file that is no part of the checkpoint";
+                    let remedy = "remove the file that is not part of the checkpoint";
                     return Err(Error::parameter(problem, remedy));
                 }
             }
@@ -316,7 +316,7 @@ impl Import {
         ));
         if let Some(first) = self.flat.first() {
             notes.push(format!(
-                "{path}: nothing in the checkpoint tells the shapes of {} tensor(s); stored with \
+                "{path}: nothing in the checkpoint gives the shapes of {} tensor(s); stored with \
                 one dimension: {first}{}",
                 self.flat.len(),
                 if self.flat.len() > 1 { ", ..." } else { "" }

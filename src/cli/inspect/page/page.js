@@ -41,8 +41,8 @@ function tiles(of) {
     [`${bytes(of.original_bytes)} → ${bytes(stored)}`, "original files → containers"],
     [of.original_bytes ? percent(stored / of.original_bytes) : "–", "of the original size"],
     [bytes(Math.max(0, of.original_bytes - stored)), "saved"],
-    [bits(of.total.bits_per_weight), "bits a weight, of 16"],
-    [bits(information(of.total)), "entropy of exponents + 8"],
+    [bits(of.total.bits_per_weight), "bits per weight, of 16"],
+    [bits(information(of.total)), "entropy limit: 8 bits and exponent entropy"],
     [number(of.tensors.length),
       `tensors in ${count(of.blocks.length, "block")}, ${count(of.containers, "container")}`],
   ];
@@ -52,10 +52,11 @@ function tiles(of) {
 }
 
 // ---- charts ----
-const WIDTH = 1000, LEFT = 44, HEIGHT = 240, BOTTOM = 210, TOP = 12;
+const LEFT = 44, HEIGHT = 240, BOTTOM = 210, TOP = 12;
 
 /** Bars that pointer and arrow keys choose; `tell` gives the text of one, `enter` acts on it. */
 function chart({ label, bars, max, step, unit, tell, enter }) {
+  const WIDTH = Math.max(240, document.querySelector("main").clientWidth);
   const y = (value) => BOTTOM - (BOTTOM - TOP) * Math.min(1, value / max);
   const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" });
   for (let value = 0; value <= max + step / 1000; value += step) {
@@ -152,16 +153,16 @@ function blockChart() {
   const code = other ? `exponent, ${model.name}` : "exponent, as stored";
   const names = [["plane", "sign and mantissa"], ["code", code]];
   if (other) names.push(["other", `exponent, ${other.name}`]);
-  names.push(["mark", "8 + entropy"]);
+  names.push(["mark", "entropy limit"]);
   const tell = ({ block, twin }) => {
-    const text = `${block.name}: ${bits(block.bits_per_weight)} bits a weight, `
+    const text = `${block.name}: ${bits(block.bits_per_weight)} bits per weight, `
       + `${bytes(block.decoded_bytes)} → ${bytes(block.stored_bytes)}, `
       + count(block.tensor_count, "tensor");
     if (!twin) return text;
     return `${text}; ${other.name}: ${bits(twin.bits_per_weight)}, ${bytes(twin.stored_bytes)}`;
   };
   const enter = ({ block }) => search(`block:${block.name}`);
-  const label = "Bits a weight by block";
+  const label = "Bits per weight by block";
   const figure = chart({ label, bars, max: 16, step: 4, unit: "", tell, enter });
   return make("div", {}, legend(...names), figure);
 }
@@ -176,11 +177,11 @@ function exponentChart() {
   const shares = counts.map((one) => one / total);
   const common = shares.map((share) => share >= 0.0005);
   const [first, last] = [common.indexOf(true), common.lastIndexOf(true)];
-  const entropy = -sum(shares.map((share) => (share ? share * Math.log2(share) : 0)));
   const outside = 1 - sum(shares.slice(first, last + 1));
   const occur = shares.filter((share) => share).length;
-  at("entropy").textContent = `The 8 bits of an exponent carry ${entropy.toFixed(3)} bits of `
-    + `information: ${occur} of 256 values occur, ${percent(outside)} outside of this range. `
+  const entropy = model.total.entropy_bits_per_weight;
+  at("entropy").textContent = `The 8 bits of an exponent carry ${bits(entropy)} bits of `
+    + `information: ${occur} of 256 values occur, ${percent(outside)} of them outside this range. `
     + "A weight is ±1.m × 2^(e − 127).";
   const most = Math.max(...shares);
   const step = [0.01, 0.02, 0.05, 0.1].find((step) => most / step <= 6) ?? 0.2;
@@ -196,9 +197,17 @@ function exponentChart() {
 function table(columns, rows) {
   const head = columns.map(([name, kind]) => make("th", { class: kind, scope: "col" }, name));
   const body = rows.map((row) => make("tr", {}, ...row.map((cell, index) =>
-    make("td", { class: columns[index][1] }, cell))));
+    make("td", { class: columns[index][1], "data-label": columns[index][0] }, cell))));
   return make("div", { class: "scroll" },
     make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)));
+}
+
+/** Shows the rows of tables as lists if their columns do not fit. */
+function fitTables() {
+  for (const area of document.querySelectorAll(".scroll")) {
+    area.classList.remove("stacked");
+    area.classList.toggle("stacked", area.scrollWidth > area.clientWidth);
+  }
 }
 
 function rawTable() {
@@ -211,7 +220,7 @@ function rawTable() {
     group.bytes += tensor.stored_bytes;
     groups.set(key, group);
   }
-  if (!groups.size) return make("p", {}, "Nothing: all tensors are coded.");
+  if (!groups.size) return make("p", {}, "Nothing: all tensors are compressed.");
   const rows = [...groups.values()].sort((a, b) => b.bytes - a.bytes);
   return table([["dtype", "text"], ["why", "text name"], ["tensors", ""], ["stored", ""]],
     rows.map((group) => [group.dtype, group.why, number(group.tensors), bytes(group.bytes)]));
@@ -221,7 +230,7 @@ const COLUMNS = [
   ["tensor", "text name", "name"], ["block", "text name", "block"], ["dtype", "text", "dtype"],
   ["shape", "text", "shape"], ["encoding", "text", "encoding"],
   ["decoded", "", "decoded_bytes"], ["stored", "", "stored_bytes"],
-  ["bits", "", "bits_per_weight"], ["entropy + 8", "", "entropy_bits_per_weight"],
+  ["bits/weight", "", "bits_per_weight"], ["entropy limit", "", "entropy_bits_per_weight"],
 ];
 if (other) COLUMNS.push([`stored, ${other.name}`, "", "twin"], ["bits the same", "text", "same"]);
 let sorted = null, descending = false, shown = PAGE, wanted = "";
@@ -243,7 +252,7 @@ function matching() {
 
 function cells(tensor) {
   const encoding = tensor.reason ? `${tensor.encoding} (${tensor.reason})` : tensor.encoding;
-  const row = [tensor.name, tensor.block, tensor.dtype, tensor.shape.join(" × "), encoding,
+  const row = [tensor.name, tensor.block, tensor.dtype, tensor.shape.join("\u00a0×\u00a0"), encoding,
     bytes(tensor.decoded_bytes), bytes(tensor.stored_bytes), bits(tensor.bits_per_weight),
     bits(information(tensor))];
   if (other) row.push(tensor.twin === null ? "–" : bytes(tensor.twin), same(tensor));
@@ -270,6 +279,7 @@ function list() {
     head.replaceChildren(button);
     if (key === focused) button.focus();
   });
+  fitTables();
   at("found").textContent = `${number(rows.length)} of ${count(model.tensors.length, "tensor")}`;
   at("more").hidden = rows.length <= shown;
 }
@@ -295,7 +305,7 @@ function comparison() {
   const equal = model.files.filter((file) => files.get(file.path) === file.hash).length;
   const verdict = model.identity === other.identity
     ? "The same identity: both give back the same files, byte for byte."
-    : `Other identities: ${equal} of ${number(model.files.length)} files are the same.`;
+    : `Different identities: ${equal} of ${number(model.files.length)} files are the same.`;
   const columns = [
     ["tensors", "text"], ["number", ""], ["stored", ""], ["first of them", "text name"],
   ];
@@ -314,17 +324,17 @@ function setTheme(theme) {
   at("theme").textContent = `Theme: ${theme}`;
 }
 
-/** Why a tensor is not coded, in short and in a sentence. */
+/** Why a tensor is not compressed, in short and in a sentence. */
 function reason({ encoding, dtype, decoded_bytes, target }) {
   if (encoding === "alias") return [null, `the same bytes as ${target}`];
   if (encoding !== "raw") return [null, ""];
-  if (dtype !== "BF16") return ["not BF16", "only BF16 is coded"];
+  if (dtype !== "BF16") return ["not BF16", "only BF16 is compressed"];
   if (decoded_bytes < data.small_bytes) {
-    return ["small", "so small a tensor would save next to nothing"];
+    return ["small", "a tensor this small would save almost nothing"];
   }
   // The container does not tell which.
-  return ["would not shrink, or raw was asked for",
-    "its codes would take more bytes than they save, or it was compressed with --layout raw"];
+  return ["would not shrink, or --layout raw",
+    "its codes would take more bytes than they save, or --layout raw was given"];
 }
 
 /** Joins the components of a pipeline; names begin with their folders. */
@@ -360,6 +370,11 @@ function compare(of, others) {
   }
 }
 
+function drawCharts() {
+  at("blocks").replaceChildren(blockChart());
+  at("exponents").replaceChildren(exponentChart());
+}
+
 function show() {
   data.models.forEach(join);
   if (other) {
@@ -375,8 +390,7 @@ function show() {
     if (other) at("sizes").append(make("p", { class: "names" }, each.name));
     at("sizes").append(tiles(each));
   }
-  at("blocks").append(blockChart());
-  at("exponents").append(exponentChart());
+  drawCharts();
   at("raw").append(rawTable());
   at("compare-section").hidden = !other;
   if (other) at("compare").append(comparison());
@@ -398,6 +412,13 @@ function show() {
     list();
   });
   at("search").addEventListener("submit", (event) => event.preventDefault());
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (width === innerWidth) return; // as a keyboard that opens
+    width = innerWidth;
+    drawCharts();
+    fitTables();
+  });
   at("more").addEventListener("click", () => { shown += PAGE; list(); });
   document.addEventListener("keydown", (event) => {
     const typing = document.activeElement === at("query");
