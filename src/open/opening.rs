@@ -176,7 +176,7 @@ impl OpenOptions {
         }
         Error::unless(!shards.is_empty(), || {
             let problem = format!("{} holds no .df11 file", folder.display());
-            Error::parameter(problem, "compress the model first, or name a container")
+            Error::parameter(problem, "name a container, or compress a model first")
         })?;
         Ok(shards)
     }
