@@ -165,9 +165,11 @@ def _ordinary_like(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _viewed(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """A view, or several, if rows and columns of what arrays hold are that."""
-    if func is aten.as_strided.default:  # strides of what it decodes to
+    columns = self.matrix_shape[1]
+    # Strides are of what it decodes to; a file may tell of no columns.
+    if func is aten.as_strided.default or columns < 1:
         return NotImplemented
-    held = self.shape, self.transposed, self.matrix_shape[1]
+    held = self.shape, self.transposed, columns
     try:
         found = _views(func, *held, args, *kwargs.items())
     except TypeError:  # lists and symbolic numbers have no hash

@@ -60,18 +60,18 @@ impl SaveTarget {
         let staged = stage.join(FILES);
         let new = files_of(&staged)?;
         let known = names.iter().chain(new.iter().map(|(path, _)| path)).cloned().collect();
-        let mut stale = earlier_containers(&self.folder, &known, identity)?;
-        stale.push(ADDED.to_owned());
-        stale.retain(|path| !known.contains(path) && exists(&self.folder.join(path)));
-        for path in new.iter().map(|(path, _)| path).chain(&stale) {
+        let mut gone = earlier_containers(&self.folder, &known, identity)?;
+        gone.push(ADDED.to_owned());
+        gone.retain(|path| !known.contains(path) && exists(&self.folder.join(path)));
+        for path in new.iter().map(|(path, _)| path).chain(&gone) {
             self.check_place(path)?;
         }
-        make_last(&staged, &stale)?;
+        make_last(&staged, &gone)?;
         let pending = self.folder.join(PENDING);
         rename(&staged, &pending)?;
         let _lock = lock_folder(&pending);
         let mut done = Vec::new();
-        let moved = self.exchange(&stale, &stage.join(ASIDE), &mut done);
+        let moved = self.exchange(&gone, &stage.join(ASIDE), &mut done);
         if let Err(error) = moved {
             for (from, to) in done.iter().rev() {
                 rename(to, from)?;
