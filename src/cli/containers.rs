@@ -45,9 +45,7 @@ impl Selection {
     ) -> Result<(Sources, PathBuf), Failure> {
         let default = || default_out(place, self.all_files);
         let out = out.cloned().map_or_else(default, Ok)?;
-        if self.all_files
-            && out.extension().is_none_or(|extension| extension != "df11")
-        {
+        if self.all_files && out.extension().is_none_or(|extension| extension != "df11") {
             let problem = "--all-files writes one container, and a folder has one for each file";
             return Err(Error::parameter(problem, "give it a name with -o NAME.df11").into());
         }
