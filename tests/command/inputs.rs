@@ -298,8 +298,8 @@ fn a_compression_names_what_will_not_come_back() {
     let folder = Folder::new();
     uploaded_twice(&folder);
     let lost = "df11 decompress will not bring back consolidated.safetensors, \
-                model-00001-of-00003.safetensors, pytorch_model.bin; --all-files keeps them, in \
-                one container\n";
+                model-00001-of-00003.safetensors, pytorch_model.bin; --all-files keeps every \
+                file, in one container\n";
     let said = folder.good("compress model -o told");
     assert!(said.ends_with(lost), "{said}");
     let quiet = folder.run("compress model -o quiet -q");
