@@ -283,6 +283,7 @@ class Handed:
 
     def __del__(self) -> None:
         self._all.pop(self._folder.name, None)
+        self._folder.cleanup()
 
 
 def in_both(beside: Path | None, name: str) -> ValueError:
