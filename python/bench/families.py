@@ -249,7 +249,7 @@ def shrunk(fields: dict[str, Any]) -> dict[str, Any]:
             found[key] = [HIDDEN // HEADS // 2 - 10, 5, 5][: len(value)]
         elif isinstance(value, list) and len(value) == before:
             found[key] = value[:LAYERS]
-        elif type(value) is int and (key in SIZES or key.endswith("vocab_size")):
+        elif type(value) is int and value and (key in SIZES or key.endswith("vocab_size")):
             found[key] = SIZES.get(key, VOCABULARY)
         elif type(value) is int and key.endswith("_token_id"):
             found[key] = value if value < 3 else VOCABULARY - 1 - sum(map(ord, key)) % 99

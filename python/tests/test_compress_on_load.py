@@ -213,7 +213,7 @@ def test_what_is_refused(several: Both, tmp_path: Path, monkeypatch: pytest.Monk
         (lambda: load(several[0], quantization_config=few), "its options are mode, residence"),
         (
             lambda: load(several[0], config=other, quantization_config=df11.Config()),
-            "but you are passing a Config config",
+            "but you are passing a Df11Config config",
         ),
     ]:
         with pytest.raises(ValueError, match=words):

@@ -5,6 +5,7 @@ else.
 """
 
 import contextlib
+import gc
 import inspect
 import json
 import re
@@ -26,6 +27,7 @@ from models import (
     Folders,
     bert_config,
     compressed,
+    config_of,
     load,
     prompt,
     same_weights,
@@ -33,9 +35,10 @@ from models import (
     seeded,
     tokenizer,
 )
+from tqdm import tqdm
 
 import df11
-from df11 import _watch
+from df11 import _progress, _watch
 from df11._tensor import CompressedTensor
 
 TABLE = ROOT / "docs/flows.md"
@@ -340,7 +343,44 @@ def test_the_bar_of_loading_counts(
     load(both[1])
     done = [count for count, _ in calls[:-1]]
     assert done == sorted(done) and calls[-1] == (-1, -1)
-    assert 0 < done[-1] <= calls[-2][1] and len({total for _, total in calls[:-1]}) == 1
+    assert 0 < done[-1] == calls[-2][1] and len({total for _, total in calls[:-1]}) == 1
+
+
+def test_bars_of_notebooks_end_full(
+    both: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bar that is closed before it is full stays there, in red."""
+    closed: list[tuple[int, int]] = []
+
+    class Tqdm(tqdm):
+        def close(self) -> None:
+            if not self.disable and self.total is not None:
+                closed.append((self.n, self.total))
+            self.disable = True
+
+    monkeypatch.setattr("tqdm.auto.tqdm", Tqdm)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    watch = _progress.watcher(True)
+    assert isinstance(watch, _progress._Tqdm)
+    df11.compress(both[0], tmp_path / "df11", progress=True)
+    df11.verify(tmp_path / "df11", progress=True)
+    df11.decompress(tmp_path / "df11", tmp_path / "back", progress=True)
+    monkeypatch.setattr("df11._progress.watcher", lambda _: watch)
+    load(tmp_path / "df11")
+    assert len(closed) >= 4 and all(done == total > 0 for done, total in closed)
+
+
+def test_loads_leave_nothing_open(both: tuple[Path, Path], tmp_path: Path) -> None:
+    gc.collect()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = load(both[1])
+        model.save_pretrained(tmp_path / "saved")
+        del model
+        load(both[0], quantization_config=df11.Config())
+        df11.attach(transformers.AutoModelForCausalLM.from_config(config_of("llama")), both[1])
+        gc.collect()
+    assert not [str(each.message) for each in said if each.category is ResourceWarning]
 
 
 def test_help_tells_what_options_are() -> None:

@@ -221,3 +221,8 @@ def test_no_module_imports_itself_by_others() -> None:
         for name in free:
             del left[name]
     assert not left, f"these import each other: {sorted(left)}"
+
+
+def test_each_name_is_listed_once() -> None:
+    names = dir(df11)
+    assert len(names) == len(set(names)) and {"Config", "Df11Config", "attach"} <= set(names)

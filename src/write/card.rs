@@ -170,7 +170,8 @@ pub(super) fn write(
         [DFloat11](https://arxiv.org/abs/2504.11651).\n\n\
          | | |\n|---|---|\n| before | {before} bytes |\n| after | {after} bytes ({ratio:.1} %) |\n\
          | bits per weight | {bits:.2} of 16 |\n| {what} (BLAKE3) | `{identity}` |\n\n\
-         Load it with the Python package `df11`:\n\n\
+         Load it with the Python package `df11`. `from_pretrained` needs no `import df11` if pip \
+         installed the package:\n\n\
          ```python\n{python}\n```\n{serve}\n\
          Restore the original files, byte for byte, or check the container:\n\n\
          ```sh\ndf11 decompress {name:?}\ndf11 verify {name:?}\n```\n\n",
