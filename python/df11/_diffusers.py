@@ -23,7 +23,7 @@ from diffusers.quantizers.base import DiffusersQuantizer
 
 from . import _native
 from ._arrays import dtype_of
-from ._container import Handed, Origins, Tensors, with_dtype
+from ._container import Handed, Origins, Tensors
 from ._doctor import mismatch, tell_newer
 from ._errors import misshapen
 from ._hub import folder_of, wrap
@@ -287,31 +287,6 @@ def wrap_single_files() -> None:
 
 
 _SINGLE = "pretrained_model_link_or_path_or_dict"
-
-
-def by_conversion(module: Any, tensors: Tensors) -> list[Item] | None:
-    """What diffusers makes of a checkpoint in its original format for a model. None for a model
-    that it converts nothing for, and for a checkpoint that has the names of its parameters.
-    """
-    from diffusers.loaders import single_file_model as single
-
-    find: Any = single._get_single_file_loadable_mapping_class
-    kind, own = find(type(module)), module.state_dict()
-    if kind is None or own.keys() <= set(tensors):
-        return None
-    values = {name: tensors[name] for name in tensors}
-    origins = Origins(tensors, dict(values))
-    known: Any = single.SINGLE_FILE_LOADABLE_CLASSES
-    convert = known[kind]["checkpoint_mapping_fn"]
-    wanted, items = wanted_by(module), []
-    for name, value in convert(checkpoint=values, config=dict(module.config)).items():
-        if name not in own:
-            continue
-        if value.shape != own[name].shape:
-            raise misshapen(name, own[name].shape, value.shape, tensors.container.path)
-        made = with_dtype(value, wanted(name, value.dtype))
-        items.append(Item(name, made, origins.of(value)))
-    return items
 
 
 def _must_wrap(*functions: Any) -> None:

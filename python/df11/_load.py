@@ -15,7 +15,7 @@ from ._container import Tensors
 from ._doctor import tell_newer
 from ._hub import brought
 from ._modules import entries, join, like, look_up, outer
-from ._parameters import by_name, check_complete
+from ._parameters import by_conversion, by_name, check_complete
 from ._plan import Devices, Item
 from ._progress import Bar
 from ._source import KEY, Source, Weight, digest, settled, sources
@@ -81,8 +81,6 @@ def _converted(module: nn.Module, tensors: Tensors) -> list[Item] | None:
 
         return by_loader(module, tensors)
     if "diffusers.loaders.single_file_model.FromOriginalModelMixin" in kinds:
-        from ._diffusers import by_conversion
-
         return by_conversion(module, tensors)
     return None
 

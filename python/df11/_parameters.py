@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ._arrays import dtype_of
-from ._container import Tensors, with_dtype
+from ._container import Origins, Tensors, with_dtype
 from ._errors import misshapen
 from ._modules import Entry, entries, outer
 from ._native import printable
@@ -45,6 +45,31 @@ def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> lis
         value = with_dtype(value, wanted(name, value.dtype))
         found[id(entry.value)] = Item(name, value, [tensor])
     return list(found.values())
+
+
+def by_conversion(module: Any, tensors: Tensors) -> list[Item] | None:
+    """What diffusers makes of a checkpoint in its original format for a model. None for a model
+    that it converts nothing for, and for a checkpoint that has the names of its parameters.
+    """
+    from diffusers.loaders import single_file_model as single
+
+    find: Any = single._get_single_file_loadable_mapping_class
+    kind, own = find(type(module)), module.state_dict()
+    if kind is None or own.keys() <= set(tensors):
+        return None
+    values = {name: tensors[name] for name in tensors}
+    origins = Origins(tensors, dict(values))
+    known: Any = single.SINGLE_FILE_LOADABLE_CLASSES
+    convert = known[kind]["checkpoint_mapping_fn"]
+    wanted, items = wanted_by(module), []
+    for name, value in convert(checkpoint=values, config=dict(module.config)).items():
+        if name not in own:
+            continue
+        if value.shape != own[name].shape:
+            raise misshapen(name, own[name].shape, value.shape, tensors.container.path)
+        made = with_dtype(value, wanted(name, value.dtype))
+        items.append(Item(name, made, origins.of(value)))
+    return items
 
 
 def check_complete(root: nn.Module, items: list[Item], container: Any) -> None:

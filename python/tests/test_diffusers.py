@@ -399,7 +399,10 @@ def test_the_card_of_a_pipeline_loads_it(
     shutil.copytree(flux[0], "bf16")
     subprocess.run([sys.executable, "-m", "df11", "compress", "bf16", "-q"], check=True)
     assert df11.verify("bf16-df11", progress=False).files == 10
-    found = re.search(r"```python\n(.*?)```", Path("bf16-df11/README.md").read_text(), re.DOTALL)
+    card = Path("bf16-df11/README.md").read_text()
+    # test_hub.py::test_diffusers_alone loads without it.
+    assert "`from_pretrained` needs no `import df11` if pip installed the package" in card
+    found = re.search(r"```python\n(.*?)```", card, re.DOTALL)
     assert found
     # What has no tokenizers is loaded without.
     code = found[1].replace('"bf16-df11"', '"bf16-df11", tokenizer=None, tokenizer_2=None')
