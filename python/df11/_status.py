@@ -113,8 +113,8 @@ class ModelReport:
         if self.orders:
             yield from self._of_orders()
         if why := sorted(self.ordinary.items()):
-            told = (f"{count} {reason} ({show(size)})" for reason, (count, size) in why)
-            yield "ordinary", ", ".join(told)
+            told = (f"{reason}: {count} ({show(size)})" for reason, (count, size) in why)
+            yield "ordinary", "; ".join(told)
         large = [f"{name}: {reason}" for name, reason in self.large_ordinary.items()]
         if len(large) > _NAMED:
             large[_NAMED:] = [f"and {len(large) - _NAMED} more, in large_ordinary"]
