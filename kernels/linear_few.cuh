@@ -74,7 +74,7 @@ __device__ inline u32 few_blocks_of(u32 columns) {
     return columns / FEW_COLUMNS + (columns % FEW_COLUMNS != 0);
 }
 
-// What a block multiplies at once.
+// A piece: a block multiplies it at once.
 struct FewPiece {
     const u8* data;  // of the first strip
     const FastHead* heads;
@@ -91,7 +91,7 @@ struct FewPiece {
     u32 x_first, x_rows;                  // grouped: the first place; rows of x
     u32 left;                             // strips of the matrix after these that are the block's
 
-    // Of a unit: the strip, and the split in the pass; whether there is such a unit.
+    // A unit's strip, and its split in the pass; whether there is such a unit.
     __device__ u32 strip_of(u32 unit) const { return unit * inverse >> 16; }
     __device__ u32 split_of(u32 unit) const { return unit - strip_of(unit) * pass_splits; }
     __device__ bool has(u32 unit) const {
@@ -204,7 +204,7 @@ struct FewShared {
     __device__ const u16* x(const FewPiece&, u32 row) const {
         return launch.x + row * launch.x_pitch;
     }
-    // Of a lane, for a load of eight rows of x by 32 columns; its second half.
+    // A lane's place for a load of eight rows of x by 32 columns; that of the block's second half.
     __device__ static u32 x_place(u32 lane) {
         if (ROWS == 1) return lane / 8 * 16;
         return lane % 8 * 128 + ((lane / 8) ^ (lane % 8)) * 16;
@@ -263,8 +263,8 @@ struct FewGrouped : Grouped {
 // A number that is the same in all lanes: by lane 0, so that the compiler knows it.
 __device__ __forceinline__ u32 same(u32 number) { return __shfl_sync(ALL_LANES, number, 0); }
 
-// Where things are in shared memory: barriers, tables, what each warp that fills them needs to
-// sort patches, sums of splits, then stages, each with weights and x.
+// The layout of shared memory: barriers, tables, room for each warp that fills these to sort
+// patches, sums of splits, then stages, each with weights and x.
 template <class Work>
 struct FewRing {
     u32 barriers, tables, tiles, table_bytes, scratch, sums, first, bytes, x, count;
@@ -276,7 +276,7 @@ struct FewRing {
         table_bytes = units * FewTable::bytes(tiles);
         scratch = tables + FEW_TABLES * table_bytes;
         sums = scratch + FEW_TELLING * few_patches(tiles) * 8;
-        // Of a warp, and of the strip whose splits come in passes.
+        // One for each warp, and one for the strip whose splits come in passes.
         const u32 sum_bytes = splits > 1 ? (2 * units + 2) * Work::EIGHTS * 512 : 0;
         first = (sums + sum_bytes + 1023) / 1024 * 1024;
         x = units * FEW_BLOCKS * FEW_BLOCK_BYTES;
@@ -288,7 +288,7 @@ struct FewRing {
         place = first, full = barriers;
     }
     __device__ u32 empty() const { return full + 8 * FEW_STAGES; }
-    // That of a unit of the piece with this number.
+    // A unit's table, of the piece with this number.
     __device__ FewTable table(u32 piece, u32 unit) const {
         return {tables + piece % FEW_TABLES * table_bytes + unit * FewTable::bytes(tiles), tiles};
     }
@@ -369,8 +369,8 @@ __device__ inline u32 load_kept(const u32* from, u64 policy) {
     return v;
 }
 
-// What a warp that fills tables does, those of units `number`, `number + FEW_TELLING`, ... of each
-// piece: a tile each lane, then a patch.
+// A warp that fills the tables of units `number`, `number + FEW_TELLING`, ... of each piece: a lane
+// takes a tile, then a patch.
 struct FewTelling {
     static constexpr u32 UNITS = (FEW_UNITS + FEW_TELLING - 1) / FEW_TELLING;
     // A number at the scratch is marked if it is there already, and with how many products lie
@@ -393,7 +393,7 @@ struct FewTelling {
             heads[i].words = exists ? load_kept(from, policy) : make_uint2(0, 0);
         }
     }
-    // That of the patch of an entry of a tile, or NO_PATCH if the unit does not have it.
+    // The number of the patch for an entry of a tile, or NO_PATCH if the unit does not have it.
     __device__ u32 number_of(u32 entry, u32 tile, u32 begin, u32 end) const {
         const u32 step = tile * TILE_STEPS + (entry >> 26 & 7), block = step / 2;
         if (block < begin || block >= end || step >= steps) return NO_PATCH;
@@ -401,7 +401,7 @@ struct FewTelling {
         const u32 product = (place % 2 ? 0 : 4) + step % 2 * 2 + (entry >> 18 & 1);
         return (entry >> 20 & 1) << 31 | (place + 1) / 2 << 8 | (entry >> 21 & 31) << 3 | product;
     }
-    // What a patch is for, as it is coded.
+    // A lane's product before the patch, as it is coded.
     struct Coded {
         uint4 planes;
         uint2 codes;
@@ -450,7 +450,7 @@ struct FewTelling {
         for (u32 from = 0; from < count; from += LANES) {
             const u32 i = from + lane;
             const uint2 own = i < count ? load_shared_8(scratch + 8 * i) : make_uint2(NO_PATCH, 0);
-            // Those of the first ones are on their way meanwhile.
+            // The first ones are on their way while numbers are marked.
             Coded coded = {};
             if (own.x != NO_PATCH) coded = load(own.x & ~EXTRA, strip, begin);
             __syncwarp();
@@ -505,7 +505,7 @@ struct FewTelling {
             if (lane < ring.tiles) {
                 store_shared_8(table.heads() + lane * 8,
                                make_uint2(at, (head.words.y & 0xFFFF0000u) | count));
-                // Of two stages, of which the first may not be the unit's.
+                // A tile has two stages; the first one may be another unit's.
                 const u32 skipped = begin / 2 % 2, to = table.bases() + (2 * lane - skipped) * 4;
                 if (lane || !skipped) store_shared(to, head.base());
                 store_shared(to + 4, head.base());
@@ -541,7 +541,7 @@ struct FewTelling {
 };
 static_assert(FewTelling::UNITS == 2, "heads of the first unit, and of the last");
 
-// What warps that ask do. All lanes together, alike.
+// A warp that asks for weights or for x. All lanes do the same together.
 template <class Work>
 struct FewAsking {
     const Work& work;
@@ -700,14 +700,14 @@ __device__ __forceinline__ void multiply_if(float (&sums)[4], u32 a0, u32 a1, u3
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(u32(is_wanted)));
 }
 
-// What a warp that multiplies does: half a strip, one split.
+// A warp that multiplies: half a strip, one split.
 template <class Work>
 struct FewChain {
     static constexpr u32 EIGHTS = Work::EIGHTS;
     const FewPiece& piece;
     u32 lane, half;
     u32 planes, codes, x[2];  // in a stage; of x the steps of a block
-    // Of the unit: where the head of tile 0 would be; bases; the next patch, and its window.
+    // In the unit's table: where the head of tile 0 would be; bases; the next patch, its window.
     u32 heads, bases, numbers, patch_window;
     float sums[EIGHTS][4];
     FewRaw raw[2];
