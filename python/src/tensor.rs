@@ -105,7 +105,7 @@ fn array<'py>(of: &Bound<'py, PyAny>, library: &str) -> PyResult<Bound<'py, PyAn
     py.import(intern!(py, "df11._arrays"))?.call_method1(library, (of,))
 }
 
-/// Its values as an array of NumPy, by NumPy's protocol.
+/// Its values as an array of `numpy`, by the protocol of `__array__`.
 fn values<'py>(
     of: &Bound<'py, PyAny>,
     dtype: Option<&Bound<'py, PyAny>>,
