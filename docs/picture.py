@@ -51,7 +51,8 @@ def newest() -> Record:
     """The newest record that has all kinds."""
     for file in sorted(RECORDS.glob("*.jsonl"), reverse=True):
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        found = {(row.get("part"), row.get("kind"), row.get("batch")): row for row in rows}
+        steps = (row for row in rows if isinstance(row, dict))  # other records have lists
+        found = {(row.get("part"), row.get("kind"), row.get("batch")): row for row in steps}
         if all(("graph", kind, batch) in found for _, kind in KINDS for batch in BATCHES):
             told = file.with_suffix(".md").read_text(encoding="utf-8")
             gpu = re.search(r"NVIDIA (\w+)", told)

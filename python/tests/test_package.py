@@ -108,7 +108,7 @@ def test_the_command_comes_along(container: Path, large: Path, tmp_path: Path) -
         return process.returncode, out, said
 
     assert command("--version")[1].startswith(f"df11 {df11.__version__} (format ")
-    assert "all bits are there" in command("verify", container)[1]
+    assert "every bit is there" in command("verify", container)[1]
     assert (command("verify", tmp_path / "absent")[0], command("frobnicate")[0]) == (2, 2)
     assert command("--help")[0] == 0
     # Ctrl-C is the command's own.
