@@ -27,7 +27,7 @@ pub use crate::{
         verify_containers,
     },
     parallel::pool,
-    paths::check_path,
+    paths::{PENDING, check_path},
     source::hub_cache::{Located, locate},
     write::{
         Leftover, Loading, MIN_CODED_BYTES, SaveTarget, TemporaryFolder, check_replaceable, copy,

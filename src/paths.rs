@@ -125,7 +125,7 @@ pub(crate) const ADDED: &str = "df11.safetensors";
 
 /// Where a save keeps new files in the folder that gets them, from when they are all there until
 /// each has its name.
-pub(crate) const PENDING: &str = ".df11-new";
+pub const PENDING: &str = ".df11-new";
 
 /// Whether a folder would be taken for a pipeline's by a container of this path in it, on disks too
 /// that fold names.

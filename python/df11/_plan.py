@@ -60,7 +60,7 @@ class Item:
         if self.reason is not None:
             return "ordinary"
         if not isinstance(self.value, CompressedTensor):
-            # What is not compressed yet is in memory whole, and cannot be streamed.
+            # A weight that is not compressed yet is in memory whole, and cannot be streamed.
             return "stored" if wanted == "stored" and self.is_encodable else "fast"
         slow = self.value.matrix_shape[1] % 8 or self.value.transposed
         return "stored" if wanted == "fast" and slow else wanted

@@ -75,7 +75,7 @@ class LastConversion(ConversionOps):
         asked: list[str] = []
         if self.reader is not None:
             asked, self.reader.asked = self.reader.asked, asked
-        # Of a tensor that is only renamed, the pattern is its name. Others may have been asked for
+        # The pattern of a tensor that is only renamed is its name. Others may have been asked for
         # that the loader takes itself.
         sources = [name for name in asked if name in source_patterns] or [
             name for name in asked if any(re.search(each, name) for each in source_patterns)

@@ -196,7 +196,7 @@ fn other_models_in_subfolders_stay() {
     let restored =
         decompress_all(&models, &fixture.path("back"), &DecompressOptions::default(), &()).unwrap();
     told(&restored[0].left_out);
-    // What is opened together with them would be mixed up.
+    // Containers that are opened together with them would be mixed up.
     for names in [&["a/model.df11"][..], &["model.df11", "a/more.df11"]] {
         let error = earlier(names).unwrap_err();
         assert!(error.to_string().contains("checkpoint/"), "{error}");

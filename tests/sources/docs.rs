@@ -25,7 +25,7 @@ fn programs_of_the_documentation_compile_in_an_empty_project() {
     };
     let place = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(checkout, place.path().join("df11")).unwrap();
-    // Beside this test, so that dependencies are compiled once.
+    // In the same target folder, so that dependencies are compiled once.
     let tests = std::env::current_exe().unwrap();
     let target = tests.parent().unwrap().with_file_name("docs");
     let commands = blocks("sh");

@@ -11,7 +11,7 @@ use clap::Args;
 use df11::{
     OpenOptions,
     hazmat::{
-        Leftover, SaveTarget,
+        Leftover, PENDING, SaveTarget,
         constants::{VERSION_MAJOR, VERSION_MINOR},
     },
     is_compressed,
@@ -169,7 +169,7 @@ fn leftovers(folder: &Path) -> Finding {
     let bytes = found.iter().map(|leftover| leftover.bytes).fold(0, u64::saturating_add);
     let text =
         format!("{} left in {place} by killed runs: {}", text::bytes(bytes), paths.join(", "));
-    let is_new = |leftover: &Leftover| leftover.path.ends_with(".df11-new");
+    let is_new = |leftover: &Leftover| leftover.path.ends_with(PENDING);
     let remedy = if found.iter().any(is_new) {
         "a save was interrupted: save there again, or finish it with df11 doctor --finish --folder \
         DIR; delete others, or let the next run that writes there do it"
