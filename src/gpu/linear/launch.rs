@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::ptr::{from_mut, from_ref};
+use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{
@@ -9,10 +10,12 @@ use cudarc::driver::sys::{
     CUtensorMapL2promotion, CUtensorMapSwizzle as Swizzle, cuTensorMapEncodeTiled,
 };
 
+use super::ahead::{Ahead, read_first};
+use super::kernels::{LinearKernels, OrderKernels};
 use super::many::{Many, WIDE_COLUMNS, WIDE_SPLITS};
 use super::split::{COUNTERS, Few, MATRIX_COUNTERS, SPLIT_COLUMNS, Split, has_columns};
 use super::task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS, XMap};
-use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix, multiply::Multiply};
+use super::{decoded::Rounds, matrix::Matrix};
 use crate::Result;
 use crate::gpu::{fault::OrFault, needs::Residence, status::Status};
 
@@ -93,6 +96,8 @@ pub(super) struct ProductLaunch {
     processors: u64,
     /// Whether there are kernels for it: [`LinearKernels::order`].
     keeps_order: bool,
+    /// Of few rows in the order of a plan of the sum.
+    ahead: Arc<Ahead>,
 }
 
 impl ProductLaunch {
@@ -152,6 +157,7 @@ impl ProductLaunch {
             rows,
             processors,
             keeps_order,
+            ahead: Arc::default(),
         }
     }
 
@@ -220,9 +226,8 @@ impl ProductLaunch {
         }
         let has_order = self.order.iter().any(|&at| outputs[at].splits > 0);
         if let Some(order) = kernels.order.as_ref().filter(|_| has_order && self.is_few(x.rows)) {
-            let kernel = order.of(x.rows);
             // SAFETY: the caller's promise.
-            return unsafe { self.run_few(kernel, kernels.early, x, outputs, arguments, stream) };
+            return unsafe { self.run_few(order, kernels.early, x, outputs, arguments, stream) };
         }
         if x.rows <= ROWS {
             arguments.counters = arguments.counters.wrapping_add(workspace);
@@ -294,13 +299,14 @@ impl ProductLaunch {
     /// As [`ProductLaunch::run`], which has filled in the arguments.
     unsafe fn run_few(
         &self,
-        (class, kernel): (u64, &Multiply),
+        order: &OrderKernels,
         early: bool,
         x: LinearInput,
         outputs: &[LinearOutput],
         mut arguments: LinearLaunch,
         stream: &CudaStream,
     ) -> Result<()> {
+        let (class, kernel) = order.of(x.rows);
         let few = Few::new(self.wishes(outputs), arguments.columns.into(), kernel.blocks);
         (arguments.few_units, arguments.few_splits) = (few.units as u32, few.pass_splits as u32);
         arguments.few_each = (few.strips / few.blocks) as u32;
@@ -315,6 +321,8 @@ impl ProductLaunch {
             (arguments.x_map, arguments.x_mapped) = (map, 1);
         }
         let blocks = few.blocks as u32;
+        let matrices = &arguments.matrices[..self.order.len()];
+        arguments.ahead = order.last.follow(&self.ahead, read_first(matrices, &few));
         // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
         // columns, and a block threads for as many units; the rest is the caller's promise.
         unsafe { kernel.run_with(few.threads(), early, stream, blocks, &arguments) }
