@@ -29,7 +29,7 @@
 //             lane's product with entries, and puts these in: a patch, which the lane loads over what
 //             it has decoded. Tables of patches are loaded before weights are asked for: after them
 //             a load waits 5 us and more
-//   ahead     when its weights are there, a block brings some of the next product's to L2
+//   prefetch  when its weights are there, a block brings some of the next product's to L2
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 80 registers with 16 rows, 20 warps. A stage
 // is about 190 instructions of a warp in one straight line: 120 decode, 8 or 16 multiply.
@@ -620,16 +620,16 @@ struct FewAsking {
         if constexpr (Work::BOXES) {
             // When this block's weights are there: those of other blocks come first.
             if (last_full) wait_for(last_full, last_phase);
-            ask_ahead(number, every);
+            prefetch_next(number, every);
         }
     }
     // Brings the block's share of what the next product reads first to L2.
-    __device__ void ask_ahead(u32 number, u32 turn) const {
+    __device__ void prefetch_next(u32 number, u32 turn) const {
 #pragma unroll 1
-        for (u32 i = 0; i < LINEAR_AHEAD; i++) {
-            const LinearAhead& ahead = work.launch.ahead[i];
-            for (u32 k = blockIdx.x + gridDim.x * number; k < ahead.pieces; k += gridDim.x * turn)
-                prefetch_bulk(ahead.data + k * ahead.pitch, ahead.bytes);
+        for (u32 i = 0; i < LINEAR_PREFETCHES; i++) {
+            const LinearPrefetch& next = work.launch.prefetches[i];
+            for (u32 k = blockIdx.x + gridDim.x * number; k < next.pieces; k += gridDim.x * turn)
+                prefetch_bulk(next.data + k * next.pitch, next.bytes);
         }
     }
     // The x of all stages.

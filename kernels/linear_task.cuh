@@ -99,8 +99,8 @@ struct alignas(64) XMap {
 };
 // Bytes to bring to L2: `pieces` of `bytes` each, a multiple of 16, `pitch` bytes apart. A hint:
 // it changes no output.
-constexpr u32 LINEAR_AHEAD = 4;
-struct LinearAhead {
+constexpr u32 LINEAR_PREFETCHES = 4;
+struct LinearPrefetch {
     const u8* data;  // aligned to 16
     u64 pitch;       // a multiple of 16
     u32 pieces, bytes;
@@ -138,7 +138,7 @@ struct alignas(64) LinearLaunch {
     // slowly.
     XMap x_map;
     // In the order of a plan of the sum: weights that the next product is expected to read first.
-    LinearAhead ahead[LINEAR_AHEAD];
+    LinearPrefetch prefetches[LINEAR_PREFETCHES];
 };
 static_assert(sizeof(LinearLaunch) == 1152, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use cudarc::driver::{CudaFunction, CudaStream, sys::CUfunction_attribute as Attribute};
 use zerocopy::FromBytes;
 
-use super::ahead::Last;
 use super::crossover::crossover;
 use super::decoded::{DECODED_CLASSES, DecodedDemand, DecodedKernels};
 use super::many::{LARGE_CLASSES, MANY_ROWS, MANY_SPLIT, WIDE_CLASSES};
 use super::multiply::{Multiply, run};
+use super::prefetch::LastLaunch;
 use super::split::{FEW_SPLIT, GROUP};
 use super::task::{
     FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, LinearMatrix, MATRICES,
@@ -282,7 +282,7 @@ impl LinearKernels {
 pub(super) struct OrderKernels {
     kernels: [Multiply; 3],
     /// Of all launches of these kernels.
-    pub(super) last: Last,
+    pub(super) last: LastLaunch,
 }
 
 impl OrderKernels {
@@ -298,7 +298,7 @@ impl OrderKernels {
         let [one, few, most] = ORDER_CLASSES.map(prepare);
         let kernels = [one?, few?, most?];
         let fit = kernels.iter().all(|kernel| kernel.blocks > 0);
-        Ok(fit.then(|| Self { kernels, last: Last::default() }))
+        Ok(fit.then(|| Self { kernels, last: LastLaunch::default() }))
     }
 
     /// That for this many rows of x, up to [`ROWS`], and up to how many it multiplies.

@@ -10,9 +10,9 @@ use cudarc::driver::sys::{
     CUtensorMapL2promotion, CUtensorMapSwizzle as Swizzle, cuTensorMapEncodeTiled,
 };
 
-use super::ahead::{Ahead, read_first};
 use super::kernels::{LinearKernels, OrderKernels};
 use super::many::{Many, WIDE_COLUMNS, WIDE_SPLITS};
+use super::prefetch::{NextReads, first_reads};
 use super::split::{COUNTERS, Few, MATRIX_COUNTERS, SPLIT_COLUMNS, Split, has_columns};
 use super::task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS, XMap};
 use super::{decoded::Rounds, matrix::Matrix};
@@ -96,8 +96,8 @@ pub(super) struct ProductLaunch {
     processors: u64,
     /// Whether there are kernels for it: [`LinearKernels::order`].
     keeps_order: bool,
-    /// Of few rows in the order of a plan of the sum.
-    ahead: Arc<Ahead>,
+    /// What the launch after it reads first, of few rows in the order of a plan of the sum.
+    next_reads: Arc<NextReads>,
 }
 
 impl ProductLaunch {
@@ -157,7 +157,7 @@ impl ProductLaunch {
             rows,
             processors,
             keeps_order,
-            ahead: Arc::default(),
+            next_reads: Arc::default(),
         }
     }
 
@@ -322,7 +322,7 @@ impl ProductLaunch {
         }
         let blocks = few.blocks as u32;
         let matrices = &arguments.matrices[..self.order.len()];
-        arguments.ahead = order.last.follow(&self.ahead, read_first(matrices, &few));
+        arguments.prefetches = order.last.follow(&self.next_reads, first_reads(matrices, &few));
         // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
         // columns, and a block threads for as many units; the rest is the caller's promise.
         unsafe { kernel.run_with(few.threads(), early, stream, blocks, &arguments) }

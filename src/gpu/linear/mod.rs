@@ -9,7 +9,6 @@
 //! (`spec/gpu.md`, part 6) has about 12.1 bits a weight and is no part of the file format:
 //! [`transcode`] makes it on the GPU from what is stored, or [`arrival`] while a model is loaded.
 
-mod ahead;
 pub(super) mod arrival;
 mod crossover;
 mod decode;
@@ -21,6 +20,7 @@ mod launch;
 mod many;
 mod matrix;
 mod multiply;
+mod prefetch;
 mod product;
 mod split;
 pub(super) mod task;

@@ -19,7 +19,7 @@ pub(in crate::gpu) const ENTRY_BYTES: u64 = 4;
 
 pub(super) const MATRICES: usize = 8;
 /// Matrices of the next product of which a launch brings some to L2.
-pub(super) const AHEAD: usize = 4;
+pub(super) const PREFETCHES: usize = 4;
 /// Rows of x of a launch, at most; in the fast layout more with compute capability 9.0.
 pub(super) const ROWS: u64 = 16;
 /// Rows of x that the smaller one of two kernels multiplies.
@@ -104,7 +104,7 @@ pub(super) struct XMap(pub(super) [u64; 16]);
 /// Bytes to bring to L2: pieces of so many bytes, `pitch` bytes apart; all multiples of 16. A hint.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct LinearAhead {
+pub(super) struct LinearPrefetch {
     pub(super) data: u64,
     pub(super) pitch: u64,
     pub(super) pieces: u32,
@@ -148,7 +148,7 @@ pub(super) struct LinearLaunch {
     pub(super) share_stages: u32,
     pub(super) x_map: XMap,
     /// In the order of a plan of the sum: weights that the next product is expected to read first.
-    pub(super) ahead: [LinearAhead; AHEAD],
+    pub(super) prefetches: [LinearPrefetch; PREFETCHES],
 }
 
 pub(super) const MOST_EXPERTS: usize = 1024;
