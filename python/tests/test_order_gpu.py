@@ -267,3 +267,15 @@ def test_memory_is_free_again() -> None:
     before = torch.cuda.memory_allocated()
     functional.linear(x, tensor)
     assert torch.cuda.memory_allocated() == before
+
+
+def test_weights_that_were_freed_are_not_missed() -> None:
+    """A product prefetches from the weights of the one that came after it, which may be gone."""
+    first, second = (compressed(*form) for form in [(inputs("normal", 4096, 4096, 1)[0], "fast")] * 2)
+    x = seeded()(1, 4096).bfloat16()
+    expected = [functional.linear(x, weight) for weight in (first, second, first)][0]
+    del second
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert same(functional.linear(x, first), expected)
+    torch.cuda.synchronize()

@@ -5,7 +5,7 @@
 //! earlier launches have shown: a model multiplies in the same order again and again.
 //!
 //! A prefetch is a hint: no output depends on it. A GPU ignores one of memory that has been freed
-//! since (`tests/gpu/linear.rs` tries it), so nothing is kept alive for it.
+//! since (`python/tests/test_order_gpu.py` tries it), so nothing is kept alive for it.
 
 use std::sync::{Arc, Mutex};
 
