@@ -77,6 +77,14 @@ class Siblings(NamedTuple):
     places: tuple[Place, ...]
 
 
+class Source(NamedTuple):
+    """A function as it is written."""
+
+    definition: ast.FunctionDef
+    #: Those of its file, by which calls of what they name are compiled in another way.
+    imports: list[ast.stmt]
+
+
 class _Call(NamedTuple):
     layer: str
     x: str
@@ -88,9 +96,10 @@ class _Call(NamedTuple):
 
 def siblings_of(module: nn.Module, layers: Collection[str]) -> tuple[Siblings, ...]:
     """Siblings among these linear layers of a module, in the order of their calls."""
-    definition = definition_of(type(module).forward)
-    if definition is None or len(layers) < 2:
+    source = source_of(type(module).forward) if len(layers) > 1 else None
+    if source is None:
         return ()
+    definition = source.definition
     reader = _Reader(module, type(module).forward, definition)
     if reader.is_stored(reader.this):
         return ()
@@ -243,11 +252,11 @@ class _Reader:
 
     def _reads(self, module: nn.Module, function: Any) -> bool:
         """Whether all that a function does is pure."""
-        definition = definition_of(function)
-        if definition is None or self.depth == _MOST_DEPTH:
+        source = source_of(function)
+        if source is None or self.depth == _MOST_DEPTH:
             return False
-        reader = _Reader(module, function, definition, self.depth + 1)
-        return all(map(reader._is_pure_statement, definition.body))
+        reader = _Reader(module, function, source.definition, self.depth + 1)
+        return all(map(reader._is_pure_statement, source.definition.body))
 
     def _resolved(self, node: ast.AST) -> Any:
         """What a dotted name is that begins with a global one."""
@@ -294,33 +303,57 @@ def place_of(node: Any) -> Place:
     return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
+class _File(NamedTuple):
+    """What a file of source has: functions by their lines, and imports outside of functions."""
+
+    functions: dict[int, ast.FunctionDef]
+    imports: list[ast.stmt]
+
+
+@lru_cache(maxsize=1 << 6)
+def _file_of(source: str) -> _File:
+    nodes = list(_outside(tree := ast.parse(source)))
+    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return _File(
+        {node.lineno: node for node in functions if not node.decorator_list},
+        [node for node in imports if getattr(node, "module", None) != "__future__"],
+    )
+
+
+def _outside(node: ast.AST) -> Iterator[ast.AST]:
+    """All that is in no function or class, where imports change how a call is compiled."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
+            yield from _outside(child)
+
+
 @lru_cache(maxsize=1 << 10)
-def definition_of(function: Any) -> ast.FunctionDef | None:
+def source_of(function: Any) -> Source | None:
     """The source of a function, if that compiles to its code."""
     if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
         return None
     try:
-        lines, first = inspect.getsourcelines(function)
-        is_inner = lines[0][:1].isspace()
-        tree = ast.parse("".join(["if True:\n", *lines] if is_inner else lines))
-    except (OSError, SyntaxError, TypeError):
+        file = _file_of("".join(inspect.findsource(function)[0]))
+    except (OSError, SyntaxError, TypeError, ValueError):
         return None
-    found = tree.body[0].body[0] if is_inner else tree.body[0]  # type: ignore[attr-defined]
-    if not isinstance(found, ast.FunctionDef) or found.decorator_list:
+    definition = file.functions.get(function.__code__.co_firstlineno)
+    if definition is None or definition.name != function.__code__.co_name:
         return None
-    ast.increment_lineno(found, first - 1 - is_inner)
+    found = Source(definition, file.imports)
     return found if _is_same(_code_of(found, function), function.__code__) else None
 
 
-def _code_of(definition: ast.FunctionDef, function: Any, *names: str) -> CodeType:
+def _code_of(source: Source, function: Any, *names: str) -> CodeType:
     """The code of a definition in the scope of a function, with names of an outer function."""
     (outer,) = ast.parse(f"def outer({', '.join((*function.__code__.co_freevars, *names))}): 0").body
-    outer.body = [definition]  # type: ignore[attr-defined]
+    outer.body = [source.definition]  # type: ignore[attr-defined]
     told: CodeType = function.__code__
     flags = told.co_flags & _FUTURE
-    tree = ast.fix_missing_locations(ast.Module([outer], []))
+    tree = ast.fix_missing_locations(ast.Module([*source.imports, outer], []))
     code = compile(tree, told.co_filename, "exec", flags=flags, dont_inherit=True)
-    return _inner(_inner(code, "outer"), definition.name)
+    return _inner(_inner(code, "outer"), source.definition.name)
 
 
 def _inner(code: CodeType, name: str) -> CodeType:
@@ -371,12 +404,13 @@ def rewritten(
     function: Any, all_siblings: tuple[Siblings, ...], multiply: Callable[..., Any]
 ) -> FunctionType:
     """A function whose source was read, with one call of `multiply` for all siblings."""
-    definition = deepcopy(definition_of(function))
-    assert definition is not None
+    source = source_of(function)
+    assert source is not None
+    definition = deepcopy(source.definition)
     definition = _Rewriter(definition.args.args[0].arg, all_siblings).visit(definition)
     given = {f"_df11_siblings_{at}": each for at, each in enumerate(all_siblings)}
     given["_df11_multiply"] = multiply
-    code = _code_of(definition, function, *given)
+    code = _code_of(source._replace(definition=definition), function, *given)
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cells |= {name: CellType(value) for name, value in given.items()}
     closure = tuple(cells[name] for name in code.co_freevars)
