@@ -22,6 +22,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from . import _ops
 from ._forwards import Callee, Siblings, rewritten, siblings_of
 from ._matrices import PART
+from ._modules import join
 from ._tensor import CompressedTensor, is_at_once
 
 #: Where kernels multiply by several matrices at once.
@@ -43,14 +44,14 @@ def separate_siblings(root: nn.Module) -> None:
             module.__class__ = type(module).__mro__[1]
 
 
-def joined_siblings(root: nn.Module) -> Iterator[Siblings]:
-    """Siblings by which one product multiplies as they are now, if x has few rows."""
-    for module in root.modules():
+def joined_siblings(root: nn.Module) -> Iterator[tuple[str, ...]]:
+    """Names of the layers of each product by several, as they are now, if x has few rows."""
+    for path, module in root.named_modules():
         for siblings in _known(module):
-            layers = _layers(module, siblings)
-            weights = [layer.weight for layer in layers]
-            if _is_plain(module, siblings) and _is_alike(weights) and _is_able(weights[0]):
-                yield siblings
+            if _is_plain(module, siblings):
+                weights = [layer.weight for layer in _layers(module, siblings)]
+                if _is_alike(weights) and weights[0]._place.type in DEVICES:
+                    yield tuple(join(path, layer.name) for layer in siblings.layers)
 
 
 def _known(module: nn.Module) -> tuple[Siblings, ...]:
@@ -166,10 +167,6 @@ def _is_alike(weights: Sequence[Any]) -> bool:
         and one._place == weights[0]._place
         for one in weights
     )
-
-
-def _is_able(weight: CompressedTensor) -> bool:
-    return weight._place.type in DEVICES
 
 
 def _told(weights: Sequence[Any], biases: Sequence[Tensor | None]) -> tuple[Any, ...]:
