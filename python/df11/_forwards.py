@@ -9,52 +9,64 @@ goes by itself.
 
 `rewritten` makes the same function with one call for all siblings: `self.a(x)` becomes
 `self.a(x) if (y := multiply(self, x, siblings)) is None else y[0]`, `self.b(x)` becomes
-`self.b(x) if y is None else y[1]`. Lines are those of the source, in tracebacks too. A source that
-does not compile to the code of its function, such as one that was edited since, is not read.
-"""
+`self.b(x) if y is None else y[1]`. Lines are those of the source, in tracebacks too."""
 
 from __future__ import annotations
 
-import __future__
-
 import ast
 import builtins
-import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from copy import deepcopy
-from functools import lru_cache, partial
-from types import CellType, CodeType, FunctionType, MethodType
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from ._code import function_of, source_of
+
 #: Methods of tensors, and functions, that write to none of their arguments.
-_PURE = frozenset(
-    "abs add chunk clamp contiguous cos div exp expand flatten float gelu log mean mul movedim neg "
-    "numel permute pow relu repeat reshape rsqrt sigmoid silu sin size softmax softplus split sqrt "
-    "square squeeze sub sum tanh to transpose type_as unbind unflatten unsqueeze view".split()
-)
-_FUNCTIONS = [getattr(home, name) for home in (torch, functional) for name in _PURE - {"to"}
-              if hasattr(home, name)] + [*vars(math).values(), len, int, float, tuple]
+_NAMES = """
+    abs add chunk clamp contiguous cos div exp expand flatten float gelu log mean movedim mul neg
+    numel permute pow relu repeat reshape rsqrt sigmoid silu sin size softmax softplus split sqrt
+    square squeeze sub sum tanh to transpose type_as unbind unflatten unsqueeze view
+"""
+_PURE = frozenset(_NAMES.split())
+_FUNCTIONS = [
+    *(getattr(torch, name) for name in _PURE if hasattr(torch, name)),
+    *(getattr(functional, name) for name in _PURE if hasattr(functional, name)),
+    *(vars(math).values()),
+    *(len, int, float, tuple),
+]
 #: PyTorch's own layers that write nowhere, by the file that they are from.
 _LAYERS = tuple(f"torch.nn.modules.{name}" for name in ("activation", "linear", "normalization"))
 #: Parameters by which functions write to their arguments.
 _WRITING = {None, "out", "inplace"}
 #: Nodes that evaluate their children, always, from left to right, and write nowhere.
 _STRAIGHT = (ast.Attribute, ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Tuple, ast.List, ast.Starred)
-_PLAIN = (*_STRAIGHT, ast.keyword, ast.Constant, ast.Name, ast.Slice, ast.Compare, ast.BoolOp, ast.IfExp,
-          ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+_PLAIN = (
+    *_STRAIGHT,
+    ast.keyword,
+    ast.Constant,
+    ast.Name,
+    ast.Slice,
+    ast.Compare,
+    ast.BoolOp,
+    ast.IfExp,
+    ast.expr_context,
+    ast.operator,
+    ast.unaryop,
+    ast.cmpop,
+    ast.boolop,
+)
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
 #: The most layers of one call: what a launch takes.
 _MOST = 8
 #: How deep forwards of layers and methods are read.
 _MOST_DEPTH = 4
-_FUTURE = 0
-for _name in __future__.all_feature_names:
-    _FUTURE |= getattr(__future__, _name).compiler_flag
 
 Place = tuple[int, int, int, int]
 
@@ -75,14 +87,6 @@ class Siblings(NamedTuple):
     between: tuple[Callee, ...]
     #: Where the source calls the layers.
     places: tuple[Place, ...]
-
-
-class Source(NamedTuple):
-    """A function as it is written."""
-
-    definition: ast.FunctionDef
-    #: Those of its file, by which calls of what they name are compiled in another way.
-    imports: list[ast.stmt]
 
 
 class _Call(NamedTuple):
@@ -150,8 +154,8 @@ class _Reader:
                 yield Siblings(self._callees(names), self._callees(between), places)
 
     def _callees(self, names: Iterable[str]) -> tuple[Callee, ...]:
-        kinds = [(name, type(self.module._modules[name])) for name in names]
-        return tuple(Callee(name, kind, kind.forward) for name, kind in kinds)
+        found: list[tuple[str, Any]] = [(name, self.module._modules[name]) for name in names]
+        return tuple(Callee(name, type(one), type(one).forward) for name, one in found)
 
     def _calls(self, block: list[ast.stmt], layers: Collection[str]) -> Iterator[_Call]:
         """Calls of the layers with a local variable alone, that always happen, in their order."""
@@ -160,7 +164,8 @@ class _Reader:
             if isinstance(statement, _SIMPLE) and value is not None:
                 for path in _straight(value, ()):
                     call: Any = path[-1]
-                    if (layer := self._child(call.func)) in layers and (x := self._x(call)):
+                    layer, x = self._child(call.func), self._x(call)
+                    if layer is not None and layer in layers and x is not None:
                         yield _Call(layer, x, at, path, call)
 
     def _child(self, node: ast.expr) -> str | None:
@@ -303,76 +308,6 @@ def place_of(node: Any) -> Place:
     return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
-class _File(NamedTuple):
-    """What a file of source has: functions by their lines, and imports outside of functions."""
-
-    functions: dict[int, ast.FunctionDef]
-    imports: list[ast.stmt]
-
-
-@lru_cache(maxsize=1 << 6)
-def _file_of(source: str) -> _File:
-    nodes = list(_outside(tree := ast.parse(source)))
-    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    return _File(
-        {node.lineno: node for node in functions if not node.decorator_list},
-        [node for node in imports if getattr(node, "module", None) != "__future__"],
-    )
-
-
-def _outside(node: ast.AST) -> Iterator[ast.AST]:
-    """All that is in no function or class, where imports change how a call is compiled."""
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
-            yield from _outside(child)
-
-
-@lru_cache(maxsize=1 << 10)
-def source_of(function: Any) -> Source | None:
-    """The source of a function, if that compiles to its code."""
-    if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
-        return None
-    try:
-        file = _file_of("".join(inspect.findsource(function)[0]))
-    except (OSError, SyntaxError, TypeError, ValueError):
-        return None
-    definition = file.functions.get(function.__code__.co_firstlineno)
-    if definition is None or definition.name != function.__code__.co_name:
-        return None
-    found = Source(definition, file.imports)
-    return found if _is_same(_code_of(found, function), function.__code__) else None
-
-
-def _code_of(source: Source, function: Any, *names: str) -> CodeType:
-    """The code of a definition in the scope of a function, with names of an outer function."""
-    (outer,) = ast.parse(f"def outer({', '.join((*function.__code__.co_freevars, *names))}): 0").body
-    outer.body = [source.definition]  # type: ignore[attr-defined]
-    told: CodeType = function.__code__
-    flags = told.co_flags & _FUTURE
-    tree = ast.fix_missing_locations(ast.Module([*source.imports, outer], []))
-    code = compile(tree, told.co_filename, "exec", flags=flags, dont_inherit=True)
-    return _inner(_inner(code, "outer"), source.definition.name)
-
-
-def _inner(code: CodeType, name: str) -> CodeType:
-    inner = (one for one in code.co_consts if isinstance(one, CodeType) and one.co_name == name)
-    return next(inner)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if not isinstance(one, CodeType) or not isinstance(other, CodeType):
-        return type(one) is type(other) and repr(one) == repr(other)
-    told = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
-    return (
-        all(getattr(one, name) == getattr(other, name) for name in told)
-        and (one.co_flags ^ other.co_flags) & ~inspect.CO_NESTED == 0
-        and len(one.co_consts) == len(other.co_consts)
-        and all(map(_is_same, one.co_consts, other.co_consts))
-    )
-
-
 class _Rewriter(ast.NodeTransformer):
     def __init__(self, this: str, all_siblings: Iterable[Siblings]) -> None:
         self.this = this
@@ -408,13 +343,6 @@ def rewritten(
     assert source is not None
     definition = deepcopy(source.definition)
     definition = _Rewriter(definition.args.args[0].arg, all_siblings).visit(definition)
-    given = {f"_df11_siblings_{at}": each for at, each in enumerate(all_siblings)}
+    given: dict[str, Any] = {f"_df11_siblings_{at}": each for at, each in enumerate(all_siblings)}
     given["_df11_multiply"] = multiply
-    code = _code_of(source._replace(definition=definition), function, *given)
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    cells |= {name: CellType(value) for name, value in given.items()}
-    closure = tuple(cells[name] for name in code.co_freevars)
-    name, defaults = function.__name__, function.__defaults__
-    made = FunctionType(code, function.__globals__, name, defaults, closure)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    return function_of(source._replace(definition=definition), function, given)

@@ -60,7 +60,7 @@ def _known(module: nn.Module) -> tuple[Siblings, ...]:
 
 
 def _join(module: nn.Module) -> None:
-    kind = type(module)
+    kind: Any = type(module)
     layers = [name for name, layer in module._modules.items() if _is_compressed(layer)]
     if "forward" in vars(module) or _known(module) or not _is_simple(kind):
         return
@@ -80,7 +80,7 @@ def _is_simple(kind: type[nn.Module]) -> bool:
 
 
 @lru_cache(maxsize=1 << 10)
-def _joined(kind: type[nn.Module], forward: Any, found: tuple[Siblings, ...]) -> type[nn.Module]:
+def _joined(kind: Any, forward: Any, found: tuple[Siblings, ...]) -> type[nn.Module]:
     """A class whose modules multiply by siblings at once, unless somebody changes its forward."""
     together = rewritten(forward, found, multiply)
 
@@ -89,7 +89,7 @@ def _joined(kind: type[nn.Module], forward: Any, found: tuple[Siblings, ...]) ->
         return (together if kind.forward is forward else kind.forward)(self, *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
-        _, _, *state = object.__reduce_ex__(self, max(protocol, 2))
+        state: tuple[Any, ...] = object.__reduce_ex__(self, max(protocol, 2))[2:]  # type: ignore[assignment]
         return _revive, (kind,), *state
 
     told = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -97,17 +97,17 @@ def _joined(kind: type[nn.Module], forward: Any, found: tuple[Siblings, ...]) ->
     return type(kind.__name__, (kind,), told | added)
 
 
-def _revive(kind: type[nn.Module]) -> nn.Module:
+def _revive(kind: Any) -> nn.Module:
     """An object without state, which is read again when it has its layers."""
     made = _reviving(kind)
     return made.__new__(made)
 
 
 @lru_cache(maxsize=1 << 10)
-def _reviving(kind: type[nn.Module]) -> type[nn.Module]:
+def _reviving(kind: Any) -> type[nn.Module]:
     def set_state(self: nn.Module, state: dict[str, Any]) -> None:
         self.__class__ = kind
-        self.__setstate__(state)
+        self.__setstate__(state)  # type: ignore[no-untyped-call]
         _join(self)
 
     return type(kind.__name__, (kind,), {"__setstate__": set_state})
@@ -119,7 +119,7 @@ def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tenso
         return None
     layers = _layers(module, siblings)
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    if torch.is_grad_enabled() and any([one is not None and one.requires_grad for one in (x, *biases)]):
+    if torch.is_grad_enabled() and (x.requires_grad or _ask(biases)):
         return None
     if torch.compiler.is_compiling():
         if torch.is_autocast_enabled(x.device.type):
@@ -133,12 +133,16 @@ def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tenso
     return _ops.linears(x, *_told(weights, biases))
 
 
+def _ask(biases: Sequence[Tensor | None]) -> bool:
+    return any(bias is not None and bias.requires_grad for bias in biases)
+
+
 def _layers(module: nn.Module, siblings: Siblings) -> list[Any]:
     return [module._modules[layer.name] for layer in siblings.layers]
 
 
 def _is_plain(module: nn.Module, siblings: Siblings) -> bool:
-    if _has_any_global_hook():
+    if _has_any_global_hook():  # type: ignore[no-untyped-call]
         return False
     several = (*siblings.layers, *siblings.between)
     return all(_is_as_read(module._modules.get(layer.name), layer) for layer in several)
@@ -175,7 +179,9 @@ def _told(weights: Sequence[Any], biases: Sequence[Tensor | None]) -> tuple[Any,
     parts = [number for one in weights for number in one.flat_parts]
     counts = [len(one.flat_parts) // PART for one in weights]
     some = next((bias for bias in biases if bias is not None), None)
-    added = [some.new_empty(0) if one is None else one for one in biases] if some is not None else []
+    added = (
+        [some.new_empty(0) if one is None else one for one in biases] if some is not None else []
+    )
     return arrays, parts, counts, added, weights[0].exact
 
 

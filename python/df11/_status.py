@@ -117,8 +117,8 @@ class ModelReport:
             yield from self._of_orders()
         if self.siblings:
             layers = sum(map(len, self.siblings))
-            told = f"{len(self.siblings)} products by {layers} matrices, those that share x"
-            yield "at once", f"{told}; for more than {MOST_ROWS} rows of it each by itself"
+            products = f"{len(self.siblings)} products by {layers} matrices, those that share x"
+            yield "at once", f"{products}; for more than {MOST_ROWS} rows of it each by itself"
         if why := sorted(self.ordinary.items()):
             told = (f"{reason}: {count} ({show(size)})" for reason, (count, size) in why)
             yield "ordinary", "; ".join(told)
