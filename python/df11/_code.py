@@ -24,7 +24,7 @@ class Source(NamedTuple):
 
 
 class _File(NamedTuple):
-    """What a file of source has: functions by their lines, and imports outside of functions."""
+    """What a file of source has: functions by their first lines, and imports outside of them."""
 
     functions: dict[int, ast.FunctionDef]
     imports: list[ast.stmt]
@@ -36,7 +36,7 @@ def _file_of(source: str) -> _File:
     imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
     return _File(
-        {node.lineno: node for node in functions if not node.decorator_list},
+        {min(one.lineno for one in (node, *node.decorator_list)): node for node in functions},
         [node for node in imports if getattr(node, "module", None) != "__future__"],
     )
 
@@ -105,3 +105,37 @@ def function_of(source: Source, function: Any, given: Mapping[str, Any]) -> Func
     made = FunctionType(code, function.__globals__, name, defaults, closure)
     made.__kwdefaults__ = function.__kwdefaults__
     return made
+
+
+def unwrapped(function: Any) -> Any:
+    """The function that decorators were given."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def rewrapped(function: Any, made: FunctionType) -> FunctionType | None:
+    """As a function with decorators, with another one than they were given. None if one of them is
+    no function that has the next one in its scope.
+    """
+    if not hasattr(function, "__wrapped__"):
+        return made
+    inner = rewrapped(function.__wrapped__, made)
+    if inner is None or type(function) is not FunctionType:
+        return None
+    old = function.__closure__ or ()
+    is_it = [_content(cell) is function.__wrapped__ for cell in old]
+    if not any(is_it):
+        return None
+    cells = (CellType(inner) if is_new else cell for cell, is_new in zip(old, is_it, strict=True))
+    given = function.__globals__, function.__name__, function.__defaults__
+    copied = FunctionType(function.__code__, *given, tuple(cells))
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None

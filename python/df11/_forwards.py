@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ._code import function_of, source_of
+from ._code import function_of, rewrapped, source_of, unwrapped
 
 #: Methods of tensors, and functions, that write to none of their arguments.
 _NAMES = """
@@ -100,11 +100,12 @@ class _Call(NamedTuple):
 
 def siblings_of(module: nn.Module, layers: Collection[str]) -> tuple[Siblings, ...]:
     """Siblings among these linear layers of a module, in the order of their calls."""
-    source = source_of(type(module).forward) if len(layers) > 1 else None
+    function = unwrapped(type(module).forward)
+    source = source_of(function) if len(layers) > 1 else None
     if source is None:
         return ()
     definition = source.definition
-    reader = _Reader(module, type(module).forward, definition)
+    reader = _Reader(module, function, definition)
     if reader.is_stored(reader.this):
         return ()
     return tuple(found for block in _blocks(definition) for found in reader.siblings(block, layers))
@@ -337,12 +338,15 @@ class _Rewriter(ast.NodeTransformer):
 
 def rewritten(
     function: Any, all_siblings: tuple[Siblings, ...], multiply: Callable[..., Any]
-) -> FunctionType:
-    """A function whose source was read, with one call of `multiply` for all siblings."""
-    source = source_of(function)
+) -> FunctionType | None:
+    """A function whose source was read, with one call of `multiply` for all siblings; None if it
+    has decorators which cannot be copied.
+    """
+    inner = unwrapped(function)
+    source = source_of(inner)
     assert source is not None
     definition = deepcopy(source.definition)
     definition = _Rewriter(definition.args.args[0].arg, all_siblings).visit(definition)
     given: dict[str, Any] = {f"_df11_siblings_{at}": each for at, each in enumerate(all_siblings)}
     given["_df11_multiply"] = multiply
-    return function_of(source._replace(definition=definition), function, given)
+    return rewrapped(function, function_of(source._replace(definition=definition), inner, given))

@@ -82,7 +82,8 @@ def _is_simple(kind: type[nn.Module]) -> bool:
 @lru_cache(maxsize=1 << 10)
 def _joined(kind: Any, forward: Any, found: tuple[Siblings, ...]) -> type[nn.Module]:
     """A class whose modules multiply by siblings at once, unless somebody changes its forward."""
-    together = rewritten(forward, found, multiply)
+    if (together := rewritten(forward, found, multiply)) is None:
+        return kind
 
     @wraps(forward)
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +125,7 @@ def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tenso
     if torch.compiler.is_compiling():
         if torch.is_autocast_enabled(x.device.type):
             return None
-        made: Sequence[Tensor] = torch.ops.df11.each_linear(x, weights, biases)
+        made: Sequence[Tensor] = torch.ops.df11._each_linear(x, weights, biases)
         return made
     if x.dtype is not torch.bfloat16 or x.shape.numel() > MOST_ROWS * x.shape[-1]:
         return None
@@ -186,7 +187,7 @@ def _told(weights: Sequence[Any], biases: Sequence[Tensor | None]) -> tuple[Any,
 
 
 _ops.library.define(  # type: ignore[no-untyped-call]
-    "each_linear(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]",
+    "_each_linear(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -202,5 +203,5 @@ def _each_linear(
 
 
 _ops.library.impl(  # type: ignore[no-untyped-call]
-    "each_linear", _each_linear, "CompositeImplicitAutograd"
+    "_each_linear", _each_linear, "CompositeImplicitAutograd"
 )
