@@ -36,7 +36,10 @@ def _file_of(source: str) -> _File:
     imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
     return _File(
-        {min(one.lineno for one in (node, *node.decorator_list)): node for node in functions},
+        {
+            min([node.lineno, *(one.lineno for one in node.decorator_list)]): node
+            for node in functions
+        },
         [node for node in imports if getattr(node, "module", None) != "__future__"],
     )
 
@@ -118,13 +121,13 @@ def rewrapped(function: Any, made: FunctionType) -> FunctionType | None:
     """As a function with decorators, with another one than they were given. None if one of them is
     no function that has the next one in its scope.
     """
-    if not hasattr(function, "__wrapped__"):
+    if (wrapped := getattr(function, "__wrapped__", None)) is None:
         return made
-    inner = rewrapped(function.__wrapped__, made)
+    inner = rewrapped(wrapped, made)
     if inner is None or type(function) is not FunctionType:
         return None
     old = function.__closure__ or ()
-    is_it = [_content(cell) is function.__wrapped__ for cell in old]
+    is_it = [_content(cell) is wrapped for cell in old]
     if not any(is_it):
         return None
     cells = (CellType(inner) if is_new else cell for cell, is_new in zip(old, is_it, strict=True))

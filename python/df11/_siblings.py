@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, wraps
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ def _is_simple(kind: type[nn.Module]) -> bool:
 def _joined(kind: Any, forward: Any, found: tuple[Siblings, ...]) -> type[nn.Module]:
     """A class whose modules multiply by siblings at once, unless somebody changes its forward."""
     if (together := rewritten(forward, found, multiply)) is None:
-        return kind
+        return cast(type[nn.Module], kind)
 
     @wraps(forward)
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +95,8 @@ def _joined(kind: Any, forward: Any, found: tuple[Siblings, ...]) -> type[nn.Mod
 
     told = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     added = {"forward": run, "__reduce_ex__": reduce, "_df11_siblings": found}
-    return type(kind.__name__, (kind,), told | added)
+    made: type[nn.Module] = type(kind.__name__, (kind,), told | added)
+    return made
 
 
 def _revive(kind: Any) -> nn.Module:
