@@ -354,14 +354,6 @@ __device__ __noinline__ void copy_row_slowly(const u16* from, u32 count, u32 cop
     fence_shared();
 }
 
-__device__ inline void prefetch_bulk(const void* from, u32 bytes) {
-    asm volatile(
-        "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
-        "cp.async.bulk.prefetch.L2.global [%0], %1; }" ::"l"(from),
-        "r"(bytes)
-        : "memory");
-}
-
 // Nearly no bytes, which all products read: they had better stay in L2.
 __device__ inline u64 keep_policy() {
     u64 policy;
@@ -620,16 +612,7 @@ struct FewAsking {
         if constexpr (Work::BOXES) {
             // When this block's weights are there: those of other blocks come first.
             if (last_full) wait_for(last_full, last_phase);
-            prefetch_next(number, every);
-        }
-    }
-    // Brings the block's share of what the next product reads first to L2.
-    __device__ void prefetch_next(u32 number, u32 turn) const {
-#pragma unroll 1
-        for (u32 i = 0; i < LINEAR_PREFETCHES; i++) {
-            const LinearPrefetch& next = work.launch.prefetches[i];
-            for (u32 k = blockIdx.x + gridDim.x * number; k < next.pieces; k += gridDim.x * turn)
-                prefetch_bulk(next.data + k * next.pitch, next.bytes);
+            prefetch_next(work.launch, number, every);
         }
     }
     // The x of all stages.

@@ -137,7 +137,8 @@ struct alignas(64) LinearLaunch {
     // that do not exist. Without it, as if x or pitch is not a multiple of 16 bytes, x is read
     // slowly.
     XMap x_map;
-    // In the order of a plan of the sum: weights that the next product is expected to read first.
+    // In the order of a plan of the sum, and for 17 to 128 rows of x: weights that the next product
+    // is expected to read first.
     LinearPrefetch prefetches[LINEAR_PREFETCHES];
 };
 static_assert(sizeof(LinearLaunch) == 1152, "as Rust has it");

@@ -14,7 +14,9 @@ use super::kernels::{LinearKernels, OrderKernels};
 use super::many::{Many, WIDE_COLUMNS, WIDE_SPLITS};
 use super::prefetch::{NextReads, first_reads};
 use super::split::{COUNTERS, Few, MATRIX_COUNTERS, SPLIT_COLUMNS, Split, has_columns};
-use super::task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS, XMap};
+use super::task::{
+    LinearLaunch, LinearMatrix, LinearPrefetch, MATRICES, PARTIAL_BYTES, PREFETCHES, ROWS, XMap,
+};
 use super::{decoded::Rounds, matrix::Matrix};
 use crate::Result;
 use crate::gpu::{fault::OrFault, needs::Residence, status::Status};
@@ -264,6 +266,17 @@ impl ProductLaunch {
         self.rows.iter().copied().zip(self.order.iter().map(|&at| outputs[at].splits))
     }
 
+    /// What a launch that runs now with these splits prefetches.
+    fn prefetches(
+        &self,
+        order: &OrderKernels,
+        arguments: &LinearLaunch,
+        splits: impl Iterator<Item = u64> + Clone,
+    ) -> [LinearPrefetch; PREFETCHES] {
+        let matrices = &arguments.matrices[..self.order.len()];
+        order.last.follow(&self.next_reads, first_reads(matrices, splits))
+    }
+
     /// Puts it on the stream, for more than [`ROWS`] rows of x by the fast layout.
     ///
     /// # Safety
@@ -283,6 +296,10 @@ impl ProductLaunch {
         arguments.share_stages = many.share_stages as u32;
         if let Some(map) = map_of(x, columns, many.band_rows as u32)? {
             (arguments.x_map, arguments.x_mapped) = (map, 1);
+        }
+        if let Some(order) = &kernels.order {
+            let splits = many.splits.into_iter().map(u64::from);
+            arguments.prefetches = self.prefetches(order, &arguments, splits);
         }
         let (kernel, cluster) = (kernels.fast(many.class), many.cluster as u32);
         // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
@@ -321,8 +338,8 @@ impl ProductLaunch {
             (arguments.x_map, arguments.x_mapped) = (map, 1);
         }
         let blocks = few.blocks as u32;
-        let matrices = &arguments.matrices[..self.order.len()];
-        arguments.prefetches = order.last.follow(&self.next_reads, first_reads(matrices, &few));
+        arguments.prefetches =
+            self.prefetches(order, &arguments, few.matrices.iter().map(|few| few.splits));
         // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
         // columns, and a block threads for as many units; the rest is the caller's promise.
         unsafe { kernel.run_with(few.threads(), early, stream, blocks, &arguments) }

@@ -9,7 +9,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::split::Few;
 use super::task::{LinearMatrix, LinearPrefetch, PREFETCHES, STRIP_ROWS, strip_bytes};
 use crate::parallel::lock;
 
@@ -40,12 +39,15 @@ impl LastLaunch {
 }
 
 /// What a launch reads first: the beginnings of all splits of all strips of its first matrices.
-pub(super) fn first_reads(matrices: &[LinearMatrix], few: &Few) -> Prefetches {
+pub(super) fn first_reads(
+    matrices: &[LinearMatrix],
+    splits: impl Iterator<Item = u64> + Clone,
+) -> Prefetches {
     let mut reads = Prefetches::default();
-    let splits = few.matrices.iter().map(|few| few.splits);
     let pieces = |(matrix, splits): (&LinearMatrix, u64)| {
         u64::from(matrix.rows).div_ceil(STRIP_ROWS) * splits
     };
+    let splits = splits.map(|splits| splits.max(1));
     let all = || matrices.iter().zip(splits.clone()).take(PREFETCHES);
     let each = BYTES / all().map(pieces).sum::<u64>().max(1);
     for (read, (matrix, splits)) in reads.iter_mut().zip(all()) {
@@ -66,7 +68,6 @@ mod tests {
     use std::sync::Arc;
 
     use super::{BYTES, LastLaunch, NextReads, Prefetches, first_reads};
-    use crate::gpu::linear::split::Few;
     use crate::gpu::linear::task::{LinearMatrix, LinearPrefetch, strip_bytes};
 
     fn reads(data: u64) -> Prefetches {
@@ -92,13 +93,13 @@ mod tests {
         let shapes =
             [(6144, 4096, 1), (4096, 4096, 2), (33, 25_600, 10), (1, 8, 1), (1000, 4104, 3)];
         for (rows, columns, splits) in shapes {
-            let few = Few::new([(rows, splits)].into_iter(), columns, 132);
             let matrix = LinearMatrix {
                 rows: rows as u32,
                 whole_columns: columns as u32,
                 ..LinearMatrix::default()
             };
-            let LinearPrefetch { pitch, pieces, bytes, .. } = first_reads(&[matrix], &few)[0];
+            let LinearPrefetch { pitch, pieces, bytes, .. } =
+                first_reads(&[matrix], [splits].into_iter())[0];
             let (pieces, bytes) = (u64::from(pieces), u64::from(bytes));
             assert_eq!([pitch % 16, bytes % 16], [0, 0]);
             assert!(pieces * bytes <= BYTES && pieces > 0, "{rows} x {columns}");

@@ -147,7 +147,8 @@ pub(super) struct LinearLaunch {
     /// For more rows by the fast layout: stages of a share.
     pub(super) share_stages: u32,
     pub(super) x_map: XMap,
-    /// In the order of a plan of the sum: weights that the next product is expected to read first.
+    /// In the order of a plan of the sum, and for 17 to 128 rows: weights that the next product is
+    /// expected to read first.
     pub(super) prefetches: [LinearPrefetch; PREFETCHES],
 }
 
