@@ -23,7 +23,7 @@ from . import _ops
 from ._forwards import Callee, Siblings, rewritten, siblings_of
 from ._matrices import PART
 from ._modules import join
-from ._tensor import CompressedTensor, is_at_once
+from ._tensor import PLAIN, CompressedTensor, is_at_once
 
 #: Where kernels multiply by several matrices at once.
 DEVICES = ("cuda",)
@@ -49,8 +49,8 @@ def joined_siblings(root: nn.Module) -> Iterator[tuple[str, ...]]:
     for path, module in root.named_modules():
         for siblings in _known(module):
             if _is_plain(module, siblings):
-                weights = [layer.weight for layer in _layers(module, siblings)]
-                if _is_alike(weights) and weights[0]._place.type in DEVICES:
+                weights, _ = _parameters(module, siblings)
+                if weights and _is_alike(weights) and weights[0]._place.type in DEVICES:
                     yield tuple(join(path, layer.name) for layer in siblings.layers)
 
 
@@ -119,9 +119,8 @@ def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tenso
     """The products of x with all siblings; None if each shall be multiplied by itself."""
     if x.device.type not in DEVICES or not _is_plain(module, siblings):
         return None
-    layers = _layers(module, siblings)
-    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    if torch.is_grad_enabled() and (x.requires_grad or _ask(biases)):
+    weights, biases = _parameters(module, siblings)
+    if not weights or (torch.is_grad_enabled() and (x.requires_grad or _ask(biases))):
         return None
     if torch.compiler.is_compiling():
         if torch.is_autocast_enabled(x.device.type):
@@ -130,7 +129,8 @@ def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tenso
         return made
     if x.dtype is not torch.bfloat16 or x.shape.numel() > MOST_ROWS * x.shape[-1]:
         return None
-    if not (_is_alike(weights) and all(map(is_at_once, [x] * len(weights), weights, biases))):
+    is_plain = all(bias is None or type(bias) in PLAIN for bias in biases)
+    if not (is_plain and _is_alike(weights) and is_at_once(x, weights[0], biases[0])):
         return None
     return _ops.linears(x, *_told(weights, biases))
 
@@ -139,8 +139,14 @@ def _ask(biases: Sequence[Tensor | None]) -> bool:
     return any(bias is not None and bias.requires_grad for bias in biases)
 
 
-def _layers(module: nn.Module, siblings: Siblings) -> list[Any]:
-    return [module._modules[layer.name] for layer in siblings.layers]
+def _parameters(module: Any, siblings: Siblings) -> tuple[list[Any], list[Any]]:
+    """Weights and biases, with less work than layers have to tell of them; none of them if they are
+    no parameters any longer.
+    """
+    told = [module._modules[layer.name]._parameters for layer in siblings.layers]
+    if not all("weight" in one and "bias" in one for one in told):
+        return [], []
+    return [one["weight"] for one in told], [one["bias"] for one in told]
 
 
 def _is_plain(module: nn.Module, siblings: Siblings) -> bool:

@@ -36,7 +36,8 @@ from ._matrices import (
     shape_of,
 )
 
-_PLAIN = (Tensor, nn.Parameter)
+#: Tensors of PyTorch itself.
+PLAIN = (Tensor, nn.Parameter)
 #: No processor has memory at addresses from here on.
 _NO_MEMORY = 1 << 62
 #: Libraries that take an address for the name of a weight, to find tied ones, and read nothing
@@ -314,9 +315,9 @@ def is_at_once(x: Any, weight: Any, bias: Any) -> bool:
     """Whether nothing watches or changes operators, so that a product may be called as a function.
     Saves about 25 us of dispatch a call, of some hundred calls in a step of a model.
     """
-    if type(weight) is not CompressedTensor or type(x) not in _PLAIN or not weight.is_matrix:
+    if type(weight) is not CompressedTensor or type(x) not in PLAIN or not weight.is_matrix:
         return False
-    if bias is not None and type(bias) not in _PLAIN:
+    if bias is not None and type(bias) not in PLAIN:
         return False
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         return False

@@ -400,24 +400,22 @@ def removed(module: Any) -> None:
     module.k = lambda x: x * 2
 
 
+def bias_of_no_parameter(module: Any) -> None:
+    del module.q.bias
+    module.q.bias = torch.ones(128).bfloat16()
+
+
 def between(module: Any) -> None:
     module.norm.register_forward_hook(add_one)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lora,
-        ordinary,
-        another,
-        hooked,
-        hooked_before,
-        another_forward,
-        mixed_modes,
-        removed,
-        between,
-    ],
-)
+CHANGES = [
+    lora, ordinary, another, hooked, hooked_before, another_forward, mixed_modes, removed, between,
+    bias_of_no_parameter,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_was_changed_goes_by_itself(change: Any, joint: list[int]) -> None:
     plain, module = Kept(), joined(Kept)
     for one in (plain, module):
