@@ -1,0 +1,244 @@
+"""Runs small seeded models in a real ComfyUI with and without df11, and compares their latents.
+
+    python comfyui/tests/try_comfyui.py PATH_OF_COMFYUI [--record] [--commit HASH] [--only Flux]
+
+On the CPU, in ComfyUI's environment with `df11` installed. Prints a table; `--record` writes it to
+benches/record. The exit code is 1 if a latent differs or memory grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+NODE = Path(__file__).resolve().parents[1]
+ROOT = NODE.parent
+RELOADS = 20
+#: Resident memory that twenty reloads may take for allocators, whatever the model.
+SLACK_BYTES = 32 << 20
+COLUMNS = ("model", "compute", "graph", "equal", "weights, MB", "of BF16", "seconds")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("comfyui", type=Path)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--commit", help="of ComfyUI, if its folder is no git checkout")
+    parser.add_argument("--only", help="one model")
+    return parser.parse_args()
+
+
+def start(comfyui: Path) -> None:
+    """Imports ComfyUI, on the CPU, and the node as ComfyUI would."""
+    sys.path.insert(0, str(comfyui))
+    sys.argv = ["main.py", "--cpu"]
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    import comfy.sd  # noqa: F401  (sets up the device)
+
+    logging.getLogger().setLevel(logging.ERROR)
+    file = NODE / "__init__.py"
+    spec = importlib.util.spec_from_file_location(
+        "df11_node", file, submodule_search_locations=[str(NODE)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["df11_node"] = module
+    spec.loader.exec_module(module)
+
+
+@contextmanager
+def computing_in(kind: str) -> Iterator[None]:
+    """What ComfyUI computes in: F32, its choice for the CPU, or BF16, that for GPUs."""
+    from comfy.cli_args import args
+
+    args.bf16_unet = kind == "BF16"
+    yield
+    args.bf16_unet = False
+
+
+def unload() -> None:
+    import comfy.model_management
+
+    comfy.model_management.unload_all_models()
+    comfy.model_management.cleanup_models()
+    gc.collect()
+
+
+def resident() -> int:
+    """Bytes of memory of this process that no file backs."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError("this system does not tell RssAnon; run on Linux")
+
+
+class Trial:
+    """One model in one dtype: graphs with the file and with its container."""
+
+    def __init__(self, name: str, kind: str, folder: Path) -> None:
+        import tiny
+
+        self.name, self.kind, self.tiny = name, kind, tiny.MODELS[name]
+        self.file = folder / f"{name}.safetensors"
+        self.container = self.file.with_suffix(".df11")
+        self.rows: list[tuple[str, ...]] = []
+        self.failed = False
+        self.sample = lambda model: tiny.sample(model, self.tiny)
+
+    def models(self) -> tuple[Any, Any]:
+        import comfy.sd
+        import df11_node.loading as loading
+
+        return comfy.sd.load_diffusion_model(str(self.file)), loading.load_diffusion_model(
+            str(self.container)
+        )
+
+    def row(self, graph: str, equal: bool, sizes: tuple[int, int], seconds: float) -> None:
+        self.failed |= not equal
+        theirs, ours = sizes
+        cells = (f"{ours / 1e6:.1f}", f"{ours / theirs:.3f}", f"{seconds:.1f}")
+        self.rows.append((self.name, self.kind, graph, "yes" if equal else "NO", *cells))
+
+    def compare(self, graph: str, theirs: Any, ours: Any, expected: Any = None) -> Any:
+        """Samples both models, or compares ours with what theirs gave before."""
+        started = time.monotonic()
+        if expected is None:
+            expected = self.sample(theirs)
+            unload()
+        found = self.sample(ours)
+        equal = found.dtype == expected.dtype and bool((found == expected).all())
+        equal &= bool(found.isfinite().all()) and bool(found.std() > 0)
+        sizes = (self.bf16_bytes(theirs), ours.model_size())
+        self.row(graph, equal, sizes, time.monotonic() - started)
+        return expected
+
+    def bf16_bytes(self, model: Any) -> int:
+        return sum(2 * value.numel() for value in model.model.diffusion_model.parameters())
+
+    def run(self, made: dict[str, Any]) -> None:
+        import comfy.sd
+        import tiny
+
+        theirs, ours = self.models()
+        plain = self.compare("as it is", theirs, ours)
+        unload()
+        with_lora = [
+            comfy.sd.load_lora_for_models(model, None, tiny.lora(made), 0.8, 0)[0]
+            for model in (theirs, ours)
+        ]
+        patched = self.compare("LoRA", *with_lora)
+        differs = bool((patched != plain).any())
+        self.failed |= not differs
+        self.compare("LoRA, half of the weights offloaded", *halved(with_lora), patched)
+        self.reloads(*with_lora, patched)
+        self.compare("LoRA taken away", theirs, ours, plain)
+        unload()
+
+    def reloads(self, theirs: Any, ours: Any, expected: Any) -> None:
+        import comfy.model_management
+
+        for at in range(RELOADS):
+            comfy.model_management.load_models_gpu([ours])
+            unload()
+            if at == 1:
+                before = resident()
+        grown = resident() - before
+        self.failed |= grown > SLACK_BYTES
+        title = f"LoRA, {RELOADS} times unloaded and loaded ({grown / 1e6:+.1f} MB)"
+        self.compare(title, theirs, ours, expected)
+        unload()
+
+
+def halved(models: list[Any]) -> list[Any]:
+    """The models, loaded as if half of their weights did not fit."""
+    unload()
+    for model in models:
+        half = model.model_size() // 2
+        model.patch_model(model.load_device, lowvram_model_memory=half)
+    return models
+
+
+def commit_of(comfyui: Path, given: str | None) -> str:
+    if given is not None:
+        return given
+    asked = ["git", "-C", str(comfyui), "rev-parse", "HEAD"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def versions(commit: str) -> str:
+    import comfyui_version
+    import torch
+
+    import df11
+
+    return (
+        f"ComfyUI {comfyui_version.__version__} (commit {commit}), PyTorch {torch.__version__}, "
+        f"df11 {df11.__version__}, on the CPU."
+    )
+
+
+def record(text: str, commit: str) -> None:
+    out = ROOT / "benches" / "record" / f"{date.today()}-comfyui.md"
+    head = "# ComfyUI: latents of small seeded models, BF16 and df11\n\n"
+    how = "By `comfyui/tests/try_comfyui.py`; equal means every bit of the sampled latent.\n\n"
+    out.write_text(f"{head}{versions(commit)}\n{how}{text}\n")
+    print(f"written to {out}")
+
+
+def trials(only: str | None, folder: Path) -> Iterator[Trial]:
+    import tiny
+
+    import df11
+
+    for name in tiny.MODELS if only is None else [only]:
+        file = folder / f"{name}.safetensors"
+        made = tiny.write(tiny.MODELS[name], file)
+        df11.compress(file, file.with_suffix(".df11"), progress=False)
+        for kind in ("F32", "BF16"):
+            trial = Trial(name, kind, folder)
+            with computing_in(kind):
+                trial.run(made)
+            yield trial
+        for path in (file, file.with_suffix(".df11")):
+            path.unlink()
+
+
+def main() -> int:
+    asked = arguments()
+    start(asked.comfyui)
+    import torch
+
+    rows, failed = [], False
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        for trial in trials(asked.only, Path(folder)):
+            print(table(trial.rows), flush=True)
+            rows += trial.rows
+            failed |= trial.failed
+    commit = commit_of(asked.comfyui, asked.commit)
+    print(versions(commit))
+    if asked.record:
+        record(table(rows), commit)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
