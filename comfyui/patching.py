@@ -116,7 +116,7 @@ class Df11Patcher(ModelPatcher):
                 layer.close()
         return result
 
-    def model_state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
+    def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
         """The weights that a checkpoint is made of, which is an ordinary one."""
         raise ValueError(
             "a compressed model is not saved as a checkpoint; `df11 decompress` gives back its "

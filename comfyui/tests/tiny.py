@@ -149,22 +149,16 @@ def conditioning(tiny: Tiny, seed: int) -> list[list[Any]]:
     return [[fill(torch.empty(tiny.text)).float(), {**more, "guidance": 3.5}]]
 
 
-def sample(model: Any, tiny: Tiny, steps: int = 2) -> Tensor:
-    """The latent of a seeded graph of a model loader, two prompts and a sampler."""
+def sample(model: Any, tiny: Tiny, steps: int = 2, cfg: float = 2.0, told: Any = None) -> Tensor:
+    """The latent of a seeded graph of a model loader, two prompts and a sampler. `told` is called
+    after each step.
+    """
     import comfy.sample
 
     latent = torch.zeros(tiny.latent)
-    found: Tensor = comfy.sample.sample(
-        model,
-        comfy.sample.prepare_noise(latent, 7),
-        steps,
-        2.0,
-        "euler",
-        "simple",
-        conditioning(tiny, 3),
-        conditioning(tiny, 4),
-        latent,
-        disable_pbar=True,
-        seed=7,
-    )
+    texts = [conditioning(tiny, seed) for seed in (3, 4)]
+    options = {"callback": told, "disable_pbar": True, "seed": 7}
+    noised = comfy.sample.prepare_noise(latent, 7)
+    how = (steps, cfg, "euler", "simple")
+    found: Tensor = comfy.sample.sample(model, noised, *how, *texts, latent, **options)
     return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import logging
 import subprocess
 import sys
@@ -22,8 +21,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-NODE = Path(__file__).resolve().parents[1]
-ROOT = NODE.parent
+from node import import_node
+
+ROOT = Path(__file__).resolve().parents[2]
 RELOADS = 20
 #: Resident memory that twenty reloads may take for allocators, whatever the model.
 SLACK_BYTES = 32 << 20
@@ -49,14 +49,7 @@ def start(comfyui: Path) -> None:
     import comfy.sd  # noqa: F401  (sets up the device)
 
     logging.getLogger().setLevel(logging.ERROR)
-    file = NODE / "__init__.py"
-    spec = importlib.util.spec_from_file_location(
-        "df11_node", file, submodule_search_locations=[str(NODE)]
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["df11_node"] = module
-    spec.loader.exec_module(module)
+    import_node()
 
 
 @contextmanager
