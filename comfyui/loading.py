@@ -17,10 +17,10 @@ import comfy.ops
 import comfy.sd
 import comfy.utils
 import df11
-from df11.torch import CompressedTensor, load_compressed
+from df11.torch import load_compressed
 from torch import Tensor
 
-from .operations import operations
+from .operations import decoded, operations
 from .patching import adopt
 
 #: Ends of names that quantized files have. ComfyUI's own loaders know them.
@@ -44,14 +44,13 @@ def load_clip(paths: Sequence[str], kind: Any, embeddings: Any, options: Any) ->
     states = [read(path)[0] for path in paths]
     options = {**options, "custom_operations": operations(comfy.ops.manual_cast)}
     load = comfy.sd.load_text_encoder_state_dicts
-    clip = call(
-        load, states, embedding_directory=embeddings, clip_type=kind, model_options=options
-    )
+    clip = call(load, states, embedding_directory=embeddings, clip_type=kind, model_options=options)
     known_as(clip.patcher, load_clip_patcher, paths, kind, embeddings, options)
     return clip
 
 
 def load_clip_patcher(*args: Any, disable_dynamic: bool = True) -> Any:
+    """The patcher of `load_clip`, for copies on other GPUs."""
     return load_clip(*args).patcher
 
 
@@ -76,6 +75,7 @@ def load_checkpoint(path: str, embeddings: Any) -> tuple[Any, Any, Any]:
 def load_checkpoint_part(
     path: str, embeddings: Any, part: int, disable_dynamic: bool = True
 ) -> Any:
+    """A patcher of `load_checkpoint`, for copies on other GPUs."""
     found = load_checkpoint(path, embeddings)[part]
     return getattr(found, "patcher", found)
 
@@ -104,11 +104,8 @@ def decode_vae(state: StateDict, metadata: Any, path: str) -> StateDict:
     return {n: decoded(value) if n.startswith(ends) else value for n, value in state.items()}
 
 
-def decoded(value: Tensor) -> Tensor:
-    return value.decode() if isinstance(value, CompressedTensor) else value
-
-
 def undetected(path: str) -> ValueError:
+    """The error for a file whose tensors ComfyUI does not know."""
     return ValueError(
         f"ComfyUI knows no model with the tensors of {path}; update ComfyUI, or choose the loader "
         "for what the file holds"

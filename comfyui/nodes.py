@@ -31,16 +31,20 @@ def listed(folder: str) -> str:
 
 
 def register_folders() -> None:
+    """Has ComfyUI list containers, in its own model folders."""
     known = folder_paths.folder_names_and_paths
     for folder in FOLDERS:
         known[listed(folder)] = (known[folder][0], {SUFFIX})
 
 
 def names(folder: str) -> list[str]:
-    return folder_paths.get_filename_list(folder)
+    """The files that ComfyUI lists in one of its model folders."""
+    found: list[str] = folder_paths.get_filename_list(folder)
+    return found
 
 
 def path_of(folder: str, name: str) -> str:
+    """The path of a listed file. Raises `FileNotFoundError`."""
     found: str = folder_paths.get_full_path_or_raise(folder, name)
     return found
 

@@ -1,8 +1,8 @@
 """Layers of ComfyUI's models whose weights may stay compressed.
 
 ComfyUI builds a model from a class of operations, and a node may give it another one. Here the
-layers with large weights hold these as df11's compressed tensors: in memory, on the way to a GPU and
-back. A product in BF16 reads them compressed; everything else gets decoded values for one call.
+layers with large weights hold these as df11's compressed tensors: in memory, on the way to a GPU
+and back. A product in BF16 reads them compressed; everything else gets decoded values for one call.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Held:
     bias_function: list[Any]
     #: What ComfyUI gave the layer; a compressed weight counts as one of this dtype.
     weight_dtype: torch.dtype
+    #: Those in which the layer holds its weight compressed.
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32, torch.float16)
     #: A LoRA, which every use of a compressed weight applies anew; see `patching.Patch`.
     patch: Any = None
     #: The weight as it was loaded, which costs no memory: it lies in the file's mapping.
@@ -62,10 +64,10 @@ class Held:
         super()._load_from_state_dict(*args)  # type: ignore[misc]
 
     def _hold(self, value: Tensor) -> None:
-        if isinstance(value, CompressedTensor):
+        if isinstance(value, CompressedTensor) and self.weight_dtype in self.dtypes:
             self.host = value
         else:
-            value = value.to(self.weight_dtype)
+            value = decoded(value).to(self.weight_dtype)
         self.weight = nn.Parameter(value, requires_grad=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -93,7 +95,7 @@ class Held:
         """The weight and the bias for a call. The weight is compressed if nothing changes it."""
         weight, bias = on_device(self.weight, device), self.bias
         if self.patch or self.weight_function or {dtype, self.weight_dtype} - {weight.dtype, None}:
-            weight = self.decoded(weight)
+            weight = self.patched(weight)
             weight = weight if dtype is None else weight.to(dtype)
             for function in self.weight_function:
                 weight = function(weight)
@@ -103,7 +105,7 @@ class Held:
                 bias = function(bias)
         return weight, bias
 
-    def decoded(self, weight: Any) -> Tensor:
+    def patched(self, weight: Any) -> Tensor:
         """What ComfyUI would have loaded, with its LoRA."""
         dense = weight.decode().to(self.weight_dtype)
         return dense if self.patch is None else self.patch(dense)
@@ -111,7 +113,7 @@ class Held:
     def open(self) -> None:
         """Holds the decoded weight, which may be written to, until `close`."""
         if self.is_compressed:
-            self.weight = nn.Parameter(self.decoded(self.weight), requires_grad=False)
+            self.weight = nn.Parameter(self.patched(self.weight), requires_grad=False)
 
     def close(self) -> None:
         """Drops a weight that `open` decoded, and whatever was written to it."""
@@ -129,18 +131,25 @@ class Held:
 
 
 class HeldLinear(Held):
+    """A linear layer: its product reads a compressed weight."""
+
     def compute(self, x: Tensor, **kwargs: Any) -> Tensor:
         return functional.linear(x, *self.cast(x.device, x.dtype))
 
 
 class HeldConv(Held):
+    """A convolution, which gets a decoded weight."""
+
     def compute(self, x: Tensor, **kwargs: Any) -> Tensor:
         weight, bias = self.cast(x.device, x.dtype)
-        dense = weight.decode() if isinstance(weight, CompressedTensor) else weight
-        return self._conv_forward(x, dense, bias, **kwargs)  # type: ignore[attr-defined]
+        return self._conv_forward(x, decoded(weight), bias, **kwargs)  # type: ignore[attr-defined]
 
 
 class HeldEmbedding(Held):
+    """An embedding, of which the rows that are asked for are decoded."""
+
+    #: Text encoders also read the weight of an embedding, past the layer: F16 must be rounded.
+    dtypes = (torch.bfloat16, torch.float32)
     padding_idx: int | None
 
     def compute(self, x: Tensor, out_dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
@@ -173,5 +182,11 @@ def compressed_layers(model: nn.Module) -> Iterator[tuple[str, Held]]:
             yield name, module
 
 
+def decoded(value: Tensor) -> Tensor:
+    """An ordinary tensor of the same values."""
+    return value.decode() if isinstance(value, CompressedTensor) else value
+
+
 def on_device(weight: Any, device: torch.device) -> Any:
+    """The weight on this device. A compressed one is moved as its bytes."""
     return weight if weight.device == device else weight.to(device, non_blocking=True)

@@ -47,9 +47,8 @@ def start(comfyui: Path, classic: bool) -> None:
         import comfy_aimdo.control
 
         comfy_aimdo.control.init()
+    import comfy.sd
     import cuda_malloc  # noqa: F401
-
-    import comfy.sd  # noqa: F401
 
     if not classic:
         use_dynamic()
@@ -180,9 +179,8 @@ class Run:
 
 
 def files(tiny_model: Any, folder: Path) -> tuple[Path, Path]:
-    import tiny
-
     import df11
+    import tiny
 
     file = folder / "flux.safetensors"
     started = time.perf_counter()
@@ -198,8 +196,7 @@ def with_lora(models: list[Any]) -> list[Any]:
     import comfy.sd
     import tiny
 
-    state = {name: value for name, value in models[0].model.diffusion_model.state_dict().items()}
-    lora = tiny.lora(state, rank=16)
+    lora = tiny.lora(models[0].model.diffusion_model.state_dict(), rank=16)
     return [comfy.sd.load_lora_for_models(model, None, lora, 0.8, 0)[0] for model in models]
 
 

@@ -74,7 +74,12 @@ Z_IMAGE = {
 MMDIT = "comfy.ldm.modules.diffusionmodules.mmdit"
 MODELS = {
     "Flux": Tiny(
-        "comfy.ldm.flux.model", "Flux", flux(256, 2, 2, 128, 96), (1, 16, 16, 16), (1, 12, 128), (1, 96)
+        "comfy.ldm.flux.model",
+        "Flux",
+        flux(256, 2, 2, 128, 96),
+        (1, 16, 16, 16),
+        (1, 12, 128),
+        (1, 96),
     ),
     "SD3": Tiny(MMDIT, "MMDiT", SD3, (1, 16, 16, 16), (1, 12, 128), (1, 96)),
     "Wan": Tiny("comfy.ldm.wan.model", "WanModel", WAN, (1, 16, 2, 8, 8), (1, 12, 4096)),
@@ -85,9 +90,7 @@ MODELS = {
         (1, 16, 1, 8, 8),
         (1, 12, 3584),
     ),
-    "Z-Image": Tiny(
-        "comfy.ldm.lumina.model", "NextDiT", Z_IMAGE, (1, 16, 8, 8), (1, 12, 256)
-    ),
+    "Z-Image": Tiny("comfy.ldm.lumina.model", "NextDiT", Z_IMAGE, (1, 16, 8, 8), (1, 12, 256)),
 }
 
 
@@ -149,14 +152,21 @@ def conditioning(tiny: Tiny, seed: int) -> list[list[Any]]:
     return [[fill(torch.empty(tiny.text)).float(), {**more, "guidance": 3.5}]]
 
 
-def sample(model: Any, tiny: Tiny, steps: int = 2, cfg: float = 2.0, told: Any = None) -> Tensor:
+def sample(
+    model: Any,
+    tiny: Tiny,
+    steps: int = 2,
+    cfg: float = 2.0,
+    told: Any = None,
+    prompts: list[Any] | None = None,
+) -> Tensor:
     """The latent of a seeded graph of a model loader, two prompts and a sampler. `told` is called
     after each step.
     """
     import comfy.sample
 
     latent = torch.zeros(tiny.latent)
-    texts = [conditioning(tiny, seed) for seed in (3, 4)]
+    texts = prompts or [conditioning(tiny, seed) for seed in (3, 4)]
     options = {"callback": told, "disable_pbar": True, "seed": 7}
     noised = comfy.sample.prepare_noise(latent, 7)
     how = (steps, cfg, "euler", "simple")

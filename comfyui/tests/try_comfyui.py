@@ -46,7 +46,7 @@ def start(comfyui: Path) -> None:
     import comfy.options
 
     comfy.options.enable_args_parsing()
-    import comfy.sd  # noqa: F401  (sets up the device)
+    import comfy.sd
 
     logging.getLogger().setLevel(logging.ERROR)
     import_node()
@@ -179,9 +179,8 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 def versions(commit: str) -> str:
     import comfyui_version
-    import torch
-
     import df11
+    import torch
 
     return (
         f"ComfyUI {comfyui_version.__version__} (commit {commit}), PyTorch {torch.__version__}, "
@@ -198,9 +197,8 @@ def record(text: str, commit: str) -> None:
 
 
 def trials(only: str | None, folder: Path) -> Iterator[Trial]:
-    import tiny
-
     import df11
+    import tiny
 
     for name in tiny.MODELS if only is None else [only]:
         file = folder / f"{name}.safetensors"
@@ -215,6 +213,30 @@ def trials(only: str | None, folder: Path) -> Iterator[Trial]:
             path.unlink()
 
 
+def checkpoint(folder: Path) -> tuple[tuple[str, ...], bool]:
+    """The images of a workflow of three models, by ComfyUI's loader and by the node."""
+    import comfy.sd
+    import df11
+    import df11_node.loading as loading
+    import workflow
+
+    file = folder / "checkpoint.safetensors"
+    workflow.write(file)
+    df11.compress(file, container := file.with_suffix(".df11"), progress=False)
+    started = time.monotonic()
+    theirs = comfy.sd.load_checkpoint_guess_config(str(file))[:3]
+    expected = workflow.image(*theirs)
+    ours = loading.load_checkpoint(str(container), None)
+    found = workflow.image(*ours)
+    equal = bool((found == expected).all()) and bool(found.std() > 0)
+    parts = (ours[0], ours[1].patcher)
+    held = sum(part.model_size() for part in parts)
+    bf16 = sum(2 * weight.numel() for part in parts for weight in part.model.parameters())
+    cells = (f"{held / 1e6:.1f}", f"{held / bf16:.3f}", f"{time.monotonic() - started:.1f}")
+    title = "checkpoint: CLIP, sampler, VAE"
+    return ("SD3", "F32", title, "yes" if equal else "NO", *cells), not equal
+
+
 def main() -> int:
     asked = arguments()
     start(asked.comfyui)
@@ -226,6 +248,10 @@ def main() -> int:
             print(table(trial.rows), flush=True)
             rows += trial.rows
             failed |= trial.failed
+        if asked.only in (None, "SD3"):
+            row, differs = checkpoint(Path(folder))
+            rows, failed = [*rows, row], failed or differs
+            print(table([row]))
     commit = commit_of(asked.comfyui, asked.commit)
     print(versions(commit))
     if asked.record:

@@ -28,7 +28,8 @@ def load_file(
     """All tensors of a container, or of a folder of them, decoded, by name.
 
     They take the memory of the BF16 model: to keep weights compressed use `from_pretrained`,
-    `df11.attach` or `load_compressed`. Raises what `safe_open` raises, and `CorruptError` if the container is damaged.
+    `df11.attach` or `load_compressed`. Raises what `safe_open` raises, and `CorruptError` if the
+    container is damaged.
     """
     with safe_open(filename, framework="pt", device=device, backend=backend) as file:
         tensors: dict[str, torch.Tensor] = file.get_tensors()

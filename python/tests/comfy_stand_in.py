@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from conftest import ROOT
@@ -18,14 +18,14 @@ NAME = "df11_node"
 
 def layer(kind: Any) -> Any:
     class Layer(kind):  # type: ignore[misc]
-        weight_function: list[Any] = []
-        bias_function: list[Any] = []
+        weight_function: ClassVar[list[Any]] = []
+        bias_function: ClassVar[list[Any]] = []
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return self.forward_comfy_cast_weights(*args, **kwargs)
 
-        def forward_comfy_cast_weights(self, x: Any) -> Any:
-            return kind.forward(self, x)
+        def forward_comfy_cast_weights(self, x: Any, out_dtype: Any = None) -> Any:
+            return kind.forward(self, x).to(out_dtype)
 
     return Layer
 
@@ -102,7 +102,7 @@ def calculate_weight(
 
 
 class ProgressBar:
-    made: list["ProgressBar"] = []
+    made: ClassVar[list["ProgressBar"]] = []
 
     def __init__(self, total: int) -> None:
         self.total, self.value = total, 0

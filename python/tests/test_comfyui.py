@@ -120,7 +120,10 @@ def test_layers_give_the_bits_of_ordinary_ones(node: Any, state: Any, dtype: Any
     assert same(ours.conv(image), theirs.conv(image))
     assert same(ours.rows(numbers), theirs.rows(numbers))
     assert same(ours.rows(numbers, out_dtype=torch.float32), theirs.rows(numbers).float())
-    assert all(layer.is_compressed for layer in (ours.linear, ours.conv, ours.rows))
+    assert ours.linear.is_compressed and ours.conv.is_compressed
+    # Which others read too, and as F16 it would have to be rounded for them.
+    assert ours.rows.is_compressed == (dtype != torch.float16)
+    assert dtype != torch.float16 or same(ours.rows.weight, theirs.rows.weight)
 
 
 def test_what_computes_in_another_dtype_gets_weights_of_that(node: Any, state: Any) -> None:
