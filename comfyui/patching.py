@@ -8,6 +8,7 @@ the decoded values, in the same arithmetic, so that the bits of the products are
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import comfy.float
@@ -30,13 +31,15 @@ CACHED = inspect.signature(ModelPatcher.patch_cached_hook_weights)
 class Patch:
     """What ComfyUI would make of a weight and its LoRA."""
 
-    def __init__(self, key: str, patches: dict[str, Any], in_own_dtype: bool) -> None:
+    def __init__(self, key: str, patches: Sequence[Any], in_own_dtype: bool) -> None:
         self.key, self.patches = key, patches
         #: Whether sums are those of a model that ComfyUI loads weight by weight (dynamic VRAM).
         self.in_own_dtype = in_own_dtype
+        #: The device of the last call, and the patches with their matrices there.
+        self._there: tuple[torch.device, Sequence[Any]] = (torch.device("cpu"), patches)
 
     def __call__(self, weight: Tensor) -> Tensor:
-        patches = self.patches[self.key]
+        patches = self._on(weight.device)
         if self.in_own_dtype:
             return comfy.lora.calculate_weight(
                 patches, weight, self.key, intermediate_dtype=weight.dtype
@@ -45,6 +48,21 @@ class Patch:
         made = comfy.lora.calculate_weight(patches, wide, self.key)
         seed = comfy.utils.string_to_seed(self.key)
         return comfy.float.stochastic_rounding(made, weight.dtype, seed=seed)
+
+    def _on(self, device: torch.device) -> Sequence[Any]:
+        if device != self._there[0]:
+            self._there = device, [(p[0], moved(p[1], device), *p[2:]) for p in self.patches]
+        return self._there[1]
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The matrices of a LoRA on a device. What else may patch a weight (another model, to merge)
+    stays where it is.
+    """
+    if not hasattr(value, "loaded_keys"):
+        return value
+    weights = [w.to(device) if isinstance(w, Tensor) else w for w in value.weights]
+    return type(value)(value.loaded_keys, tuple(weights))
 
 
 class Df11Patcher(ModelPatcher):
@@ -79,9 +97,12 @@ class Df11Patcher(ModelPatcher):
             layer.patch = self._patch(key, layer) if is_patched else None
 
     def _patch(self, key: str, layer: Held) -> Patch:
-        size = layer.weight.numel() * layer.weight_dtype.itemsize
-        is_late = is_dynamic(self.load_device) and size > SMALL_BYTES
-        return Patch(key, self.patches, in_own_dtype=is_late)
+        patches, weight = self.patches[key], layer.weight
+        is_late = is_dynamic(self.load_device)
+        is_late &= weight.numel() * layer.weight_dtype.itemsize > SMALL_BYTES
+        # Of another shape; older releases, without the function, do not load any late.
+        is_late = is_late and comfy.lora.calculate_shape(patches, weight, key) == weight.shape
+        return Patch(key, patches, in_own_dtype=is_late)
 
     def patch_weight_to_device(
         self, key: str, device_to: Any = None, *args: Any, **kwargs: Any

@@ -96,7 +96,7 @@ def calculate_weight(
     patches: Any, weight: Any, key: str, intermediate_dtype: Any = torch.float32
 ) -> Any:
     """Adds numbers, in the dtype of the weight, as ComfyUI adds the products of a LoRA."""
-    for number in patches:
+    for number, *_ in patches:
         weight += torch.tensor(number, dtype=intermediate_dtype).to(weight.dtype)
     return weight
 

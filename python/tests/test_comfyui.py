@@ -219,7 +219,7 @@ def test_a_lora_is_added_at_each_use_and_leaves_no_weights(node: Any, state: Any
     found = patcher(node, state)
     layer, x = found.model.inner.linear, input_of(torch.bfloat16)
     plain, size = layer(x), found.model_size()
-    found.patches = {KEY: [0.125, 0.25], "inner.norm.weight": [1.0]}
+    found.patches = {KEY: [(0.125, None), (0.25, None)], "inner.norm.weight": [(1.0, None)]}
     found.load()
     assert found.replaced == ["inner.norm.weight"]
     assert same(layer(x), patched(0.375)) and same(layer(x), patched(0.375))
@@ -231,7 +231,7 @@ def test_a_lora_is_added_at_each_use_and_leaves_no_weights(node: Any, state: Any
 
 def test_a_lora_of_an_offloaded_weight_is_added_once(node: Any, state: Any) -> None:
     found = patcher(node, state)
-    found.patches = {KEY: [0.125]}
+    found.patches = {KEY: [(0.125, None)]}
     found.load()
     found.partially_unload()
     layer = found.model.inner.linear
@@ -239,9 +239,25 @@ def test_a_lora_of_an_offloaded_weight_is_added_once(node: Any, state: Any) -> N
     assert same(layer(input_of(torch.bfloat16)), patched(0.125))
 
 
+def test_the_matrices_of_a_lora_are_moved_once(node: Any) -> None:
+    import df11_node.patching as patching
+
+    class Adapter:
+        def __init__(self, loaded_keys: Any, weights: Any) -> None:
+            self.loaded_keys, self.weights = loaded_keys, weights
+
+    lora = Adapter({"key"}, (torch.ones(2, 2), None, 0.5))
+    other = torch.ones(3, 3)
+    patch = patching.Patch(KEY, [(1.0, lora, 0.5), (1.0, other)], in_own_dtype=False)
+    there = patch._on(torch.device("meta"))
+    (_, adapter, half), (_, merged) = there
+    assert adapter.weights[0].is_meta and adapter.weights[1:] == (None, 0.5) and half == 0.5
+    assert merged is other and patch._on(torch.device("meta")) is there
+
+
 def test_other_functions_of_weights_come_after_a_lora(node: Any, state: Any) -> None:
     found = patcher(node, state)
-    found.patches = {KEY: [0.125]}
+    found.patches = {KEY: [(0.125, None)]}
     layer = found.model.inner.linear
     layer.weight_function = [lambda weight: 0 * weight]
     found.load()
