@@ -46,8 +46,7 @@ class Patch:
             )
         wide = weight.to(comfy.model_management.lora_compute_dtype(weight.device))
         made = comfy.lora.calculate_weight(patches, wide, self.key)
-        seed = comfy.utils.string_to_seed(self.key)
-        return comfy.float.stochastic_rounding(made, weight.dtype, seed=seed)
+        return comfy.float.stochastic_rounding(made, weight.dtype)
 
     def _on(self, device: torch.device) -> Sequence[Any]:
         if device != self._there[0]:

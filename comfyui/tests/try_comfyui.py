@@ -62,6 +62,13 @@ def computing_in(kind: str) -> Iterator[None]:
     args.bf16_unet = False
 
 
+def node(name: str) -> Any:
+    """One of the nodes, as ComfyUI makes it."""
+    import df11_node
+
+    return df11_node.NODE_CLASS_MAPPINGS[f"Df11{name}"]()
+
+
 def unload() -> None:
     import comfy.model_management
 
@@ -86,18 +93,15 @@ class Trial:
 
         self.name, self.kind, self.tiny = name, kind, tiny.MODELS[name]
         self.file = folder / f"{name}.safetensors"
-        self.container = self.file.with_suffix(".df11")
         self.rows: list[tuple[str, ...]] = []
         self.failed = False
         self.sample = lambda model: tiny.sample(model, self.tiny)
 
     def models(self) -> tuple[Any, Any]:
         import comfy.sd
-        import df11_node.loading as loading
 
-        return comfy.sd.load_diffusion_model(str(self.file)), loading.load_diffusion_model(
-            str(self.container)
-        )
+        (ours,) = node("LoadDiffusionModel").load(self.file.with_suffix(".df11").name)
+        return comfy.sd.load_diffusion_model(str(self.file)), ours
 
     def row(self, graph: str, equal: bool, sizes: tuple[int, int], seconds: float) -> None:
         self.failed |= not equal
@@ -197,13 +201,12 @@ def record(text: str, commit: str) -> None:
 
 
 def trials(only: str | None, folder: Path) -> Iterator[Trial]:
-    import df11
     import tiny
 
     for name in tiny.MODELS if only is None else [only]:
         file = folder / f"{name}.safetensors"
         made = tiny.write(tiny.MODELS[name], file)
-        df11.compress(file, file.with_suffix(".df11"), progress=False)
+        node("Compress").compress(f"diffusion_models/{file.name}", overwrite=False)
         for kind in ("F32", "BF16"):
             trial = Trial(name, kind, folder)
             with computing_in(kind):
@@ -216,17 +219,15 @@ def trials(only: str | None, folder: Path) -> Iterator[Trial]:
 def checkpoint(folder: Path) -> tuple[tuple[str, ...], bool]:
     """The images of a workflow of three models, by ComfyUI's loader and by the node."""
     import comfy.sd
-    import df11
-    import df11_node.loading as loading
     import workflow
 
     file = folder / "checkpoint.safetensors"
     workflow.write(file)
-    df11.compress(file, container := file.with_suffix(".df11"), progress=False)
+    node("Compress").compress(f"checkpoints/{file.name}", overwrite=False)
     started = time.monotonic()
     theirs = comfy.sd.load_checkpoint_guess_config(str(file))[:3]
     expected = workflow.image(*theirs)
-    ours = loading.load_checkpoint(str(container), None)
+    ours = node("LoadCheckpoint").load(file.with_suffix(".df11").name)
     found = workflow.image(*ours)
     equal = bool((found == expected).all()) and bool(found.std() > 0)
     parts = (ours[0], ours[1].patcher)
@@ -240,10 +241,13 @@ def checkpoint(folder: Path) -> tuple[tuple[str, ...], bool]:
 def main() -> int:
     asked = arguments()
     start(asked.comfyui)
+    import folder_paths
     import torch
 
     rows, failed = [], False
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        for kind in ("diffusion_models", "checkpoints"):
+            folder_paths.add_model_folder_path(kind, folder)
         for trial in trials(asked.only, Path(folder)):
             print(table(trial.rows), flush=True)
             rows += trial.rows

@@ -115,7 +115,7 @@ class ProgressBar:
 def install(models: Path) -> Any:
     """Imports the node with stand-ins for ComfyUI, whose model folders are in `models`."""
     made = {
-        "float": {"stochastic_rounding": lambda value, dtype, seed: value.to(dtype)},
+        "float": {"stochastic_rounding": lambda value, dtype: value.to(dtype)},
         "lora": {"calculate_weight": calculate_weight},
         "model_detection": {},
         "model_management": {
@@ -128,7 +128,6 @@ def install(models: Path) -> Any:
         "sd": {"CLIPType": []},
         "utils": {
             "get_attr": get_attr,
-            "string_to_seed": lambda text: len(text),
             "ProgressBar": ProgressBar,
         },
     }
