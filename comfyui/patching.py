@@ -97,10 +97,15 @@ class Df11Patcher(ModelPatcher):
 
     def _patch(self, key: str, layer: Held) -> Patch:
         patches, weight = self.patches[key], layer.weight
-        is_late = is_dynamic(self.load_device)
-        is_late &= weight.numel() * layer.weight_dtype.itemsize > SMALL_BYTES
-        # Of another shape; older releases, without the function, do not load any late.
-        is_late = is_late and comfy.lora.calculate_shape(patches, weight, key) == weight.shape
+        numbers = weight.numel() + (0 if layer.bias is None else layer.bias.numel())
+        is_small = numbers * layer.weight_dtype.itemsize <= SMALL_BYTES
+        # ComfyUI does not wait with small modules, nor if a LoRA changes the shape of a weight;
+        # older releases, which lack the function, wait with none.
+        is_late = (
+            is_dynamic(self.load_device)
+            and not is_small
+            and comfy.lora.calculate_shape(patches, weight, key) == weight.shape
+        )
         return Patch(key, patches, in_own_dtype=is_late)
 
     def patch_weight_to_device(

@@ -101,6 +101,11 @@ def calculate_weight(
     return weight
 
 
+def calculate_shape(patches: Any, weight: Any, key: str) -> torch.Size:
+    """A second entry of a patch is the shape that it gives the weight."""
+    return next((shape for _, shape in patches if shape is not None), weight.shape)
+
+
 class ProgressBar:
     made: ClassVar[list["ProgressBar"]] = []
 
@@ -116,7 +121,7 @@ def install(models: Path) -> Any:
     """Imports the node with stand-ins for ComfyUI, whose model folders are in `models`."""
     made = {
         "float": {"stochastic_rounding": lambda value, dtype: value.to(dtype)},
-        "lora": {"calculate_weight": calculate_weight},
+        "lora": {"calculate_weight": calculate_weight, "calculate_shape": calculate_shape},
         "model_detection": {},
         "model_management": {
             "lora_compute_dtype": lambda device: torch.float32,

@@ -229,6 +229,27 @@ def test_a_lora_is_added_at_each_use_and_leaves_no_weights(node: Any, state: Any
     assert same(layer(x), plain)
 
 
+@pytest.mark.parametrize("shape", [None, (1, 1)])
+def test_sums_are_those_of_how_comfyui_would_load_the_model(
+    node: Any, state: Any, shape: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import df11_node.patching as patching
+
+    monkeypatch.setattr(patching, "is_dynamic", lambda device: True)
+    found, numbers = patcher(node, state), (0.125, 2.0**-12, 2.0**-12)
+    found.patches = {KEY: [(number, shape) for number in numbers]}
+    found.load()
+    weight, bias = weights()[KEY], weights()["inner.linear.bias"]
+    late = weight.clone()
+    for number in numbers:
+        late += number  # rounds each time
+    at_once = (weight.float() + sum(numbers)).bfloat16()
+    assert not same(late, at_once)
+    x = input_of(torch.bfloat16)
+    expected = nn.functional.linear(x, late if shape is None else at_once, bias)
+    assert same(found.model.inner.linear(x), expected)
+
+
 def test_a_lora_of_an_offloaded_weight_is_added_once(node: Any, state: Any) -> None:
     found = patcher(node, state)
     found.patches = {KEY: [(0.125, None)]}
