@@ -32,6 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--double", type=int, default=19)
     parser.add_argument("--single", type=int, default=38)
     parser.add_argument("--pixels", type=int, default=1024)
+    parser.add_argument("--reloads", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="for 1.7 times the size of the model")
     return parser.parse_args()
 
@@ -164,6 +165,19 @@ class Run:
         )
         unload()
 
+    def reload(self, model: Any, times: int) -> None:
+        """Memory of the GPU after the first and after the last time that the model was there."""
+        import comfy.model_management
+        import torch
+
+        left = []
+        for _ in range(times):
+            comfy.model_management.load_models_gpu([model], force_full_load=True)
+            unload()
+            left.append(torch.cuda.memory_allocated())
+        self.failed |= left[-1] > left[0]
+        tell(reloads=times, left_mb=[round(left[0] / 1e6, 2), round(left[-1] / 1e6, 2)])
+
     def offload(self, model: Any, expected: Any) -> None:
         """Samples as if half of the weights did not fit."""
         import comfy.model_management as management
@@ -226,6 +240,7 @@ def main() -> int:
         plain = run.compare("plain", theirs, ours)
         run.compare("LoRA", *with_lora([theirs, ours]))
         run.offload(ours, plain)
+        run.reload(ours, asked.reloads)
     return int(run.failed)
 
 

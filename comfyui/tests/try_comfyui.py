@@ -27,6 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 RELOADS = 20
 #: Resident memory that twenty reloads may take for allocators, whatever the model.
 SLACK_BYTES = 32 << 20
+HOW = """By `comfyui/tests/try_comfyui.py`. Equal means every bit of the sampled latent, of the checkpoint's
+row every bit of the image. On the CPU weights are never copied to another device: what is offloaded
+there takes ComfyUI's way through the layers, and unloading gives up LoRAs alone. Seconds are of
+sampling, of both models if they are the first of their graph, beside other work.
+"""
 COLUMNS = ("model", "compute", "graph", "equal", "weights, MB", "of BF16", "seconds")
 
 
@@ -187,16 +192,15 @@ def versions(commit: str) -> str:
     import torch
 
     return (
-        f"ComfyUI {comfyui_version.__version__} (commit {commit}), PyTorch {torch.__version__}, "
-        f"df11 {df11.__version__}, on the CPU."
+        f"ComfyUI {comfyui_version.__version__} (commit {commit}),\n"
+        f"PyTorch {torch.__version__}, df11 {df11.__version__}, on the CPU."
     )
 
 
 def record(text: str, commit: str) -> None:
     out = ROOT / "benches" / "record" / f"{date.today()}-comfyui.md"
     head = "# ComfyUI: latents of small seeded models, BF16 and df11\n\n"
-    how = "By `comfyui/tests/try_comfyui.py`; equal means every bit of the sampled latent.\n\n"
-    out.write_text(f"{head}{versions(commit)}\n{how}{text}\n")
+    out.write_text(f"{head}{versions(commit)}\n{HOW}\n{text}\n")
     print(f"written to {out}")
 
 
