@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RELOADS = 20
 #: Resident memory that twenty reloads may take for allocators, whatever the model.
 SLACK_BYTES = 32 << 20
-HOW = """By `comfyui/tests/try_comfyui.py`. Equal means every bit of the sampled latent, of the checkpoint's
+HOW = """\
+By `comfyui/tests/try_comfyui.py`. Equal means every bit of the sampled latent, of the checkpoint's
 row every bit of the image. On the CPU weights are never copied to another device: what is offloaded
 there takes ComfyUI's way through the layers, and unloading gives up LoRAs alone. Seconds are of
 sampling, of both models if they are the first of their graph, beside other work.
