@@ -6,7 +6,8 @@ Z-Image) the models have one layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,13 +111,29 @@ def noise(seed: int) -> Callable[[Tensor], Tensor]:
     return fill
 
 
+@contextmanager
+def whole_layers() -> Iterator[None]:
+    """Gives new layers weights, which with dynamic VRAM ComfyUI leaves to the loading of a file."""
+    import comfy
+
+    management = getattr(comfy, "memory_management", None)
+    before = getattr(management, "aimdo_enabled", False)
+    if before:
+        management.aimdo_enabled = False
+    try:
+        yield
+    finally:
+        if before:
+            management.aimdo_enabled = True
+
+
 def weights(tiny: Tiny, seed: int = 1) -> dict[str, Tensor]:
     """The state dict of such a model, in BF16."""
     import comfy.ops
 
     kind = getattr(import_module(tiny.module), tiny.kind)
     options = {"operations": comfy.ops.disable_weight_init, "dtype": torch.bfloat16}
-    with torch.device("meta"):
+    with whole_layers(), torch.device("meta"):
         module = kind(**tiny.config, **options)
     fill = noise(seed)
     made = {}

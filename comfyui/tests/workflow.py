@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tiny import MODELS, Tiny, noise, sample, weights
+from tiny import MODELS, Tiny, noise, sample, weights, whole_layers
 from torch import Tensor
 
 #: Widths that ComfyUI gives the text of SD3, whichever encoders there are.
@@ -65,12 +65,12 @@ def filled(module: Any, seed: int) -> dict[str, Tensor]:
 
 
 def write(path: Path) -> None:
-    with torch.device("meta"):
-        coder = vae()
+    with whole_layers(), torch.device("meta"):
+        coder, text = vae(), clip()
     parts = {
         "model.diffusion_model.": weights(diffusion()),
         "first_stage_model.": filled(coder, 8),
-        "text_encoders.clip_l.transformer.": filled(clip(), 9),
+        "text_encoders.clip_l.transformer.": filled(text, 9),
     }
     some = {start + name: value for start, part in parts.items() for name, value in part.items()}
     save_file(some, path)
