@@ -1,6 +1,6 @@
 """Containers as dictionaries of PyTorch tensors, by the names of `safetensors.torch`.
 
-from df11.torch import load_file, save_file
+from df11.torch import load_compressed, load_file, save_file
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from pathlib import Path
 
 import torch
 
+from . import _native
+from ._container import Tensors
 from ._errors import unfit
 from ._native import TemporaryFolder, compress
 from ._report import Report
 from ._safe import safe_open
+from ._tensor import CompressedTensor
 
-__all__ = ["load_file", "save_file"]
+__all__ = ["CompressedTensor", "load_compressed", "load_file", "save_file"]
 
 
 def load_file(
@@ -24,12 +27,31 @@ def load_file(
 ) -> dict[str, torch.Tensor]:
     """All tensors of a container, or of a folder of them, decoded, by name.
 
-    They take the memory of the BF16 model: to keep weights compressed use `from_pretrained` or
-    `df11.attach`. Raises what `safe_open` raises, and `CorruptError` if the container is damaged.
+    They take the memory of the BF16 model: to keep weights compressed use `from_pretrained`,
+    `df11.attach` or `load_compressed`. Raises what `safe_open` raises, and `CorruptError` if the
+    container is damaged.
     """
     with safe_open(filename, framework="pt", device=device, backend=backend) as file:
         tensors: dict[str, torch.Tensor] = file.get_tensors()
         return tensors
+
+
+def load_compressed(filename: str | PathLike[str]) -> dict[str, torch.Tensor]:
+    """All tensors of a container, or of a folder of them, by name; matrices stay compressed.
+
+    These are read-only `CompressedTensor`s in the mapping of the file, which take no memory; other
+    tensors are decoded. For loaders that put the tensors of a state dict into a module:
+    `module.load_state_dict(..., assign=True)`, and `module.to("cuda")` moves compressed bytes.
+    Reads and checks all of the container once. Raises `CorruptError` if it is damaged, `TypeError`
+    for a dtype that PyTorch lacks, `ParameterError` for a folder that lacks shards.
+    """
+    container = _native.open(filename)
+    if Path(filename).is_dir():
+        container.check_complete()
+    tensors = Tensors(container)
+    found = {name: tensors[name] for name in tensors}
+    tensors.check(name for name, value in found.items() if isinstance(value, CompressedTensor))
+    return found
 
 
 def save_file(

@@ -150,6 +150,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models.causal("qwen3", root / "Qwen3-8B")
     models.tokenizer().save_pretrained(root / "Qwen3-8B")
     pipelines.save(root / "FLUX.1-dev")
+    shutil.copy(
+        root / "FLUX.1-dev/transformer/diffusion_pytorch_model.safetensors",
+        root / "flux1-dev.safetensors",
+    )
     tensors = {"layers.0.weight": ("BF16", (64, 256), normal(64 * 256))}
     tensors["bias"] = ("I64", (1,), bytes(8))
     write_safetensors(root / "model.safetensors", tensors)

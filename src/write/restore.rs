@@ -8,7 +8,7 @@ use super::{
     folder::OutputFolder,
     input::Side,
     options::DecompressOptions,
-    temporary::{check_absent, check_file, file_beside, parent_of, rename_file},
+    temporary::{check_absent, check_file, file_beside, rename_file},
 };
 use crate::{
     Error, Model, Result,
@@ -286,7 +286,7 @@ fn clashes(path: &str, recorded: &BTreeSet<&str>) -> bool {
 /// Refuses to begin what the disk of an output has no room for.
 #[cfg(unix)]
 fn check_space(out: &Path, bytes: u64) -> Result<()> {
-    let folder = parent_of(out);
+    let folder = super::temporary::parent_of(out);
     // Where the system does not tell, writing will.
     let Ok(disk) = rustix::fs::statvfs(folder) else { return Ok(()) };
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);

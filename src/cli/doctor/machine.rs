@@ -9,7 +9,10 @@ use crate::cli::text;
 
 /// Free memory and disk below which a warning is due.
 const LITTLE_MEMORY: u64 = 512 << 20;
+#[cfg(unix)]
 const LITTLE_DISK: u64 = 1 << 30;
+/// The interpreter of any other command, by the name that installers give it.
+const PYTHON: &str = if cfg!(windows) { "python" } else { "python3" };
 /// The interpreter whose command this is: the Python package sets it.
 const INTERPRETER: &str = "DF11_PYTHON";
 
@@ -126,9 +129,9 @@ fn disk(_: &Path) -> Finding {
     Finding::good("disk", "unknown on this system", json!(null))
 }
 
-/// What `df11/_doctor.py` tells, of the interpreter whose command this is, else of `python3`.
+/// What `df11/_doctor.py` tells, of the interpreter whose command this is, else of [`PYTHON`].
 fn python() -> Finding {
-    let python = env::var_os(INTERPRETER).unwrap_or_else(|| OsString::from("python3"));
+    let python = env::var_os(INTERPRETER).unwrap_or_else(|| OsString::from(PYTHON));
     let name = python.display().to_string();
     // Nothing is imported from the current folder, which may be anybody's.
     let mut command = Command::new(&python);

@@ -1,0 +1,167 @@
+"""ComfyUI's patcher for models with compressed weights.
+
+ComfyUI adds a LoRA to the weights of a model when it loads this to a GPU, and keeps the original
+ones to restore them. A compressed weight stays what it is: each use decodes it and adds the LoRA to
+the decoded values, in the same arithmetic, so that the bits of the products are the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import comfy.float
+import comfy.lora
+import comfy.model_management
+import comfy.utils
+import torch
+from comfy import model_patcher
+from comfy.model_patcher import LowVramPatch, ModelPatcher
+from torch import Tensor
+
+from .operations import Held, compressed_layers
+
+#: ComfyUI adds a LoRA at once to modules of up to so many bytes, also if others wait for their use.
+SMALL_BYTES = 16 * 1024
+HOOKED = inspect.signature(ModelPatcher.patch_hook_weight_to_device)
+CACHED = inspect.signature(ModelPatcher.patch_cached_hook_weights)
+
+
+class Patch:
+    """What ComfyUI would make of a weight and its LoRA."""
+
+    def __init__(self, key: str, patches: Sequence[Any], in_own_dtype: bool) -> None:
+        self.key, self.patches = key, patches
+        #: Whether sums are those of a model that ComfyUI loads weight by weight (dynamic VRAM).
+        self.in_own_dtype = in_own_dtype
+        #: The device of the last call, and the patches with their matrices there.
+        self._there: tuple[torch.device, Sequence[Any]] = (torch.device("cpu"), patches)
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        patches = self._on(weight.device)
+        if self.in_own_dtype:
+            return comfy.lora.calculate_weight(
+                patches, weight, self.key, intermediate_dtype=weight.dtype
+            )
+        wide = weight.to(comfy.model_management.lora_compute_dtype(weight.device))
+        made = comfy.lora.calculate_weight(patches, wide, self.key)
+        return comfy.float.stochastic_rounding(made, weight.dtype)
+
+    def _on(self, device: torch.device) -> Sequence[Any]:
+        if device != self._there[0]:
+            self._there = device, [(p[0], moved(p[1], device), *p[2:]) for p in self.patches]
+        return self._there[1]
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The matrices of a LoRA on a device. What else may patch a weight (another model, to merge)
+    stays where it is.
+    """
+    if not hasattr(value, "loaded_keys"):
+        return value
+    weights = [w.to(device) if isinstance(w, Tensor) else w for w in value.weights]
+    return type(value)(value.loaded_keys, tuple(weights))
+
+
+class Df11Patcher(ModelPatcher):
+    """A patcher that moves compressed weights as their bytes and never replaces them."""
+
+    def load(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().load(*args, **kwargs)
+        self._set_patches()
+        return result
+
+    def partially_unload(self, *args: Any, **kwargs: Any) -> Any:
+        freed = super().partially_unload(*args, **kwargs)
+        self._set_patches()
+        return freed
+
+    def unpatch_model(self, device_to: Any = None, unpatch_weights: bool = True) -> Any:
+        result = super().unpatch_model(device_to, unpatch_weights=unpatch_weights)
+        if unpatch_weights:
+            for _, layer in compressed_layers(self.model):
+                layer.patch = None
+        return result
+
+    def _set_patches(self) -> None:
+        """Gives each layer its LoRA. ComfyUI's own, for weights that it offloads, depend on how
+        much memory is free; these do not.
+        """
+        for name, layer in compressed_layers(self.model):
+            functions = layer.weight_function
+            layer.weight_function = [f for f in functions if not isinstance(f, LowVramPatch)]
+            key = f"{name}.weight"
+            is_patched = key in self.patches
+            layer.patch = self._patch(key, layer) if is_patched else None
+
+    def _patch(self, key: str, layer: Held) -> Patch:
+        patches, weight = self.patches[key], layer.weight
+        numbers = weight.numel() + (0 if layer.bias is None else layer.bias.numel())
+        is_small = numbers * layer.weight_dtype.itemsize <= SMALL_BYTES
+        # ComfyUI does not wait with small modules, nor if a LoRA changes the shape of a weight;
+        # older releases, which lack the function, wait with none.
+        is_late = (
+            is_dynamic(self.load_device)
+            and not is_small
+            and comfy.lora.calculate_shape(patches, weight, key) == weight.shape
+        )
+        return Patch(key, patches, in_own_dtype=is_late)
+
+    def patch_weight_to_device(
+        self, key: str, device_to: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        layer = self._layer(key)
+        if layer is None:
+            return super().patch_weight_to_device(key, device_to, *args, **kwargs)
+        if not kwargs.get("return_weight", False):
+            return None
+        dense = layer.weight.decode().to(device_to).to(layer.weight_dtype)
+        return self._patch(key, layer)(dense) if key in self.patches else dense
+
+    def patch_hook_weight_to_device(self, *args: Any, **kwargs: Any) -> Any:
+        """Hooks write to weights: one that they change is decoded until they are gone."""
+        asked = HOOKED.bind(self, *args, **kwargs).arguments
+        if asked["key"] in asked["combined_patches"]:
+            self._open(asked["key"])
+        return super().patch_hook_weight_to_device(*args, **kwargs)
+
+    def patch_cached_hook_weights(self, *args: Any, **kwargs: Any) -> Any:
+        self._open(CACHED.bind(self, *args, **kwargs).arguments["key"])
+        return super().patch_cached_hook_weights(*args, **kwargs)
+
+    def _open(self, key: str) -> None:
+        if (layer := self._layer(key)) is not None:
+            layer.open()
+
+    def unpatch_hooks(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().unpatch_hooks(*args, **kwargs)
+        for name, layer in compressed_layers(self.model):
+            if f"{name}.weight" not in self.hook_backup:
+                layer.close()
+        return result
+
+    def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
+        """The weights that a checkpoint is made of, which is an ordinary one."""
+        raise ValueError(
+            "a compressed model is not saved as a checkpoint; `df11 decompress` gives back its "
+            "original file, and ComfyUI's own loaders take that"
+        )
+
+    def _layer(self, key: str) -> Held | None:
+        module = comfy.utils.get_attr(self.model, key.rpartition(".")[0])
+        is_weight = key.endswith(".weight") and isinstance(module, Held) and module.is_compressed
+        return module if is_weight else None
+
+
+def is_dynamic(device: torch.device) -> bool:
+    """Whether ComfyUI would load an ordinary model weight by weight on this device."""
+    is_newer = getattr(model_patcher, "CoreModelPatcher", ModelPatcher) is not ModelPatcher
+    return is_newer and not comfy.model_management.is_device_cpu(device)
+
+
+def adopt(patcher: Any) -> None:
+    """Makes the patcher of a model with compressed weights one that knows them."""
+    patcher.__class__ = Df11Patcher
+    patcher.size = 0
+    patcher.model_size()

@@ -1,0 +1,248 @@
+"""Seconds a step and memory of a model of FLUX.1's geometry in ComfyUI, BF16 and df11, on a GPU.
+
+    python comfyui/tests/time_comfyui.py PATH_OF_COMFYUI [--classic] [--double 19 --single 38]
+
+Weights are seeded, 1024 x 1024 pixels, one prompt of 512 tokens. ComfyUI loads the BF16 model as it
+would on such a GPU (dynamic VRAM), or with `--classic` as its option --disable-dynamic-vram says.
+Prints JSON, a line a result; the exit code is 1 if a latent differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from node import import_node
+
+STEPS = 8
+GIGA = 1e9
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("comfyui", type=Path)
+    parser.add_argument("--classic", action="store_true")
+    parser.add_argument("--double", type=int, default=19)
+    parser.add_argument("--single", type=int, default=38)
+    parser.add_argument("--pixels", type=int, default=1024)
+    parser.add_argument("--reloads", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="for 1.7 times the size of the model")
+    return parser.parse_args()
+
+
+def start(comfyui: Path, classic: bool) -> None:
+    """What ComfyUI's main.py does before it imports PyTorch, and after."""
+    sys.path.insert(0, str(comfyui))
+    sys.argv = ["main.py", *(["--disable-dynamic-vram"] if classic else [])]
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    if not classic:
+        import comfy_aimdo.control
+
+        comfy_aimdo.control.init()
+    import comfy.sd
+    import cuda_malloc  # noqa: F401
+
+    if not classic:
+        use_dynamic()
+    import_node()
+
+
+def use_dynamic() -> None:
+    import comfy.memory_management
+    import comfy.model_management
+    import comfy.model_patcher
+    import comfy_aimdo.control
+
+    devices = comfy.model_management.get_all_torch_devices()
+    if not comfy_aimdo.control.init_devices((device.index, 0) for device in devices):
+        raise RuntimeError("comfy-aimdo does not work here; pass --classic")
+    comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
+    comfy.memory_management.aimdo_enabled = True
+
+
+def tell(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def unload() -> None:
+    import comfy.model_management
+    import torch
+
+    comfy.model_management.unload_all_models()
+    comfy.model_management.cleanup_models()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+class Clock:
+    """Times between the ends of steps."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def __call__(self, *_: Any) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+        self.ends.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        return [round(b - a, 4) for a, b in zip(self.ends, self.ends[1:], strict=False)]
+
+
+def used() -> int:
+    """Bytes of the GPU that are taken, by whatever allocator."""
+    import torch
+
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
+class Run:
+    def __init__(self, tiny: Any) -> None:
+        self.tiny = tiny
+        self.failed = False
+        self.seconds: dict[str, float] = {}
+
+    def sample(self, name: str, model: Any, expected: Any = None) -> Any:
+        """Samples twice, for the first time only a little, and tells the second one's seconds."""
+        import tiny
+
+        started = time.perf_counter()
+        tiny.sample(model, self.tiny, 2, 1.0)
+        warm = time.perf_counter() - started
+        clock = Clock()
+        latent = tiny.sample(model, self.tiny, STEPS, 1.0, clock)
+        equal = None if expected is None else bool((latent == expected).all())
+        self.failed |= equal is False or not bool(latent.isfinite().all())
+        step = self.seconds[name] = median(clock.seconds())
+        taken = round(used() / GIGA, 3)
+        tell(graph=name, step_s=step, steps=clock.seconds(), first_s=round(warm, 2), equal=equal)
+        tell(graph=name, gpu_used_gb=taken)
+        return latent
+
+    def compare(self, name: str, theirs: Any, ours: Any) -> Any:
+        expected = self.sample(f"{name}, BF16", theirs)
+        unload()
+        self.sample(f"{name}, df11", ours, expected)
+        ratio = self.seconds[f"{name}, df11"] / self.seconds[f"{name}, BF16"]
+        tell(graph=name, time_of_bf16=round(ratio, 4))
+        unload()
+        return expected
+
+    def load(self, model: Any) -> None:
+        """Memory of the compressed model on the GPU, and its peak while it is loaded."""
+        import comfy.model_management
+        import torch
+
+        unload()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+        comfy.model_management.load_models_gpu([model], force_full_load=True)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+        held = torch.cuda.memory_allocated() - before
+        peak = torch.cuda.max_memory_allocated() - before
+        counts = sum(value.numel() for value in model.model.diffusion_model.parameters())
+        tell(
+            load_s=round(seconds, 2),
+            held_gb=round(held / GIGA, 3),
+            of_bf16=round(held / (2 * counts), 4),
+            told_gb=round(model.model_size() / GIGA, 3),
+            peak_of_held=round(peak / held, 4),
+        )
+        unload()
+
+    def reload(self, model: Any, times: int) -> None:
+        """Memory of the GPU after the first and after the last time that the model was there."""
+        import comfy.model_management
+        import torch
+
+        left = []
+        for _ in range(times):
+            comfy.model_management.load_models_gpu([model], force_full_load=True)
+            unload()
+            left.append(torch.cuda.memory_allocated())
+        self.failed |= left[-1] > left[0]
+        tell(reloads=times, left_mb=[round(left[0] / 1e6, 2), round(left[-1] / 1e6, 2)])
+
+    def offload(self, model: Any, expected: Any) -> None:
+        """Samples as if half of the weights did not fit."""
+        import comfy.model_management as management
+        import torch
+
+        before = management.EXTRA_RESERVED_VRAM
+        free = torch.cuda.mem_get_info()[0]
+        management.EXTRA_RESERVED_VRAM = free - model.model_size() // 2
+        self.sample("half of the weights offloaded, df11", model, expected)
+        tell(loaded_gb=round(model.loaded_size() / GIGA, 3))
+        management.EXTRA_RESERVED_VRAM = before
+        unload()
+
+
+def files(tiny_model: Any, folder: Path) -> tuple[Path, Path]:
+    import df11
+    import tiny
+
+    file = folder / "flux.safetensors"
+    started = time.perf_counter()
+    tiny.write(tiny_model, file)
+    tell(made_s=round(time.perf_counter() - started, 1), file_gb=file.stat().st_size / GIGA)
+    started = time.perf_counter()
+    report = df11.compress(file, out := file.with_suffix(".df11"), verify=False, progress=False)
+    tell(compress_s=round(time.perf_counter() - started, 1), file_of_bf16=round(report.ratio, 4))
+    return file, out
+
+
+def with_lora(models: list[Any]) -> list[Any]:
+    import comfy.sd
+    import tiny
+
+    lora = tiny.lora(models[0].model.diffusion_model.state_dict(), rank=16)
+    return [comfy.sd.load_lora_for_models(model, None, lora, 0.8, 0)[0] for model in models]
+
+
+def main() -> int:
+    asked = arguments()
+    start(asked.comfyui, asked.classic)
+    import comfy.sd
+    import comfyui_version
+    import df11_node.loading as loading
+    import tiny
+    import torch
+
+    tell(comfyui=comfyui_version.__version__, gpu=torch.cuda.get_device_name())
+    tell(pytorch=torch.__version__, classic=asked.classic, blocks=[asked.double, asked.single])
+    config = tiny.flux(3072, asked.double, asked.single, 4096, 768)
+    side = asked.pixels // 8
+    shapes = ((1, 16, side, side), (1, 512, 4096), (1, 768))
+    model = tiny.Tiny("comfy.ldm.flux.model", "Flux", config, *shapes)
+    run = Run(model)
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder, torch.inference_mode():
+        file, container = files(model, Path(folder))
+        theirs = comfy.sd.load_diffusion_model(str(file))
+        started = time.perf_counter()
+        ours = loading.load_diffusion_model(str(container))
+        tell(opened_s=round(time.perf_counter() - started, 2))
+        run.load(ours)
+        plain = run.compare("plain", theirs, ours)
+        run.compare("LoRA", *with_lora([theirs, ours]))
+        run.offload(ours, plain)
+        run.reload(ours, asked.reloads)
+    return int(run.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
