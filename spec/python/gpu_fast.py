@@ -40,7 +40,7 @@ class Fast(NamedTuple):
     def tiles(self) -> int:
         return ceil_div(self.columns, 256)
 
-    def bits_a_weight(self) -> float:
+    def bits_per_weight(self) -> float:
         stored = len(self.data) + len(self.heads) + len(self.exceptions)
         return 8 * stored / (self.rows * self.columns)
 
@@ -198,10 +198,10 @@ def check_fast(weights: list[int], rows: int, columns: int) -> Fast:
     count = len(f.exceptions) // 4
     strips = ceil_div(rows, 32)
     size = 1536 * strips * f.steps + 8 * strips * f.tiles + 4 * count
-    require(f.bits_a_weight() == 8 * size / (rows * columns), "bits a weight")
+    require(f.bits_per_weight() == 8 * size / (rows * columns), "bits per weight")
     if rows % 32 == columns % 256 == 0:
         near = 12 + 1 / 128 + 32 * count / (rows * columns)
-        require(abs(f.bits_a_weight() - near) < 1e-9, "bits a weight of whole tiles")
+        require(abs(f.bits_per_weight() - near) < 1e-9, "bits per weight of whole tiles")
     check_cut(f, weights)
     return f
 
