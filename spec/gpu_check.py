@@ -223,7 +223,7 @@ def block_step(f: Fast, weights: list[int]) -> str:
     x, pairs = exponents_of(packed, base), decode_row(word0, word1, packed, base)
     lines.append(f"\nB {base * 0x00800080:08x}, row 5: X {' '.join(f'{e:08x}' for e in x)}")
     lines.append(f"                  P {' '.join(f'{p:08x}' for p in pairs)}")
-    lines.append(f"\nbits a weight of w, {f.rows} x {f.columns}: {f.bits_per_weight()}")
+    lines.append(f"\nbits per weight of w, {f.rows} x {f.columns}: {f.bits_per_weight()}")
     return "\n".join(lines)
 
 
