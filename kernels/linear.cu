@@ -44,6 +44,7 @@
 #include "linear_few.cuh"
 #include "linear_gather.cuh"
 #include "linear_large.cuh"
+#include "linear_patch.cuh"
 #include "linear_tile_wide.cuh"
 
 namespace df11::linear {

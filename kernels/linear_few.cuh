@@ -24,10 +24,12 @@
 //   x         a box of 128 columns by 1, 8 or 16 rows for each split, by a tensor map; grouped, a
 //             copy for each row, since rows lie anywhere; word by word if it is not aligned, and
 //             where columns end within a block
-//   entries   a warp that puts entries in their places itself runs code that no other runs: it is
-//             fetched from far, and the slowest warp of all ends the launch. So the warps that fill
-//             tables decode each lane's product with entries, and put these in: a patch, which the
-//             lane loads over what it has decoded
+//   patches   a warp that puts entries in their places itself runs code that no other runs: it is
+//             fetched from far, and the slowest warp of all ends the launch. So packing decodes each
+//             lane's product with entries, and puts these in: a patch, which the lane loads over what
+//             it has decoded. Tables of patches are loaded before weights are asked for: after them
+//             a load waits 5 us and more
+//   prefetch  when its weights are there, a block brings some of the next product's to L2
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 80 registers with 16 rows, 20 warps. A stage
 // is about 190 instructions of a warp in one straight line: 120 decode, 8 or 16 multiply.
@@ -51,23 +53,18 @@ static_assert((3 + FEW_PART + 3) / 4 <= FEW_TILES && FEW_PART % FEW_BLOCKS == 0,
 static_assert(FEW_BLOCKS == 2, "two buffers, half a tile");
 // A unit's table; pieces take two of them in turn:
 //   word      how many patches rows 0 to 15 have, or FEW_MANY; 16 bytes
-//   heads     one for each tile
 //   bases     one for each stage, in the exponents' places of two weights
-//   patches   8 bytes each: the number, and where the words of product 0 would be; they are sorted
-//             by number, and after the last one comes NO_PATCH
+//   patches   8 bytes each: the number (linear_task.cuh), and where the words of product 0 would be;
+//             after the last one comes NO_PATCH
 //   words     four for each patch; those of one lane and window are as far apart as their products
-// The number is half << 31 | window << 8 | lane << 3 | product. A window is what is decoded during
-// a stage: window 0 is block 0, whose products are 4 to 7; window w has blocks 2 w - 1 and 2 w.
-constexpr u32 FEW_TABLES = 2, FEW_MANY = 0xFFFFFFFF, NO_PATCH = 0xFFFFFFFF;
-constexpr u32 FEW_TILE_PATCHES = 4;  // places for as many of each tile
-__host__ __device__ constexpr u32 few_patches(u32 tiles) { return FEW_TILE_PATCHES * tiles; }
+constexpr u32 FEW_TABLES = 2, FEW_MANY = 0xFFFFFFFF;
 struct FewTable {
     u32 at, tiles;
-    __device__ u32 heads() const { return at + 16; }
-    __device__ u32 bases() const { return heads() + tiles * 8; }
+    __device__ u32 bases() const { return at + 16; }
     __device__ u32 numbers() const { return bases() + tiles * 8; }
-    __device__ u32 words() const { return numbers() + few_patches(tiles) * 8 + 16; }
-    __device__ static u32 bytes(u32 tiles) { return 32 + tiles * 16 + few_patches(tiles) * 24; }
+    __device__ u32 places() const { return TILE_PATCHES * tiles; }
+    __device__ u32 words() const { return numbers() + places() * 8 + 16; }
+    __device__ static u32 bytes(u32 tiles) { return 32 + tiles * (8 + TILE_PATCHES * 24); }
 };
 
 __device__ inline u32 few_blocks_of(u32 columns) {
@@ -78,12 +75,14 @@ __device__ inline u32 few_blocks_of(u32 columns) {
 struct FewPiece {
     const u8* data;  // of the first strip
     const FastHead* heads;
+    const u8* patches;
     const u32* entries;
     u64 entry_count;
     u16* y;  // of the first row of x, and of the matrix
     u64 y_pitch;
     const u16* bias;
     u32 rows, whole_columns, first_strip, strips;
+    u32 first_window;  // of patches: that of the first column
     u32 all_splits, first_split, splits;  // splits: in this pass
     u32 pass_splits, inverse;             // in each pass but the last; 2^16 / that, rounded up
     u32 length;                           // of a split, but the last: blocks
@@ -144,6 +143,7 @@ struct FewPieces {
         if (piece.left) {
             piece.data += u64(piece.strips) * steps_of(piece.whole_columns) * STEP_BYTES;
             piece.heads += u64(piece.strips) * tiles_across(piece.whole_columns);
+            piece.patches += u64(piece.strips) * patch_bytes(piece.whole_columns);
             piece.first_strip += piece.strips;
         } else {
             work.find(strip, end, piece);
@@ -188,6 +188,8 @@ struct FewShared {
             m.data + u64(piece.first_strip) * steps_of(m.whole_columns) * STEP_BYTES;
         piece.heads = static_cast<const FastHead*>(m.index) +
                       u64(piece.first_strip) * tiles_across(m.whole_columns);
+        piece.patches = m.patches + u64(piece.first_strip) * patch_bytes(m.whole_columns);
+        piece.first_window = m.first_column / (FEW_BLOCKS * FEW_COLUMNS);
         piece.entries = static_cast<const u32*>(m.rest);
         piece.entry_count = m.rest_count;
         piece.y = m.y;
@@ -238,6 +240,8 @@ struct FewGrouped : Grouped {
         piece.data = m.data + u64(at.strip) * steps_of(m.whole_columns) * STEP_BYTES;
         piece.heads =
             static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(m.whole_columns);
+        piece.patches = m.patches + u64(at.strip) * patch_bytes(m.whole_columns);
+        piece.first_window = m.first_column / (FEW_BLOCKS * FEW_COLUMNS);
         piece.entries = static_cast<const u32*>(m.rest);
         piece.entry_count = m.rest_count;
         piece.y = y(at, 0);
@@ -260,22 +264,24 @@ struct FewGrouped : Grouped {
     __device__ static u32 second(u32 place) { return place + 64; }
 };
 
+// Waits until the barriers are made.
+__device__ __forceinline__ void meet_barriers() { group_barrier(1, blockDim.x); }
+
 // A number that is the same in all lanes: by lane 0, so that the compiler knows it.
 __device__ __forceinline__ u32 same(u32 number) { return __shfl_sync(ALL_LANES, number, 0); }
 
-// The layout of shared memory: barriers, tables, room for each warp that fills these to sort
-// patches, sums of splits, then stages, each with weights and x.
+// The layout of shared memory: barriers, tables, sums of splits, then stages, each with weights and
+// x.
 template <class Work>
 struct FewRing {
-    u32 barriers, tables, tiles, table_bytes, scratch, sums, first, bytes, x, count;
+    u32 barriers, tables, tiles, table_bytes, sums, first, bytes, x, count;
     u32 place, full, phase = 0;
     __device__ FewRing(const Work& work, u32 at, u32 room) : barriers(at) {
         const u32 units = work.unit_count(), splits = work.x_count();
         tables = at + 8 * (2 * FEW_STAGES + 2 * FEW_TABLES);
         tiles = min((tiles_across(work.launch.columns) + 1) / 2 * 2, FEW_TILES);
         table_bytes = units * FewTable::bytes(tiles);
-        scratch = tables + FEW_TABLES * table_bytes;
-        sums = scratch + FEW_TELLING * few_patches(tiles) * 8;
+        sums = tables + FEW_TABLES * table_bytes;
         // One for each warp, and one for the strip whose splits come in passes.
         const u32 sum_bytes = splits > 1 ? (2 * units + 2) * Work::EIGHTS * 512 : 0;
         first = (sums + sum_bytes + 1023) / 1024 * 1024;
@@ -354,13 +360,6 @@ __device__ inline u64 keep_policy() {
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
     return policy;
 }
-__device__ inline uint2 load_kept(const uint2* from, u64 policy) {
-    uint2 v;
-    asm volatile("ld.global.nc.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-                 : "=r"(v.x), "=r"(v.y)
-                 : "l"(from), "l"(policy));
-    return v;
-}
 __device__ inline u32 load_kept(const u32* from, u64 policy) {
     u32 v;
     asm volatile("ld.global.nc.L2::cache_hint.u32 %0, [%1], %2;"
@@ -368,178 +367,138 @@ __device__ inline u32 load_kept(const u32* from, u64 policy) {
                  : "l"(from), "l"(policy));
     return v;
 }
+__device__ inline uint4 load_kept(const uint4* from, u64 policy) {
+    uint4 v;
+    asm volatile("ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from), "l"(policy));
+    return v;
+}
 
 // A warp that fills the tables of units `number`, `number + FEW_TELLING`, ... of each piece: a lane
-// takes a tile, then a patch.
+// takes a tile's base, then a patch.
 struct FewTelling {
     static constexpr u32 UNITS = (FEW_UNITS + FEW_TELLING - 1) / FEW_TELLING;
-    // A number at the scratch is marked if it is there already, and with how many products lie
-    // between the lane's patch before it, in the same window, and this one.
-    static constexpr u32 REPEATED = 1 << 30, GAP = 1 << 20, EXTRA = REPEATED | 7 * GAP;
-    u32 number, lane, blocks, steps;
+    // Patches of a strip that each lane loads before it knows how many there are.
+    static constexpr u32 FIRST = 2;
+    struct Patch {
+        u32 number;
+        uint4 words;
+    };
+    // What is loaded of a unit at first: the last word of a tile's head, patches.
+    struct Loaded {
+        u32 head;
+        Patch patches[FIRST];
+    };
+    // The patches that a table has so far.
+    struct Written {
+        u32 all, first_half, places, last;
+    };
+    u32 number, lane, blocks;
     u64 policy;
-    u32* status;
-    Head heads[UNITS];
+    Loaded loaded[UNITS];
 
-    __device__ void load_heads(const FewPiece& piece) {
+    __device__ Patch load_patch(const FewPiece& piece, u32 unit, u32 place, bool is_wanted) const {
+        const u32 places = patch_places(piece.whole_columns);
+        const u32* const numbers = reinterpret_cast<const u32*>(
+            piece.patches + u64(piece.strip_of(unit)) * patch_bytes(piece.whole_columns));
+        if (!is_wanted || place >= places) return {NO_PATCH, make_uint4(0, 0, 0, 0)};
+        const uint4* const words = reinterpret_cast<const uint4*>(numbers + places);
+        return {load_kept(numbers + place, policy), load_kept(words + place, policy)};
+    }
+    __device__ void load(const FewPiece& piece) {
 #pragma unroll
         for (u32 i = 0; i < UNITS; i++) {
             const u32 unit = number + i * FEW_TELLING, split = piece.split_of(unit);
             const u32 begin = piece.begin_of(split), end = piece.end_of(split, blocks);
             const u32 tile = begin * 2 / TILE_STEPS + lane;
             const u64 before = u64(piece.strip_of(unit)) * tiles_across(piece.whole_columns);
-            const uint2* from = reinterpret_cast<const uint2*>(piece.heads) + before + tile;
-            const bool exists = piece.has(unit) && begin < end && tile * TILE_STEPS < 2 * end;
-            heads[i].words = exists ? load_kept(from, policy) : make_uint2(0, 0);
+            const u32* from = reinterpret_cast<const u32*>(piece.heads + before + tile) + 1;
+            const bool exists = piece.has(unit) && begin < end;
+            loaded[i].head = exists && tile * TILE_STEPS < 2 * end ? load_kept(from, policy) : 0;
+#pragma unroll
+            for (u32 k = 0; k < FIRST; k++)
+                loaded[i].patches[k] = load_patch(piece, unit, k * LANES + lane, exists);
         }
     }
-    // The number of the patch for an entry of a tile, or NO_PATCH if the unit does not have it.
-    __device__ u32 number_of(u32 entry, u32 tile, u32 begin, u32 end) const {
-        const u32 step = tile * TILE_STEPS + (entry >> 26 & 7), block = step / 2;
-        if (block < begin || block >= end || step >= steps) return NO_PATCH;
-        const u32 place = block - (begin & ~1u);
-        const u32 product = (place % 2 ? 0 : 4) + step % 2 * 2 + (entry >> 18 & 1);
-        return (entry >> 20 & 1) << 31 | (place + 1) / 2 << 8 | (entry >> 21 & 31) << 3 | product;
-    }
-    // A lane's product before the patch, as it is coded.
-    struct Coded {
-        uint4 planes;
-        uint2 codes;
-        u32 tile;  // of the unit's
-    };
-    __device__ Coded load(u32 patch, const u8* strip, u32 begin) const {
-        const u32 product = patch & 7, half = patch >> 31;
-        const u32 block = (begin & ~1u) + (patch >> 8 & 0x7F) * 2 - (product < 4 ? 1 : 0);
-        const u32 step = block * 2 + product / 2 % 2;
-        const u8* const from = strip + u64(step) * STEP_BYTES + (patch >> 3 & 31) * 16;
-        return {__ldg(reinterpret_cast<const uint4*>(from + half * 512)),
-                __ldg(reinterpret_cast<const uint2*>(from + 1024 + half * 8)),
-                step / TILE_STEPS - begin / 4};
-    }
-    __device__ void decode(u32 (&words)[4], const Coded& coded, u32 patch,
-                           const FewTable& table) const {
-        const u32 base = Head{load_shared_8(table.heads() + coded.tile * 8)}.base();
-        if (patch % 2)
-            decode_product(words, 1, coded.planes, coded.codes, base);
-        else
-            decode_product(words, 0, coded.planes, coded.codes, base);
-    }
-    // Marks the numbers of `count` entries, which are at `scratch` with these.
-    __device__ void mark(u32 count, u32 scratch) const {
-        for (u32 i = lane; i < count; i += LANES) {
-            const u32 patch = load_shared(scratch + 8 * i);
-            u32 before = patch & ~7u;  // products of the same lane and window
-            bool is_repeated = false, is_first = true;
-#pragma unroll 4
-            for (u32 k = 0; k < count; k++) {
-                const u32 other = load_shared(scratch + 8 * k) & ~EXTRA;
-                is_repeated |= k < i && other == patch;
-                if (other >= before && other < patch) before = other, is_first = false;
-            }
-            const u32 gap = is_first ? 0 : patch - before - 1;
-            if (patch != NO_PATCH && (gap || is_repeated))
-                store_shared(scratch + 8 * i, patch | gap * GAP | (is_repeated ? REPEATED : 0));
+    // Writes those of 32 patches that are in windows `first` to `last`. False if they have no place.
+    __device__ bool take(Written& written, const Patch& patch, u32 first, u32 last,
+                         const FewTable& table) const {
+        const u32 window = patch.number << 1 >> 9, product = patch.number & 7;
+        const bool is_wanted = patch.number != NO_PATCH && window >= first && window <= last;
+        const u32 wanted = __ballot_sync(ALL_LANES, is_wanted);
+        u32 before = __shfl_up_sync(ALL_LANES, patch.number, 1);
+        if (lane == 0) before = written.last;
+        const bool is_next = before >> 3 == patch.number >> 3 && before < patch.number;
+        const u32 step = !is_wanted ? 0 : is_next ? patch.number - before : 1;
+        const u32 sum = inclusive_sum(step, lane), place = written.places + sum - 1;
+        const u32 rank = written.all + __popc(wanted & ((1u << lane) - 1));
+        const u32 to = table.words() + place * 16;
+        const bool has_place = rank < table.places() && place < table.places();
+        if (is_wanted && has_place) {
+            store_shared_8(table.numbers() + rank * 8, make_uint2(patch.number, to - product * 16));
+            store_shared_16(to, patch.words);
         }
-        __syncwarp();
+        written.all += __popc(wanted);
+        written.first_half += __popc(__ballot_sync(ALL_LANES, is_wanted && !(patch.number >> 31)));
+        written.places += __shfl_sync(ALL_LANES, sum, LANES - 1);
+        written.last = __shfl_sync(ALL_LANES, patch.number, LANES - 1);
+        return !__any_sync(ALL_LANES, is_wanted && !has_place);
     }
-    // Writes the patches of `count` entries, sorted by their numbers.
-    __device__ void write_patches(u32 count, u32 scratch, const u8* strip, u32 begin,
-                                  const FewTable& table) const {
-        u32 first_half = 0, all = 0;
-        bool has_room = true;
-        for (u32 from = 0; from < count; from += LANES) {
-            const u32 i = from + lane;
-            const uint2 own = i < count ? load_shared_8(scratch + 8 * i) : make_uint2(NO_PATCH, 0);
-            // The first ones are on their way while numbers are marked.
-            Coded coded = {};
-            if (own.x != NO_PATCH) coded = load(own.x & ~EXTRA, strip, begin);
-            __syncwarp();
-            if (from == 0) mark(count, scratch);
-            const u32 marked = i < count ? load_shared(scratch + 8 * i) : NO_PATCH;
-            const bool is_patch = !(marked & REPEATED);  // NO_PATCH is none
-            const u32 patch = marked & ~EXTRA;
-            u32 words[4] = {}, rank = 0, place = marked / GAP & 7;
-            if (is_patch) decode(words, coded, patch, table);
-#pragma unroll 4
-            for (u32 k = 0; k < count; k++) {
-                const uint2 other = load_shared_8(scratch + 8 * k);
-                const bool is_before = !(other.x & REPEATED) && (other.x & ~EXTRA) < patch;
-                rank += is_before, place += is_before ? 1 + (other.x / GAP & 7) : 0;
-                place_entry(words, other.y, (other.x & ~EXTRA) == patch);
-            }
-            place = table.words() + place * 16;
-            if (is_patch) {
-                store_shared_8(table.numbers() + rank * 8,
-                               make_uint2(patch, place - (patch & 7) * 16));
-                if (place < table.at + FewTable::bytes(table.tiles))
-                    store_shared_16(place, make_uint4(words[0], words[1], words[2], words[3]));
-                else
-                    has_room = false;
-            }
-            all += __popc(__ballot_sync(ALL_LANES, is_patch));
-            first_half += __popc(__ballot_sync(ALL_LANES, is_patch && !(patch >> 31)));
+    __device__ void write_patches(const FewPiece& piece, u32 unit, const Loaded& from, u32 begin,
+                                  u32 end, const FewTable& table) const {
+        const u32 first = piece.first_window + begin / 2, last = piece.first_window + end / 2;
+        Written written = {0, 0, 0, NO_PATCH};
+        bool fits = __shfl_sync(ALL_LANES, from.patches[0].number, 0) != MANY_PATCHES;
+        Patch patch = from.patches[0];
+#pragma unroll 1
+        for (u32 k = 0; fits && __any_sync(ALL_LANES, patch.number != NO_PATCH);) {
+            fits = take(written, patch, first, last, table);
+            k++;
+            patch = k < FIRST ? from.patches[FIRST - 1]
+                              : load_patch(piece, unit, k * LANES + lane, true);
         }
-        has_room = __all_sync(ALL_LANES, has_room);
-        if (lane == 0) {
-            store_shared(table.at, has_room ? first_half : FEW_MANY);
-            store_shared(table.numbers() + all * 8, NO_PATCH);
-        }
-        __syncwarp();
+        if (lane) return;
+        store_shared(table.at, fits ? written.first_half : FEW_MANY);
+        if (fits) store_shared(table.numbers() + written.all * 8, NO_PATCH);
     }
     template <class Ring>
     __device__ void write(const FewPiece& piece, u32 piece_number, const Ring& ring) {
-        const u32 scratch = ring.scratch + number * few_patches(ring.tiles) * 8;
 #pragma unroll 1
         for (u32 i = 0; i < UNITS; i++) {
             const u32 unit = number + i * FEW_TELLING, split = piece.split_of(unit);
             const u32 begin = piece.begin_of(split), end = piece.end_of(split, blocks);
             if (!piece.has(unit) || begin >= end) continue;
             const FewTable table = ring.table(piece_number, unit);
-            const Head head = i ? heads[UNITS - 1] : heads[0];
-            u32 at = head.first(), count = head.count();
-            // A head may name entries that do not exist.
-            if (count && u64(at) + count > piece.entry_count) {
-                atomicOr(status, STATUS_ENTRIES);
-                count = u32(max(piece.entry_count, u64(at)) - at);
-            }
+            const Loaded from = i ? loaded[UNITS - 1] : loaded[0];
             if (lane < ring.tiles) {
-                store_shared_8(table.heads() + lane * 8,
-                               make_uint2(at, (head.words.y & 0xFFFF0000u) | count));
                 // A tile has two stages; the first one may be another unit's.
                 const u32 skipped = begin / 2 % 2, to = table.bases() + (2 * lane - skipped) * 4;
-                if (lane || !skipped) store_shared(to, head.base());
-                store_shared(to + 4, head.base());
+                const u32 base = Head{make_uint2(0, from.head)}.base();
+                if (lane || !skipped) store_shared(to, base);
+                store_shared(to + 4, base);
             }
-            const u32 sum = inclusive_sum(count, lane);
-            const u32 all = __shfl_sync(ALL_LANES, sum, LANES - 1);
-            if (all > few_patches(ring.tiles)) {
-                if (lane == 0) store_shared(table.at, FEW_MANY);
-                continue;
-            }
-#pragma unroll 1
-            for (u32 k = 0; k < count; k++) {
-                const u32 entry = load_kept(piece.entries + at + k, policy);
-                const u32 patch = number_of(entry, begin / 4 + lane, begin, end);
-                store_shared_8(scratch + (sum - count + k) * 8, make_uint2(patch, entry));
-            }
-            __syncwarp();
-            const u64 strip = u64(piece.strip_of(unit)) * steps_of(piece.whole_columns);
-            write_patches(all, scratch, piece.data + strip * STEP_BYTES, begin, table);
+            write_patches(piece, unit, from, begin, end, table);
         }
+        __syncwarp();
         release(ring.table_full(piece_number), lane);
     }
     template <class Work>
     __device__ void tell(const Work& work, const FewRing<Work>& ring) {
         FewPieces<Work> pieces(work);
-        for (u32 piece_number = 0; pieces.next(); piece_number++) {
-            load_heads(pieces.piece);
+        bool exists = pieces.next();
+        // The first ones are on their way while barriers are made, and before all weights.
+        if (exists) load(pieces.piece);
+        meet_barriers();
+        for (u32 piece_number = 0; exists; exists = pieces.next(), piece_number++) {
+            if (piece_number) load(pieces.piece);
             if (piece_number >= FEW_TABLES)
                 wait_for(ring.table_empty(piece_number), piece_number / FEW_TABLES % 2 ^ 1);
             write(pieces.piece, piece_number, ring);
         }
     }
 };
-static_assert(FewTelling::UNITS == 2, "heads of the first unit, and of the last");
+static_assert(FewTelling::UNITS == 2 && FewTelling::FIRST == 2, "the first one, and the last");
 
 // A warp that asks for weights or for x. All lanes do the same together.
 template <class Work>
@@ -633,26 +592,38 @@ struct FewAsking {
     }
     // The weights of every `turn`-th stage from `number` on: the launch before need not have ended.
     __device__ void ask_for_all_weights(FewRing<Work> ring, u32 number, u32 turn) const {
+        const u32 every = turn;
         // If stages are fewer than warps that ask, as many take turns: a stage that others have
         // still to ask for once more would look free.
         turn = min(ring.count, turn);
         u32 stage = number < turn ? number : ~0u, place = number;
+        u32 last_full = 0, last_phase = 0;
         ring.next(number);
-        for (FewPieces<Work> pieces(work); pieces.next(); stage -= pieces.piece.stages)
+        FewPieces<Work> pieces(work);
+        bool exists = pieces.next();
+        meet_barriers();
+        for (; exists; stage -= pieces.piece.stages, exists = pieces.next())
 #pragma unroll 1
             for (; stage < pieces.piece.stages; stage += turn, place += turn, ring.next(turn)) {
                 if (place >= ring.count) wait_for(ring.empty(), ring.phase ^ 1);
                 ask_for_weights(pieces.piece, stage, ring);
+                last_full = ring.full, last_phase = ring.phase;
             }
+        if constexpr (Work::BOXES) {
+            // When this block's weights are there: those of other blocks come first.
+            if (last_full) wait_for(last_full, last_phase);
+            prefetch_next(work.launch, number, every);
+        }
     }
     // The x of all stages.
     __device__ void ask_for_all_x(FewRing<Work> ring) {
-        if constexpr (Work::BOXES) {
+        if constexpr (Work::BOXES)
             asm volatile("prefetch.tensormap [%0];" ::"l"(&work.launch.x_map) : "memory");
-            wait_for_launch_before();
-        }
+        FewPieces<Work> pieces(work);
+        bool exists = pieces.next();
+        if constexpr (Work::BOXES) wait_for_launch_before();
         u32 place = 0;
-        for (FewPieces<Work> pieces(work); pieces.next();) {
+        for (; exists; exists = pieces.next()) {
             const FewPiece& piece = pieces.piece;
             if constexpr (!Work::BOXES) row = work.x(piece, min(lane, piece.x_rows - 1));
 #pragma unroll 1
@@ -707,8 +678,8 @@ struct FewChain {
     const FewPiece& piece;
     u32 lane, half;
     u32 planes, codes, x[2];  // in a stage; of x the steps of a block
-    // In the unit's table: where the head of tile 0 would be; bases; the next patch, its window.
-    u32 heads, bases, numbers, patch_window;
+    // In the unit's table: bases; the next patch, its window.
+    u32 bases, numbers, patch_window;
     float sums[EIGHTS][4];
     FewRaw raw[2];
     uint4 v[2][EIGHTS][2];
@@ -772,12 +743,13 @@ struct FewChain {
     }
     // The products of blocks `begin` to `end` of the unit, one at least, by stages of two.
     __device__ __forceinline__ void walk(FewRing<Work>& ring, u32 begin, u32 end) {
+        const u32 first_window = piece.first_window + begin / 2;
         // The compiler must know that all lanes do the same.
         begin = same(begin), end = same(end);
         const u32 first = same(ring.first), bytes = same(ring.bytes);
         const u32 barriers = same(ring.barriers), last = barriers + 8 * (same(ring.count) - 1);
         u32 here = same(ring.place), full = same(ring.full), phase = same(ring.phase);
-        u32 at = begin & ~1u, window = same(half) << 23, base_at = same(bases);
+        u32 at = begin & ~1u, window = same(half << 23 | first_window), base_at = same(bases);
         wait_for(full, phase);
         load(0, here), load(1, here);
         load_x(v[0], here);
@@ -819,7 +791,10 @@ struct FewChain {
     }
     // Likewise, of a unit with more entries than there are places for patches: product by product,
     // whose entries are searched in memory.
-    __device__ __forceinline__ void walk_slowly(FewRing<Work>& ring, u32 begin, u32 end) {
+    __device__ __forceinline__ void walk_slowly(FewRing<Work>& ring, u32 strip, u32 begin, u32 end,
+                                                u32* status) {
+        const uint2* const heads = reinterpret_cast<const uint2*>(piece.heads) +
+                                   u64(strip) * tiles_across(piece.whole_columns);
 #pragma unroll 1
         for (u32 at = begin & ~1u; at < end; at += 2) {
             wait_for(ring.full, ring.phase);
@@ -828,13 +803,19 @@ struct FewChain {
                 const u32 place = ring.place + (block - at) * FEW_BLOCK_BYTES;
                 raw[0].load(place + planes, place + codes);
                 load_x(v[0], ring.place + (block - at) * Work::X_BLOCK);
-                const Head head = {load_shared_8(heads + block / 4 * 8)};
+                const Head head = {__ldg(heads + block / 4)};
+                // A head may name entries that do not exist.
+                u32 count = head.count();
+                if (u64(head.first()) + count > piece.entry_count) {
+                    atomicOr(status, STATUS_ENTRIES);
+                    count = 0;
+                }
 #pragma unroll
                 for (u32 k = 0; k < 4; k++) {
                     raw[0].decode(w[0][k], k, head.base());
                     const u32 step = block % 4 * 2 + k / 2;
 #pragma unroll 1
-                    for (u32 i = 0; i < head.count(); i++) {
+                    for (u32 i = 0; i < count; i++) {
                         const u32 entry = __ldg(piece.entries + head.first() + i);
                         place_entry(w[0][k], entry,
                                     (entry >> 20 & 511) == (step << 6 | lane << 1 | half) &&
@@ -909,14 +890,16 @@ __device__ __forceinline__ void add_splits(FewChain<Work>& chain, const FewPiece
 template <class Work>
 __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> ring, u32 warp,
                                                 u32 lane, u32 threads) {
-    if constexpr (Work::BOXES) wait_for_launch_before();
     const u32 unit = warp / 2, blocks = few_blocks_of(work.launch.columns);
     FewPieces<Work> pieces(work);
+    bool exists = pieces.next();
+    meet_barriers();
+    if constexpr (Work::BOXES) wait_for_launch_before();
     FewChain<Work> chain = {pieces.piece, lane, warp % 2};
     const u32 place = unit * FEW_BLOCKS * FEW_BLOCK_BYTES + lane * 16;
     chain.planes = kept(place + chain.half * 512);
     chain.codes = kept(place + 1024 + chain.half * 8);
-    for (u32 number = 0; pieces.next(); number++) {
+    for (u32 number = 0; exists; exists = pieces.next(), number++) {
         const FewPiece& piece = pieces.piece;
         const u32 split = piece.split_of(unit), first = piece.begin_of(split);
         const u32 end = piece.end_of(split, blocks);
@@ -925,11 +908,11 @@ __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> 
         const u32 x_place = ring.x + split * Work::X_BYTES + Work::x_place(lane);
         chain.x[0] = kept(x_place), chain.x[1] = kept(Work::second(x_place));
         const FewTable table = ring.table(number, unit);
-        chain.heads = table.heads() - first / 4 * 8, chain.bases = table.bases();
+        chain.bases = table.bases();
         if (piece.first_block == 0) chain.clear();
         wait_for(ring.table_full(number), number / FEW_TABLES % 2);
         if (count && load_shared(table.at) == FEW_MANY) {
-            chain.walk_slowly(ring, first, end);
+            chain.walk_slowly(ring, piece.strip_of(unit), first, end, work.launch.status);
         } else if (count) {
             chain.begin_patches(table);
             chain.walk(ring, first, end);
@@ -965,13 +948,10 @@ __device__ __forceinline__ void linear_few(const Work& work) {
     const u32 consumers = blockDim.x / LANES - FEW_HELPERS;
     if (warp < consumers) touch(work.launch, warp, consumers);
     const FewRing<Work> ring(work, kept(shared_address(linear_shared)), dynamic_shared_bytes());
-    // The first warp that asks makes the barriers, and waits for nobody.
     if (warp == consumers) {
         ring.init_barriers(consumers, lane);
         __syncwarp();
         asm volatile("bar.arrive 2, %0;" ::"r"(blockDim.x) : "memory");
-    } else {
-        group_barrier(1, blockDim.x);
     }
     if (warp < consumers)
         multiply_pieces(work, ring, warp, lane, consumers * LANES);
@@ -983,9 +963,7 @@ __device__ __forceinline__ void linear_few(const Work& work) {
         FewTelling{warp - consumers - FEW_ASKING - FEW_ASKING_X,
                    lane,
                    few_blocks_of(work.launch.columns),
-                   steps_of(work.launch.columns),
-                   keep_policy(),
-                   work.launch.status}
+                   keep_policy()}
             .tell(work, ring);
 }
 }  // namespace df11::linear

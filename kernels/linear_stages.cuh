@@ -132,6 +132,24 @@ __device__ inline void copy_bulk_by_one(u32 to, const void* from, u32 bytes, u32
         "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
         : "memory");
 }
+// To L2, by one lane. All lanes together, alike.
+__device__ inline void prefetch_bulk(const void* from, u32 bytes) {
+    asm volatile(
+        "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
+        "cp.async.bulk.prefetch.L2.global [%0], %1; }" ::"l"(from),
+        "r"(bytes)
+        : "memory");
+}
+// Brings a block's share of what the next product reads first to L2. `turn` warps, this one by its
+// number.
+__device__ inline void prefetch_next(const LinearLaunch& launch, u32 number, u32 turn) {
+#pragma unroll 1
+    for (u32 i = 0; i < LINEAR_PREFETCHES; i++) {
+        const LinearPrefetch& next = launch.prefetches[i];
+        for (u32 k = blockIdx.x + gridDim.x * number; k < next.pieces; k += gridDim.x * turn)
+            prefetch_bulk(next.data + k * next.pitch, next.bytes);
+    }
+}
 __device__ inline void arrive_expecting_once(u32 barrier, u32 bytes) {
     asm volatile(
         "{ .reg .pred p;\n.reg .b64 s;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
@@ -332,5 +350,6 @@ __device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const
     const WideAsking<WideRing> asking(launch, item, item.begin + warp, lane);
     asking.fill(filled, ring);
     asking.ask(filled, ring, item.strips * WIDE_STRIP_BYTES, true);
+    prefetch_next(launch, warp, WIDE_ASKING);
 }
 }  // namespace df11::linear

@@ -17,9 +17,24 @@ using tile::TileTable;
 //   data      of each strip of 32 rows, of each step of 32 columns, 1536 bytes: for each lane two
 //             words of signs and mantissas and one of codes for each of its four rows
 //   heads     of each strip, of each tile of 256 columns (8 steps), a FastHead
+//   patches   of each strip, patch_places numbers, then as many products of 16 bytes: what the lanes
+//             of products with exceptions have instead of what they decode
 //   entries   of weights that no code can express (exceptions), tile by tile, ascending: the weight
 //             in bits 0 to 15, step << 10 | lane << 5 | row / 8 << 3 | k in bits 16 to 28
 constexpr u32 STRIP_ROWS = 32, STEP_COLUMNS = 32, STEP_BYTES = 1536, TILE_STEPS = 8;
+// Patches ascend by their numbers, half << 31 | window << 8 | lane << 3 | product: rows 0 to 15 or
+// 16 to 31; a window is what df11_linear_order_* decode during a stage, block 2 w - 1 of 64 columns
+// (products 0 to 3) and 2 w (4 to 7). After the last one there is NO_PATCH; a strip with more
+// entries than places has MANY_PATCHES first.
+constexpr u32 TILE_PATCHES = 4, MOST_PATCHES = 512, PATCH_BYTES = 20;
+constexpr u32 NO_PATCH = 0xFFFFFFFF, MANY_PATCHES = 0xFFFFFFFE;
+__host__ __device__ constexpr u32 patch_places(u32 columns) {
+    const u32 tiles = (columns + TILE_STEPS * STEP_COLUMNS - 1) / (TILE_STEPS * STEP_COLUMNS);
+    return tiles < MOST_PATCHES / TILE_PATCHES ? TILE_PATCHES * tiles : MOST_PATCHES;
+}
+__host__ __device__ constexpr u32 patch_bytes(u32 columns) {
+    return PATCH_BYTES * patch_places(columns);
+}
 
 struct alignas(8) FastHead {
     u32 first;  // of the tile's entries
@@ -40,7 +55,8 @@ static_assert(sizeof(FastHead) == 8, "heads have no padding");
 //   index      heads, of the first strip and column  records, of the first strip, column 0
 //   rest       entries of the whole                  bitstream of the whole, aligned to 16
 //   rest_count how many entries                      bytes of the bitstream, a multiple of 16
-//   table      null                                  the decode table, aligned to 16
+//   patches    of the first strip of all columns     not read
+//   table      not read                              the decode table, aligned to 16
 //
 // The host promises that the arrays have the bytes that the layout gives for `rows`, the launch's
 // `columns` and the whole's, and that y has room for x_rows rows. What the arrays hold may be
@@ -49,7 +65,10 @@ struct alignas(16) LinearMatrix {
     const u8* data;  // aligned to 16
     const void* index;
     const void* rest;
-    const TileTable* table;
+    union {
+        const TileTable* table;
+        const u8* patches;  // aligned to 16
+    };
     u64 rest_count;
     const u16* bias;           // `rows` of them, or null
     u16* y;                    // row 0, first column of the product
@@ -78,6 +97,14 @@ constexpr u32 LINEAR_MATRICES = 8, LINEAR_ROWS = 16;
 struct alignas(64) XMap {
     u32 words[32];
 };
+// Bytes to bring to L2: `pieces` of `bytes` each, a multiple of 16, `pitch` bytes apart. A hint:
+// it changes no output.
+constexpr u32 LINEAR_PREFETCHES = 4;
+struct LinearPrefetch {
+    const u8* data;  // aligned to 16
+    u64 pitch;       // a multiple of 16
+    u32 pieces, bytes;
+};
 struct alignas(64) LinearLaunch {
     const u16* x;  // row-major
     u64 x_pitch;   // elements from a row of x to the next; slow unless x and pitch are multiples of
@@ -98,20 +125,23 @@ struct alignas(64) LinearLaunch {
     u32 tile_sets;  // of df11_linear_tile_{2,8,16}: items whose sums are on their way at once, 1, 2
     u32 x_mapped;   // for 17 rows of x and more: 1 if x_map is set
     u32 tile_tables;  // of df11_linear_tile_{2,8,16}: tables at once: 1, 2 or 4
-    LinearMatrix matrices[LINEAR_MATRICES];
-    u32 tile_slot_bytes;  // of df11_linear_tile_{2,8,16}: what a slot has of the shared memory that
-                          // is left, a multiple of 16 (linear_tile_block.cuh)
     // In the order of a plan of the sum: splits of strips that a block multiplies at once, and of
     // one strip; strips of all matrices that each block multiplies, and how many blocks one more.
     u32 few_units, few_splits, few_each, few_more;
-    u32 share_stages;  // for 129 rows of x and more: see below
+    LinearMatrix matrices[LINEAR_MATRICES];
+    u32 tile_slot_bytes;  // of df11_linear_tile_{2,8,16}: what a slot has of the shared memory that
+                          // is left, a multiple of 16 (linear_tile_block.cuh)
+    u32 share_stages;     // for 129 rows of x and more: see below
     // A CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes of
     // WIDE_COLUMNS columns and all rows, or those of a band, 128-byte swizzle, zeros for columns
     // that do not exist. Without it, as if x or pitch is not a multiple of 16 bytes, x is read
     // slowly.
     XMap x_map;
+    // In the order of a plan of the sum, and for 17 to 128 rows of x: weights that the next product
+    // is expected to read first.
+    LinearPrefetch prefetches[LINEAR_PREFETCHES];
 };
-static_assert(sizeof(LinearLaunch) == 1024, "as Rust has it");
+static_assert(sizeof(LinearLaunch) == 1152, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
 
 // In the order of a plan of the sum: the machine code for compute capability 9.0 has
@@ -281,8 +311,8 @@ struct alignas(16) GatherTask {
 };
 static_assert(sizeof(GatherTask) == 96, "as Rust has it");
 
-// Transcoding from BF16, in order: df11_linear_count, df11_linear_scan, df11_linear_pack, of a
-// range of whole strips (the last may be partial). Deterministic. One argument, by value.
+// Transcoding from BF16, in order: df11_linear_count, df11_linear_scan, df11_linear_pack,
+// df11_linear_patch, of a range of whole strips (the last may be partial). Deterministic. One argument, by value.
 struct alignas(16) PackTask {
     const u16* weights;  // row-major, of the range
     u64 pitch;           // elements from a row to the next
@@ -292,11 +322,12 @@ struct alignas(16) PackTask {
     u32* entries;        // of the matrix: the heads' `first` counts from here
     u64 capacity;        // of entries: beyond it pack writes none
     u32* total;          // entries so far: scan begins at it and adds the range's
-    u64 reserved;
+    u8* patches;         // of the range, aligned to 16
 };
 static_assert(sizeof(PackTask) == 80, "as Rust has it");
 // df11_linear_count and _pack: ceil(tiles / PACK_WARPS) blocks of PACK_WARPS warps; count with
 // PACK_SHARED_BYTES of dynamic shared memory, pack with none. scan: one block of 1024 threads.
+// patch: ceil(strips / PACK_WARPS) blocks of PACK_WARPS warps.
 constexpr u32 PACK_WARPS = 4;
 
 // From the fast layout back to BF16, a part of a matrix: df11_linear_unpack, one argument by value;

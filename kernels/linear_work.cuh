@@ -86,6 +86,7 @@ struct Grouped {
         const u64 strips = u64(at.matrix) * (launch.rows / STRIP_ROWS);
         m.data += strips * steps_of(m.whole_columns) * STEP_BYTES;
         m.index = static_cast<const FastHead*>(m.index) + strips * tiles_across(m.whole_columns);
+        m.patches += strips * patch_bytes(m.whole_columns);
         return m;
     }
     __device__ const u16* x(const Range& at, u32 row) const {

@@ -52,11 +52,16 @@ struct Fast {
     u64 tiles = 0, data_bytes = 0;
     u8* data = nullptr;
     FastHead* heads = nullptr;
+    u8* patches = nullptr;
     u32* entries = nullptr;
-    u64 bytes() const { return data_bytes + tiles * sizeof(FastHead) + u64(count) * 4; }
+    u64 patches_bytes() const { return u64(strips_of(rows)) * patch_bytes(columns); }
+    u64 bytes() const {
+        return data_bytes + tiles * sizeof(FastHead) + patches_bytes() + u64(count) * 4;
+    }
     Fast copy() const {
         Fast f = *this;
         f.data = copy_of(data, data_bytes), f.heads = copy_of(heads, tiles);
+        f.patches = copy_of(patches, patches_bytes());
         f.entries = copy_of(entries, count);
         return f;
     }
@@ -74,6 +79,8 @@ static void launch_count(const PackTask& task, cudaStream_t stream) {
 }
 static void launch_pack(const PackTask& task, cudaStream_t stream) {
     launch_packing(KERNEL(df11_linear_pack), 0, task, stream);
+    const u32 blocks = (strips_of(task.rows) + PACK_WARPS - 1) / PACK_WARPS;
+    launch_kernel(KERNEL(df11_linear_patch), blocks, PACK_WARPS * LANES, 0, task, stream);
 }
 static Fast pack(const u16* weights, u32 rows, u32 columns) {
     Fast f;
@@ -83,6 +90,7 @@ static Fast pack(const u16* weights, u32 rows, u32 columns) {
     PackTask task = {};
     task.weights = weights, task.pitch = columns, task.rows = rows, task.columns = columns;
     task.heads = f.heads, task.data = f.data, task.total = allocate_filled<u32>(1, 0);
+    task.patches = f.patches = allocate<u8>(f.patches_bytes());
     launch_count(task, nullptr);
     f.count = from_device(task.total, 1)[0];
     task.entries = f.entries = allocate<u32>(f.count), task.capacity = f.count;
@@ -137,6 +145,7 @@ static LinearMatrix part_of(const Fast& f, Part p) {
     const u64 strip = p.first_row / 32;
     m.data = f.data + (strip * steps_of(f.columns) + p.first_column / STEP_COLUMNS) * STEP_BYTES,
     m.index = f.heads + strip * tiles_across(f.columns) + p.first_column / 256, m.rest = f.entries,
+    m.patches = f.patches + strip * patch_bytes(f.columns),
     m.rest_count = f.count, m.whole_columns = f.columns, m.first_column = p.first_column;
     return m;
 }

@@ -227,6 +227,7 @@ static void bench_transcoding(const Context& c) {
     task.rows = rows, task.columns = columns;
     const Fast f = pack(task.weights, rows, columns);
     task.heads = f.heads, task.data = f.data, task.entries = f.entries, task.capacity = f.count;
+    task.patches = f.patches;
     task.total = allocate<u32>(1);
     const double s = seconds_of(c, 1, 5, [&](int) {
         CUDA(cudaMemsetAsync(task.total, 0, 4, c.stream));

@@ -3,6 +3,7 @@
 
     python bench/decode_step.py --compile                 # Llama-3.1-8B geometry, seeded weights
     python bench/decode_step.py --layers 4 --batches 1    # a smaller model
+    python bench/decode_step.py --kinds bf16,exact-fast,fast --apart   # and each layer by itself
     python bench/decode_step.py --geometry qwen3-30b-a3b --layers 6 --batches 1,8,64 --eager
 
 | figure | what it is |
@@ -15,11 +16,13 @@
 | compiled | with --compile, batch 1: as graph, of `torch.compile(fullgraph=True)` |
 
 Weights: bf16 as they are; exact as stored, mode exact; exact-fast in the fast layout, mode exact;
-stored as stored, mode fused; fast in the fast layout, mode fused. The checkpoint and its container
-stay in --work for the next run.
+stored as stored, mode fused; fast in the fast layout, mode fused. With --apart also the same models
+with a launch for each layer, where others have one for all layers that share x; their kinds end
+with "-apart". The checkpoint and its container stay in --work for the next run.
 """
 
 import argparse
+import copy
 import time
 from typing import Any
 
@@ -30,6 +33,8 @@ from llm import MODES, Bench
 from tools import Step, capture, free, in_turns, numbers, replays, words
 from torch.profiler import ProfilerActivity, profile
 
+from df11._siblings import joined_siblings, separate_siblings
+
 PROMPT_TOKENS = 16
 
 
@@ -39,6 +44,9 @@ def main() -> None:
     steps = Steps(options)
     steps.make()
     models = {kind: steps.loaded(kind) for kind in options.kinds}
+    if options.apart:
+        some = {kind: model for kind, model in models.items() if kind != "bf16"}
+        models |= {f"{kind}-apart": steps.apart(kind, model) for kind, model in some.items()}
     for batch in options.batches:
         steps.measure(models, batch)
     if options.compile:
@@ -53,6 +61,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--apart", action="store_true", help="also with a launch for each layer")
     return parser.parse_args()
 
 
@@ -72,6 +81,14 @@ class Steps(Bench):
         held = torch.cuda.memory_allocated() - before
         self.row("load", kind=kind, seconds=loaded, first_token=first, held=held)
         return model
+
+    def apart(self, kind: str, model: Any) -> Any:
+        """A copy, with the same compressed arrays, that multiplies by each layer by itself."""
+        products = [*joined_siblings(model)]
+        self.row("siblings", kind=kind, products=len(products), layers=sum(map(len, products)))
+        made = copy.deepcopy(model)
+        separate_siblings(made)
+        return made
 
     def measure(self, models: dict[str, Any], batch: int) -> None:
         """Graphs in turns, their logits, and kernels and memory of eager steps."""

@@ -18,6 +18,7 @@ from ._modules import entries, join, like, look_up, outer
 from ._parameters import by_conversion, by_name, check_complete
 from ._plan import Devices, Item
 from ._progress import Bar
+from ._siblings import join_siblings
 from ._source import KEY, Source, Weight, digest, settled, sources
 from ._tensor import CompressedTensor
 from ._watch import check_gpus, watch
@@ -146,6 +147,7 @@ def load(
                 value = value.to(runs_on[item.spots[0].path])
             source.weights.append(_put(item, value, tensors))
     place_others(root, source, runs_on)
+    join_siblings(root)
     if len({*where.values()}) > 1:
         _dispatch(root, where)
     source.held = Tensors(tensors.container)  # without all that loading has made

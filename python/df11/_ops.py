@@ -190,6 +190,7 @@ library.impl("linear", _linear, "CompositeImplicitAutograd")  # type: ignore[no-
 
 
 def _products(x: Tensor, parts: Numbers, counts: Numbers, biases: Biases) -> list[Tensor]:
+    """Places for products. Raises `RuntimeError` if x or a bias does not match."""
     heights = _heights(parts, counts)
     for height, bias in zip(heights, biases, strict=True):
         if fault := _fault(x, parts, height, bias):
@@ -207,7 +208,8 @@ def linears(
 ) -> list[Tensor]:
     """As `linear`, of several weights that share x: weight i is the next `counts[i]` parts.
     `biases` has one for each weight, which is empty if the weight has none; or it is empty itself.
-    One launch decodes or multiplies all of them.
+    One launch multiplies by all of them, if kernels take so many rows of x; else each goes by
+    itself. Bits are those of `linear` with each.
     """
     return _multiply(x, arrays, parts, counts, _added(biases, counts), exact)
 
@@ -230,30 +232,34 @@ def _heights(parts: Numbers, counts: Numbers) -> list[int]:
 def _multiply(
     x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases, exact: bool
 ) -> list[Tensor]:
-    if exact or not x.is_cuda:
-        return _multiply_exactly(x, arrays, parts, counts, biases)
-    index, columns = x.device.index, shape_of(parts)[1]
-    arrays = _brought(arrays, parts, index)
-    kernels = product(arrays, parts, index)
-    outputs = _products(x, parts, counts, biases)
-    if kernels is None or _rows_of_x(x) >= kernels.crossover_rows:
-        _multiply_decoded(x.reshape(-1, columns), arrays, parts, outputs, biases)
-        return outputs
-    return _multiply_in_kernels(kernels, x, parts, counts, biases, [0] * len(counts))
-
-
-def _multiply_exactly(
-    x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases
-) -> list[Tensor]:
-    """Products with the bits of `torch.nn.functional.linear`: by kernels that add in its order, if
-    that is known; else decoded, for itself to multiply.
-    """
-    found = in_order(x, arrays, parts, counts, biases, LINEAR)
+    """By kernels, if they multiply as is wanted; else each weight by itself, decoded."""
+    as_pytorch = exact or not x.is_cuda
+    given = (x, arrays, parts, counts, biases)
+    found = in_order(*given, LINEAR) if as_pytorch else _in_fastest_order(*given)
     if found is not None:
         return found
-    dense = decode(arrays, parts, x.device)
-    several = [dense] if len(counts) == 1 else torch.split(dense, _heights(parts, counts))
-    return [functional.linear(x, w, b) for w, b in zip(several, biases, strict=True)]
+    if len(counts) > 1:
+        ranges = pairwise(accumulate(_heights(parts, counts), initial=0))
+        return [
+            _multiply(x, mine, flat, (len(flat) // PART,), (bias,), exact)[0]
+            for (mine, flat), bias in zip(windows(arrays, parts, ranges), biases, strict=True)
+        ]
+    if as_pytorch:
+        return [functional.linear(x, decode(arrays, parts, x.device), biases[0])]
+    return [_multiply_decoded(x, _brought(arrays, parts, x.device.index), parts, biases[0])]
+
+
+def _in_fastest_order(
+    x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases
+) -> list[Tensor] | None:
+    """Products by kernels in their own order; None if decoding first is faster."""
+    index = x.device.index
+    kernels = product(arrays, parts, index)
+    if kernels is None or _rows_of_x(x) >= kernels.crossover_rows:
+        return None
+    arrays = _brought(arrays, parts, index)
+    kernels = product(arrays, parts, index) or kernels
+    return _multiply_in_kernels(kernels, x, parts, counts, biases, [0] * len(counts))
 
 
 def in_order(
@@ -401,24 +407,21 @@ def _places(
     return places
 
 
-def _multiply_decoded(
-    x: Tensor, arrays: Arrays, parts: Numbers, outputs: Arrays, biases: Biases
-) -> None:
-    """Decodes before multiplying, some rows at a time, into columns of the outputs."""
-    first, most = 0, max(TILE_ROWS, TEMPORARY_BYTES // (2 * x.shape[1]) // TILE_ROWS * TILE_ROWS)
-    for y, bias in zip(outputs, biases, strict=True):
-        height = y.shape[-1]
-        begins = range(0, height, most)
-        ranges = [(first + begin, first + min(begin + most, height)) for begin in begins]
-        for begin, mine in zip(begins, windows(arrays, parts, ranges), strict=True):
-            out = y.view(-1, height)[:, begin : begin + most]
-            # No name for what is decoded, so that it is free before the next rows are.
-            if bias is None:
-                torch.mm(x, decode(*mine, x.device).t(), out=out)
-            else:
-                add = bias[begin : begin + most]
-                torch.addmm(add, x, decode(*mine, x.device).t(), out=out)
-        first += height
+def _multiply_decoded(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None) -> Tensor:
+    """Decodes before multiplying, some rows at a time, into columns of the output."""
+    (y,) = _products(x, parts, (len(parts) // PART,), (bias,))
+    height, columns = shape_of(parts)
+    x = x.reshape(-1, columns)
+    most = max(TILE_ROWS, TEMPORARY_BYTES // (2 * columns) // TILE_ROWS * TILE_ROWS)
+    ranges = [(begin, min(begin + most, height)) for begin in range(0, height, most)]
+    for (begin, end), mine in zip(ranges, windows(arrays, parts, ranges), strict=True):
+        out = y.view(-1, height)[:, begin:end]
+        # No name for what is decoded, so that it is free before the next rows are.
+        if bias is None:
+            torch.mm(x, decode(*mine, x.device).t(), out=out)
+        else:
+            torch.addmm(bias[begin:end], x, decode(*mine, x.device).t(), out=out)
+    return y
 
 
 def _linears_setup(ctx: Any, inputs: Any, output: Any) -> None:

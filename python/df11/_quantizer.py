@@ -38,6 +38,7 @@ from ._parameters import tell_conversions
 from ._plan import Item, device_of, resolve
 from ._pretrained import Taker, checkpoint_dtype
 from ._saving import save_model
+from ._siblings import join_siblings
 from ._source import KEY, Made, bf16_folder, made_of
 from ._watch import check_gpus, watch
 
@@ -302,6 +303,7 @@ class Df11Quantizer(HfQuantizer):
             del model.config.transformers_weights
         if isinstance(self.taker, PackingTaker):
             model.__dict__[KEY] = self.taker.finish()
+            join_siblings(model)
             check_gpus([self.taker.device])
         else:
             model._keys_to_ignore_on_load_unexpected = self._ignored

@@ -16,7 +16,8 @@ from ._matrices import FAST
 from ._modules import local
 from ._ops import orders
 from ._report import html_table, show_bytes
-from ._source import Source, sources
+from ._siblings import MOST_ROWS, joined_siblings
+from ._source import Source, members, sources
 from ._tensor import CompressedTensor
 from ._watch import check_gpus
 
@@ -60,6 +61,8 @@ class ModelReport:
     #: decoding to memory, by name: whether that order is known, by the number of rows of x, for all
     #: that were multiplied so far, or for one row. Others are decoded first: the same bits.
     orders: dict[str, dict[int, bool]] = field(default_factory=dict)
+    #: Layers that one product multiplies by, if x has few rows: each time those that share it.
+    siblings: list[tuple[str, ...]] = field(default_factory=list)
     #: How many weights were compared, if that was asked for, and by what: with the container's
     #: tensors, of which the hashes were compared too, by digests of the values that were loaded, or
     #: some so and some so.
@@ -112,6 +115,10 @@ class ModelReport:
             yield device.device, ", ".join(told)
         if self.orders:
             yield from self._of_orders()
+        if self.siblings:
+            layers = sum(map(len, self.siblings))
+            products = f"{len(self.siblings)} products by {layers} matrices, those that share x"
+            yield "at once", f"{products}; for more than {MOST_ROWS} rows of it each by itself"
         if why := sorted(self.ordinary.items()):
             told = (f"{reason}: {count} ({show(size)})" for reason, (count, size) in why)
             yield "ordinary", "; ".join(told)
@@ -170,6 +177,7 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
     out = ModelReport(True)
     for source in found:
         _add(out, source)
+    out.siblings = [layers for one in members(model) for layers in joined_siblings(one)]
     seen = {id(value) for source in found for _, value in source.found()}
     for name, value in _parameters(model, found):
         if id(value) not in seen:

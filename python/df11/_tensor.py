@@ -46,9 +46,9 @@ _TOLD = ("exact", "transposed", "flipped")
 _NEEDED = {"parts", "shape"}
 #: Calls between `load_state_dict` and what it asks of a tensor, at most.
 _MOST_FRAMES = 6
-#: Of the fast layout, counted up when its bytes mean something else (spec/gpu.md, part 6): 2 has
-#: columns in the order of tensor cores.
-FAST_VERSION = 2
+#: Of the fast layout, counted up when its bytes mean something else (spec/gpu.md, part 6): 3 has
+#: patches.
+FAST_VERSION = 3
 
 Numbers = Sequence[int]
 
@@ -300,29 +300,34 @@ def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> Compr
 
 
 def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
-    """The product at once, if nothing watches or changes operators; else None. Saves about 25 us of
-    dispatch a call, of some hundred calls in a step of a model.
+    """The product at once, if that is possible; else None.
 
     One weight alone: whether others will get the same x is not known here, and whether x is still
-    the same when they get it PyTorch's version counter does not tell (`x.data`, NumPy, graphs). Who
-    knows a group when it loads calls `df11::linears`.
+    the same when they get it PyTorch's version counter does not tell (`x.data`, NumPy, graphs).
+    """
+    if not is_at_once(x, weight, bias):
+        return None
+    return _ops.linear(x, weight._arrays, weight.flat_parts, bias, weight.exact)
+
+
+def is_at_once(x: Any, weight: Any, bias: Any) -> bool:
+    """Whether nothing watches or changes operators, so that a product may be called as a function.
+    Saves about 25 us of dispatch a call, of some hundred calls in a step of a model.
     """
     if type(weight) is not CompressedTensor or type(x) not in _PLAIN or not weight.is_matrix:
-        return None
+        return False
     if bias is not None and type(bias) not in _PLAIN:
-        return None
+        return False
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        return None
-    if (
+        return False
+    return not (
         torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
         or weight._place != x.device
         or x.is_meta
         or torch.is_autocast_enabled(x.device.type)
-    ):
-        return None
-    return _ops.linear(x, weight._arrays, weight.flat_parts, bias, weight.exact)
+    )
 
 
 def refuse_gradients() -> None:

@@ -82,6 +82,13 @@ def test_linears_are_several_products() -> None:
         ops.linears(x, arrays, parts, [2, 1], [], True)
 
 
+def test_of_several_weights_one_is_decoded_at_a_time(decoded: list[Decoded]) -> None:
+    arrays, parts = described("q", "k", "v", "q")
+    ops.linears(normal(5, 256), arrays, parts, [2, 1, 1], [], True)
+    assert [each.count for each in decoded] == [192 * 256, 64 * 256, 128 * 256]
+    assert not any(each.others for each in decoded)
+
+
 def test_embedding_of_stacked_parts() -> None:
     arrays, parts = described("q", "k", "v")
     stacked = torch.cat([WEIGHTS[name] for name in "qkv"])
@@ -254,10 +261,11 @@ def test_at_most_one_slice_is_decoded_at_a_time(
     arrays, parts = described("edge", "edge")
     x, bias = normal(5, 264), normal(520)
     monkeypatch.setattr(df11._ops, "TEMPORARY_BYTES", 64 * 2 * 264)
-    outputs = [torch.empty(5, 520, dtype=torch.bfloat16) for _ in range(2)]
-    df11._ops._multiply_decoded(x, arrays, parts, outputs, [None, bias])
-    assert len(decoded) == 2 * 9
-    assert all(each.count <= 64 * 264 and not each.others for each in decoded)
-    for y, add in zip(outputs, (None, bias), strict=True):
-        expected = functional.linear(x, WEIGHTS["edge"], add)
+    stacked = torch.cat([WEIGHTS["edge"]] * 2)
+    for add in (None, torch.cat([bias, -bias])):
+        decoded.clear()
+        y = df11._ops._multiply_decoded(x, arrays, parts, add)
+        assert len(decoded) == 17
+        assert all(each.count <= 64 * 264 and not each.others for each in decoded)
+        expected = functional.linear(x, stacked, add)
         assert torch.allclose(y.float(), expected.float(), rtol=1e-2, atol=1e-2)

@@ -267,3 +267,18 @@ def test_memory_is_free_again() -> None:
     before = torch.cuda.memory_allocated()
     functional.linear(x, tensor)
     assert torch.cuda.memory_allocated() == before
+
+
+@torch.no_grad()
+def test_weights_that_were_freed_are_not_missed() -> None:
+    """A product prefetches from the weights of the one that came after it, which may be gone."""
+    w, x = inputs("normal", 4096, 4096, 1)
+    first, second = compressed(w, "fast"), compressed(w, "fast")
+    expected = functional.linear(x, w)
+    for weight in (first, second, first):
+        assert same(functional.linear(x, weight), expected)
+    del weight, second
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert same(functional.linear(x, first), expected)
+    torch.cuda.synchronize()

@@ -31,6 +31,7 @@ class Fast(NamedTuple):
     data: bytes
     heads: bytes
     exceptions: bytes
+    patches: bytes = b""
 
     @property
     def steps(self) -> int:
@@ -40,8 +41,12 @@ class Fast(NamedTuple):
     def tiles(self) -> int:
         return ceil_div(self.columns, 256)
 
+    @property
+    def places(self) -> int:
+        return min(4 * self.tiles, 512)
+
     def bits_per_weight(self) -> float:
-        stored = len(self.data) + len(self.heads) + len(self.exceptions)
+        stored = len(self.data) + len(self.heads) + len(self.patches) + len(self.exceptions)
         return 8 * stored / (self.rows * self.columns)
 
 
@@ -127,7 +132,45 @@ def make_fast(weights: list[int], rows: int, columns: int) -> Fast:
                 exceptions += [t << 26 | e for e in outside]
             heads.append(struct.pack("<IHBB", first, len(exceptions) - first, mask, base))
     tail = struct.pack(f"<{len(exceptions)}I", *exceptions)
-    return Fast(rows, columns, b"".join(data), b"".join(heads), tail)
+    made = Fast(rows, columns, b"".join(data), b"".join(heads), tail)
+    return made._replace(patches=b"".join(patches_of(made, s) for s in range(ceil_div(rows, 32))))
+
+
+def exceptions_of(f: Fast, s: int) -> list[tuple[int, int]]:
+    """Those of a strip, each after its tile."""
+    found, all_exceptions = [], words(f.exceptions, "I")
+    for tile in range(f.tiles):
+        at = 8 * (s * f.tiles + tile)
+        first, count, _, _ = struct.unpack("<IHBB", f.heads[at : at + 8])
+        found += [(tile, e) for e in all_exceptions[first : first + count]]
+    return found
+
+
+def patch_of(tile: int, e: int) -> int:
+    """The number of the patch that has an exception."""
+    step, lane, r, k = 8 * tile + (e >> 26), e >> 21 & 31, e >> 19 & 3, e >> 16 & 7
+    block = step // 2
+    product = (0 if block % 2 else 4) + 2 * (step % 2) + k // 4
+    return r // 2 << 31 | (block + 1) // 2 << 8 | lane << 3 | product
+
+
+def words_of_patch(f: Fast, s: int, number: int) -> list[int]:
+    half, window, lane, product = number >> 31, number >> 8 & 0x7FFFFF, number >> 3 & 31, number & 7
+    block = 2 * window - (product < 4)
+    pairs = unpack_step(f, s, 2 * block + product // 2 % 2)[0][lane]
+    return [pairs[2 * half + i % 2][2 * (product % 2) + i // 2] for i in range(4)]
+
+
+def patches_of(f: Fast, s: int) -> bytes:
+    exceptions = exceptions_of(f, s)
+    numbers = sorted({patch_of(tile, e) for tile, e in exceptions})
+    if len(exceptions) > f.places:
+        numbers = []
+    products = [word for number in numbers for word in words_of_patch(f, s, number)]
+    numbers = numbers or ([0xFFFFFFFE] if exceptions else [])
+    numbers += [WORD] * (f.places - len(numbers))
+    products += [0] * (4 * f.places - len(products))
+    return struct.pack(f"<{5 * f.places}I", *numbers, *products)
 
 
 def unpack_step(f: Fast, s: int, t: int) -> tuple[list[list[list[int]]], int]:
@@ -197,10 +240,10 @@ def check_fast(weights: list[int], rows: int, columns: int) -> Fast:
     require(status == 0 and back == weights, f"fast layout, {rows} x {columns}")
     count = len(f.exceptions) // 4
     strips = ceil_div(rows, 32)
-    size = 1536 * strips * f.steps + 8 * strips * f.tiles + 4 * count
+    size = strips * (1536 * f.steps + 8 * f.tiles + 20 * f.places) + 4 * count
     require(f.bits_per_weight() == 8 * size / (rows * columns), "bits per weight")
     if rows % 32 == columns % 256 == 0:
-        near = 12 + 1 / 128 + 32 * count / (rows * columns)
+        near = 12 + 11 / 128 + 32 * count / (rows * columns)
         require(abs(f.bits_per_weight() - near) < 1e-9, "bits per weight of whole tiles")
     check_cut(f, weights)
     return f

@@ -32,6 +32,7 @@ const ENTRIES: [(&str, &[&str]); 3] = [
             "df11_linear_gather",
             "df11_linear_grouped",
             "df11_linear_pack",
+            "df11_linear_patch",
             "df11_linear_scan",
             "df11_linear_tile_16",
             "df11_linear_tile_8",

@@ -7,12 +7,13 @@ use cudarc::driver::{CudaStream, result, sys::CUdeviceptr};
 
 use super::task::{
     ENTRY_BYTES, HEAD_BYTES, PackTask, STRIP_ROWS, TILE_BYTES, TILE_COLUMNS, UnpackTask,
-    fast_bytes, strip_bytes, strip_head_bytes,
+    fast_bytes, strip_bytes, strip_head_bytes, strip_patch_bytes,
 };
 use crate::gpu::{device::Device, fault::OrFault, memory::Buffer, status::Status};
 use crate::{Result, constants::ARRAY_ALIGNMENT, open::Rect};
 
-/// Where a matrix lies: memory of [`fast_bytes`] with the data of all strips, then their heads.
+/// Where a matrix lies: memory of [`fast_bytes`] with the data of all strips, their patches, then
+/// their heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strips {
     pub(super) rows: u64,
@@ -21,9 +22,19 @@ pub(super) struct Strips {
 }
 
 impl Strips {
+    fn strips(&self) -> u64 {
+        self.rows.div_ceil(STRIP_ROWS)
+    }
+
+    /// The device address of the patches of a strip.
+    pub(super) fn patches(&self, strip: u64) -> CUdeviceptr {
+        let first = self.address + self.strips() * strip_bytes(self.columns);
+        first + strip * strip_patch_bytes(self.columns)
+    }
+
     /// The device addresses of data and heads, from a tile of a strip on.
     pub(super) fn from(&self, strip: u64, tile: u64) -> (CUdeviceptr, CUdeviceptr) {
-        let heads = self.address + self.rows.div_ceil(STRIP_ROWS) * strip_bytes(self.columns);
+        let heads = self.patches(self.strips());
         (
             self.address + strip * strip_bytes(self.columns) + tile * TILE_BYTES,
             heads + strip * strip_head_bytes(self.columns) + tile * HEAD_BYTES,
@@ -212,7 +223,7 @@ impl Packer {
             entries: self.room.pointer(),
             capacity: self.capacity(),
             total: self.total.pointer(),
-            reserved: 0,
+            patches: strips.patches(rows.start / STRIP_ROWS),
         };
         // SAFETY: data and heads have room for all strips of the matrix, of which these are some;
         // exceptions that do not fit the capacity are not written; the rest is the caller's

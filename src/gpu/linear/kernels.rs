@@ -10,6 +10,7 @@ use super::crossover::crossover;
 use super::decoded::{DECODED_CLASSES, DecodedDemand, DecodedKernels};
 use super::many::{LARGE_CLASSES, MANY_ROWS, MANY_SPLIT, WIDE_CLASSES};
 use super::multiply::{Multiply, run};
+use super::prefetch::LastLaunch;
 use super::split::{FEW_SPLIT, GROUP};
 use super::task::{
     FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, LinearMatrix, MATRICES,
@@ -107,6 +108,7 @@ pub(in crate::gpu) struct LinearKernels {
     count: CudaFunction,
     scan: CudaFunction,
     pack: CudaFunction,
+    patch: CudaFunction,
     unpack: CudaFunction,
     gather: CudaFunction,
     count_bytes: u32,
@@ -165,6 +167,7 @@ impl LinearKernels {
             count,
             scan: function("scan")?,
             pack: function("pack")?,
+            patch: function("patch")?,
             unpack: function("unpack")?,
             gather: function("gather")?,
             count_bytes,
@@ -235,7 +238,11 @@ impl LinearKernels {
         // SAFETY: as above, after the counts, which it adds.
         unsafe { run(&self.scan, false, stream, config(1, SCAN_THREADS, 0), task) }?;
         // SAFETY: as above, after the sums, by which it finds the places of exceptions.
-        unsafe { run(&self.pack, false, stream, each_tile(0), task) }
+        unsafe { run(&self.pack, false, stream, each_tile(0), task) }?;
+        let strips = u64::from(task.rows).div_ceil(STRIP_ROWS).div_ceil(PACK_WARPS) as u32;
+        let each_strip = config(strips, PACK_WARPS as u32 * LANES, 0);
+        // SAFETY: as above, after the exceptions, which it puts in place; a warp a strip.
+        unsafe { run(&self.patch, false, stream, each_strip, task) }
     }
 
     /// Puts the decoding of a part of a matrix in the fast layout on the stream.
@@ -272,7 +279,11 @@ impl LinearKernels {
 
 /// Kernels that multiply in the order of a plan of the sum, for [`ORDER_CLASSES`].
 #[derive(Debug)]
-pub(super) struct OrderKernels([Multiply; 3]);
+pub(super) struct OrderKernels {
+    kernels: [Multiply; 3],
+    /// Of all launches of these kernels.
+    pub(super) last: LastLaunch,
+}
 
 impl OrderKernels {
     fn load(module: &Module<'_>, constants: &Constants, others: &Kernels) -> Result<Option<Self>> {
@@ -285,13 +296,14 @@ impl OrderKernels {
             Multiply::prepare(function, order_threads, order_bytes, others)
         };
         let [one, few, most] = ORDER_CLASSES.map(prepare);
-        let all = [one?, few?, most?];
-        Ok(all.iter().all(|kernel| kernel.blocks > 0).then_some(Self(all)))
+        let kernels = [one?, few?, most?];
+        let fit = kernels.iter().all(|kernel| kernel.blocks > 0);
+        Ok(fit.then(|| Self { kernels, last: LastLaunch::default() }))
     }
 
     /// That for this many rows of x, up to [`ROWS`], and up to how many it multiplies.
     pub(super) fn of(&self, x_rows: u64) -> (u64, &Multiply) {
-        let mut all = ORDER_CLASSES.into_iter().zip(&self.0);
+        let mut all = ORDER_CLASSES.into_iter().zip(&self.kernels);
         all.find(|&(class, _)| x_rows <= class).expect("there are no more rows than ROWS")
     }
 }

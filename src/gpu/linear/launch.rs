@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::ptr::{from_mut, from_ref};
+use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{
@@ -9,10 +10,14 @@ use cudarc::driver::sys::{
     CUtensorMapL2promotion, CUtensorMapSwizzle as Swizzle, cuTensorMapEncodeTiled,
 };
 
+use super::kernels::{LinearKernels, OrderKernels};
 use super::many::{Many, WIDE_COLUMNS, WIDE_SPLITS};
+use super::prefetch::{NextReads, first_reads};
 use super::split::{COUNTERS, Few, MATRIX_COUNTERS, SPLIT_COLUMNS, Split, has_columns};
-use super::task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS, XMap};
-use super::{decoded::Rounds, kernels::LinearKernels, matrix::Matrix, multiply::Multiply};
+use super::task::{
+    LinearLaunch, LinearMatrix, LinearPrefetch, MATRICES, PARTIAL_BYTES, PREFETCHES, ROWS, XMap,
+};
+use super::{decoded::Rounds, matrix::Matrix};
 use crate::Result;
 use crate::gpu::{fault::OrFault, needs::Residence, status::Status};
 
@@ -93,6 +98,8 @@ pub(super) struct ProductLaunch {
     processors: u64,
     /// Whether there are kernels for it: [`LinearKernels::order`].
     keeps_order: bool,
+    /// What the launch after it reads first, of few rows in the order of a plan of the sum.
+    next_reads: Arc<NextReads>,
 }
 
 impl ProductLaunch {
@@ -152,6 +159,7 @@ impl ProductLaunch {
             rows,
             processors,
             keeps_order,
+            next_reads: Arc::default(),
         }
     }
 
@@ -220,9 +228,8 @@ impl ProductLaunch {
         }
         let has_order = self.order.iter().any(|&at| outputs[at].splits > 0);
         if let Some(order) = kernels.order.as_ref().filter(|_| has_order && self.is_few(x.rows)) {
-            let kernel = order.of(x.rows);
             // SAFETY: the caller's promise.
-            return unsafe { self.run_few(kernel, kernels.early, x, outputs, arguments, stream) };
+            return unsafe { self.run_few(order, kernels.early, x, outputs, arguments, stream) };
         }
         if x.rows <= ROWS {
             arguments.counters = arguments.counters.wrapping_add(workspace);
@@ -259,6 +266,17 @@ impl ProductLaunch {
         self.rows.iter().copied().zip(self.order.iter().map(|&at| outputs[at].splits))
     }
 
+    /// What a launch that runs now with these splits prefetches.
+    fn prefetches(
+        &self,
+        order: &OrderKernels,
+        arguments: &LinearLaunch,
+        splits: impl Iterator<Item = u64> + Clone,
+    ) -> [LinearPrefetch; PREFETCHES] {
+        let matrices = &arguments.matrices[..self.order.len()];
+        order.last.follow(&self.next_reads, first_reads(matrices, splits))
+    }
+
     /// Puts it on the stream, for more than [`ROWS`] rows of x by the fast layout.
     ///
     /// # Safety
@@ -279,6 +297,10 @@ impl ProductLaunch {
         if let Some(map) = map_of(x, columns, many.band_rows as u32)? {
             (arguments.x_map, arguments.x_mapped) = (map, 1);
         }
+        if let Some(order) = &kernels.order {
+            let splits = many.splits.into_iter().map(u64::from);
+            arguments.prefetches = self.prefetches(order, &arguments, splits);
+        }
         let (kernel, cluster) = (kernels.fast(many.class), many.cluster as u32);
         // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
         // columns and a block of a cluster; the workspace has room for the sums of as many blocks,
@@ -294,13 +316,14 @@ impl ProductLaunch {
     /// As [`ProductLaunch::run`], which has filled in the arguments.
     unsafe fn run_few(
         &self,
-        (class, kernel): (u64, &Multiply),
+        order: &OrderKernels,
         early: bool,
         x: LinearInput,
         outputs: &[LinearOutput],
         mut arguments: LinearLaunch,
         stream: &CudaStream,
     ) -> Result<()> {
+        let (class, kernel) = order.of(x.rows);
         let few = Few::new(self.wishes(outputs), arguments.columns.into(), kernel.blocks);
         (arguments.few_units, arguments.few_splits) = (few.units as u32, few.pass_splits as u32);
         arguments.few_each = (few.strips / few.blocks) as u32;
@@ -315,6 +338,8 @@ impl ProductLaunch {
             (arguments.x_map, arguments.x_mapped) = (map, 1);
         }
         let blocks = few.blocks as u32;
+        arguments.prefetches =
+            self.prefetches(order, &arguments, few.matrices.iter().map(|few| few.splits));
         // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
         // columns, and a block threads for as many units; the rest is the caller's promise.
         unsafe { kernel.run_with(few.threads(), early, stream, blocks, &arguments) }

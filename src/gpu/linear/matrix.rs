@@ -315,6 +315,7 @@ impl Matrix {
                     data,
                     index,
                     rest: fast.entries,
+                    table: fast.strips.patches(strip),
                     rest_count: fast.exceptions,
                     whole_columns: fast.strips.columns as u32,
                     ..slice

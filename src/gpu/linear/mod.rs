@@ -20,6 +20,7 @@ mod launch;
 mod many;
 mod matrix;
 mod multiply;
+mod prefetch;
 mod product;
 mod split;
 pub(super) mod task;

@@ -18,6 +18,8 @@ pub(super) const HEAD_BYTES: u64 = 8;
 pub(in crate::gpu) const ENTRY_BYTES: u64 = 4;
 
 pub(super) const MATRICES: usize = 8;
+/// Matrices of the next product of which a launch brings some to L2.
+pub(super) const PREFETCHES: usize = 4;
 /// Rows of x of a launch, at most; in the fast layout more with compute capability 9.0.
 pub(super) const ROWS: u64 = 16;
 /// Rows of x that the smaller one of two kernels multiplies.
@@ -45,9 +47,21 @@ pub(super) const fn strip_head_bytes(columns: u64) -> u64 {
     tiles_across(columns) * HEAD_BYTES
 }
 
+/// Patches for which a strip has room, for each tile and in all.
+const TILE_PATCHES: u64 = 4;
+const MOST_PATCHES: u64 = 512;
+const PATCH_BYTES: u64 = 20;
+
+/// Bytes of a strip's patches in the fast layout.
+pub(super) const fn strip_patch_bytes(columns: u64) -> u64 {
+    let places = TILE_PATCHES * tiles_across(columns);
+    PATCH_BYTES * if places < MOST_PATCHES { places } else { MOST_PATCHES }
+}
+
 /// Device memory of the strips of a matrix in the fast layout, in bytes.
 pub(in crate::gpu) const fn fast_bytes(rows: u64, columns: u64) -> u64 {
-    rows.div_ceil(STRIP_ROWS) * (strip_bytes(columns) + strip_head_bytes(columns))
+    let strip = strip_bytes(columns) + strip_patch_bytes(columns) + strip_head_bytes(columns);
+    rows.div_ceil(STRIP_ROWS) * strip
 }
 
 /// As many exceptions as the fast layout bears well, of this many weights: one of 256, which takes
@@ -63,7 +77,7 @@ pub(super) struct LinearMatrix {
     pub(super) data: u64,
     pub(super) index: u64,
     pub(super) rest: u64,
-    /// The decode table of `tile`; 0 for the fast layout.
+    /// The decode table of `tile`; the patches of the fast layout.
     pub(super) table: u64,
     pub(super) rest_count: u64,
     pub(super) bias: u64,
@@ -86,6 +100,16 @@ pub(super) struct LinearMatrix {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 pub(super) struct XMap(pub(super) [u64; 16]);
+
+/// Bytes to bring to L2: pieces of so many bytes, `pitch` bytes apart; all multiples of 16. A hint.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct LinearPrefetch {
+    pub(super) data: u64,
+    pub(super) pitch: u64,
+    pub(super) pieces: u32,
+    pub(super) bytes: u32,
+}
 
 /// A launch of a kernel that multiplies.
 #[derive(Clone, Copy, Debug, Default)]
@@ -110,9 +134,6 @@ pub(super) struct LinearLaunch {
     pub(super) x_mapped: u32,
     /// Of matrices as stored: decode tables that a block has at once, 1, 2 or 4.
     pub(super) tile_tables: u32,
-    pub(super) matrices: [LinearMatrix; MATRICES],
-    /// Of matrices as stored, up to [`ROWS`] rows of x: bytes of a slot, which has a tile's bits.
-    pub(super) tile_slot_bytes: u32,
     /// In the order of a plan of the sum: splits of strips that a block multiplies at once, and of
     /// one strip.
     pub(super) few_units: u32,
@@ -120,9 +141,15 @@ pub(super) struct LinearLaunch {
     /// Likewise: strips of each block, and blocks that have one more.
     pub(super) few_each: u32,
     pub(super) few_more: u32,
+    pub(super) matrices: [LinearMatrix; MATRICES],
+    /// Of matrices as stored, up to [`ROWS`] rows of x: bytes of a slot, which has a tile's bits.
+    pub(super) tile_slot_bytes: u32,
     /// For more rows by the fast layout: stages of a share.
     pub(super) share_stages: u32,
     pub(super) x_map: XMap,
+    /// In the order of a plan of the sum, and for 17 to 128 rows: weights that the next product is
+    /// expected to read first.
+    pub(super) prefetches: [LinearPrefetch; PREFETCHES],
 }
 
 pub(super) const MOST_EXPERTS: usize = 1024;
@@ -164,7 +191,7 @@ pub(super) struct PackTask {
     pub(super) entries: u64,
     pub(super) capacity: u64,
     pub(super) total: u64,
-    pub(super) reserved: u64,
+    pub(super) patches: u64,
 }
 
 /// A part of a matrix in the fast layout to decode.

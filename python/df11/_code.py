@@ -1,0 +1,144 @@
+"""Functions of Python and their source, if that is what they were compiled from."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import CellType, CodeType, FunctionType
+from typing import Any, NamedTuple
+
+_FUTURE = 0
+for _name in __future__.all_feature_names:
+    _FUTURE |= getattr(__future__, _name).compiler_flag
+
+
+class Source(NamedTuple):
+    """A function as it is written."""
+
+    definition: ast.FunctionDef
+    #: Those of its file, by which calls of what they name are compiled in another way.
+    imports: list[ast.stmt]
+
+
+class _File(NamedTuple):
+    """What a file of source has: functions by their first lines, and imports outside of them."""
+
+    functions: dict[int, ast.FunctionDef]
+    imports: list[ast.stmt]
+
+
+@lru_cache(maxsize=1 << 6)
+def _file_of(source: str) -> _File:
+    nodes = list(_outside(tree := ast.parse(source)))
+    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return _File(
+        {
+            min([node.lineno, *(one.lineno for one in node.decorator_list)]): node
+            for node in functions
+        },
+        [node for node in imports if getattr(node, "module", None) != "__future__"],
+    )
+
+
+def _outside(node: ast.AST) -> Iterator[ast.AST]:
+    """All that is in no function or class, where imports change how a call is compiled."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
+            yield from _outside(child)
+
+
+@lru_cache(maxsize=1 << 10)
+def source_of(function: Any) -> Source | None:
+    """The source of a function, if that compiles to its code."""
+    if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
+        return None
+    try:
+        file = _file_of("".join(inspect.findsource(function)[0]))
+    except (OSError, SyntaxError, TypeError, ValueError):
+        return None
+    definition = file.functions.get(function.__code__.co_firstlineno)
+    if definition is None or definition.name != function.__code__.co_name:
+        return None
+    found = Source(definition, file.imports)
+    return found if _is_same(_code_of(found, function), function.__code__) else None
+
+
+def _code_of(source: Source, function: Any, *names: str) -> CodeType:
+    """The code of a definition in the scope of a function, with names of an outer function."""
+    (outer,) = ast.parse(
+        f"def outer({', '.join((*function.__code__.co_freevars, *names))}): 0"
+    ).body
+    outer.body = [source.definition]  # type: ignore[attr-defined]
+    told: CodeType = function.__code__
+    flags = told.co_flags & _FUTURE
+    tree = ast.fix_missing_locations(ast.Module([*source.imports, outer], []))
+    code = compile(tree, told.co_filename, "exec", flags=flags, dont_inherit=True)
+    return _inner(_inner(code, "outer"), source.definition.name)
+
+
+def _inner(code: CodeType, name: str) -> CodeType:
+    inner = (one for one in code.co_consts if isinstance(one, CodeType) and one.co_name == name)
+    return next(inner)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if not isinstance(one, CodeType) or not isinstance(other, CodeType):
+        return type(one) is type(other) and repr(one) == repr(other)
+    told = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
+    return (
+        all(getattr(one, name) == getattr(other, name) for name in told)
+        and (one.co_flags ^ other.co_flags) & ~inspect.CO_NESTED == 0
+        and len(one.co_consts) == len(other.co_consts)
+        and all(map(_is_same, one.co_consts, other.co_consts))
+    )
+
+
+def function_of(source: Source, function: Any, given: Mapping[str, Any]) -> FunctionType:
+    """The function that another definition makes in the place of one, with some names more."""
+    code = _code_of(source, function, *given)
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    cells |= {name: CellType(value) for name, value in given.items()}
+    closure = tuple(cells[name] for name in code.co_freevars)
+    name, defaults = function.__name__, function.__defaults__
+    made = FunctionType(code, function.__globals__, name, defaults, closure)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def unwrapped(function: Any) -> Any:
+    """The function that decorators were given."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def rewrapped(function: Any, made: FunctionType) -> FunctionType | None:
+    """As a function with decorators, with another one than they were given. None if one of them is
+    no function that has the next one in its scope.
+    """
+    if (wrapped := getattr(function, "__wrapped__", None)) is None:
+        return made
+    inner = rewrapped(wrapped, made)
+    if inner is None or type(function) is not FunctionType:
+        return None
+    old = function.__closure__ or ()
+    is_it = [_content(cell) is wrapped for cell in old]
+    if not any(is_it):
+        return None
+    cells = (CellType(inner) if is_new else cell for cell, is_new in zip(old, is_it, strict=True))
+    given = function.__globals__, function.__name__, function.__defaults__
+    copied = FunctionType(function.__code__, *given, tuple(cells))
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None

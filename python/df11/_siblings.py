@@ -1,0 +1,208 @@
+"""One product for layers of a module that share x: those of queries, keys and values, gate and up.
+
+Which layers that are is read from the source of the module's `forward` when it is loaded
+(`_forwards`), and never learned from calls: a product does not depend on who called before. The
+module then gets a class of its own, which differs from its own one in `forward`. That asks
+`multiply` where the first of these layers is called; if it is told None, each layer is called where
+it was. So it is with layers that were replaced or have hooks, with gradients, on the CPU, and for
+many rows of x. Bits are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, wraps
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.module import _has_any_global_hook
+
+from . import _ops
+from ._forwards import Callee, Siblings, rewritten, siblings_of
+from ._matrices import PART
+from ._modules import join
+from ._tensor import CompressedTensor, is_at_once
+
+#: Where kernels multiply by several matrices at once.
+DEVICES = ("cuda",)
+#: Rows of x up to which one launch for several matrices takes less time than one each.
+MOST_ROWS = 64
+
+
+def join_siblings(root: nn.Module) -> None:
+    """Has all modules in it multiply by siblings at once."""
+    for module in root.modules():
+        _join(module)
+
+
+def separate_siblings(root: nn.Module) -> None:
+    """Has each layer multiply by itself again."""
+    for module in root.modules():
+        if _known(module):
+            module.__class__ = type(module).__mro__[1]
+
+
+def joined_siblings(root: nn.Module) -> Iterator[tuple[str, ...]]:
+    """Names of the layers of each product by several, as they are now, if x has few rows."""
+    for path, module in root.named_modules():
+        for siblings in _known(module):
+            if _is_plain(module, siblings):
+                weights = [layer.weight for layer in _layers(module, siblings)]
+                if _is_alike(weights) and weights[0]._place.type in DEVICES:
+                    yield tuple(join(path, layer.name) for layer in siblings.layers)
+
+
+def _known(module: nn.Module) -> tuple[Siblings, ...]:
+    found: tuple[Siblings, ...] = vars(type(module)).get("_df11_siblings", ())
+    return found
+
+
+def _join(module: nn.Module) -> None:
+    kind: Any = type(module)
+    layers = [name for name, layer in module._modules.items() if _is_compressed(layer)]
+    if "forward" in vars(module) or _known(module) or not _is_simple(kind):
+        return
+    if found := siblings_of(module, layers):
+        module.__class__ = _joined(kind, kind.forward, found)
+
+
+def _is_compressed(layer: nn.Module | None) -> bool:
+    return type(layer) is nn.Linear and isinstance(layer.weight, CompressedTensor)
+
+
+def _is_simple(kind: type[nn.Module]) -> bool:
+    """Whether another class can be made of it without a word to it, and objects are pickled."""
+    own = all("__init_subclass__" not in vars(base) for base in kind.__mro__[:-1])
+    reduces = (kind.__reduce__, kind.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__)
+    return own and type(kind) is type and not reduces and not hasattr(kind, "__deepcopy__")
+
+
+@lru_cache(maxsize=1 << 10)
+def _joined(kind: Any, forward: Any, found: tuple[Siblings, ...]) -> type[nn.Module]:
+    """A class whose modules multiply by siblings at once, unless somebody changes its forward."""
+    if (together := rewritten(forward, found, multiply)) is None:
+        return cast(type[nn.Module], kind)
+
+    @wraps(forward)
+    def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return (together if kind.forward is forward else kind.forward)(self, *args, **kwargs)
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        state: tuple[Any, ...] = object.__reduce_ex__(self, max(protocol, 2))[2:]  # type: ignore[assignment]
+        return _revive, (kind,), *state
+
+    told = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    added = {"forward": run, "__reduce_ex__": reduce, "_df11_siblings": found}
+    made: type[nn.Module] = type(kind.__name__, (kind,), told | added)
+    return made
+
+
+def _revive(kind: Any) -> nn.Module:
+    """An object without state, which is read again when it has its layers."""
+    made = _reviving(kind)
+    return made.__new__(made)
+
+
+@lru_cache(maxsize=1 << 10)
+def _reviving(kind: Any) -> type[nn.Module]:
+    def set_state(self: nn.Module, state: dict[str, Any]) -> None:
+        self.__class__ = kind
+        self.__setstate__(state)  # type: ignore[no-untyped-call]
+        _join(self)
+
+    return type(kind.__name__, (kind,), {"__setstate__": set_state})
+
+
+def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tensor] | None:
+    """The products of x with all siblings; None if each shall be multiplied by itself."""
+    if x.device.type not in DEVICES or not _is_plain(module, siblings):
+        return None
+    layers = _layers(module, siblings)
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    if torch.is_grad_enabled() and (x.requires_grad or _ask(biases)):
+        return None
+    if torch.compiler.is_compiling():
+        if torch.is_autocast_enabled(x.device.type):
+            return None
+        made: Sequence[Tensor] = torch.ops.df11._each_linear(x, weights, biases)
+        return made
+    if x.dtype is not torch.bfloat16 or x.shape.numel() > MOST_ROWS * x.shape[-1]:
+        return None
+    if not (_is_alike(weights) and all(map(is_at_once, [x] * len(weights), weights, biases))):
+        return None
+    return _ops.linears(x, *_told(weights, biases))
+
+
+def _ask(biases: Sequence[Tensor | None]) -> bool:
+    return any(bias is not None and bias.requires_grad for bias in biases)
+
+
+def _layers(module: nn.Module, siblings: Siblings) -> list[Any]:
+    return [module._modules[layer.name] for layer in siblings.layers]
+
+
+def _is_plain(module: nn.Module, siblings: Siblings) -> bool:
+    if _has_any_global_hook():  # type: ignore[no-untyped-call]
+        return False
+    several = (*siblings.layers, *siblings.between)
+    return all(_is_as_read(module._modules.get(layer.name), layer) for layer in several)
+
+
+def _is_as_read(found: nn.Module | None, layer: Callee) -> bool:
+    """Whether a layer does what it did when the source was read, and nothing else."""
+    if type(found) is not layer.kind or layer.kind.forward is not layer.forward:
+        return False
+    told = found.__dict__
+    return "forward" not in told and not (
+        told["_forward_hooks"]
+        or told["_forward_pre_hooks"]
+        or told["_backward_hooks"]
+        or told["_backward_pre_hooks"]
+    )
+
+
+def _is_alike(weights: Sequence[Any]) -> bool:
+    """Whether one product takes them. Streamed ones would be in memory together."""
+    return all(
+        type(one) is CompressedTensor
+        and one.is_matrix
+        and not one.is_streamed
+        and one.exact == weights[0].exact
+        and one._place == weights[0]._place
+        for one in weights
+    )
+
+
+def _told(weights: Sequence[Any], biases: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """What `df11::linears` takes for them besides x."""
+    arrays = [array for one in weights for array in one._arrays]
+    parts = [number for one in weights for number in one.flat_parts]
+    counts = [len(one.flat_parts) // PART for one in weights]
+    some = next((bias for bias in biases if bias is not None), None)
+    added = (
+        [some.new_empty(0) if one is None else one for one in biases] if some is not None else []
+    )
+    return arrays, parts, counts, added, weights[0].exact
+
+
+_ops.library.define(  # type: ignore[no-untyped-call]
+    "_each_linear(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _each_linear(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> Sequence[Tensor]:
+    """Products with weights that may be compressed: what a graph has of siblings."""
+    if _is_alike(weights):
+        made: Sequence[Tensor] = torch.ops.df11.linears(x, *_told(weights, biases))
+        return made
+    return [functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
+
+
+_ops.library.impl(  # type: ignore[no-untyped-call]
+    "_each_linear", _each_linear, "CompositeImplicitAutograd"
+)

@@ -1,0 +1,110 @@
+//! What a product brings to the L2 cache for the product after it.
+//!
+//! Small kernels run between the products of a model, and memory is idle meanwhile. So a launch
+//! ends with prefetches of the weights that the next product reads first. Which product that is,
+//! earlier launches have shown: a model multiplies in the same order again and again.
+//!
+//! A prefetch is a hint: no output depends on it. A GPU ignores one of memory that has been freed
+//! since (`python/tests/test_order_gpu.py` tries it), so nothing is kept alive for it.
+
+use std::sync::{Arc, Mutex};
+
+use super::task::{LinearMatrix, LinearPrefetch, PREFETCHES, STRIP_ROWS, strip_bytes};
+use crate::parallel::lock;
+
+/// Bytes of the next product, at most. L2 holds 50 MB; more than this gained nothing
+/// (benches/record/2026-11-26-exact-order-few.md).
+const BYTES: u64 = 8 << 20;
+/// Addresses and sizes are multiples of this.
+const ALIGNMENT: u64 = 16;
+
+type Prefetches = [LinearPrefetch; PREFETCHES];
+
+/// What the product after one prepared launch read first when it last ran.
+#[derive(Debug, Default)]
+pub(super) struct NextReads(Mutex<Prefetches>);
+
+/// The launch that ran last on a GPU.
+#[derive(Debug, Default)]
+pub(super) struct LastLaunch(Mutex<Option<Arc<NextReads>>>);
+
+impl LastLaunch {
+    /// Notes that a launch runs now which reads `first` first; what it is to prefetch.
+    pub(super) fn follow(&self, this: &Arc<NextReads>, first: Prefetches) -> Prefetches {
+        if let Some(before) = lock(&self.0).replace(Arc::clone(this)) {
+            *lock(&before.0) = first;
+        }
+        *lock(&this.0)
+    }
+}
+
+/// What a launch reads first: the beginnings of all splits of all strips of its first matrices.
+pub(super) fn first_reads(
+    matrices: &[LinearMatrix],
+    splits: impl Iterator<Item = u64> + Clone,
+) -> Prefetches {
+    let mut reads = Prefetches::default();
+    let pieces = |(matrix, splits): (&LinearMatrix, u64)| {
+        u64::from(matrix.rows).div_ceil(STRIP_ROWS) * splits
+    };
+    let splits = splits.map(|splits| splits.max(1));
+    let all = || matrices.iter().zip(splits.clone()).take(PREFETCHES);
+    let each = BYTES / all().map(pieces).sum::<u64>().max(1);
+    for (read, (matrix, splits)) in reads.iter_mut().zip(all()) {
+        let pitch = strip_bytes(matrix.whole_columns.into()) / splits;
+        *read = LinearPrefetch {
+            data: matrix.data,
+            pitch: pitch - pitch % ALIGNMENT,
+            // None of a matrix with more pieces than there are bytes.
+            pieces: pieces((matrix, splits)).try_into().unwrap_or(0),
+            bytes: (each.min(pitch) / ALIGNMENT * ALIGNMENT) as u32,
+        };
+    }
+    reads
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{BYTES, LastLaunch, NextReads, Prefetches, first_reads};
+    use crate::gpu::linear::task::{LinearMatrix, LinearPrefetch, strip_bytes};
+
+    fn reads(data: u64) -> Prefetches {
+        let mut reads = Prefetches::default();
+        reads[0].data = data;
+        reads
+    }
+
+    #[test]
+    fn a_launch_prefetches_what_came_after_it_last_time() {
+        let last = LastLaunch::default();
+        let launches: [Arc<NextReads>; 3] = Default::default();
+        let run = |at: usize| last.follow(&launches[at], reads(at as u64 + 1))[0].data;
+        assert_eq!([0, 1, 2].map(run), [0, 0, 0]);
+        assert_eq!([0, 1, 2].map(run), [2, 3, 1]);
+        // Another one in between.
+        assert_eq!([0, 2].map(run), [2, 1]);
+        assert_eq!(run(0), 3);
+    }
+
+    #[test]
+    fn prefetches_stay_in_their_matrix() {
+        let shapes =
+            [(6144, 4096, 1), (4096, 4096, 2), (33, 25_600, 10), (1, 8, 1), (1000, 4104, 3)];
+        for (rows, columns, splits) in shapes {
+            let matrix = LinearMatrix {
+                rows: rows as u32,
+                whole_columns: columns as u32,
+                ..LinearMatrix::default()
+            };
+            let LinearPrefetch { pitch, pieces, bytes, .. } =
+                first_reads(&[matrix], [splits].into_iter())[0];
+            let (pieces, bytes) = (u64::from(pieces), u64::from(bytes));
+            assert_eq!([pitch % 16, bytes % 16], [0, 0]);
+            assert!(pieces * bytes <= BYTES && pieces > 0, "{rows} x {columns}");
+            let end = (pieces - 1) * pitch + bytes;
+            assert!(end <= rows.div_ceil(32) * strip_bytes(columns), "{rows} x {columns}: {end}");
+        }
+    }
+}
