@@ -178,7 +178,7 @@ def main() -> None:
     summary = []
     for bench in benches:
         zipped = bench.zipped.stat().st_size if bench.zipped.exists() else 0
-        print(f"{bench.source.name}: {bench.size} bytes; bits a weight:", end="")
+        print(f"{bench.source.name}: {bench.size} bytes; bits per weight:", end="")
         for layout, container in bench.containers.items():
             print(f" {layout} {16 * container.stat().st_size / bench.size:.4f}", end="")
         print(f", zipnn {16 * zipped / bench.size:.4f}" if zipped else "")

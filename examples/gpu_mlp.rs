@@ -119,7 +119,7 @@ impl Mlp {
             worst = worst.max(error((inputs[at], rows), &weights[at], parts[at], start, pitch));
         }
         println!(
-            "{}, {rows} rows: {} bytes, {:.2} bits a weight; error at most {worst:.4} of what \
+            "{}, {rows} rows: {} bytes, {:.2} bits per weight; error at most {worst:.4} of what \
             rounding to BF16 may lose",
             self.forms(),
             self.bytes,

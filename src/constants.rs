@@ -60,13 +60,13 @@ pub const LUT_BYTES: usize = LUT_ENTRIES * LUT_ENTRY_BYTES;
 /// leave no code for the other half of the code space).
 pub const MAX_LUTS: usize = LUT_ENTRIES / 2;
 
-/// The numbers of bitstream bytes a thread that the `gap` encoding allows.
+/// The numbers of bitstream bytes per thread that the `gap` encoding allows.
 pub const GAP_BYTES_PER_THREAD: [u32; 4] = [8, 16, 32, 64];
-/// The numbers of threads a thread block that the `gap` encoding allows.
+/// The numbers of threads per thread block that the `gap` encoding allows.
 pub const GAP_THREADS_PER_BLOCK: [u32; 5] = [64, 128, 256, 512, 1024];
-/// The bytes a thread that writers use unless told otherwise: spec/rationale.md, "Gap".
+/// The bytes per thread that writers use unless told otherwise: spec/rationale.md, "Gap".
 pub const GAP_DEFAULT_BYTES_PER_THREAD: u32 = 32;
-/// The threads a thread block that writers use unless told otherwise.
+/// The threads per thread block that writers use unless told otherwise.
 pub const GAP_DEFAULT_THREADS_PER_BLOCK: u32 = 128;
 /// The number of threads whose gaps share a byte.
 pub const GAP_THREADS_PER_BYTE: u64 = 2;

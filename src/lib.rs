@@ -12,7 +12,7 @@
 //! // A safetensors file, or a folder of the Hub, becomes a container.
 //! let source = Source::open(&checkpoint)?;
 //! let report = df11::compress(&source, &container, &CompressOptions::default(), &())?;
-//! println!("{:.2} bits a weight instead of 16", report.bits_per_weight());
+//! println!("{:.2} bits per weight instead of 16", report.bits_per_weight());
 //!
 //! // All weights of one tensor. Every bit is that of the original.
 //! let model = df11::open(&container)?;

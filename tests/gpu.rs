@@ -216,7 +216,7 @@ fn distribution(kind: usize, count: usize) -> Vec<u8> {
 /// How a tensor is cut.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
-    /// Into thread blocks: bytes a thread, threads a block.
+    /// Into thread blocks: bytes per thread, threads per block.
     Gap(u32, u32),
     /// Into tiles of 256 columns, by the columns of the matrix.
     Matrix(u64),
@@ -649,7 +649,7 @@ fn the_command_decodes_on_the_gpu_and_says_so() {
 #[test]
 fn a_gpu_too_small_for_a_kernel_is_an_error_that_says_so() {
     let Some(device) = gpu() else { return };
-    // Room for one warp of the kernel of 8 bytes a thread, and for no other kernel.
+    // Room for one warp of the kernel of 8 bytes per thread, and for no other kernel.
     let small = Device::open_with_shared_memory(device.info().ordinal, 20_000).unwrap();
     let model =
         |cut: Cut| Model::new(&[cut.item("coded", &[3000], normal_weights(3000, 1))], &[]).build();

@@ -200,8 +200,8 @@ void df11_gpu_close(struct df11_gpu *gpu);
 //
 // `pointer` is a multiple of 256 with `bytes` of memory, exactly `gpu_bytes` of `df11_tensor`; or
 // NULL with 0 bytes for memory of the library. With `DF11_GPU_FAST` the library takes that, and
-// transcodes the matrix to the fast layout (about 12.1 bits a weight, the fastest to multiply by);
-// one that has too many exceptions stays as stored.
+// transcodes the matrix to the fast layout (about 12.1 bits per weight, the fastest to multiply
+// by); one that has too many exceptions stays as stored.
 //
 // # Safety
 // `gpu` and `model` are open; nobody else uses the memory until the tensor is freed; `tensor` has

@@ -107,7 +107,7 @@ def _pairs(selection: Tensor | Slice, library: Any) -> Any:
     kind = getattr(library, _PAIRS[selection.dtype], None)
     if kind is None or last % 2:
         problem = f"PyTorch has no type for {selection.dtype}"
-        raise unfit(f"{problem} with {last} elements a row", "decode its bytes with decode_into")
+        raise unfit(f"{problem} with {last} elements per row", "decode its bytes with decode_into")
     data = bytearray(selection.nbytes)
     selection.decode_into(data)
     found = library.frombuffer(data, dtype=library.uint8) if data else library.empty(0)

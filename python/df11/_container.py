@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ._arrays import known_dtype_of, memory_at
-from ._errors import unfit
+from ._errors import damaged, unfit
 from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, pieces
 from ._native import TemporaryFolder
 from ._tensor import CompressedTensor, rebuild
@@ -274,7 +275,10 @@ class Handed:
         self._folder = TemporaryFolder(tempfile.gettempdir())
         self._key = os.fspath(folder := self._folder.__enter__())
         self.file = folder / "tensors.bin"
-        others = load_file(beside) if beside is not None and is_there(beside) else {}
+        others = {}
+        if beside is not None and is_there(beside):
+            with naming(beside):
+                others = load_file(beside)
         if doubled := next((name for name in others if name in tensors), None):
             raise in_both(beside, doubled)
         #: Names of what was read there.
@@ -296,6 +300,18 @@ def is_there(file: Path) -> bool:
     if os.path.lexists(file) and not file.is_file():
         raise unfit(f"{file} is not a regular file", "remove it, or put the file itself there")
     return file.is_file()
+
+
+@contextmanager
+def naming(beside: Path) -> Iterator[None]:
+    """Reads a file of safetensors, whose own errors do not name it. Raises `CorruptError`."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        remedy = "remove the file, or save the model again with save_pretrained"
+        raise damaged(beside, str(error), remedy) from error
 
 
 def in_both(beside: Path | None, name: str) -> ValueError:

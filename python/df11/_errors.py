@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from ._native import printable
 
@@ -51,6 +52,13 @@ def unfit(problem: str, remedy: str) -> ParameterError:
     """The error of a request, with what to ask for instead."""
     error = ParameterError(f"{problem}; {remedy}")
     error.remedy = remedy
+    return error
+
+
+def damaged(file: Path, problem: str, remedy: str) -> CorruptError:
+    """The error of a file whose reader does not name it."""
+    error = CorruptError(f"{file}: {problem}; {remedy}")
+    error.place, error.remedy = str(file), remedy
     return error
 
 

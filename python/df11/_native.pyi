@@ -75,7 +75,7 @@ def compress(
     is whole and, unless `verify=False`, decoded and compared. `layout` says how BF16 tensors are
     stored: `tile` (the default), `gap` (as in the paper) or `raw`.
 
-    Some 1 GB/s a thread; memory some MiB a thread, whatever the size of the model. Raises
+    Some 1 GB/s per thread; memory some MiB per thread, whatever the size of the model. Raises
     `ParameterError` where `out` exists and `overwrite` is not given, or holds the source.
     """
 
@@ -300,7 +300,7 @@ class Tensor(_Decoded):
     any other tensor.
     """
     bits_per_element: Final[float]
-    """Stored bits an element; 0 for an alias or a tensor without elements."""
+    """Stored bits per element; 0 for an alias or a tensor without elements."""
     encoding: Final[str]
     """How its bytes are stored: `gap`, `tile`, `raw`, or `unknown` for a newer version's. Of an
     alias that of its target.

@@ -132,7 +132,7 @@ def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     """All rows of all parts, row after row: a dense BF16 matrix [R, C] on `device`.
 
     One launch on a GPU's current stream for each form among up to eight parts; it neither waits nor
-    synchronises. On the CPU 1 to 3 GB/s a core, on all cores.
+    synchronises. On the CPU 1 to 3 GB/s per core, on all cores.
     Raises `ValueError` and `TypeError` as `_matrices.check`; `ParameterError` if lengths of arrays
     contradict their part; `CorruptError`.
     """

@@ -50,12 +50,12 @@ class Report:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits a weight over all coded tensors."""
+        """Bits per weight over all coded tensors."""
         return 8 * self.coded_bytes / max(self.coded_weights, 1)
 
     @property
     def entropy(self) -> float:
-        """Exponent entropy in bits a weight: over coded tensors, each with its distribution."""
+        """Exponent entropy in bits per weight: over coded tensors, each with its distribution."""
         return self.entropy_bits / max(self.coded_weights, 1)
 
     def _repr_html_(self) -> str:
@@ -180,7 +180,7 @@ def html_table(caption: str, rows: Iterable[Iterable[str]], head: Iterable[str] 
 
 
 def model_table(of: Model) -> str:
-    """A table of its blocks: tensors, sizes, bits a weight. Reads no weights."""
+    """A table of its blocks: tensors, sizes, bits per weight. Reads no weights."""
     told = inspect(of, tensors=False)
     blocks = told["blocks"]
     rows = [_row(block["name"], block) for block in blocks[:_SHOWN]]
@@ -188,7 +188,7 @@ def model_table(of: Model) -> str:
         rows.append([f"… and {len(blocks) - _SHOWN} more blocks"])
     rows.append(_row("all", {**told["total"], "tensor_count": told["tensor_count"]}))
     left = "" if told["complete"] else ", not all of the model"
-    head = ("block", "tensors", "original", "stored", "bits a weight")
+    head = ("block", "tensors", "original", "stored", "bits per weight")
     return html_table(f"df11.Model {told['source']}{left}", rows, head)
 
 

@@ -55,6 +55,12 @@ def freed() -> torch.Tensor:
     return array
 
 
+def is_freed(value: torch.Tensor) -> bool:
+    """PyTorch itself crashes where it reads such a tensor."""
+    is_strided = value.layout == torch.strided
+    return is_strided and value.numel() > 0 and value.untyped_storage().nbytes() == 0
+
+
 #: None of these is a right argument, whatever it stands for.
 TENSORS: list[Callable[[torch.Tensor], Any]] = [
     lambda t: t.to("meta"),
@@ -269,7 +275,7 @@ class Liar:
         """Something else, or the same with another part somewhere."""
         pick = self.choose.choice
         if isinstance(value, torch.Tensor):
-            return pick(CONTENTS)(value)
+            return value if is_freed(value) else pick(CONTENTS)(value)
         if isinstance(value, dict) and value:
             key = pick([*value, "device", "requires_grad", 3])
             if self.is_so(0.1):
@@ -326,6 +332,7 @@ def use(tensor: torch.Tensor) -> None:
 
 
 def files(seed: int, count: int) -> None:
+    torch.manual_seed(seed)
     liar, loaded, refused = Liar(seed), 0, 0
     for _ in range(count):
         try:

@@ -5,12 +5,16 @@ the new one, or says what to do, and then gives the new one.
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from conftest import normal, run, write_safetensors
 
 import df11
@@ -105,6 +109,34 @@ def check(target: Path, before: dict[str, bytes], after: dict[str, bytes]) -> bo
     assert contents(target) in (before, after)
     df11.verify(target, progress=False)
     return False
+
+
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_whatever_is_asked_names_the_interrupted_save(
+    models: Models, is_fresh: bool, tmp_path: Path
+) -> None:
+    old, new, _ = models
+    target = tmp_path / "target"
+    shutil.copytree(new, target / ".df11-new" / "files")
+    if not is_fresh:
+        shutil.copytree(old, target, dirs_exist_ok=True)
+    remedy = r"save into .*target.* was interrupted.*df11 doctor --finish"
+    asked: list[Callable[[], Any]] = [
+        lambda: df11.open(target),
+        lambda: df11.attach(torch.nn.Linear(1, 1), target, device="cpu"),
+        lambda: df11.verify(target, progress=False),
+        lambda: df11.safe_open(target, "pt"),
+        lambda: df11.compress(target, tmp_path / "other"),
+        lambda: df11.convert(target, tmp_path / "other"),
+    ]
+    for call in asked:
+        with pytest.raises(df11.ParameterError, match=remedy):
+            call()
+    for verb in ("verify", "inspect", "compress", "estimate", "decompress"):
+        command = [sys.executable, "-m", "df11", verb, target]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and re.search(remedy, done.stderr), done.stderr
+    assert "a save was interrupted" in run(FINISH, "doctor", "--folder", target)
 
 
 @needs_strace

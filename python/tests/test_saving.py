@@ -171,6 +171,13 @@ def test_buffers_and_more_parameters_are_saved(folders: Folders, tmp_path: Path)
         damaged.write_bytes(content)
         with pytest.raises(df11.CorruptError, match=r"df11\.safetensors"):
             df11.verify(tmp_path / "saved", progress=False)
+    for content in (whole[:200], b"damaged", b""):
+        damaged.write_bytes(content)
+        with pytest.raises(df11.CorruptError, match=rf"{damaged}.*remove the file") as found:
+            load(tmp_path / "saved")
+        assert found.value.place == str(damaged)
+        with pytest.raises(df11.CorruptError, match=rf"{damaged}.*remove the file"):
+            df11.verify(tmp_path / "saved", progress=False)
     damaged.write_bytes(whole)
     shutil.copy(damaged, shutil.copytree(folders.df11("gpt2"), tmp_path / "other"))
     with pytest.raises(df11.CorruptError, match="belongs to another model"):

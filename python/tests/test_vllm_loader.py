@@ -139,6 +139,23 @@ def test_what_containers_lack_is_read_beside_them(folders: Folders, tmp_path: Pa
         read(folder)
 
 
+def test_a_damaged_file_beside_them_is_named(folders: Folders, tmp_path: Path) -> None:
+    folder = copy(folders.df11("llama"), tmp_path / "beside")
+    for content in (b"", b"damaged"):
+        (folder / WEIGHTS).write_bytes(content)
+        with pytest.raises(df11.CorruptError, match=rf"{folder / WEIGHTS}: .*remove the file"):
+            read(folder)
+
+
+def test_an_interrupted_save_is_named(folders: Folders, tmp_path: Path) -> None:
+    """In a folder that was not there before it: vLLM finds no config, and we the containers."""
+    folder = tmp_path / "saved"
+    copy(folders.df11("llama"), folder / ".df11-new" / "files")
+    assert containers_of(str(folder), None, None, None) == folder
+    with pytest.raises(df11.ParameterError, match=r"interrupted.*df11 doctor --finish"):
+        read(folder)
+
+
 def test_only_a_regular_file_is_read_beside_them(folders: Folders, tmp_path: Path) -> None:
     folder = copy(folders.df11("llama"), tmp_path / "beside")
     for make in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")):

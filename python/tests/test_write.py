@@ -63,7 +63,7 @@ def test_reports_have_all_figures(source: Path, tmp_path: Path) -> None:
     report = df11.compress(source, tmp_path / "a.df11", layout="gap", progress=False)
     sizes = (source.stat().st_size, (tmp_path / "a.df11").stat().st_size)
     assert (report.source_bytes, report.stored_bytes) == sizes
-    # All patterns are as many as 16 bits a weight hold, and stay as they are.
+    # All patterns are as many as 16 bits per weight hold, and stay as they are.
     assert (report.coded_tensors, report.alias_tensors, report.shards) == (2, 1, 1)
     assert report.coded_tensors + report.raw_tensors + report.alias_tensors == len(SAMPLE)
     assert report.coded_weights == 2 * 520 * 70 and 10 < report.bits_per_weight < 13

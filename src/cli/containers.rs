@@ -46,7 +46,8 @@ impl Selection {
         let default = || default_out(place, self.all_files);
         let out = out.cloned().map_or_else(default, Ok)?;
         if self.all_files && out.extension().is_none_or(|extension| extension != "df11") {
-            let problem = "--all-files writes one container, and a folder has one for each file";
+            let problem = "--all-files writes one container: loaders would read all of a folder's, \
+                           also weights that the index does not name";
             return Err(Error::parameter(problem, "give it a name with -o NAME.df11").into());
         }
         let source = if self.all_files {

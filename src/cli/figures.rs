@@ -68,7 +68,7 @@ impl Figures {
         self.entropy().map(|entropy| entropy + 8.0)
     }
 
-    /// Entropy of exponents in bits a weight, each tensor's own.
+    /// Entropy of exponents in bits per weight, each tensor's own.
     pub(super) fn entropy(&self) -> Option<f64> {
         self.entropy_bits.filter(|_| self.weights > 0).map(|bits| bits / self.weights as f64)
     }

@@ -32,7 +32,7 @@ pub struct PieceChecksum(Vec<(u64, CrcRun)>);
 
 impl PieceChecksum {
     /// Computes the CRCs of `bytes`, which lie at `offset` in their section. This is where the time
-    /// goes (26 GB/s a core); call it where the bytes are still in the cache.
+    /// goes (26 GB/s per core); call it where the bytes are still in the cache.
     pub fn new(offset: u64, bytes: &[u8]) -> Self {
         let all = offset..offset + bytes.len() as u64;
         let parts = parallel::cut(all, CHECKSUM_CHUNK_BYTES, CHECKSUM_CHUNK_BYTES).map(|part| {

@@ -17,11 +17,11 @@ use crate::{BlockLayout, Dtype, Result};
 ///
 /// On the GPUs it holds what the sections take in the containers, and 17 kB of decode table a
 /// tensor (of matrices in the [fast layout](super::Preference::Fast) that layout, and nothing
-/// else); on the host 8 bytes a thread block (0.1 % of containers in `gap`), codebooks (some kB a
-/// tensor in `tile`), the directory's names, and what is [streamed](Plan::host_bytes). It does not
-/// need the [`Model`](crate::Model) any more, but keeps a container that is streamed mapped. `Send`
-/// and `Sync`: any number of threads may decode on any streams at once. Clones are the same model.
-/// Dropping the last one waits for the GPUs.
+/// else); on the host 8 bytes per thread block (0.1 % of containers in `gap`), codebooks (some kB
+/// per tensor in `tile`), the directory's names, and what is [streamed](Plan::host_bytes). It does
+/// not need the [`Model`](crate::Model) any more, but keeps a container that is streamed mapped.
+/// `Send` and `Sync`: any number of threads may decode on any streams at once. Clones are the same
+/// model. Dropping the last one waits for the GPUs.
 #[derive(Clone, Debug)]
 pub struct GpuModel {
     pub(super) inner: Arc<ModelInner>,
@@ -287,7 +287,7 @@ impl<'m> GpuBlock<'m> {
     }
 
     /// Puts the decoding of all its tensors on a stream: one launch for each encoding, and number
-    /// of bytes a thread, that its tensors have (usually one), and a copy for each tensor that is
+    /// of bytes per thread, that its tensors have (usually one), and a copy for each tensor that is
     /// stored as it is.
     ///
     /// Neither allocates nor waits. The first [`BlockLayout::bytes`] of `output` get the tensors,

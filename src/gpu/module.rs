@@ -105,8 +105,8 @@ impl Kernels {
         let Some(fit) = fit else {
             let (needed, room) = (demand.with(1), self.room);
             let kernel = format!("a kernel needs {needed} bytes of shared memory a block");
-            let remedy =
-                "compress as gap with fewer bytes a thread, decode on the CPU, or take another GPU";
+            let remedy = "compress as gap with fewer bytes per thread, decode on the CPU, or take \
+                          another GPU";
             return Err(gpu(format!("{kernel} and this GPU has {room}"), remedy));
         };
         fits.insert((kernel, staged_bytes), fit);

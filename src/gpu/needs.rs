@@ -18,9 +18,9 @@ pub(super) type ArrayId = (usize, usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Residence {
-    /// In the arrays of the container, about 10.6 bits a weight: the smallest.
+    /// In the arrays of the container, about 10.6 bits per weight: the smallest.
     Stored,
-    /// In the fast layout, about 12.1 bits a weight: the fastest to multiply by.
+    /// In the fast layout, about 12.1 bits per weight: the fastest to multiply by.
     Fast,
 }
 

@@ -262,10 +262,10 @@ impl Plan {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Preference {
-    /// As they are stored, about 10.6 bits a weight: the least memory.
+    /// As they are stored, about 10.6 bits per weight: the least memory.
     #[default]
     Stored,
-    /// In the fast layout, about 12.1 bits a weight: the least time. A matrix stays as it is
+    /// In the fast layout, about 12.1 bits per weight: the least time. A matrix stays as it is
     /// stored, and [`Matrix::residence`](super::Matrix::residence) tells, if it has too many
     /// exceptions, more than 65,536 columns, or 2^32 weights or more.
     Fast,

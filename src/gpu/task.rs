@@ -11,7 +11,7 @@ use crate::constants::GAP_BYTES_PER_THREAD;
 
 const TILE_ELEMENTS: u64 = STRIP_ROWS * TILE_COLUMNS;
 
-/// Decode kernels: those of `gap`, one for each number of bytes a thread, then that of `tile`.
+/// Decode kernels: those of `gap`, one for each number of bytes per thread, then that of `tile`.
 pub(super) const KERNELS: usize = TILE_KERNEL + 1;
 pub(super) const TILE_KERNEL: usize = GAP_BYTES_PER_THREAD.len();
 

@@ -55,7 +55,7 @@ impl CodeLengths {
         Ok(Self { lengths: std::array::from_fn(|symbol| lengths[symbol]) })
     }
 
-    /// Reads and checks stored lengths, one byte an exponent.
+    /// Reads and checks stored lengths, one byte per exponent.
     ///
     /// # Errors
     /// [`Error::Corrupt`] with the byte at fault: not 256 bytes, a length above 16, or lengths that

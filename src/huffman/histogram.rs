@@ -96,7 +96,7 @@ impl Histogram {
         self.counts.iter().filter(|&&count| count > 0).count()
     }
 
-    /// Shannon's entropy of the exponents, in bits a weight; 0 for an empty histogram.
+    /// Shannon's entropy of the exponents, in bits per weight; 0 for an empty histogram.
     #[allow(clippy::cast_precision_loss, reason = "a figure to show, not to compute with")]
     pub fn entropy(&self) -> f64 {
         let total = self.total() as f64;

@@ -56,12 +56,12 @@ pub(super) fn verify(model: &Model, is_full: bool) -> Result<Compared> {
     if path.symlink_metadata().is_err() {
         return Ok(none);
     }
-    let file = WeightsFile::open(&path, ADDED)?;
-    let wrong = |problem: String| {
-        let remedy = "remove the file, or write the folder again with save_pretrained";
-        let error = Error::corrupt(format!("file {ADDED:?}"), 0, problem);
-        Err(error.remedied(remedy).in_file(&path))
+    let remedied = |error: Error| {
+        error.remedied("remove the file, or write the folder again with save_pretrained")
     };
+    let name = path.display().to_string();
+    let file = WeightsFile::open(&path, &name).map_err(remedied)?;
+    let wrong = |problem: String| Err(remedied(Error::corrupt(&name, 0, problem)));
     if let Some(tensor) = file.tensors.iter().find(|tensor| model.tensor(&tensor.name).is_ok()) {
         return wrong(format!("it has a tensor {:?}, and so have the containers", tensor.name));
     }

@@ -36,7 +36,7 @@ use crate::{
 /// for block in model.blocks() {
 ///     for tensor in block.tensors() {
 ///         let (name, shape) = (tensor.name(), tensor.shape());
-///         println!("{name} {shape:?} {:.2} bits an element", tensor.bits_per_element());
+///         println!("{name} {shape:?} {:.2} bits per element", tensor.bits_per_element());
 ///     }
 /// }
 /// # Ok(())

@@ -17,8 +17,8 @@ use crate::{
     constants::MAGIC,
     format::Directory,
     io::{FileReader, ReadAt, open_regular},
-    paths::{PENDING, PIPELINE, check_path, is_container, is_safetensors},
-    source::{Component, HIDDEN, named},
+    paths::{PIPELINE, check_path, is_container, is_safetensors},
+    source::{Component, HIDDEN, check_installed, named},
 };
 
 /// Opens a model: a container, or a folder with all its shards. Equals
@@ -226,7 +226,8 @@ fn map(path: &Path) -> Result<Mapped> {
 /// name a container, or a folder that holds some and no safetensors file.
 ///
 /// # Errors
-/// [`Error::Io`] if the folder cannot be read.
+/// [`Error::Io`] if the folder cannot be read; [`Error::Parameter`] if a save into it goes on or
+/// was interrupted.
 pub fn is_compressed(path: impl AsRef<Path>) -> Result<bool> {
     let path = path.as_ref();
     if !path.is_dir() {
@@ -277,17 +278,6 @@ fn or_fetch(path: &Path, error: io::Error) -> io::Error {
         return io::Error::new(error.kind(), hint);
     }
     error
-}
-
-/// Refuses a folder of which some files may be of an earlier model, and others not there yet.
-fn check_installed(folder: &Path) -> Result<()> {
-    Error::unless(folder.join(PENDING).symlink_metadata().is_err(), || {
-        let folder = folder.display();
-        let problem = format!("a save into {folder} goes on, or was interrupted");
-        let remedy = "wait for it; if it was interrupted, save there again, or finish it with \
-                      `df11 doctor --finish --folder FOLDER`";
-        Error::parameter(problem, remedy)
-    })
 }
 
 /// All containers below a folder, ascending by path.

@@ -198,7 +198,7 @@ impl<'m> Tensor<'m> {
         directory.arrays[self.record().array_range()].iter().map(|array| array.length.get()).sum()
     }
 
-    /// Stored bits an element; 0 for a tensor without elements.
+    /// Stored bits per element; 0 for a tensor without elements.
     pub fn bits_per_element(&self) -> f64 {
         8.0 * self.stored_bytes() as f64 / self.elements().max(1) as f64
     }

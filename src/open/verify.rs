@@ -304,10 +304,10 @@ fn hash_parts(hasher: &mut Hasher, parts: &[TensorPart<'_>], mut bytes: &[u8]) -
     Ok(completed)
 }
 
-/// Coded bytes a thread below which the CPU has verified a model sooner than a GPU. An H200's host
-/// needed 0.35 s to start the GPU and to end, and then verified 2.9 GB/s with 2 threads and 9.8
-/// with 16, and the CPU did 1.3 and 6.7. To be measured again with `benches/gpu_commands.py` if a
-/// GPU starts or loads faster.
+/// Coded bytes per thread below which the CPU has verified a model sooner than a GPU. An H200's
+/// host needed 0.35 s to start the GPU and to end, and then verified 2.9 GB/s with 2 threads and
+/// 9.8 with 16, and the CPU did 1.3 and 6.7. To be measured again with `benches/gpu_commands.py` if
+/// a GPU starts or loads faster.
 const SMALL_BYTES: u64 = 400_000_000;
 
 /// Whether the threads of the current rayon pool have verified a model before a GPU has started.

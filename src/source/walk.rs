@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     Error, Result,
-    paths::{check_path, is_safetensors},
+    paths::{PENDING, check_path, is_safetensors},
 };
 
 /// The largest side file, in bytes.
@@ -64,13 +64,14 @@ impl Found {
 /// elsewhere than into the folder, or from a snapshot to the blobs of its repository, is known by
 /// [`Found::check_inside`]. Links to folders are not, since they may form a circle. Hidden files
 /// and folders are passed over: `.git` and `.cache` are no part of a model, and `.env` must not end
-/// up in a container.
+/// up in a container. [`check_installed`] must not refuse the folder.
 pub(crate) fn walk(root: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
     walk_within(root, root)
 }
 
 /// As [`walk`], with links that may lead into `home`, which holds `root`.
 pub(super) fn walk_within(root: &Path, home: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
+    check_installed(root)?;
     let (mut found, mut left_out) = (Vec::new(), Vec::new());
     let (homes, mut folders) = (homes(home), vec![(root.to_owned(), String::new())]);
     while let Some((folder, prefix)) = folders.pop() {
@@ -97,6 +98,17 @@ pub(super) fn walk_within(root: &Path, home: &Path) -> Result<(Vec<Found>, Vec<L
     }
     found.sort_by(|a, b| a.path.cmp(&b.path));
     Ok((found, left_out))
+}
+
+/// Refuses a folder of which some files may be of an earlier model, and others not there yet.
+pub(crate) fn check_installed(folder: &Path) -> Result<()> {
+    Error::unless(folder.join(PENDING).symlink_metadata().is_err(), || {
+        let folder = folder.display();
+        let problem = format!("a save into {folder} goes on, or was interrupted");
+        let remedy = "wait for it; if it was interrupted, save there again, or finish it with \
+                      `df11 doctor --finish --folder FOLDER`";
+        Error::parameter(problem, remedy)
+    })
 }
 
 /// What an entry of a folder is to a source.

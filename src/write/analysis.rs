@@ -143,7 +143,7 @@ pub(super) fn analyse(
     Ok(analysis)
 }
 
-/// What the first pass would find where codes take this many bits a weight. Hashes are those of
+/// What the first pass would find where codes take this many bits per weight. Hashes are those of
 /// names, so that no tensor equals another.
 pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Result<FileAnalysis> {
     #[expect(clippy::cast_sign_loss, reason = "the caller checked that it is positive")]

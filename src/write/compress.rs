@@ -37,7 +37,7 @@ use crate::{
 /// several become one.
 ///
 /// Works on all threads of the current rayon pool; the result is the same for any number of them.
-/// Memory is at most 32 MiB, 6 MiB a thread, and 0.02 % of the model (the work list and the
+/// Memory is at most 32 MiB, 6 MiB per thread, and 0.02 % of the model (the work list and the
 /// directory), whatever the size of its tensors. With [`Layout::Tile`](crate::Layout::Tile) a
 /// thread also holds strips of 32 rows: 0.25 KiB for each column of the widest matrix if that is
 /// more (32 MiB where it has 131,072; with more than 262,144 columns a matrix is cut as a vector).
@@ -112,7 +112,7 @@ pub fn compress_all(
 ///
 /// Weights are decoded where compression reads them, three times (with
 /// [`Layout::Tile`](crate::Layout::Tile) large tensors four times), and what is decoded is compared
-/// with the container's hashes. Memory is as for [`compress`], and some 3 MiB a thread for
+/// with the container's hashes. Memory is as for [`compress`], and some 3 MiB per thread for
 /// decoding.
 ///
 /// # Errors

@@ -42,7 +42,7 @@ pub fn estimate(
 
 /// As [`estimate`], of all models at a path, as [`compress_all`](super::compress_all) would make
 /// them: an estimate for each. With `exponent_bits` no weight is read, so that the safetensors
-/// headers alone need to be there: codes are assumed to take as many bits a weight (2.6 to 2.7 in
+/// headers alone need to be there: codes are assumed to take as many bits per weight (2.6 to 2.7 in
 /// trained models), and no tensor equals another one. That takes some milliseconds.
 ///
 /// # Errors
@@ -120,7 +120,7 @@ impl Estimate {
             report.add(&plan);
             directories.push((path, plan.directory, plan.directory_offset));
         }
-        let note = |bits| format!("no weight was read: codes of {bits} bits a weight are assumed");
+        let note = |bits| format!("no weight was read: codes of {bits} bits each are assumed");
         report.notes.extend(exponent_bits.map(note));
         Ok(Self { report, directories })
     }

@@ -132,12 +132,12 @@ impl Report {
         self.stored_bytes as f64 / self.original_bytes().max(1) as f64
     }
 
-    /// Bits a weight over all coded tensors.
+    /// Bits per weight over all coded tensors.
     pub fn bits_per_weight(&self) -> f64 {
         8.0 * self.coded_bytes as f64 / self.coded_weights.max(1) as f64
     }
 
-    /// Exponent entropy in bits a weight over all coded tensors, each with its own distribution.
+    /// Exponent entropy in bits per weight over all coded tensors, each with its own distribution.
     pub fn entropy(&self) -> f64 {
         self.entropy_bits / self.coded_weights.max(1) as f64
     }

@@ -50,7 +50,7 @@ pub struct Restored {
 /// containers do not record are copied too, except where they would stand in the way of one that
 /// was restored.
 ///
-/// Works on all threads of the current rayon pool, in about 3 MiB a thread.
+/// Works on all threads of the current rayon pool, in about 3 MiB per thread.
 ///
 /// # Errors
 /// [`Error::Parameter`] if the output exists, a shard is missing, or one file is asked for of a

@@ -123,7 +123,7 @@ fn layouts_are_choices() {
     assert!(size("--layout raw") > size("--layout gap"));
     assert!(size("--layout raw") > size("--layout tile"));
     assert!(size("--bytes-per-thread 8") > size("--bytes-per-thread 32"));
-    fixture.fails("estimate model --bytes-per-thread=7", 2, &["7 bytes a thread", "choose from"]);
+    fixture.fails("estimate model --bytes-per-thread=7", 2, &["7 bytes per thread", "choose from"]);
 }
 
 #[test]

@@ -229,7 +229,7 @@ fn a_config_that_does_not_fit() {
         ("\"mixer\"", "\"mixer\", \"more\"", "Parameter", "has 3 matrices"),
         ("\"mixer\"", "\"to_q\"", "Parameter", "twice"),
         ("[0-9]+", "(?=x)", "Unsupported", "the pattern"),
-        ("\"bytes_per_thread\": 8", "\"bytes_per_thread\": 16", "Unsupported", "16 bytes a thread"),
+        ("\"bytes_per_thread\": 8", "\"bytes_per_thread\": 16", "Unsupported", "16 bytes per"),
         ("512", "0", "Unsupported", "0 threads"),
         ("512", "256", "Corrupt", "gaps"),
         ("\"pattern_dict\"", "\"patterns\"", "Corrupt", "pattern_dict"),

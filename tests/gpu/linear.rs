@@ -772,7 +772,7 @@ fn rows_are_gathered_by_their_indices() {
     }
 }
 
-/// More than one range of strips is decoded for it; 12.15 bits a weight are enough.
+/// More than one range of strips is decoded for it; 12.15 bits per weight are enough.
 #[test]
 fn a_large_matrix_is_small_in_the_fast_layout() {
     let Some((device, stream)) = gpu_stream() else { return };

@@ -138,7 +138,7 @@ fn matrices_know_their_sizes() {
         assert_eq!((matrix.name(), size(&matrix)), (name, (rows, columns)));
         assert_eq!((matrix.residence(), matrix.exceptions()), (Residence::Stored, None));
         assert_eq!(matrix.decoded_bytes(), 2 * rows * columns);
-        // Ten or eleven bits a weight, and a decode table.
+        // Ten or eleven bits per weight, and a decode table.
         let arrays = (matrix.device_bytes() - 16_384) * 8;
         assert!((10 * rows * columns..12 * rows * columns).contains(&arrays), "{name}: {arrays}");
         let (strips, steps) = (rows.div_ceil(32), columns.div_ceil(32));

@@ -78,7 +78,7 @@ impl Item {
         Self::raw(&format!("{shape:?}"), Dtype::BF16, shape, weights)
     }
 
-    /// Weights, coded with bytes a thread and threads a block.
+    /// Weights, coded with bytes per thread and threads per block.
     pub(crate) fn gap(name: &str, shape: &[u64], weights: Vec<u8>, geometry: (u32, u32)) -> Self {
         Self {
             store: Store::Gap(geometry.0, geometry.1),

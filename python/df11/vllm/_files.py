@@ -17,7 +17,7 @@ from vllm.transformers_utils.repo_utils import get_hf_file_to_dict, list_filtere
 
 import df11
 
-from .._container import Tensors, in_both, is_there
+from .._container import Tensors, in_both, is_there, naming
 from .._hub import WEIGHTS, check_inside, folder_of
 from ._config import NAME
 from ._deferred import Stored
@@ -75,7 +75,7 @@ def _are_alone(model: str, revision: str | None, prefix: str) -> bool:
 def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a folder's containers, and of the file for what these lack, by their names.
     Raises `ParameterError` if a container is missing; `ValueError` if the file holds what the
-    containers do; the errors of `df11.open`.
+    containers do, `CorruptError` if it is damaged; the errors of `df11.open`.
     """
     container = df11.open(folder)
     container.check_complete()
@@ -84,7 +84,7 @@ def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, Stored(tensors, name).tensor()
     if not is_there(folder / WEIGHTS):
         return
-    with safe_open(folder / WEIGHTS, "pt") as file:
+    with naming(folder / WEIGHTS), safe_open(folder / WEIGHTS, "pt") as file:
         for name in file.keys():  # noqa: SIM118, it is no mapping
             if name in tensors:
                 raise in_both(folder / WEIGHTS, name)

@@ -49,7 +49,7 @@ pub(super) fn run(
     let weights = weights.max(1) as f64;
     let [stored_bits, fast_bits] = [stored, fast].map(|bytes| 8.0 * bytes as f64 / weights);
     answer.text = format!(
-        "{}\nOn the GPU it takes {stored_bits:.3} bits a weight as it is stored, and \
+        "{}\nOn the GPU it takes {stored_bits:.3} bits per weight as it is stored, and \
         {fast_bits:.3} in the fast layout.",
         answer.text.trim_end()
     );

@@ -48,7 +48,7 @@ pub(super) struct Inspect {
     /// A container, or the folder of a model or pipeline
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Another one, to compare it with on the page
+    /// A second container or folder, to compare with the first on the page of --html
     #[arg(value_name = "OTHER", requires = "html")]
     other: Option<PathBuf>,
     /// List the tensors of each block

@@ -1,4 +1,4 @@
-//! Findings as an SVG picture of two charts: how often each exponent occurs, and bits a weight by
+//! Findings as an SVG picture of two charts: how often each exponent occurs, and bits per weight by
 //! block.
 //!
 //! The picture has its own background and follows the colour scheme of its viewer, so it is legible

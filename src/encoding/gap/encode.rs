@@ -94,7 +94,7 @@ impl PortionEncoder {
     }
 
     /// Encodes one portion into `output`, in one pass over its weights; memory grows to about 1.5
-    /// bytes a weight.
+    /// bytes per weight.
     ///
     /// Bytes come out only for weights that have codes and that end at the bit that the histograms
     /// promised.

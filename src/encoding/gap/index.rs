@@ -25,7 +25,7 @@ const SLOTS: usize = 2 * GROUPS;
 pub(super) struct Crossings {
     /// The place of the last group that starts in each thread, as `start bit × GROUPS + group`.
     last_groups: [u64; SLOTS],
-    /// The binary logarithm of the bits a thread.
+    /// The binary logarithm of the bits per thread.
     shift: u32,
 }
 

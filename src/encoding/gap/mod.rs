@@ -7,7 +7,7 @@
 //! is the index of the first weight whose code starts in it (or after it).
 //!
 //! ```text
-//! bitstream       ··|code|code|co·de|code|code|c·ode|..|code|0000    T bytes a thread
+//! bitstream       ··|code|code|co·de|code|code|c·ode|..|code|0000    T bytes per thread
 //! thread            0              1               2
 //! gap               0              2               3
 //! ```

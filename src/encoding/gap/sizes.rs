@@ -30,8 +30,8 @@ impl Default for GapGeometry {
 }
 
 impl GapGeometry {
-    /// A geometry of 8, 16, 32 or 64 bytes a thread and 64, 128, 256, 512 or 1024 threads a thread
-    /// block.
+    /// A geometry of 8, 16, 32 or 64 bytes per thread and 64, 128, 256, 512 or 1024 threads per
+    /// thread block.
     ///
     /// # Errors
     /// [`Error::Parameter`] for any other numbers.
@@ -40,8 +40,8 @@ impl GapGeometry {
             && GAP_THREADS_PER_BLOCK.contains(&threads_per_block);
         Error::unless(exists, || {
             let problem = format!(
-                "no geometry has {bytes_per_thread} bytes a thread and {threads_per_block} threads \
-                a block"
+                "no geometry has {bytes_per_thread} bytes per thread and {threads_per_block} \
+                 threads per block"
             );
             let remedy =
                 format!("choose from {GAP_BYTES_PER_THREAD:?} and {GAP_THREADS_PER_BLOCK:?}");
@@ -50,7 +50,7 @@ impl GapGeometry {
         Ok(Self { bytes_per_thread, threads_per_block })
     }
 
-    /// Bitstream bytes a thread.
+    /// Bitstream bytes per thread.
     pub const fn bytes_per_thread(self) -> u32 {
         self.bytes_per_thread
     }
@@ -60,12 +60,12 @@ impl GapGeometry {
         self.threads_per_block
     }
 
-    /// Bits a thread.
+    /// Bits per thread.
     pub const fn thread_bits(self) -> u64 {
         8 * self.bytes_per_thread as u64
     }
 
-    /// Bits a thread block.
+    /// Bits per thread block.
     pub const fn thread_block_bits(self) -> u64 {
         self.thread_bits() * self.threads_per_block as u64
     }
@@ -84,13 +84,13 @@ impl GapGeometry {
 
 /// The number of the codebook among a tensor's arrays: code lengths and LUTs.
 pub const CODEBOOK: usize = 0;
-/// The number of the gap array: half a byte a thread.
+/// The number of the gap array: half a byte per thread.
 pub const GAPS: usize = 1;
-/// The number of the output offsets: 8 bytes a thread block, and 8 more.
+/// The number of the output offsets: 8 bytes per thread block, and 8 more.
 pub const OUTPUT_OFFSETS: usize = 2;
 /// The number of the bitstream: whole threads of bytes.
 pub const BITSTREAM: usize = 3;
-/// The number of the plane: one byte a weight.
+/// The number of the plane: one byte per weight.
 pub const PLANE: usize = 4;
 
 /// A tensor whose arrays lie in memory.

@@ -323,7 +323,7 @@ fn join(placed: [u8; 2], plane: u8) -> [u8; 2] {
 
 /// Bytes of the plane of half a step.
 const AHEAD_PLANE: usize = 256;
-/// Bytes of the following bits that are looked at meanwhile: in all those of 4 bits a weight.
+/// Bytes of the following bits that are looked at meanwhile: in all those of 4 bits per weight.
 const AHEAD_STREAM: usize = 128;
 const LINE: usize = 64;
 

@@ -30,12 +30,12 @@ pub struct Encoder {
 /// What strips add to the arrays of their tensor; reuse it, it keeps its buffers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EncodedStrips {
-    /// 32 bytes a tile; with the tensor's last strip 32 more, the last record.
+    /// 32 bytes per tile; with the tensor's last strip 32 more, the last record.
     pub records: Vec<u8>,
     /// The bits of the tiles, whole bytes; with the tensor's last strip zeros up to a multiple of
     /// 16.
     pub bitstream: Vec<u8>,
-    /// One byte a weight.
+    /// One byte per weight.
     pub plane: Vec<u8>,
 }
 

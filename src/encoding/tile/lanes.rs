@@ -278,9 +278,9 @@ const _: () = assert!(MAX_TILE_BYTES + BEHIND <= BYTES);
 
 /// A tile's bits and what follows them, where every read is within bounds.
 ///
-/// Q: Why a copy, of some 3 KiB a tile? It comes in one pass from start to end, as memory likes it,
-/// while lanes are read from 32 places; reads need no comparison, since every masked position is
-/// inside; and the end of the bitstream is like any other place.
+/// Q: Why a copy, of some 3 KiB per tile? It comes in one pass from start to end, as memory likes
+/// it, while lanes are read from 32 places; reads need no comparison, since every masked position
+/// is inside; and the end of the bitstream is like any other place.
 #[repr(align(64))]
 pub(super) struct Window {
     bytes: [u8; BYTES + LOAD],

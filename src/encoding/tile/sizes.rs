@@ -15,11 +15,11 @@ use crate::{
 
 /// The number of the codebook among a tensor's arrays: which pairs have which codes.
 pub const CODEBOOK: usize = 0;
-/// The number of the records: 32 bytes a tile, and 32 more.
+/// The number of the records: 32 bytes per tile, and 32 more.
 pub const RECORDS: usize = 1;
 /// The number of the bitstream: the bits of all tiles, a multiple of 16 bytes.
 pub const BITSTREAM: usize = 2;
-/// The number of the plane: one byte a weight.
+/// The number of the plane: one byte per weight.
 pub const PLANE: usize = 3;
 
 /// A tensor whose arrays lie in memory.

@@ -133,7 +133,7 @@ impl Config {
             own.threads_per_block;
         if own.bytes_per_thread != BYTES_PER_THREAD || !(1..=1024).contains(&threads_per_block) {
             let what = format!(
-                "{place}: {} bytes a thread, {threads_per_block} threads",
+                "{place}: {} bytes per thread, {threads_per_block} threads",
                 own.bytes_per_thread
             );
             return Err(Error::unsupported(what, "compress the original BF16 files"));

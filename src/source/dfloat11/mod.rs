@@ -6,7 +6,7 @@
 //! <block>.encoded_exponent   u8 [n]            the codes, most significant bit first
 //! <block>.sign_mantissa      u8 [weights]      the plane
 //! <block>.output_positions   u32 [..] as u8    the first weight of each thread block, and how many
-//! <block>.gaps               u8 [..]           5 bits a thread: where its first code begins
+//! <block>.gaps               u8 [..]           5 bits per thread: where its first code begins
 //! <block>.split_positions    i64 [matrices−1]  where each matrix but the first begins
 //! ```
 //! The matrices of a block are concatenated, in the order in which `dfloat11_config.pattern_dict`

@@ -1,8 +1,8 @@
-//! Prints what the parameters of the `gap` encoding cost: bits a weight by code limit and by
+//! Prints what the parameters of the `gap` encoding cost: bits per weight by code limit and by
 //! geometry.
 //!
-//! `cargo run --release --example bits_a_weight` takes some seconds: 117 million weights of a 28672
-//! × 4096 matrix, once drawn from N(0, 0.02²) and once with a scale for each row.
+//! `cargo run --release --example bits_per_weight` takes some seconds: 117 million weights of a
+//! 28672 × 4096 matrix, once drawn from N(0, 0.02²) and once with a scale for each row.
 
 use df11::hazmat::gap::{GapGeometry, GapSizes};
 use df11::hazmat::huffman::{CodeLengths, Histogram, codebook};
@@ -36,14 +36,14 @@ fn print(histogram: &Histogram, name: &str) -> df11::Result<()> {
         histogram.used(),
         histogram.entropy()
     );
-    println!("\n| codes of at most | exponent bits a weight |\n|---|---|");
+    println!("\n| codes of at most | exponent bits per weight |\n|---|---|");
     for limit in 8..=16 {
         let bits = CodeLengths::with_limit(histogram, limit)?.bits(histogram)?;
         println!("| {limit} bits | {:.4} |", bits as f64 / weights);
     }
     let lengths = CodeLengths::from_histogram(histogram)?;
     println!(
-        "\n| bytes a thread | threads a thread block | gaps | output offsets | all arrays \
+        "\n| bytes per thread | threads per thread block | gaps | output offsets | all arrays \
         |\n|---|---|---|---|---|"
     );
     for bytes_per_thread in [8, 16, 32, 64] {
