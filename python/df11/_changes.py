@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ._matrices import FAST
 from ._modules import Entry, entries, local
 from ._source import Source, Weight, digest, settled
 from ._tensor import CompressedTensor
@@ -75,7 +76,7 @@ def is_as_loaded(source: Source, weight: Weight, value: Tensor, name: str = "") 
     expected = source.tensors.again(weight.told)
     if expected.shape != value.shape or _has_arrays(value, expected):
         return expected.shape == value.shape
-    return torch.equal(_bits(value.cpu()), _bits(expected))
+    return torch.equal(_bits(_on_cpu(value)), _bits(expected))
 
 
 def _has_arrays(value: Tensor, expected: CompressedTensor) -> bool:
@@ -88,6 +89,13 @@ def _has_arrays(value: Tensor, expected: CompressedTensor) -> bool:
         [(array.data_ptr(), array.numel()) for array in one._kept] for one in (value, expected)
     )
     return first == second
+
+
+def _on_cpu(value: Tensor) -> Tensor:
+    """A value on the CPU; from the fast layout, which only a GPU has, it is decoded there."""
+    if isinstance(value, CompressedTensor) and any(part.form == FAST for part in value.parts):
+        value = value.decode()
+    return value.cpu()
 
 
 def _bits(value: Tensor) -> Tensor:

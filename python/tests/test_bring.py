@@ -25,7 +25,8 @@ LONG = 2_000_000_000
 
 
 def device_of(name: str) -> _bring._Device:
-    return _bring._Device(weights(), torch.device(name), Bar(0))
+    index = 0 if name == "cuda" else None
+    return _bring._Device(weights(), torch.device(name, index), Bar(0))
 
 
 def noise(*shape: int) -> torch.Tensor:
