@@ -498,9 +498,10 @@ def test_no_bf16_copy_on_the_gpu(folders: Folders) -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     model = load(folders.df11("llama"), "cuda")
+    # Before the report, which multiplies to find the order of sums.
+    peak = torch.cuda.max_memory_allocated() - before
     # Arrays begin on multiples of 256 bytes, and allocations on multiples of 512.
-    allowed = df11.report(model).devices[0].total + (1 << 17)
-    assert torch.cuda.max_memory_allocated() - before <= allowed
+    assert peak <= df11.report(model).devices[0].total + (1 << 17)
 
 
 @pytest.mark.gpu(2)
