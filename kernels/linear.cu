@@ -99,10 +99,6 @@ extern "C" __global__ void __launch_bounds__((tile_warps(16) + TILE_HELPERS) * L
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // In the order of a plan of the sum (linear_few.cuh).
 extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
-    df11_linear_order_1(const __grid_constant__ LinearLaunch launch) {
-    linear_few(FewShared<1>{launch});
-}
-extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
     df11_linear_order_8(const __grid_constant__ LinearLaunch launch) {
     linear_few(FewShared<8>{launch});
 }
@@ -164,7 +160,7 @@ struct Constants {
         u32 many_split[6] = {WIDE_STRIPS, LARGE_STRIPS, WIDE_COLUMNS,
                              WIDE_SPLITS, LARGE_ROWS,   LARGE_PARTIAL_BYTES};
     } agreed;
-    // df11_linear_fast_{8,16}; df11_linear_grouped; df11_linear_order_{1,8,16}.
+    // df11_linear_fast_{8,16}; df11_linear_grouped; df11_linear_order_{8,16}.
     u32 threads = LINEAR_THREADS;
     u32 early = HOPPER;
     u32 fast_bytes[2] = {shared_for(8), shared_for(16)};

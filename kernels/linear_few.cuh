@@ -21,14 +21,14 @@
 //             through one queue, so that x has a warp of its own, which asks among the others
 //   chain     blocks are loaded two ahead and decoded one ahead; a stage has no branch but the one
 //             that asks whether it has entries
-//   x         a box of 128 columns by 1, 8 or 16 rows for each split, by a tensor map; grouped, a
+//   x         a box of 128 columns by 8 or 16 rows for each split, by a tensor map; grouped, a
 //             copy for each row, since rows lie anywhere; word by word if it is not aligned, and
 //             where columns end within a block
 //   patches   a warp that puts entries in their places itself runs code that no other runs: it is
-//             fetched from far, and the slowest warp of all ends the launch. So packing decodes each
-//             lane's product with entries, and puts these in: a patch, which the lane loads over what
-//             it has decoded. Tables of patches are loaded before weights are asked for: after them
-//             a load waits 5 us and more
+//             fetched from far, and the slowest warp of all ends the launch. So packing decodes
+//             each lane's product with entries, and puts these in: a patch, which the lane loads
+//             over what it has decoded. Tables of patches are loaded before weights are asked for:
+//             after them a load waits 5 us and more
 //   prefetch  when its weights are there, a block brings some of the next product's to L2
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 80 registers with 16 rows, 20 warps. A stage
@@ -54,8 +54,8 @@ static_assert(FEW_BLOCKS == 2, "two buffers, half a tile");
 // A unit's table; pieces take two of them in turn:
 //   word      how many patches rows 0 to 15 have, or FEW_MANY; 16 bytes
 //   bases     one for each stage, in the exponents' places of two weights
-//   patches   8 bytes each: the number (linear_task.cuh), and where the words of product 0 would be;
-//             after the last one comes NO_PATCH
+//   patches   8 bytes each: the number (linear_task.cuh), and where the words of product 0 would
+//             be; after the last one comes NO_PATCH
 //   words     four for each patch; those of one lane and window are as far apart as their products
 constexpr u32 FEW_TABLES = 2, FEW_MANY = 0xFFFFFFFF;
 struct FewTable {
@@ -167,7 +167,7 @@ struct FewPieces {
 template <u32 ROWS>
 struct FewShared {
     static constexpr bool BOXES = true;
-    static constexpr u32 EIGHTS = (ROWS + 7) / 8, X_ALIGNED = ROWS > 1 ? 1024 : 128;
+    static constexpr u32 EIGHTS = (ROWS + 7) / 8, X_ALIGNED = 1024;
     // A split's x of a stage; from a block to the next; from eight rows to the next; between the
     // columns of the two steps of a block.
     static constexpr u32 X_BYTES = FEW_BLOCKS * ROWS * 128, X_BLOCK = ROWS * 128, X_EIGHT = 1024;
@@ -208,10 +208,9 @@ struct FewShared {
     }
     // A lane's place for a load of eight rows of x by 32 columns; that of the block's second half.
     __device__ static u32 x_place(u32 lane) {
-        if (ROWS == 1) return lane / 8 * 16;
         return lane % 8 * 128 + ((lane / 8) ^ (lane % 8)) * 16;
     }
-    __device__ static u32 second(u32 place) { return ROWS == 1 ? place + 64 : place ^ 64; }
+    __device__ static u32 second(u32 place) { return place ^ 64; }
 };
 
 // Experts, each with its own rows of x, which lie anywhere: a copy for each.
@@ -421,7 +420,7 @@ struct FewTelling {
                 loaded[i].patches[k] = load_patch(piece, unit, k * LANES + lane, exists);
         }
     }
-    // Writes those of 32 patches that are in windows `first` to `last`. False if they have no place.
+    // Writes those of 32 patches that are in windows `first` to `last`. False if one has no place.
     __device__ bool take(Written& written, const Patch& patch, u32 first, u32 last,
                          const FewTable& table) const {
         const u32 window = patch.number << 1 >> 9, product = patch.number & 7;

@@ -17,8 +17,8 @@ using tile::TileTable;
 //   data      of each strip of 32 rows, of each step of 32 columns, 1536 bytes: for each lane two
 //             words of signs and mantissas and one of codes for each of its four rows
 //   heads     of each strip, of each tile of 256 columns (8 steps), a FastHead
-//   patches   of each strip, patch_places numbers, then as many products of 16 bytes: what the lanes
-//             of products with exceptions have instead of what they decode
+//   patches   of each strip, patch_places numbers, then as many products of 16 bytes: what lanes
+//             whose product has exceptions have instead of what they decode
 //   entries   of weights that no code can express (exceptions), tile by tile, ascending: the weight
 //             in bits 0 to 15, step << 10 | lane << 5 | row / 8 << 3 | k in bits 16 to 28
 constexpr u32 STRIP_ROWS = 32, STEP_COLUMNS = 32, STEP_BYTES = 1536, TILE_STEPS = 8;
@@ -145,7 +145,7 @@ static_assert(sizeof(LinearLaunch) == 1152, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
 
 // In the order of a plan of the sum: the machine code for compute capability 9.0 has
-// df11_linear_order_{1,8,16}, for at most this many rows of x (linear_few.cuh). Blocks have
+// df11_linear_order_{8,16}, for at most this many rows of x (linear_few.cuh). Blocks have
 // FEW_HELPERS warps and two for each of few_units, which are at most FEW_UNITS; blocks times
 // few_each, and few_more, are the strips of all matrices. Counters, partials and items are not
 // read. Of a matrix differ from above:
@@ -155,8 +155,8 @@ constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
 //   first_item      the sum of strips of all matrices before
 //   first_partial   bits 0 to 7: strips at once, of which splits at once are at most few_units;
 //                   bits 8 on: 2^16 / splits at once, and one
-// x_map is that of 64 columns, x_rows rows and blocks of 64 columns; boxes have 64, 1, 8 or 16, and
-// 2; 128-byte swizzle unless rows are 1. x_mapped tells whether there is one.
+// x_map is that of 64 columns, x_rows rows and blocks of 64 columns; boxes have 64, 8 or 16, and
+// 2; 128-byte swizzle. x_mapped tells whether there is one.
 // Bits of y depend on the matrix, its splits and the row of x.
 //
 // How the strips of a matrix are shared out among blocks: most are an item each; of the last ones,
@@ -312,7 +312,8 @@ struct alignas(16) GatherTask {
 static_assert(sizeof(GatherTask) == 96, "as Rust has it");
 
 // Transcoding from BF16, in order: df11_linear_count, df11_linear_scan, df11_linear_pack,
-// df11_linear_patch, of a range of whole strips (the last may be partial). Deterministic. One argument, by value.
+// df11_linear_patch, of a range of whole strips (the last may be partial). Deterministic. One
+// argument, by value.
 struct alignas(16) PackTask {
     const u16* weights;  // row-major, of the range
     u64 pitch;           // elements from a row to the next

@@ -27,8 +27,6 @@ const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
 /// Rows of x up to which each kernel that multiplies by the fast layout multiplies.
 const CLASSES: [u64; 2] = [FEW_ROWS, ROWS];
-/// Likewise in the order of a plan of the sum.
-const ORDER_CLASSES: [u64; 3] = [1, FEW_ROWS, ROWS];
 /// The version of CUDA from which on drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
@@ -277,10 +275,10 @@ impl LinearKernels {
     }
 }
 
-/// Kernels that multiply in the order of a plan of the sum, for [`ORDER_CLASSES`].
+/// Kernels that multiply in the order of a plan of the sum, for [`CLASSES`].
 #[derive(Debug)]
 pub(super) struct OrderKernels {
-    kernels: [Multiply; 3],
+    kernels: [Multiply; 2],
     /// Of all launches of these kernels.
     pub(super) last: LastLaunch,
 }
@@ -295,15 +293,15 @@ impl OrderKernels {
             let function = module.function(&format!("order_{rows}"))?;
             Multiply::prepare(function, order_threads, order_bytes, others)
         };
-        let [one, few, most] = ORDER_CLASSES.map(prepare);
-        let kernels = [one?, few?, most?];
+        let [few, most] = CLASSES.map(prepare);
+        let kernels = [few?, most?];
         let fit = kernels.iter().all(|kernel| kernel.blocks > 0);
         Ok(fit.then(|| Self { kernels, last: LastLaunch::default() }))
     }
 
     /// That for this many rows of x, up to [`ROWS`], and up to how many it multiplies.
     pub(super) fn of(&self, x_rows: u64) -> (u64, &Multiply) {
-        let mut all = ORDER_CLASSES.into_iter().zip(&self.kernels);
+        let mut all = CLASSES.into_iter().zip(&self.kernels);
         all.find(|&(class, _)| x_rows <= class).expect("there are no more rows than ROWS")
     }
 }

@@ -360,13 +360,7 @@ const FEW_BLOCKS: u32 = 2;
 /// if x is not aligned: kernels read it slowly then.
 pub(super) fn map_of(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
     let sizes = [u64::from(columns), x.rows];
-    encode(
-        x,
-        sizes,
-        [x.pitch * ELEMENT],
-        [WIDE_COLUMNS as u32, box_rows],
-        Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-    )
+    encode(x, sizes, [x.pitch * ELEMENT], [WIDE_COLUMNS as u32, box_rows])
 }
 
 /// That of up to [`ROWS`] rows of x: columns of a block, rows, blocks. Likewise.
@@ -375,17 +369,12 @@ fn map_of_blocks(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<X
     if blocks == 0 {
         return Ok(None);
     }
-    let swizzle = match box_rows {
-        1 => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
-        _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-    };
     let pitches = [x.pitch * ELEMENT, SPLIT_COLUMNS * ELEMENT];
     encode(
         x,
         [SPLIT_COLUMNS, x.rows, blocks],
         pitches,
         [SPLIT_COLUMNS as u32, box_rows, FEW_BLOCKS],
-        swizzle,
     )
 }
 
@@ -396,7 +385,6 @@ fn encode<const DIMENSIONS: usize, const PITCHES: usize>(
     sizes: [u64; DIMENSIONS],
     pitches: [u64; PITCHES],
     boxes: [u32; DIMENSIONS],
-    swizzle: Swizzle,
 ) -> Result<Option<XMap>> {
     const { assert!(PITCHES + 1 == DIMENSIONS) };
     if !(x.pointer | pitches[0]).is_multiple_of(ALIGNMENT) || pitches[0] >= PITCH_END {
@@ -417,7 +405,7 @@ fn encode<const DIMENSIONS: usize, const PITCHES: usize>(
             from_ref(&boxes).cast(),
             from_ref(&every).cast(),
             CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle,
+            Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
             CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

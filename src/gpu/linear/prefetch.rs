@@ -104,7 +104,10 @@ mod tests {
             assert_eq!([pitch % 16, bytes % 16], [0, 0]);
             assert!(pieces * bytes <= BYTES && pieces > 0, "{rows} x {columns}");
             let end = (pieces - 1) * pitch + bytes;
-            assert!(end <= rows.div_ceil(32) * strip_bytes(columns), "{rows} x {columns}: {end}");
+            assert!(
+                end <= u64::div_ceil(rows, 32) * strip_bytes(columns),
+                "{rows} x {columns}: {end}"
+            );
         }
     }
 }
