@@ -40,7 +40,9 @@
 //
 // Safety on any content: strips, tiles and steps are those of the launch; entries are loaded inside
 // their array and placed inside their step; the decoder is arithmetic. Heads that name entries
-// which do not exist set the status, and so do indices and offsets out of range.
+// which do not exist set the status, and so do indices and offsets out of range. linear_few.cuh
+// reads patches instead of entries: whatever these hold, it stays in its shared memory, and does
+// not notice.
 #include "linear_few.cuh"
 #include "linear_gather.cuh"
 #include "linear_large.cuh"

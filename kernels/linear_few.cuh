@@ -29,7 +29,8 @@
 //             each lane's product with entries, and puts these in: a patch, which the lane loads
 //             over what it has decoded. Tables of patches are loaded before weights are asked for:
 //             after them a load waits 5 us and more
-//   prefetch  when its weights are there, a block brings some of the next product's to L2
+//   prefetch  when its last weights and x are there, a block brings some of the next product's
+//             weights to L2
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 80 registers with 16 rows, 20 warps. A stage
 // is about 190 instructions of a warp in one straight line: 120 decode, 8 or 16 multiply.
@@ -947,7 +948,8 @@ __device__ __forceinline__ void linear_few(const Work& work) {
     const u32 consumers = blockDim.x / LANES - FEW_HELPERS;
     if (warp < consumers) touch(work.launch, warp, consumers);
     const FewRing<Work> ring(work, kept(shared_address(linear_shared)), dynamic_shared_bytes());
-    if (warp == consumers) {
+    // The warp that asks for x makes the barriers, and waits for nobody.
+    if (warp == consumers + FEW_ASKING) {
         ring.init_barriers(consumers, lane);
         __syncwarp();
         asm volatile("bar.arrive 2, %0;" ::"r"(blockDim.x) : "memory");

@@ -147,7 +147,9 @@ __device__ inline void prefetch_next(const LinearLaunch& launch, u32 number, u32
     for (u32 i = 0; i < LINEAR_PREFETCHES; i++) {
         const LinearPrefetch& next = launch.prefetches[i];
         for (u32 k = blockIdx.x + gridDim.x * number; k < next.pieces; k += gridDim.x * turn)
-            prefetch_bulk(next.data + k * next.pitch, next.bytes);
+            prefetch_bulk(next.data + k / next.splits * next.strip_pitch +
+                              u64(k % next.splits) * next.split_pitch,
+                          next.bytes);
     }
 }
 __device__ inline void arrive_expecting_once(u32 barrier, u32 bytes) {
@@ -350,6 +352,5 @@ __device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const
     const WideAsking<WideRing> asking(launch, item, item.begin + warp, lane);
     asking.fill(filled, ring);
     asking.ask(filled, ring, item.strips * WIDE_STRIP_BYTES, true);
-    prefetch_next(launch, warp, WIDE_ASKING);
 }
 }  // namespace df11::linear

@@ -12,7 +12,7 @@ namespace df11::linear {
 using tile::TileTable;
 
 // The fast layout, to the bit in spec/gpu.md, part 6: a matrix as it may lie in GPU memory, never
-// in a file. Three arrays:
+// in a file. Four arrays:
 //
 //   data      of each strip of 32 rows, of each step of 32 columns, 1536 bytes: for each lane two
 //             words of signs and mantissas and one of codes for each of its four rows
@@ -55,7 +55,8 @@ static_assert(sizeof(FastHead) == 8, "heads have no padding");
 //   index      heads, of the first strip and column  records, of the first strip, column 0
 //   rest       entries of the whole                  bitstream of the whole, aligned to 16
 //   rest_count how many entries                      bytes of the bitstream, a multiple of 16
-//   patches    of the first strip of all columns     not read
+//   patches    of the first strip, for all columns   not read
+//              of the whole
 //   table      not read                              the decode table, aligned to 16
 //
 // The host promises that the arrays have the bytes that the layout gives for `rows`, the launch's
@@ -97,12 +98,14 @@ constexpr u32 LINEAR_MATRICES = 8, LINEAR_ROWS = 16;
 struct alignas(64) XMap {
     u32 words[32];
 };
-// Bytes to bring to L2: `pieces` of `bytes` each, a multiple of 16, `pitch` bytes apart. A hint:
-// it changes no output.
+// Bytes to bring to L2: `pieces` of `bytes` each, a multiple of 16; `splits` of each strip,
+// `split_pitch` bytes apart, and strips `strip_pitch` bytes apart. A hint: it changes no output.
 constexpr u32 LINEAR_PREFETCHES = 4;
 struct LinearPrefetch {
-    const u8* data;  // aligned to 16
-    u64 pitch;       // a multiple of 16
+    const u8* data;   // aligned to 16
+    u64 strip_pitch;  // a multiple of 16
+    u32 split_pitch;  // a multiple of 16
+    u32 splits;       // at least 1 if there are pieces
     u32 pieces, bytes;
 };
 struct alignas(64) LinearLaunch {

@@ -22,6 +22,7 @@
 //   entries   those that ask put one for each product of 16 rows and 16 columns in a place of its
 //             own in a stage, and tell which have some; of products with several, or tiles with
 //             more than six, those that multiply load all of the tile
+//   prefetch  after its last request a block brings some of the next product's weights to L2
 //   splits    of an item meet in the cluster's shared memory: each block adds the sums of some rows
 //             of x, in the order of splits, out of all blocks. No workspace
 //
@@ -330,6 +331,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     if (warp >= WIDE_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
         if (item.strips) ask_for_stages(launch, item, ring, warp - WIDE_WARPS, lane);
+        prefetch_next(launch, warp - WIDE_WARPS, WIDE_ASKING);
         __syncwarp();
         if (item.splits > 1) {
             meet_cluster();

@@ -279,7 +279,7 @@ impl LinearKernels {
 #[derive(Debug)]
 pub(super) struct OrderKernels {
     kernels: [Multiply; 2],
-    /// Of all launches of these kernels.
+    /// The last launch of these kernels, or of those for more rows.
     pub(super) last: LastLaunch,
 }
 

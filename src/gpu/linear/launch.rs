@@ -98,7 +98,7 @@ pub(super) struct ProductLaunch {
     processors: u64,
     /// Whether there are kernels for it: [`LinearKernels::order`].
     keeps_order: bool,
-    /// What the launch after it reads first, of few rows in the order of a plan of the sum.
+    /// What the launch after it reads first.
     next_reads: Arc<NextReads>,
 }
 
@@ -274,7 +274,8 @@ impl ProductLaunch {
         splits: impl Iterator<Item = u64> + Clone,
     ) -> [LinearPrefetch; PREFETCHES] {
         let matrices = &arguments.matrices[..self.order.len()];
-        order.last.follow(&self.next_reads, first_reads(matrices, splits))
+        let columns = arguments.columns.into();
+        order.last.follow(&self.next_reads, first_reads(matrices, columns, splits))
     }
 
     /// Puts it on the stream, for more than [`ROWS`] rows of x by the fast layout.

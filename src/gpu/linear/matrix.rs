@@ -144,7 +144,7 @@ impl Matrix {
     /// are, of 4 bytes each, and how many.
     ///
     /// # Errors
-    /// As [`Matrix::of_tiles`], and for 2^32 weights or more.
+    /// As [`Matrix::of_tiles`], and for 2^32 weights or more, or more than 2^29 columns.
     ///
     /// # Safety
     /// As [`Matrix::of_tiles`].
@@ -157,6 +157,7 @@ impl Matrix {
         check_shape(shape)?;
         if !(strips | entries).is_multiple_of(OUTPUT_ALIGNMENT)
             || u32::try_from(shape.0 * shape.1).is_err()
+            || shape.1 > task::MOST_COLUMNS
         {
             let problem = format!("{} x {} weights, or misaligned arrays", shape.0, shape.1);
             return refuse(problem, "cut it into fewer rows, and begin arrays on multiples of 16");

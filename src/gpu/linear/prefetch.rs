@@ -4,11 +4,13 @@
 //! ends with prefetches of the weights that the next product reads first. Which product that is,
 //! earlier launches have shown: a model multiplies in the same order again and again.
 //!
-//! A prefetch is a hint: no output depends on it. A GPU ignores one of memory that has been freed
-//! since (`python/tests/test_order_gpu.py` tries it), so nothing is kept alive for it.
+//! A prefetch is a hint: no output depends on it. An H100 and an H200 ignore one of memory
+//! that has been freed since (measured, and tried by `python/tests/test_order_gpu.py`), so nothing
+//! is kept alive for it.
 
 use std::sync::{Arc, Mutex};
 
+use super::split::{SPLIT_COLUMNS, split_blocks};
 use super::task::{LinearMatrix, LinearPrefetch, PREFETCHES, STRIP_ROWS, strip_bytes};
 use crate::parallel::lock;
 
@@ -38,26 +40,33 @@ impl LastLaunch {
     }
 }
 
-/// What a launch reads first: the beginnings of all splits of all strips of its first matrices.
+/// What a launch by matrices of so many columns reads first: the beginnings of all splits of all
+/// strips of the first matrices.
 pub(super) fn first_reads(
     matrices: &[LinearMatrix],
+    columns: u64,
     splits: impl Iterator<Item = u64> + Clone,
 ) -> Prefetches {
     let mut reads = Prefetches::default();
+    let splits = splits.map(|splits| splits.max(1));
+    let all = || matrices.iter().zip(splits.clone()).take(PREFETCHES);
     let pieces = |(matrix, splits): (&LinearMatrix, u64)| {
         u64::from(matrix.rows).div_ceil(STRIP_ROWS) * splits
     };
-    let splits = splits.map(|splits| splits.max(1));
-    let all = || matrices.iter().zip(splits.clone()).take(PREFETCHES);
     let each = BYTES / all().map(pieces).sum::<u64>().max(1);
     for (read, (matrix, splits)) in reads.iter_mut().zip(all()) {
-        let pitch = strip_bytes(matrix.whole_columns.into()) / splits;
+        let split_pitch = strip_bytes(split_blocks(columns, splits) * SPLIT_COLUMNS);
+        let last = strip_bytes(columns) - (splits - 1) * split_pitch;
+        let bytes = each.min(split_pitch).min(last) / ALIGNMENT * ALIGNMENT;
+        // No truncation: more pieces than fit have no bytes each.
+        let pieces = if bytes > 0 { pieces((matrix, splits)) } else { 0 };
         *read = LinearPrefetch {
             data: matrix.data,
-            pitch: pitch - pitch % ALIGNMENT,
-            // None of a matrix with more pieces than there are bytes.
-            pieces: pieces((matrix, splits)).try_into().unwrap_or(0),
-            bytes: (each.min(pitch) / ALIGNMENT * ALIGNMENT) as u32,
+            strip_pitch: strip_bytes(matrix.whole_columns.into()),
+            split_pitch: if splits > 1 { split_pitch as u32 } else { 0 },
+            splits: splits as u32,
+            pieces: pieces as u32,
+            bytes: bytes as u32,
         };
     }
     reads
@@ -90,24 +99,29 @@ mod tests {
 
     #[test]
     fn prefetches_stay_in_their_matrix() {
-        let shapes =
-            [(6144, 4096, 1), (4096, 4096, 2), (33, 25_600, 10), (1, 8, 1), (1000, 4104, 3)];
-        for (rows, columns, splits) in shapes {
+        // Rows, columns of the whole and of a slice, splits.
+        for (rows, whole, columns, splits) in [
+            (6144, 4096, 4096, 1),
+            (4096, 4096, 4096, 5),
+            (33, 25_600, 25_600, 10),
+            (1, 8, 8, 1),
+            (1000, 4104, 4104, 7),
+            (32, 8192, 4096, 2),
+            (5120, 25_600, 12_800, 5),
+            (1 << 26, 64, 64, 1),
+        ] {
             let matrix = LinearMatrix {
                 rows: rows as u32,
-                whole_columns: columns as u32,
+                whole_columns: whole as u32,
                 ..LinearMatrix::default()
             };
-            let LinearPrefetch { pitch, pieces, bytes, .. } =
-                first_reads(&[matrix], [splits].into_iter())[0];
-            let (pieces, bytes) = (u64::from(pieces), u64::from(bytes));
-            assert_eq!([pitch % 16, bytes % 16], [0, 0]);
-            assert!(pieces * bytes <= BYTES && pieces > 0, "{rows} x {columns}");
-            let end = (pieces - 1) * pitch + bytes;
-            assert!(
-                end <= u64::div_ceil(rows, 32) * strip_bytes(columns),
-                "{rows} x {columns}: {end}"
-            );
+            let read = first_reads(&[matrix], columns, [splits].into_iter())[0];
+            let (pieces, bytes) = (u64::from(read.pieces), u64::from(read.bytes));
+            assert!(pieces * bytes <= BYTES && bytes % 16 == 0, "{rows} x {columns}");
+            assert_eq!(pieces > 0, bytes > 0, "{rows} x {columns}");
+            let end = (splits - 1) * u64::from(read.split_pitch) + bytes;
+            assert!(end <= strip_bytes(columns), "{rows} x {columns}: {end}");
+            assert_eq!(read.strip_pitch, strip_bytes(whole));
         }
     }
 }

@@ -101,7 +101,8 @@ impl Linear {
 
     /// Puts the products on a stream, each to its output. Neither allocates on the GPU nor waits,
     /// and can be captured in a graph. No rows are no work. Contradictions in what is stored set
-    /// `status`, and outputs then hold anything.
+    /// `status`, and outputs then hold anything. Up to 16 rows with splits of the caller's do not
+    /// notice those of the fast layout, which is made in GPU memory and never read from a file.
     ///
     /// With compute capability 9.0 and a driver of CUDA 12.3 or newer, a launch begins while the
     /// kernel before it on the stream ends (programmatic stream serialization): it reads the

@@ -11,6 +11,8 @@ pub(in crate::gpu) const TILE_COLUMNS: u64 = 256;
 const STEP_COLUMNS: u64 = 32;
 /// Bytes of a step of a strip: plane and codes.
 const STEP_BYTES: u64 = 1536;
+/// Columns of a matrix in the fast layout, at most: numbers of patches count no more.
+pub(super) const MOST_COLUMNS: u64 = 1 << 29;
 /// Bytes of a whole tile's data in the fast layout.
 pub(super) const TILE_BYTES: u64 = TILE_COLUMNS / STEP_COLUMNS * STEP_BYTES;
 pub(super) const HEAD_BYTES: u64 = 8;
@@ -101,12 +103,16 @@ pub(super) struct LinearMatrix {
 #[repr(C, align(64))]
 pub(super) struct XMap(pub(super) [u64; 16]);
 
-/// Bytes to bring to L2: pieces of so many bytes, `pitch` bytes apart; all multiples of 16. A hint.
+/// Bytes to bring to L2, all multiples of 16: pieces of so many bytes, some of each strip. A hint.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct LinearPrefetch {
     pub(super) data: u64,
-    pub(super) pitch: u64,
+    /// Bytes from a strip to the next, and from a split of a strip to the next.
+    pub(super) strip_pitch: u64,
+    pub(super) split_pitch: u32,
+    /// Pieces of a strip.
+    pub(super) splits: u32,
     pub(super) pieces: u32,
     pub(super) bytes: u32,
 }
