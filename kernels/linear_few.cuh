@@ -264,7 +264,7 @@ struct FewGrouped : Grouped {
     __device__ static u32 second(u32 place) { return place + 64; }
 };
 
-// Waits until the barriers are made.
+// Waits until the barriers are made: each warp of the block, once.
 __device__ __forceinline__ void meet_barriers() { group_barrier(1, blockDim.x); }
 
 // A number that is the same in all lanes: by lane 0, so that the compiler knows it.
@@ -621,6 +621,7 @@ struct FewAsking {
             asm volatile("prefetch.tensormap [%0];" ::"l"(&work.launch.x_map) : "memory");
         FewPieces<Work> pieces(work);
         bool exists = pieces.next();
+        meet_barriers();
         if constexpr (Work::BOXES) wait_for_launch_before();
         u32 place = 0;
         for (; exists; exists = pieces.next()) {
@@ -948,11 +949,10 @@ __device__ __forceinline__ void linear_few(const Work& work) {
     const u32 consumers = blockDim.x / LANES - FEW_HELPERS;
     if (warp < consumers) touch(work.launch, warp, consumers);
     const FewRing<Work> ring(work, kept(shared_address(linear_shared)), dynamic_shared_bytes());
-    // The warp that asks for x makes the barriers, and waits for nobody.
-    if (warp == consumers + FEW_ASKING) {
+    // All warps meet once, in what they do below, before they use the barriers.
+    if (warp == consumers) {
         ring.init_barriers(consumers, lane);
         __syncwarp();
-        asm volatile("bar.arrive 2, %0;" ::"r"(blockDim.x) : "memory");
     }
     if (warp < consumers)
         multiply_pieces(work, ring, warp, lane, consumers * LANES);

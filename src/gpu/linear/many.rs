@@ -65,7 +65,7 @@ pub(super) struct Many {
 impl Many {
     /// Of up to [`MATRICES`] matrices with these rows and as many columns, each with the splits
     /// that a caller wishes or 0 for the fastest, and up to [`MANY_ROWS`] rows of x, on a GPU that
-    /// runs this many blocks at once. Of these the fastest splits do not depend.
+    /// runs this many blocks at once. The fastest splits depend on none of these.
     pub(super) fn new(
         matrices: impl Iterator<Item = (u64, u64)>,
         columns: u64,
