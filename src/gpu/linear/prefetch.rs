@@ -77,7 +77,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::{BYTES, LastLaunch, NextReads, Prefetches, first_reads};
-    use crate::gpu::linear::task::{LinearMatrix, LinearPrefetch, strip_bytes};
+    use crate::gpu::linear::task::{LinearMatrix, strip_bytes};
 
     fn reads(data: u64) -> Prefetches {
         let mut reads = Prefetches::default();
