@@ -216,6 +216,38 @@ def decode_fast(f: Fast) -> tuple[list[int], int]:
     return out, problems
 
 
+def check_patches(f: Fast, s: int) -> None:
+    """A strip decoded with patches in place of exceptions."""
+    numbers = words(f.patches[20 * s * f.places :][: 4 * f.places], "I")
+    products = words(f.patches[4 * f.places * (5 * s + 1) :][: 16 * f.places], "I")
+    if numbers[0] == 0xFFFFFFFE:
+        require(len(exceptions_of(f, s)) > f.places, "more exceptions than places")
+        return
+    bare = f._replace(exceptions=b"", heads=b"".join(bare_heads(f)))
+    found: dict[tuple[int, int], list[list[int]]] = {}
+    for i, number in enumerate(numbers[: numbers.index(WORD)]):
+        half, window, lane, product = (
+            number >> 31,
+            number >> 8 & 0x7FFFFF,
+            number >> 3 & 31,
+            number & 7,
+        )
+        require(i == 0 or numbers[i - 1] < number, "patches ascend")
+        step = (2 * window - (product < 4)) * 2 + product // 2 % 2
+        lanes = found.setdefault((s, step), unpack_step(bare, s, step)[0])
+        for k in range(4):
+            lanes[lane][2 * half + k % 2][2 * (product % 2) + k // 2] = products[4 * i + k]
+    for t in range(f.steps):
+        patched = found.get((s, t)) or unpack_step(bare, s, t)[0]
+        require(patched == unpack_step(f, s, t)[0], "a strip by its patches")
+
+
+def bare_heads(f: Fast) -> list[bytes]:
+    """Heads without exceptions."""
+    bases = f.heads[7::8]
+    return [struct.pack("<IHBB", 0, 0, 0, base) for base in bases]
+
+
 def check_cut(f: Fast, weights: list[int]) -> None:
     """The last strip, and the columns from the second tile on."""
     strips, (rows, columns) = ceil_div(f.rows, 32), (f.rows, f.columns)
@@ -246,6 +278,8 @@ def check_fast(weights: list[int], rows: int, columns: int) -> Fast:
         near = 12 + 11 / 128 + 32 * count / (rows * columns)
         require(abs(f.bits_per_weight() - near) < 1e-9, "bits per weight of whole tiles")
     check_cut(f, weights)
+    for s in range(strips):
+        check_patches(f, s)
     return f
 
 
