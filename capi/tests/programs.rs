@@ -97,8 +97,8 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(stdout).unwrap()
 }
 
-/// Likewise under valgrind, which fails at the first byte that is read or written where none is,
-/// and at memory that nobody freed. `None` where it is missing.
+/// Runs a program as [`run`] does, under valgrind, which fails at the first byte that is read or
+/// written where none is, and at memory that nobody freed. `None` where valgrind is missing.
 fn run_checked(program: &Path, arguments: &[&Path]) -> Option<String> {
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=99", "--leak-check=full"]);

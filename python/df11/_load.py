@@ -139,7 +139,7 @@ def load(
     source = Source(container.path, unused=unused, held=tensors, identity=container.identity)
     root.__dict__[KEY] = source
     with (bar := Bar(sum(item.stored_bytes for item in items))):
-        # Of these only decoded values were taken, unchecked so far.
+        # Only decoded values were taken of these tensors, unchecked so far.
         held = {name for item in items if item.is_compressed for name in item.sources}
         tensors.check(tensors.taken - held)
         for item, value in bring(tensors, groups, mode == "exact", bar):

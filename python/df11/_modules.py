@@ -153,7 +153,7 @@ def like(value: Tensor, other: Any) -> Tensor:
 
 
 def gathered(value: Tensor) -> Tensor:
-    """A parameter as a whole. Of a DTensor: decoded, and all processes must ask for it at once."""
+    """A parameter as a whole. A DTensor is decoded; all processes must ask for it at once."""
     return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
 
 

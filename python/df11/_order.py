@@ -80,7 +80,7 @@ class Case(NamedTuple):
     """All that the order of a product may depend on, for one GPU and its libraries."""
 
     framework: str
-    #: Of W.
+    #: Rows and columns of W.
     rows: int
     columns: int
     #: The shape of x, the class of its strides, and the alignment of its address in bytes.

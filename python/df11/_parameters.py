@@ -120,7 +120,7 @@ def _renaming(
         rename = _change(candidate)
         return sum(shapes.get(rename(name)) == tuple(container[name].shape) for name in names)
 
-    # Of the prefixes that fit one tensor, the one that fits most.
+    # Among the prefixes that fit one tensor, take the one that fits most.
     scores = {"": sum(name in known for name in names)}
     scores |= {candidate: hits(candidate) for candidate in dict.fromkeys(_candidates(known, names))}
     best = max(scores, key=lambda candidate: scores[candidate])
@@ -153,10 +153,10 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def wanted_by(root: nn.Module) -> Callable[[str, torch.dtype | None], torch.dtype | None]:
-    """Of a parameter's name and its stored dtype, the dtype that the library of its module would
-    load it in: as stored, except what stays in F32 beside weights of 16 bits. diffusers lists words
-    of names in `_keep_in_fp32_modules`; transformers has a plan of patterns for each dtype. The
-    outermost module that says something counts, for it is what is loaded.
+    """Returns a function from a parameter's name and stored dtype to the dtype in which the library
+    of its module would load it: as stored, except what stays in F32 beside weights of 16 bits.
+    diffusers lists words of names in `_keep_in_fp32_modules`; transformers has a plan of patterns
+    for each dtype. The outermost module that says something counts, for it is what is loaded.
     """
     modules = ((path, _keeps(module)) for path, module in root.named_modules())
     said = {path: keeps for path, keeps in modules if keeps is not None}

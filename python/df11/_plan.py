@@ -33,11 +33,12 @@ ODD = "not a multiple of 8 wide, as the kernels need"
 EXCEPTIONAL = "too many exceptions for the fast layout"
 #: Arrays begin on multiples of this many bytes.
 ALIGNMENT = 256
-#: Bytes that compression saves of a weight, or it is left as it is.
+#: Bytes that compression must save of a weight; with less it is left as it is.
 LEAST_SAVED = 1
-#: Of the fast layout, what exceptions may add, until they are counted.
+#: Share of the fast layout that exceptions may add, until they are counted.
 EXCEPTIONS = 0.01
-#: Of what is free on a GPU, what a model may take unless told otherwise; the rest is for caches.
+#: Share of the free memory of a GPU that a model may take unless told otherwise; the rest is for
+#: caches.
 SHARE = 0.9
 
 
@@ -83,7 +84,7 @@ class Item:
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Of the arrays of its tensors, or of the tiles around its windows of them."""
+        """Bytes of the arrays of its tensors, or of the tiles around its windows of them."""
         found = {(id(mine[0]), part): mine for part, mine in self._pieces}
         shares = ((share(part), mine) for (_, part), mine in found.items())
         return sum(aligned(int(array.numel() * some)) for some, mine in shares for array in mine)
@@ -143,7 +144,7 @@ class Devices(NamedTuple):
 
     devices: list[torch.device]
     memory: list[int] | None = None
-    #: Of each module that a device_map names, the device, if these are several; weights on the CPU
+    #: The device of each module that a device_map names, if these are several; weights on the CPU
     #: are streamed to the first GPU.
     where: dict[str, torch.device] | None = None
     #: How several GPUs share what there is, as device_map says it.

@@ -39,8 +39,8 @@ def checkpoint_dtype(container: Any) -> torch.dtype:
 
 
 class LastConversion(ConversionOps):
-    """To the loader a quantizer and its operation: it is given all that was made, at the end. Such
-    loading is done in turn, one parameter after another.
+    """Poses to the loader as a quantizer and its operation, and gets all that was made, at the end.
+    Such loading is done in turn, one parameter after another.
     """
 
     pre_quantized = False

@@ -233,10 +233,10 @@ class Df11Quantizer(HfQuantizer):
         self.taker = taker = Taker(model, Tensors(self.container), self.dtype, rest)
         self._hand(taker.slices(), beside, files)
         taker.take_beside(beside, self._handed.added if self._handed else [])
-        # Of tensors that belong to no parameter `df11.report` tells.
+        # `df11.report` names the tensors that belong to no parameter.
         self._ignored = model._keys_to_ignore_on_load_unexpected
         model._keys_to_ignore_on_load_unexpected = {""}
-        # To the loader these weights are not quantized, but made so as it goes.
+        # The loader takes these weights for ones that are quantized as it goes.
         self.pre_quantized = False
 
     def _hand(self, tensors: dict[str, Any], beside: Path | None, files: list[str]) -> None:

@@ -67,8 +67,8 @@ class safe_open:
         return names
 
     def metadata(self) -> dict[str, str] | None:
-        """The `__metadata__` of the original file; None if it has none. Of several files the
-        entries of all. Raises `ParameterError` if files give one key different values.
+        """The `__metadata__` of the original file; None if it has none. For several files it
+        has the entries of all. Raises `ParameterError` if files give one key different values.
         """
         found: dict[str, str] | None = None
         for header in self._headers():

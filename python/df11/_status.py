@@ -165,8 +165,8 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
     With `verify` every compressed weight is decoded on its device and compared with the container
     decoded by the CPU, and that, as it was opened, with the hashes of the original tensors; takes
     about as long as reading the model twice. Ordinary weights are compared with what they were when
-    they were loaded, by a digest of 64 bits. Of a model that is distributed over several processes
-    each tells what it holds itself.
+    they were loaded, by a digest of 64 bits. If a model is distributed over several processes, each
+    tells what it holds itself.
 
     Waits for the GPUs. Raises CorruptError if something differs, or if a kernel met damaged weights
     since it was asked last.
@@ -239,7 +239,7 @@ def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str)
 
 
 def _verify(source: Source) -> list[str]:
-    """What each weight was compared by. Of weights that were packed there is no container."""
+    """Checks each weight; tells by what it was compared. Packed weights have no container."""
     if not source.is_packed:
         source.container.verify_containers()
     found = list(source.found())

@@ -47,8 +47,8 @@ _TOLD = ("exact", "transposed", "flipped")
 _NEEDED = {"parts", "shape"}
 #: Calls between `load_state_dict` and what it asks of a tensor, at most.
 _MOST_FRAMES = 6
-#: Of the fast layout, counted up when its bytes mean something else (spec/gpu.md, part 6): 3 has
-#: patches.
+#: Version of the fast layout, counted up when its bytes mean something else (spec/gpu.md, part 6):
+#: 3 has patches.
 FAST_VERSION = 3
 
 Numbers = Sequence[int]

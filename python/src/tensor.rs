@@ -25,7 +25,7 @@ pub(crate) struct Tensor {
 pub(crate) struct Slice {
     #[pyo3(get)]
     tensor: Tensor,
-    /// Of the first dimensions.
+    /// Ranges of indices in the first dimensions.
     ranges: Vec<Range<u64>>,
     shape: Vec<u64>,
     #[pyo3(get, name = "nbytes")]

@@ -273,7 +273,7 @@ pub(super) struct Reports {
 }
 
 impl Reports {
-    /// Of models with their reports, in the same order.
+    /// Joins models with their reports, which come in the same order.
     pub(super) fn new<M>(models: &[Component<M>], reports: Vec<Report>) -> Self {
         let total = Report::sum(&reports);
         let folders = models.iter().map(|component| component.folder.clone());

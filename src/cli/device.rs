@@ -29,7 +29,7 @@ pub(super) struct DeviceArgs {
 enum Choice {
     Auto,
     Cpu,
-    /// Of a number, or the first on which the kernels run.
+    /// The GPU with this number, or the first one on which the kernels run.
     Gpu(Option<usize>),
 }
 

@@ -85,7 +85,7 @@ impl EstimateArgs {
         Err(compressed_already(&self.source, REMEDY))
     }
 
-    /// Of models that are not compressed yet.
+    /// Estimates models that are not compressed yet.
     pub(super) fn of_source(&self, place: &Located, session: &Session) -> Result<Answer, Failure> {
         let layout = self.layout.layout()?;
         let start = Instant::now();

@@ -40,7 +40,7 @@ record! {
 }
 
 impl ShardRecord {
-    /// Of one shard of a model.
+    /// Makes the record of shard `shard_index` of `shard_count`.
     pub fn new(shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Self {
         Self { shard_index: shard_index.into(), shard_count: shard_count.into(), identity }
     }

@@ -83,9 +83,10 @@ pub struct Device {
 struct DeviceInner {
     info: DeviceInfo,
     kernels: Kernels,
-    /// Those that multiply, once they are asked for.
+    /// Kernels that multiply, once they are asked for.
     linear: OnceLock<LinearKernels>,
-    /// Of loads. A second one makes them slower: the copies of both get in each other's way.
+    /// The stream of loads. A second one makes them slower: the copies of both get in each other's
+    /// way.
     copies: Arc<CudaStream>,
     spare_buffers: Mutex<Vec<Pinned>>,
 }
@@ -171,7 +172,7 @@ impl Device {
         if let Some(kernels) = self.inner.linear.get() {
             return Ok(kernels);
         }
-        // Of two threads that load them at once, one drops its own.
+        // If two threads load them at once, one drops its own.
         let DeviceInner { copies, kernels, info, .. } = &*self.inner;
         let kernels = LinearKernels::load(copies, kernels, info.driver)?;
         Ok(self.inner.linear.get_or_init(|| kernels))

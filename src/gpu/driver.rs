@@ -18,7 +18,7 @@ const MIN_VERSION: i32 = match sys::CUDA_VERSION / 1000 {
     0..=12 => 12000,
     major => major.cast_signed() * 1000,
 };
-/// Of the driver's library, in the order in which cudarc looks for them.
+/// Names of the driver's library, in the order in which cudarc tries them.
 const LIBRARY_NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "nvcuda.dll"];
 const NO_DRIVER: &str = "install one of CUDA 12.0 (R525) or newer, start containers with GPUs \
 (--gpus all), or decode on the CPU";

@@ -34,7 +34,7 @@ const DEMANDS: [[u32; 3]; KERNELS] =
 pub(super) struct Kernels {
     /// By their numbers.
     decode: Vec<Decode>,
-    /// That of `tile` with tasks by value: as much of everything as the other one.
+    /// Kernel of `tile` with tasks by value: it needs as much of everything as the other one.
     decode_few: CudaFunction,
     /// Multiprocessors.
     pub(super) processors: u32,
@@ -49,7 +49,7 @@ struct Decode {
     function: CudaFunction,
     /// Builds its decode tables.
     tables: CudaFunction,
-    /// Of warps that stage nothing.
+    /// What it needs with warps that stage nothing.
     demand: Demand,
 }
 
@@ -290,7 +290,7 @@ pub(super) mod tests {
         most_warps: [u32; GAP_BYTES_PER_THREAD.len()],
     }
 
-    /// Likewise those of `tile`: `Constants` of `kernels/tile.cu`.
+    /// What the kernels of `tile` were compiled with: `Constants` of `kernels/tile.cu`.
     #[derive(Debug, FromBytes)]
     #[repr(C)]
     struct TileConstants {

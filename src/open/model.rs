@@ -69,7 +69,7 @@ impl Model {
         Ok(Self { shards, folder, others: Vec::new(), blocks, block_names })
     }
 
-    /// Of a folder of which some subfolders hold other models.
+    /// Names the subfolders of its folder that hold other models.
     pub(super) fn beside(self, others: impl IntoIterator<Item = String>) -> Self {
         Self { others: others.into_iter().map(|folder| folder + "/").collect(), ..self }
     }

@@ -43,7 +43,7 @@ pub(super) struct FileAnalysis {
 pub(super) struct TensorAnalysis {
     /// Hash of its bytes.
     pub(super) hash: [u8; 32],
-    /// Of its bytes, for the second pass: see [`fingerprint`].
+    /// Fingerprint of its bytes, for the second pass: see [`fingerprint`].
     pub(super) fingerprint: u64,
     /// How it would be coded; `None` if it is stored raw whatever comes out.
     pub(super) coding: Option<Coding>,
@@ -106,7 +106,7 @@ enum PieceWork {
 struct PieceAnalysis {
     fingerprint: u64,
     exponents: Option<Box<Histogram>>,
-    /// Of a whole tensor.
+    /// Coding of a whole tensor; `None` for a part.
     coding: Option<Coding>,
 }
 
@@ -228,7 +228,7 @@ struct Pass<'a> {
     hasher: Hasher,
     exponents: Option<ExponentCounts>,
     pairs: PairCounts,
-    /// Of all tensors; those without bytes have no pieces.
+    /// Analyses of all tensors; tensors without bytes have no pieces.
     analyses: Vec<TensorAnalysis>,
 }
 

@@ -54,7 +54,7 @@ pub(super) struct Coding {
     pub(super) sizes: Coded,
     /// As stored; a tensor's share of the memory of a plan.
     pub(super) codebook: Vec<u8>,
-    /// Of the exponents, in bits.
+    /// Entropy of all its exponents, in bits.
     pub(super) entropy_bits: f64,
     /// Where the codes of each portion begin, and where the last ones end: in `gap` the bit, in
     /// `tile` the byte.

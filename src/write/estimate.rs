@@ -62,7 +62,7 @@ pub fn estimate_all(
         if in_pipeline && folder.is_empty() {
             component.model.metadata.extend([list_of_components(&identities)]);
         }
-        // Of the length of an identity, which is known when all is written.
+        // A placeholder as long as an identity, which is known only when all is written.
         identities.insert(folder.clone(), "0".repeat(2 * blake3::OUT_LEN));
         Estimate::new(&component, out, in_pipeline, layout, exponent_bits, observer)
     });
@@ -74,7 +74,8 @@ pub fn estimate_all(
 pub struct Estimate {
     /// Its sizes.
     pub report: Report,
-    /// Of each container its path, its directory without checksums, and where this starts.
+    /// Path of each container, its directory without checksums, and that directory's offset in
+    /// bytes.
     directories: Vec<(PathBuf, Directory, u64)>,
 }
 

@@ -171,7 +171,7 @@ fn join_small(groups: Vec<GroupedBlock>, items: &[group::Item<'_>]) -> Vec<Group
 pub(super) struct Weights<'a> {
     /// Its description; its reader is of use only where nothing is decoded.
     pub(super) file: Cow<'a, WeightsFile>,
-    /// Of each tensor the index of its block in the input's names.
+    /// Index of each tensor's block in the input's block names.
     pub(super) blocks: Vec<usize>,
     /// Whether loaders pass it over, since an index does not name it.
     pub(super) is_other: bool,

@@ -224,7 +224,7 @@ impl Records {
 
 #[derive(Clone, Copy)]
 pub(super) enum PlannedEncoding<'a> {
-    /// Of the tensor at this index.
+    /// Alias of the tensor at this index.
     Alias(usize),
     Raw,
     Coded(&'a Coding),

@@ -51,7 +51,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of one container, with the side files inside, or of a folder.
+    /// Starts the report on a folder, or on a `single` container with its side files inside.
     pub(super) fn new(component: &Component<Input<'_>>, single: bool) -> Self {
         let input = &component.model;
         let left_out = |file: &LeftOut| LeftOut {

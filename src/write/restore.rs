@@ -260,7 +260,7 @@ impl Restorer<'_> {
         let mut hasher = Hasher::new();
         let mut pieces = FilePieces::new(file, &Cpu)?;
         let mut buffer = Vec::new();
-        // To hash while the next batch is written, as verification does while it is decoded, took
+        // Hashing while the next batch is written, as verification does while it is decoded, took
         // longer on 16 cores.
         while let Some(batch) = pieces.next_batch(buffer, &write)? {
             hash(&mut hasher, &batch.bytes);

@@ -36,7 +36,7 @@ class Patch(NamedTuple):
     rows: int
     column: int
     columns: int
-    #: Of its rows and columns: dense ones, a window of a stored tensor, or None, for zeros.
+    #: Values of its rows and columns: dense ones, a window of a stored tensor, or None, for zeros.
     values: Tensor | None
 
 

@@ -37,7 +37,7 @@ from ._layers import (
 
 logger = init_logger("vllm.plugins.df11")
 
-#: Of a GPU's memory that vLLM may use, what weights in the fast layout may take with `auto`.
+#: Share of the GPU memory given to vLLM that weights in the fast layout may take with `auto`.
 _SHARE = 2 / 3
 
 

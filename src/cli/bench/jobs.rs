@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use crate::cli::{Failure, Session, containers::container_bytes, measure::Series};
 
-/// Of a sample, for the limits: larger than the caches of most machines.
+/// Bytes of a sample for the limits: more than the caches of most machines hold.
 const SAMPLE_BYTES: usize = 128 << 20;
 /// Bytes that a thread takes at a time; as large as a chunk of a section.
 const PIECE: usize = 1 << 20;

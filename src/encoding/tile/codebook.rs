@@ -205,12 +205,12 @@ fn choose(histogram: &PairHistogram) -> Option<ChosenLengths> {
     Some(lengths(&pairs, tried[best(&tried)].escaped))
 }
 
-/// What a number of escaped pairs costs.
+/// The size and cost of a code in which this many pairs are escaped.
 struct Tried {
     escaped: usize,
-    /// Of all pairs and of the codebook's values.
+    /// Bits of all pairs and of the codebook's values.
     bits: u64,
-    /// Likewise, with what escapes count more.
+    /// `bits`, and [`ESCAPE_COST`] for each pair that is escaped.
     cost: u64,
 }
 

@@ -74,7 +74,7 @@ struct SlotLayout {
     records: Range<u64>,
     plane: Range<u64>,
     bits: Range<u64>,
-    /// Of the bitstream, where the slot's part begins.
+    /// Byte of the bitstream at which the slot's part begins.
     first_bits: u64,
 }
 

@@ -50,7 +50,7 @@ pub(in crate::gpu) struct FastArrays {
     /// The device address of its exceptions, and how many weights no code expresses.
     pub(super) entries: CUdeviceptr,
     pub(super) exceptions: u64,
-    /// Of strips and exceptions, unless the caller keeps them.
+    /// Memory of strips and exceptions; `None` if the caller keeps them.
     pub(super) _memory: Option<[Buffer; 2]>,
 }
 

@@ -83,7 +83,7 @@ pub struct GroupedLinear {
     matrices: Vec<Matrix>,
     /// The experts' arrays in device memory; none of parts.
     table: Option<Buffer>,
-    /// Of an expert.
+    /// Rows of an expert.
     rows: u64,
     count: u64,
     keeps_order: bool,

@@ -175,8 +175,8 @@ impl LinearKernels {
         })
     }
 
-    /// That the kernel that multiplies by experts fits this GPU; whether it keeps the order of one
-    /// split.
+    /// Checks that the kernel that multiplies by experts fits this GPU; tells whether it keeps the
+    /// order of one split.
     pub(super) fn check_grouped(&self) -> Result<bool> {
         if self.grouped.blocks == 0 {
             return Err(too_little_shared_memory());
@@ -279,7 +279,7 @@ impl LinearKernels {
 #[derive(Debug)]
 pub(super) struct OrderKernels {
     kernels: [Multiply; 2],
-    /// Of all launches of these kernels.
+    /// The last launch of any of these kernels.
     pub(super) last: LastLaunch,
 }
 
@@ -299,14 +299,14 @@ impl OrderKernels {
         Ok(fit.then(|| Self { kernels, last: LastLaunch::default() }))
     }
 
-    /// That for this many rows of x, up to [`ROWS`], and up to how many it multiplies.
+    /// Kernel for `x_rows` rows of x, up to [`ROWS`], and the most rows that it multiplies.
     pub(super) fn of(&self, x_rows: u64) -> (u64, &Multiply) {
         let mut all = CLASSES.into_iter().zip(&self.kernels);
         all.find(|&(class, _)| x_rows <= class).expect("there are no more rows than ROWS")
     }
 }
 
-/// That kernels do not fit a GPU.
+/// The error for a GPU that the kernels do not fit.
 pub(super) fn too_little_shared_memory() -> Error {
     let problem = "blocks of this GPU have too little shared memory for the kernels that multiply";
     gpu(problem, "decode the matrices and multiply then, or take another GPU")
