@@ -25,7 +25,7 @@
 // For `df11_decode` and `df11_gpu_decode`, as the number of rows: all from the first one on.
 #define DF11_ALL_ROWS UINT64_MAX
 
-// What a function answers. Later versions may add values.
+// Answer of a function. Later versions may add values.
 typedef enum df11_status {
   // It is done.
   DF11_STATUS_OK = 0,

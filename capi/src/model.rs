@@ -17,7 +17,7 @@ pub struct Model {
     indices: HashMap<String, u64>,
 }
 
-/// What C sees of a tensor, where it stays.
+/// Strings and shape of a tensor as C sees them, where they stay.
 struct Entry {
     name: CString,
     block: CString,
@@ -64,7 +64,7 @@ pub struct Tensor {
     pub gpu_bytes: u64,
 }
 
-/// What begins on its own, of the memory of a tensor.
+/// Bytes to whose multiples each part of a tensor's memory is aligned.
 pub(crate) const ALIGNMENT: u64 = 256;
 
 /// How a tensor lies in its device memory.

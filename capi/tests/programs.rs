@@ -117,7 +117,7 @@ fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// What the program prints of a model, from the library's own answers.
+/// The text that the program prints of a model, from the library's own answers.
 fn listed(path: &Path) -> String {
     let model = df11::open(path).unwrap();
     let names: Vec<_> = model.tensors().map(|tensor| tensor.name().to_owned()).collect();

@@ -24,7 +24,7 @@ class Source(NamedTuple):
 
 
 class _File(NamedTuple):
-    """What a file of source has: functions by their first lines, and imports outside of them."""
+    """Contents of a source file: functions by their first lines, and imports outside of them."""
 
     functions: dict[int, ast.FunctionDef]
     imports: list[ast.stmt]

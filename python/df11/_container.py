@@ -28,8 +28,8 @@ from ._tensor import CompressedTensor, rebuild
 
 #: Threads that cut tiles out; each copies at the speed of memory.
 _THREADS = 8
-#: What a GPU may need more for a tile of a cut: it copies from multiples of 16 bytes on, and tiles
-#: begin elsewhere between them than in the whole tensor.
+#: Bytes that a GPU may need more for a tile of a cut: it copies from multiples of 16 bytes on, and
+#: tiles begin elsewhere between them than in the whole tensor.
 _MOVED_BYTES = 16
 
 Arrays = list[Tensor]
@@ -106,7 +106,7 @@ class Tensors(Mapping[str, Tensor]):
         ]
 
     def told(self, value: CompressedTensor) -> tuple[list[str], dict[str, Any]]:
-        """What a tensor is of the container, in names and numbers; `again` makes it of that."""
+        """Names and numbers that tell a tensor's place in the container, for `again`."""
         return self.names(value), value._told
 
     def again(self, told: tuple[list[str], dict[str, Any]]) -> CompressedTensor:

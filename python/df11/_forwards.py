@@ -265,7 +265,7 @@ class _Reader:
         return all(map(reader._is_pure_statement, source.definition.body))
 
     def _resolved(self, node: ast.AST) -> Any:
-        """What a dotted name is that begins with a global one."""
+        """The object that a dotted name stands for which begins with a global one."""
         if isinstance(node, ast.Attribute):
             outer = self._resolved(node.value)
             return None if outer is None else getattr(outer, node.attr, None)

@@ -75,7 +75,7 @@ def attach(
 
 
 def _converted(module: nn.Module, tensors: Tensors) -> list[Item] | None:
-    """What the library of a module makes of the container's tensors; None if it is of none."""
+    """Converts a container's tensors as the module's library does; None if it is of none."""
     kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(module).__mro__}
     if "transformers.modeling_utils.PreTrainedModel" in kinds:
         from ._pretrained import by_loader

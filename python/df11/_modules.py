@@ -1,9 +1,9 @@
 """Where modules have parameters and buffers: names, places, and shards of several processes.
 
-Of tensor parallelism transformers makes a DTensor of each parameter in its plan before weights are
-loaded, and its loader cuts what each process holds out of the checkpoint's tensors: of compressed
-ones this gives windows. Hooks of its own on modules compute with the shards, so with the same bits
-as with BF16 shards.
+For tensor parallelism transformers makes a DTensor of each parameter in its plan before weights are
+loaded, and its loader cuts each process's share out of the checkpoint's tensors; shares of
+compressed tensors are windows. Hooks of its own on modules compute with the shards, so with the
+same bits as with BF16 shards.
 """
 
 from __future__ import annotations

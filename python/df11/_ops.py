@@ -82,8 +82,8 @@ def operator(
 
 
 def _check_memory_alike(given: Iterable[Any]) -> None:
-    """What has no memory gives results without memory: never memory of which nobody knows what it
-    holds. Raises `ValueError` if only some have none.
+    """Checks that all given have memory, or none has: what has none gives results without memory,
+    never memory of which nobody knows what it holds. Raises `ValueError` if only some have none.
     """
     told = set()
     for each in given:
@@ -100,7 +100,7 @@ MOST_BROUGHT_BYTES = 256 << 20
 
 
 def _brought(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
-    """What kernels of a GPU read instead of arrays in pinned memory: copies; the others as is.
+    """Brings arrays in pinned memory to the GPU as copies for kernels; the others stay as they are.
 
     A copy moves 52 GB/s over the bus where kernels that read the host's memory move 37. It runs in
     the order of the stream, into memory that is free again after the kernels which read it: nothing

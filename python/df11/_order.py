@@ -227,8 +227,8 @@ _texts: dict[tuple[Any, ...], str] = {}
 
 
 def _flags() -> str:
-    """What PyTorch was told that may change what it calls: flags for reduced precision, preferred
-    library, determinism, multiprocessors left out, tuned products.
+    """Joins the settings of PyTorch that may change which kernels it calls: flags for reduced
+    precision, preferred library, determinism, multiprocessors left out, tuned products.
     """
     told = tuple([tell() for tell in _TOLD])
     text = _texts.get(told)

@@ -71,8 +71,8 @@ class PackingTaker(LastConversion):
         self._conversions: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
 
     def slices(self, files: list[str]) -> dict[str, Any] | None:
-        """What the loader takes for the checkpoint: tensors that are on the device already. None
-        for files with a dtype that PyTorch lacks, which the loader reads by itself.
+        """Tensors on the device already, which the loader takes for the checkpoint. None for files
+        with a dtype that PyTorch lacks, which the loader reads by itself.
         """
         try:
             ahead = self.reader = Ahead(files, self.device)

@@ -21,10 +21,10 @@ from ._plan import Item
 
 
 def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> list[Item]:
-    """What a module has of a container with its parameters' names, except for a prefix. `prefix`
-    goes before each name in the container to give the module's name, or with a leading `-` is taken
-    away; None finds it. Raises `MissingError` if no tensor has such a name, `ValueError` for other
-    shapes.
+    """Matches a container's tensors with a module's parameters by name, except for a prefix.
+    `prefix` goes before each name in the container to give the module's name, or with a leading `-`
+    is taken away; None finds it. Raises `MissingError` if no tensor has such a name, `ValueError`
+    for other shapes.
     """
     container, names = tensors.container, list(tensors)
     known = {spot.name: entry for entry in entries(root) for spot in entry.spots}
@@ -48,7 +48,7 @@ def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> lis
 
 
 def by_conversion(module: Any, tensors: Tensors) -> list[Item] | None:
-    """What diffusers makes of a checkpoint in its original format for a model. None for a model
+    """Converts a checkpoint in its original format for a model, as diffusers does. None for a model
     that it converts nothing for, and for a checkpoint that has the names of its parameters.
     """
     from diffusers.loaders import single_file_model as single

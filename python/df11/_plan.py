@@ -44,7 +44,7 @@ SHARE = 0.9
 
 @dataclass(eq=False)
 class Item:
-    """What a loader has made of tensors of a container, and in which forms it can lie."""
+    """A weight that a loader made of tensors of a container, and the forms it can lie in."""
 
     name: str
     #: On the CPU: a window of tensors of the container, compressed, or decoded.
@@ -223,7 +223,7 @@ def _by_modules(wanted: dict[Any, Any], memory: Any) -> Devices:
 
 
 def limited(caps: dict[int, int], memory: Any) -> dict[int, int]:
-    """What each GPU may use: `memory` is all that one may, or a list with the bytes of each."""
+    """Limits the bytes of each GPU by `memory`: one size for all, or a list of sizes."""
     if memory is None:
         return caps
     sizes = memory if isinstance(memory, list) else [memory] * len(caps)
@@ -298,7 +298,7 @@ def _spread(groups: list[Group], placement: Devices, wanted: str) -> None:
 
     memory = balance(placement.memory, placement.order, fits)
     found = next((some for each in sizes if (some := spread(each, memory)) is not None), None)
-    # What is too much for all is for the last one to stream.
+    # The last one streams what is too much for all.
     found = found or spread(sizes[-1], [*memory[:-1], sum(sizes[-1])])
     assert found is not None
     for each, at in zip(groups, found, strict=True):

@@ -1,4 +1,4 @@
-"""What compression does for a model that is loaded: `df11.report`."""
+"""Reports what compression does for a model that is loaded: `df11.report`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from ._watch import check_gpus
 
 @dataclass
 class DeviceReport:
-    """What the weights of one device take, in bytes: compressed ones as stored (with their decode
-    tables) and in the fast layout, ordinary parameters, and in the host's memory streamed ones.
+    """Memory that the weights of one device take, in bytes: compressed ones as stored (with their
+    decode tables) and in the fast layout, ordinary parameters, and in the host's memory streamed
+    ones.
     """
 
     device: str
@@ -41,7 +42,7 @@ class DeviceReport:
 
 @dataclass
 class ModelReport:
-    """What compression does for a model. Falsy if the model has no compressed weights of df11."""
+    """Effects of compression on a model. Falsy if it has no compressed weights of df11."""
 
     active: bool
     paths: list[str] = field(default_factory=list)
@@ -80,7 +81,7 @@ class ModelReport:
 
     @property
     def device_bytes(self) -> int:
-        """What the weights take on all devices."""
+        """Bytes that the weights take on all devices."""
         return sum(device.total for device in self.devices)
 
     @property
@@ -90,7 +91,7 @@ class ModelReport:
 
     @property
     def saved_bytes(self) -> int:
-        """What they would take more without compression."""
+        """Bytes that they would take more without compression."""
         return self.original_bytes - self.device_bytes
 
     @property

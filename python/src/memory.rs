@@ -196,7 +196,7 @@ fn release<M: Managed>(mut decoded: Dense) -> NonNull<c_void> {
         strides: decoded.strides.as_mut_ptr(),
         byte_offset: 0,
     };
-    // What the vectors hold stays where it is when they move.
+    // Memory of the vectors stays where it is when they move.
     let owned = Owned { managed: M::new(tensor), _decoded: decoded };
     NonNull::from(Box::leak(Box::new(owned))).cast()
 }

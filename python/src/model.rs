@@ -273,7 +273,7 @@ impl Model {
         gpu::load(py, &self.inner, devices, &wanted, progress)
     }
 
-    /// What a notebook shows.
+    /// Table that a notebook shows.
     fn _repr_html_(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         let py = slf.py();
         py.import(intern!(py, "df11._report"))?.call_method1(intern!(py, "model_table"), (slf,))

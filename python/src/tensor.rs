@@ -32,7 +32,7 @@ pub(crate) struct Slice {
     bytes: u64,
 }
 
-/// What one dimension is indexed with.
+/// Index of one dimension.
 #[derive(FromPyObject)]
 enum DimensionIndex<'py> {
     One(isize),
@@ -99,7 +99,7 @@ impl Slice {
     }
 }
 
-/// What `df11/_arrays.py` makes of a tensor or a slice.
+/// Makes an array of a tensor or a slice with `df11/_arrays.py`.
 fn array<'py>(of: &Bound<'py, PyAny>, library: &str) -> PyResult<Bound<'py, PyAny>> {
     let py = of.py();
     py.import(intern!(py, "df11._arrays"))?.call_method1(library, (of,))

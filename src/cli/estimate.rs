@@ -66,7 +66,7 @@ pub(super) struct EstimateArgs {
     pub(super) threads: Threads,
 }
 
-/// What a container that is compressed already is good for.
+/// Remedy for a container that is compressed already.
 #[cfg(feature = "cudarc")]
 const REMEDY: &str = "give --gpus alone to place its blocks, or look into it with df11 inspect";
 #[cfg(not(feature = "cudarc"))]

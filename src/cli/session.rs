@@ -1,4 +1,4 @@
-//! What all verbs share: the form of the answer, threads, progress, and interruption.
+//! Options shared by all verbs: the form of the answer, threads, progress, and interruption.
 
 use std::{
     ffi::OsString,

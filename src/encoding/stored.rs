@@ -1,4 +1,4 @@
-//! What the rest of the library knows of an encoding: its arrays, and how they are decoded.
+//! Traits by which the rest of the library reads and decodes an encoding's arrays.
 //!
 //! Another encoding needs a folder with these traits for its sizes, and a variant of `Coded`
 //! (`format/directory.rs`), which knows all of them. ARCHITECTURE.md lists all places.
@@ -28,7 +28,7 @@ pub trait CodedSizes: Debug {
     /// All bytes of one of its arrays.
     ///
     /// # Errors
-    /// What reading answers.
+    /// Errors of reading.
     fn read_whole<'m>(&self, arrays: &dyn ReadArrays<'m>, array: usize) -> Result<Cow<'m, [u8]>> {
         arrays.read(array, 0..self.arrays()[array].1)
     }
@@ -168,7 +168,7 @@ pub(crate) fn decode_rows<D: DecodeArrays + ?Sized>(
     Ok(())
 }
 
-/// What a thread keeps of each buffer.
+/// Bytes of each buffer that a thread keeps, at most.
 const KEPT_BYTES: usize = 4 << 20;
 
 /// Where a thread reads what is not mapped, piece after piece: at most two chunks and the index,

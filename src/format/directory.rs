@@ -164,7 +164,8 @@ impl Coded {
         [ENCODING_GAP, ENCODING_TILE].contains(&encoding)
     }
 
-    /// What the record of a BF16 tensor with a shape that exists says; `None` if it is not coded.
+    /// Reads the sizes of a BF16 tensor, whose shape must exist, from its record; `None` if it is
+    /// not coded.
     ///
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt) and [`Error::Limit`](crate::Error::Limit) if no

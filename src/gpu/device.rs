@@ -19,7 +19,7 @@ const PINNED_BYTES: u64 = 256 << 20;
 /// The compute capability that the kernels are compiled for.
 const MIN_CAPABILITY: (i32, i32) = (8, 0);
 
-/// What the driver says of a GPU before it is used.
+/// Properties that the driver reports of a GPU before it is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
@@ -143,7 +143,7 @@ impl Device {
         Ok(Self { inner: Arc::new(DeviceInner { info, kernels, linear, copies, spare_buffers }) })
     }
 
-    /// What the driver says of it.
+    /// Properties that the driver reports of it.
     pub fn info(&self) -> &DeviceInfo {
         &self.inner.info
     }

@@ -22,7 +22,7 @@ pub struct Placement {
     pub streamed: bool,
 }
 
-/// What one GPU holds, as it is added up.
+/// Sizes of what one GPU holds, added up.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Tally {
     /// Bytes of resident blocks, of decode tables, and of tasks.

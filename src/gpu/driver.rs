@@ -23,8 +23,8 @@ const LIBRARY_NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "nvcuda.dll"];
 const NO_DRIVER: &str = "install one of CUDA 12.0 (R525) or newer, start containers with GPUs \
 (--gpus all), or decode on the CPU";
 
-/// What this crate and its command call. The binding panics where the library lacks a function, so
-/// all are asked for before the first call; `tests/stand_in.rs` runs on these.
+/// Functions that this crate and its command call. The binding panics where the library lacks a
+/// function, so all are asked for before the first call; `tests/stand_in.rs` runs on these.
 const FUNCTIONS: &str = "
     cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString cuDeviceGet cuDeviceGetAttribute
     cuDeviceGetCount cuDeviceGetName cuDeviceTotalMem_v2 cuDevicePrimaryCtxRetain

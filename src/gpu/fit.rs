@@ -69,7 +69,7 @@ mod tests {
     /// Bytes of its bitstream that the largest tile of common weights takes.
     const STAGED: u32 = 2704;
 
-    /// What kernels/build.py noted of a module that is loaded.
+    /// Notes of kernels/build.py on a module that is loaded.
     fn manifest(module: &str) -> Value {
         let text = include_str!("../../kernels/ptx/manifest.json");
         serde_json::from_str::<Value>(text).unwrap()["modules"][module].clone()

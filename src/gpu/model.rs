@@ -39,7 +39,7 @@ pub(super) struct ModelInner {
     pub(super) copied_bytes: u64,
 }
 
-/// What the model has: for each name its index, or `None` for what the plan left out.
+/// Index of each name in the model, or `None` for what the plan left out.
 pub(super) type Names = HashMap<String, Option<usize>>;
 
 #[derive(Debug)]
@@ -188,7 +188,7 @@ impl GpuModel {
     }
 }
 
-/// What a [`GpuProgram`] decodes to one place: a tensor, or a slice of it.
+/// A tensor, or a slice of it, that a [`GpuProgram`] decodes to one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece<'n> {
     tensor: &'n str,

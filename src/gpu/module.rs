@@ -49,7 +49,7 @@ struct Decode {
     function: CudaFunction,
     /// Builds its decode tables.
     tables: CudaFunction,
-    /// What it needs with warps that stage nothing.
+    /// Its demand where warps stage nothing.
     demand: Demand,
 }
 
@@ -230,7 +230,7 @@ impl<'s> Module<'s> {
         self.loaded.load_function(&name).or_fault(&name)
     }
 
-    /// What it was compiled with; of the same fields.
+    /// Constants that it was compiled with, whose fields `T` has.
     pub(super) fn constants<T: FromBytes>(&self) -> Result<T> {
         let name = format!("df11_{}_constants", self.name);
         let symbol = self.loaded.get_global(&name, self.stream).or_fault(&name)?;
@@ -281,7 +281,7 @@ pub(super) mod tests {
     use super::{DEMANDS, GAP_BYTES_PER_THREAD, TableAddresses};
     use crate::gpu::task::{DecodeTask, FEW_TASKS, GAP_TABLE_BYTES, TILE_TABLE_BYTES};
 
-    /// What the kernels of `gap` were compiled with: `Constants` of `kernels/gap.cu`.
+    /// Values compiled into the kernels of `gap`: `Constants` of `kernels/gap.cu`.
     #[derive(Debug, FromBytes)]
     #[repr(C)]
     struct GapConstants {
@@ -290,7 +290,7 @@ pub(super) mod tests {
         most_warps: [u32; GAP_BYTES_PER_THREAD.len()],
     }
 
-    /// What the kernels of `tile` were compiled with: `Constants` of `kernels/tile.cu`.
+    /// Values compiled into the kernels of `tile`: `Constants` of `kernels/tile.cu`.
     #[derive(Debug, FromBytes)]
     #[repr(C)]
     struct TileConstants {
@@ -320,7 +320,7 @@ pub(super) mod tests {
         }
     }
 
-    /// What the manifest says that a module of kernels was compiled with. Its source names the
+    /// Constants that a module of kernels was compiled with, by the manifest. Its source names the
     /// fields as `T` does, in this order.
     pub(in crate::gpu) fn constants<T: FromBytes + Debug>(module: &str, target: &str) -> T {
         let manifest = include_str!("../../kernels/ptx/manifest.json");

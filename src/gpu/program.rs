@@ -239,7 +239,7 @@ enum DirectSource {
     Fast(Arc<FastArrays>),
 }
 
-/// What one launch decodes.
+/// Tasks that one launch decodes.
 #[derive(Debug, Default)]
 struct KernelTasks {
     tasks: Vec<DecodeTask>,

@@ -1,5 +1,5 @@
-//! What the host hands to the kernels that decode: the mirror of `kernels/common.cuh` and of each
-//! encoding's own. A test compares sizes with the kernels' (`module`).
+//! Structures that the host hands to the kernels that decode: the mirror of `kernels/common.cuh`
+//! and of each encoding's own. A test compares sizes with the kernels' (`module`).
 
 use std::ops::Range;
 
@@ -94,7 +94,7 @@ pub struct TileAddresses {
     pub staged_bytes: u32,
 }
 
-/// What a task decodes from: the arrays, and the matrix for which the kernel shall take them.
+/// Arrays that a task decodes, and the matrix for which the kernel shall take them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TileSource {
     pub(super) arrays: TileAddresses,

@@ -20,7 +20,7 @@ pub(super) const BUFFERS: usize = 2;
 /// More readers than these slow each other down.
 const MAX_READERS: usize = 12;
 
-/// What goes to the device as it is, by its index.
+/// A section or an array that goes to the device as it is, by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     Section(usize),

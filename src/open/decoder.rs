@@ -1,5 +1,5 @@
-//! What decodes tensors into host memory: the seam through which verification gets its bytes, and
-//! the CPU. What is needed for any range of a tensor is found and prepared once.
+//! Decoders of tensors into host memory: the seam through which verification gets its bytes, and
+//! the CPU. All that a range of a tensor needs is found and prepared once.
 
 use std::{borrow::Cow, cell::RefCell, fmt::Debug, ops::Range};
 

@@ -1,4 +1,4 @@
-//! What is wanted of a tensor, and its decoding: `Tensor → TensorSlice → weights, or bytes`.
+//! Slices of tensors and their decoding: `Tensor → TensorSlice → weights, or bytes`.
 
 use std::ops::Range;
 
@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{Dtype, Error, Result, parallel};
 
-/// What a tensor is decoded to: [`bf16`] for the weights of a BF16 tensor, `u8` for the bytes of
-/// any tensor.
+/// Type to which a tensor is decoded: [`bf16`] for the weights of a BF16 tensor, `u8` for the bytes
+/// of any tensor.
 ///
 /// Sealed: it may come to be implemented for more types, and by nobody else.
 pub trait Element: sealed::Element {}

@@ -38,9 +38,9 @@ pub struct Source {
     pub weights: Vec<WeightsFile>,
     /// The small files beside them, in bytewise order of their paths.
     pub side: Vec<SideFile>,
-    /// What was found and is not part of the source, in bytewise order of the paths.
+    /// Files found there that are not part of the source, in bytewise order of the paths.
     pub left_out: Vec<LeftOut>,
-    /// What the user should know of how the weights were read, a sentence each.
+    /// Notes for the user on how the weights were read, a sentence each.
     pub notes: Vec<String>,
 }
 

@@ -157,7 +157,7 @@ impl PairCounts {
         parallel::lock(&self.0[slot]).get_or_insert_default().add(weights);
     }
 
-    /// What was counted since the last time.
+    /// Takes the counts made since the last time.
     pub(super) fn take(&mut self) -> PairHistogram {
         let histograms =
             self.0.iter_mut().map(|slot| slot.get_mut().unwrap_or_else(PoisonError::into_inner));

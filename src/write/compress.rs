@@ -255,7 +255,7 @@ pub(super) struct Compressor<'a> {
 }
 
 impl Compressor<'_> {
-    /// What goes into each container: into one, or into one for each weights file.
+    /// Contents of each container: of one, or of one for each weights file.
     pub(super) fn shards(&self, single: bool) -> Vec<Contents<'_>> {
         let Input { weights, side, metadata, block_names, .. } = &self.component.model;
         let shard = |files: Range<usize>| {

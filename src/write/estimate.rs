@@ -1,4 +1,4 @@
-//! What compression would make: the way to the plan, and no further; and the outline of a
+//! Estimates the result of compression, by all steps up to the plan, and makes the outline of a
 //! container that is not written: header, directory and footer at their places, and nothing between
 //! them. It opens as the container would, so whatever asks directories alone (what fits on which
 //! GPUs) can be asked before anything is compressed.
@@ -25,7 +25,7 @@ use crate::{
     source::{Component, Source, Sources},
 };
 
-/// What [`compress`](super::compress()) would make, without making it: the first pass alone, and
+/// Estimates what [`compress`](super::compress()) would make: runs the first pass alone, and gives
 /// exact sizes.
 ///
 /// # Errors
@@ -69,7 +69,7 @@ pub fn estimate_all(
     estimates.collect()
 }
 
-/// What compression would make.
+/// The estimated result of compression.
 #[derive(Debug)]
 pub struct Estimate {
     /// Its sizes.
@@ -126,7 +126,7 @@ impl Estimate {
         Ok(Self { report, directories })
     }
 
-    /// What opening the output would give, without arrays: for what asks directories alone, as
+    /// Opens the output as it would be, without arrays: for what asks directories alone, as
     /// `gpu::Plan` does. Decoding finds damage. Costs some microseconds a tensor.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What compression came to.
+//! Sizes and counts that compression came to.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ pub struct Report {
     pub entropy_bits: f64,
     /// Files that were found and are not part of the output; relative to the folder of all models.
     pub left_out: Vec<LeftOut>,
-    /// What the user should know of how the weights were read, a sentence each.
+    /// Notes for the user on how the weights were read, a sentence each.
     pub notes: Vec<String>,
 }
 

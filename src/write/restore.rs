@@ -23,7 +23,7 @@ use crate::{
     source::{Component, Found, LeftOut, leads_out},
 };
 
-/// What [`decompress`] has written.
+/// Result of [`decompress`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Restored {

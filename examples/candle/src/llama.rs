@@ -12,7 +12,7 @@ use candle_transformers::{
 
 use crate::{Embedding, Linear, Weights};
 
-/// What was computed of the tokens so far: keys and values of each layer.
+/// Keys and values of each layer, computed of the tokens so far.
 #[derive(Clone)]
 pub struct Cache {
     layers: Vec<Option<(Tensor, Tensor)>>,

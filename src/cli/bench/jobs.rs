@@ -1,4 +1,4 @@
-//! What is measured on the CPU: what the machine can do at most with memory, and whole calls of the
+//! Measurements on the CPU: the most that the machine can do with memory, and whole calls of the
 //! library, as the command makes them.
 
 use std::{
@@ -39,7 +39,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// What jobs work on.
+/// The objects that jobs work on.
 pub(super) struct Workplace<'a> {
     source: &'a Source,
     session: &'a Session,

@@ -27,7 +27,7 @@ pub struct Encoder {
     table: Table,
 }
 
-/// What strips add to the arrays of their tensor; reuse it, it keeps its buffers.
+/// Bytes that strips add to the arrays of their tensor; reuse it, it keeps its buffers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EncodedStrips {
     /// 32 bytes per tile; with the tensor's last strip 32 more, the last record.

@@ -139,7 +139,7 @@ impl Packer {
         Ok(Self::within(device, most, &mut memory))
     }
 
-    /// What [`Packer::within`] takes.
+    /// Bytes of memory that [`Packer::within`] takes.
     pub(super) const fn bytes(most: u64) -> u64 {
         ARRAY_ALIGNMENT + (most * ENTRY_BYTES).next_multiple_of(ARRAY_ALIGNMENT)
     }

@@ -30,8 +30,8 @@ const CLASSES: [u64; 2] = [FEW_ROWS, ROWS];
 /// The version of CUDA from which on drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
-/// What the kernels were compiled with: `Constants` of `kernels/linear.cu`. Fields of
-/// `threads` are those of a thread block, those of `bytes` its dynamic shared memory.
+/// Values compiled into the kernels: `Constants` of `kernels/linear.cu`. Fields of `threads` are
+/// those of a thread block, those of `bytes` its dynamic shared memory.
 #[derive(Debug, FromBytes)]
 #[repr(C)]
 struct Constants {
@@ -57,7 +57,7 @@ struct Constants {
     decoded: DecodedDemand,
 }
 
-/// What both sides count with: bytes of structures, and how products are shared out.
+/// Values that both sides count with: bytes of structures, and how products are shared out.
 #[derive(Debug, FromBytes, PartialEq)]
 #[repr(C)]
 struct Agreed {

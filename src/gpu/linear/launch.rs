@@ -1,4 +1,4 @@
-//! What one kernel multiplies by: up to eight matrices of one residence; x and y of a call.
+//! The launch of one kernel: up to eight matrices of one residence; x and y of a call.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::ptr::{from_mut, from_ref};
@@ -98,7 +98,8 @@ pub(super) struct ProductLaunch {
     processors: u64,
     /// Whether there are kernels for it: [`LinearKernels::order`].
     keeps_order: bool,
-    /// What the launch after it reads first, of few rows in the order of a plan of the sum.
+    /// Weights that the launch after it reads first, if it has few rows in the order of a plan of
+    /// the sum.
     next_reads: Arc<NextReads>,
 }
 
@@ -266,7 +267,7 @@ impl ProductLaunch {
         self.rows.iter().copied().zip(self.order.iter().map(|&at| outputs[at].splits))
     }
 
-    /// What a launch that runs now with these splits prefetches.
+    /// Prefetches of a launch that runs now with these splits.
     fn prefetches(
         &self,
         order: &OrderKernels,

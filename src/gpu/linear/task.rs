@@ -1,4 +1,4 @@
-//! What the host hands to the kernels that multiply and transcode: the mirror of
+//! Structures that the host hands to the kernels that multiply and transcode: the mirror of
 //! `kernels/linear_task.cuh`. Sizes are compared with the kernels' when they are loaded. Pointers
 //! are device addresses, pitches count elements.
 #![expect(unsafe_code, reason = "arguments of kernels, by value")]

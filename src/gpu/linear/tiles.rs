@@ -32,7 +32,7 @@ pub(super) struct Fewest {
 }
 
 impl Fewest {
-    /// What x takes; none if there are more rows than the kernel takes, or x takes too much.
+    /// Bytes of x; `None` if there are more rows than the kernel takes, or x takes too much.
     fn bytes(self, x_rows: u32, columns: u32) -> Option<u32> {
         (x_rows <= self.rows).then_some(())?;
         let row = columns.checked_mul(2)?.checked_next_multiple_of(self.unit)?;
@@ -153,7 +153,7 @@ impl TileDemand {
         self.warp + self.x_of_warp(x_rows) + self.stages * bytes
     }
 
-    /// What a warp has of x in shared memory.
+    /// Bytes of x that a warp has in shared memory.
     fn x_of_warp(self, x_rows: u32) -> u32 {
         if u64::from(x_rows) <= FEW_ROWS { 0 } else { self.most_warp }
     }

@@ -16,7 +16,7 @@ use crate::{Result, parallel};
 /// Decoded weights at a time, in bytes.
 const SCRATCH_BYTES: u64 = 64_000_000;
 
-/// What [`Matrix::to_fast`] gives.
+/// Result of [`Matrix::to_fast`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Transcoded {
