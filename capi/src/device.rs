@@ -38,7 +38,7 @@ pub struct GpuTensor {
 
 pub(crate) enum Form {
     Matrix(Matrix, OnceLock<Linear>),
-    /// From this address on.
+    /// Decoded weights at this address.
     Decoded(CUdeviceptr),
 }
 

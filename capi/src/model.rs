@@ -64,7 +64,7 @@ pub struct Tensor {
     pub gpu_bytes: u64,
 }
 
-/// Bytes to whose multiples each part of a tensor's memory is aligned.
+/// Alignment of each part of a tensor's memory, in bytes.
 pub(crate) const ALIGNMENT: u64 = 256;
 
 /// How a tensor lies in its device memory.

@@ -19,7 +19,7 @@ class Source(NamedTuple):
     """A function as it is written."""
 
     definition: ast.FunctionDef
-    #: Those of its file, by which calls of what they name are compiled in another way.
+    #: Imports of its file, by which calls of what they name are compiled in another way.
     imports: list[ast.stmt]
 
 

@@ -48,9 +48,9 @@ class Tensors(Mapping[str, Tensor]):
 
     def __init__(self, container: Any) -> None:
         self.container = container
-        #: Those that were asked for since somebody looked, in order.
+        #: Names that were asked for since somebody looked, in order.
         self.asked: list[str] = []
-        #: All that were ever asked for, and all of which somebody wanted to know the shape.
+        #: Names that were ever asked for, and those of which somebody wanted to know the shape.
         self.taken: set[str] = set()
         self.used: set[str] = set()
         self._found: dict[str, CompressedTensor] = {}
@@ -123,9 +123,9 @@ class Tensors(Mapping[str, Tensor]):
     def around(
         self, values: Sequence[CompressedTensor]
     ) -> tuple[list[list[tuple[Area, Part]]], list[Area]]:
-        """For each of some tensors the tiles of its parts and the windows of these; and all tiles.
-        All tiles of a tensor if these parts need them all; else each window has its own, which
-        `cut` cuts out.
+        """The tiles of the parts of each tensor, with the windows of these; and all tiles. All
+        tiles of a tensor if these parts need them all; else each window has its own, which `cut`
+        cuts out.
         """
         wanted = [
             [(_around(name, part), part) for name, part in zip(self.names(v), v.parts, strict=True)]

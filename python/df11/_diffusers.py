@@ -36,8 +36,8 @@ from ._tensor import CompressedTensor
 from ._watch import watch
 
 _ASKED = ("subfolder", "cache_dir", "force_download", "local_files_only", "token", "revision")
-#: By thread: the quantizer whose model is about to be loaded, and the one whose file is asked for;
-#: whether a single file is to be read by df11, and what was read.
+#: State of each thread: the quantizer whose model is about to be loaded, and the one whose file is
+#: asked for; whether a single file is to be read by df11, and what was read.
 _loading = threading.local()
 
 

@@ -345,7 +345,7 @@ def _linear(x: Any, w: Any, bias: Any = None) -> Any:
 
 @_handles(aten.mm.default, aten.matmul.default)
 def _matmul(x: Any, w: Any, bias: Any = None) -> Any:
-    """By the matrix of a linear layer, as the right side of a product has it."""
+    """Multiplies by the matrix of a linear layer, as the right side of a product has it."""
     if is_compressed(x) or x.dim() < 1 or w.dim() != 2:
         return NotImplemented
     if not w.transposed or (w.exact and not w.flipped):

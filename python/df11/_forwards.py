@@ -312,7 +312,7 @@ def place_of(node: Any) -> Place:
 class _Rewriter(ast.NodeTransformer):
     def __init__(self, this: str, all_siblings: Iterable[Siblings]) -> None:
         self.this = this
-        #: By the place of a call: of which siblings it is, and the number of its layer.
+        #: The siblings and the number of the layer that a call is of, by the place of the call.
         self.known = {
             place: (number, at)
             for number, each in enumerate(all_siblings)

@@ -100,7 +100,7 @@ class Case(NamedTuple):
 Kernels = Callable[[Tensor, Any, "Tensor | None", int], "Tensor | None"]
 
 _lock = Lock()
-#: By GPU and case.
+#: Orders by GPU and case.
 _known: dict[tuple[int, Case], Order] = {}
 _caches: dict[int, OrderCache] = {}
 

@@ -65,7 +65,7 @@ class PackingTaker(LastConversion):
         self.folder, self.device, self.exact = folder, device, exact
         self.is_fast = residence == "fast"
         self.stamp = stamp(folder)
-        #: By name, why a parameter is ordinary, if it is, and the digest of its values.
+        #: Why a parameter is ordinary, if it is, and the digest of its values, by name.
         self._known: dict[str, tuple[str | None, Digest]] = {}
         self._tables: list[tuple[int, int, int]] = []
         self._conversions: Counter[tuple[torch.dtype, torch.dtype]] = Counter()

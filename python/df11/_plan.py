@@ -330,7 +330,7 @@ def _place_by_modules(
 
 
 def spread(sizes: list[int], caps: list[int]) -> list[int] | None:
-    """For each of some sizes, in turn, the first place with room; None if there is too little."""
+    """The first place with room for each of some sizes, in turn; None if there is too little."""
     at, used, result = 0, 0, []
     for size in sizes:
         while at < len(caps) and used + size > caps[at]:
@@ -388,9 +388,9 @@ def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -
 
 
 def homes(groups: list[Group], is_callable: Callable[[str], bool]) -> dict[str, torch.device]:
-    """For modules that run on one device, that device: around a group if no other is in there."""
+    """The device of each module that runs on one: around a group if no other is in there."""
     paths = [each.paths for each in groups]
-    #: For each module, how many groups have weights in it.
+    #: How many groups have weights in each module.
     held = Counter(around for mine in paths for around in {a for p in mine for a in outer(p)})
     result: dict[str, torch.device] = {}
     for each, mine in zip(groups, paths, strict=True):

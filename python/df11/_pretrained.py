@@ -114,7 +114,7 @@ class Taker(LastConversion):
         self.rest = rest
         #: The file beside the containers, and the names in it.
         self.added: tuple[Path | None, list[str]] = None, []
-        #: By parameter, how many tensors are loaded into it.
+        #: How many tensors are loaded into each parameter.
         self._fed: Counter[str] = Counter()
         self._items: list[Item] = []
         self._wrong: ValueError | None = None

@@ -99,7 +99,7 @@ class Plan:
     """Which block would lie where."""
 
     placements: dict[str, Placement]
-    """By the name of the block, in the order in which the model runs them."""
+    """Places of blocks by their names, in the order in which the model runs them."""
     device_bytes: tuple[int, ...]
     """Bytes of each GPU: sections, slots, tables, and the caller's two outputs of a block."""
     host_bytes: int

@@ -317,7 +317,7 @@ def _fill(source: Source, added: dict[str, Tensor], place: Path, files: Path, fo
 
 
 def _save_added(added: dict[str, Tensor], path: Path, identity: str) -> None:
-    """With hashes and the identity of the containers, for `df11 verify` (src/open/added.rs)."""
+    """Saves them with hashes and the containers' identity for `df11 verify` (src/open/added.rs)."""
     from safetensors.torch import save_file
 
     save_file(added, path)

@@ -51,7 +51,7 @@ class ModelReport:
     #: The weights if they were not compressed, in bytes.
     original_bytes: int = 0
     devices: list[DeviceReport] = field(default_factory=list)
-    #: By the name of each weight: `stored`, `fast`, `streamed` or `ordinary`.
+    #: Residence of each weight by its name: `stored`, `fast`, `streamed` or `ordinary`.
     residences: dict[str, str] = field(default_factory=dict)
     #: Ordinary weights by the reason, with their number and bytes; and large ones by name.
     ordinary: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class ModelReport:
             yield "verified", f"{self.verified} weights are as they were loaded, {by}"
 
     def _of_orders(self) -> Iterator[tuple[str, str]]:
-        """For how many matrices the order is known; the others, with the rows of x."""
+        """Counts the matrices whose order is known; names the others, with the rows of x."""
         decoded = {
             name: ", ".join(str(rows) for rows, is_known in sorted(each.items()) if not is_known)
             for name, each in self.orders.items()

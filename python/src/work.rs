@@ -75,7 +75,7 @@ struct Watch {
     cancelled: AtomicBool,
 }
 
-/// With their names in Python.
+/// Stages with their names in Python.
 const STAGES: [(Stage, &str); 5] = [
     (Stage::Analyse, "analyse"),
     (Stage::Encode, "encode"),

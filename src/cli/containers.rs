@@ -267,7 +267,7 @@ pub(super) fn container_bytes(model: &Model) -> u64 {
 
 /// The reports of all models at a path.
 pub(super) struct Reports {
-    /// By the folder of the model.
+    /// Reports by the folder of the model.
     models: Vec<(String, Report)>,
     pub(super) total: Report,
 }
@@ -326,7 +326,7 @@ impl Reports {
         lines.join("\n")
     }
 
-    /// The same for programs.
+    /// The sizes for programs.
     pub(super) fn json(&self, task: &Task<'_>, seconds: f64) -> Value {
         let mut json = json_of(&self.total);
         task.add_to(&mut json, self.total.source_bytes, seconds);

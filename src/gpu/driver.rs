@@ -152,7 +152,8 @@ pub(super) fn capture_of(stream: &CudaStream) -> Result<Option<u64>> {
     unsafe { capture_of_raw(stream.cu_stream()) }
 }
 
-/// The same of a stream of any library: the number is another one for each capture of the process.
+/// The number of the CUDA graph capture on a stream of any library, if there is one; each capture
+/// of the process has another number.
 ///
 /// # Errors
 /// [`Error::Gpu`] if the driver refuses.

@@ -18,7 +18,7 @@ impl<T> OrFault<T> for Result<T, DriverError> {
     }
 }
 
-/// For calls of [`cudarc`] beside those of this crate.
+/// Serves calls of [`cudarc`] beside those of this crate.
 impl From<DriverError> for Error {
     fn from(error: DriverError) -> Self {
         fault("using the GPU", error)

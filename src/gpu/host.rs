@@ -174,7 +174,7 @@ struct PreparedOnGpu<'a> {
     decoder: &'a GpuDecoder<'a>,
     tensor: Tensor<'a>,
     entry: &'a LoadedTensor,
-    /// For tiles, whose padding and records the kernels do not verify.
+    /// The CPU's reader of tiles, whose padding and records the kernels do not verify.
     cpu: Option<Box<dyn PreparedTensor + 'a>>,
 }
 

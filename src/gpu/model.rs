@@ -30,7 +30,7 @@ pub struct GpuModel {
 #[derive(Debug)]
 pub(super) struct ModelInner {
     pub(super) plan: Plan,
-    /// Those that are loaded, and their tensors, block by block.
+    /// Loaded blocks, and their tensors, block by block.
     pub(super) blocks: Vec<LoadedBlock>,
     pub(super) tensors: Vec<LoadedTensor>,
     pub(super) block_names: Names,

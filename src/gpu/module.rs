@@ -23,16 +23,16 @@ const GAP_SM_90: &[u8] = include_bytes!("../../kernels/ptx/gap.sm_90.cubin");
 const TILE_PTX: &str = include_str!("../../kernels/ptx/tile.ptx");
 const TILE_SM_90: &[u8] = include_bytes!("../../kernels/ptx/tile.sm_90.cubin");
 const TABLE_THREADS: u32 = 256;
-/// For each decode kernel: bytes of shared memory a warp, the most warps of a thread block, and how
-/// many are good. As `Constants` of `kernels/gap.cu` and `tile.cu` have them: a test compares these
-/// and all structures that both sides have.
+/// Bytes of shared memory a warp, the most warps of a thread block, and how many are good, for each
+/// decode kernel. `Constants` of `kernels/gap.cu` and `tile.cu` have the same numbers: a test
+/// compares these and all structures that both sides have.
 const DEMANDS: [[u32; 3]; KERNELS] =
     [[1984, 16, 16], [3904, 16, 16], [7744, 12, 12], [15_424, 12, 12], [32, 24, 8]];
 
 /// All kernels in one context.
 #[derive(Debug)]
 pub(super) struct Kernels {
-    /// By their numbers.
+    /// Decode kernels by their numbers.
     decode: Vec<Decode>,
     /// Kernel of `tile` with tasks by value: it needs as much of everything as the other one.
     decode_few: CudaFunction,
@@ -40,7 +40,8 @@ pub(super) struct Kernels {
     pub(super) processors: u32,
     /// Shared memory that a thread block may have, in bytes.
     pub(super) room: u32,
-    /// By kernel and bytes that each warp stages: blocks of a model ask for the same ones.
+    /// Fits by kernel and by the bytes that each warp stages: blocks of a model ask for the same
+    /// ones.
     fits: Mutex<HashMap<(usize, u32), Fit>>,
 }
 

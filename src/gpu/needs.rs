@@ -28,7 +28,7 @@ pub enum Residence {
 #[derive(Debug)]
 pub(super) struct Needs {
     pub(super) stored: Footprint,
-    /// With its matrices in the fast layout; none if it has no such matrix.
+    /// Footprint with its matrices in the fast layout; `None` if it has no such matrix.
     pub(super) fast: Option<Footprint>,
     /// Tensors, of which each takes a task or a copy.
     pub(super) tensors: u64,

@@ -168,10 +168,10 @@ impl Plan {
         plan.lay(blocks, Preference::Stored, &[])
     }
 
-    /// With the matrices of resident blocks as the caller prefers; what this plan said of them
-    /// counts no more. `memory` is that of each GPU, in bytes: [`Preference::Auto`] takes the fast
-    /// layout for as many blocks as fit into it, blocks with several matrices first, in the model's
-    /// order. [`Preference::Fast`] takes it for all, and `memory` is of no interest.
+    /// Lays out the matrices of resident blocks as the caller prefers, whatever this plan said of
+    /// them. `memory` is that of each GPU, in bytes: [`Preference::Auto`] takes the fast layout for
+    /// as many blocks as fit into it, blocks with several matrices first, in the model's order.
+    /// [`Preference::Fast`] takes it for all, and ignores `memory`.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for another model than that of the plan, or

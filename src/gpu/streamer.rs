@@ -27,7 +27,7 @@ pub(super) struct Transfer {
 pub(super) struct Streamer {
     /// Parts of one allocation, each as large as the largest block.
     slots: Vec<Buffer>,
-    /// For each streamed block, in the order in which they are used.
+    /// Transfers of each streamed block, in the order in which blocks are used.
     blocks: Vec<Vec<Transfer>>,
     copies: Arc<CudaStream>,
     state: Mutex<State>,

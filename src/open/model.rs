@@ -79,7 +79,7 @@ impl Model {
         self.shards.iter().flat_map(Shard::files)
     }
 
-    /// Those that lie beside the containers.
+    /// The original files that lie beside the containers.
     pub(crate) fn files_beside(&self) -> impl Iterator<Item = OriginalFile<'_>> {
         self.files().filter(OriginalFile::is_beside)
     }

@@ -274,7 +274,7 @@ impl Shard {
         (first..).zip(chunks).map(|(index, _)| index)
     }
 
-    /// Those that were not checked yet; none if checksums are of no interest.
+    /// Chunks of `place` that were not checked yet; none if checksums are of no interest.
     pub(super) fn unchecked_chunks(
         &self,
         place: &Range<u64>,

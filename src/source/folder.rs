@@ -148,13 +148,13 @@ impl Source {
         source.complete(folder)
     }
 
-    /// With this note first, and one if little of it will be coded.
+    /// Puts this note first, then one if little of it will be coded.
     pub(super) fn noted(mut self, note: Option<String>) -> Self {
         self.notes.splice(0..0, note.into_iter().chain(little_to_code(&self.weights)));
         self
     }
 
-    /// With checkpoints of other packages read as what they were made from, and with notes.
+    /// Reads checkpoints of other packages as what they were made from, and adds notes.
     fn complete(mut self, root: &Path) -> Result<Self> {
         self.notes.extend(dfloat11::import(&mut self.weights, root)?);
         self.check_names()?;

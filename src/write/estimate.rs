@@ -80,7 +80,7 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// By the first pass, or by headers with codes of this many bits.
+    /// Estimates by the first pass, or by headers with codes of this many bits.
     fn new(
         component: &Component<Input<'_>>,
         out: &Path,

@@ -160,7 +160,7 @@ struct Restorer<'a> {
     observer: &'a dyn Observer,
     /// Files in the folder of the model that are copied too.
     bystanders: Vec<Found>,
-    /// With paths relative to the output.
+    /// Results, with paths relative to the output.
     done: Restored,
 }
 

@@ -249,7 +249,7 @@ impl Exponents {
         }
     }
 
-    /// The same with the plane, whose order has two units of a lane side by side.
+    /// Takes the exponents and the plane, whose order has two units of a lane side by side.
     fn take_both(&mut self, places: Places, weights: &[u8], plane: &mut [u8]) {
         let steps = self.units.as_chunks_mut::<2>().0.iter_mut().zip(places.iter());
         for ((units, at), plane) in steps.zip(plane.as_chunks_mut::<{ 2 * UNIT * LANES }>().0) {

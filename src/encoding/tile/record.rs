@@ -119,7 +119,7 @@ pub(crate) fn staged_bytes(records: &[u8]) -> u32 {
 }
 
 /// Makes offsets count from a bit of the bitstream on: for records that travel with a part of it.
-/// Those before that bit become 0, which kernels notice.
+/// Offsets before that bit become 0, which kernels notice.
 #[cfg(feature = "cudarc")]
 pub(crate) fn rebase(records: &mut [u8], first_bit: u64) {
     for record in records.as_chunks_mut::<RECORD_BYTES>().0 {

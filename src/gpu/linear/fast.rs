@@ -133,7 +133,7 @@ pub(super) struct Packer {
 const KEPT_BYTES: u64 = 1 << 20;
 
 impl Packer {
-    /// For at most this many of a matrix, in memory of their own.
+    /// Makes a packer for at most `most` exceptions of a matrix, in memory of its own.
     pub(super) fn new(device: &Device, most: u64) -> Result<Self> {
         let mut memory = device.allocate(Self::bytes(most), "exceptions")?;
         Ok(Self::within(device, most, &mut memory))
@@ -144,7 +144,7 @@ impl Packer {
         ARRAY_ALIGNMENT + (most * ENTRY_BYTES).next_multiple_of(ARRAY_ALIGNMENT)
     }
 
-    /// For at most this many of a matrix.
+    /// Makes a packer for at most `most` exceptions of a matrix, in `memory`.
     pub(super) fn within(device: &Device, most: u64, memory: &mut Buffer) -> Self {
         let (total, room) = (memory.take(size_of::<u32>() as u64), memory.take(most * ENTRY_BYTES));
         Self { device: device.clone(), room, total, kept: Vec::new(), taken: 0 }

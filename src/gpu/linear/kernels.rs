@@ -43,11 +43,11 @@ struct Constants {
     fast_bytes: [u32; 2],
     grouped_threads: u32,
     grouped_bytes: u32,
-    /// In the order of a plan of the sum; of another target 0.
+    /// In the order of a plan of the sum; 0 if compiled for another target.
     order_threads: u32,
     order_bytes: u32,
     count_bytes: u32,
-    /// For more rows of x; of another target 0, as what follows.
+    /// For more rows of x; 0 if compiled for another target, as what follows.
     wide_bytes: u32,
     wide_threads: u32,
     large_bytes: u32,
@@ -96,11 +96,11 @@ impl Agreed {
 /// All of them in one context.
 #[derive(Debug)]
 pub(in crate::gpu) struct LinearKernels {
-    /// By the rows of x up to which each multiplies: [`CLASSES`], and [`WIDE_CLASSES`] and
-    /// [`LARGE_CLASSES`] if there are such kernels for this GPU, which has room for them.
+    /// Kernels for the fast layout, with the rows of x up to which each multiplies: [`CLASSES`],
+    /// and [`WIDE_CLASSES`] and [`LARGE_CLASSES`] if this GPU has such kernels and room for them.
     fast: Vec<(u64, Multiply)>,
     pub(super) tiles: TileKernels,
-    /// For more rows by matrices as stored, if there are such kernels for this GPU.
+    /// Kernels for more rows by matrices as stored, if this GPU has such.
     pub(super) decoded: Option<DecodedKernels>,
     grouped: Multiply,
     count: CudaFunction,
@@ -112,8 +112,8 @@ pub(in crate::gpu) struct LinearKernels {
     count_bytes: u32,
     /// Whether a kernel that multiplies may begin while the one before it ends.
     pub(super) early: bool,
-    /// For up to [`ROWS`] rows by the fast layout in the order of a plan of the sum, if there are
-    /// such kernels for this GPU; then grouped products have the order of one split.
+    /// Kernels for up to [`ROWS`] rows by the fast layout in the order of a plan of the sum, if
+    /// this GPU has such; then grouped products have the order of one split.
     pub(super) order: Option<OrderKernels>,
     /// [`crossover`].
     pub(super) crossover: [u64; 2],

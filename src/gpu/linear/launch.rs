@@ -348,7 +348,7 @@ impl ProductLaunch {
 }
 
 const ELEMENT: u64 = 2;
-/// Bytes of which addresses and pitches must be multiples.
+/// Alignment of addresses and pitches, in bytes.
 const ALIGNMENT: u64 = 16;
 /// Pitches must be less, in bytes.
 const PITCH_END: u64 = 1 << 40;

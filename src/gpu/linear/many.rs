@@ -95,8 +95,8 @@ impl Many {
     }
 }
 
-/// With how many splits the product is fastest, by shape and by the next larger of the rows that
-/// [`Linear`](super::Linear) documents.
+/// The number of splits with which the product is fastest, by shape and by the next larger of the
+/// rows that [`Linear`](super::Linear) documents.
 fn fastest_splits(rows: u64, columns: u64, x_rows: u64) -> u64 {
     let classes = WIDE_CLASSES.into_iter().chain(LARGE_CLASSES);
     let x_rows = classes

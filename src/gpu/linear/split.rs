@@ -94,8 +94,9 @@ impl Few {
     }
 }
 
-/// With how many splits the product is fastest, by shape alone, so that bits are the same whatever
-/// else a launch multiplies by: no chain is long, and units are no more than there is room for.
+/// The number of splits with which the product is fastest, by shape alone, so that bits are the
+/// same whatever else a launch multiplies by: no chain is long, and units are no more than there is
+/// room for.
 fn fast_splits(rows: u64, columns: u64) -> u64 {
     let strips = rows.div_ceil(STRIP_ROWS).div_ceil(BLOCKS);
     let blocks = columns.div_ceil(SPLIT_COLUMNS);

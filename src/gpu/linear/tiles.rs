@@ -148,7 +148,7 @@ impl TileDemand {
         tables * self.table + sets * self.row * x_rows
     }
 
-    /// With stages of this many bytes.
+    /// Bytes of a warp whose stages have this many bytes.
     fn of_warp(self, x_rows: u32, bytes: u32) -> u32 {
         self.warp + self.x_of_warp(x_rows) + self.stages * bytes
     }

@@ -163,8 +163,8 @@ pub(super) struct ModelGeometry {
 }
 
 impl ModelGeometry {
-    /// From config.json, and from the shapes of the tensors that are stored as they are. `modules`
-    /// end with a dot, and ascend.
+    /// Finds the widths in config.json, and in the shapes of the tensors that are stored as they
+    /// are. `modules` end with a dot, and ascend.
     pub(super) fn new<'a>(
         config: &Value,
         modules: &[String],
