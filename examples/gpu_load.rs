@@ -109,7 +109,7 @@ fn anonymous_bytes() -> u64 {
         .map_or(0, |kib| kib << 10)
 }
 
-/// What some work gives, and the most memory meanwhile.
+/// Runs some work; gives its result, and the most memory meanwhile.
 fn watch<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let (done, most) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {

@@ -26,7 +26,7 @@ const SHAPE: demo::Shape = demo::Shape {
     intermediate: 14_336,
     vocabulary: 1000,
 };
-/// Of x.
+/// Rows of x.
 const ROWS: [usize; 2] = [2, 20];
 /// For gate, up and down, whether they are in the fast layout.
 const FORMS: [[bool; 3]; 3] = [[false; 3], [true; 3], [false, true, true]];

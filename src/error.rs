@@ -5,7 +5,7 @@ use std::{fmt::Display, io, path::Path};
 /// The result of every fallible call in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, sorted by who can fix it.
+/// Errors of this library, sorted by who can fix them.
 ///
 /// A message is one line and ends with the remedy where there is one. Names in it are
 /// [printable](crate::hazmat::printable); fields have them as they are.
@@ -27,7 +27,7 @@ pub enum Error {
     Unsupported {
         /// The feature, version, encoding or dtype.
         what: String,
-        /// What the user can do.
+        /// Remedy for the user.
         remedy: String,
     },
     /// The bytes break a rule of their format: the file is damaged, truncated or was never valid.
@@ -42,7 +42,7 @@ pub enum Error {
         offset: u64,
         /// The rule that is broken.
         problem: String,
-        /// What the user can do besides fetching the file again, or making it anew.
+        /// Remedy for the user, besides fetching the file again, or making it anew.
         remedy: Option<String>,
     },
     /// A limit of the format is exceeded.
@@ -58,9 +58,9 @@ pub enum Error {
     /// The caller asked for something impossible.
     #[error("{}; {}", printable(.problem), printable(.remedy))]
     Parameter {
-        /// What is wrong with the request.
+        /// Problem with the request.
         problem: String,
-        /// What to ask for instead.
+        /// Suggestion of what to ask for instead.
         remedy: String,
     },
     /// The output exists, and the caller has not said that it may be replaced: by
@@ -76,9 +76,9 @@ pub enum Error {
     /// The GPU or its driver failed.
     #[error("GPU: {}; {}", printable(.problem), printable(.remedy))]
     Gpu {
-        /// What failed.
+        /// The failure of the GPU or its driver.
         problem: String,
-        /// What the user can do.
+        /// Remedy for the user.
         remedy: String,
     },
     /// The caller's [`Observer`](crate::progress::Observer) asked to stop; nothing was left behind.

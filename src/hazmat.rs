@@ -65,7 +65,7 @@ pub mod huffman {
     pub use crate::huffman::*;
 }
 
-/// What bindings and benchmarks need of a GPU besides [`gpu`](crate::gpu).
+/// Items that bindings and benchmarks need of a GPU besides [`gpu`](crate::gpu).
 #[cfg(feature = "cudarc")]
 pub mod gpu {
     pub use crate::gpu::{

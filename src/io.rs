@@ -107,7 +107,7 @@ impl FileReader {
     }
 }
 
-/// By what a file is known when it is opened again.
+/// Identifies a file when it is opened again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     length: u64,
@@ -137,7 +137,7 @@ static KEPT: AtomicUsize = AtomicUsize::new(0);
 struct Kept(File);
 
 impl Kept {
-    /// None if there are enough; then the file is closed.
+    /// Keeps the file; None if enough are kept: then it is closed.
     fn new(file: File) -> Option<Self> {
         let kept = Self(file);
         (KEPT.fetch_add(1, Ordering::Relaxed) < most_kept()).then_some(kept)

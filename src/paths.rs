@@ -90,7 +90,7 @@ impl<'a> PathTree<'a> {
     }
 }
 
-/// What transformers and diffusers read first.
+/// The file that transformers and diffusers read first.
 pub(crate) const CONFIG: &str = "config.json";
 
 /// The configurations of weights, given the paths of all files: for each weights file the nearest

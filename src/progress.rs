@@ -1,6 +1,6 @@
 //! Progress and cancellation of long work.
 
-/// What a piece of long work is doing; the order is the order of the work on one container.
+/// Stages of a piece of long work, in the order of the work on one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stage {

@@ -9,11 +9,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Of this interface, major. Programs that were compiled for another major version do not fit.
+// Major version of this interface. Programs that were compiled for another one do not fit.
 #define DF11_VERSION_MAJOR 0
 
-// Of this interface, minor. While the major version is 0, another minor version does not fit
-// either.
+// Minor version of this interface. While the major version is 0, another minor version does not
+// fit either.
 #define DF11_VERSION_MINOR 1
 
 // For `df11_open`: read files on demand instead of mapping them into memory.
@@ -25,7 +25,7 @@
 // For `df11_decode` and `df11_gpu_decode`, as the number of rows: all from the first one on.
 #define DF11_ALL_ROWS UINT64_MAX
 
-// What a function answers. Later versions may add values.
+// Answer of a function. Later versions may add values.
 typedef enum df11_status {
   // It is done.
   DF11_STATUS_OK = 0,

@@ -38,7 +38,7 @@ pub struct GpuTensor {
 
 pub(crate) enum Form {
     Matrix(Matrix, OnceLock<Linear>),
-    /// From this address on.
+    /// Decoded weights at this address.
     Decoded(CUdeviceptr),
 }
 
@@ -93,7 +93,7 @@ impl Gpu {
     }
 }
 
-/// What the driver answers.
+/// Turns an error of the driver into a failure of `action`.
 pub(crate) fn ask<T>(answer: Result<T, DriverError>, action: &str) -> Result<T, Failure> {
     answer.map_err(|error| {
         let remedy = "the calls before it on this GPU may have failed";

@@ -7,7 +7,7 @@ use std::{any::Any, cell::RefCell};
 
 use df11::Error;
 
-/// What a function answers. Later versions may add values.
+/// Answer of a function. Later versions may add values.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
@@ -64,7 +64,8 @@ thread_local! {
 
 /// Runs a function of the interface: its error becomes a code, its text the thread's last one.
 pub(crate) fn call(work: impl FnOnce() -> Result<(), Failure>) -> Status {
-    // What a panic leaves half-done is dropped, or is under a lock that the library can recover.
+    // Work that a panic leaves half-done is dropped, or is under a lock that the library can
+    // recover.
     let answer = catch_unwind(AssertUnwindSafe(work));
     let (status, text) = match answer {
         Ok(Ok(())) => return Status::Ok,

@@ -1,4 +1,4 @@
-//! What C calls of GPUs.
+//! GPU functions that C calls.
 #![expect(unsafe_code, reason = "memory and streams of the caller")]
 
 use std::{ffi::c_void, sync::Arc};

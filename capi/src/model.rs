@@ -17,7 +17,7 @@ pub struct Model {
     indices: HashMap<String, u64>,
 }
 
-/// What C sees of a tensor, where it stays.
+/// Strings and shape of a tensor as C sees them, where they stay.
 struct Entry {
     name: CString,
     block: CString,
@@ -64,7 +64,7 @@ pub struct Tensor {
     pub gpu_bytes: u64,
 }
 
-/// What begins on its own, of the memory of a tensor.
+/// Alignment of each part of a tensor's memory, in bytes.
 pub(crate) const ALIGNMENT: u64 = 256;
 
 /// How a tensor lies in its device memory.
@@ -72,7 +72,7 @@ pub(crate) struct Places<'m> {
     /// A matrix that stays compressed, and where its codebook, records, bitstream, plane and decode
     /// table begin.
     pub(crate) matrix: Option<(Tiles<'m>, [u64; 5])>,
-    /// Of all.
+    /// Bytes of the tensor's device memory.
     pub(crate) bytes: u64,
 }
 
@@ -124,7 +124,7 @@ impl Model {
 
     fn describe(&self, index: u64) -> Result<Tensor, Failure> {
         let (entry, tensor) = self.at(index)?;
-        // Of a dtype of a later version nothing more is known.
+        // Nothing more is known of a tensor whose dtype a later version defines.
         let places = tensor.dtype().map(|_| Places::of(&tensor)).transpose()?;
         let matrix = places.as_ref().and_then(|places| places.matrix.as_ref());
         let (matrix_rows, matrix_columns) = matrix.map_or((0, 0), |(tiles, _)| tiles.shape());

@@ -85,7 +85,7 @@ pub(crate) fn rows_of(name: &str, all: u64, first: u64, count: u64) -> Result<Ra
     }
 }
 
-/// That an output has the size of what goes there.
+/// Checks that an output has the size of what goes there.
 pub(crate) fn check_size(given: u64, needed: u64, name: &str) -> Result<(), Failure> {
     if given == needed {
         return Ok(());

@@ -1,9 +1,9 @@
 //! The version of the interface, and its constants.
 
-/// Of this interface, major. Programs that were compiled for another major version do not fit.
+/// Major version of this interface. Programs that were compiled for another one do not fit.
 pub const VERSION_MAJOR: u32 = 0;
-/// Of this interface, minor. While the major version is 0, another minor version does not fit
-/// either.
+/// Minor version of this interface. While the major version is 0, another minor version does not
+/// fit either.
 pub const VERSION_MINOR: u32 = 1;
 /// For `df11_open`: read files on demand instead of mapping them into memory.
 pub const OPEN_WITHOUT_MAP: u32 = 1;

@@ -97,8 +97,8 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(stdout).unwrap()
 }
 
-/// Likewise under valgrind, which fails at the first byte that is read or written where none is,
-/// and at memory that nobody freed. `None` where it is missing.
+/// Runs a program as [`run`] does, under valgrind, which fails at the first byte that is read or
+/// written where none is, and at memory that nobody freed. `None` where valgrind is missing.
 fn run_checked(program: &Path, arguments: &[&Path]) -> Option<String> {
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=99", "--leak-check=full"]);
@@ -117,7 +117,7 @@ fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// What the program prints of a model, from the library's own answers.
+/// The text that the program prints of a model, from the library's own answers.
 fn listed(path: &Path) -> String {
     let model = df11::open(path).unwrap();
     let names: Vec<_> = model.tensors().map(|tensor| tensor.name().to_owned()).collect();

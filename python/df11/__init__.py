@@ -68,7 +68,7 @@ __all__ += ["__version__", "compress", "convert", "decompress", "devices", "esti
 __all__ += ["open", "plan", "safe_open", "verify"]
 
 
-#: What needs PyTorch, which is imported when one of them is first used.
+#: Names that need PyTorch, which is imported when one of them is first used.
 _WITH_TORCH = {
     "Config": "_quantizer",
     "Df11Config": "_quantizer",

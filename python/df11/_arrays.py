@@ -115,7 +115,7 @@ def _pairs(selection: Tensor | Slice, library: Any) -> Any:
 
 
 def dtype_of(kind: str) -> pytorch.dtype | None:
-    """What PyTorch calls a dtype of a container, as NumPy and ml_dtypes do; None if it has none."""
+    """PyTorch's dtype for a container's, as NumPy and ml_dtypes name it; None if it has none."""
     bits, extended = NUMPY.get(kind, ("", None))
     return getattr(importlib.import_module("torch"), extended or bits, None)
 

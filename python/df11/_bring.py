@@ -175,7 +175,7 @@ class _Device:
             yield self._pack(runs, slices) if runs else pack_dense(self.device, item.value)
 
     def _slices(self, windows: Iterable[_Window]) -> Iterator[Iterator[Tensor]]:
-        """For each window its decoded rows, some at a time; its tiles are there only meanwhile."""
+        """The decoded rows of each window, some at a time; its tiles are there only meanwhile."""
         batches, same = tee(self._batches(windows))
         some = (list(dict.fromkeys(tiles for tiles, _ in batch)) for batch in same)
         brought = self._stored(some)

@@ -1,6 +1,6 @@
-"""What a module has in memory that loading its containers would not give.
+"""Changes of a module's memory since its containers were loaded.
 
-Of each weight its source says what it was when it was loaded: windows of tensors of the container,
+The source of each weight says what it was when it was loaded: windows of tensors of the container,
 which are decoded again to be compared, or a digest of its values. Names count too: a layer that
 took another one's place has that one's name.
 """

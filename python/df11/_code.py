@@ -19,12 +19,12 @@ class Source(NamedTuple):
     """A function as it is written."""
 
     definition: ast.FunctionDef
-    #: Those of its file, by which calls of what they name are compiled in another way.
+    #: Imports of its file, by which calls of what they name are compiled in another way.
     imports: list[ast.stmt]
 
 
 class _File(NamedTuple):
-    """What a file of source has: functions by their first lines, and imports outside of them."""
+    """Contents of a source file: functions by their first lines, and imports outside of them."""
 
     functions: dict[int, ast.FunctionDef]
     imports: list[ast.stmt]

@@ -28,8 +28,8 @@ from ._tensor import CompressedTensor, rebuild
 
 #: Threads that cut tiles out; each copies at the speed of memory.
 _THREADS = 8
-#: What a GPU may need more for a tile of a cut: it copies from multiples of 16 bytes on, and tiles
-#: begin elsewhere between them than in the whole tensor.
+#: Bytes that a GPU may need more for a tile of a cut: it copies from multiples of 16 bytes on, and
+#: tiles begin elsewhere between them than in the whole tensor.
 _MOVED_BYTES = 16
 
 Arrays = list[Tensor]
@@ -48,9 +48,9 @@ class Tensors(Mapping[str, Tensor]):
 
     def __init__(self, container: Any) -> None:
         self.container = container
-        #: Those that were asked for since somebody looked, in order.
+        #: Names that were asked for since somebody looked, in order.
         self.asked: list[str] = []
-        #: All that were ever asked for, and all of which somebody wanted to know the shape.
+        #: Names that were ever asked for, and those of which somebody wanted to know the shape.
         self.taken: set[str] = set()
         self.used: set[str] = set()
         self._found: dict[str, CompressedTensor] = {}
@@ -106,7 +106,7 @@ class Tensors(Mapping[str, Tensor]):
         ]
 
     def told(self, value: CompressedTensor) -> tuple[list[str], dict[str, Any]]:
-        """What a tensor is of the container, in names and numbers; `again` makes it of that."""
+        """Names and numbers that tell a tensor's place in the container, for `again`."""
         return self.names(value), value._told
 
     def again(self, told: tuple[list[str], dict[str, Any]]) -> CompressedTensor:
@@ -123,9 +123,9 @@ class Tensors(Mapping[str, Tensor]):
     def around(
         self, values: Sequence[CompressedTensor]
     ) -> tuple[list[list[tuple[Area, Part]]], list[Area]]:
-        """For each of some tensors the tiles of its parts and the windows of these; and all tiles.
-        All tiles of a tensor if these parts need them all; else each window has its own, which
-        `cut` cuts out.
+        """The tiles of the parts of each tensor, with the windows of these; and all tiles. All
+        tiles of a tensor if these parts need them all; else each window has its own, which `cut`
+        cuts out.
         """
         wanted = [
             [(_around(name, part), part) for name, part in zip(self.names(v), v.parts, strict=True)]

@@ -36,8 +36,8 @@ from ._tensor import CompressedTensor
 from ._watch import watch
 
 _ASKED = ("subfolder", "cache_dir", "force_download", "local_files_only", "token", "revision")
-#: By thread: the quantizer whose model is about to be loaded, and the one whose file is asked for;
-#: whether a single file is to be read by df11, and what was read.
+#: State of each thread: the quantizer whose model is about to be loaded, and the one whose file is
+#: asked for; whether a single file is to be read by df11, and what was read.
 _loading = threading.local()
 
 
@@ -47,7 +47,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
     #: Adapters can be trained: gradients go through compressed weights.
     is_trainable = True
     is_compileable = True
-    #: What diffusers keeps in F32 beside weights of 16 bits is F32 here too.
+    #: Parameters that diffusers keeps in F32 beside weights of 16 bits are F32 here too.
     use_keep_in_fp32_modules = True
     quantization_config: Any
 
@@ -232,7 +232,7 @@ def _wrap() -> None:
 
 
 class Checkpoint(dict[str, torch.Tensor]):
-    """What `from_single_file` takes for a checkpoint: the tensors of a container."""
+    """The tensors of a container, which `from_single_file` takes for a checkpoint."""
 
     def __init__(self, path: Path) -> None:
         """Opens a container, or makes one of a file of safetensors. Raises `ValueError` for

@@ -1,4 +1,4 @@
-"""What operators of PyTorch do with compressed tensors.
+"""Operators of PyTorch on compressed tensors.
 
 Views of rows or columns, and those that exchange the last two dimensions, are compressed tensors of
 the same arrays. Products and look-ups go to the operators of `_ops`. Everything else is done with
@@ -30,7 +30,7 @@ _HANDLERS: dict[Any, Handler] = {}
 
 
 class Compressed(Tensor):
-    """What is dispatched here: the base of `_tensor.CompressedTensor`, which says what it has."""
+    """Base of `_tensor.CompressedTensor`; operators on it are dispatched here."""
 
 
 def is_compressed(value: Any) -> bool:
@@ -196,7 +196,7 @@ def _views(
     args: tuple[Any, ...],
     *kwargs: tuple[str, Any],
 ) -> View | list[View] | None:
-    """What PyTorch makes of a tensor without memory whose elements lie as arrays hold them."""
+    """Has PyTorch view a tensor without memory whose elements lie as arrays hold them."""
     strides = contiguous_strides(shape, transposed)
     pattern = torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="meta")
     try:
@@ -214,7 +214,7 @@ def _views(
 
 
 def _cut(self: Any, view: View) -> Any:
-    # What decodes to other strides than arrays have goes on doing so.
+    # A tensor that decodes to other strides than arrays have goes on doing so.
     flipped = view.transposed != (self.transposed != self.flipped) and len(view.shape) > 1
     options: dict[str, Any] = {"transposed": view.transposed, "flipped": flipped}
     rows, columns = self.matrix_shape
@@ -345,7 +345,7 @@ def _linear(x: Any, w: Any, bias: Any = None) -> Any:
 
 @_handles(aten.mm.default, aten.matmul.default)
 def _matmul(x: Any, w: Any, bias: Any = None) -> Any:
-    """By the matrix of a linear layer, as the right side of a product has it."""
+    """Multiplies by the matrix of a linear layer, as the right side of a product has it."""
     if is_compressed(x) or x.dim() < 1 or w.dim() != 2:
         return NotImplemented
     if not w.transposed or (w.exact and not w.flipped):

@@ -106,8 +106,8 @@ def _tiles(words: Tensor) -> Tensor:
 
 
 def _entries(value: Tensor, entries: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """The first tile, and for tiles, lanes and their pairs, in order, what these are written as. Of
-    pairs that partial tiles lack it is no bits.
+    """Yields the number of the first tile, and the entries of pairs by tile and lane, in order.
+    Pairs that partial tiles lack have an entry of no bits.
     """
     first = 0
     for words in _slices(value):
@@ -121,8 +121,9 @@ def _entries(value: Tensor, entries: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _measure(bits: Tensor) -> tuple[Tensor, Tensor, int, int]:
-    """Of tiles and lanes whose pairs take this many bits the records, the bits of the bitstream
-    where lanes begin, and the bytes of all and the most that are staged for a tile.
+    """Measures tiles and lanes whose pairs take this many bits: the records, the bit of the
+    bitstream where each lane begins, the bytes of the bitstream, and the most that are staged for a
+    tile.
     """
     least = bits.amin(-1, keepdim=True)
     most = bits.amax(-1, keepdim=True) - least
@@ -148,7 +149,7 @@ def _measure(bits: Tensor) -> tuple[Tensor, Tensor, int, int]:
 
 
 def _records(heads: Tensor, excess: Tensor) -> Tensor:
-    """Of each tile 8 bytes, and four lanes in three bytes; of the end no lanes."""
+    """Packs 8 bytes a tile, and 3 for each four of its lanes; the last record has no lanes."""
     places = torch.tensor([0, 6, 12, 18], device=heads.device)
     four = (excess.view(-1, _LANES // 4, 4) << places).sum(-1)
     records = torch.zeros(len(heads), _RECORD_BYTES, dtype=torch.uint8, device=heads.device)

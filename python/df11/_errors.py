@@ -9,7 +9,7 @@ from ._native import printable
 
 
 class Error(Exception):
-    """What every exception of this package is; `remedy` is what to do, if that is known."""
+    """Base of all exceptions of this package; `remedy` is what to do, if that is known."""
 
     remedy: str | None = None
 

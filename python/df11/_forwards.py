@@ -265,7 +265,7 @@ class _Reader:
         return all(map(reader._is_pure_statement, source.definition.body))
 
     def _resolved(self, node: ast.AST) -> Any:
-        """What a dotted name is that begins with a global one."""
+        """The object that a dotted name stands for which begins with a global one."""
         if isinstance(node, ast.Attribute):
             outer = self._resolved(node.value)
             return None if outer is None else getattr(outer, node.attr, None)
@@ -312,7 +312,7 @@ def place_of(node: Any) -> Place:
 class _Rewriter(ast.NodeTransformer):
     def __init__(self, this: str, all_siblings: Iterable[Siblings]) -> None:
         self.this = this
-        #: By the place of a call: of which siblings it is, and the number of its layer.
+        #: The siblings and the number of the layer that a call is of, by the place of the call.
         self.known = {
             place: (number, at)
             for number, each in enumerate(all_siblings)

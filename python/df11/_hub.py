@@ -21,8 +21,8 @@ from typing import Any
 
 from ._errors import unfit
 
-#: What a config names as its weights file: parameters that the containers lack, a new head. Mostly
-#: there is none.
+#: Weights file that a config names: parameters that the containers lack, a new head. Mostly there
+#: is none.
 WEIGHTS = "df11.safetensors"
 #: As the Hub allows them; one without an owner is as likely a mistyped path.
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)

@@ -75,7 +75,7 @@ def attach(
 
 
 def _converted(module: nn.Module, tensors: Tensors) -> list[Item] | None:
-    """What the library of a module makes of the container's tensors; None if it is of none."""
+    """Converts a container's tensors as the module's library does; None if it is of none."""
     kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(module).__mro__}
     if "transformers.modeling_utils.PreTrainedModel" in kinds:
         from ._pretrained import by_loader
@@ -139,7 +139,7 @@ def load(
     source = Source(container.path, unused=unused, held=tensors, identity=container.identity)
     root.__dict__[KEY] = source
     with (bar := Bar(sum(item.stored_bytes for item in items))):
-        # Of these only decoded values were taken, unchecked so far.
+        # Only decoded values were taken of these tensors, unchecked so far.
         held = {name for item in items if item.is_compressed for name in item.sources}
         tensors.check(tensors.taken - held)
         for item, value in bring(tensors, groups, mode == "exact", bar):

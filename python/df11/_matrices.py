@@ -287,7 +287,7 @@ class View(NamedTuple):
 
 
 def view_of(tensor: Tensor, columns: int) -> View | None:
-    """What elements of a matrix of this many columns it is; None if they are no part of it."""
+    """Finds a tensor's elements in a matrix of this many columns; None if they are no part."""
     if not tensor.numel():
         return None
     is_flipped = tensor.dim() > 1 and tensor.stride(-2) < tensor.stride(-1)

@@ -1,9 +1,9 @@
 """Where modules have parameters and buffers: names, places, and shards of several processes.
 
-Of tensor parallelism transformers makes a DTensor of each parameter in its plan before weights are
-loaded, and its loader cuts what each process holds out of the checkpoint's tensors: of compressed
-ones this gives windows. Hooks of its own on modules compute with the shards, so with the same bits
-as with BF16 shards.
+For tensor parallelism transformers makes a DTensor of each parameter in its plan before weights are
+loaded, and its loader cuts each process's share out of the checkpoint's tensors; shares of
+compressed tensors are windows. Hooks of its own on modules compute with the shards, so with the
+same bits as with BF16 shards.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def like(value: Tensor, other: Any) -> Tensor:
 
 
 def gathered(value: Tensor) -> Tensor:
-    """A parameter as a whole. Of a DTensor: decoded, and all processes must ask for it at once."""
+    """A parameter as a whole. A DTensor is decoded; all processes must ask for it at once."""
     return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
 
 

@@ -82,8 +82,8 @@ def operator(
 
 
 def _check_memory_alike(given: Iterable[Any]) -> None:
-    """What has no memory gives results without memory: never memory of which nobody knows what it
-    holds. Raises `ValueError` if only some have none.
+    """Checks that all given have memory, or none has: what has none gives results without memory,
+    never memory of which nobody knows what it holds. Raises `ValueError` if only some have none.
     """
     told = set()
     for each in given:
@@ -100,7 +100,7 @@ MOST_BROUGHT_BYTES = 256 << 20
 
 
 def _brought(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
-    """What kernels of a GPU read instead of arrays in pinned memory: copies; the others as is.
+    """Brings arrays in pinned memory to the GPU as copies for kernels; the others stay as they are.
 
     A copy moves 52 GB/s over the bus where kernels that read the host's memory move 37. It runs in
     the order of the stream, into memory that is free again after the kernels which read it: nothing
@@ -232,7 +232,7 @@ def _heights(parts: Numbers, counts: Numbers) -> list[int]:
 def _multiply(
     x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases, exact: bool
 ) -> list[Tensor]:
-    """By kernels, if they multiply as is wanted; else each weight by itself, decoded."""
+    """Multiplies by kernels, if they do as is wanted; else by each weight decoded."""
     as_pytorch = exact or not x.is_cuda
     given = (x, arrays, parts, counts, biases)
     found = in_order(*given, LINEAR) if as_pytorch else _in_fastest_order(*given)
@@ -394,8 +394,8 @@ def _fault(x: Tensor, parts: Numbers, rows: int, bias: Tensor | None) -> str | N
 def _places(
     parts: Numbers, counts: Numbers, outputs: Arrays, biases: Biases, splits: Sequence[int]
 ) -> list[tuple[int, int, int, int]]:
-    """For each part where its columns of y lie, the pitch of y in elements, where its bias, and
-    the splits of its columns.
+    """Tells of each part where its columns of y lie, the pitch of y in elements, where its bias
+    lies, and the splits of its columns.
     """
     places, at = [], 0
     for count, y, bias, mine in zip(counts, outputs, biases, splits, strict=True):

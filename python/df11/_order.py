@@ -80,7 +80,7 @@ class Case(NamedTuple):
     """All that the order of a product may depend on, for one GPU and its libraries."""
 
     framework: str
-    #: Of W.
+    #: Rows and columns of W.
     rows: int
     columns: int
     #: The shape of x, the class of its strides, and the alignment of its address in bytes.
@@ -100,7 +100,7 @@ class Case(NamedTuple):
 Kernels = Callable[[Tensor, Any, "Tensor | None", int], "Tensor | None"]
 
 _lock = Lock()
-#: By GPU and case.
+#: Orders by GPU and case.
 _known: dict[tuple[int, Case], Order] = {}
 _caches: dict[int, OrderCache] = {}
 
@@ -227,8 +227,8 @@ _texts: dict[tuple[Any, ...], str] = {}
 
 
 def _flags() -> str:
-    """What PyTorch was told that may change what it calls: flags for reduced precision, preferred
-    library, determinism, multiprocessors left out, tuned products.
+    """Joins the settings of PyTorch that may change which kernels it calls: flags for reduced
+    precision, preferred library, determinism, multiprocessors left out, tuned products.
     """
     told = tuple([tell() for tell in _TOLD])
     text = _texts.get(told)

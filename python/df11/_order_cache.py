@@ -46,7 +46,7 @@ class OrderCache:
 
     @classmethod
     def of_gpu(cls, index: int) -> OrderCache:
-        """What is known of a GPU. Nothing is on disk if the versions of libraries are not known."""
+        """Opens what is known of a GPU; nothing is on disk if libraries' versions are unknown."""
         about = _about(index)
         known = all(about[name] is not None for name in ("cublas", "cublasLt"))
         return cls(_folder() if known else None, about)

@@ -65,14 +65,14 @@ class PackingTaker(LastConversion):
         self.folder, self.device, self.exact = folder, device, exact
         self.is_fast = residence == "fast"
         self.stamp = stamp(folder)
-        #: By name, why a parameter is ordinary, if it is, and the digest of its values.
+        #: Why a parameter is ordinary, if it is, and the digest of its values, by name.
         self._known: dict[str, tuple[str | None, Digest]] = {}
         self._tables: list[tuple[int, int, int]] = []
         self._conversions: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
 
     def slices(self, files: list[str]) -> dict[str, Any] | None:
-        """What the loader takes for the checkpoint: tensors that are on the device already. None
-        for files with a dtype that PyTorch lacks, which the loader reads by itself.
+        """Tensors on the device already, which the loader takes for the checkpoint. None for files
+        with a dtype that PyTorch lacks, which the loader reads by itself.
         """
         try:
             ahead = self.reader = Ahead(files, self.device)

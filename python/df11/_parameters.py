@@ -21,10 +21,10 @@ from ._plan import Item
 
 
 def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> list[Item]:
-    """What a module has of a container with its parameters' names, except for a prefix. `prefix`
-    goes before each name in the container to give the module's name, or with a leading `-` is taken
-    away; None finds it. Raises `MissingError` if no tensor has such a name, `ValueError` for other
-    shapes.
+    """Matches a container's tensors with a module's parameters by name, except for a prefix.
+    `prefix` goes before each name in the container to give the module's name, or with a leading `-`
+    is taken away; None finds it. Raises `MissingError` if no tensor has such a name, `ValueError`
+    for other shapes.
     """
     container, names = tensors.container, list(tensors)
     known = {spot.name: entry for entry in entries(root) for spot in entry.spots}
@@ -48,7 +48,7 @@ def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> lis
 
 
 def by_conversion(module: Any, tensors: Tensors) -> list[Item] | None:
-    """What diffusers makes of a checkpoint in its original format for a model. None for a model
+    """Converts a checkpoint in its original format for a model, as diffusers does. None for a model
     that it converts nothing for, and for a checkpoint that has the names of its parameters.
     """
     from diffusers.loaders import single_file_model as single
@@ -120,7 +120,7 @@ def _renaming(
         rename = _change(candidate)
         return sum(shapes.get(rename(name)) == tuple(container[name].shape) for name in names)
 
-    # Of the prefixes that fit one tensor, the one that fits most.
+    # Among the prefixes that fit one tensor, take the one that fits most.
     scores = {"": sum(name in known for name in names)}
     scores |= {candidate: hits(candidate) for candidate in dict.fromkeys(_candidates(known, names))}
     best = max(scores, key=lambda candidate: scores[candidate])
@@ -153,10 +153,10 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def wanted_by(root: nn.Module) -> Callable[[str, torch.dtype | None], torch.dtype | None]:
-    """Of a parameter's name and its stored dtype, the dtype that the library of its module would
-    load it in: as stored, except what stays in F32 beside weights of 16 bits. diffusers lists words
-    of names in `_keep_in_fp32_modules`; transformers has a plan of patterns for each dtype. The
-    outermost module that says something counts, for it is what is loaded.
+    """Returns a function from a parameter's name and stored dtype to the dtype in which the library
+    of its module would load it: as stored, except what stays in F32 beside weights of 16 bits.
+    diffusers lists words of names in `_keep_in_fp32_modules`; transformers has a plan of patterns
+    for each dtype. The outermost module that says something counts, for it is what is loaded.
     """
     modules = ((path, _keeps(module)) for path, module in root.named_modules())
     said = {path: keeps for path, keeps in modules if keeps is not None}

@@ -33,17 +33,18 @@ ODD = "not a multiple of 8 wide, as the kernels need"
 EXCEPTIONAL = "too many exceptions for the fast layout"
 #: Arrays begin on multiples of this many bytes.
 ALIGNMENT = 256
-#: Bytes that compression saves of a weight, or it is left as it is.
+#: Bytes that compression must save of a weight; with less it is left as it is.
 LEAST_SAVED = 1
-#: Of the fast layout, what exceptions may add, until they are counted.
+#: Share of the fast layout that exceptions may add, until they are counted.
 EXCEPTIONS = 0.01
-#: Of what is free on a GPU, what a model may take unless told otherwise; the rest is for caches.
+#: Share of the free memory of a GPU that a model may take unless told otherwise; the rest is for
+#: caches.
 SHARE = 0.9
 
 
 @dataclass(eq=False)
 class Item:
-    """What a loader has made of tensors of a container, and in which forms it can lie."""
+    """A weight that a loader made of tensors of a container, and the forms it can lie in."""
 
     name: str
     #: On the CPU: a window of tensors of the container, compressed, or decoded.
@@ -83,7 +84,7 @@ class Item:
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Of the arrays of its tensors, or of the tiles around its windows of them."""
+        """Bytes of the arrays of its tensors, or of the tiles around its windows of them."""
         found = {(id(mine[0]), part): mine for part, mine in self._pieces}
         shares = ((share(part), mine) for (_, part), mine in found.items())
         return sum(aligned(int(array.numel() * some)) for some, mine in shares for array in mine)
@@ -143,7 +144,7 @@ class Devices(NamedTuple):
 
     devices: list[torch.device]
     memory: list[int] | None = None
-    #: Of each module that a device_map names, the device, if these are several; weights on the CPU
+    #: The device of each module that a device_map names, if these are several; weights on the CPU
     #: are streamed to the first GPU.
     where: dict[str, torch.device] | None = None
     #: How several GPUs share what there is, as device_map says it.
@@ -222,7 +223,7 @@ def _by_modules(wanted: dict[Any, Any], memory: Any) -> Devices:
 
 
 def limited(caps: dict[int, int], memory: Any) -> dict[int, int]:
-    """What each GPU may use: `memory` is all that one may, or a list with the bytes of each."""
+    """Limits the bytes of each GPU by `memory`: one size for all, or a list of sizes."""
     if memory is None:
         return caps
     sizes = memory if isinstance(memory, list) else [memory] * len(caps)
@@ -297,7 +298,7 @@ def _spread(groups: list[Group], placement: Devices, wanted: str) -> None:
 
     memory = balance(placement.memory, placement.order, fits)
     found = next((some for each in sizes if (some := spread(each, memory)) is not None), None)
-    # What is too much for all is for the last one to stream.
+    # The last one streams what is too much for all.
     found = found or spread(sizes[-1], [*memory[:-1], sum(sizes[-1])])
     assert found is not None
     for each, at in zip(groups, found, strict=True):
@@ -329,7 +330,7 @@ def _place_by_modules(
 
 
 def spread(sizes: list[int], caps: list[int]) -> list[int] | None:
-    """For each of some sizes, in turn, the first place with room; None if there is too little."""
+    """The first place with room for each of some sizes, in turn; None if there is too little."""
     at, used, result = 0, 0, []
     for size in sizes:
         while at < len(caps) and used + size > caps[at]:
@@ -387,9 +388,9 @@ def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -
 
 
 def homes(groups: list[Group], is_callable: Callable[[str], bool]) -> dict[str, torch.device]:
-    """For modules that run on one device, that device: around a group if no other is in there."""
+    """The device of each module that runs on one: around a group if no other is in there."""
     paths = [each.paths for each in groups]
-    #: For each module, how many groups have weights in it.
+    #: How many groups have weights in each module.
     held = Counter(around for mine in paths for around in {a for p in mine for a in outer(p)})
     result: dict[str, torch.device] = {}
     for each, mine in zip(groups, paths, strict=True):

@@ -1,4 +1,4 @@
-"""What transformers' loader makes of a container's tensors.
+"""Takes what transformers' loader makes of a container's tensors.
 
 Its own code renames, converts, stacks, cuts and ties them, as those of any checkpoint. What it has
 made is taken from it before it would be moved to a device; the parameters of the model stay without
@@ -27,8 +27,8 @@ from ._tensor import CompressedTensor
 
 
 def checkpoint_dtype(container: Any) -> torch.dtype:
-    """What transformers takes for the dtype of a checkpoint whose config names none: that of the
-    first float tensor of its first weights file, in the order of names.
+    """The dtype that transformers takes for a checkpoint whose config names none: that of the first
+    float tensor of its first weights file, in the order of names.
     """
     from transformers.modeling_utils import get_state_dict_dtype
 
@@ -39,17 +39,17 @@ def checkpoint_dtype(container: Any) -> torch.dtype:
 
 
 class LastConversion(ConversionOps):
-    """To the loader a quantizer and its operation: it is given all that was made, at the end. Such
-    loading is done in turn, one parameter after another.
+    """Poses to the loader as a quantizer and its operation, and gets all that was made, at the end.
+    Such loading is done in turn, one parameter after another.
     """
 
     pre_quantized = False
-    #: What the loader reads; keeps the names that were asked for since somebody looked.
+    #: Reader of the loader; keeps the names that were asked for since somebody looked.
     reader: Any = None
 
     def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
         self.model = model
-        #: What the parameters of the model have, unless they say otherwise; None: as it is stored.
+        #: Dtype of the model's parameters, unless they say otherwise; None: as it is stored.
         self.dtype = dtype
         self._dtypes: dict[str, torch.dtype] = {}
 
@@ -114,7 +114,7 @@ class Taker(LastConversion):
         self.rest = rest
         #: The file beside the containers, and the names in it.
         self.added: tuple[Path | None, list[str]] = None, []
-        #: By parameter, how many tensors are loaded into it.
+        #: How many tensors are loaded into each parameter.
         self._fed: Counter[str] = Counter()
         self._items: list[Item] = []
         self._wrong: ValueError | None = None
@@ -149,7 +149,7 @@ class Taker(LastConversion):
         return nn.Parameter(room._local_tensor, requires_grad=False) if is_sharded(room) else room
 
     def finish(self) -> list[Item]:
-        """What was made, with tied weights once.
+        """The items that were made, with tied weights once.
         Raises `ValueError` for other shapes than the model's, if nothing belongs to it, or a file
         beside the containers has some of it.
         """
@@ -218,9 +218,8 @@ class Taker(LastConversion):
 
 
 def by_loader(model: Any, tensors: Tensors) -> list[Item]:
-    """What transformers' loader makes of a container for a model that is there already. Dtypes are
-    those of the container, and F32 for what transformers would keep in F32 beside weights of 16
-    bits.
+    """Runs transformers' loader on a container for a model that is there already. Dtypes are those
+    of the container, and F32 for what transformers would keep in F32 beside weights of 16 bits.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.modeling_utils import LoadStateDictConfig

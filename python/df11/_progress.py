@@ -60,7 +60,7 @@ class _Tqdm(Watcher):
 
 
 def watcher(progress: Progress) -> Watcher | None:
-    """What the argument `progress` of a function asks for; `None` watches nothing."""
+    """Makes the watcher that an argument `progress` asks for; `None` watches nothing."""
     if callable(progress):
         return Watcher(progress)
     if progress is None:

@@ -63,7 +63,7 @@ _NEEDED = (
 class Df11Config(QuantizationConfigMixin):
     """How weights are held: `quantization_config` of `from_pretrained`.
 
-    Of a compressed folder it says how the model is loaded; a BF16 folder is compressed while it is
+    For a compressed folder it says how the model is loaded; a BF16 folder is compressed while it is
     loaded. A dict serves too, `{"quant_method": "df11", "mode": "fused"}`.
 
     `mode`: "exact", the default, multiplies decoded weights as PyTorch does, for the BF16 model's
@@ -157,7 +157,7 @@ class Df11Quantizer(HfQuantizer):
             self._settle(device_map)
 
     def update_device_map(self, device_map: Any) -> Any:
-        """What is said; if nothing is, the model decides (`_home`)."""
+        """Keeps the device map that is given; if none is, the model decides (`_home`)."""
         self.wanted = device_map
         if device_map is None:
             return None
@@ -233,10 +233,10 @@ class Df11Quantizer(HfQuantizer):
         self.taker = taker = Taker(model, Tensors(self.container), self.dtype, rest)
         self._hand(taker.slices(), beside, files)
         taker.take_beside(beside, self._handed.added if self._handed else [])
-        # Of tensors that belong to no parameter `df11.report` tells.
+        # `df11.report` names the tensors that belong to no parameter.
         self._ignored = model._keys_to_ignore_on_load_unexpected
         model._keys_to_ignore_on_load_unexpected = {""}
-        # To the loader these weights are not quantized, but made so as it goes.
+        # The loader takes these weights for ones that are quantized as it goes.
         self.pre_quantized = False
 
     def _hand(self, tensors: dict[str, Any], beside: Path | None, files: list[str]) -> None:
@@ -250,7 +250,7 @@ class Df11Quantizer(HfQuantizer):
         several = place.where is not None or len(place.devices) > 1
         if several or place.devices[0].type not in PACKING_DEVICES:
             return False
-        # What would fit in BF16 fits compressed, whatever comes out.
+        # A checkpoint that would fit in BF16 fits compressed, whatever comes out.
         whole = sum(Path(file).stat().st_size for file in files)
         return place.memory is None or whole <= place.memory[0]
 
@@ -314,7 +314,7 @@ class Df11Quantizer(HfQuantizer):
             model.__dict__[KEY].add(model, left)
         _wrap_saving()
         watch(model)
-        # What is left of the quantizer goes with copies of the model.
+        # Copies of the model take the rest of the quantizer along.
         self.model = self.container = self.made = self.taker = self._handed = None
         return model
 

@@ -1,4 +1,4 @@
-"""What work came to, what a container holds, and how notebooks show both."""
+"""Reports of work and of containers, and how notebooks show both."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Report:
     left_out: tuple[tuple[str, str], ...]
     """Files that were found and are not part of the output, with the reason of each."""
     notes: tuple[str, ...]
-    """What the user should know of how the weights were read, a sentence each."""
+    """Notes for the user on how the weights were read, a sentence each."""
 
     @property
     def ratio(self) -> float:
@@ -73,7 +73,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was verified."""
+    """Result of a verification."""
 
     tensors: int
     """Tensors whose hashes match; 0 below the level `full`."""
@@ -82,7 +82,7 @@ class Verification:
     bytes: int
     """Decoded bytes of those tensors."""
     unchecked: tuple[str, ...]
-    """What could not be checked, because it needs a newer version or another shard."""
+    """Sentences on what could not be checked: it needs a newer version or another shard."""
 
 
 class Placement(NamedTuple):
@@ -99,7 +99,7 @@ class Plan:
     """Which block would lie where."""
 
     placements: dict[str, Placement]
-    """By the name of the block, in the order in which the model runs them."""
+    """Places of blocks by their names, in the order in which the model runs them."""
     device_bytes: tuple[int, ...]
     """Bytes of each GPU: sections, slots, tables, and the caller's two outputs of a block."""
     host_bytes: int

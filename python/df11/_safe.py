@@ -10,7 +10,7 @@ from typing import Any
 from ._errors import unfit
 from ._native import Model, Tensor, open
 
-#: What safetensors calls ways of reading, and the frameworks that there are here.
+#: Names that safetensors gives to ways of reading, and to the frameworks that there are here.
 _BACKENDS = ("mmap", "pread")
 _TORCH, _NUMPY = ("pt", "torch", "pytorch"), ("np", "numpy")
 
@@ -67,8 +67,8 @@ class safe_open:
         return names
 
     def metadata(self) -> dict[str, str] | None:
-        """The `__metadata__` of the original file; None if it has none. Of several files the
-        entries of all. Raises `ParameterError` if files give one key different values.
+        """The `__metadata__` of the original file; None if it has none. For several files it
+        has the entries of all. Raises `ParameterError` if files give one key different values.
         """
         found: dict[str, str] | None = None
         for header in self._headers():
@@ -103,7 +103,7 @@ class safe_open:
         return [json.loads(model.weights_header(path)) for path in model.weights_files]
 
     def _made(self, tensor: Any) -> Any:
-        """What the framework makes of a tensor or a slice."""
+        """Makes the framework's tensor of a tensor or a slice."""
         if self._is_numpy:
             return tensor.numpy()
         made = tensor.torch()

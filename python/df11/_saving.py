@@ -1,4 +1,4 @@
-"""What leaves a model with compressed weights: its containers, decoded copies.
+"""Saves a model with compressed weights: its containers, or decoded copies.
 
 A save is what the model has in memory: the containers as they were opened, if loading them gives
 just that, and what they lack beside them; else the model is compressed anew, or refused.
@@ -35,7 +35,7 @@ _CONFIG = "config.json"
 _INDEX = ".safetensors.index.json"
 #: Files that libraries write from the model as it is now.
 _REWRITTEN = (_CONFIG, "generation_config.json")
-#: What configs say of the release that wrote them, and of where they lay.
+#: Keys of configs that name the release that wrote them, and where they lay.
 _OF_RELEASES = (
     "transformers_version",
     "_diffusers_version",
@@ -253,7 +253,7 @@ def _keep_originals(model: Any, place: Path, files: Path) -> None:
 
 
 def _says(path: Path, said: Any) -> Any:
-    """What a file of JSON says to the class of an object that was written to it."""
+    """Reads a file of JSON as the class of an object that was written to it does."""
     told = json.loads(path.read_text(encoding="utf-8"))
     if hasattr(said, "from_dict"):
         told = type(said).from_dict(told).to_dict()
@@ -317,7 +317,7 @@ def _fill(source: Source, added: dict[str, Tensor], place: Path, files: Path, fo
 
 
 def _save_added(added: dict[str, Tensor], path: Path, identity: str) -> None:
-    """With hashes and the identity of the containers, for `df11 verify` (src/open/added.rs)."""
+    """Saves them with hashes and the containers' identity for `df11 verify` (src/open/added.rs)."""
     from safetensors.torch import save_file
 
     save_file(added, path)

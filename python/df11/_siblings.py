@@ -182,7 +182,7 @@ def _is_alike(weights: Sequence[Any]) -> bool:
 
 
 def _told(weights: Sequence[Any], biases: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """What `df11::linears` takes for them besides x."""
+    """Arguments of `df11::linears` for them, besides x."""
     arrays = [array for one in weights for array in one._arrays]
     parts = [number for one in weights for number in one.flat_parts]
     counts = [len(one.flat_parts) // PART for one in weights]

@@ -1,4 +1,4 @@
-"""What a module with compressed weights has from which containers.
+"""Which containers the compressed weights of a module came from.
 
 Containers that are made of BF16 files while a model is loaded have no names: each file is deleted
 as soon as it is open, and its memory is given back when nobody uses it any longer, also if the
@@ -29,7 +29,7 @@ KEY = "_df11"
 #: Where containers lie meanwhile: in memory, or with temporary files if that is too small.
 PLACES = [Path("/dev/shm"), Path(tempfile.gettempdir())]
 _SUFFIX = ".safetensors"
-#: What to do with a checkpoint that cannot be compressed while it is loaded.
+#: Remedy for a checkpoint that cannot be compressed while it is loaded.
 SAVE_AGAIN = "load it in BF16, save it with save_pretrained(FOLDER), and load FOLDER"
 
 
@@ -136,7 +136,7 @@ class Weight:
     nbytes: int
     #: Why it is an ordinary parameter and does not stay compressed.
     reason: str | None
-    #: What it is of the container (`Tensors.told`), or else the `digest` of its values when it was
+    #: Its place in the container (`Tensors.told`), or else the `digest` of its values when it was
     #: loaded.
     told: Any = None
     digest: Digest | None = None
@@ -147,9 +147,9 @@ class Weight:
 
 
 def digest(value: Tensor) -> Digest:
-    """What tells values from others: dtype, shape, and a sum of all 16-bit words, each times a
-    number that belongs to its place. Another value, or the same ones elsewhere, give another sum
-    (by chance in less than one case of 2^40; whoever means to deceive can). Computed where the
+    """Computes dtype, shape, and a sum of all 16-bit words, each times a number that belongs to its
+    place, which tell values from others. Another value, or the same ones elsewhere, give another
+    sum (by chance in less than one case of 2^40; whoever means to deceive can). Computed where the
     tensor is, without waiting for it.
     """
     dense = value.detach()

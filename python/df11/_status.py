@@ -1,4 +1,4 @@
-"""What compression does for a model that is loaded: `df11.report`."""
+"""Reports what compression does for a model that is loaded: `df11.report`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from ._watch import check_gpus
 
 @dataclass
 class DeviceReport:
-    """What the weights of one device take, in bytes: compressed ones as stored (with their decode
-    tables) and in the fast layout, ordinary parameters, and in the host's memory streamed ones.
+    """Memory that the weights of one device take, in bytes: compressed ones as stored (with their
+    decode tables) and in the fast layout, ordinary parameters, and in the host's memory streamed
+    ones.
     """
 
     device: str
@@ -41,7 +42,7 @@ class DeviceReport:
 
 @dataclass
 class ModelReport:
-    """What compression does for a model. Falsy if the model has no compressed weights of df11."""
+    """Effects of compression on a model. Falsy if it has no compressed weights of df11."""
 
     active: bool
     paths: list[str] = field(default_factory=list)
@@ -50,7 +51,7 @@ class ModelReport:
     #: The weights if they were not compressed, in bytes.
     original_bytes: int = 0
     devices: list[DeviceReport] = field(default_factory=list)
-    #: By the name of each weight: `stored`, `fast`, `streamed` or `ordinary`.
+    #: Residence of each weight by its name: `stored`, `fast`, `streamed` or `ordinary`.
     residences: dict[str, str] = field(default_factory=dict)
     #: Ordinary weights by the reason, with their number and bytes; and large ones by name.
     ordinary: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class ModelReport:
 
     @property
     def device_bytes(self) -> int:
-        """What the weights take on all devices."""
+        """Bytes that the weights take on all devices."""
         return sum(device.total for device in self.devices)
 
     @property
@@ -90,7 +91,7 @@ class ModelReport:
 
     @property
     def saved_bytes(self) -> int:
-        """What they would take more without compression."""
+        """Bytes that they would take more without compression."""
         return self.original_bytes - self.device_bytes
 
     @property
@@ -133,7 +134,7 @@ class ModelReport:
             yield "verified", f"{self.verified} weights are as they were loaded, {by}"
 
     def _of_orders(self) -> Iterator[tuple[str, str]]:
-        """For how many matrices the order is known; the others, with the rows of x."""
+        """Counts the matrices whose order is known; names the others, with the rows of x."""
         decoded = {
             name: ", ".join(str(rows) for rows, is_known in sorted(each.items()) if not is_known)
             for name, each in self.orders.items()
@@ -165,8 +166,8 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
     With `verify` every compressed weight is decoded on its device and compared with the container
     decoded by the CPU, and that, as it was opened, with the hashes of the original tensors; takes
     about as long as reading the model twice. Ordinary weights are compared with what they were when
-    they were loaded, by a digest of 64 bits. Of a model that is distributed over several processes
-    each tells what it holds itself.
+    they were loaded, by a digest of 64 bits. If a model is distributed over several processes, each
+    tells what it holds itself.
 
     Waits for the GPUs. Raises CorruptError if something differs, or if a kernel met damaged weights
     since it was asked last.
@@ -239,7 +240,7 @@ def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str)
 
 
 def _verify(source: Source) -> list[str]:
-    """What each weight was compared by. Of weights that were packed there is no container."""
+    """Checks each weight; tells by what it was compared. Packed weights have no container."""
     if not source.is_packed:
         source.container.verify_containers()
     found = list(source.found())

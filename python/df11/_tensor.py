@@ -47,8 +47,8 @@ _TOLD = ("exact", "transposed", "flipped")
 _NEEDED = {"parts", "shape"}
 #: Calls between `load_state_dict` and what it asks of a tensor, at most.
 _MOST_FRAMES = 6
-#: Of the fast layout, counted up when its bytes mean something else (spec/gpu.md, part 6): 3 has
-#: patches.
+#: Version of the fast layout, counted up when its bytes mean something else (spec/gpu.md, part 6):
+#: 3 has patches.
 FAST_VERSION = 3
 
 Numbers = Sequence[int]
@@ -137,7 +137,7 @@ class CompressedTensor(Compressed):
 
     @cached_property
     def _arrays(self) -> list[Tensor]:
-        """What it has, which nobody writes to: it may lie in a mapping for reading alone."""
+        """Its arrays, which nobody writes to: they may lie in a mapping for reading alone."""
         return [getattr(self, name) for name in self._names]
 
     @property
@@ -258,7 +258,7 @@ class CompressedTensor(Compressed):
 
     @property
     def _told(self) -> dict[str, Any]:
-        """What it is beside its arrays, in numbers."""
+        """Its state besides its arrays, in numbers."""
         told = {name: getattr(self, name) for name in _TOLD}
         parts, shape = [list(part) for part in self.parts], list(self.shape)
         return {"parts": parts, "shape": shape, **told, "fast": FAST_VERSION}
@@ -528,7 +528,7 @@ def rebuild(
 
 
 def _checked(told: Any) -> dict[str, Any]:
-    """What a tensor is beside its arrays, if it is that."""
+    """Checks that `told` is the state of a tensor besides its arrays, and returns it."""
     if not isinstance(told, dict) or not _NEEDED <= {*told} <= {*_NEEDED, *_TOLD, "fast"}:
         raise ValueError("no compressed tensor was kept with these names")
     parts, shape = (_listed(told[name]) for name in ("parts", "shape"))

@@ -1,4 +1,4 @@
-"""What kernels on GPUs met and could not raise at once: damaged weights, indices out of range.
+"""Reports what kernels on GPUs met and could not raise: damaged weights, indices out of range.
 
 Kernels tell it in a word of pinned host memory. Whoever reads that waits for nothing and copies
 nothing, so every operator does before it begins. So do `generate`, before a token leaves it, and

@@ -25,14 +25,14 @@ from torch import Tensor
 from . import _native
 
 _lock = Lock()
-#: By GPU, stream and capture (0: none).
+#: Workspaces by GPU, stream and capture (0: none).
 _held: dict[tuple[int, int, int], Tensor] = {}
-#: Too small by now, but perhaps in use.
+#: Workspaces too small by now, but perhaps in use.
 _retired: list[Tensor] = []
 #: Large workspaces are multiples of this, in bytes; others are powers of two.
 _STEP = 16 << 20
-#: For the next capture, by GPU and whether it is large: as large as any that products outside of
-#: captures had. A capture of small products alone leaves the large one.
+#: Workspaces for the next capture, by GPU and whether it is large: as large as any that products
+#: outside of captures had. A capture of small products alone leaves the large one.
 _spare: dict[tuple[int, bool], Tensor] = {}
 _is_shared = False
 

@@ -85,7 +85,8 @@ pub(crate) fn raise_found(py: Python<'_>, found: df11::Result<()>) -> PyResult<(
     }
 }
 
-/// What GPUs use. It is freed, which may wait for them, without the interpreter's lock.
+/// An object that GPUs use. Freeing it may wait for them, so it is freed without the interpreter's
+/// lock.
 pub(crate) struct OnGpu<T: Send>(Option<T>);
 
 impl<T: Send> OnGpu<T> {

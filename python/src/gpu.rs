@@ -154,7 +154,7 @@ impl DeviceModel {
         DeviceBlock { name: name.to_owned(), loaded: Arc::clone(&self.loaded) }
     }
 
-    /// Those to which a stream may belong: the one that is named, or all if it is the default
+    /// GPUs to which a stream may belong: the one that is named, or all if it is the default
     /// stream, which every device has.
     fn gpus_of(&self, stream: usize, device: Option<usize>) -> df11::Result<&[Gpu]> {
         let gpus = &self.loaded.gpus;

@@ -54,7 +54,7 @@ impl Part {
         Ok(Self { is_fast: form == 1, rows, columns, staged_bytes, row_range, column_range })
     }
 
-    /// Of a part in the memory of the process.
+    /// Arrays of a part in the memory of the process.
     fn arrays(&self, places: &[(usize, usize); 4]) -> df11::Result<Arrays<'_>> {
         let view = |(address, length): (usize, usize)| -> &[u8] {
             if length == 0 {

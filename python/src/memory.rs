@@ -21,7 +21,7 @@ pub(crate) struct Output<'py> {
 }
 
 impl<'py> Output<'py> {
-    /// Of exactly this many bytes.
+    /// Takes the memory of a buffer, which must have exactly `expected` bytes.
     pub(crate) fn new(buffer: &Bound<'py, PyAny>, expected: u64) -> PyResult<Self> {
         let py = buffer.py();
         let helper = py.import(intern!(py, "df11._arrays"))?;
@@ -196,7 +196,7 @@ fn release<M: Managed>(mut decoded: Dense) -> NonNull<c_void> {
         strides: decoded.strides.as_mut_ptr(),
         byte_offset: 0,
     };
-    // What the vectors hold stays where it is when they move.
+    // Memory of the vectors stays where it is when they move.
     let owned = Owned { managed: M::new(tensor), _decoded: decoded };
     NonNull::from(Box::leak(Box::new(owned))).cast()
 }
@@ -239,7 +239,7 @@ fn data_type(dtype: Dtype) -> Option<DataType> {
     Some(DataType { code, bits: dtype.bits() as u8, lanes: 1 })
 }
 
-/// That a caller of `__dlpack__` wants what there is.
+/// Checks that a caller of `__dlpack__` wants memory of the CPU, the only kind there is.
 pub(crate) fn check_device(py: Python<'_>, device: Option<(i32, i32)>) -> PyResult<()> {
     if device.is_none_or(|device| device == CPU) {
         return Ok(());

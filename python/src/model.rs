@@ -109,7 +109,7 @@ impl Model {
 
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<u128> {
-        // Of tensors that cannot be decoded, and of aliases, nothing bounds the sum.
+        // Nothing bounds the sum over tensors that cannot be decoded and over aliases.
         let lengths = self.inner.tensors().map(|tensor| tensor.byte_length().map(u128::from));
         lengths.sum::<df11::Result<u128>>().or_raise(py)
     }
@@ -273,7 +273,7 @@ impl Model {
         gpu::load(py, &self.inner, devices, &wanted, progress)
     }
 
-    /// What a notebook shows.
+    /// Table that a notebook shows.
     fn _repr_html_(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         let py = slf.py();
         py.import(intern!(py, "df11._report"))?.call_method1(intern!(py, "model_table"), (slf,))

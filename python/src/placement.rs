@@ -35,7 +35,7 @@ impl BlocksArgument {
 /// More GPUs are a mistake.
 const MAX_GPUS: usize = 1024;
 
-/// What is asked for of a plan.
+/// Options of a plan, as a caller gives them.
 pub(crate) struct PlanRequest {
     pub(crate) memory: Option<Vec<u64>>,
     pub(crate) streamed: bool,

@@ -253,7 +253,7 @@ pub(crate) fn capture_id(py: Python<'_>, stream: usize) -> PyResult<u64> {
     Ok(capture.or_raise(py)?.unwrap_or(0))
 }
 
-/// That no kernel met a contradiction.
+/// Checks that no kernel met a contradiction.
 #[pyfunction]
 pub(crate) fn check(py: Python<'_>, device: usize, stream: usize) -> PyResult<()> {
     let check = || {

@@ -25,14 +25,14 @@ pub(crate) struct Tensor {
 pub(crate) struct Slice {
     #[pyo3(get)]
     tensor: Tensor,
-    /// Of the first dimensions.
+    /// Ranges of indices in the first dimensions.
     ranges: Vec<Range<u64>>,
     shape: Vec<u64>,
     #[pyo3(get, name = "nbytes")]
     bytes: u64,
 }
 
-/// What one dimension is indexed with.
+/// Index of one dimension.
 #[derive(FromPyObject)]
 enum DimensionIndex<'py> {
     One(isize),
@@ -99,7 +99,7 @@ impl Slice {
     }
 }
 
-/// What `df11/_arrays.py` makes of a tensor or a slice.
+/// Makes an array of a tensor or a slice with `df11/_arrays.py`.
 fn array<'py>(of: &Bound<'py, PyAny>, library: &str) -> PyResult<Bound<'py, PyAny>> {
     let py = of.py();
     py.import(intern!(py, "df11._arrays"))?.call_method1(library, (of,))

@@ -65,7 +65,7 @@ pub(crate) fn watched<T: Send>(
     }
 }
 
-/// What work tells of itself, for the caller's thread to pass on.
+/// Progress that work tells, for the caller's thread to pass on.
 #[derive(Default)]
 struct Watch {
     total: AtomicU64,
@@ -75,7 +75,7 @@ struct Watch {
     cancelled: AtomicBool,
 }
 
-/// With their names in Python.
+/// Stages with their names in Python.
 const STAGES: [(Stage, &str); 5] = [
     (Stage::Analyse, "analyse"),
     (Stage::Encode, "encode"),

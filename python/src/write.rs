@@ -263,7 +263,7 @@ impl Verifier {
             return Ok(Box::new(Cpu));
         }
         match on(Device::first()) {
-            // What is wrong with the container is wrong on either.
+            // A fault of the container itself shows on either device.
             Err(Error::Gpu { .. } | Error::Unsupported { .. } | Error::Limit { .. })
                 if word == "auto" =>
             {

@@ -1,5 +1,5 @@
-//! What a verb has to say: an answer in both forms, or a failure. Who is at fault decides the exit
-//! code, and each message ends with a remedy.
+//! Answers of verbs in both forms, and failures. Who is at fault decides the exit code, and each
+//! message ends with a remedy.
 
 use std::io::{self, ErrorKind};
 
@@ -31,7 +31,7 @@ pub(super) enum Failure {
     Check(Error),
     /// Bytes that must be equal differ.
     Mismatch(String),
-    /// What is there is good, but not all is there; the document says what was found.
+    /// The files that are there are good, but some are missing; the document says what was found.
     Incomplete(String, Value),
     /// It could not be done; or the source of a container is corrupt, which callers say by
     /// `map_err(Failure::Other)`.

@@ -1,4 +1,4 @@
-//! What the verbs that make containers have in common: their arguments, their output, and the sizes
+//! Parts shared by the verbs that make containers: their arguments, their output, and the sizes
 //! that they answer, of each model and in sum.
 
 use std::{
@@ -249,7 +249,7 @@ pub(super) fn compressed_already(path: &Path, remedy: &str) -> Failure {
     Error::parameter(format!("{} is already compressed", path.display()), remedy).into()
 }
 
-/// What a component of a pipeline is called, by its folder; the files of no component have none.
+/// Name of a component of a pipeline, by its folder; the files of no component have none.
 pub(super) fn component_name(folder: &str) -> &str {
     if folder.is_empty() { "other files" } else { folder }
 }
@@ -267,13 +267,13 @@ pub(super) fn container_bytes(model: &Model) -> u64 {
 
 /// The reports of all models at a path.
 pub(super) struct Reports {
-    /// By the folder of the model.
+    /// Reports by the folder of the model.
     models: Vec<(String, Report)>,
     pub(super) total: Report,
 }
 
 impl Reports {
-    /// Of models with their reports, in the same order.
+    /// Joins models with their reports, which come in the same order.
     pub(super) fn new<M>(models: &[Component<M>], reports: Vec<Report>) -> Self {
         let total = Report::sum(&reports);
         let folders = models.iter().map(|component| component.folder.clone());
@@ -326,7 +326,7 @@ impl Reports {
         lines.join("\n")
     }
 
-    /// The same for programs.
+    /// The sizes for programs.
     pub(super) fn json(&self, task: &Task<'_>, seconds: f64) -> Value {
         let mut json = json_of(&self.total);
         task.add_to(&mut json, self.total.source_bytes, seconds);
@@ -372,7 +372,7 @@ fn text_of(report: &Report) -> String {
     lines.join("\n")
 }
 
-/// What is stored as it is, and why.
+/// Says which weights are stored as they are, and why.
 fn raw(report: &Report) -> String {
     let of_dtype = |(dtype, &bytes): (&Dtype, &u64)| {
         let reason = match dtype {

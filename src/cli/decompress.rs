@@ -120,7 +120,7 @@ fn default_out(source: &Path, models: &Models) -> Result<PathBuf, Failure> {
     Ok(named.with_file_name(format!("{name}{end}")))
 }
 
-/// What was written of all models.
+/// Sum of what was written of all models.
 fn sum(parts: &[Restored]) -> Restored {
     let mut sum = Restored::default();
     for part in parts {
@@ -145,7 +145,7 @@ fn document(restored: &Restored) -> Value {
     })
 }
 
-/// What the hashes have proved, and of which files.
+/// Says what the hashes have proved, and of which files.
 fn proof(restored: &Restored) -> String {
     let others = [&restored.changed, &restored.missing, &restored.unchecked];
     if others.iter().all(|paths| paths.is_empty()) {

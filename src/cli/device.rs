@@ -29,7 +29,7 @@ pub(super) struct DeviceArgs {
 enum Choice {
     Auto,
     Cpu,
-    /// Of a number, or the first on which the kernels run.
+    /// The GPU with this number, or the first one on which the kernels run.
     Gpu(Option<usize>),
 }
 
@@ -49,13 +49,13 @@ impl FromStr for Choice {
     }
 }
 
-/// What decodes a model.
+/// The decoder of a model, and the device it runs on.
 pub(super) struct Chosen<'m> {
     pub(super) decoder: Box<dyn Decoder + 'm>,
     pub(super) device: DecodedBy,
 }
 
-/// What has decoded, to be told.
+/// The device that decoded, for answers to name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DecodedBy {
     /// A GPU's number and name.

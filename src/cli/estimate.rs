@@ -66,7 +66,7 @@ pub(super) struct EstimateArgs {
     pub(super) threads: Threads,
 }
 
-/// What a container that is compressed already is good for.
+/// Remedy for a container that is compressed already.
 #[cfg(feature = "cudarc")]
 const REMEDY: &str = "give --gpus alone to place its blocks, or look into it with df11 inspect";
 #[cfg(not(feature = "cudarc"))]
@@ -85,7 +85,7 @@ impl EstimateArgs {
         Err(compressed_already(&self.source, REMEDY))
     }
 
-    /// Of models that are not compressed yet.
+    /// Estimates models that are not compressed yet.
     pub(super) fn of_source(&self, place: &Located, session: &Session) -> Result<Answer, Failure> {
         let layout = self.layout.layout()?;
         let start = Instant::now();

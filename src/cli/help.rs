@@ -1,5 +1,5 @@
-//! What the command tells of itself: `df11 completions`, a script by which a shell completes verbs
-//! and options, and `df11 man`, the manual page of the command or of one verb.
+//! Help that the command prints: `df11 completions`, a script by which a shell completes verbs and
+//! options, and `df11 man`, the manual page of the command or of one verb.
 
 use clap::{Args, Command};
 use clap_complete::Shell;

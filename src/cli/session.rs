@@ -1,4 +1,4 @@
-//! What all verbs share: the form of the answer, threads, progress, and interruption.
+//! Options shared by all verbs: the form of the answer, threads, progress, and interruption.
 
 use std::{
     ffi::OsString,
@@ -21,7 +21,7 @@ use super::{
     text::{self, printable},
 };
 
-/// Of the progress bar.
+/// Template of the progress bar.
 const TEMPLATE: &str =
     "{msg:9} {wide_bar} {percent:>3} %  {decimal_bytes_per_sec:>11}  {eta:>3} left ";
 

@@ -64,17 +64,17 @@ impl LevelName {
     }
 }
 
-/// What was found of one model.
+/// Result for one model.
 struct Verified<'m> {
     component: &'m Component<Model>,
     verification: Verification,
-    /// What has decoded.
+    /// The device that decoded.
     device: Option<DecodedBy>,
     seconds: f64,
 }
 
 impl Verified<'_> {
-    /// What could not be checked, with paths relative to the folder of all models.
+    /// Sentences on what could not be checked, with paths relative to the folder of all models.
     fn unchecked(&self) -> Vec<String> {
         self.verification.unchecked.iter().map(|what| self.component.sentence(what)).collect()
     }
@@ -168,7 +168,7 @@ impl Verify {
         Answer { text, json }
     }
 
-    /// What is right, from the document that says the same.
+    /// Sentence on what is right, from the document that says the same.
     fn result(&self, json: &Value) -> String {
         let number = |key: &str| json[key].as_u64().unwrap_or_default();
         let what = match self.level {
@@ -208,7 +208,7 @@ impl Verify {
     }
 }
 
-/// What was found of one model, or of several together.
+/// The document on one model, or on several together.
 fn document(found: &[Verified<'_>]) -> Value {
     let sum =
         |value: fn(&Verified<'_>) -> u64| found.iter().map(value).fold(0, u64::saturating_add);

@@ -1,6 +1,6 @@
-//! What the rest of the library knows of an encoding: its arrays, and how they are decoded.
+//! Traits by which the rest of the library reads and decodes an encoding's arrays.
 //!
-//! To read another encoding: a folder with these traits for its sizes, and a variant of `Coded`
+//! Another encoding needs a folder with these traits for its sizes, and a variant of `Coded`
 //! (`format/directory.rs`), which knows all of them. ARCHITECTURE.md lists all places.
 
 use std::{borrow::Cow, fmt::Debug, ops::Range};
@@ -28,7 +28,7 @@ pub trait CodedSizes: Debug {
     /// All bytes of one of its arrays.
     ///
     /// # Errors
-    /// What reading answers.
+    /// Errors of reading.
     fn read_whole<'m>(&self, arrays: &dyn ReadArrays<'m>, array: usize) -> Result<Cow<'m, [u8]>> {
         arrays.read(array, 0..self.arrays()[array].1)
     }
@@ -99,8 +99,8 @@ impl<'m, const N: usize> ReadArrays<'m> for [&'m [u8]; N] {
     }
 }
 
-/// Decodes ranges of a tensor's weights, each on the thread that asks. Of its arrays it reads just
-/// what a range needs.
+/// Decodes ranges of a tensor's weights, each on the thread that asks. Reads only those parts of
+/// its arrays that a range needs.
 ///
 /// Any bytes are safe to decode: every read stays in its array, every write in the output, each
 /// step consumes a bit or more, and codes that do not end where the index says are an error.
@@ -168,7 +168,7 @@ pub(crate) fn decode_rows<D: DecodeArrays + ?Sized>(
     Ok(())
 }
 
-/// What a thread keeps of each buffer.
+/// Bytes of each buffer that a thread keeps, at most.
 const KEPT_BYTES: usize = 4 << 20;
 
 /// Where a thread reads what is not mapped, piece after piece: at most two chunks and the index,

@@ -1,5 +1,5 @@
-//! What all rules of the directory need, and those of its names, files and blocks (spec/format.md,
-//! sections 3 and 8): each is checked once, in linear time.
+//! Checks shared by all rules of the directory, and the rules of its names, files and blocks
+//! (spec/format.md, sections 3 and 8): each is checked once, in linear time.
 
 use std::{collections::HashSet, mem::offset_of, ops::RangeInclusive};
 
@@ -80,7 +80,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// What only a newer reader can read is Unsupported, whatever else there is (step 10).
+    /// Refuses as Unsupported what only a newer reader can read, whatever else there is (step 10).
     pub(super) fn kinds(&self) -> Result<()> {
         let unknown = |what: &str, kind: u32| {
             let what = format_args!("{what} kind {kind}");

@@ -40,7 +40,7 @@ record! {
 }
 
 impl ShardRecord {
-    /// Of one shard of a model.
+    /// Makes the record of shard `shard_index` of `shard_count`.
     pub fn new(shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Self {
         Self { shard_index: shard_index.into(), shard_count: shard_count.into(), identity }
     }
@@ -164,7 +164,8 @@ impl Coded {
         [ENCODING_GAP, ENCODING_TILE].contains(&encoding)
     }
 
-    /// What the record of a BF16 tensor with a shape that exists says; `None` if it is not coded.
+    /// Reads the sizes of a BF16 tensor, whose shape must exist, from its record; `None` if it is
+    /// not coded.
     ///
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt) and [`Error::Limit`](crate::Error::Limit) if no

@@ -109,8 +109,9 @@ impl Header {
         offset_of!(Self, header_checksum)
     }
 
-    /// Where the footer starts, in bytes; the zeros after the directory end there. Of a header that
-    /// [`Header::parse`] accepted, in a file as long as it says; of others it may overflow.
+    /// Where the footer starts, in bytes; the zeros after the directory end there. Call it on a
+    /// header that [`Header::parse`] accepted, in a file as long as it says; on others it may
+    /// overflow.
     pub fn footer_offset(&self) -> u64 {
         self.file_length.get() - HEADER_BYTES
     }

@@ -144,7 +144,7 @@ record! {
         first_array: U64,
         /// The number of its arrays.
         array_count: U64,
-        /// What the encoding needs; otherwise zero.
+        /// Parameters of the encoding; otherwise zero.
         parameters: [U64; 4],
         /// BLAKE3 hash of the decoded bytes.
         hash: [u8; 32],

@@ -19,7 +19,7 @@ const PINNED_BYTES: u64 = 256 << 20;
 /// The compute capability that the kernels are compiled for.
 const MIN_CAPABILITY: (i32, i32) = (8, 0);
 
-/// What the driver says of a GPU before it is used.
+/// Properties that the driver reports of a GPU before it is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
@@ -83,9 +83,10 @@ pub struct Device {
 struct DeviceInner {
     info: DeviceInfo,
     kernels: Kernels,
-    /// Those that multiply, once they are asked for.
+    /// Kernels that multiply, once they are asked for.
     linear: OnceLock<LinearKernels>,
-    /// Of loads. A second one makes them slower: the copies of both get in each other's way.
+    /// The stream of loads. A second one makes them slower: the copies of both get in each other's
+    /// way.
     copies: Arc<CudaStream>,
     spare_buffers: Mutex<Vec<Pinned>>,
 }
@@ -142,7 +143,7 @@ impl Device {
         Ok(Self { inner: Arc::new(DeviceInner { info, kernels, linear, copies, spare_buffers }) })
     }
 
-    /// What the driver says of it.
+    /// Properties that the driver reports of it.
     pub fn info(&self) -> &DeviceInfo {
         &self.inner.info
     }
@@ -171,7 +172,7 @@ impl Device {
         if let Some(kernels) = self.inner.linear.get() {
             return Ok(kernels);
         }
-        // Of two threads that load them at once, one drops its own.
+        // If two threads load them at once, one drops its own.
         let DeviceInner { copies, kernels, info, .. } = &*self.inner;
         let kernels = LinearKernels::load(copies, kernels, info.driver)?;
         Ok(self.inner.linear.get_or_init(|| kernels))

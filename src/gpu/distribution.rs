@@ -22,12 +22,12 @@ pub struct Placement {
     pub streamed: bool,
 }
 
-/// What one GPU holds, as it is added up.
+/// Sizes of what one GPU holds, added up.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Tally {
-    /// Of resident blocks what lies there; decode tables; tasks.
+    /// Bytes of resident blocks, of decode tables, and of tasks.
     held_bytes: u64,
-    /// Of the largest streamed block.
+    /// Bytes of the largest streamed block.
     slot_bytes: u64,
     streamed: usize,
     output_bytes: u64,

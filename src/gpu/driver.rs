@@ -18,13 +18,13 @@ const MIN_VERSION: i32 = match sys::CUDA_VERSION / 1000 {
     0..=12 => 12000,
     major => major.cast_signed() * 1000,
 };
-/// Of the driver's library, in the order in which cudarc looks for them.
+/// Names of the driver's library, in the order in which cudarc tries them.
 const LIBRARY_NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "nvcuda.dll"];
 const NO_DRIVER: &str = "install one of CUDA 12.0 (R525) or newer, start containers with GPUs \
 (--gpus all), or decode on the CPU";
 
-/// What this crate and its command call. The binding panics where the library lacks a function, so
-/// all are asked for before the first call; `tests/stand_in.rs` runs on these.
+/// Functions that this crate and its command call. The binding panics where the library lacks a
+/// function, so all are asked for before the first call; `tests/stand_in.rs` runs on these.
 const FUNCTIONS: &str = "
     cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString cuDeviceGet cuDeviceGetAttribute
     cuDeviceGetCount cuDeviceGetName cuDeviceTotalMem_v2 cuDevicePrimaryCtxRetain
@@ -152,7 +152,8 @@ pub(super) fn capture_of(stream: &CudaStream) -> Result<Option<u64>> {
     unsafe { capture_of_raw(stream.cu_stream()) }
 }
 
-/// The same of a stream of any library: the number is another one for each capture of the process.
+/// The number of the CUDA graph capture on a stream of any library, if there is one; each capture
+/// of the process has another number.
 ///
 /// # Errors
 /// [`Error::Gpu`] if the driver refuses.

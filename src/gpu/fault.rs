@@ -18,7 +18,7 @@ impl<T> OrFault<T> for Result<T, DriverError> {
     }
 }
 
-/// For calls of [`cudarc`] beside those of this crate.
+/// Serves calls of [`cudarc`] beside those of this crate.
 impl From<DriverError> for Error {
     fn from(error: DriverError) -> Self {
         fault("using the GPU", error)
@@ -48,7 +48,7 @@ pub(super) const ANOTHER_GPU: &str = "decode on the CPU, or on a GPU of 8.0 (Amp
 /// A driver that cannot load the kernels.
 pub(super) const NEWER_DRIVER: &str = "install a driver of CUDA 12.0 (R525) or newer";
 
-/// What the user can do. The last one is for answers that nobody expects.
+/// The remedy for the user. The last one is for answers that nobody expects.
 fn remedy(answer: CUresult) -> &'static str {
     use CUresult as Is;
     match answer {

@@ -8,14 +8,14 @@ use crate::Result;
 /// Threads of a warp.
 pub(super) const LANES: u32 = 32;
 
-/// What a decode kernel asks of shared memory, in bytes, and what it bears.
+/// Shared memory that a decode kernel needs, in bytes, and its numbers of warps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
-    /// Of a thread block, whatever its warps.
+    /// Bytes of a thread block, whatever its warps.
     pub(super) thread_block: u32,
     pub(super) warp: u32,
     pub(super) most_warps: u32,
-    /// Of what fits equally well, thread blocks of about this many warps are best.
+    /// Among equal fits, the one with about this many warps in a thread block is best.
     pub(super) good_warps: u32,
 }
 
@@ -69,7 +69,7 @@ mod tests {
     /// Bytes of its bitstream that the largest tile of common weights takes.
     const STAGED: u32 = 2704;
 
-    /// What kernels/build.py noted of a module that is loaded.
+    /// Notes of kernels/build.py on a module that is loaded.
     fn manifest(module: &str) -> Value {
         let text = include_str!("../../kernels/ptx/manifest.json");
         serde_json::from_str::<Value>(text).unwrap()["modules"][module].clone()

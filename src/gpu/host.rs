@@ -19,7 +19,7 @@ use super::{
 use crate::open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor};
 use crate::{Encoding, Error, Model, Result, Tensor, parallel};
 
-/// Of the free memory, what a model may take.
+/// Share of the free memory that a model may take, in percent.
 const SHARE_PERCENT: u64 = 95;
 
 /// Decodes the tensors of one model on a GPU into host memory: for [`Model::verify_with`] and
@@ -32,8 +32,8 @@ const SHARE_PERCENT: u64 = 95;
 /// is, and the kernels found neither bits that are not a code, nor a gap or an output offset that
 /// contradicts the codes, in its whole block. So a full verification with it proves that the GPU's
 /// decoding has the hashes of the originals and that the whole index is right; it says nothing of
-/// the CPU's decoding. Of tensors in `tile` the CPU checks the records and the bits between codes
-/// in full verifications.
+/// the CPU's decoding. In full verifications the CPU checks the records of tensors in `tile`, and
+/// the bits between their codes.
 ///
 /// It refuses tensors, empty ones too, of a block that the plan leaves out.
 #[derive(Debug)]
@@ -174,7 +174,7 @@ struct PreparedOnGpu<'a> {
     decoder: &'a GpuDecoder<'a>,
     tensor: Tensor<'a>,
     entry: &'a LoadedTensor,
-    /// For tiles, whose padding and records the kernels do not verify.
+    /// The CPU's reader of tiles, whose padding and records the kernels do not verify.
     cpu: Option<Box<dyn PreparedTensor + 'a>>,
 }
 
@@ -197,9 +197,9 @@ impl PreparedTensor for PreparedOnGpu<'_> {
         self.cpu.as_ref().map_or(2, |cpu| cpu.grain())
     }
 
-    /// Of `gap` nothing is left: each GPU thread starts at its gap, and the status word says where
-    /// one does not end at the next one's, or where a thread block's codes are not as many as its
-    /// output offsets say.
+    /// Checks nothing more for `gap`: each GPU thread starts at its gap, and the status word says
+    /// where one does not end at the next one's, or where a thread block's codes are not as many as
+    /// its output offsets say.
     fn verify_index(&self, range: Range<u64>) -> Result<()> {
         self.cpu.as_ref().map_or(Ok(()), |cpu| cpu.verify_index(range))
     }

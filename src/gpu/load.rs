@@ -23,7 +23,8 @@ use super::{
 use crate::progress::{Observer, Stage, advance};
 use crate::{Encoding, Model, Result, open::Slice};
 
-/// Of the free memory of several GPUs, what a model may take without a plan; its user has the rest.
+/// Share of several GPUs' free memory that a model may take without a plan, in percent; its user
+/// has the rest.
 const SHARE_PERCENT: u64 = 90;
 
 type HostSections = HashMap<SectionId, Arc<HostSection>>;

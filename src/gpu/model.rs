@@ -30,7 +30,7 @@ pub struct GpuModel {
 #[derive(Debug)]
 pub(super) struct ModelInner {
     pub(super) plan: Plan,
-    /// Those that are loaded, and their tensors, block by block.
+    /// Loaded blocks, and their tensors, block by block.
     pub(super) blocks: Vec<LoadedBlock>,
     pub(super) tensors: Vec<LoadedTensor>,
     pub(super) block_names: Names,
@@ -39,7 +39,7 @@ pub(super) struct ModelInner {
     pub(super) copied_bytes: u64,
 }
 
-/// What the model has: for each name its index, or `None` for what the plan left out.
+/// Index of each name in the model, or `None` for what the plan left out.
 pub(super) type Names = HashMap<String, Option<usize>>;
 
 #[derive(Debug)]
@@ -188,11 +188,11 @@ impl GpuModel {
     }
 }
 
-/// What a [`GpuProgram`] decodes to one place: a tensor, or a slice of it.
+/// A tensor, or a slice of it, that a [`GpuProgram`] decodes to one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece<'n> {
     tensor: &'n str,
-    /// Of the first dimensions.
+    /// Ranges of indices in the first dimensions.
     ranges: Vec<Range<u64>>,
     offset: u64,
 }
@@ -205,20 +205,20 @@ impl<'n> Piece<'n> {
         Self { tensor, ranges: Vec::new(), offset }
     }
 
-    /// Of it only the weights whose index in the first dimension lies in `rows`. Faster where they
-    /// start on a multiple of 16 elements.
+    /// Limits it to the weights whose index in the first dimension lies in `rows`. Faster where
+    /// they start on a multiple of 16 elements.
     #[must_use]
     pub fn rows(self, rows: Range<u64>) -> Self {
         self.slice(&[rows])
     }
 
-    /// Of it only a slice, dense, as [`Tensor::slice`](crate::Tensor::slice) gives it.
+    /// Limits it to a slice, dense as [`Tensor::slice`](crate::Tensor::slice) gives it.
     ///
-    /// Of a matrix in tiles, only the tiles that hold the slice are decoded, all in the launch of
+    /// In a matrix in tiles, only the tiles that hold the slice are decoded, all in the launch of
     /// the others: fastest at multiples of 32 rows and 256 columns, and where a row of the slice
-    /// has a multiple of 8 weights. Of other coded tensors each row of a slice that does not lie in
-    /// one piece is decoded by itself, which costs a thread block or more a row and is refused
-    /// where it has no multiple of 8 weights; convert such containers to the `tile` layout.
+    /// has a multiple of 8 weights. In other coded tensors, a slice that does not lie in one piece
+    /// is decoded row by row: each row costs a thread block or more, and is refused unless it has a
+    /// multiple of 8 weights; convert such containers to the `tile` layout.
     #[must_use]
     pub fn slice(self, ranges: &[Range<u64>]) -> Self {
         Self { ranges: ranges.to_vec(), ..self }
@@ -318,8 +318,8 @@ impl<'m> GpuBlock<'m> {
     ///
     /// # Safety
     /// `output` has [`BlockLayout::bytes`] of memory that the block's device may write, and nobody
-    /// else uses it until the work is done. Of a captured graph, each replay needs that, and that
-    /// the model and the status word still live.
+    /// else uses it until the work is done. Each replay of a captured graph needs the same, and
+    /// needs the model and the status word to be alive.
     #[expect(unsafe_code, reason = "launches")]
     pub unsafe fn decode_into_raw(
         &self,

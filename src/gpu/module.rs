@@ -23,24 +23,25 @@ const GAP_SM_90: &[u8] = include_bytes!("../../kernels/ptx/gap.sm_90.cubin");
 const TILE_PTX: &str = include_str!("../../kernels/ptx/tile.ptx");
 const TILE_SM_90: &[u8] = include_bytes!("../../kernels/ptx/tile.sm_90.cubin");
 const TABLE_THREADS: u32 = 256;
-/// For each decode kernel: bytes of shared memory a warp, the most warps of a thread block, and how
-/// many are good. As `Constants` of `kernels/gap.cu` and `tile.cu` have them: a test compares these
-/// and all structures that both sides have.
+/// Bytes of shared memory a warp, the most warps of a thread block, and how many are good, for each
+/// decode kernel. `Constants` of `kernels/gap.cu` and `tile.cu` have the same numbers: a test
+/// compares these and all structures that both sides have.
 const DEMANDS: [[u32; 3]; KERNELS] =
     [[1984, 16, 16], [3904, 16, 16], [7744, 12, 12], [15_424, 12, 12], [32, 24, 8]];
 
 /// All kernels in one context.
 #[derive(Debug)]
 pub(super) struct Kernels {
-    /// By their numbers.
+    /// Decode kernels by their numbers.
     decode: Vec<Decode>,
-    /// That of `tile` with tasks by value: as much of everything as the other one.
+    /// Kernel of `tile` with tasks by value: it needs as much of everything as the other one.
     decode_few: CudaFunction,
     /// Multiprocessors.
     pub(super) processors: u32,
     /// Shared memory that a thread block may have, in bytes.
     pub(super) room: u32,
-    /// By kernel and bytes that each warp stages: blocks of a model ask for the same ones.
+    /// Fits by kernel and by the bytes that each warp stages: blocks of a model ask for the same
+    /// ones.
     fits: Mutex<HashMap<(usize, u32), Fit>>,
 }
 
@@ -49,7 +50,7 @@ struct Decode {
     function: CudaFunction,
     /// Builds its decode tables.
     tables: CudaFunction,
-    /// Of warps that stage nothing.
+    /// Its demand where warps stage nothing.
     demand: Demand,
 }
 
@@ -230,7 +231,7 @@ impl<'s> Module<'s> {
         self.loaded.load_function(&name).or_fault(&name)
     }
 
-    /// What it was compiled with; of the same fields.
+    /// Constants that it was compiled with, whose fields `T` has.
     pub(super) fn constants<T: FromBytes>(&self) -> Result<T> {
         let name = format!("df11_{}_constants", self.name);
         let symbol = self.loaded.get_global(&name, self.stream).or_fault(&name)?;
@@ -281,7 +282,7 @@ pub(super) mod tests {
     use super::{DEMANDS, GAP_BYTES_PER_THREAD, TableAddresses};
     use crate::gpu::task::{DecodeTask, FEW_TASKS, GAP_TABLE_BYTES, TILE_TABLE_BYTES};
 
-    /// What the kernels of `gap` were compiled with: `Constants` of `kernels/gap.cu`.
+    /// Values compiled into the kernels of `gap`: `Constants` of `kernels/gap.cu`.
     #[derive(Debug, FromBytes)]
     #[repr(C)]
     struct GapConstants {
@@ -290,7 +291,7 @@ pub(super) mod tests {
         most_warps: [u32; GAP_BYTES_PER_THREAD.len()],
     }
 
-    /// Likewise those of `tile`: `Constants` of `kernels/tile.cu`.
+    /// Values compiled into the kernels of `tile`: `Constants` of `kernels/tile.cu`.
     #[derive(Debug, FromBytes)]
     #[repr(C)]
     struct TileConstants {
@@ -320,7 +321,7 @@ pub(super) mod tests {
         }
     }
 
-    /// What the manifest says that a module of kernels was compiled with. Its source names the
+    /// Constants that a module of kernels was compiled with, by the manifest. Its source names the
     /// fields as `T` does, in this order.
     pub(in crate::gpu) fn constants<T: FromBytes + Debug>(module: &str, target: &str) -> T {
         let manifest = include_str!("../../kernels/ptx/manifest.json");

@@ -1,4 +1,4 @@
-//! What each block of a model needs on a GPU, told by the directories alone.
+//! Computes what each block of a model needs on a GPU, from the directories alone.
 
 use super::linear::task::{ENTRY_BYTES, fast_bytes, good_exceptions};
 use super::task::{GAP_TABLE_BYTES, TILE_TABLE_BYTES};
@@ -24,18 +24,18 @@ pub enum Residence {
     Fast,
 }
 
-/// What decoding one block takes.
+/// Memory and tasks that decoding one block takes.
 #[derive(Debug)]
 pub(super) struct Needs {
     pub(super) stored: Footprint,
-    /// With its matrices in the fast layout; none if it has no such matrix.
+    /// Footprint with its matrices in the fast layout; `None` if it has no such matrix.
     pub(super) fast: Option<Footprint>,
     /// Tensors, of which each takes a task or a copy.
     pub(super) tensors: u64,
     pub(super) decoded_bytes: u64,
 }
 
-/// What lies in device memory of a block, each with its bytes there.
+/// Sections and arrays of a block in device memory, each with its bytes there.
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
     /// Whole sections, ascending, without those of codebooks: the host reads these, and copies what
@@ -50,7 +50,7 @@ pub(super) struct Footprint {
     pub(super) tables: Vec<(TensorId, u64)>,
     /// All except decode tables, at most; of a matrix with too many exceptions as stored.
     pub(super) bytes: u64,
-    /// What loading it reads of the containers.
+    /// Bytes that loading it reads of the containers.
     pub(super) loaded_bytes: u64,
 }
 
@@ -84,7 +84,7 @@ pub(super) fn of_blocks(model: &Model) -> Result<Vec<Needs>> {
 }
 
 impl Needs {
-    /// What lies there if its matrices shall lie so.
+    /// Footprint with its matrices in this residence.
     pub(super) fn footprint(&self, residence: Residence) -> &Footprint {
         let fast = self.fast.as_ref().filter(|_| residence == Residence::Fast);
         fast.unwrap_or(&self.stored)

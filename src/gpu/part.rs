@@ -1,4 +1,4 @@
-//! What one GPU holds of a model.
+//! Part of a model that one GPU holds.
 
 use std::collections::HashMap;
 use std::sync::{Arc, atomic::AtomicBool};

@@ -85,11 +85,11 @@ pub(super) struct PinnedRegion {
 }
 
 impl PinnedRegion {
-    /// Of buffers, on a large page where there is one.
+    /// Allocates and pins memory for buffers, on a large page where there is one.
     ///
-    /// Ordinary memory that is then registered at once: 64 MiB of it took 2.5 ms on an H200's host,
-    /// with large pages, where `cuMemHostAlloc` took 25 ms, and buffers that were registered one by
-    /// one from many threads three times as long (benches/record/2026-11-20-loader-h200.md).
+    /// It registers ordinary memory at once: 64 MiB of it took 2.5 ms on an H200's host, with large
+    /// pages, where `cuMemHostAlloc` took 25 ms, and buffers that were registered one by one from
+    /// many threads three times as long (benches/record/2026-11-20-loader-h200.md).
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
         let slack = if bytes < LARGE_PAGE { 0 } else { LARGE_PAGE };
         let memory = MmapMut::map_anon(bytes + slack);

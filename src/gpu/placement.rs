@@ -168,10 +168,10 @@ impl Plan {
         plan.lay(blocks, Preference::Stored, &[])
     }
 
-    /// With the matrices of resident blocks as the caller prefers; what this plan said of them
-    /// counts no more. `memory` is that of each GPU, in bytes: [`Preference::Auto`] takes the fast
-    /// layout for as many blocks as fit into it, blocks with several matrices first, in the model's
-    /// order. [`Preference::Fast`] takes it for all, and `memory` is of no interest.
+    /// Lays out the matrices of resident blocks as the caller prefers, whatever this plan said of
+    /// them. `memory` is that of each GPU, in bytes: [`Preference::Auto`] takes the fast layout for
+    /// as many blocks as fit into it, blocks with several matrices first, in the model's order.
+    /// [`Preference::Fast`] takes it for all, and ignores `memory`.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for another model than that of the plan, or
@@ -243,10 +243,10 @@ impl Plan {
     }
 
     /// For each GPU, the bytes that it takes: sections, slots, decode tables, tasks, and two
-    /// outputs of its largest block, which are the caller's to allocate. Of matrices in the fast
-    /// layout the most that they take, exceptions included, which is about 1 % more than usual ones
-    /// do. What the driver adds (a few hundred MB a process) is not counted, nor the up to 256 MB
-    /// that making the fast layout takes until a load is done.
+    /// outputs of its largest block, which are the caller's to allocate. Matrices in the fast
+    /// layout count with the most bytes that they can take, exceptions included, which is about 1 %
+    /// more than they usually do. What the driver adds (a few hundred MB a process) is not counted,
+    /// nor the up to 256 MB that making the fast layout takes until a load is done.
     pub fn device_bytes(&self) -> &[u64] {
         &self.device_bytes
     }

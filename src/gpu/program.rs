@@ -41,14 +41,14 @@ pub struct GpuProgram {
     /// slot of the streamed block with `turn`, except where a graph is captured, since a slot
     /// belongs to whoever decodes next.
     launches: Vec<Launches>,
-    /// That of the streamed block through whose slots it decodes, if it needs one.
+    /// The turn of the streamed block through whose slots it decodes, if it needs one.
     pub(super) turn: Option<usize>,
     pub(super) tasks: Buffer,
     pub(super) part: Arc<DevicePart>,
 }
 
 impl GpuProgram {
-    /// Of tensors on a part, all of them of the streamed block with this turn, if it is given.
+    /// Decodes tensors on a part; with `turn`, all are of the streamed block of that turn.
     pub(super) fn new(
         part: &Arc<DevicePart>,
         turn: Option<usize>,
@@ -187,7 +187,7 @@ impl GpuProgram {
 }
 
 impl Cut<'_> {
-    /// That what kernels decode begins where they can store it.
+    /// Checks that what kernels decode begins where they can store it.
     pub(super) fn check(&self, tensor: &str) -> Result<()> {
         let Self { stored, slice, to } = self;
         let is_coded = stored.coded().is_some();
@@ -239,7 +239,7 @@ enum DirectSource {
     Fast(Arc<FastArrays>),
 }
 
-/// What one launch decodes.
+/// Tasks that one launch decodes.
 #[derive(Debug, Default)]
 struct KernelTasks {
     tasks: Vec<DecodeTask>,
@@ -306,7 +306,7 @@ impl ProgramDraft {
 struct Launches {
     kernels: Vec<DecodeLaunch>,
     direct: Vec<Direct>,
-    /// Of the output.
+    /// Bytes of the output.
     bytes: u64,
 }
 

@@ -56,8 +56,8 @@ impl Status {
         Ok(self.word.load())
     }
 
-    /// That no decoding so far found a malformed stream, or was given an index out of range. Waits
-    /// as [`Status::read`].
+    /// Checks that no decoding so far found a malformed stream, or was given an index out of range.
+    /// Waits as [`Status::read`].
     ///
     /// # Errors
     /// [`Error::Corrupt`] with what was found; [`Error::Parameter`] if all that was found are
@@ -86,7 +86,7 @@ impl Status {
     }
 }
 
-/// That a stream and a status word are of a device.
+/// Checks that a stream and a status word are of a device.
 pub(super) fn check_contexts(device: &Device, stream: &CudaStream, status: &Status) -> Result<()> {
     let context = device.context().cu_ctx();
     if stream.context().cu_ctx() == context && status.word.context().cu_ctx() == context {

@@ -64,14 +64,14 @@ pub(super) enum Stored {
 pub(super) struct CodedTensor {
     pub(super) id: TensorId,
     sizes: Coded,
-    /// What its decode table is made of.
+    /// The codebook, from which its decode table is built.
     pub(super) codebook: Box<[u8]>,
-    /// Of its other arrays, in their order.
+    /// Places of its other arrays, in their order.
     places: Vec<ArrayPlace>,
-    /// Of `gap`, on the host to find the thread blocks of a range.
+    /// Output offsets of `gap`, on the host to find the thread blocks of a range.
     output_offsets: Box<[u8]>,
-    /// Shared memory that a warp needs for it besides what it always takes, in bytes: of tiles,
-    /// what the largest one takes of the bitstream.
+    /// Bytes of shared memory that a warp needs for it besides what it always takes: in tiles, the
+    /// most bytes of the bitstream that a tile takes.
     pub(super) staged_bytes: u32,
 }
 
@@ -158,7 +158,7 @@ impl CodedTensor {
         if let Coded::Tile(sizes) = &self.sizes { Some(sizes) } else { None }
     }
 
-    /// Of a tensor in tiles, with its sizes.
+    /// Device addresses of a tensor in tiles that has these sizes.
     pub(super) fn tile_addresses(
         &self,
         sizes: &TileSizes,

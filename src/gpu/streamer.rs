@@ -27,7 +27,7 @@ pub(super) struct Transfer {
 pub(super) struct Streamer {
     /// Parts of one allocation, each as large as the largest block.
     slots: Vec<Buffer>,
-    /// For each streamed block, in the order in which they are used.
+    /// Transfers of each streamed block, in the order in which blocks are used.
     blocks: Vec<Vec<Transfer>>,
     copies: Arc<CudaStream>,
     state: Mutex<State>,
@@ -119,7 +119,7 @@ impl Streamer {
     }
 }
 
-/// What the slots hold, or will hold when the copies that were started are done. Blocks are
+/// Blocks that the slots hold, or will hold when the copies that were started are done. Blocks are
 /// numbered in the order in which they are used, which starts anew after the last one.
 #[derive(Clone, Debug)]
 struct Schedule {
@@ -129,7 +129,7 @@ struct Schedule {
     last: usize,
 }
 
-/// What one use of a block takes.
+/// One use of a block: its slot, and the copies that go with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SlotStep {
     slot: usize,

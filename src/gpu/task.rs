@@ -1,5 +1,5 @@
-//! What the host hands to the kernels that decode: the mirror of `kernels/common.cuh` and of each
-//! encoding's own. A test compares sizes with the kernels' (`module`).
+//! Structures that the host hands to the kernels that decode: the mirror of `kernels/common.cuh`
+//! and of each encoding's own. A test compares sizes with the kernels' (`module`).
 
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ pub(super) struct GapTask {
     pub(super) bitstream: u64,
     pub(super) plane: u64,
     pub(super) table: u64,
-    /// Of `element_begin`, counted from the launch's output.
+    /// Offset of `element_begin` from the launch's output, in bytes.
     pub(super) output: u64,
     pub(super) elements: u64,
     pub(super) bit_count: u64,
@@ -55,7 +55,7 @@ pub(super) struct TileTask {
     pub(super) records: u64,
     pub(super) plane: u64,
     pub(super) table: u64,
-    /// Of row 0, column 0, wanted or not, counted from the launch's output; modulo 2^64.
+    /// Offset of row 0, column 0, wanted or not, from the launch's output, in bytes; modulo 2^64.
     pub(super) output: u64,
     pub(super) bits_bytes: u64,
     pub(super) rows: u64,
@@ -77,16 +77,16 @@ pub(super) struct TileTask {
 /// Where the arrays of a tensor in tiles lie: device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct TileAddresses {
-    /// Of the records, a multiple of 16.
+    /// Device address of the records; a multiple of 16.
     pub records: CUdeviceptr,
-    /// Of the bitstream, a multiple of 16.
+    /// Device address of the bitstream; a multiple of 16.
     pub bitstream: CUdeviceptr,
-    /// Its bytes, a multiple of 16.
+    /// Bytes of the bitstream; a multiple of 16.
     pub bitstream_bytes: u64,
-    /// Of the plane, a multiple of 16.
+    /// Device address of the plane; a multiple of 16.
     pub plane: CUdeviceptr,
-    /// Of the decode table that [`Device::build_tables`](super::Device::build_tables) made, a
-    /// multiple of 16.
+    /// Device address of the decode table that
+    /// [`Device::build_tables`](super::Device::build_tables) made; a multiple of 16.
     pub table: CUdeviceptr,
     /// The most bytes of the bitstream that a tile takes
     /// ([`Arrays::staged_bytes`](crate::encoding::tile::Arrays::staged_bytes)). With less, decoding
@@ -94,7 +94,7 @@ pub struct TileAddresses {
     pub staged_bytes: u32,
 }
 
-/// What a task decodes from: the arrays, and the matrix for which the kernel shall take them.
+/// Arrays that a task decodes, and the matrix for which the kernel shall take them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TileSource {
     pub(super) arrays: TileAddresses,
@@ -160,9 +160,10 @@ pub(super) const FEW_TASKS: usize = 8;
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct TableAddresses {
-    /// Of the codebook, a multiple of 2.
+    /// Device address of the codebook; a multiple of 2.
     pub codebook: CUdeviceptr,
-    /// Of [`Device::table_bytes`](super::Device::table_bytes), a multiple of 16.
+    /// Device address of the table, [`Device::table_bytes`](super::Device::table_bytes) long; a
+    /// multiple of 16.
     pub table: CUdeviceptr,
     /// Bytes of the codebook.
     pub codebook_bytes: u64,

@@ -20,7 +20,7 @@ pub(super) const BUFFERS: usize = 2;
 /// More readers than these slow each other down.
 const MAX_READERS: usize = 12;
 
-/// What goes to the device as it is, by its index.
+/// A section or an array that goes to the device as it is, by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     Section(usize),
@@ -61,9 +61,10 @@ impl Delivery<'_> {
     }
 }
 
-/// Copies sections and arrays to the device, checking checksums on the way, and waits. Of chunks of
-/// which other arrays have the rest, [`Shard::check_array`] tells once those were read. `stop` ends
-/// it early, and is set where it fails. `count_bytes` gets what was copied; its error ends it too.
+/// Copies sections and arrays to the device, checking checksums on the way, and waits. Chunks that
+/// also hold parts of other arrays are checked by [`Shard::check_array`], once those parts were
+/// read. `stop` ends it early, and is set where it fails. `count_bytes` gets what was copied; its
+/// error ends it too.
 ///
 /// # Safety
 /// Each delivery goes to device memory with room for it.

@@ -1,7 +1,7 @@
-//! What lies beside the containers of a folder: side files (spec/format.md, section 8), and the
-//! model card, which is no original file and must not come back among those.
+//! Files beside the containers of a folder: side files (spec/format.md, section 8), and the model
+//! card, which is no original file and must not come back among those.
 //!
-//! Of a side file the directory has length and hash of the original. The file may be another one:
+//! The directory records length and hash of each original side file. The file on disk may differ:
 //! transformers and diffusers find a line in `config.json` by which they know that the weights are
 //! compressed. A file that begins with the mark gets a second one, so that every original comes
 //! back; JSON reads both as one key.
@@ -35,7 +35,7 @@ use crate::{
 /// The line in `config.json`.
 const MARK: &str = "\n  \"quantization_config\": {\"quant_method\": \"df11\"},";
 
-/// What was found at the place of a recorded side file.
+/// The file at the place of a recorded side file.
 pub(crate) enum Beside {
     /// The original.
     Original(PathBuf),

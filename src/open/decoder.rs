@@ -1,5 +1,5 @@
-//! What decodes tensors into host memory: the seam through which verification gets its bytes, and
-//! the CPU. What is needed for any range of a tensor is found and prepared once.
+//! Decoders of tensors into host memory: the seam through which verification gets its bytes, and
+//! the CPU. All that a range of a tensor needs is found and prepared once.
 
 use std::{borrow::Cow, cell::RefCell, fmt::Debug, ops::Range};
 
@@ -83,7 +83,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Of an alias the arrays of its target; errors name the alias.
+/// Reads the arrays of a tensor, for an alias those of its target; errors name the alias.
 ///
 /// Part of `hazmat`, as the trait is.
 #[doc(hidden)]
@@ -106,7 +106,7 @@ impl<'m> ReadArrays<'m> for Tensor<'m> {
 pub(crate) struct TensorReader<'m> {
     tensor: Tensor<'m>,
     length: u64,
-    /// Of a coded tensor; all others are stored as they are.
+    /// Sizes and decoder of a coded tensor; all others are stored as they are.
     coded: Option<(Coded, Box<dyn DecodeArrays + 'm>)>,
 }
 

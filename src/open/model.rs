@@ -69,7 +69,7 @@ impl Model {
         Ok(Self { shards, folder, others: Vec::new(), blocks, block_names })
     }
 
-    /// Of a folder of which some subfolders hold other models.
+    /// Names the subfolders of its folder that hold other models.
     pub(super) fn beside(self, others: impl IntoIterator<Item = String>) -> Self {
         Self { others: others.into_iter().map(|folder| folder + "/").collect(), ..self }
     }
@@ -79,7 +79,7 @@ impl Model {
         self.shards.iter().flat_map(Shard::files)
     }
 
-    /// Those that lie beside the containers.
+    /// The original files that lie beside the containers.
     pub(crate) fn files_beside(&self) -> impl Iterator<Item = OriginalFile<'_>> {
         self.files().filter(OriginalFile::is_beside)
     }

@@ -24,9 +24,9 @@ impl Shard {
         self.copy(&place, &place, out)
     }
 
-    /// Copies bytes of an array, `range` counted from its start. Of them `counted` are those that
-    /// no other call counts: when all bytes of a chunk have been, its checksum is checked. So what
-    /// is read in parts is read once. [`Shard::check_array`] checks what is left.
+    /// Copies bytes of an array, `range` counted from its start. No other call counts the bytes in
+    /// `counted`: when all bytes of a chunk have been counted, its checksum is checked. So what is
+    /// read in parts is read once. [`Shard::check_array`] checks what is left.
     pub(crate) fn read_array_part(
         &self,
         array: usize,
@@ -91,8 +91,8 @@ impl Shard {
         let mut parts = all.remove(&chunk).unwrap_or_default();
         drop(all);
         parts.sort_by_key(|part| part.range.start);
-        // Of a second load at the same time some parts are here twice: then `check_array` checks
-        // the chunk.
+        // Two loads at the same time leave some parts here twice: then `check_array` checks the
+        // chunk.
         if !parts.is_sorted_by(|one, other| one.range.end == other.range.start) {
             return Ok(());
         }

@@ -40,7 +40,7 @@ pub struct Shard {
     /// A bit for each chunk whose checksum was found right.
     checked: Vec<AtomicU64>,
     locks: Vec<Mutex<()>>,
-    /// Of chunks that are read in parts, by their index, the parts so far.
+    /// Parts read so far, by the index of their chunk, of chunks that are read in parts.
     #[cfg(feature = "cudarc")]
     pub(super) parts: Mutex<HashMap<usize, Vec<ReadChunk>>>,
     /// The tensors of each file, by index; listed when a file is first restored or verified.
@@ -274,7 +274,7 @@ impl Shard {
         (first..).zip(chunks).map(|(index, _)| index)
     }
 
-    /// Those that were not checked yet; none if checksums are of no interest.
+    /// Chunks of `place` that were not checked yet; none if checksums are of no interest.
     pub(super) fn unchecked_chunks(
         &self,
         place: &Range<u64>,

@@ -38,8 +38,8 @@ pub(crate) struct Rect {
 }
 
 impl Slice {
-    /// Of a tensor with this name, type and shape, whose size is known to be a number of bytes
-    /// below 2^64.
+    /// Takes a slice of a tensor with this name, type and shape. The tensor's size must be a whole
+    /// number of bytes below 2^64.
     pub(crate) fn new(
         name: &str,
         dtype: Dtype,
@@ -244,7 +244,7 @@ mod tests {
         for wrong in [&[0..4, 0..6, 0..1][..], &[0..5], &[0..4, 6..7], &[0..4, reversed]] {
             assert!(matches!(slice(Dtype::BF16, wrong), Err(Error::Parameter { .. })), "{wrong:?}");
         }
-        // Of four bits each.
+        // Elements of F4 have four bits each.
         assert!(slice(Dtype::F4, &[0..4, 2..4]).is_ok_and(|slice| slice.bytes() == 4));
         assert!(matches!(slice(Dtype::F4, &[0..4, 1..3]), Err(Error::Parameter { .. })));
     }

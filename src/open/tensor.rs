@@ -167,8 +167,8 @@ impl<'m> Tensor<'m> {
         if self.dtype().is_some() { Encoding::from_id(id) } else { Encoding::Unknown(id) }
     }
 
-    /// That its bytes are stored in a way that this version knows: before anything is allocated,
-    /// since the size of a tensor that cannot be decoded is bounded by nothing.
+    /// Checks that its bytes are stored in a way that this version knows: before anything is
+    /// allocated, since nothing bounds the size of a tensor that cannot be decoded.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if they are not.
@@ -229,16 +229,16 @@ impl<'m> Tensor<'m> {
 }
 
 /// A BF16 matrix of a container in tiles of 32 x 256, and its four arrays: codebook, records,
-/// bitstream, plane. Of an alias those of its target. Cheap to make.
+/// bitstream, plane. An alias has the arrays of its target. Cheap to make.
 #[derive(Clone, Debug)]
 pub struct Tiles<'m> {
-    /// That has the arrays.
+    /// The tensor that has the arrays.
     target: Tensor<'m>,
     sizes: TileSizes,
 }
 
 impl<'m> Tiles<'m> {
-    /// Of a tensor, if it is such a matrix.
+    /// The tiles of a tensor; `None` unless it is such a matrix.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if its record contradicts itself.

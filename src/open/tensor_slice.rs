@@ -1,4 +1,4 @@
-//! What is wanted of a tensor, and its decoding: `Tensor → TensorSlice → weights, or bytes`.
+//! Slices of tensors and their decoding: `Tensor → TensorSlice → weights, or bytes`.
 
 use std::ops::Range;
 
@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{Dtype, Error, Result, parallel};
 
-/// What a tensor is decoded to: [`bf16`] for the weights of a BF16 tensor, `u8` for the bytes of
-/// any tensor.
+/// Type to which a tensor is decoded: [`bf16`] for the weights of a BF16 tensor, `u8` for the bytes
+/// of any tensor.
 ///
 /// Sealed: it may come to be implemented for more types, and by nobody else.
 pub trait Element: sealed::Element {}
@@ -47,9 +47,9 @@ mod sealed {
 /// Where a matrix is stored in tiles of 32 rows × 256 columns
 /// ([`Encoding::Tile`](crate::Encoding::Tile), from 16 rows and 128 columns on), only the tiles
 /// that hold wanted weights are decoded, which is what tensor parallelism needs; at multiples of
-/// these numbers nothing is decoded in vain. Of other coded tensors all columns of the wanted rows
-/// are decoded, piece by piece; and where indices are left out of a middle dimension too, each run
-/// of rows by itself.
+/// these numbers nothing is decoded in vain. In other coded tensors all columns of the wanted rows
+/// are decoded, piece by piece; where indices of a middle dimension are left out too, each run of
+/// rows is decoded by itself.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -189,7 +189,7 @@ fn parts(tensor: &TensorReader<'_>, rect: Rect) -> Vec<Rect> {
     let Rect { rows, columns, width } = rect.clone();
     let grain_rows = tensor.grain_rows(width);
     let many = rows.end - rows.start > 1;
-    // Of one row in tiles only the tiles that hold some of it are decoded.
+    // A single row in tiles needs only the tiles that hold some of it.
     if grain_rows.map_or(many && width <= PIECE_BYTES, |grain| many || grain > 1) {
         // Where codes have no columns, whole rows are decoded.
         let row_bytes = grain_rows.map_or(width, |_| columns.end - columns.start);

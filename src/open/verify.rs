@@ -32,7 +32,7 @@ pub enum Level {
     Full,
 }
 
-/// What was verified.
+/// Result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verification {
@@ -42,7 +42,7 @@ pub struct Verification {
     pub files: u64,
     /// Decoded bytes of those tensors.
     pub bytes: u64,
-    /// What could not be checked, because it needs a newer version or another shard.
+    /// Sentences on what could not be checked, because it needs a newer version or another shard.
     pub unchecked: Vec<String>,
 }
 

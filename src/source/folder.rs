@@ -38,9 +38,9 @@ pub struct Source {
     pub weights: Vec<WeightsFile>,
     /// The small files beside them, in bytewise order of their paths.
     pub side: Vec<SideFile>,
-    /// What was found and is not part of the source, in bytewise order of the paths.
+    /// Files found there that are not part of the source, in bytewise order of the paths.
     pub left_out: Vec<LeftOut>,
-    /// What the user should know of how the weights were read, a sentence each.
+    /// Notes for the user on how the weights were read, a sentence each.
     pub notes: Vec<String>,
 }
 
@@ -61,8 +61,8 @@ impl Source {
     ///
     /// A folder is searched with its subfolders. Where a folder has a `*.safetensors.index.json`,
     /// its weights are the files that the index names, and other safetensors files beside the index
-    /// are left out; where it has none, they are all its safetensors files. Of a model's entry in
-    /// the cache of the Hub (`models--org--name`) the snapshot that `refs/main` names is taken, or
+    /// are left out; where it has none, they are all its safetensors files. In a model's entry in
+    /// the cache of the Hub (`models--org--name`), the snapshot that `refs/main` names is taken, or
     /// else the only one. Every weights file stays open until the source is dropped. The cost grows
     /// with the number of files and the length of their headers.
     ///
@@ -148,13 +148,13 @@ impl Source {
         source.complete(folder)
     }
 
-    /// With this note first, and one if little of it will be coded.
+    /// Puts this note first, then one if little of it will be coded.
     pub(super) fn noted(mut self, note: Option<String>) -> Self {
         self.notes.splice(0..0, note.into_iter().chain(little_to_code(&self.weights)));
         self
     }
 
-    /// With checkpoints of other packages read as what they were made from, and with notes.
+    /// Reads checkpoints of other packages as what they were made from, and adds notes.
     fn complete(mut self, root: &Path) -> Result<Self> {
         self.notes.extend(dfloat11::import(&mut self.weights, root)?);
         self.check_names()?;
@@ -294,7 +294,7 @@ fn is_other_format(path: &str) -> bool {
         .is_some_and(|extension| OTHER_FORMATS.contains(&extension.to_ascii_lowercase().as_str()))
 }
 
-/// That less than half of the weights' bytes are BF16, the dtype that is coded.
+/// Notes that less than half of the weights' bytes are BF16, the dtype that is coded.
 pub(super) fn little_to_code<'a>(
     weights: impl IntoIterator<Item = &'a WeightsFile>,
 ) -> Option<String> {
@@ -323,7 +323,7 @@ pub(super) fn little_to_code<'a>(
     ))
 }
 
-/// That transformers would not find compressed weights, because a configuration names another
+/// Notes that transformers would not find compressed weights, because a configuration names another
 /// quantization.
 fn quantized_already(side: &SideFile) -> Result<Option<String>> {
     if side.length > MAX_CONFIG_BYTES {

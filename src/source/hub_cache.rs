@@ -55,7 +55,7 @@ pub fn locate(path: &Path) -> Result<Located> {
     if let Some(path) = entry.is_dir().then(|| of_revision(&entry, revision, text)).transpose()? {
         return Ok(Located { path, repository: Some(name.to_owned()), by_name: true });
     }
-    // What is in a folder that exists is more likely a path with a mistake.
+    // A name in a folder that exists is more likely a path with a mistake.
     let is_path =
         Path::new(name).parent().is_some_and(|parent| parent != Path::new("") && parent.exists());
     if is_path || !name.contains('/') {

@@ -168,8 +168,8 @@ pub(crate) fn named_files(found: &[Found]) -> BTreeSet<String> {
 
 /// Leaves out of the files of a folder those of variants that are not wanted.
 ///
-/// Of each folder and stem the wanted variant is taken if it is there, else the files without a
-/// variant, else the only variant: what diffusers loads.
+/// Takes the wanted variant of each folder and stem if it is there, else the files without a
+/// variant, else the only variant, as diffusers does.
 ///
 /// # Errors
 /// [`Error::Parameter`] if several variants are there and nothing tells which.

@@ -1,5 +1,5 @@
-//! What comes in: safetensors files and Hugging Face folders, also those of the official DFloat11
-//! package, and their grouping into blocks.
+//! Reads the input: safetensors files and Hugging Face folders, also those of the official DFloat11
+//! package; and groups its tensors into blocks.
 
 mod dfloat11;
 pub(crate) mod folder;

@@ -128,7 +128,7 @@ impl Sources {
         self.components.len() > 1
     }
 
-    /// What the user should know of how the weights were read, a sentence each.
+    /// Notes for the user on how the weights were read, a sentence each.
     pub fn notes(&self) -> impl Iterator<Item = &str> {
         self.components
             .iter()

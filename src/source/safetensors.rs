@@ -1,7 +1,7 @@
 //! One safetensors file: `8-byte length | JSON | tensor data`.
 //!
-//! What the `safetensors` crate rejects is rejected here too, by [`parse_header`]. On top of that
-//! come the limits of the container, the ban on duplicate keys, and entries that must be objects.
+//! [`parse_header`] rejects all that the `safetensors` crate rejects. On top of that come the
+//! limits of the container, the ban on duplicate keys, and entries that must be objects.
 
 use std::{fmt, path::Path, sync::Arc};
 

@@ -111,7 +111,7 @@ pub(crate) fn check_installed(folder: &Path) -> Result<()> {
     })
 }
 
-/// What an entry of a folder is to a source.
+/// Kind of a folder's entry, as a source takes it.
 enum EntryKind {
     Folder,
     File {

@@ -30,7 +30,7 @@ const PIECE_BYTES: u64 = 256 << 10;
 /// take for the matrices of the block.
 pub const MIN_CODED_BYTES: u64 = 32 << 10;
 
-/// What the first pass found out about a weights file.
+/// Result of the first pass over a weights file.
 #[derive(Debug)]
 pub(super) struct FileAnalysis {
     pub(super) hash: [u8; 32],
@@ -38,19 +38,19 @@ pub(super) struct FileAnalysis {
     pub(super) tensors: Vec<TensorAnalysis>,
 }
 
-/// What the first pass found out about a tensor.
+/// Result of the first pass for a tensor.
 #[derive(Debug)]
 pub(super) struct TensorAnalysis {
     /// Hash of its bytes.
     pub(super) hash: [u8; 32],
-    /// Of its bytes, for the second pass: see [`fingerprint`].
+    /// Fingerprint of its bytes, for the second pass: see [`fingerprint`].
     pub(super) fingerprint: u64,
     /// How it would be coded; `None` if it is stored raw whatever comes out.
     pub(super) coding: Option<Coding>,
 }
 
-/// What bytes of a tensor, from `offset` on, add to its fingerprint: a number for each 16 of them
-/// that mixes them with their place, and all joined by exclusive or, so that parts come in any
+/// Computes what bytes of a tensor, from `offset` on, add to its fingerprint. A number for each 16
+/// bytes mixes them with their place; exclusive or joins all numbers, so that parts come in any
 /// order. By these the second pass knows that it has read what the first has. They take far less
 /// time than hashes, and prove nothing against a writer who wants to keep them; verification
 /// compares hashes.
@@ -87,7 +87,7 @@ impl SourcePiece {
     }
 }
 
-/// What is to be done with a piece, except for hashing.
+/// The work on a piece, except for hashing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PieceWork {
     /// Nothing.
@@ -101,12 +101,12 @@ enum PieceWork {
     Pairs,
 }
 
-/// What was found in a piece.
+/// Findings on a piece.
 #[derive(Default)]
 struct PieceAnalysis {
     fingerprint: u64,
     exponents: Option<Box<Histogram>>,
-    /// Of a whole tensor.
+    /// Coding of a whole tensor; `None` for a part.
     coding: Option<Coding>,
 }
 
@@ -143,8 +143,8 @@ pub(super) fn analyse(
     Ok(analysis)
 }
 
-/// What the first pass would find where codes take this many bits per weight. Hashes are those of
-/// names, so that no tensor equals another.
+/// The result that the first pass would have if codes took this many bits per weight. Hashes are
+/// those of names, so that no tensor equals another.
 pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Result<FileAnalysis> {
     #[expect(clippy::cast_sign_loss, reason = "the caller checked that it is positive")]
     let bits = |elements: u64| (elements as f64 * exponent_bits) as u64;
@@ -192,7 +192,7 @@ fn batches(
     })
 }
 
-/// What is to be done with a tensor.
+/// The work on a tensor.
 fn work(layout: Layout, tensor: &SourceTensor) -> PieceWork {
     match layout {
         _ if tensor.dtype != Dtype::BF16 || tensor.length < MIN_CODED_BYTES => PieceWork::None,
@@ -228,7 +228,7 @@ struct Pass<'a> {
     hasher: Hasher,
     exponents: Option<ExponentCounts>,
     pairs: PairCounts,
-    /// Of all tensors; those without bytes have no pieces.
+    /// Analyses of all tensors; tensors without bytes have no pieces.
     analyses: Vec<TensorAnalysis>,
 }
 

@@ -29,14 +29,14 @@ pub struct Loading {
 }
 
 impl Loading {
-    /// Of the output `out`: a container, or the folder of a model or a pipeline. Reads the JSON
-    /// files by which transformers and diffusers know their models; what cannot be read tells
-    /// nothing.
+    /// Tells how to load the output `out`: a container, or the folder of a model or a pipeline.
+    /// Reads the JSON files by which transformers and diffusers know their models, and ignores
+    /// those that it cannot read.
     pub fn of(out: &Path) -> Self {
         Self::of_folder(out, out)
     }
 
-    /// Of a folder that will be `out`.
+    /// Tells how to load `folder`, which will be `out`.
     fn of_folder(folder: &Path, out: &Path) -> Self {
         if folder.join(PIPELINE).is_file() {
             return of_pipeline(folder, out);

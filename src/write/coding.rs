@@ -54,7 +54,7 @@ pub(super) struct Coding {
     pub(super) sizes: Coded,
     /// As stored; a tensor's share of the memory of a plan.
     pub(super) codebook: Vec<u8>,
-    /// Of the exponents, in bits.
+    /// Entropy of all its exponents, in bits.
     pub(super) entropy_bits: f64,
     /// Where the codes of each portion begin, and where the last ones end: in `gap` the bit, in
     /// `tile` the byte.
@@ -157,7 +157,7 @@ impl PairCounts {
         parallel::lock(&self.0[slot]).get_or_insert_default().add(weights);
     }
 
-    /// What was counted since the last time.
+    /// Takes the counts made since the last time.
     pub(super) fn take(&mut self) -> PairHistogram {
         let histograms =
             self.0.iter_mut().map(|slot| slot.get_mut().unwrap_or_else(PoisonError::into_inner));

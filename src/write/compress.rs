@@ -255,7 +255,7 @@ pub(super) struct Compressor<'a> {
 }
 
 impl Compressor<'_> {
-    /// What goes into each container: into one, or into one for each weights file.
+    /// Contents of each container: of one, or of one for each weights file.
     pub(super) fn shards(&self, single: bool) -> Vec<Contents<'_>> {
         let Input { weights, side, metadata, block_names, .. } = &self.component.model;
         let shard = |files: Range<usize>| {
@@ -348,8 +348,8 @@ impl Compressor<'_> {
         self.observer.enter(Stage::Verify);
         // Read, not mapped: pages of a mapping would count as this process's memory.
         let models = OpenOptions::new().memory_map(false).open_all(path)?;
-        // Of a pipeline, what belongs to no component; the others were verified when they were
-        // written.
+        // In a pipeline, this verifies what belongs to no component; the components were verified
+        // when they were written.
         let model = &models.components().last().expect("a model").model;
         let found = model.verify_stage(Level::Full, &Cpu, self.observer)?;
         let Input { weights, side, .. } = &self.component.model;

@@ -31,7 +31,7 @@ use crate::{
     progress::{Observer, advance},
 };
 
-/// What a thread keeps from job to job: about 4 MiB.
+/// Buffers that a thread keeps from job to job: about 4 MiB.
 #[derive(Default)]
 struct Worker {
     input: Vec<u8>,

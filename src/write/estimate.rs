@@ -1,4 +1,4 @@
-//! What compression would make: the way to the plan, and no further; and the outline of a
+//! Estimates the result of compression, by all steps up to the plan, and makes the outline of a
 //! container that is not written: header, directory and footer at their places, and nothing between
 //! them. It opens as the container would, so whatever asks directories alone (what fits on which
 //! GPUs) can be asked before anything is compressed.
@@ -25,7 +25,7 @@ use crate::{
     source::{Component, Source, Sources},
 };
 
-/// What [`compress`](super::compress()) would make, without making it: the first pass alone, and
+/// Estimates what [`compress`](super::compress()) would make: runs the first pass alone, and gives
 /// exact sizes.
 ///
 /// # Errors
@@ -62,24 +62,25 @@ pub fn estimate_all(
         if in_pipeline && folder.is_empty() {
             component.model.metadata.extend([list_of_components(&identities)]);
         }
-        // Of the length of an identity, which is known when all is written.
+        // A placeholder as long as an identity, which is known only when all is written.
         identities.insert(folder.clone(), "0".repeat(2 * blake3::OUT_LEN));
         Estimate::new(&component, out, in_pipeline, layout, exponent_bits, observer)
     });
     estimates.collect()
 }
 
-/// What compression would make.
+/// The estimated result of compression.
 #[derive(Debug)]
 pub struct Estimate {
     /// Its sizes.
     pub report: Report,
-    /// Of each container its path, its directory without checksums, and where this starts.
+    /// Path of each container, its directory without checksums, and that directory's offset in
+    /// bytes.
     directories: Vec<(PathBuf, Directory, u64)>,
 }
 
 impl Estimate {
-    /// By the first pass, or by headers with codes of this many bits.
+    /// Estimates by the first pass, or by headers with codes of this many bits.
     fn new(
         component: &Component<Input<'_>>,
         out: &Path,
@@ -125,7 +126,7 @@ impl Estimate {
         Ok(Self { report, directories })
     }
 
-    /// What opening the output would give, without arrays: for what asks directories alone, as
+    /// Opens the output as it would be, without arrays: for what asks directories alone, as
     /// `gpu::Plan` does. Decoding finds damage. Costs some microseconds a tensor.
     ///
     /// # Errors

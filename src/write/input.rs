@@ -1,4 +1,4 @@
-//! What is compressed: the files of a checkpoint, or an open model, whose tensors are decoded
+//! The input of compression: the files of a checkpoint, or an open model, whose tensors are decoded
 //! wherever they are read. The passes and the plan see the same in both.
 
 use std::{
@@ -43,7 +43,7 @@ pub(super) struct Input<'a> {
     pub(super) left_out: Vec<LeftOut>,
     /// Keys and values for runtimes.
     pub(super) metadata: BTreeMap<String, String>,
-    /// What the source has to say of itself.
+    /// Notes that the source made while it was read.
     pub(super) notes: Vec<String>,
     /// Names of all blocks, in order.
     pub(super) block_names: Vec<String>,
@@ -171,7 +171,7 @@ fn join_small(groups: Vec<GroupedBlock>, items: &[group::Item<'_>]) -> Vec<Group
 pub(super) struct Weights<'a> {
     /// Its description; its reader is of use only where nothing is decoded.
     pub(super) file: Cow<'a, WeightsFile>,
-    /// Of each tensor the index of its block in the input's names.
+    /// Index of each tensor's block in the input's block names.
     pub(super) blocks: Vec<usize>,
     /// Whether loaders pass it over, since an index does not name it.
     pub(super) is_other: bool,
@@ -268,7 +268,7 @@ impl<'a> Side<'a> {
         Self { path, length, place: SideContent::Disk(file), hash: OnceLock::new() }
     }
 
-    /// What a model records, found at this place.
+    /// A file that a model records, found at this place.
     fn recorded(file: OriginalFile<'a>, place: SideContent<'a>) -> Self {
         let (path, hash) = (file.path().to_owned(), file.record().hash.into());
         Self { path, length: file.length(), place, hash }
@@ -287,7 +287,7 @@ impl<'a> Side<'a> {
         Self::found(file, beside::find(root, file)?)
     }
 
-    /// What was found beside the containers, if it is the original.
+    /// Takes a file found beside the containers, if it is the original.
     pub(super) fn found(file: OriginalFile<'a>, found: Beside) -> Result<Self> {
         match found {
             Beside::Original(path) => Ok(Self::recorded(file, SideContent::Disk(path))),

@@ -165,7 +165,7 @@ pub(super) fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<()> 
     Error::check_limit("the length of all metadata in bytes", bytes, MAX_METADATA_BYTES)
 }
 
-/// What a model card says beyond what the files tell.
+/// Contents of a model card beyond what the files tell.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Card {

@@ -38,7 +38,7 @@ const MIN_ALIAS_BYTES: u64 = 64 << 10;
 /// Bytes of a part of a tensor that is stored raw.
 pub(super) const RAW_PART_BYTES: u64 = 1 << 20;
 
-/// What goes into one container.
+/// Contents of one container.
 #[derive(Clone, Copy)]
 pub(super) struct Contents<'a> {
     /// Weights files, ascending by path.
@@ -224,7 +224,7 @@ impl Records {
 
 #[derive(Clone, Copy)]
 pub(super) enum PlannedEncoding<'a> {
-    /// Of the tensor at this index.
+    /// Alias of the tensor at this index.
     Alias(usize),
     Raw,
     Coded(&'a Coding),
@@ -276,7 +276,7 @@ fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis) -> PlannedEnc
     analysis.coding.as_ref().filter(is_smaller).map_or(PlannedEncoding::Raw, PlannedEncoding::Coded)
 }
 
-/// What makes two tensors equal: hash, dtype, shape.
+/// Hash, dtype and shape, which make two tensors equal.
 type Content<'a> = ([u8; 32], Dtype, &'a [u64]);
 
 /// Makes aliases of tensors that equal an earlier one.

@@ -1,5 +1,5 @@
-//! What may be replaced on a person's word: an earlier output. People mistype, and keep files where
-//! outputs are.
+//! Decides which earlier outputs may be replaced on a person's word. People mistype, and keep files
+//! where outputs are.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! What compression came to.
+//! Sizes and counts that compression came to.
 
 use std::collections::BTreeMap;
 
@@ -46,12 +46,12 @@ pub struct Report {
     pub entropy_bits: f64,
     /// Files that were found and are not part of the output; relative to the folder of all models.
     pub left_out: Vec<LeftOut>,
-    /// What the user should know of how the weights were read, a sentence each.
+    /// Notes for the user on how the weights were read, a sentence each.
     pub notes: Vec<String>,
 }
 
 impl Report {
-    /// Of one container, with the side files inside, or of a folder.
+    /// Starts the report on a folder, or on a `single` container with its side files inside.
     pub(super) fn new(component: &Component<Input<'_>>, single: bool) -> Self {
         let input = &component.model;
         let left_out = |file: &LeftOut| LeftOut {

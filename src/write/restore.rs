@@ -23,7 +23,7 @@ use crate::{
     source::{Component, Found, LeftOut, leads_out},
 };
 
-/// What [`decompress`] has written.
+/// Result of [`decompress`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Restored {
@@ -160,7 +160,7 @@ struct Restorer<'a> {
     observer: &'a dyn Observer,
     /// Files in the folder of the model that are copied too.
     bystanders: Vec<Found>,
-    /// With paths relative to the output.
+    /// Results, with paths relative to the output.
     done: Restored,
 }
 
@@ -260,7 +260,7 @@ impl Restorer<'_> {
         let mut hasher = Hasher::new();
         let mut pieces = FilePieces::new(file, &Cpu)?;
         let mut buffer = Vec::new();
-        // To hash while the next batch is written, as verification does while it is decoded, took
+        // Hashing while the next batch is written, as verification does while it is decoded, took
         // longer on 16 cores.
         while let Some(batch) = pieces.next_batch(buffer, &write)? {
             hash(&mut hasher, &batch.bytes);

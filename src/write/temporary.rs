@@ -176,7 +176,7 @@ pub(super) fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// What a run left behind that was killed.
+/// A file or folder left behind by a run that was killed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leftover {
@@ -188,8 +188,8 @@ pub struct Leftover {
     pub is_output: bool,
 }
 
-/// What killed runs left in a folder: what has the name of a temporary file or folder of this
-/// crate, and no process holds its lock. Not searched: subfolders. On systems and file systems
+/// Lists files and folders in a folder that killed runs left: those with the name of a temporary of
+/// this crate whose lock no process holds. Subfolders are not searched. On systems and file systems
 /// without locks none is found.
 ///
 /// # Errors

@@ -25,8 +25,8 @@ pub(crate) struct Gpu {
     model: GpuModel,
     mode: Mode,
     status: Status,
-    /// Of products: it was zeros once, and grows with what they need. They come one after the other
-    /// on candle's stream.
+    /// Workspace of products: zeros at first, it grows with what they need. They come one after the
+    /// other on candle's stream.
     workspace: Mutex<CudaSlice<u8>>,
     candle: CudaDevice,
 }

@@ -12,7 +12,7 @@ use candle_transformers::{
 
 use crate::{Embedding, Linear, Weights};
 
-/// What was computed of the tokens so far: keys and values of each layer.
+/// Keys and values of each layer, computed of the tokens so far.
 #[derive(Clone)]
 pub struct Cache {
     layers: Vec<Option<(Tensor, Tensor)>>,
@@ -22,7 +22,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Of no tokens yet.
+    /// A cache of no tokens yet.
     ///
     /// # Errors
     /// Failures of the device.
@@ -62,7 +62,7 @@ impl Cache {
     }
 }
 
-/// Of the rotary embedding, one for each pair of a head's elements.
+/// Frequencies of the rotary embedding, one for each pair of a head's elements.
 fn frequencies(config: &Config) -> Vec<f32> {
     let head = config.hidden_size / config.num_attention_heads;
     let plain =
@@ -96,7 +96,7 @@ struct Layer {
     output: Linear,
     gate_up: [Linear; 2],
     down: Linear,
-    /// Of queries, and of keys and values.
+    /// Heads of queries, and of keys and values.
     heads: [usize; 2],
 }
 
@@ -167,7 +167,7 @@ pub struct Llama {
 }
 
 impl Llama {
-    /// Of weights with the names that Hugging Face's have.
+    /// Builds the model from weights with the names that Hugging Face gives them.
     ///
     /// # Errors
     /// If a weight is missing or of another shape; failures of the device.

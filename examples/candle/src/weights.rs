@@ -85,7 +85,7 @@ impl Weights {
         self.inner.gpu.as_ref()
     }
 
-    /// That nothing decoded on a GPU so far was damaged; waits for the GPU. On the CPU each
+    /// Checks that nothing decoded on a GPU so far was damaged; waits for the GPU. On the CPU each
     /// decoding answers itself.
     ///
     /// # Errors

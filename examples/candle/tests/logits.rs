@@ -98,7 +98,7 @@ fn said(mut forward: impl FnMut(&[u32], usize) -> Result<Tensor>) -> Result<Said
     Ok((all, tokens))
 }
 
-/// Of candle's own model.
+/// Logits and tokens of candle's own model.
 fn theirs(vb: VarBuilder<'_>, config: &Config, dtype: DType, device: &Device) -> Result<Said> {
     let model = llama::Llama::load(vb, config)?;
     let mut cache = llama::Cache::new(true, dtype, config, device)?;

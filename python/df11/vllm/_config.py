@@ -42,8 +42,8 @@ class Df11Config(Options, QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Df11Config:
-        """Of `quantization_config` in `config.json`, which names the method alone.
-        Raises `ValueError` if it says more.
+        """Reads `quantization_config` of `config.json`, which names the method alone. Raises
+        `ValueError` if it says more.
         """
         if others := [name for name in config if name != "quant_method"]:
             raise ValueError(

@@ -36,13 +36,13 @@ class Patch(NamedTuple):
     rows: int
     column: int
     columns: int
-    #: Of its rows and columns: dense ones, a window of a stored tensor, or None, for zeros.
+    #: Values of its rows and columns: dense ones, a window of a stored tensor, or None, for zeros.
     values: Tensor | None
 
 
 class Origin:
-    """What deferred tensors are views of: a matrix, whose rows all dimensions except for the last
-    one count.
+    """A matrix that deferred tensors are views of. All dimensions of the tensors except for the
+    last one count its rows.
     """
 
     def __init__(self, shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -90,7 +90,7 @@ class Target(Origin):
         self.patches: list[Patch] = []
         #: Called when dense patches are all there is to it.
         self.complete: Callable[[Target], None] | None = None
-        #: What it became, if it needs no container.
+        #: The tensor that it became, if it needs no container.
         self.value: Tensor | None = None
 
     def fill(self, view: Tensor, number: float) -> None:
@@ -127,7 +127,7 @@ class Target(Origin):
         return [patch for one, other in pairs for patch in self._patches(one, other)]
 
     def _add(self, patches: list[Patch]) -> None:
-        # What is written later counts.
+        # Later patches replace earlier ones of the same window.
         new = {patch[:4] for patch in patches}
         self.patches = [patch for patch in self.patches if patch[:4] not in new] + patches
         if self.complete is None or any(isinstance(p.values, Deferred) for p in self.patches):
@@ -138,7 +138,7 @@ class Target(Origin):
 
     @property
     def lacks(self) -> str | None:
-        """What to say if patches leave something out or overlap."""
+        """A message if patches leave something out or overlap; else None."""
         whole = self.rows * self.columns
         if self.value is not None or (found := _count(self.patches)) == whole:
             return None
@@ -222,7 +222,7 @@ class Deferred(Tensor):
 
     @property
     def window(self) -> _Window | None:
-        """What it is of the matrix of a stored tensor, or of a target, if it is a window of it."""
+        """Its window of the matrix of a stored tensor, or of a target, if it is one."""
         return window_of(self.placed, self.origin.columns)
 
     @property

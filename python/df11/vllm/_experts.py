@@ -48,7 +48,7 @@ _ROUTING = (
     *("custom_routing_function", "scoring_func", "routed_scaling_factor"),
     "e_score_correction_bias",
 )
-#: What later ones than 0.26 take instead of the numbers of gated activations.
+#: Class that later versions than 0.26 take instead of the numbers of gated activations.
 _ActivationConfig: Any = getattr(activation, "ApplyMoEActivationConfig", None)
 
 

@@ -37,7 +37,7 @@ from ._layers import (
 
 logger = init_logger("vllm.plugins.df11")
 
-#: Of a GPU's memory that vLLM may use, what weights in the fast layout may take with `auto`.
+#: Share of the GPU memory given to vLLM that weights in the fast layout may take with `auto`.
 _SHARE = 2 / 3
 
 
@@ -140,7 +140,7 @@ def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled 
         # Tiles around a slice are larger than what it is packed into.
         is_smaller = found.nbytes("fast") < found.nbytes("ordinary")
         found.reason = None if is_smaller else SMALL
-    # What the CPU decodes can be any window, and exact mode decodes experts as they are stored.
+    # The CPU decodes any window, and exact mode decodes experts as they are stored.
     if on_gpu and not (exact and is_mixture):
         found.repacked_because = because
     return found

@@ -1,4 +1,4 @@
-"""What a layer has of a weight: first a target, then compressed arrays or an ordinary parameter.
+"""Forms of a layer's weights: first a target, then compressed arrays or an ordinary parameter.
 
 Layers with matrices (single, merged, QKV), and vocabularies.
 """

@@ -126,7 +126,7 @@ class Df11ModelLoader(DefaultModelLoader):
     def track_weights_loading(
         self, model: nn.Module, loaded_weights: set[str] | None, **others: Any
     ) -> None:
-        """As vLLM's. Of compressed models recorded weights and biases are checked, too."""
+        """As vLLM's; in compressed models, also checks recorded weights and biases."""
         if self._config is None:
             super().track_weights_loading(model, loaded_weights, **others)
             return

@@ -26,7 +26,7 @@ from .._tensor import CompressedTensor
 _layers: Any = import_module("vllm.model_executor.layers.linear")
 #: Bytes of a key. Compiled code may count on addresses being multiples of this.
 _KEY_BYTES = 16
-#: By the address of its key each weight, the key, and how many rows of zeros come after it.
+#: Weights by the addresses of their keys; with each its key, and the rows of zeros after it.
 _held: dict[int, tuple[CompressedTensor, Tensor, int]] = {}
 
 

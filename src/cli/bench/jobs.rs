@@ -1,4 +1,4 @@
-//! What is measured on the CPU: what the machine can do at most with memory, and whole calls of the
+//! Measurements on the CPU: the most that the machine can do with memory, and whole calls of the
 //! library, as the command makes them.
 
 use std::{
@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use crate::cli::{Failure, Session, containers::container_bytes, measure::Series};
 
-/// Of a sample, for the limits: larger than the caches of most machines.
+/// Bytes of a sample for the limits: more than the caches of most machines hold.
 const SAMPLE_BYTES: usize = 128 << 20;
 /// Bytes that a thread takes at a time; as large as a chunk of a section.
 const PIECE: usize = 1 << 20;
@@ -39,7 +39,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// What jobs work on.
+/// The objects that jobs work on.
 pub(super) struct Workplace<'a> {
     source: &'a Source,
     session: &'a Session,

@@ -23,8 +23,8 @@ use crate::cli::{
 /// milliseconds.
 const COPY_BYTES: u64 = 512 << 20;
 const UPLOAD_BYTES: u64 = 64 << 20;
-/// What is decoded and loaded: layers of some 130 MB together, so that most of it comes from memory
-/// and not from a cache.
+/// The sample that is decoded and loaded: layers of some 130 MB together, so that most of it comes
+/// from memory and not from a cache.
 const SAMPLE: Shape =
     Shape { layers: 2, hidden: 2048, key_value: 512, intermediate: 3584, vocabulary: 1024 };
 const SEED: u64 = 11;

@@ -129,7 +129,7 @@ fn disk(_: &Path) -> Finding {
     Finding::good("disk", "unknown on this system", json!(null))
 }
 
-/// What `df11/_doctor.py` tells, of the interpreter whose command this is, else of [`PYTHON`].
+/// Runs `df11/_doctor.py` in the interpreter whose command this is, else in [`PYTHON`].
 fn python() -> Finding {
     let python = env::var_os(INTERPRETER).unwrap_or_else(|| OsString::from(PYTHON));
     let name = python.display().to_string();

@@ -55,7 +55,7 @@ struct Finding {
     text: String,
     /// For programs.
     value: Value,
-    /// What to do, where something could be better.
+    /// Remedy, where something could be better.
     remedy: Option<String>,
 }
 

@@ -71,7 +71,7 @@ fn largest(source: &Source) -> Result<Vec<u8>> {
 }
 
 fn codec(weights: &[u8]) -> Result<Vec<Finding>> {
-    // What is hashed does not fit into the caches that hold a tensor.
+    // The bytes hashed do not fit into the caches that hold a tensor.
     let large = weights.repeat(REPEATS);
     let encode = || encode_tensor(weights, GapGeometry::default(), PORTION_ELEMENTS);
     let (encoded, elements) = (encode()?, 0..weights.len() as u64 / 2);

@@ -41,8 +41,8 @@ fn name(path: &Path) -> String {
     named.file_name().unwrap_or(named.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// What `--json --tensors` tells of a path, its name, and the original files. Pages are given to
-/// others, so that paths of this machine stay out of them.
+/// The document of `--json --tensors` for a path, its name, and the original files. Pages are given
+/// to others, so that paths of this machine stay out of them.
 fn document(findings: &Findings<'_>) -> Value {
     let mut document = report::json(findings, true);
     remove_paths(&mut document);

@@ -83,14 +83,14 @@ enum When {
     Never,
 }
 
-/// What was found out about all models at a path.
+/// Findings on all models at a path.
 struct Findings<'m> {
     path: &'m Path,
     models: &'m Models,
     parts: Vec<Part<'m>>,
 }
 
-/// What was found out about a model.
+/// Findings on a model.
 struct Part<'m> {
     component: &'m Component<Model>,
     total: Figures,

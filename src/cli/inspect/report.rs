@@ -41,7 +41,7 @@ pub(super) fn text(findings: &Findings<'_>, tensors: bool, histogram: bool) -> S
     texts.join("\n\n")
 }
 
-/// The same for programs, and for the page.
+/// The findings for programs, and for the page.
 pub(super) fn json(findings: &Findings<'_>, tensors: bool) -> Value {
     let (models, parts) = (findings.models, &findings.parts);
     if !models.is_pipeline() {

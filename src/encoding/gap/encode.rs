@@ -59,7 +59,7 @@ pub struct PortionInput<'a> {
     pub end_bit: u64,
 }
 
-/// What one portion adds to the arrays of its tensor; reuse it, it keeps its buffers.
+/// Bytes that one portion adds to the arrays of its tensor; reuse it, it keeps its buffers.
 #[derive(Debug, Default)]
 pub struct PortionOutput {
     index: IndexArrays,

@@ -30,7 +30,7 @@ pub(super) struct Crossings {
 }
 
 impl Crossings {
-    /// For threads of 64, 128, 256 or 512 bits.
+    /// Prepares for threads of 64, 128, 256 or 512 bits.
     pub(super) const fn new(thread_bits: usize) -> Self {
         Self { last_groups: [0; SLOTS], shift: thread_bits.ilog2() }
     }

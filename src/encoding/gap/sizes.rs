@@ -139,7 +139,8 @@ impl GapSizes {
         Ok(Self { geometry, elements, bit_count, codebook_bytes })
     }
 
-    /// Of a tensor whose record has these parameters, and whose codebook has as many bytes.
+    /// Sizes of a tensor whose record has these parameters, and whose codebook has
+    /// `codebook_bytes`.
     ///
     /// # Errors
     /// As [`new`](Self::new); [`Error::Parameter`] as [`GapGeometry::new`].

@@ -112,8 +112,8 @@ fn write_groups(
 
 const ENTRIES: usize = 1 << 16;
 
-/// The encoder's table: one look-up gives the codes of two exponents. Of its 512 KiB a trained
-/// tensor touches some 10.
+/// The encoder's table: one look-up gives the codes of two exponents. A trained tensor touches some
+/// 10 of its 512 KiB.
 ///
 /// ```text
 /// index   first exponent in the low byte, second in the high one, as they stand in memory

@@ -26,8 +26,8 @@ pub struct Arrays<'a> {
 pub type OwnedArrays = [Vec<u8>; 4];
 
 impl<'a> Arrays<'a> {
-    /// Of a matrix with these rows and columns. Looks at lengths and at the last record, not at the
-    /// rest.
+    /// Takes the arrays of a matrix with these rows and columns. Checks their lengths and the last
+    /// record only.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if no matrix in tiles of 32 x 256 has such a shape, or arrays of such

@@ -105,7 +105,7 @@ impl Codebook {
         head.chain(self.pairs.iter().copied()).flat_map(u16::to_le_bytes).collect()
     }
 
-    /// What each pair is written as, from pair 0 on: the number of its bits in the low 16 bits, and
+    /// Codes of all pairs, from pair 0 on: the number of a pair's bits in the low 16 bits, and
     /// these bits above, the first one lowest. Pairs that cannot be written have 64 bits.
     pub fn entries(&self) -> Vec<u64> {
         Table::new(self).entries.to_vec()
@@ -205,12 +205,12 @@ fn choose(histogram: &PairHistogram) -> Option<ChosenLengths> {
     Some(lengths(&pairs, tried[best(&tried)].escaped))
 }
 
-/// What a number of escaped pairs costs.
+/// The size and cost of a code in which this many pairs are escaped.
 struct Tried {
     escaped: usize,
-    /// Of all pairs and of the codebook's values.
+    /// Bits of all pairs and of the codebook's values.
     bits: u64,
-    /// Likewise, with what escapes count more.
+    /// `bits`, and [`ESCAPE_COST`] for each pair that is escaped.
     cost: u64,
 }
 

@@ -43,7 +43,7 @@ pub(super) struct CodedTile<'a> {
     pub(super) starts: [usize; LANES + 1],
     /// Bits from the tile's first on.
     pub(super) window: &'a Window,
-    /// What follows the tile in the bitstream.
+    /// Bytes of the bitstream after the tile.
     pub(super) rest: &'a [u8],
     /// The index of its record.
     pub(super) index: u64,

@@ -229,9 +229,9 @@ struct Wanted {
 
 /// A wanted row of a tile, or its part, in weights.
 struct Run {
-    /// From the first weight of the tile, in rows as wide as the tile.
+    /// Its first weight, counted from the tile's first one, in rows as wide as the tile.
     from: usize,
-    /// In the output.
+    /// Its place in the output.
     to: usize,
     count: usize,
 }

@@ -27,7 +27,7 @@ pub struct Encoder {
     table: Table,
 }
 
-/// What strips add to the arrays of their tensor; reuse it, it keeps its buffers.
+/// Bytes that strips add to the arrays of their tensor; reuse it, it keeps its buffers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EncodedStrips {
     /// 32 bytes per tile; with the tensor's last strip 32 more, the last record.
@@ -249,7 +249,7 @@ impl Exponents {
         }
     }
 
-    /// The same with the plane, whose order has two units of a lane side by side.
+    /// Takes the exponents and the plane, whose order has two units of a lane side by side.
     fn take_both(&mut self, places: Places, weights: &[u8], plane: &mut [u8]) {
         let steps = self.units.as_chunks_mut::<2>().0.iter_mut().zip(places.iter());
         for ((units, at), plane) in steps.zip(plane.as_chunks_mut::<{ 2 * UNIT * LANES }>().0) {

@@ -290,7 +290,7 @@ impl Tile {
 }
 
 /// Where the units of a regular tile lie: unit `2k` of band `b` and lane `4g + q` at
-/// `b × band + k × pair + g × group + 8q`, the one after it half a pair later. Of a vector, each
+/// `b × band + k × pair + g × group + 8q`, the one after it half a pair later. In a vector, each
 /// two units of a lane are a band.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {

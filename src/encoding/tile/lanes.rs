@@ -1,12 +1,12 @@
 //! Decoding lanes: one look-up a pair, several lanes in turns.
 //!
-//! A look-up waits for the one before it, so lanes take turns. Of a code with short codes one load
-//! of bits serves two units of a lane: their pairs rarely have more bits than a load, and then the
-//! lane is decoded again unit by unit. With per-row scales that would be about once in eight times;
-//! of such codes a load serves one unit. An entry is stored as it is: it has the exponents where
-//! they stand in their weights, and lengths are summed from what was stored. What counts is the
-//! number of instructions, of which the core does some five a cycle: for two units 5.8 a pair in
-//! the look-ups and 2.5 for the lengths.
+//! A look-up waits for the one before it, so lanes take turns. If codes are short, one load of bits
+//! serves two units of a lane: their pairs rarely have more bits than a load, and then the lane is
+//! decoded again unit by unit. With per-row scales that would be about once in eight times; there,
+//! a load serves one unit. An entry is stored as it is: it has the exponents where they stand in
+//! their weights, and lengths are summed from what was stored. What counts is the number of
+//! instructions, of which the core does some five a cycle: for two units 5.8 a pair in the look-ups
+//! and 2.5 for the lengths.
 //!
 //! Measured on one Zen 5 core (virtual, shared), GB of BF16 a second of verification in cache, N(0,
 //! 0.02²); chosen: 8.4.
@@ -301,8 +301,8 @@ impl Window {
         self.bytes[held..end].fill(0);
     }
 
-    /// The next bits from a bit position: at least [`PEEK_BITS`],
-    /// and zeros above. Of a position outside some bits.
+    /// The next bits from a bit position: at least [`PEEK_BITS`], and zeros above. A position
+    /// outside the window gives some bits.
     #[inline]
     pub(super) fn peek(&self, bit: usize) -> u64 {
         let at = bit / 8 % BYTES;

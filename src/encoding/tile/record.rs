@@ -105,8 +105,8 @@ const COPY_BYTES: u64 = 16;
 const MAX_STAGED: u64 = (MAX_TILE_BYTES as u64).next_multiple_of(COPY_BYTES) + COPY_BYTES;
 
 /// The most bytes of its bitstream that a tile of the tensor takes, from the 16 bytes that hold its
-/// first bit to those with its last one. Of records that contradict themselves some number that no
-/// valid ones exceed.
+/// first bit to those with its last one. Records that contradict themselves give some number that
+/// no valid ones exceed.
 pub(crate) fn staged_bytes(records: &[u8]) -> u32 {
     let records = records.as_chunks::<RECORD_BYTES>().0;
     let tile = |pair: &[[u8; RECORD_BYTES]]| {
@@ -119,7 +119,7 @@ pub(crate) fn staged_bytes(records: &[u8]) -> u32 {
 }
 
 /// Makes offsets count from a bit of the bitstream on: for records that travel with a part of it.
-/// Those before that bit become 0, which kernels notice.
+/// Offsets before that bit become 0, which kernels notice.
 #[cfg(feature = "cudarc")]
 pub(crate) fn rebase(records: &mut [u8], first_bit: u64) {
     for record in records.as_chunks_mut::<RECORD_BYTES>().0 {

@@ -63,7 +63,8 @@ impl TileSizes {
         Ok(Self { geometry, bit_count, codebook_bytes })
     }
 
-    /// Of a tensor whose record has these parameters, and whose codebook has as many bytes.
+    /// Sizes of a tensor whose record has these parameters, and whose codebook has
+    /// `codebook_bytes`.
     ///
     /// # Errors
     /// As [`TileGeometry::new`] and [`new`](Self::new).

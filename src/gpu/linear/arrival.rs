@@ -39,7 +39,7 @@ const PLACE: u64 = 256;
 /// Bits are copied to shared memory by this many bytes.
 const COPY_BYTES: u64 = 16;
 
-/// What all matrices of a load have in common.
+/// Data that all matrices of a load share.
 pub(in crate::gpu) struct FastLoad<'l> {
     pub(in crate::gpu) model: &'l Model,
     pub(in crate::gpu) stored: &'l Tensors,
@@ -74,7 +74,7 @@ struct SlotLayout {
     records: Range<u64>,
     plane: Range<u64>,
     bits: Range<u64>,
-    /// Of the bitstream, where the slot's part begins.
+    /// Byte of the bitstream at which the slot's part begins.
     first_bits: u64,
 }
 
@@ -183,14 +183,14 @@ struct Slot {
     address: CUdeviceptr,
     /// The last copy into it is done.
     filled: CudaEvent,
-    /// What was decoded from it is done.
+    /// The decoding from it is done.
     used: CudaEvent,
 }
 
 /// A job whose copy is on its way: its index, and its slot.
 type Arrival = Result<(usize, usize)>;
 
-/// What the readers share.
+/// Data that the readers share.
 struct Transit<'u> {
     device: &'u Device,
     matrices: &'u [FastRequest<'u>],

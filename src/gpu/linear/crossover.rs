@@ -43,8 +43,9 @@ const H200: Gpu = ((9, 0), 6016);
 /// (`benches/record/2026-11-26-exact-order-wide.md`).
 const KNOWN: [(Gpu, [u64; 2]); 2] = [(H100, [65, 2049]), (H200, [65, 2049])];
 
-/// Of a GPU that nobody has measured, by bytes alone: decoding reads 11 or 12 bits of a weight,
-/// writes 16, and a BLAS reads them again, which is as much as three launches of 16 rows and more.
+/// Estimates for a GPU that nobody has measured, by bytes alone: decoding reads 11 or 12 bits of a
+/// weight, writes 16, and a BLAS reads them again, which is as much as three launches of 16 rows
+/// and more.
 const OTHERS: [u64; 2] = [49; 2];
 
 /// The fewest rows of x for which decoding is faster on this GPU: of matrices as stored, and in the

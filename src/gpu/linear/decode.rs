@@ -17,9 +17,9 @@ use crate::{Error, Result, open::Rect};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Indices {
-    /// Unsigned, of 32 bits each, from this device address on, a multiple of 4.
+    /// Unsigned 32-bit indices at this device address, a multiple of 4.
     U32(CUdeviceptr),
-    /// Of 64 bits each, from this device address on, a multiple of 8.
+    /// Signed 64-bit indices at this device address, a multiple of 8.
     I64(CUdeviceptr),
 }
 

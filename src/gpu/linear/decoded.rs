@@ -54,7 +54,7 @@ const fn class_of(rows: u64) -> usize {
     if rows <= DECODED_CLASSES[0] { 0 } else { 1 }
 }
 
-/// What blocks ask of shared memory, in bytes, and what they bear.
+/// Shared memory that blocks need, in bytes, and their numbers of threads, slots and stages.
 #[derive(Clone, Copy, Debug, FromBytes)]
 #[repr(C)]
 pub(super) struct DecodedDemand {
@@ -67,7 +67,7 @@ pub(super) struct DecodedDemand {
     row: u32,
     /// How many tiles' bits a block has at once.
     slots: u32,
-    /// Of each, besides those bits.
+    /// Bytes of each slot, besides those bits.
     slot: u32,
     /// Stages, at most.
     most_stages: u32,

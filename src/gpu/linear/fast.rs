@@ -50,7 +50,7 @@ pub(in crate::gpu) struct FastArrays {
     /// The device address of its exceptions, and how many weights no code expresses.
     pub(super) entries: CUdeviceptr,
     pub(super) exceptions: u64,
-    /// Of strips and exceptions, unless the caller keeps them.
+    /// Memory of strips and exceptions; `None` if the caller keeps them.
     pub(super) _memory: Option<[Buffer; 2]>,
 }
 
@@ -133,18 +133,18 @@ pub(super) struct Packer {
 const KEPT_BYTES: u64 = 1 << 20;
 
 impl Packer {
-    /// For at most this many of a matrix, in memory of their own.
+    /// Makes a packer for at most `most` exceptions of a matrix, in memory of its own.
     pub(super) fn new(device: &Device, most: u64) -> Result<Self> {
         let mut memory = device.allocate(Self::bytes(most), "exceptions")?;
         Ok(Self::within(device, most, &mut memory))
     }
 
-    /// What [`Packer::within`] takes.
+    /// Bytes of memory that [`Packer::within`] takes.
     pub(super) const fn bytes(most: u64) -> u64 {
         ARRAY_ALIGNMENT + (most * ENTRY_BYTES).next_multiple_of(ARRAY_ALIGNMENT)
     }
 
-    /// For at most this many of a matrix.
+    /// Makes a packer for at most `most` exceptions of a matrix, in `memory`.
     pub(super) fn within(device: &Device, most: u64, memory: &mut Buffer) -> Self {
         let (total, room) = (memory.take(size_of::<u32>() as u64), memory.take(most * ENTRY_BYTES));
         Self { device: device.clone(), room, total, kept: Vec::new(), taken: 0 }

@@ -40,9 +40,9 @@ impl Routing {
 /// Products `y[i] = x[rows[i]] Wᵀ` with the matrices of a mixture's experts, each place i with that
 /// of its expert (a *grouped* product), prepared once and run any number of times, on any streams.
 ///
-/// What is routed where lies on the device: nothing waits for it, and only matrices of experts that
-/// have places are read. Sums are f32 and each is rounded once. On one GPU the bits of y depend on
-/// the matrix and the row of x: the same in every run, whatever other places there are. Keeps its
+/// The routing lies on the device: nothing waits for it, and only matrices of experts that have
+/// places are read. Sums are f32 and each is rounded once. On one GPU the bits of y depend on the
+/// matrix and the row of x: the same in every run, whatever other places there are. Keeps its
 /// matrices alive.
 ///
 /// ```no_run
@@ -83,7 +83,7 @@ pub struct GroupedLinear {
     matrices: Vec<Matrix>,
     /// The experts' arrays in device memory; none of parts.
     table: Option<Buffer>,
-    /// Of an expert.
+    /// Rows of an expert.
     rows: u64,
     count: u64,
     keeps_order: bool,

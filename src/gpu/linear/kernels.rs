@@ -30,8 +30,8 @@ const CLASSES: [u64; 2] = [FEW_ROWS, ROWS];
 /// The version of CUDA from which on drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
-/// What the kernels were compiled with: `Constants` of `kernels/linear.cu`. Fields of
-/// `threads` are those of a thread block, those of `bytes` its dynamic shared memory.
+/// Values compiled into the kernels: `Constants` of `kernels/linear.cu`. Fields of `threads` are
+/// those of a thread block, those of `bytes` its dynamic shared memory.
 #[derive(Debug, FromBytes)]
 #[repr(C)]
 struct Constants {
@@ -43,11 +43,11 @@ struct Constants {
     fast_bytes: [u32; 2],
     grouped_threads: u32,
     grouped_bytes: u32,
-    /// In the order of a plan of the sum; of another target 0.
+    /// In the order of a plan of the sum; 0 if compiled for another target.
     order_threads: u32,
     order_bytes: u32,
     count_bytes: u32,
-    /// For more rows of x; of another target 0, as what follows.
+    /// For more rows of x; 0 if compiled for another target, as what follows.
     wide_bytes: u32,
     wide_threads: u32,
     large_bytes: u32,
@@ -57,7 +57,7 @@ struct Constants {
     decoded: DecodedDemand,
 }
 
-/// What both sides count with: bytes of structures, and how products are shared out.
+/// Values that both sides count with: bytes of structures, and how products are shared out.
 #[derive(Debug, FromBytes, PartialEq)]
 #[repr(C)]
 struct Agreed {
@@ -96,11 +96,11 @@ impl Agreed {
 /// All of them in one context.
 #[derive(Debug)]
 pub(in crate::gpu) struct LinearKernels {
-    /// By the rows of x up to which each multiplies: [`CLASSES`], and [`WIDE_CLASSES`] and
-    /// [`LARGE_CLASSES`] if there are such kernels for this GPU, which has room for them.
+    /// Kernels for the fast layout, with the rows of x up to which each multiplies: [`CLASSES`],
+    /// and [`WIDE_CLASSES`] and [`LARGE_CLASSES`] if this GPU has such kernels and room for them.
     fast: Vec<(u64, Multiply)>,
     pub(super) tiles: TileKernels,
-    /// For more rows by matrices as stored, if there are such kernels for this GPU.
+    /// Kernels for more rows by matrices as stored, if this GPU has such.
     pub(super) decoded: Option<DecodedKernels>,
     grouped: Multiply,
     count: CudaFunction,
@@ -112,8 +112,8 @@ pub(in crate::gpu) struct LinearKernels {
     count_bytes: u32,
     /// Whether a kernel that multiplies may begin while the one before it ends.
     pub(super) early: bool,
-    /// For up to [`ROWS`] rows by the fast layout in the order of a plan of the sum, if there are
-    /// such kernels for this GPU; then grouped products have the order of one split.
+    /// Kernels for up to [`ROWS`] rows by the fast layout in the order of a plan of the sum, if
+    /// this GPU has such; then grouped products have the order of one split.
     pub(super) order: Option<OrderKernels>,
     /// [`crossover`].
     pub(super) crossover: [u64; 2],
@@ -175,8 +175,8 @@ impl LinearKernels {
         })
     }
 
-    /// That the kernel that multiplies by experts fits this GPU; whether it keeps the order of one
-    /// split.
+    /// Checks that the kernel that multiplies by experts fits this GPU; tells whether it keeps the
+    /// order of one split.
     pub(super) fn check_grouped(&self) -> Result<bool> {
         if self.grouped.blocks == 0 {
             return Err(too_little_shared_memory());
@@ -299,14 +299,14 @@ impl OrderKernels {
         Ok(fit.then(|| Self { kernels, last: LastLaunch::default() }))
     }
 
-    /// That for this many rows of x, up to [`ROWS`], and up to how many it multiplies.
+    /// Kernel for `x_rows` rows of x, up to [`ROWS`], and the most rows that it multiplies.
     pub(super) fn of(&self, x_rows: u64) -> (u64, &Multiply) {
         let mut all = CLASSES.into_iter().zip(&self.kernels);
         all.find(|&(class, _)| x_rows <= class).expect("there are no more rows than ROWS")
     }
 }
 
-/// That kernels do not fit a GPU.
+/// The error for a GPU that the kernels do not fit.
 pub(super) fn too_little_shared_memory() -> Error {
     let problem = "blocks of this GPU have too little shared memory for the kernels that multiply";
     gpu(problem, "decode the matrices and multiply then, or take another GPU")

@@ -1,4 +1,4 @@
-//! What one kernel multiplies by: up to eight matrices of one residence; x and y of a call.
+//! The launch of one kernel: up to eight matrices of one residence; x and y of a call.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::ptr::{from_mut, from_ref};
@@ -82,7 +82,7 @@ impl LinearOutput {
 pub(super) struct ProductLaunch {
     /// The most rows of x at once.
     pub(super) most_rows: u64,
-    /// Of matrices as stored: what the largest tile takes of its bitstream, in bytes.
+    /// For matrices as stored: the most bytes of its bitstream that a tile takes.
     staged: Option<u32>,
     /// Which of the matrices, in the order of the launch.
     order: Vec<usize>,
@@ -163,7 +163,7 @@ impl ProductLaunch {
         }
     }
 
-    /// Of a workspace for up to this many rows of x.
+    /// Bytes of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
         // Kernels of more rows may need less; but it may serve fewer rows.
         let few = if rows == 0 { 0 } else { self.partials * PARTIAL_BYTES };
@@ -266,7 +266,7 @@ impl ProductLaunch {
         self.rows.iter().copied().zip(self.order.iter().map(|&at| outputs[at].splits))
     }
 
-    /// What a launch that runs now with these splits prefetches.
+    /// Prefetches of a launch that runs now with these splits.
     fn prefetches(
         &self,
         order: &OrderKernels,
@@ -348,7 +348,7 @@ impl ProductLaunch {
 }
 
 const ELEMENT: u64 = 2;
-/// Of which address and pitch must be multiples, in bytes.
+/// Alignment of addresses and pitches, in bytes.
 const ALIGNMENT: u64 = 16;
 /// Pitches must be less, in bytes.
 const PITCH_END: u64 = 1 << 40;
@@ -357,14 +357,14 @@ const _: () = assert!(size_of::<XMap>() == size_of::<CUtensorMap>());
 /// Blocks of columns that a box of few rows has.
 const FEW_BLOCKS: u32 = 2;
 
-/// That of these rows of x, of which a box has this many, as `kernels/linear_task.cuh` asks. None
-/// if x is not aligned: kernels read it slowly then.
+/// Map of these rows of x in boxes of `box_rows` rows, as `kernels/linear_task.cuh` asks. `None` if
+/// x is not aligned: kernels read it slowly then.
 pub(super) fn map_of(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
     let sizes = [u64::from(columns), x.rows];
     encode(x, sizes, [x.pitch * ELEMENT], [WIDE_COLUMNS as u32, box_rows])
 }
 
-/// That of up to [`ROWS`] rows of x: columns of a block, rows, blocks. Likewise.
+/// Map of up to [`ROWS`] rows of x: columns of a block, rows, blocks. `None` as in [`map_of`].
 fn map_of_blocks(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
     let blocks = u64::from(columns) / SPLIT_COLUMNS;
     if blocks == 0 {

@@ -21,7 +21,8 @@ pub(super) const MANY_SPLIT: [u64; 6] =
 
 /// Rows of x in a band, at most, of each kernel whose blocks have strips of one split.
 pub(super) const WIDE_CLASSES: [u64; 3] = [32, 64, 128];
-/// Likewise of those whose blocks have even shares of all stages, for more than 128 rows of x.
+/// Rows of x in a band, at most, of each kernel whose blocks have even shares of all stages; for
+/// more than 128 rows of x.
 pub(super) const LARGE_CLASSES: [u64; 2] = [192, 256];
 /// Rows of x that one launch multiplies, at most.
 pub(super) const MANY_ROWS: u64 = 8 * LARGE_CLASSES[1];
@@ -34,7 +35,7 @@ const CLUSTERS: [u64; WIDE_SPLITS as usize] = [132, 66, 39, 30, 22, 17, 15, 15];
 /// Nanoseconds of a stage on an H100, for each of [`WIDE_CLASSES`]: without strips, and for each of
 /// them (`benches/record/2026-11-26-exact-order-wide.md`).
 const WIDE_STAGE: [(u64, u64); 3] = [(110, 53), (110, 64), (120, 84)];
-/// Likewise for each of [`LARGE_CLASSES`].
+/// Nanoseconds of a stage on an H100, for each of [`LARGE_CLASSES`].
 const LARGE_STAGE: [u64; 2] = [600, 720];
 /// Nanoseconds of a block besides its stages; more if sums meet in a cluster, and if a chain is
 /// handed over.
@@ -45,7 +46,7 @@ const HANDING: u64 = 15_000;
 /// How a launch multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Many {
-    /// Of the columns of each matrix.
+    /// Splits of the columns of each matrix.
     pub(super) splits: [u8; MATRICES],
     /// Which kernel: one of [`WIDE_CLASSES`] or [`LARGE_CLASSES`].
     pub(super) class: u64,
@@ -63,9 +64,10 @@ pub(super) struct Many {
 }
 
 impl Many {
-    /// Of up to [`MATRICES`] matrices with these rows and as many columns, each with the splits
-    /// that a caller wishes or 0 for the fastest, and up to [`MANY_ROWS`] rows of x, on a GPU that
-    /// runs this many blocks at once. The fastest splits depend on none of these.
+    /// Plans the product by up to [`MATRICES`] matrices with these rows and `columns` columns, each
+    /// with the splits that a caller wishes or 0 for the fastest, and up to [`MANY_ROWS`] rows of
+    /// x, on a GPU that runs `processors` blocks at once. The fastest splits do not depend on that
+    /// number.
     pub(super) fn new(
         matrices: impl Iterator<Item = (u64, u64)>,
         columns: u64,
@@ -93,8 +95,8 @@ impl Many {
     }
 }
 
-/// With how many splits the product is fastest, by shape and by the next larger of the rows that
-/// [`Linear`](super::Linear) documents.
+/// The number of splits with which the product is fastest, by shape and by the next larger of the
+/// rows that [`Linear`](super::Linear) documents.
 fn fastest_splits(rows: u64, columns: u64, x_rows: u64) -> u64 {
     let classes = WIDE_CLASSES.into_iter().chain(LARGE_CLASSES);
     let x_rows = classes

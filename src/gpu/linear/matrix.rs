@@ -49,11 +49,11 @@ use crate::{Dtype, Error, Result, encoding::tile::RECORD_BYTES};
 #[derive(Clone, Debug)]
 pub struct Matrix {
     pub(super) name: Arc<str>,
-    /// Of the whole matrix.
+    /// Arrays of the whole matrix.
     pub(super) arrays: MatrixArrays,
-    /// From a multiple of 32 on, to one or to the end.
+    /// Its rows of that matrix: from a multiple of 32 to another one or to the last row.
     pub(super) rows: Range<u64>,
-    /// Likewise of 256.
+    /// Its columns of that matrix: from a multiple of 256 to another one or to the last column.
     pub(super) columns: Range<u64>,
 }
 
@@ -73,9 +73,9 @@ pub(super) struct StoredArrays {
 
 impl GpuModel {
     /// A BF16 matrix as it is stored, to multiply by without decoding it: in tiles of 32 x 256, and
-    /// resident. Of a tensor with more than two dimensions, the matrix as which it is stored. Takes
-    /// 128 bytes of device memory for a task, and waits for their upload; the first call for a
-    /// device loads the kernels that multiply.
+    /// resident. A tensor with more than two dimensions gives the matrix as which it is stored.
+    /// Takes 128 bytes of device memory for a task, and waits for their upload; the first call for
+    /// a device loads the kernels that multiply.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) if the model has no such tensor, or has it in
@@ -140,8 +140,9 @@ impl Matrix {
         Ok(Self::stored(Arc::default(), device, shape, at, None))
     }
 
-    /// Likewise in the fast layout: `strips` of [`Matrix::fast_bytes`], then where its exceptions
-    /// are, of 4 bytes each, and how many.
+    /// A matrix of these rows and columns in the fast layout, in memory that the caller keeps:
+    /// `strips` of [`Matrix::fast_bytes`], then the address and the number of its exceptions, of 4
+    /// bytes each.
     ///
     /// # Errors
     /// As [`Matrix::of_tiles`], and for 2^32 weights or more, or more than 2^29 columns.
@@ -352,7 +353,7 @@ impl Device {
 }
 
 impl StoredArrays {
-    /// Of the whole matrix, except its codebook.
+    /// Device memory of the whole matrix, except its codebook, in bytes.
     fn bytes(&self) -> u64 {
         let TileSource { arrays, rows, columns, tiles_across } = self.source;
         let records = (rows.div_ceil(STRIP_ROWS) * tiles_across + 1) * RECORD_BYTES as u64;

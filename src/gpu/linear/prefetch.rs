@@ -1,4 +1,4 @@
-//! What a product brings to the L2 cache for the product after it.
+//! Prefetching into the L2 cache, by a product for the product after it.
 //!
 //! Small kernels run between the products of a model, and memory is idle meanwhile. So a launch
 //! ends with prefetches of the weights that the next product reads first. Which product that is,
@@ -22,7 +22,7 @@ const ALIGNMENT: u64 = 16;
 
 type Prefetches = [LinearPrefetch; PREFETCHES];
 
-/// What the product after one prepared launch read first when it last ran.
+/// First reads of the product after one prepared launch, when it last ran.
 #[derive(Debug, Default)]
 pub(super) struct NextReads(Mutex<Prefetches>);
 

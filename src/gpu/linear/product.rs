@@ -76,8 +76,8 @@ impl Linear {
 
     /// From about this many rows of x on it is faster to decode the matrices
     /// ([`Matrix::decode_into_raw`]) and to multiply with a library of BLAS. A table by GPU and
-    /// residence, from times on an H100 and an H200; estimated for other GPUs. Of several matrices
-    /// the least. `linear_bench crossover` in `kernels/bench` measures it.
+    /// residence, from times on an H100 and an H200; estimated for other GPUs. For several matrices
+    /// it is the least of their numbers. `linear_bench crossover` in `kernels/bench` measures it.
     pub fn crossover_rows(&self) -> u64 {
         self.crossover_rows
     }
@@ -188,7 +188,7 @@ impl Linear {
     }
 }
 
-/// That two matrices can be multiplied by the same x.
+/// Checks that two matrices can be multiplied by the same x.
 pub(super) fn check_pair(first: &Matrix, other: &Matrix) -> Result<()> {
     let (name, columns) = (other.name(), other.column_count());
     if columns != first.column_count() {

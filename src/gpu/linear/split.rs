@@ -24,7 +24,7 @@ pub(super) const fn has_columns(columns: u64, splits: u64) -> bool {
 const FEW_UNITS: u64 = 6;
 /// Warps of such a block that bring what the others multiply; these are two for each unit.
 const FEW_HELPERS: u64 = 8;
-/// What of this the kernels' constants tell.
+/// Values also compiled into the kernels.
 pub(super) const FEW_SPLIT: [u64; 2] = [FEW_UNITS, FEW_HELPERS];
 /// Blocks of [`SPLIT_COLUMNS`] that one chain had better not exceed: it takes as long as reading.
 const FEW_CHAIN: u64 = 64;
@@ -43,7 +43,7 @@ pub(super) struct FewMatrix {
     pub(super) first_strip: u64,
 }
 
-/// Likewise, by all matrices of a launch.
+/// How blocks multiply by all matrices of a launch, in that order of the sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Few {
     pub(super) matrices: Vec<FewMatrix>,
@@ -55,8 +55,8 @@ pub(super) struct Few {
 }
 
 impl Few {
-    /// Of matrices with these rows and the splits that a caller wishes, 0 for the fastest, and as
-    /// many columns, on a GPU that runs this many blocks at once.
+    /// Plans the product by matrices with these rows and `columns` columns, each with the splits
+    /// that a caller wishes or 0 for the fastest, on a GPU that runs `blocks` blocks at once.
     pub(super) fn new(shapes: impl Iterator<Item = (u64, u64)>, columns: u64, blocks: u32) -> Self {
         let (mut matrices, mut strips) = (Vec::new(), 0);
         for (rows, wish) in shapes {
@@ -94,8 +94,9 @@ impl Few {
     }
 }
 
-/// With how many splits the product is fastest, by shape alone, so that bits are the same whatever
-/// else a launch multiplies by: no chain is long, and units are no more than there is room for.
+/// The number of splits with which the product is fastest, by shape alone, so that bits are the
+/// same whatever else a launch multiplies by: no chain is long, and units are no more than there is
+/// room for.
 fn fast_splits(rows: u64, columns: u64) -> u64 {
     let strips = rows.div_ceil(STRIP_ROWS).div_ceil(BLOCKS);
     let blocks = columns.div_ceil(SPLIT_COLUMNS);
@@ -160,7 +161,7 @@ pub(super) const COUNTERS: u64 = MATRICES as u64 * MATRIX_COUNTERS;
 mod tests {
     use super::{Few, GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, Split, has_columns};
 
-    /// That it holds for matrices of many shapes.
+    /// Asserts that it holds for matrices of many shapes.
     fn of_all_shapes(rows: impl Iterator<Item = u64>, holds: impl Fn(u64, u64) -> bool) {
         for rows in rows {
             for columns in (8..40_000).step_by(1016) {

@@ -1,4 +1,4 @@
-//! What the host hands to the kernels that multiply and transcode: the mirror of
+//! Structures that the host hands to the kernels that multiply and transcode: the mirror of
 //! `kernels/linear_task.cuh`. Sizes are compared with the kernels' when they are loaded. Pointers
 //! are device addresses, pitches count elements.
 #![expect(unsafe_code, reason = "arguments of kernels, by value")]
@@ -92,13 +92,13 @@ pub(super) struct LinearMatrix {
     /// The counter of its first strip.
     pub(super) first_strip: u32,
     pub(super) first_partial: u32,
-    /// Of the matrix of which this is a slice, or this one's.
+    /// Columns of the matrix of which this is a slice, or of this one.
     pub(super) whole_columns: u32,
-    /// Of the same: a multiple of 256.
+    /// First column of the slice in that matrix: a multiple of 256.
     pub(super) first_column: u32,
 }
 
-/// What the GPU must know to copy x in boxes: a `CUtensorMap`.
+/// A `CUtensorMap`, by which the GPU copies x in boxes.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 pub(super) struct XMap(pub(super) [u64; 16]);
@@ -132,23 +132,23 @@ pub(super) struct LinearLaunch {
     pub(super) status: u64,
     /// For more than [`ROWS`] rows by the fast layout: splits of the columns of each matrix.
     pub(super) splits: [u8; MATRICES],
-    /// Likewise: strips of a block.
+    /// For more than [`ROWS`] rows by the fast layout: strips of a block.
     pub(super) wide_strips: u32,
-    /// Of matrices as stored: items whose sums a block has on their way at once, 1 or 2.
+    /// For matrices as stored: items whose sums a block has on their way at once, 1 or 2.
     pub(super) tile_sets: u32,
     /// For more than [`ROWS`] rows: 1 if `x_map` is set.
     pub(super) x_mapped: u32,
-    /// Of matrices as stored: decode tables that a block has at once, 1, 2 or 4.
+    /// For matrices as stored: decode tables that a block has at once, 1, 2 or 4.
     pub(super) tile_tables: u32,
     /// In the order of a plan of the sum: splits of strips that a block multiplies at once, and of
     /// one strip.
     pub(super) few_units: u32,
     pub(super) few_splits: u32,
-    /// Likewise: strips of each block, and blocks that have one more.
+    /// In the order of a plan of the sum: strips of each block, and blocks that have one more.
     pub(super) few_each: u32,
     pub(super) few_more: u32,
     pub(super) matrices: [LinearMatrix; MATRICES],
-    /// Of matrices as stored, up to [`ROWS`] rows of x: bytes of a slot, which has a tile's bits.
+    /// For matrices as stored, up to [`ROWS`] rows of x: bytes of a slot, which has a tile's bits.
     pub(super) tile_slot_bytes: u32,
     /// For more rows by the fast layout: stages of a share.
     pub(super) share_stages: u32,
@@ -208,7 +208,7 @@ pub(super) struct UnpackTask {
     pub(super) heads: u64,
     pub(super) entries: u64,
     pub(super) entry_count: u64,
-    /// Of row 0, column 0, wanted or not; modulo 2^64.
+    /// Device address of row 0, column 0, wanted or not; modulo 2^64.
     pub(super) output: u64,
     pub(super) pitch: u64,
     pub(super) element_begin: u64,

@@ -32,7 +32,7 @@ pub(super) struct Fewest {
 }
 
 impl Fewest {
-    /// What x takes; none if there are more rows than the kernel takes, or x takes too much.
+    /// Bytes of x; `None` if there are more rows than the kernel takes, or x takes too much.
     fn bytes(self, x_rows: u32, columns: u32) -> Option<u32> {
         (x_rows <= self.rows).then_some(())?;
         let row = columns.checked_mul(2)?.checked_next_multiple_of(self.unit)?;
@@ -57,7 +57,7 @@ impl Fewest {
     }
 }
 
-/// What blocks ask of shared memory, in bytes, and what they bear.
+/// Shared memory that blocks need, in bytes, and their numbers of warps, stages and tables.
 #[derive(Clone, Copy, Debug, FromBytes)]
 #[repr(C)]
 pub(super) struct TileDemand {
@@ -66,21 +66,21 @@ pub(super) struct TileDemand {
     /// Warps that decode, at most.
     most_warps: u32,
     table: u32,
-    /// For each row of x, and each item whose sums are on their way at once.
+    /// Bytes for each row of x, and each item whose sums are on their way at once.
     row: u32,
-    /// Of each warp, besides the bits of tiles.
+    /// Bytes of each warp, besides the bits of tiles.
     warp: u32,
     /// How many tiles' bits a warp has at once.
     stages: u32,
     /// Items whose sums are on their way at once, at most.
     most_sets: u32,
-    /// Of each warp besides, with more than [`FEW_ROWS`] rows of x.
+    /// More bytes of each warp, with more than [`FEW_ROWS`] rows of x.
     most_warp: u32,
     /// Decode tables at once, at most.
     most_tables: u32,
 }
 
-/// What a block of a launch is to do, at most.
+/// The most items and matrices that a block of a launch has.
 #[derive(Clone, Copy, Debug)]
 struct BlockWork {
     items: u32,
@@ -95,7 +95,7 @@ struct BlockShape {
     /// Items whose sums are on their way at once.
     sets: u32,
     shared: u32,
-    /// What each of a warp's stages has of it.
+    /// Bytes of `shared` for each of a warp's stages.
     slot: u32,
 }
 
@@ -148,12 +148,12 @@ impl TileDemand {
         tables * self.table + sets * self.row * x_rows
     }
 
-    /// With stages of this many bytes.
+    /// Bytes of a warp whose stages have this many bytes.
     fn of_warp(self, x_rows: u32, bytes: u32) -> u32 {
         self.warp + self.x_of_warp(x_rows) + self.stages * bytes
     }
 
-    /// What a warp has of x in shared memory.
+    /// Bytes of x that a warp has in shared memory.
     fn x_of_warp(self, x_rows: u32) -> u32 {
         if u64::from(x_rows) <= FEW_ROWS { 0 } else { self.most_warp }
     }

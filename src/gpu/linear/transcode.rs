@@ -16,7 +16,7 @@ use crate::{Result, parallel};
 /// Decoded weights at a time, in bytes.
 const SCRATCH_BYTES: u64 = 64_000_000;
 
-/// What [`Matrix::to_fast`] gives.
+/// Result of [`Matrix::to_fast`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Transcoded {
@@ -110,8 +110,8 @@ pub struct FastPacker {
 }
 
 impl FastPacker {
-    /// For a matrix of these rows and columns at `strips`, a multiple of 16. Puts the counter's
-    /// beginning on the stream.
+    /// Prepares packing a matrix of these rows and columns to `strips`, a multiple of 16. Puts the
+    /// counter's beginning on the stream.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for no weights or 2^32 and more, more than

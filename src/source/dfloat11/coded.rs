@@ -29,7 +29,7 @@ const LOOK_BYTES: u64 = 16;
 
 /// An array of a checkpoint: a range of a file.
 pub(super) struct FileRange {
-    /// What it is, for messages.
+    /// Its name in messages.
     pub(super) path: String,
     pub(super) reader: Arc<dyn ReadAt>,
     pub(super) offset: u64,

@@ -1,7 +1,7 @@
-//! What config.json says of a checkpoint of the package, and with it the shapes of matrices, which
-//! the checkpoint does not hold: its loader takes them from the model's code.
+//! Reads config.json of a checkpoint of the package, and infers the shapes of matrices from it. The
+//! checkpoint does not hold these: its loader takes them from the model's code.
 //!
-//! What is known, in this order:
+//! These facts are used, in this order:
 //! 1. A linear layer's bias is stored, and has an element a row.
 //! 2. An embedding or a head is `[vocabulary, width]`. The width of the hidden state is in
 //!    config.json, and is the length of the norms that stand directly in a block.
@@ -153,7 +153,7 @@ impl Config {
     }
 }
 
-/// What is known of a model's widths.
+/// The known widths of a model.
 #[derive(Default)]
 pub(super) struct ModelGeometry {
     width: Option<u64>,
@@ -163,8 +163,8 @@ pub(super) struct ModelGeometry {
 }
 
 impl ModelGeometry {
-    /// From config.json, and from the shapes of the tensors that are stored as they are. `modules`
-    /// end with a dot, and ascend.
+    /// Finds the widths in config.json, and in the shapes of the tensors that are stored as they
+    /// are. `modules` end with a dot, and ascend.
     pub(super) fn new<'a>(
         config: &Value,
         modules: &[String],

@@ -56,13 +56,13 @@ const CODES: &str = "encoded_exponent";
 const PLANE: &str = "sign_mantissa";
 const POSITIONS: &str = "output_positions";
 const SPLITS: &str = "split_positions";
-/// What makes a block out of tensors, besides [`SPLITS`].
+/// Suffixes of the tensors that together make a block, besides [`SPLITS`].
 const ARRAYS: [&str; 5] = [CODES, PLANE, "luts", POSITIONS, "gaps"];
-/// What a folder's files become where none of them has tensors that are not coded.
+/// The file that a folder's files become where none of them has tensors that are not coded.
 const MERGED: &str = "model.safetensors";
 /// Positions of 131,072 matrices in one block; a block of thousands of experts has fewer.
 const MAX_SPLIT_BYTES: u64 = 1 << 20;
-/// What a tensor takes of a header besides its name, at least:
+/// Bytes that a tensor takes of a header besides its name, at least:
 /// `:{"dtype":"U8","shape":[],"data_offsets":[0,0]},`.
 const ENTRY_BYTES: usize = 48;
 

@@ -125,7 +125,7 @@ impl Lists {
     }
 }
 
-/// What the name of a tensor says below each depth, as numbers that are equal where the texts are.
+/// The rest of each tensor's name below each depth, as numbers that are equal where the texts are.
 struct Suffixes {
     /// For each tensor in the tree's order, by depth: what follows this many components, and the
     /// same if all numbers were equal, `blocks.0.norm` and `blocks.1.norm`.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::source::safetensors::SourceTensor;
 
-/// What grouping needs to know of a tensor.
+/// The properties of a tensor by which it is grouped.
 #[derive(Clone, Copy, Debug)]
 pub struct Item<'a> {
     /// The name; names should be unique.
@@ -29,8 +29,8 @@ pub(super) fn components(name: &str) -> impl Iterator<Item = &str> {
     name.splitn(MAX_DEPTH, '.')
 }
 
-/// What sorts names in natural order: component by component, runs of digits by their value, and
-/// components that are equal in this sense (`01`, `1`) by their bytes.
+/// Key that sorts names in natural order: component by component, runs of digits by their value,
+/// and components that are equal in this sense (`01`, `1`) by their bytes.
 fn natural_key(name: &str) -> Vec<u8> {
     let mut key = Vec::new();
     for component in components(name) {
@@ -56,7 +56,7 @@ pub(super) fn is_number(component: &str) -> bool {
     !component.is_empty() && component.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// What stands before the number at the end of a component, where there are both.
+/// The text before the number at the end of a component, where there are both.
 pub(super) fn stem(component: &str) -> Option<&str> {
     let stem = component.trim_end_matches(|c: char| c.is_ascii_digit());
     (!stem.is_empty() && stem.len() < component.len()).then_some(stem)
