@@ -4,9 +4,8 @@
 //! ends with prefetches of the weights that the next product reads first. Which product that is,
 //! earlier launches have shown: a model multiplies in the same order again and again.
 //!
-//! A prefetch is a hint: no output depends on it. An H100 and an H200 ignore one of memory
-//! that has been freed since (measured, and tried by `python/tests/test_order_gpu.py`), so nothing
-//! is kept alive for it.
+//! A prefetch is a hint: no output depends on it. An H100 ignores one of memory that has been freed
+//! since (measured; `python/tests/test_order_gpu.py` tries it), so nothing is kept alive for it.
 
 use std::sync::{Arc, Mutex};
 
