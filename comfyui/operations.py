@@ -67,6 +67,7 @@ class Held:
         if isinstance(value, CompressedTensor) and self.weight_dtype in self.dtypes:
             self.host = value
         else:
+            self.host = None
             value = decoded(value).to(self.weight_dtype)
         self.weight = nn.Parameter(value, requires_grad=False)
 
@@ -151,6 +152,15 @@ class HeldEmbedding(Held):
     #: Text encoders also read the weight of an embedding, past the layer: F16 must be rounded.
     dtypes = (torch.bfloat16, torch.float32)
     padding_idx: int | None
+    max_norm: float | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.max_norm is not None:
+            raise ValueError(
+                "max_norm writes to the weight of an embedding, and a compressed one is not "
+                "written to; load the model with ComfyUI's own loader"
+            )
 
     def compute(self, x: Tensor, out_dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
         weight = on_device(self.weight, x.device)

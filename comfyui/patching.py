@@ -143,15 +143,24 @@ class Df11Patcher(ModelPatcher):
 
     def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
         """The weights that a checkpoint is made of, which is an ordinary one."""
-        raise ValueError(
-            "a compressed model is not saved as a checkpoint; `df11 decompress` gives back its "
-            "original file, and ComfyUI's own loaders take that"
-        )
+        raise unsaved()
+
+    def model_state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
+        """The weights that the file of a text encoder is made of."""
+        raise unsaved()
 
     def _layer(self, key: str) -> Held | None:
         module = comfy.utils.get_attr(self.model, key.rpartition(".")[0])
         is_weight = key.endswith(".weight") and isinstance(module, Held) and module.is_compressed
         return module if is_weight else None
+
+
+def unsaved() -> ValueError:
+    """The error for saving a compressed model."""
+    return ValueError(
+        "a compressed model is not saved as a checkpoint; `df11 decompress` gives back its "
+        "original file, and ComfyUI's own loaders take that"
+    )
 
 
 def is_dynamic(device: torch.device) -> bool:

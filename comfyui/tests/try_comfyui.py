@@ -28,10 +28,10 @@ RELOADS = 20
 #: Resident memory that twenty reloads may take for allocators, whatever the model.
 SLACK_BYTES = 32 << 20
 HOW = """\
-By `comfyui/tests/try_comfyui.py`. Equal means every bit of the sampled latent, of the checkpoint's
-row every bit of the image. On the CPU weights are never copied to another device: what is offloaded
-there takes ComfyUI's way through the layers, and unloading gives up LoRAs alone. Seconds are of
-sampling, of both models if they are the first of their graph, beside other work.
+By `comfyui/tests/try_comfyui.py`. Equal means every bit of the sampled latent; for the checkpoint,
+every bit of the image. On the CPU no weight is copied to another device: offloaded weights only
+take another way through the layers, and unloading only drops LoRAs. Seconds include both models
+where a graph first meets them; other work ran on the machine.
 """
 COLUMNS = ("model", "compute", "graph", "equal", "weights, MB", "of BF16", "seconds")
 

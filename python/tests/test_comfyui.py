@@ -170,6 +170,24 @@ def test_ordinary_weights_get_the_dtype_of_the_layer(node: Any) -> None:
     assert same(model.inner.linear(x), ordinary(torch.float32).inner.linear(x))
 
 
+def test_ordinary_weights_take_the_place_of_compressed_ones(node: Any, state: Any) -> None:
+    from df11_node.operations import compressed_layers
+
+    model = loaded(node, state)
+    new = {name: value + 1 for name, value in weights().items()}
+    model.load_state_dict(new)
+    layer = model.inner.linear
+    assert not list(compressed_layers(model))
+    layer.close()
+    model.to("cpu", torch.float32)
+    assert same(layer.weight, new[KEY].float())
+
+
+def test_embeddings_with_a_largest_norm_are_refused(node: Any) -> None:
+    with pytest.raises(ValueError, match="max_norm"):
+        operations(node).Embedding(8, 4, max_norm=1.0)
+
+
 @on_devices
 def test_moves_keep_it_compressed_and_return_to_the_file(
     node: Any, state: Any, device: str
@@ -296,9 +314,10 @@ def test_hooks_write_to_a_copy_that_is_gone_after_them(node: Any, state: Any) ->
     assert layer.is_compressed and same(layer(x), plain)
 
 
-def test_a_checkpoint_of_a_compressed_model_is_refused(node: Any, state: Any) -> None:
+@pytest.mark.parametrize("what", ["state_dict_for_saving", "model_state_dict_for_saving"])
+def test_a_checkpoint_of_a_compressed_model_is_refused(node: Any, state: Any, what: str) -> None:
     with pytest.raises(ValueError, match="df11 decompress"):
-        patcher(node, state).state_dict_for_saving()
+        getattr(patcher(node, state), what)()
 
 
 def test_containers_are_listed_apart_from_what_comfyui_reads(node: Any, state: Any) -> None:
