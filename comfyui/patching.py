@@ -149,6 +149,17 @@ class Df11Patcher(ModelPatcher):
         """The weights that the file of a text encoder is made of."""
         raise unsaved()
 
+    def model_state_dict(self, filter_prefix: str | None = None) -> Any:
+        """The weights as they lie; those of a part are asked for to extract a LoRA, which wants
+        them with their patches.
+        """
+        if filter_prefix is not None:
+            raise ValueError(
+                "a LoRA is not extracted from a compressed model; `df11 decompress` gives back its "
+                "original file, and ComfyUI's own loaders take that"
+            )
+        return super().model_state_dict()
+
     def _layer(self, key: str) -> Held | None:
         module = comfy.utils.get_attr(self.model, key.rpartition(".")[0])
         is_weight = key.endswith(".weight") and isinstance(module, Held) and module.is_compressed

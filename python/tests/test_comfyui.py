@@ -320,6 +320,11 @@ def test_a_checkpoint_of_a_compressed_model_is_refused(node: Any, state: Any, wh
         getattr(patcher(node, state), what)()
 
 
+def test_a_lora_is_not_extracted_from_a_compressed_model(node: Any, state: Any) -> None:
+    with pytest.raises(ValueError, match="df11 decompress"):
+        patcher(node, state).model_state_dict(filter_prefix="diffusion_model.")
+
+
 def test_containers_are_listed_apart_from_what_comfyui_reads(node: Any, state: Any) -> None:
     import folder_paths  # type: ignore[import-not-found]
 
