@@ -100,7 +100,7 @@ mod tests {
     fn prefetches_stay_in_their_matrix() {
         // Rows, columns of the whole and of a slice, splits.
         for (rows, whole, columns, splits) in [
-            (6144, 4096, 4096, 1),
+            (6144_u64, 4096, 4096, 1),
             (4096, 4096, 4096, 5),
             (33, 25_600, 25_600, 10),
             (1, 8, 8, 1),
