@@ -235,6 +235,7 @@ class _Reader:
         self.values, self.others = {first.x}, set()
         for statement in block[: first.at]:
             self._learn(statement)
+        self.others.discard(first.x)  # `multiply` sees that it is a tensor
         self.called.clear()
         self.functions.clear()
         return all(self._is_pure_statement(one, fixed) for one in block[first.at : last.at]) and (
@@ -300,7 +301,14 @@ class _Reader:
         """Whether evaluating it writes to nothing that was there before."""
         if isinstance(node, ast.Call):
             return self._is_pure_call(node)
+        if isinstance(node, ast.Attribute) and self._is_computed(node):
+            return False
         return isinstance(node, _PLAIN) and all(map(self.is_pure, ast.iter_child_nodes(node)))
+
+    def _is_computed(self, node: ast.Attribute) -> bool:
+        """Whether reading a name of the module runs code, as with a property."""
+        found = getattr(type(self.module), self._child(node) or "", None)
+        return hasattr(found, "__get__") and not isinstance(found, FunctionType)
 
     def _is_pure_call(self, call: ast.Call) -> bool:
         given = [*call.args, *(one.value for one in call.keywords)]

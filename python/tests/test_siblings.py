@@ -199,8 +199,14 @@ class Wrapped(Three):
         return self.q(x), self.k(x)
 
 
+class OfAnything(Three):
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.write(x)
+        return self.q(x), self.k(x)
+
+
 SHARING = {
-    Wrapped: [("q", "k")],
+    Wrapped: [("q", "k")], OfAnything: [("q", "k")],
     Three: [("q", "k", "v")], Kept: [("q", "k", "v")], OneExpression: [("k", "v")],
     Branches: [("k", "v")], InLoop: [("q", "k")], WithCell: [("k", "v")],
 }  # fmt: skip
@@ -313,20 +319,13 @@ def writing(x: torch.Tensor) -> torch.Tensor:
     return x.mul_(2)
 
 
-def with_free(relu: Any) -> type[Three]:
+def with_free(len: Any) -> type[Three]:
     class ByFree(Three):
         """What it calls is no global function, though its name is one."""
 
         def forward(self, x: torch.Tensor) -> Any:
             return self.q(x), len(x), self.k(x)
 
-    def of_free(len: Any) -> Any:
-        def forward(self: Any, x: torch.Tensor) -> Any:
-            return self.q(x), len(x), self.k(x)
-
-        return forward
-
-    ByFree.forward = of_free(relu)  # type: ignore[method-assign]
     return ByFree
 
 
@@ -420,6 +419,16 @@ class ByCall(Three):
         return self.calling(self.q(x)), self.k(x)
 
 
+class ByProperty(Three):
+    @property
+    def scale(self) -> torch.Tensor:
+        return self.held.add_(1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.held
+        return self.q(x), self.scale * 1, self.k(x)
+
+
 class ShowsLocals(Three):
     def forward(self, x: torch.Tensor) -> Any:
         q, k = self.q(x), self.k(x)
@@ -428,7 +437,7 @@ class ShowsLocals(Three):
 
 APART = [
     ByFree, ByMethodOfObject, ByMethodOfGiven, ByMethodOfLayer, StarredLater, OtherNames,
-    NameOfClass, ByCall, ShowsLocals,
+    NameOfClass, ByCall, ByProperty, ShowsLocals,
     ByAlias, ByMethod, ByLayer, ByMethodOfTensor, ByOperator, ByElement, ByFunction, ByOut,
     AnotherX, PerhapsNever, ByWalrus, Decorated, WrappedByObject, Rebound,
 ]  # fmt: skip
