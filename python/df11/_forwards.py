@@ -318,9 +318,10 @@ class _Reader:
             return all(map(self._is_value, given)) and self._is_pure_callee(name)
         if (found := self._resolved(call.func)) is not None:
             return all(map(self._is_value, given)) and _is_pure_function(found, len(call.args))
+        if not isinstance(call.func, ast.Attribute) or call.func.attr not in _PURE:
+            return False
         # `to` and `float` write to modules, and `add` to sets.
-        is_known = isinstance(call.func, ast.Attribute) and call.func.attr in _PURE
-        return is_known and self._is_value(call.func.value) and self.is_pure(call.func.value)  # type: ignore[attr-defined]
+        return self._is_value(call.func.value) and self.is_pure(call.func.value)
 
     def _is_pure_callee(self, name: str) -> bool:
         if (layer := child_of(self.module, name)) is not None:
@@ -336,7 +337,8 @@ class _Reader:
         return _is_pure_function(found)
 
     def _is_pure_layer(self, layer: nn.Module, path: str) -> bool:
-        if type(layer).__module__ in _LAYERS:
+        scope = getattr(type(layer).forward, "__globals__", {})
+        if type(layer).__module__ in _LAYERS and scope.get("__name__") in _LAYERS:
             return not getattr(layer, "inplace", False)
         return has_plain_names(type(layer)) and self._reads(layer, type(layer).forward, path)
 

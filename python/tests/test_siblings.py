@@ -658,6 +658,13 @@ def test_what_layers_call_may_be_exchanged(
     assert len(called) >= 3
 
 
+def test_a_forward_of_pytorch_that_was_exchanged_before(
+    joint: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.SiLU, "forward", lambda layer, y: y.mul_(2))
+    assert equal(results(joined(Kept)), results(Kept())) and not joint
+
+
 def test_modes_of_functions_see_each_product(joint: list[int]) -> None:
     module, expected = joined(), results(Three())
     with Counting() as mode, torch.device("cpu"):
@@ -891,7 +898,7 @@ def test_compiled_as_one_graph(kind: Any, grad: bool, joint: list[int]) -> None:
         one.write = MethodType(lambda self, value: value, one)
         one.writer.owner.clear()
     made = torch.compile(module, fullgraph=True, backend=backend)
-    with torch.set_grad_enabled(grad):
+    with torch.set_grad_enabled(grad), torch.device("cpu"):
         assert equal(list(flat(made(X))), results(plain))
     assert torch.ops.df11._each_linear in called and not joint
 
