@@ -85,7 +85,7 @@ class Steps(Bench):
     def apart(self, kind: str, model: Any) -> Any:
         """A copy, with the same compressed arrays, that multiplies by each layer by itself."""
         products = [*joined_siblings(model)]
-        self.row("siblings", kind=kind, products=len(products), layers=sum(map(len, products)))
+        self.row("siblings", kind=kind, products=len(products), matrices=sum(map(len, products)))
         made = copy.deepcopy(model)
         separate_siblings(made)
         return made

@@ -52,24 +52,31 @@ def _outside(node: ast.AST) -> Iterator[ast.AST]:
             yield from _outside(child)
 
 
-@lru_cache(maxsize=1 << 10)
 def source_of(function: Any) -> Source | None:
     """The source of a function, if that compiles to its code."""
     if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
         return None
+    return _source_of(function)
+
+
+@lru_cache(maxsize=1 << 10)
+def _source_of(function: FunctionType) -> Source | None:
+    told = function.__code__
     try:
         file = _file_of("".join(inspect.findsource(function)[0]))
+        definition = file.functions.get(told.co_firstlineno)
+        if definition is None or definition.name != told.co_name:
+            return None
+        found = Source(definition, file.imports)
+        return found if _is_same(_code_of(found, function), told) else None
     except (OSError, SyntaxError, TypeError, ValueError):
         return None
-    definition = file.functions.get(function.__code__.co_firstlineno)
-    if definition is None or definition.name != function.__code__.co_name:
-        return None
-    found = Source(definition, file.imports)
-    return found if _is_same(_code_of(found, function), function.__code__) else None
 
 
-def _code_of(source: Source, function: Any, *names: str) -> CodeType:
-    """The code of a definition in the scope of a function, with names of an outer function."""
+def _code_of(source: Source, function: Any, *names: str) -> CodeType | None:
+    """The code of a definition in the scope of a function, with names of an outer function. None
+    if it is elsewhere, as that of a definition with type parameters.
+    """
     (outer,) = ast.parse(
         f"def outer({', '.join((*function.__code__.co_freevars, *names))}): 0"
     ).body
@@ -81,17 +88,25 @@ def _code_of(source: Source, function: Any, *names: str) -> CodeType:
     return _inner(_inner(code, "outer"), source.definition.name)
 
 
-def _inner(code: CodeType, name: str) -> CodeType:
-    inner = (one for one in code.co_consts if isinstance(one, CodeType) and one.co_name == name)
-    return next(inner)
+def _inner(code: CodeType | None, name: str) -> CodeType | None:
+    some = code.co_consts if code is not None else ()
+    inner = (one for one in some if isinstance(one, CodeType) and one.co_name == name)
+    return next(inner, None)
+
+
+#: What codes of one source have in common. There is no table of exceptions before Python 3.11.
+_NAMES = """
+    co_code co_names co_varnames co_freevars co_cellvars co_argcount co_posonlyargcount
+    co_kwonlyargcount co_exceptiontable
+"""
+_TOLD = _NAMES.split()
 
 
 def _is_same(one: Any, other: Any) -> bool:
     if not isinstance(one, CodeType) or not isinstance(other, CodeType):
         return type(one) is type(other) and repr(one) == repr(other)
-    told = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
     return (
-        all(getattr(one, name) == getattr(other, name) for name in told)
+        all(getattr(one, name, None) == getattr(other, name, None) for name in _TOLD)
         and (one.co_flags ^ other.co_flags) & ~inspect.CO_NESTED == 0
         and len(one.co_consts) == len(other.co_consts)
         and all(map(_is_same, one.co_consts, other.co_consts))
@@ -101,6 +116,7 @@ def _is_same(one: Any, other: Any) -> bool:
 def function_of(source: Source, function: Any, given: Mapping[str, Any]) -> FunctionType:
     """The function that another definition makes in the place of one, with some names more."""
     code = _code_of(source, function, *given)
+    assert code is not None
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cells |= {name: CellType(value) for name, value in given.items()}
     closure = tuple(cells[name] for name in code.co_freevars)

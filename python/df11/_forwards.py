@@ -45,6 +45,10 @@ _FUNCTIONS = [
 _LAYERS = tuple(f"torch.nn.modules.{name}" for name in ("activation", "linear", "normalization"))
 #: Parameters by which functions write to their arguments.
 _WRITING = {None, "out", "inplace"}
+#: What shows a function its own variables, of which the one with a product has more.
+_SHOWING = {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"}
+#: Values that no method or function can write to.
+_CONSTANT = (int, float, str, type(None), torch.dtype, torch.device)
 #: Nodes that evaluate their children, always, from left to right, and write nowhere.
 _STRAIGHT = (ast.Attribute, ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Tuple, ast.List, ast.Starred)
 _PLAIN = (
@@ -74,9 +78,18 @@ Place = tuple[int, int, int, int]
 class Callee(NamedTuple):
     """A layer as it was when the source was read."""
 
+    #: With those of the layers that it is in.
     name: str
     kind: type[nn.Module]
     forward: Any
+
+
+class Held(NamedTuple):
+    """A function that a layer calls by a name of its own, as it was when the source was read."""
+
+    layer: str
+    name: str
+    function: Any
 
 
 class Siblings(NamedTuple):
@@ -85,6 +98,8 @@ class Siblings(NamedTuple):
     layers: tuple[Callee, ...]
     #: Others that are called between them.
     between: tuple[Callee, ...]
+    #: What these call.
+    functions: tuple[Held, ...]
     #: Where the source calls the layers.
     places: tuple[Place, ...]
 
@@ -102,13 +117,40 @@ def siblings_of(module: nn.Module, layers: Collection[str]) -> tuple[Siblings, .
     """Siblings among these linear layers of a module, in the order of their calls."""
     function = unwrapped(type(module).forward)
     source = source_of(function) if len(layers) > 1 else None
-    if source is None:
+    if source is None or not _SHOWING.isdisjoint(function.__code__.co_names):
         return ()
     definition = source.definition
     reader = _Reader(module, function, definition)
+    layers = [name for name in layers if child_of(module, name) is not None]
     if reader.is_stored(reader.this):
         return ()
     return tuple(found for block in _blocks(definition) for found in reader.siblings(block, layers))
+
+
+def has_plain_names(kind: type[nn.Module]) -> bool:
+    """Whether `self.name` is a child of that name, if nothing else has it."""
+    own: Any = kind
+    found = own.__getattr__, own.__getattribute__
+    return found == (nn.Module.__getattr__, object.__getattribute__)
+
+
+def child_of(module: nn.Module, path: str) -> nn.Module | None:
+    """The child that a dotted name is; None if it is something else."""
+    found: nn.Module | None = module
+    for name in path.split("."):
+        if found is None or name in found.__dict__ or hasattr(type(found), name):
+            return None
+        found = found._modules.get(name)
+    return found
+
+
+def function_held(layer: nn.Module, name: str) -> Any:
+    """The function that a name of a layer is; of partial ones, all they are made of."""
+    told = layer.__dict__
+    found = told[name] if name in told else getattr(type(layer), name, None)
+    if isinstance(found, partial):
+        return found.func, found.args, tuple(found.keywords.items())
+    return found
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -132,8 +174,14 @@ class _Reader:
         self.module, self.function, self.definition = module, function, definition
         self.depth = depth
         self.this = definition.args.args[0].arg if definition.args.args else ""
-        #: Children that were called in what was found pure.
-        self.called: dict[str, nn.Module] = {}
+        #: Where the module is in the one whose forward is read: "", or a name with a dot behind it.
+        self.path = ""
+        #: Layers and functions that were called in what was found pure.
+        self.called: dict[str, Callee] = {}
+        self.functions: dict[str, Held] = {}
+        #: Names that are tensors, numbers, and the like; and names that may be anything.
+        self.values: set[str] = set()
+        self.others: set[str] = set()
 
     def siblings(self, block: list[ast.stmt], layers: Collection[str]) -> Iterator[Siblings]:
         runs: list[list[_Call]] = []
@@ -147,16 +195,15 @@ class _Reader:
             run.append(call)
         for run in runs:
             if len(run) > 1:
-                self.called.clear()
                 self._is_pure_between(block, run[0], run[-1])
-                names = [call.layer for call in run]
-                between = [name for name in self.called if name not in names]
-                places = tuple(place_of(call.node) for call in run)
-                yield Siblings(self._callees(names), self._callees(between), places)
+                yield self._told(run)
 
-    def _callees(self, names: Iterable[str]) -> tuple[Callee, ...]:
-        found: list[tuple[str, Any]] = [(name, self.module._modules[name]) for name in names]
-        return tuple(Callee(name, type(one), type(one).forward) for name, one in found)
+    def _told(self, run: list[_Call]) -> Siblings:
+        names = [call.layer for call in run]
+        between = tuple(one for name, one in self.called.items() if name not in names)
+        layers = tuple(_callee(name, self.module._modules[name]) for name in names)
+        places = tuple(place_of(call.node) for call in run)
+        return Siblings(layers, between, tuple(self.functions.values()), places)
 
     def _calls(self, block: list[ast.stmt], layers: Collection[str]) -> Iterator[_Call]:
         """Calls of the layers with a local variable alone, that always happen, in their order."""
@@ -185,6 +232,12 @@ class _Reader:
 
     def _is_pure_between(self, block: list[ast.stmt], first: _Call, last: _Call) -> bool:
         fixed = {first.x, self.this}
+        self.values, self.others = {first.x}, set()
+        for statement in block[: first.at]:
+            self._learn(statement)
+        self.others.discard(first.x)  # `multiply` sees that it is a tensor
+        self.called.clear()
+        self.functions.clear()
         return all(self._is_pure_statement(one, fixed) for one in block[first.at : last.at]) and (
             self._is_pure_before(last.path[0], last)
         )
@@ -198,78 +251,117 @@ class _Reader:
         inner = (child for child in ast.iter_child_nodes(node) if hasattr(child, "lineno"))
         return all(self._is_pure_before(child, last) for child in inner)
 
+    def _learn(self, statement: ast.stmt) -> None:
+        """What names are after a statement; for good, if they may be anything."""
+        value = statement.value if isinstance(statement, ast.Assign) else None
+        known = self.values if value is not None and self._is_value(value) else self.others
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                known.add(node.id)
+
+    def _is_value(self, node: ast.AST) -> bool:
+        """Whether it is a tensor, a number, or a tuple of these, to which pure calls do nothing."""
+        if isinstance(node, ast.Name) and node.id in self.values:
+            return node.id not in self.others
+        if isinstance(node, (ast.Attribute, ast.Name)):
+            is_of = isinstance(node, ast.Attribute) and self._is_value(node.value)
+            found = self._resolved(node)
+            is_constant = found is not None and isinstance(found, _CONSTANT)
+            return is_of or self._is_own(node) or is_constant
+        if isinstance(node, ast.Call):
+            return self.is_pure(node)
+        if isinstance(node, ast.Subscript):
+            return self._is_value(node.value)
+        return isinstance(node, _PLAIN) and all(map(self._is_value, ast.iter_child_nodes(node)))
+
+    def _is_own(self, node: ast.expr) -> bool:
+        """Whether it is a parameter or a constant of the module."""
+        if (name := self._child(node)) is None:
+            return False
+        known = name in self.module._parameters or name in self.module._buffers
+        return known or isinstance(vars(self.module).get(name, self), _CONSTANT)
+
     def _is_pure_statement(self, statement: ast.stmt, fixed: Collection[str] = ()) -> bool:
         if isinstance(statement, ast.If):
             parts = [*statement.body, *statement.orelse]
             inner = all(self._is_pure_statement(one, fixed) for one in parts)
             return not fixed and inner and self.is_pure(statement.test)
         if isinstance(statement, ast.Return):
-            return not fixed and (statement.value is None or self.is_pure(statement.value))
+            value = statement.value or ast.Constant(None)
+            return not fixed and self.is_pure(value) and self._is_value(value)
         if isinstance(statement, ast.Assign):
             names = [name for target in statement.targets for name in _targets(target)]
-            return all(name and name not in fixed for name in names) and (
-                self.is_pure(statement.value)
-            )
+            is_kept = all(name and name not in fixed for name in names)
+            is_pure = is_kept and self.is_pure(statement.value)
+            self._learn(statement)
+            return is_pure
         return isinstance(statement, ast.Expr) and self.is_pure(statement.value)
 
     def is_pure(self, node: ast.AST) -> bool:
         """Whether evaluating it writes to nothing that was there before."""
         if isinstance(node, ast.Call):
             return self._is_pure_call(node)
+        if isinstance(node, ast.Attribute) and self._is_computed(node):
+            return False
         return isinstance(node, _PLAIN) and all(map(self.is_pure, ast.iter_child_nodes(node)))
+
+    def _is_computed(self, node: ast.Attribute) -> bool:
+        """Whether reading a name of the module runs code, as with a property."""
+        found = getattr(type(self.module), self._child(node) or "", None)
+        return hasattr(found, "__get__") and not isinstance(found, FunctionType)
 
     def _is_pure_call(self, call: ast.Call) -> bool:
         given = [*call.args, *(one.value for one in call.keywords)]
         if not all(map(self.is_pure, given)) or any(one.arg in _WRITING for one in call.keywords):
             return False
         if (name := self._child(call.func)) is not None:
-            return self._is_pure_callee(name)
+            return all(map(self._is_value, given)) and self._is_pure_callee(name)
         if (found := self._resolved(call.func)) is not None:
-            return _is_pure_function(found, len(call.args))
+            return all(map(self._is_value, given)) and _is_pure_function(found, len(call.args))
         if not isinstance(call.func, ast.Attribute) or call.func.attr not in _PURE:
             return False
-        return not self._may_be_module(call.func.value) and self.is_pure(call.func.value)
-
-    def _may_be_module(self, node: ast.expr) -> bool:
-        """Whether it is of this module and no tensor: `to` and `float` write to modules."""
-        known = (*self.module._parameters, *self.module._buffers)
-        if self._child(node) in known:
-            return False
-        while isinstance(node, ast.Attribute):
-            node = node.value
-        return isinstance(node, ast.Name) and node.id == self.this
+        # `to` and `float` write to modules, and `add` to sets.
+        return self._is_value(call.func.value) and self.is_pure(call.func.value)
 
     def _is_pure_callee(self, name: str) -> bool:
-        found = getattr(self.module, name, None)
-        if isinstance(found, nn.Module):
-            if self.depth == 0:
-                self.called[name] = found
-            return self._is_pure_layer(found)
-        if self.depth == 0:  # nobody would see that it is another one by now
+        if (layer := child_of(self.module, name)) is not None:
+            self.called[self.path + name] = _callee(self.path + name, layer)
+            return self._is_pure_layer(layer, self.path + name + ".")
+        if self.depth == 0:
             return False
+        found = getattr(self.module, name, None)
+        held = Held(self.path[:-1], name, function_held(self.module, name))
+        self.functions[self.path + name] = held
         if isinstance(found, MethodType) and found.__self__ is self.module:
-            return self._reads(self.module, found.__func__)
+            return self._reads(self.module, found.__func__, self.path)
         return _is_pure_function(found)
 
-    def _is_pure_layer(self, layer: nn.Module) -> bool:
-        if type(layer).__module__ in _LAYERS:
+    def _is_pure_layer(self, layer: nn.Module, path: str) -> bool:
+        scope = getattr(type(layer).forward, "__globals__", {})
+        if type(layer).__module__ in _LAYERS and scope.get("__name__") in _LAYERS:
             return not getattr(layer, "inplace", False)
-        return self._reads(layer, type(layer).forward)
+        return has_plain_names(type(layer)) and self._reads(layer, type(layer).forward, path)
 
-    def _reads(self, module: nn.Module, function: Any) -> bool:
-        """Whether all that a function does is pure."""
+    def _reads(self, module: nn.Module, function: Any, path: str) -> bool:
+        """Whether all that a function does is pure, given values, and it returns such."""
         source = source_of(function)
         if source is None or self.depth == _MOST_DEPTH:
             return False
         reader = _Reader(module, function, source.definition, self.depth + 1)
+        reader.path, reader.called, reader.functions = path, self.called, self.functions
+        reader.values = {*function.__code__.co_varnames} - {reader.this}
         return all(map(reader._is_pure_statement, source.definition.body))
+
+    def _locals(self) -> tuple[str, ...]:
+        code = self.function.__code__
+        return (*code.co_varnames, *code.co_freevars, *code.co_cellvars)
 
     def _resolved(self, node: ast.AST) -> Any:
         """The object that a dotted name stands for which begins with a global one."""
         if isinstance(node, ast.Attribute):
             outer = self._resolved(node.value)
             return None if outer is None else getattr(outer, node.attr, None)
-        if not isinstance(node, ast.Name) or node.id in self.function.__code__.co_varnames:
+        if not isinstance(node, ast.Name) or node.id in self._locals():
             return None
         scope = {**vars(builtins), **self.function.__globals__}
         return scope.get(node.id)
@@ -279,7 +371,8 @@ def _is_pure_function(found: Any, count: int = 1) -> bool:
     """Whether it writes to none of `count` arguments."""
     if isinstance(found, partial):
         is_named = not found.args and _WRITING.isdisjoint(found.keywords)
-        return is_named and _is_pure_function(found.func, count)
+        is_fixed = all(isinstance(value, _CONSTANT) for value in found.keywords.values())
+        return is_named and is_fixed and _is_pure_function(found.func, count)
     names = found.__code__.co_varnames if isinstance(found, FunctionType) else ()
     return any(found is one for one in _FUNCTIONS) and _WRITING.isdisjoint(names[:count])
 
@@ -287,13 +380,23 @@ def _is_pure_function(found: Any, count: int = 1) -> bool:
 def _straight(node: ast.AST, path: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AST, ...]]:
     """Calls in an expression that always happen, in their order, each with the nodes around it."""
     path = (*path, node)
-    if isinstance(node, ast.Call):
+    if isinstance(node, ast.Call) and not _is_out_of_order(node):
         for child in (node.func, *node.args, *node.keywords):
             yield from _straight(child, path)
         yield path
     elif isinstance(node, (*_STRAIGHT, ast.keyword)):
         for child in ast.iter_child_nodes(node):
             yield from _straight(child, path)
+
+
+def _is_out_of_order(call: ast.Call) -> bool:
+    """Whether arguments do not happen in the order of the source: `*c` before b in f(a, k=b, *c)"""
+    first = min((place_of(one) for one in call.keywords), default=None)
+    return first is not None and any(place_of(one) > first for one in call.args)
+
+
+def _callee(name: str, layer: Any) -> Callee:
+    return Callee(name, type(layer), type(layer).forward)
 
 
 def _targets(node: ast.expr) -> Iterator[str]:

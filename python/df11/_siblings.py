@@ -2,25 +2,35 @@
 
 Which layers that are is read from the source of the module's `forward` when it is loaded
 (`_forwards`), and never learned from calls: a product does not depend on who called before. The
-module then gets a class of its own, which differs from its own one in `forward`. That asks
-`multiply` where the first of these layers is called; if it is told None, each layer is called where
-it was. So it is with layers that were replaced or have hooks, with gradients, on the CPU, and for
-many rows of x. Bits are the same.
+module then gets a subclass with another `forward`, which asks `multiply` where the first of these
+layers is called. If that returns None, each layer is called where it was: layers that were replaced
+or have hooks, gradients, the CPU, many rows of x.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, wraps
+from types import FunctionType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._device import DeviceContext
 
 from . import _ops
-from ._forwards import Callee, Siblings, rewritten, siblings_of
+from ._forwards import (
+    Callee,
+    Held,
+    Siblings,
+    child_of,
+    function_held,
+    has_plain_names,
+    rewritten,
+    siblings_of,
+)
 from ._matrices import PART
 from ._modules import join
 from ._tensor import PLAIN, CompressedTensor, is_at_once
@@ -29,6 +39,8 @@ from ._tensor import PLAIN, CompressedTensor, is_at_once
 DEVICES = ("cuda",)
 #: Rows of x up to which one launch for several matrices takes less time than one each.
 MOST_ROWS = 64
+#: What a call of a linear layer does, if nobody has exchanged it.
+_FORWARD, _CALL, _LINEAR = nn.Linear.forward, nn.Module.__call__, functional.linear
 
 
 def join_siblings(root: nn.Module) -> None:
@@ -75,8 +87,10 @@ def _is_compressed(layer: nn.Module | None) -> bool:
 def _is_simple(kind: type[nn.Module]) -> bool:
     """Whether another class can be made of it without a word to it, and objects are pickled."""
     own = all("__init_subclass__" not in vars(base) for base in kind.__mro__[:-1])
-    reduces = (kind.__reduce__, kind.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__)
-    return own and type(kind) is type and not reduces and not hasattr(kind, "__deepcopy__")
+    made = (kind.__new__, kind.__reduce__, kind.__reduce_ex__)
+    is_made = made == (object.__new__, object.__reduce__, object.__reduce_ex__)
+    is_read = has_plain_names(kind) and type(kind.forward) is FunctionType
+    return own and type(kind) is type and is_made and is_read and not hasattr(kind, "__deepcopy__")
 
 
 @lru_cache(maxsize=1 << 10)
@@ -90,6 +104,8 @@ def _joined(kind: Any, forward: Any, found: tuple[Siblings, ...]) -> type[nn.Mod
         return (together if kind.forward is forward else kind.forward)(self, *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
+        if type(self) is not made:
+            return object.__reduce_ex__(self, protocol)
         state: tuple[Any, ...] = object.__reduce_ex__(self, max(protocol, 2))[2:]  # type: ignore[assignment]
         return _revive, (kind,), *state
 
@@ -117,7 +133,9 @@ def _reviving(kind: Any) -> type[nn.Module]:
 
 def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tensor] | None:
     """The products of x with all siblings; None if each shall be multiplied by itself."""
-    if x.device.type not in DEVICES or not _is_plain(module, siblings):
+    if not isinstance(x, Tensor) or x.device.type not in DEVICES or _is_watched():
+        return None
+    if not _is_plain(module, siblings):
         return None
     weights, biases = _parameters(module, siblings)
     if not weights or (torch.is_grad_enabled() and (x.requires_grad or _ask(biases))):
@@ -127,12 +145,22 @@ def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tenso
             return None
         made: Sequence[Tensor] = torch.ops.df11._each_linear(x, weights, biases)
         return made
-    if x.dtype is not torch.bfloat16 or x.shape.numel() > MOST_ROWS * x.shape[-1]:
-        return None
     is_plain = all(bias is None or type(bias) in PLAIN for bias in biases)
     if not (is_plain and _is_alike(weights) and is_at_once(x, weights[0], biases[0])):
         return None
+    if x.dtype is not torch.bfloat16 or not _has_few_rows(x):
+        return None
     return _ops.linears(x, *_told(weights, biases))
+
+
+def _has_few_rows(x: Tensor) -> bool:
+    return x.dim() > 0 and x.shape.numel() <= MOST_ROWS * x.shape[-1]
+
+
+def _is_watched() -> bool:
+    """Whether a mode sees calls of functions, other than that of a device for new tensors."""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return any(type(mode) is not DeviceContext for mode in modes)
 
 
 def _ask(biases: Sequence[Tensor | None]) -> bool:
@@ -152,8 +180,20 @@ def _parameters(module: Any, siblings: Siblings) -> tuple[list[Any], list[Any]]:
 def _is_plain(module: nn.Module, siblings: Siblings) -> bool:
     if _has_any_global_hook():  # type: ignore[no-untyped-call]
         return False
+    if nn.Linear.forward is not _FORWARD or functional.linear is not _LINEAR:
+        return False
     several = (*siblings.layers, *siblings.between)
-    return all(_is_as_read(module._modules.get(layer.name), layer) for layer in several)
+    return all(_is_as_read(child_of(module, layer.name), layer) for layer in several) and (
+        all(_is_held(module, held) for held in siblings.functions)
+    )
+
+
+def _is_held(module: nn.Module, held: Held) -> bool:
+    """Whether a layer still calls a function that was read. Partial ones are tuples here."""
+    layer = child_of(module, held.layer)
+    found = None if layer is None else function_held(layer, held.name)
+    is_partial = type(found) is tuple and type(held.function) is tuple
+    return found is held.function or (is_partial and found == held.function)
 
 
 def _is_as_read(found: nn.Module | None, layer: Callee) -> bool:
@@ -161,8 +201,12 @@ def _is_as_read(found: nn.Module | None, layer: Callee) -> bool:
     if type(found) is not layer.kind or layer.kind.forward is not layer.forward:
         return False
     told = found.__dict__
-    return "forward" not in told and not (
-        told["_forward_hooks"]
+    if "forward" in told or layer.kind.__call__ is not _CALL:
+        return False
+    return not (
+        told.get("inplace")
+        or told.get("_compiled_call_impl")
+        or told["_forward_hooks"]
         or told["_forward_pre_hooks"]
         or told["_backward_hooks"]
         or told["_backward_pre_hooks"]

@@ -119,7 +119,8 @@ class ModelReport:
         if self.siblings:
             layers = sum(map(len, self.siblings))
             products = f"{len(self.siblings)} products by {layers} matrices, those that share x"
-            yield "at once", f"{products}; for more than {MOST_ROWS} rows of it each by itself"
+            many = f"with more than {MOST_ROWS} rows each multiplies by itself"
+            yield "at once", f"{products}; {many}"
         if why := sorted(self.ordinary.items()):
             told = (f"{reason}: {count} ({show(size)})" for reason, (count, size) in why)
             yield "ordinary", "; ".join(told)

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, _tensor_str, nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from . import _ops
@@ -323,6 +324,7 @@ def is_at_once(x: Any, weight: Any, bias: Any) -> bool:
         return False
     return not (
         torch._C._len_torch_dispatch_stack()
+        or forward_ad._current_level >= 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
         or weight._place != x.device

@@ -2,9 +2,12 @@
 
 import copy
 import gc
+import importlib
 import io
 import pickle
+import sys
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
@@ -19,7 +22,9 @@ import transformers
 from conftest import on_devices
 from models import Folders, prompt
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from weights import WEIGHTS, compressed, same
@@ -194,8 +199,14 @@ class Wrapped(Three):
         return self.q(x), self.k(x)
 
 
+class OfAnything(Three):
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.write(x)
+        return self.q(x), self.k(x)
+
+
 SHARING = {
-    Wrapped: [("q", "k")],
+    Wrapped: [("q", "k")], OfAnything: [("q", "k")],
     Three: [("q", "k", "v")], Kept: [("q", "k", "v")], OneExpression: [("k", "v")],
     Branches: [("k", "v")], InLoop: [("q", "k")], WithCell: [("k", "v")],
 }  # fmt: skip
@@ -304,7 +315,129 @@ class Rebound(Three):
         return q, self.k(x)
 
 
+def writing(x: torch.Tensor) -> torch.Tensor:
+    return x.mul_(2)
+
+
+def with_free(len: Any) -> type[Three]:
+    class ByFree(Three):
+        """What it calls is no global function, though its name is one."""
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.q(x), len(x), self.k(x)
+
+    return ByFree
+
+
+ByFree = with_free(writing)
+
+
+class Adding:
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2)
+
+
+ADDING = Adding()
+
+
+class ByMethodOfObject(Three):
+    def forward(self, x: torch.Tensor) -> Any:
+        some = Adding()
+        return self.q(x), some.add(x), self.k(x)
+
+
+class ByMethodOfGiven(Three):
+    def forward(self, x: torch.Tensor, some: Any = ADDING) -> Any:
+        q = self.q(x)
+        y = some
+        return q, y.add(x), self.k(x)
+
+
+class ByMethodOfLayer(Three):
+    def forward(self, x: torch.Tensor) -> Any:
+        layer = self.act
+        return self.q(x), (layer.float(), None)[1], self.k(x)
+
+
+class StarredLater(Three):
+    """Python evaluates `*written(x)` before `k=`."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        def written(x: torch.Tensor) -> list[torch.Tensor]:
+            return [x.mul_(2)]
+
+        def given(*several: Any, k: Any) -> Any:
+            return *several, k
+
+        return given(self.q(x), k=self.k(x), *written(x))  # noqa: B026
+
+
+class OtherNames(Three):
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return LoRA.of(found) if name == "k" else found
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.q(x), self.k(x)
+
+
+class NameOfClass(Three):
+    @property
+    def k(self) -> Any:
+        return LoRA.of(self._modules["k"])
+
+    @k.setter
+    def k(self, layer: nn.Module) -> None:
+        self._modules["k"] = layer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.q(x), self.k(x)
+
+
+class Calling(nn.Module):
+    """A layer with a call of its own, which writes."""
+
+    def __init__(self, owner: nn.Module) -> None:
+        super().__init__()
+        self.owner = [owner]
+
+    def __call__(self, y: torch.Tensor) -> torch.Tensor:
+        self.owner[0].held.mul_(2)
+        return super().__call__(y)
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return y * 2
+
+
+class ByCall(Three):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calling = Calling(self)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.held.add_(1)
+        return self.calling(self.q(x)), self.k(x)
+
+
+class ByProperty(Three):
+    @property
+    def scale(self) -> torch.Tensor:
+        return self.held.add_(1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.held
+        return self.q(x), self.scale * 1, self.k(x)
+
+
+class ShowsLocals(Three):
+    def forward(self, x: torch.Tensor) -> Any:
+        q, k = self.q(x), self.k(x)
+        return q, k, torch.tensor(len(locals()))
+
+
 APART = [
+    ByFree, ByMethodOfObject, ByMethodOfGiven, ByMethodOfLayer, StarredLater, OtherNames,
+    NameOfClass, ByCall, ByProperty, ShowsLocals,
     ByAlias, ByMethod, ByLayer, ByMethodOfTensor, ByOperator, ByElement, ByFunction, ByOut,
     AnotherX, PerhapsNever, ByWalrus, Decorated, WrappedByObject, Rebound,
 ]  # fmt: skip
@@ -354,8 +487,24 @@ def joined(kind: type[nn.Module] = Three) -> Any:
 
 
 class LoRA(nn.Linear):
+    @classmethod
+    def of(cls, layer: nn.Module) -> nn.Module:
+        made = copy.copy(layer)
+        made.__class__ = cls
+        return made
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + 1
+
+
+class Counting(TorchFunctionMode):
+    """Counts calls of `linear`."""
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is functional.linear
+        return func(*args, **kwargs or {})
 
 
 class Watching(TorchDispatchMode):
@@ -409,7 +558,20 @@ def between(module: Any) -> None:
     module.norm.register_forward_hook(add_one)
 
 
+def inplace(module: Any) -> None:
+    module.act.inplace = True
+
+
+def named_otherwise(module: Any) -> None:
+    module.__dict__["k"] = LoRA.of(module.k)
+
+
+def compiled(module: Any) -> None:
+    module.k._compiled_call_impl = LoRA.of(module.k)._call_impl
+
+
 CHANGES = [
+    inplace, named_otherwise, compiled,
     lora, ordinary, another, hooked, hooked_before, another_forward, mixed_modes, removed, between,
     bias_of_no_parameter,
 ]  # fmt: skip
@@ -422,6 +584,130 @@ def test_what_was_changed_goes_by_itself(change: Any, joint: list[int]) -> None:
         change(one)
     assert equal(results(module), results(plain))
     assert not joint and not list(_siblings.joined_siblings(module))
+
+
+class Inner(nn.Module):
+    """A layer with a layer, a function, and a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.inner = partial(functional.gelu, approximate="tanh"), nn.SiLU()
+
+    def twice(self, y: torch.Tensor) -> torch.Tensor:
+        return y * 2
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.act(self.twice(y)))  # type: ignore[no-any-return]
+
+
+class Nested(Three):
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = Inner()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.deep(self.q(x)), self.k(x)
+
+
+NESTED: dict[str, Callable[[Any], Any]] = {
+    "hook": lambda deep: deep.inner.register_forward_hook(add_one),
+    "child": lambda deep: setattr(deep, "inner", Writer(deep.owner)),
+    "inplace": lambda deep: setattr(deep.inner, "inplace", True),
+    "function": lambda deep: setattr(deep, "act", writing),
+    "keyword": lambda deep: deep.act.keywords.update(approximate="none"),
+    "method": lambda deep: setattr(deep, "twice", writing),
+}
+
+
+@pytest.mark.parametrize("change", NESTED)
+def test_changes_inside_of_a_layer_between(change: str, joint: list[int]) -> None:
+    plain, module = Nested(), joined(Nested)
+    assert equal(results(module), results(plain)) and joint == [2]
+    for one in (plain, module):
+        one.deep.__dict__["owner"] = one
+        NESTED[change](one.deep)
+    assert equal(results(module), results(plain)) and joint == [2]
+    assert not list(_siblings.joined_siblings(module))
+
+
+def test_copies_with_functions_of_their_own(joint: list[int]) -> None:
+    module = joined(Nested)
+    module.writer.owner.clear()
+    copied = copy.deepcopy(module)
+    assert type(copied) is type(module) and equal(results(copied), results(module))
+    assert joint == [2, 2]
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize(
+    "owner, name", [(nn.Linear, "forward"), (nn.Module, "__call__"), (functional, "linear")]
+)
+def test_what_layers_call_may_be_exchanged(
+    owner: Any, name: str, is_before: bool, joint: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, called = getattr(owner, name), []
+
+    def watched(*given: Any) -> Any:
+        called.append(given)
+        return original(*given)
+
+    module = Three() if is_before else joined()
+    monkeypatch.setattr(owner, name, watched)
+    _siblings.join_siblings(module)
+    assert equal(list(flat(module.forward(X))), results(Three())) and not joint
+    assert len(called) >= 3
+
+
+def test_a_forward_of_pytorch_that_was_exchanged_before(
+    joint: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.SiLU, "forward", lambda layer, y: y.mul_(2))
+    assert equal(results(joined(Kept)), results(Kept())) and not joint
+
+
+def test_modes_of_functions_see_each_product(joint: list[int]) -> None:
+    module, expected = joined(), results(Three())
+    with Counting() as mode, torch.device("cpu"):
+        assert equal(results(module), expected)
+    assert mode.count == 3 and not joint
+    with torch.device("cpu"):
+        assert equal(results(module), expected)
+    assert joint == [3]
+
+
+def test_tangents_flow_through_each(joint: list[int]) -> None:
+    with forward_ad.dual_level(), torch.no_grad():
+        x = forward_ad.make_dual(X, X * 2)
+        for found in (joined()(x)[1], Three().k(x)):
+            tangent = forward_ad.unpack_dual(found).tangent
+            assert tangent is not None
+            assert same(tangent, functional.linear(X * 2, WEIGHTS["k"]))
+    assert not joint
+
+
+def test_traces_have_each_product(joint: list[int]) -> None:
+    module, expected = joined(Kept), results(Kept())
+    module.__dict__["write"] = lambda value: value
+    made = torch.fx.symbolic_trace(joined(OneOfTwo))
+    assert equal(results(made), results(OneOfTwo())) and not joint
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        traced = torch.jit.trace(module, X, check_trace=False)
+    assert equal(results(traced), expected)
+
+
+class OneOfTwo(Three):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.q(x), self.k(x)
+
+
+def test_a_number_alone_is_refused_as_by_a_layer(joint: list[int]) -> None:
+    x, errors = torch.tensor(2.0).bfloat16(), []
+    for module in (joined(), Three()):
+        with pytest.raises(Exception) as error:
+            module(x)
+        errors.append((error.type, str(error.value)))
+    assert errors[0] == errors[1]
 
 
 def test_a_forward_that_was_exchanged_is_called(joint: list[int]) -> None:
@@ -538,14 +824,67 @@ def test_a_source_that_is_not_of_the_code_is_not_read(monkeypatch: pytest.Monkey
     lines, _ = _code.inspect.findsource(Three.forward)
     edited = [line.replace("(3, 2, 64)", "(3, 4, 32)") for line in lines]
     assert not list(_siblings.joined_siblings(joined(made)))
-    _code.source_of.cache_clear()
+    _code._source_of.cache_clear()
     monkeypatch.setattr(_code.inspect, "findsource", lambda function: (edited, 0))
     assert type(joined()) is Three
-    _code.source_of.cache_clear()
+    _code._source_of.cache_clear()
+
+
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_forwards_that_are_no_functions_or_compiled_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = type("Made", (Three,), {"forward": Unhashable()})
+    assert type(joined(made)) is made and same(joined(made)(X), X)
+    _code._source_of.cache_clear()
+    empty = compile("0", "", "exec")
+    monkeypatch.setattr(_code, "compile", lambda *_, **__: empty, raising=False)
+    assert type(joined()) is Three
+    _code._source_of.cache_clear()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the syntax is newer")
+def test_a_forward_with_type_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "def forward[T](self, x: T):\n    return self.q(x), self.k(x)\n"
+    (tmp_path / "df11_generic.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = type("Made", (Three,), {"forward": importlib.import_module("df11_generic").forward})
+    assert type(joined(made)) is made
+
+
+def test_codes_differ_by_the_kinds_of_their_arguments() -> None:
+    several: list[Any] = [lambda a, b: a, lambda a, *, b: a, lambda a, b, /: a]
+    for one in several:
+        same_ones = [_code._is_same(one.__code__, other.__code__) for other in several]
+        assert sum(same_ones) == 1
+
+
+class WithNew(Three):
+    def __new__(cls, size: int = 1) -> Any:
+        made = super().__new__(cls)
+        made.__dict__["size"] = size
+        return made
+
+    def __getnewargs__(self) -> tuple[int]:
+        return (self.__dict__["size"],)
+
+
+def test_subclasses_and_what_new_is_told_are_kept() -> None:
+    made: Any = type("Made", (type(joined()),), {})
+    module = made()
+    module.writer.owner.clear()
+    assert type(copy.deepcopy(module)) is made and type(copy.copy(module)) is made
+    assert type(joined(WithNew)) is WithNew
 
 
 @pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("kind", [Kept, OneExpression, Branches])
+@pytest.mark.parametrize("kind", [Kept, OneExpression, Branches, Nested])
 def test_compiled_as_one_graph(kind: Any, grad: bool, joint: list[int]) -> None:
     module, called = joined(kind), []
     torch._dynamo.reset()
@@ -559,7 +898,7 @@ def test_compiled_as_one_graph(kind: Any, grad: bool, joint: list[int]) -> None:
         one.write = MethodType(lambda self, value: value, one)
         one.writer.owner.clear()
     made = torch.compile(module, fullgraph=True, backend=backend)
-    with torch.set_grad_enabled(grad):
+    with torch.set_grad_enabled(grad), torch.device("cpu"):
         assert equal(list(flat(made(X))), results(plain))
     assert torch.ops.df11._each_linear in called and not joint
 
