@@ -3,6 +3,7 @@
 
     python bench/families.py --rows families.jsonl --out families.md   # all; goes on where it was
     python bench/families.py --only qwen3_next,gpt_oss                 # some
+    python bench/families.py --jobs 16                                 # on 16 cores
 
 For each model type that transformers has a class of `LISTS` for, a config is shrunk by the names of
 its fields, a model with seeded weights is saved and compressed, and everything that it returns for
@@ -27,6 +28,7 @@ import resource
 import tempfile
 import traceback
 from multiprocessing.connection import Connection
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +69,12 @@ USUAL = {"a vector", "as small as it is", "a buffer", "not in the containers"}
 TAKE_TEXT = ("idefics3", "smolvlm")
 HIDDEN, LAYERS, HEADS, VOCABULARY = 128, 4, 4, 512
 #: Larger ones were not shrunk.
-MOST_WEIGHTS = 40_000_000
+MOST_WEIGHTS = 120_000_000
 #: Small sizes, and fields of configs that get them.
 SMALL: list[tuple[int, str]] = [
     (HIDDEN, "hidden_size d_model n_embd embed_dim dim embedding_size word_embed_proj_dim emb_dim"),
     (HIDDEN, "mlp_hidden_size shared_expert_intermediate_size attention_hidden_size"),
+    (HIDDEN, "text_hidden_size"),
     # Smaller experts are not coded.
     (3 * HIDDEN, "moe_intermediate_size intermediate_size ffn_dim n_inner d_ff ffn_hidden_size"),
     (3 * HIDDEN, "intermediate_size_mlp"),
@@ -93,6 +96,8 @@ SMALL: list[tuple[int, str]] = [
     # Layers that share must have a partner of their kind.
     (0, "num_kv_shared_layers"),
 ]
+#: Fields that some models need although their configs leave them out.
+FILLED = {"head_dim", "num_experts_per_tok"}
 SIZES = {name: size for size, names in SMALL for name in names.split()}
 
 
@@ -103,6 +108,7 @@ def main() -> int:
     parser.add_argument("--only", type=lambda text: text.split(","))
     parser.add_argument("--rows", type=Path, help="where rows are kept; types there are not run")
     parser.add_argument("--out", type=Path, help="where the table goes; printed otherwise")
+    parser.add_argument("--jobs", type=int, default=1, help="how many types at once")
     parser.add_argument("--seconds", type=int, default=120, help="the most that one type may take")
     parser.add_argument("--memory", type=float, default=8, help="GB that one type may allocate")
     options = parser.parse_args()
@@ -110,14 +116,18 @@ def main() -> int:
     transformers.utils.logging.disable_progress_bar()
     rows = kept(options.rows)
     known = {row[0] for row in rows}
-    for kind, name in listed():
-        if name in known or (options.only and name not in options.only):
-            continue
-        rows.append([name, *result(kind, name, options)])
-        print(" | ".join(rows[-1]), flush=True)
-        if options.rows:
-            with options.rows.open("a") as file:
-                print(json.dumps(rows[-1]), file=file)
+    wanted = [
+        each
+        for each in listed()
+        if each[1] not in known and (not options.only or each[1] in options.only)
+    ]
+    with ThreadPool(options.jobs) as pool:
+        for row in pool.imap_unordered(lambda each: [each[1], *result(*each, options)], wanted):
+            rows.append(row)
+            print(" | ".join(row), flush=True)
+            if options.rows:
+                with options.rows.open("a") as file:
+                    print(json.dumps(row), file=file)
     table = in_markdown(sorted(rows))
     if options.out:
         options.out.write_text(table)
@@ -249,6 +259,8 @@ def shrunk(fields: dict[str, Any]) -> dict[str, Any]:
             found[key] = [HIDDEN // HEADS // 2 - 10, 5, 5][: len(value)]
         elif isinstance(value, list) and len(value) == before:
             found[key] = value[:LAYERS]
+        elif value is None and key in FILLED:
+            found[key] = SIZES[key]
         elif type(value) is int and value and (key in SIZES or key.endswith("vocab_size")):
             found[key] = SIZES.get(key, VOCABULARY)
         elif type(value) is int and key.endswith("_token_id"):
