@@ -25,6 +25,7 @@ import importlib.metadata
 import json
 import multiprocessing
 import resource
+import sys
 import tempfile
 import traceback
 from multiprocessing.connection import Connection
@@ -212,6 +213,7 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
         except BaseException as error:
             place = traceback.extract_tb(error.__traceback__)[-1].name
             text = f"{type(error).__name__} in {place}: {error}".replace("|", "/")
+            text = text.replace(f"{sys.prefix}/", "")
             answer.send((stage, "", " ".join(text.split())[:160]))
 
 

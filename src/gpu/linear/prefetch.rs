@@ -39,8 +39,8 @@ impl LastLaunch {
     }
 }
 
-/// What a launch by matrices of so many columns reads first: the beginnings of all splits of all
-/// strips of the first matrices.
+/// First reads of a launch by matrices of `columns` columns: the beginnings of all splits of all
+/// strips of the first [`PREFETCHES`] matrices.
 pub(super) fn first_reads(
     matrices: &[LinearMatrix],
     columns: u64,

@@ -103,7 +103,7 @@ pub(super) struct LinearMatrix {
 #[repr(C, align(64))]
 pub(super) struct XMap(pub(super) [u64; 16]);
 
-/// Bytes to bring to L2, all multiples of 16: pieces of so many bytes, some of each strip. A hint.
+/// Bytes to bring to L2: pieces of `bytes` bytes, some of each strip; multiples of 16. A hint.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct LinearPrefetch {
