@@ -23,9 +23,9 @@ class Held:
     bias: Any
     weight_function: list[Any]
     bias_function: list[Any]
-    #: What ComfyUI gave the layer; a compressed weight counts as one of this dtype.
+    #: The dtype that ComfyUI gave the layer; a compressed weight counts as one of it.
     weight_dtype: torch.dtype
-    #: Those in which the layer holds its weight compressed.
+    #: Dtypes in which the layer holds its weight compressed.
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32, torch.float16)
     #: A LoRA, which every use of a compressed weight applies anew; see `patching.Patch`.
     patch: Any = None
@@ -107,7 +107,7 @@ class Held:
         return weight, bias
 
     def patched(self, weight: Any) -> Tensor:
-        """What ComfyUI would have loaded, with its LoRA."""
+        """The weight that ComfyUI would have loaded, with its LoRA."""
         dense = weight.decode().to(self.weight_dtype)
         return dense if self.patch is None else self.patch(dense)
 

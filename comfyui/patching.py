@@ -22,14 +22,14 @@ from torch import Tensor
 
 from .operations import Held, compressed_layers
 
-#: ComfyUI adds a LoRA at once to modules of up to so many bytes, also if others wait for their use.
+#: Bytes of modules, at most, to which ComfyUI adds a LoRA at once while others wait for their use.
 SMALL_BYTES = 16 * 1024
 HOOKED = inspect.signature(ModelPatcher.patch_hook_weight_to_device)
 CACHED = inspect.signature(ModelPatcher.patch_cached_hook_weights)
 
 
 class Patch:
-    """What ComfyUI would make of a weight and its LoRA."""
+    """Makes of a weight and its LoRA what ComfyUI would make."""
 
     def __init__(self, key: str, patches: Sequence[Any], in_own_dtype: bool) -> None:
         self.key, self.patches = key, patches

@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
 
 
 def start(comfyui: Path, classic: bool) -> None:
-    """What ComfyUI's main.py does before it imports PyTorch, and after."""
+    """Sets ComfyUI up as its main.py does, before it imports PyTorch and after."""
     sys.path.insert(0, str(comfyui))
     sys.argv = ["main.py", *(["--disable-dynamic-vram"] if classic else [])]
     import comfy.options

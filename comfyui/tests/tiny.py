@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-#: Noise is repeated from so many numbers on: a prime, so that rows differ.
+#: Numbers after which noise repeats: a prime, so that rows differ.
 NOISE = 3_999_971
 PREFIX = "diffusion_model."
 

@@ -60,7 +60,7 @@ def start(comfyui: Path) -> None:
 
 @contextmanager
 def computing_in(kind: str) -> Iterator[None]:
-    """What ComfyUI computes in: F32, its choice for the CPU, or BF16, that for GPUs."""
+    """The dtype of ComfyUI's arithmetic: F32, its choice for the CPU, or BF16, that for GPUs."""
     from comfy.cli_args import args
 
     args.bf16_unet = kind == "BF16"

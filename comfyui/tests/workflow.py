@@ -77,7 +77,7 @@ def write(path: Path) -> None:
 
 
 def image(model: Any, text: Any, coder: Any) -> Tensor:
-    """What the workflow shows."""
+    """Runs the workflow, and returns its image."""
     prompts = []
     for prompt in ("a lighthouse at night", ""):
         found, pooled = text.encode_from_tokens(text.tokenize(prompt), return_pooled=True)

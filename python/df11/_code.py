@@ -94,7 +94,7 @@ def _inner(code: CodeType | None, name: str) -> CodeType | None:
     return next(inner, None)
 
 
-#: What codes of one source have in common. There is no table of exceptions before Python 3.11.
+#: Attributes that codes of one source share. Python before 3.11 has no table of exceptions.
 _NAMES = """
     co_code co_names co_varnames co_freevars co_cellvars co_argcount co_posonlyargcount
     co_kwonlyargcount co_exceptiontable

@@ -45,7 +45,7 @@ _FUNCTIONS = [
 _LAYERS = tuple(f"torch.nn.modules.{name}" for name in ("activation", "linear", "normalization"))
 #: Parameters by which functions write to their arguments.
 _WRITING = {None, "out", "inplace"}
-#: What shows a function its own variables, of which the one with a product has more.
+#: Functions that show a caller its own variables, of which a rewritten one has more.
 _SHOWING = {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"}
 #: Values that no method or function can write to.
 _CONSTANT = (int, float, str, type(None), torch.dtype, torch.device)
@@ -98,7 +98,7 @@ class Siblings(NamedTuple):
     layers: tuple[Callee, ...]
     #: Others that are called between them.
     between: tuple[Callee, ...]
-    #: What these call.
+    #: Functions that the layers between call.
     functions: tuple[Held, ...]
     #: Where the source calls the layers.
     places: tuple[Place, ...]
@@ -174,7 +174,7 @@ class _Reader:
         self.module, self.function, self.definition = module, function, definition
         self.depth = depth
         self.this = definition.args.args[0].arg if definition.args.args else ""
-        #: Where the module is in the one whose forward is read: "", or a name with a dot behind it.
+        #: Where the module is in the one whose forward is read: "", or a name that ends with a dot.
         self.path = ""
         #: Layers and functions that were called in what was found pure.
         self.called: dict[str, Callee] = {}
@@ -252,7 +252,7 @@ class _Reader:
         return all(self._is_pure_before(child, last) for child in inner)
 
     def _learn(self, statement: ast.stmt) -> None:
-        """What names are after a statement; for good, if they may be anything."""
+        """Notes what a statement makes of names; for good, if they may be anything."""
         value = statement.value if isinstance(statement, ast.Assign) else None
         known = self.values if value is not None and self._is_value(value) else self.others
         for node in ast.walk(statement):

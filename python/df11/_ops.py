@@ -208,7 +208,7 @@ def linears(
 ) -> list[Tensor]:
     """As `linear`, of several weights that share x: weight i is the next `counts[i]` parts.
     `biases` has one for each weight, which is empty if the weight has none; or it is empty itself.
-    One launch multiplies by all of them, if kernels take so many rows of x; else each goes by
+    One launch multiplies by all of them, if kernels take as many rows of x; else each goes by
     itself. Bits are those of `linear` with each.
     """
     return _multiply(x, arrays, parts, counts, _added(biases, counts), exact)

@@ -39,7 +39,7 @@ from ._tensor import PLAIN, CompressedTensor, is_at_once
 DEVICES = ("cuda",)
 #: Rows of x up to which one launch for several matrices takes less time than one each.
 MOST_ROWS = 64
-#: What a call of a linear layer does, if nobody has exchanged it.
+#: Functions that a call of a linear layer runs, unless somebody has exchanged them.
 _FORWARD, _CALL, _LINEAR = nn.Linear.forward, nn.Module.__call__, functional.linear
 
 

@@ -17,10 +17,10 @@ from df11._progress import Bar
 from df11._tensor import CompressedTensor
 
 ops = torch.ops.df11
-#: What the encoder takes, of each kind.
+#: Weights that the encoder takes, one of each kind.
 ENCODABLE = ["every", "odd", "edge", "one_strip", "q", "wide", "experts", "convolution"]
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
-#: Of a GPU's clock; about a second.
+#: Ticks of a GPU's clock in about a second.
 LONG = 2_000_000_000
 
 

@@ -139,7 +139,7 @@ def linear(name: str, bias: bool = True) -> nn.Linear:
 
 
 class Kept(Three):
-    """What stands between: activations, norms, arithmetic, functions, other names."""
+    """Pure work between: activations, norms, arithmetic, functions, other names."""
 
     def forward(self, x: torch.Tensor) -> Any:
         shape = (*x.shape[:-1], -1)
@@ -321,7 +321,7 @@ def writing(x: torch.Tensor) -> torch.Tensor:
 
 def with_free(len: Any) -> type[Three]:
     class ByFree(Three):
-        """What it calls is no global function, though its name is one."""
+        """Calls a free variable that has the name of a global function."""
 
         def forward(self, x: torch.Tensor) -> Any:
             return self.q(x), len(x), self.k(x)
