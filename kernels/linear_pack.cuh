@@ -110,14 +110,14 @@ __device__ __forceinline__ void count_tile(const PackTask& task, u32* counts, u3
     }
 }
 
-// With PACK_SHARED_BYTES of dynamic shared memory.
+// Needs PACK_SHARED_BYTES of dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
     df11_linear_count(const __grid_constant__ PackTask task) {
     u32* const counts = reinterpret_cast<u32*>(linear_shared) + threadIdx.x / LANES * PACK_COUNTS;
     count_tile(task, counts, counts + 256 * COUNT_WORDS);
 }
 
-// Each head's first entry: the sum of the counts before, from the total on. One block.
+// Writes each head's first entry: the total so far plus the counts of the heads before. One block.
 extern "C" __global__ void __launch_bounds__(1024)
     df11_linear_scan(const __grid_constant__ PackTask task) {
     __shared__ u32 warp_sums[LANES];
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
                 const bool exists =
                     row < task.rows && first + k / 2 * 8 + lane % 4 * 2 + k % 2 < task.columns;
                 if (other && exists) outside |= 1u << (8 * r + k);
-                // What does not exist must be finite, since zeros of x meet it.
+                // Weights that do not exist must be finite, because zeros of x multiply them.
                 each[k] = !exists ? min(base, 15u) : other ? 0 : base - exponent;
             }
             plane[2 * r] = encode_others(units[r].x, units[r].y);
