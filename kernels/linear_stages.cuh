@@ -1,4 +1,4 @@
-// What a block with more than 16 rows of x multiplies, and the ring of stages that brings it
+// A block's piece of a product with more than 16 rows of x, and the ring of stages that brings it
 // weights, heads and x (linear_wide.cuh).
 #pragma once
 #include "linear_bulk.cuh"

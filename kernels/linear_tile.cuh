@@ -62,7 +62,7 @@
 #include "linear_tile_helpers.cuh"
 
 namespace df11::linear {
-// Where a lane's columns of a tile of x begin, in one row of each eight.
+// Addresses of a lane's columns of a tile of x, in one row of each eight.
 template <u32 EIGHTS>
 struct XColumns {
     u64 from[EIGHTS];
@@ -94,7 +94,7 @@ struct HeldX {
     bool raw;        // x has been requested, and is still as it lies
     uint4 x[HELD][EIGHTS] = {};
 
-    // Where the lane has eight rows of a unit that registers do not hold.
+    // Place of the lane's eight rows of a unit that registers do not hold.
     __device__ __forceinline__ u32 rest_place(u32 unit, u32 eight) const {
         return rest + ((unit - HELD) * EIGHTS + eight) * LANES * 16;
     }

@@ -171,7 +171,7 @@ struct TileWalk {
     }
 };
 
-// What all warps of a block share, besides dynamic shared memory.
+// Static shared memory of a block: barriers and counts.
 struct TileShared {
     u64 set_full[MOST_RUN_SETS], set_empty[MOST_RUN_SETS];  // an item's sums: complete; added
     u64 slot_full[MOST_TILE_WARPS][TILE_SLOTS], slot_empty[MOST_TILE_WARPS][TILE_SLOTS];

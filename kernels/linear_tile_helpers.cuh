@@ -4,7 +4,7 @@
 #include "linear_tile_unit.cuh"
 
 namespace df11::linear {
-// What a decoding warp needs to know of a tile.
+// A tile, described for the warp that decodes it.
 struct alignas(16) Ticket {
     const u8* plane;
     u32 tile;    // in the strip

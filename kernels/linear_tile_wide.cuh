@@ -150,7 +150,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
             for (u32 band = 0; band < BANDS; band++) {
                 const bool more = band + 1 < BANDS;
                 if (more && lane < PLANE_BAND / 128) prefetch_l2(plane + PLANE_BAND + lane * 112);
-                // Where the plane continues after the band, if that is known.
+                // The address at which the plane continues after the band, if known.
                 const u8* then = plane + PLANE_BAND;
                 bool goes_on = more;
                 if (!more) {

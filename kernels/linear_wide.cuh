@@ -191,7 +191,7 @@ __device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const
     return to_release;
 }
 
-// Where and how sums of eight rows of x are stored.
+// Destination of sums, eight rows of x at a time, and the form of their stores.
 struct WideOutput {
     u16* to;  // this lane's, in the first eight rows of x
     u64 pitch;
