@@ -4,8 +4,8 @@
 #include "linear_tile_block.cuh"
 
 namespace df11::linear {
-// Extent of a lane's bits; position 30 is the first staged bit. From bit 20 on, `end` has the number
-// of bits that may remain after the last code.
+// Extent of a lane's bits; position 30 is the first staged bit. From bit 20 on, `end` has the
+// number of bits that may remain after the last code.
 struct LaneBits {
     u32 position, end;
 };
@@ -156,8 +156,8 @@ __device__ inline uint4 merge_words(const u32 (&e)[4], u32 p0, u32 p1) {
                       merge_fields(__byte_perm(p1, 0, 0x3322), e[3]));
 }
 
-// Place of a row of the strip among the sums of a row of x; rotated, so that lanes never conflict in
-// a bank.
+// Place of a row of the strip among the sums of a row of x; rotated, so that lanes never conflict
+// in a bank.
 __device__ inline u32 run_place(u32 x_row, u32 row) { return row ^ x_row % 4 * BAND_ROWS; }
 // Offset of a lane's sums of the first band.
 __device__ inline u32 sums_place(u32 lane) {
