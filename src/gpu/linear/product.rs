@@ -74,7 +74,7 @@ impl Linear {
         self.matrices[0].device()
     }
 
-    /// Rows of x from which on it is about as fast to decode the matrices
+    /// About the number of rows of x from which on it is faster to decode the matrices
     /// ([`Matrix::decode_into_raw`]) and multiply with a BLAS library. A table by GPU and
     /// residence, from times on an H100 and an H200; estimated for other GPUs. For several matrices
     /// it is the least of their numbers. `linear_bench crossover` in `kernels/bench` measures it.

@@ -26,8 +26,7 @@ const FEW_UNITS: u64 = 6;
 const FEW_HELPERS: u64 = 8;
 /// Values also compiled into the kernels.
 pub(super) const FEW_SPLIT: [u64; 2] = [FEW_UNITS, FEW_HELPERS];
-/// Blocks of [`SPLIT_COLUMNS`] that a chain should not exceed: so long, it takes as long as
-/// reading.
+/// Most blocks of [`SPLIT_COLUMNS`] that a chain should have: so many take as long as reading.
 const FEW_CHAIN: u64 = 64;
 
 /// How blocks multiply by a matrix in the fast layout in the order of a plan of the sum.
