@@ -12,7 +12,7 @@ static bool ring = false, early = true;
 // slots hold fewer bytes than tiles have.
 static u32 forced_strips = 0, forced_splits = 0, few_blocks = 0;
 static bool small_stages = false;
-// For a launch of several matrices.
+// Most tables of a launch of several matrices.
 static u32 most_tables = MOST_TABLES;
 
 struct Context {
