@@ -559,7 +559,7 @@ static int stored(const Context& c, const std::string& mode, int number, int arg
 }
 // Runs a mode for the fast layout.
 static int fast(const Context& c, const std::string& mode, int number, int argc, char** argv) {
-    std::vector<u32> rows;  // of x
+    std::vector<u32> rows;  // rows of x
     for (int i = 3; i < argc; i++) rows.push_back(u32(atoi(argv[i])));
     if (mode == "check")
         return check(c, argc > 2 && !strcmp(argv[2], "wide") ? check_wide : check_fast);
