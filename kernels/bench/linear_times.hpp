@@ -5,7 +5,7 @@
 struct Contender {
     std::string name;
     double bytes;
-    std::function<void(int)> launch;  // of one copy, on the context's stream
+    std::function<void(int)> launch;  // launches one copy, on the context's stream
     std::vector<double> seconds = {};
     double median() const { return median_of(seconds); }
 };
