@@ -99,7 +99,7 @@ inline std::vector<u32> reversed_codes(const std::vector<u8>& lengths) {
 
 // A code over pairs of exponents, e0 | e1 << 8.
 constexpr u32 ESCAPE = 65536;
-constexpr u32 NO_PAIR = 1u << 31 | 1u << 20;  // in an entry of the kernel's table
+constexpr u32 NO_PAIR = 1u << 31 | 1u << 20;  // flags in an entry of the kernel's table
 struct Code {
     std::vector<u64> codes;  // per pair: length << 32 | code, escapes with their values
     std::vector<u32> table;  // the kernel's, 2^limit entries
@@ -184,9 +184,9 @@ static Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
 struct Geometry {
     u32 rows = 0, columns = 0;
     bool linear = false;
-    __host__ __device__ u32 width() const { return linear ? 8192 : 256; }  // of a tile
+    __host__ __device__ u32 width() const { return linear ? 8192 : 256; }  // columns of a tile
     __host__ __device__ u32 across() const { return (columns + width() - 1) / width(); }
-    __host__ __device__ u32 row_lanes() const { return linear ? 32 : 4; }  // in each row
+    __host__ __device__ u32 row_lanes() const { return linear ? 32 : 4; }  // lanes per row
     u64 tiles() const { return u64((rows + 31) / 32) * across(); }
     u64 elements() const { return u64(rows) * columns; }
 };
