@@ -54,8 +54,8 @@ struct alignas(16) GapTask {
     u64 bit_count;
     u64 element_begin;
     u64 element_end;
-    u64 first_thread_block;  // the one that holds element_begin
-    u64 thread_blocks;       // number of those that hold the range
+    u64 first_thread_block;  // thread block that holds element_begin
+    u64 thread_blocks;       // thread blocks that hold the range
     u64 first_unit;          // sum of thread_blocks of the tasks before
     u32 threads_per_block;   // B: 64 to 1024
     u32 reserved;
