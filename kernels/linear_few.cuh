@@ -43,7 +43,7 @@ namespace df11::linear {
 // Warps that request weights, that request x, and that fill tables.
 constexpr u32 FEW_ASKING = 4, FEW_ASKING_X = 1, FEW_TELLING = 3;
 constexpr u32 FEW_UNITS = 6, FEW_STAGES = 32;
-constexpr u32 FEW_BLOCKS = 2;  // per stage
+constexpr u32 FEW_BLOCKS = 2;  // blocks per stage
 constexpr u32 FEW_HELPERS = FEW_ASKING + FEW_ASKING_X + FEW_TELLING;
 constexpr u32 FEW_THREADS = (FEW_HELPERS + 2 * FEW_UNITS) * LANES;
 constexpr u32 FEW_COLUMNS = 64, FEW_BLOCK_BYTES = FEW_COLUMNS / STEP_COLUMNS * STEP_BYTES;
@@ -76,20 +76,20 @@ __device__ inline u32 few_blocks_of(u32 columns) {
 
 // A piece: what a block multiplies at once.
 struct FewPiece {
-    const u8* data;  // of the first strip
+    const u8* data;  // data of the first strip
     const FastHead* heads;
     const u8* patches;
     const u32* entries;
     u64 entry_count;
-    u16* y;  // for the first row of x and the first row of the matrix
+    u16* y;  // product of the first row of x and the first row of the matrix
     u64 y_pitch;
     const u16* bias;
     u32 rows, whole_columns, first_strip, strips;
     u32 first_window;  // the patches' window of the first column
     u32 all_splits, first_split, splits;  // splits: those of this pass
-    u32 pass_splits, inverse;             // in each pass but the last; 2^16 / that, or just above
+    u32 pass_splits, inverse;             // splits per pass but the last; 2^16 / that, or just above
     u32 length;                           // blocks of each split but the last
-    u32 first_block, stages;              // of each split, in this piece
+    u32 first_block, stages;              // first block in each split, stages of the piece
     u32 x_first, x_rows;                  // grouped: the first place; rows of x
     u32 left;                             // the block's strips of the matrix after these
 
@@ -692,7 +692,7 @@ struct FewChain {
     float sums[EIGHTS][4];
     FewRaw raw[2];
     uint4 v[2][EIGHTS][2];
-    u32 w[2][4][4];  // of this block and of the next one
+    u32 w[2][4][4];  // weights of this block and of the next one
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
