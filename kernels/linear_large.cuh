@@ -44,9 +44,9 @@ constexpr u32 LARGE_RING = 8;  // stages, at most
 
 // Iterates over a block's work: pieces of groups, each within a split.
 struct LargeCursor {
-    u32 stages;        // per group
-    u32 begin, end;    // of the share, in stages of all groups, one after the other
-    u32 at, limit;     // of the rest of the present part
+    u32 stages;        // stages per group
+    u32 begin, end;    // the share, in stages of all groups, one after the other
+    u32 at, limit;     // the rest of the present part
     u32 part;          // HEAD, WHOLE, TAIL; past TAIL nothing is left
     u32 band;
     enum { HEAD, WHOLE, TAIL };
@@ -211,7 +211,7 @@ __device__ __forceinline__ void multiply_pieces(const LinearLaunch& launch,
                                                 StageRing<LARGE_RING>& ring, u32 lane) {
     const WideShare share;
     const LargeMemory memory(launch, N);
-    const float* total = nullptr;  // of the earlier splits, in memory
+    const float* total = nullptr;  // sum of the earlier splits, in memory
 #pragma unroll 1
     for (LargeCursor cursor(launch, N); cursor.has();) {
         u32 split;
