@@ -23,7 +23,7 @@ constexpr u32 WIDE_HEAD = 64;
 constexpr u32 WIDE_HEADS = WIDE_STRIPS * WIDE_HEAD;
 constexpr u32 WIDE_ENTRIES = 6;
 static_assert(2 * WIDE_HALF_HEAD + 8 <= WIDE_HEAD, "a head");
-constexpr u32 WIDE_FIRST_BYTES = 2 * 8 + WIDE_HEADS;  // per stage
+constexpr u32 WIDE_FIRST_BYTES = 2 * 8 + WIDE_HEADS;  // bytes per stage
 __host__ __device__ constexpr u32 wide_stage_bytes(u32 n, u32 strips) {
     return strips * WIDE_STRIP_BYTES + n * WIDE_COLUMNS * 2;
 }
