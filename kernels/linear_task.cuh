@@ -74,13 +74,13 @@ struct alignas(16) LinearMatrix {
     const u16* bias;           // `rows` of them, or null
     u16* y;                    // row 0, first column of the product
     u64 y_pitch;               // elements from a row of y to the next
-    u32 rows;                  // of the matrix, and columns of the product; at least 1
+    u32 rows;                  // rows of the matrix, columns of the product; at least 1
     u32 whole_strips, slices;  // linear_split(rows, columns)
     u32 first_item;            // sum of linear_split(..).items() of all matrices before
     u32 first_strip;           // strips of all matrices before
     u32 first_partial;         // sum of linear_split(..).partials() of all matrices before
     u32 whole_columns;         // columns of the whole; the launch's columns unless this is a slice
-    u32 first_column;          // in the whole: a multiple of 256
+    u32 first_column;          // column of the whole: a multiple of 256
 };
 static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 
@@ -114,7 +114,7 @@ struct alignas(64) LinearLaunch {
     u64 x_pitch;   // elements from one row of x to the next; slow unless x and pitch are multiples
                    // of 16 bytes
     u32 x_rows;
-    u32 columns;       // of x and of all matrices; at least 1
+    u32 columns;       // columns of x and of all matrices; at least 1
     u32 matrix_count;  // 1 to LINEAR_MATRICES
     u32 items;         // sum of linear_split(..).items()
     u32* counters;     // one per strip of the launch, 0 before and after; unused without partials
@@ -197,9 +197,9 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
 // The bits of y depend only on the matrix, its splits and the row of x; all kernels below give the
 // same.
 constexpr u32 WIDE_ROWS = 128;    // rows of x per band, at most
-constexpr u32 WIDE_STRIPS = 8;    // per block, at most
-constexpr u32 WIDE_COLUMNS = 64;  // per stage
-constexpr u32 WIDE_SPLITS = 8;    // of a matrix's columns, and blocks per cluster, at most
+constexpr u32 WIDE_STRIPS = 8;    // strips per block, at most
+constexpr u32 WIDE_COLUMNS = 64;  // columns per stage
+constexpr u32 WIDE_SPLITS = 8;    // splits of a matrix's columns, and blocks per cluster, at most
 __host__ __device__ constexpr u32 strips_of(u32 rows) {
     return rows / STRIP_ROWS + (rows % STRIP_ROWS != 0);
 }
@@ -238,7 +238,7 @@ __host__ __device__ constexpr u32 wide_items(u32 strips, u32 splits, u32 block_s
 //   partials      LARGE_PARTIAL_BYTES per block, aligned to 16
 //   wide_strips   not read
 constexpr u32 LARGE_ROWS = 256;  // rows of x per band, at most
-constexpr u32 LARGE_STRIPS = 4;  // per group
+constexpr u32 LARGE_STRIPS = 4;  // strips per group
 constexpr u32 LARGE_PARTIAL_BYTES = 3 * LARGE_STRIPS * STRIP_ROWS * LARGE_ROWS * 4;
 __host__ __device__ constexpr u32 large_groups(u32 rows) {
     return (strips_of(rows) + LARGE_STRIPS - 1) / LARGE_STRIPS;
@@ -267,8 +267,8 @@ struct alignas(16) GroupedLaunch {
     u64 y_pitch;  // elements from one row of y to the next
     u32* status;
     u32 x_rows,
-        columns;          // of x; an index at or past x_rows sets the status and counts as 0
-    u32 rows;             // of each matrix, and columns of y
+        columns;          // size of x; an index at or past x_rows sets the status and counts as 0
+    u32 rows;             // rows of each matrix, columns of y
     u32 places, experts;  // at most MOST_EXPERTS experts
     u32 reserved[3];
     LinearMatrix whole;  // if `matrices` is null: the rows of all experts, one after the other;
@@ -308,7 +308,7 @@ struct alignas(16) GatherTask {
     const TileTable* table;
     u64 rest_count;
     const void* indices;  // u32, or i64 if wide is 1
-    u16* output;          // its row i is row indices[i]
+    u16* output;          // row i is row indices[i] of the matrix
     u64 pitch;  // elements from one row of output to the next; slow unless both are multiples of 16
                 // bytes
     u32 rows, columns;
@@ -324,13 +324,13 @@ static_assert(sizeof(GatherTask) == 96, "as Rust has it");
 struct alignas(16) PackTask {
     const u16* weights;  // row-major, of the range
     u64 pitch;           // elements from one row to the next
-    u32 rows, columns;   // of the range
-    FastHead* heads;     // of the range; count writes all fields but `first`, scan writes `first`
-    u8* data;            // of the range, aligned to 16
-    u32* entries;        // of the matrix: `first` in heads counts from here
-    u64 capacity;        // of entries: pack writes none beyond it
+    u32 rows, columns;   // size of the range
+    FastHead* heads;     // the range's; count writes all fields but `first`, scan writes `first`
+    u8* data;            // the range's, aligned to 16
+    u32* entries;        // the matrix's: `first` in heads counts from here
+    u64 capacity;        // room for entries: pack writes none beyond it
     u32* total;          // entries so far: scan begins at this and adds the range's
-    u8* patches;         // of the range, aligned to 16
+    u8* patches;         // the range's, aligned to 16
 };
 static_assert(sizeof(PackTask) == 80, "as Rust has it");
 // df11_linear_count and _pack run in ceil(tiles / PACK_WARPS) blocks of PACK_WARPS warps; count
@@ -342,17 +342,17 @@ constexpr u32 PACK_WARPS = 4;
 // elements and in that of columns. df11_linear_unpack; one argument by value; ceil(tiles /
 // UNPACK_WARPS) blocks of UNPACK_WARPS warps.
 struct alignas(16) UnpackTask {
-    const u8* data;  // of the matrix, like the next three
+    const u8* data;  // the matrix's, like the next three
     const FastHead* heads;
     const u32* entries;
     u64 entry_count;
     u16* output;  // address of row 0, column 0, wanted or not; modulo 2^64
     u64 pitch;    // elements from one row to the next; slow unless both are multiples of 16 bytes
     u64 element_begin, element_end;
-    u32 rows, columns;  // of the matrix
+    u32 rows, columns;  // size of the matrix
     u32 column_begin, column_end;
     u32 first_strip, first_tile;  // the first tile that holds wanted elements
-    u32 across, tiles;            // such tiles in a strip, and in all
+    u32 across, tiles;            // tiles that hold wanted elements: per strip, and in all
     u32* status;
 };
 static_assert(sizeof(UnpackTask) == 112, "as Rust has it");
