@@ -162,7 +162,7 @@ struct HeldX {
 struct SharedX {
     static constexpr bool IS_SHARED = true, COMES_FIRST = false;
     u32 row, at;  // shared addresses of the lane's columns of the first and of the current tile
-    bool exists;  // whether the lane's row does
+    bool exists;  // whether the lane's row of x exists
 
     __device__ __forceinline__ void place(const TileBlock& block, u32, u32) { row = block.xs; }
     __device__ __forceinline__ void ask_rest(const Shared&, u32) {}
