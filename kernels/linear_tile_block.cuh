@@ -86,8 +86,8 @@ struct Runs {
 
 // A tile of the launch, the same for all lanes of a warp.
 struct TilePlace {
-    u32 matrix, strip;  // of the launch; of the matrix
-    u32 tile;           // of the strip
+    u32 matrix, strip;  // matrix of the launch, strip of the matrix
+    u32 tile;           // tile of the strip
 };
 
 __device__ inline u32 rows_left(const Shared& work, const TilePlace& at) {
@@ -112,17 +112,17 @@ __device__ inline const u8* plane_of(const u8* plane, u32 whole_columns, u32 fir
 // warp.
 struct TileWalk {
     TilePlace at;
-    u32 number;                 // the item's, among the block's that exist
+    u32 number;                 // number of the item, among the block's that exist
     u32 fill;                   // how many table fills after the first the tile needs
-    u32 run, turn;              // of the item; of the run's tiles
-    u32 warp;                   // the one that decodes the tile
-    u32 item, end;              // of the launch; end of the item's tiles
+    u32 run, turn;              // run of the item, tile of the run
+    u32 warp;                   // warp that decodes the tile
+    u32 item, end;              // item of the launch, end of its tiles
     u32 length, count;          // Runs
     u32 begin;                  // first tile of the item
     u32 first_warp;             // warp of the item's first run
-    u32 rows;                   // of the strip
-    const TileRecord* records;  // of the strip, from its first tile on
-    const u8* plane;            // of the strip, from its first tile on
+    u32 rows;                   // rows of the strip
+    const TileRecord* records;  // the strip's records
+    const u8* plane;            // the strip's plane
     bool exists;
 
     __device__ void find_item(const Shared& work) {
@@ -175,7 +175,7 @@ struct TileWalk {
 struct TileShared {
     u64 set_full[MOST_RUN_SETS], set_empty[MOST_RUN_SETS];  // an item's sums: complete; added
     u64 slot_full[MOST_TILE_WARPS][TILE_SLOTS], slot_empty[MOST_TILE_WARPS][TILE_SLOTS];
-    u64 filled[MOST_TABLES];  // a table has been filled again
+    u64 filled[MOST_TABLES];  // phase: a table has been filled again
     u32 added;                // items whose sums have been added
     u32 fills;                // tables filled after the first
 };
