@@ -7,7 +7,7 @@ namespace df11::linear {
 // A tile, described for the warp that decodes it.
 struct alignas(16) Ticket {
     const u8* plane;
-    u32 tile;    // in the strip
+    u32 tile;    // tile of the strip
     u32 number;  // number of the item
     u32 sums;    // shared address of the run's sums
     u32 fill, arrivals, flags;
@@ -144,7 +144,7 @@ struct FirstTile {
 
 // Walks through the block's matrices.
 struct MatrixWalk {
-    u32 item, matrix;  // of the launch; the matrix of an item, if there is one
+    u32 item, matrix;  // item of the launch; its matrix, if there is one
     __device__ void start(const Shared& work) {
         item = blockIdx.x, matrix = ~0u;
         next(work);
@@ -176,7 +176,7 @@ __device__ __forceinline__ void fill_table(const Shared& work, const TileBlock& 
 // strip, from `row` on.
 constexpr u32 QUAD = 4, QUADS = STRIP_ROWS / QUAD, LANE_X_ROWS = LANES / QUADS;
 struct ItemOutput {
-    u16* y;          // of the first row that exists
+    u16* y;          // first row that exists
     float* partial;  // a slice's, which is added to others later; null if there are no slices
     u64 y_pitch;
     u32 rows;  // rows that exist
