@@ -52,8 +52,8 @@ __host__ __device__ constexpr u32 decoded_shared_bytes(u32 n, u32 stages, u32 st
 struct Rounds {
     u32 matrix, of_group, item_of_matrix;
     u32 places_before;  // sum over the matrices before
-    u32 round, end;     // of the matrix
-    u32 group, pair;    // of the matrix; of the group
+    u32 round, end;     // rounds of the matrix
+    u32 group, pair;    // group of the matrix, round of the group
 
     // `item`: its number in the launch. False if there is none.
     __device__ bool find(const LinearLaunch& launch, u32 item) {
