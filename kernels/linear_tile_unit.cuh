@@ -18,8 +18,8 @@ __device__ inline u32 check_end(LaneBits bits, u32 position) {
 
 // A tile's bits in the bitstream.
 struct TileBits {
-    u64 byte;   // the one with the first bit, a multiple of 16
-    u32 bytes;  // those that exist, from there on
+    u64 byte;   // byte of the first bit, rounded down to a multiple of 16
+    u32 bytes;  // bytes that exist from there on
     LaneBits lane;
 };
 __device__ inline TileBits find_bits(const Record& r, u64 bits_bytes, u32 lane, u32& problems) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ u32 entry_at(u32 table, u32 window) {
 // A lane's next bits, 96 of them from the word with `position` on. Words are read in order.
 struct Window {
     u32 w0, w1, w2;
-    u32 position;    // of the next bit in w0
+    u32 position;    // position of the next bit in w0
     u32 next, last;  // shared addresses: of the word after w2, and of the last word there is
     u32 table;       // offset for entry_at
     // `bits`: shared address of the first staged bits.
@@ -229,7 +229,7 @@ __device__ inline uint2 load_unit_plane(const u8* plane, u32 width, u32 rows, u3
 struct EdgeTile {
     u32 height, width;
     const u8* plane;
-    bool aligned;  // whether x is
+    bool aligned;  // whether x is aligned
     const u32* words;
     u32 count, position;
     LaneBits lane;
