@@ -18,9 +18,9 @@ __device__ inline u32 partial_floats(u32 x_rows) {
 // + W, w + 2 W, ... of them.
 struct Range {
     u32 matrix, strip, slices, begin, end;
-    u32 partial;  // of this slice; those of the strip's other slices are `stride` apart
+    u32 partial;  // this slice's; the strip's other slices are `stride` apart
     u32 first_partial, stride;
-    u32 first_row, rows;  // of x
+    u32 first_row, rows;  // rows of x
     bool exists;          // false: the strip is after the last one, since groups of items are whole
 };
 
