@@ -135,8 +135,8 @@ constexpr u32 SLACK_SHIFT = 20, END_MASK = (1u << SLACK_SHIFT) - 1;
 // A warp's tile, and the extent of its lane's bits in the stage.
 struct Tile {
     u32 task;         // index in the round
-    u32 row, column;  // in tiles
-    u32 position;     // of the lane's first bit
+    u32 row, column;  // position in tiles
+    u32 position;     // position of the lane's first bit
     // End of the lane's bits; from SLACK_SHIFT on, how many of them may remain after the last code.
     u32 end;
     bool whole;       // all of it exists and is wanted, in units that 16-byte stores can write
@@ -463,7 +463,7 @@ struct Constants {
     } bytes;
     u32 few_tasks = FEW_TASKS;
     u32 warp = STAGE_BEFORE + STAGE_AFTER;  // bytes of a stage besides a tile's bits
-    u32 most_warps = TILE_WARPS;            // per block
+    u32 most_warps = TILE_WARPS;            // most warps per block
     u32 good_warps = TILE_GOOD_WARPS;
 };
 extern "C" {
