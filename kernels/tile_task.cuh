@@ -63,7 +63,7 @@ struct alignas(16) TileTask {
     u64 column_end;
     u64 pitch;                    // elements from one row of the output to the next
     u32 first_unit;               // sum of `tiles` of the tasks before
-    u32 tiles;                    // those that hold wanted elements
+    u32 tiles;                    // tiles that hold wanted elements
     u32 first_row, first_column;  // place of the first one, in tiles
     u32 across;                   // how many there are in a row of tiles
     // Tiles in a row of tiles of the tensor if they are 32 x 256; 0 if they are 1 x 8192, all in
