@@ -87,7 +87,7 @@ struct FewPiece {
     u32 rows, whole_columns, first_strip, strips;
     u32 first_window;  // the patches' window of the first column
     u32 all_splits, first_split, splits;  // splits: those of this pass
-    u32 pass_splits, inverse;             // splits per pass but the last; 2^16 / that, or just above
+    u32 pass_splits, inverse;             // splits per pass but the last; 2^16 / that, or more
     u32 length;                           // blocks of each split but the last
     u32 first_block, stages;              // first block in each split, stages of the piece
     u32 x_first, x_rows;                  // grouped: the first place; rows of x

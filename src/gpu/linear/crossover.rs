@@ -21,7 +21,7 @@ const H100: Gpu = ((9, 0), 5120);
 /// The driver counts these of its six stacks' 6,144 bits.
 const H200: Gpu = ((9, 0), 6016);
 
-/// From times in `benches/record/` (2026-11-22-linear-*, 2026-11-23-linear*, *tile-kernel*,
+/// Based on times in `benches/record/` (2026-11-22-linear-*, 2026-11-23-linear*, *tile-kernel*,
 /// *residence*) for the four matrices there: of our products, of cuBLASLt's, and of decoding. In
 /// microseconds:
 ///

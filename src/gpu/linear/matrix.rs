@@ -19,9 +19,10 @@ use crate::{Dtype, Error, Result, encoding::tile::RECORD_BYTES};
 /// A BF16 matrix, or a slice of one, that stays compressed in the memory of one GPU, for
 /// [`Linear`](super::Linear).
 ///
-/// From [`GpuModel::matrix`](crate::gpu::GpuModel::matrix). Rows and columns are those of W in `y =
-/// x Wᵀ`: x has as many columns as W, and y as many columns as W has rows. It keeps what it reads:
-/// the whole model, or the arrays of the fast layout. `Send` and `Sync`; clones are cheap.
+/// [`GpuModel::matrix`](crate::gpu::GpuModel::matrix) makes it. Rows and columns are those of W in
+/// the product `y = x Wᵀ`: x has as many columns as W, and y as many columns as W has rows. It
+/// keeps what it reads: the whole model, or the arrays of the fast layout. `Send` and `Sync`;
+/// clones are cheap.
 ///
 /// # The transposed product
 ///

@@ -125,8 +125,9 @@ impl TileDemand {
         Some(if tables_first { with_sets(with_tables(one)) } else { with_tables(with_sets(one)) })
     }
 
-    /// As many warps as fit `room`. Stages may be smaller than the largest tile: the rest is then
-    /// read from where it lies, slowly. `None` if stages were too small for common tiles.
+    /// Fits as many warps as possible into `room`. Stages may be smaller than the largest tile: the
+    /// rest is then read from where it lies, slowly. `None` if stages were too small for common
+    /// tiles.
     fn shape_of(self, most: (u32, u32), x_rows: u32, staged: u32, room: u32) -> Option<BlockShape> {
         let (tables, sets) = most;
         let fixed = self.fixed(tables, sets, x_rows);
