@@ -19,6 +19,8 @@ use crate::parallel::lock;
 const BYTES: u64 = 8 << 20;
 /// Addresses and sizes are multiples of this.
 const ALIGNMENT: u64 = 16;
+/// Most bytes of one prefetch: machine code keeps 16 bits of the number of aligned pieces.
+const MOST_PIECE: u64 = (1 << 20) - ALIGNMENT;
 
 type Prefetches = [LinearPrefetch; PREFETCHES];
 
@@ -57,7 +59,7 @@ pub(super) fn first_reads(
     for (read, (matrix, splits)) in reads.iter_mut().zip(all()) {
         let split_pitch = strip_bytes(split_blocks(columns, splits) * SPLIT_COLUMNS);
         let last = strip_bytes(columns) - (splits - 1) * split_pitch;
-        let bytes = each.min(split_pitch).min(last) / ALIGNMENT * ALIGNMENT;
+        let bytes = each.min(split_pitch).min(last).min(MOST_PIECE) / ALIGNMENT * ALIGNMENT;
         // No truncation: more pieces than fit have no bytes each.
         let pieces = if bytes > 0 { pieces((matrix, splits)) } else { 0 };
         *read = LinearPrefetch {
@@ -109,6 +111,8 @@ mod tests {
             (32, 8192, 4096, 2),
             (5120, 25_600, 12_800, 5),
             (1 << 26, 64, 64, 1),
+            (256, 25_600, 25_600, 1),
+            (32, 65_536, 65_536, 1),
         ] {
             let matrix = LinearMatrix {
                 rows: rows as u32,
@@ -118,6 +122,7 @@ mod tests {
             let read = first_reads(&[matrix], columns, [splits].into_iter())[0];
             let (pieces, bytes) = (u64::from(read.pieces), u64::from(read.bytes));
             assert!(pieces * bytes <= BYTES && bytes % 16 == 0, "{rows} x {columns}");
+            assert!(bytes < 1 << 20, "{rows} x {columns}: {bytes}");
             assert_eq!(pieces > 0, bytes > 0, "{rows} x {columns}");
             let end = (splits - 1) * u64::from(read.split_pitch) + bytes;
             assert!(end <= strip_bytes(columns), "{rows} x {columns}: {end}");
