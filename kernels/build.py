@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Compiles the kernels to PTX, and that to machine code; both are committed, so that nothing needs
-CUDA to build the crate.
+"""Compiles the kernels to PTX and machine code.
+
+Both are committed, so that building the crate needs no CUDA.
 
     just ptx            # installs the compilers, and writes kernels/ptx/
     just ptx --check    # compiles, compares, writes nothing
 
 Linux, no GPU needed. NVRTC is the oldest of CUDA 12, so that every driver from R525 (December 2022)
-on loads its PTX. Machine code of any ptxas of CUDA 12 runs on those drivers too (CUDA's "minor
-version compatibility"), so it comes from the one that spills least: the tile kernel decodes
-4096x4096 alone 5 % faster than with 12.0. Code for compute capability 9.0 alone (linear) comes from
-the last compilers of CUDA 12, both, since no PTX of it is kept: ptxas 12.6 makes products of 8 rows
-25 % slower (benches/record/2026-11-22-linear-compilers.md). It also spares the driver a second of
-compiling when a machine first loads the PTX, which is what is left where a driver refuses the
-machine code. Both versions are part of the result. ptxas also says what each kernel takes of a
+on loads its PTX. Those drivers also run machine code of any ptxas of CUDA 12 (CUDA's "minor version
+compatibility"), so ptxas is the version that spills least: its tile kernel decodes 4096x4096 alone
+5 % faster than that of 12.0. Code for compute capability 9.0 alone (linear) has no PTX, so the last
+versions of both compilers of CUDA 12 make it: ptxas 12.6 makes products of 8 rows 25 % slower
+(benches/record/2026-11-22-linear-compilers.md). Machine code also spares the driver a second of
+compiling when a machine first loads the PTX; a driver that refuses the machine code compiles the
+PTX. Both versions are part of the result. ptxas also reports what each kernel takes of a
 multiprocessor: the manifest notes it, and a spill of registers above ALLOWED_SPILLS fails the
-build. tests/sources/ptx.rs compares the committed files with the manifest if the crate is tested.
+build. tests/sources/ptx.rs compares the committed files with the manifest when the crate is tested.
 """
 
 import argparse
@@ -33,14 +34,14 @@ from typing import NamedTuple
 KERNELS = Path(__file__).resolve().parent
 PTX = KERNELS / "ptx"
 OPTIONS = ["--gpu-architecture=compute_80", "--std=c++17"]
-# Targets whose resources are checked; machine code is kept for the second, of which a device was
-# there to test it. Of linear it has code that no PTX for another target has.
+# Targets whose resources are checked. Machine code is kept for the second one, which a device was
+# there to test; that of linear has code that no PTX for another target has.
 TARGETS = {"gap": ["sm_80", "sm_90"], "tile": ["sm_80", "sm_90"], "linear": ["sm_80", "sm_90a"]}
 HOPPER_OPTIONS = ["--gpu-architecture=compute_90a", "--std=c++17"]
 
 
 class Tools(NamedTuple):
-    """Compilers, where they were installed and of which versions."""
+    """Compilers: their versions, and where they are installed."""
 
     packages: Path
     nvrtc: str
@@ -60,30 +61,30 @@ class Tools(NamedTuple):
 COMMON_TOOLS = Tools(Path(sysconfig.get_path("purelib")), "12.0.140", "12.6.85")
 HOPPER_TOOLS = Tools(Path(sys.prefix, "hopper"), "12.9.86", "12.9.86")
 
-# Bytes of spill stores, by kernel and target: words that are needed between tasks or rounds, where
-# the threads that fit a multiprocessor leave 64 and 80 registers each. Fewer threads decode slower
+# Bytes of spill stores, by kernel and target: words that are needed between tasks or rounds. The
+# threads that fit a multiprocessor leave 64 and 80 registers each; fewer threads decode slower
 # (kernels/*.cu).
 ALLOWED_SPILLS = {
     ("df11_gap_decode_16", "sm_80"): 4,
     ("df11_gap_decode_32", "sm_80"): 28,
     ("df11_gap_decode_32", "sm_90"): 32,
-    # Words that are needed between tiles, and of 16 rows of x some of a tile's bands.
+    # Words that are needed between tiles, and, with 16 rows of x, some of a tile's bands.
     ("df11_linear_tile_2", "sm_90a"): 116,
     ("df11_linear_tile_8", "sm_90a"): 40,
     ("df11_linear_tile_16", "sm_80"): 36,
     ("df11_linear_tile_16", "sm_90a"): 44,
 }
-# Registers of a thread that a kernel must begin with: its warps exchange theirs (`setmaxnreg` in
-# linear_wide.cuh and linear_tile.cuh: 104 for each of 512 threads, 64 for each of 128, of 640; in
-# linear_large.cuh 216 for each of 256 and 72 for each of 128, of 384), and with fewer a warp waits
-# for registers for ever.
+# Registers per thread that a kernel must begin with, because its warps exchange theirs
+# (`setmaxnreg`): in linear_wide.cuh and linear_tile.cuh, 104 for each of 512 threads and 64 for
+# each of 128, of 640; in linear_large.cuh, 216 for each of 256 and 72 for each of 128, of 384. With
+# fewer, a warp waits for registers for ever.
 LEAST_REGISTERS = (
     {
         (f"df11_linear_{kernel}", "sm_90a"): (104 * 512 + 64 * 128) // 640
         for kernel in ("fast_32", "fast_64", "fast_128", "tile_8", "tile_16")
     }
     | {
-        # linear_tile_wide.cuh: three sorts of warps.
+        # linear_tile_wide.cuh has three sorts of warps.
         ("df11_linear_tile_32", "sm_90a"): (104 * 128 + 80 * 512 + 56 * 128) // 768,
         ("df11_linear_tile_64", "sm_90a"): (168 * 128 + 64 * 512 + 56 * 128) // 768,
     }
@@ -101,7 +102,7 @@ def sha256(data: bytes) -> str:
 
 
 def sources_of(name: str) -> dict[str, bytes]:
-    """A file and all that it includes, by name."""
+    """A file and all files that it includes, by name."""
     found: dict[str, bytes] = {}
     wanted = [name]
     while wanted:
@@ -113,7 +114,7 @@ def sources_of(name: str) -> dict[str, bytes]:
 
 
 class Nvrtc:
-    """The few calls of NVIDIA's run-time compiler that are needed."""
+    """NVIDIA's run-time compiler: the few calls that are needed."""
 
     def __init__(self, tools: Tools) -> None:
         self.library = ctypes.CDLL(str(tools.need("cuda_nvrtc/lib/libnvrtc.so.12")))
@@ -154,12 +155,12 @@ class Nvrtc:
             sys.exit(f"{name}: {error}\n{self.text('ProgramLog', program).decode()}")
         if log := self.text("ProgramLog", program).decode().strip():
             print(log)
-        # So that drivers keep what they are asked for by name and no kernel reads.
+        # Visible, so that drivers keep constants that users ask for by name and no kernel reads.
         return self.text("PTX", program).replace(b"\n.const ", b"\n.visible .const ")
 
 
 def assemble(tools: Tools, ptx: bytes, target: str) -> tuple[bytes, str]:
-    """Machine code, and what ptxas says about it."""
+    """Makes machine code; returns it and the report of ptxas."""
     ptxas = tools.need("cuda_nvcc/bin/ptxas")
     version = subprocess.run([ptxas, "--version"], check=True, capture_output=True, text=True)
     if f"V{tools.ptxas}" not in version.stdout:
@@ -172,7 +173,7 @@ def assemble(tools: Tools, ptx: bytes, target: str) -> tuple[bytes, str]:
 
 
 def build() -> tuple[dict[str, bytes], bool]:
-    """The files of kernels/ptx, by name, and whether no kernel spills more than it may."""
+    """The files of kernels/ptx, by name, and whether all kernels spill little enough."""
     compiler, hopper_compiler = Nvrtc(COMMON_TOOLS), Nvrtc(HOPPER_TOOLS)
     files: dict[str, bytes] = {}
     modules = {}
@@ -225,8 +226,8 @@ def build() -> tuple[dict[str, bytes], bool]:
 
 
 def constants(ptx: str, module: str) -> list[int]:
-    """The words of the module's constants, as PTX initialises them: byte by byte, without the last
-    zeros.
+    """Returns the words of the module's constants, which PTX initialises byte by byte without the
+    last zeros.
     """
     pattern = rf"^\.visible \.const .* df11_{module}_constants\[(\d+)\] = {{(.*)}};$"
     size, array = re.search(pattern, ptx, re.MULTILINE).groups()
@@ -235,7 +236,7 @@ def constants(ptx: str, module: str) -> list[int]:
 
 
 def check_resources(kernel: str, target: str, taken: dict[str, int]) -> list[str]:
-    """That a kernel spills no more than is allowed, and begins with enough registers."""
+    """Returns problems: too many spills, or too few registers at the beginning."""
     problems = []
     allowed = ALLOWED_SPILLS.get((kernel, target), 0)
     if taken["spill_stores"] > allowed:
@@ -248,7 +249,7 @@ def check_resources(kernel: str, target: str, taken: dict[str, int]) -> list[str
 
 
 def resources(log: str) -> dict[str, dict[str, int]]:
-    """What each kernel takes of a multiprocessor, from what ptxas -v prints; memory in bytes.
+    """What each kernel takes of a multiprocessor, from the output of ptxas -v; memory in bytes.
 
     Functions that are called from a kernel have a line of spills too; they count to it, as they run
     in its frame.

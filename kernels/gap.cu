@@ -1,34 +1,35 @@
 // Decodes the `gap` layout (spec/format.md 6.3) into BF16: any set of tensors or element ranges in
 // one launch.
 //
-//   grid      a persistent CUDA block a slot; each takes one contiguous share of all thread blocks
-//             ("units") of all tasks
-//   warp      a thread block of the file alone, 32 of its threads a round; a group of four warps
-//             shares the last ones
-//   round     1 load     bits: global -> registers, a round ahead -> rows, word j of lane l in bank
-//                        l
-//             2 decode   two codes a look-up, four exponents a word -> slots, word k of lane l in
-//                        bank l; counts
-//             3 sum      the lanes' counts, which tells where each lane's weights go: the paper's
-//                        two phases with one decoding
-//             4 copy     the plane, by cp.async over the rows, meanwhile
+//   grid      one persistent CUDA block per slot; each takes one contiguous share of all thread
+//             blocks ("units") of all tasks
+//   warp      decodes a thread block of the file alone, 32 of its threads per round; a group of
+//             four warps shares each of the last ones
+//   round     1 load     bits: global -> registers, one round ahead -> rows; word j of lane l in
+//                        bank l
+//             2 decode   two codes per look-up, four exponents per word -> slots; word k of lane l
+//                        in bank l; counts codes
+//             3 sum      adds up the lanes' counts to find where each lane's weights go: the
+//                        paper's two phases with one decoding
+//             4 copy     meanwhile brings the plane by cp.async, over the rows
 //             5 join     slots -> registers -> one run of bytes, in place
 //             6 merge    run + plane -> 16-byte stores, contiguous over the warp
 //
-//   shared memory of a warp, T = 32:  stage 4160 | rows 1536 or plane 3584          7744 bytes
-//                 of a block:         BlockMemory                                  17136 bytes
+//   shared memory per warp, T = 32:  stage 4160 | rows 1536 or plane 3584          7744 bytes
+//                 per block:         BlockMemory                                  17136 bytes
 //
 // Budget (kernels/ptx/gap.sm_90.cubin; H200, one launch, L2 cold, B = 128):
-//   T    warps x blocks an SM   registers   spilled     BF16 out / copy rate
+//   T    warps x blocks per SM  registers   spilled     BF16 out / copy rate
 //   8    16 x 2                  61         none        0.318
 //   16   16 x 2                  64         none        0.427
 //   32   12 x 2                  80         32 bytes    0.433   1,816 of 4,190 GB/s; the default
 //   64   12 x 1                 145         none        0.350
-// A block may have any number of warps up to these. The host takes the number of which most run at
-// once (src/gpu/fit.rs). On the same H200, with the shared memory of compute capability
+// A block may also have fewer warps than these. The host chooses the number with which most warps
+// run at once (src/gpu/fit.rs). On the same H200, limited to the shared memory of compute
+// capability
 //   8.0                T = 32:  8 x 2  0.382     T = 64:  9 x 1  0.290
 //   8.6, 8.9, 12.0     T = 32: 10 x 1  0.287     T = 64:  5 x 1  0.186     T = 16: 16 x 1  0.333
-// What limits it, and what was tried and rejected: benches/record/2026-11-20-gap-kernel-h200.md.
+// Limits, and what was tried and rejected: benches/record/2026-11-20-gap-kernel-h200.md.
 //
 // Safety on any content: loads are bounded by thread_count, elements and thread_blocks, window
 // positions by POSITION_MASK, stores by element_begin and element_end, slots by Shape::slots; each
@@ -37,19 +38,19 @@
 #include "gap_thread.cuh"
 
 namespace df11::gap {
-// T: bytes a thread.
+// T: bytes per thread.
 template <u32 T>
 struct Shape {
     static constexpr u32 bits = 8 * T;
     static constexpr u32 words = T / 4;
-    // A column: one row unused, the thread's words, and three more that windows after its end
-    // reach.
+    // Rows of a column: one unused, the thread's words, and three more for windows past its end.
     static constexpr u32 rows = 1 + words + 3;
-    // Groups of four codes that a thread stages: two bits a code. Below that the slow path decodes.
+    // Slots of four codes that a thread stages: enough for two bits per code or more. The slow path
+    // decodes shorter codes.
     static constexpr u32 slots = T;
-    // Plane bytes that a warp stages; what a run has beyond them it reads from global memory.
+    // Plane bytes that a warp stages; it reads the rest of a longer run from global memory.
     static constexpr u32 plane_bytes = T * 112;
-    // The most warps of a block, and how many such blocks a multiprocessor has registers for.
+    // Most warps per block, and blocks per multiprocessor that its registers allow.
     static constexpr u32 max_warps = T <= 16 ? 16 : 12;
     static constexpr u32 blocks = T == 64 ? 1 : 2;
     static constexpr u32 group_warps = 4;
@@ -57,8 +58,7 @@ struct Shape {
                   "room for all, and a barrier for each group");
 };
 
-// A warp's part of shared memory. Its bits are no longer needed when its plane arrives in the same
-// place.
+// Shared memory of a warp. Its plane overwrites its bits, which are decoded by then.
 template <u32 T>
 struct alignas(16) WarpMemory {
     u32 stage[Shape<T>::slots * LANES + 16];
@@ -68,10 +68,11 @@ struct alignas(16) WarpMemory {
     };
 };
 
-// Of all warps of a block.
+// WarpMemory of all warps of the block.
 extern __shared__ uint4 shared_warps[];
 
-// Where a thread's codes start and end, in bits from its first; equal if nothing is to be decoded.
+// Extent of one thread's codes, in bits from the thread's first bit; start = end if there is
+// nothing to decode.
 struct Extent {
     u32 start, end;
 };
@@ -81,7 +82,7 @@ struct Extent {
 template <u32 T>
 struct Fetched {
     u32 words[Shape<T>::words + 1];
-    u32 gaps, next_gaps;  // the bytes that hold the thread's gap and the next one's
+    u32 gaps, next_gaps;  // bytes that hold the gaps of this thread and the next
 };
 
 template <u32 T>
@@ -114,12 +115,12 @@ __device__ inline void fetch(const GapTask& task, u64 thread, u32 lane, Fetched<
     }
 }
 
-// Puts a thread's bits into its column.
+// Stores a thread's bits in its column and returns the extent of its codes.
 template <u32 T>
 __device__ inline Extent place(const GapTask& task, u64 thread, u32 lane, Fetched<T>& from,
                                u32 column) {
-    // What follows a thread is its neighbour's. Even threads have the low half of a byte, and so
-    // have even lanes.
+    // The word and the gap after a thread's own are its neighbour's first. Even threads, in even
+    // lanes, have their gap in the low half of a byte.
     u32 next_word = __shfl_down_sync(ALL_LANES, from.words[0], 1);
     u32 next_gaps = __shfl_down_sync(ALL_LANES, from.gaps, 1);
     if (lane < LANES - 1) {
@@ -137,7 +138,8 @@ __device__ inline Extent place(const GapTask& task, u64 thread, u32 lane, Fetche
     return {gap, task.bit_count > first_bit ? u32(task.bit_count - first_bit) : 0};
 }
 
-// Decodes a lane's codes into its slots, four a slot. Returns how many codes start before its end.
+// Decodes a lane's codes into its slots, four per slot. Returns how many codes start before its
+// end.
 template <u32 T>
 __device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32 slot, u32& problems) {
     if (mine.start >= mine.end) {
@@ -154,7 +156,7 @@ __device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32 slot
         one = bits.entry(window);
         u32 rest = __funnelshift_r(window, 0, one);
         two = bits.entry(rest);
-        // A pair that does not fit takes no bits, so the second look-up repeats it.
+        // A pair that does not fit has length 0, so the second look-up repeats it.
         if (pair_length(two) == 0) {
             u32 after = position + pair_length(one);
             if (pair_length(one) == 0) {
@@ -169,14 +171,14 @@ __device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32 slot
         slot += 128;
         position += one + two;
     } while ((position & POSITION_MASK) < end);
-    // One of the last four codes ends where the next thread starts.
+    // One of the last four codes must end where the next thread starts.
     u32 fourth = position & POSITION_MASK;
     u32 second = fourth - pair_length(two), third = second + first_length(two);
     u32 first = second - pair_length(one) + first_length(one);
     if (first != end && second != end && third != end && fourth != end)
         problems |= STATUS_THREAD_END;
-    // It starts before: a gap is that of the first code of the next thread, though later ones would
-    // decode to the same.
+    // It must start in this thread's bits: a gap names the first code of the next thread, though a
+    // gap that names a later code would decode to the same weights.
     u32 last = fourth == end   ? third
                : third == end  ? second
                : second == end ? first
@@ -185,7 +187,7 @@ __device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32 slot
     return (slot - first_slot) / 32 - (first >= end) - (second >= end) - (third >= end);
 }
 
-// Moves the lanes' slots to one run of bytes that starts at byte `skip` of the stage.
+// Joins the lanes' slots into one run of bytes; this lane's begins at byte `start` of the stage.
 template <u32 T>
 __device__ inline void join_lanes(u32* stage, u32 lane, u32 count, u32 start) {
     constexpr u32 slots = Shape<T>::slots;
@@ -212,14 +214,14 @@ __device__ inline void join_lanes(u32* stage, u32 lane, u32 count, u32 start) {
     __syncwarp();
 }
 
-// Where a run of decoded exponents goes: those from `begin` to `end` of the stage are wanted, and
-// the first byte of the stage is that of `plane` and `output`. Whole if the plane allows for copies
-// of 16 bytes.
+// Destination of a run of decoded exponents. Bytes `begin` to `end` of the stage are wanted; its
+// first byte belongs to the first one of `plane` and of `output`. `aligned` tells whether the plane
+// allows copies of 16 bytes.
 struct Run {
     u32 begin, end;
     const u8* plane;
     u16* output;
-    u32 staged;  // bytes of the plane that are staged, whole 16 at a time
+    u32 staged;  // plane bytes that are staged, a multiple of 16
     bool aligned;
 };
 
@@ -242,7 +244,7 @@ __device__ inline Run clip(const GapTask& task, u64 element, u32 skip, u32 count
     return run;
 }
 
-// Sets out to copy the plane of a run into shared memory, 16 bytes a lane.
+// Starts copying the plane of a run into shared memory, 16 bytes per lane.
 __device__ inline void stage_plane(const Run& run, u32 plane, u32 lane) {
     if (run.begin >= run.end) return;
     const u32 end = min(run.end, run.staged);
@@ -256,7 +258,7 @@ __device__ inline uint4 merge_eight(uint2 exponents, uint2 plane) {
             merge_pair<0>(exponents.y, plane.y), merge_pair<1>(exponents.y, plane.y)};
 }
 
-// Merges a run with its staged plane, eight weights a store.
+// Merges a run with its staged plane, eight weights per store.
 template <u32 T>
 __device__ inline void write_run(const Run& run, const WarpMemory<T>& mine, u32 lane) {
     const u8* exponents = reinterpret_cast<const u8*>(mine.stage);
@@ -279,7 +281,7 @@ __device__ inline void write_run(const Run& run, const WarpMemory<T>& mine, u32 
     for (; unit < last; unit += LANES)
         output[unit] =
             merge_eight(stage[unit], __ldcs(reinterpret_cast<const uint2*>(run.plane) + unit));
-    // Up to seven weights at each end, of one lane each.
+    // Up to seven weights at each end, one lane each.
     const u32 head_end = min(8 * first, run.end);
     const u32 tail = max(8 * last, head_end);
     const u32 edge = lane < 8 ? run.begin + lane : tail + lane - 8;
@@ -289,7 +291,7 @@ __device__ inline void write_run(const Run& run, const WarpMemory<T>& mine, u32 
     }
 }
 
-// Writes a run whose codes overflow the slots, with less than two bits on average: each lane
+// Writes a run that overflows the slots because its codes average less than two bits: each lane
 // decodes again, code by code, straight into the output.
 __device__ __noinline__ void write_slowly(const GapTask& task, u32 column, u32 position,
                                           u64 element, u32 count) {
@@ -304,8 +306,7 @@ __device__ __noinline__ void write_slowly(const GapTask& task, u32 column, u32 p
     }
 }
 
-// Decodes the thread blocks of one task that fall to this CUDA block: `unit_count` of them, shared
-// out among groups of G warps.
+// Decodes this CUDA block's share of one task, `unit_count` thread blocks, with groups of G warps.
 template <u32 T, u32 G>
 __device__ inline void decode_units(u32 first_unit, u32 unit_count, u32* status) {
     const u32 address = block_address();
@@ -316,7 +317,7 @@ __device__ inline void decode_units(u32 first_unit, u32 unit_count, u32* status)
     const u32 member = warp % G;
     const u32 groups = blockDim.x / (G * LANES);
     WarpMemory<T>& mine = reinterpret_cast<WarpMemory<T>*>(shared_warps)[warp];
-    // Kept in a register: the compiler would compute it again and again.
+    // Kept in a register: the compiler would compute it again at each use.
     u32 column = u32(__cvta_generic_to_shared(mine.rows + lane));
     asm volatile("" : "+r"(column));
     const u32 plane = column - lane * 4;
@@ -324,10 +325,10 @@ __device__ inline void decode_units(u32 first_unit, u32 unit_count, u32* status)
     const Bits bits = {column, address};
     u32 problems = 0, parity = 0;
 
-    // Warps that make no whole group have none.
+    // Warps outside a whole group take no unit.
     u32 unit = group < groups ? group : unit_count, round = 0;
     u64 base = 0;
-    u32 left = 0;  // weights of the unit to come
+    u32 left = 0;  // weights of the unit still to decode
     Fetched<T> fetched;
     auto thread_of = [&](u32 unit, u32 round) {
         return (task.first_thread_block + (first_unit + unit)) * task.threads_per_block +
@@ -340,7 +341,7 @@ __device__ inline void decode_units(u32 first_unit, u32 unit_count, u32* status)
                 task.output_offsets + task.first_thread_block + (first_unit + unit);
             base = __ldg(offsets);
             const u64 next = __ldg(offsets + 1);
-            // The thread blocks' weights follow each other; the first and the last must reach the
+            // Thread blocks' weights follow each other; the first and the last block must reach the
             // ends of the range.
             const u32 block = first_unit + unit;
             if (next > task.elements || (block == 0 && base > task.element_begin) ||
@@ -382,7 +383,7 @@ __device__ inline void decode_units(u32 first_unit, u32 unit_count, u32* status)
             if (run.aligned) stage_plane(run, plane, lane);
             join_lanes<T>(mine.stage, lane, count, skip + start);
         }
-        // The next bits travel while these are written.
+        // The next bits travel while the warp writes these weights.
         round++;
         if (round * G * LANES == task.threads_per_block) {
             if (left != 0) problems |= STATUS_BLOCK_END;
@@ -430,9 +431,9 @@ __device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 un
         __syncthreads();
         const u64 task_end =
             min(end, shared_block.task.first_unit + shared_block.task.thread_blocks);
-        // A warp takes whole thread blocks while there is one for each; then a group of warps
-        // shares one, so that none idles long. Thread blocks of 64 threads are too small to share,
-        // and so are the fewest warps.
+        // Each warp takes whole thread blocks while there is one for each warp; then a group of
+        // warps shares one, so that no warp idles long. Thread blocks of 64 threads are too small
+        // to share; CUDA blocks with fewer warps than a group do not share either.
         const u32 first = u32(begin - shared_block.task.first_unit);
         const u32 units = u32(task_end - begin);
         const u32 group_threads = Shape<T>::group_warps * LANES;
@@ -469,8 +470,8 @@ __device__ inline u32 find_code(const GapTable& table, u32 bits, u32 valid, u32&
     return 0;
 }
 
-// Derives decode tables from code lengths, the first 256 bytes of each codebook, one block of any
-// number of threads each. Once, when a tensor is loaded.
+// Derives decode tables from code lengths, the first 256 bytes of each codebook, when a tensor is
+// loaded. One block per table, with any number of threads.
 extern "C" __global__ void df11_gap_tables(const TableTask* tasks) {
     __shared__ u8 lengths[SYMBOLS];
     GapTable& table = *static_cast<GapTable*>(tasks[blockIdx.x].table);
@@ -480,7 +481,7 @@ extern "C" __global__ void df11_gap_tables(const TableTask* tasks) {
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        // RFC 1951, 3.2.2, with codes kept as the first of 16 bits.
+        // RFC 1951, 3.2.2, with codes left-aligned in 16 bits.
         u32 code = 0, count = 0;
         table.limits[0] = table.bases[0] = 0;
         for (u32 length = 1; length <= MAX_CODE_LENGTH; length++) {
@@ -506,14 +507,14 @@ extern "C" __global__ void df11_gap_tables(const TableTask* tasks) {
     }
 }
 
-// What the host must know, which has the same fields (src/gpu/module.rs).
+// Values that the host needs; src/gpu/module.rs has the same fields.
 struct Constants {
     struct {
         u32 task = sizeof(GapTask);
         u32 table = sizeof(GapTable);
         u32 table_task = sizeof(TableTask);
     } bytes;
-    // For each T: bytes of shared memory a warp, and the most warps of a block.
+    // For each T: bytes of shared memory per warp, and most warps per block.
     u32 warp[4] = {sizeof(WarpMemory<8>), sizeof(WarpMemory<16>), sizeof(WarpMemory<32>),
                    sizeof(WarpMemory<64>)};
     u32 most_warps[4] = {Shape<8>::max_warps, Shape<16>::max_warps, Shape<32>::max_warps,

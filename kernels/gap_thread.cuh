@@ -1,59 +1,60 @@
-// What a block of the gap kernels keeps in static shared memory, and what one of its threads does
-// alone: a window on its bits, look-ups, and weights out of exponents.
+// Static shared memory of a block of the gap kernels, and the work of one thread: windows on its
+// bits, look-ups, and weights made of exponents.
 #pragma once
 #include "gap_task.cuh"
 
 namespace df11::gap {
-// With any number of warps.
+// Most warps that a block of any gap kernel has.
 constexpr u32 MAX_WARPS = 16;
 
 struct BlockMemory {
-    GapTable table;  // of the task; first, so that the block's address is that of its entries
+    GapTable table;  // the task's; first, so that its entries start at the block's address
     GapTask task;
-    u32 totals[2][MAX_WARPS];  // of a round, and of the one before
+    u32 totals[2][MAX_WARPS];  // one per warp, for this round and the previous one
 };
 __shared__ BlockMemory shared_block;
 
-// Its address, in a register. Compute capability 9.0 has no immediate for it: at each use the
-// compiler would make it of the block's place in its cluster.
+// Returns the address of shared_block, held in a register. Compute capability 9.0 has no immediate
+// for it: the compiler would derive it, at each use, from the block's place in its cluster.
 __device__ inline u32 block_address() {
     u32 address = u32(__cvta_generic_to_shared(&shared_block));
     asm volatile("" : "+r"(address));
     return address;
 }
 
-// Rows of a warp's bits: word j of lane l is in bits[(j + 1) * 32 + l], so that lanes never meet in
-// a bank. Row 0 is never decoded, and exists because positions are counted from two bits before the
-// word: a window shifted by two is an index times the four bytes of an entry.
+// Layout of a warp's bits: word j of lane l is in bits[(j + 1) * 32 + l], so that lanes never
+// conflict in a bank. Row 0 is never decoded. It exists because positions count from two bits
+// before the first word: a window shifted by two is then an index times four, the bytes of an
+// entry.
 constexpr u32 POSITION_OF_BIT_0 = 30;
-// Threads of 64 bytes: 512 bits + 15 of gap + 30 + two pairs of 32.
+// Covers threads of 64 bytes: 512 bits + 15 of gap + 30 + two pairs of 32.
 constexpr u32 POSITION_MASK = 0x3FF;
 constexpr u32 INDEX_MASK = (TABLE_ENTRIES - 1) << 2;
 constexpr u32 PAIR_LENGTH_MASK = 0x3F;
 
-// A lane's bits and the table, by shared addresses: of its column's word in row 0, and of the first
-// entry.
+// Shared addresses of a lane's bits (its column's word in row 0) and of the table (its first
+// entry).
 struct Bits {
     u32 column, table;
 
-    // The bits from a position on, above two that precede them. Carries above POSITION_MASK are
-    // ignored.
+    // Returns the bits from `position` on, above the two bits that precede it. Ignores carries
+    // above POSITION_MASK.
     __device__ u32 window(u32 position) const {
-        // One instruction; the compiler would take two, and mask after the shift.
+        // One instruction; the compiler would use two, and mask after the shift.
         u32 row = position & POSITION_MASK & ~31u;
         asm("mad.lo.u32 %0, %0, 4, %1;" : "+r"(row) : "r"(column));
         return __funnelshift_r(load_shared(row), load_shared(row + 128), position);
     }
 
-    // The entry of the table for a window.
+    // Returns the table's entry for a window.
     __device__ u32 entry(u32 window) const { return load_shared(table + (window & INDEX_MASK)); }
 };
 
 __device__ inline u32 first_length(u32 entry) { return entry >> 10 & 31; }
 __device__ inline u32 pair_length(u32 entry) { return entry & PAIR_LENGTH_MASK; }
 
-// Decodes a code of any length: exponent << 16 | length << 10 | length. Bits that are no code are a
-// problem and count as one bit, so that decoding ends.
+// Decodes one code of any length into exponent << 16 | length << 10 | length. Bits that match no
+// code are a problem and count as one bit, so that decoding ends.
 __device__ inline u32 decode_one(const Bits& bits, u32 position, u32& problems) {
     u32 window = bits.window(position), entry = bits.entry(window);
     u32 length = first_length(entry), symbol = entry >> 16 & 0xFF;
@@ -73,7 +74,7 @@ __device__ inline u32 decode_one(const Bits& bits, u32 position, u32& problems) 
     return symbol << 16 | length << 10 | length;
 }
 
-// Makes the entry of any pair, with problems in the upper half.
+// Makes the entry of any pair; the upper 32 bits hold problems.
 __device__ __noinline__ u64 decode_any_pair(u32 column, u32 position) {
     const Bits bits = {column, block_address()};
     u32 problems = 0;
@@ -96,8 +97,8 @@ __device__ inline u32 decode_long_pair(const Bits& bits, u32 position, u32 windo
     return entry + (next << 8 & 0xFF000000u) + length + next_length;
 }
 
-// Merges the first or last two of four exponents with the same bytes of the plane into two weights:
-// s eeeeeeee mmmmmmm twice.
+// Merges the first or last two of four exponents with the matching two bytes of the plane into two
+// weights: s eeeeeeee mmmmmmm twice.
 template <u32 LOW>
 __device__ inline u32 merge_pair(u32 exponents, u32 plane) {
     constexpr u32 twice = LOW ? 0x3322 : 0x1100, once = LOW ? 0x4342 : 0x4140;

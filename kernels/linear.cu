@@ -1,48 +1,49 @@
-// Multiplies by matrices in the fast layout (spec/gpu.md), which it also makes of BF16:
-// y = x W^T (+ bias), up to 2048 rows of x. Nothing is decoded to memory: 12.02 bits are read for
-// each weight where a BF16 product reads 16. Here are those up to 16 rows; linear_wide.cuh and
-// linear_large.cuh have the others, linear_few.cuh those in the order of a plan of the sum, and
-// grouped ones with compute capability 9.0, linear_tile.cuh those by matrices in tiles as stored;
-// all have heads of their own.
+// Multiplies by matrices in the fast layout (spec/gpu.md), and makes that layout from BF16: y = x
+// W^T (+ bias), up to 2048 rows of x. Nothing is decoded to memory: the kernels read 12.02 bits per
+// weight, a BF16 product 16. This head describes the kernels for up to 16 rows. Files with heads of
+// their own have the others: linear_wide.cuh and linear_large.cuh more rows; linear_few.cuh the
+// order of a plan of the sum, and experts on compute capability 9.0; linear_tile.cuh matrices in
+// tiles as stored.
 //
-//   item      a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
+//   item      a strip of a matrix, 32 rows; if few strips are last, a slice of their columns
 //   step      32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;
-//             x is B, eight rows a fragment
-//   grid      a persistent block a multiprocessor, which takes item after item
-//   block     16 warps that multiply; warp w takes the steps w, w + 16, ... of an item; then the
-//             warps' sums meet in shared memory, in order
+//             x is B, eight rows per fragment
+//   grid      one persistent block per multiprocessor, which takes item after item
+//   block     16 warps that multiply; warp w takes steps w, w + 16, ... of an item; then the warps'
+//             sums meet in shared memory, in order
 //
 //      strip  | step 0 | step 1 | ... | step 15 | step 16 | ...    a stage of the ring: 16 steps,
 //               warp 0   warp 1   ...   warp 15   warp 0           24 KiB
 //
 //   compute capability 9.0 (linear_bulk.cuh)
-//             Two more warps ask for stages: one for the weights, a bulk copy each, which waits for
-//             nothing, and one for x. The launch may begin while the one before ends (programmatic
-//             stream serialization). Two blocks are a cluster, have strips side by side, and write
-//             x into both.
+//             Two more warps request stages: one the weights, with one bulk copy each, which waits
+//             for nothing, and one x. The launch may begin while the previous one ends
+//             (programmatic stream serialization). Two blocks form a cluster, have
+//             neighbouring strips, and write x into both.
 //   others (linear_fast.cuh)
-//             Each warp asks for its own steps with cp.async, two ahead.
-//   entries   weights that no code can express: a tile's head tells which of its steps have some;
-//             the warp puts them in place before it multiplies
+//             Each warp requests its own steps with cp.async, two ahead.
+//   entries   weights that no code can express; a tile's head tells which of its steps have some,
+//             and the warp puts them in place before it multiplies
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-22-linear-kernel.md):
-// 96 registers, 18 warps; 149 KiB of shared memory with up to 8 rows of x, 183 KiB with 16. About
-// 115 instructions a step with 16 rows, of them 60 to decode: 15 for the eight weights of a row.
-// cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
+// 96 registers, 18 warps; 149 KiB of shared memory for up to 8 rows of x, 183 KiB for 16. A step
+// with 16 rows takes about 115 instructions; 60 of them decode, 15 for the eight weights of a row.
+// cuBLASLt's best time divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x
+// 14336:
 //   rows of x             1       8       16
 //   H100                  1.40    1.39    1.34    (benches/record/2026-11-23-linear-large.md)
 //   H100, plain launches  1.29    1.30    1.26
 //   H200                  1.31    1.32    1.21
-// What limits it. At one row DRAM: 4.10 TB/s on 28672 x 4096 on an H200, where cuBLASLt makes 4.22;
-// and about 2 us at the ends of each launch, which a launch that begins early hides. From 16 rows
-// on, x: L2 and shared memory bring 16 rows of it at 2/3 of the bytes of the weights, of which a
-// cluster of two spares half. What was tried and rejected is in the record of linear-kernel.
+// Limits. At one row, DRAM: 4.10 TB/s on 28672 x 4096 on an H200, where cuBLASLt reaches 4.22; and
+// about 2 us at the ends of each launch, which an early launch hides. From 16 rows on, x: L2 and
+// shared memory bring 16 rows of it at 2/3 of the bytes of the weights, of which a cluster of two
+// spares half. The record of linear-kernel tells what was tried and rejected.
 //
-// Safety on any content: strips, tiles and steps are those of the launch; entries are loaded inside
-// their array and placed inside their step; the decoder is arithmetic. Heads that name entries
-// which do not exist set the status, and so do indices and offsets out of range. linear_few.cuh
-// reads patches instead of entries: whatever these hold, it stays in its shared memory, and does
-// not notice.
+// Safety on any content: the launch gives strips, tiles and steps; entries are loaded inside their
+// array and placed inside their step; the decoder is arithmetic. Heads that name entries that do
+// not exist set the status, and so do indices and offsets out of range. linear_few.cuh reads
+// patches instead of entries: whatever these hold, it stays in its shared memory, but it does not
+// detect wrong ones.
 #include "linear_few.cuh"
 #include "linear_gather.cuh"
 #include "linear_large.cuh"
@@ -76,7 +77,7 @@ extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
     linear<16, LINEAR_CLUSTER>(Shared{launch});
 }
-// The router's result is what the launch before has written, so that this one waits for it first.
+// The previous launch writes the router's result, so this one waits for it first.
 extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
     df11_linear_grouped(const __grid_constant__ GroupedLaunch launch) {
     __shared__ u32 batches[MOST_EXPERTS + 1];
@@ -89,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
     else
         linear_fast<GROUPED_ROWS / 8>(work);
 }
-// Matrices in tiles as stored, by TILE_HELPERS warps and up to tile_warps more, in groups of four.
+// Matrices in tiles as stored: TILE_HELPERS warps and up to tile_warps more, in groups of four.
 extern "C" __global__ void __launch_bounds__((tile_warps(8) + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
     linear_tile<1, HeldX<1>>(Shared{launch});
@@ -99,7 +100,7 @@ extern "C" __global__ void __launch_bounds__((tile_warps(16) + TILE_HELPERS) * L
     linear_tile<2, HeldX<2>>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// In the order of a plan of the sum (linear_few.cuh).
+// The order of a plan of the sum (linear_few.cuh).
 extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
     df11_linear_order_8(const __grid_constant__ LinearLaunch launch) {
     linear_few(FewShared<8>{launch});
@@ -108,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
     df11_linear_order_16(const __grid_constant__ LinearLaunch launch) {
     linear_few(FewShared<16>{launch});
 }
-// 17 rows of x and more (linear_wide.cuh).
+// 17 or more rows of x (linear_wide.cuh).
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
     df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
     linear_wide<32>(launch);
@@ -121,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
     df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
     linear_wide<128>(launch);
 }
-// 129 rows and more (linear_large.cuh).
+// 129 or more rows of x (linear_large.cuh).
 extern "C" __global__ void __launch_bounds__(LARGE_THREADS, 1)
     df11_linear_fast_192(const __grid_constant__ LinearLaunch launch) {
     linear_large<192>(launch);
@@ -130,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(LARGE_THREADS, 1)
     df11_linear_fast_256(const __grid_constant__ LinearLaunch launch) {
     linear_large<256>(launch);
 }
-// One or two rows of x, if shared memory has room for all of it.
+// One or two rows of x, if shared memory has room for all of x.
 extern "C" __global__ void __launch_bounds__((tile_warps(2) + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_2(const __grid_constant__ LinearLaunch launch) {
     linear_tile<1, SharedX>(Shared{launch});
@@ -146,10 +147,10 @@ extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
 }
 #endif
 
-// What the host must know, which has the same fields (src/gpu/linear/kernels.rs, tiles.rs,
-// decoded.rs), and explains them. 0 is what this target has no kernels for.
+// Values that the host needs. src/gpu/linear/kernels.rs, tiles.rs and decoded.rs have the same
+// fields and explain them. 0 means that this target has no such kernel.
 struct Constants {
-    // What both sides count with.
+    // Values that both sides compute with.
     struct {
         u32 structures[6] = {sizeof(LinearLaunch), sizeof(LinearMatrix),  sizeof(PackTask),
                              sizeof(UnpackTask),   sizeof(GroupedLaunch), sizeof(GatherTask)};

@@ -1,28 +1,28 @@
-// As linear_fast.cuh, for compute capability 9.0: a warp of its own asks for the weights, in bulk,
-// and another for x. The blocks of a cluster have as many strips side by side and share x: each
-// asks for a part of its rows, for all of them.
+// linear_fast.cuh for compute capability 9.0: one warp of its own requests the weights, in bulk,
+// and another one x. The blocks of a cluster have neighbouring strips and share x: each requests a
+// part of its rows, for all of them.
 #pragma once
 #include "linear_fast.cuh"
 
 namespace df11::linear {
 constexpr u32 MOST_STAGES = 16;
-// Barriers, full and empty, before the stages; rows of x in a stage are 16 bytes apart modulo 128,
-// so that the rows of a matrix never meet in a bank.
+// The barriers, full and empty, precede the stages. Rows of x in a stage are 16 bytes apart modulo
+// 128, so that the rows of a matrix never conflict in a bank.
 constexpr u32 BULK_X_PLACE = LINEAR_WARPS * STEP_BYTES, BULK_X_PITCH = LINEAR_WARPS * 64 + 16;
 __host__ __device__ constexpr u32 stage_bytes(u32 eights) {
     return (BULK_X_PLACE + eights * 8 * BULK_X_PITCH + LINEAR_WARPS + 127) / 128 * 128;
 }
 constexpr u32 BULK_FIRST_BYTES = 3 * MOST_STAGES * 8 + SUMS_BYTES;
-// Stages that a block has on their way; blocks of a cluster.
+// Stages that a block has in flight; blocks per cluster.
 constexpr u32 LINEAR_STAGES = 4, LINEAR_CLUSTER = 2;
 static_assert(LINEAR_GROUP % LINEAR_CLUSTER == 0 && LINEAR_STAGES <= MOST_STAGES, "a ring");
 __host__ __device__ constexpr u32 bulk_shared_bytes(u32 eights) {
     return BULK_FIRST_BYTES + LINEAR_STAGES * stage_bytes(eights);
 }
 
-// What all launches before have written is there; nothing to wait for unless two run at once. Only
-// then may the next launch begin: a kernel that waits for this one alone, as compilers make them,
-// may so read what was written before it.
+// Waits for everything that earlier launches have written; returns at once unless two launches
+// overlap. Only then does it let the next launch begin: a kernel that waits for this one alone, as
+// compilers make them, may read what was written before this one.
 __device__ inline void wait_for_launch_before() {
     if constexpr (HOPPER) {
         asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -36,7 +36,7 @@ __device__ inline void init_barrier(u32 barrier, u32 count) {
 __device__ inline void arrive(u32 barrier) {
     asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(barrier) : "memory");
 }
-// Whether a phase of this parity, the last one or the one before, is complete.
+// Whether the last phase of this parity, the current or the previous one, is complete.
 __device__ inline u32 test_parity(u32 barrier, u32 parity) {
     u32 done;
     asm volatile(
@@ -46,7 +46,7 @@ __device__ inline u32 test_parity(u32 barrier, u32 parity) {
         : "memory");
     return done;
 }
-// Arrives when the copies that this thread has started before are there.
+// Arrives when the copies that this thread has started so far are complete.
 __device__ inline void arrive_with_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -56,7 +56,7 @@ __device__ inline void arrive_expecting(u32 barrier, u32 bytes) {
         "r"(bytes)
         : "memory");
 }
-// Waits until a phase of this parity, the last one or the one before, is complete.
+// Waits until the last phase of this parity, the current or the previous one, is complete.
 __device__ inline void wait_for(u32 barrier, u32 parity) {
     if constexpr (HOPPER)
         asm volatile(
@@ -68,15 +68,15 @@ __device__ inline void wait_for(u32 barrier, u32 parity) {
         while (!test_parity(barrier, parity)) {
         }
 }
-// Shows barriers to copies, after they have been made.
+// Shows initialised barriers to asynchronous copies.
 __device__ inline void show_barriers() {
     if constexpr (HOPPER) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// What is known to be written to shared memory is there for copies and products that come after.
+// Makes writes to shared memory that this thread knows of visible to later copies and products.
 __device__ inline void fence_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Copies of 16 bytes and multiples, aligned; `once`: nobody reads them again.
+// Copies multiples of 16 bytes, aligned to 16. `once`: the bytes are not read again.
 template <u32 CLUSTER>
 __device__ inline void copy_bulk_to_all(u32 to, const void* from, u32 bytes, u32 barrier) {
     if (CLUSTER == 1)
@@ -104,7 +104,7 @@ __device__ inline void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 b
         "l"(from), "r"(bytes), "r"(barrier), "l"(once_policy())
         : "memory");
 }
-// Arrives at the barrier of a block of the cluster that is here at the same place.
+// Arrives at the barrier of block `rank` of the cluster that has the same place as `barrier` here.
 __device__ inline void arrive_at(u32 barrier, u32 rank) {
     asm volatile(
         "{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; mbarrier.arrive.shared::cluster.b64 _, "
@@ -117,8 +117,8 @@ __device__ inline void arrive_at_cluster() {
 }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
-// A place in the ring of stages: the stage, its barriers, and how often the ring has been gone
-// through, modulo 2.
+// A place in the ring of stages: the stage, its barriers, and the parity of the rounds through the
+// ring.
 struct Stages {
     u32 first, end, bytes, first_full;
     u32 place, full, phase = 0;
@@ -134,7 +134,7 @@ struct Stages {
         }
     }
 };
-// Keeps a value in a register: the compiler would make it again in each step.
+// Keeps a value in a register: the compiler would compute it again in each step.
 __device__ inline u32 kept(u32 value) {
     asm volatile("" : "+r"(value));
     return value;
@@ -170,8 +170,8 @@ __device__ __forceinline__ void ask_for_weights(const Work& work, Stages stages,
     }
 }
 
-// Columns of a row of x that copies of 16 bytes cannot take, up to whole steps; what does not exist
-// is zero.
+// Copies columns of a row of x that copies of 16 bytes cannot take, up to whole steps; columns that
+// do not exist become zero.
 __device__ __noinline__ void copy_x_slow(const u16* from, u32 count, u32 to, u32 lane) {
     for (u32 i = lane; i < (count + STEP_COLUMNS - 1) / STEP_COLUMNS * STEP_COLUMNS; i += LANES) {
         const u16 value = i < count ? __ldg(from + i) : 0;
@@ -179,7 +179,7 @@ __device__ __noinline__ void copy_x_slow(const u16* from, u32 count, u32 to, u32
     }
 }
 
-// Zeros for the columns after the last one of x, up to a whole step.
+// Writes zeros for the columns after the last one of x, up to a whole step.
 __device__ __noinline__ void clear_x(u32 to, u32 rows, u32 pitch, u32 first, u32 lane) {
     for (u32 row = lane; row < rows; row += LANES)
         for (u32 i = first; i % STEP_COLUMNS; i += 8)
@@ -198,7 +198,7 @@ __device__ __forceinline__ void ask_for_x(const Work& work, Stages stages, u32 l
             if (filled) {
                 wait_for(stages.empty(), stages.phase ^ 1);
                 if (CLUSTER > 1) {
-                    // Free in all blocks of the cluster.
+                    // Waits until all blocks of the cluster have emptied the stage.
                     if (lane < CLUSTER) arrive_at(stages.x_empty(), lane);
                     wait_for(stages.x_empty(), stages.phase ^ 1);
                 }
@@ -245,8 +245,8 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
         for (u32 step = at.begin + warp; step < rounds_end; step += LINEAR_WARPS) {
             wait_for(stages.full, stages.phase);
             const bool has = step < end;
-            // Rows that do not exist are whatever is there: their sums are not used, and no others
-            // have to do with them.
+            // Rows that do not exist contain whatever is there: their sums are not used and affect
+            // no others.
             auto load_x = [&](u32 i) {
                 return load_matrices(stages.place + x_place + 8 * i * BULK_X_PITCH);
             };
@@ -292,8 +292,8 @@ __device__ __forceinline__ void linear_bulk(const Work& work) {
     const u32 count = min((room - BULK_FIRST_BYTES) / bytes, MOST_STAGES);
     const Stages stages = {first, first + count * bytes, bytes, base, first, base};
     const bool aligned = has_aligned_x(work.launch);
-    // The weights' warp makes the barriers and asks at once; the others of the block wait for them,
-    // and the warp that writes x into other blocks for theirs too.
+    // The weights' warp initialises the barriers and requests at once; the block's other warps wait
+    // for these barriers, and the warp that writes x into other blocks waits for theirs too.
     if (warp == LINEAR_WARPS) {
         if (lane == 0) {
             for (u32 i = 0; i < count; i++)
@@ -318,7 +318,7 @@ __device__ __forceinline__ void linear_bulk(const Work& work) {
         __syncwarp();
     }
     if (CLUSTER == 1) return;
-    // Until no block of the cluster writes here any more.
+    // Waits until no block of the cluster writes here any more.
     if (warp != LINEAR_WARPS + 1) wait_for_cluster();
     arrive_at_cluster();
     wait_for_cluster();

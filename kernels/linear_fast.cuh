@@ -1,31 +1,31 @@
-// One block's part of a product with matrices in the fast layout, up to 16 rows of x.
+// One block's part of a product with matrices in the fast layout, for up to 16 rows of x.
 #pragma once
 #include "linear_work.cuh"
 
 namespace df11::linear {
 extern __shared__ __align__(128) u8 linear_shared[];
 
-// Warps that multiply: how sums are split, so that another number gives other bits.
+// Warps that multiply. They split the sums: another number of warps gives other bits.
 constexpr u32 LINEAR_WARPS = 16;
-// Steps that a warp has on their way.
+// Steps that a warp has in flight.
 constexpr u32 LINEAR_DEPTH = 2;
 
-// Sums of a warp in shared memory: for each of eight rows of x, 32 of a strip, and room so that
-// lanes never meet in a bank.
+// Sums of a warp in shared memory: for each of eight rows of x, those of a strip's 32 rows, padded
+// so that lanes never conflict in a bank.
 constexpr u32 SUMS_PITCH = STRIP_ROWS + 4;
-// A slot of a warp's ring: a step's weights, its part of 8 or 16 rows of x, its tile's head.
+// A slot of a warp's ring: a step's weights, its columns of 8 or 16 rows of x, its tile's head.
 __host__ __device__ constexpr u32 slot_bytes(u32 eights) { return STEP_BYTES + 512 * eights + 16; }
 constexpr u32 SUMS_BYTES = LINEAR_WARPS * 8 * SUMS_PITCH * 4;
 __host__ __device__ constexpr u32 linear_shared_bytes(u32 eights) {
     return LINEAR_WARPS * LINEAR_DEPTH * slot_bytes(eights) + SUMS_BYTES;
 }
 
-// What of the launch's items a warp has still to ask for.
+// Goes through the steps of the launch that a warp has still to request.
 template <class Work>
 struct Cursor {
     u32 item, step;
-    const u8* data;         // of the lane in the strip
-    const FastHead* heads;  // of the strip
+    const u8* data;         // the lane's, in the strip
+    const FastHead* heads;  // the strip's
     Range at;
 
     __device__ void begin(const Work& work, u32 first, u32 lane, u32 warp) {
@@ -46,16 +46,16 @@ struct Cursor {
     }
 };
 
-// Eight columns of a row of x where copies of 16 bytes are not aligned.
+// Loads eight columns of a row of x if copies of 16 bytes are not aligned.
 __device__ __noinline__ uint4 load_x_slow(const u16* from, u32 count) {
     return load_few(from, count);
 }
 
-// Asks for a step: its weights, its head, its columns of the rows of x.
+// Requests a step: its weights, its head, its columns of the rows of x.
 template <u32 EIGHTS, class Work>
 __device__ __forceinline__ void ask_for_step(const Work& work, const Cursor<Work>& at, u32 slot,
                                              u32 lane, bool aligned) {
-    // Of x lane l has row l / 4, columns from l % 4 * 8 on; four 8 x 8 one after the other.
+    // Lane l has row l / 4 of x, columns from l % 4 * 8 on; x is stored as four 8 x 8 matrices.
     const u32 mine = slot + lane * 16;
     const u32 column = at.step * STEP_COLUMNS + lane % 4 * 8;
     const u32 x_place = slot + STEP_BYTES + (lane % 4 * 8 + lane / 4) * 16;
@@ -87,13 +87,13 @@ __device__ __forceinline__ void store_product(const Work& work, const Range& at,
     work.y(at, x_row)[row] = round_to_bf16(sum);
 }
 
-// Eight rows of x: the warps' sums, 32 x 8, are added in order of the warps. All warps of the group
-// together.
+// Adds the warps' sums of 32 x 8 numbers, for eight rows of x, in the order of the warps. All warps
+// of the group call it together.
 template <class Work>
 __device__ __forceinline__ void add_warps(const Work& work, const Range& at, float* partials,
                                           float* all, const float (&low)[4], const float (&high)[4],
                                           u32 first_row, u32 warp, u32 lane) {
-    group_barrier(0, LINEAR_WARPS * LANES);  // the sums before have been read
+    group_barrier(0, LINEAR_WARPS * LANES);  // the earlier sums have been read
     float* const mine = all + warp * 8 * SUMS_PITCH + lane / 4;
 #pragma unroll
     for (u32 k = 0; k < 4; k++) {
@@ -116,8 +116,8 @@ __device__ __forceinline__ void add_warps(const Work& work, const Range& at, flo
                sum);
 }
 
-// If a strip has slices, the last block to come here adds theirs, in order. The threads of a group,
-// which meet at its barrier.
+// If a strip has slices, the last block to arrive adds their sums, in order. All threads of a group
+// call it; they meet at the group's barrier.
 template <u32 GROUP>
 __device__ __forceinline__ void add_slices(const Shared& work, const Range& at, u32 thread,
                                            u32 threads) {
@@ -145,7 +145,7 @@ __device__ inline void add_slices(const Grouped&, const Range&, u32, u32) {}
 __device__ inline float* partials_of(const Shared& work) { return work.launch.partials; }
 __device__ inline float* partials_of(const Grouped&) { return nullptr; }
 
-// The warps' sums of an item become y, or a slice's part of it.
+// Turns the warps' sums of an item into y, or into a slice's part of it.
 template <u32 EIGHTS, class Work>
 __device__ __forceinline__ void add_item(const Work& work, const Range& at, float* all,
                                          const float (&sums)[2][EIGHTS][4], u32 warp, u32 lane) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void add_item(const Work& work, const Range& at, floa
     add_slices<0>(work, at, threadIdx.x, LINEAR_WARPS * LANES);
 }
 
-// A step's product: 32 rows of weights by eight rows of x.
+// Multiplies a step: 32 rows of weights by eight rows of x.
 __device__ __forceinline__ void multiply_step(float (&low)[4], float (&high)[4],
                                               const u32 (&weights)[4][4], const uint4& x) {
     multiply(low, weights[0][0], weights[1][0], weights[0][1], weights[1][1], x.x, x.y);

@@ -1,63 +1,65 @@
-// Products of 1 to 16 rows of x by matrices in the fast layout, and grouped ones, for compute
-// capability 9.0, in the order of a plan of the sum: K in splits, each one chain of products of 16
-// columns from zero; the sums of splits are added in order, then the bias, then rounded once. With
-// the splits of cuBLAS they have its bits (spec/gpu.md, part 7).
+// Multiplies 1 to 16 rows of x by matrices in the fast layout, and experts' rows by their matrices,
+// on compute capability 9.0, in the order of a plan of the sum: K is cut into splits, and each
+// split is one chain of products of 16 columns from zero; the sums of splits are added in order,
+// then the bias, then rounded once. With the splits of cuBLAS the results have its bits
+// (spec/gpu.md, part 7).
 //
-//   block     one a multiprocessor, persistent: an even share of the strips of all matrices
-//   piece     some strips of one matrix, all of their splits: up to FEW_UNITS units at once; of
-//             more splits some at a time, in passes
+//   block     one per multiprocessor, persistent: an even share of the strips of all matrices
+//   piece     some strips of one matrix with all of their splits: up to FEW_UNITS units at once; if
+//             there are more splits, some at a time, in passes
 //   unit      one split of one strip: two warps, 16 rows each, walk through its columns alone
 //   stage     128 columns of each unit, two blocks of 64; a ring of stages fills shared memory
-//   warps     two a unit multiply; FEW_ASKING ask for weights, a stage each in turn, one for x;
-//             FEW_TELLING fill tables
+//   warps     two per unit multiply; FEW_ASKING request weights, a stage each in turn, and one
+//             requests x; FEW_TELLING fill tables
 //
 //      stage | unit 0: block, block | unit 1: block, block | ... | x, each split: block, block |
 //              warps 0, 1              warps 2, 3                 64 columns of all rows of x
 //
-//      block (64 columns of 32 rows, 3072 bytes) | step 0 | step 1 |; of a step the warp of rows 0
-//      to 15 has bytes 0 to 511 and codes 0 and 1 of each lane's four, that of 16 to 31 the others
+//      block (64 columns of 32 rows, 3072 bytes) | step 0 | step 1 |. The warp of rows 0 to 15 has
+//      bytes 0 to 511 of a step, and codes 0 and 1 of each lane's four; the warp of rows 16 to 31
+//      has the others
 //
-//   early     weights and tables do not wait for the launch before to end; x does. All copies go
-//             through one queue, so that x has a warp of its own, which asks among the others
-//   chain     blocks are loaded two ahead and decoded one ahead; a stage has no branch but the one
-//             that asks whether it has entries
-//   x         a box of 128 columns by 8 or 16 rows for each split, by a tensor map; grouped, a
-//             copy for each row, since rows lie anywhere; word by word if it is not aligned, and
+//   early     weights and tables do not wait for the previous launch to end; x does. All copies go
+//             through one queue, so a warp of its own requests x between the requests of the others
+//   chain     blocks are loaded two ahead and decoded one ahead; a stage has no branch except the
+//             one that tests whether it has entries
+//   x         for each split a box of 128 columns by 8 or 16 rows, by a tensor map; for experts a
+//             copy per row, because their rows lie anywhere; word by word if x is not aligned, and
 //             where columns end within a block
-//   patches   a warp that puts entries in their places itself runs code that no other runs: it is
-//             fetched from far, and the slowest warp of all ends the launch. So packing decodes
-//             each lane's product with entries, and puts these in: a patch, which the lane loads
-//             over what it has decoded. Tables of patches are loaded before weights are asked for:
-//             after them a load waits 5 us and more
-//   prefetch  when its last weights and x are there, a block brings some of the next product's
+//   patches   a warp that put entries in their places itself would run code that no other warp
+//             runs: that code is fetched from far away, and the slowest warp ends the launch. So
+//             packing decodes each lane's product that has entries and puts these in. The result is
+//             a patch, which the lane loads over what it has decoded. Tables of patches are loaded
+//             before weights are requested: after them a load waits 5 us or more
+//   prefetch  when its last weights and x have arrived, a block brings some of the next product's
 //             weights to L2
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 80 registers with 16 rows, 20 warps. A stage
-// is about 190 instructions of a warp in one straight line: 120 decode, 8 or 16 multiply.
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 80 registers for 16 rows, 20 warps. A stage
+// is about 190 instructions of a warp in a straight line: 120 decode, 8 or 16 multiply.
 #pragma once
 #include "linear_wide.cuh"
 
 namespace df11::linear {
-// Warps that ask for weights, that ask for x, that fill tables.
+// Warps that request weights, that request x, and that fill tables.
 constexpr u32 FEW_ASKING = 4, FEW_ASKING_X = 1, FEW_TELLING = 3;
 constexpr u32 FEW_UNITS = 6, FEW_STAGES = 32;
-constexpr u32 FEW_BLOCKS = 2;  // of a stage
+constexpr u32 FEW_BLOCKS = 2;  // blocks per stage
 constexpr u32 FEW_HELPERS = FEW_ASKING + FEW_ASKING_X + FEW_TELLING;
 constexpr u32 FEW_THREADS = (FEW_HELPERS + 2 * FEW_UNITS) * LANES;
 constexpr u32 FEW_COLUMNS = 64, FEW_BLOCK_BYTES = FEW_COLUMNS / STEP_COLUMNS * STEP_BYTES;
 constexpr u32 FEW_SHARED_BYTES = 227 * 1024;
 constexpr u32 FEW_GROUPED_BYTES = FEW_SHARED_BYTES - 5 * 1024;  // batches of experts are static
-// Blocks of a unit, at most, in a piece: longer splits are several pieces. They lie in up to
-// FEW_TILES tiles, since all columns begin with one, and splits anywhere.
+// Most blocks of a unit in a piece; a longer split takes several pieces. The blocks lie in up to
+// FEW_TILES tiles. All columns begin with a tile; splits begin anywhere.
 constexpr u32 FEW_TILES = LANES, FEW_WHOLE_PART = 4 * FEW_TILES, FEW_PART = FEW_WHOLE_PART - 4;
 static_assert((3 + FEW_PART + 3) / 4 <= FEW_TILES && FEW_PART % FEW_BLOCKS == 0, "whole stages");
 static_assert(FEW_BLOCKS == 2, "two buffers, half a tile");
-// A unit's table; pieces take two of them in turn:
-//   word      how many patches rows 0 to 15 have, or FEW_MANY; 16 bytes
-//   bases     one for each stage, in the exponents' places of two weights
-//   patches   8 bytes each: the number (linear_task.cuh), and where the words of product 0 would
-//             be; after the last one comes NO_PATCH
-//   words     four for each patch; those of one lane and window are as far apart as their products
+// A unit's table. Pieces use two of them in turn:
+//   word      number of patches of rows 0 to 15, or FEW_MANY; 16 bytes
+//   bases     one per stage, in the exponent places of two weights
+//   patches   8 bytes each: the number (linear_task.cuh), and the address that the words of product
+//             0 would have; NO_PATCH follows the last one
+//   words     four per patch; those of one lane and window are as far apart as their products
 constexpr u32 FEW_TABLES = 2, FEW_MANY = 0xFFFFFFFF;
 struct FewTable {
     u32 at, tiles;
@@ -72,26 +74,26 @@ __device__ inline u32 few_blocks_of(u32 columns) {
     return columns / FEW_COLUMNS + (columns % FEW_COLUMNS != 0);
 }
 
-// A piece: a block multiplies it at once.
+// A piece: what a block multiplies at once.
 struct FewPiece {
-    const u8* data;  // of the first strip
+    const u8* data;  // data of the first strip
     const FastHead* heads;
     const u8* patches;
     const u32* entries;
     u64 entry_count;
-    u16* y;  // of the first row of x, and of the matrix
+    u16* y;  // product of the first row of x and the first row of the matrix
     u64 y_pitch;
     const u16* bias;
     u32 rows, whole_columns, first_strip, strips;
-    u32 first_window;  // of patches: that of the first column
-    u32 all_splits, first_split, splits;  // splits: in this pass
-    u32 pass_splits, inverse;             // in each pass but the last; 2^16 / that, rounded up
-    u32 length;                           // of a split, but the last: blocks
-    u32 first_block, stages;              // of each split, in this piece
+    u32 first_window;  // the patches' window of the first column
+    u32 all_splits, first_split, splits;  // splits: those of this pass
+    u32 pass_splits, inverse;             // splits per pass but the last; 2^16 / that, or more
+    u32 length;                           // blocks of each split but the last
+    u32 first_block, stages;              // first block in each split, stages of the piece
     u32 x_first, x_rows;                  // grouped: the first place; rows of x
-    u32 left;                             // strips of the matrix after these that are the block's
+    u32 left;                             // the block's strips of the matrix after these
 
-    // A unit's strip, and its split in the pass; whether there is such a unit.
+    // A unit's strip; its split in the pass; whether the unit exists.
     __device__ u32 strip_of(u32 unit) const { return unit * inverse >> 16; }
     __device__ u32 split_of(u32 unit) const { return unit - strip_of(unit) * pass_splits; }
     __device__ bool has(u32 unit) const {
@@ -100,7 +102,7 @@ struct FewPiece {
     __device__ u32 part() const { return all_splits > 1 ? FEW_PART : FEW_WHOLE_PART; }
     __device__ bool is_last_part() const { return first_block + part() >= length; }
     __device__ bool is_last_pass() const { return first_split + splits == all_splits; }
-    // Blocks of a split of the pass, in stages from the even one on.
+    // The first and the end block of a split of the pass; its stages start at an even block.
     __device__ u32 begin_of(u32 split) const {
         return (first_split + split) * length + first_block;
     }
@@ -110,16 +112,17 @@ struct FewPiece {
     }
     __device__ void begin_part(u32 block) {
         first_block = block;
-        const u32 is_odd = all_splits > 1 ? length % FEW_BLOCKS : 0;  // where some splits begin
+        const u32 is_odd = all_splits > 1 ? length % FEW_BLOCKS : 0;  // a split may begin odd
         stages = (min(length - block, part()) + is_odd + FEW_BLOCKS - 1) / FEW_BLOCKS;
     }
 };
 
-// A block's pieces, one after the other.
+// Iterates over a block's pieces.
 template <class Work>
 struct FewPieces {
     const Work& work;
-    u32 strip, end;  // of all matrices', of the piece
+    // The piece's first strip, and the end of the block's strips, among those of all matrices.
+    u32 strip, end;
     FewPiece piece = {};
 
     __device__ explicit FewPieces(const Work& w) : work(w) {
@@ -127,7 +130,7 @@ struct FewPieces {
         strip = each * blockIdx.x + min(blockIdx.x, more);
         end = strip + each + (blockIdx.x < more);
     }
-    // The next one, if there is one.
+    // Goes to the next piece; false if there is none.
     __device__ bool next() {
         if (piece.strips && !piece.is_last_part()) {
             piece.begin_part(piece.first_block + piece.part());
@@ -148,7 +151,7 @@ struct FewPieces {
             piece.first_strip += piece.strips;
         } else {
             work.find(strip, end, piece);
-            // As many strips at once as there is room for, evenly.
+            // Takes as many strips at once as there is room for, evenly.
             const u32 most = piece.strips;
             if (piece.left > most) {
                 const u32 times = (piece.left + most - 1) / most;
@@ -164,13 +167,13 @@ struct FewPieces {
     }
 };
 
-// Some matrices that share x, which comes in boxes of ROWS rows.
+// Matrices that share x, which comes in boxes of ROWS rows.
 template <u32 ROWS>
 struct FewShared {
     static constexpr bool BOXES = true;
     static constexpr u32 EIGHTS = (ROWS + 7) / 8, X_ALIGNED = 1024;
-    // A split's x of a stage; from a block to the next; from eight rows to the next; between the
-    // columns of the two steps of a block.
+    // Bytes of a split's x in a stage; from one block to the next; from eight rows to the next
+    // eight.
     static constexpr u32 X_BYTES = FEW_BLOCKS * ROWS * 128, X_BLOCK = ROWS * 128, X_EIGHT = 1024;
     const LinearLaunch& launch;
     __device__ u32 unit_count() const { return launch.few_units; }
@@ -207,21 +210,22 @@ struct FewShared {
     __device__ const u16* x(const FewPiece&, u32 row) const {
         return launch.x + row * launch.x_pitch;
     }
-    // A lane's place for a load of eight rows of x by 32 columns; that of the block's second half.
+    // A lane's place for a load of eight rows of x by 32 columns, and the place in the block's
+    // second half.
     __device__ static u32 x_place(u32 lane) {
         return lane % 8 * 128 + ((lane / 8) ^ (lane % 8)) * 16;
     }
     __device__ static u32 second(u32 place) { return place ^ 64; }
 };
 
-// Experts, each with its own rows of x, which lie anywhere: a copy for each.
+// Experts, each with its own rows of x. Rows lie anywhere, so each has a copy of its own.
 struct FewGrouped : Grouped {
     static constexpr bool BOXES = false;
     static constexpr u32 EIGHTS = GROUPED_ROWS / 8, X_ALIGNED = 128;
-    static constexpr u32 X_PITCH = FEW_BLOCKS * 128 + 16;  // rows of a load never meet in a bank
+    static constexpr u32 X_PITCH = FEW_BLOCKS * 128 + 16;  // no bank conflicts within a load
     static constexpr u32 X_BYTES = GROUPED_ROWS * X_PITCH, X_BLOCK = 128, X_EIGHT = 8 * X_PITCH;
     u32 units, each_, more_;
-    // After the batches are counted.
+    // Call it after the batches are counted.
     __device__ FewGrouped(const GroupedLaunch& l, const u32* b) : Grouped{l, b} {
         each_ = items() / gridDim.x;
         more_ = items() - each_ * gridDim.x;
@@ -264,14 +268,13 @@ struct FewGrouped : Grouped {
     __device__ static u32 second(u32 place) { return place + 64; }
 };
 
-// Waits until the barriers are made: each warp of the block, once.
+// Waits until the barriers are initialised. Each warp of the block calls it once.
 __device__ __forceinline__ void meet_barriers() { group_barrier(1, blockDim.x); }
 
-// A number that is the same in all lanes: by lane 0, so that the compiler knows it.
+// Broadcasts a number from lane 0, so that the compiler knows that all lanes have the same.
 __device__ __forceinline__ u32 same(u32 number) { return __shfl_sync(ALL_LANES, number, 0); }
 
-// The layout of shared memory: barriers, tables, sums of splits, then stages, each with weights and
-// x.
+// Layout of shared memory: barriers, tables, sums of splits, then stages, each with weights and x.
 template <class Work>
 struct FewRing {
     u32 barriers, tables, tiles, table_bytes, sums, first, bytes, x, count;
@@ -282,19 +285,19 @@ struct FewRing {
         tiles = min((tiles_across(work.launch.columns) + 1) / 2 * 2, FEW_TILES);
         table_bytes = units * FewTable::bytes(tiles);
         sums = tables + FEW_TABLES * table_bytes;
-        // One for each warp, and one for the strip whose splits come in passes.
+        // One per warp, and one for the strip whose splits come in passes.
         const u32 sum_bytes = splits > 1 ? (2 * units + 2) * Work::EIGHTS * 512 : 0;
         first = (sums + sum_bytes + 1023) / 1024 * 1024;
         x = units * FEW_BLOCKS * FEW_BLOCK_BYTES;
         bytes = (x + splits * Work::X_BYTES + Work::X_ALIGNED - 1) / Work::X_ALIGNED *
                 Work::X_ALIGNED;
         count = min((at + room - first) / bytes, FEW_STAGES);
-        // Kept: the compiler would make them again in each stage.
+        // Kept: the compiler would compute them again in each stage.
         first = same(first), bytes = same(bytes), count = same(count);
         place = first, full = barriers;
     }
     __device__ u32 empty() const { return full + 8 * FEW_STAGES; }
-    // A unit's table, of the piece with this number.
+    // A unit's table for piece number `piece`.
     __device__ FewTable table(u32 piece, u32 unit) const {
         return {tables + piece % FEW_TABLES * table_bytes + unit * FewTable::bytes(tiles), tiles};
     }
@@ -311,7 +314,7 @@ struct FewRing {
         place += bytes, full += 8;
         if (full == barriers + 8 * count) full = barriers, place = first, phase ^= 1;
     }
-    // One warp.
+    // One warp calls it.
     __device__ void init_barriers(u32 warps, u32 lane) const {
         for (u32 i = lane; i < count; i += LANES) {
             init_barrier(barriers + 8 * i, WIDE_FILLING);
@@ -325,7 +328,8 @@ struct FewRing {
     }
 };
 
-// A box of x, by one lane: columns, rows, blocks of 64 columns. All lanes together, alike.
+// Copies a box of x: columns, rows, blocks of 64 columns. One lane copies; all lanes call it
+// together with the same arguments.
 __device__ inline void copy_blocks(u32 to, const XMap& map, u32 block, u32 barrier) {
     asm volatile(
         "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
@@ -335,7 +339,8 @@ __device__ inline void copy_blocks(u32 to, const XMap& map, u32 block, u32 barri
         : "memory");
 }
 
-// Word by word, some blocks of x; pieces of 16 bytes are swizzled (linear_wgmma.cuh). One warp.
+// Copies some blocks of x word by word; the 16-byte pieces are swizzled (linear_wgmma.cuh). One
+// warp.
 __device__ __noinline__ void copy_blocks_slowly(const u16* x, u64 pitch, u32 rows, u32 columns,
                                                 u32 begin, u32 end, u32 to, u32 block_bytes) {
     const u32 lane = threadIdx.x % LANES;
@@ -345,7 +350,8 @@ __device__ __noinline__ void copy_blocks_slowly(const u16* x, u64 pitch, u32 row
     }
     fence_shared();
 }
-// The elements of a row of x after those that a copy brings, and zeros up to the end of a stage.
+// Writes the elements of a row of x after those that a copy brings, and zeros up to the stage's
+// end.
 __device__ __noinline__ void copy_row_slowly(const u16* from, u32 count, u32 copied, u32 to) {
     for (u32 i = copied / 2; i < FEW_BLOCKS * FEW_COLUMNS; i++) {
         const u16 value = i < count ? __ldg(from + i) : 0;
@@ -354,7 +360,7 @@ __device__ __noinline__ void copy_row_slowly(const u16* from, u32 count, u32 cop
     fence_shared();
 }
 
-// Nearly no bytes, which all products read: they had better stay in L2.
+// Policy for the few bytes that all products read: they should stay in L2.
 __device__ inline u64 keep_policy() {
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
@@ -375,8 +381,8 @@ __device__ inline uint4 load_kept(const uint4* from, u64 policy) {
     return v;
 }
 
-// A warp that fills the tables of units `number`, `number + FEW_TELLING`, ... of each piece: a lane
-// takes a tile's base, then a patch.
+// A warp that fills the tables of units `number`, `number + FEW_TELLING`, ... of each piece: each
+// lane takes a tile's base, then a patch.
 struct FewTelling {
     static constexpr u32 UNITS = (FEW_UNITS + FEW_TELLING - 1) / FEW_TELLING;
     // Patches of a strip that each lane loads before it knows how many there are.
@@ -385,12 +391,12 @@ struct FewTelling {
         u32 number;
         uint4 words;
     };
-    // What is loaded of a unit at first: the last word of a tile's head, patches.
+    // First loads of a unit: the last word of a tile's head, and patches.
     struct Loaded {
         u32 head;
         Patch patches[FIRST];
     };
-    // The patches that a table has so far.
+    // Patches that a table has so far.
     struct Written {
         u32 all, first_half, places, last;
     };
@@ -421,7 +427,8 @@ struct FewTelling {
                 loaded[i].patches[k] = load_patch(piece, unit, k * LANES + lane, exists);
         }
     }
-    // Writes those of 32 patches that are in windows `first` to `last`. False if one has no place.
+    // Writes those of 32 patches that are in windows `first` to `last`. False if one of them has no
+    // place.
     __device__ bool take(Written& written, const Patch& patch, u32 first, u32 last,
                          const FewTable& table) const {
         const u32 window = patch.number << 1 >> 9, product = patch.number & 7;
@@ -472,7 +479,7 @@ struct FewTelling {
             const FewTable table = ring.table(piece_number, unit);
             const Loaded from = i ? loaded[UNITS - 1] : loaded[0];
             if (lane < ring.tiles) {
-                // A tile has two stages; the first one may be another unit's.
+                // A tile has two stages; the first one may belong to another unit.
                 const u32 skipped = begin / 2 % 2, to = table.bases() + (2 * lane - skipped) * 4;
                 const u32 base = Head{make_uint2(0, from.head)}.base();
                 if (lane || !skipped) store_shared(to, base);
@@ -487,7 +494,7 @@ struct FewTelling {
     __device__ void tell(const Work& work, const FewRing<Work>& ring) {
         FewPieces<Work> pieces(work);
         bool exists = pieces.next();
-        // The first ones are on their way while barriers are made, and before all weights.
+        // The first loads start while barriers are initialised, and before all weights.
         if (exists) load(pieces.piece);
         meet_barriers();
         for (u32 piece_number = 0; exists; exists = pieces.next(), piece_number++) {
@@ -500,13 +507,13 @@ struct FewTelling {
 };
 static_assert(FewTelling::UNITS == 2 && FewTelling::FIRST == 2, "the first one, and the last");
 
-// A warp that asks for weights or for x. All lanes do the same together.
+// A warp that requests weights or x. All lanes do the same together.
 template <class Work>
 struct FewAsking {
     const Work& work;
-    u32 lane, blocks, steps;  // of 64 and 32 columns
+    u32 lane, blocks, steps;  // blocks of 64 columns, steps of 32
     u64 policy;
-    const u16* row;  // grouped: of x, `lane`
+    const u16* row;  // for experts: row `lane` of x
 
     __device__ FewAsking(const Work& w, u32 lane_)
         : work(w), lane(lane_), blocks(few_blocks_of(w.launch.columns)),
@@ -536,7 +543,7 @@ struct FewAsking {
             u32 to = ring.place + (split * FEW_BLOCKS + at.begin - at.first) * FEW_BLOCK_BYTES;
             for (u32 strip = 0; strip < piece.strips; strip++) {
                 copy_bulk_by_one(to, from, bytes, ring.full, policy);
-                // The second step of a block, where it does not exist: weights that are finite.
+                // A block's second step that does not exist gets finite weights.
                 if (bytes % FEW_BLOCK_BYTES) {
                     if (lane == 0) clear_step(to + bytes - STEP_BYTES);
                     __syncwarp();
@@ -544,7 +551,7 @@ struct FewAsking {
                 from += strip_bytes, to += piece.pass_splits * (FEW_BLOCKS * FEW_BLOCK_BYTES);
             }
         }
-        // Bytes may come before they are expected: the barrier waits for this arrival, too.
+        // Bytes may arrive before they are expected: the barrier waits for this arrival, too.
         arrive_expecting_once(ring.full, all);
     }
     __device__ __forceinline__ void ask_for_x(const FewPiece& piece, u32 stage,
@@ -561,7 +568,7 @@ struct FewAsking {
         for (u32 split = 0; split < piece.splits; split++, to += Work::X_BYTES) {
             const Blocks at = blocks_of(piece, split, stage);
             if (at.begin >= at.end) continue;
-            if (at.end > mapped) {  // what boxes cannot bring
+            if (at.end > mapped) {  // boxes cannot bring these
                 copy_blocks_slowly(work.launch.x, work.launch.x_pitch, piece.x_rows,
                                    work.launch.columns, at.first, at.end, to, Work::X_BLOCK);
             } else {
@@ -573,7 +580,7 @@ struct FewAsking {
         __syncwarp();
         arrive_expecting_once(ring.full, boxes * Work::X_BYTES);
     }
-    // Row `lane` of x.
+    // Requests row `lane` of x.
     __device__ void ask_for_rows(const FewPiece& piece, u32 stage,
                                  const FewRing<Work>& ring) const {
         const u32 full = ring.full, block = piece.first_block + stage * FEW_BLOCKS;
@@ -590,11 +597,12 @@ struct FewAsking {
         __syncwarp();
         if (mine && bytes) copy_bulk_to_all<1>(to, row + first_column, bytes, full);
     }
-    // The weights of every `turn`-th stage from `number` on: the launch before need not have ended.
+    // Requests the weights of every `turn`-th stage from `number` on, before the previous launch
+    // has ended.
     __device__ void ask_for_all_weights(FewRing<Work> ring, u32 number, u32 turn) const {
         const u32 every = turn;
-        // If stages are fewer than warps that ask, as many take turns: a stage that others have
-        // still to ask for once more would look free.
+        // If there are fewer stages than requesting warps, only as many warps take turns: otherwise
+        // a stage that another warp has yet to request once more would look free.
         turn = min(ring.count, turn);
         u32 stage = number < turn ? number : ~0u, place = number;
         u32 last_full = 0, last_phase = 0;
@@ -610,12 +618,12 @@ struct FewAsking {
                 last_full = ring.full, last_phase = ring.phase;
             }
         if constexpr (Work::BOXES) {
-            // When this block's weights are there: those of other blocks come first.
+            // Waits for this block's weights: those of other blocks come before prefetches.
             if (last_full) wait_for(last_full, last_phase);
             prefetch_next(work.launch, number, every);
         }
     }
-    // The x of all stages.
+    // Requests the x of all stages.
     __device__ void ask_for_all_x(FewRing<Work> ring) {
         if constexpr (Work::BOXES)
             asm volatile("prefetch.tensormap [%0];" ::"l"(&work.launch.x_map) : "memory");
@@ -646,13 +654,13 @@ struct FewRaw {
             planes[i] = load_shared_16(plane + i * STEP_BYTES),
             codes[i] = load_shared_8(code + i * STEP_BYTES);
     }
-    // The weights of product `k` of four, as the A operand.
+    // Decodes product `k` of four, as the A operand.
     __device__ __forceinline__ void decode(u32 (&weights)[4], u32 k, u32 base) const {
         decode_product(weights, k % 2, planes[k / 2], codes[k / 2], base);
     }
 };
 
-// Takes the patch of product P if there is one.
+// Loads the patch of product P over `words`, if there is one.
 template <u32 P>
 __device__ __forceinline__ void take_patch(u32 (&words)[4], u32 products, u32 from) {
     asm volatile(
@@ -672,19 +680,19 @@ __device__ __forceinline__ void multiply_if(float (&sums)[4], u32 a0, u32 a1, u3
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(u32(is_wanted)));
 }
 
-// A warp that multiplies: half a strip, one split.
+// A warp that multiplies half a strip by one split of x.
 template <class Work>
 struct FewChain {
     static constexpr u32 EIGHTS = Work::EIGHTS;
     const FewPiece& piece;
     u32 lane, half;
-    u32 planes, codes, x[2];  // in a stage; of x the steps of a block
-    // In the unit's table: bases; the next patch, its window.
+    u32 planes, codes, x[2];  // offsets in a stage; x: one per step of a block
+    // In the unit's table: the bases; the next patch, and its window.
     u32 bases, numbers, patch_window;
     float sums[EIGHTS][4];
     FewRaw raw[2];
     uint4 v[2][EIGHTS][2];
-    u32 w[2][4][4];  // of a block, and of the next one
+    u32 w[2][4][4];  // weights of this block and of the next one
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -697,7 +705,7 @@ struct FewChain {
             to[i][1] = load_matrices(place + x[1] + i * Work::X_EIGHT);
         }
     }
-    // Product `k` of the four of a block.
+    // Adds product `k` of the four of a block.
     __device__ __forceinline__ void add(u32 b, u32 k, bool is_wanted) {
         const u32(&a)[4] = w[b][k];
 #pragma unroll
@@ -706,8 +714,8 @@ struct FewChain {
                         k % 2 ? v[b][i][k / 2].z : v[b][i][k / 2].x,
                         k % 2 ? v[b][i][k / 2].w : v[b][i][k / 2].y, is_wanted);
     }
-    // Finds the lane's patches of the next window that has some: bit p tells whether there is one
-    // for product p, whose words are at from + 16 p.
+    // Finds the lane's patches of the next window that has any: bit p tells whether product p has
+    // one; its words are at from + 16 p.
     __device__ __forceinline__ u32 find_patches(u32& from) {
         u32 products = 0;
         const u32 window = patch_window;
@@ -729,7 +737,7 @@ struct FewChain {
     __device__ __forceinline__ void load(u32 b, u32 place) {
         raw[b].load(place + planes + b * FEW_BLOCK_BYTES, place + codes + b * FEW_BLOCK_BYTES);
     }
-    // Decodes product K of a block, which is 4 B + K of a window, or takes the lane's patch.
+    // Decodes product K of a block (4 B + K of its window), or takes the lane's patch.
     template <u32 B, u32 K>
     __device__ __forceinline__ void decode(u32 base, u32 products, u32 from) {
         raw[1 - B].decode(w[1 - B][K], K, base);
@@ -742,7 +750,8 @@ struct FewChain {
         add(B, 2, is_wanted), decode<B, 2>(base, products, from);
         add(B, 3, is_wanted), decode<B, 3>(base, products, from);
     }
-    // The products of blocks `begin` to `end` of the unit, one at least, by stages of two.
+    // Adds the products of blocks `begin` to `end` of the unit, at least one, by stages of two
+    // blocks.
     __device__ __forceinline__ void walk(FewRing<Work>& ring, u32 begin, u32 end) {
         const u32 first_window = piece.first_window + begin / 2;
         // The compiler must know that all lanes do the same.
@@ -760,7 +769,7 @@ struct FewChain {
         decode<1, 2>(base, products, from), decode<1, 3>(base, products, from);
         window++;
         bool has_next;
-        // Code that is rarely run is after the loop, so that the loop is fetched as one.
+        // Code that rarely runs follows the loop, so that the loop is fetched as one.
         do {
             products = patch_window == window ? find_patches(from) : 0;
 #pragma unroll 1
@@ -768,7 +777,7 @@ struct FewChain {
                 has_next = at + 2 < end;
                 const u32 empty = full + 8 * FEW_STAGES;
                 u32 next = here;
-                if (has_next) {  // what is loaded after the last stage is not used
+                if (has_next) {  // otherwise the loads after the last stage are not used
                     next = full == last ? first : here + bytes;
                     phase ^= full == last;
                     full = full == last ? barriers : full + 8;
@@ -790,8 +799,8 @@ struct FewChain {
         ring.place = here, ring.full = full, ring.phase = phase;
         ring.next_one();
     }
-    // Likewise, of a unit with more entries than there are places for patches: product by product,
-    // whose entries are searched in memory.
+    // Like walk, for a unit with more entries than its table has places for patches: goes product
+    // by product, and searches in memory for their entries.
     __device__ __forceinline__ void walk_slowly(FewRing<Work>& ring, u32 strip, u32 begin, u32 end,
                                                 u32* status) {
         const uint2* const heads = reinterpret_cast<const uint2*>(piece.heads) +
@@ -855,7 +864,7 @@ struct FewChain {
                             make_uint4(__float_as_uint(sums[i][0]), __float_as_uint(sums[i][1]),
                                        __float_as_uint(sums[i][2]), __float_as_uint(sums[i][3])));
     }
-    // Adds what was saved there, after these sums, or before.
+    // Adds saved sums to these; the order of the two does not matter.
     __device__ __forceinline__ void add_saved(u32 from) {
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++) {
@@ -866,8 +875,8 @@ struct FewChain {
     }
 };
 
-// The sums of a strip's splits, in order. All warps that multiply together, `units` of them two by
-// two.
+// Adds the sums of a strip's splits, in order. All warps that multiply call it together; each unit
+// has two of them.
 template <class Work>
 __device__ __forceinline__ void add_splits(FewChain<Work>& chain, const FewPiece& piece,
                                            const FewRing<Work>& ring, u32 unit, u32 threads,
@@ -875,11 +884,11 @@ __device__ __forceinline__ void add_splits(FewChain<Work>& chain, const FewPiece
     constexpr u32 BYTES = Work::EIGHTS * 512;
     const u32 mine = ring.sums + (2 * unit + chain.half) * BYTES;
     const u32 before = ring.sums + (threads / LANES + chain.half) * BYTES;
-    group_barrier(0, threads);  // those before have been read
+    group_barrier(0, threads);  // the sums saved before have been read
     if (active) chain.save(mine);
     group_barrier(0, threads);
     if (!active || piece.split_of(unit)) return;
-    // Addition is commutative: what was before comes first.
+    // Earlier passes come first: addition is commutative, so this adds to their sum.
     if (piece.first_split) chain.add_saved(before);
     for (u32 i = 1; i < piece.splits; i++) chain.add_saved(mine + 2 * i * BYTES);
     if (piece.is_last_pass())
@@ -918,7 +927,7 @@ __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> 
             chain.begin_patches(table);
             chain.walk(ring, first, end);
         }
-        // Stages of others.
+        // Stages that only other units have.
         for (u32 stage = count ? (end + 1) / 2 - first / 2 : 0; stage < piece.stages; stage++) {
             wait_for(ring.full, ring.phase);
             release(ring.empty(), lane);
@@ -933,7 +942,7 @@ __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> 
     }
 }
 
-// Brings the launch to the cache of constants, a line a warp: one after the other they would take
+// Brings the launch to the constant cache, a line per warp: one line after the other would take
 // longer.
 template <class Launch>
 __device__ __forceinline__ void touch(const Launch& launch, u32 warp, u32 warps) {
@@ -944,12 +953,12 @@ __device__ __forceinline__ void touch(const Launch& launch, u32 warp, u32 warps)
 
 template <class Work>
 __device__ __forceinline__ void linear_few(const Work& work) {
-    // By lane 0, so that the compiler takes it for the same in all lanes.
+    // Broadcast from lane 0, so that the compiler knows that all lanes have the same.
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
     const u32 consumers = blockDim.x / LANES - FEW_HELPERS;
     if (warp < consumers) touch(work.launch, warp, consumers);
     const FewRing<Work> ring(work, kept(shared_address(linear_shared)), dynamic_shared_bytes());
-    // All warps meet once, in what they do below, before they use the barriers.
+    // All warps meet once, in the calls below, before they use the barriers.
     if (warp == consumers) {
         ring.init_barriers(consumers, lane);
         __syncwarp();

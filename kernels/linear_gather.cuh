@@ -1,10 +1,10 @@
-// Rows of a matrix by their indices on the device: a warp has one row's part of one tile.
+// Gathers rows of a matrix by indices on the device: each warp has one row's part of one tile.
 //
 //   fast      lane l has four pairs of step l / 4, columns l % 4 * 8
-//   stored    a row has four lanes of the tile: they decode as far as the row goes, up to 32
-//             units each; the other tiles of the strip are other warps'. A block is 8 warps, and
-//             the table, 24 KiB of shared memory; 48 registers. Nothing is told of lanes' ends,
-//             which lie after what is decoded
+//   stored    four lanes of the tile have a row: they decode as far as the row, up to 32 units
+//             each; other warps have the other tiles of the strip. A block has 8 warps and the
+//             table, 24 KiB of shared memory; 48 registers. The kernel does not check where lanes
+//             end, because these ends lie after what it decodes
 #pragma once
 #include "linear_pack.cuh"
 #include "linear_tile.cuh"
@@ -75,20 +75,20 @@ extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
     gather_tile(task);
 }
 
-// Bytes of the bits of four lanes that a warp stages; more are read where they are stored.
+// Bytes that a warp stages of the bits of four lanes; it reads more than these from global memory.
 constexpr u32 GATHER_STAGE = 1024;
 
-// A lane's pairs, one by one, wherever its bits lie.
+// Reads a lane's pairs, one by one, wherever its bits lie.
 struct PairReader {
     const u32* words;
-    u32 count, next;  // of words; the one after w2
+    u32 count, next;  // number of words; index of the one after w2
     u32 w0, w1, w2, position;
     __device__ u32 word(u32 i) const { return i < count ? words[i] : 0; }
     __device__ void begin(u32 at) {
         next = at / 32, position = at % 32;
         w0 = word(next), w1 = word(next + 1), w2 = word(next + 2), next += 3;
     }
-    // The entry; flagged if it is no code.
+    // Returns the next entry; flagged if the bits are no code.
     __device__ u32 take(const TileTable& table) {
         const u32 window = __funnelshift_r(w0, w1, position);
         u32 entry = table.entries[window & (TABLE_ENTRIES - 1)];
@@ -99,7 +99,7 @@ struct PairReader {
     }
 };
 
-// One row's part of one tile: the four lanes that have the row decode as far as it goes.
+// Gathers one row's part of one tile: the four lanes that have the row decode as far as it.
 extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
     df11_linear_tile_gather(const __grid_constant__ GatherTask task) {
     __shared__ __align__(16) TileTable table;
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
     const u32 place = u32(number / across), tile = u32(number % across);
     const u64 row = row_at(task, place);
     const u32 width = min(task.columns - tile * TILE_COLUMNS, TILE_COLUMNS);
-    // Units of the lane in a band.
+    // Units of this lane in a band.
     const u32 units = (max(width, 8 * q) - 8 * q + STEP_COLUMNS - 1) / STEP_COLUMNS;
     u16* to = task.output + place * task.pitch + tile * TILE_COLUMNS + 8 * q;
     u32 problems = row < task.rows ? 0 : STATUS_INDEX;
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
         for (u32 unit = 0; unit < BAND_UNITS; unit++)
             if (lane / 4 == g && unit < units)
                 plane[unit] = load_unit_plane(from, width, rows, band, unit, lane);
-        // The bits of the four lanes, from 16 bytes on.
+        // The bits of the four lanes, from a multiple of 16 bytes on.
         const u32 position = found.lane.position - POSITION_OF_BIT_0,
                   end = (found.lane.end & (1u << LEFT_SHIFT) - 1) - POSITION_OF_BIT_0;
         const u32 first_byte = min(__shfl_sync(ALL_LANES, position, 4 * g) / 128 * 16, found.bytes),

@@ -1,39 +1,39 @@
-// Products of 129 rows of x and more, for compute capability 9.0: as linear_wide.cuh, of which they
-// take stages, decoding, stores and the order of sums, but each weight is decoded once for 192 or
-// 256 rows.
+// Multiplies 129 or more rows of x on compute capability 9.0, with the stages, decoding, stores and
+// order of sums of linear_wide.cuh, but decodes each weight once for 192 or 256 rows.
 //
-//   group     four strips by all columns; its stages lie after those of the group before
-//   band      up to 256 rows of x, those of a block; all bands but the last have as many
-//   share     as many stages as others have, at least a group's (src/gpu/linear/many.rs). Blocks
-//             side by side have the bands of one share, so that weights come from DRAM once
-//   block     eight warps that multiply, 16 rows of a strip each, with 96 or 128 sums a thread, and
-//             four that ask; two warpgroups' products hide what each of them decodes
+//   group     four strips by all columns; its stages follow those of the group before
+//   band      up to 256 rows of x, those of a block; all bands but the last have equally many
+//   share     as many stages as others have, at least a group's (src/gpu/linear/many.rs).
+//             Neighbouring blocks have the bands of one share, so that weights come from DRAM once
+//   block     eight warps that multiply, 16 rows of a strip each, with 96 or 128 sums per thread,
+//             and four that request; while one of two warpgroups decodes, the products of the other
+//             run
 //
 //      group 0          | group 1          | group 2          | ...
 //      share 0                    | share 1                       | ...
 //        first this ----^ piece, handed over; last the rest of group 1
 //
-//   relay     a share that cuts a group begins with its first piece and hands the chain's sums to
-//             the next share, which goes on from them when it has done all else: a chain's sums are
-//             never added to each other. Only its end waits for the block before, whose beginning
-//             waits for nothing
-//   splits    of a group follow each other in a block; the sum of those before is kept in memory
+//   relay     a share that ends inside a group begins with that piece, and hands the chain's sums
+//             to the next share, which continues the chain after all its other work: sums of one
+//             chain are never added to each other. Only the end of a share waits for the block
+//             before, whose beginning waits for nothing
+//   splits    of a group follow each other in a block; memory keeps the sum of those before
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 168 registers (216 for those that multiply,
-// 72 for those that ask), 12 warps, a block a multiprocessor, 227 KiB of shared memory: 5 stages of
-// 44 KiB, or 6 of 36. In PyTorch's order on an H100, one split, microseconds, F.linear / this
-// (benches/record/2026-11-26-exact-order-wide.md):
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 168 registers (216 in warps that multiply,
+// 72 in those that request), 12 warps, one block per multiprocessor, 227 KiB of shared memory: 5
+// stages of 44 KiB, or 6 of 36. In PyTorch's order on an H100, one split, microseconds, F.linear /
+// this kernel (benches/record/2026-11-26-exact-order-wide.md):
 //   rows of x             256             1024            2048
 //   6144 x 4096                           70.7 / 80.5     134.9 / 142.0
 //   4096 x 4096                           46.5 / 48.8     90.4 / 95.9
 //   28672 x 4096          107.0 / 98.6    316.2 / 331.8   629.7 / 674.1
 //   4096 x 14336                          153.8 / 161.4   302.8 / 321.9
-// What limits it. A stage of 256 rows takes 0.72 us, of which products take 0.58 at 1.755 GHz. A
-// relay costs about 15 us of a launch. What was tried and rejected is in that record, in
-// 2026-11-23-linear-bands.md and in 2026-11-23-linear-large.md.
+// Limits. A stage of 256 rows takes 0.72 us, of which products take 0.58 at 1.755 GHz. A relay adds
+// about 15 us to a launch. That record, 2026-11-23-linear-bands.md and 2026-11-23-linear-large.md
+// tell what was tried and rejected.
 //
-// Safety: as linear.cu has it. A block waits for the one before alone, which has begun earlier:
-// GPUs begin blocks in the order of their numbers.
+// Safety: as in linear.cu. A block waits only for the block before, which began earlier: GPUs begin
+// blocks in the order of their numbers.
 #pragma once
 #include "linear_wide.cuh"
 
@@ -42,12 +42,12 @@ constexpr u32 LARGE_WARPS = 2 * LARGE_STRIPS;
 constexpr u32 LARGE_THREADS = (LARGE_WARPS + WIDE_ASKING) * LANES;
 constexpr u32 LARGE_RING = 8;  // stages, at most
 
-// What a block has to do: pieces of groups, each within a split.
+// Iterates over a block's work: pieces of groups, each within a split.
 struct LargeCursor {
-    u32 stages;        // of a group
-    u32 begin, end;    // of the share, in stages of all groups, one after the other
-    u32 at, limit;     // of what is left of the present part
-    u32 part;          // HEAD, WHOLE, TAIL, and then nothing
+    u32 stages;        // stages per group
+    u32 begin, end;    // the share, in stages of all groups, one after the other
+    u32 at, limit;     // the rest of the present part
+    u32 part;          // HEAD, WHOLE, TAIL; past TAIL nothing is left
     u32 band;
     enum { HEAD, WHOLE, TAIL };
 
@@ -61,7 +61,7 @@ struct LargeCursor {
         const u32 all = groups * stages;
         begin = min(share * launch.share_stages, all);
         end = min(begin + launch.share_stages, all);
-        // The beginning of a group that the next share ends.
+        // HEAD: the beginning of a group that the next share ends.
         at = end - end % stages, limit = end;
         skip_empty();
     }
@@ -74,9 +74,9 @@ struct LargeCursor {
         }
     }
     __device__ bool has() const { return part <= TAIL; }
-    // Whether the share before has begun the group, and this is its next piece.
+    // Whether the previous share has begun the group, and this is the group's next piece.
     __device__ bool resumes() const { return part == TAIL && at == begin; }
-    // Stages of a split of the piece's matrix.
+    // The present piece, within a split. `split`: stages per split of the piece's matrix.
     __device__ WidePiece piece(const LinearLaunch& launch, u32 n, u32& split) const {
         WidePiece p;
         u32 group = at / stages;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
                                                StageRing<LARGE_RING> ring, u32 warp, u32 lane) {
     constexpr u32 X_PLACE = LARGE_STRIPS * WIDE_STRIP_BYTES;
     for (u32 i = 0; i < warp; i++) ring.next();
-    u32 turn = warp;  // stages of others before the next one of this warp
+    u32 turn = warp;  // stages of other warps before this warp's next one
     bool first = true;
 #pragma unroll 1
     for (LargeCursor cursor(launch, N); cursor.has();) {
@@ -124,14 +124,14 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
     }
 }
 
-// Sums of a block in memory: a fragment, four numbers of each thread that multiplies, is eight rows
+// Sums of a block in memory. A fragment is four numbers of each thread that multiplies: eight rows
 // of x by the warp's 16 rows of a strip.
 constexpr u32 LARGE_FRAGMENT_FLOATS = LARGE_WARPS * LANES * 4;
 constexpr u32 LARGE_SUMS = LARGE_PARTIAL_BYTES / 3 / 4;
 __device__ inline void store_partial(float* to, const float* v) {
     __stcg(reinterpret_cast<float4*>(to), make_float4(v[0], v[1], v[2], v[3]));
 }
-// Volatile, so that loads stay together. Out of global or shared memory.
+// Volatile, so that loads stay together. Loads from global or shared memory.
 __device__ inline void load_partial(float* to, const float* from) {
     asm volatile("ld.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
@@ -139,8 +139,8 @@ __device__ inline void load_partial(float* to, const float* from) {
 }
 __device__ inline void barrier_of_large() { group_barrier(1, LARGE_WARPS * LANES); }
 
-// What a block keeps in memory of groups, and shares with the block before and the one after that
-// have the same band.
+// Sums of groups that a block keeps in memory, and that it exchanges with the blocks before and
+// after it that have the same band.
 struct LargeMemory {
     enum { HANDED, HANDED_TOTAL, TOTAL };
     u32* counter;
@@ -154,7 +154,8 @@ struct LargeMemory {
     __device__ const float* before(u32 which) const {
         return own - u64(bands) * (3 * LARGE_SUMS) + which * LARGE_SUMS;
     }
-    // All together. What they have stored is there for the block after.
+    // All warps that multiply call it together; what they stored before is visible to the block
+    // after.
     __device__ void hand_over() const {
         barrier_of_large();
         if (threadIdx.x == 0) __threadfence(), atomicExch(counter, 1);
@@ -178,13 +179,13 @@ __device__ __forceinline__ void store_sums(float* to, const float (&sums)[N / 2]
     for (u32 i = 0; i < N / 8; i++)
         if (8 * i < x_rows) store_partial(to + i * LARGE_FRAGMENT_FLOATS, sums + 4 * i);
 }
-// Fragments `step` apart.
+// Loads fragments that are `step` apart.
 template <u32 N>
 __device__ __forceinline__ void load_sums(float (&sums)[N / 2], const float* from, u32 step) {
 #pragma unroll
     for (u32 i = 0; i < N / 8; i++) load_partial(sums + 4 * i, from + i * step);
 }
-// Adds the splits before to a split.
+// Adds the sum of the earlier splits to a split.
 template <u32 N>
 __device__ __forceinline__ void add_total(float (&sums)[N / 2], const float* from, u32 x_rows) {
     constexpr u32 FRAGMENTS = 4;
@@ -201,7 +202,7 @@ __device__ __forceinline__ void add_total(float (&sums)[N / 2], const float* fro
     }
 }
 
-// With 192 rows stores of 4 bytes are faster (the record).
+// With 192 rows, stores of 4 bytes are faster (see the record).
 template <u32 N>
 constexpr bool BY_EIGHTS = N == LARGE_ROWS;
 
@@ -210,13 +211,13 @@ __device__ __forceinline__ void multiply_pieces(const LinearLaunch& launch,
                                                 StageRing<LARGE_RING>& ring, u32 lane) {
     const WideShare share;
     const LargeMemory memory(launch, N);
-    const float* total = nullptr;  // of the splits before, in memory
+    const float* total = nullptr;  // sum of the earlier splits, in memory
 #pragma unroll 1
     for (LargeCursor cursor(launch, N); cursor.has();) {
         u32 split;
         const WidePiece piece = cursor.piece(launch, N, split);
         const bool is_head = cursor.part == LargeCursor::HEAD, is_tail = cursor.part == cursor.TAIL;
-        // A chain begins at zeros, or goes on from where it was cut. Both are loaded: with a branch
+        // A chain begins at zeros, or continues where it was cut. Both are loaded: with a branch
         // ptxas would wait for each product (C7515).
         const float* from = reinterpret_cast<const float*>(linear_shared);
         if (cursor.resumes()) {
@@ -250,10 +251,10 @@ __device__ __forceinline__ void multiply_pieces(const LinearLaunch& launch,
 
 template <u32 N>
 __device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
-    // By lane 0, so that the compiler takes it for the same in all lanes.
+    // Broadcast from lane 0, so that the compiler knows that all lanes have the same.
     const u32 lane = kept(threadIdx.x % LANES);
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
-    // Zeros come before all: sums of a chain that begins.
+    // Shared memory begins with zeros, the sums of a chain that begins.
     constexpr u32 ZEROS = 16;
     StageRing<LARGE_RING> ring(kept(shared_address(linear_shared) + ZEROS),
                                dynamic_shared_bytes() - ZEROS, wide_stage_bytes(N, LARGE_STRIPS));

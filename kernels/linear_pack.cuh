@@ -1,10 +1,11 @@
-// Between BF16 and the fast layout, tile by tile, a warp each.
+// Converts between BF16 and the fast layout, one warp per tile.
 #pragma once
 #include "linear_fast.cuh"
 
 namespace df11::linear {
-// Where a lane's units of a tile are: of step t, row r of four: strip row lane / 4 + 8 r. In memory
-// they are the columns from 32 t + lane % 4 * 8 on; in the fast layout two of each eight columns.
+// A tile. A lane's unit of step t and row r of four is in row lane / 4 + 8 r of the strip. In
+// memory it is the eight columns from 32 t + lane % 4 * 8 on; in the fast layout it is two of each
+// eight columns.
 struct TileOf {
     u32 strip, tile, steps;  // steps: of this tile that exist
 };
@@ -20,7 +21,7 @@ __device__ inline u64 tiles_of(u32 rows, u32 columns) {
     return u64((rows + STRIP_ROWS - 1) / STRIP_ROWS) * tiles_across(columns);
 }
 
-// A lane's weights of row r of four, and how many of them exist; the others are zero.
+// Loads a lane's weights of row r of four, and counts those that exist; the others are zero.
 __device__ inline uint4 load_weights(const PackTask& task, const TileOf& at, u32 t, u32 r, u32 lane,
                                      u32& count) {
     const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r;
@@ -35,16 +36,16 @@ __device__ inline u32 weight_of(const uint4& unit, u32 k) {
     const u32 word = k / 2 == 0 ? unit.x : k / 2 == 1 ? unit.y : k / 2 == 2 ? unit.z : unit.w;
     return k % 2 ? word >> 16 : word & 0xFFFF;
 }
-// Whether no code says this exponent.
+// Whether no code expresses this exponent.
 __device__ inline bool is_entry(u32 exponent, u32 base) { return base - exponent > 15; }
 
-// Counts of the 256 exponents in shared memory, by exponent and two lanes, 16 bits for each of
-// them; and their sums.
+// Counts of the 256 exponents in shared memory, per exponent and two lanes, 16 bits for each lane;
+// then the sums of these.
 constexpr u32 COUNT_WORDS = LANES / 2;
 constexpr u32 PACK_COUNTS = 256 * COUNT_WORDS + 256;
 constexpr u32 PACK_SHARED_BYTES = PACK_WARPS * PACK_COUNTS * 4;
 
-// The base with the most weights in its 16 exponents; of several the largest.
+// Returns the base with the most weights in its 16 exponents; of several, the largest.
 __device__ inline u32 best_base(const u32* counts, u32* sums, u32 lane, u32& inside) {
     for (u32 e = lane; e < 256; e += LANES) {
         u32 sum = 0;
@@ -109,14 +110,14 @@ __device__ __forceinline__ void count_tile(const PackTask& task, u32* counts, u3
     }
 }
 
-// With PACK_SHARED_BYTES of dynamic shared memory.
+// Needs PACK_SHARED_BYTES of dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
     df11_linear_count(const __grid_constant__ PackTask task) {
     u32* const counts = reinterpret_cast<u32*>(linear_shared) + threadIdx.x / LANES * PACK_COUNTS;
     count_tile(task, counts, counts + 256 * COUNT_WORDS);
 }
 
-// Each head's first entry: the sum of the counts before, from the total on. One block.
+// Writes each head's first entry: the total so far plus the counts of the heads before. One block.
 extern "C" __global__ void __launch_bounds__(1024)
     df11_linear_scan(const __grid_constant__ PackTask task) {
     __shared__ u32 warp_sums[LANES];
@@ -171,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
                 const bool exists =
                     row < task.rows && first + k / 2 * 8 + lane % 4 * 2 + k % 2 < task.columns;
                 if (other && exists) outside |= 1u << (8 * r + k);
-                // What does not exist must be finite, since zeros of x meet it.
+                // Weights that do not exist must be finite, because zeros of x multiply them.
                 each[k] = !exists ? min(base, 15u) : other ? 0 : base - exponent;
             }
             plane[2 * r] = encode_others(units[r].x, units[r].y);

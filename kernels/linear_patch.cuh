@@ -1,24 +1,25 @@
-// Patches of strips in the fast layout, of their entries: a warp a strip, after df11_linear_pack.
+// Makes the patches of strips in the fast layout from their entries: one warp per strip, after
+// df11_linear_pack.
 #pragma once
 #include "linear_pack.cuh"
 #include "linear_wide.cuh"
 
 namespace df11::linear {
-// The patch to which an entry of a tile belongs.
+// The number of the patch to which an entry of a tile belongs.
 __device__ inline u32 patch_of(u32 entry, u32 tile) {
     const u32 step = tile * TILE_STEPS + (entry >> 26 & 7), block = step / 2;
     const u32 product = (block % 2 ? 0 : 4) + step % 2 * 2 + (entry >> 18 & 1);
     return (entry >> 20 & 1) << 31 | (block + 1) / 2 << 8 | (entry >> 21 & 31) << 3 | product;
 }
 
-// A strip's: `numbers`, in shared memory, of its `count` entries.
+// A strip's patches. `numbers`, in shared memory, has the patch numbers of its `count` entries.
 struct StripPatches {
     const FastHead* heads;
     const u8* data;
     const u32* entries;
     u32 count, lane;
     u32* numbers;
-    u32* repeated;  // a bit for each: whether an entry before has the same number
+    u32* repeated;  // one bit per entry: whether an earlier one has the same number
 
     __device__ void find(u32 tiles) const {
         const u32 first = heads[0].first;
@@ -38,7 +39,7 @@ struct StripPatches {
         __syncwarp();
     }
     __device__ bool is_repeated(u32 i) const { return repeated[i / LANES] >> i % LANES & 1; }
-    // A lane's product, with its entries.
+    // Decodes a lane's product and puts its entries in.
     __device__ uint4 words_of(u32 number) const {
         const u32 product = number & 7, half = number >> 31, lane_of = number >> 3 & 31;
         const u32 block = (number << 1 >> 9) * 2 - (product < 4 ? 1 : 0);
@@ -55,7 +56,7 @@ struct StripPatches {
         for (u32 k = 0; k < count; k++) place_entry(words, entries[k], numbers[k] == number);
         return make_uint4(words[0], words[1], words[2], words[3]);
     }
-    // Writes them, ascending; how many there are.
+    // Writes the patches, ascending, and returns how many there are.
     __device__ u32 write(u32* to_numbers, uint4* to_words) const {
         u32 all = 0;
         for (u32 begin = 0; begin < count; begin += LANES) {
@@ -97,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
         to[0] = MANY_PATCHES;
     }
     if (!fits && lane == 0) words[0] = make_uint4(0, 0, 0, 0);
-    // The same bytes in every run.
+    // Fills the other places, so that each run writes the same bytes.
     for (u32 i = all + lane; i < places; i += LANES)
         to[i] = NO_PATCH, words[i] = make_uint4(0, 0, 0, 0);
 }

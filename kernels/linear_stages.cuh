@@ -1,5 +1,5 @@
-// What a block multiplies of more than 16 rows of x, and the ring of stages through which weights,
-// heads and x come to it (linear_wide.cuh).
+// A block's piece of a product with more than 16 rows of x, and the ring of stages that brings it
+// weights, heads and x (linear_wide.cuh).
 #pragma once
 #include "linear_bulk.cuh"
 #include "linear_wgmma.cuh"
@@ -11,33 +11,35 @@ constexpr u32 WIDE_THREADS = (WIDE_WARPS + WIDE_ASKING) * LANES;
 constexpr u32 WIDE_STEPS = WIDE_COLUMNS / STEP_COLUMNS;
 static_assert(WIDE_STEPS == 2 && WIDE_WARPS == 16, "two buffers of weights, four warpgroups");
 
-// First the barriers, full and empty; then heads of each stage's strips; then stages, aligned to
-// 1024: weights, strip by strip, and x, 128 bytes for each row.
-// A strip's head of a stage: for each half of its rows the base, which of its products have entries
-// (bits 0 to 3: 2 step + product; bits 4 to 7: several), and a place for the one of each product;
-// then the tile's first entry and the count.
+// Shared memory has first the barriers, full and empty; then the heads of each stage's strips; then
+// the stages, aligned to 1024 bytes: weights, strip by strip, and x, 128 bytes per row.
+//
+// A strip's head of a stage has, for each half of its rows: the base; which of its products have
+// entries (bits 0 to 3: 2 step + product; bits 4 to 7: several entries); and for each product a
+// place for one entry. The tile's first entry and the number of its entries follow.
 constexpr u32 WIDE_STRIP_BYTES = WIDE_STEPS * STEP_BYTES;
 constexpr u32 WIDE_HALF_HEAD = 8 + 4 * 2 * WIDE_STEPS;
 constexpr u32 WIDE_HEAD = 64;
 constexpr u32 WIDE_HEADS = WIDE_STRIPS * WIDE_HEAD;
 constexpr u32 WIDE_ENTRIES = 6;
 static_assert(2 * WIDE_HALF_HEAD + 8 <= WIDE_HEAD, "a head");
-constexpr u32 WIDE_FIRST_BYTES = 2 * 8 + WIDE_HEADS;  // a stage
+constexpr u32 WIDE_FIRST_BYTES = 2 * 8 + WIDE_HEADS;  // bytes per stage
 __host__ __device__ constexpr u32 wide_stage_bytes(u32 n, u32 strips) {
     return strips * WIDE_STRIP_BYTES + n * WIDE_COLUMNS * 2;
 }
 constexpr u32 WIDE_SHARED_BYTES = 227 * 1024;
 
-// Lanes of a warp that arrive at a barrier for what all of them have read or written: one, after
-// __syncwarp. That orders what the others did, too: bar.warp.sync synchronizes them with the lane
-// that arrives (release), that with those that wait (acquire), and causality is transitive (PTX
-// ISA, memory consistency model). Racecheck does not follow it; for it each lane arrives.
+// Number of a warp's lanes that arrive at a barrier for what all of them have read or written: one,
+// after __syncwarp. This orders what the other lanes did, too: bar.warp.sync synchronizes them with
+// the arriving lane (release), this lane synchronizes with the waiting ones (acquire), and
+// causality is transitive (PTX ISA, memory consistency model). Racecheck does not follow it; for it
+// each lane arrives.
 #ifdef EVERY_LANE_ARRIVES
 constexpr u32 WIDE_ARRIVALS = LANES, WIDE_FILLING = 2 + LANES;
 #else
 constexpr u32 WIDE_ARRIVALS = 1, WIDE_FILLING = 2;
 #endif
-// Lets those that fill a stage, or a slot, write to it again; a barrier's address, or 0.
+// Lets the warps that fill a stage or a slot write to it again. `empty`: a barrier's address, or 0.
 __device__ inline void release(u32 empty, u32 lane) {
     __syncwarp();
     if (empty && lane < WIDE_ARRIVALS) arrive(empty);
@@ -45,11 +47,11 @@ __device__ inline void release(u32 empty, u32 lane) {
 
 // Strips and columns that a block multiplies at once.
 struct WidePiece {
-    u32 matrix, first_strip, strips;  // strips: none if the group is after the last
+    u32 matrix, first_strip, strips;  // strips: 0 if the group is after the last one
     u32 begin, end;                   // stages
-    u32 x_first, x_rows, x_box;       // rows of x, and how many a copy of them has
+    u32 x_first, x_rows, x_box;       // rows of x, and how many of them one copy has
 };
-// Blocks of this block's cluster, and which of them it is.
+// Number of blocks in this block's cluster.
 __device__ inline u32 cluster_blocks() {
     u32 count;
     asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(count));
@@ -59,7 +61,7 @@ __device__ inline u32 cluster_blocks() {
 struct WideItem : WidePiece {
     u32 splits, split, rank;  // rank: in the cluster
 
-    // In bands of up to `n` rows of x.
+    // Makes bands of up to `n` rows of x.
     __device__ WideItem(const LinearLaunch& launch, u32 n) {
         const u32 cluster = cluster_blocks(), most = launch.wide_strips;
         const u32 bands = wide_bands(launch.x_rows, n), place = blockIdx.x / cluster;
@@ -72,7 +74,7 @@ struct WideItem : WidePiece {
             if (item < items) break;
             item -= items;
         }
-        // Of a cluster that splits do not fill some blocks have nothing.
+        // If splits do not fill a cluster, some of its blocks have no strips.
         const u32 each = cluster / splits, group = rank / splits;
         split = rank % splits;
         first_strip = (item * each + group) * most;
@@ -87,7 +89,7 @@ struct WideItem : WidePiece {
     }
 };
 
-// Of at most STAGES.
+// A ring of at most STAGES stages.
 template <u32 STAGES>
 struct StageRing {
     u32 barriers, first, bytes, count;
@@ -111,7 +113,8 @@ struct StageRing {
             phase ^= 1;
         }
     }
-    // Those that fill a stage arrive twice, for weights and x, and those that multiply once a warp.
+    // Warps that fill a stage arrive twice, for weights and for x; each warp that multiplies
+    // arrives once.
     __device__ void init_barriers(u32 warps) const {
         for (u32 i = 0; i < count; i++) {
             init_barrier(barriers + 8 * i, WIDE_FILLING);
@@ -122,7 +125,7 @@ struct StageRing {
 };
 using WideRing = StageRing<MOST_STAGES>;
 
-// As copy_bulk_once and arrive_expecting, by one lane; all together, alike.
+// Like copy_bulk_once, by one lane; all lanes call it together with the same arguments.
 __device__ inline void copy_bulk_by_one(u32 to, const void* from, u32 bytes, u32 barrier,
                                         u64 policy) {
     asm volatile(
@@ -132,7 +135,7 @@ __device__ inline void copy_bulk_by_one(u32 to, const void* from, u32 bytes, u32
         "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
         : "memory");
 }
-// To L2, by one lane. All lanes together, alike.
+// Prefetches to L2, by one lane; all lanes call it together with the same arguments.
 __device__ inline void prefetch_bulk(const void* from, u32 bytes) {
     asm volatile(
         "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
@@ -140,8 +143,8 @@ __device__ inline void prefetch_bulk(const void* from, u32 bytes) {
         "r"(bytes)
         : "memory");
 }
-// Brings a block's share of what the next product reads first to L2. `turn` warps, this one by its
-// number.
+// Brings to L2 this block's share of what the next product reads first. `turn` warps do so; this
+// one is `number`.
 __device__ inline void prefetch_next(const LinearLaunch& launch, u32 number, u32 turn) {
 #pragma unroll 1
     for (u32 i = 0; i < LINEAR_PREFETCHES; i++) {
@@ -152,6 +155,7 @@ __device__ inline void prefetch_next(const LinearLaunch& launch, u32 number, u32
                           next.bytes);
     }
 }
+// Like arrive_expecting, by one lane; all lanes call it together with the same arguments.
 __device__ inline void arrive_expecting_once(u32 barrier, u32 bytes) {
     asm volatile(
         "{ .reg .pred p;\n.reg .b64 s;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
@@ -159,11 +163,11 @@ __device__ inline void arrive_expecting_once(u32 barrier, u32 bytes) {
         "r"(bytes)
         : "memory");
 }
-// All of the cluster meet; what they have written to shared memory is there.
+// All threads of the cluster meet; what they wrote to shared memory before is visible afterwards.
 __device__ inline void meet_cluster() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-// From where this block has an address, in the shared memory of a block of the cluster.
+// Loads from the shared memory of block `rank` of the cluster; `address` is this block's own.
 __device__ inline void load_of_cluster(float (&to)[4], u32 address, u32 rank) {
     asm volatile(
         "{ .reg .b32 a; mapa.shared::cluster.u32 a, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, "
@@ -173,7 +177,7 @@ __device__ inline void load_of_cluster(float (&to)[4], u32 address, u32 rank) {
         : "memory");
 }
 
-// A column of words, of `rows` rows of x; columns that do not exist are zero.
+// Copies a column of words, of `rows` rows of x; columns that do not exist become zero.
 __device__ __noinline__ void copy_words_slowly(const u16* from, u64 pitch, u32 rows, u32 count,
                                                u32 to) {
 #pragma unroll 1
@@ -183,8 +187,8 @@ __device__ __noinline__ void copy_words_slowly(const u16* from, u64 pitch, u32 r
         store_shared((to ^ i % 8 * 16) + i * 128, word);
     }
 }
-// Rows of x from `row` on, 64 columns, zeros where there are none, by one lane; all together,
-// alike.
+// Copies 64 columns of rows of x from `row` on, zeros where there are none, by one lane; all lanes
+// call it together with the same arguments.
 __device__ inline void copy_x_by_one(u32 to, const XMap& map, u32 column, u32 row, u32 barrier) {
     asm volatile(
         "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
@@ -194,13 +198,13 @@ __device__ inline void copy_x_by_one(u32 to, const XMap& map, u32 column, u32 ro
         : "memory");
 }
 
-// What the warps that multiply must know of a strip, tile by tile, for a lane of those that ask.
-// Heads are loaded two tiles before they are needed, and first entries one tile before.
+// Data about a strip, tile by tile, that the multiplying warps need; each lane of a requesting warp
+// has one strip. Heads are loaded two tiles before they are needed, first entries one tile before.
 struct WideHeads {
-    const uint2* next;  // of the tile after next
+    const uint2* next;  // head of the tile after next
     const u32* entries;
     u64 entry_count;
-    u32 tiles;  // from the one after next on
+    u32 tiles;  // number of tiles from that one on
     Head head, after;
     u32 first[WIDE_ENTRIES];
 
@@ -229,8 +233,8 @@ struct WideHeads {
         for (u32 i = 0; i < WIDE_ENTRIES; i++)
             if (i < head.count()) first[i] = __ldg(entries + at + i);
     }
-    // Writes the entries to the places of their products. Which have some, of the second half 16
-    // bits higher.
+    // Writes the entries to the places of their products. Returns which products have some, with
+    // the bits of the second half 16 higher.
     __device__ u32 tell_entries(u32 stage, u32 to) const {
         constexpr u32 STAGES = TILE_STEPS / WIDE_STEPS;
         const u32 steps = head.words.y >> (16 + stage % STAGES * WIDE_STEPS) & 3;
@@ -249,7 +253,7 @@ struct WideHeads {
         }
         return products;
     }
-    // Writes the head of a stage. Then goes on to the next tile.
+    // Writes the head of a stage, then goes on to the next tile.
     __device__ void tell(u32 stage, u32 to, u32* status) {
         const u32 products = tell_entries(stage, to);
         store_shared_8(to, make_uint2(head.base(), products & 0xFFFF));
@@ -259,7 +263,7 @@ struct WideHeads {
         load_entries(status), load_head(after);
     }
 };
-// The second step of a strip, where it does not exist: weights that are finite.
+// Gives a strip's second step, if it does not exist, finite weights.
 __device__ __noinline__ void clear_step(u32 to) {
 #pragma unroll 1
     for (u32 i = 0; i < STEP_BYTES; i += 16) {
@@ -268,13 +272,13 @@ __device__ __noinline__ void clear_step(u32 to) {
     }
 }
 
-// What a warp that asks does for a piece. The warps take turns, a stage each.
+// Work of a requesting warp for a piece. The warps take turns, a stage each.
 template <class Ring>
 struct WideAsking {
     static_assert(WIDE_ASKING * WIDE_STEPS == TILE_STEPS, "a turn is a tile further");
     const LinearLaunch& launch;
     const WidePiece piece;
-    u32 first, lane;  // first: stage of this warp
+    u32 first, lane;  // first: first stage of this warp
     u64 policy, strip_bytes;
     const u8* data;
 
@@ -300,7 +304,7 @@ struct WideAsking {
     __device__ __forceinline__ void ask_for_x(u32 stage, const Ring& ring, u32 x_place) const {
         const u32 to = ring.place + x_place;
         if (!launch.x_mapped) {
-            // Word by word; pieces of 16 bytes are swizzled (linear_wgmma.cuh).
+            // Word by word; the 16-byte pieces are swizzled (linear_wgmma.cuh).
             const u32 mine = stage * WIDE_COLUMNS + 2 * lane;
             copy_words_slowly(launch.x + piece.x_first * launch.x_pitch + mine, launch.x_pitch,
                               piece.x_rows, max(launch.columns, mine) - mine, to + lane * 4);
@@ -316,14 +320,16 @@ struct WideAsking {
 #pragma unroll
         for (u32 i = 0; i < WIDE_ASKING; i++) ring.next();
     }
-    // Weights of the stages before `filled`, which nobody must make room for.
+    // Requests the weights of the stages before `filled`, which wait for no other stage to be
+    // empty.
     __device__ __forceinline__ void fill(u32 filled, Ring ring) const {
 #pragma unroll 1
         for (u32 stage = first; stage < filled; stage += WIDE_ASKING, next(ring))
             ask_for_weights(stage, ring);
     }
-    // All stages, with x at `x_place` in each; of those before `filled` the weights were asked for.
-    // They are there before the launch before has ended, if `early`.
+    // Requests all stages, with x at `x_place` in each; `fill` has requested the weights of those
+    // before `filled`. If `early`, it did so before the previous launch had ended, for which this
+    // then waits.
     __device__ __forceinline__ void ask(u32 filled, Ring& ring, u32 x_place, bool early) const {
         const bool has_strip = lane < piece.strips;
         WideHeads heads(launch, piece, has_strip ? lane : 0, first);
@@ -344,7 +350,7 @@ struct WideAsking {
     }
 };
 
-// They fill the ring with weights before the launch before has ended.
+// Requests all stages; fills the ring with weights before the previous launch has ended.
 __device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const WideItem& item,
                                                WideRing ring, u32 warp, u32 lane) {
     const u32 filled = min(item.begin + ring.count, item.end);

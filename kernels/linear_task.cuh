@@ -1,6 +1,6 @@
-// What the host hands to the kernels that multiply by compressed matrices: y = x W^T (+ bias), x
-// and y BF16, sums in f32. Rust mirrors this file: src/gpu/ (sizes and constants are compared with
-// those of `df11_linear_constants`).
+// Arguments and layouts of the kernels that multiply by compressed matrices: y = x W^T (+ bias), x
+// and y BF16, sums in f32. Rust mirrors this file in src/gpu/ and compares sizes and constants with
+// `df11_linear_constants`.
 #pragma once
 #include "common.cuh"
 
@@ -11,21 +11,21 @@ struct TileTable;
 namespace df11::linear {
 using tile::TileTable;
 
-// The fast layout, to the bit in spec/gpu.md, part 6: a matrix as it may lie in GPU memory, never
-// in a file. Four arrays:
+// The fast layout: a matrix as it may lie in GPU memory, never in a file. spec/gpu.md, part 6,
+// defines each bit. Four arrays:
 //
-//   data      of each strip of 32 rows, of each step of 32 columns, 1536 bytes: for each lane two
+//   data      for each strip of 32 rows and each step of 32 columns, 1536 bytes: per lane, two
 //             words of signs and mantissas and one of codes for each of its four rows
-//   heads     of each strip, of each tile of 256 columns (8 steps), a FastHead
-//   patches   of each strip, patch_places numbers, then as many products of 16 bytes: what lanes
-//             whose product has exceptions have instead of what they decode
-//   entries   of weights that no code can express (exceptions), tile by tile, ascending: the weight
-//             in bits 0 to 15, step << 10 | lane << 5 | row / 8 << 3 | k in bits 16 to 28
+//   heads     for each strip and each tile of 256 columns (8 steps), a FastHead
+//   patches   for each strip, patch_places numbers, then as many products of 16 bytes; a lane whose
+//             product has exceptions takes these instead of what it decodes
+//   entries   weights that no code can express (exceptions), tile by tile, ascending: the weight in
+//             bits 0 to 15, step << 10 | lane << 5 | row / 8 << 3 | k in bits 16 to 28
 constexpr u32 STRIP_ROWS = 32, STEP_COLUMNS = 32, STEP_BYTES = 1536, TILE_STEPS = 8;
-// Patches ascend by their numbers, half << 31 | window << 8 | lane << 3 | product: rows 0 to 15 or
-// 16 to 31; a window is what df11_linear_order_* decode during a stage, block 2 w - 1 of 64 columns
-// (products 0 to 3) and 2 w (4 to 7). After the last one there is NO_PATCH; a strip with more
-// entries than places has MANY_PATCHES first.
+// Patches ascend by their numbers, half << 31 | window << 8 | lane << 3 | product. Half 0 is rows 0
+// to 15, half 1 rows 16 to 31. A window is what df11_linear_order_* decode during one stage: of
+// blocks of 64 columns, number 2 w - 1 (products 0 to 3) and 2 w (4 to 7). NO_PATCH follows the
+// last patch; a strip with more entries than places begins with MANY_PATCHES.
 constexpr u32 TILE_PATCHES = 4, MOST_PATCHES = 512, PATCH_BYTES = 20;
 constexpr u32 NO_PATCH = 0xFFFFFFFF, MANY_PATCHES = 0xFFFFFFFE;
 __host__ __device__ constexpr u32 patch_places(u32 columns) {
@@ -37,30 +37,30 @@ __host__ __device__ constexpr u32 patch_bytes(u32 columns) {
 }
 
 struct alignas(8) FastHead {
-    u32 first;  // of the tile's entries
-    u16 count;  // of them
+    u32 first;  // index of the tile's first entry
+    u16 count;  // number of its entries
     u8 steps;   // bit t: step t of the tile has entries
-    u8 base;    // the exponent of code 0: of all that are possible the largest with fewest entries
+    u8 base;    // exponent of code 0: of all bases with the fewest entries, the largest
 };
 static_assert(sizeof(FastHead) == 8, "heads have no padding");
 
-// One matrix of a launch, and where its product goes.
+// A matrix of a launch, and the place of its product.
 //
-// A matrix may be a slice of another one, the *whole*: rows from a multiple of 32 to one, or to the
-// last, and columns from a multiple of 256 to one, or to the last. From strip to strip it is as far
-// as in the whole.
+// A matrix may be a slice of another one, the *whole*. A slice begins at a multiple of 32 rows and
+// of 256 columns; it ends at such multiples or at the last row and column. Its strips are as far
+// apart as those of the whole.
 //
 //              fast layout                           tile (spec/format.md 6.4)
-//   data       of the first strip, first column      plane of the first strip, column 0
-//   index      heads, of the first strip and column  records, of the first strip, column 0
+//   data       first strip, first column             plane of the first strip, column 0
+//   index      heads, first strip and column         records, first strip, column 0
 //   rest       entries of the whole                  bitstream of the whole, aligned to 16
-//   rest_count how many entries                      bytes of the bitstream, a multiple of 16
-//   patches    of the first strip, for all columns   not read
-//              of the whole
+//   rest_count number of entries                     bytes of the bitstream, a multiple of 16
+//   patches    first strip, all columns of the       not read
+//              whole
 //   table      not read                              the decode table, aligned to 16
 //
-// The host promises that the arrays have the bytes that the layout gives for `rows`, the launch's
-// `columns` and the whole's, and that y has room for x_rows rows. What the arrays hold may be
+// The host guarantees that the arrays have the sizes that the layout gives for `rows`, the launch's
+// `columns` and the whole's columns, and that y has room for x_rows rows. The arrays may hold
 // anything.
 struct alignas(16) LinearMatrix {
     const u8* data;  // aligned to 16
@@ -74,32 +74,33 @@ struct alignas(16) LinearMatrix {
     const u16* bias;           // `rows` of them, or null
     u16* y;                    // row 0, first column of the product
     u64 y_pitch;               // elements from a row of y to the next
-    u32 rows;                  // of the matrix: columns of the product; at least 1
+    u32 rows;                  // rows of the matrix, columns of the product; at least 1
     u32 whole_strips, slices;  // linear_split(rows, columns)
-    u32 first_item;            // the sum of linear_split(..).items() of all matrices before
-    u32 first_strip;           // the sum of strips of all matrices before
-    u32 first_partial;         // the sum of linear_split(..).partials() of all matrices before
-    u32 whole_columns;         // of the whole; those of the launch unless this is a slice
-    u32 first_column;          // of the whole: a multiple of 256
+    u32 first_item;            // sum of linear_split(..).items() of all matrices before
+    u32 first_strip;           // strips of all matrices before
+    u32 first_partial;         // sum of linear_split(..).partials() of all matrices before
+    u32 whole_columns;         // columns of the whole; the launch's columns unless this is a slice
+    u32 first_column;          // column of the whole: a multiple of 256
 };
 static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 
-// A launch of df11_linear_fast_{8,16}: one argument, by value. At least one row of x, at most
-// LINEAR_ROWS. Any multiple of LINEAR_GROUP blocks, persistent; good is what fits the GPU at once,
-// no more than `items`. Threads and dynamic shared memory: df11_linear_constants tells them.
-// df11_linear_fast_{32,64,128,192,256} take it too: see below.
+// The argument of df11_linear_fast_{8,16}, by value: 1 to LINEAR_ROWS rows of x. The launch has any
+// multiple of LINEAR_GROUP blocks, persistent; best are as many as fit the GPU at once, but no more
+// than `items`. df11_linear_constants gives the threads and the dynamic shared memory.
+// df11_linear_fast_{32,64,128,192,256} take this argument too: see below.
 //
-// Up to 16 rows, bits of y depend on the matrix and on the row of x, and on nothing else: no other
-// row, no other matrix, no grid.
+// Up to 16 rows, the bits of y depend only on the matrix and the row of x, not on other rows, other
+// matrices or the grid.
 //
-// Where the constants say so, the launch may have the attribute of programmatic stream
-// serialization: then the matrices must have been written before the launch before this one began.
+// If the constants allow it, the launch may have the attribute of programmatic stream
+// serialization. The matrices must then have been written before the previous launch began.
 constexpr u32 LINEAR_MATRICES = 8, LINEAR_ROWS = 16;
 struct alignas(64) XMap {
     u32 words[32];
 };
-// Bytes to bring to L2: `pieces` of `bytes` each, a multiple of 16; `splits` of each strip,
-// `split_pitch` bytes apart, and strips `strip_pitch` bytes apart. A hint: it changes no output.
+// Bytes to bring to L2, in `pieces` pieces of `bytes` bytes, a multiple of 16: one for each of the
+// `splits` splits of each strip. Splits are `split_pitch` bytes apart, strips `strip_pitch`. A
+// hint: it changes no output.
 constexpr u32 LINEAR_PREFETCHES = 4;
 struct LinearPrefetch {
     const u8* data;   // aligned to 16
@@ -110,62 +111,62 @@ struct LinearPrefetch {
 };
 struct alignas(64) LinearLaunch {
     const u16* x;  // row-major
-    u64 x_pitch;   // elements from a row of x to the next; slow unless x and pitch are multiples of
-                   // 16 bytes
+    u64 x_pitch;   // elements from one row of x to the next; slow unless x and pitch are multiples
+                   // of 16 bytes
     u32 x_rows;
-    u32 columns;       // of x and of all matrices; at least 1
+    u32 columns;       // columns of x and of all matrices; at least 1
     u32 matrix_count;  // 1 to LINEAR_MATRICES
-    u32 items;         // the sum of linear_split(..).items()
-    u32* counters;     // one for each strip of the launch, 0 before and after; of no use without
-                       // partials
-    float* partials;   // the sum of linear_split(..).partials() times LINEAR_PARTIAL_BYTES for each
-                       // 16 rows of x, aligned to 16
-    u32* status;       // bits are set where what is stored contradicts itself
-    // For 17 rows of x and more, and else of no use: splits of each matrix's columns, none of them
+    u32 items;         // sum of linear_split(..).items()
+    u32* counters;     // one per strip of the launch, 0 before and after; unused without partials
+    float* partials;   // LINEAR_PARTIAL_BYTES for each of linear_split(..).partials() and each 16
+                       // rows of x, aligned to 16
+    u32* status;       // the kernel sets bits where stored data contradicts itself
+    // For 17 or more rows of x, otherwise unused: splits of each matrix's columns, none of them
     // empty (split_stages).
     u8 splits[LINEAR_MATRICES];
     u32 wide_strips;
-    u32 tile_sets;  // of df11_linear_tile_{2,8,16}: items whose sums are on their way at once, 1, 2
-    u32 x_mapped;   // for 17 rows of x and more: 1 if x_map is set
-    u32 tile_tables;  // of df11_linear_tile_{2,8,16}: tables at once: 1, 2 or 4
-    // In the order of a plan of the sum: splits of strips that a block multiplies at once, and of
-    // one strip; strips of all matrices that each block multiplies, and how many blocks one more.
+    u32 tile_sets;    // df11_linear_tile_{2,8,16}: items whose sums are in flight at once, 1 or 2
+    u32 x_mapped;     // for 17 or more rows of x: 1 if x_map is set
+    u32 tile_tables;  // df11_linear_tile_{2,8,16}: tables at once: 1, 2 or 4
+    // For df11_linear_order_{8,16}. few_units: splits of strips that a block multiplies at once;
+    // few_splits: the most of one strip; few_each: strips of all matrices that each block
+    // multiplies; few_more: how many blocks multiply one more.
     u32 few_units, few_splits, few_each, few_more;
     LinearMatrix matrices[LINEAR_MATRICES];
-    u32 tile_slot_bytes;  // of df11_linear_tile_{2,8,16}: what a slot has of the shared memory that
-                          // is left, a multiple of 16 (linear_tile_block.cuh)
-    u32 share_stages;     // for 129 rows of x and more: see below
-    // A CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes of
-    // WIDE_COLUMNS columns and all rows, or those of a band, 128-byte swizzle, zeros for columns
-    // that do not exist. Without it, as if x or pitch is not a multiple of 16 bytes, x is read
-    // slowly.
+    u32 tile_slot_bytes;  // df11_linear_tile_{2,8,16}: bytes of a slot in the shared memory that is
+                          // left, a multiple of 16 (linear_tile_block.cuh)
+    u32 share_stages;     // for 129 or more rows of x: see below
+    // A CUtensorMap of x, BF16 and row-major, made by cuTensorMapEncodeTiled: boxes of WIDE_COLUMNS
+    // columns by all rows or by those of a band, 128-byte swizzle, zeros for columns that do not
+    // exist. Without a map, the kernel reads x slowly, as if x or its pitch were not a multiple of
+    // 16 bytes.
     XMap x_map;
-    // In the order of a plan of the sum, and for 17 to 128 rows of x: weights that the next product
-    // is expected to read first.
+    // For df11_linear_order_{8,16}, and for 17 to 128 rows of x: weights that the next product is
+    // expected to read first.
     LinearPrefetch prefetches[LINEAR_PREFETCHES];
 };
 static_assert(sizeof(LinearLaunch) == 1152, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
 
-// In the order of a plan of the sum: the machine code for compute capability 9.0 has
-// df11_linear_order_{8,16}, for at most this many rows of x (linear_few.cuh). Blocks have
-// FEW_HELPERS warps and two for each of few_units, which are at most FEW_UNITS; blocks times
-// few_each, and few_more, are the strips of all matrices. Counters, partials and items are not
-// read. Of a matrix differ from above:
-//   slices          splits of its columns; each has some
-//   whole_strips    of each split but the last: ceil(ceil(columns / 64) / splits) blocks of 64
-//   first_strip     splits at once, at most few_splits: all, or of more than FEW_UNITS some
-//   first_item      the sum of strips of all matrices before
-//   first_partial   bits 0 to 7: strips at once, of which splits at once are at most few_units;
-//                   bits 8 on: 2^16 / splits at once, and one
-// x_map is that of 64 columns, x_rows rows and blocks of 64 columns; boxes have 64, 8 or 16, and
-// 2; 128-byte swizzle. x_mapped tells whether there is one.
-// Bits of y depend on the matrix, its splits and the row of x.
+// df11_linear_order_{8,16} multiply in the order of a plan of the sum (linear_few.cuh), by at most
+// 8 and 16 rows of x. Only the machine code for compute capability 9.0 has them. A block has
+// FEW_HELPERS warps, and two for each of few_units, of which there are at most FEW_UNITS. Blocks
+// times few_each, plus few_more, are the strips of all matrices. The kernels do not read counters,
+// partials and items. A matrix differs from above:
+//   slices          splits of its columns, none empty
+//   whole_strips    blocks of 64 in each split but the last: ceil(ceil(columns / 64) / splits)
+//   first_strip     splits at once, at most few_splits: all of them if they are at most FEW_UNITS
+//   first_item      strips of all matrices before
+//   first_partial   bits 0 to 7: strips at once, so that strips times splits at once are at most
+//                   few_units; bits 8 and up: 2^16 / splits at once, plus one
+// x_map has the dimensions 64 columns, x_rows rows and blocks of 64 columns; its boxes 64, 8 or 16,
+// and 2; 128-byte swizzle. x_mapped tells whether there is one. The bits of y depend on the matrix,
+// its splits and the row of x.
 //
-// How the strips of a matrix are shared out among blocks: most are an item each; of the last ones,
-// if they are too few for a GPU's multiprocessors, each is several items, slices of its columns,
-// whose sums meet in memory. By shape alone, for the number of multiprocessors of the GPUs that we
-// have.
+// How blocks share the strips of a matrix. Most strips are one item each. If the last strips are
+// too few for a GPU's multiprocessors, each of them becomes several items, slices of its columns,
+// whose sums meet in memory. Only the shape decides, for the number of multiprocessors of the GPUs
+// that we have.
 constexpr u32 LINEAR_GROUP = 4, LINEAR_BLOCKS = 132;
 struct LinearSplit {
     u32 whole_strips, tail, slices;  // tail: rounded up to whole groups of items
@@ -179,133 +180,136 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
     while (split.slices < 16 && split.tail * split.slices * 2 <= LINEAR_BLOCKS + 8 &&
            tiles >= split.slices * 4)
         split.slices *= 2;
-    // Two slices cost more than they save: their sums meet late.
+    // Two slices cost more than they save, because their sums meet late.
     if (split.slices < 4) split.slices = 1;
     return split;
 }
 
-// 17 rows of x and more: the machine code for compute capability 9.0 has
-// df11_linear_fast_{32,64,128}, of blocks with WIDE_THREADS: N rows of x each, or a band of them. A
-// launch of `cluster` * wide_bands * (the sum of wide_items) blocks, in clusters of `cluster` that
-// the launch says: as many as each matrix has splits, or more, at most WIDE_SPLITS. It may have the
-// attribute of programmatic stream serialization. Of a matrix whole_strips, slices, first_item,
-// first_strip and first_partial are not read, nor are items, counters and partials. What differs
-// from above:
-//   wide_strips   of a block: any from 1 to WIDE_STRIPS; good is an even number, as a warpgroup
+// df11_linear_fast_{32,64,128} multiply by 17 or more rows of x, in bands of at most 32, 64 and
+// 128. Only the machine code for compute capability 9.0 has them. A launch has `cluster` *
+// wide_bands * (the sum of wide_items) blocks of WIDE_THREADS, in clusters of `cluster`: at least
+// as many as each matrix has splits, at most WIDE_SPLITS. It may have the attribute of programmatic
+// stream serialization. The kernels do not read whole_strips, slices, first_item, first_strip and
+// first_partial of a matrix, nor items, counters and partials. Differences from above:
+//   wide_strips   strips per block, 1 to WIDE_STRIPS; best is an even number, because a warpgroup
 //                 takes as long for one strip as for two
 //   x_map         boxes of wide_band_rows rows
-// Bits of y depend on the matrix, its splits and the row of x, and on nothing else: no other kernel
-// below has others.
-constexpr u32 WIDE_ROWS = 128;    // of x in a band, at most
-constexpr u32 WIDE_STRIPS = 8;    // of a block, at most
-constexpr u32 WIDE_COLUMNS = 64;  // a stage
-constexpr u32 WIDE_SPLITS = 8;    // of a matrix's columns, at most, and blocks of a cluster
+// The bits of y depend only on the matrix, its splits and the row of x; all kernels below give the
+// same.
+constexpr u32 WIDE_ROWS = 128;    // rows of x per band, at most
+constexpr u32 WIDE_STRIPS = 8;    // strips per block, at most
+constexpr u32 WIDE_COLUMNS = 64;  // columns per stage
+constexpr u32 WIDE_SPLITS = 8;    // splits of a matrix's columns, and blocks per cluster, at most
 __host__ __device__ constexpr u32 strips_of(u32 rows) {
     return rows / STRIP_ROWS + (rows % STRIP_ROWS != 0);
 }
 __host__ __device__ constexpr u32 wide_stage_count(u32 columns) {
     return columns / WIDE_COLUMNS + (columns % WIDE_COLUMNS != 0);
 }
-// The order of sums: the stages of all splits but the last, which may have fewer. A split is one
-// chain of products of 16 columns, first to last, from 0; splits are added in order, then the bias.
+// Stages of every split but the last, which may have fewer. They fix the order of sums: a split is
+// one chain of products of 16 columns, first to last, from 0; splits are added in order, then the
+// bias.
 __host__ __device__ constexpr u32 split_stages(u32 columns, u32 splits) {
     return (wide_stage_count(columns) + splits - 1) / splits;
 }
-// Bands of at most n rows of x, and the rows of each; the last one may have fewer.
+// Bands of at most n rows of x, and rows per band; the last band may have fewer.
 __host__ __device__ constexpr u32 wide_bands(u32 x_rows, u32 n) { return (x_rows + n - 1) / n; }
 __host__ __device__ constexpr u32 wide_band_rows(u32 x_rows, u32 n) {
     const u32 bands = wide_bands(x_rows, n);
     return ((x_rows + bands - 1) / bands + 7) / 8 * 8;
 }
-// Clusters for a matrix, for each band.
+// Clusters per matrix and band.
 __host__ __device__ constexpr u32 wide_items(u32 strips, u32 splits, u32 block_strips,
                                              u32 cluster) {
     const u32 groups = (strips + block_strips - 1) / block_strips, each = cluster / splits;
     return (groups + each - 1) / each;
 }
 
-// 129 rows of x and more, too: df11_linear_fast_{192,256}, of the same machine code, for bands of
-// at most this many rows: large_shares times wide_bands blocks of LARGE_THREADS; the attribute as
-// above. Matrices have LARGE_STRIPS strips by all columns as groups; the stages of all groups, one
-// after the other, are shared out evenly. A share that cuts a group begins with what it has of the
-// last one, and hands its sums to the next share, which ends with the rest. Blocks side by side
-// have the bands of one share, so that they read the same weights. What differs from above:
-//   share_stages  stages of a share, at least those of a group, so that no group has more than two
-//   counters      one for each block, 0 before and after
-//   partials      LARGE_PARTIAL_BYTES for each block, aligned to 16
+// df11_linear_fast_{192,256}, in the same machine code, multiply by 129 or more rows of x, in bands
+// of at most 192 and 256. A launch has large_shares times wide_bands blocks of LARGE_THREADS; it
+// may have the same attribute. A group is LARGE_STRIPS strips by all columns. The stages of all
+// groups, one after the other, are shared out evenly. A share that ends inside a group begins with
+// its part of that group and hands the sums to the next share, which ends with the rest.
+// Neighbouring blocks take the bands of one share, so that they read the same weights. Differences
+// from above:
+//   share_stages  stages per share, at least those of a group, so that at most two shares have
+//                 parts of one group
+//   counters      one per block, 0 before and after
+//   partials      LARGE_PARTIAL_BYTES per block, aligned to 16
 //   wide_strips   not read
-constexpr u32 LARGE_ROWS = 256;  // of a band, at most
-constexpr u32 LARGE_STRIPS = 4;  // of a group
+constexpr u32 LARGE_ROWS = 256;  // rows of x per band, at most
+constexpr u32 LARGE_STRIPS = 4;  // strips per group
 constexpr u32 LARGE_PARTIAL_BYTES = 3 * LARGE_STRIPS * STRIP_ROWS * LARGE_ROWS * 4;
 __host__ __device__ constexpr u32 large_groups(u32 rows) {
     return (strips_of(rows) + LARGE_STRIPS - 1) / LARGE_STRIPS;
 }
-// Of matrices that have this many groups together.
+// Shares of matrices that have `groups` groups together.
 __host__ __device__ constexpr u32 large_shares(u32 groups, u32 columns, u32 share_stages) {
     return (groups * wide_stage_count(columns) + share_stages - 1) / share_stages;
 }
 
-// A mixture of experts: place i of `places`, sorted by expert, is the product of one row of x with
-// the matrix of its expert: y[i] = x[x_index[i]] W[e]^T for offsets[e] <= i < offsets[e + 1]. Only
-// matrices of experts that have places are read. A launch of df11_linear_grouped: one argument, by
-// value; any number of blocks, of as many threads as df11_linear_fast_16; dynamic shared memory:
-// df11_linear_constants tells it. Bits of y depend on the matrix and on the row of x alone.
+// A mixture of experts. Places are sorted by expert; each multiplies one row of x by its expert's
+// matrix: y[i] = x[x_index[i]] W[e]^T for offsets[e] <= i < offsets[e + 1]. The kernel reads only
+// the matrices of experts that have places. df11_linear_grouped takes this one argument by value,
+// in any number of blocks; df11_linear_constants gives the threads and the dynamic shared memory.
+// The bits of y depend only on the matrix and the row of x.
 constexpr u32 MOST_EXPERTS = 1024;
 struct alignas(16) GroupedLaunch {
     const u16* x;  // row-major
-    u64 x_pitch;   // elements from a row of x to the next; slow unless x and pitch are multiples of
-                   // 16 bytes
-    const u32* x_index;  // `places` of them, or null: place i has row i
-    const u32* offsets;  // experts + 1, on the device: ascending, the last at most `places`
-    // Null, or `experts` of them, on the device, 16-byte aligned; of their fields those before
-    // bias, whole_columns and first_column are used.
+    u64 x_pitch;   // elements from one row of x to the next; slow unless x and pitch are multiples
+                   // of 16 bytes
+    const u32* x_index;  // `places` of them, or null: place i then has row i
+    const u32* offsets;  // experts + 1 on the device: ascending, the last at most `places`
+    // Null, or `experts` of them on the device, aligned to 16 bytes. The kernel reads the fields
+    // before bias, whole_columns and first_column.
     const LinearMatrix* matrices;
     u16* y;
-    u64 y_pitch;  // elements from a row of y to the next
+    u64 y_pitch;  // elements from one row of y to the next
     u32* status;
     u32 x_rows,
-        columns;  // of x: rows, of which an index at or past them sets the status and counts as 0
-    u32 rows;     // of each matrix: columns of y
-    u32 places, experts;  // experts: at most MOST_EXPERTS
+        columns;          // size of x; an index at or past x_rows sets the status and counts as 0
+    u32 rows;             // rows of each matrix, columns of y
+    u32 places, experts;  // at most MOST_EXPERTS experts
     u32 reserved[3];
-    LinearMatrix whole;  // if `matrices` is null: one with the rows of all experts, one after the
-                         // other; `rows` is a multiple of 32
+    LinearMatrix whole;  // if `matrices` is null: the rows of all experts, one after the other;
+                         // `rows` is a multiple of 32
 };
 static_assert(sizeof(GroupedLaunch) == 192, "as Rust has it");
 
-// A launch of df11_linear_tile_{8,16}, of matrices in tiles of 32 x 256 as stored, whose columns
-// are a multiple of 8: the same argument, up to 8 rows of x, and 9 to 16. Any number of blocks,
-// persistent, of some warps that do not decode and a multiple of four that do;
-// df11_linear_constants tells how many of the former and the most of the latter. Good is one block
-// a multiprocessor, no more than `items`. Dynamic shared memory: tile_shared_bytes. Bits of y
-// depend on the matrix and on the row of x, and on nothing else.
+// df11_linear_tile_{8,16} multiply by matrices in tiles of 32 x 256 as stored, whose columns are a
+// multiple of 8. They take a LinearLaunch too, with up to 8 and with 9 to 16 rows of x. Any number
+// of blocks, persistent, of some warps that do not decode and a multiple of four that do;
+// df11_linear_constants gives the number of the former and the most of the latter. Best is one
+// block per multiprocessor, but no more than `items`. Dynamic shared memory: tile_shared_bytes. The
+// bits of y depend only on the matrix and the row of x.
 //
-// The machine code for compute capability 9.0 has df11_linear_tile_2 for one or two rows of x: the
-// same argument and bits of y, more warps that decode, and x in shared memory besides.
+// df11_linear_tile_2, only in the machine code for compute capability 9.0, is for one or two rows
+// of x: the same argument and bits of y, with more warps that decode, and x in shared memory
+// besides.
 //
-// 17 to 64 rows of x: the machine code for compute capability 9.0 has df11_linear_tile_{32,64}, for
-// at most this many rows: the same argument, DECODED_THREADS threads, decoded_shared_bytes of
-// dynamic shared memory. Good is one block a multiprocessor, no more than the sum of
-// RoundSplit.items. Of a matrix whole_strips, slices, first_item, first_strip and first_partial are
-// not read, nor are items. What differs from above:
+// df11_linear_tile_{32,64}, also only there, are for 17 to 64 rows of x, at most 32 and 64: the
+// same argument, DECODED_THREADS threads, decoded_shared_bytes of dynamic shared memory. Best is
+// one block per multiprocessor, but no more than the sum of RoundSplit.items. The kernels do not
+// read whole_strips, slices, first_item, first_strip and first_partial of a matrix, nor items.
+// Differences from above:
 //   counters      LINEAR_BLOCKS for each matrix
 //   partials      the sum of RoundSplit.places() times decoded_partial_bytes
 //   tile_sets     stages of a set: 2 to MOST_DECODED
-// Bits of y depend on the matrix, on the row of x, and on whether there are up to 32 or 64 rows.
+// The bits of y depend on the matrix, the row of x, and whether x has up to 32 or up to 64 rows.
 
-// Rows of a matrix by their indices on the device: df11_linear_gather of one in the fast layout,
-// df11_linear_tile_gather of one in tiles as stored; one argument by value; UNPACK_WARPS warps in a
-// block, count * ceil(columns / 256) in all. An index at or past `rows` sets the status and gives
-// zeros.
+// Gathers rows of a matrix by indices on the device: df11_linear_gather from the fast layout,
+// df11_linear_tile_gather from tiles as stored. One argument by value; blocks of UNPACK_WARPS
+// warps, count * ceil(columns / 256) warps in all. An index at or past `rows` sets the status and
+// gives zeros.
 struct alignas(16) GatherTask {
     const u8* data;  // as in LinearMatrix, to rest_count
     const void* index;
     const void* rest;
     const TileTable* table;
     u64 rest_count;
-    const void* indices;  // u32, or i64 where wide is 1
-    u16* output;          // row i of it: row indices[i]
-    u64 pitch;  // elements from a row of output to the next; slow unless both are multiples of 16
+    const void* indices;  // u32, or i64 if wide is 1
+    u16* output;          // row i is row indices[i] of the matrix
+    u64 pitch;  // elements from one row of output to the next; slow unless both are multiples of 16
                 // bytes
     u32 rows, columns;
     u32 count, wide;
@@ -314,41 +318,41 @@ struct alignas(16) GatherTask {
 };
 static_assert(sizeof(GatherTask) == 96, "as Rust has it");
 
-// Transcoding from BF16, in order: df11_linear_count, df11_linear_scan, df11_linear_pack,
-// df11_linear_patch, of a range of whole strips (the last may be partial). Deterministic. One
-// argument, by value.
+// Transcodes from BF16 a range of whole strips (the last may be partial). Four kernels run in
+// order: df11_linear_count, df11_linear_scan, df11_linear_pack, df11_linear_patch. Deterministic.
+// One argument, by value.
 struct alignas(16) PackTask {
     const u16* weights;  // row-major, of the range
-    u64 pitch;           // elements from a row to the next
-    u32 rows, columns;   // of the range
-    FastHead* heads;     // of the range; count writes all but `first`, scan `first`
-    u8* data;            // of the range, aligned to 16
-    u32* entries;        // of the matrix: the heads' `first` counts from here
-    u64 capacity;        // of entries: beyond it pack writes none
-    u32* total;          // entries so far: scan begins at it and adds the range's
-    u8* patches;         // of the range, aligned to 16
+    u64 pitch;           // elements from one row to the next
+    u32 rows, columns;   // size of the range
+    FastHead* heads;     // the range's; count writes all fields but `first`, scan writes `first`
+    u8* data;            // the range's, aligned to 16
+    u32* entries;        // the matrix's: `first` in heads counts from here
+    u64 capacity;        // room for entries: pack writes none beyond it
+    u32* total;          // entries so far: scan begins at this and adds the range's
+    u8* patches;         // the range's, aligned to 16
 };
 static_assert(sizeof(PackTask) == 80, "as Rust has it");
-// df11_linear_count and _pack: ceil(tiles / PACK_WARPS) blocks of PACK_WARPS warps; count with
-// PACK_SHARED_BYTES of dynamic shared memory, pack with none. scan: one block of 1024 threads.
-// patch: ceil(strips / PACK_WARPS) blocks of PACK_WARPS warps.
+// df11_linear_count and _pack run in ceil(tiles / PACK_WARPS) blocks of PACK_WARPS warps; count
+// needs PACK_SHARED_BYTES of dynamic shared memory, pack none. scan runs in one block of 1024
+// threads, patch in ceil(strips / PACK_WARPS) blocks of PACK_WARPS warps.
 constexpr u32 PACK_WARPS = 4;
 
-// From the fast layout back to BF16, a part of a matrix: df11_linear_unpack, one argument by value;
-// ceil(tiles / UNPACK_WARPS) blocks of UNPACK_WARPS warps. Of each element that is in the range of
-// elements and in that of columns.
+// Decodes a part of a matrix from the fast layout to BF16: the elements that are in the range of
+// elements and in that of columns. df11_linear_unpack; one argument by value; ceil(tiles /
+// UNPACK_WARPS) blocks of UNPACK_WARPS warps.
 struct alignas(16) UnpackTask {
-    const u8* data;  // of the matrix, as the three that follow
+    const u8* data;  // the matrix's, like the next three
     const FastHead* heads;
     const u32* entries;
     u64 entry_count;
-    u16* output;  // of row 0, column 0, wanted or not; modulo 2^64
-    u64 pitch;    // elements from a row to the next; slow unless both are multiples of 16 bytes
+    u16* output;  // address of row 0, column 0, wanted or not; modulo 2^64
+    u64 pitch;    // elements from one row to the next; slow unless both are multiples of 16 bytes
     u64 element_begin, element_end;
-    u32 rows, columns;  // of the matrix
+    u32 rows, columns;  // size of the matrix
     u32 column_begin, column_end;
-    u32 first_strip, first_tile;  // the first tile that holds what is wanted
-    u32 across, tiles;            // of them in a strip, and in all
+    u32 first_strip, first_tile;  // the first tile that holds wanted elements
+    u32 across, tiles;            // tiles that hold wanted elements: per strip, and in all
     u32* status;
 };
 static_assert(sizeof(UnpackTask) == 112, "as Rust has it");

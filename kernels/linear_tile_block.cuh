@@ -1,5 +1,5 @@
-// What a block of products with tiles as stored (linear_tile.cuh) has, by the rows of x: warps,
-// shared memory, and tiles, in an order; and how its warps wait for each other.
+// Warps, shared memory and the order of tiles of a block that multiplies by tiles as stored
+// (linear_tile.cuh), for a number of rows of x; and how its warps wait for each other.
 #pragma once
 #include "linear_stages.cuh"
 #include "tile_code.cuh"
@@ -8,66 +8,66 @@ namespace df11::linear {
 using namespace tile;
 
 static_assert(TILE_COLUMNS == TILE_STEPS * STEP_COLUMNS, "tiles of both layouts are as wide");
-// Bytes of the plane that a warp loads at once, two units of each lane; those of a band.
+// Bytes of the plane that a warp loads at once (two units of each lane), and those of a band.
 constexpr u32 PLANE_PAIR = LANES * 16, PLANE_BAND = PLANE_PAIR * BAND_UNITS / 2;
-// Sums of a run in shared memory: for each row of x those of 32 rows of the strip.
+// Sums of a run in shared memory: for each row of x, those of the strip's 32 rows.
 constexpr u32 MOST_RUNS = 16, RUN_PITCH = STRIP_ROWS;
-// Items whose sums are on their way at once, at most: the launch tells how many.
+// Most items whose sums are in flight at once; the launch gives the number.
 constexpr u32 MOST_RUN_SETS = 2;
-// Tables at once, at most, so that the one of the next matrix is there before it is needed: the
-// launch tells how many, one, two or four.
+// Most tables at once, so that the next matrix's table is there before it is needed; the launch
+// gives the number: one, two or four.
 constexpr u32 MOST_TABLES = HOPPER ? 4 : 1;
-// Warps besides those that decode: one adds sums, the others bring tiles. A group of warps, as
-// those that decode are groups: groups exchange registers.
+// Warps that do not decode: one adds sums, the others bring tiles. They form a group, like those
+// that decode: groups exchange registers.
 constexpr u32 TILE_BRINGERS = 3, TILE_HELPERS = 1 + TILE_BRINGERS;
 static_assert(TILE_HELPERS == 4, "a group of warps");
-// Slots of each warp that decodes: tiles that are there or on their way.
+// Slots of each decoding warp, for tiles that are there or in flight.
 constexpr u32 TILE_SLOTS = 2, MOST_TILE_WARPS = 20;
-// Rows of x that a block may have in shared memory, for all warps. More warps decode then.
+// Most rows of x that a block keeps in shared memory for all warps. More warps decode then.
 constexpr u32 FEWEST_ROWS = 2;
-// Warps that decode, at most, by the rows of x.
+// Most decoding warps, by the rows of x.
 __host__ __device__ constexpr u32 tile_warps(u32 x_rows) {
     return x_rows <= FEWEST_ROWS ? MOST_TILE_WARPS : HOPPER ? 16 : 12;
 }
-// From a row of x in shared memory to the next: 64 bytes modulo 128, so that lanes never meet in a
-// bank.
+// Bytes from one row of x in shared memory to the next: 64 modulo 128, so that lanes never conflict
+// in a bank.
 constexpr u32 SHARED_X_UNIT = 128, SHARED_X_AFTER = 64;
 __host__ __device__ constexpr u32 shared_x_pitch(u32 columns) {
     return (columns * 2 + SHARED_X_UNIT - 1) / SHARED_X_UNIT * SHARED_X_UNIT + SHARED_X_AFTER;
 }
-// Pairs of units whose plane bytes are on their way.
+// Pairs of units whose plane bytes are in flight.
 __host__ __device__ constexpr u32 plane_ahead(u32 eights) { return eights > 1 ? 1 : 2; }
-// Units of a tile whose x a warp holds in registers. On 9.0 those of 16 rows would not suffice: it
-// has the others in shared memory, each lane its own words.
+// Units of a tile whose x a warp holds in registers. On 9.0, registers do not suffice for 16 rows:
+// the warp has the other units' x in shared memory, each lane its own words.
 __host__ __device__ constexpr u32 units_held(u32 eights) {
     return HOPPER && eights > 1 ? 5 : BAND_UNITS;
 }
 __host__ __device__ constexpr u32 x_bytes_of_warp(u32 eights) {
     return (BAND_UNITS - units_held(eights)) * eights * LANES * 16;
 }
-// Before the bits of a slot: what is decoded, and where each lane's bits are. The last word of it
-// is loaded with the first bits, and not decoded. After them: what windows reach.
+// Bytes of a slot before its bits: the ticket, and where each lane's bits are. The last word of
+// these is loaded with the first bits, but not decoded. Bytes after its bits: what windows reach.
 constexpr u32 TICKET_BYTES = 48, SLOT_HEAD = TICKET_BYTES + LANES * 8, BITS_AFTER = 16;
 
 __host__ __device__ constexpr u32 run_set_bytes(u32 x_rows) {
     return MOST_RUNS * x_rows * RUN_PITCH * 4;
 }
-// Tables, and the sums of runs.
+// Bytes of tables and of the sums of runs.
 __host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 tables, u32 sets) {
     return tables * u32(sizeof(TileTable)) + sets * run_set_bytes(x_rows);
 }
-// Dynamic shared memory of a block with this many warps that decode. `staged_bytes`: the most bytes
-// that a tile takes of its bitstream, from the 16 bytes with its first bit to those with its last
-// one. With less memory tiles with more bits are slow, and as exact; at least for 0. `tables`,
-// `sets`: the launch's tile_tables and tile_sets.
+// Dynamic shared memory of a block with `warps` warps that decode. `staged_bytes`: the most bytes
+// of bitstream that a tile takes, from the 16 bytes with its first bit to the 16 bytes with its
+// last one. Less memory, down to that for 0, makes tiles with more bits slow, and as exact.
+// `tables`, `sets`: the launch's tile_tables and tile_sets.
 __host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 staged_bytes,
                                                     u32 tables, u32 sets) {
     const u32 eights = (x_rows + 7) / 8,
               slots = TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
     return tile_fixed_bytes(x_rows, tables, sets) + warps * (x_bytes_of_warp(eights) + slots);
 }
-// What each slot has of a block's dynamic shared memory: what sums, tables and x leave. `xs`: bytes
-// of x that all warps share.
+// Bytes of each slot: an even share of what sums, tables and x leave of the dynamic shared memory.
+// `xs`: bytes of x that all warps share.
 __host__ __device__ constexpr u32 tile_slot_bytes(u32 shared, u32 warps, u32 x_rows, u32 tables,
                                                   u32 sets, u32 xs) {
     const u32 own = xs ? 0 : x_bytes_of_warp((x_rows + 7) / 8),
@@ -75,20 +75,19 @@ __host__ __device__ constexpr u32 tile_slot_bytes(u32 shared, u32 warps, u32 x_r
     return left / (warps * TILE_SLOTS * 16) * 16;
 }
 
-// How a range of tiles is shared out among warps: by its length alone, as sums are added run by
-// run.
+// How warps share a range of tiles. Only its length decides, because sums are added run by run.
 struct Runs {
     u32 length, count;
     __device__ explicit Runs(u32 tiles)
         : length(max((tiles + MOST_RUNS - 1) / MOST_RUNS, 1u)),
-          // Without a division if there is a tile a run: blocks begin with this.
+          // No division if a run is one tile: blocks begin with this.
           count(length == 1 ? tiles : (tiles + length - 1) / length) {}
 };
 
 // A tile of the launch, the same for all lanes of a warp.
 struct TilePlace {
-    u32 matrix, strip;  // of the launch, of the matrix
-    u32 tile;           // of the strip
+    u32 matrix, strip;  // matrix of the launch, strip of the matrix
+    u32 tile;           // tile of the strip
 };
 
 __device__ inline u32 rows_left(const Shared& work, const TilePlace& at) {
@@ -101,28 +100,29 @@ __device__ inline const TileRecord* record_of(const LinearMatrix& m, u32 strip, 
     return static_cast<const TileRecord*>(m.index) + u64(strip) * tiles_across(m.whole_columns) +
            m.first_column / TILE_COLUMNS + tile;
 }
-// `rows`: of the strip.
+// `rows`: those of the strip.
 __device__ inline const u8* plane_of(const u8* plane, u32 whole_columns, u32 first_column,
                                      u32 strip, u32 tile, u32 rows) {
     return plane + u64(strip) * STRIP_ROWS * whole_columns +
            u64(first_column + tile * TILE_COLUMNS) * rows;
 }
 
-// The tiles of a block in the order in which they are brought: of item after item first the first
-// tile of each run, then the second of each, ... Run after run takes the next warp.
+// Walks through the tiles of a block in the order in which they are brought: of each item, the
+// first tile of each run, then the second of each, and so on. The next run belongs to the next
+// warp.
 struct TileWalk {
     TilePlace at;
-    u32 number;                 // of the item, among the block's that exist
-    u32 fill;                   // how often the table must have been filled again
-    u32 run, turn;              // of the item; of the run's tiles
-    u32 warp;                   // that decodes it
-    u32 item, end;              // of the launch; tiles of the item end here
+    u32 number;                 // number of the item, among the block's that exist
+    u32 fill;                   // how many table fills after the first the tile needs
+    u32 run, turn;              // run of the item, tile of the run
+    u32 warp;                   // warp that decodes the tile
+    u32 item, end;              // item of the launch, end of its tiles
     u32 length, count;          // Runs
-    u32 begin;                  // tiles of the item begin here
-    u32 first_warp;             // that has the first run of the item
-    u32 rows;                   // of the strip
-    const TileRecord* records;  // of the strip, from its first tile on
-    const u8* plane;            // likewise
+    u32 begin;                  // first tile of the item
+    u32 first_warp;             // warp of the item's first run
+    u32 rows;                   // rows of the strip
+    const TileRecord* records;  // the strip's records
+    const u8* plane;            // the strip's plane
     bool exists;
 
     __device__ void find_item(const Shared& work) {
@@ -145,9 +145,9 @@ struct TileWalk {
     __device__ void start(const Shared& work) {
         at = {}, item = blockIdx.x, number = 0, fill = 0, first_warp = 0;
         find_item(work);
-        fill = 0;  // whichever matrix is the first, as MatrixWalk counts
+        fill = 0;  // whichever matrix is first, like MatrixWalk
     }
-    // From the start to the first tile of a warp.
+    // Goes from the start to the first tile of a warp.
     __device__ void skip_to(const Shared& work, u32 of_warp) {
         while (exists && (of_warp - first_warp) * length >= end - begin)
             first_warp += count, number++, item += gridDim.x, find_item(work);
@@ -163,23 +163,24 @@ struct TileWalk {
         number++, item += gridDim.x;
         find_item(work);
     }
-    // How often a warp arrives at the item's barrier after the tile: MOST_RUNS times for all runs.
+    // How often a warp arrives at the item's barrier after the tile; MOST_RUNS times for all runs
+    // together.
     __device__ u32 arrivals() const {
         if (turn + 1 < length && at.tile + 1 < end) return 0;
         return run + 1 == count ? MOST_RUNS + 1 - count : 1;
     }
 };
 
-// What all warps of a block share, besides dynamic shared memory.
+// Static shared memory of a block: barriers and counts.
 struct TileShared {
-    u64 set_full[MOST_RUN_SETS], set_empty[MOST_RUN_SETS];  // sums of an item: there; added
+    u64 set_full[MOST_RUN_SETS], set_empty[MOST_RUN_SETS];  // an item's sums: complete; added
     u64 slot_full[MOST_TILE_WARPS][TILE_SLOTS], slot_empty[MOST_TILE_WARPS][TILE_SLOTS];
-    u64 filled[MOST_TABLES];  // a table, again
+    u64 filled[MOST_TABLES];  // phase: a table has been filled again
     u32 added;                // items whose sums have been added
-    u32 fills;                // how many tables have been filled, besides the first
+    u32 fills;                // tables filled after the first
 };
-// Of which parity a phase of a barrier is does not tell how far it is, and a warp may be several
-// items or tables before others: a count tells first. One warp counts.
+// A phase's parity does not tell how far a barrier is, and a warp may be several items or tables
+// ahead of others: so a count tells first. One warp counts.
 __device__ inline void tell(u32* count, u32 value, u64* barrier, u32 lane) {
     arrive(shared_address(barrier));
     __syncwarp();
@@ -191,30 +192,30 @@ __device__ inline void wait_until(u32* count, u32 least, u64* barrier, u32 phase
     __syncwarp();
     wait_for(shared_address(barrier), phase % 2);
 }
-// Of one, two or four places taken in turns: which one the n-th has, and how many had it before.
+// For one, two or four places taken in turns: the place of the n-th, and how many had it before.
 __device__ inline u32 place_of(u32 n, u32 places) { return n & (places - 1); }
 __device__ inline u32 turns_of(u32 n, u32 places) { return n >> places / 2; }
-// The table of the block's n-th matrix: bytes before it, of entry_at.
+// Offset, for entry_at, of the table of the block's n-th matrix, in bytes.
 __device__ inline u32 table_of(u32 fill, u32 tables) {
     return place_of(fill, tables) * u32(sizeof(TileTable));
 }
-// Until it is there. The first one is, and is not counted.
+// Waits until a table is there. The first one always is, and is not counted.
 __device__ inline void wait_for_table(TileShared& common, u32 fill, u32 tables, u32 lane) {
     wait_until(&common.fills, fill, common.filled + place_of(fill, tables),
                turns_of(fill - 1, tables), lane);
 }
-// Until the sums of the item may be written.
+// Waits until the sums of the item may be written.
 __device__ inline void wait_for_set(TileShared& common, u32 number, u32 sets, u32 lane) {
     if (number < sets) return;
     wait_until(&common.added, number + 1 - sets, common.set_empty + place_of(number, sets),
                turns_of(number, sets) - 1, lane);
 }
 
-// Lanes of a warp that arrive at a slot after it has been written, or read: one, after __syncwarp,
-// except for racecheck (WIDE_ARRIVALS).
+// Lanes of a warp that arrive at a slot after the warp has written or read it: one, after
+// __syncwarp, except for racecheck (WIDE_ARRIVALS).
 constexpr u32 SLOT_LANES = WIDE_ARRIVALS;
-// Arrivals at a slot that is filled. On 9.0 one of them tells how many bytes come by a bulk copy;
-// else there are those of all lanes' copies besides.
+// Arrivals at a slot that is being filled. On 9.0 one of them tells how many bytes a bulk copy
+// brings; elsewhere the copies of all lanes arrive too.
 constexpr u32 SLOT_ARRIVALS = SLOT_LANES + (HOPPER ? 0 : LANES);
 __device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u32 lane) {
     if constexpr (HOPPER) {
@@ -225,7 +226,7 @@ __device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u3
         arrive_with_copies(full);
     }
 }
-// All lanes of the warp, which have written to a slot. `bytes`: that come.
+// All lanes of the warp call it after they have written to a slot. `bytes`: those still to come.
 __device__ inline void show_slot(u32 full, u32 bytes, u32 lane) {
     __syncwarp();
     if (HOPPER && lane == 0)
@@ -234,7 +235,7 @@ __device__ inline void show_slot(u32 full, u32 bytes, u32 lane) {
         arrive(full);
 }
 
-// Dynamic shared memory, and the barriers, by shared addresses.
+// Shared addresses of dynamic shared memory and of the barriers.
 struct TileBlock {
     u32 table, table_count, sets, set_count, xs, slots, slot_bytes;
     u32 set_full, slot_full, slot_empty;
@@ -246,7 +247,7 @@ struct TileBlock {
     }
 };
 
-// Copies a matrix's table to its place, later.
+// Starts the copy of a matrix's table to its place.
 __device__ __forceinline__ void ask_for_table(const TileTable* from, u32 to, u32 thread,
                                               u32 threads) {
     for (u32 i = thread; i < sizeof(TileTable) / 16; i += threads)
@@ -254,7 +255,7 @@ __device__ __forceinline__ void ask_for_table(const TileTable* from, u32 to, u32
     commit_copies();
 }
 
-// All warps of the block together: one after the other they would take 2 us.
+// All warps of the block call it together; one after the other they would take 2 us.
 __device__ __forceinline__ void make_barriers(TileShared& common, u32 warp, u32 lane) {
     auto make = [](u64& barrier, u32 arrivals) {
         init_barrier(shared_address(&barrier), arrivals);

@@ -1,22 +1,23 @@
-// What the warps do that do not decode (linear_tile.cuh): tiles come to those that do, sums of runs
-// become y, and tables come.
+// Work of the warps that do not decode (linear_tile.cuh): they bring tiles to those that do, turn
+// sums of runs into y, and bring tables.
 #pragma once
 #include "linear_tile_unit.cuh"
 
 namespace df11::linear {
-// What a warp that decodes needs of a tile.
+// A tile, described for the warp that decodes it.
 struct alignas(16) Ticket {
     const u8* plane;
-    u32 tile;    // of the strip
-    u32 number;  // of the item
-    u32 sums;    // shared address of the run's
+    u32 tile;    // tile of the strip
+    u32 number;  // number of the item
+    u32 sums;    // shared address of the run's sums
     u32 fill, arrivals, flags;
     u32 matrix, strip, reserved[2];
 };
 static_assert(sizeof(Ticket) == TICKET_BYTES, "three words of 16 bytes");
 constexpr u32 TICKET_WHOLE = 1, TICKET_FIRST = 2, TICKET_END = 4;
 
-// Of the tile at which the walk is; whether it is whole is not known before its bits.
+// Makes the ticket of the walk's tile; only its bits tell whether it fits the slot, so bring_tile
+// may clear TICKET_WHOLE.
 __device__ __forceinline__ Ticket ticket_of(const Shared& work, const TileBlock& block,
                                             const TileWalk& walk, bool aligned) {
     Ticket t = {};
@@ -30,7 +31,7 @@ __device__ __forceinline__ Ticket ticket_of(const Shared& work, const TileBlock&
     return t;
 }
 
-// Brings a tile into a slot.
+// Brings a tile to a slot.
 __device__ __forceinline__ void bring_tile(const Shared& work, const TileBlock& block,
                                            const Ticket& ticket, const Record& record, u32 place,
                                            u32 lane, u32& problems) {
@@ -53,7 +54,7 @@ __device__ __forceinline__ void bring_tile(const Shared& work, const TileBlock& 
     show_slot(full, bytes, lane);
 }
 
-// Brings the news that there are no more to a slot that has been emptied.
+// Brings to a slot, once it is empty, the message that there are no more tiles.
 __device__ __forceinline__ void bring_end(const TileBlock& block, u32 place, u32 emptied,
                                           u32 lane) {
     wait_for(block.slot_empty + place * 8, emptied);
@@ -62,29 +63,29 @@ __device__ __forceinline__ void bring_end(const TileBlock& block, u32 place, u32
     show_slot(block.slot_full + place * 8, 0, lane);
 }
 
-// How many tiles each warp has been brought, modulo four: a bit of each warp.
+// How many tiles each warp has been brought, modulo four, with one bit of each word per warp.
 struct Brought {
     u32 low = 0, high = 0;
-    // The slot of the next one, and of which parity the phase is in which it has been emptied.
+    // The slot of the warp's next tile, and the parity of the phase that empties it.
     __device__ u32 slot(u32 warp) const { return low >> warp & 1; }
     __device__ u32 parity(u32 warp) const { return ~(high >> warp) & 1; }
     __device__ void count(u32 warp) { high ^= low & (1u << warp), low ^= 1u << warp; }
 };
 static_assert(TILE_SLOTS == 2, "a bit tells the slot");
 
-// Brings all tiles except the first of each warp. One of TILE_BRINGERS warps. How many items the
-// block has.
+// Brings all tiles except the first one of each warp. Each of TILE_BRINGERS warps calls it. Returns
+// how many items the block has.
 __device__ __forceinline__ u32 bring_tiles(const Shared& work, const TileBlock& block, u32 bringer,
                                            u32 warps, u32 lane) {
     const bool aligned = has_aligned_x(work.launch);
-    // Bits of warps: this one's, and those that have their first tile.
+    // One bit per warp: those that this warp serves, and those that have their first tile.
     const u32 of_bringer = 0x49249249u << bringer;
     static_assert(TILE_BRINGERS == 3, "every third bit");
     u32 problems = 0, begun = 0;
     Brought brought;
     TileWalk walk;
     walk.start(work);
-    // A tile is brought when the record of the one after has been asked for.
+    // A tile is brought after the next tile's record has been requested.
     Ticket ticket;
     Record record;
     u32 place = ~0u, emptied = 0;
@@ -116,7 +117,7 @@ __device__ __forceinline__ u32 bring_tiles(const Shared& work, const TileBlock& 
     return walk.number;
 }
 
-// A warp's first tile, for which it asks itself. Its record is on its way while barriers are made.
+// A warp's first tile, which it requests itself. Its record is in flight while barriers are made.
 struct FirstTile {
     TileWalk walk;
     Record record;
@@ -127,7 +128,7 @@ struct FirstTile {
         walk.skip_to(work, warp);
         if (walk.exists) record = load_record(walk.records + walk.at.tile, lane);
     }
-    // Its number in the strip if its x can be held, else none.
+    // Returns the tile's number in the strip if the warp can hold its x, otherwise ~0.
     __device__ __forceinline__ u32 whole(const Shared& work) const {
         const bool is_whole = walk.exists && has_aligned_x(work.launch) &&
                               columns_left(work, walk.at) == TILE_COLUMNS;
@@ -141,9 +142,9 @@ struct FirstTile {
     }
 };
 
-// The block's matrices, one after the other.
+// Walks through the block's matrices.
 struct MatrixWalk {
-    u32 item, matrix;  // of the launch; an item of the matrix, if there is one
+    u32 item, matrix;  // item of the launch; its matrix, if there is one
     __device__ void start(const Shared& work) {
         item = blockIdx.x, matrix = ~0u;
         next(work);
@@ -158,7 +159,7 @@ struct MatrixWalk {
         }
     }
 };
-// Fills the place of the table after the last one, if the block has another matrix.
+// Fills the next place for a table, if the block has another matrix.
 __device__ __forceinline__ void fill_table(const Shared& work, const TileBlock& block,
                                            TileShared& common, MatrixWalk& last, u32& fills,
                                            u32 lane) {
@@ -171,14 +172,14 @@ __device__ __forceinline__ void fill_table(const Shared& work, const TileBlock& 
     tell(&common.fills, fills, common.filled + place_of(fills, block.table_count), lane);
 }
 
-// Where a lane's sums of an item go: by a row of x of those that it has, those of QUAD rows of the
+// Destination of a lane's sums of an item: in each row of x that the lane has, QUAD rows of the
 // strip, from `row` on.
 constexpr u32 QUAD = 4, QUADS = STRIP_ROWS / QUAD, LANE_X_ROWS = LANES / QUADS;
 struct ItemOutput {
-    u16* y;          // of the first of the rows that exist
-    float* partial;  // or null: of a slice, which is added to others later
+    u16* y;          // first row that exists
+    float* partial;  // a slice's, which is added to others later; null if there are no slices
     u64 y_pitch;
-    u32 rows;  // that exist
+    u32 rows;  // rows that exist
     bool aligned;
     float bias[QUAD];
 
@@ -215,8 +216,8 @@ struct ItemOutput {
             if (i < rows) to[i] = rounded[i];
     }
 };
-// An item's sums by LANE_X_ROWS rows of x, from `first` on, as far as they exist: those of its
-// runs are added in order. A warp; `set`: shared address of the sums.
+// Adds an item's sums over its runs, in order, for those of LANE_X_ROWS rows of x, from `first` on,
+// that exist. One warp; `set`: shared address of the sums.
 __device__ __forceinline__ void add_rows(const ItemOutput& to, u32 set, u32 runs, u32 first,
                                          u32 x_rows, u32 lane) {
     const u32 x_row = first + lane / QUADS;
@@ -231,7 +232,7 @@ __device__ __forceinline__ void add_rows(const ItemOutput& to, u32 set, u32 runs
     }
     to.store(x_row, sum);
 }
-// Of the runs of an item, of which there are `place` others.
+// Address of the sums of the item that has place `place`.
 __device__ inline u32 sums_of_item(const Shared& work, u32 place) {
     const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tile_tables;
     return shared_address(linear_shared) + tables * u32(sizeof(TileTable)) +
@@ -241,14 +242,14 @@ __device__ inline u32 runs_of(const Range& at) {
     return Runs((at.end + TILE_STEPS - 1) / TILE_STEPS - at.begin / TILE_STEPS).count;
 }
 
-// The block's last item; there is one.
+// Returns the block's last item; there is one.
 __device__ __forceinline__ u32 last_item(const Shared& work) {
     u32 item = work.items() - 1 - (work.items() - 1 - blockIdx.x) % gridDim.x;
     while (!work.range(item).exists) item -= gridDim.x;
     return item;
 }
-// Adds the sums of item after item except the last one, and fills tables as their places become
-// free. One warp, the first. How many items the block has.
+// Adds the sums of item after item except the last one, and fills tables when their places become
+// free. Only the first warp calls it. Returns how many items the block has.
 __device__ __forceinline__ u32 add_runs(const Shared& work, const TileBlock& block,
                                         TileShared& common) {
     const u32 lane = threadIdx.x, x_rows = work.launch.x_rows, sets = block.set_count;
@@ -265,7 +266,7 @@ __device__ __forceinline__ u32 add_runs(const Shared& work, const TileBlock& blo
         const Range at = work.range(item);
         if (!at.exists) continue;
         if (at.matrix != matrix) {
-            // All runs of the matrix before have been added.
+            // All runs of the previous matrix have been added.
             matrix = at.matrix;
             fill_table(work, block, common, filled, fills, lane);
         }
@@ -281,21 +282,21 @@ __device__ __forceinline__ u32 add_runs(const Shared& work, const TileBlock& blo
         add_slices<0>(work, at, lane, LANES);
     }
 }
-// Adds the sums of the block's last item, its `number`-th. All helpers together: they have nothing
-// else to do, and find out where sums go before those are there. A function of its own, so that the
-// loops before have no more to keep in registers.
+// Adds the sums of the block's last item, which is number `number`. All helpers call it together:
+// they have nothing else to do, and find the destination of the sums before the sums are there. It
+// is a function of its own, so that the loops before it keep fewer registers.
 __device__ __noinline__ void add_last(const Shared work, TileShared& common, u32 number) {
     static_assert(TILE_HELPERS * LANE_X_ROWS >= LINEAR_ROWS, "each helper has some rows of x");
     const u32 x_rows = work.launch.x_rows, sets = work.launch.tile_sets,
               place = place_of(number, sets), lane = threadIdx.x % LANES,
               first = threadIdx.x / LANES * LANE_X_ROWS;
     const Range at = work.range(last_item(work));
-    // A bias may be what the launch before has written.
+    // The previous launch may have written the bias.
     wait_for_launch_before();
     const ItemOutput to(work, at, lane % QUADS * QUAD);
     const u32 runs = runs_of(at);
     if (first < x_rows) {
-        // Those that bring tiles may be a turn before the sums.
+        // Warps that bring tiles may be a turn ahead of the sums.
         wait_for_set(common, number, sets, lane);
         wait_for(shared_address(common.set_full + place), turns_of(number, sets) % 2);
         add_rows(to, sums_of_item(work, place), runs, first, x_rows, lane);

@@ -1,24 +1,25 @@
-// How products of 17 to 64 rows of x with tiles as stored (linear_tile_wide.cuh) are shared out,
-// what their blocks have in shared memory, and how tiles and x come there.
+// How blocks share products of 17 to 64 rows of x with tiles as stored (linear_tile_wide.cuh), the
+// layout of their shared memory, and how tiles and x get there.
 #pragma once
 #include "linear_tile.cuh"
 #include "linear_wide.cuh"
 
 namespace df11::linear {
-// Warps that decode, in two sets; that multiply, that bring tiles, that bring x.
+// Warps that decode, in two sets, and warps that multiply.
 constexpr u32 DECODERS = 16, SET_WARPS = 8, SETS = DECODERS / SET_WARPS, MULTIPLIERS = 4;
 constexpr u32 DECODED_THREADS = (DECODERS + TILE_HELPERS + MULTIPLIERS) * LANES;
-// An atom: what a warp has of a stage, eight rows of 64 columns, as wgmma has them; of a set.
+// An atom: a warp's part of a stage, eight rows of 64 columns, in wgmma's order. SET_ATOMS bytes
+// hold a set's.
 constexpr u32 ATOM_COLUMNS = 64, ATOM_BYTES = BAND_ROWS * ATOM_COLUMNS * 2,
               SET_ATOMS = SET_WARPS * ATOM_BYTES;
 constexpr u32 TILE_ATOMS = TILE_COLUMNS / ATOM_COLUMNS, MOST_DECODED = 4;
-// Of a stage, side by side, with up to n rows of x; bytes of a set.
+// Atoms side by side in a stage, with up to n rows of x; bytes of a set's stage.
 __host__ __device__ constexpr u32 stage_atoms(u32 n) { return n == 64 ? 1 : 2; }
 __host__ __device__ constexpr u32 decoded_stage(u32 n) { return stage_atoms(n) * SET_ATOMS; }
-// Rows of x, at most; strips and tiles of a strip in a round.
+// Most rows of x; strips, and tiles of each strip, in a round.
 constexpr u32 DECODED_ROWS = 64, GROUP_STRIPS = SET_WARPS, ROUND_TILES = SETS;
 __host__ __device__ constexpr u32 decoded_class(u32 x_rows) { return x_rows <= 32 ? 32 : 64; }
-// Of a matrix: groups, rounds of a group, rounds of an item, items.
+// How a matrix is split: its groups, rounds per group, rounds per item, its items.
 struct RoundSplit {
     u32 groups, of_group, of_item, items;
     __host__ __device__ constexpr RoundSplit(u32 rows, u32 columns)
@@ -26,8 +27,8 @@ struct RoundSplit {
           of_group((columns + ROUND_TILES * TILE_COLUMNS - 1) / (ROUND_TILES * TILE_COLUMNS)),
           of_item((groups * of_group + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS),
           items((groups * of_group + of_item - 1) / of_item) {}
-    // Places for sums that meet: of each item's part of each group, or of each item's first and
-    // last part.
+    // Places for sums that meet: one per item and group that it has a part of, or two per item, for
+    // its first and its last part.
     __host__ __device__ constexpr bool by_group() const { return groups < items; }
     __host__ __device__ constexpr u32 places() const {
         return items + (by_group() ? groups : items);
@@ -36,9 +37,9 @@ struct RoundSplit {
 __host__ __device__ constexpr u32 decoded_partial_bytes(u32 n) {
     return GROUP_STRIPS * STRIP_ROWS * n * 4;
 }
-// The table, and what aligning takes.
+// Bytes of the table and of alignment.
 constexpr u32 DECODED_FIRST_BYTES = u32(sizeof(TileTable)) + 1024;
-// Dynamic shared memory with this many stages of a set.
+// Dynamic shared memory with `stages` stages per set.
 __host__ __device__ constexpr u32 decoded_fixed_bytes(u32 n, u32 stages) {
     return DECODED_FIRST_BYTES + SETS * (stages * decoded_stage(n) + TILE_ATOMS * n * 128);
 }
@@ -47,14 +48,14 @@ __host__ __device__ constexpr u32 decoded_shared_bytes(u32 n, u32 stages, u32 st
            DECODERS * TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
 }
 
-// An item's rounds, one after the other.
+// Walks through an item's rounds.
 struct Rounds {
     u32 matrix, of_group, item_of_matrix;
-    u32 places_before;  // of the matrices before
-    u32 round, end;     // of the matrix
-    u32 group, pair;    // of the matrix; of the group
+    u32 places_before;  // sum over the matrices before
+    u32 round, end;     // rounds of the matrix
+    u32 group, pair;    // group of the matrix, round of the group
 
-    // `item`: of the launch; false if there is none.
+    // `item`: its number in the launch. False if there is none.
     __device__ bool find(const LinearLaunch& launch, u32 item) {
         places_before = 0;
         for (matrix = 0; matrix < launch.matrix_count; matrix++) {
@@ -75,7 +76,7 @@ struct Rounds {
         if (pair == of_group) pair = 0, group++;
     }
 };
-// All rounds of a block.
+// Walks through all rounds of a block.
 struct BlockRounds : Rounds {
     u32 item;
     bool exists;
@@ -89,7 +90,7 @@ struct BlockRounds : Rounds {
     }
 };
 
-// Barriers, and where things are, by shared addresses.
+// Barriers, and the shared addresses of a block's parts.
 struct DecodedShared {
     u64 stage_full[SETS][MOST_DECODED], stage_empty[SETS][MOST_DECODED];
     u64 x_full[SETS][TILE_ATOMS], x_empty[SETS][TILE_ATOMS];
@@ -97,13 +98,13 @@ struct DecodedShared {
     u32 piece;
 };
 struct DecodedBlock {
-    u32 stages, bytes, count;  // of set 0; of a stage; of a set
+    u32 stages, bytes, count;  // set 0's; bytes per stage; stages per set
     u32 xs, stage_full, stage_empty, x_full, x_empty;
     __device__ u32 stage(u32 set, u32 place) const {
         return stages + (set * count + place) * bytes;
     }
 };
-// A place in a ring, and how often it has been gone through, modulo 2.
+// A place in a ring, and the parity of the rounds through it.
 struct RingPlace {
     u32 place = 0, phase = 0;
     __device__ void next(u32 count) {
@@ -113,7 +114,7 @@ struct RingPlace {
 
 constexpr u32 TICKET_TABLE = 8, TICKET_NO_ROWS = 16, TICKET_NO_COLUMNS = 32;
 
-// Of a warp's tile in a round; `flags` besides.
+// Makes the ticket of a warp's tile in a round, with `flags` added.
 __device__ __forceinline__ Ticket ticket_of(const LinearLaunch& launch, const Rounds& at, u32 warp,
                                             u32 flags) {
     Ticket t = {};
@@ -137,7 +138,7 @@ __device__ __forceinline__ Record record_of(const LinearLaunch& launch, const Ti
     if (t.flags & TICKET_NONE) return {};
     return load_record(record_of(launch.matrices[t.matrix], t.strip, t.tile), lane);
 }
-// Brings a tile, or the news that there is none, to a slot.
+// Brings a tile to a slot, or the message that there is none.
 __device__ __forceinline__ void bring_ticket(const Shared& work, const TileBlock& block,
                                              const Ticket& ticket, const Record& record, u32 place,
                                              u32 lane, u32& problems) {
@@ -151,15 +152,15 @@ __device__ __forceinline__ void bring_ticket(const Shared& work, const TileBlock
     show_slot(full, 0, lane);
 }
 
-// Asks for the tiles of a third of the warps that decode, round after round; those of the first
-// round they ask for themselves.
+// Requests the tiles of a third of the decoding warps, round after round. Decoding warps request
+// those of the first round themselves.
 __device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock& block,
                                              u32 bringer, u32 lane) {
     const LinearLaunch& launch = work.launch;
     BlockRounds at(launch);
     u32 problems = 0, warp = bringer, turn = 0, matrix = at.matrix;
     if (at.exists) at.advance(launch), turn++;
-    // A tile is brought when the record of the one after has been asked for.
+    // A tile is brought after the next tile's record has been requested.
     Ticket ticket;
     Record record;
     u32 place = ~0u, emptied = 0;
@@ -185,8 +186,8 @@ __device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock
     if (problems) atomicOr(work.launch.status, problems);
 }
 
-// Copies 64 columns of x, rows in the order of the 128-byte swizzle (linear_wgmma.cuh), by a warp,
-// four rows at once.
+// Copies 64 columns of x, with rows in the order of the 128-byte swizzle (linear_wgmma.cuh). One
+// warp copies four rows at once.
 __device__ __forceinline__ void copy_x(const LinearLaunch& launch, u32 first_column, u32 to,
                                        u32 lane) {
     const u32 rows = launch.x_rows;

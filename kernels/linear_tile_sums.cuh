@@ -1,10 +1,10 @@
-// Sums of products of 17 to 64 rows of x with tiles as stored (linear_tile_wide.cuh): those of a
-// group go to y, or, if its rounds are in several items, to memory, where they meet.
+// Sums of products of 17 to 64 rows of x with tiles as stored (linear_tile_wide.cuh). A group's
+// sums go to y, or, if several items have its rounds, to memory, where they meet.
 #pragma once
 #include "linear_tile_rounds.cuh"
 
 namespace df11::linear {
-// A group's sums, of all warps that multiply.
+// A group's sums, held by all warps that multiply.
 template <u32 N>
 struct GroupSums {
     float of[BANDS][N / 2];
@@ -22,13 +22,14 @@ struct GroupSums {
 #pragma unroll
             for (u32 i = 0; i < N / 2; i++) asm volatile("" : "+f"(of[band][i])::"memory");
     }
-    // Those of a band by some rows of x, from `first` on, rounded, to y.
+    // Rounds the sums of a band by COUNT rows of x, from `first` on, and stores them to y.
     template <u32 COUNT>
     __device__ static __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group,
                                                  u32 band, u32 first, const float* sums) {
         const LinearMatrix& m = launch.matrices[matrix];
         const u32 lane = threadIdx.x % LANES, q = lane % 4, r = lane / 4;
-        // The row of the band of which the lane has sums, and of the first of two that it stores.
+        // The row of the band whose sums the lane has, and the first of the two rows that it
+        // stores.
         const u32 mine = r % 4 * 2 + r / 4, stored = q % 2 * 4 + q / 2 * 2;
         const bool aligned = (reinterpret_cast<u64>(m.y) | m.y_pitch * 2) % 4 == 0;
 #pragma unroll
@@ -60,7 +61,7 @@ struct GroupSums {
 #pragma unroll
         for (u32 band = 0; band < BANDS; band++) store<N>(launch, matrix, group, band, 0, of[band]);
     }
-    // To memory, and from there added.
+    // Writes the sums to memory, where `add` reads them.
     __device__ __forceinline__ void keep(float* to) const {
         float4* const all = reinterpret_cast<float4*>(to) + threadIdx.x;
 #pragma unroll
@@ -70,9 +71,10 @@ struct GroupSums {
                 all[(band * (N / 8) + i) * MULTIPLIERS * LANES] = make_float4(
                     of[band][4 * i], of[band][4 * i + 1], of[band][4 * i + 2], of[band][4 * i + 3]);
     }
-    // A piece of the group's sums: those of a band by PIECE_ROWS rows of x.
+    // A piece of the group's sums: a band by PIECE_ROWS rows of x.
     static constexpr u32 PIECE_ROWS = 32, PIECES = BANDS * (N / PIECE_ROWS);
-    // Adds those of a group's items, in order, and stores them. `place`: of an item's.
+    // Adds a piece over the group's items, in order, and stores it. `place`: where an item's sums
+    // are.
     template <class Place>
     __device__ static __forceinline__ void add(const LinearLaunch& launch, const Rounds& at,
                                                u32 piece, u32 first_item, u32 last_item,
@@ -82,7 +84,7 @@ struct GroupSums {
         const float4* const all = reinterpret_cast<const float4*>(launch.partials) +
                                   (band * (N / 8) + part * COUNT) * MULTIPLIERS * LANES +
                                   threadIdx.x;
-        // Items whose loads are on their way at once: as many as there are registers for.
+        // Items whose loads are in flight at once: as many as registers allow.
         constexpr u32 ITEMS = 4;
         float sum[PIECE_ROWS / 2] = {};
 #pragma unroll 1
@@ -107,13 +109,13 @@ struct GroupSums {
     }
 };
 
-// How far the items of a group are that meet: a word in memory, 0 before and after. Each field
-// counts to less than 256.
+// Progress of a group whose items meet: a word in memory, 0 before and after. Each field counts to
+// less than 256.
 constexpr u32 MEETING_ARRIVED = 1, MEETING_CLAIMED = 1 << 8, MEETING_LEFT = 1 << 16;
-// How long an item waits for the others, at most, to take some of the pieces: in clocks. Nobody has
-// to wait: the last one to come takes all that nobody else takes.
+// Most clocks that an item waits for the others in order to take some of the pieces. No item has to
+// wait: the last one to arrive takes all pieces that nobody else takes.
 constexpr u32 MEETING_PATIENCE = 100000, NO_PIECE = ~0u;
-// Adds, after all that the block has written, and before all that it reads then.
+// Adds after everything that the block has written, and before everything that it reads next.
 __device__ inline u32 add_ordered(u32* to, u32 value) {
     u32 before;
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
@@ -123,7 +125,8 @@ __device__ inline u32 add_ordered(u32* to, u32 value) {
     return before;
 }
 __device__ inline u32 claim_piece(u32* word) { return atomicAdd(word, MEETING_CLAIMED) >> 8 & 255; }
-// By one thread, after all have written. The first piece, if all of `count` have arrived in time.
+// One thread calls it after all have written. Returns its first piece if all `count` items have
+// arrived in time.
 __device__ __forceinline__ u32 meet(u32* word, u32 count, bool has_time) {
     u32 arrived = (add_ordered(word, MEETING_ARRIVED) & 255) + 1;
     const u32 begin = u32(clock());
@@ -132,8 +135,8 @@ __device__ __forceinline__ u32 meet(u32* word, u32 count, bool has_time) {
     return arrived == count ? claim_piece(word) : NO_PIECE;
 }
 
-// What a block has of a group is done: stored, if that is all; else it meets what others have.
-// `has_time`: the block has nothing else to do.
+// Finishes the block's part of a group: stores it if it is the whole group, otherwise adds it to
+// other blocks' parts. `has_time`: the block has nothing else to do.
 template <u32 N>
 __device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLaunch& launch,
                                              const Rounds& at, DecodedShared& common,
@@ -144,18 +147,18 @@ __device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLau
               last = ((at.group + 1) * split.of_group - 1) / split.of_item;
     if (first == last) return sums.store(launch, at.matrix, at.group);
     constexpr u32 FLOATS = decoded_partial_bytes(N) / 4;
-    // No other part has the same: of a group's parts only the first is not its item's first one.
+    // No other part has this place: of a group's parts only the first is not its item's first one.
     auto place = [&](u32 item) {
         return at.places_before + (split.by_group() ? item + at.group : 2 * item + (item == first));
     };
     sums.keep(launch.partials + u64(place(at.item_of_matrix)) * FLOATS);
-    // Likewise: no other group that is in several items has the same first one.
+    // Nor has another group this counter: no other group in several items has the same first item.
     u32* const counter = launch.counters + at.matrix * LINEAR_BLOCKS + first;
     group_barrier(0, MULTIPLIERS * LANES);
     u32 next = 0;
     if (threadIdx.x == 0) common.piece = meet(counter, last - first + 1, has_time);
     group_barrier(0, MULTIPLIERS * LANES);
-    // All are there: whoever is still here takes piece after piece.
+    // All items have arrived: the blocks that are still here take piece after piece.
     for (u32 piece = common.piece; piece < sums.PIECES; piece = common.piece) {
         if (threadIdx.x == 0) next = claim_piece(counter);
         sums.add(launch, at, piece, first, last, place);
@@ -163,7 +166,7 @@ __device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLau
         if (threadIdx.x == 0) common.piece = next;
         group_barrier(0, MULTIPLIERS * LANES);
     }
-    // The last one to leave.
+    // The last block to leave resets the word.
     if (threadIdx.x == 0 && (atomicAdd(counter, MEETING_LEFT) >> 16) == last - first) *counter = 0;
 }
 }  // namespace df11::linear

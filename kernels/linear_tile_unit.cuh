@@ -1,16 +1,16 @@
-// What a warp does with the tiles that it decodes (linear_tile.cuh): where the bits of a lane are,
-// weights out of them, products, and their sums.
+// Work of a warp on the tiles that it decodes (linear_tile.cuh): the place of each lane's bits,
+// weights from bits, products, and their sums.
 #pragma once
 #include "linear_tile_block.cuh"
 
 namespace df11::linear {
-// Where a lane's bits lie, counted from 30 bits before those that are staged; and its end, with the
-// bits that may be left after its last code from bit 20 on.
+// Extent of a lane's bits; position 30 is the first staged bit. From bit 20 on, `end` has the
+// number of bits that may remain after the last code.
 struct LaneBits {
     u32 position, end;
 };
 constexpr u32 LEFT_SHIFT = 20;
-// Whether the lane's codes end where its record says.
+// Checks that the lane's codes end where its record says.
 __device__ inline u32 check_end(LaneBits bits, u32 position) {
     const u32 end = bits.end & (1u << LEFT_SHIFT) - 1;
     return end - position > bits.end >> LEFT_SHIFT ? STATUS_LANE_END : 0;
@@ -18,8 +18,8 @@ __device__ inline u32 check_end(LaneBits bits, u32 position) {
 
 // A tile's bits in the bitstream.
 struct TileBits {
-    u64 byte;   // with the first bit, a multiple of 16
-    u32 bytes;  // that exist, from there on
+    u64 byte;   // byte of the first bit, rounded down to a multiple of 16
+    u32 bytes;  // bytes that exist from there on
     LaneBits lane;
 };
 __device__ inline TileBits find_bits(const Record& r, u64 bits_bytes, u32 lane, u32& problems) {
@@ -39,19 +39,19 @@ __device__ inline TileBits find_bits(const Record& r, u64 bits_bytes, u32 lane, 
     return at;
 }
 
-// The entry of the code with which a window begins, two bits above its end. `table`: bytes before
-// its table.
+// Returns the entry of a window's first code, which begins two bits above the window's end.
+// `table`: offset of its table in bytes.
 __device__ __forceinline__ u32 entry_at(u32 table, u32 window) {
     return *reinterpret_cast<const u32*>(linear_shared + ((window & INDEX_MASK) | table));
 }
 
-// A lane's next bits, 96 of them from the word with `position` on: it is read in order.
+// A lane's next bits, 96 of them from the word with `position` on. Words are read in order.
 struct Window {
     u32 w0, w1, w2;
-    u32 position;    // of the next one in w0
-    u32 next, last;  // shared addresses: of the word after, and of the last one there is
-    u32 table;       // of entry_at
-    // `bits`: the shared address of the first staged bits.
+    u32 position;    // position of the next bit in w0
+    u32 next, last;  // shared addresses: of the word after w2, and of the last word there is
+    u32 table;       // offset for entry_at
+    // `bits`: shared address of the first staged bits.
     __device__ void begin(u32 of_table, u32 bits, u32 bytes, u32 from) {
         table = of_table;
         const u32 at = bits - 4 + min(from >> 5, (bytes - 16) / 4) * 4;
@@ -61,13 +61,13 @@ struct Window {
     __device__ void refill() {
         w0 = w1, w1 = w2, w2 = load_shared(next), next = min(next + 4, last);
     }
-    // Counted as LaneBits; none if the end of the slot was met.
+    // Returns the position, counted as in LaneBits; none if the window met the end of the slot.
     __device__ u32 place(u32 bits) const {
         return next == last ? ~0u : (next - 12 - (bits - 4)) * 8 + position;
     }
 };
 
-// Four pairs one by one, however many bits they take.
+// Decodes four pairs one by one, however many bits they take.
 __device__ __forceinline__ void decode_long_unit(Window& bits, u32 (&e)[4]) {
 #pragma unroll 1
     for (u32 i = 0; i < 4; i++) {
@@ -80,11 +80,11 @@ __device__ __forceinline__ void decode_long_unit(Window& bits, u32 (&e)[4]) {
     }
 }
 
-// The bit of an entry with FLAG that only NO_CODE has: escapes have at most TABLE_BITS bits.
+// The bit that, of entries with FLAG, only NO_CODE has: escapes have at most TABLE_BITS bits.
 constexpr u32 NO_CODE_BIT = 1u << 19;
 static_assert(TABLE_BITS < 16 && (NO_CODE & 16) && STATUS_NO_CODE == 1, "a bit tells");
 
-// Four pairs: 48 bits at most, except with escapes.
+// Decodes four pairs, which take at most 48 bits without escapes.
 __device__ __forceinline__ void decode_unit(Window& bits, u32 (&e)[4], u32& problems) {
     const u32 before = bits.position;
     u32 low[4], high = __funnelshift_r(bits.w1, bits.w2, bits.position);
@@ -95,16 +95,16 @@ __device__ __forceinline__ void decode_unit(Window& bits, u32 (&e)[4], u32& prob
         if (i == 3) break;
         low[i + 1] = __funnelshift_r(low[i], high, e[i]), high = __funnelshift_r(high, 0, e[i]);
     }
-    // Right in seven bits, unless there are several escapes.
+    // Correct in seven bits, unless there are several escapes.
     u32 position = e[0] + e[1] + before + e[2] + e[3];
-    // Rarely: an escape, or more bits than one word more makes up for.
+    // Rare: an escape, or more bits than one refill makes up for.
     if (position & (RARE_SUM | 64)) {
         const u32 total = (position - before) & 127;
         const bool fits = total <= WINDOW_BITS;
         if (fits) problems |= (e[0] | e[1] | e[2] | e[3]) / NO_CODE_BIT & STATUS_NO_CODE;
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            const u32 raw = __funnelshift_r(low[i], 0, e[i] >> 15),  // less two bits
+            const u32 raw = __funnelshift_r(low[i], 0, e[i] >> 15),  // two bits short
                 escape = (raw << 5 & 0x7F80) | (raw << 13 & 0x7F800000);
             e[i] = int(e[i]) < 0 ? escape : e[i];
         }
@@ -120,15 +120,15 @@ __device__ __forceinline__ void decode_unit(Window& bits, u32 (&e)[4], u32& prob
     if (position & 32) bits.refill();
 }
 
-// A unit of x as A fragments. Of eight rows the lane's 16 bytes are a whole one as they are: one
-// product is right in the first eight rows of sums, the other in the last eight, and the others
-// are of no use. Of 16 rows two fragments have the same pairs in the same places, so that a row has
-// the same bits in either.
+// Makes A fragments of a unit of x. With eight rows, the lane's 16 bytes are a whole fragment as
+// they are: one product is right in the first eight rows of sums, the other in the last eight, and
+// the other halves are unused. With 16 rows, two fragments have the same pairs in the same places,
+// so that a row has the same bits in either case.
 template <u32 EIGHTS>
 __device__ __forceinline__ void make_fragments(uint4 (&x)[EIGHTS], u32 lane) {
     if (EIGHTS == 1) return;
-    // Zero, of which the assembler does not know: it would move words again for each product, as
-    // the registers of a fragment are side by side.
+    // A zero that the assembler cannot recognise: it would otherwise move words again for each
+    // product, because the registers of a fragment are side by side.
     const u32 zero = lane >> 5;
     const uint4 low = x[0], high = x[EIGHTS - 1];
     x[0] = make_uint4(low.x | zero, high.x | zero, low.z | zero, high.z | zero);
@@ -137,13 +137,13 @@ __device__ __forceinline__ void make_fragments(uint4 (&x)[EIGHTS], u32 lane) {
 template <u32 EIGHTS>
 struct Sums {
     float even[4] = {}, odd[4] = {};
-    // `x`: of make_fragments.
+    // `x`: from make_fragments.
     __device__ __forceinline__ void add(const uint4& w, const uint4 (&x)[EIGHTS]) {
         const uint4 &a = x[0], &b = x[EIGHTS - 1];
         multiply(even, a.x, a.y, a.z, a.w, w.x, w.z);
         multiply(odd, b.x, b.y, b.z, b.w, w.y, w.w);
     }
-    // Those of two weights' rows by a row of x.
+    // Returns the sums of two rows of weights by a row of x.
     __device__ __forceinline__ float2 of(u32 eight) const {
         const u32 at = eight * 2, other = EIGHTS == 1 ? 2 : at;
         return make_float2(even[at] + odd[other], even[at + 1] + odd[other + 1]);
@@ -156,15 +156,15 @@ __device__ inline uint4 merge_words(const u32 (&e)[4], u32 p0, u32 p1) {
                       merge_fields(__byte_perm(p1, 0, 0x3322), e[3]));
 }
 
-// Where the sums of a row of the strip are in those of a row of x: so that lanes never meet in a
-// bank.
+// Place of a row of the strip among the sums of a row of x; rotated, so that lanes never conflict
+// in a bank.
 __device__ inline u32 run_place(u32 x_row, u32 row) { return row ^ x_row % 4 * BAND_ROWS; }
-// Where a lane's sums of the first band are.
+// Offset of a lane's sums of the first band.
 __device__ inline u32 sums_place(u32 lane) {
     return (lane / 4 * RUN_PITCH + run_place(lane / 4, 0) + lane % 4 * 2) * 4;
 }
 
-// Adds a band's sums to those of the run. `to`: shared address of those of the run; `place`: of
+// Adds a band's sums to the run's. `to`: shared address of the run's sums; `place`: from
 // sums_place.
 template <u32 EIGHTS>
 __device__ __forceinline__ void keep_sums(u32 to, u32 place, const Sums<EIGHTS>& sums, u32 band,
@@ -184,7 +184,7 @@ __device__ __forceinline__ void keep_sums(u32 to, u32 place, const Sums<EIGHTS>&
     }
 }
 
-// 16 bytes of the plane, or what was there.
+// Loads 16 bytes of the plane if they exist; otherwise `to` stays.
 __device__ __forceinline__ void load_plane_where(uint4& to, const u8* from, bool exists) {
     asm volatile(
         "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p "
@@ -193,7 +193,7 @@ __device__ __forceinline__ void load_plane_where(uint4& to, const u8* from, bool
         : "l"(from), "r"(u32(exists)));
 }
 
-// 16 bytes of x, if that row exists: else what was there, of which nothing is used.
+// Loads 16 bytes of x if that row exists; otherwise `x` stays, and nothing of it is used.
 __device__ __forceinline__ void load_x_where(uint4& x, u64 from, bool exists) {
     asm volatile(
         "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
@@ -203,7 +203,7 @@ __device__ __forceinline__ void load_x_where(uint4& x, u64 from, bool exists) {
 
 // Tiles that are decoded slowly, with the same bits of y.
 
-// A lane's eight columns of a row of x from a column on.
+// Loads a lane's eight columns of a row of x.
 __device__ __forceinline__ uint4 load_x(const Shared& work, u32 row, u32 column, bool aligned) {
     if (row >= work.launch.x_rows) return make_uint4(0, 0, 0, 0);
     const u16* from = work.launch.x + row * work.launch.x_pitch + column;
@@ -211,11 +211,12 @@ __device__ __forceinline__ uint4 load_x(const Shared& work, u32 row, u32 column,
     return load_x_slow(from, 8);
 }
 
-// The plane bytes of a lane's unit of any tile, which has `width` columns and `rows` of the band.
+// Loads the plane bytes of a lane's unit of any tile that has `width` columns, and `rows` in the
+// band.
 __device__ inline uint2 load_unit_plane(const u8* plane, u32 width, u32 rows, u32 band, u32 unit,
                                         u32 lane) {
     const u32 g = lane / 4, q = lane % 4;
-    // The pair of units has `both` columns of each row of the band, after `before`.
+    // In each row of the band, the pair of units has `both` columns after `before`.
     const u32 before = unit / 2 * 2 * STEP_COLUMNS, both = min(width - before, 2 * STEP_COLUMNS);
     const u32 of_lanes = min(8 * q, both) + min(max(both, STEP_COLUMNS) - STEP_COLUMNS, 8 * q);
     const u32 of_lane = unit % 2 ? min(both - 8 * q, 8u) : 0;
@@ -223,12 +224,12 @@ __device__ inline uint2 load_unit_plane(const u8* plane, u32 width, u32 rows, u3
     return __ldg(reinterpret_cast<const uint2*>(plane));
 }
 
-// What a lane has of a tile at an edge, or of an x that is not aligned, or with more bits than the
-// slot takes: its bits are those in the slot, or as they are stored.
+// A lane's part of a tile that is at an edge, has an x that is not aligned, or has more bits than
+// the slot takes. Reads the bits from the slot, or from where they are stored.
 struct EdgeTile {
     u32 height, width;
     const u8* plane;
-    bool aligned;  // x
+    bool aligned;  // whether x is aligned
     const u32* words;
     u32 count, position;
     LaneBits lane;
@@ -259,14 +260,14 @@ struct EdgeTile {
             position += e[i] & LENGTH_MASK;
         }
     }
-    // Of a band.
+    // Rows of a band that exist.
     __device__ u32 rows(u32 band) const {
         return min(max(height, band * BAND_ROWS) - band * BAND_ROWS, BAND_ROWS);
     }
     __device__ u32 check() const { return check_end(lane, position + POSITION_OF_BIT_0); }
 };
 
-// Problems.
+// Multiplies by an EdgeTile. Returns problems.
 template <u32 EIGHTS>
 __device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 table, u32 bits,
                                           u32 bits_bytes, u32 to, bool first, u32 lane) {

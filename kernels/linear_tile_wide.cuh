@@ -1,70 +1,70 @@
-// Products with matrices in tiles as stored, 17 to 64 rows of x, for compute capability 9.0: tiles
+// Multiplies 17 to 64 rows of x by matrices in tiles as stored, on compute capability 9.0. Tiles
 // are decoded to shared memory, band by band, and multiplied there by wgmma, so that each weight is
 // decoded once for all rows of x.
 //
 //   group     eight strips of a matrix, 256 rows
-//   round     a group's two tiles side by side in each strip: a tile for each warp that decodes
-//   item      some rounds one after the other, by shape alone; a block takes item after item
+//   round     two neighbouring tiles of each strip of a group: one tile for each decoding warp
+//   item      consecutive rounds, by shape alone; a block takes item after item
 //   atom      eight rows of a strip (a band) by 64 columns, as wgmma reads them
-//   stage     of a set of eight warps, which have the same columns: an atom of each, or two with up
-//             to 32 rows of x; a ring of them for each set
-//   block     persistent, one a multiprocessor:
+//   stage     of a set of eight warps, which have the same columns: one atom per warp, or two with
+//             up to 32 rows of x; each set has a ring of stages
+//   block     persistent, one per multiprocessor:
 //             warps 0 to 3   multiply stage after stage: sums of 256 rows by all rows of x
 //             warps 4 to 6   bring tiles, as in linear_tile.cuh
 //             warp 7         brings x
-//             warps 8 to 15  decode the first of a round's tiles, of strips 0 to 7 of the group
+//             warps 8 to 15  decode the first tile of a round in strips 0 to 7 of the group
 //             the others     decode the second
 //
 //      shared memory   | table | ring of set 0 | ring of set 1 | x of 512 columns | slots |
 //
-//   sums      of a group whose rounds are in several items meet in memory; blocks that have nothing
-//             else to do wait for the others, for some time, and add a piece each, in order
-//   rows      of a band are in another order in an atom, so that lanes never meet in a bank
-//   table     of the matrix in use; for another one all warps that decode fill it again
-//   edges     partial tiles and those with more bits than a slot takes are decoded slowly
+//   sums      of a group whose rounds are in several items meet in memory; blocks with nothing else
+//             to do wait for the others, for some time, and add a piece each, in order
+//   rows      of a band have another order in an atom, so that lanes never conflict in a bank
+//   table     of the matrix in use; for another matrix all decoding warps fill it again
+//   edges     partial tiles and tiles with more bits than a slot takes are decoded slowly
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 24 warps, which begin with 80 registers;
-// those that multiply take 168 (104 up to 32 rows), those that decode 64 (80), the others 56.
-// Shared memory for tiles of at most 2704 bytes of bits: 224 KiB with 64 rows of x, 208 with 32.
-// Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 in microseconds, nvcc 13.5
-// (benches/record/2026-11-23-linear-tile.md; decoding to memory: the one of 2026-11-22):
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 24 warps, which begin with 80 registers.
+// Those that multiply take 168 (104 up to 32 rows), those that decode 64 (80), the others 56.
+// Shared memory for tiles of at most 2704 bytes of bits: 224 KiB with 64 rows of x, 208 KiB with
+// 32. Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 in microseconds, nvcc 13.5
+// (benches/record/2026-11-23-linear-tile.md; decoding to memory: the record of 2026-11-22):
 //   rows of x                          32     64
 //   H100                              179    212
 //   H100, decode to memory, cuBLASLt         464
 //   H200                              177    209
 //   H200, decode to memory, cuBLASLt  364    362
-// What limits it: with 64 rows on an H100, 27 of then 218 were the meeting of sums. Decoding takes
-// about 30 wavefronts of shared memory a unit, of 34 clocks: look-ups 14, an atom's way in and out
-// 8, x 4. What was tried and rejected is in the record.
+// Limits. With 64 rows on an H100, the meeting of sums took 27 us of then 218. Decoding takes about
+// 30 wavefronts of shared memory per unit, of 34 clocks: look-ups 14, an atom's way in and out 8, x
+// 4. The record tells what was tried and rejected.
 //
-// Safety on any content: as linear_tile.cuh has it.
+// Safety on any content: as in linear_tile.cuh.
 #pragma once
 #include "linear_tile_sums.cuh"
 
 namespace df11::linear {
-// Whether a barrier's phase of this parity is complete; the same for all lanes.
+// Whether the barrier's phase of this parity is complete; the same for all lanes.
 __device__ inline bool is_full(u32 barrier, u32 parity) {
     return __all_sync(ALL_LANES, test_parity(barrier, parity));
 }
 
-// A band's row g is row `staged_row` of a stage.
+// Row `g` of a band is row `staged_row(g)` of a stage.
 __device__ inline u32 staged_row(u32 g) { return g % 2 * 4 + g / 2; }
 
 // A warp's place in the ring of its set.
 template <u32 ATOMS>
 struct StageWriter {
-    u32 full, empty;   // barriers of place 0
-    u32 first, count;  // where the lane's first 16 bytes of place 0 are; places
+    u32 full, empty;   // barriers of the ring's first place
+    u32 first, count;  // address of the lane's first 16 bytes in that place; number of places
     RingPlace at;
-    // Whether the stage is empty already.
+    // Whether the stage is already empty.
     __device__ u32 is_empty() const { return test_parity(empty + at.place * 8, at.phase ^ 1); }
-    // Before an atom, counted in the tile: waits until its stage is empty. Where the lane's 16
-    // bytes are; those of the unit after are 64 bytes further or back.
+    // Waits, before the tile's atom number `atom`, until its stage is empty. Returns the address of
+    // the lane's 16 bytes; those of the next unit are 64 bytes before or after.
     __device__ u32 begin(u32 atom, u32 is_empty = 0) const {
         if (atom % ATOMS == 0 && !is_empty) wait_for(empty + at.place * 8, at.phase ^ 1);
         return first + (at.place * ATOMS + atom % ATOMS) * SET_ATOMS;
     }
-    // After it.
+    // Ends an atom.
     __device__ void finish(u32 atom, u32 lane) {
         if (atom % ATOMS + 1 < ATOMS) return;
         __syncwarp();
@@ -73,7 +73,7 @@ struct StageWriter {
     }
 };
 
-// An EdgeTile. Problems.
+// Decodes an EdgeTile. Returns problems.
 template <u32 ATOMS>
 __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bits, u32 bits_bytes,
                                         StageWriter<ATOMS> stage, u32 lane) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
     wait_for_copies();
     group_barrier(1, DECODERS * LANES);
     asm volatile("" ::: "memory");
-    // Of the plane, and whether that of the tile is on its way.
+    // Plane bytes in flight, and whether the next tile's are.
     uint4 ahead[AHEAD];
     bool begun = false;
 #pragma unroll 1
@@ -135,7 +135,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
             group_barrier(1, DECODERS * LANES);
         }
         if (flags & TICKET_NO_ROWS) {
-            // Of those sums nothing is used.
+            // Nothing uses these rows' sums.
             for (u32 i = 0; i < BANDS * TILE_ATOMS; i++) stage.begin(i), stage.finish(i, lane);
         } else if (flags & TICKET_WHOLE) {
             const u8* plane = reinterpret_cast<const u8*>(u64(one.y) << 32 | one.x) + lane * 16;
@@ -150,7 +150,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
             for (u32 band = 0; band < BANDS; band++) {
                 const bool more = band + 1 < BANDS;
                 if (more && lane < PLANE_BAND / 128) prefetch_l2(plane + PLANE_BAND + lane * 112);
-                // Where the plane goes on after the band, if that is known.
+                // The address at which the plane continues after the band, if known.
                 const u8* then = plane + PLANE_BAND;
                 bool goes_on = more;
                 if (!more) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
     constexpr u32 ATOMS = stage_atoms(N);
     GroupSums<N> sums;
     RingPlace ring[SETS];
-    // done: barriers of what the last products but those on their way have read.
+    // done, x_done: barriers of what the last products, except those in flight, have read.
     u32 turns[SETS] = {}, done = 0, x_done = 0;
     wait_for_launch_before();
     for (BlockRounds at(launch); at.exists;) {
@@ -260,7 +260,7 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
     }
 }
 
-// All warps together: one after the other they would take 2 us.
+// All warps call it together; one after the other they would take 2 us.
 __device__ __forceinline__ void make_barriers(DecodedShared& common, u32 warp, u32 lane) {
     constexpr u32 OF_WARP = 2, OF_SLOTS = DECODERS * TILE_SLOTS, OF_STAGES = SETS * MOST_DECODED,
                   OF_X = SETS * TILE_ATOMS;
@@ -306,7 +306,7 @@ __device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
     block.stage_empty = shared_address(common.stage_empty);
     block.x_full = shared_address(common.x_full), block.x_empty = shared_address(common.x_empty);
     const Shared work = {launch};
-    // Together as many registers as the block begins with, which build.py compares.
+    // All warps together take as many registers as the block begins with, which build.py checks.
     if (warp < MULTIPLIERS) {
         if (N == 64)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 168;");

@@ -1,18 +1,18 @@
-// What a thread and a warp of the kernels that multiply do: copies on their way, products, weights
-// out of codes, entries in their places.
+// Work of a thread and a warp of the kernels that multiply: asynchronous copies, products, decoding
+// of weights, placing of entries.
 #pragma once
 #include "linear_task.cuh"
 
 namespace df11::linear {
-// Whether the target has what compute capability 9.0 has alone.
+// Whether the target has the features that only compute capability 9.0 has.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 constexpr bool HOPPER = true;
 #else
 constexpr bool HOPPER = false;
 #endif
 
-// As copy_async, of `bytes` bytes, at most 16; the rest of the 16 becomes zero. Kept in L1, for
-// other warps.
+// Like copy_async, for `bytes` bytes, at most 16; the rest of the 16 becomes zero. L1 keeps them
+// for other warps.
 __device__ inline void copy_part_async(u32 to, const void* from, u32 bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
@@ -20,18 +20,18 @@ __device__ inline void copy_part_async(u32 to, const void* from, u32 bytes) {
 __device__ inline void copy_head_async(u32 to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
-// As copy_async; the rest of the 128 bytes comes to L2 at once.
+// Like copy_async; also brings the rest of the 128 bytes to L2 at once.
 __device__ inline void copy_line_async(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                  : "memory");
 }
-// Waits until at most COUNT of this thread's groups of copies are on their way.
+// Waits until at most COUNT of this thread's groups of copies are in flight.
 template <u32 COUNT>
 __device__ inline void wait_for_all_but() {
     asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
 }
 
-// What others have written before this word, too, is there afterwards.
+// Loads a word with acquire order: what others wrote before this word is visible afterwards.
 __device__ inline u32 load_acquired(const u32* from) {
     u32 word;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
@@ -49,8 +49,8 @@ __device__ inline uint2 load_shared_8(u32 address) {
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
     return v;
 }
-// Four 8 x 8 numbers of 16 bits. Lane l has the address of row l % 8 of the matrix l / 8, and gets
-// columns 2 (l % 4) and the next of row l / 4 of each.
+// Loads four matrices of 8 x 8 numbers of 16 bits. Lane l passes the address of row l % 8 of matrix
+// l / 8, and gets columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each.
 __device__ inline uint4 load_matrices(u32 address) {
     uint4 v;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -67,7 +67,8 @@ __device__ inline void store_shared_16(u32 address, uint4 v) {
                  : "memory");
 }
 
-// The first of eight numbers of 16 bits that are not aligned to 16 bytes; the others are zero.
+// Loads the first `count` of eight numbers of 16 bits that are not aligned to 16 bytes; the others
+// are zero.
 __device__ inline uint4 load_few(const u16* from, u32 count) {
     u32 words[4] = {};
 #pragma unroll
@@ -84,7 +85,7 @@ __device__ inline void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// To the nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; a NaN stays a NaN.
 __device__ inline u16 round_to_bf16(float value) {
     u16 rounded;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
@@ -92,28 +93,30 @@ __device__ inline u16 round_to_bf16(float value) {
 }
 __device__ inline float widen_bf16(u16 value) { return __uint_as_float(u32(value) << 16); }
 
-// Bits of two weights that are no exponents.
+// Sign and mantissa bits of two weights.
 constexpr u32 OTHERS = 0x807F807Fu;
 __host__ __device__ constexpr u32 rotate_right(u32 word, u32 bits) {
     return word >> bits | word << (32 - bits);
 }
 
-// Two weights out of a word with their signs and mantissas, and one with their exponents, in their
-// places.
+// Merges a word with the signs and mantissas of two weights and a word with their exponents, in
+// their places.
 __device__ inline u32 merge_fields(u32 others, u32 exponents) {
-    // (others & OTHERS) | (exponents & ~OTHERS): one instruction; the compiler would take two.
+    // (others & OTHERS) | (exponents & ~OTHERS): one instruction; the compiler would use two.
     u32 merged;
     asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(merged) : "r"(others), "r"(exponents), "r"(OTHERS));
     return merged;
 }
-// A base less codes four bits below their places; one instruction besides the mask.
+// Subtracts codes, which lie four bits below their places, from a base: one instruction besides the
+// mask.
 __device__ inline u32 less_shifted(u32 base, u32 codes) {
     asm("mad.lo.u32 %0, %1, 0xFFFFFFF0, %2;" : "=r"(codes) : "r"(codes), "r"(base));
     return codes;
 }
 
-// Eight weights of a row out of two words of signs and mantissas and one of codes
-// (spec/gpu.md, part 6): 15 instructions. `base`: that of the tile, in both exponents' places.
+// Decodes eight weights of a row from two words of signs and mantissas and one of codes
+// (spec/gpu.md, part 6): 15 instructions. `base`: the tile's, in the exponent places of two
+// weights.
 __device__ inline void decode_codes(u32 (&weights)[4], u32 p0, u32 p1, u32 codes, u32 base) {
     constexpr u32 PLACES = 0x07800780u;
     const u32 others = __byte_perm(codes, 0, 0x0321);
@@ -122,7 +125,7 @@ __device__ inline void decode_codes(u32 (&weights)[4], u32 p0, u32 p1, u32 codes
     weights[2] = merge_fields(p1, base - (others & PLACES));
     weights[3] = merge_fields(__byte_perm(p1, 0, 0x2103), less_shifted(base, others & PLACES >> 4));
 }
-// The four rows of a step that a lane has.
+// Decodes the four rows of a step that a lane has.
 __device__ inline void decode_step(u32 (&weights)[4][4], const uint4& p0, const uint4& p1,
                                    const uint4& codes, u32 base) {
     decode_codes(weights[0], p0.x, p0.y, codes.x, base);
@@ -130,7 +133,7 @@ __device__ inline void decode_step(u32 (&weights)[4][4], const uint4& p0, const 
     decode_codes(weights[2], p1.x, p1.y, codes.z, base);
     decode_codes(weights[3], p1.z, p1.w, codes.w, base);
 }
-// The other way around.
+// The inverse of decode_codes: words of signs and mantissas, and a word of codes.
 __device__ inline u32 encode_others(u32 first, u32 second) {
     return (first & OTHERS) | rotate_right(second & OTHERS, 8);
 }
@@ -148,12 +151,13 @@ struct Head {
     __device__ u32 first() const { return words.x; }
     __device__ u32 count() const { return words.y & 0xFFFF; }
     __device__ bool has_entries(u32 step) const { return words.y >> (16 + step) & 1; }
-    // In the exponents' places of two weights. Codes above it borrow from the sign: only in streams
-    // that say nonsense.
+    // The base, in the exponent places of two weights. Codes above it borrow from the sign; only
+    // invalid data has such codes.
     __device__ u32 base() const { return (words.y >> 24) * 0x00800080u; }
 };
 
-// Puts the entries of a step of a tile in their places. All lanes together; rare. Problems.
+// Puts a step's entries in their places; returns problems. All lanes call it together; rarely
+// needed.
 template <u32 ROWS>
 __device__ inline u32 place_entries(u32 (&weights)[ROWS][4], Head head, u32 step,
                                     const u32* entries, u64 entry_count, u32 lane) {
@@ -181,8 +185,8 @@ __device__ inline u32 place_entries(u32 (&weights)[ROWS][4], Head head, u32 step
     return problems;
 }
 
-// Four words of each lane of a quad, from the order of one to that of the other: lane q gets the
-// words q of all. All lanes of the warp together.
+// Transposes four words of each lane within its quad: lane q gets word q of all four lanes. All
+// lanes of the warp call it together.
 __device__ inline uint4 transpose_quads(uint4 v, u32 lane) {
     const bool odd = lane & 1, high = lane & 2;
     const u32 a = __shfl_xor_sync(ALL_LANES, odd ? v.x : v.y, 1);

@@ -1,24 +1,24 @@
 // The warpgroup's product of compute capability 9.0: 64 rows of weights, in registers, by N rows of
-// x, in shared memory, 16 columns. Sums in f32.
+// x, in shared memory, over 16 columns. Sums in f32.
 #pragma once
 #include "common.cuh"
 
 namespace df11::linear {
-// Before the first product, and after registers of weights or sums have been written.
+// Call it before the first product, and after registers of weights or sums have been written.
 __device__ inline void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_products() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Until at most COUNT groups of products are on their way. Their registers must not be touched
+// Waits until at most COUNT groups of products are in flight. Their registers must not be touched
 // before.
 template <u32 COUNT>
 __device__ inline void wait_for_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(COUNT) : "memory");
 }
 
-// Rows of x in shared memory: 128 bytes each, eight in 1024 bytes, the 16-byte pieces of a row in
-// the order of the 128-byte swizzle. The lower word of the descriptor; 2 more are the next 16
-// columns.
+// Returns the lower word of the descriptor of rows of x in shared memory: 128 bytes each, eight in
+// 1024 bytes, the 16-byte pieces of a row in the order of the 128-byte swizzle. Adding 2 gives the
+// next 16 columns.
 __device__ inline u32 describe_x(u32 address) { return address >> 4 | 1 << 16; }
 
 #define SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -40,7 +40,7 @@ __device__ inline u32 describe_x(u32 address) { return address >> 4 | 1 << 16; }
         ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109," \
         " %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122,"    \
         " %123, %124, %125, %126, %127"
-// The upper word of the descriptor: 1024 bytes from eight rows to the next, 128-byte swizzle.
+// The descriptor's upper word says: 1024 bytes from eight rows to the next eight, 128-byte swizzle.
 #define PRODUCT(N, PLACES, WEIGHTS, X)                                                 \
     "{ .reg .pred add;\n.reg .b64 x;\nsetp.eq.u32 add, 0, 0;\nmov.b64 x, {" X          \
     ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" PLACES \
@@ -73,7 +73,7 @@ __device__ inline void multiply_wide(float (&d)[128], u32 a0, u32 a1, u32 a2, u3
                  : WEIGHTS_AND_X);
 }
 
-// 64 rows of weights by N rows of x, both in shared memory.
+// Multiplies 64 rows of weights by N rows of x, both in shared memory.
 #define PRODUCT_OF_TWO(N, PLACES, W, X)                                                    \
     "{ .reg .pred add;\n.reg .b64 w, x;\nsetp.eq.u32 add, 0, 0;\nmov.b64 w, {" W           \
     ", 0x40000040};\nmov.b64 x, {" X ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" N \

@@ -1,53 +1,54 @@
-// Products of 17 rows of x and more, for compute capability 9.0, in the order of a plan of the sum
-// (spec/gpu.md, part 7): wgmma, with decoded weights as the A operand from registers, x as B from
-// shared memory. linear_large.cuh has another way for more rows of x, in the same order.
+// Multiplies 17 or more rows of x on compute capability 9.0, in the order of a plan of the sum
+// (spec/gpu.md, part 7), by wgmma: decoded weights are the A operand, in registers; x is B, in
+// shared memory. linear_large.cuh multiplies more rows of x in another way, in the same order.
 //
 //   item      a cluster's work for a band of up to 32, 64 or 128 rows of x. A block has up to eight
-//             strips of a matrix and one split of its columns: with s splits the blocks of a
+//             strips of a matrix and one split of its columns: with s splits, the blocks of a
 //             cluster have as many groups of strips as s goes into its size
-//   stage     64 columns, two steps of each strip; a ring of them, filled with weights before the
-//             launch before has ended
-//   block     16 warps that multiply, 16 rows of a strip each, and four that ask, a stage each in
-//             turn
+//   stage     64 columns, two steps of each strip; a ring of stages is filled with weights before
+//             the previous launch has ended
+//   block     16 warps that multiply, 16 rows of a strip each, and four that request, a stage each
+//             in turn
 //
 //      warpgroup 0 | strips 0, 1 |  warp 0: rows 0 to 15 of strip 0, warp 1: rows 16 to 31, ...
 //      ...         | ...         |  each warpgroup reads the x of a stage from shared memory
 //      warpgroup 3 | strips 6, 7 |
 //
 //   chain     a warpgroup's products of a split, first to last, from zero; the next stage's first
-//             step is loaded while this one's second step is multiplied
+//             step is loaded while this stage's second step is multiplied
 //   x         comes in boxes of 64 columns by the rows of a band, a copy each, by a tensor map that
-//             the host makes: its order is wgmma's, as the fast layout has columns. If it is not
-//             aligned, word by word, and a fence makes it visible to products
-//   entries   those that ask put one for each product of 16 rows and 16 columns in a place of its
-//             own in a stage, and tell which have some; of products with several, or tiles with
-//             more than six, those that multiply load all of the tile
+//             the host makes. x keeps the order that wgmma wants, because the fast layout orders
+//             columns to match. If x is not aligned, it comes word by word, and a fence makes it
+//             visible to products
+//   entries   requesting warps put one entry for each product of 16 rows and 16 columns in a place
+//             of its own in a stage, and tell which products have some. If a product has several,
+//             or a tile more than six, the multiplying warps load all of the tile's
 //   prefetch  after its last request a block brings some of the next product's weights to L2
 //   splits    of an item meet in the cluster's shared memory: each block adds the sums of some rows
-//             of x, in the order of splits, out of all blocks. No workspace
+//             of x from all blocks, in the order of splits. No workspace
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 96 registers (104 for those that multiply,
-// 64 for those that ask), 20 warps, a block a multiprocessor, 227 KiB of shared memory: with eight
-// strips 6 stages for 64 rows of x, 5 for 128. About 115 instructions of a warp for 1,024 weights.
-// In PyTorch's order on an H100, microseconds, F.linear / this
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 96 registers (104 in warps that multiply, 64
+// in those that request), 20 warps, one block per multiprocessor, 227 KiB of shared memory: with
+// eight strips 6 stages for 64 rows of x, 5 for 128. A warp takes about 115 instructions for 1,024
+// weights. In PyTorch's order on an H100, microseconds, F.linear / this kernel
 // (benches/record/2026-11-26-exact-order-wide.md):
 //   rows of x             32              64              128
 //   6144 x 4096           21.8 / 18.5     21.1 / 19.0     21.8 / 22.8     one split
 //   4096 x 4096           14.8 / 17.0     15.0 / 17.8     15.3 / 21.5     one
 //   28672 x 4096          86.0 / 64.1     87.9 / 65.1     90.8 / 69.4     one
 //   4096 x 14336          46.8 / 35.0     48.0 / 35.6     54.6 / 40.2     two; with 128 rows three
-// What limits it. In large matrices DRAM. In small ones the chain: a warpgroup alone takes 0.22,
-// 0.24 and 0.29 us a stage with 32, 64 and 128 rows, of which products need 0.04, 0.07 and 0.15;
-// each scheduler has one warp then, which waits for its own instructions. What was tried and
-// rejected is in that record and in 2026-11-22-linear-wide.md.
+// Limits. DRAM limits large matrices. The chain limits small ones: a lone warpgroup takes 0.22,
+// 0.24 and 0.29 us per stage with 32, 64 and 128 rows, of which products need 0.04, 0.07 and 0.15;
+// each scheduler then has one warp, which waits for its own instructions. That record and
+// 2026-11-22-linear-wide.md tell what was tried and rejected.
 //
-// Safety: as linear.cu has it. Blocks wait for those of their cluster alone, which run at once.
+// Safety: as in linear.cu. Blocks wait only for those of their cluster, which run at the same time.
 #pragma once
 #include "linear_stages.cuh"
 
 namespace df11::linear {
-// Weights of 16 columns of 16 rows of a strip: product `j` of a step's two, out of the signs and
-// mantissas of two rows, and their codes.
+// Decodes weights of 16 columns of 16 rows of a strip: product `j` of a step's two, from the signs
+// and mantissas of two rows and their codes.
 __device__ __forceinline__ void decode_product(u32 (&weights)[4], u32 j, const uint4& planes,
                                                const uint2& codes, u32 base) {
     constexpr u32 PLACES = 0x07800780u;
@@ -61,7 +62,7 @@ __device__ __forceinline__ void decode_product(u32 (&weights)[4], u32 j, const u
             merge_fields(__byte_perm(plane, 0, 0x2103), less_shifted(base, own & PLACES >> 4));
     }
 }
-// Puts an entry in its place, if it is of this lane and product.
+// Puts an entry in its place if it is `mine`, of this lane and product.
 __device__ __forceinline__ void place_entry(u32 (&weights)[4], u32 entry, bool mine) {
     const u32 place = (entry >> 19 & 1) + (entry >> 16 & 2);
     const u32 order = entry >> 16 & 1 ? 0x5410 : 0x3254;
@@ -69,8 +70,8 @@ __device__ __forceinline__ void place_entry(u32 (&weights)[4], u32 entry, bool m
     for (u32 n = 0; n < 4; n++)
         if (mine && place == n) weights[n] = __byte_perm(weights[n], entry, order);
 }
-// Several of a product, out of all of the tile. `head`: the warp's half of it; `which`: bits 20 on
-// of an entry that is this lane's, in the step and the half.
+// Places a product's several entries, out of all of the tile's. `head`: the warp's half of the
+// stage's head; `which`: bits 20 and up of an entry of this lane in this step and half.
 __device__ __forceinline__ void place_entries_slowly(u32 (&weights)[4], u32 head,
                                                      const u32* entries, u32 which, u32 product) {
     const uint2 all = load_shared_8(head + (which & 1 ? 1 : 2) * WIDE_HALF_HEAD);
@@ -81,11 +82,11 @@ __device__ __forceinline__ void place_entries_slowly(u32 (&weights)[4], u32 head
     }
 }
 
-// Which rows of the block's strips a warp has.
+// The rows of the block's strips that a warp has.
 struct WideShare {
     u32 warpgroup, strip, half;
     __device__ WideShare() {
-        // By lane 0, so that the compiler takes it for the same in all lanes.
+        // Broadcast from lane 0, so that the compiler knows that all lanes have the same.
         const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
         warpgroup = warp / 4;
         strip = warp / 2;
@@ -93,18 +94,20 @@ struct WideShare {
     }
 };
 
-// All stages of a piece, of which x is at `x_place`. The last one is released afterwards.
+// Multiplies all stages of a piece, with x at `x_place` in each. Returns the barrier of the last
+// stage, which the caller releases.
 template <u32 N, class Ring>
 __device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const WidePiece& item,
                                                u32 x_place, Ring& ring, const WideShare& share,
                                                float (&sums)[N / 2]) {
     const u32* const entries = static_cast<const u32*>(launch.matrices[item.matrix].rest);
     const u32 lane = kept(threadIdx.x % LANES);
-    // A warpgroup's second strip may not exist: then nobody uses what it has of the first one.
+    // A warpgroup's second strip may not exist: it then repeats the last one, and nobody uses the
+    // result.
     const u32 strip = min(share.strip, item.strips - 1);
     const u32 planes = kept(strip * WIDE_STRIP_BYTES + share.half * 512 + lane * 16);
     const u32 codes = kept(strip * WIDE_STRIP_BYTES + 1024 + share.half * 8 + lane * 16);
-    // By lane 0, so that the compiler does not make it again in each stage.
+    // Broadcast from lane 0, so that the compiler does not compute it again in each stage.
     const u32 heads = __shfl_sync(ALL_LANES,
                                   ring.heads() - ring.full * (WIDE_HEADS / 8) +
                                       min(threadIdx.x / (2 * LANES), item.strips - 1) * WIDE_HEAD +
@@ -113,7 +116,7 @@ __device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const
     const u32 x_first = kept(describe_x(x_place));
     const u32 end = kept(item.end);
     u32 to_release = 0;
-    // Two buffers of weights, of one product where there are many sums.
+    // Two buffers of weights, of one product each if there are many sums.
     constexpr u32 PRODUCTS = N >= 128 ? 1 : 2;
     constexpr u32 GROUPS = 2 * WIDE_STEPS / PRODUCTS;
     uint4 plane[WIDE_STEPS];
@@ -141,7 +144,8 @@ __device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const
         for (u32 group = 0; group < GROUPS; group++) {
             const u32 step = group * PRODUCTS / 2, first = group * PRODUCTS % 2;
             auto& mine = weights[group % 2];
-            // The second step's some time before they are needed, and then the next stage's.
+            // Loads the second step some time before it is needed; later it loads the next stage's
+            // first step.
             if (group == 0) load(1);
 #pragma unroll
             for (u32 j = 0; j < PRODUCTS; j++)
@@ -176,7 +180,7 @@ __device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const
                 }
             }
             wait_for_products<1>();
-            // The stage before is done with.
+            // The previous stage is no longer needed.
             if (group == 0) release(to_release, lane);
         }
         to_release = empty;
@@ -187,14 +191,14 @@ __device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const
     return to_release;
 }
 
-// Where sums of eight rows of x go, and how.
+// Destination of sums, eight rows of x at a time, and the form of their stores.
 struct WideOutput {
-    u16* to;  // of this lane, in the first eight rows of x
+    u16* to;  // this lane's, in the first eight rows of x
     u64 pitch;
     u32 rows, x_rows;  // rows: of the matrix, from the warp's first one on
-    float bias[2];     // without one -0, which changes no sum
+    float bias[2];     // -0 if there is none, which changes no sum
     bool whole;        // all 16 rows exist, and pairs are aligned
-    bool eights;       // likewise, and eight rows are aligned
+    bool eights;       // this too, and groups of eight rows are aligned
 
     __device__ WideOutput(const LinearLaunch& launch, const WidePiece& item,
                           const WideShare& share) {
@@ -214,8 +218,8 @@ struct WideOutput {
             bias[k] = m.bias && at < rows ? widen_bf16(__ldg(m.bias + row + at)) : -0.f;
         }
     }
-    // COUNT fragments of 16 rows of a strip by eight rows of x, from row `first` of x on.
-    // BY_EIGHTS: eight rows of a strip by one store, if they are aligned.
+    // Stores COUNT fragments of 16 rows of a strip by eight rows of x, from row `first` of x on.
+    // With BY_EIGHTS one store writes eight rows of a strip, if they are aligned.
     template <u32 COUNT, bool BY_EIGHTS = false>
     __device__ __forceinline__ void store(u32 first, const float* sums) const {
         if constexpr (BY_EIGHTS)
@@ -238,7 +242,7 @@ struct WideOutput {
             if (WHOLE) {
                 reinterpret_cast<u32*>(at)[0] = pairs[0], reinterpret_cast<u32*>(at)[4] = pairs[1];
             } else {
-                // One by one, what exists.
+                // Stores those that exist, one by one.
 #pragma unroll
                 for (u32 k = 0; k < 4; k++)
                     if (column + k / 2 * 8 + k % 2 < rows)
@@ -246,7 +250,7 @@ struct WideOutput {
             }
         }
     }
-    // Of two fragments lanes 0 and 1 of a quad store the first one's, 2 and 3 the second one's.
+    // From two fragments, lanes 0 and 1 of a quad store the first one, lanes 2 and 3 the second.
     template <u32 COUNT>
     __device__ __forceinline__ void store_eights(u32 first, const float* sums) const {
         static_assert(COUNT % 2 == 0, "two at once");
@@ -260,13 +264,13 @@ struct WideOutput {
             for (u32 k = 0; k < 4; k++) words[k] = pair_of(sums + 4 * (i + k / 2), k % 2);
             transpose_quads(words, lane);
             if (row >= x_rows) continue;
-            // The compiler would take four stores.
+            // The compiler would use four stores.
             asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(words[0]),
                          "r"(words[1]), "r"(words[2]), "r"(words[3])
                          : "memory");
         }
     }
-    // Half of a fragment's rows of the strip, rounded, in the order of y.
+    // Rounds half of a fragment's rows of the strip, in the order of y.
     __device__ u32 pair_of(const float* sums, u32 half) const {
         return transposed(round_two(sums[2 * half] + bias[half], sums[2 * half + 1] + bias[half]));
     }
@@ -275,15 +279,16 @@ struct WideOutput {
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
         return pair;
     }
-    // Of the warp's 8 x 8: lane (g, q) has row g, columns 2 q and 2 q + 1.
+    // Transposes the warp's 8 x 8 numbers: lane (g, q) has row g, columns 2 q and 2 q + 1.
     __device__ static u32 transposed(u32 pair) {
         asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(pair) : "r"(pair));
         return pair;
     }
 };
 
-// Sums of some rows of x by all splits, in order, out of the shared memory of the blocks that have
-// them. Of SPLITS splits, or of up to that many: then of eight rows of x after the other.
+// Adds the sums of some rows of x over all splits, in order, from the shared memory of the blocks
+// that have them. For SPLITS splits; with FEWER for up to that many, eight rows of x after the
+// other.
 template <u32 N, u32 SPLITS, bool FEWER = false>
 __device__ __forceinline__ void add_splits(const WideItem& item, u32 room,
                                            const WideOutput& output) {
@@ -316,7 +321,7 @@ __device__ __forceinline__ void add_splits(const WideItem& item, u32 room,
 
 template <u32 N>
 __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
-    // By lane 0, so that the compiler takes it for the same in all lanes.
+    // Broadcast from lane 0, so that the compiler knows that all lanes have the same.
     const u32 lane = kept(threadIdx.x % LANES);
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
     const WideItem item(launch, N);
@@ -326,8 +331,8 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     const u32 warpgroups = (item.strips + 1) / 2;
     if (threadIdx.x == 0) ring.init_barriers(max(warpgroups, 1) * 4);
     __syncthreads();
-    // Together as many registers as the block begins with, which build.py compares: with fewer
-    // a warp would wait for ever.
+    // All warps together take as many registers as the block begins with, which build.py checks:
+    // with fewer a warp would wait for ever.
     if (warp >= WIDE_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
         if (item.strips) ask_for_stages(launch, item, ring, warp - WIDE_WARPS, lane);
@@ -352,7 +357,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
             output.store<N / 8>(0, sums);
             return;
         }
-        // The stages are done with: sums take their place.
+        // The stages are no longer needed; sums take their place.
         group_barrier(1, warpgroups * 4 * LANES);
 #pragma unroll
         for (u32 i = 0; i < N / 8; i++)
@@ -374,7 +379,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
         else
             add_splits<N, WIDE_SPLITS, true>(item, ring.first, output);
     }
-    // Until no block reads here any more.
+    // Waits until no block reads this one's memory any more.
     arrive_at_cluster();
     wait_for_cluster();
 }

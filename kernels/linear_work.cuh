@@ -1,4 +1,4 @@
-// What a launch asks for, item by item.
+// Items of a launch: the strip, the columns and the rows of x of each.
 #pragma once
 #include "common.cuh"
 #include "linear_warp.cuh"
@@ -14,14 +14,14 @@ __device__ inline u32 partial_floats(u32 x_rows) {
     return (x_rows + LINEAR_ROWS - 1) / LINEAR_ROWS * (LINEAR_PARTIAL_BYTES / 4);
 }
 
-// An item: steps of a strip, from a whole tile on. Warp w of W has the steps w, w + W, w + 2 W, ...
-// of them.
+// An item: steps `begin` to `end` of a strip, from the start of a tile. Warp w of W has steps w, w
+// + W, w + 2 W, ... of them.
 struct Range {
     u32 matrix, strip, slices, begin, end;
-    u32 partial;  // of this slice; those of the others of the strip are `stride` apart
+    u32 partial;  // this slice's; the strip's other slices are `stride` apart
     u32 first_partial, stride;
-    u32 first_row, rows;  // of x
-    bool exists;          // else the strip is after the last one: groups of items are whole
+    u32 first_row, rows;  // rows of x
+    bool exists;          // false: the strip is after the last one, since groups of items are whole
 };
 
 // Whether copies of 16 bytes can bring x.
@@ -30,7 +30,7 @@ __device__ inline bool has_aligned_x(const Launch& l) {
     return (reinterpret_cast<u64>(l.x) | l.x_pitch * 2 | l.columns * 2) % 16 == 0;
 }
 
-// Some matrices that share x.
+// Matrices that share x.
 struct Shared {
     const LinearLaunch& launch;
     __device__ u32 items() const { return launch.items; }
@@ -72,8 +72,8 @@ struct Shared {
     }
 };
 
-// Experts, each with its own rows of x. `batches`, in shared memory: those of all experts before,
-// of up to GROUPED_ROWS places each.
+// Experts, each with its own rows of x. batches[e], in shared memory: batches of all experts before
+// e, each of up to GROUPED_ROWS places.
 constexpr u32 GROUPED_ROWS = HOPPER ? 16 : 8;
 struct Grouped {
     const GroupedLaunch& launch;
@@ -103,12 +103,12 @@ struct Grouped {
     }
     __device__ const u16* bias(const Range&) const { return nullptr; }
     __device__ u32 matrix_rows(const Range&) const { return launch.rows; }
-    // The place with which an expert begins, whatever the offsets hold.
+    // The first place of an expert, clamped whatever the offsets hold.
     __device__ u32 place(u32 expert) const {
         return min(__ldg(launch.offsets + expert), launch.places);
     }
-    // The blocks' shared `to` gets the batches; all threads of the block, which synchronise
-    // afterwards.
+    // Writes the batches to the block's shared `to`. All threads of the block call it and
+    // synchronise afterwards.
     __device__ void count_batches(u32* to) const {
         if (threadIdx.x >= LANES) return;
         u32 before = 0;

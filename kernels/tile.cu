@@ -3,60 +3,60 @@
 //
 //   tile      8192 weights: 32 rows x 256 columns of a matrix, or 8192 in a row; 32 lanes, each
 //             with its own stretch of bits
-//   unit      8 weights side by side: four codes of pairs, 8 plane bytes, one 16-byte store
-//   band      8 units of each lane: 8 rows x 256 columns, or, of 8192 in a row, a quarter of the
-//             spec's band; a tile is 4 bands
+//   unit      8 neighbouring weights: four codes of pairs, 8 plane bytes, one 16-byte store
+//   band      8 units per lane: 8 rows x 256 columns of a matrix, or a quarter of the spec's band
+//             if 8192 weights are in a row; a tile has 4 bands
 //
 //      lane l, unit j of a band of a matrix: row l / 4, columns 32 j + 8 (l % 4) to + 7
 //                  j = 0                     j = 1            ...  j = 7
 //      row 0  | l0 | l1 | l2 | l3 | l0 | l1 | l2 | l3 |  ...       256 columns: 512 bytes of output
 //      row 1  | l4 | l5 | l6 | l7 | l4 | ...
-//      Each lane has one row, and four lanes have it together, as the B fragment of mma.m16n8k16
-//      wants it (the order of k is free).
+//      A lane has one row, and four lanes share it, which is the B fragment of mma.m16n8k16 (the
+//      order of k is free).
 //
-//   grid      a persistent CUDA block a slot; each takes one contiguous share of all tiles of all
-//             tasks, in rounds of up to two tasks
+//   grid      one persistent CUDA block per slot; each takes one contiguous share of all tiles of
+//             all tasks, in rounds of up to two tasks
 //   warp      takes tile after tile of the round:
-//             1 look up  the record, 32 bytes: where the bits start, how many each lane has; prefix
-//                        sum over the lanes
-//             2 stage    the tile's bits to shared memory by cp.async; the plane to registers, 16
-//                        bytes a lane, PREFETCH loads ahead
-//             3 decode   62 bits of window for four look-ups of 12 bits, entries with both
+//             1 look up  reads the record, 32 bytes: where the bits start, how many each lane has;
+//                        forms the prefix sum over the lanes
+//             2 stage    brings the tile's bits to shared memory by cp.async, and the plane to
+//                        registers, 16 bytes per lane, PREFETCH loads ahead
+//             3 decode   takes four look-ups of 12 bits from a window of 62 bits; entries have both
 //                        exponents at their places in BF16
-//             4 store    a band at a time: 8 stores one after the other, so that the 512 bytes of
-//                        a row leave together
-//             Tiles that do not exist or are not wanted whole go unit by unit instead
+//             4 store    writes a band at a time: 8 stores one after the other, so that the 512
+//                        bytes of a row leave together
+//             Tiles that do not exist whole or are not wanted whole go unit by unit instead
 //             (decode_edge).
 //
-//   shared memory: a stage a warp, 2.8 KiB on common weights, 14.2 KiB at most; a block 33 KiB: two
-//   tables and the round
+//   shared memory: one stage per warp, 2.8 KiB on common weights, 14.2 KiB at most; per block 33
+//   KiB for two tables and the round
 //
 // Budget (kernels/ptx/tile.sm_90.cubin: 80 registers, no spills), BF16 out / copy rate, H200, L2
 // cold:
-//   warps x blocks an SM   218 M weights, 7 tensors, one launch    4096 x 4096 alone
+//   warps x blocks per SM  218 M weights, 7 tensors, one launch    4096 x 4096 alone
 //   8 x 3                  0.510   204.1 us, 2,138 of 4,189 GB/s    0.361   22.2 us
 //   12 x 2                 0.508                                    0.362
 //   24 x 1                 0.509                                    0.352
-// A block may have any number of warps up to 24. The host takes the number of which most run at
-// once, as near to 8 as possible (src/gpu/fit.rs): 12 x 2 on compute capability 8.0, 24 x 1 on 8.6,
-// 8.9 and 12.0; fewer if a tile of the launch has many bits. Half of the columns, or of the rows,
-// of all seven: 0.488 (benches/record/2026-11-22-tile-columns-h200.md). What limits it, and what
-// was tried and rejected: benches/record/2026-11-20-tile-kernel-h200.md.
+// A block may have any number of warps up to 24. The host chooses the number with which most warps
+// run at once, as near to 8 as possible (src/gpu/fit.rs): 12 x 2 on compute capability 8.0, 24 x 1
+// on 8.6, 8.9 and 12.0; fewer if a tile of the launch has many bits. Half of the columns, or of the
+// rows, of all seven tensors: 0.488 (benches/record/2026-11-22-tile-columns-h200.md). Limits, and
+// what was tried and rejected: benches/record/2026-11-20-tile-kernel-h200.md.
 //
-// Safety on any content: tiles are those of the task, so that records and plane are loaded inside
-// their arrays; staging is bounded by the bitstream and by the stage, windows by the stage, stores
-// by the geometry and the range alone: a tile decodes as many weights as it has, whatever its bits.
-// Contradictions set bits of the status word. Tables are built of any codebook, whose loads its
-// length bounds.
+// Safety on any content: tiles come from the task, so that records and plane are loaded inside
+// their arrays. The bitstream and the stage bound staging; the stage bounds windows; the geometry
+// and the range alone bound stores, because a tile decodes as many weights as it has, whatever its
+// bits. Contradictions set bits of the status word. Tables can be built of any codebook: its length
+// bounds the loads.
 #include "tile_thread.cuh"
 
 namespace df11::tile {
-// The most warps of a block: what a multiprocessor has registers for.
+// Most warps per block: what a multiprocessor has registers for.
 constexpr u32 TILE_WARPS = 24;
-// Of shapes with as many warps at once, the one whose blocks have about as many is taken
+// Among shapes with as many warps at once, the host takes the one whose blocks have about this many
 // (src/gpu/fit.rs).
 constexpr u32 TILE_GOOD_WARPS = 8;
-// Loads of a lane's plane that are on their way.
+// Loads of a lane's plane in flight.
 constexpr u32 TILE_PREFETCH = 2;
 
 constexpr u32 UNIT = 8;
@@ -64,11 +64,11 @@ static_assert(BAND_UNITS / 2 % TILE_PREFETCH == 0, "pairs of units");
 constexpr u32 UNITS = BAND_UNITS * BANDS;
 constexpr u32 TILE_WEIGHTS = LANES * UNITS * UNIT;
 constexpr u32 TILE_ROWS = 32;
-constexpr u32 TWO_UNITS = LANES * 2 * UNIT;  // plane bytes of two units of each lane
+constexpr u32 TWO_UNITS = LANES * 2 * UNIT;  // plane bytes of two units of every lane
 
-// Stores a lane's units of a band, STEP bytes apart, one after the other: if other work comes
-// between them, the rows' 512 bytes reach L2 in pieces, and the kernel loses up to a third of its
-// speed.
+// Stores a lane's units of a band, STEP bytes apart, one after the other. If other work comes
+// between the stores, the 512 bytes of a row reach L2 in pieces, and the kernel loses up to a third
+// of its speed.
 template <u32 STEP>
 __device__ inline void store_band(u64 address, const uint4 (&weights)[BAND_UNITS]) {
     __syncwarp();
@@ -85,11 +85,11 @@ __device__ inline u32 share_begin(u32 total, u32 block) {
     return u32(u64(total) * block / gridDim.x);
 }
 
-// Finds the task that holds the share's next tile, and the one after; starts the copies of their
-// tables.
+// Finds the task that holds the share's next tile, and the task after it; starts the copies of
+// their tables.
 __device__ __forceinline__ void begin_round(const TileTask* tasks, u32 task_count, u32 at,
                                             u32 share_end, u32 guess, u32 lane) {
-    u32 task = 0;  // as many begin at or before the tile
+    u32 task = 0;  // number of tasks that begin at or before the tile
     for (u32 base = 0; base < task_count; base += LANES) {
         const TileTask* candidate = tasks + min(base + lane, task_count - 1);
         task += __popc(
@@ -132,26 +132,26 @@ __device__ inline u32 take_tile(u32 lane) {
 // A tile has at most 32 * (0x1FFF + (63 << 7)) bits.
 constexpr u32 SLACK_SHIFT = 20, END_MASK = (1u << SLACK_SHIFT) - 1;
 
-// A tile of a warp, and where its lane's bits lie in the stage.
+// A warp's tile, and the extent of its lane's bits in the stage.
 struct Tile {
-    u32 task;         // of the round
-    u32 row, column;  // in tiles
-    u32 position;     // of the lane's bits
-    // Of them; in the bits from SLACK_SHIFT on, how many of them may be left after the last code.
+    u32 task;         // index in the round
+    u32 row, column;  // position in tiles
+    u32 position;     // position of the lane's first bit
+    // End of the lane's bits; from SLACK_SHIFT on, how many of them may remain after the last code.
     u32 end;
     bool whole;       // all of it exists and is wanted, in units that 16-byte stores can write
-    u64 place;        // of its first element in the task's output
-    const u8* plane;  // of the tile; of the lane if it is whole
+    u64 place;        // index of its first element in the task's output
+    const u8* plane;  // the tile's, or the lane's if the tile is whole
     __device__ const TileTask& from() const { return shared_round.tasks[task]; }
     __device__ u32 table() const { return task * u32(sizeof(TileTable)); }
 };
 
-// The tile's corner.
+// Return the row and the column of the tile's first element.
 __device__ inline u64 row_of(const Tile& tile) { return u64(tile.row) * TILE_ROWS; }
 __device__ inline u64 column_of(const Tile& tile) {
     return u64(tile.column) * (tile.from().linear() ? TILE_WEIGHTS : TILE_COLUMNS);
 }
-// Sets `place`, and `whole`.
+// Sets `place` and `whole`.
 __device__ inline void place_tile(Tile& tile) {
     const TileTask& t = tile.from();
     const u64 column = column_of(tile);
@@ -165,8 +165,8 @@ __device__ inline void place_tile(Tile& tile) {
                              : column >= t.column_begin && column + TILE_COLUMNS <= t.column_end);
 }
 
-// Finds where a tile's plane starts. Within it, pairs of units follow each other, in each of them
-// lanes; absent weights are left out.
+// Returns where a tile's plane starts. It holds pairs of units one after the other, and of each
+// pair lane after lane; it leaves out absent weights.
 __device__ inline const u8* plane_of(const Tile& tile) {
     const TileTask& t = tile.from();
     if (t.linear()) return t.plane + column_of(tile);
@@ -180,7 +180,7 @@ __device__ inline Record load_record(const Tile& tile, u32 lane) {
     return load_record(at, lane);
 }
 
-// Starts the copy of a tile's bits, and finds where those of the lane begin and end.
+// Starts the copy of a tile's bits, and finds where the lane's bits begin and end.
 __device__ inline void stage_tile(Tile& tile, const Record& r, const Bits& bits, u32 lane,
                                   u32& problems) {
     const u64 begin = r.head & OFFSET_MASK, end = r.next_head & OFFSET_MASK;
@@ -202,8 +202,8 @@ __device__ inline void stage_tile(Tile& tile, const Record& r, const Bits& bits,
     tile.end = tile.position + length | (1u << shift) - 1 << SLACK_SHIFT;
 }
 
-// The n-th tile of the round: its record, its first plane bytes if it is whole, and its bits on
-// their way to the stage.
+// Begins tile n of the round: loads its record, and its first plane bytes if it is whole, and
+// starts the copy of its bits to the stage.
 __device__ __forceinline__ Tile begin_tile(u32 n, const Bits& bits, u32 lane,
                                            uint4 (&ahead)[TILE_PREFETCH], u32& problems) {
     Tile tile;
@@ -239,7 +239,7 @@ __device__ __forceinline__ void decode_whole(Tile& tile, const Bits& bits, u32 l
         uint4 weights[BAND_UNITS];
 #pragma unroll
         for (u32 unit = 0; unit < BAND_UNITS; unit += 2) {
-            // No rotation of `ahead`: a move of what is still on its way would wait for it.
+            // `ahead` does not rotate: to move a value still in flight would wait for it.
             uint4& slot = ahead[unit / 2 % TILE_PREFETCH];
             const uint4 p = slot;
             const u32 next = band * (BAND_UNITS / 2) + unit / 2 + TILE_PREFETCH;
@@ -254,21 +254,21 @@ __device__ __forceinline__ void decode_whole(Tile& tile, const Bits& bits, u32 l
             store_band<2 * LANES * UNIT>(address, weights);
         else
             store_band<2 * 4 * UNIT>(address, weights);
-        // Read again from shared memory, which is cheaper than registers.
+        // Read again from shared memory, which is cheaper than to keep it in registers.
         address += linear ? 2 * LANES * UNIT * BAND_UNITS : 2 * BAND_ROWS * t.pitch;
     }
     tile.position = position;
 }
 
-// Decodes a tile at the edge of its tensor or of the range asked for, unit by unit. Every weight
-// that exists is decoded, those wanted are stored. Returns the position after the lane's last
-// code, with problems in the upper half.
+// Decodes a tile at the edge of its tensor or of the wanted range, unit by unit: decodes every
+// weight that exists, and stores the wanted ones. Returns the position after the lane's last code;
+// the upper 32 bits hold problems.
 __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* output) {
     u32 position = tile.position, problems = 0;
     const TileTask& t = tile.from();
     const bool linear = t.linear();
     const u32 lanes_a_row = linear ? LANES : 4;
-    const u32 half = UNIT * lanes_a_row;  // columns that a unit of all its lanes has
+    const u32 half = UNIT * lanes_a_row;  // columns that one unit of all lanes of a row covers
     const u32 g = lane / lanes_a_row;
     const u32 l = lane % lanes_a_row;
     const u32 units = linear ? UNITS : BAND_UNITS;
@@ -276,13 +276,13 @@ __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* out
     const u32 height = linear ? 1 : u32(min(u64(TILE_ROWS), t.rows - row0));
     const u32 width =
         u32(min(u64(half * units), (linear ? t.rows * t.columns : t.columns) - column0));
-    // Whether the whole tile is in the range of elements. A vector may stand for a matrix, whose
+    // Whether the whole tile is in the range of elements. A vector may represent a matrix, whose
     // rows then end within units.
     const u64 first_element = row0 * t.columns + column0;
     const bool inside = first_element >= t.element_begin &&
                         first_element + (height - 1) * t.columns + width <= t.element_end;
     const bool split = linear && t.rows > 1;
-    // Rows and columns count from the tile's, except those of such a matrix.
+    // Rows and columns count from the tile's first one, except in such a matrix.
     const u64 column_begin = t.column_begin - (split ? 0 : min(t.column_begin, column0));
     const u64 column_end = t.column_end - (split ? 0 : column0);
     if (!split) output += row0 * t.pitch + column0;
@@ -297,8 +297,8 @@ __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* out
         if (row_of_tile >= height || first >= width) continue;
         const u32 count = min(width - first, UNIT);
         const u32 rows = min(height - band * BAND_ROWS, LANES / lanes_a_row);
-        // The pair of units begins after `before` columns of as many rows as the band has; it has
-        // `both` columns of each.
+        // In each row of the band, the pair of units begins after `before` columns and has `both`
+        // columns.
         const u32 before = unit / 2 * 2 * half;
         const u32 both = min(width - before, 2 * half);
         const u32 of_lanes_before = min(UNIT * l, both) + min(max(both, half) - half, UNIT * l);
@@ -307,7 +307,7 @@ __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* out
                          of_lanes_before + of_first_unit;
         const u64 element = first_element + row_of_tile * t.columns + first;
         u32 row = row_of_tile, column = first;
-        // With 64 bits this would take a call and spills.
+        // 64-bit arithmetic would cost a call and spills here.
         if (split) {
             row = u32(element) / u32(t.columns);
             column = u32(element) % u32(t.columns);
@@ -354,7 +354,8 @@ __device__ __forceinline__ void decode_tasks(const TileTask* __restrict__ tasks,
     const u32 stage_bytes = dynamic_shared_bytes() / (blockDim.x / LANES);
     const Bits bits = {shared_address(stages) + warp * stage_bytes, stage_bytes};
     u32 at = share_begin(total, blockIdx.x), problems = 0;
-    // The first two tasks at once, should the share begin in the first: one latency less.
+    // Loads the first two tasks at once, in case the share begins in the first: this saves one
+    // latency.
     const u32 guess = threadIdx.x < min(task_count, 2u) * TASK_WORDS
                           ? reinterpret_cast<const u32*>(tasks)[threadIdx.x]
                           : 0;
@@ -393,25 +394,25 @@ extern "C" __global__ void __launch_bounds__(TILE_WARPS* LANES, 1)
                      u32* status, u64 output) {
     decode_tasks(tasks, task_count, unit_count, status, output);
 }
-// The same with tasks by value, for matrices in memory that the caller may move: nothing of the
-// launch lies in device memory.
+// The same kernel with tasks by value, for matrices in memory that the caller may move: nothing of
+// the launch lies in device memory.
 extern "C" __global__ void __launch_bounds__(TILE_WARPS* LANES, 1)
     df11_tile_decode_few(const __grid_constant__ TileTasks tasks, u32 task_count, u64 unit_count,
                          u32* status, u64 output) {
     decode_tasks(tasks.tasks, task_count, unit_count, status, output);
 }
 
-// Derives decode tables from codebooks, one block of any number of threads each. Once, when a
-// tensor is loaded.
+// Derives decode tables from codebooks when a tensor is loaded. One block per table, with any
+// number of threads.
 //
-// A codebook is words of two bytes: the length of the escape, 12 numbers of codes by length, and
-// the pairs. Here words after its end are 0.
+// A codebook consists of words of two bytes: the escape's code length, the number of codes of each
+// of 12 lengths, and the pairs. Words after its end read as 0.
 constexpr u32 COUNTS_AT = 1, PAIRS_AT = COUNTS_AT + 12;
 static_assert(TABLE_BITS <= 12, "a codebook's lengths");
 
 extern "C" __global__ void df11_tile_tables(const TableTask* tasks) {
-    // By length: the first code, the bits from which on codes are longer, and the word of the first
-    // pair.
+    // For each length: the first code, the first bits whose codes are longer, and the index of the
+    // first pair's word.
     __shared__ u32 codes[TABLE_BITS + 1], limits[TABLE_BITS + 1], pairs[TABLE_BITS + 1];
     const TableTask task = tasks[blockIdx.x];
     const u16* words = reinterpret_cast<const u16*>(task.codebook);
@@ -419,8 +420,8 @@ extern "C" __global__ void df11_tile_tables(const TableTask* tasks) {
     auto word = [&](u64 at) { return at < count ? u32(__ldg(words + at)) : 0; };
     const u32 escape = word(0);
     if (threadIdx.x == 0) {
-        // RFC 1951, 3.2.2. No overflow: lengths have at most 2^16 codes each, so that the codes of
-        // 12 bits are below 2^29.
+        // RFC 1951, 3.2.2. No overflow: each length has at most 2^16 codes, so that the codes of 12
+        // bits are below 2^29.
         u32 code = 0, pair = PAIRS_AT;
         for (u32 length = 1; length <= TABLE_BITS; length++) {
             const u32 here = word(COUNTS_AT + length - 1);
@@ -439,7 +440,7 @@ extern "C" __global__ void df11_tile_tables(const TableTask* tasks) {
         u32 entry = FLAG | RARE | NO_CODE << 15 | 1;
         for (u32 length = TABLE_BITS; length > 0; length--) {
             if (bits >= limits[length]) break;
-            // Below the limit of the next shorter length too: then that one's.
+            // Bits below the next shorter length's limit have a shorter code.
             if (length > 1 && bits < limits[length - 1]) continue;
             // The escape is the last code of its length.
             const u32 at = (bits >> (TABLE_BITS - length)) - codes[length];
@@ -453,7 +454,7 @@ extern "C" __global__ void df11_tile_tables(const TableTask* tasks) {
     }
 }
 
-// What the host must know, which has the same fields (src/gpu/module.rs).
+// Values that the host needs; src/gpu/module.rs has the same fields.
 struct Constants {
     struct {
         u32 task = sizeof(TileTask);
@@ -461,8 +462,8 @@ struct Constants {
         u32 table_task = sizeof(TableTask);
     } bytes;
     u32 few_tasks = FEW_TASKS;
-    u32 warp = STAGE_BEFORE + STAGE_AFTER;  // bytes of a stage besides a tile's
-    u32 most_warps = TILE_WARPS;            // of a block
+    u32 warp = STAGE_BEFORE + STAGE_AFTER;  // bytes of a stage besides a tile's bits
+    u32 most_warps = TILE_WARPS;            // most warps per block
     u32 good_warps = TILE_GOOD_WARPS;
 };
 extern "C" {

@@ -1,26 +1,28 @@
-// What of the `tile` layout needs no shared memory: entries, records, weights out of exponents.
+// Parts of the `tile` layout that need no shared memory: entries, records, weights made of
+// exponents.
 #pragma once
 #include "tile_task.cuh"
 
 namespace df11::tile {
-// Of a tile of a matrix; units of a lane in a band.
+// Shape of a tile of a matrix; BAND_UNITS are the units of one lane in a band.
 constexpr u32 TILE_COLUMNS = 256, BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8;
-// Positions count from 30 bits before the first staged one, so that a window shifted by two is an
-// index times the four bytes of an entry.
+// The first staged bit has position 30, so that a window shifted by two is an index times four, the
+// bytes of an entry.
 constexpr u32 POSITION_OF_BIT_0 = 30, WINDOW_BITS = 62;
 constexpr u32 INDEX_MASK = (TABLE_ENTRIES - 1) << 2;
-// Of an entry.
+// Fields of an entry.
 constexpr u32 EXPONENTS = 0x7F807F80u;
 constexpr u32 LENGTH_MASK = 63;
 constexpr u32 NO_CODE = 31;
 constexpr u32 FLAG = 0x80000000u;
-// What an entry with FLAG has besides: a sum of up to four entries has one of the bits of RARE_SUM
-// if and only if one of them has RARE, as exponents end at bit 16 of such a sum or begin at bit 23.
+// Entries with FLAG have RARE too: a sum of up to four entries has one of the bits of RARE_SUM if
+// and only if one of them has RARE, because exponents end at bit 16 of such a sum or begin at bit
+// 23.
 constexpr u32 RARE = 1u << 20, RARE_SUM = 7u << 20;
-// The length of an escape's code, or NO_CODE, of an entry with FLAG.
+// Returns an escape's code length, or NO_CODE, from an entry with FLAG.
 __device__ inline u32 flagged(u32 entry) { return entry >> 15 & 31; }
 
-// The entry of an escape, from the bits after its code; still flagged if the bits are no code.
+// Makes an escape's entry from the bits after its code; the entry stays flagged if it is no code.
 __device__ inline u32 escaped(u32 entry, u32 raw) {
     const u32 kept = flagged(entry) == NO_CODE ? FLAG | LENGTH_MASK : LENGTH_MASK;
     return (entry & kept) | (raw & 255) << 7 | (raw << 15 & 0x7F800000u);
@@ -29,7 +31,7 @@ __device__ inline u32 escaped(u32 entry, u32 raw) {
 constexpr u32 EXCESS_BITS = 6;
 constexpr u64 OFFSET_MASK = (1ull << 48) - 1;
 
-// What a lane needs of a tile's record and the next one's, as loaded.
+// Fields of a tile's record and of the next record that a lane needs, as loaded.
 struct Record {
     u64 head, next_head;
     u32 low, high;
@@ -45,7 +47,7 @@ __device__ inline u32 excess_of(const Record& r, u32 lane) {
            63;
 }
 
-// Merges the entry's exponents with two plane bytes, each given twice, into a pair of weights.
+// Merges an entry's exponents with two plane bytes, each given twice, into a pair of weights.
 __device__ inline u32 merge(u32 entry, u32 twice) {
     return (twice & ~EXPONENTS) | (entry & EXPONENTS);
 }
@@ -55,7 +57,7 @@ __device__ inline uint4 merge_unit(const u32 (&e)[4], u32 p0, u32 p1) {
         merge(e[2], __byte_perm(p1, 0, 0x1100)), merge(e[3], __byte_perm(p1, 0, 0x3322)));
 }
 
-// Loads 16 plane bytes, which nobody reads again.
+// Loads 16 plane bytes, which are read only once.
 __device__ inline uint4 load_plane(const u8* p) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"

@@ -1,27 +1,27 @@
-// What a block of the tile kernel keeps in shared memory: tables and tasks of a round, with any
-// number of warps, and a stage for each warp; and what one of its threads does alone: a window on
-// its bits, and look-ups.
+// Shared memory of a block of the tile kernel (the tables and tasks of a round, and one stage per
+// warp, for any number of warps), and the work of one thread: windows on its bits, and look-ups.
 #pragma once
 #include "tile_code.cuh"
 
 namespace df11::tile {
-// At a multiple of its size, so that one logic op makes an entry's address.
+// The second table lies at a multiple of a table's size, so that one logic operation makes an
+// entry's offset.
 __shared__ __align__(16) TileTable shared_tables[2];
 
-// What a block decodes between two barriers: tiles of up to two tasks.
+// Work of a block between two barriers: tiles of up to two tasks.
 struct Round {
     TileTask tasks[2];
-    u32 first;   // of the first task's tiles, the one that is the round's first
+    u32 first;   // the round's first tile, counted in the first task
     u32 count0;  // tiles of the first task
-    u32 count;   // of both
-    u32 next;    // the tile that no warp has yet
-    u32 after;   // the tile of the launch after the round
+    u32 count;   // tiles of both tasks
+    u32 next;    // the first tile that no warp has taken
+    u32 after;   // the launch's first tile after the round
 };
 __shared__ Round shared_round;
 constexpr u32 TASK_WORDS = sizeof(TileTask) / 4;
 
-// A stage holds one word that is not decoded, a tile's bits, and three words that windows after the
-// end reach.
+// A stage holds a word that is read but not decoded, a tile's bits, and three words that windows
+// past the end read.
 constexpr u32 STAGE_BEFORE = 16, STAGE_AFTER = 16;
 extern __shared__ __align__(128) u8 stages[];
 
@@ -29,7 +29,7 @@ extern __shared__ __align__(128) u8 stages[];
 struct Bits {
     u32 stage, stage_bytes;
     __device__ u32 room() const { return stage_bytes - STAGE_BEFORE - STAGE_AFTER; }
-    // Loads three words from a position on; none after the stage.
+    // Loads three words from `position` on, but none after the stage.
     __device__ void words(u32 position, u32& w0, u32& w1, u32& w2) const {
         u32 a = stage + min((position >> 5) * 4, room());
         w0 = load_shared(a + STAGE_BEFORE - 4);
@@ -38,13 +38,13 @@ struct Bits {
     }
 };
 
-// `table`: the bytes to the task's table from shared_tables.
+// Looks up a window. `table`: offset of the task's table from shared_tables, in bytes.
 __device__ inline u32 entry_of(u32 table, u32 window) {
     return *reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(shared_tables) +
                                          (window & INDEX_MASK | table));
 }
 
-// Decodes one pair, wherever it ends.
+// Decodes one pair of any length.
 __device__ inline u32 decode_pair(u32 table, const Bits& bits, u32 position) {
     u32 w0, w1, w2;
     bits.words(position, w0, w1, w2);
@@ -56,9 +56,9 @@ __device__ inline u32 decode_pair(u32 table, const Bits& bits, u32 position) {
     return e;
 }
 
-// Decodes four pairs. Entries of escapes hold their whole length, so four look-ups find their codes
-// without a branch. Afterwards escapes are decoded again alone, for their exponents; and all four
-// are, one by one, if they do not fit the window.
+// Decodes four pairs. An escape's entry has its whole length, so four look-ups find all codes
+// without a branch. Escapes are then decoded again alone, for their exponents; all four pairs are,
+// one by one, if they do not fit the window.
 __device__ inline void decode_unit(u32 table, const Bits& bits, u32& position, u32 (&e)[4],
                                    u32& problems) {
     u32 w0, w1, w2;

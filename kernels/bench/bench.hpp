@@ -1,4 +1,4 @@
-// What the benches of all kernels share: memory, launches, times, broken streams. Loaded after the
+// Shared by the benches of all kernels: memory, launches, times, broken streams. Included after the
 // kernels, for their types.
 #pragma once
 #include <algorithm>
@@ -22,7 +22,8 @@
 
 // --- kernels
 
-// Those of a file of PTX or machine code, as the crate loads them, instead of those compiled in.
+// Kernels of a file of PTX or machine code, loaded as the crate loads them; null: those compiled
+// in.
 static cudaLibrary_t library = nullptr;
 
 static const void* kernel_of(const char* name, const void* compiled_in) {
@@ -33,8 +34,8 @@ static const void* kernel_of(const char* name, const void* compiled_in) {
 }
 #define KERNEL(name) kernel_of(#name, (const void*)name)
 
-// If the arguments begin with --kernels FILE, takes them off and loads the file, which has this
-// kernel. The file, or null.
+// If the arguments begin with --kernels FILE, takes them off and loads the file, which must have
+// this kernel. Returns the file's path, or null.
 static const char* load_kernels(int& argc, char**& argv, const char* name) {
     if (argc < 3 || strcmp(argv[1], "--kernels")) return nullptr;
     const char* path = argv[2];
@@ -48,7 +49,8 @@ static const char* load_kernels(int& argc, char**& argv, const char* name) {
     return path;
 }
 
-// With one argument, by value. `begins_early`: it may begin while the launch before ends.
+// Launches a kernel with one argument, by value. `begins_early`: it may begin while the previous
+// launch ends.
 template <class T>
 static void launch_kernel(const void* kernel, u32 blocks, u32 threads, u32 shared,
                           const T& argument, cudaStream_t stream, bool begins_early = false,
@@ -79,17 +81,17 @@ static u32 attribute_of(cudaDeviceAttr attribute) {
     return u32(n);
 }
 static u32 sm_count() { return attribute_of(cudaDevAttrMultiProcessorCount); }
-// Dynamic shared memory that a block may have, at most.
+// Most dynamic shared memory that a block may have, in bytes.
 static u32 most_shared(const void* kernel) {
     cudaFuncAttributes a;
     CUDA(cudaFuncGetAttributes(&a, kernel));
     return attribute_of(cudaDevAttrMaxSharedMemoryPerBlockOptin) - u32(a.sharedSizeBytes);
 }
 
-// --- memory: each array an allocation of its exact size, so that memcheck sees each step outside
+// --- memory: each array is an allocation of its exact size, so that memcheck sees every overrun
 
 static std::vector<void*> allocated;
-// Frees, when it ends, what was allocated since it began.
+// Frees, at its end, everything that was allocated since its beginning.
 struct Scope {
     const size_t begin = allocated.size();
     ~Scope() {
@@ -103,7 +105,7 @@ static T* allocate(u64 count) {
     allocated.push_back(to);
     return to;
 }
-// Each byte this one.
+// Sets each byte to `byte`.
 template <class T>
 static T* allocate_filled(u64 count, int byte) {
     T* to = allocate<T>(count);
@@ -136,7 +138,7 @@ __global__ void count_differences(const u16* a, const u16* b, u64 count, unsigne
         mine += a[i] != b[i];
     if (mine) atomicAdd(sum, mine);
 }
-// Of two arrays of weights.
+// Counts the weights in which two arrays differ.
 static u64 differences(const u16* a, const u16* b, u64 count) {
     const Scope scope;
     auto* sum = allocate_filled<unsigned long long>(1, 0);
@@ -147,7 +149,7 @@ static bool same_bits(const u16* a, const u16* b, u64 count) {
     return differences(a, b, count) == 0;
 }
 
-// Room for weights, with poison in it and around it.
+// Room for weights, filled with poison, and poison around it.
 struct Output {
     static constexpr u16 POISON = 0xA5A5;
     const u64 count, around;
@@ -155,7 +157,7 @@ struct Output {
     explicit Output(u64 n, u64 guard = 128)
         : count(n), around(guard), all(allocate_filled<u16>(n + 2 * guard, 0xA5)) {}
     u16* begin() const { return all + around; }
-    // Whether it holds the weights; nothing was written around it.
+    // Whether it holds these weights, and nothing was written around it.
     bool holds(const u16* weights) const {
         const std::vector<u16> found = from_device(all, count + 2 * around);
         for (u64 i = 0; i < around; i++)
@@ -176,7 +178,7 @@ static void build_table(const void* kernel, TableTask task) {
     CUDA(cudaDeviceSynchronize());
 }
 
-// Some of one launch.
+// Tasks of one launch.
 template <class Task>
 struct Tasks {
     std::vector<Task> tasks;
@@ -200,14 +202,14 @@ struct Tasks {
     u32 result() const { return from_device(status, 1)[0]; }
 };
 
-// As much shared memory as a block may have.
+// Gives each block as much shared memory as it may have.
 static void give_shared_memory(const void* kernel) {
     CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               int(most_shared(kernel))));
     CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
 }
 
-// Some bits, some bytes, or all.
+// Changes some bits, some bytes, or all.
 static void flip(u8* bytes, size_t count, std::mt19937_64& random) {
     if (!count) return;
     u64 changes = 1 + random() % 4;
@@ -222,7 +224,7 @@ static void flip(u8* bytes, size_t count, std::mt19937_64& random) {
             for (size_t i = 0; i < count; i++) bytes[i] = u8(random());
     }
 }
-// The same of an array on the device.
+// Does so to an array on the device.
 template <class T>
 static void flip_on_device(T* array, size_t count, std::mt19937_64& random) {
     std::vector<u8> bytes = from_device(reinterpret_cast<const u8*>(array), count * sizeof(T));
@@ -263,7 +265,7 @@ static const Timer& timer() {
     static const Timer one;
     return one;
 }
-// Of one run that finds nothing in L2.
+// Seconds of one run that finds nothing in L2.
 template <class F>
 static double cold_seconds(F run) {
     empty_l2();

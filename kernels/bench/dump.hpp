@@ -1,5 +1,5 @@
-// Reads what examples/gap_arrays.rs writes: tensors back to back, each of eight u64 (T, B,
-// elements, bit_count, and the bytes of gaps, output offsets, bitstream, weights), then 256 code
+// Reads the files of examples/gap_arrays.rs: tensors back to back. Each consists of eight u64 (T,
+// B, elements, bit_count, and the bytes of gaps, output offsets, bitstream, weights), then 256 code
 // lengths, gaps, output offsets, bitstream, plane, weights.
 #pragma once
 #include <cstdio>

@@ -5,8 +5,8 @@ using namespace gap;
 #include "bench.hpp"
 #include "dump.hpp"
 
-// Instead of the shape with which the kernels fill this GPU, if not 0: warps of a block, and blocks
-// of a multiprocessor.
+// Warps per block and blocks per multiprocessor, if not 0; else the shape with which the kernels
+// fill this GPU.
 static u32 forced_warps = 0, forced_blocks = 0;
 
 // A tensor on the device.
@@ -77,7 +77,7 @@ static const u16* weights_of(const Dump& d) {
     return reinterpret_cast<const u16*>(d.weights.data());
 }
 
-// Decodes a range; whether every bit is right and nothing else is written.
+// Decodes a range; whether each bit is right and nothing else is written.
 static bool decodes(const Resident& r, u64 begin, u64 end) {
     const Scope scope;
     const Output output(end - begin);
@@ -147,7 +147,7 @@ static int hostile(const std::string& path, int count, u64 seed) {
         if (kind == 0) flip(d.gaps);
         if (kind == 1) flip(d.offsets);
         if (kind == 2) flip(d.bitstream);
-        if (kind == 3) {  // another code: lengths of another tensor, or anything
+        if (kind == 3) {  // another code: another tensor's lengths, or any
             if (random() % 2)
                 d.lengths = small[random() % small.size()].lengths;
             else
@@ -166,9 +166,9 @@ static int hostile(const std::string& path, int count, u64 seed) {
             begin = random() % d.elements;
             end = begin + 1 + random() % (d.elements - begin);
         }
-        // The thread blocks come from the true offsets, as a host that checked them would choose
-        // them.
-        const Output output(end - begin, 0);  // exact: memcheck sees what goes past it
+        // The thread blocks come from the true offsets, because a host that checks offsets would
+        // choose them.
+        const Output output(end - begin, 0);  // exact size: memcheck sees any overrun
         Launch launch(d.t);
         d.offsets = true_offsets;
         GapTask task = r.task(begin, end, output.begin());
@@ -190,7 +190,7 @@ static int hostile(const std::string& path, int count, u64 seed) {
         else
             bad++;
         // Other bits or another code may be a valid stream; a changed index of a whole tensor never
-        // is.
+        // is one.
         if (status == 0 && !equal && (kind == 0 || kind == 1 || kind == 5) &&
             end - begin == d.elements)
             index_missed++;

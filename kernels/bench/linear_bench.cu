@@ -1,23 +1,24 @@
 // Bench and check of the kernels that multiply by compressed matrices: see README.md.
-//   linear_bench check                 odd shapes, every pattern, errors beside cuBLAS's, the same
-//                                      bits always; `check wide`: of 17 rows of x and more alone
+//   linear_bench check                 odd shapes, every pattern, errors beside cuBLAS's, equal
+//                                      bits in every run; `check wide`: only 17 or more rows of x
 //   linear_bench hostile COUNT SEED    changed data, heads and entries, for compute-sanitizer
 //   linear_bench bench ROUNDS          Llama 3.1 8B's matrices and 25600 x 5120 beside cuBLASLt's
-//                                      best; `wide`: 17 to 256 rows of x alone
-//   linear_bench ways ROUNDS           32, 64 and 128 rows of x by all ways to share strips and
-//                                      columns out among blocks
+//                                      best; `wide`: only 17 to 256 rows of x
+//   linear_bench ways ROUNDS           32, 64 and 128 rows of x with all ways for blocks to share
+//                                      strips and columns
 //   linear_bench sums ROUNDS [X_ROWS ...]    16 to 1024 rows of x, or X_ROWS, without cuBLASLt:
 //                                      each matrix, and the sum of the first four
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and clusters
-//   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS, sums ROUNDS (1 to
-//                                      64 rows of x): the same of tiles as stored; spaced ROUNDS:
-//                                      as bench, each product after a small kernel; spaced ROUNDS
-//                                      early: which lets it begin before it ends; several ROUNDS:
-//                                      of matrices in one launch; profile X_ROWS: some launches. Of
-//                                      other codes than the encoder's: CODE_BITS=N of the longest
-//                                      one at most, ESCAPE_COST=N bits that an escape counts more
-//                                      than it takes. TABLES=1: of a launch one table at once
+//   linear_bench stored MODE ...       tiles as stored. MODE: check, hostile COUNT SEED, bench
+//                                      ROUNDS, sums ROUNDS (1 to 64 rows of x), as above; spaced
+//                                      ROUNDS: like bench, each product after a small kernel;
+//                                      spaced ROUNDS early: that kernel lets the product begin
+//                                      before it ends; several ROUNDS: several matrices in one
+//                                      launch; profile X_ROWS: some launches. Environment:
+//                                      CODE_BITS=N limits the code lengths; ESCAPE_COST=N is what
+//                                      an escape counts in addition to its bits; TABLES=1 gives a
+//                                      launch one table at once
 //   linear_bench crossover ROUNDS [X_ROWS ...]    from how many rows of x on decoding first is
 //                                                 faster
 #include <cmath>
@@ -33,7 +34,7 @@ using namespace linear;
 
 // --- other depths and clusters
 
-// Eights, stages, blocks of a cluster.
+// Eights, stages, blocks per cluster.
 #define BULK(EIGHTS, STAGES, CLUSTER)                                                       \
     __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(LINEAR_THREADS, 1)    \
         bulk_##EIGHTS##_##STAGES##_##CLUSTER(const __grid_constant__ LinearLaunch launch) { \
@@ -62,7 +63,7 @@ static std::vector<Variant> variants() {
 
 // --- check
 
-// Rows of x up to which the splits of the fast layout are the same, for more than LINEAR_ROWS.
+// Largest number of rows of x with the same splits of the fast layout, for more than LINEAR_ROWS.
 static u32 class_of(u32 x_rows) {
     for (u32 rows : {LINEAR_ROWS, 32u, 64u, 128u, 192u})
         if (x_rows <= rows) return rows;
@@ -71,9 +72,9 @@ static u32 class_of(u32 x_rows) {
 
 struct Errors {
     double rms = 0, worst = 0;
-    u64 classes = 0;  // where one is finite and the other is not, or they are infinite otherwise
+    u64 classes = 0;  // one is finite and the other is not, or the infinities or NaN differ
 };
-// Against the reference; scale: the root of the sum of squares of products.
+// Compares with the reference; scale: the root of the sum of squares of products.
 static Errors errors_of(const std::vector<u16>& y, const std::vector<double>& reference,
                         const std::vector<double>& scale) {
     Errors e;
@@ -81,7 +82,7 @@ static Errors errors_of(const std::vector<u16>& y, const std::vector<double>& re
     u64 n = 0;
     for (size_t i = 0; i < y.size(); i++) {
         const double v = from_bf16(y[i]), r = reference[i];
-        // A sum that can overflow f32 in one order and not in another is no error of either.
+        // A sum that can overflow f32 in one order and not in another is an error of neither.
         if (std::isfinite(r) && scale[i] * 256 > 3.4e38) continue;
         if (std::isnan(r) != std::isnan(v) || std::isinf(r) != std::isinf(v) ||
             (std::isinf(r) && (r > 0) != (v > 0)))
@@ -141,7 +142,7 @@ static bool check_one(const Context& c, u32 rows, u32 columns, int mode, u32 x_r
         run(y2, x + x_pitch, x_pitch, x_rows - 1, nullptr);
         expect(same_bits(y + y_pitch, y2, (x_rows - 1) * y_pitch), "other rows change bits");
     }
-    // An x that is not aligned: the same numbers one element further.
+    // An x that is not aligned: the same numbers one element later.
     u16* shifted = allocate<u16>(x_rows * (x_pitch + 1) + 1);
     CUDA(cudaMemcpy2D(shifted + 1, (x_pitch + 1) * 2, x, x_pitch * 2, columns * 2, x_rows,
                       cudaMemcpyDeviceToDevice));
@@ -180,7 +181,7 @@ static bool check_one(const Context& c, u32 rows, u32 columns, int mode, u32 x_r
         (unsigned long long)cublas.classes, good ? "" : "  WRONG");
     return good;
 }
-// Each shape by each number of rows of x.
+// Checks each shape with each number of rows of x.
 template <class Form>
 static bool check_each(const Context& c, const std::vector<Shape>& shapes,
                        const std::vector<u32>& x_rows, const std::vector<int>& modes, u32& seed) {
@@ -191,7 +192,7 @@ static bool check_each(const Context& c, const std::vector<Shape>& shapes,
                 seed++;
     return good;
 }
-// Each mode in turn.
+// Checks each mode in turn.
 template <class Form>
 static bool check_modes(const Context& c, Shape shape, const std::vector<u32>& x_rows,
                         const std::vector<int>& modes, u32& seed) {
@@ -200,9 +201,9 @@ static bool check_modes(const Context& c, Shape shape, const std::vector<u32>& x
     return good;
 }
 
-// Slices of rows and columns, and several matrices in one launch, against the same matrices made of
-// their own weights, alone: bit by bit, as sums are split alike; of the fast layout for more than
-// 16 rows of x with any number of strips a block.
+// Compares slices of rows and columns, and several matrices in one launch, bit by bit with the same
+// matrices made of their own weights, alone, because sums are split alike. In the fast layout, for
+// more than 16 rows of x, with any number of strips per block.
 template <class Form>
 static bool check_parts(const Context& c, const std::vector<u32>& rows, u32 whole_columns,
                         u32 first_column, u32 columns, u32 x_rows) {
@@ -328,7 +329,7 @@ static bool check_gather(const Context& c, u32 rows, u32 columns, int mode) {
     return good;
 }
 
-// 17 rows of x and more by the fast layout.
+// Checks 17 or more rows of x with the fast layout.
 static bool check_wide(const Context& c) {
     bool good = true;
     u32 seed = 500;
@@ -397,11 +398,11 @@ static bool check_stored(const Context& c) {
         good &= check_modes<Tiles>(c, {512, 2048}, {32, 64}, {1, 3, 5, 7}, seed);
         good &= check_each<Tiles>(c, {{28672, 4096}}, {64}, {0}, seed);
     }
-    // Stages that no tile fits.
+    // Slots that no tile fits.
     small_stages = true;
     good &= check_each<Tiles>(c, {{256, 2048}}, {1, 9, ring ? 8u : 40u}, {0}, seed);
     small_stages = false;
-    // Many items and matrices a block.
+    // Many items and matrices per block.
     for (u32 blocks : {0u, 1u, 5u}) few_blocks = blocks, good &= check_parts_of_tiles(c);
     few_blocks = 0;
     good &= check_gather<Tiles>(c, 1000, 4096, 0);
@@ -409,7 +410,7 @@ static bool check_stored(const Context& c) {
     good &= check_gather<Tiles>(c, 77, 248, 2);
     return good;
 }
-// With launches that begin early, and without.
+// Checks with launches that begin early, and without.
 static int check(const Context& c, bool (*checks)(const Context&)) {
     bool good = true;
     for (bool begin : {true, false}) early = begin, good &= checks(c);
@@ -431,7 +432,7 @@ static void flip_arrays(Tiles& t, std::mt19937_64& random) {
     if (random() % 2) flip_on_device(t.codebook, t.codebook_bytes, random);
     t.make_table();
 }
-// What else reads the fast layout.
+// Runs the other kernels that read the fast layout.
 static void read_otherwise(const Context& c, const Fast& f, const u16* x, u32 x_rows,
                            std::mt19937_64& random) {
     unpack(f, allocate<u16>(u64(f.rows) * f.columns), f.columns, c.status, c.stream);
@@ -446,7 +447,7 @@ static void read_otherwise(const Context& c, const Fast& f, const u16* x, u32 x_
 }
 static void read_otherwise(const Context&, const Tiles&, const u16*, u32, std::mt19937_64&) {}
 
-// Arrays that say anything, and indices. Under compute-sanitizer.
+// Runs with arrays and indices that hold anything, under compute-sanitizer.
 template <class Form>
 static int hostile(const Context& c, int count, u64 seed) {
     const Shape shapes[] = {{100, 520}, {33, 264}, {64, 1000}, {5, 40}};
@@ -523,7 +524,7 @@ static void bench_stored(const Context& c, int rounds, Spaces spaces) {
     bench<Tiles>(c, rounds, {1, 8, 16, 32, 64}, ways_of, spaces);
 }
 
-// A few launches of one kernel, for a profiler.
+// Runs a few launches of one kernel, for a profiler.
 template <class Form>
 static int profile(const Context& c, Shape shape, u32 x_rows, bool begins_early) {
     const Form f =
@@ -538,7 +539,7 @@ static int profile(const Context& c, Shape shape, u32 x_rows, bool begins_early)
     return 0;
 }
 
-// The modes of tiles as stored; 2 if there is none of this name.
+// Runs a mode for tiles as stored; returns 2 if none has this name.
 static int stored(const Context& c, const std::string& mode, int number, int argc, char** argv) {
     if (const char* bits = getenv("CODE_BITS")) code_limit = atoi(bits);
     if (const char* bits = getenv("ESCAPE_COST")) escape_cost = atof(bits);
@@ -556,9 +557,9 @@ static int stored(const Context& c, const std::string& mode, int number, int arg
     if (mode == "several") return several(c, number), 0;
     return 2;
 }
-// Those of the fast layout.
+// Runs a mode for the fast layout.
 static int fast(const Context& c, const std::string& mode, int number, int argc, char** argv) {
-    std::vector<u32> rows;  // of x
+    std::vector<u32> rows;  // rows of x
     for (int i = 3; i < argc; i++) rows.push_back(u32(atoi(argv[i])));
     if (mode == "check")
         return check(c, argc > 2 && !strcmp(argv[2], "wide") ? check_wide : check_fast);

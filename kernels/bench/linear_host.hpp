@@ -1,5 +1,5 @@
-// Host side of linear_bench.cu: the fast layout, launches of all kernels, references. Loaded after
-// the kernels and tiles.hpp.
+// Host side of linear_bench.cu: the fast layout, launches of all kernels, references. Included
+// after the kernels and tiles.hpp.
 #pragma once
 #include <cublasLt.h>
 #include <cudaTypedefs.h>
@@ -7,12 +7,12 @@
 static const size_t LT_ROOM = 64 << 20;
 // Whether the kernels are those of the PTX; whether launches begin early.
 static bool ring = false, early = true;
-// For checks. Strips of a block for 17 rows of x and more, and splits of the columns, 0: what is
-// fast; blocks of a launch by tiles up to 16 rows of x, 0: as many as multiprocessors; stages that
-// hold fewer bytes than tiles have.
+// For checks. Strips per block for 17 or more rows of x, and splits of the columns (0: the
+// fastest); blocks per launch by tiles up to 16 rows of x (0: one per multiprocessor); whether
+// slots hold fewer bytes than tiles have.
 static u32 forced_strips = 0, forced_splits = 0, few_blocks = 0;
 static bool small_stages = false;
-// Of a launch of several matrices.
+// Most tables of a launch of several matrices.
 static u32 most_tables = MOST_TABLES;
 
 struct Context {
@@ -32,7 +32,7 @@ struct Context {
         CUDA(cudaMemset(status, 0, 4));
         return s;
     }
-    // Kernels leave counters as they were.
+    // Whether kernels have left the counters as they were.
     bool has_clear_counters() const {
         const std::vector<u32> all = from_device(counters, COUNTERS);
         return std::all_of(all.begin(), all.end(), [](u32 n) { return n == 0; });
@@ -66,7 +66,7 @@ struct Fast {
         return f;
     }
 };
-// In order: count and scan find how many entries there are, pack writes them.
+// Runs in order: count and scan find how many entries there are, pack writes them.
 static void launch_packing(const void* kernel, u32 shared, const PackTask& task,
                            cudaStream_t stream) {
     const u64 tiles = u64(strips_of(task.rows)) * tiles_across(task.columns);
@@ -136,7 +136,7 @@ static Form form_of(const u16* w, u32 rows, u32 columns) {
         return store_tiles(w, rows, columns);
 }
 
-// A part of a matrix; rows and columns: of it.
+// A part of a matrix, with its rows and columns.
 struct Part {
     u32 first_row, rows, first_column, columns;
 };
@@ -189,7 +189,7 @@ struct Variant {
     std::string name;
     const void* kernel;
     u32 eights, depth;
-    bool bulk, early;  // early: begins while the launch before ends
+    bool bulk, early;  // early: begins while the previous launch ends
 };
 static Variant standard(u32 x_rows) {
     const bool few = x_rows <= 8;
@@ -212,7 +212,7 @@ static void launch_fast(const Variant& v, const LinearLaunch& l, cudaStream_t st
     launch_kernel(v.kernel, std::max(good, LINEAR_GROUP), threads, shared, l, stream, v.early);
 }
 
-// The map of x, if there can be one.
+// Makes the map of x, if there can be one.
 static void map_x(LinearLaunch& l, u32 band_rows) {
     l.x_mapped = (reinterpret_cast<u64>(l.x) | l.x_pitch * 2) % 16 == 0;
     if (!l.x_mapped) return;
@@ -233,9 +233,9 @@ static void map_x(LinearLaunch& l, u32 band_rows) {
     if (done != CUDA_SUCCESS) printf("cuTensorMapEncodeTiled: %d\n", int(done)), exit(3);
 }
 
-// 17 rows of x and more: how src/gpu/linear/many.rs shares strips and columns out among blocks.
+// For 17 or more rows of x: how blocks share strips and columns, as src/gpu/linear/many.rs decides.
 struct Many {
-    u32 n, strips, cluster, share_stages;  // n: rows of x of a band, at most
+    u32 n, strips, cluster, share_stages;  // n: most rows of x per band
     u64 blocks, time;                      // nanoseconds
 };
 static Many many_of(const LinearLaunch& l, u32 processors) {
@@ -312,14 +312,14 @@ static void launch_product(const LinearLaunch& l, bool begins_early, cudaStream_
     launch_fast(v, l, stream);
 }
 
-// --- launches by tiles as stored, of which the largest one has `staged` bytes
+// --- launches by tiles as stored, the largest of which has `staged` bytes
 
-// 17 to 64 rows of x.
+// For 17 to 64 rows of x.
 static void launch_decoded(LinearLaunch l, u32 staged, bool begins_early, cudaStream_t stream) {
     const u32 n = decoded_class(l.x_rows);
     const void* kernel = n == 32 ? KERNEL(df11_linear_tile_32) : KERNEL(df11_linear_tile_64);
     const u32 room = most_shared(kernel) / 16 * 16;
-    // As many stages as there is room for besides the largest tile.
+    // As many stages as fit beside the largest tile.
     l.tile_sets = MOST_DECODED;
     while (l.tile_sets > 2 && decoded_shared_bytes(n, l.tile_sets, staged) > room) l.tile_sets--;
     u32 items = 0;
@@ -329,7 +329,7 @@ static void launch_decoded(LinearLaunch l, u32 staged, bool begins_early, cudaSt
                   std::min(decoded_shared_bytes(n, l.tile_sets, staged), room), l, stream,
                   begins_early);
 }
-// By so many warps that decode, if there is room; `xs`: bytes of x that they share.
+// Launches with `warps` decoding warps, if there is room; `xs`: bytes of x that they share.
 static bool launch_tile(const void* kernel, u32 warps, u32 xs, LinearLaunch l, u32 staged,
                         bool begins_early, cudaStream_t stream) {
     const u32 room = most_shared(kernel) / 16 * 16;
@@ -368,12 +368,12 @@ static void launch_stored(const LinearLaunch& l, u32 staged, bool begins_early,
         launch_tile(KERNEL(df11_linear_tile_2), MOST_TILE_WARPS,
                     l.x_rows * shared_x_pitch(l.columns), l, staged, begins_early, stream))
         return;
-    // The kernels of the PTX have 12 warps.
+    // The PTX's kernels have 12 warps.
     launch_tile(l.x_rows <= 8 ? KERNEL(df11_linear_tile_8) : KERNEL(df11_linear_tile_16),
                 ring ? 12 : tile_warps(LINEAR_ROWS), 0, l, staged, begins_early, stream);
 }
 
-// The same by either form: what the largest tile takes, and a launch.
+// The same functions for either form: bytes of the largest tile, and a launch.
 static u32 staged_of(const Fast&) { return 0; }
 static u32 staged_of(const Tiles& t) { return t.staged; }
 template <class Form>
@@ -386,7 +386,7 @@ static void launch_form(const LinearLaunch& l, u32 staged, bool begins_early, cu
 
 // --- experts, and rows by index
 
-// Matrices that experts have, each in the fast layout.
+// Matrices of experts, each in the fast layout.
 struct Experts {
     std::vector<u16*> weights;
     LinearMatrix* matrices;
@@ -400,7 +400,7 @@ struct Experts {
         matrices = upload(all);
     }
 };
-// `matrices`: of the experts, on the device.
+// `matrices`: those of the experts, on the device.
 static GroupedLaunch grouped_of(const Context& c, const u16* x, u64 pitch, u32 x_rows,
                                 const u32* index, const u32* offsets, u32 experts, u32 places,
                                 const LinearMatrix* matrices, u32 rows, u32 columns, u16* y) {
@@ -433,7 +433,7 @@ inline float from_bf16(u16 v) {
     memcpy(&f, &word, 4);
     return f;
 }
-// The product in f64, and for each output the root of the sum of squares of its products.
+// Multiplies in f64; also returns, for each output, the root of the sum of squares of its products.
 __global__ void multiply_exactly(const u16* w, u32 rows, u32 columns, const u16* x, u64 pitch,
                                  u32 x_rows, double* y, double* scale) {
     const u64 i = blockIdx.x;
@@ -459,7 +459,7 @@ struct Exact {
     }
 };
 
-// cuBLASLt's heuristics for y = x W^T.
+// The algorithms of cuBLASLt's heuristics for y = x W^T.
 struct Lt {
     static constexpr int WANTED = 24;
     cublasLtHandle_t handle;

@@ -4,11 +4,12 @@
     python3 kernels/bench/linear_order.py [bits] [forms] [grouped] [times] [mixture] [splits] [many]
 
 Needs PyTorch, a GPU, and the Python package (`df11`) on the path. `bits` finds, for each shape and
-number of rows of x, the splits whose sums are PyTorch's, with weights and inputs that cancel, and
-counts outputs that differ on three kinds of inputs. `forms` compares slices, several matrices in a
-launch, strides and addresses of x with products of the plain form. `times`: microseconds of a
-launch in CUDA graphs over copies that no L2 holds, medians of interleaved rounds. `splits`: ours
-with other splits than PyTorch's. `many`: bits and times of 17 to 2,048 rows of x.
+number of rows of x, the splits whose sums equal PyTorch's, with weights and inputs that cancel, and
+counts the outputs that differ on three kinds of inputs. `forms` compares slices, several matrices
+in a launch, strides and addresses of x with products of the plain form. `times` measures
+microseconds per launch in CUDA graphs over copies that no L2 holds, as medians of interleaved
+rounds. `splits` measures ours with other splits than PyTorch's. `many` gives bits and times of 17
+to 2,048 rows of x.
 """
 
 import statistics
@@ -48,7 +49,7 @@ def shuffled(columns: int) -> Tensor:
 
 
 def wide(rows: int, columns: int, seed: int) -> Tensor:
-    """Sixteen exponents, each as often, and some that no code of the fast layout expresses."""
+    """Sixteen exponents, equally frequent, and some that no code of the fast layout expresses."""
     g = seeded(seed)
     bits = torch.randint(0, 65536, (rows, columns), device=DEVICE, dtype=torch.int32, generator=g)
     below = torch.randint(0, 16, (rows, columns), device=DEVICE, dtype=torch.int32, generator=g)
@@ -67,7 +68,7 @@ def weights(rows: int, columns: int, kind: str, seed: int) -> Tensor:
 
 
 def inputs(rows: int, columns: int, kind: str, seed: int) -> Tensor:
-    """`cancel`: sums of products with such weights are rounding errors alone."""
+    """Weights; with `cancel`, sums of their products are nothing but rounding errors."""
     g = seeded(seed + 1000)
     x = torch.randn(rows, columns, device=DEVICE, generator=g)
     spread = 1 if kind == "normal" else 3
@@ -127,7 +128,7 @@ found: dict[tuple[int, int, int], int] = {}
 
 
 def find(rows: int, columns: int, x_rows: int, product: _native.Linear, weight: Tensor) -> int:
-    """The splits of PyTorch, by sums that are rounding errors alone; negative: only the nearest."""
+    """PyTorch's splits, found by sums that are only rounding errors; negative: the nearest ones."""
     key = rows, columns, x_rows
     if key not in found:
         x = inputs(x_rows, columns, "cancel", 1)
@@ -227,7 +228,7 @@ def forms() -> None:
 
 
 def grouped_case(experts: int, rows: int, columns: int, counts: list[int], kind: str) -> int:
-    """Outputs that differ from torch._grouped_mm."""
+    """Number of outputs that differ from torch._grouped_mm."""
     weight = weights(experts * rows, columns, kind, 5)
     product = _native.Grouped((kept := Fast(weight)).matrix, experts)
     places = sum(counts)
@@ -274,7 +275,7 @@ def graph(call: Callable[[int], object], count: int) -> torch.cuda.CUDAGraph:
 
 
 def measure(graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]], rounds: int) -> dict[str, float]:
-    """Microseconds of a launch, medians of interleaved rounds."""
+    """Microseconds per launch, medians of interleaved rounds."""
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for turn in range(rounds + 1):
         for name, (made, count) in graphs.items():
@@ -342,7 +343,7 @@ def times(
 
 
 def mixture() -> None:
-    """A step's grouped products of Qwen3-30B-A3B's geometry: 128 experts, 8 of them a token."""
+    """Grouped products of a step of Qwen3-30B-A3B's geometry: 128 experts, 8 of them per token."""
     say("== mixture, us: torch._grouped_mm, ours, ours / theirs")
     experts = 128
     sums: dict[int, list[float]] = {}

@@ -14,7 +14,7 @@ EXPERTS, ROUTED, SETS = 128, 8, 12
 
 
 def routed(batch: int, turn: int) -> list[list[int]]:
-    """For each expert the rows of x that it takes; the rule of linear_bench.cu."""
+    """The rows of x that each expert takes, by the rule of linear_bench.cu."""
     rows: list[list[int]] = [[] for _ in range(EXPERTS)]
     for b in range(batch):
         for k in range(ROUTED):
@@ -23,7 +23,7 @@ def routed(batch: int, turn: int) -> list[list[int]]:
 
 
 def measure(launches: list) -> float:
-    """Microseconds of one of the launches, in turns."""
+    """Microseconds per launch; the launches take turns."""
     for launch in launches:
         launch()
     torch.cuda.synchronize()

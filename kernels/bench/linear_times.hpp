@@ -1,15 +1,15 @@
-// Times of linear_bench.cu. Loaded after linear_host.hpp.
+// Times of linear_bench.cu. Included after linear_host.hpp.
 #pragma once
 #include <functional>
 
 struct Contender {
     std::string name;
     double bytes;
-    std::function<void(int)> launch;  // of a copy, on the context's stream
+    std::function<void(int)> launch;  // launches one copy, on the context's stream
     std::vector<double> seconds = {};
     double median() const { return median_of(seconds); }
 };
-// Interleaved rounds, each of all copies in a graph; seconds a launch.
+// Measures in interleaved rounds, each of all copies in a graph; seconds per launch.
 static void measure(const Context& c, std::vector<Contender>& all, int copies, int rounds) {
     std::vector<cudaGraphExec_t> graphs(all.size());
     for (size_t i = 0; i < all.size(); i++) {
@@ -38,12 +38,12 @@ static double seconds_of(const Context& c, int copies, int rounds,
 struct Shape {
     u32 rows, columns;
 };
-// Llama 3.1 8B's, of which sums are told, and one more.
+// Llama 3.1 8B's, whose sums are reported, and one more.
 static const std::vector<Shape> SHAPES = {
     {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
 constexpr size_t SUMMED = 4;
 
-// A matrix in as many copies as no L2 holds, with x and y; a scope of its own.
+// As many copies of a matrix as no L2 holds, with x and y; a scope of its own.
 template <class Form>
 struct Copies : Scope {
     const Context& c;
@@ -66,7 +66,7 @@ struct Copies : Scope {
         }
         x = make_weights(x_rows, columns, 9, 4), y = allocate<u16>(u64(x_rows) * rows);
     }
-    // Of a copy, by some rows of x.
+    // Launch of copy `k` by some rows of x.
     LinearLaunch launch(int k, u32 x_rows, u32 first_row = 0) const {
         LinearLaunch l = c.launch(x + u64(first_row) * columns, columns, x_rows, columns);
         add_matrix(l, forms[k], y + u64(first_row) * rows, rows);
@@ -77,8 +77,8 @@ struct Copies : Scope {
     }
 };
 
-// As an engine has between two products. EARLY: it lets the next launch begin before it has ended,
-// as compilers for engines can have it.
+// A small kernel, as an engine runs between two products. EARLY: it lets the next launch begin
+// before it has ended, as compilers for engines can do.
 template <bool EARLY>
 __global__ void small_kernel(float* to) {
     if (EARLY) wait_for_launch_before();
@@ -98,8 +98,8 @@ struct Way {
     std::string name;
     std::function<void(const Copies<Form>&, int)> run;
 };
-// Each way beside cuBLASLt's best; each product after a small kernel, if `spaces` says so. Not
-// counted is what small kernels take that wait for each other.
+// Measures each way beside cuBLASLt's best; `spaces` puts a small kernel before each product. The
+// time that small kernels take waiting for each other is not counted.
 template <class Form>
 static void bench(const Context& c, int rounds, const std::vector<u32>& batches,
                   const std::function<std::vector<Way<Form>>(u32)>& ways_of,
@@ -159,7 +159,7 @@ static void bench(const Context& c, int rounds, const std::vector<u32>& batches,
                r.peers * 1e6, r.ours * 1e6);
 }
 
-// Rows by index, without peers: those are measured by linear_peers.py.
+// Measures rows by index, without peers, which linear_peers.py measures.
 template <class Form>
 static void bench_gather(const Context& c, int rounds) {
     const Scope scope;
@@ -180,14 +180,14 @@ static void bench_gather(const Context& c, int rounds) {
                std::is_same_v<Form, Tiles> ? " as stored" : "", s * 1e6);
     }
 }
-// Experts likewise.
+// Measures experts, also without peers.
 static void bench_grouped(const Context& c, int rounds) {
     for (auto [rows, columns] : {Shape{1536, 2048}, Shape{2048, 768}}) {
         const Scope scope;
         const u32 experts = 128;
         const Experts all(experts, rows, columns);
         for (u32 batch : {1u, 8u, 64u}) {
-            // As many sets of routed experts as copies; every row has eight of its own.
+            // As many sets of routed experts as copies; each row has eight experts of its own.
             const u32 places = batch * 8, sets = 12;
             std::vector<GroupedLaunch> launches;
             const u16* x = make_weights(batch, columns, 7, 4);
@@ -238,7 +238,8 @@ static void bench_transcoding(const Context& c) {
            rows * 2.0 * columns / s / 1e9);
 }
 
-// Without cuBLASLt, to compare kernels of files: each matrix, and the sum of the first four.
+// Measures without cuBLASLt, to compare kernels of files: each matrix, and the sum of the first
+// four.
 template <class Form>
 static void sums(const Context& c, int rounds, const std::vector<u32>& batches) {
     std::vector<std::vector<double>> times(batches.size());
@@ -257,8 +258,8 @@ static void sums(const Context& c, int rounds, const std::vector<u32>& batches) 
     }
 }
 
-// Matrices as stored with tables of their own in one launch: q, k, v and gate, up, which a merged
-// one would be.
+// Measures matrices as stored with tables of their own in one launch: q, k, v and gate, up, beside
+// the merged matrix that they would be.
 static void several(const Context& c, int rounds) {
     for (auto& rows : {std::vector<u32>{4096, 1024, 1024}, {14336, 14336}}) {
         const Scope scope;
@@ -288,8 +289,8 @@ static void several(const Context& c, int rounds) {
     }
 }
 
-// From how many rows of x on decoding to memory and cuBLASLt are faster than fused products, in
-// parts of `most` rows.
+// Finds the rows of x from which on decoding to memory and cuBLASLt are faster than fused products
+// in parts of `most` rows.
 static void crossover(const Context& c, int rounds, u32 most, std::vector<u32> batches) {
     if (batches.empty()) batches = {1, 16, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048};
     const u32 all_rows = *std::max_element(batches.begin(), batches.end());
@@ -311,7 +312,7 @@ static void crossover(const Context& c, int rounds, u32 most, std::vector<u32> b
                 int(std::min_element(all.begin(), all.end(),
                                      [](auto& a, auto& b) { return a.median() < b.median(); }) -
                     all.begin());
-            // To where cuBLASLt reads: the weights of this copy, as they are.
+            // Decodes to where cuBLASLt reads, over this copy's own weights.
             auto decode = [&](int k) {
                 unpack(m.forms[k], m.weights[k], m.columns, c.status, c.stream);
             };
@@ -345,7 +346,7 @@ static void crossover(const Context& c, int rounds, u32 most, std::vector<u32> b
     }
 }
 
-// All ways to share a matrix out among blocks.
+// Measures all ways for blocks to share a matrix.
 static void ways(const Context& c, int rounds) {
     for (auto& shape : SHAPES) {
         const Copies<Fast> m(c, shape, 128);

@@ -1,5 +1,5 @@
-// nvCOMP's ANS beside our kernels: one batch of chunks of 256 KiB, as its documentation advises;
-// its 16-bit float mode codes exponents.
+// Runs nvCOMP's ANS beside our kernels: one batch of chunks of 256 KiB, as its documentation
+// advises, in its 16-bit float mode, which codes exponents.
 #pragma once
 #include <nvcomp/ans.h>
 #include <nvcomp/version.h>
@@ -15,7 +15,7 @@
         }                                                                          \
     } while (0)
 
-// A buffer, compressed on the device, to be decompressed to another place.
+// A buffer, compressed on the device, that is decompressed to another place.
 class Nvcomp {
     static constexpr size_t CHUNK = 256 << 10;
     size_t chunks, temp_bytes = 0;
@@ -69,7 +69,7 @@ class Nvcomp {
         CUDA(cudaMalloc(&temp, std::max<size_t>(temp_bytes, 1)));
     }
 
-    // One decompression of everything on the default stream.
+    // Starts one decompression of everything on the default stream.
     void start() {
         NVCOMP(nvcompBatchedANSDecompressAsync(compressed, compressed_bytes, sizes, decoded, chunks,
                                                temp, temp_bytes, outputs, options, statuses,

@@ -5,10 +5,10 @@
 FOLDER is what `gap_arrays FOLDER block T B ..` wrote, KERNELS a file of kernels/ptx (PTX or machine
 code). Needs a GPU, cupy, torch, numba and the packages dfloat11 0.5.0 and dahuffman.
 
-The official side is the package's own: its code, tables and launch parameters for one block of
-seven matrices, and its PTX. Only its encoder, a Python loop over every weight, is compiled here
-(`encode`), and compared with the original on parts of the weights first. Every output is compared
-with the weights bit by bit. Calls alternate; before each, a write of 512 MiB empties the L2 cache.
+The official side runs the package's own code, tables, launch parameters for one block of seven
+matrices, and PTX. Only its encoder, a Python loop over every weight, is compiled here (`encode`),
+and first compared with the original on parts of the weights. Every output is compared with the
+weights bit by bit. Calls alternate; before each, a write of 512 MiB empties the L2 cache.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ WARM_UP = 3
 
 @njit
 def encode_loop(data, lengths, codes, encoded, gaps, positions, thread_bits, block_bits):
-    """The loop of dfloat11_utils.encode; returns bytes, gaps, positions, and what is left in the
+    """The loop of dfloat11_utils.encode; returns bytes, gaps, positions, and the rest of the
     buffer.
     """
     count = gap_count = position_count = 0

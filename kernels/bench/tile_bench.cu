@@ -1,10 +1,11 @@
 // Bench, check and hostile streams of the tile kernel: see README.md.
 //   tile_bench bench REPEATS MODE [WARPS..]    one Llama-3.1-8B block and 4096x4096 alone; medians,
 //                                              cold L2
-//   tile_bench edges                           the speed of matrices that are no whole tiles
+//   tile_bench edges                           the speed of matrices that are not whole tiles
 //   tile_bench check                           odd shapes, every pattern, ranges
 //   tile_bench hostile COUNT SEED              changed bits, records and codebooks
-// MODE: 0 N(0, 0.02^2); 1 a sigma for each row; 2 random bits; 3 as 0, one of 1000 of any size.
+// MODE: 0 N(0, 0.02^2); 1 a sigma for each row; 2 random bits; 3 like 0, but one of 1000 of any
+// size.
 #include <tuple>
 
 #include "../tile.cu"
@@ -16,8 +17,8 @@ using namespace tile;
 #endif
 #include "tiles.hpp"
 
-// A range of elements, and of them some columns of a matrix so wide, which is the tensor's own
-// unless its tiles are 1 x 8192.
+// A range of elements, restricted to some columns of a matrix with `columns` columns. These are the
+// tensor's own unless its tiles are 1 x 8192.
 static TileTask task_of(const Tiles& tiles, u64 begin, u64 end, u64 columns, u64 column_begin,
                         u64 column_end, u16* out) {
     TileTask t{};
@@ -68,7 +69,7 @@ struct Launch : Tasks<TileTask> {
     void start() { Tasks::start(kernel, blocks, warps, warps * stage); }
 };
 
-// Matrices whose edges are not whole tiles.
+// Measures matrices whose edges are not whole tiles.
 static void bench_edges(int reps) {
     for (auto [rows, columns, linear] : {std::tuple<u32, u32, bool>{4096, 4096, false},
                                          {4096, 3968, false},
@@ -93,7 +94,7 @@ static void bench_edges(int reps) {
     }
 }
 
-// The share of one of two GPUs that split every matrix by its columns, or by its rows.
+// Measures one GPU's share if two GPUs split each matrix by its columns, or by its rows.
 static int bench_columns(const std::vector<Tiles>& all, const u16* original, u16* out, u32 staged,
                          u32 warps, int reps) {
     const Scope scope;
@@ -206,7 +207,7 @@ static int bench(int reps, int mode, std::vector<u32> warps) {
     return failed;
 }
 
-// Weights, and the same in tiles.
+// Weights, and the same weights in tiles.
 struct Case {
     u32 rows, columns;
     std::vector<u16> w;
@@ -244,7 +245,7 @@ static std::vector<Case> cases() {
             add(r, c, mode, true);
     }
     all.emplace_back(64, 256, std::vector<u16>(64 * 256, 0x3F80), false);  // one pair
-    // Every pattern, in order and not.
+    // Every pattern, in order and shuffled.
     std::vector<u16> w(65536);
     for (u32 i = 0; i < 65536; i++) w[i] = u16(i);
     all.emplace_back(256, 256, w, false);
@@ -257,7 +258,7 @@ static std::vector<Case> cases() {
     all.emplace_back(512, 512, w, false);
     return all;
 }
-// What is decoded: a range of elements, and of them some columns of a matrix.
+// A part to decode: a range of elements, restricted to some columns of a matrix.
 struct Part {
     u64 begin, end, columns, column_begin, column_end;
     std::vector<u16> of(const Case& c) const {
@@ -268,7 +269,7 @@ struct Part {
     }
 };
 struct Decoded {
-    bool right;  // the weights, and nothing else was written
+    bool right;  // the weights are right, and nothing else was written
     u32 status;
 };
 static Decoded decode(const Tiles& t, const Part& p, const std::vector<u16>& wanted, u32 warps,
@@ -281,8 +282,8 @@ static Decoded decode(const Tiles& t, const Part& p, const std::vector<u16>& wan
     const u32 status = l.result();
     return {output.holds(wanted.data()), status};
 }
-// All of it; whole rows; any range, from a unit on or from anywhere; columns of rows, at tiles, at
-// units or anywhere.
+// All elements; whole rows; any range, from a unit on or from anywhere; columns of rows, at tiles,
+// at units or anywhere.
 static Part part(int kind, const Case& c, std::mt19937_64& random) {
     const u64 elements = c.w.size(), row = c.columns;
     Part p = {0, elements, c.tiles.columns, 0, c.tiles.columns};

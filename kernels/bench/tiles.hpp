@@ -1,4 +1,4 @@
-// Weights, and matrices and vectors in tiles as stored, made on the GPU. Loaded after bench.hpp.
+// Makes weights, and matrices and vectors in tiles as stored, on the GPU. Included after bench.hpp.
 #pragma once
 #include <numeric>
 
@@ -12,9 +12,9 @@ __device__ inline u64 random_bits(u64 s) {
     s = (s ^ s >> 27) * 0x94D049BB133111EBull;
     return s ^ s >> 31;
 }
-// mode 0: N(0, 0.02^2); 1: a sigma for each row, heavy tails; 2: random bits, all patterns; 3: as
-// 0, one of 1000 of any size that is finite; 4: N(0, 1); 5: as 0 with infinities, NaN and zeros; 6:
-// as 4 with infinities and NaN in some rows; 7: as 0, every third row zero
+// Modes. 0: N(0, 0.02^2); 1: a sigma for each row, heavy tails; 2: random bits, all patterns; 3:
+// like 0, but one weight of 1000 has any finite size; 4: N(0, 1); 5: like 0 with infinities, NaN
+// and zeros; 6: like 4 with infinities and NaN in some rows; 7: like 0, every third row zero.
 __global__ void fill(u16* to, u32 rows, u32 columns, u64 seed, int mode) {
     for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < u64(rows) * columns;
          i += u64(gridDim.x) * blockDim.x) {
@@ -43,7 +43,7 @@ static u16* make_weights(u32 rows, u32 columns, u64 seed, int mode) {
     return to;
 }
 
-// Lengths of an optimal code of at most `limit` bits (package-merge).
+// Returns the lengths of an optimal code of at most `limit` bits (package-merge).
 inline std::vector<u8> code_lengths(const std::vector<u64>& counts, int limit) {
     std::vector<u8> lengths(counts.size(), 0);
     std::vector<u32> used;
@@ -80,7 +80,7 @@ inline std::vector<u8> code_lengths(const std::vector<u64>& counts, int limit) {
         for (u16 leaf : prev[i].second) lengths[used[leaf]]++;
     return lengths;
 }
-// Canonical codes, bit-reversed: the first bit of a code is its bit 0.
+// Returns canonical codes, bit-reversed: the first bit of a code is its bit 0.
 inline std::vector<u32> reversed_codes(const std::vector<u8>& lengths) {
     std::vector<u32> codes(lengths.size(), 0);
     u32 code = 0;
@@ -99,16 +99,16 @@ inline std::vector<u32> reversed_codes(const std::vector<u8>& lengths) {
 
 // A code over pairs of exponents, e0 | e1 << 8.
 constexpr u32 ESCAPE = 65536;
-constexpr u32 NO_PAIR = 1u << 31 | 1u << 20;  // in an entry of the kernel's table
+constexpr u32 NO_PAIR = 1u << 31 | 1u << 20;  // flags in an entry of the kernel's table
 struct Code {
-    std::vector<u64> codes;  // of each pair: length << 32 | code, escapes with their values
+    std::vector<u64> codes;  // per pair: length << 32 | code, escapes with their values
     std::vector<u32> table;  // the kernel's, 2^limit entries
     std::vector<u8> codebook;
 };
 
-// Bits that an escape counts more than it takes, as in the crate's encoder.
+// Bits that an escape counts in addition to those that it takes, as in the crate's encoder.
 static double escape_cost = 20;
-// Of this many pairs.
+// Makes the code for `pairs` pairs.
 static Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
     Code c;
     std::vector<u32> order;
@@ -116,7 +116,7 @@ static Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
         if (counts[i]) order.push_back(i);
     std::stable_sort(order.begin(), order.end(),
                      [&](u32 a, u32 b) { return counts[a] > counts[b]; });
-    // The rarest pairs share the escape. Eight thresholds, the best one counts.
+    // The rarest pairs share the escape. Of eight thresholds, the best is taken.
     double best = 1e30;
     std::vector<u8> best_lengths;
     size_t kept = 0;
@@ -141,7 +141,7 @@ static Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
             kept = k;
         }
     }
-    // Canonical order within a length: that of the values, the escape last.
+    // Canonical order within a length is that of the values, with the escape last.
     std::vector<std::pair<u32, u8>> symbols;
     for (size_t i = 0; i < kept; i++) symbols.push_back({order[i], best_lengths[i]});
     std::sort(symbols.begin(), symbols.end());
@@ -167,7 +167,7 @@ static Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
     auto put = [&](u32 word) {
         c.codebook.push_back(u8(word)), c.codebook.push_back(u8(word >> 8));
     };
-    // Pairs without a code: the escape and 16 bits.
+    // Pairs without a code have the escape and 16 bits.
     const u32 escape_length = u32(escape >> 32);
     for (u32 pair = 0; pair < 65536; pair++)
         if (!c.codes[pair]) c.codes[pair] = escape + (16ull << 32) + (u64(pair) << escape_length);
@@ -180,27 +180,27 @@ static Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
     return c;
 }
 
-// Rows and columns in tiles of 32 x 256, or `linear`, one row in tiles of 8192.
+// Rows and columns in tiles of 32 x 256, or one row in tiles of 8192 (`linear`).
 struct Geometry {
     u32 rows = 0, columns = 0;
     bool linear = false;
-    __host__ __device__ u32 width() const { return linear ? 8192 : 256; }  // of a tile
+    __host__ __device__ u32 width() const { return linear ? 8192 : 256; }  // columns of a tile
     __host__ __device__ u32 across() const { return (columns + width() - 1) / width(); }
-    __host__ __device__ u32 row_lanes() const { return linear ? 32 : 4; }  // that have a row of it
+    __host__ __device__ u32 row_lanes() const { return linear ? 32 : 4; }  // lanes per row
     u64 tiles() const { return u64((rows + 31) / 32) * across(); }
     u64 elements() const { return u64(rows) * columns; }
 };
-// Whether the kernel that derives tables is that of the file of kernels, if there is one: a file of
-// those that multiply has none.
+// Whether the kernel that derives tables comes from the file of kernels, if there is one: a file of
+// kernels that multiply has none.
 static bool tables_of_file = true;
 // A tensor in tiles, on the device.
 struct Tiles : Geometry {
-    u32 staged = 0;  // the most bytes of a tile's bits
+    u32 staged = 0;  // most bytes of a tile's bits
     u64 bits_bytes = 0, codebook_bytes = 0;
     u8 *bits = nullptr, *plane = nullptr, *codebook = nullptr;
     TileRecord* records = nullptr;
     TileTable* table = nullptr;
-    std::vector<u32> entries;  // of the table, as the host derives it
+    std::vector<u32> entries;  // the table's, as the host derives them
     u64 bytes() const { return elements() + (tiles() + 1) * 32 + bits_bytes + codebook_bytes; }
     void make_table() {
         const void* own = (const void*)df11_tile_tables;
@@ -216,7 +216,7 @@ struct Tiles : Geometry {
     }
 };
 
-// Of two weights; a last one alone counts twice.
+// Returns the pair of two weights; a last weight alone counts twice.
 __device__ inline u32 pair_at(const u16* w, u32 count) {
     return (w[0] >> 7 & 255) | (w[count > 1] >> 7 & 255) << 8;
 }
@@ -225,7 +225,7 @@ __global__ void count_pairs(const u16* w, u64 pairs, u64 step, unsigned long lon
          i += u64(gridDim.x) * blockDim.x * step)
         atomicAdd(counts + pair_at(w + 2 * i, 2), 1ull);
 }
-// A lane's units of a tile that exist: f(weights, how many, band, unit).
+// Calls f(weights, how many, band, unit) for each unit of a lane that exists in a tile.
 template <class F>
 __device__ void lane_units_of(const u16* w, Geometry g, u32 strip, u32 tile, u32 lane, F f) {
     const u32 lanes = g.row_lanes(), bands = g.linear ? 1 : 4;
@@ -237,7 +237,7 @@ __device__ void lane_units_of(const u16* w, Geometry g, u32 strip, u32 tile, u32
                 f(w + row * g.columns + column, u32(min(g.columns - column, u64(8))), band, unit);
         }
 }
-// A warp a tile.
+// One warp per tile.
 __global__ void measure_tiles(const u16* w, Geometry g, const u64* codes, TileRecord* records) {
     const u32 lane = threadIdx.x;
     u32 length = 0;
@@ -259,10 +259,10 @@ __global__ void measure_tiles(const u16* w, Geometry g, const u64* codes, TileRe
                                                                     : excess << at);
         if (lane == 0) r->excess[i] = word;
     }
-    // The host makes offsets of the tiles' bits.
+    // The host turns this into offsets of the tiles' bits.
     if (lane == 0) r->head = ((sum + 7) & ~7u) | u64(least) << 48 | u64(shift) << 61;
 }
-// How many of eight columns from `at` on exist.
+// Number of the eight columns from `at` on that exist.
 __device__ inline u32 existing(u32 columns, u32 at) { return min(max(columns, at) - at, 8u); }
 __global__ void write_tiles(const u16* w, Geometry g, const u64* codes, const TileRecord* records,
                             u32* bits, u8* plane) {
@@ -283,7 +283,7 @@ __global__ void write_tiles(const u16* w, Geometry g, const u64* codes, const Ti
             if (value >> 32) atomicOr(bits + at / 32 + 1, u32(value >> 32));
             at += code >> 32;
         }
-        // In pairs of units, in each of them by lanes (spec/format.md 6.4).
+        // The plane has pairs of units, each of them lane by lane (spec/format.md 6.4).
         const u32 first = j / 2 * 2 * half, both = min(width - first, 2 * half);
         u32 before = band * 8 * width + min(height - band * 8, 8u) * first + row * both;
         for (u32 c = 0; c < mine; c += 8) before += existing(both, c) + existing(both, half + c);
@@ -292,7 +292,7 @@ __global__ void write_tiles(const u16* w, Geometry g, const u64* codes, const Ti
             plane[before + i] = u8((unit[i] >> 8 & 0x80) | (unit[i] & 0x7F));
     });
 }
-// Bits of the longest code that the bench makes.
+// Most bits of a code that the bench makes.
 static int code_limit = TABLE_BITS;
 static Tiles store_tiles(const u16* w, u32 rows, u32 columns, bool linear = false) {
     Tiles t;

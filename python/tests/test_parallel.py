@@ -3,6 +3,7 @@
 All cases run in one pair of processes, which is this file as a program; tests tell what went wrong.
 """
 
+import faulthandler
 import json
 import os
 import subprocess
@@ -214,7 +215,12 @@ ON_GPUS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+#: Seconds after which a process that waits says where, and ends; in CI all cases take 120.
+PATIENCE = 500
+
+
 def main(root: Path) -> None:
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
     torch.set_num_threads(1)
     # As the fixture compressed_on_gpus; and cuDNN's attention has other bits from run to run.
     if torch.cuda.is_available():
@@ -245,12 +251,16 @@ def run(
     root = tmp_path_factory.mktemp("parallel")
     for name in MODELS:
         saved(seeded(transformers.AutoModelForCausalLM.from_config(config(name))), root / name)
+    # All by the loopback: the names of machines and their networks do not concern this test.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", __file__, os.fspath(root)]
+    command += ["--local-addr", "localhost", "--nproc-per-node", "2", __file__, os.fspath(root)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    environment["GLOO_SOCKET_IFNAME"] = "lo"
     if request.param == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE + 100
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((root / f"found-{rank}.json").read_text("utf-8")) for rank in range(2)]
 

@@ -1,5 +1,5 @@
-//! The GPUs of the machine: looked for without a panic, whatever is missing; what they and the bus
-//! can do at most, beside which decoding and loading are judged.
+//! Finds and opens the machine's GPUs, without a panic whatever is missing. Measures what they and
+//! the bus can do at most, for comparison with decoding and loading.
 #![expect(unsafe_code, reason = "calls of the driver, each with its proof")]
 
 use std::ffi::c_void;
@@ -14,7 +14,7 @@ use super::pinned::{Pinned, PinnedRange};
 use super::{driver, linear::kernels::LinearKernels, module::Kernels};
 use crate::{Result, parallel};
 
-/// Pinned memory from which an upload is measured.
+/// Bytes of pinned memory from which an upload is measured.
 const PINNED_BYTES: u64 = 256 << 20;
 /// The compute capability that the kernels are compiled for.
 const MIN_CAPABILITY: (i32, i32) = (8, 0);
@@ -31,7 +31,7 @@ pub struct DeviceInfo {
     pub total_memory: u64,
     /// Major and minor compute capability; the kernels need 8.0.
     pub compute_capability: (i32, i32),
-    /// The version of CUDA that the driver knows, major and minor.
+    /// The version of CUDA that the driver supports, major and minor.
     pub driver: (i32, i32),
 }
 
@@ -83,21 +83,20 @@ pub struct Device {
 struct DeviceInner {
     info: DeviceInfo,
     kernels: Kernels,
-    /// Kernels that multiply, once they are asked for.
+    /// Kernels that multiply, loaded at their first use.
     linear: OnceLock<LinearKernels>,
-    /// The stream of loads. A second one makes them slower: the copies of both get in each other's
-    /// way.
+    /// The stream of loads. A second one makes them slower, because the copies of both compete.
     copies: Arc<CudaStream>,
     spare_buffers: Mutex<Vec<Pinned>>,
 }
 
 impl Device {
-    /// Opens a GPU by its number and loads the kernels, which the driver compiles for it the first
-    /// time (about a second; it keeps the result on disk), except for compute capability 9.0, for
-    /// which machine code is at hand.
+    /// Opens a GPU by its number and loads the kernels. For compute capability 9.0 the crate has
+    /// machine code; for others the driver compiles the kernels the first time (about a second; it
+    /// keeps the result on disk).
     ///
     /// # Errors
-    /// As [`devices`]; [`Error::Parameter`](crate::Error::Parameter) if there is no such GPU;
+    /// Same as [`devices`]; [`Error::Parameter`](crate::Error::Parameter) if there is no such GPU;
     /// [`Error::Gpu`](crate::Error::Gpu) below compute capability 8.0, or if it does not start.
     pub fn open(ordinal: usize) -> Result<Self> {
         Self::open_with_shared_memory(ordinal, u32::MAX)
@@ -106,7 +105,7 @@ impl Device {
     /// Opens the first GPU on which the kernels run.
     ///
     /// # Errors
-    /// As [`Device::open`] of the first one of all, where they run on none.
+    /// If the kernels run on none of them, the error of [`Device::open`] for the first one.
     pub fn first() -> Result<Self> {
         let mut refused = None;
         for info in devices()? {
@@ -115,14 +114,15 @@ impl Device {
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
-        // The driver shows one or more GPUs, or says why not.
+        // The driver shows one or more GPUs, or says why it does not.
         Err(refused.unwrap_or_else(driver::no_gpu))
     }
 
-    /// As if its blocks had no more shared memory than this many bytes: small GPUs, for tests.
+    /// Opens a GPU as if its blocks had at most this many bytes of shared memory, like small GPUs;
+    /// for tests.
     ///
     /// # Errors
-    /// As [`Device::open`].
+    /// Same as [`Device::open`].
     #[doc(hidden)]
     pub fn open_with_shared_memory(ordinal: usize, bytes: u32) -> Result<Self> {
         let mut all = devices()?;
@@ -148,7 +148,7 @@ impl Device {
         &self.inner.info
     }
 
-    /// Memory that is free now, in bytes.
+    /// Free memory, in bytes.
     ///
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver does not answer.
@@ -157,8 +157,8 @@ impl Device {
         Ok(free as u64)
     }
 
-    /// The primary context, for streams and buffers. A stream of another library comes in through
-    /// its `wrap_borrowed_stream`.
+    /// The primary context, for streams and buffers. Its `wrap_borrowed_stream` takes a stream of
+    /// another library.
     pub fn context(&self) -> &Arc<CudaContext> {
         self.inner.copies.context()
     }
@@ -167,7 +167,7 @@ impl Device {
         &self.inner.kernels
     }
 
-    /// Loads them the first time.
+    /// Loads the kernels that multiply at the first call.
     pub(super) fn linear_kernels(&self) -> Result<&LinearKernels> {
         if let Some(kernels) = self.inner.linear.get() {
             return Ok(kernels);
@@ -182,7 +182,7 @@ impl Device {
         self.context().new_stream().or_fault("making a stream")
     }
 
-    /// An event that nothing was recorded in yet; it does not note the time.
+    /// Makes an event in which nothing is recorded yet; it does not note the time.
     pub(super) fn new_event(&self) -> Result<CudaEvent> {
         self.context().new_event(None).or_fault("making an event")
     }
@@ -191,7 +191,7 @@ impl Device {
         &self.inner.copies
     }
 
-    /// Whether both are clones of one.
+    /// Whether both are clones of one device.
     pub(super) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -201,10 +201,10 @@ impl Device {
         parallel::lock(&self.inner.spare_buffers)
     }
 
-    /// Device memory of this many bytes, of any content.
+    /// Allocates this many bytes of device memory, with any content.
     pub(super) fn allocate(&self, bytes: u64, what: &str) -> Result<Buffer> {
         Buffer::new(self.context(), bytes).map_err(|error| {
-            // Why the driver refuses is seen by what is left, which takes a while to ask for.
+            // The free memory tells why the driver refuses; asking for it takes a while.
             let Some(free) = self.free_memory().ok().filter(|&free| bytes > free) else {
                 return error;
             };
@@ -214,25 +214,25 @@ impl Device {
         })
     }
 
-    /// Pins memory of the host, so that kernels of all GPUs read it over the bus, and may write
-    /// none of it.
+    /// Pins host memory, so that kernels of all GPUs can read it over the bus. They must not write
+    /// to it.
     ///
     /// # Errors
-    /// [`Error::Gpu`](crate::Error::Gpu) where the driver refuses: the memory shares a page with
-    /// some that is pinned, or is no ordinary memory.
+    /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses: the memory shares a page with
+    /// pinned memory, or is not ordinary memory.
     ///
     /// # Safety
-    /// The memory is there until the result is dropped, and until all work that reads it is done.
+    /// The memory must live until the result is dropped and all work that reads it is done.
     pub unsafe fn pin(&self, address: *mut c_void, bytes: usize) -> Result<PinnedRange> {
         // SAFETY: the caller's promise.
         unsafe { PinnedRange::new(self.context(), address, bytes, true) }
     }
 
-    /// Seconds that a copy of this many bytes takes within device memory, which reads and writes
-    /// each once. Allocates twice as much; take more than the cache holds.
+    /// Measures how many seconds a copy of this many bytes takes within device memory; it reads and
+    /// writes each byte once. Allocates twice as much; choose more than the cache holds.
     ///
     /// # Errors
-    /// [`Error::Gpu`](crate::Error::Gpu) where the memory does not suffice or the GPU fails.
+    /// [`Error::Gpu`](crate::Error::Gpu) if the memory does not suffice or the GPU fails.
     pub fn measure_copy(&self, bytes: u64) -> Result<f64> {
         let from = self.allocate(bytes, "measuring a copy")?;
         let to = self.allocate(bytes, "measuring a copy")?;
@@ -249,11 +249,11 @@ impl Device {
         seconds_between(&start, &timestamp(stream)?)
     }
 
-    /// Seconds that a plain copy of this many bytes takes from pinned host memory to the device.
-    /// Allocates as much there, and up to 256 MiB of pinned memory.
+    /// Measures how many seconds a plain copy of this many bytes takes from pinned host memory to
+    /// the device. Allocates as much on the device, and up to 256 MiB of pinned memory.
     ///
     /// # Errors
-    /// [`Error::Gpu`](crate::Error::Gpu) where the memory does not suffice or the GPU fails.
+    /// [`Error::Gpu`](crate::Error::Gpu) if the memory does not suffice or the GPU fails.
     pub fn measure_upload(&self, bytes: u64) -> Result<f64> {
         let to = self.allocate(bytes, "measuring an upload")?;
         let from = Pinned::new(self.context(), bytes.min(PINNED_BYTES) as usize)?;
@@ -268,18 +268,18 @@ impl Device {
     }
 }
 
-/// An event that notes the time at which the stream reaches it.
+/// Records an event that notes the time at which the stream reaches it.
 ///
 /// # Errors
-/// [`Error::Gpu`](crate::Error::Gpu) where the driver refuses.
+/// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
 pub fn timestamp(stream: &CudaStream) -> Result<CudaEvent> {
     stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).or_fault("recording an event")
 }
 
-/// Seconds of work between two [`timestamp`]s; waits for the second one.
+/// Waits for the second of two [`timestamp`]s and returns the seconds of work between them.
 ///
 /// # Errors
-/// [`Error::Gpu`](crate::Error::Gpu) where something on the GPU failed.
+/// [`Error::Gpu`](crate::Error::Gpu) if something on the GPU failed.
 pub fn seconds_between(start: &CudaEvent, end: &CudaEvent) -> Result<f64> {
     Ok(f64::from(start.elapsed_ms(end).or_fault("timing")?) / 1e3)
 }

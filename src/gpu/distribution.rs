@@ -1,19 +1,20 @@
-//! How blocks are shared out among GPUs: what some of them take on one, and which are streamed.
+//! Distributes blocks over GPUs: adds up what some of them take on one, and chooses the streamed
+//! ones.
 
 use super::fault::refuse;
 use super::needs::{Needs, Residence};
 use super::task::DecodeTask;
 use crate::{Error, Result};
 
-/// Output buffers that a plan leaves room for on each GPU: one is used, one written.
+/// Output buffers for which a plan leaves room on each GPU: one is used while the other is written.
 /// [`GpuDecoder`](super::GpuDecoder) has as many: parts of one batch may belong to two blocks.
 pub(super) const OUTPUTS: usize = 2;
-/// Slots on a GPU for streamed blocks: one is read while the other is filled.
+/// Slots per GPU for streamed blocks: one is read while the other is filled.
 pub(super) const SLOTS: usize = 2;
-/// A block that takes less than this part of the largest one is not worth streaming.
+/// A block smaller than 1 / `SMALL` of the largest one is not worth streaming.
 const SMALL: u64 = 64;
 
-/// Where a block lies.
+/// The place of a block: its GPU, and whether it is streamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The index of its GPU among those of the plan.
@@ -22,7 +23,7 @@ pub struct Placement {
     pub streamed: bool,
 }
 
-/// Sizes of what one GPU holds, added up.
+/// Sums of the sizes of what one GPU holds.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Tally {
     /// Bytes of resident blocks, of decode tables, and of tasks.
@@ -49,7 +50,7 @@ impl Tally {
         self.output_bytes = self.output_bytes.max(block.decoded_bytes);
     }
 
-    /// With the matrices of a resident block in the fast layout, which it had as they are stored.
+    /// Counts the matrices of a resident block in the fast layout instead of as stored.
     pub(super) fn make_fast(&self, block: &Needs) -> Self {
         let [stored, fast] = [Residence::Stored, Residence::Fast].map(|residence| {
             let footprint = block.footprint(residence);
@@ -60,12 +61,12 @@ impl Tally {
 
     pub(super) fn bytes(&self) -> u64 {
         let slots = self.slot_bytes * SLOTS.min(self.streamed) as u64;
-        // Sizes of decoded tensors are whatever the directory says.
+        // The directory may give decoded tensors any size.
         (self.held_bytes + slots).saturating_add(self.output_bytes.saturating_mul(OUTPUTS as u64))
     }
 }
 
-/// All blocks resident, each GPU filled before the next one; `None` if that is too much.
+/// Keeps all blocks resident, filling each GPU before the next one; `None` if they do not fit.
 pub(super) fn fill(
     blocks: &[&Needs],
     memory: &[u64],
@@ -93,7 +94,7 @@ pub(super) fn too_large_to_be_fast(blocks: &[&Needs], memory: &[u64]) -> Error {
     Error::parameter(format!("{model}, and the plan has {there}"), remedy)
 }
 
-/// A run of blocks for each GPU, in proportion to memory, some of them streamed.
+/// Gives each GPU a run of blocks, in proportion to its memory, and streams some of them.
 pub(super) fn stream(blocks: &[&Needs], memory: &[u64]) -> Result<Vec<Placement>> {
     let all: u128 = blocks.iter().map(|block| u128::from(block.stored.bytes)).sum();
     let total = memory.iter().copied().map(u128::from).sum::<u128>().max(1);
@@ -123,9 +124,10 @@ fn tally(run: &[&Needs], streamed: &[bool], residence: Residence) -> u64 {
     tally.bytes()
 }
 
-/// Which blocks of a run are streamed: the fewest with which it fits.
+/// Chooses the streamed blocks of a run: the fewest with which it fits.
 fn fewest_streamed(run: &[&Needs], device: usize, memory: u64) -> Result<Vec<bool>> {
-    // More parts streamed take less memory, except for roundings: the search ends at one that fits.
+    // More streamed parts take less memory, except for rounding: the search ends at a number that
+    // fits.
     let takes = |streamed: &[bool]| tally(run, streamed, Residence::Stored);
     let (mut low, mut high) = (0, run.len());
     while low < high {
@@ -144,11 +146,12 @@ fn fewest_streamed(run: &[&Needs], device: usize, memory: u64) -> Result<Vec<boo
     refuse(problem, "allow more memory, or use more GPUs")
 }
 
-/// Streams about `parts` of as many parts of a run's bytes as it has blocks, spread evenly.
+/// Cuts a run's bytes into as many parts as it has blocks, and streams about `parts` of them,
+/// spread evenly.
 fn spread(run: &[&Needs], parts: usize) -> Vec<bool> {
     let smallest = run.iter().map(|block| block.stored.bytes).max().unwrap_or(0) / SMALL;
-    // Bytes that should have been streamed so far less those that are, times the number of blocks.
-    // Containers are smaller than 2^63 bytes, so that nothing overflows.
+    // Bytes that should be streamed so far, minus those that are, times the number of blocks.
+    // Containers are smaller than 2^63 bytes, so nothing overflows.
     let mut due = 0i128;
     let streamed = run.iter().map(|block| {
         let bytes = i128::from(block.stored.bytes);

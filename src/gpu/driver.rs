@@ -1,5 +1,5 @@
-//! The driver: found, asked for its functions and its version, and started, without a panic
-//! whatever is missing; what it knows of the calling thread and of streams.
+//! Finds and starts the driver and checks its functions and its version, without a panic whatever
+//! is missing; asks it about the calling thread and about streams.
 #![expect(unsafe_code, reason = "calls of the driver, each with its proof")]
 
 use std::{env, ptr::null_mut, sync::OnceLock};
@@ -12,8 +12,8 @@ use libloading::{Library, Symbol};
 use super::fault::{NEWER_DRIVER, OrFault, gpu};
 use crate::{Error, Result};
 
-/// The version from which on the kernels load, as the driver numbers it: CUDA 12.0. Bindings of
-/// another major version (feature `cudarc`) may call functions that came with it.
+/// The oldest version of CUDA with which the kernels load, 12.0, as the driver numbers it. Bindings
+/// of another major version (feature `cudarc`) may call functions that came with that version.
 const MIN_VERSION: i32 = match sys::CUDA_VERSION / 1000 {
     0..=12 => 12000,
     major => major.cast_signed() * 1000,
@@ -23,8 +23,8 @@ const LIBRARY_NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "nvcuda.dll"];
 const NO_DRIVER: &str = "install one of CUDA 12.0 (R525) or newer, start containers with GPUs \
 (--gpus all), or decode on the CPU";
 
-/// Functions that this crate and its command call. The binding panics where the library lacks a
-/// function, so all are asked for before the first call; `tests/stand_in.rs` runs on these.
+/// Functions that this crate and its command call. The binding panics if the library lacks a
+/// function, so all are looked up before the first call; `tests/stand_in.rs` runs on these.
 const FUNCTIONS: &str = "
     cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString cuDeviceGet cuDeviceGetAttribute
     cuDeviceGetCount cuDeviceGetName cuDeviceTotalMem_v2 cuDevicePrimaryCtxRetain
@@ -39,36 +39,36 @@ const FUNCTIONS: &str = "
     cuMemsetD8Async
 ";
 
-/// Whether this machine has an NVIDIA driver. Without one nobody expects a GPU; if there is one and
+/// Whether this machine has an NVIDIA driver. Nobody expects a GPU without one; if there is one and
 /// [`devices`](super::devices) fails, something must be fixed. Takes some milliseconds.
 pub fn has_driver() -> bool {
     library().is_some()
 }
 
-/// The driver's library. cudarc tells of it only if it loads the driver itself, which another crate
-/// of the build may have changed (feature `cudarc`).
+/// The driver's library. cudarc shows it only if cudarc itself loads the driver, which another
+/// crate of the build may have changed (feature `cudarc`).
 fn library() -> Option<&'static Library> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     let find = || {
         LIBRARY_NAMES.iter().find_map(|name| {
-            // SAFETY: its constructors run, which NVIDIA ships for that.
+            // SAFETY: loading runs the library's constructors, which NVIDIA ships for that.
             unsafe { Library::new(*name) }.ok()
         })
     };
     LIBRARY.get_or_init(find).as_ref()
 }
 
-/// A function of the driver by its name, which bindings of some versions of CUDA lack.
+/// Looks up a function of the driver by name, because bindings of some versions of CUDA lack it.
 ///
 /// # Safety
-/// The function is of this type.
+/// `T` is the type of the function.
 unsafe fn function<T>(name: &str) -> Result<Symbol<'static, T>> {
     // SAFETY: the caller's promise.
     let found = library().and_then(|library| unsafe { library.get::<T>(name) }.ok());
     found.ok_or_else(|| too_old(&format!("lacks the function {name}")))
 }
 
-/// Loads and starts the driver; its version.
+/// Loads and starts the driver; returns its version.
 pub(super) fn start() -> Result<i32> {
     if !has_driver() {
         return Err(gpu("no NVIDIA driver on this machine", NO_DRIVER));
@@ -78,7 +78,7 @@ pub(super) fn start() -> Result<i32> {
         unsafe { function::<*const ()>(name) }?;
     }
     let mut version = 0;
-    // SAFETY: there is room for the int that the driver writes, which need not be started for it.
+    // SAFETY: there is room for the int that the driver writes; it need not be started for this.
     let answer = unsafe { sys::cuDriverGetVersion(&raw mut version) };
     answer.result().or_fault("asking for the driver's version")?;
     if version < MIN_VERSION {
@@ -91,7 +91,7 @@ pub(super) fn start() -> Result<i32> {
     }
 }
 
-/// The driver's number of a version, taken apart.
+/// Splits the driver's number of a version into major and minor.
 pub(super) fn major_minor(version: i32) -> (i32, i32) {
     (version / 1000, version % 1000 / 10)
 }
@@ -100,7 +100,7 @@ fn too_old(problem: &str) -> Error {
     gpu(format!("the NVIDIA driver {problem}"), NEWER_DRIVER)
 }
 
-/// The driver works and has nothing to show.
+/// The error for a driver that works and shows no GPU.
 pub(super) fn no_gpu() -> Error {
     match env::var_os("CUDA_VISIBLE_DEVICES") {
         Some(visible) => {
@@ -116,9 +116,9 @@ pub(super) fn no_gpu() -> Error {
     }
 }
 
-/// Puts the calling thread's current context back when it is dropped: calls make that of a
-/// [`Device`](super::Device) current, and PyTorch takes that for another `torch.cuda.set_device`.
-/// Only if there is a driver ([`devices`](super::devices)).
+/// Restores the calling thread's current context when it is dropped. Calls make the context of a
+/// [`Device`](super::Device) current, which PyTorch takes for another `torch.cuda.set_device`.
+/// Needs a driver ([`devices`](super::devices)).
 #[derive(Debug)]
 pub struct Visit(CUcontext);
 
@@ -130,7 +130,7 @@ impl Visit {
     }
 }
 
-/// Null where there is none, and where the driver does not answer.
+/// The current context; null if there is none or the driver does not answer.
 fn current() -> CUcontext {
     ctx::get_current().ok().flatten().unwrap_or(null_mut())
 }
@@ -138,21 +138,21 @@ fn current() -> CUcontext {
 impl Drop for Visit {
     fn drop(&mut self) {
         if current() != self.0 {
-            // SAFETY: it was current before, and whoever made it keeps it, or it is null, which
-            // leaves the thread without one. A driver that refuses says so at the next call.
+            // SAFETY: it was current before, and its maker keeps it, or it is null, which leaves
+            // the thread without one. A driver that refuses says so at the next call.
             unsafe { ctx::set_current(self.0) }.ok();
         }
     }
 }
 
-/// The number of the CUDA graph capture that takes what is put on the stream, if there is one.
+/// The number of the CUDA graph capture that records this stream's work, if there is one.
 pub(super) fn capture_of(stream: &CudaStream) -> Result<Option<u64>> {
     stream.context().bind_to_thread().or_fault("asking whether a graph is captured")?;
     // SAFETY: a stream of a context that is current.
     unsafe { capture_of_raw(stream.cu_stream()) }
 }
 
-/// The number of the CUDA graph capture on a stream of any library, if there is one; each capture
+/// The number of the CUDA graph capture on a stream of any library, if there is one. Each capture
 /// of the process has another number.
 ///
 /// # Errors
@@ -164,7 +164,7 @@ pub unsafe fn capture_of_raw(stream: sys::CUstream) -> Result<Option<u64>> {
     let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
     // SAFETY: the function's type, as CUDA 11.3 to 12.9 declare it.
     let ask = unsafe { function::<CaptureInfo>("cuStreamGetCaptureInfo_v2") }?;
-    // SAFETY: there is room for status and number; other results may be left out.
+    // SAFETY: there is room for status and number; the driver skips results that are null.
     let answer =
         unsafe { ask(stream, &raw mut status, &raw mut id, null_mut(), null_mut(), null_mut()) };
     answer.result().or_fault("asking whether a graph is captured")?;

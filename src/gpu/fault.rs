@@ -1,4 +1,4 @@
-//! Errors: the driver's answers with their remedies, and what callers may not ask for.
+//! Errors: the driver's answers with their remedies, and refused arguments.
 
 use std::fmt::Display;
 
@@ -6,7 +6,7 @@ use cudarc::driver::{DriverError, sys::CUresult};
 
 use crate::{Error, Result};
 
-/// Answers of the driver, with what was being done.
+/// Turns answers of the driver into errors that say what was being done.
 pub(super) trait OrFault<T> {
     /// [`Error::Gpu`] with the remedy that fits the driver's answer.
     fn or_fault(self, action: &str) -> Result<T, Error>;
@@ -18,7 +18,7 @@ impl<T> OrFault<T> for Result<T, DriverError> {
     }
 }
 
-/// Serves calls of [`cudarc`] beside those of this crate.
+/// Also converts errors of [`cudarc`] that the caller's own calls return.
 impl From<DriverError> for Error {
     fn from(error: DriverError) -> Self {
         fault("using the GPU", error)
@@ -33,22 +33,22 @@ fn fault(action: &str, error: DriverError) -> Error {
     gpu(format!("{action}: {answer}"), remedy(error.0))
 }
 
-/// An [`Error::Gpu`].
+/// Makes an [`Error::Gpu`].
 pub(super) fn gpu(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
     Error::Gpu { problem: problem.into(), remedy: remedy.into() }
 }
 
-/// An [`Error::Parameter`], as the answer of a check.
+/// Returns an [`Error::Parameter`] from a check.
 pub(super) fn refuse<T>(problem: impl Display, remedy: impl Display) -> Result<T> {
     Err(Error::parameter(problem, remedy))
 }
 
-/// A GPU that the kernels are not compiled for.
+/// Remedy for a GPU that the kernels are not compiled for.
 pub(super) const ANOTHER_GPU: &str = "decode on the CPU, or on a GPU of 8.0 (Ampere) or newer";
-/// A driver that cannot load the kernels.
+/// Remedy for a driver that cannot load the kernels.
 pub(super) const NEWER_DRIVER: &str = "install a driver of CUDA 12.0 (R525) or newer";
 
-/// The remedy for the user. The last one is for answers that nobody expects.
+/// The user's remedy for an answer of the driver; the last one is for answers that nobody expects.
 fn remedy(answer: CUresult) -> &'static str {
     use CUresult as Is;
     match answer {
@@ -96,7 +96,7 @@ fn remedy(answer: CUresult) -> &'static str {
             "the hardware failed; reset the GPU or restart the machine, and replace it if this \
             comes again"
         }
-        // These end a context, which the whole process shares.
+        // These answers end a context, which the whole process shares.
         Is::CUDA_ERROR_ILLEGAL_ADDRESS
         | Is::CUDA_ERROR_LAUNCH_TIMEOUT
         | Is::CUDA_ERROR_ASSERT

@@ -1,21 +1,21 @@
-//! How the thread blocks of a decode kernel fill a multiprocessor: GPUs differ in shared memory, so
-//! that the number of a thread block's warps is chosen when the kernels are loaded.
+//! Fits the thread blocks of a decode kernel to a multiprocessor. GPUs differ in shared memory, so
+//! the number of warps per thread block is chosen when the kernels are loaded.
 
 use std::cmp::Reverse;
 
 use crate::Result;
 
-/// Threads of a warp.
+/// Threads per warp.
 pub(super) const LANES: u32 = 32;
 
 /// Shared memory that a decode kernel needs, in bytes, and its numbers of warps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
-    /// Bytes of a thread block, whatever its warps.
+    /// Bytes per thread block, for any number of warps.
     pub(super) thread_block: u32,
     pub(super) warp: u32,
     pub(super) most_warps: u32,
-    /// Among equal fits, the one with about this many warps in a thread block is best.
+    /// Among equal fits, the one with about this many warps per thread block is best.
     pub(super) good_warps: u32,
 }
 
@@ -23,31 +23,31 @@ pub(super) struct Demand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fit {
     pub(super) warps: u32,
-    /// Thread blocks that run at once.
+    /// Thread blocks that a multiprocessor runs at once.
     pub(super) thread_blocks: u32,
-    /// Dynamic shared memory of a thread block.
+    /// Dynamic shared memory per thread block, in bytes.
     pub(super) shared: u32,
 }
 
 impl Demand {
-    /// Shared memory of a thread block of this many warps.
+    /// Shared memory of a thread block with this many warps.
     pub(super) fn with(self, warps: u32) -> u32 {
         self.thread_block + warps * self.warp
     }
 
-    /// The fit with most warps at once; of equal ones that with about as many a thread block as are
-    /// good. None if no warp fits.
+    /// Finds the fit with most warps at once; among equal ones, the one with about `good_warps` per
+    /// thread block. `None` if no warp fits.
     ///
-    /// `room` is the shared memory that a thread block may have, `resident` tells how many of this
-    /// many warps a multiprocessor runs at once.
+    /// `room` is the shared memory that a thread block may have. `resident` tells how many thread
+    /// blocks with so many warps a multiprocessor runs at once.
     pub(super) fn fill(
         self,
         room: u32,
         resident: impl Fn(u32) -> Result<u32>,
     ) -> Result<Option<Fit>> {
         let fits = (1..=self.most_warps).filter(|&warps| self.with(warps) <= room).map(|warps| {
-            // A multiprocessor has as much as one thread block may have and 1 KiB, so that this
-            // changes nothing except for tests of a small room.
+            // A multiprocessor has 1 KiB more than a thread block may have, so this changes nothing
+            // except in tests with little room.
             let thread_blocks = resident(warps)?.min(room / self.with(warps));
             Ok(Fit { warps, thread_blocks, shared: warps * self.warp })
         });
@@ -66,10 +66,10 @@ mod tests {
     use super::{Demand, LANES};
     use crate::{constants::GAP_BYTES_PER_THREAD, gpu::task::KERNELS};
 
-    /// Bytes of its bitstream that the largest tile of common weights takes.
+    /// Bytes of bitstream that the largest tile of common weights takes.
     const STAGED: u32 = 2704;
 
-    /// Notes of kernels/build.py on a module that is loaded.
+    /// The notes of kernels/build.py about a module.
     fn manifest(module: &str) -> Value {
         let text = include_str!("../../kernels/ptx/manifest.json");
         serde_json::from_str::<Value>(text).unwrap()["modules"][module].clone()
@@ -79,7 +79,7 @@ mod tests {
         value.as_u64().unwrap() as u32
     }
 
-    /// A kind of GPU: what ptxas said of a target that its code is like, and its multiprocessor.
+    /// A kind of GPU: the target of ptxas with similar code, and its multiprocessor.
     struct Processor {
         target: &'static str,
         /// Shared memory that a thread block may have.

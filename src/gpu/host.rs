@@ -25,22 +25,22 @@ const SHARE_PERCENT: u64 = 95;
 /// Decodes the tensors of one model on a GPU into host memory: for [`Model::verify_with`] and
 /// [`Block::decode_with`](crate::Block::decode_with).
 ///
-/// Memory on the device: what [`GpuModel`] takes, and two outputs of the largest block's size. On
-/// the host: 1 MiB of pinned memory for each thread that reads at once.
+/// Device memory: as much as [`GpuModel`] takes, and two outputs of the largest block's size. Host
+/// memory: 1 MiB pinned for each thread that reads at once.
 ///
-/// Every byte that it hands out was decoded by the GPU, or copied there where it is stored as it
-/// is, and the kernels found neither bits that are not a code, nor a gap or an output offset that
-/// contradicts the codes, in its whole block. So a full verification with it proves that the GPU's
-/// decoding has the hashes of the originals and that the whole index is right; it says nothing of
-/// the CPU's decoding. In full verifications the CPU checks the records of tensors in `tile`, and
-/// the bits between their codes.
+/// The GPU decoded every byte that it hands out, or copied it there if it is stored as it is; and
+/// in the byte's whole block the kernels found neither bits that are not a code, nor a gap or an
+/// output offset that contradicts the codes. So a full verification with it proves that the GPU's
+/// decoding has the hashes of the originals and that the whole index is right; it proves nothing
+/// about the CPU's decoding. In full verifications the CPU checks the records of tensors in `tile`,
+/// and the bits between their codes.
 ///
-/// It refuses tensors, empty ones too, of a block that the plan leaves out.
+/// It refuses tensors of a block that the plan leaves out, even empty ones.
 #[derive(Debug)]
 pub struct GpuDecoder<'m> {
     original: &'m Model,
     model: GpuModel,
-    /// Each holds the blocks whose index leaves its own, modulo their number.
+    /// Output i holds the blocks whose index modulo the number of outputs is i.
     outputs: Vec<RwLock<OutputSlot>>,
     readbacks: Mutex<Vec<Readback>>,
 }
@@ -54,19 +54,19 @@ struct OutputSlot {
     block: Option<usize>,
 }
 
-/// The way of one thread at a time to the host.
+/// Stream and pinned buffer with which one thread at a time copies to the host.
 type Readback = (Arc<CudaStream>, Pinned);
 
 impl<'m> GpuDecoder<'m> {
-    /// Loads a model onto a GPU, as [`Model::load`], and allocates what decoding needs there.
+    /// Loads a model onto a GPU like [`Model::load`], and allocates what decoding needs there.
     ///
     /// # Errors
-    /// As [`Model::load`].
+    /// Same as [`Model::load`].
     pub fn load(model: &'m Model, device: &Device, options: &LoadOptions) -> Result<Self> {
         let sizes = model.blocks().map(|block| Ok(block.layout()?.bytes));
         let sizes: Vec<u64> = sizes.collect::<Result<_>>()?;
         let largest = sizes.iter().copied().max().unwrap_or(0);
-        // Before the model, which takes longer: an error comes at once.
+        // Outputs come before the model, which takes longer: an error comes at once.
         let output = |_| {
             let memory = device.allocate(largest, "a decoded block of the model")?;
             let (stream, status) = (device.new_stream()?, Status::new(device)?);
@@ -80,11 +80,11 @@ impl<'m> GpuDecoder<'m> {
     /// Loads as much of a model as fits into 95 % of the GPU's free memory and streams the rest.
     ///
     /// # Errors
-    /// As [`Model::load`]; [`Error::Gpu`] too where streaming all of it takes more than is free.
+    /// Same as [`Model::load`]; also [`Error::Gpu`] if streaming all of it takes more than is free.
     pub fn fit(model: &'m Model, device: &Device) -> Result<Self> {
         let free = device.free_memory()?;
         let plan = Plan::fit(model, &[free / 100 * SHARE_PERCENT]).map_err(|error| {
-            // The caller has given no sizes.
+            // The caller gave no sizes.
             let Error::Parameter { problem, .. } = error else { return error };
             let problem = format!("{problem}; {} has {free} free", device.info().name);
             gpu(problem, "free memory on the GPU, or decode on the CPU")
@@ -97,7 +97,7 @@ impl<'m> GpuDecoder<'m> {
         &self.model.inner.parts[0].device
     }
 
-    /// Copies decoded bytes of a block, from `start` on; decodes it first if need be.
+    /// Copies decoded bytes of a block, from `start` on; decodes the block first if necessary.
     fn read(&self, block: usize, start: u64, out: &mut [u8]) -> Result<()> {
         let output = &self.outputs[block % self.outputs.len()];
         loop {
@@ -107,7 +107,8 @@ impl<'m> GpuDecoder<'m> {
                     return self.fetch(&output, start, out);
                 }
             }
-            // Another thread may decode another block before this one reads: then it tries again.
+            // Another thread may decode another block before this one reads; this one then tries
+            // again.
             let mut output = output.write().unwrap_or_else(PoisonError::into_inner);
             if output.block != Some(block) {
                 self.decode(block, &mut output)?;
@@ -119,15 +120,15 @@ impl<'m> GpuDecoder<'m> {
         output.block = None;
         let gpu_block = self.model.block_at(block);
         let pointer = output.memory.pointer();
-        // SAFETY: the output has the bytes of the largest block and is on the model's device; it is
-        // borrowed mutably, and nothing is under way to or from it: whoever reads waits, and so
-        // does the check below.
+        // SAFETY: the output has room for the largest block and is on the model's device. It is
+        // borrowed mutably, and nothing is in flight to or from it: readers wait, and so does the
+        // check below.
         #[expect(unsafe_code, reason = "a device address")]
         let launched =
             unsafe { gpu_block.decode_into_raw(pointer, &output.stream, &output.status) };
         let checked = output.status.check(&output.stream);
         if checked.is_err() {
-            // For the next block; where the GPU has failed, it says so again.
+            // Clears it for the next block; a GPU that has failed says so again.
             output.status.clear(&output.stream).ok();
         }
         launched
@@ -174,7 +175,7 @@ struct PreparedOnGpu<'a> {
     decoder: &'a GpuDecoder<'a>,
     tensor: Tensor<'a>,
     entry: &'a LoadedTensor,
-    /// The CPU's reader of tiles, whose padding and records the kernels do not verify.
+    /// The CPU's reader of tiles, because the kernels do not verify their padding and records.
     cpu: Option<Box<dyn PreparedTensor + 'a>>,
 }
 
@@ -197,9 +198,9 @@ impl PreparedTensor for PreparedOnGpu<'_> {
         self.cpu.as_ref().map_or(2, |cpu| cpu.grain())
     }
 
-    /// Checks nothing more for `gap`: each GPU thread starts at its gap, and the status word says
-    /// where one does not end at the next one's, or where a thread block's codes are not as many as
-    /// its output offsets say.
+    /// Checks nothing more for `gap`: each GPU thread starts at its gap, and the status word tells
+    /// if one does not end at the next one's, or if a thread block's codes differ in number from
+    /// its output offsets.
     fn verify_index(&self, range: Range<u64>) -> Result<()> {
         self.cpu.as_ref().map_or(Ok(()), |cpu| cpu.verify_index(range))
     }

@@ -1,7 +1,6 @@
 //! Loading:
-//! `directories → plan → device memory → sections through pinned buffers → tables and tasks`, and
-//! beside the sections validation.
-//! Matrices that are to be in the fast layout come last, once they are validated.
+//! `directories → plan → device memory → sections through pinned buffers → tables and tasks`, with
+//! validation beside the sections. Matrices for the fast layout come last, once they are validated.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,8 +22,8 @@ use super::{
 use crate::progress::{Observer, Stage, advance};
 use crate::{Encoding, Model, Result, open::Slice};
 
-/// Share of several GPUs' free memory that a model may take without a plan, in percent; its user
-/// has the rest.
+/// Percentage of several GPUs' free memory that a model may take without a plan; the rest is for
+/// its user.
 const SHARE_PERCENT: u64 = 90;
 
 type HostSections = HashMap<SectionId, Arc<HostSection>>;
@@ -38,30 +37,30 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// All blocks resident if there is one GPU, and what [`Plan::fit`] makes of 90 % of the free
-    /// memory if there are several; matrices as stored.
+    /// Keeps all blocks resident if there is one GPU, and takes what [`Plan::fit`] makes of 90 % of
+    /// the free memory if there are several; keeps matrices as stored.
     pub const fn new() -> Self {
         Self { plan: None, preference: Preference::Stored, is_unchecked: false }
     }
 
-    /// Where each block goes, as [`Plan::fit`] or [`Plan::of`] says.
+    /// Sets where each block goes, as [`Plan::fit`] or [`Plan::of`] says.
     #[must_use]
     pub fn plan(mut self, plan: Plan) -> Self {
         self.plan = Some(plan);
         self
     }
 
-    /// How the matrices of resident blocks shall lie on the GPU, for [`Linear`](super::Linear).
-    /// With [`Preference::Auto`] 90 % of the free memory is made use of. Not with
-    /// [`LoadOptions::plan`]: a plan says it itself ([`Plan::prefer`]).
+    /// Sets how the matrices of resident blocks lie on the GPU, for [`Linear`](super::Linear).
+    /// [`Preference::Auto`] uses 90 % of the free memory. Cannot be combined with
+    /// [`LoadOptions::plan`]: a plan sets it itself ([`Plan::prefer`]).
     #[must_use]
     pub const fn residence(mut self, preference: Preference) -> Self {
         self.preference = preference;
         self
     }
 
-    /// Leaves out the host's validation of codebooks, output offsets and offsets of tiles, so that
-    /// tests bring hostile streams to the kernels, which must bear them.
+    /// Skips the host's validation of codebooks, output offsets and offsets of tiles, so that tests
+    /// bring hostile streams to the kernels, which must bear them.
     #[doc(hidden)]
     #[must_use]
     pub const fn without_validation(mut self) -> Self {
@@ -102,11 +101,11 @@ impl LoadOptions {
 impl Model {
     /// Loads the blocks onto a GPU, where they stay compressed.
     ///
-    /// Codebooks, output offsets and offsets of tiles are validated; checksums are checked while
-    /// the sections pass through pinned memory, unless the model was [opened
-    /// without](crate::OpenOptions::checksums). Returns when everything is in place. Host memory:
-    /// 8 MiB of pinned buffers a core, up to 12 times, which [`Device`] keeps for the next load;
-    /// and what [`GpuModel`] holds.
+    /// Validates codebooks, output offsets and offsets of tiles, and checks checksums while the
+    /// sections pass through pinned memory, unless the model was [opened
+    /// without](crate::OpenOptions::checksums). Returns when everything is in place. Host memory: 8
+    /// MiB of pinned buffers per core, for at most 12 cores, which [`Device`] keeps for the next
+    /// load; and what [`GpuModel`] holds.
     ///
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) if the memory does not suffice or the GPU fails;
@@ -118,11 +117,11 @@ impl Model {
         self.load_on(std::slice::from_ref(device), options, &())
     }
 
-    /// As [`Model::load`], onto several GPUs at once, block by block where the plan says; with
-    /// progress, in bytes of sections, and it can be cancelled.
+    /// Loads onto several GPUs at once like [`Model::load`], each block where the plan says.
+    /// Reports progress in bytes of sections, and can be cancelled.
     ///
     /// # Errors
-    /// As [`Model::load`], and [`Error::Cancelled`](crate::Error::Cancelled).
+    /// Same as [`Model::load`], and [`Error::Cancelled`](crate::Error::Cancelled).
     pub fn load_on(
         &self,
         devices: &[Device],
@@ -144,7 +143,7 @@ impl Model {
             build_tables(&part.device, &part.held.tables, &stored)?;
             part.make_streamer(&loader.needs, &host)?;
         }
-        // Matrices that are to be in the fast layout, on all GPUs at once.
+        // Loads the matrices for the fast layout, on all GPUs at once.
         let load = &FastLoad { model: self, stored: &stored, readers, observer };
         thread::scope(|scope| {
             join_all(parts.iter_mut().map(|part| scope.spawn(|| part.make_fast(load))).collect())
@@ -158,13 +157,13 @@ struct Loader<'m> {
     model: &'m Model,
     plan: Plan,
     needs: Vec<Needs>,
-    /// For each GPU.
+    /// Readers per GPU.
     readers: NonZero<usize>,
     observer: &'m dyn Observer,
 }
 
 impl Loader<'_> {
-    /// Uploads what becomes resident; beside that, validates, and pins what stays on the host.
+    /// Uploads what becomes resident; meanwhile validates, and pins what stays on the host.
     fn fetch(&self, parts: &[DevicePart], validate: bool) -> Result<(Tensors, HostSections)> {
         let stop = AtomicBool::new(false);
         let upload = |part: &DevicePart| {
@@ -183,7 +182,7 @@ impl Loader<'_> {
                 stop.store(true, Ordering::Relaxed);
             }
             let uploaded = join_all(uploads);
-            // Nobody else cancels: an upload stops as a consequence of the failure here.
+            // Nobody else cancels: an upload stops because of the failure here.
             let here = here?;
             uploaded.map(|()| here)
         })

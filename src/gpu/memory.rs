@@ -9,10 +9,10 @@ use zerocopy::{Immutable, IntoBytes};
 use super::fault::OrFault;
 use crate::{Result, constants::ARRAY_ALIGNMENT};
 
-/// Device memory: an allocation or a part of one, which it keeps.
+/// Device memory: an allocation or a part of one. Each part keeps the allocation.
 ///
-/// Its events are nobody's: what is launched on it may run on any stream, so dropping the last part
-/// of an allocation waits for the whole context.
+/// No events track it: launches that use it may run on any stream, so dropping the last part of an
+/// allocation waits for the whole context.
 #[derive(Clone, Debug)]
 pub(super) struct Buffer {
     allocation: Arc<Allocation>,
@@ -27,7 +27,7 @@ struct Allocation {
 }
 
 impl Buffer {
-    /// Allocates; the content is anything. The pointer is a multiple of 256.
+    /// Allocates memory with any content. The pointer is a multiple of 256.
     pub(super) fn new(context: &Arc<CudaContext>, bytes: u64) -> Result<Self> {
         let action = "allocating device memory";
         context.bind_to_thread().or_fault(action)?;
@@ -38,18 +38,19 @@ impl Buffer {
         Ok(Self { allocation, pointer, bytes })
     }
 
-    /// Allocates and copies from the host; done when it returns, and what was on the stream before.
+    /// Allocates and copies from the host; returns when that and earlier work on the stream are
+    /// done.
     pub(super) fn of<T: IntoBytes + Immutable>(stream: &CudaStream, values: &[T]) -> Result<Self> {
         let buffer = Self::new(stream.context(), size_of_val(values) as u64)?;
         let action = "copying to the GPU";
-        // On a stream, for which it waits: what `cuMemcpyHtoD` copies from pageable memory may
-        // still be on its way when it returns (CUDA driver API, "API synchronization behavior"),
-        // and our streams do not wait for the default one.
+        // Copies on a stream and waits for it: what `cuMemcpyHtoD` copies from pageable memory may
+        // still be in flight when it returns (CUDA driver API, "API synchronization behavior"), and
+        // our streams do not wait for the default one.
         // SAFETY: it is as large as `values`, which are borrowed until the copy is done.
         let copied = unsafe {
             result::memcpy_htod_async(buffer.pointer, values.as_bytes(), stream.cu_stream())
         };
-        // Also after a failure, when the copy may have begun.
+        // Waits after a failure too: the copy may have begun.
         let done = stream.synchronize();
         copied.and(done).or_fault(action)?;
         Ok(buffer)
@@ -67,7 +68,7 @@ impl Buffer {
         self.bytes
     }
 
-    /// Some of its bytes, which keep the allocation too.
+    /// A part of its bytes, which keeps the allocation too.
     pub(super) fn part(&self, start: u64, bytes: u64) -> Self {
         assert!(start + bytes <= self.bytes, "a part of the memory");
         Self { allocation: Arc::clone(&self.allocation), pointer: self.pointer + start, bytes }
@@ -81,14 +82,14 @@ impl Buffer {
         taken
     }
 
-    /// The word with which it begins, after what is on the stream, for which it waits.
+    /// Reads its first word after earlier work on the stream, for which it waits.
     pub(super) fn read_word(&self, stream: &CudaStream) -> Result<u32> {
         let mut word = [0; 4];
         self.read_at(0, stream, &mut word)?;
         Ok(u32::from_ne_bytes(word))
     }
 
-    /// Copies bytes from `start` on to the host, after what is on the stream, and waits.
+    /// Copies bytes from `start` on to the host after earlier work on the stream, and waits.
     pub(super) fn read_at(&self, start: u64, stream: &CudaStream, out: &mut [u8]) -> Result<()> {
         let rest = self.bytes.checked_sub(start).expect("a start within");
         assert!(out.len() as u64 <= rest, "no more than there is");
@@ -115,13 +116,12 @@ impl Buffer {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // A context that has failed has nothing running, and reports its failure to the next
-        // caller.
+        // A context that has failed runs nothing, and reports its failure to the next caller.
         self.context.bind_to_thread().ok();
         // SAFETY: `new` allocated it with `cuMemAlloc`, and nothing has freed it. For such memory
         // `cuMemFree` waits for all work of the context (CUDA driver API, section Memory
-        // Management: only what `cuMemAllocAsync` gave is freed without). `cuCtxSynchronize` would
-        // wait too, but break the captures of other threads.
+        // Management: only memory from `cuMemAllocAsync` is freed without waiting).
+        // `cuCtxSynchronize` would wait too, but break the captures of other threads.
         unsafe { result::free_sync(self.pointer) }.ok();
     }
 }

@@ -1,4 +1,4 @@
-//! Decoding on NVIDIA GPUs: a model's sections stay compressed in device memory, and a block is
+//! Decoding on NVIDIA GPUs: a model's sections stay compressed in device memory, and each block is
 //! expanded when it is used.
 //!
 //! ```text
@@ -6,10 +6,10 @@
 //!                    validate, pinned buffers, checksums        no allocation, no synchronisation
 //! ```
 //!
-//! Nothing here panics or fails to link where CUDA is missing: the driver is looked for at run
-//! time, and [`devices`] and [`Device::open`] answer [`Error::Gpu`](crate::Error::Gpu).
+//! Nothing here panics or fails to link without CUDA: the driver is looked up at run time, and
+//! [`devices`] and [`Device::open`] return [`Error::Gpu`](crate::Error::Gpu).
 //!
-//! [`GpuDecoder`] brings decoded bytes back to the host: for verification.
+//! [`GpuDecoder`] brings decoded bytes back to the host, for verification.
 //!
 //! ```no_run
 //! use df11::gpu::{Device, LoadOptions, Status};

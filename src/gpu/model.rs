@@ -12,16 +12,16 @@ use super::{
 use crate::open::{Slice, none_such};
 use crate::{BlockLayout, Dtype, Result};
 
-/// A model whose blocks lie compressed in the memory of GPUs, or pinned on the host where those are
+/// A model whose blocks lie compressed in the memory of GPUs, or pinned on the host if those are
 /// too small, ready to be decoded.
 ///
-/// On the GPUs it holds what the sections take in the containers, and 17 kB of decode table a
-/// tensor (of matrices in the [fast layout](super::Preference::Fast) that layout, and nothing
-/// else); on the host 8 bytes per thread block (0.1 % of containers in `gap`), codebooks (some kB
-/// per tensor in `tile`), the directory's names, and what is [streamed](Plan::host_bytes). It does
-/// not need the [`Model`](crate::Model) any more, but keeps a container that is streamed mapped.
-/// `Send` and `Sync`: any number of threads may decode on any streams at once. Clones are the same
-/// model. Dropping the last one waits for the GPUs.
+/// On the GPUs it takes as many bytes as its sections in the containers, and 17 kB of decode table
+/// per tensor; a matrix in the [fast layout](super::Preference::Fast) takes that layout and nothing
+/// else. On the host it takes 8 bytes per thread block (0.1 % of containers in `gap`), codebooks
+/// (some kB per tensor in `tile`), the directory's names, and what is [streamed](Plan::host_bytes).
+/// It does not need the [`Model`](crate::Model) any more, but keeps a container with streamed
+/// blocks mapped. `Send` and `Sync`: any number of threads may decode on any streams at once.
+/// Clones are the same model. Dropping the last one waits for the GPUs.
 #[derive(Clone, Debug)]
 pub struct GpuModel {
     pub(super) inner: Arc<ModelInner>,
@@ -55,15 +55,15 @@ pub(super) struct LoadedTensor {
     pub(super) name: String,
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    /// Its bytes among those of its block, decoded.
+    /// Range of its decoded bytes in its block.
     pub(super) place: Range<u64>,
-    /// The index of its block among those that are loaded.
+    /// Index of its block among the loaded ones.
     pub(super) block: usize,
     pub(super) stored: Arc<Stored>,
 }
 
 impl ModelInner {
-    /// The tensor with this name, and its block.
+    /// Finds the tensor with this name, and its block.
     pub(super) fn tensor(&self, name: &str) -> Result<(&LoadedTensor, &LoadedBlock)> {
         let tensor = &self.tensors[find(&self.tensor_names, "tensor", name)?];
         Ok((tensor, &self.blocks[tensor.block]))
@@ -82,28 +82,29 @@ fn find(all: &Names, what: &str, name: &str) -> Result<usize> {
 }
 
 impl GpuModel {
-    /// The GPUs that it lies on, as they were given.
+    /// The GPUs on which it lies, in the order given.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = &Device> {
         self.inner.parts.iter().map(|part| &part.device)
     }
 
-    /// Where its blocks lie.
+    /// The plan that says where its blocks lie.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
     }
 
-    /// Bytes that it holds on all GPUs: sections, slots, decode tables and tasks.
+    /// Bytes that it takes on all GPUs: sections, slots, decode tables and tasks.
     pub fn device_bytes(&self) -> u64 {
         let held: u64 = self.inner.parts.iter().map(|part| part.bytes()).sum();
         held + self.inner.blocks.iter().map(|block| block.program.tasks.bytes()).sum::<u64>()
     }
 
-    /// Bytes of streamed blocks that are copies, as their containers' mappings could not be pinned.
+    /// Bytes of streamed blocks that are copies, because their containers' mappings could not be
+    /// pinned.
     pub fn copied_bytes(&self) -> u64 {
         self.inner.copied_bytes
     }
 
-    /// All blocks that are loaded, in the order in which the model runs them.
+    /// All loaded blocks, in the order in which the model runs them.
     pub fn blocks(&self) -> impl ExactSizeIterator<Item = GpuBlock<'_>> {
         (0..self.inner.blocks.len()).map(|index| self.block_at(index))
     }
@@ -131,18 +132,18 @@ impl GpuModel {
         Ok(GpuTensor { entry: self.inner.tensor(name)?.0 })
     }
 
-    /// The size of a buffer into which any block that is loaded can be decoded, in bytes.
+    /// Bytes of a buffer that has room for any loaded block, decoded.
     pub fn largest_block_bytes(&self) -> u64 {
         self.inner.blocks.iter().map(|block| block.layout.bytes).max().unwrap_or(0)
     }
 
-    /// Prepares decoding of tensors that lie on one GPU, of any blocks, to chosen places of one
-    /// output: as many launches as for a block. Allocates some device memory, 128 bytes a piece
-    /// (three times that if streamed), and waits for its upload; the result can be reused.
+    /// Prepares decoding of tensors of any blocks on one GPU to chosen places of one output, with
+    /// as many launches as for a block. Allocates 128 bytes of device memory per piece (three times
+    /// that if streamed), and waits for their upload; the result can be reused.
     ///
-    /// Tensors of one streamed block come through its slots, as
-    /// [`GpuBlock::decode_into`] says; those of several, and less
-    /// than half of a block where rows are asked for, are read in place, over the bus.
+    /// Tensors of one streamed block come through its slots, as [`GpuBlock::decode_into`] says.
+    /// Tensors of several streamed blocks, and rows that are less than half of a block, are read in
+    /// place, over the bus.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) if there is no piece, no such tensor or no
@@ -165,8 +166,8 @@ impl GpuModel {
             let problem = format!("the tensors {one:?} and {other:?} lie on different GPUs");
             return refuse(problem, "make a program for each GPU");
         }
-        // A copy of a streamed block to a slot is worth it for more than a few rows of tensors of
-        // that block alone. (What else is in the block is then there for the next program.)
+        // Copying a streamed block to a slot pays off for more than a few rows of tensors of that
+        // block alone. (The block's other tensors are then there for the next program.)
         let wanted =
             found.iter().fold(0, |sum: u64, (.., cut)| sum.saturating_add(cut.slice.bytes()));
         let few =
@@ -178,11 +179,11 @@ impl GpuModel {
         GpuProgram::new(part, turn, &cuts)
     }
 
-    /// As [`GpuModel::program`], for rows of one tensor: all weights whose index in the first
-    /// dimension lies in `rows`.
+    /// Prepares decoding of rows of one tensor like [`GpuModel::program`]: of all weights whose
+    /// index in the first dimension lies in `rows`.
     ///
     /// # Errors
-    /// As [`GpuModel::program`].
+    /// Same as [`GpuModel::program`].
     pub fn rows(&self, tensor: &str, rows: Range<u64>) -> Result<GpuProgram> {
         self.program(&[Piece::new(tensor, 0).rows(rows)])
     }
@@ -198,27 +199,27 @@ pub struct Piece<'n> {
 }
 
 impl<'n> Piece<'n> {
-    /// All of a tensor, from this byte of the output on: a multiple of 16, unless the tensor is
-    /// stored as it is.
+    /// All of a tensor, written to the output from byte `offset` on: a multiple of 16, unless the
+    /// tensor is stored as it is.
     #[must_use]
     pub const fn new(tensor: &'n str, offset: u64) -> Self {
         Self { tensor, ranges: Vec::new(), offset }
     }
 
-    /// Limits it to the weights whose index in the first dimension lies in `rows`. Faster where
-    /// they start on a multiple of 16 elements.
+    /// Limits it to the weights whose index in the first dimension lies in `rows`. Faster if they
+    /// start on a multiple of 16 elements.
     #[must_use]
     pub fn rows(self, rows: Range<u64>) -> Self {
         self.slice(&[rows])
     }
 
-    /// Limits it to a slice, dense as [`Tensor::slice`](crate::Tensor::slice) gives it.
+    /// Limits it to a slice, dense as [`Tensor::slice`](crate::Tensor::slice) returns it.
     ///
     /// In a matrix in tiles, only the tiles that hold the slice are decoded, all in the launch of
-    /// the others: fastest at multiples of 32 rows and 256 columns, and where a row of the slice
-    /// has a multiple of 8 weights. In other coded tensors, a slice that does not lie in one piece
-    /// is decoded row by row: each row costs a thread block or more, and is refused unless it has a
-    /// multiple of 8 weights; convert such containers to the `tile` layout.
+    /// the others. Fastest are multiples of 32 rows and 256 columns, and rows of the slice with a
+    /// multiple of 8 weights. In other coded tensors, a slice that is not contiguous is decoded row
+    /// by row: each row costs a thread block or more, and must have a multiple of 8 weights;
+    /// convert such containers to the `tile` layout.
     #[must_use]
     pub fn slice(self, ranges: &[Range<u64>]) -> Self {
         Self { ranges: ranges.to_vec(), ..self }
@@ -247,7 +248,7 @@ impl<'m> GpuTensor<'m> {
         self.entry.shape.clone()
     }
 
-    /// The size of its decoded bytes.
+    /// The number of its decoded bytes.
     pub fn byte_length(&self) -> u64 {
         self.entry.place.end - self.entry.place.start
     }
@@ -271,7 +272,7 @@ impl<'m> GpuBlock<'m> {
         self.entry.program.device()
     }
 
-    /// Whether it stays on the host and is copied to the GPU ahead of each use.
+    /// Whether it stays on the host and is copied to the GPU before each use.
     pub fn is_streamed(&self) -> bool {
         self.entry.program.is_streamed()
     }
@@ -281,25 +282,25 @@ impl<'m> GpuBlock<'m> {
         self.tensors.iter().map(|entry| GpuTensor { entry })
     }
 
-    /// Where each tensor goes in the output: as [`Block::layout`](crate::Block::layout).
+    /// The place of each tensor in the output, as in [`Block::layout`](crate::Block::layout).
     pub fn layout(&self) -> &'m BlockLayout {
         &self.entry.layout
     }
 
     /// Puts the decoding of all its tensors on a stream: one launch for each encoding, and number
-    /// of bytes per thread, that its tensors have (usually one), and a copy for each tensor that is
-    /// stored as it is.
+    /// of bytes per thread, of its tensors (usually one), and a copy for each tensor that is stored
+    /// as it is.
     ///
-    /// Neither allocates nor waits. The first [`BlockLayout::bytes`] of `output` get the tensors,
+    /// Neither allocates nor waits. The tensors fill the first [`BlockLayout::bytes`] of `output`,
     /// as [`GpuBlock::layout`] says; bytes between tensors stay as they are. A malformed stream
     /// sets `status`, and the output then holds anything; the call itself cannot see it. A streamed
-    /// block arrives first, unless the one before it was just decoded, and then the next one starts
-    /// to arrive.
+    /// block is copied first, unless decoding the block before it has started that; then the copy
+    /// of the next one starts.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) where the output is too small, misaligned (256
+    /// [`Error::Parameter`](crate::Error::Parameter) if the output is too small, misaligned (256
     /// bytes), or not of the stream's context, or the stream is not of the block's device;
-    /// [`Error::Gpu`](crate::Error::Gpu) where the driver refuses.
+    /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
     pub fn decode_into(
         &self,
         output: &mut CudaViewMut<'_, u8>,
@@ -309,12 +310,13 @@ impl<'m> GpuBlock<'m> {
         self.entry.program.decode_into(output, stream, status)
     }
 
-    /// As [`GpuBlock::decode_into`], to any device address: a buffer that another library owns, or
-    /// work that a CUDA graph captures. Captured decoding of a streamed block reads it in place,
-    /// over the bus.
+    /// Decodes like [`GpuBlock::decode_into`], to any device address: a buffer that another library
+    /// owns, or work that a CUDA graph captures. Captured decoding of a streamed block reads it in
+    /// place, over the bus.
     ///
     /// # Errors
-    /// As [`GpuBlock::decode_into`], but that the buffer's size and context are not known.
+    /// Same as [`GpuBlock::decode_into`], except that the buffer's size and context are not
+    /// checked.
     ///
     /// # Safety
     /// `output` has [`BlockLayout::bytes`] of memory that the block's device may write, and nobody

@@ -1,5 +1,5 @@
-//! The kernels: PTX of this crate, loaded into a context; a test compares them with what the host
-//! knows.
+//! The kernels: machine code and PTX of this crate, loaded into a context. A test compares them
+//! with the host's constants.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::sync::{Arc, Mutex};
@@ -23,8 +23,8 @@ const GAP_SM_90: &[u8] = include_bytes!("../../kernels/ptx/gap.sm_90.cubin");
 const TILE_PTX: &str = include_str!("../../kernels/ptx/tile.ptx");
 const TILE_SM_90: &[u8] = include_bytes!("../../kernels/ptx/tile.sm_90.cubin");
 const TABLE_THREADS: u32 = 256;
-/// Bytes of shared memory a warp, the most warps of a thread block, and how many are good, for each
-/// decode kernel. `Constants` of `kernels/gap.cu` and `tile.cu` have the same numbers: a test
+/// For each decode kernel: bytes of shared memory per warp, most warps per thread block, and how
+/// many are good. `Constants` of `kernels/gap.cu` and `tile.cu` have the same numbers; a test
 /// compares these and all structures that both sides have.
 const DEMANDS: [[u32; 3]; KERNELS] =
     [[1984, 16, 16], [3904, 16, 16], [7744, 12, 12], [15_424, 12, 12], [32, 24, 8]];
@@ -34,13 +34,13 @@ const DEMANDS: [[u32; 3]; KERNELS] =
 pub(super) struct Kernels {
     /// Decode kernels by their numbers.
     decode: Vec<Decode>,
-    /// Kernel of `tile` with tasks by value: it needs as much of everything as the other one.
+    /// Kernel of `tile` with tasks by value; it needs the same resources as the other one.
     decode_few: CudaFunction,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub(super) processors: u32,
     /// Shared memory that a thread block may have, in bytes.
     pub(super) room: u32,
-    /// Fits by kernel and by the bytes that each warp stages: blocks of a model ask for the same
+    /// Fits by kernel and by bytes that each warp stages; a model's blocks often need the same
     /// ones.
     fits: Mutex<HashMap<(usize, u32), Fit>>,
 }
@@ -48,26 +48,27 @@ pub(super) struct Kernels {
 #[derive(Debug)]
 struct Decode {
     function: CudaFunction,
-    /// Builds its decode tables.
+    /// The kernel that builds its decode tables.
     tables: CudaFunction,
-    /// Its demand where warps stage nothing.
+    /// Its demand if warps stage nothing.
     demand: Demand,
 }
 
 /// A launch of a decode kernel, except for output, status and stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DecodeLaunch {
-    /// Which of the decode kernels.
+    /// The number of the decode kernel.
     pub(super) kernel: usize,
     pub(super) fit: Fit,
     pub(super) first_task: u64,
     pub(super) task_count: u32,
-    /// The sum of the tasks' thread blocks or tiles.
+    /// Sum of the tasks' thread blocks or tiles.
     pub(super) unit_count: u64,
 }
 
 impl Kernels {
-    /// Loads them; thread blocks shall fit `most_shared` bytes of shared memory whatever there is.
+    /// Loads the kernels; thread blocks use at most `most_shared` bytes of shared memory, even if
+    /// there is more.
     pub(super) fn load(stream: &Arc<CudaStream>, most_shared: u32) -> Result<Self> {
         let context = stream.context();
         let attribute = |attribute| -> Result<u32> {
@@ -89,7 +90,7 @@ impl Kernels {
         Ok(Self { decode, decode_few, processors, room, fits: Mutex::default() })
     }
 
-    /// How the thread blocks of a decode kernel fill this GPU if each warp stages this many bytes.
+    /// Fits a decode kernel to this GPU if each warp stages this many bytes.
     pub(super) fn fit(&self, kernel: usize, staged_bytes: u32) -> Result<Fit> {
         let mut fits = parallel::lock(&self.fits);
         if let Some(&fit) = fits.get(&(kernel, staged_bytes)) {
@@ -128,7 +129,7 @@ impl Kernels {
         let (config, pointer) = (config(tables.len() as u32, TABLE_THREADS, 0), tasks.pointer());
         let mut launch = stream.launch_builder(&self.decode[kernel].tables);
         launch.arg(&pointer);
-        // SAFETY: one block a task; each task names a codebook with its length (of `gap` at least
+        // SAFETY: one block per task; each task names a codebook with its length (in `gap` at least
         // 256 bytes, which is checked) and room for a table of its encoding, both in allocations
         // that outlive the synchronisation below. The kernels accept any content.
         let launched = unsafe { launch.launch(config) };
@@ -156,19 +157,19 @@ impl Kernels {
         let tasks = tasks + plan.first_task * size_of::<DecodeTask>() as u64;
         let mut launch = stream.launch_builder(&kernel.function);
         launch.arg(&tasks).arg(&plan.task_count).arg(&plan.unit_count).arg(&status).arg(&output);
-        // SAFETY: the arguments are those of the kernel's declaration, the configuration follows
-        // `DEMANDS`, which a test compares with its module's constants, and the caller promises
-        // the rest. Loads are bounded by
-        // the task's arrays and stores by its range, whatever the stream holds.
+        // SAFETY: the arguments match the kernel's declaration, the configuration follows
+        // `DEMANDS`, which a test compares with its module's constants, and the caller promises the
+        // rest. The task's arrays bound loads and its range bounds stores, whatever the stream
+        // holds.
         let launched = unsafe { launch.launch(config) };
         launched.map(drop).or_fault("launching a decode kernel")
     }
 
-    /// Launches the decode kernel of tiles with one task or more, at most [`FEW_TASKS`].
-    /// `staged_bytes`: what a tile of them takes of its bitstream, at most.
+    /// Launches the decode kernel of tiles with 1 to [`FEW_TASKS`] tasks. `staged_bytes`: most
+    /// bytes of bitstream that one of their tiles takes.
     ///
     /// # Safety
-    /// As [`decode`](Self::decode), of these tasks.
+    /// Same as [`decode`](Self::decode), for these tasks.
     pub(super) unsafe fn decode_few(
         &self,
         stream: &CudaStream,
@@ -194,22 +195,22 @@ impl Kernels {
     }
 }
 
-/// Blocks, their threads, and the dynamic shared memory of each.
+/// A configuration: blocks, threads per block, and dynamic shared memory per block.
 pub(super) fn config(blocks: u32, threads: u32, shared_mem_bytes: u32) -> LaunchConfig {
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes }
 }
 
 /// Kernels that were compiled together, in one context.
 pub(super) struct Module<'s> {
-    /// In the names of its kernels.
+    /// Its name, which the names of its kernels contain.
     name: &'static str,
     stream: &'s Arc<CudaStream>,
     loaded: Arc<CudaModule>,
 }
 
 impl<'s> Module<'s> {
-    /// The machine code, which is for compute capability 9.0 and needs no compiling, if it fits
-    /// this GPU, else what the driver makes of the PTX.
+    /// Loads the machine code, which is for compute capability 9.0 and needs no compiling, if it
+    /// fits this GPU; otherwise the PTX, which the driver compiles.
     pub(super) fn load(
         stream: &'s Arc<CudaStream>,
         name: &'static str,
@@ -231,7 +232,7 @@ impl<'s> Module<'s> {
         self.loaded.load_function(&name).or_fault(&name)
     }
 
-    /// Constants that it was compiled with, whose fields `T` has.
+    /// The constants with which it was compiled; `T` has the same fields.
     pub(super) fn constants<T: FromBytes>(&self) -> Result<T> {
         let name = format!("df11_{}_constants", self.name);
         let symbol = self.loaded.get_global(&name, self.stream).or_fault(&name)?;
@@ -245,7 +246,8 @@ impl<'s> Module<'s> {
 }
 
 impl Decode {
-    /// Lets the kernel have as much shared memory as a thread block may; with one of [`DEMANDS`].
+    /// Lets the kernel use as much shared memory as a thread block may; `demand` is one of
+    /// [`DEMANDS`].
     fn prepare(module: &Module<'_>, name: &str, demand: [u32; 3], room: u32) -> Result<Self> {
         let (function, tables) = (module.function(name)?, module.function("tables")?);
         let action = "preparing a decode kernel";
@@ -256,7 +258,8 @@ impl Decode {
     }
 }
 
-/// Lets blocks of a kernel have this much dynamic shared memory, a multiprocessor all it can.
+/// Lets blocks of a kernel use this much dynamic shared memory, and a multiprocessor all that it
+/// can.
 pub(super) fn allow_shared(function: &CudaFunction, bytes: u32, action: &str) -> Result<()> {
     let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
     set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes.cast_signed())?;
@@ -321,7 +324,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Constants that a module of kernels was compiled with, by the manifest. Its source names the
+    /// The constants with which a module was compiled, from the manifest. Its source names the
     /// fields as `T` does, in this order.
     pub(in crate::gpu) fn constants<T: FromBytes + Debug>(module: &str, target: &str) -> T {
         let manifest = include_str!("../../kernels/ptx/manifest.json");

@@ -5,11 +5,11 @@ use super::task::{GAP_TABLE_BYTES, TILE_TABLE_BYTES};
 use crate::constants::{ARRAY_ALIGNMENT, SECTION_ALIGNMENT, align};
 use crate::{Block, Encoding, Model, Result, Tensor, encoding::tile::TileSizes, format::Coded};
 
-/// The most columns of a matrix that is loaded fast: of more, a strip might not fit a slot.
+/// Most columns of a matrix that is loaded fast: a strip with more might not fit a slot.
 const MOST_FAST_COLUMNS: u64 = 1 << 16;
 
-/// The index of a shard, and of a section, tensor or array in its directory. To the compiler these
-/// are one type.
+/// The index of a shard, and of a section, tensor or array in its directory. The compiler takes
+/// these for one type.
 pub(super) type SectionId = (usize, usize);
 pub(super) type TensorId = (usize, usize);
 pub(super) type ArrayId = (usize, usize);
@@ -30,31 +30,32 @@ pub(super) struct Needs {
     pub(super) stored: Footprint,
     /// Footprint with its matrices in the fast layout; `None` if it has no such matrix.
     pub(super) fast: Option<Footprint>,
-    /// Tensors, of which each takes a task or a copy.
+    /// Number of tensors; each takes a task or a copy.
     pub(super) tensors: u64,
     pub(super) decoded_bytes: u64,
 }
 
-/// Sections and arrays of a block in device memory, each with its bytes there.
+/// Sections and arrays of a block in device memory, each with its size there.
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
-    /// Whole sections, ascending, without those of codebooks: the host reads these, and copies what
-    /// decode tables are made of. All arrays of these sections are of this block.
+    /// Whole sections, ascending, except codebooks: the host reads these, and copies what decode
+    /// tables are made of. All arrays of these sections belong to this block.
     pub(super) sections: Vec<(SectionId, u64)>,
     /// Arrays of other sections.
     pub(super) arrays: Vec<(ArrayId, u64)>,
-    /// Matrices that shall be in the fast layout; of one with too many exceptions there is room for
-    /// all that is stored.
+    /// Matrices for the fast layout. The room also suffices for one that has too many exceptions
+    /// and stays as stored.
     pub(super) matrices: Vec<(TensorId, u64)>,
-    /// The decode tables of tensors that kernels decode.
+    /// Decode tables of tensors that kernels decode.
     pub(super) tables: Vec<(TensorId, u64)>,
-    /// All except decode tables, at most; of a matrix with too many exceptions as stored.
+    /// Most bytes of everything except decode tables, whether matrices become fast or stay as
+    /// stored.
     pub(super) bytes: u64,
-    /// Bytes that loading it reads of the containers.
+    /// Bytes of the containers that loading it reads.
     pub(super) loaded_bytes: u64,
 }
 
-/// Bytes of a section in its container.
+/// Length of a section in its container, in bytes.
 pub(super) fn section_length(model: &Model, (shard, section): SectionId) -> u64 {
     model.shards()[shard].directory().sections[section].length.get()
 }
@@ -63,12 +64,13 @@ pub(super) fn array_length(model: &Model, (shard, array): ArrayId) -> u64 {
     model.shards()[shard].directory().arrays[array].length.get()
 }
 
-/// Bytes that an array takes in device memory, on a multiple of [`ARRAY_ALIGNMENT`].
+/// Bytes that an array takes in device memory, a multiple of [`ARRAY_ALIGNMENT`].
 pub(super) fn array_bytes(model: &Model, array: ArrayId) -> u64 {
     array_length(model, array).next_multiple_of(ARRAY_ALIGNMENT)
 }
 
-/// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
+/// The needs of each block; [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a
+/// newer version.
 pub(super) fn of_blocks(model: &Model) -> Result<Vec<Needs>> {
     let of = |block: Block<'_>| {
         let ids = block.tensor_ids();
@@ -84,7 +86,7 @@ pub(super) fn of_blocks(model: &Model) -> Result<Vec<Needs>> {
 }
 
 impl Needs {
-    /// Footprint with its matrices in this residence.
+    /// The footprint with its matrices in this residence.
     pub(super) fn footprint(&self, residence: Residence) -> &Footprint {
         let fast = self.fast.as_ref().filter(|_| residence == Residence::Fast);
         fast.unwrap_or(&self.stored)
@@ -145,7 +147,7 @@ impl Footprint {
     }
 }
 
-/// The sizes of a tensor that becomes fast while it is loaded, if it has not too many exceptions.
+/// The sizes of a tensor that becomes fast while it is loaded, unless it has too many exceptions.
 fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<TileSizes>> {
     let Some(Coded::Tile(sizes)) = tensor.coded()? else { return Ok(None) };
     let geometry = sizes.geometry();
@@ -155,7 +157,7 @@ fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<TileSizes>> {
     Ok(is_matrix.then_some(sizes))
 }
 
-/// The decode table of a tensor, if a kernel decodes that.
+/// The decode table of a tensor, if a kernel decodes the tensor.
 fn table_of(model: &Model, id: TensorId) -> Option<(TensorId, u64)> {
     match model.tensor_at(id).encoding() {
         Encoding::Gap => Some((id, GAP_TABLE_BYTES)),
@@ -164,8 +166,8 @@ fn table_of(model: &Model, id: TensorId) -> Option<(TensorId, u64)> {
     }
 }
 
-/// The arrays of a tensor that a GPU reads; none of an alias, whose target is in the same block
-/// (spec/format.md, section 6). A codebook is read by the host.
+/// The arrays of a tensor that a GPU reads. An alias has none: its target is in the same block
+/// (spec/format.md, section 6). The host reads codebooks.
 pub(super) fn arrays_of(model: &Model, id: TensorId) -> impl Iterator<Item = ArrayId> + Clone {
     let arrays = model.tensor_at(id).record().array_range();
     let codebooks = usize::from(table_of(model, id).is_some());

@@ -1,4 +1,4 @@
-//! Part of a model that one GPU holds.
+//! The part of a model that one GPU holds.
 
 use std::collections::HashMap;
 use std::sync::{Arc, atomic::AtomicBool};
@@ -16,7 +16,7 @@ use super::upload::{Delivery, Origin, upload};
 use super::{device::Device, memory::Buffer, pinned::HostSection, placement::Plan};
 use crate::{Error, Model, Result};
 
-/// Where a codebook begins, while tables are made.
+/// Alignment of codebooks while tables are made.
 const CODEBOOK_ALIGNMENT: usize = 16;
 const MODEL: &str = "the model";
 const TABLES: &str = "the model's decode tables";
@@ -25,18 +25,18 @@ const TABLES: &str = "the model's decode tables";
 #[derive(Debug)]
 pub(super) struct DevicePart {
     pub(super) device: Device,
-    /// The streamed blocks, by their indices in the model, in the order of their turns.
+    /// Indices of the streamed blocks in the model, in the order of their turns.
     turns: Vec<usize>,
     pub(super) streamer: Option<Streamer>,
-    /// Sections, arrays, decode tables, and what matrices in the fast layout take.
+    /// Memory of sections, arrays, decode tables, and matrices in the fast layout.
     memory: Vec<Buffer>,
-    /// Where matrices go that are to be in the fast layout.
+    /// Matrices that become fast, and their places.
     wanted: Vec<(TensorId, Buffer)>,
     pub(super) held: Held,
 }
 
 impl DevicePart {
-    /// Device memory for the blocks that a plan places on its GPU of this index, still empty.
+    /// Allocates device memory for the blocks that a plan places on GPU `index`; it is still empty.
     pub(super) fn new(needs: &[Needs], plan: &Plan, index: usize, device: &Device) -> Result<Self> {
         let turns: Vec<usize> = plan.blocks_on(index, true).collect();
         let lying = |block: usize| needs[block].footprint(plan.residences()[block]);
@@ -59,7 +59,7 @@ impl DevicePart {
         Ok(Self { device: device.clone(), turns, streamer: None, memory, wanted, held })
     }
 
-    /// When a block has its turn, by its index in the model; `None` for one that is resident.
+    /// The turn of a block, by its index in the model; `None` if it is resident.
     pub(super) fn turn(&self, block: usize) -> Option<usize> {
         self.turns.iter().position(|&other| other == block)
     }
@@ -75,19 +75,19 @@ impl DevicePart {
         let arrays = arrays.iter().map(|(id, &to)| (id.0, Origin::Array(id.1), to));
         let delivery = |(shard, from, to)| Delivery { shard: &model.shards()[shard], from, to };
         let mut deliveries: Vec<_> = sections.chain(arrays).map(delivery).collect();
-        // In the order of the addresses, which is mostly that of the files.
+        // Ordered by address, which is mostly the order in the files.
         deliveries.sort_by_key(|delivery| delivery.to);
         deliveries
     }
 
-    /// Loads the matrices of blocks that a plan wants in the fast layout. One with too many
+    /// Loads the matrices of blocks that a plan wants in the fast layout. A matrix with too many
     /// exceptions is loaded as it is stored.
     pub(super) fn make_fast(&mut self, load: &FastLoad<'_>) -> Result<()> {
         let matrices = std::mem::take(&mut self.wanted);
         if matrices.is_empty() {
             return Ok(());
         }
-        // Until the matrices are loaded.
+        // Lives until the matrices are loaded.
         let mut until_then = Vec::new();
         let tables: Vec<_> = matrices.iter().map(|&(id, _)| (id, TILE_TABLE_BYTES)).collect();
         let tables = hold(&self.device, TABLES, tables.iter().collect(), &mut until_then)?;
@@ -136,8 +136,8 @@ impl DevicePart {
         Ok(())
     }
 
-    /// Checks what reading arrays one by one has not: chunks of which nobody has read the rest.
-    /// After all of them were loaded.
+    /// Checks what reading arrays one by one left unchecked: chunks of which nobody has read the
+    /// rest. Call it after all arrays are loaded.
     pub(super) fn check_arrays(&self, model: &Model) -> Result<()> {
         let fast = self.held.fast.keys().flat_map(|&id| needs::arrays_of(model, id));
         let arrays: Vec<ArrayId> = self.held.arrays.keys().copied().chain(fast).collect();
@@ -170,19 +170,20 @@ impl DevicePart {
         Ok(())
     }
 
-    /// Where everything lies, streamed blocks on the host.
+    /// Addresses of everything as it lies, streamed blocks on the host.
     pub(super) fn in_place(&self) -> Addresses<'_> {
         Addresses { held: &self.held, slot: HashMap::new() }
     }
 
-    /// For each slot, the addresses when the block of this turn lies in it.
+    /// For each slot, the addresses when it holds the block of this turn.
     pub(super) fn in_slots(&self, turn: usize) -> impl Iterator<Item = Addresses<'_>> {
         let slots = self.streamer.iter().flat_map(move |streamer| streamer.in_slots(turn));
         slots.map(|slot| Addresses { held: &self.held, slot })
     }
 }
 
-/// Device memory for things of these bytes, in one allocation, which `memory` gets: where each is.
+/// Allocates device memory for items of these sizes at once, keeps it in `memory`, and returns the
+/// place of each.
 fn hold(
     device: &Device,
     what: &str,

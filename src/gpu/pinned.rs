@@ -1,5 +1,5 @@
-//! Pinned host memory, from which copies to the GPU run at the bus's full rate: buffers, memory of
-//! others, and whole sections.
+//! Pinned host memory, from which copies to the GPU run at the bus's full rate: buffers, memory
+//! that others own, and whole sections.
 #![expect(
     unsafe_code,
     reason = "calls of the driver, and parts of shared memory, each with its proof"
@@ -23,8 +23,7 @@ const LARGE_PAGE: usize = 2 << 20;
 /// The smallest page of any system.
 const PAGE: usize = 4096;
 
-/// Memory of the host that is pinned until this is dropped:
-/// [`Device::pin`](super::Device::pin).
+/// Host memory that is pinned until this is dropped; [`Device::pin`](super::Device::pin) makes it.
 #[derive(Debug)]
 pub struct PinnedRange {
     address: usize,
@@ -33,12 +32,11 @@ pub struct PinnedRange {
 }
 
 impl PinnedRange {
-    /// Pins memory, so that kernels of all GPUs read it over the bus; `is_read_only`, if nothing
-    /// writes to it there. Mappings of files that were opened for reading can be pinned in no other
-    /// way.
+    /// Pins memory, so that kernels of all GPUs can read it over the bus. `is_read_only`: no kernel
+    /// writes to it. Mappings of files that were opened for reading can be pinned only so.
     ///
     /// # Safety
-    /// The memory is there until the result is dropped, and until all work that uses it is done.
+    /// The memory must live until the result is dropped and all work that uses it is done.
     pub(super) unsafe fn new(
         context: &Arc<CudaContext>,
         address: *mut c_void,
@@ -66,18 +64,18 @@ impl Drop for PinnedRange {
     }
 }
 
-/// A pinned buffer, which waits for the last copy from it before it is changed or freed.
+/// A pinned buffer. It waits for the last copy from it before it is changed or freed.
 #[derive(Debug)]
 pub(super) struct Pinned {
-    /// In the region, where no other buffer shares its bytes.
+    /// Address in the region; no other buffer shares its bytes.
     address: usize,
     bytes: usize,
     copied: CudaEvent,
     _region: Arc<PinnedRegion>,
 }
 
-/// Pinned memory, and what has it. Pinned no longer before that lets it go: fields are dropped in
-/// order.
+/// Pinned memory and its owner. Fields are dropped in order, so it is unpinned before the owner
+/// frees it.
 #[derive(Debug)]
 pub(super) struct PinnedRegion {
     pinned: PinnedRange,
@@ -85,11 +83,11 @@ pub(super) struct PinnedRegion {
 }
 
 impl PinnedRegion {
-    /// Allocates and pins memory for buffers, on a large page where there is one.
+    /// Allocates and pins memory for buffers, on a large page if there is one.
     ///
-    /// It registers ordinary memory at once: 64 MiB of it took 2.5 ms on an H200's host, with large
-    /// pages, where `cuMemHostAlloc` took 25 ms, and buffers that were registered one by one from
-    /// many threads three times as long (benches/record/2026-11-20-loader-h200.md).
+    /// Registers ordinary memory in one call: 64 MiB took 2.5 ms on an H200's host, with large
+    /// pages; `cuMemHostAlloc` took 25 ms, and registering buffers one by one from many threads
+    /// took three times as long (benches/record/2026-11-20-loader-h200.md).
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
         let slack = if bytes < LARGE_PAGE { 0 } else { LARGE_PAGE };
         let memory = MmapMut::map_anon(bytes + slack);
@@ -98,7 +96,7 @@ impl PinnedRegion {
         let start = if slack == 0 { 0 } else { memory.as_ptr().align_offset(LARGE_PAGE) };
         #[cfg(target_os = "linux")]
         memory.advise(memmap2::Advice::HugePage).ok();
-        // The system hands pages out here, to many threads at once; the driver would take them one
+        // The system hands out pages here, to many threads at once; the driver would take them one
         // after the other.
         let pages = memory[start..start + bytes].par_chunks_mut(LARGE_PAGE);
         pages.for_each(|page| page.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0));
@@ -115,7 +113,7 @@ impl Pinned {
         Ok(Self::several(context, 1, bytes)?.remove(0))
     }
 
-    /// Allocates buffers of zeros, of as many bytes each.
+    /// Allocates buffers of zeros, all of the same size.
     pub(super) fn several(
         context: &Arc<CudaContext>,
         count: usize,
@@ -169,18 +167,17 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // A context that has failed has nothing running, and reports its failure to the next
-        // caller.
+        // A context that has failed runs nothing, and reports its failure to the next caller.
         self.copied.synchronize().ok();
     }
 }
 
-/// A word in pinned memory that kernels of one GPU write over the bus, and the host reads at any
-/// time. Atomic operations of a GPU on such memory are atomic among its own threads (CUDA C++
-/// Programming Guide, "Mapped Memory"), and what a kernel wrote is there once it is done.
+/// A word in pinned memory that kernels of one GPU write over the bus, and that the host reads at
+/// any time. A GPU's atomic operations on such memory are atomic among its own threads (CUDA C++
+/// Programming Guide, "Mapped Memory"), and a kernel's writes are visible once it is done.
 #[derive(Debug)]
 pub(super) struct HostWord {
-    /// Freeing device memory waits for all work of the context: dropped first, so that no kernel
+    /// Dropped first, because freeing device memory waits for all work of the context: no kernel
     /// writes to the region after it is unpinned.
     _fence: Buffer,
     region: PinnedRegion,
@@ -188,7 +185,7 @@ pub(super) struct HostWord {
 }
 
 impl HostWord {
-    /// A word that is 0.
+    /// Makes a word that is 0.
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self> {
         let region = PinnedRegion::new(context, PAGE)?;
         let pointer = device_pointer(context, region.pinned.address)?;
@@ -209,7 +206,8 @@ impl HostWord {
         self.word().load(Ordering::Acquire)
     }
 
-    /// Its value so far, which becomes 0. Bits that a kernel sets at this moment may be lost.
+    /// Returns its value so far, and sets it to 0. Bits that a kernel sets at this moment may be
+    /// lost.
     pub(super) fn take(&self) -> u32 {
         if self.load() == 0 { 0 } else { self.word().swap(0, Ordering::AcqRel) }
     }
@@ -233,17 +231,17 @@ fn device_pointer(context: &CudaContext, address: usize) -> Result<CUdeviceptr> 
     Ok(pointer)
 }
 
-/// A section that stays on the host, for GPUs that are too small: pinned and checked.
+/// A section that stays on the host because GPUs are too small: pinned and checked.
 #[derive(Debug)]
 pub(super) enum HostSection {
     Copied(Pinned),
-    /// The container's mapping itself where the driver registers that: then nothing is copied, and
-    /// the memory is the system's page cache.
+    /// The container's mapping itself, if the driver registers it: then nothing is copied, and the
+    /// memory is the system's page cache.
     Mapped(PinnedRegion),
 }
 
 impl HostSection {
-    /// Pins a section, and checks its checksums. For all GPUs, whosever context this is.
+    /// Pins a section, and checks its checksums. All GPUs can read it, whichever context this is.
     pub(super) fn new(context: &Arc<CudaContext>, shard: &Shard, section: usize) -> Result<Self> {
         // Memory that shares a page with something else cannot be pinned twice.
         let is_alone =
@@ -251,9 +249,9 @@ impl HostSection {
         let mapped = shard.view_section(section);
         if let Some((view, owner)) = mapped.filter(|(view, _)| !view.is_empty() && is_alone(view)) {
             let (place, bytes) = (view.as_ptr().cast_mut().cast(), view.len());
-            // SAFETY: the range is readable memory that `owner` keeps until it is unpinned. What
-            // reads it needs device memory of its model too, which is freed before this, and that
-            // waits for all work.
+            // SAFETY: `owner` keeps the readable range until it is unpinned. Its readers also need
+            // device memory of their model, which is freed before this, and freeing it waits for
+            // all work.
             let pinned = unsafe { PinnedRange::new(context, place, bytes, true) };
             // The driver may refuse, and another model may have pinned it already.
             if let Ok(pinned) = pinned {
@@ -279,8 +277,8 @@ impl HostSection {
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Copied(pinned) => pinned.view(),
-            // SAFETY: `new` took it from a view into the owner. As all reads of mappings: bytes may
-            // be anything, and nobody truncates the file (`open`).
+            // SAFETY: `new` took it from a view into the owner. Bytes of a mapping may always be
+            // anything, and nobody truncates the file (`open`).
             Self::Mapped(PinnedRegion { pinned, .. }) => unsafe {
                 slice::from_raw_parts(pinned.address as *const u8, pinned.bytes)
             },

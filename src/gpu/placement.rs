@@ -1,12 +1,12 @@
-//! Which block lies where: on which GPU, and there resident or streamed from the host.
+//! Places blocks: decides on which GPU each lies, and whether it is resident there or streamed.
 
 use super::distribution::{Placement, Tally, fill, stream, too_large_to_be_fast};
 use super::fault::refuse;
 use super::needs::{self, Needs, Residence};
 use crate::{Block, Model, Result};
 
-/// Where each block of a model lies, if it is loaded at all. Made from directories alone, so that
-/// no GPU is needed to ask what would fit.
+/// The place of each block of a model, if it is loaded at all. Made from directories alone, so no
+/// GPU is needed to find out what would fit.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -30,7 +30,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// All blocks resident on one GPU.
+    /// Keeps all blocks resident on one GPU.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
@@ -38,7 +38,7 @@ impl Plan {
         Ok(Self::uniform(&needs::of_blocks(model)?, false))
     }
 
-    /// All blocks streamed through one GPU: the least device memory.
+    /// Streams all blocks through one GPU, which takes the least device memory.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
@@ -49,35 +49,34 @@ impl Plan {
     /// Places blocks so that no GPU takes more than its number of bytes of `memory`, [room for
     /// outputs](Plan::device_bytes) included.
     ///
-    /// Where the model fits, its blocks lie resident in their order, each GPU filled before the
-    /// next one. Where it does not, each GPU gets a run of blocks in proportion to its memory, and
-    /// as few of them as suffice are streamed, spread evenly over its run, so that copies have time
-    /// while resident blocks are used. The cost grows with the number of blocks.
+    /// If the model fits, its blocks lie resident in their order, each GPU filled before the next
+    /// one. If it does not, each GPU gets a run of blocks in proportion to its memory, and as few
+    /// of them as possible are streamed, spread evenly over its run, so that copies have time while
+    /// resident blocks are used. The cost grows with the number of blocks.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) if a GPU cannot even hold two slots and two
-    /// outputs, with the bytes that it would need;
+    /// outputs; it tells the bytes needed;
     /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
     pub fn fit(model: &Model, memory: &[u64]) -> Result<Self> {
         Self::fit_preferring(model, memory, Preference::Stored)
     }
 
-    /// As [`Plan::fit`], with the matrices of resident blocks as the caller prefers: with
-    /// [`Preference::Fast`] no block is streamed; with [`Preference::Auto`] all are fast if they
-    /// fit, else as many as fit beside what [`Plan::fit`] places.
-    ///
+    /// Places blocks like [`Plan::fit`], with the matrices of resident blocks as the caller
+    /// prefers. With [`Preference::Fast`] no block is streamed. With [`Preference::Auto`] all are
+    /// fast if they fit, otherwise as many as fit beside what [`Plan::fit`] places.
     /// # Errors
-    /// As [`Plan::fit`]; [`Error::Parameter`](crate::Error::Parameter) if the model does not fit in
-    /// the fast layout, with [`Preference::Fast`].
+    /// Same as [`Plan::fit`]; [`Error::Parameter`](crate::Error::Parameter) if the model does not
+    /// fit in the fast layout, with [`Preference::Fast`].
     pub fn fit_preferring(model: &Model, memory: &[u64], preference: Preference) -> Result<Self> {
         let needs = needs::of_blocks(model)?;
         Self::fit_needs(&needs, memory, &vec![true; needs.len()], preference)
     }
 
-    /// As [`Plan::fit`], for a model of which only some blocks are loaded.
+    /// Places blocks like [`Plan::fit`] if only some of a model's blocks are loaded.
     ///
     /// # Errors
-    /// As [`Plan::fit`].
+    /// Same as [`Plan::fit`].
     pub fn fit_some(
         model: &Model,
         memory: &[u64],
@@ -108,8 +107,8 @@ impl Plan {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) if a block is placed on a GPU that is none of
-    /// them; [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
+    /// [`Error::Parameter`](crate::Error::Parameter) if a block is placed on a GPU that does not
+    /// exist; [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
     pub fn of(
         model: &Model,
         devices: usize,
@@ -132,7 +131,7 @@ impl Plan {
         Self::new(blocks, vec![Some(Placement { device: 0, streamed }); blocks.len()], 1)
     }
 
-    /// [`Plan::fit`] for blocks of these needs, of which these are loaded.
+    /// [`Plan::fit`] for blocks with these needs, of which only some are loaded.
     pub(super) fn fit_needs(
         blocks: &[Needs],
         memory: &[u64],
@@ -161,22 +160,21 @@ impl Plan {
         Ok(Self::new(blocks, placements, memory.len()).lay(blocks, preference, memory))
     }
 
-    /// All as stored.
+    /// Makes a plan with all matrices as stored.
     fn new(blocks: &[Needs], placements: Vec<Option<Placement>>, devices: usize) -> Self {
         let device_bytes = vec![0; devices];
         let plan = Self { placements, residences: Vec::new(), device_bytes, host_bytes: 0 };
         plan.lay(blocks, Preference::Stored, &[])
     }
 
-    /// Lays out the matrices of resident blocks as the caller prefers, whatever this plan said of
-    /// them. `memory` is that of each GPU, in bytes: [`Preference::Auto`] takes the fast layout for
-    /// as many blocks as fit into it, blocks with several matrices first, in the model's order.
+    /// Lays out the matrices of resident blocks as the caller prefers, whatever this plan said
+    /// about them. `memory` has the bytes of each GPU: [`Preference::Auto`] takes the fast layout
+    /// for as many blocks as fit, blocks with several matrices first, in the model's order.
     /// [`Preference::Fast`] takes it for all, and ignores `memory`.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) for another model than that of the plan, or
-    /// another number of GPUs; [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a
-    /// newer version.
+    /// [`Error::Parameter`](crate::Error::Parameter) if the model or the number of GPUs is not the
+    /// plan's; [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
     pub fn prefer(self, model: &Model, preference: Preference, memory: &[u64]) -> Result<Self> {
         let blocks = needs::of_blocks(model)?;
         let devices = self.device_bytes.len();
@@ -189,7 +187,7 @@ impl Plan {
         Ok(self.lay(&blocks, preference, memory))
     }
 
-    /// Chooses how matrices lie, and adds up what that takes; of the plan's own blocks and GPUs.
+    /// Chooses how matrices lie, and adds up the memory. The blocks and GPUs are the plan's own.
     pub(super) fn lay(mut self, blocks: &[Needs], preference: Preference, memory: &[u64]) -> Self {
         self.residences = vec![Residence::Stored; blocks.len()];
         self.host_bytes = 0;
@@ -199,8 +197,8 @@ impl Plan {
             tallies[device].add(block, streamed, Residence::Stored);
             self.host_bytes += if streamed { block.stored.bytes } else { 0 };
         }
-        // Blocks with several matrices first: one alone is an embedding, of which rows are read, or
-        // a head.
+        // Blocks with several matrices come first: a single matrix is an embedding, of which rows
+        // are read, or a head.
         let matrices = |at: usize| blocks[at].fast.as_ref().map_or(0, |fast| fast.matrices.len());
         let mut order: Vec<usize> = (0..blocks.len()).filter(|&at| matrices(at) > 0).collect();
         order.sort_by_key(|&at| matrices(at) < 2);
@@ -221,13 +219,13 @@ impl Plan {
         self
     }
 
-    /// For each block, in the model's order, how its matrices lie; as stored, if it is not resident
-    /// or has none that can be fast.
+    /// How the matrices of each block lie, in the model's order; as stored if the block is not
+    /// resident or has no matrix that can be fast.
     pub fn residences(&self) -> &[Residence] {
         &self.residences
     }
 
-    /// For each block, in the model's order, where it lies; `None` for one that is not loaded.
+    /// The place of each block, in the model's order; `None` if it is not loaded.
     pub fn placements(&self) -> &[Option<Placement>] {
         &self.placements
     }
@@ -242,33 +240,33 @@ impl Plan {
             .map(|(block, _)| block)
     }
 
-    /// For each GPU, the bytes that it takes: sections, slots, decode tables, tasks, and two
-    /// outputs of its largest block, which are the caller's to allocate. Matrices in the fast
-    /// layout count with the most bytes that they can take, exceptions included, which is about 1 %
-    /// more than they usually do. What the driver adds (a few hundred MB a process) is not counted,
-    /// nor the up to 256 MB that making the fast layout takes until a load is done.
+    /// Bytes that each GPU takes: sections, slots, decode tables, tasks, and two outputs of its
+    /// largest block, which the caller allocates. Matrices in the fast layout count with the most
+    /// bytes that they can take, exceptions included, which is about 1 % more than they usually do.
+    /// Not counted are what the driver adds (a few hundred MB per process) and the up to 256 MB
+    /// that making the fast layout takes until a load is done.
     pub fn device_bytes(&self) -> &[u64] {
         &self.device_bytes
     }
 
-    /// Bytes of streamed blocks: page cache that is pinned where the container's mapping can be
-    /// registered, else pinned copies.
+    /// Bytes of streamed blocks on the host: pinned page cache if the container's mapping can be
+    /// registered, otherwise pinned copies.
     pub fn host_bytes(&self) -> u64 {
         self.host_bytes
     }
 }
 
-/// How the matrices of resident blocks shall lie in device memory.
+/// How the matrices of resident blocks are to lie in device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Preference {
-    /// As they are stored, about 10.6 bits per weight: the least memory.
+    /// As stored, about 10.6 bits per weight: the least memory.
     #[default]
     Stored,
     /// In the fast layout, about 12.1 bits per weight: the least time. A matrix stays as it is
-    /// stored, and [`Matrix::residence`](super::Matrix::residence) tells, if it has too many
-    /// exceptions, more than 65,536 columns, or 2^32 weights or more.
+    /// stored if it has too many exceptions, more than 65,536 columns, or 2^32 weights or more;
+    /// [`Matrix::residence`](super::Matrix::residence) tells.
     Fast,
-    /// In the fast layout as far as memory allows, else as stored, block by block.
+    /// In the fast layout as far as memory allows, otherwise as stored, block by block.
     Auto,
 }

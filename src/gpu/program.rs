@@ -1,5 +1,5 @@
-//! Programs: tensors of one GPU, or slices of them, decoded to places of one output. Tasks are made
-//! once, and run on the caller's stream any number of times.
+//! Programs: they decode tensors of one GPU, or slices of them, to places of one output. Tasks are
+//! made once, and run on the caller's stream any number of times.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::ptr::{null, null_mut};
@@ -19,10 +19,10 @@ use super::{
 use crate::Result;
 use crate::open::{Rect, Slice};
 
-/// The alignment that the kernels need, of the output and of each tensor in it.
+/// Alignment of the output, and of each tensor in it, that the kernels need.
 pub(super) const OUTPUT_ALIGNMENT: u64 = 16;
 
-/// A slice of a tensor's bytes, and where in the output it goes.
+/// A slice of a tensor's bytes, and its place in the output.
 #[derive(Debug)]
 pub(super) struct Cut<'s> {
     pub(super) stored: &'s Stored,
@@ -31,24 +31,25 @@ pub(super) struct Cut<'s> {
 }
 
 /// Tensors of a model on one GPU, or slices of them, ready to be decoded to chosen places of one
-/// output. Keeps what it reads alive.
+/// output. Keeps alive what it reads.
 ///
-/// From [`GpuModel::program`](super::GpuModel::program) and
-/// [`GpuModel::rows`](super::GpuModel::rows).
+/// [`GpuModel::program`](super::GpuModel::program) and [`GpuModel::rows`](super::GpuModel::rows)
+/// make it.
 #[derive(Debug)]
 pub struct GpuProgram {
-    /// From where the sections lie: in device memory, or on the host, over the bus. Then from each
-    /// slot of the streamed block with `turn`, except where a graph is captured, since a slot
-    /// belongs to whoever decodes next.
+    /// First the launches that read sections where they lie: in device memory, or on the host, over
+    /// the bus. Then those that read each slot of the streamed block with `turn`; captured graphs
+    /// do not use these, because a slot belongs to whoever decodes next.
     launches: Vec<Launches>,
-    /// The turn of the streamed block through whose slots it decodes, if it needs one.
+    /// The turn of the streamed block through whose slots it decodes, if there is one.
     pub(super) turn: Option<usize>,
     pub(super) tasks: Buffer,
     pub(super) part: Arc<DevicePart>,
 }
 
 impl GpuProgram {
-    /// Decodes tensors on a part; with `turn`, all are of the streamed block of that turn.
+    /// Prepares decoding of tensors of a part; with `turn`, all belong to the streamed block of
+    /// that turn.
     pub(super) fn new(
         part: &Arc<DevicePart>,
         turn: Option<usize>,
@@ -74,23 +75,23 @@ impl GpuProgram {
         &self.part.device
     }
 
-    /// Bytes of the output: to the end of the last piece.
+    /// Bytes of the output, up to the end of the last piece.
     pub fn bytes(&self) -> u64 {
         self.launches[0].bytes
     }
 
-    /// Whether it decodes tensors of a streamed block out of its slots, which the next such block
-    /// is copied into meanwhile.
+    /// Whether it decodes tensors of a streamed block from slots, into which the next such block is
+    /// copied meanwhile.
     pub fn is_streamed(&self) -> bool {
         self.turn.is_some()
     }
 
     /// Puts the decoding of all pieces on a stream, as
-    /// [`GpuBlock::decode_into`](super::GpuBlock::decode_into) that of a block. Bytes between
-    /// pieces stay as they are; where pieces overlap, bytes are those of any of them.
+    /// [`GpuBlock::decode_into`](super::GpuBlock::decode_into) does for a block. Bytes between
+    /// pieces stay as they are; if pieces overlap, bytes are those of any of them.
     ///
     /// # Errors
-    /// As [`GpuBlock::decode_into`](super::GpuBlock::decode_into).
+    /// Same as [`GpuBlock::decode_into`](super::GpuBlock::decode_into).
     pub fn decode_into(
         &self,
         output: &mut CudaViewMut<'_, u8>,
@@ -108,20 +109,20 @@ impl GpuProgram {
             return refuse(problem, "make both with Device::context of one device");
         }
         let (pointer, _record) = output.device_ptr_mut(stream);
-        // SAFETY: the buffer has the size, and is lent until its events say that the work is done.
-        // This value keeps the tasks and what they point to; all of it and the status wait for the
-        // context before they are freed.
+        // SAFETY: the buffer has the size, and is borrowed until its events say that the work is
+        // done. This value keeps the tasks and what they point to; all of it and the status wait
+        // for the context before they are freed.
         unsafe { self.decode_into_raw(pointer, stream, status) }
     }
 
-    /// As [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw).
+    /// Decodes like [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw).
     ///
     /// # Errors
-    /// As [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw).
+    /// Same as [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw).
     ///
     /// # Safety
-    /// As [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw), with
-    /// [`GpuProgram::bytes`] of output, and this value in the place of the model.
+    /// Same as [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw), with
+    /// [`GpuProgram::bytes`] of output, and this value in place of the model.
     pub unsafe fn decode_into_raw(
         &self,
         output: CUdeviceptr,
@@ -144,8 +145,8 @@ impl GpuProgram {
     /// Puts some of its launches on the stream.
     ///
     /// # Safety
-    /// As [`GpuProgram::decode_into_raw`], which has checked that the stream is of the device's
-    /// context.
+    /// Same as [`GpuProgram::decode_into_raw`], which has checked that the stream is of the
+    /// device's context.
     unsafe fn run(
         &self,
         launches: &Launches,
@@ -161,22 +162,22 @@ impl GpuProgram {
         part.device.context().bind_to_thread().or_fault("using the GPU")?;
         let (kernels, word) = (part.device.kernels(), status.device_pointer());
         for launch in &launches.kernels {
-            // SAFETY: the tasks were made from a layout whose arrays are there in the sizes it
-            // gives, with ranges within it; outputs and lives are the caller's promise. The
-            // alignment is checked here, and of what lies in the output by who placed it: tensors
-            // of blocks start on multiples of 256, coded pieces of programs on multiples of
+            // SAFETY: the tasks were made from a layout whose arrays exist in the sizes that it
+            // gives, with ranges within it; the caller promises outputs and lifetimes. The
+            // alignment is checked here, and, for each tensor in the output, by whoever placed it:
+            // tensors of blocks start on multiples of 256, coded pieces of programs on multiples of
             // `OUTPUT_ALIGNMENT`.
             unsafe { kernels.decode(stream, launch, tasks.pointer(), output, word) }?;
         }
         for Direct { source, part, to } in &launches.direct {
             match source {
-                // SAFETY: device memory or mapped host memory that holds the rows (the directory's
-                // validation compared the sizes), and the output as many bytes.
+                // SAFETY: device memory or mapped host memory holds the rows (the directory's
+                // validation compared the sizes), and the output has room for as many bytes.
                 DirectSource::Raw(array) => unsafe { copy(*array, part, output + to, stream) }
                     .result()
                     .or_fault("copying on the GPU"),
-                // SAFETY: the output has room for each part; what is alive is the caller's promise,
-                // and `self` keeps the arrays.
+                // SAFETY: the output has room for each part; the caller promises lifetimes, and
+                // `self` keeps the arrays.
                 DirectSource::Fast(arrays) => unsafe {
                     arrays.decode(part, output + to, stream, status)
                 },
@@ -187,7 +188,7 @@ impl GpuProgram {
 }
 
 impl Cut<'_> {
-    /// Checks that what kernels decode begins where they can store it.
+    /// Checks that kernels can store what they decode at its place.
     pub(super) fn check(&self, tensor: &str) -> Result<()> {
         let Self { stored, slice, to } = self;
         let is_coded = stored.coded().is_some();
@@ -219,11 +220,11 @@ impl Cut<'_> {
 struct ProgramDraft {
     /// For each decode kernel.
     parts: [KernelTasks; KERNELS],
-    /// Without those of decode kernels.
+    /// Launches and copies besides those of decode kernels.
     launches: Launches,
 }
 
-/// A part of a tensor that is decoded without a task: dense in the output.
+/// A part of a tensor that is decoded without a task, dense in the output.
 #[derive(Debug)]
 struct Direct {
     source: DirectSource,
@@ -233,9 +234,9 @@ struct Direct {
 
 #[derive(Debug)]
 enum DirectSource {
-    /// An array, by copying.
+    /// An array, which is copied.
     Raw(CUdeviceptr),
-    /// A matrix in the fast layout, by a launch of its own.
+    /// A matrix in the fast layout, decoded by a launch of its own.
     Fast(Arc<FastArrays>),
 }
 
@@ -244,12 +245,12 @@ enum DirectSource {
 struct KernelTasks {
     tasks: Vec<DecodeTask>,
     units: u64,
-    /// Shared memory that a warp needs for some task, besides what it always takes.
+    /// Most shared memory that a warp needs for a task, besides what it always takes.
     staged_bytes: u32,
 }
 
 impl ProgramDraft {
-    /// Adds a slice of a tensor's bytes, which goes to `to` of the output.
+    /// Adds a slice of a tensor's bytes, which goes to byte `to` of the output.
     fn add(
         &mut self,
         tensor: &Stored,
@@ -283,7 +284,7 @@ impl ProgramDraft {
         Ok(())
     }
 
-    /// Appends the tasks to those that go to the device together.
+    /// Appends its tasks to those that go to the device together.
     fn finish(self, device: &Device, tasks: &mut Vec<DecodeTask>) -> Result<Launches> {
         let Self { parts, mut launches } = self;
         let wanted = parts.into_iter().enumerate().filter(|(_, part)| !part.tasks.is_empty());
@@ -310,10 +311,10 @@ struct Launches {
     bytes: u64,
 }
 
-/// Puts the copying of a part of an array on the stream.
+/// Puts the copy of a part of an array on the stream.
 ///
 /// # Safety
-/// The array has the part, and `to` as many bytes.
+/// The array has the part, and `to` has room for it.
 unsafe fn copy(array: CUdeviceptr, part: &Rect, to: CUdeviceptr, stream: &CudaStream) -> CUresult {
     let Rect { rows, columns, width: pitch } = part;
     let from = array + rows.start * pitch + columns.start;

@@ -5,7 +5,7 @@ use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 use super::{device::Device, fault::OrFault, fault::refuse, pinned::HostWord};
 use crate::{Error, Result};
 
-/// The bits of the status word, with what they say.
+/// The bits of the status word and their meanings.
 const PROBLEMS: [(u32, &str); 9] = [
     (1, "bits that are not a code"),
     (2, "a thread that does not end where the next one starts"),
@@ -17,14 +17,14 @@ const PROBLEMS: [(u32, &str); 9] = [
     (128, "a tile of the fast layout whose exceptions do not exist"),
     (INDEX, "an index or an offset of a row that does not exist"),
 ];
-/// The bit that arguments of a call set, and never what is stored.
+/// The bit that a call's arguments set, never stored data.
 const INDEX: u32 = 256;
 
-/// A word in which decoding on a device sets bits where a stream contradicts itself; 0 is good.
+/// A word in which kernels on a device set bits if a stream contradicts itself; 0 is good.
 ///
-/// It lies in pinned memory of the host, and kernels write it over the bus if they have something
-/// to say: so the host reads it at any time ([`Status::check_done`]) without a copy and without
-/// waiting, also while CUDA graphs are captured or replayed.
+/// It lies in pinned memory of the host, and kernels write it over the bus only if they find a
+/// problem. So the host can read it at any time ([`Status::check_done`]) without a copy and without
+/// waiting, even while CUDA graphs are captured or replayed.
 ///
 /// Any number of decodings on any streams may share one; bits stay until [`Status::clear`] or
 /// [`Status::check_done`]. Decoding itself never waits for it.
@@ -34,7 +34,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// A word that is 0. Allocates, and pins a page of the host.
+    /// Makes a word that is 0. Allocates, and pins a page of the host.
     ///
     /// # Errors
     /// [`Error::Gpu`] if the driver refuses.
@@ -47,7 +47,7 @@ impl Status {
         self.word.pointer()
     }
 
-    /// Its value once all that is on the stream is done, for which it waits.
+    /// Waits for all work on the stream and returns the word's value.
     ///
     /// # Errors
     /// [`Error::Gpu`] if something on the GPU failed.
@@ -56,26 +56,26 @@ impl Status {
         Ok(self.word.load())
     }
 
-    /// Checks that no decoding so far found a malformed stream, or was given an index out of range.
-    /// Waits as [`Status::read`].
+    /// Checks that no decoding so far found a malformed stream or was given an index out of range.
+    /// Waits like [`Status::read`].
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with what was found; [`Error::Parameter`] if all that was found are
-    /// indices or offsets of rows that do not exist; [`Error::Gpu`] if something on the GPU failed.
+    /// [`Error::Corrupt`] with the problems found; [`Error::Parameter`] if these are only indices
+    /// or offsets of rows that do not exist; [`Error::Gpu`] if something on the GPU failed.
     pub fn check(&self, stream: &CudaStream) -> Result<()> {
         judge(self.read(stream)?)
     }
 
-    /// As [`Status::check`], of the kernels that are done by now: waits for nothing, and takes
-    /// nanoseconds. What it tells it does not tell again.
+    /// Checks, like [`Status::check`], the kernels that are done by now: waits for nothing, and
+    /// takes nanoseconds. Reports each problem once.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] and [`Error::Parameter`] as [`Status::check`].
+    /// [`Error::Corrupt`] and [`Error::Parameter`], same as [`Status::check`].
     pub fn check_done(&self) -> Result<()> {
         judge(self.word.take())
     }
 
-    /// Sets it to 0 after what is on the stream, and waits.
+    /// Sets it to 0 after earlier work on the stream, and waits.
     ///
     /// # Errors
     /// [`Error::Gpu`] if something on the GPU failed.
@@ -86,7 +86,7 @@ impl Status {
     }
 }
 
-/// Checks that a stream and a status word are of a device.
+/// Checks that a stream and a status word belong to a device.
 pub(super) fn check_contexts(device: &Device, stream: &CudaStream, status: &Status) -> Result<()> {
     let context = device.context().cu_ctx();
     if stream.context().cu_ctx() == context && status.word.context().cu_ctx() == context {

@@ -1,4 +1,5 @@
-//! Tensors as a GPU needs them: where their arrays lie, and the tasks that decode parts of them.
+//! Tensors as a GPU needs them: the places of their arrays, and the tasks that decode parts of
+//! them.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
@@ -14,22 +15,22 @@ use crate::encoding::tile::{self, Codebook, TileSizes};
 use crate::open::Rect;
 use crate::{Error, Model, Result, Tensor, format::Coded, huffman};
 
-/// The widest rows of which columns are copied at once, in bytes: the driver bears no longer pitch.
+/// Longest rows of which columns are copied at once, in bytes: the driver takes no longer pitch.
 const MOST_PITCH: u64 = i32::MAX as u64;
 
-/// Where sections, arrays and decode tables lie on one GPU, as device addresses.
+/// Device addresses of sections, arrays and decode tables on one GPU.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    /// In device memory, or on the host, read in place.
+    /// Sections in device memory, or on the host, read in place.
     pub(super) sections: HashMap<SectionId, CUdeviceptr>,
-    /// Arrays whose sections are not there.
+    /// Arrays whose sections are not held.
     pub(super) arrays: HashMap<ArrayId, CUdeviceptr>,
     pub(super) tables: HashMap<TensorId, CUdeviceptr>,
-    /// Matrices in the fast layout, of which nothing else is there.
+    /// Matrices in the fast layout; nothing else of them is held.
     pub(super) fast: HashMap<TensorId, Arc<FastArrays>>,
 }
 
-/// The same, with a streamed block in a slot, if there is one.
+/// [`Held`], with a streamed block in a slot, if there is one.
 pub(super) struct Addresses<'h> {
     pub(super) held: &'h Held,
     pub(super) slot: HashMap<SectionId, CUdeviceptr>,
@@ -42,7 +43,7 @@ impl Addresses<'_> {
     }
 }
 
-/// An array, and how far from the start of which section it lies in its container.
+/// An array's section, and its distance from that section's start in the container.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ArrayPlace {
     id: ArrayId,
@@ -50,7 +51,7 @@ pub(super) struct ArrayPlace {
     offset: u64,
 }
 
-/// A tensor's bytes, as they are stored; of no alias.
+/// A tensor's bytes as they are stored; never an alias.
 #[derive(Debug)]
 pub(super) enum Stored {
     Empty,
@@ -68,19 +69,19 @@ pub(super) struct CodedTensor {
     pub(super) codebook: Box<[u8]>,
     /// Places of its other arrays, in their order.
     places: Vec<ArrayPlace>,
-    /// Output offsets of `gap`, on the host to find the thread blocks of a range.
+    /// Output offsets of `gap`, on the host, to find the thread blocks of a range.
     output_offsets: Box<[u8]>,
-    /// Bytes of shared memory that a warp needs for it besides what it always takes: in tiles, the
-    /// most bytes of the bitstream that a tile takes.
+    /// Bytes of shared memory that a warp needs for it besides what it always takes: for tiles, the
+    /// most bytes of bitstream that a tile takes.
     pub(super) staged_bytes: u32,
 }
 
-/// Tensors that are no aliases.
+/// Tensors that are not aliases.
 pub(super) type Tensors = HashMap<TensorId, Arc<Stored>>;
 
 impl Stored {
-    /// Codebooks, output offsets and the records' offsets are validated, unless a test wants none
-    /// of that.
+    /// Reads what the host keeps of a tensor. Validates codebooks, output offsets and the records'
+    /// offsets, unless a test turns that off.
     pub(super) fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
         let tensor = &model.tensor_at(id);
         Ok(match tensor.coded()? {
@@ -90,7 +91,7 @@ impl Stored {
         })
     }
 
-    /// Whether a rectangle of its bytes is decoded at once; any is that lies in one piece.
+    /// Whether one task decodes a rectangle of its bytes; always if it is contiguous.
     pub(super) fn takes(&self, rect: &Rect) -> bool {
         match self {
             Self::Coded(coded) => {
@@ -106,7 +107,7 @@ impl Stored {
     }
 }
 
-/// Where a tensor's array lies, counted from its first one.
+/// The place of a tensor's array, counted from its first one.
 fn place(tensor: &Tensor<'_>, (shard, _): TensorId, array: usize) -> ArrayPlace {
     let array = tensor.record().array_range().start + array;
     let record = &tensor.shard().directory().arrays[array];
@@ -130,7 +131,7 @@ impl CodedTensor {
             }
             Coded::Tile(sizes) => {
                 let codebook = read(tile::CODEBOOK)?;
-                // Not kept: the tiles of a range follow from its numbers.
+                // Not kept: the numbers of a range give its tiles.
                 let records = read(tile::RECORDS)?;
                 if validate {
                     Codebook::from_bytes(&codebook).map_err(locate)?;
@@ -144,7 +145,7 @@ impl CodedTensor {
         Ok(Self { id, sizes, codebook, places, output_offsets, staged_bytes })
     }
 
-    /// Which of the decode kernels.
+    /// The decode kernel that it needs.
     pub(super) fn kernel(&self) -> usize {
         let bytes = match &self.sizes {
             Coded::Gap(sizes) => sizes.geometry().bytes_per_thread(),
@@ -158,7 +159,7 @@ impl CodedTensor {
         if let Coded::Tile(sizes) = &self.sizes { Some(sizes) } else { None }
     }
 
-    /// Device addresses of a tensor in tiles that has these sizes.
+    /// Device addresses of a tensor in tiles with these sizes.
     pub(super) fn tile_addresses(
         &self,
         sizes: &TileSizes,
@@ -179,9 +180,9 @@ impl CodedTensor {
         std::array::from_fn(|array| all.array(self.places[array]))
     }
 
-    /// The task that decodes a rectangle that it [takes](Stored::takes) to `output`, after others
-    /// of this many units, and its own units. A unit of a launch is a thread block of `gap` or a
-    /// tile, and no unit of a tile (spec/terms.md).
+    /// Makes the task that decodes a rectangle that it [takes](Stored::takes) to `output`, after
+    /// tasks with `first_unit` units; also returns its own units. A unit of a launch is a thread
+    /// block of `gap` or a tile, not a unit of a tile (spec/terms.md).
     pub(super) fn task(
         &self,
         rect: &Rect,
@@ -227,7 +228,7 @@ impl CodedTensor {
         Ok((transmute!(task), units))
     }
 
-    /// As wide as the kernel shall take the matrix for, and which of its columns are wanted.
+    /// The width that the kernel assumes for the matrix, and the wanted columns.
     fn tile_source(
         &self,
         sizes: &TileSizes,
@@ -255,7 +256,7 @@ fn is_vector(sizes: &TileSizes) -> bool {
     sizes.geometry().tile_rows() == 1
 }
 
-/// Whether columns of rows of this many bytes can be decoded: those of its matrix, or any of a
+/// Whether columns of rows of this many bytes can be decoded: rows of its matrix, or any rows of a
 /// vector whose indices the kernel can divide.
 fn has_rows_of(sizes: &TileSizes, width: u64) -> bool {
     if is_vector(sizes) {

@@ -1,5 +1,5 @@
-//! Streamed blocks: copied from pinned host memory into slots on the GPU, ahead of their use,
-//! without a wait of the host. What is copied where is decided without a GPU.
+//! Streamed blocks: copied from pinned host memory into slots on the GPU before their use, without
+//! a wait of the host. The order of copies is decided without a GPU.
 #![expect(unsafe_code, reason = "copies to the device, each with its proof")]
 
 use std::sync::{Arc, Mutex};
@@ -13,16 +13,16 @@ use super::{
 };
 use crate::{Error, Result, parallel};
 
-/// A section on its way into a slot.
+/// A section to be copied into a slot.
 #[derive(Debug)]
 pub(super) struct Transfer {
     pub(super) id: SectionId,
     pub(super) section: Arc<HostSection>,
-    /// Where it goes, in bytes from the slot's start.
+    /// Its place, in bytes from the slot's start.
     pub(super) to: u64,
 }
 
-/// The slots of one GPU, and what goes through them.
+/// The slots of one GPU, and the blocks that go through them.
 #[derive(Debug)]
 pub(super) struct Streamer {
     /// Parts of one allocation, each as large as the largest block.
@@ -36,14 +36,14 @@ pub(super) struct Streamer {
 #[derive(Debug)]
 struct State {
     schedule: Schedule,
-    /// For each slot: the last copy into it is done.
+    /// For each slot: done when the last copy into it is done.
     filled: [CudaEvent; SLOTS],
-    /// For each slot: all that was to read it so far is done.
+    /// For each slot: done when all work so far that reads it is done.
     used: [CudaEvent; SLOTS],
 }
 
 impl Streamer {
-    /// `slot_bytes` are those of the largest block.
+    /// `slot_bytes`: size of the largest block.
     pub(super) fn new(
         device: &Device,
         blocks: Vec<Vec<Transfer>>,
@@ -62,7 +62,7 @@ impl Streamer {
         self.slots.iter().map(Buffer::bytes).sum()
     }
 
-    /// For each slot, where the sections of a block lie when that is in it.
+    /// For each slot, the addresses of a block's sections when the slot holds the block.
     pub(super) fn in_slots(
         &self,
         block: usize,
@@ -73,8 +73,8 @@ impl Streamer {
         })
     }
 
-    /// Lets `decode` put work on the stream that reads a block from the slot which it is told;
-    /// starts to copy the block that follows.
+    /// Tells `decode` the slot of a block, so that it puts work on the stream that reads the block
+    /// there; then starts to copy the next block.
     pub(super) fn with_block(
         &self,
         block: usize,
@@ -83,14 +83,14 @@ impl Streamer {
     ) -> Result<()> {
         let action = "ordering copies and kernels";
         let mut state = parallel::lock(&self.state);
-        // After a failure nothing is known of the slots.
+        // After a failure the content of the slots is unknown.
         let mut schedule = mem::replace(&mut state.schedule, Schedule::new(self.blocks.len()));
         let step = schedule.take(block);
         if step.fill {
             self.fill(&state, step.slot, block)?;
         }
         stream.wait(&state.filled[step.slot]).or_fault(action)?;
-        // Also what other streams read from the slot is done when the event below is.
+        // When the event below is done, other streams have read the slot too.
         stream.wait(&state.used[step.slot]).or_fault(action)?;
         decode(step.slot)?;
         state.used[step.slot].record(stream).or_fault(action)?;
@@ -101,7 +101,7 @@ impl Streamer {
         Ok(())
     }
 
-    /// Starts to copy a block into a slot, once nothing reads that any more.
+    /// Starts to copy a block into a slot, once nothing reads the slot any more.
     fn fill(&self, state: &State, slot: usize, block: usize) -> Result<()> {
         let action = "copying to the GPU";
         self.copies.wait(&state.used[slot]).or_fault(action)?;
@@ -119,13 +119,13 @@ impl Streamer {
     }
 }
 
-/// Blocks that the slots hold, or will hold when the copies that were started are done. Blocks are
-/// numbered in the order in which they are used, which starts anew after the last one.
+/// Blocks that the slots hold, or will hold when the copies started so far are done. Blocks are
+/// numbered in the order of their use, which starts again after the last one.
 #[derive(Clone, Debug)]
 struct Schedule {
     blocks: usize,
     holds: [Option<usize>; SLOTS],
-    /// The slot that was decoded from last.
+    /// The slot from which a block was last decoded.
     last: usize,
 }
 
@@ -135,7 +135,7 @@ struct SlotStep {
     slot: usize,
     /// Whether the block must be copied into it first.
     fill: bool,
-    /// A slot to copy another block into, after what still reads it, and that block.
+    /// A slot to copy another block into, after everything that still reads it, and that block.
     ahead: Option<(usize, usize)>,
 }
 
@@ -146,7 +146,7 @@ impl Schedule {
 
     fn take(&mut self, block: usize) -> SlotStep {
         let held = self.holds.iter().position(|&held| held == Some(block));
-        // The block before may still be read from its slot; the one before that is done soonest.
+        // The previous block may still be read from its slot; the one before that is done soonest.
         let slot = held.unwrap_or((self.last + 1) % SLOTS);
         self.holds[slot] = Some(block);
         self.last = slot;
@@ -188,8 +188,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order of use: a block is decoded from the slot that was last filled with
-        /// it, and what is copied ahead goes into another slot than the one in use.
+        /// In any order of use, a block is decoded from the slot that was last filled with it, and
+        /// copies ahead go into another slot than the one in use.
         #[test]
         fn any_order_reads_what_was_copied(
             count in 1usize..6,

@@ -1,5 +1,5 @@
-//! Structures that the host hands to the kernels that decode: the mirror of `kernels/common.cuh`
-//! and of each encoding's own. A test compares sizes with the kernels' (`module`).
+//! Structures that the host passes to the decode kernels: the mirror of `kernels/common.cuh` and of
+//! each encoding's own header. A test compares sizes with the kernels' (`module`).
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::constants::GAP_BYTES_PER_THREAD;
 
 const TILE_ELEMENTS: u64 = STRIP_ROWS * TILE_COLUMNS;
 
-/// Decode kernels: those of `gap`, one for each number of bytes per thread, then that of `tile`.
+/// Number of decode kernels: one of `gap` for each number of bytes per thread, then that of `tile`.
 pub(super) const KERNELS: usize = TILE_KERNEL + 1;
 pub(super) const TILE_KERNEL: usize = GAP_BYTES_PER_THREAD.len();
 
@@ -19,12 +19,12 @@ pub(super) const TILE_KERNEL: usize = GAP_BYTES_PER_THREAD.len();
 pub(super) const GAP_TABLE_BYTES: u64 = 16_880;
 pub(super) const TILE_TABLE_BYTES: u64 = 16_384;
 
-/// A task of any encoding, as it lies in device memory: its bytes.
+/// A task of any encoding, as bytes in device memory.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct DecodeTask([u64; 16]);
 
-/// One tensor in `gap`, or a range of its elements, to decode. Pointers are device addresses.
+/// A tensor in `gap`, or a range of its elements, to decode. Pointers are device addresses.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct GapTask {
@@ -47,7 +47,7 @@ pub(super) struct GapTask {
     pub(super) reserved2: [u64; 2],
 }
 
-/// One tensor in the `tile` encoding, or a part of it, to decode. Pointers are device addresses.
+/// A tensor in the `tile` encoding, or a part of it, to decode. Pointers are device addresses.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct TileTask {
@@ -70,11 +70,11 @@ pub(super) struct TileTask {
     pub(super) first_row: u32,
     pub(super) first_column: u32,
     pub(super) across: u32,
-    /// 0 where tiles have one row.
+    /// 0 if tiles have one row.
     pub(super) tiles_across: u32,
 }
 
-/// Where the arrays of a tensor in tiles lie: device addresses.
+/// Device addresses of the arrays of a tensor in tiles.
 #[derive(Clone, Copy, Debug)]
 pub struct TileAddresses {
     /// Device address of the records; a multiple of 16.
@@ -88,25 +88,25 @@ pub struct TileAddresses {
     /// Device address of the decode table that
     /// [`Device::build_tables`](super::Device::build_tables) made; a multiple of 16.
     pub table: CUdeviceptr,
-    /// The most bytes of the bitstream that a tile takes
-    /// ([`Arrays::staged_bytes`](crate::encoding::tile::Arrays::staged_bytes)). With less, decoding
-    /// is not right, and sets the status.
+    /// The most bytes of bitstream that a tile takes
+    /// ([`Arrays::staged_bytes`](crate::encoding::tile::Arrays::staged_bytes)). A smaller number
+    /// makes decoding wrong, and sets the status.
     pub staged_bytes: u32,
 }
 
-/// Arrays that a task decodes, and the matrix for which the kernel shall take them.
+/// Arrays that a task decodes, and the shape of the matrix that the kernel assumes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TileSource {
     pub(super) arrays: TileAddresses,
     pub(super) rows: u64,
     pub(super) columns: u64,
-    /// Tiles of the tensor in a row of tiles; 0 where tiles have one row.
+    /// Tiles in a row of tiles of the tensor; 0 if tiles have one row.
     pub(super) tiles_across: u64,
 }
 
 impl TileTask {
-    /// Decodes those of these elements that are in these columns to `output` of the launch's,
-    /// dense. All tasks before have this many tiles.
+    /// A task that decodes the elements that are in the wanted columns, dense, to byte `output` of
+    /// the launch's output. Earlier tasks have `first_unit` tiles.
     pub(super) fn new(
         source: &TileSource,
         elements: &Range<u64>,
@@ -149,14 +149,14 @@ impl TileTask {
     }
 }
 
-// SAFETY: `repr(C)`, numbers alone, as `kernels/tile_task.cuh` has them.
+// SAFETY: `repr(C)`, only numbers, as in `kernels/tile_task.cuh`.
 #[expect(unsafe_code, reason = "arguments of kernels, by value")]
 unsafe impl DeviceRepr for TileTask {}
 
-/// Tasks of a launch that takes them by value, at most.
+/// Most tasks of a launch that takes them by value.
 pub(super) const FEW_TASKS: usize = 8;
 
-/// A decode table and the codebook that it is made of, as the kernels take them: device addresses.
+/// Device addresses of a decode table and of its codebook, as the kernels take them.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct TableAddresses {

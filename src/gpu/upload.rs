@@ -1,4 +1,4 @@
-//! Sections and arrays on their way to a GPU: threads fill pinned buffers and start the copies.
+//! Brings sections and arrays to a GPU: threads fill pinned buffers and start the copies.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, ScopedJoinHandle};
@@ -12,10 +12,10 @@ use crate::open::{Shard, Tiles};
 use crate::progress::{Observer, Stage, advance};
 use crate::{Error, Model, Result, constants::CHECKSUM_CHUNK_BYTES, parallel};
 
-/// Bytes that one pinned buffer holds: some checksum chunks. The fastest of 1, 2, 4 and 8 MiB
+/// Bytes of one pinned buffer, several checksum chunks. The fastest of 1, 2, 4 and 8 MiB
 /// (benches/record/2026-11-20-loader-h200.md).
 pub(super) const PIECE_BYTES: u64 = 4 * CHECKSUM_CHUNK_BYTES;
-/// Buffers of each reader: one is filled while the other one travels.
+/// Buffers per reader: one is filled while the other one travels.
 pub(super) const BUFFERS: usize = 2;
 /// More readers than these slow each other down.
 const MAX_READERS: usize = 12;
@@ -27,14 +27,14 @@ pub(super) enum Origin {
     Array(usize),
 }
 
-/// A section or an array, and the device address where it goes.
+/// A section or an array, and its device address.
 pub(super) struct Delivery<'m> {
     pub(super) shard: &'m Shard,
     pub(super) from: Origin,
     pub(super) to: CUdeviceptr,
 }
 
-/// The readers of each of some GPUs: for all together one a core, as far as they help.
+/// Readers per GPU: one per core for all GPUs together, but no more than help.
 pub(super) fn readers_each(gpus: usize) -> NonZero<usize> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     NonZero::new(cores.min(MAX_READERS) / gpus.max(1)).unwrap_or(NonZero::<usize>::MIN)
@@ -61,10 +61,10 @@ impl Delivery<'_> {
     }
 }
 
-/// Copies sections and arrays to the device, checking checksums on the way, and waits. Chunks that
-/// also hold parts of other arrays are checked by [`Shard::check_array`], once those parts were
-/// read. `stop` ends it early, and is set where it fails. `count_bytes` gets what was copied; its
-/// error ends it too.
+/// Copies sections and arrays to the device, checks checksums on the way, and waits.
+/// [`Shard::check_array`] checks chunks that also hold parts of other arrays, once those parts are
+/// read. `stop` ends the upload early; a failure sets it. `count_bytes` gets the number of bytes
+/// copied; its error ends the upload too.
 ///
 /// # Safety
 /// Each delivery goes to device memory with room for it.
@@ -81,7 +81,7 @@ pub(super) unsafe fn upload(
     let readers = readers.get().min(pieces.len());
     let rings = rings(device, readers)?;
     let stream = device.copies();
-    // One reader takes pieces until there are no more.
+    // One reader takes pieces until none are left.
     let carry = |ring: &mut Ring| -> Result<()> {
         for at in (0..BUFFERS).cycle() {
             let Some((of, range)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
@@ -108,12 +108,13 @@ pub(super) unsafe fn upload(
         let reader = &reader;
         join_all(rings.into_iter().map(|ring| scope.spawn(move || reader(ring))).collect())
     });
-    // Also after a failure: nothing may be on its way to memory that is freed.
+    // Waits after a failure too: no copy may still write to memory that is freed.
     stream.synchronize().or_fault("copying to the GPU")?;
     result
 }
 
-/// Waits for threads; their first failure that is not merely the consequence of another one.
+/// Waits for threads; returns their first failure that is not merely the consequence of another
+/// one.
 pub(super) fn join_all(threads: Vec<ScopedJoinHandle<'_, Result<()>>>) -> Result<()> {
     let join = |thread: ScopedJoinHandle<'_, Result<()>>| thread.join().expect("it does not panic");
     first_cause(threads.into_iter().map(join))
@@ -127,7 +128,7 @@ fn first_cause(results: impl Iterator<Item = Result<()>>) -> Result<()> {
 
 pub(super) type Ring = [Pinned; BUFFERS];
 
-/// A ring for each reader: what is kept from loads before, and what is missing.
+/// Makes a ring for each reader from the buffers of earlier loads, and allocates missing ones.
 pub(super) fn rings(device: &Device, readers: usize) -> Result<Vec<Ring>> {
     let mut buffers: Vec<Pinned> = {
         let mut kept = device.spare_buffers();
@@ -147,7 +148,8 @@ impl Model {
     /// offsets are checked. Done when it returns.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for a tensor that is none or does not exist; [`Error::Corrupt`],
+    /// [`Error::Parameter`] for a tensor that does not exist or is not such a matrix;
+    /// [`Error::Corrupt`],
     /// [`Error::Io`], [`Error::Gpu`], [`Error::Cancelled`].
     ///
     /// # Safety
@@ -183,7 +185,7 @@ impl Model {
         let (stop, count) = (AtomicBool::new(false), |bytes| advance(observer, bytes));
         // SAFETY: the caller's promise.
         unsafe { upload(device, &deliveries, readers_each(1), &stop, &count) }?;
-        // Also the chunks of which other arrays have the rest.
+        // Checks also the chunks that other arrays share.
         found.par_iter().try_for_each(|(tiles, _)| tiles.check())
     }
 }

@@ -1,11 +1,11 @@
-//! Matrices on their way from containers to the fast layout: nothing else of them is on the GPU.
+//! Loads matrices from containers into the fast layout; nothing else of them stays on the GPU.
 //!
 //! ```text
 //! container → pinned buffer → slot: task, records, plane, bits → weights → packed strips
 //!   readers, any order          one copy for some strips          one after the other, in order
 //! ```
 //!
-//! Device memory besides the result: two slots for each reader, decoded weights of one slot,
+//! Device memory besides the result: two slots per reader, the decoded weights of one slot, the
 //! exceptions of one matrix, and decode tables; less than 256 MB.
 #![expect(unsafe_code, reason = "copies and launches, each with its proof")]
 
@@ -32,11 +32,11 @@ use crate::gpu::{
 use crate::progress::{Observer, advance};
 use crate::{Error, Model, Result, Tensor, constants::ARRAY_ALIGNMENT, parallel};
 
-/// Slots for each reader: one is read for, in the other strips that arrived before others wait.
+/// Slots per reader: one is being filled while strips in the other wait for those before them.
 const SLOTS: usize = 2;
-/// Where an array begins in a slot, and the slot's first one.
+/// Alignment of arrays in a slot, and place of the first one.
 const PLACE: u64 = 256;
-/// Bits are copied to shared memory by this many bytes.
+/// Bits are copied to shared memory in units of this many bytes.
 const COPY_BYTES: u64 = 16;
 
 /// Data that all matrices of a load share.
@@ -53,28 +53,28 @@ pub(in crate::gpu) struct FastRequest<'m> {
     pub(in crate::gpu) sizes: &'m TileSizes,
     pub(in crate::gpu) staged_bytes: u32,
     pub(in crate::gpu) table: CUdeviceptr,
-    /// Where it goes: memory of [`fast_bytes`](super::task::fast_bytes).
+    /// Its destination: memory of [`fast_bytes`](super::task::fast_bytes).
     pub(in crate::gpu) strips: Buffer,
 }
 
-/// Some strips of a matrix, as they travel.
+/// Some strips of a matrix on their way to the GPU: a job.
 struct StripBatch {
-    /// Its index among those wanted.
+    /// The index of its matrix among those wanted.
     matrix: usize,
     strips: Range<u64>,
-    /// Bytes of the arrays.
+    /// Byte ranges in the arrays.
     records: Range<u64>,
     plane: Range<u64>,
     bits: Range<u64>,
     is_last: bool,
 }
 
-/// Where what a job takes lies in its slot, in bytes from the slot's start.
+/// Places of a job's data in its slot, in bytes from the slot's start.
 struct SlotLayout {
     records: Range<u64>,
     plane: Range<u64>,
     bits: Range<u64>,
-    /// Byte of the bitstream at which the slot's part begins.
+    /// First byte of the bitstream that the slot holds.
     first_bits: u64,
 }
 
@@ -91,13 +91,13 @@ impl StripBatch {
         SlotLayout { records, plane, bits, first_bits }
     }
 
-    /// Its records, without the one that the next job has, too.
+    /// Its records, without the one that it shares with the next job.
     fn counted_records(&self) -> Range<u64> {
         let both = if self.is_last { 0 } else { tile::RECORD_BYTES as u64 };
         self.records.start..self.records.end - both
     }
 
-    /// Bytes of the container.
+    /// Bytes of the container that it reads.
     fn bytes(&self) -> u64 {
         let all = [self.counted_records(), self.plane.clone(), self.bits.clone()];
         all.into_iter().map(|range| range.end - range.start).sum()
@@ -108,7 +108,7 @@ impl StripBatch {
     }
 }
 
-/// Cuts a matrix into jobs that fit a slot; none if a strip does not.
+/// Cuts a matrix into jobs that fit a slot; `None` if a strip does not.
 fn cut(matrix: usize, wanted: &FastRequest<'_>) -> Result<Option<Vec<StripBatch>>> {
     let sizes = wanted.sizes;
     let records = sizes.read_whole(&wanted.tensor, tile::RECORDS)?;
@@ -138,7 +138,7 @@ fn cut(matrix: usize, wanted: &FastRequest<'_>) -> Result<Option<Vec<StripBatch>
 }
 
 impl FastRequest<'_> {
-    /// Reads a job's part of the arrays into a buffer, as it lies in the slot there; its bytes.
+    /// Reads a job's part of the arrays into a buffer, laid out as in the slot; returns its bytes.
     fn fill(&self, job: &StripBatch, slot: CUdeviceptr, out: &mut [u8]) -> Result<usize> {
         let layout = job.layout();
         let array = self.tensor.record().array_range().start;
@@ -156,7 +156,7 @@ impl FastRequest<'_> {
         Ok(layout.bits.end as usize)
     }
 
-    /// Decodes a job's strips, which are a tensor of their own in the slot.
+    /// Makes the task that decodes a job's strips, which are a tensor of their own in the slot.
     fn task(&self, job: &StripBatch, layout: &SlotLayout, slot: CUdeviceptr) -> DecodeTask {
         let sizes = self.sizes;
         let (rows, columns) = (job.rows(sizes), sizes.geometry().columns());
@@ -178,16 +178,16 @@ impl FastRequest<'_> {
     }
 }
 
-/// A place on the device in which strips arrive.
+/// A place on the device where strips arrive.
 struct Slot {
     address: CUdeviceptr,
-    /// The last copy into it is done.
+    /// Done when the last copy into it is done.
     filled: CudaEvent,
-    /// The decoding from it is done.
+    /// Done when the decoding from it is done.
     used: CudaEvent,
 }
 
-/// A job whose copy is on its way: its index, and its slot.
+/// A job whose copy has started: its index, and its slot.
 type Arrival = Result<(usize, usize)>;
 
 /// Data that the readers share.
@@ -202,10 +202,12 @@ struct Transit<'u> {
 }
 
 impl Transit<'_> {
-    /// One reader: takes jobs while there are some and somebody wants them; returns its buffers.
+    /// Runs one reader: it takes jobs while there are some and somebody wants them; returns its
+    /// buffers.
     fn run(&self, mut ring: Ring, arrived: &Sender<Arrival>) -> Ring {
         let mut at = 0;
-        // First a slot, then a job: so the first of all jobs that have not arrived has one.
+        // Takes a slot before a job, so that the first of all jobs that have not arrived has a
+        // slot.
         while let Some(slot) = self.free_slot() {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(job) = self.jobs.get(number) else { break };
@@ -223,7 +225,7 @@ impl Transit<'_> {
         parallel::lock(&self.free).recv().ok()
     }
 
-    /// Reads a job's bytes and starts to copy them into a slot, after what is decoded from it.
+    /// Reads a job's bytes and starts to copy them into a slot, after the decoding from it.
     fn send(&self, job: &StripBatch, slot: usize, buffer: &mut Pinned) -> Result<()> {
         let Slot { address, filled, used } = &self.slots[slot];
         let stream = self.device.copies();
@@ -237,7 +239,7 @@ impl Transit<'_> {
     }
 }
 
-/// Decodes and packs what has arrived.
+/// Decodes and packs jobs as they arrive.
 struct Packing<'u> {
     transit: &'u Transit<'u>,
     stream: Arc<CudaStream>,
@@ -247,8 +249,8 @@ struct Packing<'u> {
 }
 
 impl Packing<'_> {
-    /// All jobs, in their order; gives back slots as soon as others may be copied into them. The
-    /// matrices that became fast.
+    /// Takes all jobs in order, and gives each slot back as soon as others may be copied into it.
+    /// Returns the matrices that became fast.
     fn run(
         &mut self,
         arrivals: &Receiver<Arrival>,
@@ -258,7 +260,7 @@ impl Packing<'_> {
         let (mut early, mut next) = (BTreeMap::new(), 0);
         let mut outcomes: Vec<_> = matrices.iter().map(|_| None).collect();
         while next < jobs.len() {
-            // All readers are gone only after one has sent its failure.
+            // A reader sends its failure before it ends.
             let Ok(arrival) = arrivals.recv() else { return Err(Error::Cancelled) };
             let (number, slot) = arrival?;
             early.insert(number, slot);
@@ -273,7 +275,8 @@ impl Packing<'_> {
         Ok(outcomes)
     }
 
-    /// Puts the decoding and packing of one job on the stream; with the last of a matrix, waits.
+    /// Puts the decoding and packing of one job on the stream; waits after the last one of a
+    /// matrix.
     fn take(
         &mut self,
         job: &StripBatch,
@@ -299,15 +302,15 @@ impl Packing<'_> {
         let Slot { address, filled, used } = &self.transit.slots[slot];
         self.stream.wait(filled).or_fault(action)?;
         let status = self.status.device_pointer();
-        // SAFETY: the slot begins with the task of its arrays, which have the sizes that it says;
-        // `weights` has room for the largest job, and this stream alone uses it. All of it is freed
-        // after the context is idle.
+        // SAFETY: the slot begins with the task of its arrays, which have the sizes that the task
+        // says; `weights` has room for the largest job, and only this stream uses it. All of it is
+        // freed after the context is idle.
         unsafe { kernels.decode(&self.stream, &launch, *address, weights, status) }?;
         used.record(&self.stream).or_fault(action)?;
-        // Readers that are gone want no slot.
+        // Readers that have ended want no slot.
         free.send(slot).ok();
-        // SAFETY: the weights are there, after the decoding on the same stream; jobs come in order,
-        // and one matrix after the other.
+        // SAFETY: the decoding on the same stream has written the weights; jobs come in order, and
+        // one matrix after the other.
         unsafe { self.packer.pack(&strips, &job.rows(sizes), weights, &self.stream) }?;
         if !job.is_last {
             return Ok(None);
@@ -318,8 +321,8 @@ impl Packing<'_> {
     }
 }
 
-/// Loads matrices in the fast layout, and waits; none of one with too many exceptions or too
-/// large strips. `kept` gets the allocations of exceptions. The same bytes in every run.
+/// Loads matrices in the fast layout, and waits; skips a matrix with too many exceptions or too
+/// large strips. `kept` gets the allocations of exceptions. Every run gives the same bytes.
 pub(in crate::gpu) fn load_fast(
     device: &Device,
     matrices: &[FastRequest<'_>],
@@ -342,7 +345,7 @@ pub(in crate::gpu) fn load_fast(
         2 * jobs.iter().map(|job| job.plane.end - job.plane.start).max().unwrap_or(0);
     let most = matrices.iter().map(|wanted| good_exceptions(wanted.sizes.elements())).max();
     let most = most.unwrap_or(0);
-    // One allocation: each takes the driver longer to free than the GPU has work for meanwhile.
+    // One allocation: freeing each takes the driver longer than the GPU has work for meanwhile.
     let bytes = slot_bytes + weight_bytes.next_multiple_of(ARRAY_ALIGNMENT) + Packer::bytes(most);
     let mut memory = device.allocate(bytes, "matrices that arrive")?;
     let addresses = memory.take(slot_bytes).pointer();
@@ -372,14 +375,14 @@ pub(in crate::gpu) fn load_fast(
         let threads: Vec<_> = rings.into_iter().map(spawn).collect();
         drop(arrived);
         let result = packing.run(&arrivals, &free);
-        // Whoever waits for a slot or sends waits no longer.
+        // Threads that wait for a slot or send wait no longer.
         drop((free, arrivals));
         for thread in threads {
             device.spare_buffers().extend(thread.join().expect("a reader does not panic"));
         }
         result
     });
-    // Also after a failure: nothing may be on its way to memory that is freed.
+    // Waits after a failure too: no copy may still write to memory that is freed.
     let action = "copying to the GPU";
     let done = device.copies().synchronize().and(packing.stream.synchronize());
     let outcomes = result?;

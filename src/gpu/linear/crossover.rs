@@ -1,7 +1,7 @@
-//! From how many rows of x on it is faster to decode a matrix to memory and multiply then with a
-//! library of BLAS, for each GPU that was at hand.
+//! Numbers of rows of x from which on it is faster to decode a matrix to memory and then multiply
+//! with a BLAS library, for each GPU that was measured.
 //!
-//! The way to measure it, on these and others:
+//! To measure them, on these and other GPUs:
 //!
 //! ```text
 //! nvcc … kernels/bench/linear_bench.cu          # as kernels/bench/README.md says
@@ -13,17 +13,17 @@ use cudarc::driver::{CudaContext, sys::CUdevice_attribute as Attribute};
 use crate::Result;
 use crate::gpu::fault::OrFault;
 
-/// A GPU: its compute capability, major and minor, and the width of its memory's bus in bits. GPUs
-/// of one chip differ by their memory.
+/// A GPU: its compute capability, major and minor, and the width of its memory bus in bits. GPUs
+/// with the same chip differ in memory.
 type Gpu = ((i32, i32), i32);
 
 const H100: Gpu = ((9, 0), 5120);
-/// The driver counts these of the 6,144 bits of its six stacks.
+/// The driver counts these of its six stacks' 6,144 bits.
 const H200: Gpu = ((9, 0), 6016);
 
-/// Put together from times in `benches/record/` (2026-11-22-linear-*, 2026-11-23-linear*,
-/// *tile-kernel*, *residence*), for the four matrices there: those of our products and of
-/// cuBLASLt's, and of decoding. In microseconds:
+/// Based on times in `benches/record/` (2026-11-22-linear-*, 2026-11-23-linear*, *tile-kernel*,
+/// *residence*) for the four matrices there: of our products, of cuBLASLt's, and of decoding. In
+/// microseconds:
 ///
 /// ```text
 /// rows of x              16     32     64    128    256    512      decode, then cuBLASLt
@@ -33,23 +33,22 @@ const H200: Gpu = ((9, 0), 6016);
 /// H100, fast            121    132    136    148    208    358       327 + 300 for 512 rows
 /// ```
 ///
-/// As stored a launch takes 64 rows. Two of them take 436 on the H100, and in a decode step more
-/// than decoding first: with 128 rows 0.385 of BF16's speed instead of 0.525; on the H200 they take
-/// more than decoding and cuBLASLt. So one launch is the most, on any GPU.
+/// As stored, a launch takes 64 rows. On the H100 two of them take 436, and more than decoding
+/// first in a decode step: with 128 rows, 0.385 of BF16's speed instead of 0.525. On the H200 they
+/// take more than decoding and cuBLASLt. So on any GPU one launch is the limit.
 ///
-/// With the fast layout a launch takes 2048 rows. On the H200 1024 take 675, and 844 decoded; each
-/// 512 more take 310 and 298, so that 2048 are still faster, too. On the H100 1024 take 685, and
-/// 931 decoded; 2048 take 1345 and 1580
-/// (`benches/record/2026-11-26-exact-order-wide.md`).
+/// In the fast layout, a launch takes 2048 rows. On the H200 1024 rows take 675, and 844 decoded;
+/// each further 512 take 310 and 298, so that 2048 are still faster. On the H100 1024 take 685, and
+/// 931 decoded; 2048 take 1345 and 1580 (`benches/record/2026-11-26-exact-order-wide.md`).
 const KNOWN: [(Gpu, [u64; 2]); 2] = [(H100, [65, 2049]), (H200, [65, 2049])];
 
-/// Estimates for a GPU that nobody has measured, by bytes alone: decoding reads 11 or 12 bits of a
-/// weight, writes 16, and a BLAS reads them again, which is as much as three launches of 16 rows
-/// and more.
+/// Estimates by bytes alone for a GPU that nobody has measured: decoding reads 11 or 12 bits per
+/// weight and writes 16, and BLAS reads these again, which costs as much as three launches of 16
+/// rows or more.
 const OTHERS: [u64; 2] = [49; 2];
 
-/// The fewest rows of x for which decoding is faster on this GPU: of matrices as stored, and in the
-/// fast layout.
+/// The fewest rows of x for which decoding is faster on this GPU: for matrices as stored, and for
+/// those in the fast layout.
 pub(super) fn crossover(context: &CudaContext) -> Result<[u64; 2]> {
     let action = "asking for a GPU's properties";
     let capability = context.compute_capability().or_fault(action)?;
@@ -65,7 +64,7 @@ mod tests {
     use crate::gpu::linear::decoded::DECODED_CLASSES;
     use crate::gpu::linear::many::MANY_ROWS;
 
-    /// More rows are several launches, each of which decodes all weights again.
+    /// More rows take several launches, each of which decodes all weights again.
     #[test]
     fn no_more_rows_than_a_launch_takes_are_multiplied_without_decoding() {
         let stored = DECODED_CLASSES[DECODED_CLASSES.len() - 1];

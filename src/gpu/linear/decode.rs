@@ -1,4 +1,4 @@
-//! Decoding of matrices to memory: all of them, slices, and rows by their indices on the device.
+//! Decodes matrices to memory: whole ones, slices, and rows by their indices on the device.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::gpu::task::{FEW_TASKS, TileTask};
 use crate::gpu::{fault::refuse, program::OUTPUT_ALIGNMENT};
 use crate::{Error, Result, open::Rect};
 
-/// Where the indices of rows lie in device memory.
+/// The place of row indices in device memory.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Indices {
@@ -24,14 +24,14 @@ pub enum Indices {
 }
 
 impl Matrix {
-    /// Bytes that it has when it is decoded.
+    /// Number of its decoded bytes.
     pub fn decoded_bytes(&self) -> u64 {
         2 * self.row_count() * self.column_count()
     }
 
     /// Puts its decoding on a stream, to a device address: row by row, dense. Neither allocates nor
-    /// waits, and can be captured in a graph. For the transposed product, and from
-    /// [`Linear::crossover_rows`](super::Linear::crossover_rows) rows of x on.
+    /// waits, and can be captured in a graph. For transposed products, and for
+    /// [`Linear::crossover_rows`](super::Linear::crossover_rows) rows of x or more.
     ///
     /// # Errors
     /// [`Error::Parameter`] if the output is not a multiple of 16, or the stream or the status is
@@ -52,15 +52,16 @@ impl Matrix {
         unsafe { self.decode_slice_into_raw((rows, columns), output, stream, status) }
     }
 
-    /// As [`Matrix::decode_into_raw`], of any of its rows and columns, row by row, dense. Fastest
-    /// at multiples of 32 rows and 256 columns, and if a row of the slice has a multiple of 8
-    /// weights.
+    /// Decodes any of its rows and columns like [`Matrix::decode_into_raw`], row by row, dense.
+    /// Fastest at multiples of 32 rows and 256 columns, and if a row of the slice has a multiple of
+    /// 8 weights.
     ///
     /// # Errors
-    /// As [`Matrix::decode_into_raw`], and [`Error::Parameter`] for no or missing rows or columns.
+    /// Same as [`Matrix::decode_into_raw`], and [`Error::Parameter`] for no or missing rows or
+    /// columns.
     ///
     /// # Safety
-    /// As [`Matrix::decode_into_raw`], with memory for the slice.
+    /// Same as [`Matrix::decode_into_raw`], with memory for the slice.
     pub unsafe fn decode_slice_into_raw(
         &self,
         (rows, columns): (Range<u64>, Range<u64>),
@@ -77,7 +78,7 @@ impl Matrix {
     /// Puts the decoding of some of its rows and columns, which exist, on the stream, dense.
     ///
     /// # Safety
-    /// As [`Matrix::decode_slice_into_raw`], which has checked the arguments.
+    /// Same as [`Matrix::decode_slice_into_raw`], which has checked the arguments.
     pub(super) unsafe fn decode(
         &self,
         rows: &Range<u64>,
@@ -92,27 +93,27 @@ impl Matrix {
                 let (task, status) = (stored.task(&rows, &columns, 0, 0), status.device_pointer());
                 let (kernels, staged) =
                     (stored.device.kernels(), stored.source.arrays.staged_bytes);
-                // SAFETY: the task is of arrays that the matrix keeps, or the caller; the rest is
-                // the caller's promise.
+                // SAFETY: the matrix or the caller keeps the task's arrays; the caller promises the
+                // rest.
                 unsafe { kernels.decode_few(stream, &[task], staged, output, status) }
             }
             MatrixArrays::Fast(fast) => {
                 let columns = 2 * columns.start..2 * columns.end;
                 let part = Rect { rows, columns, width: 2 * fast.strips.columns };
-                // SAFETY: the caller's promise; the matrix keeps arrays that are not the caller's.
+                // SAFETY: the caller's promise; the matrix keeps arrays that the caller does not.
                 unsafe { fast.decode(&part, output, stream, status) }
             }
         }
     }
 
     /// Puts the decoding of several matrices of one GPU on a stream, each to its address, row by
-    /// row, dense: up to eight as stored by one launch, others by one each.
+    /// row, dense: one launch for up to eight as stored, one for each other matrix.
     ///
     /// # Errors
-    /// As [`Matrix::decode_into_raw`]; [`Error::Parameter`] for matrices of several GPUs.
+    /// Same as [`Matrix::decode_into_raw`]; [`Error::Parameter`] for matrices of several GPUs.
     ///
     /// # Safety
-    /// As [`Matrix::decode_into_raw`], of each.
+    /// Same as [`Matrix::decode_into_raw`], for each.
     pub unsafe fn decode_all_into_raw(
         all: &[(&Self, CUdeviceptr)],
         stream: &CudaStream,
@@ -145,7 +146,8 @@ impl Matrix {
                 tasks.push(task);
             }
             Error::check_limit("tiles of one launch on the GPU", units, u32::MAX.into())?;
-            // SAFETY: outputs are the tasks' own, absolute ones; the rest is the caller's promise.
+            // SAFETY: outputs of the tasks are absolute addresses; the rest is the caller's
+            // promise.
             unsafe {
                 device.kernels().decode_few(stream, &tasks, staged, 0, status.device_pointer())
             }?;
@@ -167,20 +169,19 @@ impl Matrix {
         within(columns, self.column_count(), 1, "columns").map(drop)
     }
 
-    /// Puts the decoding of `count` rows on a stream, by their indices in device memory: an
-    /// embedding's. Row i of the output is row `indices[i]`, with `pitch` elements from one to the
-    /// next; of an index that names no row it is zeros, and the status is set. Only tiles' parts of
-    /// these rows are read. Neither allocates nor waits, and can be captured in a graph.
+    /// Puts the decoding of `count` rows, an embedding's, on a stream by their indices in device
+    /// memory. Row i of the output is row `indices[i]`, with `pitch` elements from one row to the
+    /// next. An index that names no row gives zeros and sets the status. Reads only the tiles'
+    /// parts of these rows. Neither allocates nor waits, and can be captured in a graph.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for rows that overlap, a misaligned address, more indices than 2^32 - 1
-    /// indices or 2^34 tiles that rows cross, and a stream or status of another device;
-    /// [`Error::Gpu`].
+    /// [`Error::Parameter`] for rows that overlap, a misaligned address, more than 2^32 - 1 indices
+    /// or 2^34 tiles that rows cross, and a stream or status of another device; [`Error::Gpu`].
     ///
     /// # Safety
-    /// In memory of the device: `indices` has `count` of them, and `output` room for as many rows.
-    /// Until the work is done nobody else uses the output or changes the indices; until then, and
-    /// until the last replay of a graph that captured it, all that, this matrix and the status
+    /// In memory of the device, `indices` has `count` indices, and `output` has room for as many
+    /// rows. Until the work is done nobody else uses the output or changes the indices. Until then,
+    /// and until the last replay of a graph that captured it, all that, this matrix and the status
     /// live.
     pub unsafe fn gather(
         &self,
@@ -230,8 +231,8 @@ impl Matrix {
             status: status.device_pointer(),
         };
         let kernels = self.device().linear_kernels()?;
-        // SAFETY: the arrays are those of the matrix, which keeps them; indices of other rows are
-        // not followed; the rest is the caller's promise.
+        // SAFETY: the matrix keeps the arrays; the kernel does not follow indices of other rows;
+        // the rest is the caller's promise.
         unsafe { kernels.gather(self.residence(), stream, &task, blocks) }
     }
 }

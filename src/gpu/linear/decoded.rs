@@ -1,5 +1,5 @@
 //! Kernels that multiply 17 to 64 rows of x by matrices in tiles as stored, which they decode to
-//! shared memory. For compute capability 9.0 alone.
+//! shared memory. Only for compute capability 9.0.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use cudarc::driver::{CudaFunction, CudaStream};
@@ -11,23 +11,23 @@ use super::task::{LinearLaunch, STRIP_ROWS, tiles_across};
 use crate::Result;
 use crate::gpu::module::{Kernels, Module, config};
 
-/// Stages of decoded weights of a block, at least: one is filled while another is multiplied.
+/// Fewest stages of decoded weights per block: one is filled while another is multiplied.
 const LEAST_STAGES: u32 = 2;
 
-/// Strips of a group of a matrix as stored, which is multiplied by more than
+/// Strips per group of a matrix as stored that is multiplied by more than
 /// [`ROWS`](super::task::ROWS) rows of x.
 const GROUP_STRIPS: u64 = 8;
-/// Tiles of a strip that a block decodes at once.
+/// Tiles of each strip that a block decodes at once.
 const ROUND_TILES: u64 = 2;
 
-/// How a matrix as stored is shared out among blocks for more than
-/// [`ROWS`](super::task::ROWS) rows of x, by its shape alone: `RoundSplit` of the kernels.
+/// How blocks share a matrix as stored for more than [`ROWS`](super::task::ROWS) rows of x, by its
+/// shape alone: `RoundSplit` of the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rounds {
-    /// Each some rounds of the groups, one after the other; no more than
+    /// Number of items, each some consecutive rounds of the groups; at most
     /// [`MATRIX_COUNTERS`](super::split::MATRIX_COUNTERS).
     pub(super) items: u64,
-    /// For sums that meet in memory.
+    /// Number of places for sums that meet in memory.
     pub(super) places: u64,
 }
 
@@ -39,17 +39,16 @@ impl Rounds {
         Self { items, places: items + if groups < items { groups } else { items } }
     }
 
-    /// Bytes of a place, with this many rows of x.
+    /// Bytes per place, with this many rows of x.
     pub(super) const fn place_bytes(rows: u64) -> u64 {
         GROUP_STRIPS * STRIP_ROWS * DECODED_CLASSES[class_of(rows)] * 4
     }
 }
 
-/// Rows of x up to which each kernel multiplies by matrices as stored, of more than
-/// [`ROWS`](super::task::ROWS).
+/// Most rows of x of each kernel for matrices as stored, above [`ROWS`](super::task::ROWS).
 pub(super) const DECODED_CLASSES: [u64; 2] = [32, 64];
 
-/// Which of them a number of rows is of.
+/// The index in [`DECODED_CLASSES`] for a number of rows.
 const fn class_of(rows: u64) -> usize {
     if rows <= DECODED_CLASSES[0] { 0 } else { 1 }
 }
@@ -59,24 +58,24 @@ const fn class_of(rows: u64) -> usize {
 #[repr(C)]
 pub(super) struct DecodedDemand {
     threads: u32,
-    /// Always.
+    /// For every block.
     fixed: u32,
-    /// For each stage, of each of [`DECODED_CLASSES`].
+    /// Per stage, for each of [`DECODED_CLASSES`].
     stages: [u32; 2],
-    /// For each row of x that the kernel has.
+    /// Per row of x of the kernel.
     row: u32,
-    /// How many tiles' bits a block has at once.
+    /// Number of tiles whose bits a block holds at once.
     slots: u32,
-    /// Bytes of each slot, besides those bits.
+    /// Bytes per slot, besides those bits.
     slot: u32,
-    /// Stages, at most.
+    /// Most stages.
     most_stages: u32,
 }
 
 impl DecodedDemand {
-    /// As many stages as leave room for the largest tile; at least [`LEAST_STAGES`], with which
-    /// there may be less room for it: it is then read from where it lies, slowly. With the dynamic
-    /// shared memory of a block.
+    /// The number of stages and the dynamic shared memory of a block: as many stages as leave room
+    /// for the largest tile, at least [`LEAST_STAGES`]. If the largest tile then lacks room, it is
+    /// read from where it lies, slowly.
     fn block(self, x_rows: u32, staged: u32, room: u32) -> (u32, u32) {
         let class = class_of(x_rows.into());
         let fixed = self.fixed + DECODED_CLASSES[class] as u32 * self.row;
@@ -91,10 +90,10 @@ impl DecodedDemand {
     }
 }
 
-/// Both of them in one context.
+/// Both kernels, in one context.
 #[derive(Debug)]
 pub(super) struct DecodedKernels {
-    /// For each of [`DECODED_CLASSES`].
+    /// One for each of [`DECODED_CLASSES`].
     kernels: Vec<CudaFunction>,
     needs: DecodedDemand,
     /// Dynamic shared memory that a block may have.
@@ -103,7 +102,7 @@ pub(super) struct DecodedKernels {
 }
 
 impl DecodedKernels {
-    /// None if this GPU's code has none.
+    /// `None` if this GPU's code has no such kernels.
     pub(super) fn load(
         module: &Module<'_>,
         needs: DecodedDemand,
@@ -118,12 +117,12 @@ impl DecodedKernels {
         Ok(Some(Self { kernels, needs, room, processors: others.processors }))
     }
 
-    /// Puts a product on the stream: this many items of [`Rounds`].
+    /// Puts a product on the stream: `items` items of [`Rounds`].
     ///
     /// # Safety
-    /// The launch is as `kernels/linear_task.cuh` asks, of matrices in tiles as stored, with up to
-    /// as many rows of x as the last of [`DECODED_CLASSES`]; all that it points to lives until the
-    /// kernel is done.
+    /// The launch is as `kernels/linear_task.cuh` asks, with matrices in tiles as stored and at
+    /// most as many rows of x as the last of [`DECODED_CLASSES`]; all that it points to lives until
+    /// the kernel is done.
     pub(super) unsafe fn multiply(
         &self,
         early: bool,
@@ -137,7 +136,7 @@ impl DecodedKernels {
         let blocks = items.min(self.processors.into()) as u32;
         let config = config(blocks, self.needs.threads, shared);
         let kernel = &self.kernels[class_of(launch.x_rows.into())];
-        // SAFETY: the caller's promise; threads and shared memory as the kernels' constants say.
+        // SAFETY: the caller's promise; the kernels' constants give threads and shared memory.
         unsafe { run(kernel, early, stream, config, launch) }
     }
 }

@@ -1,4 +1,4 @@
-//! The fast layout: a matrix in it, and one on its way there from BF16, some strips at a time.
+//! The fast layout: matrices in it, and packing of BF16 rows into it, some strips at a time.
 #![expect(unsafe_code, reason = "launches and copies, each with its proof")]
 
 use std::ops::Range;
@@ -12,8 +12,8 @@ use super::task::{
 use crate::gpu::{device::Device, fault::OrFault, memory::Buffer, status::Status};
 use crate::{Result, constants::ARRAY_ALIGNMENT, open::Rect};
 
-/// Where a matrix lies: memory of [`fast_bytes`] with the data of all strips, their patches, then
-/// their heads.
+/// The place of a matrix: memory of [`fast_bytes`] with the data of all strips, then their patches,
+/// then their heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strips {
     pub(super) rows: u64,
@@ -47,7 +47,7 @@ impl Strips {
 pub(in crate::gpu) struct FastArrays {
     pub(super) device: Device,
     pub(super) strips: Strips,
-    /// The device address of its exceptions, and how many weights no code expresses.
+    /// Device address of its exceptions, and the number of weights that no code expresses.
     pub(super) entries: CUdeviceptr,
     pub(super) exceptions: u64,
     /// Memory of strips and exceptions; `None` if the caller keeps them.
@@ -68,7 +68,7 @@ impl FastArrays {
     ///
     /// # Safety
     /// `output` is device memory with room for the part, and nobody else uses it until the stream
-    /// has done this; `self` and the status live as long. The stream is of its context.
+    /// has done this; `self` and the status live as long. The stream is of the matrix's context.
     pub(in crate::gpu) unsafe fn decode(
         &self,
         part: &Rect,
@@ -110,26 +110,27 @@ impl FastArrays {
             tiles: ((strips.end - strips.start) * across) as u32,
             status: status.device_pointer(),
         };
-        // SAFETY: the arrays have as many strips and columns; the output is the caller's promise.
+        // SAFETY: the arrays have these strips and columns; the output is the caller's promise.
         unsafe { self.device.linear_kernels()?.unpack(stream, &task) }
     }
 }
 
-/// Packs one matrix after the other, some strips at a time: room for exceptions until they are
-/// counted, and what is kept of them.
+/// Packs one matrix after the other, some strips at a time. Has room for a matrix's exceptions
+/// until they are counted, and keeps those of finished matrices.
 #[derive(Debug)]
 pub(super) struct Packer {
     device: Device,
     room: Buffer,
-    /// How many there are so far.
+    /// The number of exceptions so far.
     total: Buffer,
-    /// Allocations for those of several matrices.
+    /// Allocations, each for the exceptions of several matrices.
     pub(super) kept: Vec<Buffer>,
-    /// How many bytes of the last one are taken.
+    /// Bytes used of the last one.
     taken: u64,
 }
 
-/// Exceptions of several matrices are allocated together: the driver is slower than the GPU.
+/// Exceptions of several matrices are allocated together, because the driver is slower than the
+/// GPU.
 const KEPT_BYTES: u64 = 1 << 20;
 
 impl Packer {
@@ -150,7 +151,7 @@ impl Packer {
         Self { device: device.clone(), room, total, kept: Vec::new(), taken: 0 }
     }
 
-    /// Puts the counter's beginning on the stream, for the next matrix.
+    /// Puts the reset of the counter on the stream, for the next matrix.
     pub(super) fn begin(&self, stream: &CudaStream) -> Result<()> {
         let (total, bytes) = (self.total.pointer(), self.total.bytes() as usize);
         // SAFETY: `self` keeps the word. Freeing it waits for the context.
@@ -162,7 +163,7 @@ impl Packer {
         self.room.bytes() / ENTRY_BYTES
     }
 
-    /// Memory for this many bytes that are kept; `together` with others.
+    /// Memory for this many bytes that are kept; `together` with those of other matrices.
     fn keep(&mut self, bytes: u64, together: bool) -> Result<Buffer> {
         if self.kept.last().is_none_or(|last| bytes > last.bytes() - self.taken) {
             let room = if together { bytes.max(KEPT_BYTES) } else { bytes };
@@ -175,15 +176,15 @@ impl Packer {
         Ok(region)
     }
 
-    /// How many there are of the matrix so far; waits.
+    /// Waits, and returns the number of the matrix's exceptions so far.
     pub(super) fn count(&self, stream: &CudaStream) -> Result<u64> {
         Ok(self.total.read_word(stream)?.into())
     }
 
-    /// Puts the copying of this many to a device address on the stream.
+    /// Puts the copy of this many exceptions to a device address on the stream.
     ///
     /// # Safety
-    /// There is room for them, and no less in `self`; both live until the stream is done.
+    /// There is room for them, and `self` has as many; both live until the stream is done.
     pub(super) unsafe fn copy(
         &self,
         count: u64,
@@ -199,12 +200,13 @@ impl Packer {
         copied.or_fault("copying on the GPU")
     }
 
-    /// Puts the packing of some rows on the stream: whole strips, in order, or the last ones.
+    /// Puts the packing of some rows on the stream: whole strips, in order; the last one may be
+    /// partial.
     ///
     /// # Safety
-    /// `weights` is device memory with the rows, dense, when the stream comes to it; that, the
+    /// `weights` is device memory that holds the rows, dense, when the stream reaches this; it, the
     /// strips and `self` live until the stream is done. The matrix has [begun](Self::begin), and no
-    /// other one does before [`Packer::finish`].
+    /// other one begins before [`Packer::finish`].
     pub(super) unsafe fn pack(
         &self,
         strips: &Strips,
@@ -225,15 +227,14 @@ impl Packer {
             total: self.total.pointer(),
             patches: strips.patches(rows.start / STRIP_ROWS),
         };
-        // SAFETY: data and heads have room for all strips of the matrix, of which these are some;
-        // exceptions that do not fit the capacity are not written; the rest is the caller's
-        // promise.
+        // SAFETY: data and heads have room for all strips of the matrix, some of which these are;
+        // exceptions past the capacity are not written; the rest is the caller's promise.
         unsafe { self.device.linear_kernels()?.pack(stream, &task) }
     }
 
-    /// Waits, and keeps the exceptions that there are, `together` with those of other matrices; or
-    /// answers with their number, if they are more than `most`. What is put on the stream
-    /// afterwards may be of another matrix. `memory`: where the matrix is.
+    /// Waits, and keeps the matrix's exceptions, `together` with those of other matrices; or
+    /// returns their number if they are more than `most`. Later work on the stream may be of
+    /// another matrix. `memory`: that of the matrix.
     pub(super) fn finish(
         &mut self,
         strips: Strips,

@@ -1,4 +1,4 @@
-//! Products with the matrices of a mixture's experts, as the router says on the device.
+//! Products with the matrices of a mixture's experts, as a router on the device chooses them.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
@@ -10,10 +10,10 @@ use crate::Result;
 use crate::gpu::status::{Status, check_contexts};
 use crate::gpu::{device::Device, fault::refuse, memory::Buffer, needs::Residence};
 
-/// Which rows of x go to which expert, as a router leaves it in device memory.
+/// The rows of x that go to each expert, as a router leaves them in device memory.
 ///
 /// There are `places`, sorted by expert: expert e has the places from `offsets[e]` to before
-/// `offsets[e + 1]`. Each is a row of x to multiply, and a row of the product.
+/// `offsets[e + 1]`. A place is a row of x to multiply, and a row of the product.
 #[derive(Clone, Copy, Debug)]
 pub struct Routing {
     offsets: CUdeviceptr,
@@ -22,15 +22,15 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// `offsets`: the device address, a multiple of 4, of a `u32` for each expert and one more,
-    /// ascending, the last at most `places`. Place i has row i of x, unless [`Routing::rows`]
-    /// tells.
+    /// `offsets`: device address, a multiple of 4, of a `u32` for each expert and one more,
+    /// ascending, the last at most `places`. Place i has row i of x, unless [`Routing::rows`] says
+    /// otherwise.
     pub const fn new(offsets: CUdeviceptr, places: u64) -> Self {
         Self { offsets, places, rows: 0 }
     }
 
-    /// Place i has the row of x that the i-th `u32` from this device address on names, a multiple
-    /// of 4; one for each place. 0 is none.
+    /// Gives place i the row of x that the i-th `u32` from this device address on names. The
+    /// address is a multiple of 4; 0 is none.
     #[must_use]
     pub const fn rows(self, indices: CUdeviceptr) -> Self {
         Self { rows: indices, ..self }
@@ -41,9 +41,9 @@ impl Routing {
 /// of its expert (a *grouped* product), prepared once and run any number of times, on any streams.
 ///
 /// The routing lies on the device: nothing waits for it, and only matrices of experts that have
-/// places are read. Sums are f32 and each is rounded once. On one GPU the bits of y depend on the
-/// matrix and the row of x: the same in every run, whatever other places there are. Keeps its
-/// matrices alive.
+/// places are read. Sums are f32, and each is rounded once. On one GPU the bits of y depend on the
+/// matrix and the row of x: they are the same in every run, whatever other places there are. Keeps
+/// its matrices alive.
 ///
 /// ```no_run
 /// use df11::gpu::cudarc::driver::{DevicePtr, DevicePtrMut};
@@ -79,11 +79,11 @@ impl Routing {
 /// ```
 #[derive(Debug)]
 pub struct GroupedLinear {
-    /// The experts, or one of which they are parts.
+    /// The experts, or one matrix whose parts they are.
     matrices: Vec<Matrix>,
-    /// The experts' arrays in device memory; none of parts.
+    /// Device memory with the experts' arrays; none if experts are parts of one matrix.
     table: Option<Buffer>,
-    /// Rows of an expert.
+    /// Rows per expert.
     rows: u64,
     count: u64,
     keeps_order: bool,
@@ -92,12 +92,12 @@ pub struct GroupedLinear {
 impl GroupedLinear {
     /// Prepares the product with these matrices, in the fast layout and of one shape, in the order
     /// of the offsets: expert 0 first. Takes 96 bytes of device memory for each, and waits for
-    /// their upload. [`Matrix::split_rows`] makes them of one tensor that holds all.
+    /// their upload. [`Matrix::split_rows`] cuts one tensor of all experts into them.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) if there is none or more than 1,024, one is
-    /// as stored, or they differ in shape or GPU; [`Error::Gpu`](crate::Error::Gpu) if the GPU has
-    /// too little shared memory for the kernel, or where the driver refuses.
+    /// [`Error::Parameter`](crate::Error::Parameter) if there is none or more than 1,024, one is as
+    /// stored, or they differ in shape or GPU; [`Error::Gpu`](crate::Error::Gpu) if the GPU has too
+    /// little shared memory for the kernel, or the driver refuses.
     pub fn new(experts: &[Matrix]) -> Result<Self> {
         let Some(first) = experts.first().filter(|_| experts.len() <= MOST_EXPERTS) else {
             let problem = format!("{} experts to multiply by", experts.len());
@@ -128,7 +128,7 @@ impl GroupedLinear {
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for no parts or more than 1,024, parts that do
-    /// not begin on multiples of 32, a slice of columns, and a matrix as stored;
+    /// not begin on multiples of 32, a slice of columns, or a matrix as stored;
     /// [`Error::Gpu`](crate::Error::Gpu) if the GPU has too little shared memory for the kernel.
     pub fn of_parts(matrix: &Matrix, count: u64) -> Result<Self> {
         if count > MOST_EXPERTS as u64 || matrix.residence() != Residence::Fast {
@@ -145,13 +145,13 @@ impl GroupedLinear {
         Ok(Self { matrices: vec![matrix.clone()], table: None, rows, count, keeps_order })
     }
 
-    /// How many experts there are.
+    /// The number of experts.
     pub fn experts(&self) -> u64 {
         self.count
     }
 
     /// Whether each product is one chain of tensor-core products of 16 columns, first to last, from
-    /// an f32 zero, rounded once: the order of one split ([`LinearOutput::splits`]). So it is with
+    /// an f32 zero, rounded once: the order of one split ([`LinearOutput::splits`]). True with
     /// compute capability 9.0.
     pub fn keeps_order(&self) -> bool {
         self.keeps_order
@@ -163,11 +163,11 @@ impl GroupedLinear {
     }
 
     /// Puts the products on a stream: y has a row for each place. Neither allocates nor waits, and
-    /// can be captured in a graph: a replay multiplies as offsets and rows are then. An expert's
-    /// matrix is read once for each 16 of its places (8 except with compute capability 9.0);
-    /// experts without places cost nothing. Rows of y before the first offset and from the last one
-    /// on stay as they are. Begins and lets begin as [`Linear::multiply`](super::Linear::multiply),
-    /// and waits before it reads anything.
+    /// can be captured in a graph: a replay uses the offsets and rows at that time. An expert's
+    /// matrix is read once for each 16 of its places (8 without compute capability 9.0); experts
+    /// without places cost nothing. Rows of y before the first offset and from the last one on stay
+    /// as they are. Starts early and lets the next launch start early like
+    /// [`Linear::multiply`](super::Linear::multiply), but waits before it reads anything.
     ///
     /// Offsets that descend or exceed the places, rows that x does not have, and contradictions in
     /// what is stored set `status`; rows of y then hold anything.
@@ -219,7 +219,7 @@ impl GroupedLinear {
             reserved: [0; 3],
             whole,
         };
-        // SAFETY: `self` keeps the arrays of as many matrices, all of these rows and columns;
+        // SAFETY: `self` keeps the arrays of as many matrices, all with these rows and columns;
         // counts are at most what `check` allows; the kernel follows neither offsets nor indices
         // out of x and y; the rest is the caller's promise.
         unsafe { self.device().linear_kernels()?.multiply_grouped(stream, &launch) }
@@ -228,7 +228,7 @@ impl GroupedLinear {
     fn check(&self, x: &LinearInput, routing: &Routing, y: &LinearOutput) -> Result<()> {
         let Routing { offsets, places, rows } = *routing;
         let columns = self.matrices[0].column_count();
-        // Whatever the offsets say, the kernel counts its items in 32 bits.
+        // The kernel counts its items in 32 bits, whatever the offsets say.
         let each = self.count * self.rows.div_ceil(STRIP_ROWS);
         let items = places.div_ceil(LEAST_CHUNK).saturating_mul(each);
         if items >= 1 << 31 || u32::try_from(x.rows).is_err() {

@@ -1,4 +1,4 @@
-//! The kernels that multiply and transcode, loaded when they are first asked for.
+//! The kernels that multiply and transcode, loaded at their first use.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::sync::Arc;
@@ -25,29 +25,29 @@ use crate::{Error, Result};
 
 const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
-/// Rows of x up to which each kernel that multiplies by the fast layout multiplies.
+/// Most rows of x of each kernel that multiplies by the fast layout.
 const CLASSES: [u64; 2] = [FEW_ROWS, ROWS];
-/// The version of CUDA from which on drivers capture launches that begin early.
+/// The first version of CUDA whose drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
-/// Values compiled into the kernels: `Constants` of `kernels/linear.cu`. Fields of `threads` are
-/// those of a thread block, those of `bytes` its dynamic shared memory.
+/// Values compiled into the kernels: `Constants` of `kernels/linear.cu`. Fields with `threads` are
+/// per thread block; fields with `bytes` are its dynamic shared memory.
 #[derive(Debug, FromBytes)]
 #[repr(C)]
 struct Constants {
     agreed: Agreed,
     threads: u32,
-    /// 1 if a launch may begin while the one before ends (programmatic stream serialization): the
+    /// 1 if a launch may begin while the previous one ends (programmatic stream serialization): the
     /// kernel waits before it touches anything but the matrices.
     early: u32,
     fast_bytes: [u32; 2],
     grouped_threads: u32,
     grouped_bytes: u32,
-    /// In the order of a plan of the sum; 0 if compiled for another target.
+    /// For the order of a plan of the sum; 0 if compiled for another target.
     order_threads: u32,
     order_bytes: u32,
     count_bytes: u32,
-    /// For more rows of x; 0 if compiled for another target, as what follows.
+    /// For more rows of x; 0 if compiled for another target, like all that follows.
     wide_bytes: u32,
     wide_threads: u32,
     large_bytes: u32,
@@ -57,7 +57,7 @@ struct Constants {
     decoded: DecodedDemand,
 }
 
-/// Values that both sides count with: bytes of structures, and how products are shared out.
+/// Values that both sides compute with: sizes of structures, and how blocks share products.
 #[derive(Debug, FromBytes, PartialEq)]
 #[repr(C)]
 struct Agreed {
@@ -93,14 +93,14 @@ impl Agreed {
     }
 }
 
-/// All of them in one context.
+/// All kernels that multiply and transcode, in one context.
 #[derive(Debug)]
 pub(in crate::gpu) struct LinearKernels {
-    /// Kernels for the fast layout, with the rows of x up to which each multiplies: [`CLASSES`],
+    /// Kernels for the fast layout, each with the most rows of x that it multiplies: [`CLASSES`],
     /// and [`WIDE_CLASSES`] and [`LARGE_CLASSES`] if this GPU has such kernels and room for them.
     fast: Vec<(u64, Multiply)>,
     pub(super) tiles: TileKernels,
-    /// Kernels for more rows by matrices as stored, if this GPU has such.
+    /// Kernels for more rows by matrices as stored, if this GPU has them.
     pub(super) decoded: Option<DecodedKernels>,
     grouped: Multiply,
     count: CudaFunction,
@@ -110,17 +110,18 @@ pub(in crate::gpu) struct LinearKernels {
     unpack: CudaFunction,
     gather: CudaFunction,
     count_bytes: u32,
-    /// Whether a kernel that multiplies may begin while the one before it ends.
+    /// Whether a kernel that multiplies may begin while the previous one ends.
     pub(super) early: bool,
     /// Kernels for up to [`ROWS`] rows by the fast layout in the order of a plan of the sum, if
-    /// this GPU has such; then grouped products have the order of one split.
+    /// this GPU has them; grouped products then have the order of one split.
     pub(super) order: Option<OrderKernels>,
-    /// [`crossover`].
+    /// The result of [`crossover`].
     pub(super) crossover: [u64; 2],
 }
 
 impl LinearKernels {
-    /// Loads them beside those that decode. `driver`: the version of CUDA that it knows.
+    /// Loads them beside the decode kernels. `driver`: the version of CUDA that the driver
+    /// supports.
     pub(in crate::gpu) fn load(
         stream: &Arc<CudaStream>,
         others: &Kernels,
@@ -175,8 +176,8 @@ impl LinearKernels {
         })
     }
 
-    /// Checks that the kernel that multiplies by experts fits this GPU; tells whether it keeps the
-    /// order of one split.
+    /// Checks that the kernel that multiplies by experts fits this GPU; returns whether it keeps
+    /// the order of one split.
     pub(super) fn check_grouped(&self) -> Result<bool> {
         if self.grouped.blocks == 0 {
             return Err(too_little_shared_memory());
@@ -184,8 +185,8 @@ impl LinearKernels {
         Ok(self.order.is_some())
     }
 
-    /// The most rows of x that one launch multiplies by matrices in the fast layout, or by such
-    /// ones as stored; 0 if the kernels do not fit this GPU.
+    /// The most rows of x that one launch multiplies by matrices in the fast layout, or, with
+    /// `staged`, by matrices as stored; 0 if the kernels do not fit this GPU.
     pub(super) fn most_rows(&self, staged: Option<u32>) -> u64 {
         match staged {
             Some(_) if self.decoded.is_some() => DECODED_CLASSES[DECODED_CLASSES.len() - 1],
@@ -196,7 +197,7 @@ impl LinearKernels {
         }
     }
 
-    /// Kernel for this many rows of x in a band, in the fast layout.
+    /// Kernel for this many rows of x per band, in the fast layout.
     pub(super) fn fast(&self, x_rows: u64) -> &Multiply {
         let kernel = self.fast.iter().find(|&&(class, _)| x_rows <= class);
         &kernel.expect("most_rows says for how many there are kernels").1
@@ -213,11 +214,11 @@ impl LinearKernels {
         launch: &GroupedLaunch,
     ) -> Result<()> {
         let GroupedLaunch { places, experts, rows, .. } = *launch;
-        // Items, if each expert begins a chunk of its own.
+        // Number of items if each expert begins a chunk of its own.
         let chunks = u64::from(places).div_ceil(LEAST_CHUNK) + u64::from(experts.min(places));
         let items = chunks * u64::from(rows).div_ceil(STRIP_ROWS);
         let blocks = items.min(self.grouped.blocks.into()) as u32;
-        // SAFETY: the caller's promise; it waits for the kernel before it at once.
+        // SAFETY: the caller's promise; the kernel first waits for the one before it.
         unsafe { self.grouped.run(self.early, stream, blocks, launch) }
     }
 
@@ -231,33 +232,33 @@ impl LinearKernels {
         let tiles = u64::from(task.rows).div_ceil(STRIP_ROWS) * tiles_across(task.columns.into());
         let blocks = tiles.div_ceil(PACK_WARPS) as u32;
         let each_tile = |shared| config(blocks, PACK_WARPS as u32 * LANES, shared);
-        // SAFETY: the caller's promise; a warp a tile, and the kernels' shared memory.
+        // SAFETY: the caller's promise; a warp per tile, and the kernels' shared memory.
         unsafe { run(&self.count, false, stream, each_tile(self.count_bytes), task) }?;
-        // SAFETY: as above, after the counts, which it adds.
+        // SAFETY: as above, after the counts, which it adds up.
         unsafe { run(&self.scan, false, stream, config(1, SCAN_THREADS, 0), task) }?;
-        // SAFETY: as above, after the sums, by which it finds the places of exceptions.
+        // SAFETY: as above, after the sums, which give the places of exceptions.
         unsafe { run(&self.pack, false, stream, each_tile(0), task) }?;
         let strips = u64::from(task.rows).div_ceil(STRIP_ROWS).div_ceil(PACK_WARPS) as u32;
         let each_strip = config(strips, PACK_WARPS as u32 * LANES, 0);
-        // SAFETY: as above, after the exceptions, which it puts in place; a warp a strip.
+        // SAFETY: as above, after the exceptions, which it puts into products; a warp per strip.
         unsafe { run(&self.patch, false, stream, each_strip, task) }
     }
 
     /// Puts the decoding of a part of a matrix in the fast layout on the stream.
     ///
     /// # Safety
-    /// As [`pack`](Self::pack).
+    /// Same as [`pack`](Self::pack).
     pub(super) unsafe fn unpack(&self, stream: &CudaStream, task: &UnpackTask) -> Result<()> {
         let blocks = task.tiles.div_ceil(UNPACK_WARPS as u32);
         let config = config(blocks, UNPACK_WARPS as u32 * LANES, 0);
-        // SAFETY: the caller's promise; a warp a tile.
+        // SAFETY: the caller's promise; a warp per tile.
         unsafe { run(&self.unpack, false, stream, config, task) }
     }
 
-    /// Puts the decoding of rows by their indices on the stream; this many blocks.
+    /// Puts the decoding of rows by their indices on the stream, in this many blocks.
     ///
     /// # Safety
-    /// As [`pack`](Self::pack), of this residence; blocks as of [`gather_blocks`].
+    /// Same as [`pack`](Self::pack), for this residence; [`gather_blocks`] gives the blocks.
     pub(super) unsafe fn gather(
         &self,
         residence: Residence,
@@ -299,7 +300,7 @@ impl OrderKernels {
         Ok(fit.then(|| Self { kernels, last: LastLaunch::default() }))
     }
 
-    /// Kernel for `x_rows` rows of x, up to [`ROWS`], and the most rows that it multiplies.
+    /// The kernel for `x_rows` rows of x, up to [`ROWS`], and the most rows that it multiplies.
     pub(super) fn of(&self, x_rows: u64) -> (u64, &Multiply) {
         let mut all = CLASSES.into_iter().zip(&self.kernels);
         all.find(|&(class, _)| x_rows <= class).expect("there are no more rows than ROWS")
@@ -312,7 +313,7 @@ pub(super) fn too_little_shared_memory() -> Error {
     gpu(problem, "decode the matrices and multiply then, or take another GPU")
 }
 
-/// Blocks that decode this many rows, a warp for each tile of a row; none if too many.
+/// Blocks that decode this many rows, a warp for each tile of a row; `None` if too many.
 pub(super) fn gather_blocks(count: u64, columns: u64) -> Option<u32> {
     u32::try_from(count).ok()?;
     let blocks = count.checked_mul(tiles_across(columns))?.div_ceil(UNPACK_WARPS);

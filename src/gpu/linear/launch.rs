@@ -1,4 +1,4 @@
-//! The launch of one kernel: up to eight matrices of one residence; x and y of a call.
+//! One kernel's launch: up to eight matrices of one residence, with x and y of a call.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::ptr::{from_mut, from_ref};
@@ -21,7 +21,7 @@ use super::{decoded::Rounds, matrix::Matrix};
 use crate::Result;
 use crate::gpu::{fault::OrFault, needs::Residence, status::Status};
 
-/// Bytes of counters, with which a workspace begins: for all products, which can share one.
+/// Bytes of counters at the beginning of a workspace. Products share the workspace.
 const COUNTER_BYTES: u64 = (4 * COUNTERS).next_multiple_of(256);
 
 /// Rows of x: BF16, row-major, in device memory.
@@ -33,14 +33,15 @@ pub struct LinearInput {
 }
 
 impl LinearInput {
-    /// From this device address on, with `pitch` elements from the start of a row to that of the
-    /// next. Fast if address and pitch are multiples of 16 bytes.
+    /// Rows from this device address on, with `pitch` elements from the start of one row to that of
+    /// the next. Fast if address and pitch are multiples of 16 bytes.
     pub const fn new(pointer: CUdeviceptr, rows: u64, pitch: u64) -> Self {
         Self { pointer, rows, pitch }
     }
 }
 
-/// Where a product with one matrix goes: BF16, row-major, in device memory, as many rows as x.
+/// Destination of the product with one matrix: BF16, row-major, in device memory, with the rows of
+/// x.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearOutput {
     pub(super) pointer: CUdeviceptr,
@@ -50,8 +51,8 @@ pub struct LinearOutput {
 }
 
 impl LinearOutput {
-    /// From this device address on, with `pitch` elements from the start of a row to that of the
-    /// next: products with several matrices may lie side by side.
+    /// Rows from this device address on, with `pitch` elements from the start of one row to that of
+    /// the next: products with several matrices may lie side by side.
     pub const fn new(pointer: CUdeviceptr, pitch: u64) -> Self {
         Self { pointer, pitch, bias: 0, splits: 0 }
     }
@@ -63,15 +64,15 @@ impl LinearOutput {
         Self { bias: pointer, ..self }
     }
 
-    /// Adds in the order of a library of BLAS that cuts K, the columns of the matrix, into this
-    /// many splits (the *plan of the sum*). Split i of s has the columns from i · U to before
-    /// (i + 1) · U, where U is ⌈⌈K / 64⌉ / s⌉ · 64. Each is one chain of tensor-core products of 16
+    /// Adds in the order of a BLAS library that cuts K, the columns of the matrix, into this many
+    /// splits (the *plan of the sum*). Split i of s has the columns from i · U to before (i + 1) ·
+    /// U, where U is ⌈⌈K / 64⌉ / s⌉ · 64. Each split is one chain of tensor-core products of 16
     /// columns, first to last, from an f32 zero; splits are added in order in f32, then the bias,
-    /// and the sum is rounded once. 0, as without this: the splits with which the product is
-    /// fastest, in whatever order.
+    /// and the sum is rounded once. 0, the default, takes the splits with which the product is
+    /// fastest, in any order.
     ///
-    /// [`Linear::keeps_order`](super::Linear::keeps_order) tells which orders there are kernels
-    /// for; [`Linear::multiply`](super::Linear::multiply) refuses others.
+    /// [`Linear::keeps_order`](super::Linear::keeps_order) tells for which orders there are
+    /// kernels; [`Linear::multiply`](super::Linear::multiply) refuses others.
     #[must_use]
     pub const fn splits(self, count: u64) -> Self {
         Self { splits: count, ..self }
@@ -82,28 +83,28 @@ impl LinearOutput {
 pub(super) struct ProductLaunch {
     /// The most rows of x at once.
     pub(super) most_rows: u64,
-    /// For matrices as stored: the most bytes of its bitstream that a tile takes.
+    /// For matrices as stored: most bytes of bitstream that a tile takes.
     staged: Option<u32>,
-    /// Which of the matrices, in the order of the launch.
+    /// Indices of its matrices, in the order of the launch.
     order: Vec<usize>,
-    /// Without what a call brings; `counters` counts from the workspace, modulo 2^64.
+    /// Arguments without those of a call; `counters` counts from the workspace, modulo 2^64.
     arguments: LinearLaunch,
-    /// Items whose sums meet in the workspace.
+    /// Number of items whose sums meet in the workspace.
     partials: u64,
     /// Items for more than [`ROWS`] rows of x by matrices as stored, and places for their sums.
     rounds: Rounds,
     /// Rows of each matrix, in the order of the launch.
     rows: Vec<u64>,
-    /// Multiprocessors of the GPU.
+    /// Number of the GPU's multiprocessors.
     processors: u64,
-    /// Whether there are kernels for it: [`LinearKernels::order`].
+    /// Whether there are kernels for the order of a plan of the sum: [`LinearKernels::order`].
     keeps_order: bool,
-    /// What the launch after it reads first.
+    /// First reads of the launch that follows it.
     next_reads: Arc<NextReads>,
 }
 
 impl ProductLaunch {
-    /// As many as these matrices need.
+    /// Makes as many launches as these matrices need.
     pub(super) fn all(kernels: &LinearKernels, matrices: &[Matrix]) -> Vec<Self> {
         let mut launches = Vec::new();
         for residence in [Residence::Stored, Residence::Fast] {
@@ -120,8 +121,8 @@ impl ProductLaunch {
         let most_rows = kernels.most_rows(staged);
         let shape = |at: usize| (matrices[at].row_count(), matrices[at].column_count());
         let split = |at: usize| Split::new(shape(at).0, shape(at).1);
-        // Kernels number the counters by strips, and use those of tails alone: numbers start so far
-        // before the workspace that the tail of each matrix has its counters there.
+        // Kernels number the counters by strips, and use only those of tails: numbers start so far
+        // before the workspace that each matrix's tail has its counters inside it.
         let before = order.iter().map(|&at| split(at).whole_strips).max().unwrap_or(0);
         let rows: Vec<_> = order.iter().map(|&at| shape(at).0).collect();
         let mut arguments = LinearLaunch {
@@ -163,9 +164,9 @@ impl ProductLaunch {
         }
     }
 
-    /// Bytes of a workspace for up to this many rows of x.
+    /// Bytes of workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
-        // Kernels of more rows may need less; but it may serve fewer rows.
+        // Kernels for more rows may need less; but the workspace may serve fewer rows.
         let few = if rows == 0 { 0 } else { self.partials * PARTIAL_BYTES };
         let at_once = rows.min(self.most_rows);
         let more = match self.staged {
@@ -179,9 +180,9 @@ impl ProductLaunch {
         }
     }
 
-    /// Whether it adds in the order of these splits of each of all matrices for this many rows of
-    /// x, of which each call of [`ProductLaunch::run`] gets no more than
-    /// [`ProductLaunch::most_rows`].
+    /// Whether it adds in the order of these splits, one number for each of all matrices, for this
+    /// many rows of x. Each call of [`ProductLaunch::run`] gets at most
+    /// [`ProductLaunch::most_rows`] of them.
     pub(super) fn keeps_order(&self, rows: u64, splits: &[u64]) -> bool {
         let (most, last) = (rows.min(self.most_rows), rows % self.most_rows);
         self.order.iter().map(|&at| splits[at]).filter(|&splits| splits > 0).all(|splits| {
@@ -202,12 +203,12 @@ impl ProductLaunch {
         self.keeps_order && self.staged.is_none() && rows <= ROWS
     }
 
-    /// Puts it on the stream, for no more rows than [`ProductLaunch::most_rows`]; the product of
-    /// the first one is row `first` of the outputs.
+    /// Puts it on the stream, for at most [`ProductLaunch::most_rows`] rows; the first one's
+    /// product is row `first` of the outputs.
     ///
     /// # Safety
-    /// As [`Linear::multiply`](super::Linear::multiply), which has checked the arguments and keeps
-    /// the matrices.
+    /// Same as [`Linear::multiply`](super::Linear::multiply), which has checked the arguments and
+    /// keeps the matrices.
     pub(super) unsafe fn run(
         &self,
         kernels: &LinearKernels,
@@ -217,7 +218,7 @@ impl ProductLaunch {
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        // Matrices are whole before a launch can name them: kernels may begin early.
+        // Matrices are complete before a launch can name them, so kernels may begin early.
         let (early, mut arguments) = (kernels.early, self.arguments);
         (arguments.x, arguments.x_pitch, arguments.x_rows) = (x.pointer, x.pitch, x.rows as u32);
         arguments.partials = workspace + COUNTER_BYTES;
@@ -236,8 +237,9 @@ impl ProductLaunch {
             let Some(staged) = self.staged else {
                 let kernel = kernels.fast(x.rows);
                 let blocks = arguments.items.min(kernel.blocks);
-                // SAFETY: arrays, columns and items are those of matrices that the caller keeps;
-                // counters are zero, since kernels leave them so; the rest is the caller's promise.
+                // SAFETY: the caller keeps the matrices of these arrays, columns and items;
+                // counters are zero, because kernels leave them so; the rest is the caller's
+                // promise.
                 return unsafe { kernel.run(early, stream, blocks, &arguments) };
             };
             // SAFETY: as above; there are no more rows than `most_rows` said.
@@ -258,7 +260,7 @@ impl ProductLaunch {
 }
 
 impl ProductLaunch {
-    /// Rows of the matrices, and the splits that outputs wish for.
+    /// Rows of the matrices, and the splits that outputs ask for.
     fn wishes<'a>(
         &'a self,
         outputs: &'a [LinearOutput],
@@ -266,7 +268,7 @@ impl ProductLaunch {
         self.rows.iter().copied().zip(self.order.iter().map(|&at| outputs[at].splits))
     }
 
-    /// Prefetches of a launch that runs now with these splits.
+    /// Prefetches of a launch with these splits that runs now.
     fn prefetches(
         &self,
         order: &OrderKernels,
@@ -281,7 +283,7 @@ impl ProductLaunch {
     /// Puts it on the stream, for more than [`ROWS`] rows of x by the fast layout.
     ///
     /// # Safety
-    /// As [`ProductLaunch::run`], which has filled in the arguments.
+    /// Same as [`ProductLaunch::run`], which has filled in the arguments.
     unsafe fn run_many(
         &self,
         kernels: &LinearKernels,
@@ -303,18 +305,18 @@ impl ProductLaunch {
             arguments.prefetches = self.prefetches(order, &arguments, splits);
         }
         let (kernel, cluster) = (kernels.fast(many.class), many.cluster as u32);
-        // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
-        // columns and a block of a cluster; the workspace has room for the sums of as many blocks,
-        // and its counters are zero, since kernels leave them so; the rest is the caller's promise.
+        // SAFETY: the caller keeps the matrices of these arrays and columns; each split has columns
+        // and a block of a cluster; the workspace has room for the sums of as many blocks, and its
+        // counters are zero, because kernels leave them so; the rest is the caller's promise.
         unsafe {
             kernel.run_clusters(cluster, kernels.early, stream, many.blocks as u32, &arguments)
         }
     }
 
-    /// Puts it on the stream, for rows of which [`ProductLaunch::is_few`] says yes.
+    /// Puts it on the stream, for rows that [`ProductLaunch::is_few`] accepts.
     ///
     /// # Safety
-    /// As [`ProductLaunch::run`], which has filled in the arguments.
+    /// Same as [`ProductLaunch::run`], which has filled in the arguments.
     unsafe fn run_few(
         &self,
         order: &OrderKernels,
@@ -341,8 +343,8 @@ impl ProductLaunch {
         let blocks = few.blocks as u32;
         arguments.prefetches =
             self.prefetches(order, &arguments, few.matrices.iter().map(|few| few.splits));
-        // SAFETY: arrays and columns are those of matrices that the caller keeps; each split has
-        // columns, and a block threads for as many units; the rest is the caller's promise.
+        // SAFETY: the caller keeps the matrices of these arrays and columns; each split has
+        // columns, and a block has threads for as many units; the rest is the caller's promise.
         unsafe { kernel.run_with(few.threads(), early, stream, blocks, &arguments) }
     }
 }
@@ -350,21 +352,21 @@ impl ProductLaunch {
 const ELEMENT: u64 = 2;
 /// Alignment of addresses and pitches, in bytes.
 const ALIGNMENT: u64 = 16;
-/// Pitches must be less, in bytes.
+/// Pitches must be smaller than this, in bytes.
 const PITCH_END: u64 = 1 << 40;
 const _: () = assert!(size_of::<XMap>() == size_of::<CUtensorMap>());
 
-/// Blocks of columns that a box of few rows has.
+/// Blocks of columns per box of few rows.
 const FEW_BLOCKS: u32 = 2;
 
-/// Map of these rows of x in boxes of `box_rows` rows, as `kernels/linear_task.cuh` asks. `None` if
-/// x is not aligned: kernels read it slowly then.
+/// The map of these rows of x in boxes of `box_rows` rows, as `kernels/linear_task.cuh` asks.
+/// `None` if x is not aligned: kernels then read it slowly.
 pub(super) fn map_of(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
     let sizes = [u64::from(columns), x.rows];
     encode(x, sizes, [x.pitch * ELEMENT], [WIDE_COLUMNS as u32, box_rows])
 }
 
-/// Map of up to [`ROWS`] rows of x: columns of a block, rows, blocks. `None` as in [`map_of`].
+/// The map of up to [`ROWS`] rows of x: columns of a block, rows, blocks. `None` as in [`map_of`].
 fn map_of_blocks(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
     let blocks = u64::from(columns) / SPLIT_COLUMNS;
     if blocks == 0 {
@@ -379,8 +381,8 @@ fn map_of_blocks(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<X
     )
 }
 
-/// A map of x with sizes and boxes in elements of each dimension, and pitches in bytes of all but
-/// the first.
+/// A map of x with the size and the box of each dimension in elements, and the pitch of each but
+/// the first in bytes.
 fn encode<const DIMENSIONS: usize, const PITCHES: usize>(
     x: LinearInput,
     sizes: [u64; DIMENSIONS],
@@ -393,8 +395,8 @@ fn encode<const DIMENSIONS: usize, const PITCHES: usize>(
     }
     let mut map = XMap::default();
     let every = [1_u32; DIMENSIONS];
-    // SAFETY: the map has its size and alignment; there are as many sizes, boxes and strides as
-    // dimensions, and one pitch less. The driver reads nothing of x.
+    // SAFETY: the map has its size and alignment; each dimension has a size, a box and a stride,
+    // and each but the first a pitch. The driver reads nothing of x.
     let result = unsafe {
         cuTensorMapEncodeTiled(
             from_mut(&mut map).cast::<CUtensorMap>(),

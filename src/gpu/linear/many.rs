@@ -1,17 +1,16 @@
-//! How matrices in the fast layout are shared out among blocks for more than
-//! [`ROWS`](super::task::ROWS) rows of x (`kernels/linear_task.cuh`). Bits depend on splits alone;
-//! the rest is chosen to be fast.
+//! How blocks share matrices in the fast layout for more than [`ROWS`](super::task::ROWS) rows of x
+//! (`kernels/linear_task.cuh`). Bits depend on splits alone; the rest is chosen for speed.
 
 use super::split::{BLOCKS, has_columns, split_blocks};
 use super::task::{MATRICES, STRIP_ROWS};
 
-/// Splits of a matrix's columns, at most, and blocks of a cluster.
+/// Most splits of a matrix's columns, and most blocks per cluster.
 pub(super) const WIDE_SPLITS: u64 = 8;
-/// Columns of a stage.
+/// Columns per stage.
 pub(super) const WIDE_COLUMNS: u64 = 64;
-/// Strips of a block, at most, of [`WIDE_CLASSES`].
+/// Most strips per block, for [`WIDE_CLASSES`].
 const WIDE_STRIPS: u64 = 8;
-/// Strips of a group, of [`LARGE_CLASSES`].
+/// Strips per group, for [`LARGE_CLASSES`].
 const LARGE_STRIPS: u64 = 4;
 /// Bytes of the sums that a block keeps in memory or hands over.
 const LARGE_PARTIAL_BYTES: u64 = 3 * LARGE_STRIPS * STRIP_ROWS * LARGE_CLASSES[1] * 4;
@@ -19,26 +18,26 @@ const LARGE_PARTIAL_BYTES: u64 = 3 * LARGE_STRIPS * STRIP_ROWS * LARGE_CLASSES[1
 pub(super) const MANY_SPLIT: [u64; 6] =
     [WIDE_STRIPS, LARGE_STRIPS, WIDE_COLUMNS, WIDE_SPLITS, LARGE_CLASSES[1], LARGE_PARTIAL_BYTES];
 
-/// Rows of x in a band, at most, of each kernel whose blocks have strips of one split.
+/// Most rows of x per band, of each kernel whose blocks have strips of one split.
 pub(super) const WIDE_CLASSES: [u64; 3] = [32, 64, 128];
-/// Rows of x in a band, at most, of each kernel whose blocks have even shares of all stages; for
-/// more than 128 rows of x.
+/// Most rows of x per band, of each kernel whose blocks have even shares of all stages; for more
+/// than 128 rows of x.
 pub(super) const LARGE_CLASSES: [u64; 2] = [192, 256];
-/// Rows of x that one launch multiplies, at most.
+/// Most rows of x that one launch multiplies.
 pub(super) const MANY_ROWS: u64 = 8 * LARGE_CLASSES[1];
-/// Splits of which the fastest is taken, if the caller wishes for none.
+/// Most splits to choose from if the caller asks for none.
 const FREE_SPLITS: u64 = 4;
 
 /// Clusters of 1 to [`WIDE_SPLITS`] blocks that an H100 runs at once, on [`BLOCKS`]
 /// multiprocessors.
 const CLUSTERS: [u64; WIDE_SPLITS as usize] = [132, 66, 39, 30, 22, 17, 15, 15];
-/// Nanoseconds of a stage on an H100, for each of [`WIDE_CLASSES`]: without strips, and for each of
-/// them (`benches/record/2026-11-26-exact-order-wide.md`).
+/// Nanoseconds per stage on an H100, for each of [`WIDE_CLASSES`]: a fixed part, and a part per
+/// strip (`benches/record/2026-11-26-exact-order-wide.md`).
 const WIDE_STAGE: [(u64, u64); 3] = [(110, 53), (110, 64), (120, 84)];
-/// Nanoseconds of a stage on an H100, for each of [`LARGE_CLASSES`].
+/// Nanoseconds per stage on an H100, for each of [`LARGE_CLASSES`].
 const LARGE_STAGE: [u64; 2] = [600, 720];
-/// Nanoseconds of a block besides its stages; more if sums meet in a cluster, and if a chain is
-/// handed over.
+/// Nanoseconds per block besides its stages; additional ones if sums meet in a cluster, and if a
+/// chain is handed over.
 const ENDS: u64 = 4000;
 const MEETING: u64 = 1500;
 const HANDING: u64 = 15_000;
@@ -48,26 +47,26 @@ const HANDING: u64 = 15_000;
 pub(super) struct Many {
     /// Splits of the columns of each matrix.
     pub(super) splits: [u8; MATRICES],
-    /// Which kernel: one of [`WIDE_CLASSES`] or [`LARGE_CLASSES`].
+    /// The kernel: one of [`WIDE_CLASSES`] or [`LARGE_CLASSES`].
     pub(super) class: u64,
-    /// Rows of x in a band; the last one may have fewer.
+    /// Rows of x per band; the last band may have fewer.
     pub(super) band_rows: u64,
     pub(super) blocks: u64,
-    /// Blocks of a cluster.
+    /// Blocks per cluster.
     pub(super) cluster: u64,
-    /// Strips of a block, at most; 0 for [`LARGE_CLASSES`].
+    /// Most strips per block; 0 for [`LARGE_CLASSES`].
     pub(super) strips: u64,
-    /// Stages of a share; 0 for [`WIDE_CLASSES`].
+    /// Stages per share; 0 for [`WIDE_CLASSES`].
     pub(super) share_stages: u64,
-    /// Nanoseconds that it is expected to take.
+    /// Expected nanoseconds.
     time: u64,
 }
 
 impl Many {
-    /// Plans the product by up to [`MATRICES`] matrices with these rows and `columns` columns, each
-    /// with the splits that a caller wishes or 0 for the fastest, and up to [`MANY_ROWS`] rows of
-    /// x, on a GPU that runs `processors` blocks at once. The fastest splits do not depend on that
-    /// number.
+    /// Plans the product by up to [`MATRICES`] matrices with these rows and `columns` columns, and
+    /// up to [`MANY_ROWS`] rows of x, on a GPU that runs `processors` blocks at once. Each matrix
+    /// has the splits that a caller asks for, or 0 for the fastest, which do not depend on
+    /// `processors`.
     pub(super) fn new(
         matrices: impl Iterator<Item = (u64, u64)>,
         columns: u64,
@@ -84,7 +83,7 @@ impl Many {
         Shapes { matrices, columns, x_rows, processors: processors.max(1) }.fastest()
     }
 
-    /// Bytes of sums in memory, at most, of matrices with these rows and up to this many rows of x.
+    /// Most bytes of sums in memory, of matrices with these rows and up to this many rows of x.
     pub(super) fn partial_bytes(rows: &[u64], x_rows: u64, processors: u64) -> u64 {
         if x_rows <= WIDE_CLASSES[2] {
             return 0;
@@ -95,8 +94,8 @@ impl Many {
     }
 }
 
-/// The number of splits with which the product is fastest, by shape and by the next larger of the
-/// rows that [`Linear`](super::Linear) documents.
+/// The number of splits with which the product is fastest, by shape and by the next larger number
+/// of rows that [`Linear`](super::Linear) documents.
 fn fastest_splits(rows: u64, columns: u64, x_rows: u64) -> u64 {
     let classes = WIDE_CLASSES.into_iter().chain(LARGE_CLASSES);
     let x_rows = classes
@@ -123,7 +122,8 @@ struct Shapes<'a> {
 impl Shapes<'_> {
     fn fastest(&self) -> Many {
         let most = self.matrices.iter().map(|&(_, splits)| splits).max().unwrap_or(1);
-        // A larger cluster than the most splits need is of use only if others have fewer.
+        // A larger cluster than the most splits need is useful only if other matrices have fewer
+        // splits.
         let alike = self.matrices.iter().all(|&(_, splits)| splits == most);
         let clusters = most..=if alike { most } else { WIDE_SPLITS };
         let mut all = Vec::with_capacity(64);
@@ -246,7 +246,7 @@ mod tests {
         };
         assert_eq!(large(28_672, 4096, 256), (256, 128, 112));
         assert_eq!(large(4096, 14_336, 2048), (256, 448, 128));
-        // A group that two blocks multiply, one after the other.
+        // Two blocks multiply one group, one after the other.
         assert_eq!(large(6144, 4096, 1024), (256, 94, 132));
     }
 

@@ -1,4 +1,4 @@
-//! A matrix on a GPU, or a slice of one, in either residence: of a model, or of the caller.
+//! A matrix on a GPU, or a slice of one, in either residence: a model's, or the caller's.
 #![expect(unsafe_code, reason = "addresses of the caller, each with its proof")]
 
 use std::{fmt::Display, ops::Range, sync::Arc};
@@ -16,19 +16,20 @@ use crate::gpu::{
 };
 use crate::{Dtype, Error, Result, encoding::tile::RECORD_BYTES};
 
-/// A BF16 matrix that stays compressed in the memory of one GPU, or a slice of one, for
+/// A BF16 matrix, or a slice of one, that stays compressed in the memory of one GPU, for
 /// [`Linear`](super::Linear).
 ///
-/// From [`GpuModel::matrix`](crate::gpu::GpuModel::matrix). Rows and columns are those of W in `y =
-/// x Wᵀ`, so that x has as many columns and y as many columns as W has rows. It keeps what it
-/// reads: the whole model, or the arrays of the fast layout. `Send` and `Sync`; clones are cheap.
+/// [`GpuModel::matrix`](crate::gpu::GpuModel::matrix) makes it. Rows and columns are those of W in
+/// the product `y = x Wᵀ`: x has as many columns as W, and y as many columns as W has rows. It
+/// keeps what it reads: the whole model, or the arrays of the fast layout. `Send` and `Sync`;
+/// clones are cheap.
 ///
 /// # The transposed product
 ///
-/// Gradients need `g W`, and many rows of x are multiplied faster by a library of BLAS: both decode
-/// W to a temporary, row by row, and multiply then. One temporary is enough for all matrices, as
-/// large as the largest; what is on a stream comes after what was there before. For less memory,
-/// decode [`rows`](Matrix::rows) in turns and add up `g[:, rows] W[rows, :]`.
+/// Gradients need `g W`, and a BLAS library multiplies many rows of x faster: for both, decode W to
+/// a temporary, row by row, and then multiply. One temporary, as large as the largest matrix, is
+/// enough for all: work on a stream comes after earlier work there. For less memory, decode
+/// [`rows`](Matrix::rows) in turns and add up `g[:, rows] W[rows, :]`.
 ///
 /// ```no_run
 /// # use df11::gpu::{Matrix, Status, cudarc::driver::{CudaStream, sys::CUdeviceptr}};
@@ -51,9 +52,9 @@ pub struct Matrix {
     pub(super) name: Arc<str>,
     /// Arrays of the whole matrix.
     pub(super) arrays: MatrixArrays,
-    /// Its rows of that matrix: from a multiple of 32 to another one or to the last row.
+    /// Its rows in that matrix: from a multiple of 32 to another one or to the last row.
     pub(super) rows: Range<u64>,
-    /// Its columns of that matrix: from a multiple of 256 to another one or to the last column.
+    /// Its columns in that matrix: from a multiple of 256 to another one or to the last column.
     pub(super) columns: Range<u64>,
 }
 
@@ -73,14 +74,14 @@ pub(super) struct StoredArrays {
 
 impl GpuModel {
     /// A BF16 matrix as it is stored, to multiply by without decoding it: in tiles of 32 x 256, and
-    /// resident. A tensor with more than two dimensions gives the matrix as which it is stored.
-    /// Takes 128 bytes of device memory for a task, and waits for their upload; the first call for
-    /// a device loads the kernels that multiply.
+    /// resident. A tensor with more than two dimensions gives the matrix in whose shape it is
+    /// stored. Takes 128 bytes of device memory for a task, and waits for their upload; the first
+    /// call for a device loads the kernels that multiply.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) if the model has no such tensor, or has it in
-    /// another form, streamed, or not loaded; [`Error::Limit`](crate::Error::Limit) from 2^32 rows
-    /// or columns on; [`Error::Gpu`](crate::Error::Gpu).
+    /// another form, streamed, or not loaded; [`Error::Limit`](crate::Error::Limit) for 2^32 or
+    /// more rows or columns; [`Error::Gpu`](crate::Error::Gpu).
     pub fn matrix(&self, tensor: &str) -> Result<Matrix> {
         let (entry, block) = self.inner.tensor(tensor)?;
         let part = &block.program.part;
@@ -118,16 +119,17 @@ impl GpuModel {
 }
 
 impl Matrix {
-    /// A matrix of these rows and columns as stored, in memory that the caller keeps. No wait.
+    /// A matrix as stored, with these rows and columns, in memory that the caller keeps. Does not
+    /// wait.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for a misaligned address, no rows or columns,
-    /// columns that are no multiple of 8, or more than 2^32 - 1 of either.
+    /// columns that are not a multiple of 8, or more than 2^32 - 1 of either.
     ///
     /// # Safety
-    /// In memory that the device reads (pinned memory of the host too): the arrays of a matrix of
-    /// this shape ([`Arrays`](crate::encoding::tile::Arrays) tells their lengths), of any content,
-    /// and its table. They live as long as this matrix, what is made of it, and the work that uses
+    /// In memory that the device reads (also pinned host memory): the arrays of a matrix of this
+    /// shape ([`Arrays`](crate::encoding::tile::Arrays) gives their lengths), with any content, and
+    /// its table. They live as long as this matrix, what is made of it, and the work that uses
     /// them.
     pub unsafe fn of_tiles(device: &Device, shape: (u64, u64), at: TileAddresses) -> Result<Self> {
         check_shape(shape)?;
@@ -140,15 +142,15 @@ impl Matrix {
         Ok(Self::stored(Arc::default(), device, shape, at, None))
     }
 
-    /// A matrix of these rows and columns in the fast layout, in memory that the caller keeps:
-    /// `strips` of [`Matrix::fast_bytes`], then the address and the number of its exceptions, of 4
-    /// bytes each.
+    /// A matrix in the fast layout, with these rows and columns, in memory that the caller keeps:
+    /// `strips` of [`Matrix::fast_bytes`], and the address and number of its exceptions, of 4 bytes
+    /// each.
     ///
     /// # Errors
-    /// As [`Matrix::of_tiles`], and for 2^32 weights or more, or more than 2^29 columns.
+    /// Same as [`Matrix::of_tiles`]; also for 2^32 weights or more, or more than 2^29 columns.
     ///
     /// # Safety
-    /// As [`Matrix::of_tiles`].
+    /// Same as [`Matrix::of_tiles`].
     pub unsafe fn of_fast(
         device: &Device,
         shape: (u64, u64),
@@ -198,12 +200,12 @@ impl Matrix {
         &self.name
     }
 
-    /// The number of its rows.
+    /// Its number of rows.
     pub fn row_count(&self) -> u64 {
         self.rows.end - self.rows.start
     }
 
-    /// The number of its columns.
+    /// Its number of columns.
     pub fn column_count(&self) -> u64 {
         self.columns.end - self.columns.start
     }
@@ -224,9 +226,9 @@ impl Matrix {
         }
     }
 
-    /// Device memory of the arrays that it reads, in bytes; a slice answers for the matrix that it
-    /// is cut from. As stored they are part of
-    /// [`GpuModel::device_bytes`](crate::gpu::GpuModel::device_bytes), in the fast layout they are
+    /// Device memory of the arrays that it reads, in bytes; for a slice, those of the matrix that
+    /// it is cut from. Arrays as stored are part of
+    /// [`GpuModel::device_bytes`](crate::gpu::GpuModel::device_bytes), those in the fast layout are
     /// not.
     pub fn device_bytes(&self) -> u64 {
         match &self.arrays {
@@ -235,8 +237,8 @@ impl Matrix {
         }
     }
 
-    /// Weights of the fast layout that its codes do not express; a slice answers for the matrix
-    /// that it is cut from. None as stored.
+    /// Number of weights in the fast layout that its codes do not express; for a slice, of the
+    /// matrix that it is cut from. `None` as stored.
     pub fn exceptions(&self) -> Option<u64> {
         match &self.arrays {
             MatrixArrays::Stored(_) => None,
@@ -244,8 +246,8 @@ impl Matrix {
         }
     }
 
-    /// Some of its rows, as a matrix of its own: from a multiple of 32 to one, or to the last row.
-    /// Decodes and copies nothing, takes no device memory and waits for nothing.
+    /// Some of its rows as a matrix of its own: from a multiple of 32 to another one, or to the
+    /// last row. Decodes and copies nothing, takes no device memory and does not wait.
     ///
     /// # Errors
     /// [`Error::Parameter`] for other rows, or none.
@@ -255,12 +257,12 @@ impl Matrix {
         Ok(Self { rows: shift(&inner, self.rows.start), ..self.clone() })
     }
 
-    /// All its rows in this many equal parts, in order, each a matrix of its own as of
+    /// All its rows in this many equal parts, in order, each a matrix of its own like
     /// [`Matrix::rows`]: the experts of a tensor that holds all, for
-    /// [`GroupedLinear`](super::GroupedLinear), or a GPU's share each.
+    /// [`GroupedLinear`](super::GroupedLinear), or each GPU's share.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if parts of equal size would not begin on multiples of 32.
+    /// [`Error::Parameter`] if equal parts would not begin on multiples of 32.
     pub fn split_rows(&self, parts: u64) -> Result<Vec<Self>> {
         let rows = self.row_count();
         let each = rows.checked_div(parts).filter(|each| each * parts == rows && *each > 0);
@@ -272,8 +274,8 @@ impl Matrix {
         (0..parts).map(|part| self.rows(part * each..(part + 1) * each)).collect()
     }
 
-    /// Some of its columns, as a matrix of its own: from a multiple of 256 to one, or to the last
-    /// column. Costs as [`Matrix::rows`].
+    /// Some of its columns as a matrix of its own: from a multiple of 256 to another one, or to the
+    /// last column. Costs the same as [`Matrix::rows`].
     ///
     /// # Errors
     /// [`Error::Parameter`] for other columns, or none.
@@ -283,7 +285,7 @@ impl Matrix {
         Ok(Self { columns: shift(&inner, self.columns.start), ..self.clone() })
     }
 
-    /// As stored, what the largest tile of its tensor takes of the bitstream, in bytes.
+    /// Bytes of bitstream that the largest tile of its tensor takes, if it is as stored.
     pub(super) fn staged_bytes(&self) -> Option<u32> {
         match &self.arrays {
             MatrixArrays::Stored(stored) => Some(stored.source.arrays.staged_bytes),
@@ -360,8 +362,8 @@ impl StoredArrays {
         records + arrays.bitstream_bytes + rows * columns + TILE_TABLE_BYTES
     }
 
-    /// Decodes some rows and columns of the whole matrix to `output` of the launch's, dense; all
-    /// tasks before have this many tiles.
+    /// A task that decodes some rows and columns of the whole matrix to `output` of the launch's,
+    /// dense, after tasks with this many tiles.
     pub(super) fn task(
         &self,
         rows: &Range<u64>,
@@ -385,7 +387,7 @@ fn check_shape((rows, columns): (u64, u64)) -> Result<()> {
     Ok(())
 }
 
-/// The range, if it is not empty and begins and ends between strips or tiles.
+/// Returns the range if it is not empty and begins and ends between strips or tiles.
 pub(super) fn within(
     range: &Range<u64>,
     count: u64,

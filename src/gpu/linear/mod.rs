@@ -5,9 +5,9 @@
 //!                    rows, columns                  rows, columns   workspace     on a stream
 //! ```
 //!
-//! A [`Matrix`] tells where its compressed arrays lie, and keeps them. The fast layout
-//! (`spec/gpu.md`, part 6) has about 12.1 bits a weight and is no part of the file format:
-//! [`transcode`] makes it on the GPU from what is stored, or [`arrival`] while a model is loaded.
+//! A [`Matrix`] knows where its compressed arrays lie, and keeps them. The fast layout
+//! (`spec/gpu.md`, part 6) has about 12.1 bits per weight and is no part of the file format:
+//! [`transcode`] makes it on the GPU from stored arrays, or [`arrival`] while a model is loaded.
 
 pub(super) mod arrival;
 mod crossover;

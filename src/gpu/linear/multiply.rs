@@ -22,16 +22,16 @@ pub(super) struct Multiply {
     function: CudaFunction,
     threads: u32,
     shared: u32,
-    /// Blocks that the GPU runs at once, in groups; of a kernel that does not fit it none.
+    /// Blocks that the GPU runs at once, in groups; 0 if the kernel does not fit the GPU.
     pub(super) blocks: u32,
 }
 
 impl Multiply {
-    /// Puts this many thread blocks of it on the stream; `early`, if it may begin while the kernel
-    /// before it ends.
+    /// Puts this many of its thread blocks on the stream; with `early` it may begin while the
+    /// previous kernel ends.
     ///
     /// # Safety
-    /// As [`run`].
+    /// Same as [`run`].
     pub(super) unsafe fn run<T: DeviceRepr>(
         &self,
         early: bool,
@@ -43,10 +43,10 @@ impl Multiply {
         unsafe { self.run_with(self.threads, early, stream, blocks, argument) }
     }
 
-    /// As [`Multiply::run`], with this many threads in a block.
+    /// Runs it like [`Multiply::run`], with this many threads per block.
     ///
     /// # Safety
-    /// As [`run`], and the kernel takes that many.
+    /// Same as [`run`]; and the kernel takes that many.
     pub(super) unsafe fn run_with<T: DeviceRepr>(
         &self,
         threads: u32,
@@ -60,10 +60,10 @@ impl Multiply {
         unsafe { run(&self.function, early, stream, config, argument) }
     }
 
-    /// As [`Multiply::run`], in clusters of this many blocks.
+    /// Runs it like [`Multiply::run`], in clusters of this many blocks.
     ///
     /// # Safety
-    /// As [`run`], and the kernel takes such clusters.
+    /// Same as [`run`]; and the kernel takes such clusters.
     pub(super) unsafe fn run_clusters<T: DeviceRepr>(
         &self,
         cluster: u32,
@@ -80,7 +80,7 @@ impl Multiply {
         unsafe { run_as(&self.function, &mut attributes, stream, config, argument) }
     }
 
-    /// Lets the kernel have its shared memory, and counts its blocks.
+    /// Gives the kernel its shared memory, and counts the blocks that run at once.
     pub(super) fn prepare(
         function: CudaFunction,
         threads: u32,
@@ -102,7 +102,8 @@ impl Multiply {
     }
 }
 
-/// Lets kernels have as much dynamic shared memory as blocks of any of them may have; how much.
+/// Lets each kernel use as much dynamic shared memory as a block of any of them may have; returns
+/// that.
 pub(super) fn allow_most_shared(functions: &[&CudaFunction], others: &Kernels) -> Result<u32> {
     let mut room = others.room;
     for function in functions {
@@ -113,13 +114,13 @@ pub(super) fn allow_most_shared(functions: &[&CudaFunction], others: &Kernels) -
     Ok(room)
 }
 
-/// Puts a kernel on the stream; `early`, if it may begin while the one before it on the stream
+/// Puts a kernel on the stream; with `early` it may begin while the previous one on the stream
 /// ends: programmatic stream serialization.
 ///
 /// # Safety
-/// The argument and the configuration are those of the kernel, and all that the argument points to
-/// lives until it is done. If it begins early: before it waits for the kernel before it, it touches
-/// only what was there before that one began.
+/// The argument and the configuration are the kernel's, and all that the argument points to lives
+/// until it is done. If it begins early: until it waits for the previous kernel, it touches only
+/// what existed before that one began.
 pub(super) unsafe fn run<T: DeviceRepr>(
     function: &CudaFunction,
     early: bool,
@@ -139,7 +140,7 @@ pub(super) unsafe fn run<T: DeviceRepr>(
     unsafe { run_as(function, &mut [early_attribute()], stream, config, argument) }
 }
 
-/// The attribute of a launch that may begin while the kernel before it ends.
+/// The attribute of a launch that may begin while the previous kernel ends.
 fn early_attribute() -> CUlaunchAttribute {
     let mut value = CUlaunchAttributeValue { pad: [0; 64] };
     value.programmaticStreamSerializationAllowed = 1;
@@ -147,7 +148,7 @@ fn early_attribute() -> CUlaunchAttribute {
     CUlaunchAttribute { id, pad: [0; 4], value }
 }
 
-/// The attribute of a launch with clusters of this many blocks.
+/// The attribute of a launch in clusters of this many blocks.
 fn cluster_attribute(blocks: u32) -> CUlaunchAttribute {
     let mut value = CUlaunchAttributeValue { pad: [0; 64] };
     value.clusterDim = ClusterDim { x: blocks, y: 1, z: 1 };
@@ -158,7 +159,7 @@ fn cluster_attribute(blocks: u32) -> CUlaunchAttribute {
 /// Puts a kernel on the stream, with attributes.
 ///
 /// # Safety
-/// As [`run`].
+/// Same as [`run`].
 unsafe fn run_as<T: DeviceRepr>(
     function: &CudaFunction,
     attributes: &mut [CUlaunchAttribute],

@@ -1,11 +1,12 @@
-//! Prefetching into the L2 cache, by a product for the product after it.
+//! Prefetching into the L2 cache, by one product for the next.
 //!
 //! Small kernels run between the products of a model, and memory is idle meanwhile. So a launch
-//! ends with prefetches of the weights that the next product reads first. Which product that is,
-//! earlier launches have shown: a model multiplies in the same order again and again.
+//! ends with prefetches of the weights that the next product reads first. Earlier launches show
+//! which product that is: a model multiplies in the same order again and again.
 //!
-//! A prefetch is a hint: no output depends on it. An H100 ignores one of memory that has been freed
-//! since (measured; `python/tests/test_order_gpu.py` tries it), so nothing is kept alive for it.
+//! A prefetch is a hint: no output depends on it. An H100 ignores a prefetch of memory that has
+//! been freed since (measured; `python/tests/test_order_gpu.py` tries it), so nothing is kept alive
+//! for it.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,15 +14,17 @@ use super::split::{SPLIT_COLUMNS, split_blocks};
 use super::task::{LinearMatrix, LinearPrefetch, PREFETCHES, STRIP_ROWS, strip_bytes};
 use crate::parallel::lock;
 
-/// Bytes of the next product, at most. L2 holds 50 MB; more than this gained nothing
+/// Most bytes of the next product. L2 holds 50 MB; more than this gained nothing
 /// (benches/record/2026-11-26-exact-order-few.md).
 const BYTES: u64 = 8 << 20;
 /// Addresses and sizes are multiples of this.
 const ALIGNMENT: u64 = 16;
+/// Most bytes of one prefetch: machine code keeps 16 bits of the number of aligned pieces.
+const MOST_PIECE: u64 = (1 << 20) - ALIGNMENT;
 
 type Prefetches = [LinearPrefetch; PREFETCHES];
 
-/// First reads of the product after one prepared launch, when it last ran.
+/// First reads of the product that followed a prepared launch when it last ran.
 #[derive(Debug, Default)]
 pub(super) struct NextReads(Mutex<Prefetches>);
 
@@ -30,7 +33,7 @@ pub(super) struct NextReads(Mutex<Prefetches>);
 pub(super) struct LastLaunch(Mutex<Option<Arc<NextReads>>>);
 
 impl LastLaunch {
-    /// Notes that a launch runs now which reads `first` first; what it is to prefetch.
+    /// Notes that a launch that first reads `first` runs now; returns what it is to prefetch.
     pub(super) fn follow(&self, this: &Arc<NextReads>, first: Prefetches) -> Prefetches {
         if let Some(before) = lock(&self.0).replace(Arc::clone(this)) {
             *lock(&before.0) = first;
@@ -39,8 +42,8 @@ impl LastLaunch {
     }
 }
 
-/// First reads of a launch by matrices of `columns` columns: the beginnings of all splits of all
-/// strips of the first [`PREFETCHES`] matrices.
+/// First reads of a launch by matrices of `columns` columns: the beginning of each split of each
+/// strip of the first [`PREFETCHES`] matrices.
 pub(super) fn first_reads(
     matrices: &[LinearMatrix],
     columns: u64,
@@ -56,7 +59,7 @@ pub(super) fn first_reads(
     for (read, (matrix, splits)) in reads.iter_mut().zip(all()) {
         let split_pitch = strip_bytes(split_blocks(columns, splits) * SPLIT_COLUMNS);
         let last = strip_bytes(columns) - (splits - 1) * split_pitch;
-        let bytes = each.min(split_pitch).min(last) / ALIGNMENT * ALIGNMENT;
+        let bytes = each.min(split_pitch).min(last).min(MOST_PIECE) / ALIGNMENT * ALIGNMENT;
         // No truncation: more pieces than fit have no bytes each.
         let pieces = if bytes > 0 { pieces((matrix, splits)) } else { 0 };
         *read = LinearPrefetch {
@@ -108,6 +111,8 @@ mod tests {
             (32, 8192, 4096, 2),
             (5120, 25_600, 12_800, 5),
             (1 << 26, 64, 64, 1),
+            (256, 25_600, 25_600, 1),
+            (32, 65_536, 65_536, 1),
         ] {
             let matrix = LinearMatrix {
                 rows: rows as u32,
@@ -117,6 +122,7 @@ mod tests {
             let read = first_reads(&[matrix], columns, [splits].into_iter())[0];
             let (pieces, bytes) = (u64::from(read.pieces), u64::from(read.bytes));
             assert!(pieces * bytes <= BYTES && bytes % 16 == 0, "{rows} x {columns}");
+            assert!(bytes < 1 << 20, "{rows} x {columns}: {bytes}");
             assert_eq!(pieces > 0, bytes > 0, "{rows} x {columns}");
             let end = (splits - 1) * u64::from(read.split_pitch) + bytes;
             assert!(end <= strip_bytes(columns), "{rows} x {columns}: {end}");

@@ -14,18 +14,18 @@ const WORKSPACE_ALIGNMENT: u64 = 16;
 /// Products `y = x Wᵀ (+ bias)` of the same rows of x with one matrix or several, prepared once and
 /// run any number of times, on any streams.
 ///
-/// Matrices may be as stored or in the fast layout, also some so and some so. Any number of rows of
-/// x is multiplied, by several launches if need be: 16 rows at once (fewer of matrices as stored if
-/// blocks have little shared memory), or with compute capability 9.0 64 of matrices as stored and
-/// 2048 of those in the fast layout. From [`Linear::crossover_rows`] on it is faster to decode
-/// ([`Matrix::decode_into_raw`]) and multiply with a library of BLAS.
+/// Each matrix may be as stored or in the fast layout. x may have any number of rows; several
+/// launches multiply them if necessary: 16 rows at once (fewer with matrices as stored if blocks
+/// have little shared memory), or with compute capability 9.0 64 with matrices as stored and 2048
+/// with matrices in the fast layout. From [`Linear::crossover_rows`] on it is faster to decode
+/// ([`Matrix::decode_into_raw`]) and multiply with a BLAS library.
 ///
-/// Sums are f32 and each is rounded once. Bits of y are the same in every run. On one GPU those of
-/// a row that is multiplied with up to 15 others at once depend on the matrix, its residence and
-/// the row of x, whatever the others are; with more, also on whether there are up to 32, 64, 128,
-/// 192 or 256, and above that on how many 256 there are. If [`LinearOutput::splits`] says in which
-/// order sums are added, they depend on nothing else. They never depend on other matrices. Keeps
-/// its matrices alive.
+/// Sums are f32, and each is rounded once. The bits of y are the same in every run. On one GPU, for
+/// a row that is multiplied with up to 15 others at once, they depend on the matrix, its residence
+/// and the row of x, whatever the others are; with more rows, also on whether there are up to 32,
+/// 64, 128, 192 or 256, and above that on how many 256 there are. If [`LinearOutput::splits`] says
+/// in which order sums are added, they depend on nothing else. They never depend on other matrices.
+/// Keeps its matrices alive.
 ///
 /// `examples/gpu_mlp.rs` multiplies so; [`GroupedLinear`](super::GroupedLinear) shows x and y.
 #[derive(Debug)]
@@ -74,58 +74,59 @@ impl Linear {
         self.matrices[0].device()
     }
 
-    /// From about this many rows of x on it is faster to decode the matrices
-    /// ([`Matrix::decode_into_raw`]) and to multiply with a library of BLAS. A table by GPU and
+    /// About the number of rows of x from which on it is faster to decode the matrices
+    /// ([`Matrix::decode_into_raw`]) and multiply with a BLAS library. A table by GPU and
     /// residence, from times on an H100 and an H200; estimated for other GPUs. For several matrices
     /// it is the least of their numbers. `linear_bench crossover` in `kernels/bench` measures it.
     pub fn crossover_rows(&self) -> u64 {
         self.crossover_rows
     }
 
-    /// Whether [`Linear::multiply`] of this many rows of x takes these numbers of splits, one for
-    /// each matrix ([`LinearOutput::splits`]), and adds in their order. 0 is always taken. Costs
-    /// nothing, and depends on the GPU, residences and shapes alone.
+    /// Whether [`Linear::multiply`] of this many rows of x accepts these numbers of splits, one for
+    /// each matrix ([`LinearOutput::splits`]), and adds in their order. 0 is always accepted. Costs
+    /// nothing, and depends only on the GPU, residences and shapes.
     pub fn keeps_order(&self, rows: u64, splits: &[u64]) -> bool {
         splits.len() == self.matrices.len()
             && self.launches.iter().all(|launch| launch.keeps_order(rows, splits))
     }
 
     /// Device memory that a call with up to this many rows of x needs besides x and y, in bytes; 0
-    /// is none. Up to 16 rows at most 2.4 MB. With more, which other kernels multiply with compute
-    /// capability 9.0: of matrices as stored up to 8.7 MB each for 32 rows, and 17.4 MB for more;
-    /// of those in the fast layout no more up to 128 rows, and then 393,216 bytes for each
-    /// multiprocessor, 51.9 MB, or less for small matrices.
+    /// is none. Up to 16 rows need at most 2.4 MB. More rows have other kernels with compute
+    /// capability 9.0: matrices as stored then need up to 8.7 MB each for 32 rows, and 17.4 MB for
+    /// more; matrices in the fast layout need no more up to 128 rows, and then 393,216 bytes per
+    /// multiprocessor, 51.9 MB, or less if they are small.
     pub fn workspace_bytes(&self, rows: u64) -> u64 {
         self.launches.iter().map(|launch| launch.workspace_bytes(rows)).max().unwrap_or(0)
     }
 
     /// Puts the products on a stream, each to its output. Neither allocates on the GPU nor waits,
-    /// and can be captured in a graph. No rows are no work. Contradictions in what is stored set
-    /// `status`, and outputs then hold anything. Up to 16 rows with splits of the caller's do not
-    /// notice those of the fast layout, which is made in GPU memory and never read from a file.
+    /// and can be captured in a graph. Without rows there is no work. Contradictions in stored data
+    /// set `status`, and outputs then hold anything. Up to 16 rows with splits of the caller's do
+    /// not notice contradictions in the fast layout, which is made in GPU memory and never read
+    /// from a file.
     ///
     /// With compute capability 9.0 and a driver of CUDA 12.3 or newer, a launch begins while the
-    /// kernel before it on the stream ends (programmatic stream serialization): it reads the
-    /// matrices, which were whole when [`GpuModel::matrix`](crate::gpu::GpuModel::matrix) or
-    /// [`Matrix::to_fast`] returned, and waits for that kernel before it reads x or a bias, or
-    /// writes. Then it lets the next launch begin likewise: a kernel of the caller that has the
-    /// attribute must wait (`griddepcontrol.wait`) before it reads y or writes x, and may take what
-    /// lies before this launch for written; any other waits by itself.
+    /// previous kernel on the stream ends (programmatic stream serialization). It then reads the
+    /// matrices, which were complete when [`GpuModel::matrix`](crate::gpu::GpuModel::matrix) or
+    /// [`Matrix::to_fast`] returned; it waits for that kernel before it reads x or a bias, or
+    /// writes. Then it lets the next launch begin early in turn. A kernel of the caller that has
+    /// the attribute must wait (`griddepcontrol.wait`) before it reads y or writes x, and may rely
+    /// on writes from before this launch; any other kernel waits by itself.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) for another number of outputs than of
-    /// matrices, splits in whose order no kernel adds ([`Linear::keeps_order`]), rows that overlap,
-    /// a misaligned address, and a stream or status of another device;
+    /// [`Error::Parameter`](crate::Error::Parameter) if outputs are not as many as matrices, no
+    /// kernel adds in the order of the splits ([`Linear::keeps_order`]), rows overlap, an address
+    /// is misaligned, or the stream or the status is of another device;
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
     ///
     /// # Safety
     /// In memory of the device: `x` has its rows of as many elements as the matrices have columns;
     /// each output has room for as many rows of as many elements as its matrix has rows, and its
-    /// bias as many elements. `workspace` has [`Linear::workspace_bytes`] of as many rows; it was
-    /// filled with zeros once, and since then only calls of [`Linear::multiply`] have written to
-    /// it, of any `Linear`, one after the other (on one stream, or ordered by events). Until the
-    /// work is done nobody else uses outputs and workspace or changes the rest; until then, and
-    /// until the last replay of a graph that captured it, all that and this value live.
+    /// bias has as many elements. `workspace` has [`Linear::workspace_bytes`] for as many rows; it
+    /// was filled with zeros once, and since then only calls of [`Linear::multiply`], of any
+    /// `Linear`, have written to it, one after the other (on one stream, or ordered by events).
+    /// Until the work is done nobody else uses outputs and workspace or changes the rest; until
+    /// then, and until the last replay of a graph that captured it, all that and this value live.
     pub unsafe fn multiply(
         &self,
         x: LinearInput,

@@ -1,14 +1,14 @@
-//! How matrices are shared out among blocks, by their shapes alone (`kernels/linear_task.cuh`).
+//! How blocks share matrices, by the matrices' shapes alone (`kernels/linear_task.cuh`).
 
 use super::task::{MATRICES, STRIP_ROWS, tiles_across};
 use crate::gpu::fit::LANES;
 
-/// Columns of which a split of K has a multiple, except the last one.
+/// Every split of K but the last has a multiple of this many columns.
 pub(super) const SPLIT_COLUMNS: u64 = 64;
-/// Splits of K, at most.
+/// Most splits of K.
 pub(super) const MOST_SPLITS: u64 = 64;
 
-/// Columns of each split of K but the last, which has the rest, by [`SPLIT_COLUMNS`].
+/// Columns of each split of K but the last, which has the rest, in blocks of [`SPLIT_COLUMNS`].
 pub(super) const fn split_blocks(columns: u64, splits: u64) -> u64 {
     columns.div_ceil(SPLIT_COLUMNS).div_ceil(splits)
 }
@@ -19,25 +19,25 @@ pub(super) const fn has_columns(columns: u64, splits: u64) -> bool {
         && (splits - 1) * split_blocks(columns, splits) < columns.div_ceil(SPLIT_COLUMNS)
 }
 
-/// Splits of strips that a block multiplies at once, at most, by up to
-/// [`ROWS`](super::task::ROWS) rows of x in the order of a plan of the sum.
+/// Most splits of strips that a block multiplies at once, by up to [`ROWS`](super::task::ROWS) rows
+/// of x in the order of a plan of the sum.
 const FEW_UNITS: u64 = 6;
-/// Warps of such a block that bring what the others multiply; these are two for each unit.
+/// Warps of such a block that bring data to the others, of which each unit has two.
 const FEW_HELPERS: u64 = 8;
 /// Values also compiled into the kernels.
 pub(super) const FEW_SPLIT: [u64; 2] = [FEW_UNITS, FEW_HELPERS];
-/// Blocks of [`SPLIT_COLUMNS`] that one chain had better not exceed: it takes as long as reading.
+/// Most blocks of [`SPLIT_COLUMNS`] that a chain should have: so many take as long as reading.
 const FEW_CHAIN: u64 = 64;
 
 /// How blocks multiply by a matrix in the fast layout in the order of a plan of the sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FewMatrix {
     pub(super) splits: u64,
-    /// The length of all splits except the last, in blocks of [`SPLIT_COLUMNS`].
+    /// Length of each split but the last, in blocks of [`SPLIT_COLUMNS`].
     pub(super) length: u64,
-    /// Splits at once; more than [`FEW_UNITS`] come in passes.
+    /// Splits at once; if there are more than [`FEW_UNITS`], some at a time, in passes.
     pub(super) pass_splits: u64,
-    /// Strips at once, at most.
+    /// Most strips at once.
     pub(super) strips: u64,
     /// Strips of all matrices before.
     pub(super) first_strip: u64,
@@ -47,7 +47,7 @@ pub(super) struct FewMatrix {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Few {
     pub(super) matrices: Vec<FewMatrix>,
-    /// Splits of strips at once, and of one strip.
+    /// Splits of strips at once, and at most of one strip.
     pub(super) units: u64,
     pub(super) pass_splits: u64,
     pub(super) strips: u64,
@@ -55,8 +55,9 @@ pub(super) struct Few {
 }
 
 impl Few {
-    /// Plans the product by matrices with these rows and `columns` columns, each with the splits
-    /// that a caller wishes or 0 for the fastest, on a GPU that runs `blocks` blocks at once.
+    /// Plans the product by matrices with these rows and `columns` columns, on a GPU that runs
+    /// `blocks` blocks at once. Each matrix has the splits that a caller asks for, or 0 for the
+    /// fastest.
     pub(super) fn new(shapes: impl Iterator<Item = (u64, u64)>, columns: u64, blocks: u32) -> Self {
         let (mut matrices, mut strips) = (Vec::new(), 0);
         for (rows, wish) in shapes {
@@ -72,7 +73,7 @@ impl Few {
         }
         let blocks = strips.min(blocks.into()).max(1);
         let most = strips.div_ceil(blocks);
-        // As many strips at once as there is room for, evenly.
+        // Takes as many strips at once as there is room for, evenly.
         let at_once = |matrix: &FewMatrix| {
             let room = FEW_UNITS / matrix.pass_splits;
             if matrix.splits > FEW_UNITS { 1 } else { most.div_ceil(most.div_ceil(room)) }
@@ -88,14 +89,14 @@ impl Few {
         Self { matrices, units, pass_splits, strips, blocks }
     }
 
-    /// Threads of a block.
+    /// Threads per block.
     pub(super) fn threads(&self) -> u32 {
         (FEW_HELPERS + 2 * self.units) as u32 * LANES
     }
 }
 
 /// The number of splits with which the product is fastest, by shape alone, so that bits are the
-/// same whatever else a launch multiplies by: no chain is long, and units are no more than there is
+/// same whatever else a launch multiplies by. No chain is long, and units are no more than there is
 /// room for.
 fn fast_splits(rows: u64, columns: u64) -> u64 {
     let strips = rows.div_ceil(STRIP_ROWS).div_ceil(BLOCKS);
@@ -105,21 +106,22 @@ fn fast_splits(rows: u64, columns: u64) -> u64 {
     (1..=wanted).rev().find(|&splits| has_columns(columns, splits)).unwrap_or(1)
 }
 
-/// Items come in groups, and blocks too.
+/// Items come in groups of this size, and so do blocks.
 pub(super) const GROUP: u64 = 4;
-/// The most strips that are shared out in slices, and one: the multiprocessors of an H100 or H200.
+/// Strips that are shared out in slices are fewer than these: the multiprocessors of an H100 or
+/// H200.
 pub(super) const BLOCKS: u64 = 132;
 const MOST_SLICES: u64 = 16;
-/// Fewer cost more than they save: their sums meet late.
+/// Fewer slices cost more than they save, because their sums meet late.
 const LEAST_SLICES: u64 = 4;
 const LEAST_TILES_A_SLICE: u64 = 4;
-/// The tail has no more items than these: `BLOCKS` and some.
+/// Most items of the tail: `BLOCKS` and some more.
 const MOST_TAIL_ITEMS: u64 = BLOCKS + 8;
 
-/// How the strips of a matrix are shared out among blocks: `linear_split` of the kernels.
+/// How blocks share the strips of a matrix: `linear_split` of the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Split {
-    /// Strips that are an item each.
+    /// Strips that are one item each.
     pub(super) whole_strips: u64,
     /// Strips after them, rounded up to a group, each of several items: slices of its columns.
     tail: u64,
@@ -146,13 +148,13 @@ impl Split {
         self.whole_strips + self.tail * self.slices
     }
 
-    /// Items whose sums meet in memory.
+    /// Number of items whose sums meet in memory.
     pub(super) const fn partials(self) -> u64 {
         if self.slices > 1 { self.tail * self.slices } else { 0 }
     }
 }
 
-/// Counters of a matrix: of the strips of its tail.
+/// Counters per matrix, for the strips of its tail.
 pub(super) const MATRIX_COUNTERS: u64 = BLOCKS;
 /// Counters that a launch needs.
 pub(super) const COUNTERS: u64 = MATRICES as u64 * MATRIX_COUNTERS;
@@ -206,7 +208,7 @@ mod tests {
         let (all, each) = of(&[(1024, 2), (33, 3), (160, 10)], 4096);
         assert_eq!(all, [5, 5, 39, 39]);
         assert_eq!(each, [[2, 32, 2, 2, 0], [3, 22, 3, 1, 32], [10, 7, 5, 1, 34]]);
-        // 0 is any number that the shape bears.
+        // 0 gives any number that the shape allows.
         let (_, each) = of(&[(1, 0), (40_000, 0)], 8);
         assert!(each.iter().all(|matrix| matrix[0] == 1));
         assert!([(4096, 64), (1288, 7), (8, 1)].into_iter().all(|(k, s)| has_columns(k, s)));

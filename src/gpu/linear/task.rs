@@ -1,6 +1,6 @@
-//! Structures that the host hands to the kernels that multiply and transcode: the mirror of
-//! `kernels/linear_task.cuh`. Sizes are compared with the kernels' when they are loaded. Pointers
-//! are device addresses, pitches count elements.
+//! Structures that the host passes to the kernels that multiply and transcode: the mirror of
+//! `kernels/linear_task.cuh`. Loading the kernels compares the sizes. Pointers are device
+//! addresses, pitches count elements.
 #![expect(unsafe_code, reason = "arguments of kernels, by value")]
 
 use cudarc::driver::DeviceRepr;
@@ -9,30 +9,30 @@ use zerocopy::{Immutable, IntoBytes};
 pub(in crate::gpu) const STRIP_ROWS: u64 = 32;
 pub(in crate::gpu) const TILE_COLUMNS: u64 = 256;
 const STEP_COLUMNS: u64 = 32;
-/// Bytes of a step of a strip: plane and codes.
+/// Bytes per step of a strip: plane and codes.
 const STEP_BYTES: u64 = 1536;
-/// Columns of a matrix in the fast layout, at most: numbers of patches count no more.
+/// Most columns of a matrix in the fast layout: patch numbers count no further.
 pub(super) const MOST_COLUMNS: u64 = 1 << 29;
 /// Bytes of a whole tile's data in the fast layout.
 pub(super) const TILE_BYTES: u64 = TILE_COLUMNS / STEP_COLUMNS * STEP_BYTES;
 pub(super) const HEAD_BYTES: u64 = 8;
-/// Bytes of an exception of the fast layout.
+/// Bytes per exception of the fast layout.
 pub(in crate::gpu) const ENTRY_BYTES: u64 = 4;
 
 pub(super) const MATRICES: usize = 8;
-/// Matrices of the next product of which a launch brings some to L2.
+/// Most matrices of the next product whose weights a launch prefetches into L2.
 pub(super) const PREFETCHES: usize = 4;
-/// Rows of x of a launch, at most; in the fast layout more with compute capability 9.0.
+/// Most rows of x of a launch; in the fast layout more with compute capability 9.0.
 pub(super) const ROWS: u64 = 16;
-/// Rows of x that the smaller one of two kernels multiplies.
+/// Most rows of x of the smaller one of two kernels.
 pub(super) const FEW_ROWS: u64 = 8;
-/// Bytes of the sums of an item, for each [`ROWS`] rows of x.
+/// Bytes of an item's sums, for each [`ROWS`] rows of x.
 pub(super) const PARTIAL_BYTES: u64 = STRIP_ROWS * ROWS * 4;
-/// Warps of a block of the kernels that count and pack, a tile each.
+/// Warps per block of the kernels that count and pack; each has one tile.
 pub(super) const PACK_WARPS: u64 = 4;
-/// Threads of the only block of the kernel that scans.
+/// Threads of the scanning kernel's only block.
 pub(super) const SCAN_THREADS: u32 = 1024;
-/// Warps of a block of the kernel that unpacks, a tile each.
+/// Warps per block of the kernel that unpacks; each has one tile.
 pub(super) const UNPACK_WARPS: u64 = 8;
 
 pub(super) const fn tiles_across(columns: u64) -> u64 {
@@ -49,7 +49,7 @@ pub(super) const fn strip_head_bytes(columns: u64) -> u64 {
     tiles_across(columns) * HEAD_BYTES
 }
 
-/// Patches for which a strip has room, for each tile and in all.
+/// Patches for which a strip has room, per tile and in all.
 const TILE_PATCHES: u64 = 4;
 const MOST_PATCHES: u64 = 512;
 const PATCH_BYTES: u64 = 20;
@@ -66,20 +66,20 @@ pub(in crate::gpu) const fn fast_bytes(rows: u64, columns: u64) -> u64 {
     rows.div_ceil(STRIP_ROWS) * strip
 }
 
-/// As many exceptions as the fast layout bears well, of this many weights: one of 256, which takes
-/// an eighth of a bit a weight.
+/// Exceptions that the fast layout bears well among this many weights: one of 256, which takes an
+/// eighth of a bit per weight.
 pub(in crate::gpu) const fn good_exceptions(weights: u64) -> u64 {
     weights / 256
 }
 
-/// One matrix of a launch, and where its product goes.
+/// A matrix of a launch, and the place of its product.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C, align(16))]
 pub(super) struct LinearMatrix {
     pub(super) data: u64,
     pub(super) index: u64,
     pub(super) rest: u64,
-    /// The decode table of `tile`; the patches of the fast layout.
+    /// The decode table of `tile`, or the patches of the fast layout.
     pub(super) table: u64,
     pub(super) rest_count: u64,
     pub(super) bias: u64,
@@ -89,10 +89,10 @@ pub(super) struct LinearMatrix {
     pub(super) whole_strips: u32,
     pub(super) slices: u32,
     pub(super) first_item: u32,
-    /// The counter of its first strip.
+    /// Index of the counter of its first strip.
     pub(super) first_strip: u32,
     pub(super) first_partial: u32,
-    /// Columns of the matrix of which this is a slice, or of this one.
+    /// Columns of the matrix from which this is a slice; its own if it is none.
     pub(super) whole_columns: u32,
     /// First column of the slice in that matrix: a multiple of 256.
     pub(super) first_column: u32,
@@ -103,15 +103,15 @@ pub(super) struct LinearMatrix {
 #[repr(C, align(64))]
 pub(super) struct XMap(pub(super) [u64; 16]);
 
-/// Bytes to bring to L2: pieces of `bytes` bytes, some of each strip; multiples of 16. A hint.
+/// Bytes to bring to L2: pieces of `bytes` bytes, some in each strip; multiples of 16. A hint.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct LinearPrefetch {
     pub(super) data: u64,
-    /// Bytes from a strip to the next, and from a split of a strip to the next.
+    /// Bytes from one strip to the next, and from one split of a strip to the next.
     pub(super) strip_pitch: u64,
     pub(super) split_pitch: u32,
-    /// Pieces of a strip.
+    /// Pieces per strip.
     pub(super) splits: u32,
     pub(super) pieces: u32,
     pub(super) bytes: u32,
@@ -132,25 +132,26 @@ pub(super) struct LinearLaunch {
     pub(super) status: u64,
     /// For more than [`ROWS`] rows by the fast layout: splits of the columns of each matrix.
     pub(super) splits: [u8; MATRICES],
-    /// For more than [`ROWS`] rows by the fast layout: strips of a block.
+    /// For more than [`ROWS`] rows by the fast layout: strips per block.
     pub(super) wide_strips: u32,
-    /// For matrices as stored: items whose sums a block has on their way at once, 1 or 2.
+    /// For matrices as stored: items whose sums a block has in flight at once, 1 or 2.
     pub(super) tile_sets: u32,
     /// For more than [`ROWS`] rows: 1 if `x_map` is set.
     pub(super) x_mapped: u32,
-    /// For matrices as stored: decode tables that a block has at once, 1, 2 or 4.
+    /// For matrices as stored: decode tables that a block holds at once, 1, 2 or 4.
     pub(super) tile_tables: u32,
-    /// In the order of a plan of the sum: splits of strips that a block multiplies at once, and of
-    /// one strip.
+    /// In the order of a plan of the sum: splits of strips that a block multiplies at once, and
+    /// most of one strip.
     pub(super) few_units: u32,
     pub(super) few_splits: u32,
-    /// In the order of a plan of the sum: strips of each block, and blocks that have one more.
+    /// In the order of a plan of the sum: strips of each block, and number of blocks with one more.
     pub(super) few_each: u32,
     pub(super) few_more: u32,
     pub(super) matrices: [LinearMatrix; MATRICES],
-    /// For matrices as stored, up to [`ROWS`] rows of x: bytes of a slot, which has a tile's bits.
+    /// For matrices as stored, up to [`ROWS`] rows of x: bytes of a slot, which holds a tile's
+    /// bits.
     pub(super) tile_slot_bytes: u32,
-    /// For more rows by the fast layout: stages of a share.
+    /// For more rows by the fast layout: stages per share.
     pub(super) share_stages: u32,
     pub(super) x_map: XMap,
     /// In the order of a plan of the sum, and for 17 to 128 rows: weights that the next product is
@@ -159,7 +160,7 @@ pub(super) struct LinearLaunch {
 }
 
 pub(super) const MOST_EXPERTS: usize = 1024;
-/// Places of one expert that a block multiplies at once, at least.
+/// Fewest places of one expert that a block multiplies at once.
 pub(super) const LEAST_CHUNK: u64 = 8;
 
 /// A launch of the kernel that multiplies by experts.
@@ -180,7 +181,7 @@ pub(super) struct GroupedLaunch {
     pub(super) places: u32,
     pub(super) experts: u32,
     pub(super) reserved: [u32; 3],
-    /// If `matrices` is 0: one with the rows of all experts.
+    /// If `matrices` is 0: one matrix with the rows of all experts.
     pub(super) whole: LinearMatrix,
 }
 
@@ -246,7 +247,7 @@ pub(super) struct GatherTask {
     pub(super) status: u64,
 }
 
-// SAFETY: `repr(C)` with the alignment and the fields of `kernels/linear_task.cuh`, all numbers.
+// SAFETY: `repr(C)` with the alignment and the fields of `kernels/linear_task.cuh`, only numbers.
 unsafe impl DeviceRepr for LinearLaunch {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for GroupedLaunch {}

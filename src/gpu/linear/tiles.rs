@@ -10,23 +10,24 @@ use crate::Result;
 use crate::gpu::fit::LANES;
 use crate::gpu::module::{Kernels, Module, config};
 
-/// Warps that decode come in groups, which exchange registers with the others. With fewer than one
-/// memory is idle: rather they stage less than some tiles have.
+/// Decoding warps come in groups of this size, which exchange registers with the others. With less
+/// than one group memory is idle, so stages rather hold less than some tiles have.
 const WARP_GROUP: u32 = 4;
-/// Bits of a tile that a stage holds at least, if it has that many: most of those of a common tile.
+/// Fewest bytes of a tile's bits that a stage holds, if the tile has as many: most of a common
+/// tile.
 const LEAST_STAGE: u32 = 2048;
-/// Bytes of which the stages of a block are a multiple, together.
+/// The stages of a block together take a multiple of this many bytes.
 const STAGE_UNIT: u32 = 16;
 
-/// The kernel for the fewest rows of x, of which blocks have all in shared memory.
+/// The kernel for the fewest rows of x; its blocks hold all of x in shared memory.
 #[derive(Clone, Copy, Debug, FromBytes)]
 #[repr(C)]
 pub(super) struct Fewest {
-    /// Warps that decode, at most; 0 if there is no such kernel.
+    /// Most warps that decode; 0 if there is no such kernel.
     warps: u32,
-    /// Rows of x, at most.
+    /// Most rows of x.
     rows: u32,
-    /// The bytes of a row of x are a multiple of the first, and as many more as the second.
+    /// A row of x takes a multiple of `unit` bytes, and `after` more.
     unit: u32,
     after: u32,
 }
@@ -39,7 +40,8 @@ impl Fewest {
         row.checked_add(self.after)?.checked_mul(x_rows)
     }
 
-    /// The block, if it has room for all warps and for the largest tile: others do better then.
+    /// Returns the block if it has room for all warps and the largest tile; otherwise others are
+    /// faster.
     fn shape(
         self,
         needs: TileDemand,
@@ -63,24 +65,24 @@ impl Fewest {
 pub(super) struct TileDemand {
     /// Warps that bring tiles to the others and add their sums.
     helpers: u32,
-    /// Warps that decode, at most.
+    /// Most warps that decode.
     most_warps: u32,
     table: u32,
-    /// Bytes for each row of x, and each item whose sums are on their way at once.
+    /// Bytes per row of x, and per item whose sums are in flight at once.
     row: u32,
-    /// Bytes of each warp, besides the bits of tiles.
+    /// Bytes per warp, besides the bits of tiles.
     warp: u32,
-    /// How many tiles' bits a warp has at once.
+    /// Number of tiles whose bits a warp holds at once.
     stages: u32,
-    /// Items whose sums are on their way at once, at most.
+    /// Most items whose sums are in flight at once.
     most_sets: u32,
-    /// More bytes of each warp, with more than [`FEW_ROWS`] rows of x.
+    /// Additional bytes per warp, with more than [`FEW_ROWS`] rows of x.
     most_warp: u32,
-    /// Decode tables at once, at most.
+    /// Most decode tables at once.
     most_tables: u32,
 }
 
-/// The most items and matrices that a block of a launch has.
+/// Most items and matrices that a block of a launch has.
 #[derive(Clone, Copy, Debug)]
 struct BlockWork {
     items: u32,
@@ -92,7 +94,7 @@ struct BlockShape {
     /// Warps that decode.
     warps: u32,
     tables: u32,
-    /// Items whose sums are on their way at once.
+    /// Items whose sums are in flight at once.
     sets: u32,
     shared: u32,
     /// Bytes of `shared` for each of a warp's stages.
@@ -100,9 +102,9 @@ struct BlockShape {
 }
 
 impl TileDemand {
-    /// Sums of several items are on their way at once, so that warps need not wait for each other,
-    /// and tables of several matrices are there, so that none is waited for, unless warps or stages
-    /// would have less room. None if common tiles do not fit.
+    /// Keeps sums of several items in flight, so that warps need not wait for each other, and
+    /// tables of several matrices, so that no warp waits for one, unless warps or stages would have
+    /// less room. `None` if common tiles do not fit.
     fn shape(self, x_rows: u32, staged: u32, work: BlockWork, room: u32) -> Option<BlockShape> {
         let one = self.shape_of((1, 1), x_rows, staged, room)?;
         let or = |other: BlockShape, tables, sets| {
@@ -112,19 +114,20 @@ impl TileDemand {
         };
         let with_sets = |shape: BlockShape| or(shape, shape.tables, self.most_sets.min(work.items));
         let with_tables = |shape: BlockShape| {
-            // A power of two, as kernels ask.
+            // A power of two, as the kernels require.
             let wanted = self.most_tables.min(work.matrices).min(work.items).next_power_of_two();
             let two = or(shape, wanted.min(2), shape.sets);
             or(two, wanted, shape.sets)
         };
-        // With one table an item waits for the item before if that has another matrix: if each has,
-        // more sums are of no use.
+        // With one table, an item of another matrix waits for the item before it; if every item has
+        // another matrix, more sums are useless.
         let tables_first = work.items <= work.matrices;
         Some(if tables_first { with_sets(with_tables(one)) } else { with_tables(with_sets(one)) })
     }
 
-    /// As many warps as fit `room`, where stages may be smaller than the largest tile: what they do
-    /// not hold is read from where it lies, slowly. None if stages were too small for common tiles.
+    /// Fits as many warps as possible into `room`. Stages may be smaller than the largest tile: the
+    /// rest is then read from where it lies, slowly. `None` if stages were too small for common
+    /// tiles.
     fn shape_of(self, most: (u32, u32), x_rows: u32, staged: u32, room: u32) -> Option<BlockShape> {
         let (tables, sets) = most;
         let fixed = self.fixed(tables, sets, x_rows);
@@ -148,7 +151,7 @@ impl TileDemand {
         tables * self.table + sets * self.row * x_rows
     }
 
-    /// Bytes of a warp whose stages have this many bytes.
+    /// Bytes of a warp whose stages have this many bytes each.
     fn of_warp(self, x_rows: u32, bytes: u32) -> u32 {
         self.warp + self.x_of_warp(x_rows) + self.stages * bytes
     }
@@ -159,7 +162,7 @@ impl TileDemand {
     }
 }
 
-/// All of them in one context.
+/// All kernels for tiles, in one context.
 #[derive(Debug)]
 pub(super) struct TileKernels {
     fewest: Option<(CudaFunction, Fewest)>,
@@ -188,8 +191,8 @@ impl TileKernels {
         Ok(Self { fewest, few, most, gather, needs, room, processors: others.processors })
     }
 
-    /// The most rows of x at once: fewer than [`ROWS`] if blocks have little shared memory, and
-    /// none if they have too little.
+    /// The most rows of x at once: fewer than [`ROWS`] if blocks have little shared memory, 0 if
+    /// they have too little.
     pub(super) fn most_rows(&self, staged: u32) -> u64 {
         let one = BlockWork { items: 1, matrices: 1 };
         let fits = |&rows: &u64| self.needs.shape(rows as u32, staged, one, self.room).is_some();
@@ -199,7 +202,7 @@ impl TileKernels {
     /// Puts a product on the stream.
     ///
     /// # Safety
-    /// The launch is as `kernels/linear_task.cuh` asks, of matrices in tiles as stored, with 1 to
+    /// The launch is as `kernels/linear_task.cuh` asks, with matrices in tiles as stored and 1 to
     /// [`most_rows`](Self::most_rows) rows of x; all that it points to lives until the kernel is
     /// done.
     pub(super) unsafe fn multiply(
@@ -224,7 +227,7 @@ impl TileKernels {
         let launch = &LinearLaunch { tile_sets, tile_tables, tile_slot_bytes, ..*launch };
         let threads = (needs.helpers + shape.warps) * LANES;
         let config = config(items.min(self.processors), threads, shape.shared);
-        // SAFETY: the caller's promise; threads and shared memory as the kernels' constants say.
+        // SAFETY: the caller's promise; the kernels' constants give threads and shared memory.
         unsafe { run(function, early, stream, config, launch) }
     }
 }
@@ -260,7 +263,7 @@ mod tests {
         assert_eq!(shape(fewest, 2, 4096, 2704, room), of(2, 8192 + 64));
         // A row of 8 columns takes 128 bytes and 64.
         assert_eq!(shape(fewest, 1, 4104, 2704, room), of(1, 8192 + 128 + 64));
-        // More rows; x, or tiles, for which there is no room.
+        // More rows than it takes; x or tiles for which there is no room.
         assert_eq!(shape(fewest, 3, 4096, 2704, room), None);
         assert_eq!(shape(fewest, 2, 28_672, 2704, room), None);
         assert_eq!(shape(fewest, 1, u32::MAX, 2704, room), None);

@@ -1,5 +1,5 @@
-//! BF16 weights to the fast layout, some strips at a time: of a matrix that is stored on the GPU,
-//! which is decoded for that, and of a caller.
+//! Transcodes BF16 weights to the fast layout, some strips at a time: those of a matrix as stored
+//! on the GPU, which is decoded for that, and those of a caller.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::{ops::Range, sync::Arc};
@@ -13,7 +13,7 @@ use crate::gpu::fault::{OrFault, refuse};
 use crate::gpu::{device::Device, status::Status};
 use crate::{Result, parallel};
 
-/// Decoded weights at a time, in bytes.
+/// Bytes of weights that are decoded at a time.
 const SCRATCH_BYTES: u64 = 64_000_000;
 
 /// Result of [`Matrix::to_fast`].
@@ -26,18 +26,19 @@ pub enum Transcoded {
     TooManyExceptions {
         /// Weights whose exponent lies outside the 16 that the codes of its tile express.
         exceptions: u64,
-        /// As many were allowed.
+        /// The number that was allowed.
         most: u64,
     },
 }
 
 impl Matrix {
-    /// The same weights in the fast layout, in device memory of their own: made on the GPU, the
-    /// same bytes in every run. Waits until that is done. `most_exceptions`: 4 bytes each;
+    /// The same weights in the fast layout, in device memory of their own, made on the GPU; every
+    /// run gives the same bytes. Waits until that is done. `most_exceptions` takes 4 bytes each;
     /// [`Matrix::good_exceptions`] is a good number.
     ///
-    /// Device memory meanwhile: besides the result, decoded weights of some strips (at most 64 MB),
-    /// and 4 bytes for each of `most_exceptions`. What is fast already comes back as it is.
+    /// Device memory needed meanwhile, besides the result: decoded weights of some strips (at most
+    /// 64 MB), and 4 bytes for each of `most_exceptions`. A matrix that is already fast is returned
+    /// as it is.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for a matrix of more than 2^20 columns or 2^32
@@ -64,10 +65,10 @@ impl Matrix {
         packer.begin(stream)?;
         let (status, weights) = (Status::new(device)?, scratch.pointer());
         for rows in parallel::cut(0..rows, each, 1) {
-            // SAFETY: the scratch has room for the rows, and only this stream uses it. Its and all
-            // other memory is freed only after the context is idle.
+            // SAFETY: the scratch has room for the rows, and only this stream uses it. All memory
+            // is freed only after the context is idle.
             unsafe { self.decode(&rows, &(0..columns), weights, stream, &status) }?;
-            // SAFETY: the weights are there, after the decoding on the same stream. Lives as above.
+            // SAFETY: the decoding on the same stream has written the weights. Lifetimes as above.
             unsafe { packer.pack(&strips, &rows, weights, stream) }?;
         }
         let outcome = packer.finish(strips, memory, most_exceptions, false, stream)?;
@@ -79,11 +80,11 @@ impl Matrix {
         })
     }
 
-    /// As [`Matrix::to_fast`] with [`Matrix::good_exceptions`], or itself as stored if it has more;
-    /// [`Matrix::residence`] tells which.
+    /// The fast layout from [`Matrix::to_fast`] with [`Matrix::good_exceptions`], or the matrix
+    /// itself as stored if it has more; [`Matrix::residence`] tells which.
     ///
     /// # Errors
-    /// As [`Matrix::to_fast`].
+    /// Same as [`Matrix::to_fast`].
     pub fn to_fast_or_stored(&self) -> Result<Self> {
         Ok(match self.to_fast(self.good_exceptions())? {
             Transcoded::Fast(fast) => fast,
@@ -91,18 +92,18 @@ impl Matrix {
         })
     }
 
-    /// As many exceptions as the fast layout bears well: one of 256 weights, which takes an eighth
-    /// of a bit a weight.
+    /// Exceptions that the fast layout bears well: one of 256 weights, which takes an eighth of a
+    /// bit per weight.
     pub fn good_exceptions(&self) -> u64 {
         // No overflow: a tensor has less than 2^45 weights.
         good_exceptions(self.row_count() * self.column_count())
     }
 }
 
-/// Makes a matrix in the fast layout of BF16 weights, some rows at a time, in memory of the caller:
-/// the same bytes in every run.
+/// Packs BF16 weights into a matrix in the fast layout, some rows at a time, in memory of the
+/// caller. Every run gives the same bytes.
 ///
-/// Device memory of its own: 4 bytes for each exception that is good, one of 256 weights.
+/// Takes device memory of its own: 4 bytes for each good exception, one of 256 weights.
 #[derive(Debug)]
 pub struct FastPacker {
     strips: Strips,
@@ -111,11 +112,11 @@ pub struct FastPacker {
 
 impl FastPacker {
     /// Prepares packing a matrix of these rows and columns to `strips`, a multiple of 16. Puts the
-    /// counter's beginning on the stream.
+    /// reset of the counter on the stream.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) for no weights or 2^32 and more, more than
-    /// 2^29 columns, or a misaligned address; [`Error::Gpu`](crate::Error::Gpu).
+    /// [`Error::Parameter`](crate::Error::Parameter) for no weights, 2^32 weights or more, more
+    /// than 2^29 columns, or a misaligned address; [`Error::Gpu`](crate::Error::Gpu).
     ///
     /// # Safety
     /// `strips` has [`Matrix::fast_bytes`] of device memory, which nobody else uses until the last
@@ -137,16 +138,16 @@ impl FastPacker {
         Ok(Self { strips: Strips { rows, columns, address: strips }, packer })
     }
 
-    /// Puts the packing of some rows on the stream: they follow those before, and end on a multiple
-    /// of 32 or with the last one.
+    /// Puts the packing of some rows on the stream: they follow the earlier ones, and end on a
+    /// multiple of 32 or with the last row.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for other rows;
     /// [`Error::Gpu`](crate::Error::Gpu).
     ///
     /// # Safety
-    /// `weights` is device memory with the rows, row by row, dense, when the stream comes to it;
-    /// that and `self` live until then.
+    /// `weights` is device memory that holds the rows, row by row, dense, when the stream reaches
+    /// this; it and `self` live until then.
     pub unsafe fn pack(
         &self,
         rows: Range<u64>,
@@ -158,7 +159,7 @@ impl FastPacker {
         unsafe { self.packer.pack(&self.strips, &rows, weights, stream) }
     }
 
-    /// Waits for all rows; how many exceptions there are, if they are no more than
+    /// Waits for all rows; returns the number of exceptions if it is at most
     /// [`Matrix::good_exceptions`].
     ///
     /// # Errors
@@ -168,7 +169,7 @@ impl FastPacker {
         Ok(Some(count).filter(|&count| count <= self.packer.capacity()))
     }
 
-    /// Puts the copying of this many exceptions on the stream.
+    /// Puts the copy of this many exceptions on the stream.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for more than there can be;
