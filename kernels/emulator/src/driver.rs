@@ -50,7 +50,7 @@ macro_rules! answers {
         $(
             // SAFETY: the driver has these names; nothing else of the process does.
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($argument: $of),*) -> Answer {
+            pub(crate) unsafe extern "C" fn $name($($argument: $of),*) -> Answer {
                 // SAFETY: pointers are what cuda.h asks of callers: null or valid.
                 #[allow(unused_unsafe, clippy::multiple_unsafe_ops_per_block, reason = "short calls")]
                 unsafe { $body }
@@ -163,8 +163,9 @@ answers! {
         0
     }
     cuFuncSetAttribute(_function: Handle, _attribute: c_int, _value: c_int) { 0 }
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(to: *mut c_int, _function: Handle, threads: c_int, shared: usize, _flags: c_uint) {
-        let by_memory = SHARED / (shared as c_int + 1024);
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(to: *mut c_int, function: Handle, threads: c_int, shared: usize, _flags: c_uint) {
+        let function = &*function.cast::<Function>();
+        let by_memory = (SHARED + 1024) / (shared + function.entry.static_shared + 1024) as c_int;
         *to = by_memory.min(2048 / threads.max(1)).max(0);
         0
     }
@@ -200,7 +201,7 @@ answers! {
 
 /// As cuda.h has it.
 #[repr(C)]
-pub struct Rows {
+pub(crate) struct Rows {
     from_x: usize,
     from_y: usize,
     from_type: c_int,
@@ -221,7 +222,7 @@ pub struct Rows {
 
 /// As cuda.h has it.
 #[repr(C)]
-pub struct Attribute {
+pub(crate) struct Attribute {
     id: c_int,
     pad: c_int,
     value: [c_int; 16],
@@ -229,7 +230,7 @@ pub struct Attribute {
 
 /// As cuda.h has it.
 #[repr(C)]
-pub struct Config {
+pub(crate) struct Config {
     grid: [c_uint; 3],
     block: [c_uint; 3],
     shared: c_uint,
@@ -258,8 +259,8 @@ fn handle() -> Handle {
 static LAYOUTS: Mutex<BTreeMap<u64, Layout>> = Mutex::new(BTreeMap::new());
 
 fn allocate(to: &mut u64, bytes: usize) -> Answer {
-    let Ok(layout) = Layout::from_size_align(bytes, ALIGNMENT) else { return OUT_OF_MEMORY };
-    if bytes == 0 || bytes > MEMORY {
+    let Ok(layout) = Layout::from_size_align(bytes.max(1), ALIGNMENT) else { return OUT_OF_MEMORY };
+    if bytes > MEMORY {
         return OUT_OF_MEMORY;
     }
     // SAFETY: the layout has bytes.
@@ -331,6 +332,7 @@ unsafe fn launch(
     parameters: *const *const u8,
 ) -> Answer {
     static LAUNCHES: AtomicU64 = AtomicU64::new(1);
+    static SEED: OnceLock<u64> = OnceLock::new();
     let entry = &function.entry;
     let cluster = entry.cluster.unwrap_or(cluster);
     if blocks == 0 || threads == 0 || !blocks.is_multiple_of(cluster) {
@@ -339,10 +341,13 @@ unsafe fn launch(
     let mut given = vec![0; entry.parameter_bytes];
     for (at, &(place, bytes)) in entry.parameters.iter().enumerate() {
         // SAFETY: the caller's promise.
-        let from = unsafe { slice::from_raw_parts(*parameters.add(at), bytes) };
+        let from = unsafe { parameters.add(at) };
+        // SAFETY: as above.
+        let from = unsafe { from.read() };
+        // SAFETY: as above.
+        let from = unsafe { slice::from_raw_parts(from, bytes) };
         given[place..place + bytes].copy_from_slice(from);
     }
-    static SEED: OnceLock<u64> = OnceLock::new();
     let seed = SEED.get_or_init(|| setting("EMULATOR_SEED", 1));
     let number = LAUNCHES.fetch_add(1, Ordering::Relaxed);
     let launch = Launch {

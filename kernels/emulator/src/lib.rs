@@ -9,14 +9,27 @@
 //! Machine code is not interpreted: `EMULATOR_PTX` names the folder with the PTX of its source.
 //! `EMULATOR_SEED` chooses the order of turns.
 #![expect(unsafe_code, reason = "the driver's functions take pointers")]
+#![allow(
+    clippy::cast_lossless,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "registers are bits, whatever an instruction takes them for"
+)]
 
 mod block;
+mod copies;
 mod driver;
+mod exchange;
 mod execute;
+mod lower;
+mod lower_memory;
 mod machine;
 mod map;
+mod matrices;
 mod memory;
 mod parse;
 mod program;
 mod scalar;
+#[cfg(test)]
+mod tests;
 mod warp;

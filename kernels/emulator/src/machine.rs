@@ -1,7 +1,7 @@
 //! A launch: blocks that are resident at once, whose warps take turns in a random order, so that
 //! every run tries another interleaving.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, fmt::Write as _, sync::Arc};
 
 use crate::{
     block::{Block, Delivery, Origin},
@@ -12,8 +12,8 @@ use crate::{
 
 /// Shared memory before a kernel writes it, and where a copy will come.
 const POISON: u8 = 0xA5;
-/// Turns without any progress after which a launch hangs.
-const PATIENCE: u64 = 300_000;
+/// Rounds in which every warp waits in vain after which a launch hangs.
+const PATIENCE: u64 = 20_000;
 
 /// What a launch is made of.
 pub(crate) struct Launch {
@@ -39,7 +39,8 @@ pub(crate) struct Machine<'l> {
     pub(crate) cluster_arrivals: HashMap<usize, u64>,
     pub(crate) dynamic_first: u64,
     random: u64,
-    idle: u64,
+    /// Whether anything has happened that somebody may wait for.
+    has_progressed: bool,
     pub(crate) instructions: u64,
 }
 
@@ -58,7 +59,7 @@ pub(crate) fn run(launch: &Launch) -> Result<u64, Fault> {
         cluster_arrivals: HashMap::new(),
         dynamic_first: first as u64,
         random: launch.seed,
-        idle: 0,
+        has_progressed: false,
         instructions: 0,
     };
     let at_once = (launch.resident / launch.cluster).max(1) * launch.cluster;
@@ -98,28 +99,34 @@ impl Machine<'_> {
 
     /// Runs the resident blocks to their end.
     fn finish(&mut self) -> Result<(), Fault> {
-        self.idle = 0;
         let mut left: Vec<(usize, usize)> = Vec::new();
         for (place, block) in self.blocks.iter().enumerate() {
             left.extend((0..block.warps.len()).map(|warp| (place, warp)));
         }
+        let (mut awake, mut rounds) = (left.clone(), 0);
         while !left.is_empty() {
-            let at = self.choose(left.len());
-            let (block, warp) = left[at];
+            // Who waited in vain comes again when something has happened.
+            if awake.is_empty() || self.has_progressed {
+                rounds = if self.has_progressed { 0 } else { rounds + 1 };
+                self.has_progressed = false;
+                awake.clone_from(&left);
+            }
+            if rounds > PATIENCE {
+                return Err(self.hang(&left));
+            }
+            let at = self.choose(awake.len());
+            let (block, warp) = awake.swap_remove(at);
             let turns = 1 + self.choose(300);
             self.run_warp(block, warp, turns)?;
             if self.blocks[block].warps[warp].is_done() {
-                left.swap_remove(at);
-                self.note_progress();
+                left.retain(|&one| one != (block, warp));
+                self.has_progressed = true;
             }
-            self.deliver_some()?;
-            self.idle += 1;
-            if self.idle > PATIENCE {
-                return Err(self.hang(&left));
-            }
+            self.deliver_some(rounds)?;
         }
         if let Some(delivery) = self.deliveries.first() {
-            let problem = format!("a copy to shared {:#x} comes after its block's end", delivery.to);
+            let problem =
+                format!("a copy to shared {:#x} comes after its block's end", delivery.to);
             return Err(Fault(problem));
         }
         Ok(())
@@ -135,11 +142,11 @@ impl Machine<'_> {
     }
 
     pub(crate) fn note_progress(&mut self) {
-        self.idle = 0;
+        self.has_progressed = true;
     }
 
-    fn deliver_some(&mut self) -> Result<(), Fault> {
-        let is_slow = self.idle < 64 && self.choose(4) != 0;
+    fn deliver_some(&mut self, rounds: u64) -> Result<(), Fault> {
+        let is_slow = rounds == 0 && self.choose(4) != 0;
         if self.deliveries.is_empty() || is_slow {
             return Ok(());
         }
@@ -170,11 +177,9 @@ impl Machine<'_> {
                 }
                 self.global(*from, u64::from(delivery.bytes))?.to_vec()
             }
-            Origin::Box(map, place) => {
-                map.take(place, delivery.to, |address, bytes| {
-                    self.global(address, bytes).map(|bytes| bytes.to_vec())
-                })?
-            }
+            Origin::Box(map, place) => map.take(place, delivery.to, |address, bytes| {
+                self.global(address, bytes).map(|bytes| bytes.to_vec())
+            })?,
         };
         if bytes.len() != delivery.bytes as usize {
             return Err(Fault("a box has another size".into()));
@@ -212,14 +217,16 @@ impl Machine<'_> {
             while let Some((place, mask)) = warp.lowest(among) {
                 among &= !mask;
                 let line = self.launch.program.code[place as usize].line;
-                text += &format!("\n  block {} warp {number} {mask:08x}: line {line}", block.index);
+                let index = block.index;
+                let _ = write!(text, "\n  block {index} warp {number} {mask:08x}: line {line}");
             }
         }
         for block in &self.blocks {
             let mut barriers: Vec<_> = block.barriers.iter().collect();
             barriers.sort_by_key(|(address, _)| **address);
             for (address, barrier) in barriers {
-                text += &format!("\n  block {} {address:#x}: {}", block.index, barrier.describe());
+                let (index, state) = (block.index, barrier.describe());
+                let _ = write!(text, "\n  block {index} {address:#x}: {state}");
             }
         }
         Fault(text)

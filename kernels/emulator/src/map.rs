@@ -62,7 +62,10 @@ impl TensorMap {
         to: u32,
         mut read: impl FnMut(u64, u64) -> Result<Vec<u8>, Fault>,
     ) -> Result<Vec<u8>, Fault> {
-        if place.len() != self.dimensions as usize || self.boxes[0] != 64 || to % 1024 != 0 {
+        if place.len() != self.dimensions as usize
+            || self.boxes[0] != 64
+            || !to.is_multiple_of(1024)
+        {
             return Err(Fault(format!("a box that is not emulated: {self:?} to {to:#x}")));
         }
         let outer = if self.dimensions == 3 { self.boxes[2] } else { 1 };
@@ -92,7 +95,8 @@ impl TensorMap {
             return Ok(row);
         }
         let pitches = [2, self.pitches[0], self.pitches[1]];
-        let offset = |dimension: usize| at[dimension].wrapping_mul(pitches[dimension].cast_signed());
+        let offset =
+            |dimension: usize| at[dimension].wrapping_mul(pitches[dimension].cast_signed());
         let count = (self.sizes[0].cast_signed() - at[0]).clamp(0, 64) as usize;
         if count > 0 {
             let third = if self.dimensions == 3 { offset(2) } else { 0 };

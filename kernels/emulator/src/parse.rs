@@ -258,7 +258,8 @@ impl Reader<'_> {
                 let labels = self.labels_of_scope();
                 self.scope_count += 1;
                 let number = self.scope_count;
-                let names = labels.into_iter().map(|name| (name.clone(), format!("{name}@{number}")));
+                let names =
+                    labels.into_iter().map(|name| (name.clone(), format!("{name}@{number}")));
                 self.scopes.push(names.collect());
             }
             b'}' => {
@@ -379,8 +380,7 @@ impl Reader<'_> {
                 if self.takes(b'+') {
                     offset = self.number().cast_signed();
                 }
-                let coordinates =
-                    if self.takes(b',') { vec![self.operand()] } else { Vec::new() };
+                let coordinates = if self.takes(b',') { vec![self.operand()] } else { Vec::new() };
                 self.expect(b']');
                 Operand::Address(Box::new(base), offset, coordinates)
             }
