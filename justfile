@@ -57,6 +57,10 @@ wheels *PLATFORMS:
 ptx *ARGS:
     bash .ci/ptx {{ARGS}}
 
+# The kernels' tests on an emulated GPU; words choose among them.
+emulate *TESTS:
+    .ci/emulate {{TESTS}}
+
 # Every fuzz target for SECONDS each.
 fuzz SECONDS="900":
     bash fuzz/run {{SECONDS}}

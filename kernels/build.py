@@ -266,12 +266,34 @@ def resources(log: str) -> dict[str, dict[str, int]]:
     return dict(sorted(kernels.items()))
 
 
+def write_for_emulator(folder: Path) -> None:
+    """The sources of all machine code: the committed PTX, and that of compute capability 9.0."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for module, targets in TARGETS.items():
+        if "sm_90a" in targets:
+            sources = sources_of(f"{module}.cu")
+            ptx = Nvrtc(HOPPER_TOOLS).compile(f"{module}.cu", sources, HOPPER_OPTIONS)
+        else:
+            ptx = (PTX / f"{module}.ptx").read_bytes()
+        (folder / f"{module}.ptx").write_bytes(ptx)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--check", action="store_true", help="compare with the committed files; write nothing"
     )
-    check = parser.parse_args().check
+    parser.add_argument(
+        "--emulator",
+        type=Path,
+        metavar="FOLDER",
+        help="write the PTX that kernels/emulator runs into FOLDER, and do nothing else",
+    )
+    arguments = parser.parse_args()
+    if arguments.emulator:
+        write_for_emulator(arguments.emulator)
+        return 0
+    check = arguments.check
     files, good = build()
     if not good:
         return 1

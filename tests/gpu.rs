@@ -64,6 +64,13 @@ fn gpu() -> Option<&'static Device> {
     }
 }
 
+/// All cases on a GPU, and the first `few` on the emulator (kernels/emulator), which takes thousands
+/// of times as long.
+fn cases<T>(all: &[T], few: usize) -> &[T] {
+    let is_emulated = std::env::var_os("EMULATOR_PTX").is_some();
+    if is_emulated { &all[..few.min(all.len())] } else { all }
+}
+
 /// An encoding: ways to cut its tensors, and the GPUs that it is tested on.
 struct Family {
     cuts: &'static [Cut],
