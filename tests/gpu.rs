@@ -64,8 +64,8 @@ fn gpu() -> Option<&'static Device> {
     }
 }
 
-/// All cases on a GPU, and the first `few` on the emulator (kernels/emulator), which takes thousands
-/// of times as long.
+/// All cases on a GPU, and the first `few` on the emulator (kernels/emulator), which takes
+/// thousands of times as long.
 fn cases<T>(all: &[T], few: usize) -> &[T] {
     let is_emulated = std::env::var_os("EMULATOR_PTX").is_some();
     if is_emulated { &all[..few.min(all.len())] } else { all }

@@ -52,7 +52,11 @@ macro_rules! answers {
             #[unsafe(no_mangle)]
             pub(crate) unsafe extern "C" fn $name($($argument: $of),*) -> Answer {
                 // SAFETY: pointers are what cuda.h asks of callers: null or valid.
-                #[allow(unused_unsafe, clippy::multiple_unsafe_ops_per_block, reason = "short calls")]
+                #[allow(
+                    unused_unsafe,
+                    clippy::multiple_unsafe_ops_per_block,
+                    reason = "short calls"
+                )]
                 unsafe { $body }
             }
         )*
@@ -98,7 +102,10 @@ answers! {
     cuStreamDestroy_v2(_stream: Handle) { 0 }
     cuStreamSynchronize(_stream: Handle) { 0 }
     cuStreamWaitEvent(_stream: Handle, _event: Handle, _flags: c_uint) { 0 }
-    cuStreamGetCaptureInfo_v2(_stream: Handle, status: *mut c_int, _id: *mut u64, _graph: Handle, _dependencies: Handle, _count: *mut usize) {
+    cuStreamGetCaptureInfo_v2(
+        _stream: Handle, status: *mut c_int, _id: *mut u64, _graph: Handle,
+        _dependencies: Handle, _count: *mut usize
+    ) {
         *status = 0;
         0
     }
@@ -115,12 +122,29 @@ answers! {
     cuMemAllocAsync(to: *mut u64, bytes: usize, _stream: Handle) { allocate(&mut *to, bytes) }
     cuMemFree_v2(memory: u64) { release(memory) }
     cuMemFreeAsync(memory: u64, _stream: Handle) { release(memory) }
-    cuMemHostRegister_v2(host: u64, bytes: usize, _flags: c_uint) { memory::note(host, bytes as u64); 0 }
+    cuMemHostRegister_v2(
+        host: u64, bytes: usize, _flags: c_uint
+    ) {
+        memory::note(host, bytes as u64);
+        0
+    }
     cuMemHostUnregister(host: u64) { memory::forget(host); 0 }
     cuMemHostGetDevicePointer_v2(to: *mut u64, host: u64, _flags: c_uint) { *to = host; 0 }
-    cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, _stream: Handle) { copy(to, from, bytes) }
-    cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, _stream: Handle) { copy(to, from, bytes) }
-    cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, _stream: Handle) { copy(to, from, bytes) }
+    cuMemcpyHtoDAsync_v2(
+        to: u64, from: u64, bytes: usize, _stream: Handle
+    ) {
+        copy(to, from, bytes)
+    }
+    cuMemcpyDtoHAsync_v2(
+        to: u64, from: u64, bytes: usize, _stream: Handle
+    ) {
+        copy(to, from, bytes)
+    }
+    cuMemcpyDtoDAsync_v2(
+        to: u64, from: u64, bytes: usize, _stream: Handle
+    ) {
+        copy(to, from, bytes)
+    }
     cuMemcpyAsync(to: u64, from: u64, bytes: usize, _stream: Handle) { copy(to, from, bytes) }
     cuMemcpy2DAsync_v2(rows: *const Rows, _stream: Handle) {
         let rows = &*rows;
@@ -163,13 +187,19 @@ answers! {
         0
     }
     cuFuncSetAttribute(_function: Handle, _attribute: c_int, _value: c_int) { 0 }
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(to: *mut c_int, function: Handle, threads: c_int, shared: usize, _flags: c_uint) {
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        to: *mut c_int, function: Handle, threads: c_int, shared: usize, _flags: c_uint
+    ) {
         let function = &*function.cast::<Function>();
         let by_memory = (SHARED + 1024) / (shared + function.entry.static_shared + 1024) as c_int;
         *to = by_memory.min(2048 / threads.max(1)).max(0);
         0
     }
-    cuTensorMapEncodeTiled(map: *mut u8, of: c_uint, rank: c_uint, address: u64, sizes: *const u64, pitches: *const u64, boxes: *const u32, _every: *const u32, _interleave: c_uint, swizzle: c_uint, _promotion: c_uint, _fill: c_uint) {
+    cuTensorMapEncodeTiled(
+        map: *mut u8, of: c_uint, rank: c_uint, address: u64, sizes: *const u64,
+        pitches: *const u64, boxes: *const u32, _every: *const u32, _interleave: c_uint,
+        swizzle: c_uint, _promotion: c_uint, _fill: c_uint
+    ) {
         const BF16: c_uint = 9;
         const SWIZZLE_128: c_uint = 3;
         if of != BF16 || swizzle != SWIZZLE_128 || !(2..=3).contains(&rank) {
@@ -183,19 +213,25 @@ answers! {
         made.write(slice::from_raw_parts_mut(map, TensorMap::BYTES));
         0
     }
-    cuLaunchKernel(function: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, _stream: Handle, parameters: *const *const u8, _extra: Handle) {
+    cuLaunchKernel(
+        function: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+        shared: c_uint, _stream: Handle, parameters: *const *const u8, _extra: Handle
+    ) {
         if gy * gz * by * bz != 1 {
             return INVALID_VALUE;
         }
         launch(&*function.cast(), gx, bx, shared, 1, parameters)
     }
-    cuLaunchKernelEx(config: *const Config, function: Handle, parameters: *const *const u8, _extra: Handle) {
+    cuLaunchKernelEx(
+        config: *const Config, function: Handle, parameters: *const *const u8, _extra: Handle
+    ) {
         const CLUSTER: c_int = 4;
         let config = &*config;
         let attributes = slice::from_raw_parts(config.attributes, config.count as usize);
         let cluster = attributes.iter().find(|one| one.id == CLUSTER).map_or(1, |one| one.value[0]);
         let [blocks, _, _] = config.grid;
-        launch(&*function.cast(), blocks, config.block[0], config.shared, cluster as u32, parameters)
+        let cluster = cluster as u32;
+        launch(&*function.cast(), blocks, config.block[0], config.shared, cluster, parameters)
     }
 }
 

@@ -38,6 +38,11 @@ pub(crate) fn widen(half: u16) -> f32 {
     f32::from_bits(u32::from(half) << 16)
 }
 
+/// Whether a shift by so many bits leaves nothing.
+fn is_all(by: u64, bits: u64) -> bool {
+    by & 0xFFFF_FFFF >= bits
+}
+
 macro_rules! binary {
     ($of:expr, $($name:literal => $u:ty, $i:ty;)*) => {
         match $of {
@@ -57,9 +62,11 @@ macro_rules! binary {
                     // Without a divisor all bits are set.
                     "div.u" => |a, b| (a as $u).checked_div(b as $u).unwrap_or(<$u>::MAX).into(),
                     "rem.u" => |a, b| (a as $u).checked_rem(b as $u).unwrap_or(a as $u).into(),
-                    "shl" => |a, b| if b as u32 as u64 >= BITS { 0 } else { ((a as $u) << b as u32).into() },
+                    "shl" => {
+                        |a, b| if is_all(b, BITS) { 0 } else { ((a as $u) << b as u32).into() }
+                    }
                     "shr.u" | "shr.b" => {
-                        |a, b| if b as u32 as u64 >= BITS { 0 } else { (a as $u >> b as u32).into() }
+                        |a, b| if is_all(b, BITS) { 0 } else { (a as $u >> b as u32).into() }
                     }
                     "shr.s" => |a, b| (((a as $i) >> (b as u32 as u64).min(BITS - 1)) as $u).into(),
                     "eq" => |a, b| u64::from(a as $u == b as $u),
