@@ -163,8 +163,24 @@ def test_workflows_name_actions_by_their_commits() -> None:
             assert is_own or re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", action), (name, action)
         assert "\npermissions:\n  contents: read\n" in text
         assert text.count("contents: write") == (name == "release.yml")
+    ci = files["ci.yml"]
+    assert "bash .ci/run" in ci and "\n  pull_request:\n" in ci
     released = files["release.yml"]
-    assert "bash .ci/run" in released and "needs: [tests, kernels, " in released
+    assert "uses: ./.github/workflows/ci.yml" in released
+    assert "needs: [tests, kernels, " in released
+
+
+def test_contributing_names_all_that_ci_installs() -> None:
+    script = (ROOT / ".ci/run").read_text()
+    packages = re.findall(r"^has (?:\w+ )?([\w-]+)(?: +#.*)?$", script, flags=re.M)
+    tools = re.findall(r"^need (?:[\w-]+) ([\w-]+)$", script, flags=re.M)
+    environments = re.findall(r'"?\$target/(py-\w+)"', (ROOT / "python/check").read_text())
+    assert {"strace", "golang-go"} <= set(packages) and "cargo-deny" in tools
+    assert {"py-venv", "py-today"} <= set(environments)
+    (gigabytes,) = re.findall(r"a first run puts (\d+) into target/", script)
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    names = {f"`{name}`" for name in (*packages, *tools, *environments)} | {f"{gigabytes} GB"}
+    assert not {name for name in names if name not in text}
 
 
 def test_the_doctor_tells_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
