@@ -1,7 +1,7 @@
 //! Traits by which the rest of the library reads and decodes an encoding's arrays.
 //!
 //! Another encoding needs a folder with these traits for its sizes, and a variant of `Coded`
-//! (`format/directory.rs`), which knows all of them. ARCHITECTURE.md lists all places.
+//! (`format/directory.rs`), which knows all of them. `encoding/mod.rs` lists all places.
 
 use std::{borrow::Cow, fmt::Debug, ops::Range};
 

@@ -1,4 +1,5 @@
-//! The word in which kernels say that a stream is malformed.
+//! The word in which kernels say that a stream is malformed. It lies in pinned memory of the host,
+//! where it is read without a copy and without waiting.
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 

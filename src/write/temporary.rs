@@ -2,6 +2,14 @@
 //! that the system takes away from a process that ends, however it ends. And the last step of every
 //! output: its own name, which nothing else may have, and which lasts.
 //!
+//! No rename replaces anything without the caller's word: if something takes the output's name
+//! meanwhile, it stays and the run fails. A folder that may be replaced is exchanged with the new
+//! one in one step. If the file system cannot do that, the folder is moved aside first; if that
+//! cannot be undone, both stay and the error says where. A killed run leaves a temporary name
+//! without a lock: the command removes it and says so, and `df11 doctor` lists it. An earlier
+//! output that was moved aside is listed and never removed. Temporary folders of the Python package
+//! have such names too.
+//!
 //! | name | what it is |
 //! |---|---|
 //! | `.df11-XXXXXX.part` | an output that is not whole yet, or one that was replaced |
