@@ -12,7 +12,7 @@
 # The way through the package. A weight of a model is a tensor (_tensor) whose memory is the
 # compressed arrays.
 #
-#   use     PyTorch's calls arrive in _dispatch. It decodes, or calls operators (_ops), which run the
+#   use     PyTorch's calls arrive in _dispatch. It decodes, or calls operators (_ops), which run
 #           kernels on PyTorch's stream. _order measures in which order the framework adds, and
 #           _order_cache keeps that on disk. _forwards and _code read from a module's source which
 #           layers share x; _siblings compiles its forward again with one product for them.
