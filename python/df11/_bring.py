@@ -56,7 +56,7 @@ def bring(
         yield from _compressed(to, [each.items for each in some], residence, exact)
     for item in (item for each in groups for item in each.items if item.reason is not None):
         if isinstance(item.value, CompressedTensor):
-            tensors.check(item.sources)
+            tensors.check(item.tensor_names)
             yield item, item.value.decode()
         else:
             yield item, item.value
@@ -83,7 +83,7 @@ def _compressed(
         else:
             yield item, made
     others = [mine for items in others if (mine := [item for item in items if item.is_compressed])]
-    found = [to.tensors.around(_values(items)) for items in others]
+    found = [to.tensors.enclosing_tiles(_values(items)) for items in others]
     arrays_of = to.arrays([tiles for _, tiles in found], residence)
     for items, (windows, _), arrays in zip(others, found, arrays_of, strict=True):
         for item, some in zip(items, windows, strict=True):
@@ -167,7 +167,7 @@ class _Device:
         return CompressedTensor(arrays, [part], value.shape, exact=exact)
 
     def fast(self, items: list[Item]) -> Iterator[Packed | None]:
-        windows = iter(self.tensors.around(_values(items))[0])
+        windows = iter(self.tensors.enclosing_tiles(_values(items))[0])
         is_dense = [not isinstance(item.value, CompressedTensor) for item in items]
         all_runs = [[] if dense else _runs(next(windows)) for dense in is_dense]
         slices = self._slices(window for runs in all_runs for run in runs for window in run)

@@ -1,6 +1,6 @@
 """Changes of a module's memory since its containers were loaded.
 
-The source of each weight says what it was when it was loaded: windows of tensors of the container,
+The origin of each weight says what it was when it was loaded: windows of tensors of the container,
 which are decoded again to be compared, or a digest of its values. Names count too: a layer that
 took another one's place has that one's name.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ._matrices import FAST
 from ._modules import Entry, entries, local
-from ._source import Source, Weight, digest, settled
+from ._origin import Origin, Weight, digest, settled
 from ._tensor import CompressedTensor
 
 _COMPARED = ("flat_parts", "transposed", "shape")
@@ -35,12 +35,12 @@ class Changes(NamedTuple):
         return [*self.differing, *self.gone, *self.new]
 
 
-def changes_of(root: nn.Module, source: Source) -> Changes:
+def changes_of(root: nn.Module, origin: Origin) -> Changes:
     """Compares all weights of a module with what they were; reads each once, and decodes compressed
     ones twice, one after another. Raises `ValueError` for weights without memory, and for a
     container that has become another one.
     """
-    held = {spot.name: weight for weight in source.weights for spot in weight.spots}
+    held = {spot.name: weight for weight in origin.weights for spot in weight.spots}
     now = {spot.name: entry for entry in entries(root) for spot in entry.spots}
     kept = {name: entry for name, entry in now.items() if entry.is_persistent}
     seen: dict[tuple[int, int], bool] = {}
@@ -48,7 +48,7 @@ def changes_of(root: nn.Module, source: Source) -> Changes:
     def is_same(name: str, entry: Entry, weight: Weight) -> bool:
         key = id(entry.value), id(weight)
         if key not in seen:
-            seen[key] = is_as_loaded(source, weight, entry.value, name)
+            seen[key] = is_as_loaded(origin, weight, entry.value, name)
         return seen[key]
 
     differing = [
@@ -61,7 +61,7 @@ def changes_of(root: nn.Module, source: Source) -> Changes:
 
 
 @torch.no_grad()
-def is_as_loaded(source: Source, weight: Weight, value: Tensor, name: str = "") -> bool:
+def is_as_loaded(origin: Origin, weight: Weight, value: Tensor, name: str = "") -> bool:
     """Whether a value is what a weight was when it was loaded, bit for bit."""
     value = local(value.detach())
     if value.is_meta:
@@ -69,11 +69,11 @@ def is_as_loaded(source: Source, weight: Weight, value: Tensor, name: str = "") 
             f"{name or weight.name} has no memory here: it was offloaded; bring it back first, as "
             "accelerate.hooks.remove_hook_from_module(model, recurse=True) does"
         )
-    if weight.told is None:
+    if weight.description is None:
         return settled(digest(value)) == weight.digest
     if value.dtype != torch.bfloat16:
         return False
-    expected = source.tensors.again(weight.told)
+    expected = origin.tensors.rebuild(weight.description)
     if expected.shape != value.shape or _has_arrays(value, expected):
         return expected.shape == value.shape
     return torch.equal(_bits(_on_cpu(value)), _bits(expected))

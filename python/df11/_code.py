@@ -99,14 +99,14 @@ _NAMES = """
     co_code co_names co_varnames co_freevars co_cellvars co_argcount co_posonlyargcount
     co_kwonlyargcount co_exceptiontable
 """
-_TOLD = _NAMES.split()
+_COMPARED = _NAMES.split()
 
 
 def _is_same(one: Any, other: Any) -> bool:
     if not isinstance(one, CodeType) or not isinstance(other, CodeType):
         return type(one) is type(other) and repr(one) == repr(other)
     return (
-        all(getattr(one, name, None) == getattr(other, name, None) for name in _TOLD)
+        all(getattr(one, name, None) == getattr(other, name, None) for name in _COMPARED)
         and (one.co_flags ^ other.co_flags) & ~inspect.CO_NESTED == 0
         and len(one.co_consts) == len(other.co_consts)
         and all(map(_is_same, one.co_consts, other.co_consts))

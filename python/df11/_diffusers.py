@@ -23,15 +23,15 @@ from diffusers.quantizers.base import DiffusersQuantizer
 
 from . import _native
 from ._arrays import dtype_of
-from ._container import Handed, Origins, Tensors
-from ._doctor import mismatch, tell_newer
+from ._container import Handed, Lineage, Tensors
+from ._doctor import log_newer, mismatch
 from ._errors import misshapen
 from ._hub import folder_of, wrap
+from ._origin import KEY, SAVE_AGAIN, Made, made_of
 from ._parameters import wanted_by
 from ._plan import Item, device_of, resolve
 from ._quantizer import METHOD, Config, finish, merge, refuse_decoding
 from ._saving import save_model
-from ._source import KEY, SAVE_AGAIN, Made, made_of
 from ._tensor import CompressedTensor
 from ._watch import watch
 
@@ -61,20 +61,20 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self.saving: Callable[[], dict[str, Any]] | None = None
         self._handed: Handed | None = None
         self._items: list[Item] = []
-        self._origins: Origins | None = None
+        self._lineage: Lineage | None = None
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
         """Checks diffusers, and has it ask this quantizer for files. Called again later."""
         if self.tensors is not None:
             return
-        tell_newer()
+        log_newer()
         single, _loading.single = getattr(_loading, "single", None), None
         if single is None:
             _wrap()
             _loading.quantizer = weakref.ref(self)
         else:
             self.made, self.tensors = single.made, single.tensors
-            self._origins = single.origins
+            self._lineage = single.lineage
 
     def update_torch_dtype(self, torch_dtype: Any) -> Any:
         self.dtype = torch_dtype
@@ -107,7 +107,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         for name, value in values.items():
             if isinstance(value, CompressedTensor) and self.dtype not in (None, value.dtype):
                 values[name] = value.decode()
-        self._origins = Origins(self.tensors, dict(values))
+        self._lineage = Lineage(self.tensors, dict(values))
         return values
 
     def maybe_update_loaded_keys(
@@ -155,8 +155,8 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         _, value, name, device, state_dict, *_ = args
         if self.placement is None:  # `from_single_file` tells it with each parameter alone
             self.update_device_map(None if device.type == "cpu" else {"": device})
-        assert self._origins is not None
-        self._items.append(Item(name, value, self._origins.of(state_dict[name])))
+        assert self._lineage is not None
+        self._items.append(Item(name, value, self._lineage.of(state_dict[name])))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         finish(model, self, self.tensors, self._items)
@@ -166,7 +166,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
             model.register_to_config(quantization_config=self.quantization_config)
         # Weights are what they were, and may be moved and converted as those of any model.
         model.is_quantized = False
-        self.tensors = self.made = self._handed = self._origins = None
+        self.tensors = self.made = self._handed = self._lineage = None
         self._items = []
 
     def get_state_dict_and_metadata(
@@ -188,20 +188,20 @@ def _wrap_saving() -> None:
     _must_wrap((ModelMixin, "save_pretrained", _save))
 
 
-def _save(call: Any, asked: dict[str, Any]) -> None:
-    model, folder = asked.pop("self"), asked.pop("save_directory")
+def _save(call: Any, arguments: dict[str, Any]) -> None:
+    model, folder = arguments.pop("self"), arguments.pop("save_directory")
     is_ours = isinstance(getattr(model, "hf_quantizer", None), Df11DiffusersQuantizer)
     if not is_ours or KEY not in vars(model):
         call()
         return
-    options = asked.pop("kwargs", {}) | asked
+    options = arguments.pop("kwargs", {}) | arguments
     if options.get("variant") or options.get("push_to_hub"):
         raise ValueError(
             "a compressed model is saved as it is, without variant and push_to_hub; "
             "`hf upload REPOSITORY FOLDER` brings the folder to the Hub"
         )
-    weights = [weight for weight in model.__dict__[KEY].weights if weight.told is not None]
-    renamed = any(weight.told[0] != [weight.name] for weight in weights)
+    weights = [weight for weight in model.__dict__[KEY].weights if weight.description is not None]
+    renamed = any(weight.description[0] != [weight.name] for weight in weights)
     library = partial(call.func, model)
     save_model(model, folder, library, options, takes_new=False, renamed=renamed)
 
@@ -212,17 +212,17 @@ def _wrap() -> None:
     """
     from diffusers.models import modeling_utils
 
-    def find_index(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
-        quantizer = _taken("quantizer")
+    def find_index(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
+        quantizer = _take_state("quantizer")
         if quantizer is None or not quantizer.pre_quantized:
             return call()
-        options = {name: asked.get(name) for name in _ASKED}
-        quantizer.open(folder_of(asked["pretrained_model_name_or_path"], **options))
+        options = {name: arguments.get(name) for name in _ASKED}
+        quantizer.open(folder_of(arguments["pretrained_model_name_or_path"], **options))
         _loading.opened = weakref.ref(quantizer)
         return None
 
     def find_file(call: Callable[[], Any], _: dict[str, Any]) -> Any:
-        quantizer = _taken("opened")
+        quantizer = _take_state("opened")
         return call() if quantizer is None else quantizer.hand()
 
     _must_wrap(
@@ -245,7 +245,7 @@ class Checkpoint(dict[str, torch.Tensor]):
             self.made = Made(path)
         self.tensors = Tensors(_native.open(path) if self.made is None else self.made.container)
         super().__init__({name: self.tensors[name] for name in self.tensors})
-        self.origins = Origins(self.tensors, dict(self))
+        self.lineage = Lineage(self.tensors, dict(self))
 
 
 def wrap_single_files() -> None:
@@ -255,9 +255,9 @@ def wrap_single_files() -> None:
     from diffusers.loaders import single_file_utils
     from diffusers.loaders.single_file_model import FromOriginalModelMixin
 
-    def load(call: Any, asked: dict[str, Any]) -> Any:
-        given = asked.get("kwargs", {})
-        said, source = given.get("quantization_config"), asked.get(_SINGLE)
+    def load(call: Any, arguments: dict[str, Any]) -> Any:
+        given = arguments.get("kwargs", {})
+        said, source = given.get("quantization_config"), arguments.get(_SINGLE)
         if isinstance(said, dict) and said.get("quant_method") == METHOD:
             said = Config(**said)
         is_container = isinstance(source, (str, os.PathLike)) and Path(source).suffix == ".df11"
@@ -273,8 +273,8 @@ def wrap_single_files() -> None:
         finally:
             _loading.reads, _loading.single = False, None
 
-    def read(call: Any, asked: dict[str, Any]) -> Any:
-        file = asked["checkpoint_file"]
+    def read(call: Any, arguments: dict[str, Any]) -> Any:
+        file = arguments["checkpoint_file"]
         if not getattr(_loading, "reads", False) or isinstance(file, dict):
             return call()
         _loading.single = Checkpoint(Path(file))
@@ -294,7 +294,7 @@ def _must_wrap(*functions: Any) -> None:
         raise ImportError(mismatch("diffusers", __version__, lacking))
 
 
-def _taken(name: str) -> Any:
+def _take_state(name: str) -> Any:
     """The quantizer of the model that this thread loads, once."""
     found, _loading.__dict__[name] = _loading.__dict__.get(name), None
     return None if found is None else found()

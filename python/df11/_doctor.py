@@ -26,7 +26,7 @@ TESTED = {
     "diffusers": ("0.40", "0.42"),
     "vllm": ("0.26", "0.32"),
 }
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 def within(library: str) -> str:
@@ -48,13 +48,13 @@ def untested(library: str, version: str) -> str | None:
     return None
 
 
-def tell_newer() -> None:
+def log_newer() -> None:
     """Logs one line if libraries that are imported are newer than what was tested, once for each.
     Called when df11 begins to work with them.
     """
-    found = {name: _imported(name) for name in TESTED if name not in _told}
+    found = {name: _imported(name) for name in TESTED if name not in _logged}
     newer = {name: version for name, version in found.items() if is_newer(name, version or "0.0")}
-    _told.update(newer)
+    _logged.update(newer)
     if newer:
         told = "; ".join(str(untested(name, str(version))) for name, version in newer.items())
         logging.getLogger("df11").warning("df11 %s: %s", __version__, told)
@@ -83,7 +83,7 @@ def _numbers(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def told() -> dict[str, object]:
+def report() -> dict[str, object]:
     """Text, value and remedy, which is empty if every release is one that is tested."""
     found = {name: release for name in TESTED if (release := _release(name))}
     others = {name: told for name in found if (told := untested(name, found[name]))}
@@ -110,4 +110,4 @@ def _release(name: str) -> str | None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(told()))
+    print(json.dumps(report()))

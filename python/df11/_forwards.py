@@ -196,9 +196,9 @@ class _Reader:
         for run in runs:
             if len(run) > 1:
                 self._is_pure_between(block, run[0], run[-1])
-                yield self._told(run)
+                yield self._siblings_in(run)
 
-    def _told(self, run: list[_Call]) -> Siblings:
+    def _siblings_in(self, run: list[_Call]) -> Siblings:
         names = [call.layer for call in run]
         between = tuple(one for name, one in self.called.items() if name not in names)
         layers = tuple(_callee(name, self.module._modules[name]) for name in names)

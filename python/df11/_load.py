@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from . import _native, _plan
 from ._bring import bring
 from ._container import Tensors
-from ._doctor import tell_newer
-from ._hub import brought
+from ._doctor import log_newer
+from ._hub import resolve_path
 from ._modules import entries, join, like, look_up, outer
+from ._origin import KEY, Origin, Weight, digest, origins, settled
 from ._parameters import by_conversion, by_name, check_complete
 from ._plan import Devices, Item
 from ._progress import Bar
 from ._siblings import join_siblings
-from ._source import KEY, Source, Weight, digest, settled, sources
 from ._tensor import CompressedTensor
 from ._watch import check_gpus, watch
 
@@ -58,11 +58,11 @@ def attach(
     Raises MissingError if the container lacks a parameter, ValueError if a shape differs or an
     option is unknown, TypeError if a dtype is unknown.
     """
-    if sources(module):
+    if origins(module):
         raise ValueError("the module has compressed weights already; make a new one")
-    tell_newer()
+    log_newer()
     check_options(mode, residence)
-    tensors = Tensors(_native.open(brought(path, revision, subfolder)))
+    tensors = Tensors(_native.open(resolve_path(path, revision, subfolder)))
     placement = _placement(device, memory)
     items = _converted(module, tensors) if prefix is None else None
     if items is None:
@@ -136,23 +136,23 @@ def load(
     runs_on = _devices(modules, where, main)
     unused = [name for name in tensors if name not in tensors.used]
     container = tensors.container
-    source = Source(container.path, unused=unused, held=tensors, identity=container.identity)
-    root.__dict__[KEY] = source
+    origin = Origin(container.path, unused=unused, held=tensors, identity=container.identity)
+    root.__dict__[KEY] = origin
     with (bar := Bar(sum(item.stored_bytes for item in items))):
         # Only decoded values were taken of these tensors, unchecked so far.
-        held = {name for item in items if item.is_compressed for name in item.sources}
+        held = {name for item in items if item.is_compressed for name in item.tensor_names}
         tensors.check(tensors.taken - held)
         for item, value in bring(tensors, groups, mode == "exact", bar):
             if item.reason is not None:
                 value = value.to(runs_on[item.spots[0].path])
-            source.weights.append(_put(item, value, tensors))
-    place_others(root, source, runs_on)
+            origin.weights.append(_put(item, value, tensors))
+    place_others(root, origin, runs_on)
     join_siblings(root)
     if len({*where.values()}) > 1:
         _dispatch(root, where)
-    source.held = Tensors(tensors.container)  # without all that loading has made
+    origin.held = Tensors(tensors.container)  # without all that loading has made
     check_gpus(each.device for each in groups)
-    for weight in source.weights:
+    for weight in origin.weights:
         weight.digest = None if weight.digest is None else settled(weight.digest)
 
 
@@ -186,7 +186,7 @@ def _put(item: Item, value: Tensor, tensors: Tensors) -> Weight:
     spots = item.spots
     weight = Weight(item.name, spots, value.numel() * value.element_size(), item.reason)
     if isinstance(item.value, CompressedTensor):
-        weight.told = tensors.told(item.value)
+        weight.description = tensors.describe(item.value)
     else:
         weight.digest = digest(item.value if isinstance(value, CompressedTensor) else value)
     value = like(value, spots[0].value)
@@ -198,9 +198,9 @@ def _put(item: Item, value: Tensor, tensors: Tensors) -> Weight:
     return weight
 
 
-def place_others(root: nn.Module, source: Source, runs_on: Mapping[str, torch.device]) -> None:
+def place_others(root: nn.Module, origin: Origin, runs_on: Mapping[str, torch.device]) -> None:
     """Buffers and parameters that are none of its weights go where their module runs."""
-    held = {spot.key for spot in source.spots}
+    held = {spot.key for spot in origin.spots}
     for entry in entries(root):
         if entry.value.is_meta or not held.isdisjoint(spot.key for spot in entry.spots):
             continue

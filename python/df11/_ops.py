@@ -99,7 +99,7 @@ def _check_memory_alike(given: Iterable[Any]) -> None:
 MOST_BROUGHT_BYTES = 256 << 20
 
 
-def _brought(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
+def _copied_to_gpu(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
     """Brings arrays in pinned memory to the GPU as copies for kernels; the others stay as they are.
 
     A copy moves 52 GB/s over the bus where kernels that read the host's memory move 37. It runs in
@@ -142,7 +142,7 @@ def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     if device.type == "cuda" and index is None:
         device = torch.device("cuda", index := torch.cuda.current_device())
     if index is not None:
-        arrays = _brought(arrays, parts, index)
+        arrays = _copied_to_gpu(arrays, parts, index)
     found = matrices(arrays, parts, index)
     out = _decode_fake(arrays, parts, device)
     places = torch.split(out, [matrix.rows for matrix in found]) if len(found) > 1 else (out,)
@@ -246,7 +246,7 @@ def _multiply(
         ]
     if as_pytorch:
         return [functional.linear(x, decode(arrays, parts, x.device), biases[0])]
-    return [_multiply_decoded(x, _brought(arrays, parts, x.device.index), parts, biases[0])]
+    return [_multiply_decoded(x, _copied_to_gpu(arrays, parts, x.device.index), parts, biases[0])]
 
 
 def _in_fastest_order(
@@ -257,7 +257,7 @@ def _in_fastest_order(
     kernels = product(arrays, parts, index)
     if kernels is None or _rows_of_x(x) >= kernels.crossover_rows:
         return None
-    arrays = _brought(arrays, parts, index)
+    arrays = _copied_to_gpu(arrays, parts, index)
     kernels = product(arrays, parts, index) or kernels
     return _multiply_in_kernels(kernels, x, parts, counts, biases, [0] * len(counts))
 
@@ -294,7 +294,7 @@ def in_order(
     inner = [
         None if order.is_bias_apart else bias for order, bias in zip(orders, biases, strict=True)
     ]
-    arrays = _brought(arrays, parts, index)
+    arrays = _copied_to_gpu(arrays, parts, index)
     if not arrays[0].is_cuda:
         kernels = product(arrays, parts, index) or kernels
     outputs = _multiply_in_kernels(kernels, x, parts, counts, inner, splits)

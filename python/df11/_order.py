@@ -209,7 +209,7 @@ def _alignment(tensor: Tensor) -> int:
     return _aligned(tensor.data_ptr())
 
 
-_TOLD = [
+_SETTINGS = [
     getattr(torch._C, name)
     for name in (
         "_get_cublas_allow_bf16_reduced_precision_reduction",
@@ -230,7 +230,7 @@ def _flags() -> str:
     """Joins the settings of PyTorch that may change which kernels it calls: flags for reduced
     precision, preferred library, determinism, multiprocessors left out, tuned products.
     """
-    told = tuple([tell() for tell in _TOLD])
+    told = tuple([read() for read in _SETTINGS])
     text = _texts.get(told)
     if text is None:
         text = _texts[told] = " ".join(map(str, told))

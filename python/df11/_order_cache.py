@@ -117,7 +117,7 @@ def _folder() -> Path | None:
 def _about(index: int) -> dict[str, Any]:
     gpu = torch.cuda.get_device_properties(index)
     drivers = {one["ordinal"]: one["driver"] for one in _native.devices()}
-    variables = {name: os.environ[name] for name in sorted(os.environ) if _is_told(name)}
+    variables = {name: os.environ[name] for name in sorted(os.environ) if _affects_products(name)}
     kernels = Path(_native.__file__).stat()
     return {
         "df11": [_native.__version__, kernels.st_size, kernels.st_mtime_ns],
@@ -130,7 +130,7 @@ def _about(index: int) -> dict[str, Any]:
     }
 
 
-def _is_told(name: str) -> bool:
+def _affects_products(name: str) -> bool:
     return name.startswith(_PREFIXES)
 
 

@@ -35,11 +35,11 @@ from ._container import Sliceable
 from ._encoding import LEAST_BYTES, encode, matrix_for
 from ._load import place_others
 from ._modules import entries
+from ._origin import Digest, Origin, Weight, digest, settled, stamp
 from ._pack import pack_dense
 from ._parameters import warn_of_conversions
 from ._plan import EXCEPTIONAL, SMALL, aligned, fast_bytes, why_no_matrix
 from ._pretrained import LastConversion, zeroed_row
-from ._source import Digest, Source, Weight, digest, settled, stamp
 from ._tensor import CompressedTensor
 
 #: About how much of BF16 the larger one, the fast layout, takes.
@@ -80,9 +80,9 @@ class PackingTaker(LastConversion):
             return None
         return ahead.slices()
 
-    def take(self, values: dict[str, Tensor], sources: list[str]) -> dict[str, Any]:
+    def take(self, values: dict[str, Tensor], tensor_names: list[str]) -> dict[str, Any]:
         used = next(iter(values.values())).dtype
-        for name in sources:
+        for name in tensor_names:
             if (stored := self.reader.stored(name).kind) != used:
                 self._conversions[stored, used] += 1
         return {name: self._parameter(name, value) for name, value in values.items()}
@@ -130,7 +130,7 @@ class PackingTaker(LastConversion):
             self._tables.append((book.data_ptr(), book.nbytes, table.data_ptr()))
         return CompressedTensor(arrays, [part], value.shape, exact=self.exact)
 
-    def finish(self) -> Source:
+    def finish(self) -> Origin:
         """Brings the rest of the model to the GPU; what it has of the files."""
         if self.reader is not None:
             self.reader.close()
@@ -145,10 +145,10 @@ class PackingTaker(LastConversion):
                 reason, told = self._known[name]
                 nbytes = entry.value.numel() * entry.value.element_size()
                 weights.append(Weight(name, entry.spots, nbytes, reason, None, settled(told)))
-        source = Source(self.folder, weights, identity=self.stamp, is_of_files=True, is_packed=True)
+        origin = Origin(self.folder, weights, identity=self.stamp, is_of_files=True, is_packed=True)
         paths = (path for path, _ in model.named_modules(remove_duplicate=False))
-        place_others(model, source, dict.fromkeys(paths, self.device))
-        return source
+        place_others(model, origin, dict.fromkeys(paths, self.device))
+        return origin
 
 
 class _InFile(NamedTuple):
@@ -175,7 +175,7 @@ class Ahead:
         self._read: dict[str, Future[Tensor]] = {}
         self._ahead = 0
         #: Names of what was taken, for whoever empties this.
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         #: Names of which somebody wanted to know the shape.
         self.used: set[str] = set()
         self._own = threading.local()
@@ -193,7 +193,7 @@ class Ahead:
         """A tensor, which is the caller's; others are read meanwhile.
         Raises `OSError` if it cannot be read.
         """
-        self.asked.append(name)
+        self.requested.append(name)
         if name not in self._read:
             self._begin(name)
         read = self._read.pop(name)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ._arrays import dtype_of
-from ._container import Origins, Tensors, with_dtype
+from ._container import Lineage, Tensors, with_dtype
 from ._errors import misshapen
 from ._modules import Entry, entries, outer
 from ._native import printable
@@ -58,7 +58,7 @@ def by_conversion(module: Any, tensors: Tensors) -> list[Item] | None:
     if kind is None or own.keys() <= set(tensors):
         return None
     values = {name: tensors[name] for name in tensors}
-    origins = Origins(tensors, dict(values))
+    lineage = Lineage(tensors, dict(values))
     known: Any = single.SINGLE_FILE_LOADABLE_CLASSES
     convert = known[kind]["checkpoint_mapping_fn"]
     wanted, items = wanted_by(module), []
@@ -68,7 +68,7 @@ def by_conversion(module: Any, tensors: Tensors) -> list[Item] | None:
         if value.shape != own[name].shape:
             raise misshapen(name, own[name].shape, value.shape, tensors.container.path)
         made = with_dtype(value, wanted(name, value.dtype))
-        items.append(Item(name, made, origins.of(value)))
+        items.append(Item(name, made, lineage.of(value)))
     return items
 
 
@@ -206,7 +206,7 @@ def tell_conversions(items: Iterable[Item], container: Any, dtype: torch.dtype |
     counts: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
     for item in items:
         found = item.value.dtype
-        stored = [container[name] for name in item.sources]
+        stored = [container[name] for name in item.tensor_names]
         for kind in {kind for one in stored if (kind := dtype_of(one.dtype)) is not None} - {found}:
             is_asked = found == dtype and {one.encoding for one in stored} != {"raw"}
             if is_asked or torch.promote_types(kind, found) != found:

@@ -50,7 +50,7 @@ class Item:
     #: On the CPU: a window of tensors of the container, compressed, or decoded.
     value: Tensor
     #: Tensors of the container that it is made of; none if that is not known.
-    sources: list[str]
+    tensor_names: list[str]
     spots: list[Spot] = field(default_factory=list)
     reason: str | None = None
     #: Whether it is not compressed, and can be encoded as stored on its device.
@@ -112,7 +112,7 @@ def aligned(count: int) -> int:
 
 
 def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> str | None:
-    stored, value = [container[name] for name in item.sources], item.value
+    stored, value = [container[name] for name in item.tensor_names], item.value
     other = [kind for one in stored if (kind := dtype_of(one.dtype)) != value.dtype]
     if other:
         return f"stored as {other[0]}, used as {value.dtype}".replace("torch.", "")
@@ -256,7 +256,9 @@ class Group:
 def group(items: list[Item], container: Any) -> list[Group]:
     groups = {block.name: Group() for block in container.blocks}
     for item in items:
-        block = container[item.sources[0]].block if item.sources else container.blocks[0].name
+        block = (
+            container[item.tensor_names[0]].block if item.tensor_names else container.blocks[0].name
+        )
         groups[block].items.append(item)
     return [each for each in groups.values() if each.items]
 

@@ -44,7 +44,7 @@ class LastConversion(ConversionOps):
     """
 
     pre_quantized = False
-    #: Reader of the loader; keeps the names that were asked for since somebody looked.
+    #: Reader of the loader; keeps the names that were requested for since somebody looked.
     reader: Any = None
 
     def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
@@ -72,20 +72,20 @@ class LastConversion(ConversionOps):
         target_patterns: list[str],
         **_: Any,
     ) -> dict[str, Any]:
-        asked: list[str] = []
+        requested: list[str] = []
         if self.reader is not None:
-            asked, self.reader.asked = self.reader.asked, asked
-        # The pattern of a tensor that is only renamed is its name. Others may have been asked for
-        # that the loader takes itself.
-        sources = [name for name in asked if name in source_patterns] or [
-            name for name in asked if any(re.search(each, name) for each in source_patterns)
+            requested, self.reader.requested = self.reader.requested, requested
+        # The pattern of a tensor that is only renamed is its name. The loader may have requested
+        # others that it takes itself.
+        tensor_names = [name for name in requested if name in source_patterns] or [
+            name for name in requested if any(re.search(each, name) for each in source_patterns)
         ]
-        sources = sources or asked
+        tensor_names = tensor_names or requested
         pairs = input_dict.items()
         values = {name: each[0] if isinstance(each, list) else each for name, each in pairs}
-        return self.take(values, sources)
+        return self.take(values, tensor_names)
 
-    def take(self, values: dict[str, Tensor], sources: list[str]) -> dict[str, Any]:
+    def take(self, values: dict[str, Tensor], tensor_names: list[str]) -> dict[str, Any]:
         """Takes what was made of some tensors, and gives what the model has instead."""
         raise NotImplementedError
 
@@ -126,26 +126,26 @@ class Taker(LastConversion):
     def slices(self) -> dict[str, Any]:
         return {name: Sliceable(self.tensors, name) for name in self.tensors}
 
-    def take(self, values: dict[str, Tensor], sources: list[str]) -> dict[str, Any]:
-        return {name: self._take(name, value, sources) for name, value in values.items()}
+    def take(self, values: dict[str, Tensor], tensor_names: list[str]) -> dict[str, Any]:
+        return {name: self._take(name, value, tensor_names) for name, value in values.items()}
 
-    def _take(self, name: str, value: Tensor, sources: list[str]) -> Tensor:
+    def _take(self, name: str, value: Tensor, tensor_names: list[str]) -> Tensor:
         try:
             room = self.model.get_parameter_or_buffer(name)
         except AttributeError:
             return value
-        if not sources:  # a file beside the containers has it
+        if not tensor_names:  # a file beside the containers has it
             return value
         if tuple(value.shape) != tuple(local(room).shape):
             wrong = misshapen(name, local(room).shape, value.shape, self.tensors.container.path)
             self._wrong = self._wrong or wrong
         if isinstance(value, CompressedTensor):
-            sources = list(dict.fromkeys(self.tensors.names(value)))
-        kinds = {self.tensors.container[name].encoding for name in sources}
+            tensor_names = list(dict.fromkeys(self.tensors.names(value)))
+        kinds = {self.tensors.container[name].encoding for name in tensor_names}
         is_gap = value.dim() > 1 and "gap" in kinds
         if not isinstance(value, CompressedTensor) and not is_gap:
             value = value.to(self.rest)
-        self._items.append(Item(name, value, sources))
+        self._items.append(Item(name, value, tensor_names))
         return nn.Parameter(room._local_tensor, requires_grad=False) if is_sharded(room) else room
 
     def finish(self) -> list[Item]:
@@ -213,7 +213,7 @@ class Taker(LastConversion):
 
     def _is_same(self, one: Tensor, other: Tensor) -> bool:
         if isinstance(one, CompressedTensor) and isinstance(other, CompressedTensor):
-            return self.tensors.told(one) == self.tensors.told(other)
+            return self.tensors.describe(one) == self.tensors.describe(other)
         return torch.equal(one, other)
 
 

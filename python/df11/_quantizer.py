@@ -29,17 +29,17 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
 from ._container import Handed, Tensors
-from ._doctor import mismatch, tell_newer
+from ._doctor import log_newer, mismatch
 from ._hub import WEIGHTS, Expected, folder_of, wrap, wrap_resolution
 from ._load import check_options, load
 from ._modules import prepare
+from ._origin import KEY, Made, bf16_folder, made_of
 from ._packing import PACKED, PackingTaker
 from ._parameters import tell_conversions
 from ._plan import Item, device_of, resolve
 from ._pretrained import Taker, checkpoint_dtype
 from ._saving import save_model
 from ._siblings import join_siblings
-from ._source import KEY, Made, bf16_folder, made_of
 from ._watch import check_gpus, watch
 
 METHOD = "df11"
@@ -100,12 +100,12 @@ class Df11Config(QuantizationConfigMixin):
 Config = Df11Config
 
 
-def merge(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
+def merge(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
     """Options that are given for a compressed model replace those of its config; a library's own
     way is for configs of its own. A dict serves, as it does for a model that is not compressed.
     """
-    config: Any = asked["quantization_config"]
-    options = asked.get("quantization_config_from_args")
+    config: Any = arguments["quantization_config"]
+    options = arguments.get("quantization_config_from_args")
     method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
     if isinstance(options, dict) and options.get("quant_method") == METHOD:
         options = Config(**options)
@@ -152,7 +152,7 @@ class Df11Quantizer(HfQuantizer):
             lacking.append(" and ".join(_WITH_CONFIG))
         if lacking:
             raise ImportError(mismatch("transformers", __version__, lacking[0]))
-        tell_newer()
+        log_newer()
         if self.model is not None and isinstance(device_map, dict):
             self._settle(device_map)
 
@@ -176,15 +176,15 @@ class Df11Quantizer(HfQuantizer):
         if source.is_dir() and getattr(config, "dtype", None) is not None:
             return config
         config.transformers_weights = expected = Expected(WEIGHTS)
-        expected.tell = partial(self._found, config)
+        expected.tell = partial(self._open_containers, config)
         if not wrap_resolution() and source.is_dir():
-            self._found(config, folder_of(source))
+            self._open_containers(config, folder_of(source))
         return config
 
     # Some releases call the one, some the other, some both.
     update_tp_plan = update_attn_implementation = _expect_containers
 
-    def _found(self, config: Any, folder: Path) -> None:
+    def _open_containers(self, config: Any, folder: Path) -> None:
         """Opens the containers. What they hold is the dtype of a config that names none."""
         config.transformers_weights = WEIGHTS
         self._open(folder)
@@ -363,13 +363,13 @@ def _wrap_saving() -> None:
     wrap((PreTrainedModel, "save_pretrained", _save))
 
 
-def _save(call: Any, asked: dict[str, Any]) -> None:
-    model, folder = asked.pop("self"), asked.pop("save_directory")
+def _save(call: Any, arguments: dict[str, Any]) -> None:
+    model, folder = arguments.pop("self"), arguments.pop("save_directory")
     is_ours = isinstance(getattr(model, "hf_quantizer", None), Df11Quantizer)
     if not is_ours or KEY not in vars(model) or getattr(model, "_hf_peft_config_loaded", False):
         call()
         return
-    options = asked.pop("kwargs", {}) | asked
+    options = arguments.pop("kwargs", {}) | arguments
     if options.get("variant") or options.get("state_dict") is not None:
         raise ValueError("a compressed model is saved as it is, without variant or state_dict")
     save_model(model, folder, partial(call.func, model), options, takes_new=True)

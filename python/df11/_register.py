@@ -76,8 +76,10 @@ def _explain_containers() -> None:
     from transformers import configuration_utils
     from transformers.utils import hub
 
-    def explain(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
-        _refuse_container(asked.get("path_or_repo_id", asked.get("pretrained_model_name_or_path")))
+    def explain(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
+        _refuse_container(
+            arguments.get("path_or_repo_id", arguments.get("pretrained_model_name_or_path"))
+        )
         return call()
 
     config = configuration_utils.PreTrainedConfig

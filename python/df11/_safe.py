@@ -83,7 +83,7 @@ class safe_open:
 
     def get_tensor(self, name: str) -> Any:
         """A decoded tensor of the framework, on the device. Raises `KeyError`."""
-        return self._made(self._open()[name])
+        return self._converted(self._open()[name])
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors by name, decoded one after the other."""
@@ -102,7 +102,7 @@ class safe_open:
         model = self._open()
         return [json.loads(model.weights_header(path)) for path in model.weights_files]
 
-    def _made(self, tensor: Any) -> Any:
+    def _converted(self, tensor: Any) -> Any:
         """Makes the framework's tensor of a tensor or a slice."""
         if self._is_numpy:
             return tensor.numpy()
@@ -138,5 +138,5 @@ class Sliced:
         if self._tensor.dtype == "F4" and not is_plain:
             raise unfit("such an index would split pairs of F4", "use numbers and plain slices")
         if not self._tensor.shape or not is_plain:
-            return self._file._made(self._tensor)[key]
-        return self._file._made(self._tensor[key])
+            return self._file._converted(self._tensor)[key]
+        return self._file._converted(self._tensor[key])

@@ -25,7 +25,7 @@ from ._errors import Error
 from ._hub import WEIGHTS
 from ._modules import entries, gathered, is_first, is_sharded, join
 from ._native import TemporaryFolder, compress, install
-from ._source import KEY, Source, members, rooted
+from ._origin import KEY, Origin, members, rooted
 from ._tensor import CompressedTensor
 from ._watch import check_gpus
 
@@ -59,7 +59,7 @@ def save(model: Any, folder: str | Path) -> None:
     found = rooted(model)
     if not found:
         raise ValueError("the model has no compressed weights of df11")
-    paths = [name for _, _, source in found for name in _names(source)]
+    paths = [name for _, _, origin in found for name in _names(origin)]
     if len(set(paths)) < len(paths):
         raise ValueError(
             "containers of the model's modules have the same names; save each module by itself"
@@ -68,8 +68,8 @@ def save(model: Any, folder: str | Path) -> None:
         raise ValueError(f"{_listed(names)}, which the containers do not hold so; {_ANEW}")
     identity = str(found[0][2].container.identity) if len(found) == 1 else ""
     with _staged(folder) as (stage, files):
-        for at, (_, _, source) in enumerate(found):
-            _bring(source, stage / str(at), files)
+        for at, (_, _, origin) in enumerate(found):
+            _bring(origin, stage / str(at), files)
         install(stage, folder, set(paths), identity)
 
 
@@ -81,8 +81,8 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     weights. Raises `CorruptError` if a kernel met damaged weights.
     """
     own: dict[tuple[int, str], str] = {}
-    for path, module, source in rooted(model):
-        own |= {key: join(path, name) for key, name in _wrapped(module, source).items()}
+    for path, module, origin in rooted(model):
+        own |= {key: join(path, name) for key, name in _wrapped(module, origin).items()}
     out: dict[str, torch.Tensor] = {}
     found = [entry for entry in entries(model) if entry.is_persistent]
     for entry in found:
@@ -98,17 +98,17 @@ def _copied(value: Tensor) -> Tensor:
     return value.cpu().clone(memory_format=torch.contiguous_format)
 
 
-def _wrapped(root: nn.Module, source: Source) -> dict[tuple[int, str], str]:
+def _wrapped(root: nn.Module, origin: Origin) -> dict[tuple[int, str], str]:
     """The own names of weights whose module lies in one that took its place, as adapters do."""
     places = {id(module): path for path, module in root.named_modules()}
-    spots = ((spot, places.get(id(spot.module), "")) for spot in source.spots)
+    spots = ((spot, places.get(id(spot.module), "")) for spot in origin.spots)
     return {spot.key: spot.name for spot, path in spots if path.startswith(f"{spot.path}.")}
 
 
 def _unsaved(model: Any) -> list[str]:
     """Names of what a copy of the containers would not give again."""
     found = rooted(model)
-    pairs = ((path, changes_of(module, source)) for path, module, source in found)
+    pairs = ((path, changes_of(module, origin)) for path, module, origin in found)
     names = [join(path, name) for path, changes in pairs for name in changes.names]
     held = {id(module) for _, root, _ in found for module in root.modules()}
     others = (entry for one in members(model) for entry in entries(one) if entry.is_persistent)
@@ -121,9 +121,9 @@ def _listed(names: list[str]) -> str:
     return f"the model has {', '.join(names[:3])}{more}"
 
 
-def _names(source: Source) -> list[str]:
+def _names(origin: Origin) -> list[str]:
     """The paths of the containers in the folder of the model."""
-    container = source.container
+    container = origin.container
     paths = [Path(shard["path"]) for shard in container.shards]
     root = Path(container.path)
     is_folder = all(path.is_relative_to(root) and path != root for path in paths)
@@ -131,7 +131,7 @@ def _names(source: Source) -> list[str]:
 
 
 def _bring(
-    source: Source,
+    origin: Origin,
     place: Path,
     files: Path,
     *,
@@ -144,18 +144,18 @@ def _bring(
     `kept` stay at the place. Warns of those that are not as they were, unless they will be
     `rewritten`.
     """
-    was_open = source.held is not None
-    path = Path(source.path)
+    was_open = origin.held is not None
+    path = Path(origin.path)
     beside = path if path.is_dir() else None
-    changed = source.container.copy(place, beside, containers=containers)
+    changed = origin.container.copy(place, beside, containers=containers)
     for name in set(changed).difference(rewritten):
         warnings.warn(
             f"{path / name} was changed after the model was compressed, and copied as it is now",
             stacklevel=2,
         )
     _move(place, files, kept)
-    if source.is_of_files and not was_open:
-        source.close()
+    if origin.is_of_files and not was_open:
+        origin.close()
 
 
 def _move(source: Path, target: Path, kept: Iterable[str] = ()) -> None:
@@ -211,12 +211,12 @@ def save_model(
     and twice that on the disk of `folder`. Raises `ValueError` where that cannot be, and
     `ParameterError` as `save` does.
     """
-    source: Source = model.__dict__[KEY]
-    changes = _agreed(model, changes_of(model, source))
+    origin: Origin = model.__dict__[KEY]
+    changes = _agreed(model, changes_of(model, origin))
     added = {name: _copied(value) for name, value in changes.new.items()}
     is_anew = bool(renamed or changes.gone or changes.differing or (added and not takes_new))
-    is_anew = is_anew or any(name in source.tensors for name in added)
-    if is_anew and (wrapped := [*_wrapped(model, source).values()]):
+    is_anew = is_anew or any(name in origin.tensors for name in added)
+    if is_anew and (wrapped := [*_wrapped(model, origin).values()]):
         raise ValueError(
             f"{wrapped[0]} is in another module now, as adapters have it; take adapters out first, "
             "with unload_lora_weights() or the like, and save them by themselves"
@@ -227,15 +227,15 @@ def save_model(
             _by_library(model, library, files, options, dict)
             return
         if is_anew:
-            made = _anew(model, source, library, options, stage)
+            made = _anew(model, origin, library, options, stage)
             fill = partial(_move, made, files)
         else:
-            fill = partial(_fill, source, added, stage / "copy", files, Path(folder))
+            fill = partial(_fill, origin, added, stage / "copy", files, Path(folder))
         _by_library(model, library, files, options, fill)
         mark_config(files / _CONFIG)
         _keep_originals(model, stage / "copy", files)
-        names = [] if is_anew else _names(source)
-        identity = _native.open(files).identity if is_anew else source.container.identity
+        names = [] if is_anew else _names(origin)
+        identity = _native.open(files).identity if is_anew else origin.container.identity
         install(stage, folder, set(names), identity)
 
 
@@ -291,7 +291,7 @@ def _by_library(
 
 
 def _anew(
-    model: Any, source: Source, library: Library, options: dict[str, Any], stage: Path
+    model: Any, origin: Origin, library: Library, options: dict[str, Any], stage: Path
 ) -> Path:
     """Compresses what the model has in memory; the folder of that."""
     plain, made = stage / "bf16", stage / "model"
@@ -301,7 +301,7 @@ def _anew(
     config.pop("quantization_config", None)
     (plain / _CONFIG).write_text(_written(config), encoding="utf-8")
     indexes = set(plain.rglob("*" + _INDEX))
-    _bring(source, stage / "side", plain, containers=False, rewritten=_REWRITTEN)
+    _bring(origin, stage / "side", plain, containers=False, rewritten=_REWRITTEN)
     for old in set(plain.rglob("*" + _INDEX)) - indexes:
         old.unlink()
     compress(plain, made, progress=False)
@@ -309,11 +309,11 @@ def _anew(
     return made
 
 
-def _fill(source: Source, added: dict[str, Tensor], place: Path, files: Path, folder: Path) -> None:
-    is_new = not _lies_in(source, folder)
-    _bring(source, place, files, containers=is_new, rewritten=_REWRITTEN, kept=_REWRITTEN)
+def _fill(origin: Origin, added: dict[str, Tensor], place: Path, files: Path, folder: Path) -> None:
+    is_new = not _lies_in(origin, folder)
+    _bring(origin, place, files, containers=is_new, rewritten=_REWRITTEN, kept=_REWRITTEN)
     if added:
-        _save_added(added, files / WEIGHTS, source.container.identity)
+        _save_added(added, files / WEIGHTS, origin.container.identity)
 
 
 def _save_added(added: dict[str, Tensor], path: Path, identity: str) -> None:
@@ -326,16 +326,16 @@ def _save_added(added: dict[str, Tensor], path: Path, identity: str) -> None:
     save_file(added, path, metadata=told)
 
 
-def _lies_in(source: Source, folder: Path) -> bool:
+def _lies_in(origin: Origin, folder: Path) -> bool:
     """Whether a folder is the one that the model was loaded from, and holds it still."""
-    if source.is_of_files or not Path(source.path).is_dir() or not folder.exists():
+    if origin.is_of_files or not Path(origin.path).is_dir() or not folder.exists():
         return False
     try:
         there = _native.open(folder)
     except Error:
         return False
-    is_it = there.is_complete and there.identity == source.container.identity
-    return is_it and folder.samefile(source.path)
+    is_it = there.is_complete and there.identity == origin.container.identity
+    return is_it and folder.samefile(origin.path)
 
 
 def mark_config(path: Path) -> None:

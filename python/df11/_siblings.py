@@ -150,7 +150,7 @@ def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tenso
         return None
     if x.dtype is not torch.bfloat16 or not _has_few_rows(x):
         return None
-    return _ops.linears(x, *_told(weights, biases))
+    return _ops.linears(x, *_arguments(weights, biases))
 
 
 def _has_few_rows(x: Tensor) -> bool:
@@ -225,7 +225,7 @@ def _is_alike(weights: Sequence[Any]) -> bool:
     )
 
 
-def _told(weights: Sequence[Any], biases: Sequence[Tensor | None]) -> tuple[Any, ...]:
+def _arguments(weights: Sequence[Any], biases: Sequence[Tensor | None]) -> tuple[Any, ...]:
     """Arguments of `df11::linears` for them, besides x."""
     arrays = [array for one in weights for array in one._arrays]
     parts = [number for one in weights for number in one.flat_parts]
@@ -248,7 +248,7 @@ def _each_linear(
 ) -> Sequence[Tensor]:
     """Products with weights that may be compressed: what a graph has of siblings."""
     if _is_alike(weights):
-        made: Sequence[Tensor] = torch.ops.df11.linears(x, *_told(weights, biases))
+        made: Sequence[Tensor] = torch.ops.df11.linears(x, *_arguments(weights, biases))
         return made
     return [functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
 

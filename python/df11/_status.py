@@ -15,9 +15,9 @@ from ._errors import CorruptError
 from ._matrices import FAST
 from ._modules import local
 from ._ops import orders
+from ._origin import Origin, members, origins
 from ._report import html_table, show_bytes
 from ._siblings import MOST_ROWS, joined_siblings
-from ._source import Source, members, sources
 from ._tensor import CompressedTensor
 from ._watch import check_gpus
 
@@ -173,39 +173,39 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
     Waits for the GPUs. Raises CorruptError if something differs, or if a kernel met damaged weights
     since it was asked last.
     """
-    found = [source for _, source in sources(model)]
+    found = [origin for _, origin in origins(model)]
     if not found:
         return ModelReport(False)
     out = ModelReport(True)
-    for source in found:
-        _add(out, source)
+    for origin in found:
+        _add(out, origin)
     out.siblings = [layers for one in members(model) for layers in joined_siblings(one)]
-    seen = {id(value) for source in found for _, value in source.found()}
+    seen = {id(value) for origin in found for _, value in origin.live_weights()}
     for name, value in _parameters(model, found):
         if id(value) not in seen:
             seen.add(id(value))
             _add_ordinary(out, name, value, _OTHER)
-    check_gpus(value.device for source in found for _, value in source.found())
+    check_gpus(value.device for origin in found for _, value in origin.live_weights())
     if verify:
-        by = [kind for source in found for kind in _verify(source)]
+        by = [kind for origin in found for kind in _verify(origin)]
         out.verified, kinds = len(by), sorted(set(by), reverse=True)
         out.verified_by = " and ".join(kinds)
     return out
 
 
-def _parameters(model: Any, found: list[Source]) -> list[tuple[str, torch.Tensor]]:
+def _parameters(model: Any, found: list[Origin]) -> list[tuple[str, torch.Tensor]]:
     if isinstance(model, nn.Module):
         return list(model.named_parameters())
-    spots = (spot for source in found for spot in source.spots)
+    spots = (spot for origin in found for spot in origin.spots)
     modules = [module for spot in spots if (module := spot.module) is not None]
     return [pair for module in modules for pair in module.named_parameters()]
 
 
-def _add(out: ModelReport, source: Source) -> None:
-    out.paths.append(str(source.path))
-    out.unused_tensors += source.unused
+def _add(out: ModelReport, origin: Origin) -> None:
+    out.paths.append(str(origin.path))
+    out.unused_tensors += origin.unused
     counted: set[tuple[int, int]] = set()
-    for weight, whole in source.found():
+    for weight, whole in origin.live_weights():
         value = local(whole)
         if not isinstance(value, CompressedTensor):
             _add_ordinary(out, weight.name, value, weight.reason or "changed since")
@@ -240,16 +240,16 @@ def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str)
     out._on(value.device).ordinary += value.nbytes
 
 
-def _verify(source: Source) -> list[str]:
+def _verify(origin: Origin) -> list[str]:
     """Checks each weight; tells by what it was compared. Packed weights have no container."""
-    if not source.is_packed:
-        source.container.verify_containers()
-    found = list(source.found())
+    if not origin.is_packed:
+        origin.container.verify_containers()
+    found = list(origin.live_weights())
     for weight, value in found:
-        if not is_as_loaded(source, weight, value):
+        if not is_as_loaded(origin, weight, value):
             raise CorruptError(
-                f"{weight.name} is not what {source.path} holds; it was changed, or "
+                f"{weight.name} is not what {origin.path} holds; it was changed, or "
                 "memory fails: load the model again"
             )
     check_gpus(value.device for _, value in found)
-    return ["digests" if weight.told is None else "hashes" for weight, _ in found]
+    return ["digests" if weight.description is None else "hashes" for weight, _ in found]

@@ -44,7 +44,7 @@ _NO_MEMORY = 1 << 62
 #: Libraries that take an address for the name of a weight, to find tied ones, and read nothing
 #: there.
 _COMPARING = ("accelerate", "peft", "transformers")
-_TOLD = ("exact", "transposed", "flipped")
+_STATE = ("exact", "transposed", "flipped")
 _NEEDED = {"parts", "shape"}
 #: Calls between `load_state_dict` and what it asks of a tensor, at most.
 _MOST_FRAMES = 6
@@ -186,7 +186,7 @@ class CompressedTensor(Compressed):
 
     @property
     def _options(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in _TOLD}
+        told = {name: getattr(self, name) for name in _STATE}
         return {**told, "device": self._place if self.is_streamed else None}
 
     def decode(self) -> Tensor:
@@ -255,12 +255,12 @@ class CompressedTensor(Compressed):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return rebuild, (self._kept, self._told, bool(getattr(self, "_is_param", False)))
+        return rebuild, (self._kept, self._state, bool(getattr(self, "_is_param", False)))
 
     @property
-    def _told(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         """Its state besides its arrays, in numbers."""
-        told = {name: getattr(self, name) for name in _TOLD}
+        told = {name: getattr(self, name) for name in _STATE}
         parts, shape = [list(part) for part in self.parts], list(self.shape)
         return {"parts": parts, "shape": shape, **told, "fast": FAST_VERSION}
 
@@ -531,14 +531,14 @@ def rebuild(
 
 def _checked(told: Any) -> dict[str, Any]:
     """Checks that `told` is the state of a tensor besides its arrays, and returns it."""
-    if not isinstance(told, dict) or not _NEEDED <= {*told} <= {*_NEEDED, *_TOLD, "fast"}:
+    if not isinstance(told, dict) or not _NEEDED <= {*told} <= {*_NEEDED, *_STATE, "fast"}:
         raise ValueError("no compressed tensor was kept with these names")
     parts, shape = (_listed(told[name]) for name in ("parts", "shape"))
     if any(len(_listed(part)) != PART for part in parts):
         raise ValueError(f"parts are {PART} numbers each")
     if any(type(number) is not int for number in chain(*parts, shape)):
         raise TypeError("sides and parts of a compressed tensor are whole numbers")
-    if min(shape, default=0) < 0 or any(type(told.get(name, True)) is not bool for name in _TOLD):
+    if min(shape, default=0) < 0 or any(type(told.get(name, True)) is not bool for name in _STATE):
         raise ValueError(f"there is no compressed tensor of shape {shape} that is so: {told}")
     return dict(told)
 

@@ -18,7 +18,7 @@ import torch
 from . import _native
 from ._hub import wrap
 from ._matrices import raw_stream
-from ._source import KEY
+from ._origin import KEY
 from ._tensor import CompressedTensor
 
 
@@ -71,28 +71,28 @@ def watch(model: Any) -> None:
         wrap((DiffusionPipeline, "maybe_free_model_hooks", _end))
 
 
-def _footprint(call: Any, asked: dict[str, Any]) -> Any:
+def _footprint(call: Any, arguments: dict[str, Any]) -> Any:
     """Libraries multiply numbers of elements by the size of one."""
-    some = {id(value): value for value in asked["self"].parameters()}.values()
+    some = {id(value): value for value in arguments["self"].parameters()}.values()
     compressed = (value for value in some if isinstance(value, CompressedTensor))
     return call() - sum(value.numel() * value.element_size() - value.nbytes for value in compressed)
 
 
-def _forward(call: Any, asked: dict[str, Any]) -> Any:
+def _forward(call: Any, arguments: dict[str, Any]) -> Any:
     outputs = call()  # on the host
     raise_if_damaged()
     return outputs
 
 
-def _end(call: Any, asked: dict[str, Any]) -> None:
+def _end(call: Any, arguments: dict[str, Any]) -> None:
     """The last that a pipeline of diffusers does before it returns."""
     call()
-    modules = asked["self"].components.values()
+    modules = arguments["self"].components.values()
     check_gpus(value.device for one in modules for value in getattr(one, "parameters", list)())
 
 
-def _generate(call: Any, asked: dict[str, Any]) -> Any:
-    model = asked["self"]
+def _generate(call: Any, arguments: dict[str, Any]) -> Any:
+    model = arguments["self"]
     if KEY not in vars(model):
         return call()
     if call.keywords.get("streamer") is not None:

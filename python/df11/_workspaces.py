@@ -73,12 +73,12 @@ def _eager(key: tuple[int, int, int], room: int) -> Tensor:
     index, *_ = key
     held = _held.get(key)
     if held is None or held.nbytes < room:
-        held = _hold(key, _made(index, room))
+        held = _hold(key, _allocate(index, room))
     if not _has_spare(index, room):
         kind = (index, room > _STEP)
         # Nobody has had a smaller one: it may be freed.
         _spare.pop(kind, None)
-        _spare[kind] = _made(index, room)
+        _spare[kind] = _allocate(index, room)
     return held
 
 
@@ -100,7 +100,7 @@ def _hold(key: tuple[int, int, int], made: Tensor) -> Tensor:
     return made
 
 
-def _made(index: int, room: int) -> Tensor:
+def _allocate(index: int, room: int) -> Tensor:
     def make() -> Tensor:
         with torch.cuda.device(index):
             zeros = torch.zeros(room, dtype=torch.uint8, device=torch.device("cuda", index))

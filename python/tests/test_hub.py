@@ -226,13 +226,13 @@ def test_paths_that_are_no_repositories(tmp_path: Path, monkeypatch: pytest.Monk
     Path("models").mkdir()
     paths = ["models/absent", "absent", "org/model.df11", "org/name/part", "./models/name"]
     for path in (*paths, tmp_path / "absent"):
-        assert _hub.brought(path, None, None) == Path(path)
+        assert _hub.resolve_path(path, None, None) == Path(path)
         with pytest.raises(df11.IoError) as error:
             df11.attach(torch.nn.Linear(2, 2), path)
         assert "Hub" not in str(error.value)
-    assert _hub.brought("models", None, "part") == Path("models/part")
+    assert _hub.resolve_path("models", None, "part") == Path("models/part")
     with pytest.raises(AssertionError, match="asked the Hub"):
-        _hub.brought("org/name", None, None)
+        _hub.resolve_path("org/name", None, None)
 
 
 @pytest.mark.parametrize("name", ["/etc", "..", "a/../../b", "../x", "\\x", "C:x", "a\\..\\b"])

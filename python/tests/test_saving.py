@@ -18,7 +18,7 @@ from models import Folders, compressed, config_of, equal, load, prompt, same_wei
 from torch import nn
 
 import df11
-from df11._source import digest, settled
+from df11._origin import digest, settled
 from df11._tensor import CompressedTensor
 
 transformers = pytest.importorskip("transformers")

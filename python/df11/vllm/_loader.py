@@ -25,7 +25,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 import df11
 
 from .. import _ops
-from .._doctor import tell_newer
+from .._doctor import log_newer
 from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
 from ._files import containers_of, weights_of
@@ -75,7 +75,7 @@ class Df11ModelLoader(DefaultModelLoader):
         if isinstance(config, Df11Config):
             config.choose(self.options)
             _refuse(vllm_config, config)
-            tell_newer()
+            log_newer()
             from ._steps import watch_steps  # which imports much of vLLM
 
             watch_steps()

@@ -2,7 +2,7 @@
 
 Kernels tell damage in memory of the host (`_watch`), so nothing waits for it. What kernels of a
 step told is there as soon as the step's tokens are: when a worker returns them, or when
-`get_output` of what it returns has waited for them. Most of several workers are never asked for
+`get_output` of what it returns has waited for them. Most of several workers are never arguments for
 outputs, as in tensor parallelism all except one: vLLM logs what such a worker raises and goes on.
 So a worker in a process of its own ends with it, when its next step begins at the latest, and an
 engine that has lost a worker stops.
@@ -49,24 +49,24 @@ def _check(worker: Any) -> None:
         raise SystemExit(f"df11: {error}") from error
 
 
-def _step(call: _Step, asked: dict[str, Any]) -> Any:
-    _check(asked["self"])
+def _step(call: _Step, arguments: dict[str, Any]) -> Any:
+    _check(arguments["self"])
     output = call()
     if not isinstance(output, AsyncModelRunnerOutput):
-        _check(asked["self"])
+        _check(arguments["self"])
     elif (kind := type(output)) not in _checked:
         wrap((kind, "get_output", _take))
         _checked.add(kind)
     return output
 
 
-def _take(call: _Step, asked: dict[str, Any]) -> Any:
+def _take(call: _Step, arguments: dict[str, Any]) -> Any:
     output = call()
     raise_if_damaged()
     return output
 
 
-def _start(call: _Step, asked: dict[str, Any]) -> Any:
+def _start(call: _Step, arguments: dict[str, Any]) -> Any:
     """After a warm-up, which multiplies by each weight. Waits for it."""
     output = call()
     if torch.cuda.is_available():

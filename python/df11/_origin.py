@@ -1,8 +1,8 @@
 """Which containers the compressed weights of a module came from.
 
-Containers that are made of BF16 files while a model is loaded have no names: each file is deleted
-as soon as it is open, and its memory is given back when nobody uses it any longer, also if the
-process is killed. If that happens before, the next run removes what was made.
+Containers that are made from BF16 files while a model loads have no names: each file is deleted as
+soon as it is open, and its memory is freed when nobody uses it any longer, also if the process is
+killed. If the process is killed earlier, the next run removes the files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ._modules import Spot, entries, local
 from ._tensor import CompressedTensor
 
 KEY = "_df11"
-#: Where containers lie meanwhile: in memory, or with temporary files if that is too small.
+#: Folders for these containers: in memory, or among temporary files if memory is too small.
 PLACES = [Path("/dev/shm"), Path(tempfile.gettempdir())]
 _SUFFIX = ".safetensors"
 #: Remedy for a checkpoint that cannot be compressed while it is loaded.
@@ -35,8 +35,8 @@ SAVE_AGAIN = "load it in BF16, save it with save_pretrained(FOLDER), and load FO
 
 class Made:
     """The containers of a folder with BF16 weights, or of one file, as `df11 compress` writes them:
-    on all cores, 1 GB/s each. Raises `OSError` if there is no room for them, and what
-    `df11.compress` raises.
+    on all cores, 1 GB/s each. Raises `OSError` if there is no room for them, and the errors of
+    `df11.compress`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +44,7 @@ class Made:
         held = ExitStack()
         weakref.finalize(self, held.close)
         name = f"{folder.stem}.df11" if folder.is_file() else "model"
-        # Side files stay there, by which the containers can be verified.
+        # Side files stay there, so the containers can be verified.
         out = held.enter_context(_native.TemporaryFolder(_place(folder))) / name
         _native.compress(folder, out, verify=False)
         self.container: Any = _native.open(out)
@@ -65,9 +65,9 @@ def stamp(folder: Path) -> Stamp:
     return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
 
-def again(folder: Path, identity: str | Stamp) -> Made:
-    """Makes containers once more.
-    Raises `ValueError` if the folder, or the containers' identity, is not what it was.
+def remake(folder: Path, identity: str | Stamp) -> Made:
+    """Makes the containers once more.
+    Raises `ValueError` if the folder, or the containers' identity, has changed.
     """
     if isinstance(identity, str) or stamp(folder) == identity:
         made = Made(folder)
@@ -115,14 +115,14 @@ def made_of(files: Sequence[str] | None) -> Made:
 
 def _place(folder: Path) -> Path:
     count = sum(size for _, size, _ in stamp(folder))
-    found = next((place for place in PLACES if place.is_dir() and _free(place) > count), None)
-    if found is None:
+    roomy = next((place for place in PLACES if place.is_dir() and _free(place) > count), None)
+    if roomy is None:
         where = " and ".join(map(str, PLACES))
         raise OSError(
             f"{where} have no room for {count:,} bytes, which is the most that compressed weights "
             "take while they are loaded; set TMPDIR to a folder that has"
         )
-    return found
+    return roomy
 
 
 def _free(place: Path) -> int:
@@ -136,9 +136,8 @@ class Weight:
     nbytes: int
     #: Why it is an ordinary parameter and does not stay compressed.
     reason: str | None
-    #: Its place in the container (`Tensors.told`), or else the `digest` of its values when it was
-    #: loaded.
-    told: Any = None
+    #: Its place in the container (`Tensors.describe`), or else the `digest` of its loaded values.
+    description: Any = None
     digest: Digest | None = None
 
     @property
@@ -147,10 +146,10 @@ class Weight:
 
 
 def digest(value: Tensor) -> Digest:
-    """Computes dtype, shape, and a sum of all 16-bit words, each times a number that belongs to its
-    place, which tell values from others. Another value, or the same ones elsewhere, give another
-    sum (by chance in less than one case of 2^40; whoever means to deceive can). Computed where the
-    tensor is, without waiting for it.
+    """Computes a digest that differs for different values: dtype, shape, and the sum of all 16-bit
+    words, each times a number of its place. Other or moved values give another sum, except by
+    chance (less than one case in 2^40) or by intent. Computed on the tensor's device, without
+    waiting.
     """
     dense = value.detach()
     dense = dense.decode() if isinstance(dense, CompressedTensor) else dense
@@ -164,9 +163,9 @@ def digest(value: Tensor) -> Digest:
     return str(value.dtype), tuple(value.shape), total
 
 
-def settled(told: Digest) -> Digest:
-    """The digest as numbers of Python. Waits for the device."""
-    return (*told[:2], int(told[2]))
+def settled(digest: Digest) -> Digest:
+    """The digest as Python numbers. Waits for the device."""
+    return (*digest[:2], int(digest[2]))
 
 
 def _factors(count: int, device: torch.device) -> Tensor:
@@ -178,21 +177,21 @@ def _factors(count: int, device: torch.device) -> Tensor:
 
 
 @dataclass
-class Source:
-    #: Where the weights came from: a container, or the files that it is made of.
+class Origin:
+    #: A container, or the files from which it is made.
     path: str | Path
     weights: list[Weight] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     held: Tensors | None = None
     made: Made | None = None
-    #: The container's, or of one that was never made, that of its files.
+    #: The container's identity, or the stamp of the files if no container was made.
     identity: str | Stamp | None = None
-    #: Whether the container has to be made again, of the files at `path`.
+    #: Whether the container must be made again from the files at `path`.
     is_of_files: bool = False
     #: Whether weights were packed from BF16, and no container was there.
     is_packed: bool = False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Source:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
         return replace(self, weights=deepcopy(self.weights, memo))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,26 +200,26 @@ class Source:
         return copy.__dict__
 
     def add(self, root: nn.Module, names: Container[str]) -> None:
-        """Tells of weights that a loader has made of the containers itself, as they are now."""
+        """Adds the weights that a loader itself made from the containers, with their values now."""
         held = {spot.key for spot in self.spots}
         for entry in entries(root):
             name = next((spot.name for spot in entry.spots if spot.name in names), None)
             if name is None or not held.isdisjoint(spot.key for spot in entry.spots):
                 continue
             reason = f"used as {entry.value.dtype}".replace("torch.", "")
-            told, nbytes = settled(digest(entry.value)), entry.value.nbytes
-            self.weights.append(Weight(name, entry.spots, nbytes, reason, None, told))
+            loaded, nbytes = settled(digest(entry.value)), entry.value.nbytes
+            self.weights.append(Weight(name, entry.spots, nbytes, reason, None, loaded))
 
     def keep(self, made: Made) -> None:
-        """Keeps what containers are made by, as long as weights are read there."""
+        """Keeps the made containers while weights are read from them."""
         self.made, self.path, self.is_of_files = made, made.folder, True
-        values = (local(value) for _, value in self.found())
+        values = (local(value) for _, value in self.live_weights())
         compressed = [value for value in values if isinstance(value, CompressedTensor)]
         if not any(value.is_streamed or value.device.type == "cpu" for value in compressed):
             self.close()
 
     def close(self) -> None:
-        """Lets go of the container, which is opened or made again if it is asked for."""
+        """Lets go of the container. The next use opens it, or makes it again."""
         self.made = self.held = None
 
     @property
@@ -232,7 +231,7 @@ class Source:
     def _open(self) -> Any:
         if self.is_of_files:
             assert self.identity is not None
-            self.made = again(Path(self.path), self.identity)
+            self.made = remake(Path(self.path), self.identity)
             return self.made.container
         container = _native.open(self.path)
         if container.identity != self.identity:
@@ -250,14 +249,14 @@ class Source:
     def spots(self) -> Iterator[Spot]:
         return (spot for weight in self.weights for spot in weight.spots)
 
-    def found(self) -> Iterator[tuple[Weight, Tensor]]:
+    def live_weights(self) -> Iterator[tuple[Weight, Tensor]]:
         for weight in self.weights:
             if (value := weight.value) is not None:
                 yield weight, value
 
 
 def members(model: Any) -> list[nn.Module]:
-    """The module itself, or those of a pipeline, or that which a wrapper holds."""
+    """The module itself, the modules of a pipeline, or the module in a wrapper."""
     is_module = isinstance(model, nn.Module)
     components = None if is_module else getattr(model, "components", None)
     some = components.values() if isinstance(components, dict) else [model]
@@ -265,12 +264,12 @@ def members(model: Any) -> list[nn.Module]:
     return [one for one in inner if isinstance(one, nn.Module)]
 
 
-def rooted(model: Any) -> list[tuple[str, nn.Module, Source]]:
-    """The modules with compressed weights: paths, and what each has of which container."""
+def rooted(model: Any) -> list[tuple[str, nn.Module, Origin]]:
+    """The modules with compressed weights: path, module, and origin of the weights."""
     modules = (pair for one in members(model) for pair in one.named_modules())
-    found = ((path, module, module.__dict__.get(KEY)) for path, module in modules)
-    return [(path, module, source) for path, module, source in found if source is not None]
+    loaded = ((path, module, module.__dict__.get(KEY)) for path, module in modules)
+    return [(path, module, origin) for path, module, origin in loaded if origin is not None]
 
 
-def sources(model: Any) -> list[tuple[str, Source]]:
-    return [(path, source) for path, _, source in rooted(model)]
+def origins(model: Any) -> list[tuple[str, Origin]]:
+    return [(path, origin) for path, _, origin in rooted(model)]
