@@ -1,8 +1,8 @@
 """Changes of a module's memory since its containers were loaded.
 
-The origin of each weight says what it was when it was loaded: windows of tensors of the container,
-which are decoded again to be compared, or a digest of its values. Names count too: a layer that
-took another one's place has that one's name.
+The origin of each weight describes its loaded value: windows of tensors of the container, which are
+decoded again to be compared, or a digest of its values. Names count too: a layer that took another
+layer's place has that layer's name.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _COMPARED = ("flat_parts", "transposed", "shape")
 
 
 class Changes(NamedTuple):
-    """Names, as the module has them now."""
+    """Names that the module has now."""
 
-    #: Weights of the containers that the module has no longer.
+    #: Weights of the containers that the module no longer has.
     gone: list[str]
     #: Weights with other values, another shape or dtype.
     differing: list[str]
-    #: Parameters and persistent buffers that are none of the containers' weights.
+    #: Parameters and persistent buffers that the containers lack.
     new: dict[str, Tensor]
 
     @property
@@ -36,9 +36,9 @@ class Changes(NamedTuple):
 
 
 def changes_of(root: nn.Module, origin: Origin) -> Changes:
-    """Compares all weights of a module with what they were; reads each once, and decodes compressed
-    ones twice, one after another. Raises `ValueError` for weights without memory, and for a
-    container that has become another one.
+    """Compares all weights of a module with their loaded values. Reads each once, and decodes
+    compressed ones twice, one after another. Raises `ValueError` for weights without memory, and
+    for a container that was replaced.
     """
     held = {spot.name: weight for weight in origin.weights for spot in weight.spots}
     now = {spot.name: entry for entry in entries(root) for spot in entry.spots}
@@ -62,7 +62,7 @@ def changes_of(root: nn.Module, origin: Origin) -> Changes:
 
 @torch.no_grad()
 def is_as_loaded(origin: Origin, weight: Weight, value: Tensor, name: str = "") -> bool:
-    """Whether a value is what a weight was when it was loaded, bit for bit."""
+    """Whether a value equals the loaded value of a weight, bit for bit."""
     value = local(value.detach())
     if value.is_meta:
         raise ValueError(
@@ -80,7 +80,7 @@ def is_as_loaded(origin: Origin, weight: Weight, value: Tensor, name: str = "") 
 
 
 def _has_arrays(value: Tensor, expected: CompressedTensor) -> bool:
-    """Whether it is a view of the same compressed arrays, which nobody can write to."""
+    """Whether it is a view of the same compressed arrays; nobody can write to these."""
     if not isinstance(value, CompressedTensor):
         return False
     if any(getattr(value, name) != getattr(expected, name) for name in _COMPARED):
@@ -92,7 +92,7 @@ def _has_arrays(value: Tensor, expected: CompressedTensor) -> bool:
 
 
 def _on_cpu(value: Tensor) -> Tensor:
-    """A value on the CPU; from the fast layout, which only a GPU has, it is decoded there."""
+    """A value on the CPU. A GPU decodes the fast layout, which no CPU can."""
     if isinstance(value, CompressedTensor) and any(part.form == FAST for part in value.parts):
         value = value.decode()
     return value.cpu()

@@ -1,9 +1,9 @@
 """diffusers: `from_pretrained` of compressed models and pipelines.
 
-diffusers keeps its quantizers in two tables, without a way to register, and finds the files of a
-checkpoint by two functions that know no others than its own. So the tables get an entry when they
-are imported, and the functions are wrapped when the first compressed model is loaded; everything
-else is done by the methods that a quantizer has, here in the order of their calls.
+diffusers keeps its quantizers in two tables that cannot be extended, and finds the files of a
+checkpoint by two functions that know only its own formats. So df11 adds an entry to the tables when
+they are imported, and wraps the functions when the first compressed model is loaded. The methods of
+the quantizer do everything else; they are listed in the order of their calls.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ._tensor import CompressedTensor
 from ._watch import watch
 
 _ASKED = ("subfolder", "cache_dir", "force_download", "local_files_only", "token", "revision")
-#: State of each thread: the quantizer whose model is about to be loaded, and the one whose file is
-#: asked for; whether a single file is to be read by df11, and what was read.
+#: State of each thread: the quantizer of the next model (`quantizer`) and of the requested file
+#: (`opened`); whether df11 reads a single file, and the tensors that it read.
 _loading = threading.local()
 
 
@@ -64,7 +64,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self._lineage: Lineage | None = None
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
-        """Checks diffusers, and has it ask this quantizer for files. Called again later."""
+        """Checks diffusers, and makes it ask this quantizer for files. diffusers calls it twice."""
         if self.tensors is not None:
             return
         log_newer()
@@ -81,7 +81,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         return torch_dtype
 
     def update_device_map(self, device_map: Any) -> None:
-        """The CPU unless something else is said, as for any model of diffusers."""
+        """The CPU unless the caller names a device, as for any model of diffusers."""
         said = self.quantization_config
         if isinstance(device_map, str) or (device_map and len({*device_map.values()}) > 1):
             raise ValueError(
@@ -113,7 +113,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
     def maybe_update_loaded_keys(
         self, loaded_keys: list[str], checkpoint_files: list[str]
     ) -> list[str]:
-        """Compresses files that are not."""
+        """Compresses BF16 files."""
         if not self.pre_quantized:
             self.made = made_of(checkpoint_files)
             self.tensors = Tensors(self.made.container)
@@ -153,7 +153,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
 
     def create_quantized_param(self, *args: Any, **kwargs: Any) -> Any:
         _, value, name, device, state_dict, *_ = args
-        if self.placement is None:  # `from_single_file` tells it with each parameter alone
+        if self.placement is None:  # `from_single_file` passes it with each parameter only
             self.update_device_map(None if device.type == "cpu" else {"": device})
         assert self._lineage is not None
         self._items.append(Item(name, value, self._lineage.of(state_dict[name])))
@@ -164,7 +164,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         watch(model)
         if not model.config.get("quantization_config"):  # of a single file
             model.register_to_config(quantization_config=self.quantization_config)
-        # Weights are what they were, and may be moved and converted as those of any model.
+        # The weights have their original values, so the model may be moved and converted freely.
         model.is_quantized = False
         self.tensors = self.made = self._handed = self._lineage = None
         self._items = []
@@ -182,7 +182,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
 
 
 def _wrap_saving() -> None:
-    """Has `save_pretrained` write what a compressed model is in memory."""
+    """Makes `save_pretrained` write a compressed model as it is in memory."""
     from diffusers import ModelMixin
 
     _must_wrap((ModelMixin, "save_pretrained", _save))
@@ -207,7 +207,7 @@ def _save(call: Any, arguments: dict[str, Any]) -> None:
 
 
 def _wrap() -> None:
-    """Has diffusers find containers where it looks for the files of a compressed model.
+    """Makes diffusers find containers when it looks for the files of a compressed model.
     Raises `ImportError` if this release has other functions.
     """
     from diffusers.models import modeling_utils
@@ -232,11 +232,11 @@ def _wrap() -> None:
 
 
 class Checkpoint(dict[str, torch.Tensor]):
-    """The tensors of a container, which `from_single_file` takes for a checkpoint."""
+    """The tensors of a container, in place of the checkpoint that `from_single_file` expects."""
 
     def __init__(self, path: Path) -> None:
-        """Opens a container, or makes one of a file of safetensors. Raises `ValueError` for
-        another file.
+        """Opens a container, or makes one from a safetensors file. Raises `ValueError` for any
+        other file.
         """
         self.made: Made | None = None
         if path.suffix != ".df11":
@@ -249,8 +249,8 @@ class Checkpoint(dict[str, torch.Tensor]):
 
 
 def wrap_single_files() -> None:
-    """Has `from_single_file` take containers, and compress files of safetensors if it is given
-    options of df11.
+    """Makes `from_single_file` load containers, and compress safetensors files if it gets options
+    of df11.
     """
     from diffusers.loaders import single_file_utils
     from diffusers.loaders.single_file_model import FromOriginalModelMixin
@@ -295,7 +295,7 @@ def _must_wrap(*functions: Any) -> None:
 
 
 def _take_state(name: str) -> Any:
-    """The quantizer of the model that this thread loads, once."""
+    """Takes a quantizer out of the state of this thread."""
     found, _loading.__dict__[name] = _loading.__dict__.get(name), None
     return None if found is None else found()
 

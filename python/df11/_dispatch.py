@@ -1,8 +1,8 @@
 """Operators of PyTorch on compressed tensors.
 
-Views of rows or columns, and those that exchange the last two dimensions, are compressed tensors of
-the same arrays. Products and look-ups go to the operators of `_ops`. Everything else is done with
-decoded weights; a view is then a copy. What would write to a compressed tensor is refused.
+Views of rows or columns, and transposed views, are compressed tensors of the same arrays. Products
+and look-ups call the operators of `_ops`. All other operators work on decoded weights, where a view
+is a copy. Operators that would write to a compressed tensor are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def is_compressed(value: Any) -> bool:
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func.is_view and torch.is_inference_mode_enabled():
-        # PyTorch gives a view the version of its base, which tensors of inference mode have not.
+        # PyTorch gives a view the version of its base, but inference tensors have no version.
         with torch.inference_mode(False):
             return _run(func, args, kwargs)
     return _run(func, args, kwargs)
@@ -50,7 +50,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return done
     if func._schema.is_mutable:
         _refuse_writes(func, args, kwargs)
-    # In inference mode functions come whole that are otherwise decomposed before.
+    # Inference mode passes whole functions that PyTorch otherwise decomposes first.
     if (done := func.decompose(*args, **kwargs)) is not NotImplemented:
         return done
     if args and is_compressed(args[0]):
@@ -141,7 +141,7 @@ def _copy(self: Any, source: Any, non_blocking: bool = False) -> Any:
 
 @_handles(aten.zero_.default)
 def _zero(self: Any) -> Any:
-    """Libraries clear the rows of padding that they load, which are zero mostly."""
+    """Libraries clear loaded rows of padding, which are usually zero already."""
     return NotImplemented if self.decode().view(torch.int16).any() else self
 
 
@@ -155,7 +155,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _ordinary_like(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A function of shapes alone, which gives ordinary tensors."""
+    """A function that uses shapes alone and gives ordinary tensors."""
     if kwargs.get("device") is None:
         kwargs["device"] = self.device
     meta = torch.device("meta")
@@ -164,9 +164,9 @@ def _ordinary_like(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _viewed(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A view, or several, if rows and columns of what arrays hold are that."""
+    """One or several views, if rows and columns of the arrays form them."""
     columns = self.matrix_shape[1]
-    # Strides are of what it decodes to; a file may tell of no columns.
+    # Strides describe the decoded tensor. A file may name zero columns.
     if func is aten.as_strided.default or columns < 1:
         return NotImplemented
     held = self.shape, self.transposed, columns
@@ -196,12 +196,12 @@ def _views(
     args: tuple[Any, ...],
     *kwargs: tuple[str, Any],
 ) -> View | list[View] | None:
-    """Has PyTorch view a tensor without memory whose elements lie as arrays hold them."""
+    """Lets PyTorch view a tensor without memory whose elements have the order of the arrays."""
     strides = contiguous_strides(shape, transposed)
     pattern = torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="meta")
     try:
         found = func(pattern, *args, **dict(kwargs))
-    except RuntimeError:  # there is no such view of them; perhaps of decoded weights
+    except RuntimeError:  # no such view; decoded weights may have one
         return None
     several = [found] if isinstance(found, Tensor) else found
     memory = pattern.untyped_storage()._cdata
@@ -214,7 +214,7 @@ def _views(
 
 
 def _cut(self: Any, view: View) -> Any:
-    # A tensor that decodes to other strides than arrays have goes on doing so.
+    # If a tensor decodes to other strides than the arrays have, its views do, too.
     flipped = view.transposed != (self.transposed != self.flipped) and len(view.shape) > 1
     options: dict[str, Any] = {"transposed": view.transposed, "flipped": flipped}
     rows, columns = self.matrix_shape
@@ -230,7 +230,7 @@ def _cut(self: Any, view: View) -> Any:
 
 
 def _rows_within(self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    """Some rows of each matrix of several, such as experts: windows of all of them."""
+    """Some rows of each of several matrices, such as experts: a window of each."""
     dim %= self.dim()
     outer, inner = prod(self.shape[:dim]), prod(self.shape[dim + 1 :])
     columns = self.matrix_shape[1]
@@ -256,13 +256,13 @@ def _stack(tensors: Any, dim: int = 0) -> Any:
     first = tensors[0]
     if dim or any(one.shape != first.shape for one in tensors):
         return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
-    # As experts are: no view of each.
+    # Experts arrive like this, so build no view of each.
     return torch.cat(tensors).view(len(tensors), *first.shape)
 
 
 @_handles(aten.cat.default)
 def _cat(tensors: Any, dim: int = 0) -> Any:
-    """Rows of all of them, in turn for each index of the dimensions before."""
+    """Rows of all tensors, in turn for each index of the leading dimensions."""
     first = tensors[0]
     dim %= first.dim()
 
@@ -316,9 +316,9 @@ def _rows(self: Any, chosen: Tensor) -> Any:
         return torch.ops.df11.embedding(chosen, self._arrays, self.flat_parts).view(shape)
     if type(chosen) is Tensor and not chosen.is_cuda:
         return _decoded_once(self, chosen.reshape(-1)).view(shape)
-    # Row by row, so that the host need not wait for the numbers.
+    # Row by row, so the host need not wait for the numbers.
     within = torch.arange(height, device=chosen.device)
-    # A number out of range stays out of range, and numbers of rows do not wrap.
+    # A number out of range stays out of range, and row numbers do not wrap.
     known = chosen.reshape(-1, 1).long().clamp(-1, self.shape[0])
     rows_of_all = known * height + within
     found = torch.ops.df11.embedding(rows_of_all, self._arrays, self.flat_parts)
@@ -326,7 +326,7 @@ def _rows(self: Any, chosen: Tensor) -> Any:
 
 
 def _decoded_once(self: Any, chosen: Tensor) -> Tensor:
-    """Elements of several rows each, by numbers that the host has: each is decoded once."""
+    """Elements of several rows each, by numbers on the host. Decodes each element once."""
     some, back = torch.unique(chosen, return_inverse=True)
     numbers = some.tolist()
     if numbers and not 0 <= numbers[0] <= numbers[-1] < self.shape[0]:
@@ -345,7 +345,7 @@ def _linear(x: Any, w: Any, bias: Any = None) -> Any:
 
 @_handles(aten.mm.default, aten.matmul.default)
 def _matmul(x: Any, w: Any, bias: Any = None) -> Any:
-    """Multiplies by the matrix of a linear layer, as the right side of a product has it."""
+    """Multiplies by the transposed matrix of a linear layer."""
     if is_compressed(x) or x.dim() < 1 or w.dim() != 2:
         return NotImplemented
     if not w.transposed or (w.exact and not w.flipped):

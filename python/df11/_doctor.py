@@ -1,7 +1,7 @@
 """The releases of libraries that df11 is tested with, and what to say about others.
 
-`python -m df11._doctor` prints as JSON what `df11 doctor` tells of Python. Versions are read from
-the metadata of what is installed; nothing large is imported.
+`python -m df11._doctor` prints the Python part of `df11 doctor` as JSON. It reads versions from
+metadata of installed packages and imports nothing large.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from importlib import metadata
 
 from ._native import __version__
 
-#: The oldest and the newest release that `python/check` has run the tests with. The extras of the
-#: package ask for the oldest ones, and for no newest: a newer release mostly works. One that is
-#: known not to work goes into the extras as `!=`.
+#: The oldest and the newest release with which `python/check` has run the tests. The extras of the
+#: package require the oldest and set no upper bound, because newer releases usually work. A release
+#: that is known not to work goes into the extras as `!=`.
 TESTED = {
     "torch": ("2.11", "2.15"),
     "transformers": ("5.17", "5.24"),
@@ -49,8 +49,8 @@ def untested(library: str, version: str) -> str | None:
 
 
 def log_newer() -> None:
-    """Logs one line if libraries that are imported are newer than what was tested, once for each.
-    Called when df11 begins to work with them.
+    """Logs one line if imported libraries are newer than the tested releases, once for each
+    library. df11 calls it when it begins to work with them.
     """
     found = {name: _imported(name) for name in TESTED if name not in _logged}
     newer = {name: version for name, version in found.items() if is_newer(name, version or "0.0")}
@@ -84,7 +84,7 @@ def _numbers(version: str) -> tuple[int, int]:
 
 
 def report() -> dict[str, object]:
-    """Text, value and remedy, which is empty if every release is one that is tested."""
+    """Text, value and remedy; the remedy is empty if every release is tested."""
     found = {name: release for name in TESTED if (release := _release(name))}
     others = {name: told for name in found if (told := untested(name, found[name]))}
     known = [f"df11 {__version__}", *(f"{name} {release}" for name, release in found.items())]
