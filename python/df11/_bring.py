@@ -32,7 +32,7 @@ from ._encoding import encode, matrix_for
 from ._errors import GpuError
 from ._matrices import TABLE_BYTES, TILE_ROWS, Part
 from ._pack import Packed, pack, pack_dense, steps
-from ._plan import EXCEPTIONAL, SMALL, Group, Item, Residence, aligned
+from ._plan import EXCEPTIONAL, SMALL, Item, Residence, WeightBlock, aligned
 from ._progress import Bar
 from ._tensor import CompressedTensor
 
@@ -44,16 +44,16 @@ _Window = tuple[Area, Part]
 
 
 def bring(
-    tensors: Tensors, groups: Sequence[Group], exact: bool, bar: Bar
+    tensors: Tensors, blocks: Sequence[WeightBlock], exact: bool, bar: Bar
 ) -> Iterator[tuple[Item, Tensor]]:
-    """The weights of some groups, on their devices and in their residences; then the ordinary ones,
+    """The weights of some blocks, on their devices and in their residences; then the ordinary ones,
     decoded. An item that cannot have its residence becomes ordinary and gets the reason. Each byte
     is read and checked once. Raises `CorruptError` if a tensor is damaged.
     """
-    for (device, residence), some in groupby(groups, lambda each: (each.device, each.residence)):
+    for (device, residence), some in groupby(blocks, lambda each: (each.device, each.residence)):
         to = _Device(tensors, device, bar)
         yield from _compressed(to, [each.items for each in some], residence, exact)
-    for item in (item for each in groups for item in each.items if item.reason is not None):
+    for item in (item for each in blocks for item in each.items if item.reason is not None):
         if isinstance(item.value, CompressedTensor):
             tensors.check(item.tensor_names)
             yield item, item.value.decode()
@@ -62,12 +62,14 @@ def bring(
 
 
 def _compressed(
-    to: _Device, of_groups: list[list[Item]], residence: Residence, exact: bool
+    to: _Device, of_blocks: list[list[Item]], residence: Residence, exact: bool
 ) -> Iterator[tuple[Item, CompressedTensor]]:
-    forms = ("stored", "streamed")
-    others = [[item for item in items if item.form(residence) in forms] for items in of_groups]
-    pairs = ((item, mine) for items, mine in zip(of_groups, others, strict=True) for item in items)
-    fast = [(item, mine) for item, mine in pairs if item.form(residence) == "fast"]
+    kept = ("stored", "streamed")
+    others = [
+        [item for item in items if item.residence_if(residence) in kept] for items in of_blocks
+    ]
+    pairs = ((item, mine) for items, mine in zip(of_blocks, others, strict=True) for item in items)
+    fast = [(item, mine) for item, mine in pairs if item.residence_if(residence) == "fast"]
     for (item, mine), packed in zip(fast, to.fast([item for item, _ in fast]), strict=True):
         if packed is not None:
             yield item, CompressedTensor(*packed, item.value.shape, exact=exact)

@@ -93,7 +93,7 @@ def _has_arrays(value: Tensor, expected: CompressedTensor) -> bool:
 
 def _on_cpu(value: Tensor) -> Tensor:
     """A value on the CPU. A GPU decodes the fast layout, which no CPU can."""
-    if isinstance(value, CompressedTensor) and any(part.form == FAST for part in value.parts):
+    if isinstance(value, CompressedTensor) and any(part.residence == FAST for part in value.parts):
         value = value.decode()
     return value.cpu()
 

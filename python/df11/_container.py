@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from ._arrays import known_dtype_of, memory_at
 from ._errors import damaged, unfit
-from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, pieces
+from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, parts_with_arrays
 from ._native import TemporaryFolder
 from ._tensor import CompressedTensor, rebuild
 
@@ -102,7 +102,8 @@ class Tensors(Mapping[str, Tensor]):
 
     def names(self, value: CompressedTensor) -> list[str]:
         return [
-            self._names[mine[0].data_ptr()] for _, mine in pieces(value._arrays, value.flat_parts)
+            self._names[mine[0].data_ptr()]
+            for _, mine in parts_with_arrays(value._arrays, value.flat_parts)
         ]
 
     def describe(self, value: CompressedTensor) -> tuple[list[str], dict[str, Any]]:

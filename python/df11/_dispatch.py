@@ -111,7 +111,7 @@ def _to_copy(self: Any, *, dtype: Any = None, device: Any = None, **options: Any
         return self.like()
     if device.type not in ("cpu", "cuda", "meta"):
         return NotImplemented
-    if device.type == "cpu" and any(part.form == FAST for part in self.parts):
+    if device.type == "cpu" and any(part.residence == FAST for part in self.parts):
         raise RuntimeError(
             "a matrix in the fast layout can only be on a GPU; load it as stored to move it to the "
             "host, or decode it first: .decode().cpu()"

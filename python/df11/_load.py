@@ -68,8 +68,8 @@ def attach(
     if items is None:
         items = by_name(module, tensors, prefix)
     check_complete(module, items, tensors.container)
-    form = "streamed" if streamed else residence
-    load(module, tensors, items, placement, mode=mode, residence=form)
+    wanted = "streamed" if streamed else residence
+    load(module, tensors, items, placement, mode=mode, residence=wanted)
     watch(module)
     return module.eval()
 
@@ -128,9 +128,9 @@ def load(
     main = placement.devices[0]
     modules = dict(root.named_modules(remove_duplicate=False))
     items = _known(root, items, tensors.container, main.type == "cuda")
-    groups = _plan.group(items, tensors.container)
-    _plan.place(groups, placement, residence)
-    where = placement.where or _plan.homes(groups, lambda path: _is_callable(modules[path]))
+    blocks = _plan.by_block(items, tensors.container)
+    _plan.place(blocks, placement, residence)
+    where = placement.where or _plan.homes(blocks, lambda path: _is_callable(modules[path]))
     if main.type == "cuda":
         where = {path: main if home.type == "cpu" else home for path, home in where.items()}
     runs_on = _devices(modules, where, main)
@@ -142,7 +142,7 @@ def load(
         # Only decoded values were taken of these tensors, unchecked so far.
         held = {name for item in items if item.is_compressed for name in item.tensor_names}
         tensors.check(tensors.taken - held)
-        for item, value in bring(tensors, groups, mode == "exact", bar):
+        for item, value in bring(tensors, blocks, mode == "exact", bar):
             if item.reason is not None:
                 value = value.to(runs_on[item.spots[0].path])
             origin.weights.append(_put(item, value, tensors))
@@ -151,7 +151,7 @@ def load(
     if len({*where.values()}) > 1:
         _dispatch(root, where)
     origin.held = Tensors(tensors.container)  # without all that loading has made
-    check_gpus(each.device for each in groups)
+    check_gpus(each.device for each in blocks)
     for weight in origin.weights:
         weight.digest = None if weight.digest is None else settled(weight.digest)
 

@@ -32,7 +32,7 @@ from ._matrices import (
     grouped,
     lay_out,
     matrices,
-    pieces,
+    parts_with_arrays,
     product,
     raw_stream,
     shape_of,
@@ -112,10 +112,10 @@ def _copied_to_gpu(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
         return arrays
     check(arrays, parts)
     found: list[Tensor] = []
-    for part, mine in pieces(arrays, parts):
+    for part, mine in parts_with_arrays(arrays, parts):
         some = part.height * part.width * 2 < part.rows * part.columns
         large = sum(array.nbytes for array in mine) > MOST_BROUGHT_BYTES
-        if some or large or part.form != STORED:
+        if some or large or part.residence != STORED:
             found += mine
         else:
             found.append(mine[0])

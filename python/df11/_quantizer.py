@@ -349,9 +349,9 @@ def _home(file: str) -> torch.device:
 
 def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> None:
     said = quantizer.quantization_config
-    form = "streamed" if said.streamed else said.residence
+    residence = "streamed" if said.streamed else said.residence
     tell_conversions(items, tensors.container, quantizer.dtype)
-    load(model, tensors, items, quantizer.placement, mode=said.mode, residence=form)
+    load(model, tensors, items, quantizer.placement, mode=said.mode, residence=residence)
     if quantizer.made is not None:
         model.__dict__[KEY].keep(quantizer.made)
 

@@ -215,9 +215,9 @@ def _add(out: ModelReport, origin: Origin) -> None:
         if mode not in out.modes:
             out.modes.append(mode)
         device = out._on(value.device)
-        form = "fast" if value.parts[0].form == FAST else "stored"
-        form = "streamed" if value.is_streamed else form
-        out.residences[weight.name] = form
+        residence = "fast" if value.parts[0].residence == FAST else "stored"
+        residence = "streamed" if value.is_streamed else residence
+        out.residences[weight.name] = residence
         if value.exact and value.device.type == "cuda" and value.is_matrix:
             out.orders[weight.name] = orders(value._arrays, value.flat_parts)
         for array in value._arrays:
@@ -225,7 +225,11 @@ def _add(out: ModelReport, origin: Origin) -> None:
             if array.numel() and key not in counted:
                 counted.add(key)
                 # Tables of streamed weights are on the device.
-                kind = form if form != "streamed" or array.device != value.device else "stored"
+                kind = (
+                    residence
+                    if residence != "streamed" or array.device != value.device
+                    else "stored"
+                )
                 setattr(device, kind, getattr(device, kind) + array.numel())
 
 

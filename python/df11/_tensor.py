@@ -33,7 +33,7 @@ from ._matrices import (
     check_lengths,
     contiguous_strides,
     lay_out,
-    pieces,
+    parts_with_arrays,
     shape_of,
 )
 
@@ -113,7 +113,7 @@ class CompressedTensor(Compressed):
         self.parts = tuple(part if type(part) is Part else Part(*part) for part in parts)
         self.flat_parts = tuple(chain.from_iterable(self.parts))
         self.exact, self.transposed, self.flipped = exact, transposed, flipped
-        self._names = _names(tuple(part.form for part in self.parts))
+        self._names = _names(tuple(part.residence for part in self.parts))
         self.__dict__.update(zip(self._names, arrays, strict=True))
         self._place = device or arrays[0].device
         self.is_streamed = self._place.type == "cuda" and arrays[0].device.type == "cpu"
@@ -164,7 +164,7 @@ class CompressedTensor(Compressed):
         one matrix add up to its arrays.
         """
         total = 0.0
-        for part, mine in pieces(self._arrays, self.flat_parts):
+        for part, mine in parts_with_arrays(self._arrays, self.flat_parts):
             share = part.height * part.width / (part.rows * part.columns)
             total += share * sum(array.numel() for array in mine)
         return round(total)
@@ -213,12 +213,14 @@ class CompressedTensor(Compressed):
         return CompressedTensor(list(inner.values()), parts, size, **dict(options))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        form = "fast layout" if any(part.form == FAST for part in self.parts) else "as stored"
+        residence = (
+            "fast layout" if any(part.residence == FAST for part in self.parts) else "as stored"
+        )
         where = ", streamed" if self.is_streamed else ""
         mode = "exact" if self.exact else "fused"
         head = (
             f"CompressedTensor(shape={tuple(self.shape)}, device={str(self.device)!r}, {mode}, "
-            f"{form}{where}, {self.nbytes_stored} bytes)"
+            f"{residence}{where}, {self.nbytes_stored} bytes)"
         )
         return f"{head} containing:\n{self._values_shown()}" if self._has_values() else head
 
@@ -282,8 +284,10 @@ class CompressedTensor(Compressed):
 
 
 @cache
-def _names(forms: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(f"_{name}{at}" for at, form in enumerate(forms) for name in ARRAYS[form])
+def _names(residences: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(
+        f"_{name}{at}" for at, residence in enumerate(residences) for name in ARRAYS[residence]
+    )
 
 
 def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> CompressedTensor:

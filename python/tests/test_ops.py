@@ -40,7 +40,7 @@ def described(*names: str) -> tuple[list[torch.Tensor], list[int]]:
         (lambda a, p: (a, p[:7]), "8 numbers"),
         (lambda a, p: (a, []), "8 numbers"),
         (lambda a, p: (a[:4], p), "5 arrays"),
-        (lambda a, p: (a, [2, *p[1:]]), "form"),
+        (lambda a, p: (a, [2, *p[1:]]), "residence"),
         (lambda a, p: (a, [*p[:4], 0, p[1] + 1, *p[6:]]), "rows"),
         (lambda a, p: (a, [*p[:6], 9, 9]), "columns"),
         (lambda a, p: (a, [*p[:4], -32, 0, *p[6:]]), "rows"),

@@ -41,10 +41,10 @@ def test_it_decodes_to_the_original_bits(name: str) -> None:
 
 
 def test_it_has_the_shape_of_its_parts() -> None:
-    pieces = torch.cat([compressed(name) for name in "qkv"])
-    assert isinstance(pieces, CompressedTensor)
+    joined = torch.cat([compressed(name) for name in "qkv"])
+    assert isinstance(joined, CompressedTensor)
     with pytest.raises(ValueError, match="256 x 256"):
-        CompressedTensor(pieces._arrays, pieces.parts, (3, 64, 256))
+        CompressedTensor(joined._arrays, joined.parts, (3, 64, 256))
 
 
 # ---- products ----

@@ -187,7 +187,7 @@ def _refuse(moe: FusedMoEConfig) -> None:
 
 def _is_grouped(layer: Any, name: str) -> bool:
     weight = getattr(layer, name)
-    return isinstance(weight, CompressedTensor) and [p.form for p in weight.parts] == [FAST]
+    return isinstance(weight, CompressedTensor) and [p.residence for p in weight.parts] == [FAST]
 
 
 def _dense(layer: Any, name: str) -> Tensor:

@@ -20,7 +20,7 @@ from vllm.logger import init_logger
 from .._bring import bring
 from .._container import Tensors
 from .._matrices import TILE_COLUMNS, TILE_ROWS, Part
-from .._plan import SMALL, Group, Item, Residence, why_ordinary
+from .._plan import SMALL, Item, Residence, WeightBlock, why_ordinary
 from .._progress import Bar
 from .._tensor import CompressedTensor
 from ._deferred import Deferred, Stored, Target, lacking
@@ -157,7 +157,7 @@ def _stacked(windows: list[Deferred], shape: tuple[int, ...]) -> CompressedTenso
 
 
 def _chosen(blocks: list[list[_Tiled]], options: Options, memory: int | None) -> list[Residence]:
-    sizes = [Group([*block]).nbytes("fast") for block in blocks]
+    sizes = [WeightBlock([*block]).nbytes("fast") for block in blocks]
     budget = sum(sizes)
     if options.residence == "auto" and memory is not None:
         budget = int(_SHARE * memory)
@@ -172,14 +172,14 @@ def _load(
     device: torch.device,
     bar: Bar,
 ) -> None:
-    jobs: dict[tuple[int, Residence], tuple[Tensors, list[Group]]] = {}
+    jobs: dict[tuple[int, Residence], tuple[Tensors, list[WeightBlock]]] = {}
     for block, residence in zip(blocks, residences, strict=True):
-        forms: list[Residence] = [residence, "fast"]
-        for is_repacked, form in enumerate(forms):
+        possible: list[Residence] = [residence, "fast"]
+        for is_repacked, actual in enumerate(possible):
             some = [each for each in block if (each.repacked_because is not None) == is_repacked]
-            key = id(block[0].tensors), form
+            key = id(block[0].tensors), actual
             _, mine = jobs.setdefault(key, (block[0].tensors, []))
-            mine.append(Group([*some], device, form))
+            mine.append(WeightBlock([*some], device, actual))
     for tensors, mine in jobs.values():
         for weight, value in bring(tensors, mine, options.exact, bar):
             assert isinstance(weight, _Tiled)
@@ -194,7 +194,7 @@ def _load(
 
 
 def _tell(blocks: list[list[_Tiled]], residences: list[Residence], read: int) -> None:
-    whole = ", ".join(f"{count} blocks {form}" for form, count in Counter(residences).items())
+    whole = ", ".join(f"{count} blocks {kind}" for kind, count in Counter(residences).items())
     logger.info("df11: %s; %s bytes of compressed matrices read", whole or "nothing", f"{read:,}")
     reasons: Counter[str] = Counter()
     for weight in (weight for block in blocks for weight in block):
