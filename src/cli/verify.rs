@@ -58,7 +58,7 @@ impl LevelName {
         }
     }
 
-    /// As it is written on the command line.
+    /// Its name on the command line.
     fn name(self) -> String {
         self.to_possible_value().expect("none is skipped").get_name().to_owned()
     }
@@ -168,7 +168,7 @@ impl Verify {
         Answer { text, json }
     }
 
-    /// Sentence on what is right, from the document that says the same.
+    /// The sentence about the parts that are right, from the same numbers as the document.
     fn result(&self, json: &Value) -> String {
         let number = |key: &str| json[key].as_u64().unwrap_or_default();
         let what = match self.level {

@@ -97,7 +97,7 @@ impl Device {
     /// which machine code is at hand.
     ///
     /// # Errors
-    /// As [`devices`]; [`Error::Parameter`](crate::Error::Parameter) if there is no such GPU;
+    /// Like [`devices`]; [`Error::Parameter`](crate::Error::Parameter) if there is no such GPU;
     /// [`Error::Gpu`](crate::Error::Gpu) below compute capability 8.0, or if it does not start.
     pub fn open(ordinal: usize) -> Result<Self> {
         Self::open_with_shared_memory(ordinal, u32::MAX)
@@ -106,7 +106,7 @@ impl Device {
     /// Opens the first GPU on which the kernels run.
     ///
     /// # Errors
-    /// As [`Device::open`] of the first one of all, where they run on none.
+    /// Like [`Device::open`] of the first one of all, where they run on none.
     pub fn first() -> Result<Self> {
         let mut refused = None;
         for info in devices()? {
@@ -119,10 +119,11 @@ impl Device {
         Err(refused.unwrap_or_else(driver::no_gpu))
     }
 
-    /// As if its blocks had no more shared memory than this many bytes: small GPUs, for tests.
+    /// Like [`Device::open`], with at most this many bytes of shared memory per block: small GPUs,
+    /// for tests.
     ///
     /// # Errors
-    /// As [`Device::open`].
+    /// Like [`Device::open`].
     #[doc(hidden)]
     pub fn open_with_shared_memory(ordinal: usize, bytes: u32) -> Result<Self> {
         let mut all = devices()?;

@@ -13,7 +13,7 @@ pub(super) const SLOTS: usize = 2;
 /// A block that takes less than this part of the largest one is not worth streaming.
 const SMALL: u64 = 64;
 
-/// Where a block lies.
+/// The place of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The index of its GPU among those of the plan.

@@ -64,7 +64,7 @@ impl<'m> GpuDecoder<'m> {
     /// Loads a model onto a GPU, as [`Model::load`], and allocates what decoding needs there.
     ///
     /// # Errors
-    /// As [`Model::load`].
+    /// Like [`Model::load`].
     pub fn load(model: &'m Model, device: &Device, options: &LoadOptions) -> Result<Self> {
         let sizes = model.blocks().map(|block| Ok(block.layout()?.bytes));
         let sizes: Vec<u64> = sizes.collect::<Result<_>>()?;
@@ -83,7 +83,7 @@ impl<'m> GpuDecoder<'m> {
     /// Loads as much of a model as fits into 95 % of the GPU's free memory and streams the rest.
     ///
     /// # Errors
-    /// As [`Model::load`]; [`Error::Gpu`] too where streaming all of it takes more than is free.
+    /// Like [`Model::load`]; [`Error::Gpu`] too where streaming all of it takes more than is free.
     pub fn fit(model: &'m Model, device: &Device) -> Result<Self> {
         let free = device.free_memory()?;
         let plan = Plan::fit(model, &[free / 100 * SHARE_PERCENT]).map_err(|error| {

@@ -123,11 +123,11 @@ impl Model {
         self.load_on(std::slice::from_ref(device), options, &())
     }
 
-    /// As [`Model::load`], onto several GPUs at once, block by block where the plan says; with
+    /// Like [`Model::load`], onto several GPUs at once, block by block where the plan says; with
     /// progress, in bytes of sections, and it can be cancelled.
     ///
     /// # Errors
-    /// As [`Model::load`], and [`Error::Cancelled`](crate::Error::Cancelled).
+    /// Like [`Model::load`], and [`Error::Cancelled`](crate::Error::Cancelled).
     pub fn load_on(
         &self,
         devices: &[Device],

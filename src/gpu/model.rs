@@ -165,8 +165,8 @@ impl GpuModel {
             let problem = format!("the tensors {one:?} and {other:?} lie on different GPUs");
             return refuse(problem, "make a program for each GPU");
         }
-        // A copy of a streamed block to a slot is worth it for more than a few rows of tensors of
-        // that block alone. (What else is in the block is then there for the next program.)
+        // Copying a streamed block to a slot pays off for more than a few rows, if all tensors lie
+        // in that block. (The next program then finds the rest of the block there.)
         let wanted =
             found.iter().fold(0, |sum: u64, (.., cut)| sum.saturating_add(cut.slice.bytes()));
         let few =
@@ -178,11 +178,11 @@ impl GpuModel {
         GpuProgram::new(part, turn, &cuts)
     }
 
-    /// As [`GpuModel::program`], for rows of one tensor: all weights whose index in the first
+    /// Like [`GpuModel::program`], for rows of one tensor: all weights whose index in the first
     /// dimension lies in `rows`.
     ///
     /// # Errors
-    /// As [`GpuModel::program`].
+    /// Like [`GpuModel::program`].
     pub fn rows(&self, tensor: &str, rows: Range<u64>) -> Result<GpuProgram> {
         self.program(&[Piece::new(tensor, 0).rows(rows)])
     }
@@ -309,12 +309,12 @@ impl<'m> GpuBlock<'m> {
         self.entry.program.decode_into(output, stream, status)
     }
 
-    /// As [`GpuBlock::decode_into`], to any device address: a buffer that another library owns, or
-    /// work that a CUDA graph captures. Captured decoding of a streamed block reads it in place,
+    /// Like [`GpuBlock::decode_into`], to any device address: a buffer that another library owns,
+    /// or work that a CUDA graph captures. Captured decoding of a streamed block reads it in place,
     /// over the bus.
     ///
     /// # Errors
-    /// As [`GpuBlock::decode_into`], but that the buffer's size and context are not known.
+    /// Like [`GpuBlock::decode_into`], but that the buffer's size and context are not known.
     ///
     /// # Safety
     /// `output` has [`BlockLayout::bytes`] of memory that the block's device may write, and nobody

@@ -168,7 +168,7 @@ impl Kernels {
     /// `staged_bytes`: what a tile of them takes of its bitstream, at most.
     ///
     /// # Safety
-    /// As [`decode`](Self::decode), of these tasks.
+    /// Like [`decode`](Self::decode), of these tasks.
     pub(super) unsafe fn decode_few(
         &self,
         stream: &CudaStream,

@@ -5,11 +5,11 @@ use super::task::{GAP_TABLE_BYTES, TILE_TABLE_BYTES};
 use crate::constants::{ARRAY_ALIGNMENT, SECTION_ALIGNMENT, align};
 use crate::{Block, Encoding, Model, Result, Tensor, encoding::tile::TileSizes, format::Coded};
 
-/// The most columns of a matrix that is loaded fast: of more, a strip might not fit a slot.
+/// The most columns of a matrix that is loaded fast: with more, a strip might not fit a slot.
 const MOST_FAST_COLUMNS: u64 = 1 << 16;
 
-/// The index of a shard, and of a section, tensor or array in its directory. To the compiler these
-/// are one type.
+/// The index of a shard, and of a section, tensor or array in its directory. The compiler takes
+/// these for one type.
 pub(super) type SectionId = (usize, usize);
 pub(super) type TensorId = (usize, usize);
 pub(super) type ArrayId = (usize, usize);

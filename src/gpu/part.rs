@@ -28,9 +28,9 @@ pub(super) struct DevicePart {
     /// The streamed blocks, by their indices in the model, in the order of their turns.
     turns: Vec<usize>,
     pub(super) streamer: Option<Streamer>,
-    /// Sections, arrays, decode tables, and what matrices in the fast layout take.
+    /// Sections, arrays, decode tables, and matrices in the fast layout.
     memory: Vec<Buffer>,
-    /// Where matrices go that are to be in the fast layout.
+    /// Memory for the matrices that are wanted in the fast layout.
     wanted: Vec<(TensorId, Buffer)>,
     pub(super) held: Held,
 }

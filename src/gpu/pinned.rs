@@ -251,9 +251,9 @@ impl HostSection {
         let mapped = shard.view_section(section);
         if let Some((view, owner)) = mapped.filter(|(view, _)| !view.is_empty() && is_alone(view)) {
             let (place, bytes) = (view.as_ptr().cast_mut().cast(), view.len());
-            // SAFETY: the range is readable memory that `owner` keeps until it is unpinned. What
-            // reads it needs device memory of its model too, which is freed before this, and that
-            // waits for all work.
+            // SAFETY: the range is readable memory that `owner` keeps until it is unpinned. Its
+            // readers also need device memory of the model, which is freed before this; that waits
+            // for all work.
             let pinned = unsafe { PinnedRange::new(context, place, bytes, true) };
             // The driver may refuse, and another model may have pinned it already.
             if let Ok(pinned) = pinned {
@@ -279,8 +279,8 @@ impl HostSection {
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Copied(pinned) => pinned.view(),
-            // SAFETY: `new` took it from a view into the owner. As all reads of mappings: bytes may
-            // be anything, and nobody truncates the file (`open`).
+            // SAFETY: `new` took it from a view into the owner. As for all mappings, bytes may be
+            // anything, and nobody truncates the file (`open`).
             Self::Mapped(PinnedRegion { pinned, .. }) => unsafe {
                 slice::from_raw_parts(pinned.address as *const u8, pinned.bytes)
             },

@@ -49,10 +49,10 @@ impl Plan {
     /// Places blocks so that no GPU takes more than its number of bytes of `memory`, [room for
     /// outputs](Plan::device_bytes) included.
     ///
-    /// Where the model fits, its blocks lie resident in their order, each GPU filled before the
-    /// next one. Where it does not, each GPU gets a run of blocks in proportion to its memory, and
-    /// as few of them as suffice are streamed, spread evenly over its run, so that copies have time
-    /// while resident blocks are used. The cost grows with the number of blocks.
+    /// If the model fits, all blocks are resident in their order, and each GPU is filled before the
+    /// next one. If it does not, each GPU gets a run of blocks in proportion to its memory. It
+    /// streams as few of them as necessary, spread evenly, so that copies have time while resident
+    /// blocks are used. The cost grows with the number of blocks.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) if a GPU cannot even hold two slots and two
@@ -62,22 +62,22 @@ impl Plan {
         Self::fit_preferring(model, memory, Preference::Stored)
     }
 
-    /// As [`Plan::fit`], with the matrices of resident blocks as the caller prefers: with
+    /// Like [`Plan::fit`], with the matrices of resident blocks as the caller prefers: with
     /// [`Preference::Fast`] no block is streamed; with [`Preference::Auto`] all are fast if they
     /// fit, else as many as fit beside what [`Plan::fit`] places.
     ///
     /// # Errors
-    /// As [`Plan::fit`]; [`Error::Parameter`](crate::Error::Parameter) if the model does not fit in
-    /// the fast layout, with [`Preference::Fast`].
+    /// Like [`Plan::fit`]; [`Error::Parameter`](crate::Error::Parameter) if the model does not fit
+    /// in the fast layout, with [`Preference::Fast`].
     pub fn fit_preferring(model: &Model, memory: &[u64], preference: Preference) -> Result<Self> {
         let needs = needs::of_blocks(model)?;
         Self::fit_needs(&needs, memory, &vec![true; needs.len()], preference)
     }
 
-    /// As [`Plan::fit`], for a model of which only some blocks are loaded.
+    /// Like [`Plan::fit`], for a model of which only some blocks are loaded.
     ///
     /// # Errors
-    /// As [`Plan::fit`].
+    /// Like [`Plan::fit`].
     pub fn fit_some(
         model: &Model,
         memory: &[u64],
@@ -245,8 +245,8 @@ impl Plan {
     /// For each GPU, the bytes that it takes: sections, slots, decode tables, tasks, and two
     /// outputs of its largest block, which are the caller's to allocate. Matrices in the fast
     /// layout count with the most bytes that they can take, exceptions included, which is about 1 %
-    /// more than they usually do. What the driver adds (a few hundred MB a process) is not counted,
-    /// nor the up to 256 MB that making the fast layout takes until a load is done.
+    /// more than they usually take. Not counted: the driver's own memory (a few hundred MB per
+    /// process), and up to 256 MB that making the fast layout takes during a load.
     pub fn device_bytes(&self) -> &[u64] {
         &self.device_bytes
     }
@@ -262,12 +262,12 @@ impl Plan {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Preference {
-    /// As they are stored, about 10.6 bits per weight: the least memory.
+    /// The stored bytes, about 10.6 bits per weight: the least memory.
     #[default]
     Stored,
-    /// In the fast layout, about 12.1 bits per weight: the least time. A matrix stays as it is
-    /// stored, and [`Matrix::residence`](super::Matrix::residence) tells, if it has too many
-    /// exceptions, more than 65,536 columns, or 2^32 weights or more.
+    /// The fast layout, about 12.1 bits per weight: the least time. A matrix stays as stored if it
+    /// has too many exceptions, more than 65,536 columns, or 2^32 weights or more;
+    /// [`Matrix::residence`](super::Matrix::residence) says so.
     Fast,
     /// In the fast layout as far as memory allows, else as stored, block by block.
     Auto,

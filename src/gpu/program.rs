@@ -96,7 +96,7 @@ impl GpuProgram {
     /// pieces stay as they are; where pieces overlap, bytes are those of any of them.
     ///
     /// # Errors
-    /// As [`GpuBlock::decode_into`](super::GpuBlock::decode_into).
+    /// Like [`GpuBlock::decode_into`](super::GpuBlock::decode_into).
     pub fn decode_into(
         &self,
         output: &mut CudaViewMut<'_, u8>,
@@ -120,13 +120,13 @@ impl GpuProgram {
         unsafe { self.decode_into_raw(pointer, stream, status) }
     }
 
-    /// As [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw).
+    /// Like [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw).
     ///
     /// # Errors
-    /// As [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw).
+    /// Like [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw).
     ///
     /// # Safety
-    /// As [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw), with
+    /// Like [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw), with
     /// [`GpuProgram::bytes`] of output, and this value in the place of the model.
     pub unsafe fn decode_into_raw(
         &self,
@@ -150,7 +150,7 @@ impl GpuProgram {
     /// Puts some of its launches on the stream.
     ///
     /// # Safety
-    /// As [`GpuProgram::decode_into_raw`], which has checked that the stream is of the device's
+    /// Like [`GpuProgram::decode_into_raw`], which has checked that the stream is of the device's
     /// context.
     unsafe fn run(
         &self,

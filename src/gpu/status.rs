@@ -67,8 +67,8 @@ impl Status {
         judge(self.read(stream)?)
     }
 
-    /// As [`Status::check`], of the kernels that are done by now: waits for nothing, and takes
-    /// nanoseconds. What it tells it does not tell again.
+    /// Like [`Status::check`], for kernels that are done by now: waits for nothing, and takes
+    /// nanoseconds. Reports each problem once.
     ///
     /// # Errors
     /// [`Error::Corrupt`] and [`Error::Parameter`] as [`Status::check`].

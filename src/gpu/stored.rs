@@ -227,7 +227,7 @@ impl CodedTensor {
         Ok((transmute!(task), units))
     }
 
-    /// As wide as the kernel shall take the matrix for, and which of its columns are wanted.
+    /// The matrix with the width that the kernel sees, and its wanted columns.
     fn tile_source(
         &self,
         sizes: &TileSizes,

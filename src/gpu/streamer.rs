@@ -192,8 +192,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order of use: a block is decoded from the slot that was last filled with
-        /// it, and what is copied ahead goes into another slot than the one in use.
+        /// In any order of use, a block is decoded from the slot that was last filled with it, and
+        /// copies ahead go to a slot that is not in use.
         #[test]
         fn any_order_reads_what_was_copied(
             count in 1usize..6,

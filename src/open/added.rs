@@ -19,7 +19,7 @@ const HASHES: &str = "df11.hashes";
 /// The BLAKE3 hashes of the tensors of a safetensors file, by name. Reads it once, in 1 MiB.
 ///
 /// # Errors
-/// As [`WeightsFile::open`].
+/// Like [`WeightsFile::open`].
 pub fn tensor_hashes(file: &Path) -> Result<BTreeMap<String, String>> {
     let name = file.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
     hashes(&WeightsFile::open(file, &name)?)

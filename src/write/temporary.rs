@@ -209,7 +209,7 @@ pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>> {
 /// Removes what killed runs left in a folder, except outputs. Returns what was removed.
 ///
 /// # Errors
-/// As [`leftovers`]; what cannot be removed stays, and [`leftovers`] finds it again.
+/// Like [`leftovers`]; what cannot be removed stays, and [`leftovers`] finds it again.
 pub fn remove_leftovers(folder: &Path) -> Result<Vec<Leftover>> {
     let mut removed = Vec::new();
     for (leftover, _lock) in find(folder)?.into_iter().filter(|(leftover, _)| !leftover.is_output) {

@@ -48,7 +48,7 @@ fn fields(dump: &str, bytes: &[u8]) -> Vec<(String, Vec<Field>)> {
         let number = found.iter().rev().fold(0, |number: u64, byte| number << 8 | u64::from(*byte));
         let number = if number == u64::MAX { "NONE".to_owned() } else { number.to_string() };
         assert!(value.is_empty() || value == number, "{line}");
-        // What has no name goes on, and `shape[1] to shape[7]` is `shape`.
+        // Bytes without a name continue the field before; `shape[1] to shape[7]` is `shape`.
         let (name, below) = (name.split('[').next().unwrap(), &mut fields.last_mut().unwrap().1);
         match below.last_mut() {
             Some(last) if name.is_empty() || last.0 == name => last.1 += length,

@@ -67,7 +67,7 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
         if (found := _find(target, layers, device.type == "cuda", options.exact)) is None:
             pack(target, "not all of it is stored in tiles, as whole rows")
             continue
-        block = found.tensors.container[found.sources[0]].block
+        block = found.tensors.container[found.tensor_names[0]].block
         blocks.setdefault((id(found.tensors), block), []).append(found)
     held = list(blocks.values())
     residences: list[Residence] = ["stored"] * len(held)

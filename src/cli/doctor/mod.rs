@@ -133,7 +133,7 @@ fn models(folder: &Path) -> Option<Finding> {
     Some(finding.with_remedy(!is_whole, "download what is missing; df11 verify names it"))
 }
 
-/// Where the Python package puts containers while a model is loaded, besides the folder for
+/// The folder in which the Python package keeps containers while a model loads, besides the one for
 /// temporary files.
 const MEMORY: &str = "/dev/shm";
 
