@@ -197,7 +197,7 @@ def _save(call: Any, arguments: dict[str, Any]) -> None:
     options = arguments.pop("kwargs", {}) | arguments
     if options.get("variant") or options.get("push_to_hub"):
         raise ValueError(
-            "a compressed model is saved as it is, without variant and push_to_hub; "
+            "save_pretrained takes no variant or push_to_hub for a compressed model; "
             "`hf upload REPOSITORY FOLDER` brings the folder to the Hub"
         )
     weights = [weight for weight in model.__dict__[KEY].weights if weight.description is not None]

@@ -83,6 +83,9 @@ def _numbers(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+_MAY_WORK = "it may work; if not, install a tested release"
+
+
 def report() -> dict[str, object]:
     """Text, value and remedy; the remedy is empty if every release is tested."""
     found = {name: release for name in TESTED if (release := _release(name))}
@@ -98,7 +101,9 @@ def report() -> dict[str, object]:
     return {
         "text": text,
         "value": {**value, "untested": sorted(others)},
-        "remedy": f"it may work; if not, what is tested: pip install {wanted}" if others else "",
+        "remedy": f"it may work; if not, install a tested release: pip install {wanted}"
+        if others
+        else "",
     }
 
 

@@ -26,7 +26,7 @@ from ._tensor import CompressedTensor
 Residence = Literal["stored", "fast", "streamed", "ordinary"]
 
 CPU = torch.device("cpu")
-SMALL = "as small as it is"
+SMALL = "not smaller when compressed"
 GAP = "stored in the layout gap, which is decoded; df11 convert makes tiles of it"
 NARROW = "too narrow for the kernels, which read rows of at least 128 weights"
 ODD = "not a multiple of 8 wide, as the kernels need"
@@ -371,7 +371,7 @@ def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -
     total = sum(size["streamed"] for size in sizes)
     if total > budget:
         raise ValueError(
-            f"{budget:,} bytes of GPU memory are too little: what cannot be streamed takes "
+            f"{budget:,} bytes of GPU memory are too little: parts that are never streamed take "
             f"{total:,}; allow more, or load onto the CPU"
         )
     steps: tuple[Residence, ...] = ("stored", "fast")

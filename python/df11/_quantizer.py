@@ -371,5 +371,5 @@ def _save(call: Any, arguments: dict[str, Any]) -> None:
         return
     options = arguments.pop("kwargs", {}) | arguments
     if options.get("variant") or options.get("state_dict") is not None:
-        raise ValueError("a compressed model is saved as it is, without variant or state_dict")
+        raise ValueError("save_pretrained takes no variant or state_dict for a compressed model")
     save_model(model, folder, partial(call.func, model), options, takes_new=True)

@@ -150,7 +150,7 @@ def _bring(
     changed = origin.container.copy(place, beside, containers=containers)
     for name in set(changed).difference(rewritten):
         warnings.warn(
-            f"{path / name} was changed after the model was compressed, and copied as it is now",
+            f"{path / name} was changed after the model was compressed; the copy has the change",
             stacklevel=2,
         )
     _move(place, files, kept)

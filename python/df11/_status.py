@@ -252,8 +252,8 @@ def _verify(origin: Origin) -> list[str]:
     for weight, value in found:
         if not is_as_loaded(origin, weight, value):
             raise CorruptError(
-                f"{weight.name} is not what {origin.path} holds; it was changed, or "
-                "memory fails: load the model again"
+                f"{weight.name} differs from {origin.path}: it was changed, or memory fails; "
+                "load the model again"
             )
     check_gpus(value.device for _, value in found)
     return ["digests" if weight.description is None else "hashes" for weight, _ in found]

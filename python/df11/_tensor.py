@@ -543,7 +543,7 @@ def _checked(told: Any) -> dict[str, Any]:
     if any(type(number) is not int for number in chain(*parts, shape)):
         raise TypeError("sides and parts of a compressed tensor are whole numbers")
     if min(shape, default=0) < 0 or any(type(told.get(name, True)) is not bool for name in _STATE):
-        raise ValueError(f"there is no compressed tensor of shape {shape} that is so: {told}")
+        raise ValueError(f"no compressed tensor of shape {shape} has this state: {told}")
     return dict(told)
 
 

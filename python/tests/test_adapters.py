@@ -140,7 +140,7 @@ def test_merging_in_place_is_refused(pair: Pair) -> None:
     with pytest.warns(UserWarning, match="ordinary"):
         model.merge_adapter(safe_merge=True)
     assert torch.equal(logits(model), logits(original))
-    with pytest.raises(df11.CorruptError, match=r"layers\.0\.mlp\.\S+ is not what"):
+    with pytest.raises(df11.CorruptError, match=r"layers\.0\.mlp\.\S+ differs from"):
         df11.report(model, verify=True)
 
 

@@ -385,7 +385,7 @@ def test_what_is_refused(flux: Flux, tmp_path: Path) -> None:
             ValueError,
             "its options are mode, residence",
         ),
-        (lambda: model.save_pretrained(tmp_path, variant="fp16"), ValueError, "without variant"),
+        (lambda: model.save_pretrained(tmp_path, variant="fp16"), ValueError, "takes no variant"),
         (lambda: KIND.from_pretrained(tmp_path), FileNotFoundError, r"holds no \*\.df11"),
     ]:
         with pytest.raises(error, match=words):

@@ -194,7 +194,7 @@ def test_the_doctor_tells_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     newer = f"torch 2.99.0 is newer than {newest}, the newest release that was tested"
     assert newer in str(told["text"])
     tested = f"pip install 'torch{_doctor.within('torch')}'"
-    assert told["remedy"] == f"it may work; if not, what is tested: {tested}"
+    assert told["remedy"] == f"it may work; if not, install a tested release: {tested}"
     releases["torch"] = "2.9.1"
     assert "torch 2.9.1 is older than 2.11, the oldest" in str(_doctor.report()["text"])
     releases["torch"] = "2.12.1+cpu"

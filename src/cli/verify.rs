@@ -144,7 +144,7 @@ impl Verify {
         let source = self.source.display();
         let problem = format!("{source} is incomplete: {}", problems.join(", "));
         Err(Failure::Incomplete(
-            format!("{problem}; what is there is good, so download the rest"),
+            format!("{problem}; the rest is good, so download the missing files"),
             answer.json,
         ))
     }

@@ -69,7 +69,7 @@ pub(super) fn verify(model: &Model, is_full: bool) -> Result<Compared> {
         return Ok(none);
     }
     let Some((identity, recorded)) = recorded(&file) else {
-        let unchecked = format!("the weights in {ADDED}, of which no hash is recorded");
+        let unchecked = format!("the weights in {ADDED}, which have no recorded hash");
         return Ok(Compared { unchecked: Some(unchecked), ..none });
     };
     if identity != model.identity().to_hex().as_str() {

@@ -89,7 +89,7 @@ impl OpenOptions {
         check_installed(path)?;
         if path.join(PIPELINE).is_file() {
             let problem = format!("{} holds a pipeline, which is several models", path.display());
-            let remedy = "name the folder of one of its components, or use what takes a pipeline";
+            let remedy = "name the folder of a component, or use a call that takes pipelines";
             return Err(Error::parameter(problem, remedy));
         }
         Model::new(self.shards(path)?, Some(path.to_owned()))

@@ -154,7 +154,7 @@ fn recognise(
                 || *model_of_all.get_or_insert(same) != same
                 || !shards.insert(directory.shard.shard_index.get())
             {
-                let why = ": it is not a shard of the model whose containers are beside it";
+                let why = ": it is no shard of the model beside it";
                 in_the_way(folder, path, why)?;
             }
             recorded.insert(path.to_owned());

@@ -121,7 +121,7 @@ fn locked<T: AsRef<Path>>(
             return Ok((new, Some(file)));
         }
     }
-    Err(creating(io::Error::other("other runs remove what this one makes")))
+    Err(creating(io::Error::other("other runs remove the files of this one")))
 }
 
 #[derive(PartialEq)]
