@@ -83,9 +83,6 @@ def _numbers(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-_MAY_WORK = "it may work; if not, install a tested release"
-
-
 def report() -> dict[str, object]:
     """Text, value and remedy; the remedy is empty if every release is tested."""
     found = {name: release for name in TESTED if (release := _release(name))}
@@ -97,13 +94,12 @@ def report() -> dict[str, object]:
     elif found:
         text += "; each is a release that is tested"
     wanted = " ".join(f"'{name}{within(name)}'" for name in others)
+    remedy = f"it may work; if not, install a tested release: pip install {wanted}"
     value = {"python": platform.python_version(), "df11": __version__, "libraries": found}
     return {
         "text": text,
         "value": {**value, "untested": sorted(others)},
-        "remedy": f"it may work; if not, install a tested release: pip install {wanted}"
-        if others
-        else "",
+        "remedy": remedy if others else "",
     }
 
 
