@@ -43,17 +43,17 @@ def attach(
 ) -> Module:
     """Gives a module the weights of a container, which stay compressed. Returns the module.
 
-    Parameters are replaced by those of the container, with its dtypes: matrices by tensors that are
-    decoded as they are used, small ones as they are. What diffusers or transformers would keep in
-    F32 beside weights of 16 bits is F32 here as well. The module may be on the meta device
-    (`accelerate.init_empty_weights()`), so that its own weights never take memory.
+    The container's weights, with their dtypes, replace the parameters: matrices stay compressed,
+    small parameters are ordinary. Parameters that diffusers or transformers keep in F32 are F32
+    here too. A module on the meta device (`accelerate.init_empty_weights()`) never takes memory for
+    its own weights.
 
     `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"),
-    whose containers are fetched into its cache; `subfolder` of it, and `revision` there.
-    `device`: a GPU, the CPU, a list of GPUs, or "auto" for all; a dict of modules as `device_map`
-    of transformers takes it; the current GPU unless named, or the CPU if there is none.
+    whose containers are fetched into the cache; `subfolder` and `revision` are of that repository.
+    `device`: a GPU, the CPU, a list of GPUs, "auto" for all GPUs, or a dict of modules like the
+    `device_map` of transformers. Default: the current GPU, or the CPU if there is none.
     `mode`, `residence`, `memory`, `streamed`: as in `df11.Config`.
-    `prefix`: what goes before names in the container, found unless given.
+    `prefix`: added to names in the container; found automatically unless given.
 
     Raises MissingError if the container lacks a parameter, ValueError if a shape differs or an
     option is unknown, TypeError if a dtype is unknown.
@@ -75,7 +75,7 @@ def attach(
 
 
 def _converted(module: nn.Module, tensors: Tensors) -> list[Item] | None:
-    """Converts a container's tensors as the module's library does; None if it is of none."""
+    """Converts a container's tensors like the module's library; None without a library."""
     kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(module).__mro__}
     if "transformers.modeling_utils.PreTrainedModel" in kinds:
         from ._pretrained import by_loader
@@ -121,8 +121,8 @@ def load(
     mode: str = "exact",
     residence: str = "stored",
 ) -> None:
-    """Puts what was made of a container's tensors into a module, on the devices of a placement.
-    Reads and checks all of these tensors, once. On the CPU compressed ones stay in the mapping.
+    """Puts the items made from a container's tensors into a module, on the devices of a placement.
+    Reads and checks all of these tensors once. On the CPU compressed ones stay in the mapping.
     Raises `CorruptError` if a tensor is damaged; `ValueError` if a GPU is too small.
     """
     main = placement.devices[0]
@@ -139,7 +139,7 @@ def load(
     origin = Origin(container.path, unused=unused, held=tensors, identity=container.identity)
     root.__dict__[KEY] = origin
     with (bar := Bar(sum(item.stored_bytes for item in items))):
-        # Only decoded values were taken of these tensors, unchecked so far.
+        # Only decoded values of these tensors were used, unchecked so far.
         held = {name for item in items if item.is_compressed for name in item.tensor_names}
         tensors.check(tensors.taken - held)
         for item, value in bring(tensors, blocks, mode == "exact", bar):
@@ -150,14 +150,14 @@ def load(
     join_siblings(root)
     if len({*where.values()}) > 1:
         _dispatch(root, where)
-    origin.held = Tensors(tensors.container)  # without all that loading has made
+    origin.held = Tensors(tensors.container)  # without the objects of loading
     check_gpus(each.device for each in blocks)
     for weight in origin.weights:
         weight.digest = None if weight.digest is None else settled(weight.digest)
 
 
 def _known(root: nn.Module, items: list[Item], container: Any, on_gpu: bool) -> list[Item]:
-    """Items with all spots where the module has them, each parameter once, and why ordinary."""
+    """Adds to each item its spots in the module and the reason if it is ordinary."""
     entries_by_name = {spot.name: entry for entry in entries(root) for spot in entry.spots}
     found: dict[int, Item] = {}
     for item in items:
@@ -194,12 +194,12 @@ def _put(item: Item, value: Tensor, tensors: Tensors) -> Weight:
         value = nn.Parameter(value, requires_grad=False)
     for spot in spots:
         spot.value = value
-    item.value = torch.empty(0)  # so that no decoded weights are kept
+    item.value = torch.empty(0)  # drops decoded weights
     return weight
 
 
 def place_others(root: nn.Module, origin: Origin, runs_on: Mapping[str, torch.device]) -> None:
-    """Buffers and parameters that are none of its weights go where their module runs."""
+    """Moves buffers and parameters that are not its weights to the device of their module."""
     held = {spot.key for spot in origin.spots}
     for entry in entries(root):
         if entry.value.is_meta or not held.isdisjoint(spot.key for spot in entry.spots):
