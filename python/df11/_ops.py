@@ -611,7 +611,7 @@ def products(x: Tensor, w: Tensor, ends: list[int]) -> Tensor:
 
 
 @operator(
-    # Not for other callers: it has no gradients, which those of `torch._grouped_mm` call.
+    # Private, because it has no gradients, which callers of `torch._grouped_mm` may need.
     "_grouped_mm(Tensor x, Tensor offs, Tensor[] arrays, int[] parts, int[] shape,"
     " bool transposed, bool flipped) -> Tensor",
     lambda x, offs, arrays, parts, shape, *_: x.new_empty((x.shape[0], shape[2])),

@@ -44,7 +44,7 @@ class LastConversion(ConversionOps):
     """
 
     pre_quantized = False
-    #: Reader of the loader; keeps the names that were requested for since somebody looked.
+    #: Reader of the loader. Keeps the names requested since a caller last cleared them.
     reader: Any = None
 
     def __init__(self, model: Any, dtype: torch.dtype | None) -> None:

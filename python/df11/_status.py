@@ -1,4 +1,4 @@
-"""Reports what compression does for a model that is loaded: `df11.report`."""
+"""Reports the effects of compression on a loaded model: `df11.report`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from ._watch import check_gpus
 
 @dataclass
 class DeviceReport:
-    """Memory that the weights of one device take, in bytes: compressed ones as stored (with their
-    decode tables) and in the fast layout, ordinary parameters, and in the host's memory streamed
-    ones.
+    """Memory of the weights of one device, in bytes: compressed weights as stored (with their
+    decode tables) and in the fast layout, ordinary parameters, and streamed weights in host memory.
     """
 
     device: str
@@ -48,25 +47,24 @@ class ModelReport:
     paths: list[str] = field(default_factory=list)
     #: How compressed weights are multiplied: `exact`, `fused`, or both.
     modes: list[str] = field(default_factory=list)
-    #: The weights if they were not compressed, in bytes.
+    #: Bytes of the uncompressed weights.
     original_bytes: int = 0
     devices: list[DeviceReport] = field(default_factory=list)
     #: Residence of each weight by its name: `stored`, `fast`, `streamed` or `ordinary`.
     residences: dict[str, str] = field(default_factory=dict)
-    #: Ordinary weights by the reason, with their number and bytes; and large ones by name.
+    #: Ordinary weights: number and bytes by reason; and the large ones by name.
     ordinary: dict[str, tuple[int, int]] = field(default_factory=dict)
     large_ordinary: dict[str, str] = field(default_factory=dict)
     #: Tensors of the containers that belong to no parameter.
     unused_tensors: list[str] = field(default_factory=list)
-    #: Exact matrices on GPUs that kernels multiply in the order of PyTorch's own products, without
-    #: decoding to memory, by name: whether that order is known, by the number of rows of x, for all
-    #: that were multiplied so far, or for one row. Others are decoded first: the same bits.
+    #: By name, exact matrices on GPUs that kernels can multiply in the order of PyTorch's products:
+    #: for each number of rows of x so far (or one), whether that order is known. If it is not, the
+    #: matrix is decoded first, with the same bits.
     orders: dict[str, dict[int, bool]] = field(default_factory=dict)
-    #: Layers that one product multiplies by, if x has few rows: each time those that share it.
+    #: Names of layers that share x and that one product multiplies by, if x has few rows.
     siblings: list[tuple[str, ...]] = field(default_factory=list)
-    #: How many weights were compared, if that was asked for, and by what: with the container's
-    #: tensors, of which the hashes were compared too, by digests of the values that were loaded, or
-    #: some so and some so.
+    #: With `verify`, how many weights were compared, and how: with the container's tensors, whose
+    #: hashes were checked too; with digests of the loaded values; or some each way.
     verified: int | None = None
     verified_by: str = "hashes"
 
@@ -91,7 +89,7 @@ class ModelReport:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that they would take more without compression."""
+        """Bytes that compression saves."""
         return self.original_bytes - self.device_bytes
 
     @property
@@ -135,7 +133,7 @@ class ModelReport:
             yield "verified", f"{self.verified} weights are as they were loaded, {by}"
 
     def _of_orders(self) -> Iterator[tuple[str, str]]:
-        """Counts the matrices whose order is known; names the others, with the rows of x."""
+        """Counts the matrices with a known order; names the others, with the rows of x."""
         decoded = {
             name: ", ".join(str(rows) for rows, is_known in sorted(each.items()) if not is_known)
             for name, each in self.orders.items()
@@ -162,16 +160,16 @@ _OTHER = "not in the containers"
 
 
 def report(model: Any, *, verify: bool = False) -> ModelReport:
-    """Whether a model's weights are compressed, what that saves, and where they are.
+    """Says whether a model's weights are compressed, how much that saves, and where they are.
 
-    With `verify` every compressed weight is decoded on its device and compared with the container
-    decoded by the CPU, and that, as it was opened, with the hashes of the original tensors; takes
-    about as long as reading the model twice. Ordinary weights are compared with what they were when
-    they were loaded, by a digest of 64 bits. If a model is distributed over several processes, each
-    tells what it holds itself.
+    With `verify` every compressed weight is decoded on its device and compared with the container,
+    decoded by the CPU. The container is compared with the hashes of the original tensors. This
+    takes about as long as reading the model twice. Ordinary weights are compared with their loaded
+    values, by a digest of 64 bits. In a model that is distributed over several processes, each
+    reports its own weights.
 
     Waits for the GPUs. Raises CorruptError if something differs, or if a kernel met damaged weights
-    since it was asked last.
+    since the last report.
     """
     found = [origin for _, origin in origins(model)]
     if not found:
@@ -245,7 +243,7 @@ def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str)
 
 
 def _verify(origin: Origin) -> list[str]:
-    """Checks each weight; tells by what it was compared. Packed weights have no container."""
+    """Checks each weight, and returns how. Packed weights have no container."""
     if not origin.is_packed:
         origin.container.verify_containers()
     found = list(origin.live_weights())

@@ -40,7 +40,7 @@ class Patch(NamedTuple):
     values: Tensor | None
 
 
-class Origin:
+class Backing:
     """A matrix that deferred tensors are views of. All dimensions of the tensors except for the
     last one count its rows.
     """
@@ -53,7 +53,7 @@ class Origin:
         return Deferred(torch.empty(self.shape, dtype=self.dtype, device="meta"), self, self.device)
 
 
-class Stored(Origin):
+class Stored(Backing):
     """A tensor of a container."""
 
     def __init__(self, tensors: Tensors, name: str) -> None:
@@ -82,7 +82,7 @@ class Stored(Origin):
         return decoded.view(view.shape)
 
 
-class Target(Origin):
+class Target(Backing):
     """A parameter of a layer, until its weights are loaded."""
 
     def __init__(self, shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -173,17 +173,17 @@ def lacking(found: dict[str, str]) -> ValueError:
 
 
 class Deferred(Tensor):
-    origin: Origin
+    backing: Backing
     #: The same view on the device meta, which tells places.
     placed: Tensor
 
     @staticmethod
-    def __new__(cls, placed: Tensor, origin: Origin, device: torch.device) -> Deferred:
+    def __new__(cls, placed: Tensor, backing: Backing, device: torch.device) -> Deferred:
         lies: Any = {"strides": placed.stride(), "storage_offset": placed.storage_offset()}
         made: Deferred = torch.Tensor._make_wrapper_subclass(
             cls, placed.shape, dtype=placed.dtype, device=device, **lies
         )
-        made.placed, made.origin = placed, origin
+        made.placed, made.backing = placed, backing
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -199,8 +199,8 @@ class Deferred(Tensor):
         if isinstance(first, Deferred):
             if func is _aten._to_copy.default and kwargs.get("device") == _META:
                 return func(first.placed, *args[1:], **kwargs)
-            if func in _FILLS and isinstance(first.origin, Target):
-                first.origin.fill(first.placed, float(args[1]) if len(args) > 1 else 0.0)
+            if func in _FILLS and isinstance(first.backing, Target):
+                first.backing.fill(first.placed, float(args[1]) if len(args) > 1 else 0.0)
                 return first
             if (views := first._viewed(func, args[1:], kwargs)) is not None:
                 return views
@@ -218,29 +218,29 @@ class Deferred(Tensor):
         views = [found] if isinstance(found, Tensor) else found
         if any(view.untyped_storage()._cdata != storage for view in views):
             return None
-        return tree_map(lambda view: Deferred(view, self.origin, self.device), found)
+        return tree_map(lambda view: Deferred(view, self.backing, self.device), found)
 
     @property
     def window(self) -> _Window | None:
         """Its window of the matrix of a stored tensor, or of a target, if it is one."""
-        return window_of(self.placed, self.origin.columns)
+        return window_of(self.placed, self.backing.columns)
 
     @property
     def is_in_tiles(self) -> bool:
         """Whether it consists of windows of a stored tensor in tiles."""
-        in_tiles = isinstance(self.origin, Stored) and self.origin.is_in_tiles
-        return in_tiles and _is_of_windows(self.placed, self.origin.columns)
+        in_tiles = isinstance(self.backing, Stored) and self.backing.is_in_tiles
+        return in_tiles and _is_of_windows(self.placed, self.backing.columns)
 
     def decode(self) -> Tensor:
         """Decodes it on the CPU. A parameter has no values yet."""
-        if isinstance(self.origin, Stored):
-            return self.origin.values(self.placed)
+        if isinstance(self.backing, Stored):
+            return self.backing.values(self.placed)
         raise RuntimeError(
             f"a weight that is being loaded has no values to compute with; {_REMEDY}"
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Deferred({type(self.origin).__name__}, shape={tuple(self.shape)})"
+        return f"Deferred({type(self.backing).__name__}, shape={tuple(self.shape)})"
 
 
 _CPU, _META = torch.device("cpu"), torch.device("meta")
@@ -254,10 +254,10 @@ _Window = tuple[int, int, int, int]
 
 def _copy(into: Tensor, values: Tensor) -> Tensor:
     if isinstance(into, Deferred):
-        if isinstance(into.origin, Stored):
-            raise RuntimeError(f"{into.origin.name} of a container cannot be written to")
-        assert isinstance(into.origin, Target)
-        into.origin.copy(into.placed, values)
+        if isinstance(into.backing, Stored):
+            raise RuntimeError(f"{into.backing.name} of a container cannot be written to")
+        assert isinstance(into.backing, Target)
+        into.backing.copy(into.placed, values)
         return into
     assert isinstance(values, Deferred)
     return into.copy_(values.decode())

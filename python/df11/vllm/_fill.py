@@ -96,7 +96,7 @@ def check_loaded(model: nn.Module, loaded: set[str] | None) -> None:
     found = {}
     for name, value in model.named_parameters():
         if isinstance(value, Deferred):
-            lacks = value.origin.lacks if isinstance(value.origin, Target) else None
+            lacks = value.backing.lacks if isinstance(value.backing, Target) else None
         else:
             lacks = "" if loaded is not None and name not in loaded | made else None
         if lacks is not None:
@@ -123,7 +123,7 @@ def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled 
     windows = [patch.values for patch in patches if isinstance(patch.values, Deferred)]
     if len(windows) < len(patches) or any(p.columns != target.columns for p in patches):
         return None
-    sources = [window.origin for window in windows if isinstance(window.origin, Stored)]
+    sources = [window.backing for window in windows if isinstance(window.backing, Stored)]
     if len({id(source.tensors) for source in sources}) != 1 or target.dtype != torch.bfloat16:
         return None
     tensors = sources[0].tensors
@@ -149,8 +149,8 @@ def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled 
 def _stacked(windows: list[Deferred], shape: tuple[int, ...]) -> CompressedTensor:
     arrays, parts = [], []
     for each in windows:
-        assert isinstance(each.origin, Stored) and each.window is not None
-        (row, rows, column, width), whole = each.window, each.origin.compressed()
+        assert isinstance(each.backing, Stored) and each.window is not None
+        (row, rows, column, width), whole = each.window, each.backing.compressed()
         arrays += whole._arrays
         parts.append(Part(*whole.parts[0][:4], row, row + rows, column, column + width))
     return CompressedTensor(arrays, parts, shape)

@@ -61,8 +61,8 @@ def target_of(layer: nn.Module, name: str) -> Target | None:
     weight = layer._parameters.get(name)
     if not isinstance(weight, Deferred):
         return None
-    assert isinstance(weight.origin, Target)
-    return weight.origin
+    assert isinstance(weight.backing, Target)
+    return weight.backing
 
 
 def give(layer: nn.Module, name: str, value: Tensor, target: Target) -> None:

@@ -2,7 +2,7 @@
 
 Kernels tell damage in memory of the host (`_watch`), so nothing waits for it. What kernels of a
 step told is there as soon as the step's tokens are: when a worker returns them, or when
-`get_output` of what it returns has waited for them. Most of several workers are never arguments for
+`get_output` of what it returns has waited for them. Most of several workers are never asked for
 outputs, as in tensor parallelism all except one: vLLM logs what such a worker raises and goes on.
 So a worker in a process of its own ends with it, when its next step begins at the latest, and an
 engine that has lost a worker stops.
