@@ -1,7 +1,8 @@
 """Saves a model with compressed weights: its containers, or decoded copies.
 
-A save is what the model has in memory: the containers as they were opened, if loading them gives
-just that, and what they lack beside them; else the model is compressed anew, or refused.
+A save writes the model as it is in memory. If loading the containers would give the same weights,
+it copies the containers as they were opened, and writes weights that they lack beside them.
+Otherwise it compresses the model anew, or refuses.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from ._origin import KEY, Origin, members, rooted
 from ._tensor import CompressedTensor
 from ._watch import check_gpus
 
-#: As `df11 compress` inserts it and `df11 decompress` takes it out (src/open/beside.rs).
+#: The mark that `df11 compress` inserts and `df11 decompress` removes (src/open/beside.rs).
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
 _CONFIG = "config.json"
 _INDEX = ".safetensors.index.json"
-#: Files that libraries write from the model as it is now.
+#: Files that libraries write from the model in memory.
 _REWRITTEN = (_CONFIG, "generation_config.json")
-#: Keys of configs that name the release that wrote them, and where they lay.
+#: Keys of configs for the release that wrote them, and for their place.
 _OF_RELEASES = (
     "transformers_version",
     "_diffusers_version",
@@ -52,9 +53,9 @@ def save(model: Any, folder: str | Path) -> None:
     """Copies the containers of a model with compressed weights into a folder, byte for byte, as
     they were when they were loaded, and the side files beside them.
 
-    Every weight is compared first, and compressed ones are decoded for it. All files appear in the
-    folder, or none. Raises `ValueError` if the containers do not hold what the model has in memory,
-    or `ParameterError` if the folder has containers that are of no earlier output.
+    Every weight is compared first, for which compressed ones are decoded. All files appear in the
+    folder, or none. Raises `ValueError` if the containers differ from the model in memory, or
+    `ParameterError` if the folder has containers of no earlier output.
     """
     found = rooted(model)
     if not found:
@@ -76,9 +77,9 @@ def save(model: Any, folder: str | Path) -> None:
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """Decoded copies of all weights, in host memory: as large as the BF16 model.
 
-    Names are those of `model.state_dict()`; what an adapter wraps has its own name, without the
-    wrapper's. All processes of a distributed model must call it at once, and each gets whole
-    weights. Raises `CorruptError` if a kernel met damaged weights.
+    Names are those of `model.state_dict()`, without the names of adapters' wrappers. All processes
+    of a distributed model must call it at once, and each gets whole weights. Raises `CorruptError`
+    if a kernel met damaged weights.
     """
     own: dict[tuple[int, str], str] = {}
     for path, module, origin in rooted(model):
@@ -99,14 +100,14 @@ def _copied(value: Tensor) -> Tensor:
 
 
 def _wrapped(root: nn.Module, origin: Origin) -> dict[tuple[int, str], str]:
-    """The own names of weights whose module lies in one that took its place, as adapters do."""
+    """The original names of weights whose module is wrapped, as by adapters."""
     places = {id(module): path for path, module in root.named_modules()}
     spots = ((spot, places.get(id(spot.module), "")) for spot in origin.spots)
     return {spot.key: spot.name for spot, path in spots if path.startswith(f"{spot.path}.")}
 
 
 def _unsaved(model: Any) -> list[str]:
-    """Names of what a copy of the containers would not give again."""
+    """Names of weights that a copy of the containers would not restore."""
     found = rooted(model)
     pairs = ((path, changes_of(module, origin)) for path, module, origin in found)
     names = [join(path, name) for path, changes in pairs for name in changes.names]
@@ -139,10 +140,9 @@ def _bring(
     rewritten: Iterable[str] = (),
     kept: Iterable[str] = (),
 ) -> None:
-    """Puts copies of a model's containers among some files, and of the side files that lie beside
-    them or beside the weights that they are made of, except what is there; those of names that are
-    `kept` stay at the place. Warns of those that are not as they were, unless they will be
-    `rewritten`.
+    """Copies a model's containers, and the side files beside them or beside their BF16 weights, to
+    `files`. Does not replace existing files. Files named in `kept` stay in `place`. Warns of
+    changed side files, unless they will be `rewritten`.
     """
     was_open = origin.held is not None
     path = Path(origin.path)
@@ -171,8 +171,8 @@ def _files(folder: Path) -> list[Path]:
 
 @contextmanager
 def _staged(folder: str | Path) -> Iterator[tuple[Path, Path]]:
-    """A place to work in, and a folder in it with the name of another one, which `install` fills
-    from it. If this fails there is nothing in the other that was not before.
+    """A working folder, and in it a folder named like the target, from which `install` fills the
+    target. On failure the target has nothing new.
     """
     folder = Path(folder)
     is_new = not folder.exists()
@@ -191,7 +191,7 @@ def _staged(folder: str | Path) -> Iterator[tuple[Path, Path]]:
 
 #: The `save_pretrained` of a library, of a folder and its options.
 Library = Callable[..., None]
-#: Options that say how weights are laid out in files.
+#: Options about the layout of weights in files.
 _OF_FILES = ("max_shard_size", "save_original_format")
 
 
@@ -204,12 +204,13 @@ def save_model(
     takes_new: bool,
     renamed: bool = False,
 ) -> None:
-    """`save_pretrained`, by that of the library, which asks `model.hf_quantizer` for the tensors
-    to write. `takes_new`: whether its loader reads what the containers lack from a file beside
-    them; `renamed`: whether it would not find tensors by the names that they have there. What
-    differs from the containers is compressed anew, which takes the host memory of the BF16 model,
-    and twice that on the disk of `folder`. Raises `ValueError` where that cannot be, and
-    `ParameterError` as `save` does.
+    """Runs `save_pretrained` of the library, which asks `model.hf_quantizer` for the tensors to
+    write.
+    `takes_new`: its loader reads a file beside the containers for tensors that they lack.
+    `renamed`: its loader would not find tensors by their names in the containers. If weights differ
+    from the containers, the model is compressed anew. This takes the host memory of the BF16 model,
+    and twice that on the disk of `folder`. Raises `ValueError` if that is impossible, and
+    `ParameterError` like `save`.
     """
     origin: Origin = model.__dict__[KEY]
     changes = _agreed(model, changes_of(model, origin))
@@ -240,8 +241,8 @@ def save_model(
 
 
 def _keep_originals(model: Any, place: Path, files: Path) -> None:
-    """Takes files that the library did not write, or that say the same as what it wrote in other
-    words: containers have their hash.
+    """Takes the original side files that the library did not write, or whose values equal the
+    written ones: containers have the hashes of the originals.
     """
     objects = (getattr(model, "config", None), getattr(model, "generation_config", None))
     for name, said in zip(_REWRITTEN, objects, strict=True):
@@ -253,7 +254,7 @@ def _keep_originals(model: Any, place: Path, files: Path) -> None:
 
 
 def _says(path: Path, said: Any) -> Any:
-    """Reads a file of JSON as the class of an object that was written to it does."""
+    """Reads a JSON file with the class of the object that was written to it."""
     told = json.loads(path.read_text(encoding="utf-8"))
     if hasattr(said, "from_dict"):
         told = type(said).from_dict(told).to_dict()
@@ -261,7 +262,7 @@ def _says(path: Path, said: Any) -> Any:
 
 
 def _agreed(model: nn.Module, changes: Changes) -> Changes:
-    """Refuses on all processes of a distributed model what one of them found changed."""
+    """Agrees on changes: a change in one process of a distributed model is refused in all."""
     if not any(is_sharded(value) for value in model.parameters()):
         return changes
     names: list[Any] = [None] * torch.distributed.get_world_size()
@@ -281,7 +282,7 @@ def _by_library(
     options: dict[str, Any],
     fill: Callable[[], dict[str, Any] | None],
 ) -> None:
-    """Has the library write its files; it writes those tensors that `fill` gives."""
+    """Lets the library write its files, with the tensors that `fill` gives."""
     quantizer = model.hf_quantizer
     quantizer.saving = lambda: fill() or {}
     try:
@@ -293,7 +294,7 @@ def _by_library(
 def _anew(
     model: Any, origin: Origin, library: Library, options: dict[str, Any], stage: Path
 ) -> Path:
-    """Compresses what the model has in memory; the folder of that."""
+    """Compresses the model in memory. Returns the folder."""
     plain, made = stage / "bf16", stage / "model"
     of_files = {name: options[name] for name in _OF_FILES if name in options}
     _by_library(model, library, plain, of_files, lambda: state_dict(model))
@@ -327,7 +328,7 @@ def _save_added(added: dict[str, Tensor], path: Path, identity: str) -> None:
 
 
 def _lies_in(origin: Origin, folder: Path) -> bool:
-    """Whether a folder is the one that the model was loaded from, and holds it still."""
+    """Whether the model was loaded from this folder, which still holds it."""
     if origin.is_of_files or not Path(origin.path).is_dir() or not folder.exists():
         return False
     try:
