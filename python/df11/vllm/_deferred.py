@@ -1,13 +1,13 @@
-"""Weights without memory, with which vLLM's own loading code says what goes where.
+"""Tensors without memory that record where vLLM's own loading code puts each weight.
 
 Each architecture of vLLM has code that takes the checkpoint's tensors by name, slices them for a
-rank of tensor parallelism, and copies them into windows of its parameters. Here it runs as it is,
-on tensors that only know their shape and whose they are: a `Target` is a parameter, a `Stored` a
-tensor of a container. Views of them are followed; a copy from one into the other is recorded, not
-made. What was recorded is loaded afterwards (`_fill`), each rank its own tiles alone.
+rank of tensor parallelism, and copies them into windows of its parameters. Here this code runs
+unchanged on tensors that know only their shape and their backing: a `Target` is a parameter, a
+`Stored` a tensor of a container. Views keep the backing; a copy from one into the other is
+recorded, not made. `_fill` loads the recorded weights afterwards, on each rank its own tiles alone.
 
-Whatever else is asked of a stored tensor gets its decoded values, so code that computes with
-checkpoint tensors works too; what it makes is copied into targets as dense patches.
+All other operations on a stored tensor get its decoded values, so code that computes with
+checkpoint tensors works too. Its results are copied into targets as dense patches.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _FILLS = (_aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default)
 
 
 class Patch(NamedTuple):
-    """A window of a target, and what it gets."""
+    """A window of a target, and its new values."""
 
     row: int
     rows: int
     column: int
     columns: int
-    #: Values of its rows and columns: dense ones, a window of a stored tensor, or None, for zeros.
+    #: Its values: dense ones, a window of a stored tensor, or None for zeros.
     values: Tensor | None
 
 
 class Backing:
-    """A matrix that deferred tensors are views of. All dimensions of the tensors except for the
-    last one count its rows.
+    """The matrix behind deferred tensors, which are views of it. All dimensions but the last count
+    rows.
     """
 
     def __init__(self, shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -67,7 +67,7 @@ class Stored(Backing):
         return tiles is not None and tiles.columns == self.columns
 
     def compressed(self) -> CompressedTensor:
-        """All of it, if it is in tiles."""
+        """The whole tensor, if it is in tiles."""
         found = self.tensors[self.name]
         assert isinstance(found, CompressedTensor)
         return found
@@ -88,9 +88,9 @@ class Target(Backing):
     def __init__(self, shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(shape, dtype, device)
         self.patches: list[Patch] = []
-        #: Called when dense patches are all there is to it.
+        #: Called when dense patches cover it.
         self.complete: Callable[[Target], None] | None = None
-        #: The tensor that it became, if it needs no container.
+        #: The final tensor, if it needs no container.
         self.value: Tensor | None = None
 
     def fill(self, view: Tensor, number: float) -> None:
@@ -110,7 +110,7 @@ class Target(Backing):
         self._add(self._patches(view, values))
 
     def _patches(self, view: Tensor, values: Tensor | None) -> list[Patch]:
-        """One for a view that is a window, and gets one; else those of what it consists of."""
+        """One patch if view and values are windows; otherwise those of their parts."""
         mine = window_of(view, self.columns)
         is_window = not isinstance(values, Deferred) or values.window is not None
         if mine is not None and is_window:
@@ -138,15 +138,15 @@ class Target(Backing):
 
     @property
     def lacks(self) -> str | None:
-        """A message if patches leave something out or overlap; else None."""
+        """A message if patches overlap or do not cover it; otherwise None."""
         whole = self.rows * self.columns
         if self.value is not None or (found := _count(self.patches)) == whole:
             return None
         return f"{found:,} of {whole:,} weights are there"
 
     def ordered(self, name: str = "a layer") -> list[Patch]:
-        """All patches by their place. `name`: what has them, for errors.
-        Raises `ValueError` if they leave something out or overlap.
+        """All patches by their place. `name`: the name of the weight, for errors.
+        Raises `ValueError` if they overlap or do not cover it.
         """
         if self.lacks is not None:
             raise lacking({name: self.lacks})
@@ -162,7 +162,7 @@ _NAMED = 20
 
 
 def lacking(found: dict[str, str]) -> ValueError:
-    """The error for a checkpoint that lacks weights. `found`: for each parameter how many are
+    """The error for a checkpoint that lacks weights. `found`: for each parameter, how many are
     there, or nothing.
     """
     told = [f"{name} ({count})" if count else name for name, count in found.items()]
@@ -174,7 +174,7 @@ def lacking(found: dict[str, str]) -> ValueError:
 
 class Deferred(Tensor):
     backing: Backing
-    #: The same view on the device meta, which tells places.
+    #: The same view on the device meta, for its place.
     placed: Tensor
 
     @staticmethod
@@ -222,7 +222,7 @@ class Deferred(Tensor):
 
     @property
     def window(self) -> _Window | None:
-        """Its window of the matrix of a stored tensor, or of a target, if it is one."""
+        """Its window of the backing matrix, if it is a window."""
         return window_of(self.placed, self.backing.columns)
 
     @property

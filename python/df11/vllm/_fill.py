@@ -1,4 +1,4 @@
-"""Loads what vLLM's code has recorded: from containers in one pass, or of dense values.
+"""Loads the recorded weights: from containers in one pass, or from dense values.
 
 ```text
  patches of one container, whole rows ──▶ as stored, or in the fast layout
@@ -47,7 +47,7 @@ _Layers = list[tuple[str, nn.Module, str]]
 
 @dataclass(eq=False, kw_only=True)
 class _Tiled(Item):
-    """A target that is tiles of a container."""
+    """A target that consists of tiles of a container."""
 
     target: Target
     layers: _Layers
@@ -56,8 +56,8 @@ class _Tiled(Item):
 
 
 def fill(model: nn.Module, options: Options, device: torch.device, memory: int | None) -> None:
-    """Loads all targets of a model whose values a container has. `memory`: bytes of the GPU that
-    vLLM may use, by which `auto` decides. Raises `ValueError` if a checkpoint lacks weights; the
+    """Loads all targets of a model whose values are in a container. `memory`: bytes of the GPU that
+    vLLM may use, for `auto`. Raises `ValueError` if a checkpoint lacks weights; the
     errors of `df11.open`.
     """
     blocks: dict[tuple[int, str], list[_Tiled]] = {}
@@ -80,10 +80,10 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
 
 
 def check_loaded(model: nn.Module, loaded: set[str] | None) -> None:
-    """Raises `ValueError`, which names them, if parameters of a model got no values.
+    """Raises a `ValueError` that names the parameters of a model without values.
 
-    `loaded`: names that the model's loading code tells; if it tells none (None), only recorded
-    weights are checked. As in vLLM's own check, what a module makes after loading may be missing,
+    `loaded`: names that the model's loading code returned; for None, only recorded weights are
+    checked. As in vLLM's own check, parameters that a module makes after loading may be missing,
     such as scales of a KV cache.
     """
     made: set[str] = set()
@@ -115,7 +115,7 @@ def _targets(model: nn.Module) -> dict[Target, _Layers]:
 
 
 def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled | None:
-    """Which tiles of a container it is; None if it has to be made of dense values."""
+    """The tiles of a container that form it; None if it must be made from dense values."""
     because, (name, *_) = None, layers[0]
     patches = target.ordered(name)
     rows = without_padding(target, patches)
@@ -137,10 +137,10 @@ def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled 
     elif is_mixture:
         because = "experts are multiplied in the fast layout"
     if because is not None and on_gpu and found.reason == SMALL:
-        # Tiles around a slice are larger than what it is packed into.
+        # The tiles that enclose a slice are larger than the packed slice.
         is_smaller = found.nbytes("fast") < found.nbytes("ordinary")
         found.reason = None if is_smaller else SMALL
-    # The CPU decodes any window, and exact mode decodes experts as they are stored.
+    # The CPU decodes any window, and exact mode decodes stored experts.
     if on_gpu and not (exact and is_mixture):
         found.repacked_because = because
     return found
