@@ -93,7 +93,7 @@ class Parallel(Bench):
         held = bf16 if kind == "bf16" else df11.report(model).device_bytes
         figures |= {"held": held, "held_part": held / whole}
         figures["used"] = tools.used(self.device) - before
-        # What an earlier model has touched stays in the mapping of this one.
+        # Pages that an earlier model touched stay in the mapping of this one.
         self.row("load", **figures, touched_part=max(0, _touched(folder) - touched) / whole)
         return model
 

@@ -72,7 +72,7 @@ def test_what_loaders_make_stays_compressed(tensors: Tensors, name: str) -> None
 def test_no_two_batches_are_too_much_for_a_gpu(
     tensors: Tensors, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """What is used and what is brought meanwhile; except for a tensor that is larger alone."""
+    """The used batch and the next one fit together, except for a larger single tensor."""
     monkeypatch.setattr(_bring, "BATCH_BYTES", most)
     values: Any = [tensors[name] for name in ("experts", "q", "k", "experts_apart", "q", "wide")]
     wanted = [window for mine in tensors.enclosing_tiles(values)[0] for window in mine]
@@ -136,7 +136,7 @@ def rebuilt(tensors: Tensors, values: list[Any]) -> tuple[list[Any], list[Area]]
 def test_slices_take_no_more_than_their_tiles(tensors: Tensors) -> None:
     for name, parts, taken in [
         ("edge", [(slice(40, 90), slice(10, 200))], Area("edge", (32, 96), (0, 256), False)),
-        # What needs all of a tensor shares it.
+        # Windows that need a whole tensor share it.
         (
             "experts",
             [(slice(None), slice(32)), (slice(None), slice(32, None))],

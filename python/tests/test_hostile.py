@@ -31,7 +31,7 @@ def test_nothing_crashes_and_all_is_refused_or_right(what: str) -> None:
 
 @pytest.mark.parametrize("columns", [0, -1])
 def test_attributes_that_lie_are_refused(columns: int) -> None:
-    """As those of a file: a matrix without columns has no windows."""
+    """Parts from a file, too: a matrix without columns has no windows."""
     tensor = compressed("q")
     tensor.matrix_shape = 128, columns
     assert same(tensor[1:3], WEIGHTS["q"][1:3])

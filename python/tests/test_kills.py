@@ -88,7 +88,7 @@ def kill(kind: str, root: Path, share: float) -> None:
 
 
 def left(root: Path) -> list[str]:
-    """What is where temporary files may be, relative to the root."""
+    """Entries of the folders for temporary files, relative to the root."""
     known = {"old-bf16", "old", "new", "adapter", "places", "temporary", "out"}
     found = [path for path in root.iterdir() if path.name not in known]
     for folder in ("places", "temporary", "out"):

@@ -1,4 +1,4 @@
-"""Where weights go: dicts of modules, budgets, and what is better left as it is."""
+"""Places of weights: dicts of modules, budgets, and weights that stay ordinary."""
 
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def test_weights_go_where_a_dict_says(made: dict[str, Any]) -> None:
     for at in range(LAYERS):
         expected = (TWO if at == 1 else ONE, "streamed" if at in (0, 2) else "stored")
         assert places[f"layers.{at}.up.weight"] == places[f"layers.{at}.down.weight"] == expected
-    # What is streamed goes to the first GPU that is named.
+    # Streamed weights go to the first named GPU.
     places = placed(made, "tied", {"": CPU, "layers.2": TWO, "layers.3": ONE})
     assert set(places.values()) == {(TWO, "streamed"), (TWO, "stored"), (ONE, "stored")}
 
@@ -99,7 +99,7 @@ def test_weights_share_gpus(made: dict[str, Any]) -> None:
         _plan.place(found, Devices([ONE, TWO], [cap, cap]), wanted)
         devices = [each.device.index for each in found]
         assert devices == sorted(devices) and set(devices) == {0, 1}
-        # What is left of a GPU that is nearly full is used, too.
+        # The rest of a nearly full GPU is used, too.
         residences = {each.residence for each in found}
         assert expected <= residences <= {*expected, "fast"}, (wanted, share)
         assert ("streamed" in residences) == ("streamed" in expected)
