@@ -61,14 +61,14 @@ def source_of(function: Any) -> Source | None:
 
 @lru_cache(maxsize=1 << 10)
 def _source_of(function: FunctionType) -> Source | None:
-    told = function.__code__
+    code = function.__code__
     try:
         file = _file_of("".join(inspect.findsource(function)[0]))
-        definition = file.functions.get(told.co_firstlineno)
-        if definition is None or definition.name != told.co_name:
+        definition = file.functions.get(code.co_firstlineno)
+        if definition is None or definition.name != code.co_name:
             return None
         found = Source(definition, file.imports)
-        return found if _is_same(_code_of(found, function), told) else None
+        return found if _is_same(_code_of(found, function), code) else None
     except (OSError, SyntaxError, TypeError, ValueError):
         return None
 
@@ -81,10 +81,10 @@ def _code_of(source: Source, function: Any, *names: str) -> CodeType | None:
         f"def outer({', '.join((*function.__code__.co_freevars, *names))}): 0"
     ).body
     outer.body = [source.definition]  # type: ignore[attr-defined]
-    told: CodeType = function.__code__
-    flags = told.co_flags & _FUTURE
+    own: CodeType = function.__code__
+    flags = own.co_flags & _FUTURE
     tree = ast.fix_missing_locations(ast.Module([*source.imports, outer], []))
-    code = compile(tree, told.co_filename, "exec", flags=flags, dont_inherit=True)
+    code = compile(tree, own.co_filename, "exec", flags=flags, dont_inherit=True)
     return _inner(_inner(code, "outer"), source.definition.name)
 
 

@@ -56,8 +56,8 @@ def log_newer() -> None:
     newer = {name: version for name, version in found.items() if is_newer(name, version or "0.0")}
     _logged.update(newer)
     if newer:
-        told = "; ".join(str(untested(name, str(version))) for name, version in newer.items())
-        logging.getLogger("df11").warning("df11 %s: %s", __version__, told)
+        messages = "; ".join(str(untested(name, str(version))) for name, version in newer.items())
+        logging.getLogger("df11").warning("df11 %s: %s", __version__, messages)
 
 
 def _imported(name: str) -> str | None:
@@ -86,7 +86,7 @@ def _numbers(version: str) -> tuple[int, int]:
 def report() -> dict[str, object]:
     """Text, value and remedy; the remedy is empty if every release is tested."""
     found = {name: release for name in TESTED if (release := _release(name))}
-    others = {name: told for name in found if (told := untested(name, found[name]))}
+    others = {name: message for name in found if (message := untested(name, found[name]))}
     known = [f"df11 {__version__}", *(f"{name} {release}" for name, release in found.items())]
     text = f"{platform.python_version()} with {', '.join(known)}"
     if others:

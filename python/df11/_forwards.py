@@ -146,8 +146,8 @@ def child_of(module: nn.Module, path: str) -> nn.Module | None:
 
 def function_held(layer: nn.Module, name: str) -> Any:
     """The function behind a layer's name. A partial function gives all its parts."""
-    told = layer.__dict__
-    found = told[name] if name in told else getattr(type(layer), name, None)
+    attributes = layer.__dict__
+    found = attributes[name] if name in attributes else getattr(type(layer), name, None)
     if isinstance(found, partial):
         return found.func, found.args, tuple(found.keywords.items())
     return found

@@ -106,17 +106,17 @@ def prepare(model: nn.Module) -> None:
     because all processes except one add zeros. Raises `ValueError` for another kind of
     distribution.
     """
-    told = getattr(model.config, "distributed_config", None)
-    if told is None:
+    config = getattr(model.config, "distributed_config", None)
+    if config is None:
         return
     others = ("fsdp_size", "pp_size", "dp_replicate_size")
-    if wrong := [name for name in others if (getattr(told, name, None) or 1) > 1]:
+    if wrong := [name for name in others if (getattr(config, name, None) or 1) > 1]:
         raise ValueError(
             f"compressed weights are distributed by tensor and expert parallelism, and not by "
             f"{' and '.join(wrong)}; leave it out of distributed_config"
         )
     plan = getattr(model, "tp_plan", None)
-    if not plan or (getattr(told, "tp_size", None) or 1) == 1:
+    if not plan or (getattr(config, "tp_size", None) or 1) == 1:
         return
     try:
         embedding: Any = model.get_input_embeddings()  # type: ignore[operator]

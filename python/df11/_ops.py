@@ -85,13 +85,13 @@ def _check_memory_alike(given: Iterable[Any]) -> None:
     """Checks that either all given tensors have memory, or none. Tensors without memory give
     results without memory, never memory with unknown contents. Raises `ValueError` for a mixture.
     """
-    told = set()
+    kinds = set()
     for each in given:
         several = each if isinstance(each, list | tuple) else [each]
-        told |= {one.is_meta for one in several if isinstance(one, Tensor)}
+        kinds |= {one.is_meta for one in several if isinstance(one, Tensor)}
         if isinstance(each, torch.device):
-            told.add(each.type == "meta")
-    if len(told) > 1:
+            kinds.add(each.type == "meta")
+    if len(kinds) > 1:
         raise ValueError("some tensors are on the meta device, and others have memory; move all")
 
 
@@ -498,7 +498,7 @@ def _places_of(
     x: Tensor, offsets: Tensor, rows: Tensor | None, arrays: Arrays, parts: Numbers, experts: int
 ) -> Tensor:
     height, columns = shape_of(parts)
-    told = [offsets] if rows is None else [offsets, rows]
+    numbers = [offsets] if rows is None else [offsets, rows]
     wrong = None
     if x.dim() != 2 or x.shape[1] != columns or x.dtype != _BF16:
         wrong = f"x is BF16 [rows, {columns}], and not {x.dtype} of shape {tuple(x.shape)}"
@@ -509,7 +509,7 @@ def _places_of(
         wrong = f"offsets are int32 [{experts + 1}], and not {offsets.dtype} {shape}"
     elif rows is not None and (rows.dtype != torch.int32 or rows.dim() != 1):
         wrong = "rows are int32 and of one dimension"
-    elif any(one.device != x.device for one in told):
+    elif any(one.device != x.device for one in numbers):
         wrong = f"offsets and rows lie on {x.device}, as x does"
     if wrong is not None:
         raise RuntimeError(wrong)

@@ -139,9 +139,11 @@ def prepare(
     """
     rows, columns = shape
     bias = _MOST_ALIGNED if with_bias else 0
-    told = (framework.name, rows, columns)
+    product = (framework.name, rows, columns)
     cases = [
-        Case(*told, *_sides((count, columns), (columns, 1), framework), _MOST_ALIGNED, bias, flags)
+        Case(
+            *product, *_sides((count, columns), (columns, 1), framework), _MOST_ALIGNED, bias, flags
+        )
         for flags in [_flags()]
         for count in x_rows
     ]
@@ -231,10 +233,10 @@ def _flags() -> str:
     """Joins the settings by which PyTorch may choose other kernels: flags for reduced precision,
     preferred library, determinism, multiprocessors left out, tuned products.
     """
-    told = tuple([read() for read in _SETTINGS])
-    text = _texts.get(told)
+    settings = tuple([read() for read in _SETTINGS])
+    text = _texts.get(settings)
     if text is None:
-        text = _texts[told] = " ".join(map(str, told))
+        text = _texts[settings] = " ".join(map(str, settings))
     return text
 
 

@@ -75,7 +75,7 @@ class OrderCache:
             if held["about"] != json.loads(json.dumps(self.about)):
                 return {}
             orders = held["orders"].items()
-            return {case: told for case, each in orders if (told := _order(each)) is not None}
+            return {case: order for case, each in orders if (order := _order(each)) is not None}
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return {}
 
@@ -146,7 +146,7 @@ def _version(library: str) -> list[int] | None:
         (path,) = paths
         tell = getattr(ctypes.CDLL(path), f"{library}GetProperty")
         values = [ctypes.c_int() for _ in range(3)]
-        told = [tell(at, ctypes.byref(value)) for at, value in enumerate(values)]
-        if not any(told):
+        known = [tell(at, ctypes.byref(value)) for at, value in enumerate(values)]
+        if not any(known):
             return [*(value.value for value in values), Path(path).stat().st_size]
     return None

@@ -140,9 +140,9 @@ class PackingTaker(LastConversion):
         for entry in entries(model):
             name = next((spot.name for spot in entry.spots if spot.name in self._known), None)
             if name is not None:
-                reason, told = self._known[name]
+                reason, loaded = self._known[name]
                 nbytes = entry.value.numel() * entry.value.element_size()
-                weights.append(Weight(name, entry.spots, nbytes, reason, None, settled(told)))
+                weights.append(Weight(name, entry.spots, nbytes, reason, None, settled(loaded)))
         origin = Origin(self.folder, weights, identity=self.stamp, is_of_files=True, is_packed=True)
         paths = (path for path, _ in model.named_modules(remove_duplicate=False))
         place_others(model, origin, dict.fromkeys(paths, self.device))

@@ -117,8 +117,8 @@ def inspect(path: str | PathLike[str] | Model, *, tensors: bool = True) -> dict[
         {"name": block.name, "tensor_count": len(block.tensors), **_sum(block.tensors)}
         for block in model.blocks
     ]
-    for block, told in zip(model.blocks if tensors else (), blocks, strict=False):
-        told["tensors"] = [_tensor(tensor) for tensor in block.tensors]
+    for block, entry in zip(model.blocks if tensors else (), blocks, strict=False):
+        entry["tensors"] = [_tensor(tensor) for tensor in block.tensors]
     return {
         "source": model.path,
         "identity": model.identity,
@@ -135,7 +135,7 @@ def inspect(path: str | PathLike[str] | Model, *, tensors: bool = True) -> dict[
 
 def _tensor(tensor: Tensor) -> dict[str, Any]:
     alias = tensor.target != tensor.name
-    told = {
+    entry = {
         **_sum([tensor]),
         "name": tensor.name,
         "dtype": tensor.dtype,
@@ -143,7 +143,7 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
         "encoding": "alias" if alias else tensor.encoding,
         "hash": tensor.hash,
     }
-    return told | {"target": tensor.target} if alias else told
+    return entry | {"target": tensor.target} if alias else entry
 
 
 def _sum(tensors: Iterable[Tensor]) -> dict[str, Any]:
@@ -181,15 +181,15 @@ def html_table(caption: str, rows: Iterable[Iterable[str]], head: Iterable[str] 
 
 def model_table(of: Model) -> str:
     """A table of its blocks: tensors, sizes, bits per weight. Reads no weights."""
-    told = inspect(of, tensors=False)
-    blocks = told["blocks"]
+    contents = inspect(of, tensors=False)
+    blocks = contents["blocks"]
     rows = [_row(block["name"], block) for block in blocks[:_SHOWN]]
     if len(blocks) > _SHOWN:
         rows.append([f"… and {len(blocks) - _SHOWN} more blocks"])
-    rows.append(_row("all", {**told["total"], "tensor_count": told["tensor_count"]}))
-    left = "" if told["complete"] else ", not all of the model"
+    rows.append(_row("all", {**contents["total"], "tensor_count": contents["tensor_count"]}))
+    left = "" if contents["complete"] else ", not all of the model"
     head = ("block", "tensors", "original", "stored", "bits per weight")
-    return html_table(f"df11.Model {told['source']}{left}", rows, head)
+    return html_table(f"df11.Model {contents['source']}{left}", rows, head)
 
 
 def _row(name: str, total: dict[str, float | None]) -> list[str]:

@@ -255,10 +255,10 @@ def _keep_originals(model: Any, place: Path, files: Path) -> None:
 
 def _says(path: Path, said: Any) -> Any:
     """Reads a JSON file with the class of the object that was written to it."""
-    told = json.loads(path.read_text(encoding="utf-8"))
+    values = json.loads(path.read_text(encoding="utf-8"))
     if hasattr(said, "from_dict"):
-        told = type(said).from_dict(told).to_dict()
-    return {name: value for name, value in told.items() if name not in _OF_RELEASES}
+        values = type(said).from_dict(values).to_dict()
+    return {name: value for name, value in values.items() if name not in _OF_RELEASES}
 
 
 def _agreed(model: nn.Module, changes: Changes) -> Changes:
@@ -323,8 +323,8 @@ def _save_added(added: dict[str, Tensor], path: Path, identity: str) -> None:
 
     save_file(added, path)
     hashes = json.dumps(_native.tensor_hashes(path))
-    told = {"format": "pt", "df11.identity": identity, "df11.hashes": hashes}
-    save_file(added, path, metadata=told)
+    metadata = {"format": "pt", "df11.identity": identity, "df11.hashes": hashes}
+    save_file(added, path, metadata=metadata)
 
 
 def _lies_in(origin: Origin, folder: Path) -> bool:

@@ -109,9 +109,9 @@ def _joined(kind: Any, forward: Any, found: tuple[Siblings, ...]) -> type[nn.Mod
         state: tuple[Any, ...] = object.__reduce_ex__(self, max(protocol, 2))[2:]  # type: ignore[assignment]
         return _revive, (kind,), *state
 
-    told = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    attributes = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     added = {"forward": run, "__reduce_ex__": reduce, "_df11_siblings": found}
-    made: type[nn.Module] = type(kind.__name__, (kind,), told | added)
+    made: type[nn.Module] = type(kind.__name__, (kind,), attributes | added)
     return made
 
 
@@ -171,10 +171,10 @@ def _parameters(module: Any, siblings: Siblings) -> tuple[list[Any], list[Any]]:
     """Weights and biases, read faster than through the layers. Empty if they are no longer
     parameters.
     """
-    told = [module._modules[layer.name]._parameters for layer in siblings.layers]
-    if not all("weight" in one and "bias" in one for one in told):
+    parameters = [module._modules[layer.name]._parameters for layer in siblings.layers]
+    if not all("weight" in one and "bias" in one for one in parameters):
         return [], []
-    return [one["weight"] for one in told], [one["bias"] for one in told]
+    return [one["weight"] for one in parameters], [one["bias"] for one in parameters]
 
 
 def _is_plain(module: nn.Module, siblings: Siblings) -> bool:
@@ -200,16 +200,16 @@ def _is_as_read(found: nn.Module | None, layer: Callee) -> bool:
     """Whether a layer still does the same as when the source was read, and nothing else."""
     if type(found) is not layer.kind or layer.kind.forward is not layer.forward:
         return False
-    told = found.__dict__
-    if "forward" in told or layer.kind.__call__ is not _CALL:
+    attributes = found.__dict__
+    if "forward" in attributes or layer.kind.__call__ is not _CALL:
         return False
     return not (
-        told.get("inplace")
-        or told.get("_compiled_call_impl")
-        or told["_forward_hooks"]
-        or told["_forward_pre_hooks"]
-        or told["_backward_hooks"]
-        or told["_backward_pre_hooks"]
+        attributes.get("inplace")
+        or attributes.get("_compiled_call_impl")
+        or attributes["_forward_hooks"]
+        or attributes["_forward_pre_hooks"]
+        or attributes["_backward_hooks"]
+        or attributes["_backward_pre_hooks"]
     )
 
 

@@ -100,7 +100,7 @@ class ModelReport:
         if not self.active:
             return "df11: inactive: the model has no compressed weights"
         head = f"df11: active, {' and '.join(self.modes) or 'nothing compressed'}, "
-        rows = (f"{label:<{_LABEL}}{_native.printable(told)}" for label, told in self._rows())
+        rows = (f"{label:<{_LABEL}}{_native.printable(text)}" for label, text in self._rows())
         return "\n".join([_native.printable(head + f"from {', '.join(self.paths)}"), *rows])
 
     def _rows(self) -> Iterator[tuple[str, str]]:
@@ -110,8 +110,8 @@ class ModelReport:
         for device in self.devices:
             sizes = {name: getattr(device, name) for name in ("stored", "fast", "ordinary")}
             sizes["streamed from pinned host memory"] = device.streamed
-            told = (f"{show(size)} {name}" for name, size in sizes.items() if size)
-            yield device.device, ", ".join(told)
+            parts = (f"{show(size)} {name}" for name, size in sizes.items() if size)
+            yield device.device, ", ".join(parts)
         if self.orders:
             yield from self._of_orders()
         if self.siblings:
@@ -120,8 +120,8 @@ class ModelReport:
             many = f"with more than {MOST_ROWS} rows each multiplies by itself"
             yield "at once", f"{products}; {many}"
         if why := sorted(self.ordinary.items()):
-            told = (f"{reason}: {count} ({show(size)})" for reason, (count, size) in why)
-            yield "ordinary", "; ".join(told)
+            parts = (f"{reason}: {count} ({show(size)})" for reason, (count, size) in why)
+            yield "ordinary", "; ".join(parts)
         large = [f"{name}: {reason}" for name, reason in self.large_ordinary.items()]
         if len(large) > _NAMED:
             large[_NAMED:] = [f"and {len(large) - _NAMED} more, in large_ordinary"]

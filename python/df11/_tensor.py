@@ -186,8 +186,8 @@ class CompressedTensor(Compressed):
 
     @property
     def _options(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in _STATE}
-        return {**told, "device": self._place if self.is_streamed else None}
+        options = {name: getattr(self, name) for name in _STATE}
+        return {**options, "device": self._place if self.is_streamed else None}
 
     def decode(self) -> Tensor:
         """The weights as an ordinary BF16 tensor of the same shape, strides and device.
@@ -262,9 +262,9 @@ class CompressedTensor(Compressed):
     @property
     def _state(self) -> dict[str, Any]:
         """Its state besides its arrays, in numbers."""
-        told = {name: getattr(self, name) for name in _STATE}
+        options = {name: getattr(self, name) for name in _STATE}
         parts, shape = [list(part) for part in self.parts], list(self.shape)
-        return {"parts": parts, "shape": shape, **told, "fast": FAST_VERSION}
+        return {"parts": parts, "shape": shape, **options, "fast": FAST_VERSION}
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -448,8 +448,8 @@ def _address(self: CompressedTensor) -> int:
     caller = sys._getframe(2).f_globals.get("__name__", "").partition(".")[0]
     if caller not in _COMPARING:
         _refuse_address()
-    told = hash((self._arrays[0].data_ptr(), self.flat_parts, self.transposed))
-    return _NO_MEMORY + told % (1 << 44) * 256
+    number = hash((self._arrays[0].data_ptr(), self.flat_parts, self.transposed))
+    return _NO_MEMORY + number % (1 << 44) * 256
 
 
 def _share_memory(self: CompressedTensor) -> CompressedTensor:
@@ -513,22 +513,22 @@ def with_tables(arrays: Sequence[Tensor], parts: Sequence[Numbers]) -> list[Tens
 
 
 def rebuild(
-    arrays: list[Tensor], told: dict[str, Any], is_parameter: bool = False
+    arrays: list[Tensor], state: dict[str, Any], is_parameter: bool = False
 ) -> CompressedTensor:
     """Makes a tensor from its kept arrays and state, on the device of the arrays. `torch.load`
     calls it with a file's data, so everything is checked; decoding checks the contents of arrays.
     Raises `TypeError` and `ValueError` for data of no tensor, or in the fast layout of another
     release; `ParameterError` if lengths of arrays contradict their part.
     """
-    told = _checked(told)
-    version = told.pop("fast", 1)
-    if FAST in (part[0] for part in told["parts"]) and version != FAST_VERSION:
+    state = _checked(state)
+    version = state.pop("fast", 1)
+    if FAST in (part[0] for part in state["parts"]) and version != FAST_VERSION:
         raise ValueError(
             "this tensor was kept in the fast layout of another release; load the container again, "
             "and keep it as stored (residence='stored') for other releases"
         )
-    check_kept(arrays, told["parts"])
-    made = CompressedTensor(with_tables(arrays, told["parts"]), **told)
+    check_kept(arrays, state["parts"])
+    made = CompressedTensor(with_tables(arrays, state["parts"]), **state)
     check_lengths(made._arrays, made.flat_parts)
     made._is_param = bool(is_parameter)
     return made

@@ -174,7 +174,7 @@ def sizes(*stored: int) -> list[dict[str, int]]:
         (102, "auto", "stored streamed streamed"),
         (3, "auto", "streamed streamed streamed"),
         (374, "fast", 'residence="auto"'),
-        (2, "stored", r"cannot\sbe\sstreamed\stakes\s3;\sallow\smore"),
+        (2, "stored", r"never\sstreamed\stake\s3;\sallow\smore"),
     ],
 )
 def test_residences_under_a_budget(budget: int | None, wanted: str, expected: str) -> None:

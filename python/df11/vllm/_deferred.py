@@ -165,10 +165,10 @@ def lacking(found: dict[str, str]) -> ValueError:
     """The error for a checkpoint that lacks weights. `found`: for each parameter, how many are
     there, or nothing.
     """
-    told = [f"{name} ({count})" if count else name for name, count in found.items()]
-    more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+    names = [f"{name} ({count})" if count else name for name, count in found.items()]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ValueError(
-        f"the checkpoint lacks weights of {', '.join(told[:_NAMED])}{more}; fetch it again"
+        f"the checkpoint lacks weights of {', '.join(names[:_NAMED])}{more}; fetch it again"
     )
 
 
