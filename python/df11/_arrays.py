@@ -110,8 +110,8 @@ def _pairs(selection: Tensor | Slice, library: Any) -> Any:
         raise unfit(f"{problem} with {last} elements per row", "decode its bytes with decode_into")
     data = bytearray(selection.nbytes)
     selection.decode_into(data)
-    found = library.frombuffer(data, dtype=library.uint8) if data else library.empty(0)
-    return found.to(library.uint8).view(kind).view([*outer, last // 2])
+    raw = library.frombuffer(data, dtype=library.uint8) if data else library.empty(0)
+    return raw.to(library.uint8).view(kind).view([*outer, last // 2])
 
 
 def dtype_of(kind: str) -> pytorch.dtype | None:
@@ -122,9 +122,9 @@ def dtype_of(kind: str) -> pytorch.dtype | None:
 
 def known_dtype_of(name: str, kind: str) -> pytorch.dtype:
     """`dtype_of` for a named tensor. Raises `TypeError` if PyTorch has no such dtype."""
-    if (found := dtype_of(kind)) is None:
+    if (known := dtype_of(kind)) is None:
         raise TypeError(f"tensor {name!r} has dtype {kind}, which PyTorch does not know")
-    return found
+    return known
 
 
 def writable(buffer: Any) -> tuple[int, int, Any]:

@@ -84,9 +84,9 @@ def _compressed(
         else:
             yield item, made
     others = [mine for items in others if (mine := [item for item in items if item.is_compressed])]
-    found = [to.tensors.enclosing_tiles(_values(items)) for items in others]
-    arrays_of = to.arrays([tiles for _, tiles in found], residence)
-    for items, (windows, _), arrays in zip(others, found, arrays_of, strict=True):
+    enclosing = [to.tensors.enclosing_tiles(_values(items)) for items in others]
+    arrays_of = to.arrays([tiles for _, tiles in enclosing], residence)
+    for items, (windows, _), arrays in zip(others, enclosing, arrays_of, strict=True):
         for item, some in zip(items, windows, strict=True):
             flat = [array for tiles, _ in some for array in arrays[tiles]]
             value: Any = item.value
@@ -157,9 +157,9 @@ class _Device:
         """Encodes an uncompressed tensor as stored; None if that makes it no smaller."""
         matrix = matrix_for(value)
         assert matrix is not None
-        if (found := encode(matrix.to(self.device))) is None:
+        if (encoding := encode(matrix.to(self.device))) is None:
             return None
-        arrays, part = found
+        arrays, part = encoding
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
             book, table = arrays[0], arrays[-1]
@@ -197,10 +197,10 @@ class _Device:
             rows = sum(part.height for _, part in run)
             some = chain.from_iterable(islice(slices, len(run)))
             packed.append(pack(self.device, rows, run[0][1].width, some))
-        found = [each for each in packed if each is not None]
-        if len(found) < len(packed):
+        results = [each for each in packed if each is not None]
+        if len(results) < len(packed):
             return None
-        arrays, parts = zip(*found, strict=True)
+        arrays, parts = zip(*results, strict=True)
         return [*chain.from_iterable(arrays)], [*chain.from_iterable(parts)]
 
     def _batches(self, windows: Iterable[_Window]) -> Iterator[list[_Window]]:
@@ -225,8 +225,8 @@ class _Device:
         return {tiles: [*mine, empty] for tiles, mine in arrays.items()}
 
     def _streamed(self, some: Sequence[Area]) -> dict[Area, Arrays]:
-        found = {tiles: mine[:4] for tiles, mine in self._mapped(some).items()}
-        arrays = _pinned(found) if all(tiles.is_whole for tiles in some) else _copied(found)
+        mapped = {tiles: mine[:4] for tiles, mine in self._mapped(some).items()}
+        arrays = _pinned(mapped) if all(tiles.is_whole for tiles in some) else _copied(mapped)
         tables = _carved(dict.fromkeys(some, (TABLE_BYTES,)), device=self.device)
         torch.cuda.current_stream(self.device).synchronize()
         arrays = {tiles: mine + tables[tiles] for tiles, mine in arrays.items()}

@@ -67,8 +67,8 @@ def _source_of(function: FunctionType) -> Source | None:
         definition = file.functions.get(code.co_firstlineno)
         if definition is None or definition.name != code.co_name:
             return None
-        found = Source(definition, file.imports)
-        return found if _is_same(_code_of(found, function), code) else None
+        source = Source(definition, file.imports)
+        return source if _is_same(_code_of(source, function), code) else None
     except (OSError, SyntaxError, TypeError, ValueError):
         return None
 

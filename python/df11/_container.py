@@ -73,8 +73,8 @@ class Tensors(Mapping[str, Tensor]):
         self.taken.add(name)
         self.used.add(name)
         stored = self.container[name]
-        if (found := self._compressed(name, stored)) is not None:
-            return found
+        if (kept := self._compressed(name, stored)) is not None:
+            return kept
         known_dtype_of(name, stored.dtype)
         decoded: Tensor = stored.torch()
         return decoded
@@ -93,12 +93,12 @@ class Tensors(Mapping[str, Tensor]):
         return self._found.get(name)
 
     def _arrays(self, tiles: Any) -> Arrays:
-        found = []
+        arrays = []
         for address, length in tiles.places:
             at = bisect_right(self._mapped, address, key=lambda pair: pair[0])
             start, memory = self._mapped[at - 1]
-            found.append(_frombuffer(memory, address - start, length))
-        return [*found, _frombuffer(b"")]
+            arrays.append(_frombuffer(memory, address - start, length))
+        return [*arrays, _frombuffer(b"")]
 
     def names(self, value: CompressedTensor) -> list[str]:
         return [
@@ -141,15 +141,15 @@ class Tensors(Mapping[str, Tensor]):
             areas[tiles.name] += _area(tiles.rows, tiles.columns)
             sizes[tiles.name] = part
         whole = {name for name, (rows, columns) in sizes.items() if areas[name] >= rows * columns}
-        found = [[_within(tiles, part, whole) for tiles, part in mine] for mine in wanted]
-        return found, list(dict.fromkeys(tiles for mine in found for tiles, _ in mine))
+        windows = [[_within(tiles, part, whole) for tiles, part in mine] for mine in wanted]
+        return windows, list(dict.fromkeys(tiles for mine in windows for tiles, _ in mine))
 
     def cut(self, some: Iterable[Area]) -> dict[Area, Arrays]:
         """The arrays of tiles that are not whole tensors, in memory of their own. Checks them."""
 
         def arrays(tiles: Area) -> Arrays:
-            _, found = self.container[tiles.name].tiles.cut(tiles.rows, tiles.columns)
-            return [_frombuffer(array) for array in found]
+            _, copies = self.container[tiles.name].tiles.cut(tiles.rows, tiles.columns)
+            return [_frombuffer(array) for array in copies]
 
         own = [tiles for tiles in some if not tiles.is_whole]
         with ThreadPoolExecutor(_THREADS) as threads:

@@ -296,8 +296,8 @@ def _must_wrap(*functions: Any) -> None:
 
 def _take_state(name: str) -> Any:
     """Takes a quantizer out of the state of this thread."""
-    found, _loading.__dict__[name] = _loading.__dict__.get(name), None
-    return None if found is None else found()
+    reference, _loading.__dict__[name] = _loading.__dict__.get(name), None
+    return None if reference is None else reference()
 
 
 auto.AUTO_QUANTIZER_MAPPING[METHOD] = Df11DiffusersQuantizer

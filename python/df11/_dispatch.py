@@ -171,14 +171,14 @@ def _viewed(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     held = self.shape, self.transposed, columns
     try:
-        found = _views(func, *held, args, *kwargs.items())
+        result = _views(func, *held, args, *kwargs.items())
     except TypeError:  # lists and symbolic numbers have no hash
-        found = _views(func, *held, _plain(args), *_plain(tuple(kwargs.items())))
-    if isinstance(found, list):
-        return [_cut(self, view) for view in found]
-    if found is None and func is aten.slice.Tensor:
+        result = _views(func, *held, _plain(args), *_plain(tuple(kwargs.items())))
+    if isinstance(result, list):
+        return [_cut(self, view) for view in result]
+    if result is None and func is aten.slice.Tensor:
         return _rows_within(self, *args, **kwargs)
-    return NotImplemented if found is None else _cut(self, found)
+    return NotImplemented if result is None else _cut(self, result)
 
 
 def _plain(value: Any) -> Any:
@@ -200,17 +200,17 @@ def _views(
     strides = contiguous_strides(shape, transposed)
     pattern = torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="meta")
     try:
-        found = func(pattern, *args, **dict(kwargs))
+        like_pattern = func(pattern, *args, **dict(kwargs))
     except RuntimeError:  # no such view; decoded weights may have one
         return None
-    several = [found] if isinstance(found, Tensor) else found
+    several = [like_pattern] if isinstance(like_pattern, Tensor) else like_pattern
     memory = pattern.untyped_storage()._cdata
     if any(one.dtype != pattern.dtype or one.untyped_storage()._cdata != memory for one in several):
         return None
     known = [view for one in several if (view := view_of(one, columns)) is not None]
     if len(known) < len(several):
         return None
-    return known[0] if isinstance(found, Tensor) else known
+    return known[0] if isinstance(like_pattern, Tensor) else known
 
 
 def _cut(self: Any, view: View) -> Any:
@@ -321,8 +321,8 @@ def _rows(self: Any, chosen: Tensor) -> Any:
     # A number out of range stays out of range, and row numbers do not wrap.
     known = chosen.reshape(-1, 1).long().clamp(-1, self.shape[0])
     rows_of_all = known * height + within
-    found = torch.ops.df11.embedding(rows_of_all, self._arrays, self.flat_parts)
-    return lay_out(found.view(-1, columns), shape, self.transposed, self.flipped)
+    gathered = torch.ops.df11.embedding(rows_of_all, self._arrays, self.flat_parts)
+    return lay_out(gathered.view(-1, columns), shape, self.transposed, self.flipped)
 
 
 def _decoded_once(self: Any, chosen: Tensor) -> Tensor:

@@ -85,17 +85,17 @@ def _numbers(version: str) -> tuple[int, int]:
 
 def report() -> dict[str, object]:
     """Text, value and remedy; the remedy is empty if every release is tested."""
-    found = {name: release for name in TESTED if (release := _release(name))}
-    others = {name: message for name in found if (message := untested(name, found[name]))}
-    known = [f"df11 {__version__}", *(f"{name} {release}" for name, release in found.items())]
+    installed = {name: release for name in TESTED if (release := _release(name))}
+    others = {name: message for name in installed if (message := untested(name, installed[name]))}
+    known = [f"df11 {__version__}", *(f"{name} {release}" for name, release in installed.items())]
     text = f"{platform.python_version()} with {', '.join(known)}"
     if others:
         text += f"; {'; '.join(others.values())}"
-    elif found:
+    elif installed:
         text += "; each is a release that is tested"
     wanted = " ".join(f"'{name}{within(name)}'" for name in others)
     remedy = f"it may work; if not, install a tested release: pip install {wanted}"
-    value = {"python": platform.python_version(), "df11": __version__, "libraries": found}
+    value = {"python": platform.python_version(), "df11": __version__, "libraries": installed}
     return {
         "text": text,
         "value": {**value, "untested": sorted(others)},

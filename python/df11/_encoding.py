@@ -59,10 +59,10 @@ def encode(value: Tensor) -> tuple[list[Tensor], Part] | None:
     """
     value = value.contiguous()
     rows, columns = value.shape
-    found = _native.code_of(_counts(value).cpu().numpy().tobytes())
-    if found is None:
+    code = _native.code_of(_counts(value).cpu().numpy().tobytes())
+    if code is None:
         return None
-    codebook, entries = (torch.frombuffer(one, dtype=torch.uint8) for one in found)
+    codebook, entries = (torch.frombuffer(one, dtype=torch.uint8) for one in code)
     entries = entries.view(torch.int64).to(value.device)
     bits = [(lanes & 0xFFFF).sum(-1) for _, lanes in _entries(value, entries)]
     records, begins, bitstream_bytes, staged_bytes = _measure(torch.cat(bits))
@@ -111,12 +111,12 @@ def _entries(value: Tensor, entries: Tensor) -> Iterator[tuple[int, Tensor]]:
     first = 0
     for words in _slices(value):
         pairs = _pairs(_tiles(words)).permute(_BY_LANES).reshape(-1)
-        found = entries.index_select(0, pairs).view(-1, _LANES, _LANE_PAIRS)
-        if found.numel() > words.numel():
+        chosen = entries.index_select(0, pairs).view(-1, _LANES, _LANE_PAIRS)
+        if chosen.numel() > words.numel():
             there = _tiles(torch.ones_like(words)).permute(_BY_LANES)
-            found = found * there.reshape(found.shape)
-        yield first, found
-        first += len(found)
+            chosen = chosen * there.reshape(chosen.shape)
+        yield first, chosen
+        first += len(chosen)
 
 
 def _measure(bits: Tensor) -> tuple[Tensor, Tensor, int, int]:
@@ -161,11 +161,11 @@ def _write(value: Tensor, entries: Tensor, begins: Tensor, count: int) -> Tensor
     """The bitstream of `count` words: each pair's bits in one, or in two neighbouring ones."""
     # Missing pairs end where the last pair ends, and add zeros.
     stream = torch.zeros(count + 2, dtype=torch.int32, device=value.device)
-    for first, found in _entries(value, entries):
-        lengths = found & 0xFFFF
-        mine = begins[first : first + len(found), :, None]
+    for first, some in _entries(value, entries):
+        lengths = some & 0xFFFF
+        mine = begins[first : first + len(some), :, None]
         at = (mine + lengths.cumsum(-1) - lengths).view(-1)
-        shifted = (found >> 16).view(-1) << (at & 31)
+        shifted = (some >> 16).view(-1) << (at & 31)
         word = at >> 5
         # No two pairs share a bit, so adding them joins them.
         stream.scatter_add_(0, word, shifted.to(torch.int32))

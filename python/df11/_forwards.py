@@ -130,27 +130,27 @@ def siblings_of(module: nn.Module, layers: Collection[str]) -> tuple[Siblings, .
 def has_plain_names(kind: type[nn.Module]) -> bool:
     """Whether `self.name` means the child of that name, if nothing else has the name."""
     own: Any = kind
-    found = own.__getattr__, own.__getattribute__
-    return found == (nn.Module.__getattr__, object.__getattribute__)
+    methods = own.__getattr__, own.__getattribute__
+    return methods == (nn.Module.__getattr__, object.__getattribute__)
 
 
 def child_of(module: nn.Module, path: str) -> nn.Module | None:
     """The child with a dotted name; None if the name is something else."""
-    found: nn.Module | None = module
+    current: nn.Module | None = module
     for name in path.split("."):
-        if found is None or name in found.__dict__ or hasattr(type(found), name):
+        if current is None or name in current.__dict__ or hasattr(type(current), name):
             return None
-        found = found._modules.get(name)
-    return found
+        current = current._modules.get(name)
+    return current
 
 
 def function_held(layer: nn.Module, name: str) -> Any:
     """The function behind a layer's name. A partial function gives all its parts."""
     attributes = layer.__dict__
-    found = attributes[name] if name in attributes else getattr(type(layer), name, None)
-    if isinstance(found, partial):
-        return found.func, found.args, tuple(found.keywords.items())
-    return found
+    held = attributes[name] if name in attributes else getattr(type(layer), name, None)
+    if isinstance(held, partial):
+        return held.func, held.args, tuple(held.keywords.items())
+    return held
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -265,8 +265,8 @@ class _Reader:
             return node.id not in self.others
         if isinstance(node, (ast.Attribute, ast.Name)):
             is_of = isinstance(node, ast.Attribute) and self._is_value(node.value)
-            found = self._resolved(node)
-            is_constant = found is not None and isinstance(found, _CONSTANT)
+            resolved = self._resolved(node)
+            is_constant = resolved is not None and isinstance(resolved, _CONSTANT)
             return is_of or self._is_own(node) or is_constant
         if isinstance(node, ast.Call):
             return self.is_pure(node)
@@ -307,8 +307,8 @@ class _Reader:
 
     def _is_computed(self, node: ast.Attribute) -> bool:
         """Whether reading a name of the module runs code, as with a property."""
-        found = getattr(type(self.module), self._child(node) or "", None)
-        return hasattr(found, "__get__") and not isinstance(found, FunctionType)
+        attribute = getattr(type(self.module), self._child(node) or "", None)
+        return hasattr(attribute, "__get__") and not isinstance(attribute, FunctionType)
 
     def _is_pure_call(self, call: ast.Call) -> bool:
         given = [*call.args, *(one.value for one in call.keywords)]
@@ -316,8 +316,8 @@ class _Reader:
             return False
         if (name := self._child(call.func)) is not None:
             return all(map(self._is_value, given)) and self._is_pure_callee(name)
-        if (found := self._resolved(call.func)) is not None:
-            return all(map(self._is_value, given)) and _is_pure_function(found, len(call.args))
+        if (callee := self._resolved(call.func)) is not None:
+            return all(map(self._is_value, given)) and _is_pure_function(callee, len(call.args))
         if not isinstance(call.func, ast.Attribute) or call.func.attr not in _PURE:
             return False
         # `to` and `float` write to modules, and `add` to sets.
@@ -329,12 +329,12 @@ class _Reader:
             return self._is_pure_layer(layer, self.path + name + ".")
         if self.depth == 0:
             return False
-        found = getattr(self.module, name, None)
+        attribute = getattr(self.module, name, None)
         held = Held(self.path[:-1], name, function_held(self.module, name))
         self.functions[self.path + name] = held
-        if isinstance(found, MethodType) and found.__self__ is self.module:
-            return self._reads(self.module, found.__func__, self.path)
-        return _is_pure_function(found)
+        if isinstance(attribute, MethodType) and attribute.__self__ is self.module:
+            return self._reads(self.module, attribute.__func__, self.path)
+        return _is_pure_function(attribute)
 
     def _is_pure_layer(self, layer: nn.Module, path: str) -> bool:
         scope = getattr(type(layer).forward, "__globals__", {})
@@ -367,14 +367,14 @@ class _Reader:
         return scope.get(node.id)
 
 
-def _is_pure_function(found: Any, count: int = 1) -> bool:
+def _is_pure_function(function: Any, count: int = 1) -> bool:
     """Whether it writes to none of `count` arguments."""
-    if isinstance(found, partial):
-        is_named = not found.args and _WRITING.isdisjoint(found.keywords)
-        is_fixed = all(isinstance(value, _CONSTANT) for value in found.keywords.values())
-        return is_named and is_fixed and _is_pure_function(found.func, count)
-    names = found.__code__.co_varnames if isinstance(found, FunctionType) else ()
-    return any(found is one for one in _FUNCTIONS) and _WRITING.isdisjoint(names[:count])
+    if isinstance(function, partial):
+        is_named = not function.args and _WRITING.isdisjoint(function.keywords)
+        is_fixed = all(isinstance(value, _CONSTANT) for value in function.keywords.values())
+        return is_named and is_fixed and _is_pure_function(function.func, count)
+    names = function.__code__.co_varnames if isinstance(function, FunctionType) else ()
+    return any(function is one for one in _FUNCTIONS) and _WRITING.isdisjoint(names[:count])
 
 
 def _straight(node: ast.AST, path: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AST, ...]]:
@@ -431,12 +431,12 @@ class _Rewriter(ast.NodeTransformer):
             given = f"{self.this}, {node.args[0].id}, _df11_siblings_{number}"  # type: ignore
             made = f"({several} := _df11_multiply({given}))"
         source = f"0 if {made} is None else {several}[{at}]"
-        found: Any = ast.parse(source, mode="eval").body
-        found.body = node
-        for inner in ast.walk(found):
+        expression: Any = ast.parse(source, mode="eval").body
+        expression.body = node
+        for inner in ast.walk(expression):
             if inner is not node and inner not in (node.func, *node.args):
                 ast.copy_location(inner, node)
-        return found
+        return expression
 
 
 def rewritten(

@@ -51,8 +51,8 @@ def wrap(*functions: tuple[Any, str, _Replacement]) -> str | None:
 
 
 def _wrap(owner: Any, name: str, replacement: _Replacement) -> None:
-    found = inspect.getattr_static(owner, name)
-    function: Any = found.__func__ if isinstance(found, classmethod) else found
+    original = inspect.getattr_static(owner, name)
+    function: Any = original.__func__ if isinstance(original, classmethod) else original
     if hasattr(function, "_df11"):
         return
     signature = inspect.signature(function)
@@ -63,7 +63,7 @@ def _wrap(owner: Any, name: str, replacement: _Replacement) -> None:
         return replacement(functools.partial(function, *args, **kwargs), arguments)
 
     wrapped._df11 = True  # type: ignore[attr-defined]
-    setattr(owner, name, classmethod(wrapped) if isinstance(found, classmethod) else wrapped)
+    setattr(owner, name, classmethod(wrapped) if isinstance(original, classmethod) else wrapped)
 
 
 def wrap_resolution() -> bool:

@@ -159,13 +159,13 @@ def load(
 def _known(root: nn.Module, items: list[Item], container: Any, on_gpu: bool) -> list[Item]:
     """Adds to each item its spots in the module and the reason if it is ordinary."""
     entries_by_name = {spot.name: entry for entry in entries(root) for spot in entry.spots}
-    found: dict[int, Item] = {}
+    by_parameter: dict[int, Item] = {}
     for item in items:
         entry = entries_by_name[item.name]
-        if found.setdefault(id(entry.value), item) is item:
+        if by_parameter.setdefault(id(entry.value), item) is item:
             item.spots = entry.spots
             item.reason = _plan.why_ordinary(item, container, entry.is_buffer, on_gpu)
-    return list(found.values())
+    return list(by_parameter.values())
 
 
 def _is_callable(module: nn.Module) -> bool:
@@ -175,11 +175,11 @@ def _is_callable(module: nn.Module) -> bool:
 def _devices(
     modules: dict[str, nn.Module], where: dict[str, torch.device], main: torch.device
 ) -> dict[str, torch.device]:
-    found, before = {}, main
+    home, before = {}, main
     for path in modules:
         before = where.get(path, before)
-        found[path] = look_up(where, path) or before
-    return found
+        home[path] = look_up(where, path) or before
+    return home
 
 
 def _put(item: Item, value: Tensor, tensors: Tensors) -> Weight:

@@ -213,11 +213,11 @@ def matrices(
 
 @_cached
 def product(arrays: Sequence[Tensor], parts: Sequence[int], index: int) -> _native.Linear | None:
-    found = matrices(arrays, parts, index)
+    native = matrices(arrays, parts, index)
     able = _native.fits(index) and all(
         part.is_aligned for part, _ in parts_with_arrays(arrays, parts)
     )
-    return _native.Linear(found) if able else None
+    return _native.Linear(native) if able else None
 
 
 @_cached

@@ -86,10 +86,10 @@ def _take_over(original: Path, merged: Path, tied: Mapping[str, str]) -> None:
 
 
 def _merged(name: str, value: Tensor, results: _Checkpoint, tied: Mapping[str, str]) -> Tensor:
-    found = name if name in results.places else tied.get(name, name)
-    if found not in results.places:
+    merged = name if name in results.places else tied.get(name, name)
+    if merged not in results.places:
         return value
-    result = results[found]
+    result = results[merged]
     if result.shape == value.shape and torch.equal(_bits(value.to(result.dtype)), _bits(result)):
         return value
     if result.dtype != value.dtype:

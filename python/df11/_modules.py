@@ -72,8 +72,8 @@ class Spot:
         module = self.module
         if module is None:
             return None
-        found = module._buffers.get(self.attribute, module._parameters.get(self.attribute))
-        return cast("Tensor | None", found)
+        current = module._buffers.get(self.attribute, module._parameters.get(self.attribute))
+        return cast("Tensor | None", current)
 
     @value.setter
     def value(self, value: Tensor) -> None:
@@ -89,15 +89,15 @@ class Entry(NamedTuple):
 
 
 def entries(root: nn.Module) -> list[Entry]:
-    found: dict[int, Entry] = {}
+    by_value: dict[int, Entry] = {}
     for path, module in root.named_modules(remove_duplicate=False):
         for attribute, value in (*module._parameters.items(), *module._buffers.items()):
             if value is not None:
                 is_buffer = attribute in module._buffers
                 persistent = attribute not in module._non_persistent_buffers_set
-                entry = found.setdefault(id(value), Entry(value, [], is_buffer, persistent))
+                entry = by_value.setdefault(id(value), Entry(value, [], is_buffer, persistent))
                 entry.spots.append(Spot(module, path, attribute))
-    return list(found.values())
+    return list(by_value.values())
 
 
 def prepare(model: nn.Module) -> None:

@@ -111,16 +111,16 @@ def _copied_to_gpu(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
     if arrays and arrays[0].is_cuda:
         return arrays
     check(arrays, parts)
-    found: list[Tensor] = []
+    copies: list[Tensor] = []
     for part, mine in parts_with_arrays(arrays, parts):
         some = part.height * part.width * 2 < part.rows * part.columns
         large = sum(array.nbytes for array in mine) > MOST_BROUGHT_BYTES
         if some or large or part.residence != STORED:
-            found += mine
+            copies += mine
         else:
-            found.append(mine[0])
-            found += (array.to(f"cuda:{index}", non_blocking=True) for array in mine[1:])
-    return found
+            copies.append(mine[0])
+            copies += (array.to(f"cuda:{index}", non_blocking=True) for array in mine[1:])
+    return copies
 
 
 def _decode_fake(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
@@ -143,16 +143,16 @@ def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
         device = torch.device("cuda", index := torch.cuda.current_device())
     if index is not None:
         arrays = _copied_to_gpu(arrays, parts, index)
-    found = matrices(arrays, parts, index)
+    native = matrices(arrays, parts, index)
     out = _decode_fake(arrays, parts, device)
-    places = torch.split(out, [matrix.rows for matrix in found]) if len(found) > 1 else (out,)
+    places = torch.split(out, [matrix.rows for matrix in native]) if len(native) > 1 else (out,)
     if index is None:
-        for matrix, place in zip(found, places, strict=True):
+        for matrix, place in zip(native, places, strict=True):
             matrix.decode(place.data_ptr())
         return out
     # Kernels write whole words; rows of few columns end between them.
     aside = [torch.empty_like(place) if place.data_ptr() % 16 else place for place in places]
-    _native.decode_all(found, [mine.data_ptr() for mine in aside], raw_stream(index))
+    _native.decode_all(native, [mine.data_ptr() for mine in aside], raw_stream(index))
     for place, mine in zip(places, aside, strict=True):
         if mine is not place:
             place.copy_(mine)
@@ -235,9 +235,9 @@ def _multiply(
     """Multiplies by kernels if they can; otherwise decodes each weight first."""
     as_pytorch = exact or not x.is_cuda
     given = (x, arrays, parts, counts, biases)
-    found = in_order(*given, LINEAR) if as_pytorch else _in_fastest_order(*given)
-    if found is not None:
-        return found
+    products = in_order(*given, LINEAR) if as_pytorch else _in_fastest_order(*given)
+    if products is not None:
+        return products
     if len(counts) > 1:
         ranges = pairwise(accumulate(_heights(parts, counts), initial=0))
         return [
@@ -479,9 +479,9 @@ def _gather_all(indices: Tensor, arrays: Arrays, parts: Numbers, out: Tensor) ->
     """Rows of stacked parts. Each part gathers all indices, and its own rows replace the others."""
     index = indices.device.index if indices.is_cuda else None
     stream = raw_stream(index) if index is not None else 0
-    found = matrices(arrays, parts, index)
-    first, last = 0, len(found) - 1
-    for at, matrix in enumerate(found):
+    native = matrices(arrays, parts, index)
+    first, last = 0, len(native) - 1
+    for at, matrix in enumerate(native):
         local = mine = indices - first if first else indices
         if last:
             # An index outside of all parts is outside of the first or last one, which report it.
@@ -579,9 +579,9 @@ def _decode_experts(
     arrays: Arrays, parts: Numbers, height: int, routed: list[tuple[int, int, int]], on: Tensor
 ) -> Tensor:
     ranges = ((e * height, (e + 1) * height) for e, _, _ in routed)
-    found = list(windows(arrays, parts, ranges))
-    some = [array for mine, _ in found for array in mine]
-    dense = decode(some, [number for _, cut in found for number in cut], on.device)
+    held = list(windows(arrays, parts, ranges))
+    some = [array for mine, _ in held for array in mine]
+    dense = decode(some, [number for _, cut in held for number in cut], on.device)
     return dense.view(len(routed), height, -1)
 
 
@@ -636,9 +636,9 @@ def grouped_mm(
     if offs.dtype != torch.int32 or tuple(offs.shape) != (shape[0],) or offs.device != x.device:
         raise RuntimeError(f"offs are int32 [{shape[0]}] on {x.device}")
     if transposed and flipped:
-        found = _grouped_in_order(x, offs, arrays, parts, shape[0])
-        if found is not None:
-            return found
+        product = _grouped_in_order(x, offs, arrays, parts, shape[0])
+        if product is not None:
+            return product
     routed = [(e, 0, 0) for e in range(shape[0])]
     if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         routed = _routed(_ends(functional.pad(offs, (1, 0)), len(x))) or routed[:1]

@@ -115,9 +115,9 @@ def order_of(
     """
     case = _case(x, rows, bias, framework)
     index = x.device.index
-    found = _known.get((index, case))
-    if found is not None:
-        return found
+    remembered = _known.get((index, case))
+    if remembered is not None:
+        return remembered
     with _lock:
         if (kept := _recall(index, case)) is not None:
             return kept
@@ -148,21 +148,21 @@ def prepare(
         for count in x_rows
     ]
     with _lock:
-        found = {case: _recall(device.index, case) for case in cases}
-        missing = [case for case in dict.fromkeys(cases) if found[case] is None]
-        found |= zip(missing, _find(device, missing, framework, kernels), strict=True)
-    return [found[case] or UNKNOWN for case in cases]
+        known = {case: _recall(device.index, case) for case in cases}
+        missing = [case for case in dict.fromkeys(cases) if known[case] is None]
+        known |= zip(missing, _find(device, missing, framework, kernels), strict=True)
+    return [known[case] or UNKNOWN for case in cases]
 
 
 def summary(index: int, rows: int, columns: int) -> dict[int, bool]:
     """For each number of rows of x that was requested, with W of this shape on a GPU: whether the
     order is known in all its cases.
     """
-    found: dict[int, bool] = {}
+    result: dict[int, bool] = {}
     for (gpu, case), order in list(_known.items()):
         if (gpu, case.rows, case.columns) == (index, rows, columns):
-            found[case.x_rows] = found.get(case.x_rows, True) and bool(order)
-    return found
+            result[case.x_rows] = result.get(case.x_rows, True) and bool(order)
+    return result
 
 
 def _case(x: Tensor, rows: int, bias: Tensor | None, framework: Framework) -> Case:
@@ -188,18 +188,18 @@ def stride_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
     A stride counts as the one without a gap if its side is 1 and it is aligned alike; and as twice
     that if there is a gap and both are multiples of what addresses are aligned to at most.
     """
-    found: list[int] = []
+    result: list[int] = []
     dense = real = 1  # strides without gaps, of the result and of the input
     for side, stride in zip(reversed(shape), reversed(strides), strict=True):
         if stride == real or (side == 1 and _aligned(2 * stride) == _aligned(2 * dense)):
-            found.append(dense)
+            result.append(dense)
         elif stride > real and _aligned(2 * stride) == _aligned(2 * dense) == _MOST_ALIGNED:
-            found.append(2 * dense)
+            result.append(2 * dense)
         else:
             return strides
         if side > 1:
-            dense, real = found[-1] * side, stride * side
-    return tuple(reversed(found))
+            dense, real = result[-1] * side, stride * side
+    return tuple(reversed(result))
 
 
 def _aligned(address: int) -> int:
@@ -241,8 +241,8 @@ def _flags() -> str:
 
 
 def _recall(index: int, case: Case) -> Order | None:
-    if (found := _known.get((index, case))) is not None:
-        return found
+    if (order := _known.get((index, case))) is not None:
+        return order
     if index not in _caches:
         _caches[index] = OrderCache.of_gpu(index)
     kept = _caches[index].get(case)
@@ -259,7 +259,7 @@ def _remember(index: int, case: Case, order: Order) -> Order:
 def _find(
     device: torch.device, cases: Sequence[Case], framework: Framework, kernels: Kernels
 ) -> list[Order]:
-    found: dict[Case, Order] = {}
+    orders: dict[Case, Order] = {}
     if not cases:
         return []
     if _is_tuning():
@@ -268,11 +268,11 @@ def _find(
         with torch.no_grad():
             probe = Probe(device, (cases[0].rows, cases[0].columns), framework, kernels)
             for case in cases:
-                found[case] = probe.order(case)
+                orders[case] = probe.order(case)
     except torch.OutOfMemoryError:  # the next process may have more memory
-        return [_remember(device.index, case, found.get(case, UNKNOWN)) for case in cases]
-    _caches[device.index].add(found)
-    return [_remember(device.index, case, found[case]) for case in cases]
+        return [_remember(device.index, case, orders.get(case, UNKNOWN)) for case in cases]
+    _caches[device.index].add(orders)
+    return [_remember(device.index, case, orders[case]) for case in cases]
 
 
 class Probe:

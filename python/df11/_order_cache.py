@@ -55,9 +55,11 @@ class OrderCache:
         """The splits of a case (0 if its order is not known), and whether its bias is apart."""
         return self._entries.get(json.dumps(case))
 
-    def add(self, found: Mapping[Any, tuple[int, bool]]) -> None:
+    def add(self, measured: Mapping[Any, tuple[int, bool]]) -> None:
         """Keeps orders of cases, also on disk if that can be written."""
-        added = {json.dumps(case): (int(splits), apart) for case, (splits, apart) in found.items()}
+        added = {
+            json.dumps(case): (int(splits), apart) for case, (splits, apart) in measured.items()
+        }
         held = self._read() or self._entries
         kept = {case: order for case, order in held.items() if case not in added} | added
         self._entries = dict(list(kept.items())[-_MOST_ENTRIES:])

@@ -93,14 +93,14 @@ class PackingTaker(LastConversion):
         if (row := zeroed_row(self.model, name)) is not None:
             value[row] = 0
         if value.dtype != torch.bfloat16:
-            found: Any = f"used as {value.dtype}".replace("torch.", "")
+            packed: Any = f"used as {value.dtype}".replace("torch.", "")
         elif value.dim() < 2 or not value.numel():
-            found = "a vector"
+            packed = "a vector"
         else:
-            found = self._fast(value) if self.is_fast else self._stored(value)
-        reason = found if isinstance(found, str) else None
+            packed = self._fast(value) if self.is_fast else self._stored(value)
+        reason = packed if isinstance(packed, str) else None
         self._known[name] = reason, digest(value)
-        return nn.Parameter(value if isinstance(found, str) else found, requires_grad=False)
+        return nn.Parameter(value if isinstance(packed, str) else packed, requires_grad=False)
 
     def _fast(self, value: Tensor) -> CompressedTensor | str:
         if value.shape[-1] % 8:

@@ -29,12 +29,12 @@ def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> lis
     known = {spot.name: entry for entry in entries(root) for spot in entry.spots}
     rename = _renaming(known, names, prefix, container)
     wanted = wanted_by(root)
-    found: dict[int, Item] = {}
+    matched: dict[int, Item] = {}
     for tensor in names:
         entry = known.get(rename(tensor))
         if entry is None:
             continue
-        if id(entry.value) in found:  # tied, and stored under both names
+        if id(entry.value) in matched:  # tied, and stored under both names
             tensors.used.add(tensor)
             continue
         shape, name = tuple(container[tensor].shape), entry.spots[0].name
@@ -42,8 +42,8 @@ def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> lis
             raise misshapen(name, entry.value.shape, shape, f"{container.path} ({tensor})")
         value = tensors[tensor]
         value = with_dtype(value, wanted(name, value.dtype))
-        found[id(entry.value)] = Item(name, value, [tensor])
-    return list(found.values())
+        matched[id(entry.value)] = Item(name, value, [tensor])
+    return list(matched.values())
 
 
 def by_conversion(module: Any, tensors: Tensors) -> list[Item] | None:
@@ -204,12 +204,12 @@ def tell_conversions(items: Iterable[Item], container: Any, dtype: torch.dtype |
     """
     counts: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
     for item in items:
-        found = item.value.dtype
+        used = item.value.dtype
         stored = [container[name] for name in item.tensor_names]
-        for kind in {kind for one in stored if (kind := dtype_of(one.dtype)) is not None} - {found}:
-            is_asked = found == dtype and {one.encoding for one in stored} != {"raw"}
-            if is_asked or torch.promote_types(kind, found) != found:
-                counts[kind, found] += 1
+        for kind in {kind for one in stored if (kind := dtype_of(one.dtype)) is not None} - {used}:
+            is_asked = used == dtype and {one.encoding for one in stored} != {"raw"}
+            if is_asked or torch.promote_types(kind, used) != used:
+                counts[kind, used] += 1
     warn_of_conversions(counts)
 
 

@@ -84,8 +84,8 @@ class Item:
     @cached_property
     def stored_bytes(self) -> int:
         """Bytes of the arrays of its tensors, or of the tiles that enclose its windows."""
-        found = {(id(mine[0]), part): mine for part, mine in self._parts}
-        shares = ((share(part), mine) for (_, part), mine in found.items())
+        by_window = {(id(mine[0]), part): mine for part, mine in self._parts}
+        shares = ((share(part), mine) for (_, part), mine in by_window.items())
         return sum(aligned(int(array.numel() * some)) for some, mine in shares for array in mine)
 
     @property
@@ -300,11 +300,11 @@ def _spread(blocks: list[WeightBlock], placement: Devices, wanted: str) -> None:
         return spread(sizes[0], caps) is not None
 
     memory = balance(placement.memory, placement.order, fits)
-    found = next((some for each in sizes if (some := spread(each, memory)) is not None), None)
+    places = next((some for each in sizes if (some := spread(each, memory)) is not None), None)
     # The last GPU streams the rest if all are too small.
-    found = found or spread(sizes[-1], [*memory[:-1], sum(sizes[-1])])
-    assert found is not None
-    for each, at in zip(blocks, found, strict=True):
+    places = places or spread(sizes[-1], [*memory[:-1], sum(sizes[-1])])
+    assert places is not None
+    for each, at in zip(blocks, places, strict=True):
         each.device = placement.devices[at]
 
 

@@ -71,16 +71,16 @@ class safe_open:
         """The `__metadata__` of the original file; None if it has none. Several files give the
         entries of all. Raises `ParameterError` if they give one key different values.
         """
-        found: dict[str, str] | None = None
+        merged: dict[str, str] | None = None
         for header in self._headers():
             for key, value in header.get("__metadata__", {}).items():
-                found = {} if found is None else found
-                if found.setdefault(key, value) != value:
+                merged = {} if merged is None else merged
+                if merged.setdefault(key, value) != value:
                     raise unfit(
                         f"the original files give the key {key!r} different values",
                         "Model.weights_header gives that of each file",
                     )
-        return found
+        return merged
 
     def get_tensor(self, name: str) -> Any:
         """A decoded tensor of the framework, on the device. Raises `KeyError`."""

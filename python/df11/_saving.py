@@ -57,19 +57,19 @@ def save(model: Any, folder: str | Path) -> None:
     folder, or none. Raises `ValueError` if the containers differ from the model in memory, or
     `ParameterError` if the folder has containers of no earlier output.
     """
-    found = rooted(model)
-    if not found:
+    modules_loaded = rooted(model)
+    if not modules_loaded:
         raise ValueError("the model has no compressed weights of df11")
-    paths = [name for _, _, origin in found for name in _names(origin)]
+    paths = [name for _, _, origin in modules_loaded for name in _names(origin)]
     if len(set(paths)) < len(paths):
         raise ValueError(
             "containers of the model's modules have the same names; save each module by itself"
         )
     if names := _unsaved(model):
         raise ValueError(f"{_listed(names)}, which the containers do not hold so; {_ANEW}")
-    identity = str(found[0][2].container.identity) if len(found) == 1 else ""
+    identity = str(modules_loaded[0][2].container.identity) if len(modules_loaded) == 1 else ""
     with _staged(folder) as (stage, files):
-        for at, (_, _, origin) in enumerate(found):
+        for at, (_, _, origin) in enumerate(modules_loaded):
             _bring(origin, stage / str(at), files)
         install(stage, folder, set(paths), identity)
 
@@ -85,11 +85,11 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     for path, module, origin in rooted(model):
         own |= {key: join(path, name) for key, name in _wrapped(module, origin).items()}
     out: dict[str, torch.Tensor] = {}
-    found = [entry for entry in entries(model) if entry.is_persistent]
-    for entry in found:
+    persistent = [entry for entry in entries(model) if entry.is_persistent]
+    for entry in persistent:
         copy = _copied(entry.value)
         out |= {own.get(spot.key, spot.name): copy for spot in entry.spots}
-    check_gpus(entry.value.device for entry in found)
+    check_gpus(entry.value.device for entry in persistent)
     return out
 
 
@@ -108,10 +108,10 @@ def _wrapped(root: nn.Module, origin: Origin) -> dict[tuple[int, str], str]:
 
 def _unsaved(model: Any) -> list[str]:
     """Names of weights that a copy of the containers would not restore."""
-    found = rooted(model)
-    pairs = ((path, changes_of(module, origin)) for path, module, origin in found)
+    loaded = rooted(model)
+    pairs = ((path, changes_of(module, origin)) for path, module, origin in loaded)
     names = [join(path, name) for path, changes in pairs for name in changes.names]
-    held = {id(module) for _, root, _ in found for module in root.modules()}
+    held = {id(module) for _, root, _ in loaded for module in root.modules()}
     others = (entry for one in members(model) for entry in entries(one) if entry.is_persistent)
     spots = (entry.spots for entry in others)
     return names + [s[0].name for s in spots if not any(id(spot.module) in held for spot in s)]
@@ -160,9 +160,9 @@ def _bring(
 
 def _move(source: Path, target: Path, kept: Iterable[str] = ()) -> None:
     for path in set(_files(source)).difference(source / name for name in kept):
-        if not (found := target / path.relative_to(source)).exists():
-            found.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(found)
+        if not (place := target / path.relative_to(source)).exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(place)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -267,9 +267,9 @@ def _agreed(model: nn.Module, changes: Changes) -> Changes:
         return changes
     names: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(names, [*changes.differing, *changes.gone])
-    if found := list(dict.fromkeys(name for mine in names for name in mine)):
+    if changed := list(dict.fromkeys(name for mine in names for name in mine)):
         raise ValueError(
-            f"{_listed(found)}, which the containers do not hold so, and a model in several "
+            f"{_listed(changed)}, which the containers do not hold so, and a model in several "
             f"processes is not compressed anew; {_ANEW}"
         )
     return changes

@@ -67,8 +67,8 @@ def joined_siblings(root: nn.Module) -> Iterator[tuple[str, ...]]:
 
 
 def _known(module: nn.Module) -> tuple[Siblings, ...]:
-    found: tuple[Siblings, ...] = vars(type(module)).get("_df11_siblings", ())
-    return found
+    siblings: tuple[Siblings, ...] = vars(type(module)).get("_df11_siblings", ())
+    return siblings
 
 
 def _join(module: nn.Module) -> None:
@@ -76,8 +76,8 @@ def _join(module: nn.Module) -> None:
     layers = [name for name, layer in module._modules.items() if _is_compressed(layer)]
     if "forward" in vars(module) or _known(module) or not _is_simple(kind):
         return
-    if found := siblings_of(module, layers):
-        module.__class__ = _joined(kind, kind.forward, found)
+    if siblings := siblings_of(module, layers):
+        module.__class__ = _joined(kind, kind.forward, siblings)
 
 
 def _is_compressed(layer: nn.Module | None) -> bool:
@@ -94,9 +94,9 @@ def _is_simple(kind: type[nn.Module]) -> bool:
 
 
 @lru_cache(maxsize=1 << 10)
-def _joined(kind: Any, forward: Any, found: tuple[Siblings, ...]) -> type[nn.Module]:
+def _joined(kind: Any, forward: Any, all_siblings: tuple[Siblings, ...]) -> type[nn.Module]:
     """A class whose modules multiply by siblings at once, until its forward is changed."""
-    if (together := rewritten(forward, found, multiply)) is None:
+    if (together := rewritten(forward, all_siblings, multiply)) is None:
         return cast(type[nn.Module], kind)
 
     @wraps(forward)
@@ -110,7 +110,7 @@ def _joined(kind: Any, forward: Any, found: tuple[Siblings, ...]) -> type[nn.Mod
         return _revive, (kind,), *state
 
     attributes = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    added = {"forward": run, "__reduce_ex__": reduce, "_df11_siblings": found}
+    added = {"forward": run, "__reduce_ex__": reduce, "_df11_siblings": all_siblings}
     made: type[nn.Module] = type(kind.__name__, (kind,), attributes | added)
     return made
 
@@ -191,16 +191,16 @@ def _is_plain(module: nn.Module, siblings: Siblings) -> bool:
 def _is_held(module: nn.Module, held: Held) -> bool:
     """Whether a layer still calls a function that was read. Partial ones are tuples here."""
     layer = child_of(module, held.layer)
-    found = None if layer is None else function_held(layer, held.name)
-    is_partial = type(found) is tuple and type(held.function) is tuple
-    return found is held.function or (is_partial and found == held.function)
+    current = None if layer is None else function_held(layer, held.name)
+    is_partial = type(current) is tuple and type(held.function) is tuple
+    return current is held.function or (is_partial and current == held.function)
 
 
-def _is_as_read(found: nn.Module | None, layer: Callee) -> bool:
+def _is_as_read(current: nn.Module | None, layer: Callee) -> bool:
     """Whether a layer still does the same as when the source was read, and nothing else."""
-    if type(found) is not layer.kind or layer.kind.forward is not layer.forward:
+    if type(current) is not layer.kind or layer.kind.forward is not layer.forward:
         return False
-    attributes = found.__dict__
+    attributes = current.__dict__
     if "forward" in attributes or layer.kind.__call__ is not _CALL:
         return False
     return not (

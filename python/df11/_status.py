@@ -72,10 +72,10 @@ class ModelReport:
         return self.active
 
     def _on(self, device: torch.device) -> DeviceReport:
-        found = next((each for each in self.devices if each.device == str(device)), None)
-        if found is None:
-            self.devices.append(found := DeviceReport(str(device)))
-        return found
+        entry = next((each for each in self.devices if each.device == str(device)), None)
+        if entry is None:
+            self.devices.append(entry := DeviceReport(str(device)))
+        return entry
 
     @property
     def device_bytes(self) -> int:
@@ -171,30 +171,30 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
     Waits for the GPUs. Raises CorruptError if something differs, or if a kernel met damaged weights
     since the last report.
     """
-    found = [origin for _, origin in origins(model)]
-    if not found:
+    parts = [origin for _, origin in origins(model)]
+    if not parts:
         return ModelReport(False)
     out = ModelReport(True)
-    for origin in found:
+    for origin in parts:
         _add(out, origin)
     out.siblings = [layers for one in members(model) for layers in joined_siblings(one)]
-    seen = {id(value) for origin in found for _, value in origin.live_weights()}
-    for name, value in _parameters(model, found):
+    seen = {id(value) for origin in parts for _, value in origin.live_weights()}
+    for name, value in _parameters(model, parts):
         if id(value) not in seen:
             seen.add(id(value))
             _add_ordinary(out, name, value, _OTHER)
-    check_gpus(value.device for origin in found for _, value in origin.live_weights())
+    check_gpus(value.device for origin in parts for _, value in origin.live_weights())
     if verify:
-        by = [kind for origin in found for kind in _verify(origin)]
+        by = [kind for origin in parts for kind in _verify(origin)]
         out.verified, kinds = len(by), sorted(set(by), reverse=True)
         out.verified_by = " and ".join(kinds)
     return out
 
 
-def _parameters(model: Any, found: list[Origin]) -> list[tuple[str, torch.Tensor]]:
+def _parameters(model: Any, all_origins: list[Origin]) -> list[tuple[str, torch.Tensor]]:
     if isinstance(model, nn.Module):
         return list(model.named_parameters())
-    spots = (spot for origin in found for spot in origin.spots)
+    spots = (spot for origin in all_origins for spot in origin.spots)
     modules = [module for spot in spots if (module := spot.module) is not None]
     return [pair for module in modules for pair in module.named_parameters()]
 
@@ -246,12 +246,12 @@ def _verify(origin: Origin) -> list[str]:
     """Checks each weight, and returns how. Packed weights have no container."""
     if not origin.is_packed:
         origin.container.verify_containers()
-    found = list(origin.live_weights())
-    for weight, value in found:
+    live = list(origin.live_weights())
+    for weight, value in live:
         if not is_as_loaded(origin, weight, value):
             raise CorruptError(
                 f"{weight.name} differs from {origin.path}: it was changed, or memory fails; "
                 "load the model again"
             )
-    check_gpus(value.device for _, value in found)
-    return ["digests" if weight.description is None else "hashes" for weight, _ in found]
+    check_gpus(value.device for _, value in live)
+    return ["digests" if weight.description is None else "hashes" for weight, _ in live]

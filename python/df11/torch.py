@@ -49,9 +49,9 @@ def load_compressed(filename: str | PathLike[str]) -> dict[str, torch.Tensor]:
     if Path(filename).is_dir():
         container.check_complete()
     tensors = Tensors(container)
-    found = {name: tensors[name] for name in tensors}
-    tensors.check(name for name, value in found.items() if isinstance(value, CompressedTensor))
-    return found
+    result = {name: tensors[name] for name in tensors}
+    tensors.check(name for name, value in result.items() if isinstance(value, CompressedTensor))
+    return result
 
 
 def save_file(

@@ -68,16 +68,16 @@ class Stored(Backing):
 
     def compressed(self) -> CompressedTensor:
         """The whole tensor, if it is in tiles."""
-        found = self.tensors[self.name]
-        assert isinstance(found, CompressedTensor)
-        return found
+        value = self.tensors[self.name]
+        assert isinstance(value, CompressedTensor)
+        return value
 
     def values(self, view: Tensor) -> Tensor:
-        found = window_of(view, self.columns) if len(self.shape) == 2 else None
-        if found is None:
+        window = window_of(view, self.columns) if len(self.shape) == 2 else None
+        if window is None:
             base: Tensor = self.stored.torch()
             return base.as_strided(view.shape, view.stride(), view.storage_offset())
-        row, rows, column, width = found
+        row, rows, column, width = window
         decoded: Tensor = self.stored[row : row + rows, column : column + width].torch()
         return decoded.view(view.shape)
 
@@ -140,9 +140,9 @@ class Target(Backing):
     def lacks(self) -> str | None:
         """A message if patches overlap or do not cover it; otherwise None."""
         whole = self.rows * self.columns
-        if self.value is not None or (found := _count(self.patches)) == whole:
+        if self.value is not None or (count := _count(self.patches)) == whole:
             return None
-        return f"{found:,} of {whole:,} weights are there"
+        return f"{count:,} of {whole:,} weights are there"
 
     def ordered(self, name: str = "a layer") -> list[Patch]:
         """All patches by their place. `name`: the name of the weight, for errors.
@@ -214,11 +214,11 @@ class Deferred(Tensor):
         if not aliases or any(info.is_write for info in aliases):
             return None
         storage = self.placed.untyped_storage()._cdata
-        found = func(self.placed, *others, **kwargs)
-        views = [found] if isinstance(found, Tensor) else found
+        result = func(self.placed, *others, **kwargs)
+        views = [result] if isinstance(result, Tensor) else result
         if any(view.untyped_storage()._cdata != storage for view in views):
             return None
-        return tree_map(lambda view: Deferred(view, self.backing, self.device), found)
+        return tree_map(lambda view: Deferred(view, self.backing, self.device), result)
 
     @property
     def window(self) -> _Window | None:

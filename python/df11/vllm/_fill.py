@@ -64,11 +64,11 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
     for target, layers in _targets(model).items():
         if target.value is not None:
             continue
-        if (found := _find(target, layers, device.type == "cuda", options.exact)) is None:
+        if (tiled := _find(target, layers, device.type == "cuda", options.exact)) is None:
             pack(target, "not all of it is stored in tiles, as whole rows")
             continue
-        block = found.tensors.container[found.tensor_names[0]].block
-        blocks.setdefault((id(found.tensors), block), []).append(found)
+        block = tiled.tensors.container[tiled.tensor_names[0]].block
+        blocks.setdefault((id(tiled.tensors), block), []).append(tiled)
     held = list(blocks.values())
     residences: list[Residence] = ["stored"] * len(held)
     if device.type == "cuda" and options.residence != "stored":
@@ -93,25 +93,25 @@ def check_loaded(model: nn.Module, loaded: set[str] | None) -> None:
             method, "process_weights_after_loading"
         ):
             made |= {name for name, _ in module.named_parameters(path)}
-    found = {}
+    counts = {}
     for name, value in model.named_parameters():
         if isinstance(value, Deferred):
             lacks = value.backing.lacks if isinstance(value.backing, Target) else None
         else:
             lacks = "" if loaded is not None and name not in loaded | made else None
         if lacks is not None:
-            found[name] = lacks
-    if found:
-        raise lacking(found)
+            counts[name] = lacks
+    if counts:
+        raise lacking(counts)
 
 
 def _targets(model: nn.Module) -> dict[Target, _Layers]:
-    found: dict[Target, _Layers] = {}
+    layers_of: dict[Target, _Layers] = {}
     for path, module in model.named_modules():
         for name in NAMES:
             if (target := target_of(module, name)) is not None:
-                found.setdefault(target, []).append((f"{path}.{name}", module, name))
-    return found
+                layers_of.setdefault(target, []).append((f"{path}.{name}", module, name))
+    return layers_of
 
 
 def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled | None:
@@ -129,21 +129,21 @@ def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled 
     tensors = sources[0].tensors
     value = _stacked(windows, target.shape if rows == target.rows else (rows, target.columns))
     names = list(dict.fromkeys(source.name for source in sources))
-    found = _Tiled(name, value, names, target=target, layers=layers, tensors=tensors)
-    found.reason = why_ordinary(found, tensors.container, False, on_gpu)
+    tiled = _Tiled(name, value, names, target=target, layers=layers, tensors=tensors)
+    tiled.reason = why_ordinary(tiled, tensors.container, False, on_gpu)
     is_mixture = len(target.shape) > 2
     if not all(part.is_aligned for part in value.parts):
         because = f"a slice is no multiple of {TILE_ROWS} rows, {TILE_COLUMNS} columns"
     elif is_mixture:
         because = "experts are multiplied in the fast layout"
-    if because is not None and on_gpu and found.reason == SMALL:
+    if because is not None and on_gpu and tiled.reason == SMALL:
         # The tiles that enclose a slice are larger than the packed slice.
-        is_smaller = found.nbytes("fast") < found.nbytes("ordinary")
-        found.reason = None if is_smaller else SMALL
+        is_smaller = tiled.nbytes("fast") < tiled.nbytes("ordinary")
+        tiled.reason = None if is_smaller else SMALL
     # The CPU decodes any window, and exact mode decodes stored experts.
     if on_gpu and not (exact and is_mixture):
-        found.repacked_because = because
-    return found
+        tiled.repacked_because = because
+    return tiled
 
 
 def _stacked(windows: list[Deferred], shape: tuple[int, ...]) -> CompressedTensor:

@@ -66,10 +66,10 @@ def _in_order(
     inner = None if bias is None else bias[:height]
     counts = (len(weight.parts),)
     given = (x, weight._arrays, weight.flat_parts, counts, (inner,), framework(), padding)
-    found = _ops.in_order(*given)
-    if found is None:
+    products = _ops.in_order(*given)
+    if products is None:
         return None
-    y = functional.pad(found[0], (0, padding)) if padding else found[0]
+    y = functional.pad(products[0], (0, padding)) if padding else products[0]
     if padding and bias is not None:
         y[..., height:] += bias[height:]
     return y
