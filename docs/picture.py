@@ -43,7 +43,7 @@ class Record(NamedTuple):
         return bf16 / ours
 
     def is_exact(self, kind: str) -> bool:
-        """Whether logits are those of BF16."""
+        """Whether logits equal BF16's."""
         return all(self.rows["logits", kind, batch]["identical"] for batch in BATCHES)
 
 
