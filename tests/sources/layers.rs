@@ -1,5 +1,5 @@
-//! Imports point up the table of ARCHITECTURE.md: what `src/` imports, held against its column "may
-//! use". And no file imports itself through others.
+//! Imports keep to the table of ARCHITECTURE.md: the imports of `src/` are compared with its column
+//! "may use". And no file imports itself through others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
