@@ -31,7 +31,7 @@ from ._container import Area, Tensors
 from ._encoding import encode, matrix_for
 from ._errors import GpuError
 from ._matrices import TABLE_BYTES, TILE_ROWS, Part
-from ._pack import Packed, pack, pack_dense, steps
+from ._pack import Packed, pack, pack_dense, row_ranges
 from ._plan import EXCEPTIONAL, SMALL, Item, Residence, WeightBlock, aligned
 from ._progress import Bar
 from ._tensor import CompressedTensor
@@ -187,7 +187,7 @@ class _Device:
             del arrays  # before the next ones are there
 
     def _decoded(self, arrays: Arrays, part: Part) -> Iterator[Tensor]:
-        for first, last in steps(part.row_begin, part.row_end, part.columns):
+        for first, last in row_ranges(part.row_begin, part.row_end, part.columns):
             window = part._replace(row_begin=first, row_end=last)
             yield torch.ops.df11.decode(arrays, window, self.device)
 

@@ -39,7 +39,7 @@ def pack_rows(
     device: torch.device, rows: int, columns: int, values: Callable[[int, int], Tensor]
 ) -> Packed | None:
     """Like `pack`, for rows that `values(first, last)` gives on any device."""
-    some = (values(first, last).to(device) for first, last in steps(0, rows, columns))
+    some = (values(first, last).to(device) for first, last in row_ranges(0, rows, columns))
     return pack(device, rows, columns, some)
 
 
@@ -50,7 +50,7 @@ def pack_dense(device: torch.device, value: Tensor) -> Packed | None:
     return pack_rows(device, rows, columns, lambda first, last: dense[first:last])
 
 
-def steps(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
+def row_ranges(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows: whole strips, as many at a time as `SLICE_BYTES` hold."""
     step = max(1, SLICE_BYTES // (2 * columns * TILE_ROWS)) * TILE_ROWS
     for first in range(begin, end, step):
