@@ -58,7 +58,7 @@ def run(command: list[str]) -> tuple[float, float, int, str]:
 
 
 def machine() -> dict:
-    """What the figures were measured on."""
+    """The machine of the measurements."""
     model = platform.processor() or platform.machine()
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()

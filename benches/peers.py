@@ -144,7 +144,7 @@ class Package(Peer):
 
 
 def tensors(path: pathlib.Path) -> dict[str, tuple]:
-    """Of each tensor of a safetensors file its dtype, shape, and hash."""
+    """The dtype, shape, and hash of each tensor of a safetensors file."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])

@@ -55,8 +55,8 @@ class Patch:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The matrices of a LoRA on a device. What else may patch a weight (another model, to merge)
-    stays where it is.
+    """The matrices of a LoRA on a device. Other patches of a weight (another model, to merge) stay
+    in place.
     """
     if not hasattr(value, "loaded_keys"):
         return value

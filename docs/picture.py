@@ -19,7 +19,7 @@ COLOURS = {
     "light": ("#ffffff", "#1f2328", "#59636e", "#9aa4af", "#0969da", "#54aeff"),
     "dark": ("#0d1117", "#f0f6fc", "#9198a1", "#656c76", "#4493f8", "#1f6feb"),
 }
-#: Of the bars, in pixels.
+#: Sizes of the bars, in pixels.
 LEFT, LONGEST, STEP, HEIGHT = 96, 150, 29, 20
 #: A row of the picture each: its name, and what records call it.
 KINDS = (("BF16", "bf16"), ("as stored", "exact"), ("fast", "exact-fast"))
@@ -43,7 +43,7 @@ class Record(NamedTuple):
         return bf16 / ours
 
     def is_exact(self, kind: str) -> bool:
-        """Whether logits are those of BF16."""
+        """Whether logits equal BF16's."""
         return all(self.rows["logits", kind, batch]["identical"] for batch in BATCHES)
 
 

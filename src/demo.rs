@@ -207,7 +207,7 @@ fn write_tensors(path: &Path, tensors: &mut [DemoTensor]) -> Result<()> {
 /// A checkpoint of 1 MiB in `folder/model`. Returns that folder.
 ///
 /// # Errors
-/// As [`checkpoint`].
+/// Like [`checkpoint`].
 pub fn tiny_checkpoint(folder: &Path) -> Result<PathBuf> {
     checkpoint(folder, TINY, 11)
 }
@@ -215,7 +215,7 @@ pub fn tiny_checkpoint(folder: &Path) -> Result<PathBuf> {
 /// The tiny checkpoint, compressed, as `folder/model.df11`. Returns its path.
 ///
 /// # Errors
-/// As [`checkpoint`] and [`compress`].
+/// Like [`checkpoint`] and [`compress`].
 pub fn tiny_container(folder: &Path) -> Result<PathBuf> {
     let source = Source::open(&tiny_checkpoint(folder)?)?;
     let path = folder.join("model.df11");

@@ -188,7 +188,7 @@ fn end(remedy: Option<&String>) -> String {
 }
 
 /// Text in which every character shows: names come from files, and one could end the line, drive
-/// the terminal, or look like another name. What [`is_unseen`] tells is escaped, as in Rust.
+/// the terminal, or look like another name. Characters that [`is_unseen`] are escaped, as in Rust.
 pub fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

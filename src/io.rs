@@ -163,7 +163,7 @@ fn most_kept() -> usize {
 /// Opens a regular file for reading, and never waits for the other end of a pipe.
 ///
 /// # Errors
-/// As [`FileReader::open`].
+/// Like [`FileReader::open`].
 pub(crate) fn open_regular(path: &Path) -> Result<File> {
     let opening = |source| Error::io("opening", path, source);
     // Before as well: opening a device may do something, and a socket cannot be opened.
@@ -195,7 +195,7 @@ fn open_without_waiting(path: &Path) -> io::Result<File> {
 /// All bytes of a regular file, which has at most `most`.
 ///
 /// # Errors
-/// As [`FileReader::open`], and [`Error::Limit`] if it has more, whatever length it tells.
+/// Like [`FileReader::open`], and [`Error::Limit`] if it has more, whatever length it tells.
 pub(crate) fn read_regular(path: &Path, most: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut file = open_regular(path)?.take(most.saturating_add(1));
@@ -249,7 +249,7 @@ pub(crate) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result
     std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
 }
 
-/// As on Unix; the file's cursor moves as well.
+/// Like on Unix, but the file's cursor moves as well.
 #[cfg(windows)]
 pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
     use std::os::windows::fs::FileExt;

@@ -1,6 +1,6 @@
 //! Losslessly compressed BFloat16 model weights: the container format and its SDK.
 //!
-//! The short answer: [`open()`] a container, and decode what you want of it.
+//! In short: [`open()`] a container, and decode the tensors that you need.
 //!
 //! ```
 //! # fn main() -> df11::Result<()> {
@@ -32,22 +32,22 @@
 //! they are, and a weight takes about 10.6 bits. Nothing is rounded.
 //!
 //! A Huffman code is read from its start, one code after the other, and a GPU has thousands of
-//! threads. A container therefore says where in the codes each thread begins. That is what the
-//! [encodings](Encoding) differ in, and why any [slice](Tensor::slice) of a tensor can be decoded
+//! threads. A container therefore says where in the codes each thread begins. [Encodings](Encoding)
+//! differ in how they say it. This is also why any [slice](Tensor::slice) of a tensor decodes
 //! without the rest.
 //!
 //! # What is where
 //!
-//! - [`open()`] gives a [`Model`]: [blocks](Block) of [tensors](Tensor), decoded when they are
-//!   asked for. It costs microseconds a tensor; [`Model::verify`] reads everything.
-//! - [`compress()`], [`convert`] and [`decompress`] make containers and original files,
-//!   [`estimate`] says beforehand what they take. Where a path may hold several models (a pipeline
-//!   of diffusers), use the functions with `_all`.
+//! - [`open()`] gives a [`Model`]: [blocks](Block) of [tensors](Tensor), decoded on request. It
+//!   costs microseconds a tensor; [`Model::verify`] reads everything.
+//! - [`compress()`], [`convert`] and [`decompress`] make containers and original files;
+//!   [`estimate`] computes the sizes beforehand. If a path may hold several models (a pipeline of
+//!   diffusers), use the functions with `_all`.
 //! - [`source`] is what compression reads.
 //! - `gpu` (feature `cuda`) keeps models compressed in the memory of GPUs, decodes them there, and
 //!   multiplies them directly.
 //! - An [`Observer`] reports progress and cancels; [`Error`] says what went wrong and what to do.
-//! - [`hazmat`] has the parts of the format, for tools. No version keeps them as they are.
+//! - [`hazmat`] has the parts of the format, for tools. Any version may change them.
 
 mod bf16;
 #[cfg(feature = "cli")]

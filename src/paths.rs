@@ -123,8 +123,8 @@ pub(crate) const PIPELINE: &str = "pipeline.df11";
 /// The file in which runtimes keep weights that the containers beside it lack.
 pub(crate) const ADDED: &str = "df11.safetensors";
 
-/// Where a save keeps new files in the folder that gets them, from when they are all there until
-/// each has its name.
+/// The subfolder in which a save keeps its new files, once they are complete, until each has its
+/// name.
 pub const PENDING: &str = ".df11-new";
 
 /// Whether a folder would be taken for a pipeline's by a container of this path in it, on disks too

@@ -1,6 +1,6 @@
 //! Both encodings against the reference decoder and a witness, for many distributions and sizes.
-//! What only one of them has is in `codec/gap.rs` and `codec/tile.rs`. Arrays that break one rule
-//! are among the test vectors; any weights, ranges, chunks and damage are what fuzz targets try.
+//! Tests of one encoding alone are in `codec/gap.rs` and `codec/tile.rs`. The test vectors have
+//! arrays that break one rule; fuzz targets try any weights, ranges, chunks and damage.
 
 #[path = "codec/gap.rs"]
 mod gap;

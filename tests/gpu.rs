@@ -1,6 +1,6 @@
-//! Decoding on the GPU, against the CPU's results: `cargo test --test gpu`. Where no GPU is, each
-//! test says SKIPPED on the standard error; with `DF11_REQUIRE_GPU` set that is a failure. On
-//! another machine than that of the build, `DF11_COMMAND` names the command.
+//! Decoding on the GPU, against the CPU's results: `cargo test --test gpu`. Without a GPU
+//! each test says SKIPPED on standard error, or fails if `DF11_REQUIRE_GPU` is set. On a machine
+//! other than the build's, `DF11_COMMAND` names the command.
 #![cfg(feature = "cuda")]
 
 #[path = "support/container.rs"]
@@ -109,7 +109,8 @@ fn load(device: &Device, bytes: Vec<u8>) -> GpuModel {
     open(bytes).load(device, &LoadOptions::new()).unwrap()
 }
 
-/// What a launch makes of so many bytes of poison, and the status. Nothing after them is written.
+/// The output of a launch into this many bytes of poison, and the status. Writes nothing after
+/// them.
 fn launch(
     device: &Device,
     stream: &Arc<CudaStream>,
@@ -256,7 +257,7 @@ const TILES: [Cut; 6] = [
 ];
 
 impl Cut {
-    /// As many weights, or the next number that fills a matrix.
+    /// The number of weights, rounded up to a whole matrix.
     fn count(self, count: usize) -> usize {
         match self {
             Self::Matrix(columns) => count.next_multiple_of(columns as usize),
@@ -430,7 +431,7 @@ fn mutate(draft: &mut Draft, tensor: usize, kind: usize, state: &mut u64) {
     let (first, count) = (record.first_array.get() as usize, record.array_count.get() as usize);
     let tile = record.encoding == ENCODING_TILE;
     if kind == 6 && tile {
-        // As many words of 16 bytes, and a bit for each pair, or it does not open.
+        // A container opens only with this many words of 16 bytes and at least a bit for each pair.
         let end = record.parameters[2].get().div_ceil(128) * 128;
         let elements: u64 = record.dimensions().iter().product();
         let bits = end - 8 * (random(state) % 16);
@@ -447,7 +448,7 @@ fn mutate(draft: &mut Draft, tensor: usize, kind: usize, state: &mut u64) {
             continue;
         }
         let bytes = draft.array(first + array);
-        // Of the codebook of `gap` only the code lengths are read.
+        // Only the code lengths of a `gap` codebook are read.
         let length = if array == 0 && !tile { 256 } else { bytes.len() };
         let bytes = &mut bytes[..length];
         match random(state) % 3 {

@@ -18,7 +18,7 @@ fn load(device: &Device, rows: u64) -> GpuModel {
     model.load(device, &LoadOptions::new().residence(Preference::Fast)).unwrap()
 }
 
-/// What is loaded in the fast layout, and what that takes meanwhile.
+/// Loading in the fast layout, and the memory that it takes meanwhile.
 #[test]
 fn loading_takes_no_more_than_promised() {
     let device = match Device::open(0) {

@@ -1,4 +1,4 @@
-//! What no compiler checks of the sources.
+//! Properties of the sources that no compiler checks.
 
 #[cfg(unix)]
 #[path = "sources/docs.rs"]

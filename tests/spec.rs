@@ -1,4 +1,4 @@
-//! What the specification says, held against the code, and the test vectors against their readers.
+//! Compares the specification with the code, and the test vectors with their readers.
 
 #[path = "spec/bincode_witness.rs"]
 mod bincode_witness;

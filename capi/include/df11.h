@@ -98,17 +98,17 @@ typedef struct df11_tensor {
 typedef struct df11_product {
   // `sizeof (df11_product)`: later versions add fields at the end.
   size_t size;
-  // Rows of as many elements as W has columns.
+  // Rows with one element for each column of W.
   const void *x;
   // Elements from a row of x to the next.
   uint64_t x_pitch;
   // Rows of x and y.
   uint64_t rows;
-  // Room for `rows` rows of as many elements as W has rows.
+  // Room for `rows` rows with one element for each row of W.
   void *y;
   // Elements from a row of y to the next.
   uint64_t y_pitch;
-  // As many elements as W has rows, which are added to each row of y; NULL is none.
+  // One element for each row of W, added to each row of y; NULL is none.
   const void *bias;
   // Memory that was filled with zeros once, and since then was used by products alone, one after
   // the other; a multiple of 16. NULL if `df11_gpu_workspace` says 0.
@@ -161,7 +161,7 @@ enum df11_status df11_tensor_at(const struct df11_model *model,
 // Describes the tensor of a name. Constant time.
 //
 // # Safety
-// As `df11_tensor_at`; `name` is a text that ends with a zero byte.
+// Like `df11_tensor_at`, by name; `name` is a text that ends with a zero byte.
 enum df11_status df11_tensor_named(const struct df11_model *model,
                                    const char *name,
                                    struct df11_tensor *tensor);
@@ -263,7 +263,7 @@ enum df11_status df11_gpu_keeps_order(const struct df11_gpu_tensor *tensor,
 // (`df11_gpu_workspace` does so too, ahead of a capture).
 //
 // # Safety
-// As `df11_gpu_decode`, of all memory that `product` names; that may not overlap.
+// As for `df11_gpu_decode`, for all memory that `product` names; it may not overlap.
 enum df11_status df11_gpu_multiply(const struct df11_gpu_tensor *tensor,
                                    const struct df11_product *product,
                                    void *stream);

@@ -49,17 +49,17 @@ pub(crate) enum Form {
 pub struct Product {
     /// `sizeof (df11_product)`: later versions add fields at the end.
     pub size: usize,
-    /// Rows of as many elements as W has columns.
+    /// Rows with one element for each column of W.
     pub x: *const c_void,
     /// Elements from a row of x to the next.
     pub x_pitch: u64,
     /// Rows of x and y.
     pub rows: u64,
-    /// Room for `rows` rows of as many elements as W has rows.
+    /// Room for `rows` rows with one element for each row of W.
     pub y: *mut c_void,
     /// Elements from a row of y to the next.
     pub y_pitch: u64,
-    /// As many elements as W has rows, which are added to each row of y; NULL is none.
+    /// One element for each row of W, added to each row of y; NULL is none.
     pub bias: *const c_void,
     /// Memory that was filled with zeros once, and since then was used by products alone, one after
     /// the other; a multiple of 16. NULL if `df11_gpu_workspace` says 0.

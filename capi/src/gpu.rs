@@ -92,7 +92,7 @@ pub unsafe extern "C" fn df11_gpu_free(tensor: *mut GpuTensor) {
 }
 
 /// # Safety
-/// As [`take`].
+/// Like [`take`].
 unsafe fn free<T>(handle: *mut T) {
     call(|| {
         // SAFETY: the caller's promise.
@@ -209,7 +209,7 @@ pub unsafe extern "C" fn df11_gpu_keeps_order(
 /// (`df11_gpu_workspace` does so too, ahead of a capture).
 ///
 /// # Safety
-/// As `df11_gpu_decode`, of all memory that `product` names; that may not overlap.
+/// As for `df11_gpu_decode`, for all memory that `product` names; it may not overlap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn df11_gpu_multiply(
     tensor: *const GpuTensor,

@@ -148,7 +148,7 @@ impl Model {
     }
 }
 
-/// As the system names files: any bytes on Unix, UTF-8 elsewhere.
+/// A path in the system's encoding: any bytes on Unix, UTF-8 elsewhere.
 fn to_path(text: &CStr) -> PathBuf {
     #[cfg(unix)]
     {
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn df11_tensor_at(
 /// Describes the tensor of a name. Constant time.
 ///
 /// # Safety
-/// As `df11_tensor_at`; `name` is a text that ends with a zero byte.
+/// Like `df11_tensor_at`, by name; `name` is a text that ends with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn df11_tensor_named(
     model: *const Model,

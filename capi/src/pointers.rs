@@ -54,7 +54,7 @@ pub(crate) unsafe fn bytes<'a>(pointer: *mut u8, length: u64) -> Result<&'a mut 
 /// Makes a handle of a value, which is null if there is none.
 ///
 /// # Safety
-/// As [`write`].
+/// Like [`write`].
 pub(crate) unsafe fn give<T>(
     to: *mut *mut T,
     what: &str,

@@ -1,5 +1,5 @@
-//! What the fast decoders make of the arrays of a tensor, right or wrong, against the reference and
-//! the witness of verification.
+//! Compares the fast decoders, on right and wrong arrays of a tensor, with the reference and the
+//! witness of verification.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ pub fn range(count: u64, cuts: [u64; 2]) -> Range<u64> {
     start.min(end)..start.max(end).max(start + 1)
 }
 
-/// What is known of arrays whose lengths fit their parameters.
+/// The verdict on arrays whose lengths fit their parameters.
 pub struct Judgement {
     /// Nothing was changed.
     pub valid: bool,

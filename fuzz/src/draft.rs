@@ -148,8 +148,7 @@ impl Draft {
                 alias.record.parameters = [(index as u64).into(), 0.into(), 0.into(), 0.into()];
                 self.tree.tensors.insert(index + 1, alias);
             }
-            // What an encoding or dtype of a later version may look like, or one of tiles without
-            // arrays of tiles.
+            // An encoding or dtype of a later version, or `tile` without arrays of tiles.
             _ => {
                 let index = usize::from(choice) % self.tree.tensors.len();
                 let tensor = &mut self.tree.tensors[index];
@@ -287,7 +286,7 @@ fn change_field(record: &mut [u8], (offset, size): (usize, usize), bytes: &mut B
     field.copy_from_slice(&value[..size]);
 }
 
-/// What becomes of a container after its directory's records.
+/// Changes of a container after its directory's records.
 #[derive(Default)]
 struct Frame {
     /// Whether sections get the right checksums.

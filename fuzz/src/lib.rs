@@ -1,4 +1,4 @@
-//! What the fuzz targets share.
+//! The parts that the fuzz targets share.
 #![warn(missing_docs)]
 
 use std::{
@@ -22,7 +22,7 @@ pub mod witness;
 /// piece of some MiB for each thread.
 ///
 /// A hostile length that reaches an allocator unchecked asks for more, even where the system would
-/// hand out untouched zeros. What is zeroed or grows goes through `alloc` too.
+/// hand out untouched zeros. Zeroed and growing allocations call `alloc` too.
 const LARGEST_ALLOCATION: usize = 128 << 20;
 
 struct Bounded;

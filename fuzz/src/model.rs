@@ -41,7 +41,7 @@ pub fn open_copied(container: &[u8], options: &OpenOptions) -> Result<Model> {
     options.open_readers(vec![("0.df11".into(), Box::new(Copied(container.to_vec())))])
 }
 
-/// What a damaged or newer file may be reported as; nothing is the caller's fault or the system's.
+/// Checks that an error blames a damaged or newer file, and neither the caller nor the system.
 pub fn assert_typed(error: &Error) {
     let typed =
         matches!(error, Error::Corrupt { .. } | Error::Limit { .. } | Error::Unsupported { .. });

@@ -1,5 +1,5 @@
-//! What verification must find in a container, written anew from spec/format.md. It knows neither
-//! hashes nor JSON; arrays of coded tensors are judged by `array_witness`.
+//! The problems that verification must find in a container, written anew from spec/format.md. It
+//! knows neither hashes nor JSON; `array_witness` judges arrays of coded tensors.
 
 use df11::{
     Dtype,

@@ -5,9 +5,9 @@
     python bench/diffusion.py --geometry tiny --device cpu    # tries the script itself
 
 One call of the transformer is one step of the sampler: 4096 image tokens (1024 x 1024 pixels) and
-512 of text. Both transformers are called in turns; medians. What pipelines have besides (text
-encoders, VAE) is the same for both and is not counted. Outputs are compared bit by bit with
-PyTorch's flash attention, and timed with its default one.
+512 of text. Both transformers are called in turns; medians. The other components (text encoders,
+VAE) are the same for both and not counted. Outputs are compared bit by bit with PyTorch's flash
+attention, and timed with its default one.
 """
 
 import argparse
@@ -145,7 +145,7 @@ class Bench:
         return model
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """What a pipeline would hand to its transformer, made up."""
+        """Invented inputs of a pipeline's transformer."""
         image, text = self.options.tokens
         generator = torch.Generator(self.device).manual_seed(3)
 

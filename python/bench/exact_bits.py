@@ -57,7 +57,7 @@ def bits(y: Tensor, expected: Tensor) -> int:
 
 
 def inputs(columns: int, rows: int, at: Tensor) -> dict[str, Tensor]:
-    """Ordinary ones, magnitudes of e to ±9, and those of which pairs of columns cancel."""
+    """Normal inputs, magnitudes up to e to ±9, and inputs whose pairs of columns cancel."""
     wide = (3 * normal(rows, columns)).clamp(-9, 9).exp() * normal(rows, columns)
     half = wide[:, : columns // 2]
     cancelling = torch.cat([half, -half], 1)[:, at]

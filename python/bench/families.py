@@ -171,7 +171,7 @@ def in_markdown(rows: list[tuple[Any, ...]]) -> str:
 
 
 def result(kind: str, name: str, options: argparse.Namespace) -> tuple[str, str, str]:
-    """What a process of its own says: the result, compressed of all parameters, why not."""
+    """The answer of a separate process: the result, compressed of all parameters, why not."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     arguments = kind, name, theirs, int(options.memory * 1e9)
     process = multiprocessing.get_context("fork").Process(target=work, args=arguments)

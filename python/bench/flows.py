@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What people do with a language model: train a LoRA on it, and compress it while it is loaded.
+"""Two uses of a language model: training a LoRA on it, and compressing it while it loads.
 
     python bench/llm.py --only make                        # makes the checkpoint and compresses it
     python bench/flows.py --out rows.jsonl                 # 8B geometry, GPU 0

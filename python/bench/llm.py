@@ -216,7 +216,7 @@ class Bench:
         if not compressed.exists():
             layout = {"layout": self.options.layout} if self.options.layout else {}
             start = time.perf_counter()
-            # What it decodes to is compared bit for bit below, and by `memory`.
+            # Decoded weights are compared bit for bit below, and by `memory`.
             report = df11.compress(bf16, compressed, verify=False, progress=False, **layout)
             seconds = time.perf_counter() - start
             figures = {"bytes": report.stored_bytes, "ratio": report.ratio, "seconds": seconds}

@@ -92,7 +92,7 @@ def encode(weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 def install(
     module: torch.nn.Module, encoded: dict[str, torch.Tensor], inside: list[torch.nn.Module]
 ) -> None:
-    """What the package's loader does with one module."""
+    """Does the work of the package's loader for one module."""
     for owner in inside or [module]:
         del owner.weight
     for name, array in encoded.items():

@@ -6,11 +6,11 @@
 
 | figure | what it is |
 |---|---|
-| held | what a process holds: bytes, and as a part of the containers' (or of the checkpoint's). |
+| held | bytes that a process holds, and their share of the containers (or of the checkpoint). |
 |      | As stored these are the bytes that it has read |
-| touched | pages of the containers that the kernel has mapped for it, as such a part: with a |
-|         | page all within 64 KiB, unless fault_around_bytes of debugfs is 4096 |
-| steps | of all greedy steps those whose logits are those of BF16, bit for bit, on all processes |
+| touched | share of the containers' pages that the kernel has mapped for it: it maps all pages |
+|         | within 64 KiB of one, unless fault_around_bytes of debugfs is 4096 |
+| steps | share of greedy steps whose logits are BF16's, bit for bit, on all processes |
 | eager, graph | milliseconds of a decode step, launched by Python or replayed as a CUDA graph |
 
 Each process appends rows of JSON to OUT with its rank at the end; the first one prints a table.
@@ -93,7 +93,7 @@ class Parallel(Bench):
         held = bf16 if kind == "bf16" else df11.report(model).device_bytes
         figures |= {"held": held, "held_part": held / whole}
         figures["used"] = tools.used(self.device) - before
-        # What an earlier model has touched stays in the mapping of this one.
+        # Pages that an earlier model touched stay in the mapping of this one.
         self.row("load", **figures, touched_part=max(0, _touched(folder) - touched) / whole)
         return model
 

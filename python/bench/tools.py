@@ -1,4 +1,4 @@
-"""What benchmarks share: options, rows of figures, seconds."""
+"""Common parts of benchmarks: options, rows of figures, seconds."""
 
 import argparse
 import gc
@@ -104,7 +104,7 @@ def told(report: Any) -> str:
 
 
 def seconds(device: torch.device, work: Callable[[], Any]) -> float:
-    """Of some work on a device, which waits for nothing else."""
+    """Seconds of some work on a device, which waits for nothing else."""
     synchronize(device)
     start = time.perf_counter()
     work()

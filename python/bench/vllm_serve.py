@@ -21,7 +21,7 @@ GiB. Either way one alone is measured while others wait.
 | tokens | of BF16 and exact: greedy tokens of 128 prompts, one request at a time |
 | profile | microseconds of each kernel, with 1 and 64 requests, at saturation, for prompts alone |
 
-What fails or runs out of time says so; what was measured before counts.
+A part that fails or runs out of time says so; earlier measurements count.
 
 Tokens are the same in two engines only if both add in the same order. By default inductor compiles
 the norms, and chooses how they add (the whole row at once, or in steps) by timing them, for each
@@ -62,7 +62,7 @@ KINDS: dict[str, dict[str, str] | None] = {
 PARTS = ("latency", "throughput", "tokens")
 #: Kinds whose tokens must be the same.
 SAME = ("bf16", "exact", "exact-fast")
-#: What vLLM's log tells of a start.
+#: Lines of vLLM's log about a start.
 LOG = {
     "weights_gib": r"Model loading took ([\d.]+) GiB",
     "loading_s": r"Model loading took [\d.]+ GiB (?:memory )?and ([\d.]+) seconds",
@@ -158,7 +158,7 @@ def measure(group: list[Phase], limit: int, end: float) -> None:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What rows have in common."""
+    """The common fields of rows."""
     told = "geometry layers gpus memory together length graphs norms requests"
     found = {name: getattr(options, name) for name in told.split()}
     return {name: value for name, value in found.items() if value is not None}
@@ -229,7 +229,7 @@ class Phase:
         return (errors or [text[-300:]])[-1][-300:]
 
     def row(self) -> dict[str, Any]:
-        """What it found, which goes to a file too."""
+        """Its results, which go to a file too."""
         text, result = self.text(), {"kind": self.kind, **settings(self.options)}
         for found in re.findall(r"^RESULT (.*)$", text, re.MULTILINE):
             result |= json.loads(found)
@@ -334,7 +334,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def engine_options(options: argparse.Namespace, kind: str, traces: Path) -> dict[str, Any]:
-    """What differs from vLLM's own choices."""
+    """Options that differ from vLLM's defaults."""
     from vllm.platforms import current_platform
 
     extra: dict[str, Any] = {"model_loader_extra_config": KINDS[kind]} if KINDS[kind] else {}
@@ -442,7 +442,7 @@ class Engine:
 
 
 def kernels(traces: list[Path]) -> dict[str, Any]:
-    """Of traces of PyTorch's profiler: all time on a GPU, and the kernels that took most."""
+    """From traces of PyTorch's profiler: total time on a GPU, and the kernels that took most."""
     counts: Counter[str] = Counter()
     times: Counter[str] = Counter()
     for trace in traces:

@@ -1,5 +1,5 @@
-"""Decoded tensors as arrays of NumPy and PyTorch, neither of which is needed before; and memory of
-Python objects as an address, and the other way round.
+"""Decoded tensors as arrays of NumPy or PyTorch, imported only then; and addresses of the memory of
+Python objects, and back.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from ._native import Slice, Tensor
 
-# By the name in a container; the second name is that of ml_dtypes, if NumPy has no such type,
-# and the first one holds its bits.
+# By the name in a container. If NumPy lacks a type, the second name is the one in ml_dtypes, and
+# the first type holds the same bits.
 NUMPY: dict[str, tuple[str, str | None]] = {
     "BOOL": ("bool", None),
     "F8_E5M2": ("uint8", "float8_e5m2"),
@@ -33,10 +33,10 @@ NUMPY: dict[str, tuple[str, str | None]] = {
     **{f"I{bits}": (f"int{bits}", None) for bits in (8, 16, 32, 64)},
     **{f"U{bits}": (f"uint{bits}", None) for bits in (8, 16, 32, 64)},
 }
-#: Types of PyTorch that hold two elements, by what these are in a container.
+#: PyTorch's types of two elements, by the container's dtype of one element.
 _PAIRS = {"F4": "float4_e2m1fn_x2"}
-#: Formats of buffers of numbers, as the struct module and NumPy (complex ones) write them. What is
-#: in structures may be an address.
+#: Formats of buffers of numbers, as the struct module and NumPy (complex ones) write them. Not of
+#: structures, whose fields may be addresses.
 _NUMBERS = re.compile(r"[@=<>!]?(Z[fd]|[?cbBhHiIlLqQnNefd])")
 
 
@@ -83,8 +83,8 @@ def values(selection: Tensor | Slice, dtype: Any, copy: bool | None) -> Any:
 
 @functools.cache
 def _ml_dtypes() -> Any:
-    """The package, or None. Looked for once: each failing import takes the lock of all imports, at
-    which forks of a process whose other threads import may hang.
+    """The package, or None. Imported at most once: a failing import takes the lock of all imports,
+    and a fork may hang there while another thread imports.
     """
     try:
         return importlib.import_module("ml_dtypes")
@@ -102,7 +102,7 @@ def torch(selection: Tensor | Slice) -> Any:
 
 
 def _pairs(selection: Tensor | Slice, library: Any) -> Any:
-    """A tensor of pairs: half as long in its last dimension, as safetensors gives it."""
+    """A tensor of two-element types: half as long in its last dimension, as in safetensors."""
     *outer, last = selection.shape or (1,)
     kind = getattr(library, _PAIRS[selection.dtype], None)
     if kind is None or last % 2:
@@ -110,8 +110,8 @@ def _pairs(selection: Tensor | Slice, library: Any) -> Any:
         raise unfit(f"{problem} with {last} elements per row", "decode its bytes with decode_into")
     data = bytearray(selection.nbytes)
     selection.decode_into(data)
-    found = library.frombuffer(data, dtype=library.uint8) if data else library.empty(0)
-    return found.to(library.uint8).view(kind).view([*outer, last // 2])
+    raw = library.frombuffer(data, dtype=library.uint8) if data else library.empty(0)
+    return raw.to(library.uint8).view(kind).view([*outer, last // 2])
 
 
 def dtype_of(kind: str) -> pytorch.dtype | None:
@@ -121,16 +121,16 @@ def dtype_of(kind: str) -> pytorch.dtype | None:
 
 
 def known_dtype_of(name: str, kind: str) -> pytorch.dtype:
-    """As `dtype_of`, of the tensor with this name. Raises `TypeError` if PyTorch has none such."""
-    if (found := dtype_of(kind)) is None:
+    """`dtype_of` for a named tensor. Raises `TypeError` if PyTorch has no such dtype."""
+    if (known := dtype_of(kind)) is None:
         raise TypeError(f"tensor {name!r} has dtype {kind}, which PyTorch does not know")
-    return found
+    return known
 
 
 def writable(buffer: Any) -> tuple[int, int, Any]:
-    """The address of a buffer's first byte, its bytes, and what keeps them in place while it lives.
-    The buffer protocol is no part of Python 3.10's stable ABI, so that the native module asks
-    ctypes.
+    """The address of a buffer's first byte, its length in bytes, and an object that keeps the bytes
+    in place while it lives. The native module gets these by ctypes, because the stable ABI of
+    Python 3.10 lacks the buffer protocol.
     """
     try:
         view = memoryview(buffer)
@@ -155,8 +155,8 @@ def writable(buffer: Any) -> tuple[int, int, Any]:
 
 
 def memory_at(address: int, length: int, owner: Any) -> Any:
-    """The bytes at an address, which keep their owner while they are used, for PyTorch. It has no
-    read-only tensors, and warns of read-only buffers. Nobody may write to them.
+    """The bytes at an address, for PyTorch; they keep their owner alive. Nobody may write to them,
+    though the buffer is writable: PyTorch has no read-only tensors and warns of read-only buffers.
     """
     memory = (ctypes.c_ubyte * length).from_address(address)
     memory._owner = owner  # type: ignore[attr-defined]
@@ -164,5 +164,5 @@ def memory_at(address: int, length: int, owner: Any) -> Any:
 
 
 def readable(address: int, length: int, owner: Any) -> memoryview:
-    """As `memory_at`, for reading."""
+    """The same bytes as `memory_at`, read-only."""
     return memoryview(memory_at(address, length, owner)).cast("B").toreadonly()

@@ -3,14 +3,14 @@
 ```text
  CPU        the container's own mapping
  stored     container ──pinned ring──▶ one slab: codebooks, records, bits, planes, tables
- encoded    what a loader has made otherwise: on the device, as stored
- fast       container ──▶ a slab for a while ──▶ up to 64 MB of BF16 ──▶ strips, entries
+ encoded    a tensor that a loader computed: encoded on the device, as stored
+ fast       container ──▶ temporary slab ──▶ up to 64 MB of BF16 ──▶ strips, entries
  streamed   the mapping, registered with the driver (or a pinned copy); tables on the GPU
 ```
-Slabs are tensors of PyTorch's allocator, and arrays are views of them: memory is given back when
-the last weight of a group is gone. No more memory is taken at any moment than the result,
-`BATCH_BYTES` (or one tensor, if that is larger) and `_pack.SLICE_BYTES`. A thread brings what is
-next while weights are made of what is there.
+Slabs are tensors of PyTorch's allocator, and arrays are views of them, so the memory is freed with
+the last weight of a group. At most the result, `BATCH_BYTES` (or one larger tensor) and
+`_pack.SLICE_BYTES` are in memory at once. A thread brings the next batch while weights are made
+from the current one.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ._container import Area, Tensors
 from ._encoding import encode, matrix_for
 from ._errors import GpuError
 from ._matrices import TABLE_BYTES, TILE_ROWS, Part
-from ._pack import Packed, pack, pack_dense, steps
-from ._plan import EXCEPTIONAL, SMALL, Group, Item, Residence, aligned
+from ._pack import Packed, pack, pack_dense, row_ranges
+from ._plan import EXCEPTIONAL, SMALL, Item, Residence, WeightBlock, aligned
 from ._progress import Bar
 from ._tensor import CompressedTensor
 
@@ -44,31 +44,32 @@ _Window = tuple[Area, Part]
 
 
 def bring(
-    tensors: Tensors, groups: Sequence[Group], exact: bool, bar: Bar
+    tensors: Tensors, blocks: Sequence[WeightBlock], exact: bool, bar: Bar
 ) -> Iterator[tuple[Item, Tensor]]:
-    """The weights of some groups on their devices and in their forms; then the ordinary ones. Those
-    are decoded if they are compressed. An item that cannot lie as it should becomes one of them,
-    and gets the reason. Each byte is read and checked once. Raises `CorruptError` if a tensor is
-    damaged.
+    """The weights of some blocks, on their devices and in their residences; then the ordinary ones,
+    decoded. An item that cannot have its residence becomes ordinary and gets the reason. Each byte
+    is read and checked once. Raises `CorruptError` if a tensor is damaged.
     """
-    for (device, residence), some in groupby(groups, lambda each: (each.device, each.residence)):
+    for (device, residence), some in groupby(blocks, lambda each: (each.device, each.residence)):
         to = _Device(tensors, device, bar)
         yield from _compressed(to, [each.items for each in some], residence, exact)
-    for item in (item for each in groups for item in each.items if item.reason is not None):
+    for item in (item for each in blocks for item in each.items if item.reason is not None):
         if isinstance(item.value, CompressedTensor):
-            tensors.check(item.sources)
+            tensors.check(item.tensor_names)
             yield item, item.value.decode()
         else:
             yield item, item.value
 
 
 def _compressed(
-    to: _Device, of_groups: list[list[Item]], residence: Residence, exact: bool
+    to: _Device, of_blocks: list[list[Item]], residence: Residence, exact: bool
 ) -> Iterator[tuple[Item, CompressedTensor]]:
-    forms = ("stored", "streamed")
-    others = [[item for item in items if item.form(residence) in forms] for items in of_groups]
-    pairs = ((item, mine) for items, mine in zip(of_groups, others, strict=True) for item in items)
-    fast = [(item, mine) for item, mine in pairs if item.form(residence) == "fast"]
+    kept = ("stored", "streamed")
+    others = [
+        [item for item in items if item.residence_if(residence) in kept] for items in of_blocks
+    ]
+    pairs = ((item, mine) for items, mine in zip(of_blocks, others, strict=True) for item in items)
+    fast = [(item, mine) for item, mine in pairs if item.residence_if(residence) == "fast"]
     for (item, mine), packed in zip(fast, to.fast([item for item, _ in fast]), strict=True):
         if packed is not None:
             yield item, CompressedTensor(*packed, item.value.shape, exact=exact)
@@ -83,9 +84,9 @@ def _compressed(
         else:
             yield item, made
     others = [mine for items in others if (mine := [item for item in items if item.is_compressed])]
-    found = [to.tensors.around(_values(items)) for items in others]
-    arrays_of = to.arrays([tiles for _, tiles in found], residence)
-    for items, (windows, _), arrays in zip(others, found, arrays_of, strict=True):
+    enclosing = [to.tensors.enclosing_tiles(_values(items)) for items in others]
+    arrays_of = to.arrays([tiles for _, tiles in enclosing], residence)
+    for items, (windows, _), arrays in zip(others, enclosing, arrays_of, strict=True):
         for item, some in zip(items, windows, strict=True):
             flat = [array for tiles, _ in some for array in arrays[tiles]]
             value: Any = item.value
@@ -109,7 +110,7 @@ class _Device:
         return map(self._streamed, batches) if residence == "streamed" else self._stored(batches)
 
     def _stored(self, batches: Iterable[Sequence[Area]]) -> Iterator[dict[Area, Arrays]]:
-        """In one slab for each batch. The next batch is brought while one is used."""
+        """One slab per batch. The next batch is brought while the caller uses one."""
         ahead: deque[Future[dict[Area, Arrays]]] = deque()
         with ThreadPoolExecutor(1) as thread:
             for some in batches:
@@ -125,7 +126,7 @@ class _Device:
         lengths |= {tiles: [array.numel() for array in mine] for tiles, mine in own.items()}
         wanted = {tiles: (*lengths[tiles], TABLE_BYTES) for tiles in some}
         arrays = _carved(wanted, device=self.device)
-        # The allocator gives memory that earlier work on the current stream may still use.
+        # Earlier work on the current stream may still use the memory that the allocator gives.
         torch.cuda.current_stream(self.device).synchronize()
         return arrays
 
@@ -153,12 +154,12 @@ class _Device:
         _native.build_tables(self.device.index, items)
 
     def encoded(self, value: Tensor, exact: bool) -> CompressedTensor | None:
-        """A tensor that is not compressed, as stored; None if that makes it no smaller."""
+        """Encodes an uncompressed tensor as stored; None if that makes it no smaller."""
         matrix = matrix_for(value)
         assert matrix is not None
-        if (found := encode(matrix.to(self.device))) is None:
+        if (encoding := encode(matrix.to(self.device))) is None:
             return None
-        arrays, part = found
+        arrays, part = encoding
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
             book, table = arrays[0], arrays[-1]
@@ -167,7 +168,7 @@ class _Device:
         return CompressedTensor(arrays, [part], value.shape, exact=exact)
 
     def fast(self, items: list[Item]) -> Iterator[Packed | None]:
-        windows = iter(self.tensors.around(_values(items))[0])
+        windows = iter(self.tensors.enclosing_tiles(_values(items))[0])
         is_dense = [not isinstance(item.value, CompressedTensor) for item in items]
         all_runs = [[] if dense else _runs(next(windows)) for dense in is_dense]
         slices = self._slices(window for runs in all_runs for run in runs for window in run)
@@ -175,7 +176,7 @@ class _Device:
             yield self._pack(runs, slices) if runs else pack_dense(self.device, item.value)
 
     def _slices(self, windows: Iterable[_Window]) -> Iterator[Iterator[Tensor]]:
-        """The decoded rows of each window, some at a time; its tiles are there only meanwhile."""
+        """The decoded rows of each window, some at a time. Its tiles exist only meanwhile."""
         batches, same = tee(self._batches(windows))
         some = (list(dict.fromkeys(tiles for tiles, _ in batch)) for batch in same)
         brought = self._stored(some)
@@ -186,7 +187,7 @@ class _Device:
             del arrays  # before the next ones are there
 
     def _decoded(self, arrays: Arrays, part: Part) -> Iterator[Tensor]:
-        for first, last in steps(part.row_begin, part.row_end, part.columns):
+        for first, last in row_ranges(part.row_begin, part.row_end, part.columns):
             window = part._replace(row_begin=first, row_end=last)
             yield torch.ops.df11.decode(arrays, window, self.device)
 
@@ -196,14 +197,14 @@ class _Device:
             rows = sum(part.height for _, part in run)
             some = chain.from_iterable(islice(slices, len(run)))
             packed.append(pack(self.device, rows, run[0][1].width, some))
-        found = [each for each in packed if each is not None]
-        if len(found) < len(packed):
+        results = [each for each in packed if each is not None]
+        if len(results) < len(packed):
             return None
-        arrays, parts = zip(*found, strict=True)
+        arrays, parts = zip(*results, strict=True)
         return [*chain.from_iterable(arrays)], [*chain.from_iterable(parts)]
 
     def _batches(self, windows: Iterable[_Window]) -> Iterator[list[_Window]]:
-        """Windows whose tiles are there together; none while two batches would be too much."""
+        """Windows whose tiles are in memory together; an empty batch if two would be too large."""
         batch: list[_Window] = []
         known: set[Area] = set()
         before = size = 0
@@ -224,8 +225,8 @@ class _Device:
         return {tiles: [*mine, empty] for tiles, mine in arrays.items()}
 
     def _streamed(self, some: Sequence[Area]) -> dict[Area, Arrays]:
-        found = {tiles: mine[:4] for tiles, mine in self._mapped(some).items()}
-        arrays = _pinned(found) if all(tiles.is_whole for tiles in some) else _copied(found)
+        mapped = {tiles: mine[:4] for tiles, mine in self._mapped(some).items()}
+        arrays = _pinned(mapped) if all(tiles.is_whole for tiles in some) else _copied(mapped)
         tables = _carved(dict.fromkeys(some, (TABLE_BYTES,)), device=self.device)
         torch.cuda.current_stream(self.device).synchronize()
         arrays = {tiles: mine + tables[tiles] for tiles, mine in arrays.items()}
@@ -234,7 +235,7 @@ class _Device:
 
 
 def _runs(windows: Sequence[_Window]) -> list[list[_Window]]:
-    """Windows of whole strips go together; only the last one of a run may end within a strip."""
+    """Joins windows of whole strips. Only the last window of a run may end within a strip."""
     runs: list[list[_Window]] = []
     for window in windows:
         if not runs or runs[-1][-1][1].height % TILE_ROWS:
@@ -244,22 +245,22 @@ def _runs(windows: Sequence[_Window]) -> list[list[_Window]]:
 
 
 class _Held:
-    """Pinned memory, until the last tensor in it is gone and no GPU reads it any more."""
+    """Pinned memory that lives until its last tensor is gone and no GPU reads it any more."""
 
     def __init__(self, pinned: list[_native.PinnedMemory], arrays: Arrays) -> None:
         self.pinned, self.arrays = pinned, arrays
 
     def __del__(self) -> None:
-        # Kernels may still read what Python has let go, on any GPU: it is pinned for all of them.
+        # Kernels on any GPU may still read memory that Python has let go: it is pinned for all.
         for index in range(torch.cuda.device_count()):
             if torch._C._cuda_hasPrimaryContext(index):  # type: ignore[attr-defined]
                 torch.cuda.synchronize(index)
-        self.pinned.clear()  # before what has the memory
+        self.pinned.clear()  # before the owner of the memory
         self.arrays.clear()
 
 
 def _held(arrays: dict[Area, Arrays], pinned: list[_native.PinnedMemory]) -> dict[Area, Arrays]:
-    """The same pinned memory, which is kept as `_Held` says."""
+    """The same arrays, whose pinned memory lives as `_Held` says."""
     held = _Held(pinned, [array for mine in arrays.values() for array in mine])
 
     def kept(array: Tensor) -> Tensor:
@@ -282,7 +283,7 @@ def _pinned(mapped: dict[Area, Arrays]) -> dict[Area, Arrays]:
 
 
 def _spans(arrays: Arrays) -> list[tuple[int, int]]:
-    """The pages of arrays, each once: what lies side by side is one span."""
+    """The pages of arrays, each once. Neighbouring pages form one span."""
     page = mmap.PAGESIZE
     edges = sorted(
         (array.data_ptr() // page * page, -(-(array.data_ptr() + array.numel()) // page) * page)
@@ -303,7 +304,8 @@ def _copied(mapped: dict[Area, Arrays]) -> dict[Area, Arrays]:
     for name, arrays in mapped.items():
         for copy, array in zip(copies[name], arrays, strict=True):
             copy.copy_(array)
-    # PyTorch would give the memory to others at once: it does not know of kernels that read it.
+    # PyTorch's own pinned memory would be reused at once: it does not know the kernels that read
+    # it.
     return _held(copies, [])
 
 

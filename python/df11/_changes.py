@@ -1,8 +1,8 @@
 """Changes of a module's memory since its containers were loaded.
 
-The source of each weight says what it was when it was loaded: windows of tensors of the container,
-which are decoded again to be compared, or a digest of its values. Names count too: a layer that
-took another one's place has that one's name.
+The origin of each weight describes its loaded value: windows of tensors of the container, which are
+decoded again to be compared, or a digest of its values. Names count too: a layer that took another
+layer's place has that layer's name.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 from ._matrices import FAST
 from ._modules import Entry, entries, local
-from ._source import Source, Weight, digest, settled
+from ._origin import Origin, Weight, digest, settled
 from ._tensor import CompressedTensor
 
 _COMPARED = ("flat_parts", "transposed", "shape")
 
 
 class Changes(NamedTuple):
-    """Names, as the module has them now."""
+    """Names that the module has now."""
 
-    #: Weights of the containers that the module has no longer.
+    #: Weights of the containers that the module no longer has.
     gone: list[str]
     #: Weights with other values, another shape or dtype.
     differing: list[str]
-    #: Parameters and persistent buffers that are none of the containers' weights.
+    #: Parameters and persistent buffers that the containers lack.
     new: dict[str, Tensor]
 
     @property
@@ -35,12 +35,12 @@ class Changes(NamedTuple):
         return [*self.differing, *self.gone, *self.new]
 
 
-def changes_of(root: nn.Module, source: Source) -> Changes:
-    """Compares all weights of a module with what they were; reads each once, and decodes compressed
-    ones twice, one after another. Raises `ValueError` for weights without memory, and for a
-    container that has become another one.
+def changes_of(root: nn.Module, origin: Origin) -> Changes:
+    """Compares all weights of a module with their loaded values. Reads each once, and decodes
+    compressed ones twice, one after another. Raises `ValueError` for weights without memory, and
+    for a container that was replaced.
     """
-    held = {spot.name: weight for weight in source.weights for spot in weight.spots}
+    held = {spot.name: weight for weight in origin.weights for spot in weight.spots}
     now = {spot.name: entry for entry in entries(root) for spot in entry.spots}
     kept = {name: entry for name, entry in now.items() if entry.is_persistent}
     seen: dict[tuple[int, int], bool] = {}
@@ -48,7 +48,7 @@ def changes_of(root: nn.Module, source: Source) -> Changes:
     def is_same(name: str, entry: Entry, weight: Weight) -> bool:
         key = id(entry.value), id(weight)
         if key not in seen:
-            seen[key] = is_as_loaded(source, weight, entry.value, name)
+            seen[key] = is_as_loaded(origin, weight, entry.value, name)
         return seen[key]
 
     differing = [
@@ -61,26 +61,26 @@ def changes_of(root: nn.Module, source: Source) -> Changes:
 
 
 @torch.no_grad()
-def is_as_loaded(source: Source, weight: Weight, value: Tensor, name: str = "") -> bool:
-    """Whether a value is what a weight was when it was loaded, bit for bit."""
+def is_as_loaded(origin: Origin, weight: Weight, value: Tensor, name: str = "") -> bool:
+    """Whether a value equals the loaded value of a weight, bit for bit."""
     value = local(value.detach())
     if value.is_meta:
         raise ValueError(
             f"{name or weight.name} has no memory here: it was offloaded; bring it back first, as "
             "accelerate.hooks.remove_hook_from_module(model, recurse=True) does"
         )
-    if weight.told is None:
+    if weight.description is None:
         return settled(digest(value)) == weight.digest
     if value.dtype != torch.bfloat16:
         return False
-    expected = source.tensors.again(weight.told)
+    expected = origin.tensors.rebuild(weight.description)
     if expected.shape != value.shape or _has_arrays(value, expected):
         return expected.shape == value.shape
     return torch.equal(_bits(_on_cpu(value)), _bits(expected))
 
 
 def _has_arrays(value: Tensor, expected: CompressedTensor) -> bool:
-    """Whether it is a view of the same compressed arrays, which nobody can write to."""
+    """Whether it is a view of the same compressed arrays; nobody can write to these."""
     if not isinstance(value, CompressedTensor):
         return False
     if any(getattr(value, name) != getattr(expected, name) for name in _COMPARED):
@@ -92,8 +92,8 @@ def _has_arrays(value: Tensor, expected: CompressedTensor) -> bool:
 
 
 def _on_cpu(value: Tensor) -> Tensor:
-    """A value on the CPU; from the fast layout, which only a GPU has, it is decoded there."""
-    if isinstance(value, CompressedTensor) and any(part.form == FAST for part in value.parts):
+    """A value on the CPU. A GPU decodes the fast layout, which no CPU can."""
+    if isinstance(value, CompressedTensor) and any(part.residence == FAST for part in value.parts):
         value = value.decode()
     return value.cpu()
 

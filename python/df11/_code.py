@@ -1,4 +1,4 @@
-"""Functions of Python and their source, if that is what they were compiled from."""
+"""Python functions and the source from which they were compiled."""
 
 from __future__ import annotations
 import __future__
@@ -16,10 +16,10 @@ for _name in __future__.all_feature_names:
 
 
 class Source(NamedTuple):
-    """A function as it is written."""
+    """The source of a function."""
 
     definition: ast.FunctionDef
-    #: Imports of its file, by which calls of what they name are compiled in another way.
+    #: Imports of its file. Python compiles calls of imported names differently.
     imports: list[ast.stmt]
 
 
@@ -45,7 +45,7 @@ def _file_of(source: str) -> _File:
 
 
 def _outside(node: ast.AST) -> Iterator[ast.AST]:
-    """All that is in no function or class, where imports change how a call is compiled."""
+    """All nodes outside functions and classes. Imports there change how calls are compiled."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
@@ -53,7 +53,7 @@ def _outside(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def source_of(function: Any) -> Source | None:
-    """The source of a function, if that compiles to its code."""
+    """The source of a function, if it compiles to the function's code."""
     if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
         return None
     return _source_of(function)
@@ -61,30 +61,30 @@ def source_of(function: Any) -> Source | None:
 
 @lru_cache(maxsize=1 << 10)
 def _source_of(function: FunctionType) -> Source | None:
-    told = function.__code__
+    code = function.__code__
     try:
         file = _file_of("".join(inspect.findsource(function)[0]))
-        definition = file.functions.get(told.co_firstlineno)
-        if definition is None or definition.name != told.co_name:
+        definition = file.functions.get(code.co_firstlineno)
+        if definition is None or definition.name != code.co_name:
             return None
-        found = Source(definition, file.imports)
-        return found if _is_same(_code_of(found, function), told) else None
+        source = Source(definition, file.imports)
+        return source if _is_same(_code_of(source, function), code) else None
     except (OSError, SyntaxError, TypeError, ValueError):
         return None
 
 
 def _code_of(source: Source, function: Any, *names: str) -> CodeType | None:
-    """The code of a definition in the scope of a function, with names of an outer function. None
-    if it is elsewhere, as that of a definition with type parameters.
+    """The code of a definition in the scope of a function, with names of an outer function. None if
+    the code is nested elsewhere, as in a definition with type parameters.
     """
     (outer,) = ast.parse(
         f"def outer({', '.join((*function.__code__.co_freevars, *names))}): 0"
     ).body
     outer.body = [source.definition]  # type: ignore[attr-defined]
-    told: CodeType = function.__code__
-    flags = told.co_flags & _FUTURE
+    own: CodeType = function.__code__
+    flags = own.co_flags & _FUTURE
     tree = ast.fix_missing_locations(ast.Module([*source.imports, outer], []))
-    code = compile(tree, told.co_filename, "exec", flags=flags, dont_inherit=True)
+    code = compile(tree, own.co_filename, "exec", flags=flags, dont_inherit=True)
     return _inner(_inner(code, "outer"), source.definition.name)
 
 
@@ -94,19 +94,19 @@ def _inner(code: CodeType | None, name: str) -> CodeType | None:
     return next(inner, None)
 
 
-#: Attributes that codes of one source share. Python before 3.11 has no table of exceptions.
+#: Attributes that are equal for codes of one source. Python before 3.11 has no exception table.
 _NAMES = """
     co_code co_names co_varnames co_freevars co_cellvars co_argcount co_posonlyargcount
     co_kwonlyargcount co_exceptiontable
 """
-_TOLD = _NAMES.split()
+_COMPARED = _NAMES.split()
 
 
 def _is_same(one: Any, other: Any) -> bool:
     if not isinstance(one, CodeType) or not isinstance(other, CodeType):
         return type(one) is type(other) and repr(one) == repr(other)
     return (
-        all(getattr(one, name, None) == getattr(other, name, None) for name in _TOLD)
+        all(getattr(one, name, None) == getattr(other, name, None) for name in _COMPARED)
         and (one.co_flags ^ other.co_flags) & ~inspect.CO_NESTED == 0
         and len(one.co_consts) == len(other.co_consts)
         and all(map(_is_same, one.co_consts, other.co_consts))
@@ -114,7 +114,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def function_of(source: Source, function: Any, given: Mapping[str, Any]) -> FunctionType:
-    """The function that another definition makes in the place of one, with some names more."""
+    """The function that a definition makes in place of another one, with additional names."""
     code = _code_of(source, function, *given)
     assert code is not None
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -127,15 +127,15 @@ def function_of(source: Source, function: Any, given: Mapping[str, Any]) -> Func
 
 
 def unwrapped(function: Any) -> Any:
-    """The function that decorators were given."""
+    """The function inside decorators."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
 
 
 def rewrapped(function: Any, made: FunctionType) -> FunctionType | None:
-    """As a function with decorators, with another one than they were given. None if one of them is
-    no function that has the next one in its scope.
+    """A decorated function with another function inside its decorators. None if a decorator's
+    result is no function that has the next one in its scope.
     """
     if (wrapped := getattr(function, "__wrapped__", None)) is None:
         return made

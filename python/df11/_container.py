@@ -1,7 +1,7 @@
 """A container as a dictionary of tensors on the CPU: compressed ones in its mapping, or decoded.
 
-Loaders take these as any others: they rename, stack, cut, transpose and tie them, which gives
-windows of the same arrays. Nothing is read before a tensor is decoded or brought to a device.
+Loaders treat them like any others. Renaming, stacking, cutting, transposing and tying them gives
+windows of the same arrays. Nothing is read until a tensor is decoded or brought to a device.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch.utils._pytree import tree_map_only
 
 from ._arrays import known_dtype_of, memory_at
 from ._errors import damaged, unfit
-from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, pieces
+from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, parts_with_arrays
 from ._native import TemporaryFolder
 from ._tensor import CompressedTensor, rebuild
 
 #: Threads that cut tiles out; each copies at the speed of memory.
 _THREADS = 8
-#: Bytes that a GPU may need more for a tile of a cut: it copies from multiples of 16 bytes on, and
-#: tiles begin elsewhere between them than in the whole tensor.
+#: Extra bytes that a GPU may need for a tile of a cut. It copies from a multiple of 16 bytes on,
+#: and a cut tile may begin at another distance from it than in the whole tensor.
 _MOVED_BYTES = 16
 
 Arrays = list[Tensor]
@@ -48,9 +48,9 @@ class Tensors(Mapping[str, Tensor]):
 
     def __init__(self, container: Any) -> None:
         self.container = container
-        #: Names that were asked for since somebody looked, in order.
-        self.asked: list[str] = []
-        #: Names that were ever asked for, and those of which somebody wanted to know the shape.
+        #: Names requested since a caller last cleared the list, in order.
+        self.requested: list[str] = []
+        #: All names ever requested, and the names whose shapes were requested.
         self.taken: set[str] = set()
         self.used: set[str] = set()
         self._found: dict[str, CompressedTensor] = {}
@@ -69,12 +69,12 @@ class Tensors(Mapping[str, Tensor]):
         """A compressed tensor, or one of decoded values that are the caller's own. Raises
         `TypeError` if PyTorch does not know its dtype, `CorruptError` for values that are decoded.
         """
-        self.asked.append(name)
+        self.requested.append(name)
         self.taken.add(name)
         self.used.add(name)
         stored = self.container[name]
-        if (found := self._compressed(name, stored)) is not None:
-            return found
+        if (kept := self._compressed(name, stored)) is not None:
+            return kept
         known_dtype_of(name, stored.dtype)
         decoded: Tensor = stored.torch()
         return decoded
@@ -93,25 +93,26 @@ class Tensors(Mapping[str, Tensor]):
         return self._found.get(name)
 
     def _arrays(self, tiles: Any) -> Arrays:
-        found = []
+        arrays = []
         for address, length in tiles.places:
             at = bisect_right(self._mapped, address, key=lambda pair: pair[0])
             start, memory = self._mapped[at - 1]
-            found.append(_frombuffer(memory, address - start, length))
-        return [*found, _frombuffer(b"")]
+            arrays.append(_frombuffer(memory, address - start, length))
+        return [*arrays, _frombuffer(b"")]
 
     def names(self, value: CompressedTensor) -> list[str]:
         return [
-            self._names[mine[0].data_ptr()] for _, mine in pieces(value._arrays, value.flat_parts)
+            self._names[mine[0].data_ptr()]
+            for _, mine in parts_with_arrays(value._arrays, value.flat_parts)
         ]
 
-    def told(self, value: CompressedTensor) -> tuple[list[str], dict[str, Any]]:
-        """Names and numbers that tell a tensor's place in the container, for `again`."""
-        return self.names(value), value._told
+    def describe(self, value: CompressedTensor) -> tuple[list[str], dict[str, Any]]:
+        """Names and numbers from which `rebuild` makes the tensor again."""
+        return self.names(value), value._state
 
-    def again(self, told: tuple[list[str], dict[str, Any]]) -> CompressedTensor:
-        """The tensor of which `told` gave this. Reads and checks its arrays."""
-        names, numbers = told
+    def rebuild(self, description: tuple[list[str], dict[str, Any]]) -> CompressedTensor:
+        """Makes the tensor that `describe` described. Reads and checks its arrays."""
+        names, numbers = description
         self.check(names)
         arrays = [array for name in names for array in self[name]._arrays[:4]]  # type: ignore[attr-defined]
         return rebuild(arrays, numbers)
@@ -120,15 +121,18 @@ class Tensors(Mapping[str, Tensor]):
         """Checks the arrays of tensors in tiles, once. Raises CorruptError."""
         self.container.check_tiles(list(names))
 
-    def around(
+    def enclosing_tiles(
         self, values: Sequence[CompressedTensor]
     ) -> tuple[list[list[tuple[Area, Part]]], list[Area]]:
-        """The tiles of the parts of each tensor, with the windows of these; and all tiles. All
-        tiles of a tensor if these parts need them all; else each window has its own, which `cut`
-        cuts out.
+        """The tiles that enclose the parts of each tensor, with the window of each part in them;
+        and all of these areas. A tensor's parts share all its tiles if they need them all.
+        Otherwise each window has its own tiles, which `cut` cuts out.
         """
         wanted = [
-            [(_around(name, part), part) for name, part in zip(self.names(v), v.parts, strict=True)]
+            [
+                (_enclosing(name, part), part)
+                for name, part in zip(self.names(v), v.parts, strict=True)
+            ]
             for v in values
         ]
         areas: Counter[str] = Counter()
@@ -137,15 +141,15 @@ class Tensors(Mapping[str, Tensor]):
             areas[tiles.name] += _area(tiles.rows, tiles.columns)
             sizes[tiles.name] = part
         whole = {name for name, (rows, columns) in sizes.items() if areas[name] >= rows * columns}
-        found = [[_within(tiles, part, whole) for tiles, part in mine] for mine in wanted]
-        return found, list(dict.fromkeys(tiles for mine in found for tiles, _ in mine))
+        windows = [[_within(tiles, part, whole) for tiles, part in mine] for mine in wanted]
+        return windows, list(dict.fromkeys(tiles for mine in windows for tiles, _ in mine))
 
     def cut(self, some: Iterable[Area]) -> dict[Area, Arrays]:
         """The arrays of tiles that are not whole tensors, in memory of their own. Checks them."""
 
         def arrays(tiles: Area) -> Arrays:
-            _, found = self.container[tiles.name].tiles.cut(tiles.rows, tiles.columns)
-            return [_frombuffer(array) for array in found]
+            _, copies = self.container[tiles.name].tiles.cut(tiles.rows, tiles.columns)
+            return [_frombuffer(array) for array in copies]
 
         own = [tiles for tiles in some if not tiles.is_whole]
         with ThreadPoolExecutor(_THREADS) as threads:
@@ -167,7 +171,7 @@ def _frombuffer(buffer: Any, offset: int = 0, count: int = -1) -> Tensor:
     return torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=offset)
 
 
-def _around(name: str, part: Part) -> Area:
+def _enclosing(name: str, part: Part) -> Area:
     rows = _rounded_out((part.row_begin, part.row_end), TILE_ROWS, part.rows)
     columns = _rounded_out((part.column_begin, part.column_end), TILE_COLUMNS, part.columns)
     return Area(name, rows, columns, (rows, columns) == ((0, part.rows), (0, part.columns)))
@@ -193,13 +197,13 @@ def _area(rows: Range, columns: Range) -> int:
 
 
 def share(part: Part) -> float:
-    tiles = _around("", part)
+    tiles = _enclosing("", part)
     return _area(tiles.rows, tiles.columns) / (part.rows * part.columns)
 
 
-class Origins:
-    """The tensors of a container that values come from, after a library has renamed, cut and
-    stacked these.
+class Lineage:
+    """Finds the container's tensors from which a library made a value by renaming, cutting and
+    stacking.
     """
 
     def __init__(self, tensors: Tensors, values: dict[str, Tensor]) -> None:
@@ -210,7 +214,7 @@ class Origins:
         self._names = {value.untyped_storage().data_ptr(): name for name, value in plain}
 
     def of(self, value: Tensor) -> list[str]:
-        """Their names; none for ordinary values in memory of their own."""
+        """The names of these tensors; none for ordinary values in memory of their own."""
         if isinstance(value, CompressedTensor):
             return list(dict.fromkeys(self._tensors.names(value)))
         name = self._names.get(value.untyped_storage().data_ptr())
@@ -218,7 +222,7 @@ class Origins:
 
 
 class Unplaced:
-    """A tensor that a loader would move to its device: it stays where it is until all are known."""
+    """A tensor that stays in place when a loader moves it, until all tensors are known."""
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
@@ -235,15 +239,15 @@ class Unplaced:
 
 
 class Kept(Unplaced):
-    """One that also keeps its dtype, whatever the loader makes it."""
+    """A tensor that also keeps its dtype when the loader converts it."""
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
         return self.value
 
 
 class Sliceable:
-    """A tensor for loaders that take slices of safetensors files, of `Tensors` or of what is like
-    them. `wrap`: what they get it in.
+    """A tensor for loaders that take slices of safetensors files. `reader` is `Tensors` or has its
+    methods, and `wrap` wraps the values that the loader gets.
     """
 
     def __init__(self, reader: Any, name: str, wrap: Callable[[Tensor], Any] = Unplaced) -> None:
@@ -262,9 +266,9 @@ class Sliceable:
 
 
 class Handed:
-    """A file of PyTorch that stands for tensors: whoever loads it gets these, once. It is there as
-    long as this is. `beside` is read too, if there is such a file. Raises `ValueError` if that has
-    one of these tensors, or is no regular file.
+    """A file of PyTorch whose first load gives these tensors. It exists as long as this object. An
+    existing file `beside` is read too. Raises `ValueError` if that file has one of these tensors,
+    or is no regular file.
     """
 
     _all: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -281,7 +285,7 @@ class Handed:
                 others = load_file(beside)
         if doubled := next((name for name in others if name in tensors), None):
             raise in_both(beside, doubled)
-        #: Names of what was read there.
+        #: Names of the tensors in `beside`.
         self.added = list(others)
         self._all[self._key] = {**tensors, **others}
         torch.save(self, self.file)
@@ -294,8 +298,8 @@ class Handed:
 
 
 def is_there(file: Path) -> bool:
-    """Whether there is such a file. Raises `ParameterError` if anything else has its name: opening
-    a pipe would wait, and a device has no end.
+    """Whether the file exists. Raises `ParameterError` for anything but a regular file: opening a
+    pipe would wait, and a device has no end.
     """
     if os.path.lexists(file) and not file.is_file():
         raise unfit(f"{file} is not a regular file", "remove it, or put the file itself there")
@@ -304,7 +308,7 @@ def is_there(file: Path) -> bool:
 
 @contextmanager
 def naming(beside: Path) -> Iterator[None]:
-    """Reads a file of safetensors, whose own errors do not name it. Raises `CorruptError`."""
+    """Turns errors of safetensors, which name no file, into a `CorruptError` that names it."""
     from safetensors import SafetensorError
 
     try:

@@ -1,9 +1,9 @@
 """diffusers: `from_pretrained` of compressed models and pipelines.
 
-diffusers keeps its quantizers in two tables, without a way to register, and finds the files of a
-checkpoint by two functions that know no others than its own. So the tables get an entry when they
-are imported, and the functions are wrapped when the first compressed model is loaded; everything
-else is done by the methods that a quantizer has, here in the order of their calls.
+diffusers keeps its quantizers in two tables that cannot be extended, and finds the files of a
+checkpoint by two functions that know only its own formats. So df11 adds an entry to the tables when
+they are imported, and wraps the functions when the first compressed model is loaded. The methods of
+the quantizer do everything else; they are listed in the order of their calls.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from diffusers.quantizers.base import DiffusersQuantizer
 
 from . import _native
 from ._arrays import dtype_of
-from ._container import Handed, Origins, Tensors
-from ._doctor import mismatch, tell_newer
+from ._container import Handed, Lineage, Tensors
+from ._doctor import log_newer, mismatch
 from ._errors import misshapen
 from ._hub import folder_of, wrap
+from ._origin import KEY, SAVE_AGAIN, Made, made_of
 from ._parameters import wanted_by
 from ._plan import Item, device_of, resolve
 from ._quantizer import METHOD, Config, finish, merge, refuse_decoding
 from ._saving import save_model
-from ._source import KEY, SAVE_AGAIN, Made, made_of
 from ._tensor import CompressedTensor
 from ._watch import watch
 
 _ASKED = ("subfolder", "cache_dir", "force_download", "local_files_only", "token", "revision")
-#: State of each thread: the quantizer whose model is about to be loaded, and the one whose file is
-#: asked for; whether a single file is to be read by df11, and what was read.
+#: State of each thread: the quantizer of the next model (`quantizer`) and of the requested file
+#: (`opened`); whether df11 reads a single file, and the tensors that it read.
 _loading = threading.local()
 
 
@@ -61,27 +61,27 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self.saving: Callable[[], dict[str, Any]] | None = None
         self._handed: Handed | None = None
         self._items: list[Item] = []
-        self._origins: Origins | None = None
+        self._lineage: Lineage | None = None
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
-        """Checks diffusers, and has it ask this quantizer for files. Called again later."""
+        """Checks diffusers, and makes it ask this quantizer for files. diffusers calls it twice."""
         if self.tensors is not None:
             return
-        tell_newer()
+        log_newer()
         single, _loading.single = getattr(_loading, "single", None), None
         if single is None:
             _wrap()
             _loading.quantizer = weakref.ref(self)
         else:
             self.made, self.tensors = single.made, single.tensors
-            self._origins = single.origins
+            self._lineage = single.lineage
 
     def update_torch_dtype(self, torch_dtype: Any) -> Any:
         self.dtype = torch_dtype
         return torch_dtype
 
     def update_device_map(self, device_map: Any) -> None:
-        """The CPU unless something else is said, as for any model of diffusers."""
+        """The CPU unless the caller names a device, as for any model of diffusers."""
         said = self.quantization_config
         if isinstance(device_map, str) or (device_map and len({*device_map.values()}) > 1):
             raise ValueError(
@@ -107,13 +107,13 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         for name, value in values.items():
             if isinstance(value, CompressedTensor) and self.dtype not in (None, value.dtype):
                 values[name] = value.decode()
-        self._origins = Origins(self.tensors, dict(values))
+        self._lineage = Lineage(self.tensors, dict(values))
         return values
 
     def maybe_update_loaded_keys(
         self, loaded_keys: list[str], checkpoint_files: list[str]
     ) -> list[str]:
-        """Compresses files that are not."""
+        """Compresses BF16 files."""
         if not self.pre_quantized:
             self.made = made_of(checkpoint_files)
             self.tensors = Tensors(self.made.container)
@@ -153,10 +153,10 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
 
     def create_quantized_param(self, *args: Any, **kwargs: Any) -> Any:
         _, value, name, device, state_dict, *_ = args
-        if self.placement is None:  # `from_single_file` tells it with each parameter alone
+        if self.placement is None:  # `from_single_file` passes it with each parameter only
             self.update_device_map(None if device.type == "cpu" else {"": device})
-        assert self._origins is not None
-        self._items.append(Item(name, value, self._origins.of(state_dict[name])))
+        assert self._lineage is not None
+        self._items.append(Item(name, value, self._lineage.of(state_dict[name])))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         finish(model, self, self.tensors, self._items)
@@ -164,9 +164,9 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         watch(model)
         if not model.config.get("quantization_config"):  # of a single file
             model.register_to_config(quantization_config=self.quantization_config)
-        # Weights are what they were, and may be moved and converted as those of any model.
+        # The weights have their original values, so the model may be moved and converted freely.
         model.is_quantized = False
-        self.tensors = self.made = self._handed = self._origins = None
+        self.tensors = self.made = self._handed = self._lineage = None
         self._items = []
 
     def get_state_dict_and_metadata(
@@ -182,47 +182,47 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
 
 
 def _wrap_saving() -> None:
-    """Has `save_pretrained` write what a compressed model is in memory."""
+    """Makes `save_pretrained` write a compressed model as it is in memory."""
     from diffusers import ModelMixin
 
     _must_wrap((ModelMixin, "save_pretrained", _save))
 
 
-def _save(call: Any, asked: dict[str, Any]) -> None:
-    model, folder = asked.pop("self"), asked.pop("save_directory")
+def _save(call: Any, arguments: dict[str, Any]) -> None:
+    model, folder = arguments.pop("self"), arguments.pop("save_directory")
     is_ours = isinstance(getattr(model, "hf_quantizer", None), Df11DiffusersQuantizer)
     if not is_ours or KEY not in vars(model):
         call()
         return
-    options = asked.pop("kwargs", {}) | asked
+    options = arguments.pop("kwargs", {}) | arguments
     if options.get("variant") or options.get("push_to_hub"):
         raise ValueError(
-            "a compressed model is saved as it is, without variant and push_to_hub; "
+            "save_pretrained takes no variant or push_to_hub for a compressed model; "
             "`hf upload REPOSITORY FOLDER` brings the folder to the Hub"
         )
-    weights = [weight for weight in model.__dict__[KEY].weights if weight.told is not None]
-    renamed = any(weight.told[0] != [weight.name] for weight in weights)
+    weights = [weight for weight in model.__dict__[KEY].weights if weight.description is not None]
+    renamed = any(weight.description[0] != [weight.name] for weight in weights)
     library = partial(call.func, model)
     save_model(model, folder, library, options, takes_new=False, renamed=renamed)
 
 
 def _wrap() -> None:
-    """Has diffusers find containers where it looks for the files of a compressed model.
+    """Makes diffusers find containers when it looks for the files of a compressed model.
     Raises `ImportError` if this release has other functions.
     """
     from diffusers.models import modeling_utils
 
-    def find_index(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
-        quantizer = _taken("quantizer")
+    def find_index(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
+        quantizer = _take_state("quantizer")
         if quantizer is None or not quantizer.pre_quantized:
             return call()
-        options = {name: asked.get(name) for name in _ASKED}
-        quantizer.open(folder_of(asked["pretrained_model_name_or_path"], **options))
+        options = {name: arguments.get(name) for name in _ASKED}
+        quantizer.open(folder_of(arguments["pretrained_model_name_or_path"], **options))
         _loading.opened = weakref.ref(quantizer)
         return None
 
     def find_file(call: Callable[[], Any], _: dict[str, Any]) -> Any:
-        quantizer = _taken("opened")
+        quantizer = _take_state("opened")
         return call() if quantizer is None else quantizer.hand()
 
     _must_wrap(
@@ -232,11 +232,11 @@ def _wrap() -> None:
 
 
 class Checkpoint(dict[str, torch.Tensor]):
-    """The tensors of a container, which `from_single_file` takes for a checkpoint."""
+    """The tensors of a container, in place of the checkpoint that `from_single_file` expects."""
 
     def __init__(self, path: Path) -> None:
-        """Opens a container, or makes one of a file of safetensors. Raises `ValueError` for
-        another file.
+        """Opens a container, or makes one from a safetensors file. Raises `ValueError` for any
+        other file.
         """
         self.made: Made | None = None
         if path.suffix != ".df11":
@@ -245,19 +245,19 @@ class Checkpoint(dict[str, torch.Tensor]):
             self.made = Made(path)
         self.tensors = Tensors(_native.open(path) if self.made is None else self.made.container)
         super().__init__({name: self.tensors[name] for name in self.tensors})
-        self.origins = Origins(self.tensors, dict(self))
+        self.lineage = Lineage(self.tensors, dict(self))
 
 
 def wrap_single_files() -> None:
-    """Has `from_single_file` take containers, and compress files of safetensors if it is given
-    options of df11.
+    """Makes `from_single_file` load containers, and compress safetensors files if it gets options
+    of df11.
     """
     from diffusers.loaders import single_file_utils
     from diffusers.loaders.single_file_model import FromOriginalModelMixin
 
-    def load(call: Any, asked: dict[str, Any]) -> Any:
-        given = asked.get("kwargs", {})
-        said, source = given.get("quantization_config"), asked.get(_SINGLE)
+    def load(call: Any, arguments: dict[str, Any]) -> Any:
+        given = arguments.get("kwargs", {})
+        said, source = given.get("quantization_config"), arguments.get(_SINGLE)
         if isinstance(said, dict) and said.get("quant_method") == METHOD:
             said = Config(**said)
         is_container = isinstance(source, (str, os.PathLike)) and Path(source).suffix == ".df11"
@@ -273,8 +273,8 @@ def wrap_single_files() -> None:
         finally:
             _loading.reads, _loading.single = False, None
 
-    def read(call: Any, asked: dict[str, Any]) -> Any:
-        file = asked["checkpoint_file"]
+    def read(call: Any, arguments: dict[str, Any]) -> Any:
+        file = arguments["checkpoint_file"]
         if not getattr(_loading, "reads", False) or isinstance(file, dict):
             return call()
         _loading.single = Checkpoint(Path(file))
@@ -294,10 +294,10 @@ def _must_wrap(*functions: Any) -> None:
         raise ImportError(mismatch("diffusers", __version__, lacking))
 
 
-def _taken(name: str) -> Any:
-    """The quantizer of the model that this thread loads, once."""
-    found, _loading.__dict__[name] = _loading.__dict__.get(name), None
-    return None if found is None else found()
+def _take_state(name: str) -> Any:
+    """Takes a quantizer out of the state of this thread."""
+    reference, _loading.__dict__[name] = _loading.__dict__.get(name), None
+    return None if reference is None else reference()
 
 
 auto.AUTO_QUANTIZER_MAPPING[METHOD] = Df11DiffusersQuantizer

@@ -1,8 +1,8 @@
 """Operators of PyTorch on compressed tensors.
 
-Views of rows or columns, and those that exchange the last two dimensions, are compressed tensors of
-the same arrays. Products and look-ups go to the operators of `_ops`. Everything else is done with
-decoded weights; a view is then a copy. What would write to a compressed tensor is refused.
+Views of rows or columns, and transposed views, are compressed tensors of the same arrays. Products
+and look-ups call the operators of `_ops`. All other operators work on decoded weights, where a view
+is a copy. Operators that would write to a compressed tensor are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def is_compressed(value: Any) -> bool:
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func.is_view and torch.is_inference_mode_enabled():
-        # PyTorch gives a view the version of its base, which tensors of inference mode have not.
+        # PyTorch gives a view the version of its base, but inference tensors have no version.
         with torch.inference_mode(False):
             return _run(func, args, kwargs)
     return _run(func, args, kwargs)
@@ -50,7 +50,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return done
     if func._schema.is_mutable:
         _refuse_writes(func, args, kwargs)
-    # In inference mode functions come whole that are otherwise decomposed before.
+    # Inference mode passes whole functions that PyTorch otherwise decomposes first.
     if (done := func.decompose(*args, **kwargs)) is not NotImplemented:
         return done
     if args and is_compressed(args[0]):
@@ -111,7 +111,7 @@ def _to_copy(self: Any, *, dtype: Any = None, device: Any = None, **options: Any
         return self.like()
     if device.type not in ("cpu", "cuda", "meta"):
         return NotImplemented
-    if device.type == "cpu" and any(part.form == FAST for part in self.parts):
+    if device.type == "cpu" and any(part.residence == FAST for part in self.parts):
         raise RuntimeError(
             "a matrix in the fast layout can only be on a GPU; load it as stored to move it to the "
             "host, or decode it first: .decode().cpu()"
@@ -141,7 +141,7 @@ def _copy(self: Any, source: Any, non_blocking: bool = False) -> Any:
 
 @_handles(aten.zero_.default)
 def _zero(self: Any) -> Any:
-    """Libraries clear the rows of padding that they load, which are zero mostly."""
+    """Libraries clear loaded rows of padding, which are usually zero already."""
     return NotImplemented if self.decode().view(torch.int16).any() else self
 
 
@@ -155,7 +155,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _ordinary_like(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A function of shapes alone, which gives ordinary tensors."""
+    """A function that uses shapes alone and gives ordinary tensors."""
     if kwargs.get("device") is None:
         kwargs["device"] = self.device
     meta = torch.device("meta")
@@ -164,21 +164,21 @@ def _ordinary_like(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _viewed(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A view, or several, if rows and columns of what arrays hold are that."""
+    """One or several views, if rows and columns of the arrays form them."""
     columns = self.matrix_shape[1]
-    # Strides are of what it decodes to; a file may tell of no columns.
+    # Strides describe the decoded tensor. A file may name zero columns.
     if func is aten.as_strided.default or columns < 1:
         return NotImplemented
     held = self.shape, self.transposed, columns
     try:
-        found = _views(func, *held, args, *kwargs.items())
+        result = _views(func, *held, args, *kwargs.items())
     except TypeError:  # lists and symbolic numbers have no hash
-        found = _views(func, *held, _plain(args), *_plain(tuple(kwargs.items())))
-    if isinstance(found, list):
-        return [_cut(self, view) for view in found]
-    if found is None and func is aten.slice.Tensor:
+        result = _views(func, *held, _plain(args), *_plain(tuple(kwargs.items())))
+    if isinstance(result, list):
+        return [_cut(self, view) for view in result]
+    if result is None and func is aten.slice.Tensor:
         return _rows_within(self, *args, **kwargs)
-    return NotImplemented if found is None else _cut(self, found)
+    return NotImplemented if result is None else _cut(self, result)
 
 
 def _plain(value: Any) -> Any:
@@ -196,25 +196,25 @@ def _views(
     args: tuple[Any, ...],
     *kwargs: tuple[str, Any],
 ) -> View | list[View] | None:
-    """Has PyTorch view a tensor without memory whose elements lie as arrays hold them."""
+    """Lets PyTorch view a tensor without memory whose elements have the order of the arrays."""
     strides = contiguous_strides(shape, transposed)
     pattern = torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="meta")
     try:
-        found = func(pattern, *args, **dict(kwargs))
-    except RuntimeError:  # there is no such view of them; perhaps of decoded weights
+        like_pattern = func(pattern, *args, **dict(kwargs))
+    except RuntimeError:  # no such view; decoded weights may have one
         return None
-    several = [found] if isinstance(found, Tensor) else found
+    several = [like_pattern] if isinstance(like_pattern, Tensor) else like_pattern
     memory = pattern.untyped_storage()._cdata
     if any(one.dtype != pattern.dtype or one.untyped_storage()._cdata != memory for one in several):
         return None
     known = [view for one in several if (view := view_of(one, columns)) is not None]
     if len(known) < len(several):
         return None
-    return known[0] if isinstance(found, Tensor) else known
+    return known[0] if isinstance(like_pattern, Tensor) else known
 
 
 def _cut(self: Any, view: View) -> Any:
-    # A tensor that decodes to other strides than arrays have goes on doing so.
+    # If a tensor decodes to other strides than the arrays have, its views do, too.
     flipped = view.transposed != (self.transposed != self.flipped) and len(view.shape) > 1
     options: dict[str, Any] = {"transposed": view.transposed, "flipped": flipped}
     rows, columns = self.matrix_shape
@@ -230,7 +230,7 @@ def _cut(self: Any, view: View) -> Any:
 
 
 def _rows_within(self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    """Some rows of each matrix of several, such as experts: windows of all of them."""
+    """Some rows of each of several matrices, such as experts: a window of each."""
     dim %= self.dim()
     outer, inner = prod(self.shape[:dim]), prod(self.shape[dim + 1 :])
     columns = self.matrix_shape[1]
@@ -256,13 +256,13 @@ def _stack(tensors: Any, dim: int = 0) -> Any:
     first = tensors[0]
     if dim or any(one.shape != first.shape for one in tensors):
         return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
-    # As experts are: no view of each.
+    # Experts arrive like this, so build no view of each.
     return torch.cat(tensors).view(len(tensors), *first.shape)
 
 
 @_handles(aten.cat.default)
 def _cat(tensors: Any, dim: int = 0) -> Any:
-    """Rows of all of them, in turn for each index of the dimensions before."""
+    """Rows of all tensors, in turn for each index of the leading dimensions."""
     first = tensors[0]
     dim %= first.dim()
 
@@ -316,17 +316,17 @@ def _rows(self: Any, chosen: Tensor) -> Any:
         return torch.ops.df11.embedding(chosen, self._arrays, self.flat_parts).view(shape)
     if type(chosen) is Tensor and not chosen.is_cuda:
         return _decoded_once(self, chosen.reshape(-1)).view(shape)
-    # Row by row, so that the host need not wait for the numbers.
+    # Row by row, so the host need not wait for the numbers.
     within = torch.arange(height, device=chosen.device)
-    # A number out of range stays out of range, and numbers of rows do not wrap.
+    # A number out of range stays out of range, and row numbers do not wrap.
     known = chosen.reshape(-1, 1).long().clamp(-1, self.shape[0])
     rows_of_all = known * height + within
-    found = torch.ops.df11.embedding(rows_of_all, self._arrays, self.flat_parts)
-    return lay_out(found.view(-1, columns), shape, self.transposed, self.flipped)
+    gathered = torch.ops.df11.embedding(rows_of_all, self._arrays, self.flat_parts)
+    return lay_out(gathered.view(-1, columns), shape, self.transposed, self.flipped)
 
 
 def _decoded_once(self: Any, chosen: Tensor) -> Tensor:
-    """Elements of several rows each, by numbers that the host has: each is decoded once."""
+    """Elements of several rows each, by numbers on the host. Decodes each element once."""
     some, back = torch.unique(chosen, return_inverse=True)
     numbers = some.tolist()
     if numbers and not 0 <= numbers[0] <= numbers[-1] < self.shape[0]:
@@ -345,7 +345,7 @@ def _linear(x: Any, w: Any, bias: Any = None) -> Any:
 
 @_handles(aten.mm.default, aten.matmul.default)
 def _matmul(x: Any, w: Any, bias: Any = None) -> Any:
-    """Multiplies by the matrix of a linear layer, as the right side of a product has it."""
+    """Multiplies by the transposed matrix of a linear layer."""
     if is_compressed(x) or x.dim() < 1 or w.dim() != 2:
         return NotImplemented
     if not w.transposed or (w.exact and not w.flipped):

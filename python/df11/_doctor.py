@@ -1,7 +1,7 @@
 """The releases of libraries that df11 is tested with, and what to say about others.
 
-`python -m df11._doctor` prints as JSON what `df11 doctor` tells of Python. Versions are read from
-the metadata of what is installed; nothing large is imported.
+`python -m df11._doctor` prints the Python part of `df11 doctor` as JSON. It reads versions from
+metadata of installed packages and imports nothing large.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from importlib import metadata
 
 from ._native import __version__
 
-#: The oldest and the newest release that `python/check` has run the tests with. The extras of the
-#: package ask for the oldest ones, and for no newest: a newer release mostly works. One that is
-#: known not to work goes into the extras as `!=`.
+#: The oldest and the newest release with which `python/check` has run the tests. The extras of the
+#: package require the oldest and set no upper bound, because newer releases usually work. A release
+#: that is known not to work goes into the extras as `!=`.
 TESTED = {
     "torch": ("2.11", "2.15"),
     "transformers": ("5.17", "5.24"),
@@ -26,7 +26,7 @@ TESTED = {
     "diffusers": ("0.40", "0.42"),
     "vllm": ("0.26", "0.32"),
 }
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 def within(library: str) -> str:
@@ -48,16 +48,16 @@ def untested(library: str, version: str) -> str | None:
     return None
 
 
-def tell_newer() -> None:
-    """Logs one line if libraries that are imported are newer than what was tested, once for each.
-    Called when df11 begins to work with them.
+def log_newer() -> None:
+    """Logs one line if imported libraries are newer than the tested releases, once for each
+    library. df11 calls it when it begins to work with them.
     """
-    found = {name: _imported(name) for name in TESTED if name not in _told}
+    found = {name: _imported(name) for name in TESTED if name not in _logged}
     newer = {name: version for name, version in found.items() if is_newer(name, version or "0.0")}
-    _told.update(newer)
+    _logged.update(newer)
     if newer:
-        told = "; ".join(str(untested(name, str(version))) for name, version in newer.items())
-        logging.getLogger("df11").warning("df11 %s: %s", __version__, told)
+        messages = "; ".join(str(untested(name, str(version))) for name, version in newer.items())
+        logging.getLogger("df11").warning("df11 %s: %s", __version__, messages)
 
 
 def _imported(name: str) -> str | None:
@@ -83,22 +83,23 @@ def _numbers(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def told() -> dict[str, object]:
-    """Text, value and remedy, which is empty if every release is one that is tested."""
-    found = {name: release for name in TESTED if (release := _release(name))}
-    others = {name: told for name in found if (told := untested(name, found[name]))}
-    known = [f"df11 {__version__}", *(f"{name} {release}" for name, release in found.items())]
+def report() -> dict[str, object]:
+    """Text, value and remedy; the remedy is empty if every release is tested."""
+    installed = {name: release for name in TESTED if (release := _release(name))}
+    others = {name: message for name in installed if (message := untested(name, installed[name]))}
+    known = [f"df11 {__version__}", *(f"{name} {release}" for name, release in installed.items())]
     text = f"{platform.python_version()} with {', '.join(known)}"
     if others:
         text += f"; {'; '.join(others.values())}"
-    elif found:
+    elif installed:
         text += "; each is a release that is tested"
     wanted = " ".join(f"'{name}{within(name)}'" for name in others)
-    value = {"python": platform.python_version(), "df11": __version__, "libraries": found}
+    remedy = f"it may work; if not, install a tested release: pip install {wanted}"
+    value = {"python": platform.python_version(), "df11": __version__, "libraries": installed}
     return {
         "text": text,
         "value": {**value, "untested": sorted(others)},
-        "remedy": f"it may work; if not, what is tested: pip install {wanted}" if others else "",
+        "remedy": remedy if others else "",
     }
 
 
@@ -110,4 +111,4 @@ def _release(name: str) -> str | None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(told()))
+    print(json.dumps(report()))

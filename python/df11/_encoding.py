@@ -1,8 +1,8 @@
 """Encodes BF16 matrices as stored, in tiles of 32 x 256, by operations of PyTorch on any device.
 
-The arrays are those that `df11 compress` writes (spec/format.md, "Encoding tile"). The native code
-does the same on CPUs, faster; this is for weights that are on a GPU already, where it takes about
-as long as bringing them there.
+The arrays equal those of `df11 compress` (spec/format.md, 6.4). The native code does the same on
+CPUs, faster. This module is for weights that are on a GPU already, where it takes about as long as
+copying them there.
 
 ```text
 weights ──▶ pairs of exponents ──▶ counts ──▶ code (native, on the CPU)
@@ -21,17 +21,17 @@ from torch.nn import functional
 from . import _native
 from ._matrices import STORED, TABLE_BYTES, TILE_COLUMNS, TILE_ROWS, Part
 
-#: The least columns and rows of a matrix that a writer cuts into such tiles, and its least bytes.
+#: The fewest columns, rows and bytes of a matrix that a writer cuts into such tiles.
 LEAST_COLUMNS, LEAST_ROWS, LEAST_BYTES = 128, 16, 32 << 10
-#: BF16 bytes that are worked on at once, which takes 20 times as much memory.
+#: BF16 bytes that are processed at once; this takes 20 times as much memory.
 SLICE_BYTES = 16 << 20
 _PAIRS = 1 << 16
-#: Counters of a pair: the GPU adds to one of them after the other.
+#: Counters of one pair, so that fewer additions of the GPU wait for each other.
 _COUNTERS = 8
 _LANES, _LANE_PAIRS = 32, 128
 _RECORD_BYTES, _COPY_BYTES = 32, 16
 _MOST_EXCESS = 63
-#: Dimensions of `_tiles` in the order of bits, and in that of the plane.
+#: Dimensions of `_tiles` in the order of the bits and in the order of the plane.
 _BY_LANES, _BY_BANDS = (0, 3, 2, 6, 1, 4, 5, 7), (0, 3, 1, 4, 2, 6, 5, 7)
 
 
@@ -42,8 +42,8 @@ def is_encodable(value: Tensor) -> bool:
 
 
 def matrix_for(value: Tensor) -> Tensor | None:
-    """The matrix of a BF16 tensor that `encode` takes: with rows of its last dimension, or of all
-    after the first, as kernels of convolutions. None if it takes neither.
+    """A BF16 tensor as a matrix that `encode` takes. A row is the last dimension, or all dimensions
+    after the first (kernels of convolutions). None if `encode` takes neither.
     """
     if value.dtype != torch.bfloat16 or value.dim() < 2 or not value.numel():
         return None
@@ -53,17 +53,16 @@ def matrix_for(value: Tensor) -> Tensor | None:
 
 
 def encode(value: Tensor) -> tuple[list[Tensor], Part] | None:
-    """A BF16 matrix that `is_encodable`, as stored: its five arrays, on its device, and the part.
-    On a GPU the last one, the decode table, has only its memory; `_native.build_tables` makes it.
-    None if codes make the matrix no smaller. Takes `20 * SLICE_BYTES` meanwhile, and waits for a
-    GPU twice.
+    """Encodes a BF16 matrix that `is_encodable`: five arrays on its device, and the part. On a GPU
+    the last array, the decode table, is only allocated; `_native.build_tables` fills it. None if
+    codes make the matrix no smaller. Takes `20 * SLICE_BYTES` meanwhile, and waits for a GPU twice.
     """
     value = value.contiguous()
     rows, columns = value.shape
-    found = _native.code_of(_counts(value).cpu().numpy().tobytes())
-    if found is None:
+    code = _native.code_of(_counts(value).cpu().numpy().tobytes())
+    if code is None:
         return None
-    codebook, entries = (torch.frombuffer(one, dtype=torch.uint8) for one in found)
+    codebook, entries = (torch.frombuffer(one, dtype=torch.uint8) for one in code)
     entries = entries.view(torch.int64).to(value.device)
     bits = [(lanes & 0xFFFF).sum(-1) for _, lanes in _entries(value, entries)]
     records, begins, bitstream_bytes, staged_bytes = _measure(torch.cat(bits))
@@ -75,7 +74,7 @@ def encode(value: Tensor) -> tuple[list[Tensor], Part] | None:
 
 
 def _slices(value: Tensor) -> Iterator[Tensor]:
-    """Words of two weights each, of some whole strips at a time: [rows, columns / 2]."""
+    """Words of two weights each, some whole strips at a time: [rows, columns / 2]."""
     words = value.view(torch.int32)
     step = max(1, SLICE_BYTES // (2 * value.shape[1] * TILE_ROWS)) * TILE_ROWS
     return (words[first : first + step] for first in range(0, value.shape[0], step))
@@ -97,7 +96,7 @@ def _counts(value: Tensor) -> Tensor:
 
 
 def _tiles(words: Tensor) -> Tensor:
-    """Whole tiles around words: strip, band, row, tile, two units, unit, lane of the row, pair."""
+    """Words as whole tiles: strip, band, row, tile, two units, unit, lane of the row, pair."""
     rows, columns = words.shape
     down, right = -rows % TILE_ROWS, -columns % (TILE_COLUMNS // 2)
     if down or right:
@@ -107,23 +106,23 @@ def _tiles(words: Tensor) -> Tensor:
 
 def _entries(value: Tensor, entries: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yields the number of the first tile, and the entries of pairs by tile and lane, in order.
-    Pairs that partial tiles lack have an entry of no bits.
+    Pairs outside a partial tile have an entry without bits.
     """
     first = 0
     for words in _slices(value):
         pairs = _pairs(_tiles(words)).permute(_BY_LANES).reshape(-1)
-        found = entries.index_select(0, pairs).view(-1, _LANES, _LANE_PAIRS)
-        if found.numel() > words.numel():
+        chosen = entries.index_select(0, pairs).view(-1, _LANES, _LANE_PAIRS)
+        if chosen.numel() > words.numel():
             there = _tiles(torch.ones_like(words)).permute(_BY_LANES)
-            found = found * there.reshape(found.shape)
-        yield first, found
-        first += len(found)
+            chosen = chosen * there.reshape(chosen.shape)
+        yield first, chosen
+        first += len(chosen)
 
 
 def _measure(bits: Tensor) -> tuple[Tensor, Tensor, int, int]:
-    """Measures tiles and lanes whose pairs take this many bits: the records, the bit of the
-    bitstream where each lane begins, the bytes of the bitstream, and the most that are staged for a
-    tile.
+    """Measures tiles and lanes by the bits of their pairs. Returns the records, the bit of the
+    bitstream where each lane begins, the bytes of the bitstream, and the most bytes that a tile
+    stages.
     """
     least = bits.amin(-1, keepdim=True)
     most = bits.amax(-1, keepdim=True) - least
@@ -149,7 +148,7 @@ def _measure(bits: Tensor) -> tuple[Tensor, Tensor, int, int]:
 
 
 def _records(heads: Tensor, excess: Tensor) -> Tensor:
-    """Packs 8 bytes a tile, and 3 for each four of its lanes; the last record has no lanes."""
+    """Packs 8 bytes per tile, and 3 bytes per four lanes; the last record has no lanes."""
     places = torch.tensor([0, 6, 12, 18], device=heads.device)
     four = (excess.view(-1, _LANES // 4, 4) << places).sum(-1)
     records = torch.zeros(len(heads), _RECORD_BYTES, dtype=torch.uint8, device=heads.device)
@@ -160,15 +159,15 @@ def _records(heads: Tensor, excess: Tensor) -> Tensor:
 
 def _write(value: Tensor, entries: Tensor, begins: Tensor, count: int) -> Tensor:
     """The bitstream of `count` words: each pair's bits in one, or in two neighbouring ones."""
-    # Pairs that are not there end with the last one, and add zeros.
+    # Missing pairs end where the last pair ends, and add zeros.
     stream = torch.zeros(count + 2, dtype=torch.int32, device=value.device)
-    for first, found in _entries(value, entries):
-        lengths = found & 0xFFFF
-        mine = begins[first : first + len(found), :, None]
+    for first, some in _entries(value, entries):
+        lengths = some & 0xFFFF
+        mine = begins[first : first + len(some), :, None]
         at = (mine + lengths.cumsum(-1) - lengths).view(-1)
-        shifted = (found >> 16).view(-1) << (at & 31)
+        shifted = (some >> 16).view(-1) << (at & 31)
         word = at >> 5
-        # No two pairs have a bit in common, so that adding them is joining them.
+        # No two pairs share a bit, so adding them joins them.
         stream.scatter_add_(0, word, shifted.to(torch.int32))
         stream.scatter_add_(0, word + 1, (shifted >> 32).to(torch.int32))
     return stream[:count].view(torch.uint8)

@@ -1,4 +1,4 @@
-"""The exceptions: each says who can fix what went wrong, and how, if that is known."""
+"""The exceptions: each says who can fix the problem, and how, if that is known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ._native import printable
 
 
 class Error(Exception):
-    """Base of all exceptions of this package; `remedy` is what to do, if that is known."""
+    """Base of all exceptions of this package. `remedy` says what to do, if that is known."""
 
     remedy: str | None = None
 
@@ -18,7 +18,7 @@ class Error(Exception):
 
 
 class IoError(Error, OSError):
-    """The operating system refused to read or write; `errno` is its answer if it gave a number."""
+    """The operating system refused to read or write. `errno` is its error number, if any."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class UnsupportedError(Error):
 class CorruptError(Error, ValueError):
     """The bytes break a rule of their format: the file is damaged, cut, or was never valid."""
 
-    #: The file, section or array in which the problem lies, and where in it, in bytes.
+    #: The file, section or array with the problem, and the offset in it, in bytes.
     place: str = ""
     offset: int = 0
 
@@ -49,7 +49,7 @@ class GpuError(Error, RuntimeError):
 
 
 def unfit(problem: str, remedy: str) -> ParameterError:
-    """The error of a request, with what to ask for instead."""
+    """The error of a request, with a remedy."""
     error = ParameterError(f"{problem}; {remedy}")
     error.remedy = remedy
     return error

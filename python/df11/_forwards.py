@@ -1,15 +1,15 @@
-"""Which linear layers the `forward` of a module multiplies by the same x, read from its source.
+"""Finds linear layers that a module's `forward` multiplies by the same x, by reading its source.
 
 *Siblings* are layers of one module that its `forward` calls as `self.a(x)`, `self.b(x)`, in one
 block of statements, with the same local variable, and with nothing between the first and the last
 of these calls that could write into x or make it another tensor. Between them are allowed: names,
-constants, arithmetic, methods and functions that write nowhere (`_PURE`), other layers whose
-`forward` is made of these alone, such as activations and norms. Whatever else is there, each layer
-goes by itself.
+constants, arithmetic, methods and functions that write nowhere (`_PURE`), and other layers whose
+`forward` consists of these alone, such as activations and norms. Anything else there keeps the
+layers separate.
 
 `rewritten` makes the same function with one call for all siblings: `self.a(x)` becomes
 `self.a(x) if (y := multiply(self, x, siblings)) is None else y[0]`, `self.b(x)` becomes
-`self.b(x) if y is None else y[1]`. Lines are those of the source, in tracebacks too."""
+`self.b(x) if y is None else y[1]`. Line numbers stay those of the source, in tracebacks too."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ _FUNCTIONS = [
     *(vars(math).values()),
     *(len, int, float, tuple),
 ]
-#: PyTorch's own layers that write nowhere, by the file that they are from.
+#: PyTorch's own layers that write nowhere, by their file.
 _LAYERS = tuple(f"torch.nn.modules.{name}" for name in ("activation", "linear", "normalization"))
-#: Parameters by which functions write to their arguments.
+#: Parameters that make functions write to their arguments.
 _WRITING = {None, "out", "inplace"}
-#: Functions that show a caller its own variables, of which a rewritten one has more.
+#: Functions that show a caller its own variables. A rewritten function has additional ones.
 _SHOWING = {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"}
 #: Values that no method or function can write to.
 _CONSTANT = (int, float, str, type(None), torch.dtype, torch.device)
-#: Nodes that evaluate their children, always, from left to right, and write nowhere.
+#: Nodes that always evaluate their children, from left to right, and write nowhere.
 _STRAIGHT = (ast.Attribute, ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Tuple, ast.List, ast.Starred)
 _PLAIN = (
     *_STRAIGHT,
@@ -67,9 +67,9 @@ _PLAIN = (
     ast.boolop,
 )
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
-#: The most layers of one call: what a launch takes.
+#: The most layers of one call: the limit of a launch.
 _MOST = 8
-#: How deep forwards of layers and methods are read.
+#: The depth to which forwards of layers and methods are read.
 _MOST_DEPTH = 4
 
 Place = tuple[int, int, int, int]
@@ -78,14 +78,14 @@ Place = tuple[int, int, int, int]
 class Callee(NamedTuple):
     """A layer as it was when the source was read."""
 
-    #: With those of the layers that it is in.
+    #: Dotted, with the names of its enclosing layers.
     name: str
     kind: type[nn.Module]
     forward: Any
 
 
 class Held(NamedTuple):
-    """A function that a layer calls by a name of its own, as it was when the source was read."""
+    """A function that a layer calls by one of its own names, as it was when the source was read."""
 
     layer: str
     name: str
@@ -96,18 +96,18 @@ class Siblings(NamedTuple):
     """Layers of a module that are multiplied by the same x."""
 
     layers: tuple[Callee, ...]
-    #: Others that are called between them.
+    #: Other layers that are called between them.
     between: tuple[Callee, ...]
-    #: Functions that the layers between call.
+    #: Functions that these other layers call.
     functions: tuple[Held, ...]
-    #: Where the source calls the layers.
+    #: The places of the calls in the source.
     places: tuple[Place, ...]
 
 
 class _Call(NamedTuple):
     layer: str
     x: str
-    #: The number of its statement in the block, and the nodes around it there.
+    #: The number of its statement in the block, and the nodes that enclose it there.
     at: int
     path: tuple[ast.AST, ...]
     node: ast.Call
@@ -128,33 +128,33 @@ def siblings_of(module: nn.Module, layers: Collection[str]) -> tuple[Siblings, .
 
 
 def has_plain_names(kind: type[nn.Module]) -> bool:
-    """Whether `self.name` is a child of that name, if nothing else has it."""
+    """Whether `self.name` means the child of that name, if nothing else has the name."""
     own: Any = kind
-    found = own.__getattr__, own.__getattribute__
-    return found == (nn.Module.__getattr__, object.__getattribute__)
+    methods = own.__getattr__, own.__getattribute__
+    return methods == (nn.Module.__getattr__, object.__getattribute__)
 
 
 def child_of(module: nn.Module, path: str) -> nn.Module | None:
-    """The child that a dotted name is; None if it is something else."""
-    found: nn.Module | None = module
+    """The child with a dotted name; None if the name is something else."""
+    current: nn.Module | None = module
     for name in path.split("."):
-        if found is None or name in found.__dict__ or hasattr(type(found), name):
+        if current is None or name in current.__dict__ or hasattr(type(current), name):
             return None
-        found = found._modules.get(name)
-    return found
+        current = current._modules.get(name)
+    return current
 
 
 def function_held(layer: nn.Module, name: str) -> Any:
-    """The function that a name of a layer is; of partial ones, all they are made of."""
-    told = layer.__dict__
-    found = told[name] if name in told else getattr(type(layer), name, None)
-    if isinstance(found, partial):
-        return found.func, found.args, tuple(found.keywords.items())
-    return found
+    """The function behind a layer's name. A partial function gives all its parts."""
+    attributes = layer.__dict__
+    held = attributes[name] if name in attributes else getattr(type(layer), name, None)
+    if isinstance(held, partial):
+        return held.func, held.args, tuple(held.keywords.items())
+    return held
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Lists of statements of a function that run one after another, not of functions in it."""
+    """Lists of consecutive statements of a function, without those of inner functions."""
     for _, value in ast.iter_fields(node):
         some = value if isinstance(value, list) else []
         if some and isinstance(some[0], ast.stmt):
@@ -166,7 +166,7 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 class _Reader:
-    """Reads a function of a module, which is its forward or what that calls."""
+    """Reads a function of a module: its forward, or a function that forward calls."""
 
     def __init__(
         self, module: nn.Module, function: Any, definition: ast.FunctionDef, depth: int = 0
@@ -174,12 +174,12 @@ class _Reader:
         self.module, self.function, self.definition = module, function, definition
         self.depth = depth
         self.this = definition.args.args[0].arg if definition.args.args else ""
-        #: Where the module is in the one whose forward is read: "", or a name that ends with a dot.
+        #: Path of the module in the module whose forward is read: "", or a name with a final dot.
         self.path = ""
-        #: Layers and functions that were called in what was found pure.
+        #: Layers and functions that the pure parts call.
         self.called: dict[str, Callee] = {}
         self.functions: dict[str, Held] = {}
-        #: Names that are tensors, numbers, and the like; and names that may be anything.
+        #: Names of tensors, numbers, and the like; and names that may be anything.
         self.values: set[str] = set()
         self.others: set[str] = set()
 
@@ -196,9 +196,9 @@ class _Reader:
         for run in runs:
             if len(run) > 1:
                 self._is_pure_between(block, run[0], run[-1])
-                yield self._told(run)
+                yield self._siblings_in(run)
 
-    def _told(self, run: list[_Call]) -> Siblings:
+    def _siblings_in(self, run: list[_Call]) -> Siblings:
         names = [call.layer for call in run]
         between = tuple(one for name, one in self.called.items() if name not in names)
         layers = tuple(_callee(name, self.module._modules[name]) for name in names)
@@ -206,7 +206,7 @@ class _Reader:
         return Siblings(layers, between, tuple(self.functions.values()), places)
 
     def _calls(self, block: list[ast.stmt], layers: Collection[str]) -> Iterator[_Call]:
-        """Calls of the layers with a local variable alone, that always happen, in their order."""
+        """The calls of layers with one local variable that always happen, in order."""
         for at, statement in enumerate(block):
             value = getattr(statement, "value", None)
             if isinstance(statement, _SIMPLE) and value is not None:
@@ -243,7 +243,7 @@ class _Reader:
         )
 
     def _is_pure_before(self, node: ast.AST, last: _Call) -> bool:
-        """Whether all is pure that happens in an expression before its last call."""
+        """Whether everything in an expression before its last call is pure."""
         if node is last.node:
             return True
         if node not in last.path:
@@ -252,7 +252,7 @@ class _Reader:
         return all(self._is_pure_before(child, last) for child in inner)
 
     def _learn(self, statement: ast.stmt) -> None:
-        """Notes what a statement makes of names; for good, if they may be anything."""
+        """Notes what a statement assigns to names. A name that may be anything stays so."""
         value = statement.value if isinstance(statement, ast.Assign) else None
         known = self.values if value is not None and self._is_value(value) else self.others
         for node in ast.walk(statement):
@@ -260,13 +260,13 @@ class _Reader:
                 known.add(node.id)
 
     def _is_value(self, node: ast.AST) -> bool:
-        """Whether it is a tensor, a number, or a tuple of these, to which pure calls do nothing."""
+        """Whether it is a tensor, a number, or a tuple of these, which pure calls do not change."""
         if isinstance(node, ast.Name) and node.id in self.values:
             return node.id not in self.others
         if isinstance(node, (ast.Attribute, ast.Name)):
             is_of = isinstance(node, ast.Attribute) and self._is_value(node.value)
-            found = self._resolved(node)
-            is_constant = found is not None and isinstance(found, _CONSTANT)
+            resolved = self._resolved(node)
+            is_constant = resolved is not None and isinstance(resolved, _CONSTANT)
             return is_of or self._is_own(node) or is_constant
         if isinstance(node, ast.Call):
             return self.is_pure(node)
@@ -307,8 +307,8 @@ class _Reader:
 
     def _is_computed(self, node: ast.Attribute) -> bool:
         """Whether reading a name of the module runs code, as with a property."""
-        found = getattr(type(self.module), self._child(node) or "", None)
-        return hasattr(found, "__get__") and not isinstance(found, FunctionType)
+        attribute = getattr(type(self.module), self._child(node) or "", None)
+        return hasattr(attribute, "__get__") and not isinstance(attribute, FunctionType)
 
     def _is_pure_call(self, call: ast.Call) -> bool:
         given = [*call.args, *(one.value for one in call.keywords)]
@@ -316,8 +316,8 @@ class _Reader:
             return False
         if (name := self._child(call.func)) is not None:
             return all(map(self._is_value, given)) and self._is_pure_callee(name)
-        if (found := self._resolved(call.func)) is not None:
-            return all(map(self._is_value, given)) and _is_pure_function(found, len(call.args))
+        if (callee := self._resolved(call.func)) is not None:
+            return all(map(self._is_value, given)) and _is_pure_function(callee, len(call.args))
         if not isinstance(call.func, ast.Attribute) or call.func.attr not in _PURE:
             return False
         # `to` and `float` write to modules, and `add` to sets.
@@ -329,12 +329,12 @@ class _Reader:
             return self._is_pure_layer(layer, self.path + name + ".")
         if self.depth == 0:
             return False
-        found = getattr(self.module, name, None)
+        attribute = getattr(self.module, name, None)
         held = Held(self.path[:-1], name, function_held(self.module, name))
         self.functions[self.path + name] = held
-        if isinstance(found, MethodType) and found.__self__ is self.module:
-            return self._reads(self.module, found.__func__, self.path)
-        return _is_pure_function(found)
+        if isinstance(attribute, MethodType) and attribute.__self__ is self.module:
+            return self._reads(self.module, attribute.__func__, self.path)
+        return _is_pure_function(attribute)
 
     def _is_pure_layer(self, layer: nn.Module, path: str) -> bool:
         scope = getattr(type(layer).forward, "__globals__", {})
@@ -343,7 +343,7 @@ class _Reader:
         return has_plain_names(type(layer)) and self._reads(layer, type(layer).forward, path)
 
     def _reads(self, module: nn.Module, function: Any, path: str) -> bool:
-        """Whether all that a function does is pure, given values, and it returns such."""
+        """Whether a function of values is pure and returns values."""
         source = source_of(function)
         if source is None or self.depth == _MOST_DEPTH:
             return False
@@ -357,7 +357,7 @@ class _Reader:
         return (*code.co_varnames, *code.co_freevars, *code.co_cellvars)
 
     def _resolved(self, node: ast.AST) -> Any:
-        """The object that a dotted name stands for which begins with a global one."""
+        """The object of a dotted name that begins with a global name."""
         if isinstance(node, ast.Attribute):
             outer = self._resolved(node.value)
             return None if outer is None else getattr(outer, node.attr, None)
@@ -367,18 +367,18 @@ class _Reader:
         return scope.get(node.id)
 
 
-def _is_pure_function(found: Any, count: int = 1) -> bool:
+def _is_pure_function(function: Any, count: int = 1) -> bool:
     """Whether it writes to none of `count` arguments."""
-    if isinstance(found, partial):
-        is_named = not found.args and _WRITING.isdisjoint(found.keywords)
-        is_fixed = all(isinstance(value, _CONSTANT) for value in found.keywords.values())
-        return is_named and is_fixed and _is_pure_function(found.func, count)
-    names = found.__code__.co_varnames if isinstance(found, FunctionType) else ()
-    return any(found is one for one in _FUNCTIONS) and _WRITING.isdisjoint(names[:count])
+    if isinstance(function, partial):
+        is_named = not function.args and _WRITING.isdisjoint(function.keywords)
+        is_fixed = all(isinstance(value, _CONSTANT) for value in function.keywords.values())
+        return is_named and is_fixed and _is_pure_function(function.func, count)
+    names = function.__code__.co_varnames if isinstance(function, FunctionType) else ()
+    return any(function is one for one in _FUNCTIONS) and _WRITING.isdisjoint(names[:count])
 
 
 def _straight(node: ast.AST, path: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AST, ...]]:
-    """Calls in an expression that always happen, in their order, each with the nodes around it."""
+    """The calls in an expression that always happen, in order, each with its enclosing nodes."""
     path = (*path, node)
     if isinstance(node, ast.Call) and not _is_out_of_order(node):
         for child in (node.func, *node.args, *node.keywords):
@@ -390,7 +390,7 @@ def _straight(node: ast.AST, path: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AS
 
 
 def _is_out_of_order(call: ast.Call) -> bool:
-    """Whether arguments do not happen in the order of the source: `*c` before b in f(a, k=b, *c)"""
+    """Whether arguments are not evaluated in source order: `*c` before b in f(a, k=b, *c)."""
     first = min((place_of(one) for one in call.keywords), default=None)
     return first is not None and any(place_of(one) > first for one in call.args)
 
@@ -400,7 +400,7 @@ def _callee(name: str, layer: Any) -> Callee:
 
 
 def _targets(node: ast.expr) -> Iterator[str]:
-    """Names that are assigned; an empty one for what is no name."""
+    """Names that are assigned; an empty one for any other target."""
     if isinstance(node, (ast.Tuple, ast.List)):
         for inner in node.elts:
             yield from _targets(inner)
@@ -415,7 +415,7 @@ def place_of(node: Any) -> Place:
 class _Rewriter(ast.NodeTransformer):
     def __init__(self, this: str, all_siblings: Iterable[Siblings]) -> None:
         self.this = this
-        #: The siblings and the number of the layer that a call is of, by the place of the call.
+        #: The siblings and the number of the called layer, by the place of the call.
         self.known = {
             place: (number, at)
             for number, each in enumerate(all_siblings)
@@ -431,19 +431,19 @@ class _Rewriter(ast.NodeTransformer):
             given = f"{self.this}, {node.args[0].id}, _df11_siblings_{number}"  # type: ignore
             made = f"({several} := _df11_multiply({given}))"
         source = f"0 if {made} is None else {several}[{at}]"
-        found: Any = ast.parse(source, mode="eval").body
-        found.body = node
-        for inner in ast.walk(found):
+        expression: Any = ast.parse(source, mode="eval").body
+        expression.body = node
+        for inner in ast.walk(expression):
             if inner is not node and inner not in (node.func, *node.args):
                 ast.copy_location(inner, node)
-        return found
+        return expression
 
 
 def rewritten(
     function: Any, all_siblings: tuple[Siblings, ...], multiply: Callable[..., Any]
 ) -> FunctionType | None:
-    """A function whose source was read, with one call of `multiply` for all siblings; None if it
-    has decorators which cannot be copied.
+    """A function whose source was read, with one call of `multiply` for all siblings. None if it
+    has decorators that cannot be copied.
     """
     inner = unwrapped(function)
     source = source_of(inner)

@@ -1,12 +1,12 @@
 """Containers in repositories of the Hugging Face Hub.
 
-Local folders whose config names a dtype need nothing of this but `folder_of`. For others, one
-function of transformers resolves the files of a checkpoint: it knows those of safetensors and of
-PyTorch, and it alone is told what `from_pretrained` was: revision, token, cache, subfolder. No
-extension point is, nor may a config name any other file. So that function is wrapped when the first
-such model is loaded: asked for `WEIGHTS`, which the quantizer names, it fetches the containers,
-tells the quantizer where they are, and answers with their folder. Asked for anything else it does
-what it did.
+A local folder whose config names a dtype needs only `folder_of`. For others, one function of
+transformers resolves the files of a checkpoint. It knows the files of safetensors and PyTorch, and
+it alone receives the arguments of `from_pretrained`: revision, token, cache, subfolder. No
+extension point receives them, and a config may name no other file. So the first such model wraps
+that function. If asked for `WEIGHTS`, which the quantizer names, the wrapped function fetches the
+containers, passes their folder to the quantizer, and returns it. For all other files it does the
+same as before.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from typing import Any
 
 from ._errors import unfit
 
-#: Weights file that a config names: parameters that the containers lack, a new head. Mostly there
-#: is none.
+#: Weights file that a config names, with parameters that the containers lack, such as a new head.
+#: Usually it does not exist.
 WEIGHTS = "df11.safetensors"
-#: As the Hub allows them; one without an owner is as likely a mistyped path.
+#: Names that the Hub allows, but with an owner: a name without one may be a mistyped path.
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
 class Expected(str):
-    """`WEIGHTS`, with whom to tell the folder where it is expected. A config has it until then."""
+    """`WEIGHTS` in a config, with the function that receives the folder once it is known."""
 
     tell: Callable[[Path], None]
 
 
-_Around = Callable[[Callable[[], Any], dict[str, Any]], Any]
+_Replacement = Callable[[Callable[[], Any], dict[str, Any]], Any]
 
 
-def wrap(*functions: tuple[Any, str, _Around]) -> str | None:
-    """Has a library's functions, each by its owner and name, do `around(call, arguments)`, once:
-    `call` does what it did. If this release lacks one, its name, and nothing changes.
+def wrap(*functions: tuple[Any, str, _Replacement]) -> str | None:
+    """Replaces functions of a library, named by owner and name, once each, by
+    `replacement(call, arguments)`, where `call` runs the original. If this release lacks one,
+    changes nothing and returns its name.
     """
     for owner, name, _ in functions:
         if not hasattr(owner, name):
@@ -49,35 +50,35 @@ def wrap(*functions: tuple[Any, str, _Around]) -> str | None:
     return None
 
 
-def _wrap(owner: Any, name: str, around: _Around) -> None:
-    found = inspect.getattr_static(owner, name)
-    function: Any = found.__func__ if isinstance(found, classmethod) else found
+def _wrap(owner: Any, name: str, replacement: _Replacement) -> None:
+    original = inspect.getattr_static(owner, name)
+    function: Any = original.__func__ if isinstance(original, classmethod) else original
     if hasattr(function, "_df11"):
         return
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        asked = signature.bind(*args, **kwargs).arguments
-        return around(functools.partial(function, *args, **kwargs), asked)
+        arguments = signature.bind(*args, **kwargs).arguments
+        return replacement(functools.partial(function, *args, **kwargs), arguments)
 
     wrapped._df11 = True  # type: ignore[attr-defined]
-    setattr(owner, name, classmethod(wrapped) if isinstance(found, classmethod) else wrapped)
+    setattr(owner, name, classmethod(wrapped) if isinstance(original, classmethod) else wrapped)
 
 
 def wrap_resolution() -> bool:
-    """Has transformers find containers. Without the function, as it may be one day, local folders
-    still load: False.
+    """Makes transformers find containers. False if a release lacks the function; then only local
+    folders load.
     """
     from transformers import modeling_utils
 
-    def resolve(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
-        source = asked.get("pretrained_model_name_or_path")
-        name = asked.get("transformers_explicit_filename")
+    def resolve(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
+        source = arguments.get("pretrained_model_name_or_path")
+        name = arguments.get("transformers_explicit_filename")
         if name != WEIGHTS or source is None:
             return call()
-        options = {name: asked.get(name) for name in ("user_agent", "tqdm_class")}
-        folder = folder_of(source, **options, **(asked.get("download_kwargs") or {}))
+        options = {name: arguments.get(name) for name in ("user_agent", "tqdm_class")}
+        folder = folder_of(source, **options, **(arguments.get("download_kwargs") or {}))
         if isinstance(name, Expected):
             name.tell(folder)
         return [os.fspath(folder / WEIGHTS)], None
@@ -96,9 +97,9 @@ def folder_of(
     """The folder of a model's containers: below a local one, or fetched from a repository of the
     Hub.
 
-    `download`: what `huggingface_hub.snapshot_download` takes; it takes no proxies, and asks for
-    the commit itself. Raises FileNotFoundError if no container is there, ValueError for a revision
-    or subfolder that leads elsewhere, and what huggingface_hub raises.
+    `download`: options of `huggingface_hub.snapshot_download`, except proxies; it resolves the
+    commit itself. Raises FileNotFoundError if there is no container, ValueError for a revision or
+    subfolder that leads elsewhere, and the errors of huggingface_hub.
     """
     check_inside(revision=download.get("revision"), subfolder=subfolder)
     is_here = Path(source).is_dir()
@@ -121,10 +122,10 @@ def folder_of(
     )
 
 
-def brought(path: str | os.PathLike[str], revision: str | None, subfolder: str | None) -> Path:
-    """The path itself, or of what can only be a repository's name its folder, fetched. Settings are
-    those of huggingface_hub: its variables, its login. If it is not installed, opening the path
-    says what to do.
+def resolve_path(path: str | os.PathLike[str], revision: str | None, subfolder: str | None) -> Path:
+    """The path itself, or the fetched folder if the path can only be a repository's name. The
+    variables and login of huggingface_hub apply. If it is not installed, opening the path says what
+    to do.
     """
     check_inside(revision=revision, subfolder=subfolder)
     here = Path(path)
@@ -138,7 +139,7 @@ def brought(path: str | os.PathLike[str], revision: str | None, subfolder: str |
 
 
 def check_inside(**names: str | None) -> None:
-    """Refuses what huggingface_hub, or a folder, would be led out of the repository by."""
+    """Refuses names that lead huggingface_hub, or a folder, out of the repository."""
     for what, name in names.items():
         for kind in (PurePosixPath, PureWindowsPath):
             path = kind(name or "")

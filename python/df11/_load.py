@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from . import _native, _plan
 from ._bring import bring
 from ._container import Tensors
-from ._doctor import tell_newer
-from ._hub import brought
+from ._doctor import log_newer
+from ._hub import resolve_path
 from ._modules import entries, join, like, look_up, outer
+from ._origin import KEY, Origin, Weight, digest, origins, settled
 from ._parameters import by_conversion, by_name, check_complete
 from ._plan import Devices, Item
 from ._progress import Bar
 from ._siblings import join_siblings
-from ._source import KEY, Source, Weight, digest, settled, sources
 from ._tensor import CompressedTensor
 from ._watch import check_gpus, watch
 
@@ -43,39 +43,39 @@ def attach(
 ) -> Module:
     """Gives a module the weights of a container, which stay compressed. Returns the module.
 
-    Parameters are replaced by those of the container, with its dtypes: matrices by tensors that are
-    decoded as they are used, small ones as they are. What diffusers or transformers would keep in
-    F32 beside weights of 16 bits is F32 here as well. The module may be on the meta device
-    (`accelerate.init_empty_weights()`), so that its own weights never take memory.
+    The container's weights, with their dtypes, replace the parameters: matrices stay compressed,
+    small parameters are ordinary. Parameters that diffusers or transformers keep in F32 are F32
+    here too. A module on the meta device (`accelerate.init_empty_weights()`) never takes memory for
+    its own weights.
 
     `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"),
-    whose containers are fetched into its cache; `subfolder` of it, and `revision` there.
-    `device`: a GPU, the CPU, a list of GPUs, or "auto" for all; a dict of modules as `device_map`
-    of transformers takes it; the current GPU unless named, or the CPU if there is none.
+    whose containers are fetched into the cache; `subfolder` and `revision` are of that repository.
+    `device`: a GPU, the CPU, a list of GPUs, "auto" for all GPUs, or a dict of modules like the
+    `device_map` of transformers. Default: the current GPU, or the CPU if there is none.
     `mode`, `residence`, `memory`, `streamed`: as in `df11.Config`.
-    `prefix`: what goes before names in the container, found unless given.
+    `prefix`: added to names in the container; found automatically unless given.
 
     Raises MissingError if the container lacks a parameter, ValueError if a shape differs or an
     option is unknown, TypeError if a dtype is unknown.
     """
-    if sources(module):
+    if origins(module):
         raise ValueError("the module has compressed weights already; make a new one")
-    tell_newer()
+    log_newer()
     check_options(mode, residence)
-    tensors = Tensors(_native.open(brought(path, revision, subfolder)))
+    tensors = Tensors(_native.open(resolve_path(path, revision, subfolder)))
     placement = _placement(device, memory)
     items = _converted(module, tensors) if prefix is None else None
     if items is None:
         items = by_name(module, tensors, prefix)
     check_complete(module, items, tensors.container)
-    form = "streamed" if streamed else residence
-    load(module, tensors, items, placement, mode=mode, residence=form)
+    wanted = "streamed" if streamed else residence
+    load(module, tensors, items, placement, mode=mode, residence=wanted)
     watch(module)
     return module.eval()
 
 
 def _converted(module: nn.Module, tensors: Tensors) -> list[Item] | None:
-    """Converts a container's tensors as the module's library does; None if it is of none."""
+    """Converts a container's tensors like the module's library; None without a library."""
     kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(module).__mro__}
     if "transformers.modeling_utils.PreTrainedModel" in kinds:
         from ._pretrained import by_loader
@@ -121,51 +121,51 @@ def load(
     mode: str = "exact",
     residence: str = "stored",
 ) -> None:
-    """Puts what was made of a container's tensors into a module, on the devices of a placement.
-    Reads and checks all of these tensors, once. On the CPU compressed ones stay in the mapping.
+    """Puts the items made from a container's tensors into a module, on the devices of a placement.
+    Reads and checks all of these tensors once. On the CPU compressed ones stay in the mapping.
     Raises `CorruptError` if a tensor is damaged; `ValueError` if a GPU is too small.
     """
     main = placement.devices[0]
     modules = dict(root.named_modules(remove_duplicate=False))
     items = _known(root, items, tensors.container, main.type == "cuda")
-    groups = _plan.group(items, tensors.container)
-    _plan.place(groups, placement, residence)
-    where = placement.where or _plan.homes(groups, lambda path: _is_callable(modules[path]))
+    blocks = _plan.by_block(items, tensors.container)
+    _plan.place(blocks, placement, residence)
+    where = placement.where or _plan.homes(blocks, lambda path: _is_callable(modules[path]))
     if main.type == "cuda":
         where = {path: main if home.type == "cpu" else home for path, home in where.items()}
     runs_on = _devices(modules, where, main)
     unused = [name for name in tensors if name not in tensors.used]
     container = tensors.container
-    source = Source(container.path, unused=unused, held=tensors, identity=container.identity)
-    root.__dict__[KEY] = source
+    origin = Origin(container.path, unused=unused, held=tensors, identity=container.identity)
+    root.__dict__[KEY] = origin
     with (bar := Bar(sum(item.stored_bytes for item in items))):
-        # Only decoded values were taken of these tensors, unchecked so far.
-        held = {name for item in items if item.is_compressed for name in item.sources}
+        # Only decoded values of these tensors were used, unchecked so far.
+        held = {name for item in items if item.is_compressed for name in item.tensor_names}
         tensors.check(tensors.taken - held)
-        for item, value in bring(tensors, groups, mode == "exact", bar):
+        for item, value in bring(tensors, blocks, mode == "exact", bar):
             if item.reason is not None:
                 value = value.to(runs_on[item.spots[0].path])
-            source.weights.append(_put(item, value, tensors))
-    place_others(root, source, runs_on)
+            origin.weights.append(_put(item, value, tensors))
+    place_others(root, origin, runs_on)
     join_siblings(root)
     if len({*where.values()}) > 1:
         _dispatch(root, where)
-    source.held = Tensors(tensors.container)  # without all that loading has made
-    check_gpus(each.device for each in groups)
-    for weight in source.weights:
+    origin.held = Tensors(tensors.container)  # without the objects of loading
+    check_gpus(each.device for each in blocks)
+    for weight in origin.weights:
         weight.digest = None if weight.digest is None else settled(weight.digest)
 
 
 def _known(root: nn.Module, items: list[Item], container: Any, on_gpu: bool) -> list[Item]:
-    """Items with all spots where the module has them, each parameter once, and why ordinary."""
+    """Adds to each item its spots in the module and the reason if it is ordinary."""
     entries_by_name = {spot.name: entry for entry in entries(root) for spot in entry.spots}
-    found: dict[int, Item] = {}
+    by_parameter: dict[int, Item] = {}
     for item in items:
         entry = entries_by_name[item.name]
-        if found.setdefault(id(entry.value), item) is item:
+        if by_parameter.setdefault(id(entry.value), item) is item:
             item.spots = entry.spots
             item.reason = _plan.why_ordinary(item, container, entry.is_buffer, on_gpu)
-    return list(found.values())
+    return list(by_parameter.values())
 
 
 def _is_callable(module: nn.Module) -> bool:
@@ -175,18 +175,18 @@ def _is_callable(module: nn.Module) -> bool:
 def _devices(
     modules: dict[str, nn.Module], where: dict[str, torch.device], main: torch.device
 ) -> dict[str, torch.device]:
-    found, before = {}, main
+    home, before = {}, main
     for path in modules:
         before = where.get(path, before)
-        found[path] = look_up(where, path) or before
-    return found
+        home[path] = look_up(where, path) or before
+    return home
 
 
 def _put(item: Item, value: Tensor, tensors: Tensors) -> Weight:
     spots = item.spots
     weight = Weight(item.name, spots, value.numel() * value.element_size(), item.reason)
     if isinstance(item.value, CompressedTensor):
-        weight.told = tensors.told(item.value)
+        weight.description = tensors.describe(item.value)
     else:
         weight.digest = digest(item.value if isinstance(value, CompressedTensor) else value)
     value = like(value, spots[0].value)
@@ -194,13 +194,13 @@ def _put(item: Item, value: Tensor, tensors: Tensors) -> Weight:
         value = nn.Parameter(value, requires_grad=False)
     for spot in spots:
         spot.value = value
-    item.value = torch.empty(0)  # so that no decoded weights are kept
+    item.value = torch.empty(0)  # drops decoded weights
     return weight
 
 
-def place_others(root: nn.Module, source: Source, runs_on: Mapping[str, torch.device]) -> None:
-    """Buffers and parameters that are none of its weights go where their module runs."""
-    held = {spot.key for spot in source.spots}
+def place_others(root: nn.Module, origin: Origin, runs_on: Mapping[str, torch.device]) -> None:
+    """Moves buffers and parameters that are not its weights to the device of their module."""
+    held = {spot.key for spot in origin.spots}
     for entry in entries(root):
         if entry.value.is_meta or not held.isdisjoint(spot.key for spot in entry.spots):
             continue

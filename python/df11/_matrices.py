@@ -1,10 +1,10 @@
 """Compressed matrices in tensors: what describes them, and the native objects for their addresses.
 
-A *piece* is a BF16 matrix of R rows and C columns, compressed in some arrays (one-dimensional uint8
-tensors). Its form is 0, as stored: codebook, records, bits, plane and decode table (empty on the
-CPU); or 1, in the fast layout: strips and entries. A *part* is a window of a piece, as eight
-numbers: form, R, C, staged bytes, first row, end of rows, first column, end of columns. Parts are
-written one after another in a flat list, and so are the arrays of their pieces.
+A *matrix* has R rows and C columns of BF16 weights, compressed in some arrays (one-dimensional
+uint8 tensors). Its residence is 0, as stored, with codebook, records, bits, plane and decode table
+(empty on the CPU); or 1, fast, with strips and entries. A *part* is a window of a matrix, in eight
+numbers: residence, R, C, staged bytes, first row, end of rows, first column, end of columns. A flat
+list holds the parts one after another, and another list the arrays of their matrices.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from torch import Tensor
 from . import _native
 
 PART = 8
-#: Arrays of a piece, by form, in their order.
+#: Arrays of a matrix, by residence, in their order.
 ARRAYS = (("codebook", "records", "bits", "plane", "table"), ("strips", "entries"))
 STORED, FAST = 0, 1
-#: The first arrays of a piece: those that cannot be made of others.
+#: Number of a matrix's first arrays that cannot be made from others.
 KEPT = 4
 TABLE_BYTES = 16384
-#: Windows that kernels multiply or gather from begin and end on multiples of these.
+#: Kernels multiply by and gather from windows that begin and end on multiples of these.
 TILE_ROWS, TILE_COLUMNS = 32, 256
-#: The most entries of a cache here. What is cached owns nothing and is made again in microseconds.
+#: The most entries of a cache here. Entries own nothing and are made again in microseconds.
 _MOST = 1 << 15
 _ABSENT = object()
-#: More than any memory holds; products of sides up to it fit 64 bits with all that is added.
+#: More than any memory holds. Products of two sides up to it, with all additions, fit 64 bits.
 _MOST_WEIGHTS = 1 << 48
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Part(NamedTuple):
-    form: int
+    residence: int
     rows: int
     columns: int
     staged_bytes: int
@@ -49,8 +49,8 @@ class Part(NamedTuple):
     column_end: int
 
     @classmethod
-    def whole(cls, form: int, rows: int, columns: int, staged_bytes: int = 0) -> Part:
-        return cls(form, rows, columns, staged_bytes, 0, rows, 0, columns)
+    def whole(cls, residence: int, rows: int, columns: int, staged_bytes: int = 0) -> Part:
+        return cls(residence, rows, columns, staged_bytes, 0, rows, 0, columns)
 
     @property
     def height(self) -> int:
@@ -62,7 +62,7 @@ class Part(NamedTuple):
 
     @property
     def is_aligned(self) -> bool:
-        """Whether kernels multiply by it and gather from it; any window can be decoded."""
+        """Whether kernels can multiply by it and gather from it. Any window can be decoded."""
         return not (self.row_begin % TILE_ROWS or self.column_begin % TILE_COLUMNS) and (
             (self.row_end % TILE_ROWS == 0 or self.row_end == self.rows)
             and (self.column_end % TILE_COLUMNS == 0 or self.column_end == self.columns)
@@ -85,16 +85,16 @@ def _check_count(parts: Sequence[int]) -> None:
 
 
 def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
-    """Checks that this describes a matrix, without a look at the arrays' contents. Raises
-    `ValueError` if numbers contradict each other or the arrays, `TypeError` for other arrays.
+    """Checks that this describes a matrix, without reading the arrays. Raises `ValueError` if
+    numbers contradict each other or the arrays, `TypeError` for other arrays.
     """
     _check_count(parts)
     if any(parts[at] not in (STORED, FAST) for at in range(0, len(parts), PART)):
-        raise ValueError("the form of a part is 0 (as stored) or 1 (fast layout)")
+        raise ValueError("the residence of a part is 0 (as stored) or 1 (fast layout)")
     needed = sum(len(ARRAYS[parts[at]]) for at in range(0, len(parts), PART))
     if len(arrays) != needed:
         raise ValueError(f"these parts have {needed} arrays; here are {len(arrays)}")
-    for part, _ in pieces(arrays, parts):
+    for part, _ in parts_with_arrays(arrays, parts):
         if not (0 <= part.row_begin < part.row_end <= part.rows):
             raise ValueError(f"rows {part.row_begin}..{part.row_end} of {part.rows}")
         if not (0 <= part.column_begin < part.column_end <= part.columns):
@@ -121,11 +121,11 @@ def _check_arrays(arrays: Sequence[Any]) -> None:
 
 
 def check_kept(arrays: Any, parts: Sequence[Sequence[int]]) -> None:
-    """As `check`, of arrays without decode tables, as they are kept; not yet of the numbers."""
-    forms = [part[0] for part in parts]
-    if not forms or any(form not in (STORED, FAST) for form in forms):
-        raise ValueError("the form of a part is 0 (as stored) or 1 (fast layout)")
-    needed = sum(len(ARRAYS[form][:KEPT]) for form in forms)
+    """Checks kept arrays, which have no decode tables. Does not check the numbers yet."""
+    residences = [part[0] for part in parts]
+    if not residences or any(residence not in (STORED, FAST) for residence in residences):
+        raise ValueError("the residence of a part is 0 (as stored) or 1 (fast layout)")
+    needed = sum(len(ARRAYS[residence][:KEPT]) for residence in residences)
     if type(arrays) not in (list, tuple) or len(arrays) != needed:
         raise ValueError(f"these parts are kept as a list of {needed} arrays")
     _check_arrays(arrays)
@@ -134,14 +134,14 @@ def check_kept(arrays: Any, parts: Sequence[Sequence[int]]) -> None:
 
 
 def check_lengths(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
-    """As `check`, and that arrays are as long as their parts say, on whatever device they lie.
-    Raises `ParameterError` or `ValueError` if they are not.
+    """`check`, and checks that the lengths of arrays on any device match their parts. Raises
+    `ParameterError` or `ValueError` if they do not.
     """
     check(arrays, parts)
     if any(array.is_meta or type(array) is not Tensor for array in arrays):
         return
-    for part, mine in pieces(arrays, parts):
-        if part.form == STORED:
+    for part, mine in parts_with_arrays(arrays, parts):
+        if part.residence == STORED:
             matrices(mine, part, mine[0].device.index)
             continue
         strips, entries = mine
@@ -151,7 +151,7 @@ def check_lengths(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
 
 
 def check_memory(arrays: Sequence[Tensor]) -> None:
-    """Checks that arrays, which `check` has passed, have the memory that they claim.
+    """Checks that arrays that passed `check` have the memory that they claim.
     Raises `TypeError` for tensors without memory, `ValueError` if it was freed.
     """
     for array in arrays:
@@ -165,13 +165,13 @@ def check_memory(arrays: Sequence[Tensor]) -> None:
 
 
 def _cached(make: Function) -> Function:
-    """Has it make what it makes of arrays and parts once. Keys are addresses, bytes, strides:
-    values must follow from them and own nothing. If there are too many, all are forgotten.
+    """Caches the results of a function of arrays and parts. Keys are addresses, bytes and strides,
+    so results must follow from these and own nothing. A full cache is emptied.
     """
     known: dict[Any, Any] = {}
 
     @wraps(make)
-    def found(arrays: Sequence[Tensor], parts: Sequence[int], *given: int | None) -> Any:
+    def cached(arrays: Sequence[Tensor], parts: Sequence[int], *given: int | None) -> Any:
         places = [(array.data_ptr(), array.nbytes, array.stride()) for array in arrays]
         key = (*given, *parts, *places)
         if (value := known.get(key, _ABSENT)) is _ABSENT:
@@ -181,17 +181,17 @@ def _cached(make: Function) -> Function:
             known[key] = value
         return value
 
-    found.known = known  # type: ignore[attr-defined]
-    return cast(Function, found)
+    cached.known = known  # type: ignore[attr-defined]
+    return cast(Function, cached)
 
 
 @_cached
 def matrices(
     arrays: Sequence[Tensor], parts: Sequence[int], index: int | None
 ) -> list[_native.Matrix]:
-    """The native matrices of these parts, for a GPU's index or the CPU (None). About a microsecond.
-    Raises what `check` does; `ParameterError` if the arrays' lengths contradict a part;
-    `ValueError` for arrays that this device cannot read.
+    """The native matrices of these parts, for a GPU's index or the CPU (None). Takes about a
+    microsecond. Raises the errors of `check`; `ParameterError` if the arrays' lengths contradict a
+    part; `ValueError` for arrays that this device cannot read.
     """
     check(arrays, parts)
     check_memory(arrays)
@@ -207,15 +207,17 @@ def matrices(
             raise ValueError(f"arrays on {array.device} for work on GPU {index}")
     return [
         _native.Matrix(index, part, [a.data_ptr() for a in mine], [a.nbytes for a in mine])
-        for part, mine in pieces(arrays, parts)
+        for part, mine in parts_with_arrays(arrays, parts)
     ]
 
 
 @_cached
 def product(arrays: Sequence[Tensor], parts: Sequence[int], index: int) -> _native.Linear | None:
-    found = matrices(arrays, parts, index)
-    able = _native.fits(index) and all(part.is_aligned for part, _ in pieces(arrays, parts))
-    return _native.Linear(found) if able else None
+    native = matrices(arrays, parts, index)
+    able = _native.fits(index) and all(
+        part.is_aligned for part, _ in parts_with_arrays(arrays, parts)
+    )
+    return _native.Linear(native) if able else None
 
 
 @_cached
@@ -223,7 +225,7 @@ def grouped(
     arrays: Sequence[Tensor], parts: Sequence[int], experts: int, index: int
 ) -> _native.Grouped | None:
     part = Part(*parts[:PART])
-    able = len(parts) == PART and part.form == FAST and part.width == part.columns
+    able = len(parts) == PART and part.residence == FAST and part.width == part.columns
     able = able and part.is_aligned and part.height // experts % TILE_ROWS == 0
     if not (able and _native.fits(index)):
         return None
@@ -235,11 +237,13 @@ def _layout(parts: tuple[int, ...]) -> tuple[list[Part], list[int], list[int]]:
     """Parts, the first row of each among all rows, and its first array."""
     held = parts_of(parts)
     rows = accumulate((part.height for part in held), initial=0)
-    firsts = accumulate((len(ARRAYS[part.form]) for part in held), initial=0)
+    firsts = accumulate((len(ARRAYS[part.residence]) for part in held), initial=0)
     return held, [*rows], [*firsts]
 
 
-def pieces(arrays: Sequence[Any], parts: Sequence[int]) -> Iterator[tuple[Part, Sequence[Any]]]:
+def parts_with_arrays(
+    arrays: Sequence[Any], parts: Sequence[int]
+) -> Iterator[tuple[Part, Sequence[Any]]]:
     held, _, firsts = _layout(tuple(parts))
     for part, (first, end) in zip(held, pairwise(firsts), strict=True):
         yield part, arrays[first:end]
@@ -248,8 +252,8 @@ def pieces(arrays: Sequence[Any], parts: Sequence[int]) -> Iterator[tuple[Part, 
 def windows(
     arrays: Sequence[Any], parts: Sequence[int], ranges: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[list[Any], list[int]]]:
-    """Rows `begin..end` of stacked parts, for each range: arrays and parts of what holds some. Some
-    20 us for 256 parts, and a microsecond a range: experts of a mixture are many parts.
+    """For each range, arrays and parts that hold rows `begin..end` of the stacked parts. Takes some
+    20 us for 256 parts (experts of a mixture), and a microsecond per range.
     """
     held, rows, firsts = _layout(tuple(parts))
     if len(arrays) != firsts[-1]:
@@ -287,7 +291,7 @@ class View(NamedTuple):
 
 
 def view_of(tensor: Tensor, columns: int) -> View | None:
-    """Finds a tensor's elements in a matrix of this many columns; None if they are no part."""
+    """Finds a tensor's elements in a matrix with this many columns; None if they form no part."""
     if not tensor.numel():
         return None
     is_flipped = tensor.dim() > 1 and tensor.stride(-2) < tensor.stride(-1)
@@ -307,7 +311,7 @@ def view_of(tensor: Tensor, columns: int) -> View | None:
 
 
 def contiguous_strides(shape: Sequence[int], flipped: bool) -> tuple[int, ...]:
-    """Strides of a dense tensor, if `flipped` with the last two dimensions the other way round."""
+    """Strides of a dense tensor; if `flipped`, with the last two dimensions exchanged."""
     order = list(range(len(shape)))
     if flipped:
         order[-2:] = order[-1], order[-2]

@@ -1,8 +1,8 @@
 """Merges adapters into compressed models.
 
-PEFT merges into the BF16 model. Its class may not know all tensors of the checkpoint (layers that
-predict several tokens), and loads others in one dtype; so only tensors that the adapter changed are
-taken from what it gives, into the files of the original.
+PEFT merges into the BF16 model. The model's class may not know all tensors of the checkpoint
+(layers that predict several tokens), and loads the others in one dtype. So only tensors that the
+adapter changed go from PEFT's result into the files of the original.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ def merge_adapter(
 ) -> Report:
     """Compress a model into which an adapter is merged.
 
-    `source` is a compressed folder, `adapter` what PEFT's `save_pretrained` wrote, `out` the new
-    compressed folder. Weights that the adapter changes are those of `merge_and_unload()` on the
-    BF16 model; all others, and the side files, stay as they are, also those that the model's class
-    does not know. The BF16 model is in the host's memory meanwhile, and twice on the disk of `out`.
-    `overwrite` and `progress` are as in `df11.compress`.
+    `source` is a compressed folder, `adapter` a folder that PEFT's `save_pretrained` wrote, and
+    `out` the new compressed folder. Changed weights equal the result of `merge_and_unload()` on the
+    BF16 model. All other weights, also ones that the model's class does not know, and the side
+    files stay the same. Takes the host memory of the BF16 model, and twice that on the disk of
+    `out`. `overwrite` and `progress` are as in `df11.compress`.
 
-    Raises `ParameterError` if `adapter` is none, or `out` exists and `overwrite` is not given;
-    `ValueError` if the adapter changes weights that are stored in another dtype than it computes.
+    Raises `ParameterError` if `adapter` is no adapter, or `out` exists and `overwrite` is not
+    given; `ValueError` if the adapter changes weights whose stored dtype is not the one that it
+    computes.
     """
     import peft
     import transformers
@@ -70,7 +71,7 @@ def merge_adapter(
 
 
 def _take_over(original: Path, merged: Path, tied: Mapping[str, str]) -> None:
-    """Puts the changed tensors of a checkpoint into the files of another one."""
+    """Writes the changed tensors of a checkpoint into the files of another one."""
     results = _Checkpoint(merged)
     files = _files(original)
     new = results.places.keys() - _Checkpoint(original).places.keys()
@@ -78,17 +79,17 @@ def _take_over(original: Path, merged: Path, tied: Mapping[str, str]) -> None:
         tensors, metadata = _read(file)
         for name, value in tensors.items():
             tensors[name] = _merged(name, value, results, tied)
-        # The last file gets what the original has no room for: the head of an adapter.
+        # The last file gets tensors that the original lacks: the head of an adapter.
         more = {name: results[name] for name in sorted(new)} if at == len(files) else {}
         _write(file, {**tensors, **more}, metadata)
         _tell_index(file, more)
 
 
 def _merged(name: str, value: Tensor, results: _Checkpoint, tied: Mapping[str, str]) -> Tensor:
-    found = name if name in results.places else tied.get(name, name)
-    if found not in results.places:
+    merged = name if name in results.places else tied.get(name, name)
+    if merged not in results.places:
         return value
-    result = results[found]
+    result = results[merged]
     if result.shape == value.shape and torch.equal(_bits(value.to(result.dtype)), _bits(result)):
         return value
     if result.dtype != value.dtype:
@@ -105,7 +106,7 @@ def _bits(value: Tensor) -> Tensor:
 
 
 class _Checkpoint:
-    """The tensors of a folder of safetensors files, which are read when they are asked for."""
+    """The tensors of a folder of safetensors files, read on request."""
 
     def __init__(self, folder: Path) -> None:
         from safetensors import safe_open

@@ -1,9 +1,9 @@
-"""Where modules have parameters and buffers: names, places, and shards of several processes.
+"""Parameters and buffers of modules: names, places, and shards of several processes.
 
-For tensor parallelism transformers makes a DTensor of each parameter in its plan before weights are
-loaded, and its loader cuts each process's share out of the checkpoint's tensors; shares of
-compressed tensors are windows. Hooks of its own on modules compute with the shards, so with the
-same bits as with BF16 shards.
+For tensor parallelism transformers turns each parameter of its plan into a DTensor before it loads
+weights. Its loader cuts each process's share out of the checkpoint's tensors; shares of compressed
+tensors are windows. Its own hooks on modules compute with the shards, and give the same bits as
+with BF16 shards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def join(path: str, name: str) -> str:
 
 
 def outer(name: str) -> Iterator[str]:
-    """A name and those of the modules around it, from the innermost to the root, which is ""."""
+    """A name, and the names of its enclosing modules from the innermost to the root, ""."""
     while name:
         yield name
         name = name.rpartition(".")[0]
@@ -40,8 +40,8 @@ def common(paths: list[str]) -> str:
 
 
 class Spot:
-    """Where a module has a parameter or buffer: by the module, whatever wraps it later. It does not
-    keep the module alive; a copy of a model has spots of its own.
+    """The place of a parameter or buffer in its module, also if something wraps the module later. A
+    spot does not keep the module alive; a copy of a model has its own spots.
     """
 
     def __init__(self, module: nn.Module | None, path: str, attribute: str) -> None:
@@ -72,8 +72,8 @@ class Spot:
         module = self.module
         if module is None:
             return None
-        found = module._buffers.get(self.attribute, module._parameters.get(self.attribute))
-        return cast("Tensor | None", found)
+        current = module._buffers.get(self.attribute, module._parameters.get(self.attribute))
+        return cast("Tensor | None", current)
 
     @value.setter
     def value(self, value: Tensor) -> None:
@@ -89,34 +89,34 @@ class Entry(NamedTuple):
 
 
 def entries(root: nn.Module) -> list[Entry]:
-    found: dict[int, Entry] = {}
+    by_value: dict[int, Entry] = {}
     for path, module in root.named_modules(remove_duplicate=False):
         for attribute, value in (*module._parameters.items(), *module._buffers.items()):
             if value is not None:
                 is_buffer = attribute in module._buffers
                 persistent = attribute not in module._non_persistent_buffers_set
-                entry = found.setdefault(id(value), Entry(value, [], is_buffer, persistent))
+                entry = by_value.setdefault(id(value), Entry(value, [], is_buffer, persistent))
                 entry.spots.append(Spot(module, path, attribute))
-    return list(found.values())
+    return list(by_value.values())
 
 
 def prepare(model: nn.Module) -> None:
-    """Refuses what is not supported, and has the input embedding sharded as other weights are.
-    Plans of some releases leave it whole on each process. A look-up gives the same values if it is
-    sharded by rows: all processes except one add zeros. Raises `ValueError` if the model shall be
-    distributed in another way.
+    """Refuses unsupported plans, and shards the input embedding like other weights. Plans of some
+    releases leave it whole on each process. Sharded by rows, a look-up gives the same values,
+    because all processes except one add zeros. Raises `ValueError` for another kind of
+    distribution.
     """
-    told = getattr(model.config, "distributed_config", None)
-    if told is None:
+    config = getattr(model.config, "distributed_config", None)
+    if config is None:
         return
     others = ("fsdp_size", "pp_size", "dp_replicate_size")
-    if wrong := [name for name in others if (getattr(told, name, None) or 1) > 1]:
+    if wrong := [name for name in others if (getattr(config, name, None) or 1) > 1]:
         raise ValueError(
             f"compressed weights are distributed by tensor and expert parallelism, and not by "
             f"{' and '.join(wrong)}; leave it out of distributed_config"
         )
     plan = getattr(model, "tp_plan", None)
-    if not plan or (getattr(told, "tp_size", None) or 1) == 1:
+    if not plan or (getattr(config, "tp_size", None) or 1) == 1:
         return
     try:
         embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
@@ -142,7 +142,7 @@ def local(value: Tensor) -> Tensor:
 
 
 def like(value: Tensor, other: Any) -> Tensor:
-    """A shard as the DTensor that another one is, or as it is if that is none."""
+    """A shard as a DTensor like another one; unchanged if the other is no DTensor."""
     if not is_sharded(other):
         return value
     sides = {"shape": other.shape, "stride": tuple(other.stride())}
@@ -153,7 +153,7 @@ def like(value: Tensor, other: Any) -> Tensor:
 
 
 def gathered(value: Tensor) -> Tensor:
-    """A parameter as a whole. A DTensor is decoded; all processes must ask for it at once."""
+    """A whole parameter. A DTensor is decoded, for which all processes must call at once."""
     return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
 
 

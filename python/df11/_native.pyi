@@ -1,19 +1,19 @@
-"""The native module: opened, decoded and written by Rust.
+"""The native module: Rust opens, decodes and writes.
 
-Everything here is thread-safe, and releases the interpreter's lock (GIL) while it works. Sizes are
-bytes. Work runs on a pool of one thread a core, or as many as the variable `RAYON_NUM_THREADS`
-says. Functions with the argument `progress` are long work: Ctrl-C ends them with
+Everything here is thread-safe, and releases the interpreter's lock (GIL) during work. Sizes are
+bytes. Work runs on a pool of one thread per core, or as many as the variable `RAYON_NUM_THREADS`
+says. Functions with the argument `progress` may take long: Ctrl-C ends them with
 `KeyboardInterrupt` and leaves nothing half-written.
 
 `progress` is `None` (a bar if standard error is a terminal, or in a notebook; with tqdm if that is
-installed), `True` (always a bar), `False` (none), or a callable that is told `(stage, done,
+installed), `True` (always a bar), `False` (no bar), or a callable that receives `(stage, done,
 total)`: the stage `analyse`, `encode`, `decode`, `verify` or `load`, and bytes over all stages. It
-is called about twenty times a second and at the end, on the thread of the caller; what it raises
+is called about twenty times a second and at the end, on the caller's thread. An exception from it
 ends the work.
 
-Exceptions are those of `df11.Error`: `IoError`, `UnsupportedError`, `CorruptError`, `LimitError`,
-`ParameterError` and `GpuError`. Any function that takes a path may raise the first four of a file;
-below only what is special is named.
+Exceptions belong to `df11.Error`: `IoError`, `UnsupportedError`, `CorruptError`, `LimitError`,
+`ParameterError` and `GpuError`. Any function that takes a path may raise the first four for a file;
+the text below names only special cases.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ _Progress: TypeAlias = bool | Callable[[str, int, int], object] | None
 _Layout: TypeAlias = Literal["gap", "tile", "raw"] | None
 _Level: TypeAlias = Literal["structure", "checksums", "full"]
 _Device: TypeAlias = Literal["auto", "cpu", "gpu"] | int | None
-# Anything with the buffer protocol; NumPy tells type checkers of it from Python 3.12 on.
+# Anything with the buffer protocol. NumPy declares it to type checkers from Python 3.12 on.
 _Buffer: TypeAlias = Any
 # Names, or for each name an index of a GPU and whether the block is streamed.
 _Blocks: TypeAlias = Mapping[str, tuple[int, bool]] | Sequence[str] | None
@@ -49,14 +49,14 @@ __all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
     """Open a container, or a folder with all shards of a model.
 
-    Reads and validates headers and directories: the cost grows with the number of tensors (about
+    Reads and validates headers and directories. The cost grows with the number of tensors (about
     0.1 µs each) and not with their size. Containers are mapped into memory and **must not be
-    truncated or changed in place while the model lives**, which would end the process; to replace
-    one by renaming is fine. With `memory_map=False` they are read on demand: slower for small
-    pieces, and a file that shrinks is an `IoError`. `checksums=False` leaves out the check of each
+    truncated or changed in place while the model lives**, which would end the process. Replacing
+    one by renaming is safe. With `memory_map=False` they are read on demand: this is slower for
+    small parts, and a file that shrinks is an `IoError`. `checksums=False` skips the check of each
     1 MiB chunk when it is first read.
 
-    Raises `ParameterError` where a folder holds no container, or shards of different models.
+    Raises `ParameterError` if a folder holds no container, or shards of different models.
     """
 
 def compress(
@@ -70,13 +70,13 @@ def compress(
 ) -> Report:
     """Compress a safetensors file, or the folder of a model.
 
-    An `out` whose name ends in `.df11` becomes one self-contained file; any other becomes a folder
-    with a container for each weights file, and the side files beside them. It gets its name when it
-    is whole and, unless `verify=False`, decoded and compared. `layout` says how BF16 tensors are
-    stored: `tile` (the default), `gap` (as in the paper) or `raw`.
+    An `out` whose name ends in `.df11` becomes one self-contained file. Any other becomes a folder
+    with a container for each weights file, and the side files beside them. The output gets its name
+    when it is complete and, unless `verify=False`, decoded and compared. `layout` is the encoding
+    of BF16 tensors: `tile` (the default), `gap` (as in the paper) or `raw`.
 
-    Some 1 GB/s per thread; memory some MiB per thread, whatever the size of the model. Raises
-    `ParameterError` where `out` exists and `overwrite` is not given, or holds the source.
+    Compresses some 1 GB/s per thread, with some MiB of memory per thread for any model. Raises
+    `ParameterError` if `out` exists and `overwrite` is not given, or if it holds the source.
     """
 
 def convert(
@@ -88,28 +88,28 @@ def convert(
     overwrite: bool = False,
     progress: _Progress = None,
 ) -> Report:
-    """Store a compressed model in another layout or form, without its original files in between.
-    The result is what `compress` would make of the original files. Cost and exceptions are those of
-    `compress`; `CorruptError` too where the source is damaged.
+    """Store a compressed model in another layout, or as one file or a folder, without writing its
+    original files. The result equals the result of `compress` on the original files. Cost and
+    exceptions are those of `compress`, and `CorruptError` if the source is damaged.
     """
 
 def decompress(
     source: _Path, out: _Path, *, overwrite: bool = False, progress: _Progress = None
 ) -> int:
-    """Give back the original files, byte for byte; returns their bytes.
+    """Restore the original files, byte for byte. Returns the number of bytes.
 
-    An `out` whose name ends in `.safetensors` is one file, where the model was made of one; any
-    other is a folder. Each file is compared with the hash of the original before it gets its name.
+    An `out` whose name ends in `.safetensors` is one file, if the model was one file; any other is
+    a folder. Each file is compared with the hash of the original before it gets its name.
 
-    Raises `ParameterError` if `out` exists, a shard is missing, or one file is asked for of a
-    model of several.
+    Raises `ParameterError` if `out` exists, a shard is missing, or `out` is one file and the model
+    has several.
     """
 
 def estimate(
     source: _Path, out: _Path | None = None, *, layout: _Layout = None, progress: _Progress = None
 ) -> Report:
-    """Tell the exact sizes that `compress` would give, and write nothing. Reads all weights once.
-    `out` is only looked at for its form: one file (the default), or a folder.
+    """Compute the exact sizes that `compress` would give, and write nothing. Reads all weights
+    once. Only the ending of `out` matters: one file (the default), or a folder.
     """
 
 def verify(
@@ -118,28 +118,27 @@ def verify(
     """Check a container, or all shards of a folder.
 
     `structure` takes milliseconds; `checksums` reads all stored bytes; `full` decodes everything,
-    and compares all hashes. `device` decodes: `cpu`, `gpu` (the first that can), the number of a
-    GPU, or `auto` (the default): a GPU if there is one that is sooner done.
+    and compares all hashes. `device` decodes: `cpu`, `gpu` (the first usable one), the number of a
+    GPU, or `auto` (the default): a GPU if it is faster.
 
-    Raises `CorruptError` at the first thing that is wrong; `GpuError` if the GPU that was asked for
-    is not there.
+    Raises `CorruptError` at the first problem; `GpuError` if the requested GPU does not exist.
     """
 
 def install(stage: _Path, folder: _Path, names: set[str], identity: str) -> None:
-    """Gives all files in `stage/files/NAME` their names in a folder, in the place of what has these
-    and of an earlier output's containers. `stage` is a temporary folder in it, `names` containers
-    that are there already, `identity` the model's. If one file cannot have its name, all is as it
-    was; a run that is killed meanwhile is finished by the next one. Raises `ParameterError` if a
-    container is not of an earlier output.
+    """Gives all files in `stage/files/NAME` their names in a folder. They replace files of these
+    names and the containers of an earlier output. `stage` is a temporary folder in the folder,
+    `names` are containers that are there already, and `identity` is the model's. If one file cannot
+    get its name, nothing changes. The next run finishes a killed one. Raises `ParameterError` if a
+    container belongs to no earlier output.
     """
 
 def tensor_hashes(file: _Path) -> dict[str, str]:
     """The BLAKE3 hashes of the tensors of a safetensors file, in hexadecimal."""
 
 def devices() -> list[dict[str, Any]]:
-    """Tell the GPUs that the driver shows, if any. Starts nothing on them. Each has `ordinal`,
-    `name`, `total_memory` in bytes, and as pairs of major and minor `compute_capability` (8.0 is
-    the least that can decode) and `driver`, the version of CUDA that the driver knows.
+    """List the GPUs that the driver shows, without starting anything on them. Each has `ordinal`,
+    `name`, `total_memory` in bytes, and two pairs of major and minor: `compute_capability` (8.0 or
+    newer can decode) and `driver`, the version of CUDA that the driver supports.
     """
 
 def plan(
@@ -149,35 +148,35 @@ def plan(
     streamed: bool = False,
     blocks: _Blocks = None,
 ) -> Plan:
-    """Tell which block would lie where, without a GPU.
+    """Plan the place of each block, without a GPU.
 
-    `memory` is what each GPU may give, in bytes, with room for two outputs of its largest block:
-    what does not fit is streamed from the host. Without it all blocks lie on one GPU, or with
-    `streamed` are streamed to it. `blocks` names the blocks that are loaded, where that is not all
-    of them; or it is a dict that says of each of them where it lies, as `Plan.placements` does,
-    instead of `memory` and `streamed`.
+    `memory` is the memory of each GPU for the model, in bytes, with room for two outputs of its
+    largest block. Blocks that do not fit are streamed from the host. Without `memory` all blocks
+    lie on one GPU, or with `streamed` are streamed to it. `blocks` names the blocks to load, if not
+    all; or it is a dict with the place of each, like `Plan.placements`, instead of `memory` and
+    `streamed`.
 
-    Raises `ParameterError` where a GPU is too small even for streaming, with the bytes that it
-    would need, or where there is no such block.
+    Raises `ParameterError` if a GPU is too small even for streaming, with the bytes that it would
+    need, or if a block does not exist.
     """
 
 def printable(text: str) -> str:
-    """Text in which every character shows: controls, what reorders the text around it, and what is
-    invisible are escaped. Messages of the module's exceptions are.
+    """Text in which every character shows: escapes control characters, invisible ones, and those
+    that reorder text. Messages of the module's exceptions are escaped.
     """
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run the command `df11` with these arguments, of which the first is its name, for its exit
-    code. Ctrl-C is the command's from then on: for processes that do nothing else.
+    """Run the command `df11` with these arguments, the first being its name. Returns the exit code.
+    The command handles Ctrl-C from then on, so use it only in processes that do nothing else.
     """
 
 @final
 class Model(Mapping[str, Tensor]):
-    """An open model, from `open`: tensors by name, which are decoded when they are asked for."""
+    """An open model, from `open`: tensors by name, decoded on request."""
 
     path: Final[str]
     identity: Final[str]
-    """The hash by which the shards of the model know each other, in hexadecimal."""
+    """The hash that all shards of the model share, in hexadecimal."""
     is_complete: Final[bool]
     """Whether all shards of the model are open; a single shard of several opens alone."""
     def check_complete(self) -> None:
@@ -186,9 +185,9 @@ class Model(Mapping[str, Tensor]):
     """Decoded bytes of all tensors, aliases included."""
     stored_bytes: Final[int]
     mappings: Final[list[tuple[int, int]]]
-    """Address and bytes of each container's mapping: for reading alone, unchecked."""
+    """Address and bytes of each container's mapping: read-only, unchecked."""
     def check_tiles(self, names: Sequence[str]) -> None:
-        """Check those of these tensors that have `Tensor.tiles`: each byte once in the life of the
+        """Check the tensors among these that have `Tensor.tiles`: each byte once in the life of the
         model. Raises `KeyError`, `CorruptError`.
         """
     shards: Final[list[dict[str, Any]]]
@@ -197,7 +196,7 @@ class Model(Mapping[str, Tensor]):
     side_files: Final[list[str]]
     """Paths of the other original files in the containers."""
     def weights_header(self, path: str) -> str:
-        """The JSON header of one of `weights_files`, as it was. Raises `ParameterError`."""
+        """The original JSON header of one of `weights_files`. Raises `ParameterError`."""
     blocks: Final[list[Block]]
     """The blocks, in the order in which the model runs them."""
     tensors: Final[Mapping[str, Tensor]]
@@ -207,17 +206,16 @@ class Model(Mapping[str, Tensor]):
     def copy(
         self, out: _Path, beside: _Path | None = None, *, containers: bool = True
     ) -> list[str]:
-        """Write the containers, as they are open, into a new folder `out`, unless they are not
-        wanted, and the side files that lie in `beside`. Returns the paths of those that were
-        changed. Raises `ParameterError` if one is a link that leads out of
-        `beside`, or what is open was overwritten in place.
+        """Write the open containers (unless `containers` is False) and the side files in `beside`
+        to a new folder `out`. Returns the paths of changed side files. Raises `ParameterError` if
+        one is a link that leads out of `beside`, or if an open container was overwritten in place.
         """
     def verify_containers(self) -> None:
-        """Verify the containers fully, as they are open, and nothing beside them."""
+        """Verify the open containers fully, and nothing beside them."""
     def verify(
         self, level: _Level = "full", *, device: _Device = None, progress: _Progress = None
     ) -> Verification:
-        """As the function `verify`, of what is open."""
+        """Like the function `verify`, for the open containers."""
     def load(
         self,
         devices: int | Sequence[int] = 0,
@@ -228,13 +226,13 @@ class Model(Mapping[str, Tensor]):
     ) -> DeviceModel:
         """Load the blocks onto GPUs, by their numbers, where they stay compressed.
 
-        `memory`, `streamed` and `blocks` are as in `plan`: what the model may take of each GPU, in
-        bytes, includes two outputs of the largest block, which are the caller's to allocate.
-        Without `memory` one GPU gets all blocks, and several share them within 90 % of their free
-        memory; it has to be named if `blocks` are names and GPUs several.
+        `memory`, `streamed` and `blocks` are as in `plan`. `memory` includes two outputs of the
+        largest block, which the caller allocates. Without `memory` one GPU gets all blocks, and
+        several share them within 90 % of their free memory. It is required if `blocks` are names
+        and there are several GPUs.
 
-        Checks all checksums on the way; near the speed of the bus. Raises `GpuError` with what to
-        do, and `ParameterError` for GPUs and blocks that there are not.
+        Loads near the speed of the bus and checks all checksums. Raises `GpuError` with a remedy,
+        and `ParameterError` for GPUs and blocks that do not exist.
         """
     def __getitem__(self, key: str, /) -> Tensor: ...
     def __iter__(self) -> Iterator[str]: ...
@@ -243,35 +241,36 @@ class Model(Mapping[str, Tensor]):
     def _repr_html_(self) -> str: ...
 
 class _Decoded:
-    """What a tensor and a part of one have in common. By DLPack, `torch.from_dlpack(tensor)`
-    decodes it into new memory of the CPU and copies nothing.
+    """The common base of tensors and their parts. `torch.from_dlpack(tensor)` decodes into new
+    memory of the CPU and copies nothing.
     """
 
     dtype: Final[str]
-    """As safetensors names it, such as `BF16`; `unknown` for one of a newer version."""
+    """Its name in safetensors, such as `BF16`; `unknown` for a newer version's."""
     nbytes: Final[int]
-    """Decoded. Raises `UnsupportedError` for an unknown dtype."""
+    """Decoded bytes. Raises `UnsupportedError` for an unknown dtype."""
     def decode_into(self, buffer: _Buffer) -> None:
         """Decode into a writable, contiguous buffer of exactly `nbytes` bytes, little-endian and in
         row-major order.
 
-        Nothing else may use the buffer meanwhile. Of a PyTorch tensor on the CPU pass
-        `tensor.view(torch.uint8).numpy()`. Raises `ParameterError` for a buffer of another size or
-        that cannot be written, `TypeError` for what is no buffer, `CorruptError` where the
-        container is damaged (then the buffer holds anything), `UnsupportedError` for an encoding of
-        a newer version.
+        Nothing else may use the buffer meanwhile. For a PyTorch tensor on the CPU pass
+        `tensor.view(torch.uint8).numpy()`. Raises `ParameterError` for a read-only buffer or
+        another size, `TypeError` for anything but a buffer, `CorruptError` if the container is
+        damaged (the buffer then holds anything), `UnsupportedError` for an encoding of a newer
+        version.
         """
     def numpy(self) -> Any:
-        """A new NumPy array. BF16 and F8 have the types of ml_dtypes where that is installed; else
-        `uint16` and `uint8` hold their bits, which a warning says. `numpy.asarray` gives values.
+        """A new NumPy array. BF16 and F8 have the types of ml_dtypes if that is installed;
+        otherwise `uint16` and `uint8` hold their bits, with a warning. `numpy.asarray` gives
+        values.
         """
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """A new NumPy array of the values, which `numpy.asarray` asks for. Without ml_dtypes those
-        of BF16 are `float32`, which has them all. Raises `ParameterError` for other dtypes that
+        """A new NumPy array of the values, for `numpy.asarray`. Without ml_dtypes, BF16 values
+        become `float32`, which represents them all. Raises `ParameterError` for other dtypes that
         need ml_dtypes, and `ValueError` for `copy=False`.
         """
     def torch(self) -> Any:
-        """A new PyTorch tensor on the CPU, in memory that is its own. F4 has `float4_e2m1fn_x2`,
+        """A new PyTorch tensor on the CPU, in its own memory. F4 has `float4_e2m1fn_x2`,
         two elements in one. Raises `ParameterError` for F6, and for F4 with an odd last dimension.
         """
     def __dlpack__(
@@ -296,31 +295,31 @@ class Tensor(_Decoded):
     stored_bytes: Final[int]
     """Bytes of its arrays in the container; 0 for an alias."""
     tiles: Final[Tiles | None]
-    """Its arrays, if it is BF16 in tiles of 32 x 256; of an alias those of its target. None for
+    """Its arrays, if it is BF16 in tiles of 32 x 256; an alias has those of its target. None for
     any other tensor.
     """
     bits_per_element: Final[float]
     """Stored bits per element; 0 for an alias or a tensor without elements."""
     encoding: Final[str]
-    """How its bytes are stored: `gap`, `tile`, `raw`, or `unknown` for a newer version's. Of an
-    alias that of its target.
+    """Its encoding: `gap`, `tile`, `raw`, or `unknown` for a newer version's. An alias has that of
+    its target.
     """
     target: Final[str]
     """The name of the tensor that holds its bytes: its own, except for an alias."""
     hash: Final[str]
     """The BLAKE3 hash of its decoded bytes, as stored, in hexadecimal."""
     def decode_rows_into(self, start: int, stop: int, buffer: _Buffer) -> None:
-        """As `rows(start, stop).decode_into(buffer)`."""
+        """The same as `rows(start, stop).decode_into(buffer)`."""
     def rows(self, start: int, stop: int) -> Slice:
         """The part whose index in the first dimension lies in `start..stop`. Raises
         `ParameterError` for rows that do not exist, or that do not fill whole bytes.
         """
     def __getitem__(self, key: _Index | tuple[_Index, ...], /) -> Slice:
-        """What indexing with numbers and slices gives, as in NumPy, but that steps are 1; nothing
-        is decoded yet. Of a matrix in tiles only those of 32 rows and 256 columns are decoded that
-        hold some of it: `tensor[:, 1024:2048]` is the part of one of several GPUs. Of other coded
-        tensors whole rows are. Raises `IndexError`, and `ParameterError` where the part does not
-        begin and end between bytes.
+        """A part, by numbers and slices as in NumPy, with steps of 1. Decodes nothing yet. A matrix
+        in tiles decodes only the tiles of 32 rows and 256 columns that hold some of the part:
+        `tensor[:, 1024:2048]` is the share of one of several GPUs. Other coded tensors decode whole
+        rows. Raises `IndexError`, and `ParameterError` if the part does not begin and end between
+        bytes.
         """
 
 @final
@@ -341,29 +340,29 @@ class Block:
     tensors: Final[list[Tensor]]
     """Its tensors, in the order of `layout`."""
     nbytes: Final[int]
-    """Of a buffer for `decode_into`."""
+    """Bytes of a buffer for `decode_into`."""
     stored_bytes: Final[int]
     layout: Final[dict[str, tuple[int, int]]]
-    """For each tensor, by name, where its bytes begin and end in a buffer for `decode_into`.
-    Each begins on a multiple of 256.
+    """For each tensor, by name, the begin and end of its bytes in a buffer for `decode_into`. Each
+    begins on a multiple of 256.
     """
     def decode_into(self, buffer: _Buffer) -> None:
-        """As `Tensor.decode_into`, of all tensors; bytes between them become zero."""
+        """Like `Tensor.decode_into`, for all tensors; bytes between them become zero."""
 
 @final
 class DeviceModel:
-    """A model whose blocks lie compressed on GPUs, or pinned on the host. From `Model.load`. Memory
-    is freed when the last of it, its blocks and programs is dropped, which waits for the GPUs.
+    """A model whose blocks are compressed on GPUs, or pinned on the host. From `Model.load`. Memory
+    is freed with the last of the model, its blocks and programs, which waits for the GPUs.
     """
 
     devices: Final[list[int]]
-    """The numbers of its GPUs, as they were given."""
+    """The numbers of its GPUs, in the order given."""
     device_bytes: Final[int]
-    """Memory that it holds on all GPUs together. Outputs are the caller's, and not counted."""
+    """Memory that it holds on all GPUs together, without the caller's outputs."""
     host_bytes: Final[int]
     """Bytes of streamed blocks: page cache that is pinned, or copies."""
     copied_bytes: Final[int]
-    """How much of that is copies, because the containers' mappings could not be pinned."""
+    """Bytes of that which are copies, because the containers' mappings could not be pinned."""
     largest_block_bytes: Final[int]
     """The size of a buffer into which any block can be decoded."""
     blocks: Final[list[DeviceBlock]]
@@ -378,16 +377,16 @@ class DeviceModel:
 
         Each piece is `(tensor name, byte offset in the output)`, `(tensor name, byte offset, first
         row, row after the last)` or `(tensor name, byte offset, ranges)` with the ranges of a
-        `Slice`. Offsets are multiples of 16; of tensors that are stored as they are (`raw`), any.
-        Allocates 128 bytes of device memory a piece (384 if they are streamed) and waits for their
-        upload, so that it cannot be captured. Tensors of exactly one streamed block come through
-        its slots, unless rows of less than half of it are asked for; what is streamed otherwise is
-        read in place, over the bus. Raises `ParameterError`, `GpuError`.
+        `Slice`. Offsets are multiples of 16, or any number for `raw` tensors. Allocates 128 bytes
+        of device memory per piece (384 if streamed) and waits for their upload, so it cannot be
+        captured. If all tensors lie in one streamed block and at least half of its rows are wanted,
+        the block comes through a slot. Other streamed tensors are read in place, over the bus.
+        Raises `ParameterError`, `GpuError`.
         """
     def check(self, stream: int = 0, device: int | None = None) -> None:
-        """Raise `CorruptError` if any decoding so far met a malformed stream. Waits for what is on
-        `stream`. Of a model on several GPUs, a stream other than 0 needs its `device`; 0 without
-        one checks the default streams of all.
+        """Raise `CorruptError` if any decoding so far met a malformed stream. Waits for `stream`.
+        For a model on several GPUs, a stream other than 0 needs its `device`; 0 without a device
+        checks the default streams of all GPUs.
         """
 
 @final
@@ -400,21 +399,21 @@ class DeviceBlock:
     """Whether it stays on the host and is copied to the GPU ahead of each use."""
     nbytes: Final[int]
     layout: Final[dict[str, tuple[int, int]]]
-    """As `Block.layout`: by the name of each tensor where its bytes begin and end."""
+    """Like `Block.layout`: for each tensor, by name, the begin and end of its bytes."""
     def decode(self, pointer: int, stream: int) -> None:
         """Put the decoding of all its tensors on a stream: usually one launch.
 
         `pointer` is the device address of at least `nbytes` bytes, a multiple of 16 (256 is best):
         `tensor.data_ptr()`. `stream` is a stream of that device as CUDA's handle:
         `torch.cuda.current_stream(device).cuda_stream`, or 0 for the legacy default stream. Neither
-        allocates nor waits; the thread's current device stays what it is; CUDA graphs capture it (a
-        streamed block is then read in place, over the bus).
+        allocates nor waits, and does not change the thread's current device. CUDA graphs capture it
+        (a streamed block is then read in place, over the bus).
 
-        **Nobody checks pointer and stream.** The memory must be there, and nobody else may use it,
-        until the stream has done the work; of a captured graph that holds for each replay, and the
-        model must live as well. A malformed stream is told by `DeviceModel.check`.
+        **Nobody checks pointer and stream.** The memory must exist, and nobody else may use it,
+        until the stream has done the work. For a captured graph this holds at each replay, and the
+        model must live as well. `DeviceModel.check` reports a malformed stream.
 
-        Raises `ParameterError` for a misaligned pointer, `GpuError` where the driver refuses.
+        Raises `ParameterError` for a misaligned pointer, `GpuError` if the driver refuses.
         """
 
 @final
@@ -425,41 +424,41 @@ class Program:
 
     device: Final[int]
     is_streamed: Final[bool]
-    """Whether it decodes tensors of a streamed block out of its slots."""
+    """Whether it decodes tensors of a streamed block from its slots."""
     nbytes: Final[int]
     """Bytes of the output: to the end of the last piece."""
     def decode(self, pointer: int, stream: int) -> None:
-        """As `DeviceBlock.decode`. Bytes between pieces stay as they are; where pieces overlap,
-        they are those of any. The program must live as long as replays of a captured graph.
+        """Like `DeviceBlock.decode`. Does not change bytes between pieces; overlapping pieces give
+        the bytes of one of them. The program must live as long as replays of a captured graph.
         """
 
-# Matrices in memory of other libraries. A *piece* is a BF16 tensor of a container in tiles of 32 x
-# 256, in one of two forms:
+# Matrices in memory of other libraries. A *matrix* is a BF16 tensor of a container in tiles of 32 x
+# 256, in one of two residences:
 #
-# | form | arrays, in order |
+# | residence | arrays, in order |
 # |---|---|
 # | 0, as stored | codebook, records, bits, plane, table: a decode table, empty on the CPU |
 # | 1, fast layout, on GPUs alone | strips, entries: exceptions of 4 bytes each |
 #
-# A *part* is a window of a piece, eight numbers: form, rows, columns, staged bytes (0 in form 1),
-# first row, row after the last one, first column, column after the last one. Rows and columns
-# first: those of the whole piece.
+# A *part* is a window of a matrix, in eight numbers: residence, rows and columns of the whole
+# matrix, staged bytes (0 for residence 1), first row, row after the last one, first column, column
+# after the last one.
 #
-# **Nobody checks addresses and streams.** Arrays have the bytes that are named, begin on multiples
-# of 16, and live until the work on the stream that uses them is done; so do x, outputs and
-# workspace, which nobody else uses meanwhile. `stream` is CUDA's handle of a stream of that device,
-# 0 for the legacy default one. On a GPU nothing allocates or waits unless it says so, and CUDA
-# graphs can capture it; arrays may lie in pinned host memory, which kernels then read over the bus.
-# Arrays may hold anything: `check` tells.
+# **Nobody checks addresses and streams.** Arrays must have the named lengths, begin on multiples of
+# 16, and live until the stream has done the work that uses them. The same holds for x, outputs and
+# workspace, which nobody else may use meanwhile. `stream` is CUDA's handle of a stream of that
+# device, 0 for the legacy default one. On a GPU nothing allocates or waits unless its text says so,
+# and CUDA graphs can capture it. Arrays may lie in pinned host memory, which kernels then read over
+# the bus. Arrays may contain anything: `check` reports damage.
 
 @final
 class Tiles:
     """A BF16 matrix of a container in tiles of 32 x 256. From `Tensor.tiles`."""
 
     rows: Final[int]
-    """All dimensions but those of `columns`, multiplied."""
+    """The product of all dimensions that are not in `columns`."""
     columns: Final[int]
-    """The last dimension, or the product of some last ones."""
+    """The last dimension, or the product of some last dimensions."""
     staged_bytes: Final[int]
     """The most bytes of its bitstream that a tile takes."""
     lengths: Final[tuple[int, int, int, int]]
@@ -473,14 +472,14 @@ class Tiles:
     def cut(
         self, rows: tuple[int, int], columns: tuple[int, int]
     ) -> tuple[int, tuple[bytearray, bytearray, bytearray, bytearray]]:
-        """`staged_bytes` and arrays of a tensor of its own with these rows and columns; decodes
-        nothing. Rows begin on a multiple of 32 and end on one or with the last one; columns
-        likewise of 256. Raises `ParameterError` and `CorruptError`.
+        """`staged_bytes` and arrays of a new tensor with these rows and columns, without decoding.
+        Rows begin and end on multiples of 32, or end with the last row; columns likewise, on
+        multiples of 256. Raises `ParameterError` and `CorruptError`.
         """
 
 @final
 class Matrix:
-    """A part where the caller holds it. Owns nothing; some microseconds."""
+    """A part in memory of the caller. Owns nothing. Takes some microseconds to make."""
 
     def __new__(
         cls,
@@ -489,40 +488,40 @@ class Matrix:
         pointers: Sequence[int],
         lengths: Sequence[int],
     ) -> Matrix:
-        """`device`: a GPU's number, or None for the CPU. Raises `ParameterError` where lengths
+        """`device`: a GPU's number, or None for the CPU. Raises `ParameterError` if lengths
         contradict the part, `GpuError`.
         """
     rows: Final[int]
     columns: Final[int]
     def decode(self, output: int, stream: int = 0) -> None:
-        """Decode to an address, row by row, dense; a multiple of 16 on a GPU. On the CPU done when
-        it returns.
+        """Decode to an address, row by row, dense; a multiple of 16 on a GPU. On the CPU the work
+        is done when it returns.
         """
     def gather(self, indices: int, count: int, wide: bool, output: int, stream: int = 0) -> None:
-        """Decode rows by their indices, of 64 bits if `wide`, else of 32, dense. Parts that begin
-        and end between tiles alone. Of an index that names no row: on the CPU `IndexError`, on a
-        GPU zeros, and `check` tells.
+        """Decode rows by their indices (64 bits if `wide`, otherwise 32), dense. Only for parts
+        that begin and end between tiles. An index of no row is an `IndexError` on the CPU; on a GPU
+        it gives zeros, and `check` reports it.
         """
 
 def decode_all(matrices: Sequence[Matrix], outputs: Sequence[int], stream: int) -> None:
-    """As `Matrix.decode` of each, all on one GPU: up to eight as stored in one launch."""
+    """Like `Matrix.decode` of each, all on one GPU: up to eight stored ones in one launch."""
 
 @final
 class Linear:
     """`y = x Wᵀ (+ bias)` of parts of one GPU that share x, and begin and end between tiles."""
 
     def __new__(cls, matrices: Sequence[Matrix]) -> Linear:
-        """Raises `ParameterError` where they differ in columns or GPU, `GpuError`."""
+        """Raises `ParameterError` if they differ in columns or GPU, `GpuError`."""
     def workspace_bytes(self, rows: int) -> int:
         """Bytes of a workspace for up to this many rows of x."""
     def keeps_order(self, rows: int, splits: Sequence[int]) -> bool:
-        """Whether products of this many rows of x are added in the order of these splits, one for
-        each part: split i of s has the columns from i * U to before (i + 1) * U, where U is
+        """Whether products of this many rows of x add in the order of these splits, one for each
+        part: split i of s has the columns from i * U to before (i + 1) * U, where U is
         ceil(ceil(columns / 64) / s) * 64, and is one chain of products of 16 columns from 0; splits
         are added in order, then the bias, and the sum is rounded once. 0 is always true.
         """
     crossover_rows: Final[int]
-    """From this many rows of x on it is faster to decode and multiply then."""
+    """From this many rows of x on, decoding before the product is faster."""
     def multiply(
         self,
         x: int,
@@ -533,24 +532,24 @@ class Linear:
         stream: int,
     ) -> None:
         """Multiply rows of x, `pitch` elements apart. For each part: address, pitch in elements,
-        the address of a bias or 0, and the splits of its columns in whose order sums are added, or
-        0: the fastest. The workspace was filled with zeros once, and since then only such calls
-        have written to it, one after the other. Bits of y are the same in every run.
-        Raises `ParameterError`, also if `keeps_order` says no.
+        the address of a bias or 0, and the splits of its columns, which give the order of sums, or
+        0 for the fastest order. The workspace was filled with zeros once, and since then only such
+        calls have written to it, one after the other. Bits of y are the same in every run. Raises
+        `ParameterError`, also if `keeps_order` says no.
         """
 
 @final
 class Grouped:
-    """Products with equal parts of the rows of a part in the fast layout (experts), as a router
-    says on the device.
+    """Products with experts: equal shares of the rows of a part in the fast layout, which a router
+    chooses on the device.
     """
 
     def __new__(cls, matrix: Matrix, experts: int) -> Grouped:
-        """Raises `ParameterError` for form 0, a window of columns, or experts that do not begin on
-        multiples of 32 rows; `GpuError`.
+        """Raises `ParameterError` for residence 0, a window of columns, or experts that do not
+        begin on multiples of 32 rows; `GpuError`.
         """
     keeps_order: Final[bool]
-    """Whether each product is added as `Linear.keeps_order` says of one split."""
+    """Whether each product adds in the order of one split (`Linear.keeps_order`)."""
     def multiply(
         self,
         x: int,
@@ -563,13 +562,14 @@ class Grouped:
         y_pitch: int,
         stream: int,
     ) -> None:
-        """`y[i] = x[rows[i]] W[e]ᵀ` for the places i from `offsets[e]` to before `offsets[e + 1]`,
-        all of 32 bits. `rows` 0: place i has row i. Only experts with places are read.
+        """`y[i] = x[rows[i]] W[e]ᵀ` for the places i from `offsets[e]` to before `offsets[e + 1]`.
+        Offsets and rows have 32 bits. If `rows` is 0, place i has row i. Reads only experts with
+        places.
         """
 
 @final
 class Packer:
-    """BF16 weights on a GPU to the fast layout: `strips_bytes` at an address."""
+    """Packs BF16 weights on a GPU into the fast layout: `strips_bytes` at an address."""
 
     def __new__(cls, device: int, rows: int, columns: int, strips: int, stream: int) -> Packer:
         """Allocates room for exceptions, one of 256 weights. Raises `ParameterError` for 2^32
@@ -578,7 +578,7 @@ class Packer:
     def pack(self, first_row: int, rows: int, weights: int, stream: int) -> None:
         """Pack the next rows, dense at an address: to a multiple of 32, or to the last one."""
     def finish(self, stream: int) -> int | None:
-        """Wait; the number of exceptions, or None where they are too many."""
+        """Wait. Returns the number of exceptions, or None if they are too many."""
     def take(self, entries: int, stream: int) -> None:
         """Copy them to an address, 4 bytes each."""
 
@@ -586,9 +586,9 @@ def strips_bytes(rows: int, columns: int) -> int:
     """Bytes of a matrix in the fast layout, except its exceptions."""
 
 def code_of(counts: bytes) -> tuple[bytearray, bytearray] | None:
-    """The codebook of a matrix with these counts (65,536 of 64 bits), and what each pair of
-    exponents is written as (as many of 64 bits): the number of its bits in the low 16, and these
-    above. None if codes make the matrix no smaller. Some milliseconds at most.
+    """The codebook of a matrix with these counts of pairs (65,536 of 64 bits), and an entry for
+    each pair (64 bits): the number of its bits in the low 16, and the bits above. None if codes
+    make the matrix no smaller. Takes some milliseconds at most.
     """
 
 def upload(
@@ -608,8 +608,8 @@ def build_tables(device: int, items: Sequence[tuple[int, int, int]]) -> None:
 
 @final
 class PinnedMemory:
-    """Memory of the host that kernels read over the bus. When this is dropped it is so no longer,
-    which waits for nothing: whoever used it must be done.
+    """Memory of the host that kernels read over the bus. Dropping this unpins it without waiting,
+    so all users must be done.
     """
 
 @final
@@ -625,23 +625,23 @@ class TemporaryFolder:
     def __exit__(self, *error: object) -> None: ...
 
 def pin(address: int, bytes: int) -> PinnedMemory:
-    """Pin memory of the host. Raises `GpuError` where the driver refuses."""
+    """Pin memory of the host. Raises `GpuError` if the driver refuses."""
 
 def capture_id(stream: int) -> int:
-    """The number of the CUDA graph capture that takes what is put on a stream of the current
-    device, another one for each capture; 0 if there is none.
+    """The unique number of the CUDA graph capture of a stream of the current device; 0 if there is
+    no capture.
     """
 
 def check(device: int, stream: int) -> None:
-    """Wait for a stream, and raise what kernels on this GPU told since the last such call:
-    `CorruptError` of weights that contradict themselves; `IndexError` if all that was wrong are
+    """Wait for a stream, and raise problems that kernels on this GPU met since the last such call:
+    `CorruptError` for weights that contradict themselves; `IndexError` if the only problems are
     indices or offsets of rows that do not exist.
     """
 
 def check_done(device: int | None = None) -> None:
-    """As `check`, of kernels that are done by now: waits for nothing, and takes nanoseconds. Of all
-    GPUs that matrices were made for, unless one is named. Everything here that decodes, gathers or
-    multiplies on a GPU raises the same before it begins.
+    """Like `check`, for kernels that are done by now: waits for nothing, and takes nanoseconds.
+    Checks all GPUs with matrices, unless one is named. All calls that decode, gather or multiply on
+    a GPU raise the same before they begin.
     """
 
 def fits(device: int) -> bool:

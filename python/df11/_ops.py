@@ -4,9 +4,9 @@ Their schemas are stable. `arrays` and `parts` describe matrices with the same
 columns, stacked row after row into one of R rows and C columns (see `_matrices`). Arrays lie on the
 device of the work, or in pinned memory of the host, from which a GPU reads them over the bus.
 
-Kernels bound every access, whatever arrays hold. What is wrong in them, or with an index, the CPU
-raises at once: `CorruptError`, `IndexError`. A GPU raises the same as soon as the kernel that met
-it is done: at the next operator, at the end of `generate`, or by `_watch.check_gpus`, which waits.
+Kernels bound every access, whatever the arrays contain. The CPU raises errors of arrays and indices
+at once: `CorruptError`, `IndexError`. A GPU raises the same when the kernel is done: at the next
+operator, at the end of `generate`, or by `_watch.check_gpus`, which waits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ._matrices import (
     grouped,
     lay_out,
     matrices,
-    pieces,
+    parts_with_arrays,
     product,
     raw_stream,
     shape_of,
@@ -41,8 +41,8 @@ from ._matrices import (
 from ._order import LINEAR, Framework, Kernels, order_of, prepare, summary
 from ._workspaces import workspace
 
-#: The most bytes decoded at once if nothing asks for a whole matrix. With what PyTorch's allocator
-#: rounds up to, and workspaces of cuBLAS, a product takes no more than 64 MB.
+#: The most bytes decoded at once if no caller needs a whole matrix. With the rounding of PyTorch's
+#: allocator and workspaces of cuBLAS, a product takes at most 64 MB.
 TEMPORARY_BYTES = 60_000_000
 #: Rows of x for each expert, on average, up to which kernels multiply instead of decoding.
 MOST_ROUTED = 8
@@ -58,7 +58,7 @@ library = torch.library.Library("df11", "DEF")  # type: ignore[no-untyped-call]
 def operator(
     schema: str, fake: Callable[..., Any], to: torch.library.Library = library
 ) -> Callable[[Function], Function]:
-    """Makes a function an operator; `fake` tells its results without a look into arrays."""
+    """Makes a function an operator; `fake` gives its results without reading arrays."""
     name, _, arguments = schema.partition("(")
     types = [argument.split()[0] for argument in arguments.split(", ")]
 
@@ -70,8 +70,8 @@ def operator(
         return fake(*given)
 
     def register(function: Function) -> Function:
-        # The same for both: arrays of a GPU's work may be on the host, so it looks at devices.
-        # `torch.library.custom_op` took 10 to 22 us a call on the CPU, and these take 4 to 5.
+        # One function for both devices: arrays of a GPU's work may be on the host.
+        # `torch.library.custom_op` took 10 to 22 us per call on the CPU, and these take 4 to 5.
         to.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         for key in ("CPU", "CUDA"):
             to.impl(name, function, key)  # type: ignore[no-untyped-call]
@@ -82,45 +82,45 @@ def operator(
 
 
 def _check_memory_alike(given: Iterable[Any]) -> None:
-    """Checks that all given have memory, or none has: what has none gives results without memory,
-    never memory of which nobody knows what it holds. Raises `ValueError` if only some have none.
+    """Checks that either all given tensors have memory, or none. Tensors without memory give
+    results without memory, never memory with unknown contents. Raises `ValueError` for a mixture.
     """
-    told = set()
+    kinds = set()
     for each in given:
         several = each if isinstance(each, list | tuple) else [each]
-        told |= {one.is_meta for one in several if isinstance(one, Tensor)}
+        kinds |= {one.is_meta for one in several if isinstance(one, Tensor)}
         if isinstance(each, torch.device):
-            told.add(each.type == "meta")
-    if len(told) > 1:
+            kinds.add(each.type == "meta")
+    if len(kinds) > 1:
         raise ValueError("some tensors are on the meta device, and others have memory; move all")
 
 
-#: Larger pieces are read where they lie, so that a copy never takes more memory than this.
+#: Larger matrices are read in place, so a copy never takes more memory than this.
 MOST_BROUGHT_BYTES = 256 << 20
 
 
-def _brought(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
-    """Brings arrays in pinned memory to the GPU as copies for kernels; the others stay as they are.
+def _copied_to_gpu(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
+    """Copies arrays in pinned memory to the GPU for kernels. The others stay in place.
 
-    A copy moves 52 GB/s over the bus where kernels that read the host's memory move 37. It runs in
-    the order of the stream, into memory that is free again after the kernels which read it: nothing
-    is shared, and a CUDA graph captures it like any other copy. Codebooks stay where they are:
-    kernels read the table made of them. So does a piece of which these parts have less than half,
-    such as one expert of many.
+    A copy moves 52 GB/s over the bus; kernels that read host memory move 37. The copy runs in the
+    order of the stream, and its memory is free again after the kernels that read it. So nothing is
+    shared, and a CUDA graph captures it like any other copy. Two things are not copied: codebooks,
+    because kernels read the table made from them, and a matrix of which these parts have less than
+    half, such as one expert of many.
     """
     if arrays and arrays[0].is_cuda:
         return arrays
     check(arrays, parts)
-    found: list[Tensor] = []
-    for part, mine in pieces(arrays, parts):
+    copies: list[Tensor] = []
+    for part, mine in parts_with_arrays(arrays, parts):
         some = part.height * part.width * 2 < part.rows * part.columns
         large = sum(array.nbytes for array in mine) > MOST_BROUGHT_BYTES
-        if some or large or part.form != STORED:
-            found += mine
+        if some or large or part.residence != STORED:
+            copies += mine
         else:
-            found.append(mine[0])
-            found += (array.to(f"cuda:{index}", non_blocking=True) for array in mine[1:])
-    return found
+            copies.append(mine[0])
+            copies += (array.to(f"cuda:{index}", non_blocking=True) for array in mine[1:])
+    return copies
 
 
 def _decode_fake(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
@@ -131,10 +131,10 @@ def _decode_fake(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor
 def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     """All rows of all parts, row after row: a dense BF16 matrix [R, C] on `device`.
 
-    One launch on a GPU's current stream for each form among up to eight parts; it neither waits nor
-    synchronises. On the CPU 1 to 3 GB/s per core, on all cores.
-    Raises `ValueError` and `TypeError` as `_matrices.check`; `ParameterError` if lengths of arrays
-    contradict their part; `CorruptError`.
+    Takes one launch on a GPU's current stream for each residence among up to eight parts, and
+    neither waits nor synchronises. The CPU decodes 1 to 3 GB/s per core, on all cores.
+    Raises the errors of `_matrices.check`; `ParameterError` if lengths of arrays contradict their
+    part; `CorruptError`.
     """
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"weights are decoded on NVIDIA GPUs and on the CPU, and not on {device}")
@@ -142,17 +142,17 @@ def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     if device.type == "cuda" and index is None:
         device = torch.device("cuda", index := torch.cuda.current_device())
     if index is not None:
-        arrays = _brought(arrays, parts, index)
-    found = matrices(arrays, parts, index)
+        arrays = _copied_to_gpu(arrays, parts, index)
+    native = matrices(arrays, parts, index)
     out = _decode_fake(arrays, parts, device)
-    places = torch.split(out, [matrix.rows for matrix in found]) if len(found) > 1 else (out,)
+    places = torch.split(out, [matrix.rows for matrix in native]) if len(native) > 1 else (out,)
     if index is None:
-        for matrix, place in zip(found, places, strict=True):
+        for matrix, place in zip(native, places, strict=True):
             matrix.decode(place.data_ptr())
         return out
     # Kernels write whole words; rows of few columns end between them.
     aside = [torch.empty_like(place) if place.data_ptr() % 16 else place for place in places]
-    _native.decode_all(found, [mine.data_ptr() for mine in aside], raw_stream(index))
+    _native.decode_all(native, [mine.data_ptr() for mine in aside], raw_stream(index))
     for place, mine in zip(places, aside, strict=True):
         if mine is not place:
             place.copy_(mine)
@@ -163,12 +163,12 @@ def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact
     """y = x Wᵀ (+ bias), for x of [..., C]: [..., R].
 
     With `exact`, and always on the CPU, y has the bits of `torch.nn.functional.linear` with the
-    BF16 weights. If x has few rows and it is known in which order that adds (`_order`), kernels
-    multiply in this order without decoding to memory; else W is decoded (2 R C bytes, freed after
-    the product) for PyTorch to multiply. Without `exact` kernels multiply in the order that is the
-    fastest; for many rows of x at most 60 MB at a time are decoded before each product. x and bias
-    are BF16 then. Gradients flow to x and bias; the backward pass decodes W anew. Raises what
-    `decode` does; `RuntimeError` for x or bias of a shape or dtype that does not match.
+    BF16 weights. If x has few rows and that function's order of additions is known (`_order`),
+    kernels multiply in this order without decoding to memory. Otherwise W is decoded (2 R C bytes,
+    freed after the product) and PyTorch multiplies. Without `exact` kernels multiply in their
+    fastest order; for many rows of x at most 60 MB at a time are decoded before each product, and x
+    and bias must be BF16. Gradients flow to x and bias; the backward pass decodes W anew. Raises
+    the errors of `decode`; `RuntimeError` for x or bias of a wrong shape or dtype.
     """
     return _multiply(x, arrays, parts, (len(parts) // PART,), (bias,), exact)[0]
 
@@ -190,7 +190,7 @@ library.impl("linear", _linear, "CompositeImplicitAutograd")  # type: ignore[no-
 
 
 def _products(x: Tensor, parts: Numbers, counts: Numbers, biases: Biases) -> list[Tensor]:
-    """Places for products. Raises `RuntimeError` if x or a bias does not match."""
+    """Memory for the products. Raises `RuntimeError` if x or a bias does not match."""
     heights = _heights(parts, counts)
     for height, bias in zip(heights, biases, strict=True):
         if fault := _fault(x, parts, height, bias):
@@ -206,10 +206,10 @@ def _products(x: Tensor, parts: Numbers, counts: Numbers, biases: Biases) -> lis
 def linears(
     x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Arrays, exact: bool
 ) -> list[Tensor]:
-    """As `linear`, of several weights that share x: weight i is the next `counts[i]` parts.
-    `biases` has one for each weight, which is empty if the weight has none; or it is empty itself.
-    One launch multiplies by all of them, if kernels take as many rows of x; else each goes by
-    itself. Bits are those of `linear` with each.
+    """Like `linear`, for several weights that share x: weight i has the next `counts[i]` parts.
+    `biases` has one tensor for each weight, empty if the weight has no bias; or it is empty itself.
+    One launch multiplies by all weights if kernels take that many rows of x; otherwise each is
+    multiplied separately. The bits are those of `linear` with each.
     """
     return _multiply(x, arrays, parts, counts, _added(biases, counts), exact)
 
@@ -232,12 +232,12 @@ def _heights(parts: Numbers, counts: Numbers) -> list[int]:
 def _multiply(
     x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases, exact: bool
 ) -> list[Tensor]:
-    """Multiplies by kernels, if they do as is wanted; else by each weight decoded."""
+    """Multiplies by kernels if they can; otherwise decodes each weight first."""
     as_pytorch = exact or not x.is_cuda
     given = (x, arrays, parts, counts, biases)
-    found = in_order(*given, LINEAR) if as_pytorch else _in_fastest_order(*given)
-    if found is not None:
-        return found
+    products = in_order(*given, LINEAR) if as_pytorch else _in_fastest_order(*given)
+    if products is not None:
+        return products
     if len(counts) > 1:
         ranges = pairwise(accumulate(_heights(parts, counts), initial=0))
         return [
@@ -246,7 +246,7 @@ def _multiply(
         ]
     if as_pytorch:
         return [functional.linear(x, decode(arrays, parts, x.device), biases[0])]
-    return [_multiply_decoded(x, _brought(arrays, parts, x.device.index), parts, biases[0])]
+    return [_multiply_decoded(x, _copied_to_gpu(arrays, parts, x.device.index), parts, biases[0])]
 
 
 def _in_fastest_order(
@@ -257,7 +257,7 @@ def _in_fastest_order(
     kernels = product(arrays, parts, index)
     if kernels is None or _rows_of_x(x) >= kernels.crossover_rows:
         return None
-    arrays = _brought(arrays, parts, index)
+    arrays = _copied_to_gpu(arrays, parts, index)
     kernels = product(arrays, parts, index) or kernels
     return _multiply_in_kernels(kernels, x, parts, counts, biases, [0] * len(counts))
 
@@ -272,8 +272,8 @@ def in_order(
     padding: int = 0,
 ) -> list[Tensor] | None:
     """Products with the bits of a framework's, by kernels that add in its order. None if that order
-    is not known, no kernel keeps it, or decoding first is faster. `padding`: rows of zeros that the
-    framework's W has at its end, and y has not.
+    is not known, no kernel keeps it, or decoding first is faster. `padding`: rows of zeros at the
+    end of the framework's W, which y lacks.
     """
     if not x.is_cuda:
         return None
@@ -294,7 +294,7 @@ def in_order(
     inner = [
         None if order.is_bias_apart else bias for order, bias in zip(orders, biases, strict=True)
     ]
-    arrays = _brought(arrays, parts, index)
+    arrays = _copied_to_gpu(arrays, parts, index)
     if not arrays[0].is_cuda:
         kernels = product(arrays, parts, index) or kernels
     outputs = _multiply_in_kernels(kernels, x, parts, counts, inner, splits)
@@ -305,7 +305,7 @@ def in_order(
 
 
 def _trial(x: Tensor, packed: Any, bias: Tensor | None, splits: int) -> Tensor | None:
-    """A product in a given order, to be compared; None if no kernel keeps it."""
+    """A product in a given order, for comparison; None if no kernel keeps the order."""
     arrays, parts = packed
     kernels = product(arrays, flat := [number for part in parts for number in part], x.device.index)
     if kernels is None or not kernels.keeps_order(_rows_of_x(x), [splits]):
@@ -322,10 +322,9 @@ def orders(
     framework: Framework = LINEAR,
     padding: int = 0,
 ) -> dict[int, bool]:
-    """Whether the order of a framework's products with a weight on a GPU is known, by the number of
-    rows of x: for these numbers (one, if there are none), as far as kernels multiply so many, and
-    for all that were asked before. What is not known is measured, as `_order.prepare` says.
-    Empty if no kernel multiplies by the weight.
+    """For each number of rows of x, whether the order of a framework's products with a weight on a
+    GPU is known. Numbers: these (or one) up to the kernels' limit, and all requested before.
+    Measures unknown orders, as `_order.prepare` says. Empty if no kernel multiplies by the weight.
     """
     device = next(array.device for array in reversed(arrays) if array.is_cuda)
     rows, columns = shape_of(parts)
@@ -354,7 +353,7 @@ def _multiply_in_kernels(
     biases: Biases,
     splits: Sequence[int],
 ) -> list[Tensor]:
-    """Products whose sums follow these numbers of splits, one for each weight; 0: the fastest."""
+    """Products in these numbers of splits, one for each weight; 0: the fastest order."""
     index, columns = x.device.index, parts[7] - parts[6]
     outputs = _products(x, parts, counts, biases)
     flat = x if x.dim() == 2 else x.reshape(-1, columns)
@@ -373,7 +372,7 @@ def _multiply_in_kernels(
 
 
 def _fault(x: Tensor, parts: Numbers, rows: int, bias: Tensor | None) -> str | None:
-    """Why kernels do not multiply these."""
+    """The reason why kernels cannot multiply these."""
     columns = parts[7] - parts[6]
     if x.dtype != _BF16 or x.dim() == 0 or x.shape[-1] != columns:
         return (
@@ -394,8 +393,8 @@ def _fault(x: Tensor, parts: Numbers, rows: int, bias: Tensor | None) -> str | N
 def _places(
     parts: Numbers, counts: Numbers, outputs: Arrays, biases: Biases, splits: Sequence[int]
 ) -> list[tuple[int, int, int, int]]:
-    """Tells of each part where its columns of y lie, the pitch of y in elements, where its bias
-    lies, and the splits of its columns.
+    """For each part, the address of its columns of y, the pitch of y in elements, the address of
+    its bias, and the splits of its columns.
     """
     places, at = [], 0
     for count, y, bias, mine in zip(counts, outputs, biases, splits, strict=True):
@@ -416,7 +415,7 @@ def _multiply_decoded(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | 
     ranges = [(begin, min(begin + most, height)) for begin in range(0, height, most)]
     for (begin, end), mine in zip(ranges, windows(arrays, parts, ranges), strict=True):
         out = y.view(-1, height)[:, begin:end]
-        # No name for what is decoded, so that it is free before the next rows are.
+        # The decoded rows get no name, so their memory is free before the next rows.
         if bias is None:
             torch.mm(x, decode(*mine, x.device).t(), out=out)
         else:
@@ -461,9 +460,9 @@ def _rows_of(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
 @operator("embedding(Tensor indices, Tensor[] arrays, int[] parts) -> Tensor", _rows_of)
 def embedding(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
     """Rows by their numbers: [..., C] for indices of shape [...], int32 or int64. Decodes the tiles
-    that hold these rows; a GPU once for each index. Parts begin and end on multiples of 32 rows and
-    256 columns of their piece, or at its end. Raises what `decode` does; `TypeError` for other
-    indices; `IndexError` for a row that does not exist.
+    that hold these rows, on a GPU once for each index. Parts begin and end on multiples of 32 rows
+    and 256 columns of their matrix, or at its end. Raises the errors of `decode`; `TypeError` for
+    other indices; `IndexError` for a row that does not exist.
     """
     some, back = indices, None
     if not indices.is_cuda:
@@ -477,15 +476,15 @@ def embedding(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
 
 
 def _gather_all(indices: Tensor, arrays: Arrays, parts: Numbers, out: Tensor) -> None:
-    """Rows of stacked parts. Each is asked for all, and what it has replaces other rows."""
+    """Rows of stacked parts. Each part gathers all indices, and its own rows replace the others."""
     index = indices.device.index if indices.is_cuda else None
     stream = raw_stream(index) if index is not None else 0
-    found = matrices(arrays, parts, index)
-    first, last = 0, len(found) - 1
-    for at, matrix in enumerate(found):
+    native = matrices(arrays, parts, index)
+    first, last = 0, len(native) - 1
+    for at, matrix in enumerate(native):
         local = mine = indices - first if first else indices
         if last:
-            # Outside of all parts is outside of the first or of the last one, which say so.
+            # An index outside of all parts is outside of the first or last one, which report it.
             mine = local.clamp(0 if at else None, None if at == last else matrix.rows - 1)
         rows = out if at == 0 else torch.empty_like(out)
         wide = indices.dtype == torch.int64
@@ -499,7 +498,7 @@ def _places_of(
     x: Tensor, offsets: Tensor, rows: Tensor | None, arrays: Arrays, parts: Numbers, experts: int
 ) -> Tensor:
     height, columns = shape_of(parts)
-    told = [offsets] if rows is None else [offsets, rows]
+    numbers = [offsets] if rows is None else [offsets, rows]
     wrong = None
     if x.dim() != 2 or x.shape[1] != columns or x.dtype != _BF16:
         wrong = f"x is BF16 [rows, {columns}], and not {x.dtype} of shape {tuple(x.shape)}"
@@ -510,7 +509,7 @@ def _places_of(
         wrong = f"offsets are int32 [{experts + 1}], and not {offsets.dtype} {shape}"
     elif rows is not None and (rows.dtype != torch.int32 or rows.dim() != 1):
         wrong = "rows are int32 and of one dimension"
-    elif any(one.device != x.device for one in told):
+    elif any(one.device != x.device for one in numbers):
         wrong = f"offsets and rows lie on {x.device}, as x does"
     if wrong is not None:
         raise RuntimeError(wrong)
@@ -530,11 +529,11 @@ def grouped_linear(
     Row i of the result [P, R / E] is `x[rows[i]]` (or `x[i]`) times the matrix of expert e,
     transposed, for each i in `offsets[e]..offsets[e + 1]`; rows from `offsets[E]` on hold anything.
     `offsets` (int32, E + 1, ascending, from 0 to at most P) and `rows` (int32, P) lie on the device
-    of x. Raises what `linear` does; `IndexError` for other offsets, and for rows that x has not.
+    of x. Raises the errors of `linear`; `IndexError` for other offsets, and for rows that x lacks.
 
-    In the fast layout, as one piece, it is one launch that reads them there. Else offsets are
-    copied to the host, which waits for the stream, and experts that have rows are decoded, 60 MB at
-    a time.
+    Experts in the fast layout, in one matrix, take one launch, which reads offsets and rows on the
+    GPU. Otherwise offsets are copied to the host, which waits for the stream, and experts with rows
+    are decoded, 60 MB at a time.
     """
     y = _places_of(x, offsets, rows, arrays, parts, experts)
     if not len(y):
@@ -556,8 +555,8 @@ def grouped_linear(
 
 
 def _ends(offsets: Tensor, most: int) -> list[int]:
-    """Offsets of places on the host, which waits for them.
-    Raises `IndexError` if they do not ascend from 0 to at most as many places.
+    """Copies offsets of places to the host, and waits. Raises `IndexError` if they do not ascend
+    from 0, or exceed the number of places.
     """
     ends: list[int] = offsets.tolist()
     if ends[0] != 0 or ends[-1] > most or any(a > b for a, b in pairwise(ends)):
@@ -572,7 +571,7 @@ def _checked_rows(rows: Tensor, most: int) -> Tensor:
 
 
 def _routed(ends: list[int]) -> list[tuple[int, int, int]]:
-    """Experts that have places, and the begin and end of these."""
+    """Experts with places, and the begin and end of these."""
     return [(e, a, b) for e, (a, b) in enumerate(pairwise(ends)) if a < b]
 
 
@@ -580,18 +579,18 @@ def _decode_experts(
     arrays: Arrays, parts: Numbers, height: int, routed: list[tuple[int, int, int]], on: Tensor
 ) -> Tensor:
     ranges = ((e * height, (e + 1) * height) for e, _, _ in routed)
-    found = list(windows(arrays, parts, ranges))
-    some = [array for mine, _ in found for array in mine]
-    dense = decode(some, [number for _, cut in found for number in cut], on.device)
+    held = list(windows(arrays, parts, ranges))
+    some = [array for mine, _ in held for array in mine]
+    dense = decode(some, [number for _, cut in held for number in cut], on.device)
     return dense.view(len(routed), height, -1)
 
 
 def _each_routed(
     ends: list[int], arrays: Arrays, parts: Numbers, height: int, on: Tensor
 ) -> Iterator[tuple[slice, list[int], Tensor]]:
-    """Decodes the experts that have places, as many at once as `TEMPORARY_BYTES` hold: their
-    places, where each expert's places end among these, and their matrices, which must be gone
-    before the next are asked for.
+    """Decodes the experts with places, as many at once as `TEMPORARY_BYTES` hold. Yields their
+    places, the end of each expert's places among these, and their matrices. The caller must drop
+    the matrices before it takes the next ones.
     """
     routed = _routed(ends)
     most = max(1, TEMPORARY_BYTES // (2 * height * shape_of(parts)[1]))
@@ -612,7 +611,7 @@ def products(x: Tensor, w: Tensor, ends: list[int]) -> Tensor:
 
 
 @operator(
-    # Not for other callers: it has no gradients, which those of `torch._grouped_mm` call.
+    # Private, because it has no gradients, which callers of `torch._grouped_mm` may need.
     "_grouped_mm(Tensor x, Tensor offs, Tensor[] arrays, int[] parts, int[] shape,"
     " bool transposed, bool flipped) -> Tensor",
     lambda x, offs, arrays, parts, shape, *_: x.new_empty((x.shape[0], shape[2])),
@@ -626,10 +625,10 @@ def grouped_mm(
     transposed: bool,
     flipped: bool,
 ) -> Tensor:
-    """PyTorch's own `grouped_mm` of x and a compressed w of this shape, [E, K, N]: its bits. If x
-    has few rows and kernels are known to add in its order, they multiply. Else it waits for the GPU
-    to know the experts that have rows, and decodes these alone; in a capture of a CUDA graph it
-    decodes all. Raises what `grouped_linear` does.
+    """The bits of PyTorch's `grouped_mm` of x and a compressed w of this shape, [E, K, N]. Kernels
+    multiply if x has few rows and they add in its order. Otherwise it waits for the GPU to name the
+    experts with rows, and decodes these alone; while a CUDA graph is captured, it decodes all.
+    Raises the errors of `grouped_linear`.
     """
     height, rest = divmod(shape_of(parts)[0], max(1, *shape[:1]))
     if len(shape) != 3 or prod(shape) != prod(shape_of(parts)) or rest:
@@ -637,9 +636,9 @@ def grouped_mm(
     if offs.dtype != torch.int32 or tuple(offs.shape) != (shape[0],) or offs.device != x.device:
         raise RuntimeError(f"offs are int32 [{shape[0]}] on {x.device}")
     if transposed and flipped:
-        found = _grouped_in_order(x, offs, arrays, parts, shape[0])
-        if found is not None:
-            return found
+        product = _grouped_in_order(x, offs, arrays, parts, shape[0])
+        if product is not None:
+            return product
     routed = [(e, 0, 0) for e in range(shape[0])]
     if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         routed = _routed(_ends(functional.pad(offs, (1, 0)), len(x))) or routed[:1]
@@ -653,8 +652,8 @@ def grouped_mm(
 def _grouped_in_order(
     x: Tensor, offs: Tensor, arrays: Arrays, parts: Numbers, experts: int
 ) -> Tensor | None:
-    """`torch._grouped_mm` by kernels that add in its order; None if that is not known, or for more
-    rows of x than they are made for.
+    """`torch._grouped_mm` by kernels that add in its order. None if that order is not known, or x
+    has too many rows for them.
     """
     if not x.is_cuda or x.dtype != _BF16 or offs.dtype != torch.int32:
         return None
@@ -674,7 +673,7 @@ def _of_experts(experts: int) -> tuple[Framework, Kernels]:
     """PyTorch's product with this many experts, and the kernels' in one chain."""
 
     def offsets(x: Tensor) -> Tensor:
-        """Half of the rows for the first expert, none for the next one, others in equal shares."""
+        """The first expert gets half of the rows, the next one none, the others equal shares."""
         rest = torch.arange(experts, device=x.device) * (x.shape[0] - x.shape[0] // 2)
         ends = x.shape[0] // 2 + rest // max(1, experts - 1)
         ends[-1], ends[1:2] = x.shape[0], ends[0]
@@ -699,7 +698,7 @@ def _table_fake(codebook: Tensor) -> Tensor:
 
 @operator("table(Tensor codebook) -> Tensor", _table_fake)
 def table(codebook: Tensor) -> Tensor:
-    """The decode table of a piece as stored: 16 KiB on the codebook's GPU; empty on the CPU. Waits
+    """The decode table of a matrix as stored: 16 KiB on the codebook's GPU; empty on the CPU. Waits
     for the GPU's current stream.
     """
     if codebook.dtype != torch.uint8 or codebook.dim() != 1 or not codebook.is_contiguous():

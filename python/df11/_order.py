@@ -1,21 +1,21 @@
-"""The order in which a framework's products add, found by comparing bits.
+"""Finds the order in which a framework's products add, by comparing bits.
 
 A sum of floating-point numbers depends on its order, so a kernel gives the bits of
 `torch.nn.functional.linear` only if it adds as cuBLAS does. On Hopper that order is simple
 (docs/exact.md). For each output:
 
-1. The columns of W are cut into s *splits*: all except for the last have ceil(K / 64 / s) * 64.
+1. The columns of W are cut into s *splits*: all but the last have ceil(K / 64 / s) * 64.
 2. Each split is one chain of tensor-core products of 16 columns, from an FP32 accumulator of 0.
 3. The splits are added in order in FP32, then the bias; the sum is rounded to BF16 once.
 
 cuBLAS chooses s, by shape, GPU and version. So s is measured: the framework's own product and the
-kernels' products for each s multiply the same weights and inputs, and bits are compared. Inputs are
-made so that the exact result is 0: each output is then nothing but the rounding errors of its
-order. One s must give all bits, and every other s must differ in thousands of outputs; else the
-order is not known, and weights are decoded for the framework to multiply.
+kernels' products for each s multiply the same weights and inputs, and bits are compared. The exact
+result of the inputs is 0, so each output consists of the rounding errors of its order alone. One s
+must give all bits, and every other s must differ in thousands of outputs. Otherwise the order is
+not known, and weights are decoded for the framework's product.
 
-What was found holds for one *case*: product, shapes, layout of x and flags of PyTorch. It is kept
-for the process and on disk (`_order_cache`). Nothing is measured while a CUDA graph is captured.
+A result holds for one *case*: product, shapes, layout of x and flags of PyTorch. It is kept in the
+process and on disk (`_order_cache`). Nothing is measured while a CUDA graph is captured.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from torch.nn import functional
 from ._order_cache import OrderCache
 from ._pack import pack_dense
 
-#: Columns of a block, of which splits have a whole number, and the most splits that are tried.
+#: Splits consist of whole blocks of this many columns; and the most splits that are tried.
 _BLOCK, _MOST_SPLITS = 64, 16
-#: Outputs that are compared at least, and how many must differ for another order to be told apart.
+#: The fewest outputs that are compared, and how many must differ in another order.
 _LEAST_OUTPUTS, _LEAST_DIFFERENT = 1 << 14, 1 << 11
 _MOST_DRAWS = 64
-#: Addresses are aligned to this much at most, in bytes, as far as cuBLAS looks.
+#: cuBLAS looks at alignments of addresses up to this many bytes.
 _MOST_ALIGNED = 256
 #: Rows of x for which batch-invariant products are measured.
 _INVARIANT_ROWS = 16
-#: Weights that are made at once.
+#: Weights that are generated at once.
 _SLICE_WEIGHTS = 1 << 22
-#: The most cases of a process; then all are forgotten, and read from disk again.
+#: The most cases in a process. Then all are forgotten, and read from disk again.
 _MOST_CASES = 1 << 15
 _BF16 = torch.bfloat16
 
 
 class Order(NamedTuple):
-    """How the outputs of a product are added; falsy if that is not known."""
+    """The order of a product's additions; falsy if it is not known."""
 
     splits: int
-    #: Whether the bias is added to the rounded product, which is rounded again.
+    #: Whether the bias is added to the rounded product, and the sum rounded again.
     is_bias_apart: bool = False
 
     def __bool__(self) -> bool:
@@ -64,9 +64,9 @@ UNKNOWN = Order(0)
 
 
 class Framework(NamedTuple):
-    """A product of x, a dense W and a bias whose bits are wanted."""
+    """The product of x, a dense W and a bias whose bits are wanted."""
 
-    #: The function that multiplies: another name where bits may be others.
+    #: Name of the function that multiplies. Functions with other bits have other names.
     name: str
     multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     #: Whether the bits of a row of y do not depend on the other rows of x.
@@ -77,7 +77,7 @@ LINEAR = Framework("torch.nn.functional.linear", functional.linear)
 
 
 class Case(NamedTuple):
-    """All that the order of a product may depend on, for one GPU and its libraries."""
+    """Everything that may decide the order of a product, for one GPU and its libraries."""
 
     framework: str
     #: Rows and columns of W.
@@ -87,7 +87,7 @@ class Case(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     alignment: int
-    #: The alignment of the bias's address in bytes; 0: there is none.
+    #: The alignment of the bias's address in bytes; 0 if there is no bias.
     bias: int
     flags: str
 
@@ -96,7 +96,7 @@ class Case(NamedTuple):
         return prod(self.shape[:-1])
 
 
-#: A product in a given order, of x, a packed W and a bias; None if no kernel keeps that order.
+#: Multiplies x, a packed W and a bias in a given order; None if no kernel keeps that order.
 Kernels = Callable[[Tensor, Any, "Tensor | None", int], "Tensor | None"]
 
 _lock = Lock()
@@ -108,15 +108,16 @@ _caches: dict[int, OrderCache] = {}
 def order_of(
     x: Tensor, rows: int, bias: Tensor | None, framework: Framework, kernels: Kernels
 ) -> Order:
-    """The order of the framework's product of x, on a GPU, with `rows` rows of W. Some microseconds
-    if the case is known. Else it is measured, which waits for the GPU some milliseconds and takes
-    3.5 bytes of its memory a weight meanwhile; but while a graph is captured the answer is unknown.
+    """The order of the framework's product of x, on a GPU, with `rows` rows of W. Takes
+    microseconds for a known case. Measures another case, which waits for the GPU for milliseconds
+    and takes 3.5 bytes of its memory per weight. While a graph is captured, another case is not
+    known.
     """
     case = _case(x, rows, bias, framework)
     index = x.device.index
-    found = _known.get((index, case))
-    if found is not None:
-        return found
+    remembered = _known.get((index, case))
+    if remembered is not None:
+        return remembered
     with _lock:
         if (kept := _recall(index, case)) is not None:
             return kept
@@ -133,33 +134,35 @@ def prepare(
     framework: Framework,
     kernels: Kernels,
 ) -> list[Order]:
-    """As `order_of`, for contiguous x of two dimensions with each of these numbers of rows, and W
-    of this shape. What is not known is measured with one W. Not while a graph is captured.
+    """Like `order_of`, for contiguous x of two dimensions with each of these numbers of rows, and W
+    of this shape. Measures all unknown cases with one W. Not while a graph is captured.
     """
     rows, columns = shape
     bias = _MOST_ALIGNED if with_bias else 0
-    told = (framework.name, rows, columns)
+    product = (framework.name, rows, columns)
     cases = [
-        Case(*told, *_sides((count, columns), (columns, 1), framework), _MOST_ALIGNED, bias, flags)
+        Case(
+            *product, *_sides((count, columns), (columns, 1), framework), _MOST_ALIGNED, bias, flags
+        )
         for flags in [_flags()]
         for count in x_rows
     ]
     with _lock:
-        found = {case: _recall(device.index, case) for case in cases}
-        missing = [case for case in dict.fromkeys(cases) if found[case] is None]
-        found |= zip(missing, _find(device, missing, framework, kernels), strict=True)
-    return [found[case] or UNKNOWN for case in cases]
+        known = {case: _recall(device.index, case) for case in cases}
+        missing = [case for case in dict.fromkeys(cases) if known[case] is None]
+        known |= zip(missing, _find(device, missing, framework, kernels), strict=True)
+    return [known[case] or UNKNOWN for case in cases]
 
 
 def summary(index: int, rows: int, columns: int) -> dict[int, bool]:
-    """Whether the order is known, by the number of rows of x, of products on a GPU with W of this
-    shape that were asked for: False if it is not in one of the cases.
+    """For each number of rows of x that was requested, with W of this shape on a GPU: whether the
+    order is known in all its cases.
     """
-    found: dict[int, bool] = {}
+    result: dict[int, bool] = {}
     for (gpu, case), order in list(_known.items()):
         if (gpu, case.rows, case.columns) == (index, rows, columns):
-            found[case.x_rows] = found.get(case.x_rows, True) and bool(order)
-    return found
+            result[case.x_rows] = result.get(case.x_rows, True) and bool(order)
+    return result
 
 
 def _case(x: Tensor, rows: int, bias: Tensor | None, framework: Framework) -> Case:
@@ -171,7 +174,7 @@ def _case(x: Tensor, rows: int, bias: Tensor | None, framework: Framework) -> Ca
 def _sides(
     shape: tuple[int, ...], strides: tuple[int, ...], framework: Framework
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of x that decide: batch-invariant products do not depend on other rows."""
+    """The deciding shape and strides of x: batch-invariant products ignore other rows."""
     if framework.is_batch_invariant and len(shape) == 2 and strides == (shape[1], 1):
         return (_INVARIANT_ROWS, shape[1]), strides
     return shape, stride_class(shape, strides)
@@ -179,28 +182,28 @@ def _sides(
 
 @lru_cache(maxsize=1 << 12)
 def stride_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The first strides of those that a library cannot tell apart except by their size.
+    """Representative strides: the first of those that differ for a library only in size.
 
     A row of x may be the last of any number of tokens: (1, 1, K) with strides (tokens * K, K, 1).
     A stride counts as the one without a gap if its side is 1 and it is aligned alike; and as twice
     that if there is a gap and both are multiples of what addresses are aligned to at most.
     """
-    found: list[int] = []
-    dense = real = 1  # the strides without gaps, in what is found, and in what is given
+    result: list[int] = []
+    dense = real = 1  # strides without gaps, of the result and of the input
     for side, stride in zip(reversed(shape), reversed(strides), strict=True):
         if stride == real or (side == 1 and _aligned(2 * stride) == _aligned(2 * dense)):
-            found.append(dense)
+            result.append(dense)
         elif stride > real and _aligned(2 * stride) == _aligned(2 * dense) == _MOST_ALIGNED:
-            found.append(2 * dense)
+            result.append(2 * dense)
         else:
             return strides
         if side > 1:
-            dense, real = found[-1] * side, stride * side
-    return tuple(reversed(found))
+            dense, real = result[-1] * side, stride * side
+    return tuple(reversed(result))
 
 
 def _aligned(address: int) -> int:
-    """The largest power of two that an address in bytes is a multiple of, as far as it counts."""
+    """The largest relevant power of two that divides an address in bytes."""
     address |= _MOST_ALIGNED
     return address & -address
 
@@ -209,7 +212,7 @@ def _alignment(tensor: Tensor) -> int:
     return _aligned(tensor.data_ptr())
 
 
-_TOLD = [
+_SETTINGS = [
     getattr(torch._C, name)
     for name in (
         "_get_cublas_allow_bf16_reduced_precision_reduction",
@@ -220,26 +223,26 @@ _TOLD = [
     )
     if hasattr(torch._C, name)
 ]
-#: Whether PyTorch tries products while it runs, and may go on with another one (TunableOp).
+#: Whether PyTorch tries products while it runs, and may switch to another one (TunableOp).
 _is_tuning = getattr(torch._C, "_cuda_tunableop_is_enabled", bool)
-#: Texts, each made once, by what the functions above say.
+#: Texts, each made once, by the results of the functions above.
 _texts: dict[tuple[Any, ...], str] = {}
 
 
 def _flags() -> str:
-    """Joins the settings of PyTorch that may change which kernels it calls: flags for reduced
-    precision, preferred library, determinism, multiprocessors left out, tuned products.
+    """Joins the settings by which PyTorch may choose other kernels: flags for reduced precision,
+    preferred library, determinism, multiprocessors left out, tuned products.
     """
-    told = tuple([tell() for tell in _TOLD])
-    text = _texts.get(told)
+    settings = tuple([read() for read in _SETTINGS])
+    text = _texts.get(settings)
     if text is None:
-        text = _texts[told] = " ".join(map(str, told))
+        text = _texts[settings] = " ".join(map(str, settings))
     return text
 
 
 def _recall(index: int, case: Case) -> Order | None:
-    if (found := _known.get((index, case))) is not None:
-        return found
+    if (order := _known.get((index, case))) is not None:
+        return order
     if index not in _caches:
         _caches[index] = OrderCache.of_gpu(index)
     kept = _caches[index].get(case)
@@ -256,7 +259,7 @@ def _remember(index: int, case: Case, order: Order) -> Order:
 def _find(
     device: torch.device, cases: Sequence[Case], framework: Framework, kernels: Kernels
 ) -> list[Order]:
-    found: dict[Case, Order] = {}
+    orders: dict[Case, Order] = {}
     if not cases:
         return []
     if _is_tuning():
@@ -265,16 +268,16 @@ def _find(
         with torch.no_grad():
             probe = Probe(device, (cases[0].rows, cases[0].columns), framework, kernels)
             for case in cases:
-                found[case] = probe.order(case)
-    except torch.OutOfMemoryError:  # there may be more memory in the next process
-        return [_remember(device.index, case, found.get(case, UNKNOWN)) for case in cases]
-    _caches[device.index].add(found)
-    return [_remember(device.index, case, found[case]) for case in cases]
+                orders[case] = probe.order(case)
+    except torch.OutOfMemoryError:  # the next process may have more memory
+        return [_remember(device.index, case, orders.get(case, UNKNOWN)) for case in cases]
+    _caches[device.index].add(orders)
+    return [_remember(device.index, case, orders[case]) for case in cases]
 
 
 class Probe:
     """Measures orders of products with W of one shape, [rows, columns]. Keeps W twice, dense and
-    packed. Draws from a generator of its own, so that nobody's random numbers change.
+    packed. Draws from its own generator, so nobody else's random numbers change.
     """
 
     def __init__(
@@ -297,7 +300,7 @@ class Probe:
         self.packed = (pack or pack_dense)(device, self.weight)
 
     def order(self, case: Case) -> Order:
-        """The one order of all that kernels keep that gives the framework's bits. Waits."""
+        """The one order among the kernels' that gives the framework's bits. Waits."""
         if self.packed is None or not _is_dense(case) or not case.x_rows:
             return UNKNOWN
         if splits := self._splits(case, False):
@@ -329,7 +332,7 @@ class Probe:
         return verdict(counted, draws * outputs)
 
     def _of_another_order(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The framework's product if columns come in another order: the same exact result."""
+        """The framework's product with the columns in another order: the same exact result."""
         half = self.columns // 2 + self.columns // 2 % 16
         weight = self.weight.roll(half, 1)
         return self.framework.multiply(x.roll(half, -1), weight, bias)
@@ -344,8 +347,8 @@ class Probe:
         return weight
 
     def _inputs(self, case: Case, spread: int) -> tuple[Tensor, Tensor | None]:
-        """x in the case's layout, of which pairs of columns cancel, and a bias of about the size of
-        what rounding leaves. Magnitudes of x range over e to the power of three times the spread.
+        """x in the case's layout, whose pairs of columns cancel, and a bias about as large as the
+        rounding errors. Magnitudes of x range over e to the power of three times the spread.
         """
         sides = case.x_rows, self.columns // 2
         scale = (spread * self._normal(*sides)).clamp(-9, 9).exp()
@@ -370,7 +373,7 @@ class Probe:
 
 
 def family(columns: int) -> list[int]:
-    """Numbers of splits that are different orders of this many columns, the fewest first."""
+    """Numbers of splits that give different orders of this many columns, in ascending order."""
     blocks = -(-columns // _BLOCK)
     most = min(blocks, _MOST_SPLITS)
     return [splits for splits in range(1, most + 1) if -(-blocks // -(-blocks // splits)) == splits]
@@ -378,7 +381,7 @@ def family(columns: int) -> list[int]:
 
 def verdict(different: dict[int, int], outputs: int) -> int:
     """The number of splits whose outputs are all equal, if every other order differs in thousands;
-    else 0. `different`: of each order how many outputs differ, of all that were compared.
+    otherwise 0. `different`: for each order, how many of the compared outputs differ.
     """
     equal = [splits for splits, count in different.items() if count == 0]
     others = [count for count in different.values() if count]
@@ -392,7 +395,7 @@ def _differing(y: Tensor, expected: Tensor) -> Any:
 
 
 def _is_dense(case: Case) -> bool:
-    """Whether no two elements of x share memory, and alignment is that of whole elements."""
+    """Whether no two elements of x share memory, and addresses are aligned to whole elements."""
     end = 1
     for stride, side in sorted(zip(case.strides, case.shape, strict=True)):
         if side > 1 and stride < end:

@@ -1,9 +1,9 @@
 """Orders of products on disk, so that each is measured once on a machine.
 
-One JSON file for each combination of GPU, libraries and environment, named by a hash of what it
-holds for: a file that says something else, or that cannot be read, is ignored, and written anew
-with the next order. A file is replaced as a whole, by renaming. Processes that write at the same
-time may lose each other's orders, which are then measured again.
+There is one JSON file for each combination of GPU, libraries and environment, named by a hash of
+the combination. A file of another combination, or an unreadable one, is ignored and replaced with
+the next order. Files are replaced as a whole, by renaming. Processes that write at the same time
+may lose each other's orders, which are then measured again.
 
 `DF11_ORDER_CACHE` is the folder; "off" keeps nothing on disk. By default it is `df11` in
 `$XDG_CACHE_HOME`, or in `~/.cache`.
@@ -25,19 +25,19 @@ import torch
 
 from . import _native
 
-#: Counted up when entries mean something else.
+#: Increased when the meaning of entries changes.
 FORMAT = 1
-#: The most entries of a file (about 150 bytes each), and the most files; the oldest go.
+#: The most entries of a file (about 150 bytes each), and the most files; the oldest are removed.
 _MOST_ENTRIES, _MOST_FILES = 1 << 13, 32
 _MOST_BYTES = 8 << 20
 _MOST_SPLITS = 1 << 10
-#: Variables with which cuBLAS and PyTorch choose other products.
+#: Variables by which cuBLAS and PyTorch choose other products.
 _PREFIXES = ("CUBLAS", "TORCH_CUBLAS", "TORCH_BLAS", "DISABLE_ADDMM", "CUDA_MPS", "PYTORCH_TUNABLE")
 
 
 class OrderCache:
     def __init__(self, folder: Path | None, about: Mapping[str, Any]) -> None:
-        """Reads what a folder has of what `about` describes, in values of JSON. None: no folder."""
+        """Reads a folder's file for the combination `about`, in JSON values. None: no folder."""
         self.about = {"format": FORMAT, **about}
         text = json.dumps(self.about, sort_keys=True)
         name = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -46,18 +46,20 @@ class OrderCache:
 
     @classmethod
     def of_gpu(cls, index: int) -> OrderCache:
-        """Opens what is known of a GPU; nothing is on disk if libraries' versions are unknown."""
+        """Opens the orders of a GPU. Uses no disk if versions of libraries are unknown."""
         about = _about(index)
         known = all(about[name] is not None for name in ("cublas", "cublasLt"))
         return cls(_folder() if known else None, about)
 
     def get(self, case: Sequence[Any]) -> tuple[int, bool] | None:
-        """The splits of a case, 0 if its order is not known, and whether its bias is apart."""
+        """The splits of a case (0 if its order is not known), and whether its bias is apart."""
         return self._entries.get(json.dumps(case))
 
-    def add(self, found: Mapping[Any, tuple[int, bool]]) -> None:
-        """Keeps orders of cases, on disk too. Does not fail if that cannot be written."""
-        added = {json.dumps(case): (int(splits), apart) for case, (splits, apart) in found.items()}
+    def add(self, measured: Mapping[Any, tuple[int, bool]]) -> None:
+        """Keeps orders of cases, also on disk if that can be written."""
+        added = {
+            json.dumps(case): (int(splits), apart) for case, (splits, apart) in measured.items()
+        }
         held = self._read() or self._entries
         kept = {case: order for case, order in held.items() if case not in added} | added
         self._entries = dict(list(kept.items())[-_MOST_ENTRIES:])
@@ -75,7 +77,7 @@ class OrderCache:
             if held["about"] != json.loads(json.dumps(self.about)):
                 return {}
             orders = held["orders"].items()
-            return {case: told for case, each in orders if (told := _order(each)) is not None}
+            return {case: order for case, each in orders if (order := _order(each)) is not None}
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return {}
 
@@ -117,7 +119,7 @@ def _folder() -> Path | None:
 def _about(index: int) -> dict[str, Any]:
     gpu = torch.cuda.get_device_properties(index)
     drivers = {one["ordinal"]: one["driver"] for one in _native.devices()}
-    variables = {name: os.environ[name] for name in sorted(os.environ) if _is_told(name)}
+    variables = {name: os.environ[name] for name in sorted(os.environ) if _affects_products(name)}
     kernels = Path(_native.__file__).stat()
     return {
         "df11": [_native.__version__, kernels.st_size, kernels.st_mtime_ns],
@@ -130,7 +132,7 @@ def _about(index: int) -> dict[str, Any]:
     }
 
 
-def _is_told(name: str) -> bool:
+def _affects_products(name: str) -> bool:
     return name.startswith(_PREFIXES)
 
 
@@ -146,7 +148,7 @@ def _version(library: str) -> list[int] | None:
         (path,) = paths
         tell = getattr(ctypes.CDLL(path), f"{library}GetProperty")
         values = [ctypes.c_int() for _ in range(3)]
-        told = [tell(at, ctypes.byref(value)) for at, value in enumerate(values)]
-        if not any(told):
+        known = [tell(at, ctypes.byref(value)) for at, value in enumerate(values)]
+        if not any(known):
             return [*(value.value for value in values), Path(path).stat().st_size]
     return None

@@ -1,12 +1,10 @@
 """Compresses BF16 weights while transformers loads them, on the GPU: as stored, or fast.
 
-That takes about as long as loading them, and needs no container: each matrix is compressed as soon
-as the loader has brought it there. What asks for the containers later (saving) makes them of the
-same files.
+This takes about as long as loading them, and needs no container: each matrix is compressed as soon
+as the loader has brought it to the GPU. Saving makes the containers later, from the same files.
 
-Tensors are read ahead of the loader that asks for them. PyTorch copies from a mapped file to a GPU
-at 7 GB/s, whoever asks for it; pinned memory is several times as fast, and files that are read take
-no memory of the process.
+Tensors are read ahead of the loader. PyTorch copies from a mapped file to a GPU at 7 GB/s. Pinned
+memory is several times as fast, and files that are read take no memory of the process.
 
 ```text
 files ──THREADS──▶ two pinned buffers each ──a stream of its own──▶ tensors, until they are taken
@@ -35,19 +33,19 @@ from ._container import Sliceable
 from ._encoding import LEAST_BYTES, encode, matrix_for
 from ._load import place_others
 from ._modules import entries
+from ._origin import Digest, Origin, Weight, digest, settled, stamp
 from ._pack import pack_dense
 from ._parameters import warn_of_conversions
 from ._plan import EXCEPTIONAL, SMALL, aligned, fast_bytes, why_no_matrix
 from ._pretrained import LastConversion, zeroed_row
-from ._source import Digest, Source, Weight, digest, settled, stamp
 from ._tensor import CompressedTensor
 
-#: About how much of BF16 the larger one, the fast layout, takes.
+#: Approximate share of BF16 that the fast layout, the larger one, takes.
 PACKED = 0.76
 _Event: Any = torch.cuda.Event
 THREADS = 4
 BUFFER_BYTES = 8 << 20
-#: Tensors that are on the device before they are asked for, except for one.
+#: Bytes of tensors that are on the device before they are requested, besides one tensor.
 AHEAD_BYTES = 1 << 30
 
 
@@ -65,14 +63,14 @@ class PackingTaker(LastConversion):
         self.folder, self.device, self.exact = folder, device, exact
         self.is_fast = residence == "fast"
         self.stamp = stamp(folder)
-        #: Why a parameter is ordinary, if it is, and the digest of its values, by name.
+        #: By name: why a parameter is ordinary, if it is, and the digest of its values.
         self._known: dict[str, tuple[str | None, Digest]] = {}
         self._tables: list[tuple[int, int, int]] = []
         self._conversions: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
 
     def slices(self, files: list[str]) -> dict[str, Any] | None:
-        """Tensors on the device already, which the loader takes for the checkpoint. None for files
-        with a dtype that PyTorch lacks, which the loader reads by itself.
+        """Tensors that are on the device already, in place of the checkpoint. None for files with a
+        dtype that PyTorch lacks; the loader reads these itself.
         """
         try:
             ahead = self.reader = Ahead(files, self.device)
@@ -80,9 +78,9 @@ class PackingTaker(LastConversion):
             return None
         return ahead.slices()
 
-    def take(self, values: dict[str, Tensor], sources: list[str]) -> dict[str, Any]:
+    def take(self, values: dict[str, Tensor], tensor_names: list[str]) -> dict[str, Any]:
         used = next(iter(values.values())).dtype
-        for name in sources:
+        for name in tensor_names:
             if (stored := self.reader.stored(name).kind) != used:
                 self._conversions[stored, used] += 1
         return {name: self._parameter(name, value) for name, value in values.items()}
@@ -95,14 +93,14 @@ class PackingTaker(LastConversion):
         if (row := zeroed_row(self.model, name)) is not None:
             value[row] = 0
         if value.dtype != torch.bfloat16:
-            found: Any = f"used as {value.dtype}".replace("torch.", "")
+            packed: Any = f"used as {value.dtype}".replace("torch.", "")
         elif value.dim() < 2 or not value.numel():
-            found = "a vector"
+            packed = "a vector"
         else:
-            found = self._fast(value) if self.is_fast else self._stored(value)
-        reason = found if isinstance(found, str) else None
+            packed = self._fast(value) if self.is_fast else self._stored(value)
+        reason = packed if isinstance(packed, str) else None
         self._known[name] = reason, digest(value)
-        return nn.Parameter(value if isinstance(found, str) else found, requires_grad=False)
+        return nn.Parameter(value if isinstance(packed, str) else packed, requires_grad=False)
 
     def _fast(self, value: Tensor) -> CompressedTensor | str:
         if value.shape[-1] % 8:
@@ -114,8 +112,8 @@ class PackingTaker(LastConversion):
         return CompressedTensor(*packed, value.shape, exact=self.exact)
 
     def _stored(self, value: Tensor) -> CompressedTensor | str:
-        """The weight in tiles, or why it is not. The fast layout is for what writers do not cut
-        into tiles of 32 rows.
+        """The weight in tiles, or the reason why not. Matrices that writers do not cut into tiles
+        of 32 rows get the fast layout.
         """
         if value.nbytes < LEAST_BYTES:
             return SMALL
@@ -130,8 +128,8 @@ class PackingTaker(LastConversion):
             self._tables.append((book.data_ptr(), book.nbytes, table.data_ptr()))
         return CompressedTensor(arrays, [part], value.shape, exact=self.exact)
 
-    def finish(self) -> Source:
-        """Brings the rest of the model to the GPU; what it has of the files."""
+    def finish(self) -> Origin:
+        """Brings the rest of the model to the GPU. Returns the origin of its weights."""
         if self.reader is not None:
             self.reader.close()
         warn_of_conversions(self._conversions)
@@ -142,13 +140,13 @@ class PackingTaker(LastConversion):
         for entry in entries(model):
             name = next((spot.name for spot in entry.spots if spot.name in self._known), None)
             if name is not None:
-                reason, told = self._known[name]
+                reason, loaded = self._known[name]
                 nbytes = entry.value.numel() * entry.value.element_size()
-                weights.append(Weight(name, entry.spots, nbytes, reason, None, settled(told)))
-        source = Source(self.folder, weights, identity=self.stamp, is_of_files=True, is_packed=True)
+                weights.append(Weight(name, entry.spots, nbytes, reason, None, settled(loaded)))
+        origin = Origin(self.folder, weights, identity=self.stamp, is_of_files=True, is_packed=True)
         paths = (path for path, _ in model.named_modules(remove_duplicate=False))
-        place_others(model, source, dict.fromkeys(paths, self.device))
-        return source
+        place_others(model, origin, dict.fromkeys(paths, self.device))
+        return origin
 
 
 class _InFile(NamedTuple):
@@ -161,22 +159,22 @@ class _InFile(NamedTuple):
 
 
 class Ahead:
-    """Tensors of some files, which are read in the order in which transformers loads them. Takes
-    `AHEAD_BYTES` of the device, a tensor, and `2 * THREADS * BUFFER_BYTES` of the host.
+    """Reads tensors of some files ahead, in the order in which transformers loads them. Takes
+    `AHEAD_BYTES` and one tensor of device memory, and `2 * THREADS * BUFFER_BYTES` of host memory.
     """
 
     def __init__(self, files: Sequence[str], device: torch.device) -> None:
-        """Reads the headers of files. Raises `SafetensorError` for what is no such file;
-        `TypeError` for a dtype that PyTorch lacks.
+        """Reads the headers of files. Raises `SafetensorError` for other files, and `TypeError` for
+        a dtype that PyTorch lacks.
         """
         self.device = device
         self._entries = {name: entry for file in files for name, entry in _header(file)}
         self._waiting = dict.fromkeys(sorted(self._entries, key=dot_natural_key))
         self._read: dict[str, Future[Tensor]] = {}
         self._ahead = 0
-        #: Names of what was taken, for whoever empties this.
-        self.asked: list[str] = []
-        #: Names of which somebody wanted to know the shape.
+        #: Names of tensors that were taken since a caller last cleared the list.
+        self.requested: list[str] = []
+        #: Names whose shapes were requested.
         self.used: set[str] = set()
         self._own = threading.local()
         is_gpu = device.type == "cuda"
@@ -190,10 +188,10 @@ class Ahead:
         return self._entries[name]
 
     def __getitem__(self, name: str) -> Tensor:
-        """A tensor, which is the caller's; others are read meanwhile.
+        """A tensor, which the caller owns. Reads others meanwhile.
         Raises `OSError` if it cannot be read.
         """
-        self.asked.append(name)
+        self.requested.append(name)
         if name not in self._read:
             self._begin(name)
         read = self._read.pop(name)
@@ -202,7 +200,7 @@ class Ahead:
             self._begin(next(iter(self._waiting)))
         value = read.result()
         if value.is_cuda:
-            # Its memory is the other stream's.
+            # The memory belongs to the other stream.
             value.record_stream(torch.cuda.current_stream(self.device))
         return value
 

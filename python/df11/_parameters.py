@@ -1,4 +1,4 @@
-"""Which parameter of a module is which tensor of a container, by their names."""
+"""Matches parameters of a module with tensors of a container, by their names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ._arrays import dtype_of
-from ._container import Origins, Tensors, with_dtype
+from ._container import Lineage, Tensors, with_dtype
 from ._errors import misshapen
 from ._modules import Entry, entries, outer
 from ._native import printable
@@ -22,20 +22,19 @@ from ._plan import Item
 
 def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> list[Item]:
     """Matches a container's tensors with a module's parameters by name, except for a prefix.
-    `prefix` goes before each name in the container to give the module's name, or with a leading `-`
-    is taken away; None finds it. Raises `MissingError` if no tensor has such a name, `ValueError`
-    for other shapes.
+    `prefix` is added to each name in the container, or removed if it begins with `-`; None finds
+    it. Raises `MissingError` if no tensor has such a name, `ValueError` for other shapes.
     """
     container, names = tensors.container, list(tensors)
     known = {spot.name: entry for entry in entries(root) for spot in entry.spots}
     rename = _renaming(known, names, prefix, container)
     wanted = wanted_by(root)
-    found: dict[int, Item] = {}
+    matched: dict[int, Item] = {}
     for tensor in names:
         entry = known.get(rename(tensor))
         if entry is None:
             continue
-        if id(entry.value) in found:  # tied, and stored under both names
+        if id(entry.value) in matched:  # tied, and stored under both names
             tensors.used.add(tensor)
             continue
         shape, name = tuple(container[tensor].shape), entry.spots[0].name
@@ -43,13 +42,13 @@ def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> lis
             raise misshapen(name, entry.value.shape, shape, f"{container.path} ({tensor})")
         value = tensors[tensor]
         value = with_dtype(value, wanted(name, value.dtype))
-        found[id(entry.value)] = Item(name, value, [tensor])
-    return list(found.values())
+        matched[id(entry.value)] = Item(name, value, [tensor])
+    return list(matched.values())
 
 
 def by_conversion(module: Any, tensors: Tensors) -> list[Item] | None:
-    """Converts a checkpoint in its original format for a model, as diffusers does. None for a model
-    that it converts nothing for, and for a checkpoint that has the names of its parameters.
+    """Converts a checkpoint in its original format for a model, like diffusers. None if diffusers
+    has no conversion for the model, or if the checkpoint has the model's own names.
     """
     from diffusers.loaders import single_file_model as single
 
@@ -58,7 +57,7 @@ def by_conversion(module: Any, tensors: Tensors) -> list[Item] | None:
     if kind is None or own.keys() <= set(tensors):
         return None
     values = {name: tensors[name] for name in tensors}
-    origins = Origins(tensors, dict(values))
+    lineage = Lineage(tensors, dict(values))
     known: Any = single.SINGLE_FILE_LOADABLE_CLASSES
     convert = known[kind]["checkpoint_mapping_fn"]
     wanted, items = wanted_by(module), []
@@ -68,12 +67,12 @@ def by_conversion(module: Any, tensors: Tensors) -> list[Item] | None:
         if value.shape != own[name].shape:
             raise misshapen(name, own[name].shape, value.shape, tensors.container.path)
         made = with_dtype(value, wanted(name, value.dtype))
-        items.append(Item(name, made, origins.of(value)))
+        items.append(Item(name, made, lineage.of(value)))
     return items
 
 
 def check_complete(root: nn.Module, items: list[Item], container: Any) -> None:
-    """Refuses a module of which neither a container nor the module itself has all values.
+    """Checks that the container or the module itself has every value.
     Raises `MissingError` for parameters, `ValueError` for buffers.
     """
     held = {item.name for item in items}
@@ -154,9 +153,9 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 def wanted_by(root: nn.Module) -> Callable[[str, torch.dtype | None], torch.dtype | None]:
     """Returns a function from a parameter's name and stored dtype to the dtype in which the library
-    of its module would load it: as stored, except what stays in F32 beside weights of 16 bits.
-    diffusers lists words of names in `_keep_in_fp32_modules`; transformers has a plan of patterns
-    for each dtype. The outermost module that says something counts, for it is what is loaded.
+    of its module would load it: the stored one, or F32 for parameters that stay F32 beside weights
+    of 16 bits. diffusers lists words of names in `_keep_in_fp32_modules`; transformers has a plan
+    of patterns for each dtype. The outermost module with such a list decides, because it is loaded.
     """
     modules = ((path, _keeps(module)) for path, module in root.named_modules())
     said = {path: keeps for path, keeps in modules if keeps is not None}
@@ -182,7 +181,7 @@ def _keeps(module: Any) -> Callable[[str, torch.dtype], bool] | None:
 
 
 def planned(plan: dict[str, torch.dtype], name: str) -> torch.dtype | None:
-    """The dtype that a plan of transformers, of patterns, has for a parameter."""
+    """A parameter's dtype by a plan of transformers, which maps patterns to dtypes."""
     if not plan:
         return None
     pattern, groups = _pattern(tuple(plan))
@@ -201,16 +200,16 @@ def _pattern(globs: tuple[str, ...]) -> tuple[re.Pattern[str], dict[str, str]]:
 def tell_conversions(items: Iterable[Item], container: Any, dtype: torch.dtype | None) -> None:
     """Warns of weights that are rounded, and of compressed ones that become wider.
 
-    `dtype`: what parameters have unless they say otherwise; None: as it is stored.
+    `dtype`: default dtype of parameters; None: the stored one.
     """
     counts: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
     for item in items:
-        found = item.value.dtype
-        stored = [container[name] for name in item.sources]
-        for kind in {kind for one in stored if (kind := dtype_of(one.dtype)) is not None} - {found}:
-            is_asked = found == dtype and {one.encoding for one in stored} != {"raw"}
-            if is_asked or torch.promote_types(kind, found) != found:
-                counts[kind, found] += 1
+        used = item.value.dtype
+        stored = [container[name] for name in item.tensor_names]
+        for kind in {kind for one in stored if (kind := dtype_of(one.dtype)) is not None} - {used}:
+            is_asked = used == dtype and {one.encoding for one in stored} != {"raw"}
+            if is_asked or torch.promote_types(kind, used) != used:
+                counts[kind, used] += 1
     warn_of_conversions(counts)
 
 

@@ -1,4 +1,4 @@
-"""Which weights of a module stay compressed, and which GPU holds them in which form."""
+"""Plans which weights of a module stay compressed, on which GPU, in which residence."""
 
 from __future__ import annotations
 
@@ -17,62 +17,61 @@ from . import _native
 from ._arrays import dtype_of
 from ._container import share
 from ._encoding import LEAST_BYTES, LEAST_COLUMNS, matrix_for
-from ._matrices import TABLE_BYTES, Part, pieces
+from ._matrices import TABLE_BYTES, Part, parts_with_arrays
 from ._modules import Spot, common, look_up, outer
 from ._tensor import CompressedTensor
 
-#: How a weight lies: as in the container, in the fast layout, as in the container and in host
-#: memory, from where the GPU reads it; or as an ordinary parameter.
+#: On a GPU, weights are `stored` or `fast` (spec/terms.md, residence). Plans also count weights
+#: that a GPU reads from host memory as `streamed`, and uncompressed parameters as `ordinary`.
 Residence = Literal["stored", "fast", "streamed", "ordinary"]
 
 CPU = torch.device("cpu")
-SMALL = "as small as it is"
+SMALL = "not smaller when compressed"
 GAP = "stored in the layout gap, which is decoded; df11 convert makes tiles of it"
 NARROW = "too narrow for the kernels, which read rows of at least 128 weights"
 ODD = "not a multiple of 8 wide, as the kernels need"
 EXCEPTIONAL = "too many exceptions for the fast layout"
 #: Arrays begin on multiples of this many bytes.
 ALIGNMENT = 256
-#: Bytes that compression must save of a weight; with less it is left as it is.
+#: Bytes that compression must save; a weight that saves less stays ordinary.
 LEAST_SAVED = 1
 #: Share of the fast layout that exceptions may add, until they are counted.
 EXCEPTIONS = 0.01
-#: Share of the free memory of a GPU that a model may take unless told otherwise; the rest is for
-#: caches.
+#: Default share of a GPU's free memory that a model may take; the rest is for caches.
 SHARE = 0.9
 
 
 @dataclass(eq=False)
 class Item:
-    """A weight that a loader made of tensors of a container, and the forms it can lie in."""
+    """A weight that a loader made from tensors of a container, and its possible residences."""
 
     name: str
-    #: On the CPU: a window of tensors of the container, compressed, or decoded.
+    #: On the CPU: compressed, a window of tensors of the container; or decoded.
     value: Tensor
-    #: Tensors of the container that it is made of; none if that is not known.
-    sources: list[str]
+    #: Tensors of the container from which it is made; empty if that is not known.
+    tensor_names: list[str]
     spots: list[Spot] = field(default_factory=list)
     reason: str | None = None
-    #: Whether it is not compressed, and can be encoded as stored on its device.
+    #: Whether it is uncompressed and can be encoded as stored on its device.
     is_encodable: bool = False
 
-    def form(self, wanted: Residence) -> Residence:
-        """How it lies if its group lies as is wanted."""
+    def residence_if(self, wanted: Residence) -> Residence:
+        """Its own residence if its block has the wanted one."""
         if self.reason is not None:
             return "ordinary"
         if not isinstance(self.value, CompressedTensor):
-            # A weight that is not compressed yet is in memory whole, and cannot be streamed.
+            # A weight that is not compressed yet is whole in memory, and cannot be streamed.
             return "stored" if wanted == "stored" and self.is_encodable else "fast"
         slow = self.value.matrix_shape[1] % 8 or self.value.transposed
         return "stored" if wanted == "fast" and slow else wanted
 
-    def nbytes(self, form: Residence) -> int:
-        """Bytes of a GPU."""
-        if form == "ordinary":
+    def nbytes(self, residence: Residence) -> int:
+        """Bytes on a GPU."""
+        if residence == "ordinary":
             return 2 * self.value.numel() if self.is_compressed else self.value.nbytes
-        if form == "fast" or not self.is_compressed:
+        if residence == "fast" or not self.is_compressed:
             return fast_bytes(self.value)
-        return self.table_bytes + (self.stored_bytes if form == "stored" else 0)
+        return self.table_bytes + (self.stored_bytes if residence == "stored" else 0)
 
     @property
     def is_compressed(self) -> bool:
@@ -80,20 +79,22 @@ class Item:
 
     @cached_property
     def table_bytes(self) -> int:
-        return TABLE_BYTES * len({id(mine[0]) for _, mine in self._pieces})
+        return TABLE_BYTES * len({id(mine[0]) for _, mine in self._parts})
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Bytes of the arrays of its tensors, or of the tiles around its windows of them."""
-        found = {(id(mine[0]), part): mine for part, mine in self._pieces}
-        shares = ((share(part), mine) for (_, part), mine in found.items())
+        """Bytes of the arrays of its tensors, or of the tiles that enclose its windows."""
+        by_window = {(id(mine[0]), part): mine for part, mine in self._parts}
+        shares = ((share(part), mine) for (_, part), mine in by_window.items())
         return sum(aligned(int(array.numel() * some)) for some, mine in shares for array in mine)
 
     @property
-    def _pieces(self) -> Iterable[tuple[Part, Sequence[Tensor]]]:
+    def _parts(self) -> Iterable[tuple[Part, Sequence[Tensor]]]:
         value = self.value
         return (
-            pieces(value._arrays, value.flat_parts) if isinstance(value, CompressedTensor) else ()
+            parts_with_arrays(value._arrays, value.flat_parts)
+            if isinstance(value, CompressedTensor)
+            else ()
         )
 
 
@@ -112,7 +113,7 @@ def aligned(count: int) -> int:
 
 
 def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> str | None:
-    stored, value = [container[name] for name in item.sources], item.value
+    stored, value = [container[name] for name in item.tensor_names], item.value
     other = [kind for one in stored if (kind := dtype_of(one.dtype)) != value.dtype]
     if other:
         return f"stored as {other[0]}, used as {value.dtype}".replace("torch.", "")
@@ -140,14 +141,14 @@ def why_no_matrix(value: Tensor) -> str:
 
 
 class Devices(NamedTuple):
-    """Devices, and the bytes that weights may take of each; None: all that they need."""
+    """Devices, and the bytes that weights may take on each; None: as many as they need."""
 
     devices: list[torch.device]
     memory: list[int] | None = None
-    #: The device of each module that a device_map names, if these are several; weights on the CPU
-    #: are streamed to the first GPU.
+    #: The device of each module in a device_map of several modules. Weights on the CPU are streamed
+    #: to the first GPU.
     where: dict[str, torch.device] | None = None
-    #: How several GPUs share what there is, as device_map says it.
+    #: How several GPUs share the weights, in the words of device_map.
     order: str = "sequential"
 
     @property
@@ -168,7 +169,7 @@ def byte_count(size: int | float | str) -> int:
 
 
 def device_of(device: Any) -> torch.device:
-    """The device that is named so; of None the current GPU, or the CPU if there is none."""
+    """The named device. None is the current GPU, or the CPU if there is no GPU."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
@@ -237,78 +238,80 @@ def limited(caps: dict[int, int], memory: Any) -> dict[int, int]:
 
 
 @dataclass
-class Group:
-    """The weights of a block of the container, which lie alike on one device."""
+class WeightBlock:
+    """The weights of a block, which share a device and a residence."""
 
     items: list[Item] = field(default_factory=list)
     device: torch.device = CPU
     residence: Residence = "stored"
 
     def nbytes(self, wanted: Residence) -> int:
-        """Bytes of a GPU."""
-        return sum(each.nbytes(each.form(wanted)) for each in self.items)
+        """Bytes on a GPU."""
+        return sum(each.nbytes(each.residence_if(wanted)) for each in self.items)
 
     @property
     def paths(self) -> list[str]:
         return list(dict.fromkeys(spot.path for each in self.items for spot in each.spots))
 
 
-def group(items: list[Item], container: Any) -> list[Group]:
-    groups = {block.name: Group() for block in container.blocks}
+def by_block(items: list[Item], container: Any) -> list[WeightBlock]:
+    blocks = {block.name: WeightBlock() for block in container.blocks}
     for item in items:
-        block = container[item.sources[0]].block if item.sources else container.blocks[0].name
-        groups[block].items.append(item)
-    return [each for each in groups.values() if each.items]
+        block = (
+            container[item.tensor_names[0]].block if item.tensor_names else container.blocks[0].name
+        )
+        blocks[block].items.append(item)
+    return [each for each in blocks.values() if each.items]
 
 
-def place(groups: list[Group], placement: Devices, wanted: str) -> None:
-    """Gives each group its device and residence.
-    Raises `ValueError` if a GPU is too small, or a `device_map` says several things of one group.
+def place(blocks: list[WeightBlock], placement: Devices, wanted: str) -> None:
+    """Gives each block its device and residence.
+    Raises `ValueError` if a GPU is too small, or a `device_map` contradicts itself about a block.
     """
     devices, memory = placement.devices, placement.memory
     if devices[0].type != "cuda":
         return
     if placement.where is not None:
-        _place_by_modules(groups, placement.where, devices[0])
+        _place_by_modules(blocks, placement.where, devices[0])
     elif len(devices) > 1:
-        _spread(groups, placement, wanted)
+        _spread(blocks, placement, wanted)
     else:
-        for each in groups:
+        for each in blocks:
             each.device = devices[0]
     for at, device in enumerate(devices):
-        mine = [each for each in groups if each.device == device and each.residence != "streamed"]
+        mine = [each for each in blocks if each.device == device and each.residence != "streamed"]
         budget = None if memory is None else memory[at]
         if budget is None and wanted == "auto":
             budget = int(SHARE * torch.cuda.mem_get_info(device)[0])
-        forms: list[Residence] = ["streamed", "stored", "fast"]
-        table = [{form: each.nbytes(form) for form in forms} for each in mine]
-        for each, form in zip(mine, settle(table, budget, wanted), strict=True):
-            each.residence = form
+        residences: list[Residence] = ["streamed", "stored", "fast"]
+        table = [{residence: each.nbytes(residence) for residence in residences} for each in mine]
+        for each, residence in zip(mine, settle(table, budget, wanted), strict=True):
+            each.residence = residence
 
 
-def _spread(groups: list[Group], placement: Devices, wanted: str) -> None:
+def _spread(blocks: list[WeightBlock], placement: Devices, wanted: str) -> None:
     if wanted == "streamed":
         raise ValueError("streamed puts all weights on one GPU; name one device")
     assert placement.memory is not None
-    forms: list[Residence] = ["stored"] if wanted == "stored" else ["fast", "stored"]
-    sizes = [[each.nbytes(form) for each in groups] for form in forms]
+    residences: list[Residence] = ["stored"] if wanted == "stored" else ["fast", "stored"]
+    sizes = [[each.nbytes(residence) for each in blocks] for residence in residences]
 
     def fits(caps: list[int]) -> bool:
         return spread(sizes[0], caps) is not None
 
     memory = balance(placement.memory, placement.order, fits)
-    found = next((some for each in sizes if (some := spread(each, memory)) is not None), None)
-    # The last one streams what is too much for all.
-    found = found or spread(sizes[-1], [*memory[:-1], sum(sizes[-1])])
-    assert found is not None
-    for each, at in zip(groups, found, strict=True):
+    places = next((some for each in sizes if (some := spread(each, memory)) is not None), None)
+    # The last GPU streams the rest if all are too small.
+    places = places or spread(sizes[-1], [*memory[:-1], sum(sizes[-1])])
+    assert places is not None
+    for each, at in zip(blocks, places, strict=True):
         each.device = placement.devices[at]
 
 
 def _place_by_modules(
-    groups: list[Group], where: dict[str, torch.device], main: torch.device
+    blocks: list[WeightBlock], where: dict[str, torch.device], main: torch.device
 ) -> None:
-    for each in groups:
+    for each in blocks:
         said: dict[torch.device, str] = {}
         for item in each.items:
             for spot in item.spots if item.reason is None else ():
@@ -330,7 +333,7 @@ def _place_by_modules(
 
 
 def spread(sizes: list[int], caps: list[int]) -> list[int] | None:
-    """The first place with room for each of some sizes, in turn; None if there is too little."""
+    """The first place with room for each size, in turn; None if a size fits nowhere."""
     at, used, result = 0, 0, []
     for size in sizes:
         while at < len(caps) and used + size > caps[at]:
@@ -343,7 +346,7 @@ def spread(sizes: list[int], caps: list[int]) -> list[int] | None:
 
 
 def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> list[int]:
-    """The least equal sizes, up to the caps, that hold all; the caps to fill GPUs in turn."""
+    """The smallest equal sizes, up to the caps, that hold all. To fill GPUs in turn: the caps."""
     low_first = wanted == "balanced_low_0"
 
     def sizes(level: int) -> list[int]:
@@ -357,9 +360,9 @@ def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> 
 
 
 def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -> list[Residence]:
-    """The residence of each group of one GPU, from the first on, by bytes of each group in each
-    residence, and the bytes that all may take. `auto` is fast if all that is stored fits, and as
-    far as the budget goes. Raises ValueError if the GPU is too small.
+    """The residence of each block of one GPU, in order, by its bytes in each residence and the
+    bytes of all together. If all blocks fit as stored, `auto` makes as many fast as the budget
+    allows. Raises ValueError if the GPU is too small.
     """
     if budget is None:
         assert wanted in ("stored", "fast", "streamed")
@@ -368,7 +371,7 @@ def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -
     total = sum(size["streamed"] for size in sizes)
     if total > budget:
         raise ValueError(
-            f"{budget:,} bytes of GPU memory are too little: what cannot be streamed takes "
+            f"{budget:,} bytes of GPU memory are too little: parts that are never streamed take "
             f"{total:,}; allow more, or load onto the CPU"
         )
     steps: tuple[Residence, ...] = ("stored", "fast")
@@ -387,13 +390,13 @@ def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -
     return result
 
 
-def homes(groups: list[Group], is_callable: Callable[[str], bool]) -> dict[str, torch.device]:
-    """The device of each module that runs on one: around a group if no other is in there."""
-    paths = [each.paths for each in groups]
-    #: How many groups have weights in each module.
+def homes(blocks: list[WeightBlock], is_callable: Callable[[str], bool]) -> dict[str, torch.device]:
+    """The device of each module that runs on a single one: it encloses a block and no other."""
+    paths = [each.paths for each in blocks]
+    #: How many blocks have weights in each module.
     held = Counter(around for mine in paths for around in {a for p in mine for a in outer(p)})
     result: dict[str, torch.device] = {}
-    for each, mine in zip(groups, paths, strict=True):
+    for each, mine in zip(blocks, paths, strict=True):
         path = common(mine)
         while path and not is_callable(path):
             path = path.rpartition(".")[0]

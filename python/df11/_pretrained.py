@@ -1,8 +1,8 @@
-"""Takes what transformers' loader makes of a container's tensors.
+"""Takes the parameters that transformers' loader makes from a container's tensors.
 
-Its own code renames, converts, stacks, cuts and ties them, as those of any checkpoint. What it has
-made is taken from it before it would be moved to a device; the parameters of the model stay without
-memory until everything is known.
+The loader's own code renames, converts, stacks, cuts and ties them, as for any checkpoint. df11
+takes each result before the loader moves it to a device. The model's parameters stay without memory
+until all results are known.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ._tensor import CompressedTensor
 
 
 def checkpoint_dtype(container: Any) -> torch.dtype:
-    """The dtype that transformers takes for a checkpoint whose config names none: that of the first
-    float tensor of its first weights file, in the order of names.
+    """The dtype that transformers chooses if a checkpoint's config names none: that of the first
+    float tensor, by name, in the first weights file.
     """
     from transformers.modeling_utils import get_state_dict_dtype
 
@@ -39,22 +39,22 @@ def checkpoint_dtype(container: Any) -> torch.dtype:
 
 
 class LastConversion(ConversionOps):
-    """Poses to the loader as a quantizer and its operation, and gets all that was made, at the end.
-    Such loading is done in turn, one parameter after another.
+    """Acts as the loader's quantizer and as the quantizer's operation, and gets every result last.
+    The loader then works on one parameter after another.
     """
 
     pre_quantized = False
-    #: Reader of the loader; keeps the names that were asked for since somebody looked.
+    #: Reader of the loader. Keeps the names requested since a caller last cleared them.
     reader: Any = None
 
     def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
         self.model = model
-        #: Dtype of the model's parameters, unless they say otherwise; None: as it is stored.
+        #: Default dtype of the model's parameters; None: the stored one.
         self.dtype = dtype
         self._dtypes: dict[str, torch.dtype] = {}
 
     def param_needs_quantization(self, model: Any, name: str, **_: Any) -> bool:
-        """All that have the model's dtype. The loader itself loads the others, of other dtypes."""
+        """Whether it has the model's dtype. The loader itself loads parameters of other dtypes."""
         if self.dtype is None:
             return True
         if name not in self._dtypes:  # experts are stored apart, many for one parameter
@@ -72,27 +72,27 @@ class LastConversion(ConversionOps):
         target_patterns: list[str],
         **_: Any,
     ) -> dict[str, Any]:
-        asked: list[str] = []
+        requested: list[str] = []
         if self.reader is not None:
-            asked, self.reader.asked = self.reader.asked, asked
-        # The pattern of a tensor that is only renamed is its name. Others may have been asked for
-        # that the loader takes itself.
-        sources = [name for name in asked if name in source_patterns] or [
-            name for name in asked if any(re.search(each, name) for each in source_patterns)
+            requested, self.reader.requested = self.reader.requested, requested
+        # The pattern of a tensor that is only renamed is its name. The loader may have requested
+        # others that it takes itself.
+        tensor_names = [name for name in requested if name in source_patterns] or [
+            name for name in requested if any(re.search(each, name) for each in source_patterns)
         ]
-        sources = sources or asked
+        tensor_names = tensor_names or requested
         pairs = input_dict.items()
         values = {name: each[0] if isinstance(each, list) else each for name, each in pairs}
-        return self.take(values, sources)
+        return self.take(values, tensor_names)
 
-    def take(self, values: dict[str, Tensor], sources: list[str]) -> dict[str, Any]:
-        """Takes what was made of some tensors, and gives what the model has instead."""
+    def take(self, values: dict[str, Tensor], tensor_names: list[str]) -> dict[str, Any]:
+        """Takes the results of some tensors, and returns the parameters for the model."""
         raise NotImplementedError
 
 
 def zeroed_row(model: Any, name: str) -> int | None:
-    """The row of a weight that a model's class sets to zero whenever it is loaded, whatever the
-    checkpoint holds: that of padding, in some. Tried on an embedding that counts as loaded.
+    """The row of a weight that a model's class zeroes at each load, such as the row of padding.
+    Found by trying it on an embedding that counts as loaded.
     """
     module = model.get_submodule(name.rpartition(".")[0])
     if not isinstance(module, nn.Embedding) or module.padding_idx is None:
@@ -106,7 +106,7 @@ def zeroed_row(model: Any, name: str) -> int | None:
 
 
 class Taker(LastConversion):
-    """Keeps what was made, and gives the loader the parameters as they are."""
+    """Keeps the results, and returns the model's own parameters to the loader."""
 
     def __init__(self, model: Any, tensors: Tensors, dtype: torch.dtype | None, rest: Any) -> None:
         super().__init__(model, dtype)
@@ -126,32 +126,32 @@ class Taker(LastConversion):
     def slices(self) -> dict[str, Any]:
         return {name: Sliceable(self.tensors, name) for name in self.tensors}
 
-    def take(self, values: dict[str, Tensor], sources: list[str]) -> dict[str, Any]:
-        return {name: self._take(name, value, sources) for name, value in values.items()}
+    def take(self, values: dict[str, Tensor], tensor_names: list[str]) -> dict[str, Any]:
+        return {name: self._take(name, value, tensor_names) for name, value in values.items()}
 
-    def _take(self, name: str, value: Tensor, sources: list[str]) -> Tensor:
+    def _take(self, name: str, value: Tensor, tensor_names: list[str]) -> Tensor:
         try:
             room = self.model.get_parameter_or_buffer(name)
         except AttributeError:
             return value
-        if not sources:  # a file beside the containers has it
+        if not tensor_names:  # a file beside the containers has it
             return value
         if tuple(value.shape) != tuple(local(room).shape):
             wrong = misshapen(name, local(room).shape, value.shape, self.tensors.container.path)
             self._wrong = self._wrong or wrong
         if isinstance(value, CompressedTensor):
-            sources = list(dict.fromkeys(self.tensors.names(value)))
-        kinds = {self.tensors.container[name].encoding for name in sources}
+            tensor_names = list(dict.fromkeys(self.tensors.names(value)))
+        kinds = {self.tensors.container[name].encoding for name in tensor_names}
         is_gap = value.dim() > 1 and "gap" in kinds
         if not isinstance(value, CompressedTensor) and not is_gap:
             value = value.to(self.rest)
-        self._items.append(Item(name, value, sources))
+        self._items.append(Item(name, value, tensor_names))
         return nn.Parameter(room._local_tensor, requires_grad=False) if is_sharded(room) else room
 
     def finish(self) -> list[Item]:
-        """The items that were made, with tied weights once.
-        Raises `ValueError` for other shapes than the model's, if nothing belongs to it, or a file
-        beside the containers has some of it.
+        """The items made, with tied weights once. Raises `ValueError` if shapes differ from the
+        model's, if the model has none of the tensors, or if a file beside the containers has one
+        too.
         """
         self._check_added()
         if self._wrong is not None:
@@ -165,14 +165,14 @@ class Taker(LastConversion):
         for item in self._items:
             row = zeroed_row(self.model, item.name)
             if row is not None and item.value[row].view(torch.int16).any():
-                dense = item.value.clone()  # of a compressed one decoded
+                dense = item.value.clone()  # decodes a compressed one
                 dense[row] = 0
                 item.value = dense
         return self._items
 
     def take_beside(self, path: Path | None, names: list[str]) -> None:
-        """Tells of a file beside the containers.
-        Raises `ValueError` if it has what is tied to a weight of theirs.
+        """Notes a file beside the containers.
+        Raises `ValueError` if it has a tensor that is tied to one of theirs.
         """
         self.added = path, names
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
@@ -182,7 +182,7 @@ class Taker(LastConversion):
                 raise in_both(path, name)
 
     def left(self) -> set[str]:
-        """Names of what the loader took from the containers itself, in another dtype."""
+        """Names of tensors that the loader itself took from the containers, in another dtype."""
         return self._fed.keys() - {item.name for item in self._items} - set(self.added[1])
 
     def _check_added(self) -> None:
@@ -201,7 +201,7 @@ class Taker(LastConversion):
             if one is None and other is None:
                 continue
             if one is not None and other is not None:
-                # The loader does not compare what has no memory yet.
+                # The loader does not compare parameters without memory.
                 if not self._is_same(one.value, other.value):
                     del tied[target]
                     continue
@@ -213,13 +213,13 @@ class Taker(LastConversion):
 
     def _is_same(self, one: Tensor, other: Tensor) -> bool:
         if isinstance(one, CompressedTensor) and isinstance(other, CompressedTensor):
-            return self.tensors.told(one) == self.tensors.told(other)
+            return self.tensors.describe(one) == self.tensors.describe(other)
         return torch.equal(one, other)
 
 
 def by_loader(model: Any, tensors: Tensors) -> list[Item]:
-    """Runs transformers' loader on a container for a model that is there already. Dtypes are those
-    of the container, and F32 for what transformers would keep in F32 beside weights of 16 bits.
+    """Runs transformers' loader on a container for an existing model. Dtypes are those of the
+    container, and F32 for parameters that transformers keeps in F32 beside weights of 16 bits.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.modeling_utils import LoadStateDictConfig

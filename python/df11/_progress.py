@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal or in a notebook, or a callable of the caller."""
+"""Progress of long calls: a bar on a terminal or in a notebook, or the caller's callable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Watcher:
         return self.tell(stage, done, total)
 
     def close(self) -> None:
-        """The work has ended, in whatever way."""
+        """The work has ended, successfully or not."""
 
 
 class _Line(Watcher):
@@ -85,7 +85,7 @@ class Bar:
 
     def __exit__(self, error: object, *_: object) -> None:
         if self.watcher is not None:
-            if error is None:  # what is decoded, or encoded anew, counts no bytes
+            if error is None:  # decoded and newly encoded weights count no bytes
                 self.watcher("load", self.total, self.total)
             self.watcher.close()
 
@@ -95,6 +95,6 @@ class Bar:
         self.show("load", 0, 0)
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """This many bytes more, which `add` will be told when all of theirs are loaded."""
+        """Shows this many bytes more; `add` counts them when their tensors are loaded."""
         if self.watcher is not None:
             self.watcher("load", min(self.done + done, self.total), self.total)

@@ -1,14 +1,14 @@
 """transformers' extension points: `from_pretrained` of a folder of containers, here or on the Hub.
 
-Methods are in the order in which `from_pretrained` calls them: where the model shall be, containers
-that are opened (of a BF16 folder made first, `_source`, or compressed by a GPU, `_packing`), what
-takes the tensors that the loader has made, and what brings them to their devices.
+Methods are in the order in which `from_pretrained` calls them. They settle the device, open the
+containers (made first from a BF16 folder, `_origin`, or compressed by a GPU, `_packing`), take the
+tensors that the loader has made, and bring them to their devices.
 
-The config gets the name of a weights file beside the containers, which holds what they lack, if
-anything; on the Hub that finds them (`_hub`). If it says no dtype, it gets that of the
-containers. So dtypes are those that the same checkpoint would have as safetensors: of the `dtype`
-argument, else of the config, else of the checkpoint. What is stored in another one is converted
-once, and stays an ordinary parameter. No other weight is in memory or on disk as BF16 meanwhile.
+The config gets the name of a weights file beside the containers, for weights that they lack. On the
+Hub that name finds the containers (`_hub`). A config without a dtype gets that of the containers.
+So dtypes are the same as for safetensors: that of the `dtype` argument, else of the config, else of
+the checkpoint. A weight stored in another dtype is converted once, and stays an ordinary parameter.
+No other weight is in memory or on disk as BF16 meanwhile.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
 from ._container import Handed, Tensors
-from ._doctor import mismatch, tell_newer
+from ._doctor import log_newer, mismatch
 from ._hub import WEIGHTS, Expected, folder_of, wrap, wrap_resolution
 from ._load import check_options, load
 from ._modules import prepare
+from ._origin import KEY, Made, bf16_folder, made_of
 from ._packing import PACKED, PackingTaker
 from ._parameters import tell_conversions
 from ._plan import Item, device_of, resolve
 from ._pretrained import Taker, checkpoint_dtype
 from ._saving import save_model
 from ._siblings import join_siblings
-from ._source import KEY, Made, bf16_folder, made_of
 from ._watch import check_gpus, watch
 
 METHOD = "df11"
-#: Types of devices that compress BF16 weights by themselves while they are loaded.
+#: Types of devices that compress BF16 weights during loading.
 PACKING_DEVICES = ("cuda",)
 
 
@@ -51,7 +51,7 @@ class Method(str, Enum):
     DF11 = METHOD
 
 
-#: The calls with the config, before files are looked for; each release has one of them at least.
+#: Calls with the config, before the search for files. Each release has at least one of them.
 _WITH_CONFIG = ("update_tp_plan", "update_attn_implementation")
 _NEEDED = (
     *("param_needs_quantization", "get_quantize_ops", "update_dtype", "adjust_max_memory"),
@@ -61,19 +61,19 @@ _NEEDED = (
 
 @register_quantization_config(METHOD)
 class Df11Config(QuantizationConfigMixin):
-    """How weights are held: `quantization_config` of `from_pretrained`.
+    """Options of weights: `quantization_config` of `from_pretrained`.
 
-    For a compressed folder it says how the model is loaded; a BF16 folder is compressed while it is
-    loaded. A dict serves too, `{"quant_method": "df11", "mode": "fused"}`.
+    They apply to a compressed folder, or compress a BF16 folder while it loads. A dict serves too:
+    `{"quant_method": "df11", "mode": "fused"}`.
 
-    `mode`: "exact", the default, multiplies decoded weights as PyTorch does, for the BF16 model's
-    bits; "fused" multiplies while it decodes, which is faster and rounds otherwise.
-    `residence`: how weights lie on a GPU: "stored", the default, "fast" in a layout that is larger
-    and faster, or "auto", fast as far as memory goes.
-    `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs); what does
-    not fit stays in pinned host memory, from where the GPU reads it, and all of it with `streamed`.
+    `mode`: "exact", the default, gives the BF16 model's bits; "fused" multiplies while it decodes,
+    which is faster and rounds differently.
+    `residence`: layout of weights on a GPU: "stored", the default; "fast", which is larger and
+    faster; or "auto", fast as far as memory allows.
+    `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs). The GPU
+    reads the rest from pinned host memory, and all weights with `streamed`.
 
-    Raises ValueError for options and words that it does not know.
+    Raises ValueError for unknown options and values.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class Df11Config(QuantizationConfigMixin):
 Config = Df11Config
 
 
-def merge(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
-    """Options that are given for a compressed model replace those of its config; a library's own
-    way is for configs of its own. A dict serves, as it does for a model that is not compressed.
+def merge(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
+    """Replaces the options in the config of a compressed model by the caller's. The library's own
+    merge serves only its own configs. A dict serves too, as for a model that is not compressed.
     """
-    config: Any = asked["quantization_config"]
-    options = asked.get("quantization_config_from_args")
+    config: Any = arguments["quantization_config"]
+    options = arguments.get("quantization_config_from_args")
     method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
     if isinstance(options, dict) and options.get("quant_method") == METHOD:
         options = Config(**options)
@@ -138,7 +138,7 @@ class Df11Quantizer(HfQuantizer):
         self.taker: Any = None
         self.placement: Any = None
         self.dtype: torch.dtype | None = None
-        #: While the model is saved, what gives the tensors that its library writes.
+        #: While the model is saved: gives the tensors that its library writes.
         self.saving: Callable[[], dict[str, Any]] | None = None
         self._handed: Handed | None = None
         self._ignored: Any = None
@@ -146,29 +146,29 @@ class Df11Quantizer(HfQuantizer):
         self._ratio = 1.0
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Checks transformers, and later settles where the model goes."""
+        """Checks transformers, and in a later call settles the device."""
         lacking = [name for name in _NEEDED if not hasattr(HfQuantizer, name)]
         if not any(hasattr(HfQuantizer, name) for name in _WITH_CONFIG):
             lacking.append(" and ".join(_WITH_CONFIG))
         if lacking:
             raise ImportError(mismatch("transformers", __version__, lacking[0]))
-        tell_newer()
+        log_newer()
         if self.model is not None and isinstance(device_map, dict):
             self._settle(device_map)
 
     def update_device_map(self, device_map: Any) -> Any:
-        """Keeps the device map that is given; if none is, the model decides (`_home`)."""
+        """Keeps the caller's device map; without one, the model decides (`_home`)."""
         self.wanted = device_map
         if device_map is None:
             return None
         if isinstance(device_map, dict):
             self.placement = resolve(device_map, self.quantization_config.memory)
             return {"": self.placement.rest}
-        # The one for which the loader hands on `max_memory` as it is.
+        # With this one the loader passes `max_memory` on unchanged.
         return "sequential"
 
     def _expect_containers(self, config: Any) -> Any:
-        """Has the loader look for containers, and not for weights files that are not there."""
+        """Makes the loader look for containers, and not for missing weights files."""
         if not self.pre_quantized:
             return config
         source = Path(getattr(config, "_name_or_path", None) or "")
@@ -176,16 +176,16 @@ class Df11Quantizer(HfQuantizer):
         if source.is_dir() and getattr(config, "dtype", None) is not None:
             return config
         config.transformers_weights = expected = Expected(WEIGHTS)
-        expected.tell = partial(self._found, config)
+        expected.tell = partial(self._open_containers, config)
         if not wrap_resolution() and source.is_dir():
-            self._found(config, folder_of(source))
+            self._open_containers(config, folder_of(source))
         return config
 
-    # Some releases call the one, some the other, some both.
+    # Releases call one of the two, or both.
     update_tp_plan = update_attn_implementation = _expect_containers
 
-    def _found(self, config: Any, folder: Path) -> None:
-        """Opens the containers. What they hold is the dtype of a config that names none."""
+    def _open_containers(self, config: Any, folder: Path) -> None:
+        """Opens the containers, and gives a config without a dtype theirs."""
         config.transformers_weights = WEIGHTS
         self._open(folder)
         if getattr(config, "dtype", None) is None:
@@ -210,7 +210,7 @@ class Df11Quantizer(HfQuantizer):
         if self.pre_quantized or self.placement is not None:
             self._begin(files)
         else:
-            # Whether a GPU compresses BF16 weights is known when it is known where they go.
+            # Only the devices decide whether a GPU compresses BF16 weights.
             self._later = partial(self._begin, files)
             self._ratio = PACKED
 
@@ -236,7 +236,7 @@ class Df11Quantizer(HfQuantizer):
         # `df11.report` names the tensors that belong to no parameter.
         self._ignored = model._keys_to_ignore_on_load_unexpected
         model._keys_to_ignore_on_load_unexpected = {""}
-        # The loader takes these weights for ones that are quantized as it goes.
+        # The loader takes these weights for ones that are quantized during loading.
         self.pre_quantized = False
 
     def _hand(self, tensors: dict[str, Any], beside: Path | None, files: list[str]) -> None:
@@ -250,12 +250,12 @@ class Df11Quantizer(HfQuantizer):
         several = place.where is not None or len(place.devices) > 1
         if several or place.devices[0].type not in PACKING_DEVICES:
             return False
-        # A checkpoint that would fit in BF16 fits compressed, whatever comes out.
+        # A checkpoint that would fit in BF16 fits compressed in any case.
         whole = sum(Path(file).stat().st_size for file in files)
         return place.memory is None or whole <= place.memory[0]
 
     def _prepare(self, files: list[str]) -> Path | None:
-        """Opens the containers, or makes them; where a file beside them would be."""
+        """Opens or makes the containers. Returns the path of a possible file beside them."""
         if not self.pre_quantized:
             self.made = made_of(files)
             self.container = self.made.container
@@ -293,9 +293,9 @@ class Df11Quantizer(HfQuantizer):
         from transformers import PreTrainedModel
 
         self.pre_quantized = True
-        # Weights are what they were before compression, and so is the code that computes with
-        # them. transformers marks the configs of quantized models, and by that mark some models
-        # take other ways, which round otherwise or guess what dtype weights have.
+        # Weights and the code that computes with them are as without compression. transformers
+        # marks the configs of quantized models, and some models then take other paths, which round
+        # differently or guess the dtype of weights.
         for module in model.modules():
             if isinstance(module, PreTrainedModel):
                 vars(module.config).pop("_is_quantized", None)
@@ -314,7 +314,7 @@ class Df11Quantizer(HfQuantizer):
             model.__dict__[KEY].add(model, left)
         _wrap_saving()
         watch(model)
-        # Copies of the model take the rest of the quantizer along.
+        # Copies of the model carry the rest of the quantizer.
         self.model = self.container = self.made = self.taker = self._handed = None
         return model
 
@@ -340,8 +340,8 @@ class Df11Quantizer(HfQuantizer):
 
 
 def _home(file: str) -> torch.device:
-    """Where a model goes of which nothing is said: to the GPU, if there is one. To the CPU as the
-    component of a pipeline, which moves its components as it needs them.
+    """The default device of a model: the GPU, if there is one; the CPU for the component of a
+    pipeline, which moves its components itself.
     """
     is_component = Path(file).parents[1].joinpath("model_index.json").is_file()
     return device_of("cpu" if is_component else None)
@@ -349,27 +349,27 @@ def _home(file: str) -> torch.device:
 
 def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> None:
     said = quantizer.quantization_config
-    form = "streamed" if said.streamed else said.residence
+    residence = "streamed" if said.streamed else said.residence
     tell_conversions(items, tensors.container, quantizer.dtype)
-    load(model, tensors, items, quantizer.placement, mode=said.mode, residence=form)
+    load(model, tensors, items, quantizer.placement, mode=said.mode, residence=residence)
     if quantizer.made is not None:
         model.__dict__[KEY].keep(quantizer.made)
 
 
 def _wrap_saving() -> None:
-    """Has `save_pretrained` write what a compressed model is in memory."""
+    """Makes `save_pretrained` write a compressed model as it is in memory."""
     from transformers import PreTrainedModel
 
     wrap((PreTrainedModel, "save_pretrained", _save))
 
 
-def _save(call: Any, asked: dict[str, Any]) -> None:
-    model, folder = asked.pop("self"), asked.pop("save_directory")
+def _save(call: Any, arguments: dict[str, Any]) -> None:
+    model, folder = arguments.pop("self"), arguments.pop("save_directory")
     is_ours = isinstance(getattr(model, "hf_quantizer", None), Df11Quantizer)
     if not is_ours or KEY not in vars(model) or getattr(model, "_hf_peft_config_loaded", False):
         call()
         return
-    options = asked.pop("kwargs", {}) | asked
+    options = arguments.pop("kwargs", {}) | arguments
     if options.get("variant") or options.get("state_dict") is not None:
-        raise ValueError("a compressed model is saved as it is, without variant or state_dict")
+        raise ValueError("save_pretrained takes no variant or state_dict for a compressed model")
     save_model(model, folder, partial(call.func, model), options, takes_new=True)

@@ -1,5 +1,5 @@
-"""Tells transformers and diffusers of df11 as soon as they are imported, before or after; never
-imports them.
+"""Registers df11 with transformers and diffusers, imported before or after df11; never imports
+them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _register_now(name: str) -> None:
 
 
 def register() -> None:
-    """Once for each process; importing twice changes nothing."""
+    """Registers df11 once per process; importing twice changes nothing."""
     waiting = {finder.awaited for finder in sys.meta_path if isinstance(finder, _Finder)}
     for name in _MODULES:
         if name in sys.modules:
@@ -70,14 +70,16 @@ def register() -> None:
 
 
 def _explain_containers() -> None:
-    """Has `from_pretrained` of a single container say what loads it, instead of that it is no
-    repository, or no JSON. Where transformers finds files otherwise, nothing changes.
+    """Makes `from_pretrained` of a single container name the call that loads it, instead of "no
+    repository" or "no JSON". Changes nothing if transformers finds files by another function.
     """
     from transformers import configuration_utils
     from transformers.utils import hub
 
-    def explain(call: Callable[[], Any], asked: dict[str, Any]) -> Any:
-        _refuse_container(asked.get("path_or_repo_id", asked.get("pretrained_model_name_or_path")))
+    def explain(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
+        _refuse_container(
+            arguments.get("path_or_repo_id", arguments.get("pretrained_model_name_or_path"))
+        )
         return call()
 
     config = configuration_utils.PreTrainedConfig
@@ -94,9 +96,9 @@ def _refuse_container(source: Any) -> None:
         )
 
 
-#: The modules that keep a library's list of quantizers, and what puts df11 there; the one that
-#: reads configs, which transformers does before it knows of any quantizer; and the one by which
-#: diffusers loads single files.
+#: Modules, and the functions that register df11 when they are imported: the lists of quantizers;
+#: the module that reads configs, which transformers does before it knows any quantizer; and the
+#: module by which diffusers loads single files.
 _MODULES: dict[str, Callable[[], object]] = {
     "transformers.configuration_utils": _explain_containers,
     "transformers.quantizers.auto": lambda: importlib.import_module("df11._quantizer"),

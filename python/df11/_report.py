@@ -14,10 +14,10 @@ from ._native import Model, Tensor, open, printable
 
 @dataclass(frozen=True)
 class Report:
-    """Sizes before and after compression. Dataclass: `dataclasses.asdict` makes a dict of it.
+    """Sizes before and after compression. `dataclasses.asdict` makes a dict of it.
 
-    Shards are containers. Blocks, and tensors (with coded exponents, stored as they are, or as
-    references to others with the same bytes), are counted in each of them.
+    Shards are containers. Blocks and tensors are counted in each of them. Tensors are coded, raw,
+    or aliases: references to other tensors with the same bytes.
     """
 
     source_bytes: int
@@ -27,7 +27,7 @@ class Report:
     stored_bytes: int
     """Bytes of all containers, side files in them included."""
     stored_side_bytes: int
-    """Bytes of side files inside of a container before they were stored; none of a folder."""
+    """Bytes of side files that are stored in a container; 0 for a folder."""
     shards: int
     blocks: int
     coded_tensors: int
@@ -37,15 +37,15 @@ class Report:
     coded_bytes: int
     """Bytes of the arrays of coded tensors, with their alignment."""
     entropy_bits: float
-    """Sum of each coded tensor's own exponent entropy times its weights, in bits."""
+    """Sum over coded tensors of exponent entropy times weights, in bits."""
     left_out: tuple[tuple[str, str], ...]
-    """Files that were found and are not part of the output, with the reason of each."""
+    """Files that are not part of the output, with the reason for each."""
     notes: tuple[str, ...]
-    """Notes for the user on how the weights were read, a sentence each."""
+    """Notes for the user on how the weights were read, one sentence each."""
 
     @property
     def ratio(self) -> float:
-        """Stored size divided by that of the same files: side files count if they are inside."""
+        """Stored size divided by the size of the same files. Stored side files count in both."""
         return self.stored_bytes / max(self.source_bytes + self.stored_side_bytes, 1)
 
     @property
@@ -55,7 +55,7 @@ class Report:
 
     @property
     def entropy(self) -> float:
-        """Exponent entropy in bits per weight: over coded tensors, each with its distribution."""
+        """Exponent entropy in bits per weight, over coded tensors with their own distributions."""
         return self.entropy_bits / max(self.coded_weights, 1)
 
     def _repr_html_(self) -> str:
@@ -82,21 +82,21 @@ class Verification:
     bytes: int
     """Decoded bytes of those tensors."""
     unchecked: tuple[str, ...]
-    """Sentences on what could not be checked: it needs a newer version or another shard."""
+    """Sentences on parts that could not be checked, which need a newer version or another shard."""
 
 
 class Placement(NamedTuple):
-    """Where a block lies."""
+    """The place of a block."""
 
     device: int
-    """Its GPU: in a `Plan` the index among the sizes it was given, else the GPU's number."""
+    """Its GPU: in a `Plan` the index in the list of sizes, otherwise the GPU's number."""
     streamed: bool
     """Whether it stays pinned on the host and is copied to the GPU ahead of each use."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which block would lie where."""
+    """The planned place of each block."""
 
     placements: dict[str, Placement]
     """Places of blocks by their names, in the order in which the model runs them."""
@@ -107,18 +107,18 @@ class Plan:
 
 
 def inspect(path: str | PathLike[str] | Model, *, tensors: bool = True) -> dict[str, Any]:
-    """Tell what a container, or a folder of shards, holds. The keys are those of `df11 inspect
-    --json`: `identity`, `complete`, `shards`, `container_bytes`, `total`, and `blocks`, each with
-    its `tensors` unless these are not wanted. Weights are not read, so that there is no entropy.
-    Raises what `df11.open` raises.
+    """Describe a container, or a folder of shards. The keys are those of `df11 inspect --json`:
+    `identity`, `complete`, `shards`, `container_bytes`, `total`, and `blocks`, each with its
+    `tensors` if wanted. Weights are not read, so there is no entropy. Raises the errors of
+    `df11.open`.
     """
     model = path if isinstance(path, Model) else open(path)
     blocks: list[dict[str, Any]] = [
         {"name": block.name, "tensor_count": len(block.tensors), **_sum(block.tensors)}
         for block in model.blocks
     ]
-    for block, told in zip(model.blocks if tensors else (), blocks, strict=False):
-        told["tensors"] = [_tensor(tensor) for tensor in block.tensors]
+    for block, entry in zip(model.blocks if tensors else (), blocks, strict=False):
+        entry["tensors"] = [_tensor(tensor) for tensor in block.tensors]
     return {
         "source": model.path,
         "identity": model.identity,
@@ -135,7 +135,7 @@ def inspect(path: str | PathLike[str] | Model, *, tensors: bool = True) -> dict[
 
 def _tensor(tensor: Tensor) -> dict[str, Any]:
     alias = tensor.target != tensor.name
-    told = {
+    entry = {
         **_sum([tensor]),
         "name": tensor.name,
         "dtype": tensor.dtype,
@@ -143,11 +143,11 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
         "encoding": "alias" if alias else tensor.encoding,
         "hash": tensor.hash,
     }
-    return told | {"target": tensor.target} if alias else told
+    return entry | {"target": tensor.target} if alias else entry
 
 
 def _sum(tensors: Iterable[Tensor]) -> dict[str, Any]:
-    """Aliases count as elements; their stored bytes are those of another tensor."""
+    """Sums tensors. Aliases count as elements, and have no stored bytes of their own."""
     all_of = list(tensors)
     own = [one for one in all_of if one.dtype == "BF16" and one.target == one.name]
     weights = sum(prod(one.shape) for one in own)
@@ -181,15 +181,15 @@ def html_table(caption: str, rows: Iterable[Iterable[str]], head: Iterable[str] 
 
 def model_table(of: Model) -> str:
     """A table of its blocks: tensors, sizes, bits per weight. Reads no weights."""
-    told = inspect(of, tensors=False)
-    blocks = told["blocks"]
+    contents = inspect(of, tensors=False)
+    blocks = contents["blocks"]
     rows = [_row(block["name"], block) for block in blocks[:_SHOWN]]
     if len(blocks) > _SHOWN:
         rows.append([f"… and {len(blocks) - _SHOWN} more blocks"])
-    rows.append(_row("all", {**told["total"], "tensor_count": told["tensor_count"]}))
-    left = "" if told["complete"] else ", not all of the model"
+    rows.append(_row("all", {**contents["total"], "tensor_count": contents["tensor_count"]}))
+    left = "" if contents["complete"] else ", not all of the model"
     head = ("block", "tensors", "original", "stored", "bits per weight")
-    return html_table(f"df11.Model {told['source']}{left}", rows, head)
+    return html_table(f"df11.Model {contents['source']}{left}", rows, head)
 
 
 def _row(name: str, total: dict[str, float | None]) -> list[str]:

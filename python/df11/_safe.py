@@ -10,7 +10,7 @@ from typing import Any
 from ._errors import unfit
 from ._native import Model, Tensor, open
 
-#: Names that safetensors gives to ways of reading, and to the frameworks that there are here.
+#: Names of safetensors for backends, and for the supported frameworks.
 _BACKENDS = ("mmap", "pread")
 _TORCH, _NUMPY = ("pt", "torch", "pytorch"), ("np", "numpy")
 
@@ -19,13 +19,14 @@ class safe_open:
     """Open a container, or a folder of them, as `safetensors.safe_open` opens a file.
 
     `framework` is `"pt"` (PyTorch) or `"np"` (NumPy); `device` is where PyTorch's tensors go, a
-    name or a GPU's number; `backend` is how the container is read, `"mmap"` or `"pread"`. Opening
-    reads directories only. Each tensor is decoded when it is asked for, on all cores, and is the
-    caller's own. F4 has PyTorch's type of two elements, and half the length in the last dimension.
+    name or a GPU's number; `backend`, `"mmap"` or `"pread"`, says how the container is read.
+    Opening reads directories only. Each tensor is decoded on request, on all cores, into memory
+    that the caller owns. F4 has PyTorch's type of two elements, and half the length in the last
+    dimension.
 
     Raises `ParameterError` for another framework or backend, and for a folder that lacks shards,
-    which it names; and what `df11.open` raises. A file opens alone, also if it is one shard of
-    several.
+    which it names; and the errors of `df11.open`. A file opens alone, also if it is one of several
+    shards.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class safe_open:
         return sorted(self._open())
 
     def offset_keys(self) -> list[str]:
-        """The names in the order in which the tensors lay in the original files."""
+        """The names in the order of the tensors in the original files."""
         names: list[str] = []
         for header in self._headers():
             header.pop("__metadata__", None)
@@ -67,30 +68,30 @@ class safe_open:
         return names
 
     def metadata(self) -> dict[str, str] | None:
-        """The `__metadata__` of the original file; None if it has none. For several files it
-        has the entries of all. Raises `ParameterError` if files give one key different values.
+        """The `__metadata__` of the original file; None if it has none. Several files give the
+        entries of all. Raises `ParameterError` if they give one key different values.
         """
-        found: dict[str, str] | None = None
+        merged: dict[str, str] | None = None
         for header in self._headers():
             for key, value in header.get("__metadata__", {}).items():
-                found = {} if found is None else found
-                if found.setdefault(key, value) != value:
+                merged = {} if merged is None else merged
+                if merged.setdefault(key, value) != value:
                     raise unfit(
                         f"the original files give the key {key!r} different values",
                         "Model.weights_header gives that of each file",
                     )
-        return found
+        return merged
 
     def get_tensor(self, name: str) -> Any:
         """A decoded tensor of the framework, on the device. Raises `KeyError`."""
-        return self._made(self._open()[name])
+        return self._converted(self._open()[name])
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors by name, decoded one after the other."""
         return {name: self.get_tensor(name) for name in self.keys()}
 
     def get_slice(self, name: str) -> Sliced:
-        """A tensor of which indexing decodes what it needs. Raises `KeyError`."""
+        """A tensor that decodes only the indexed part. Raises `KeyError`."""
         return Sliced(self, self._open()[name])
 
     def _open(self) -> Model:
@@ -102,7 +103,7 @@ class safe_open:
         model = self._open()
         return [json.loads(model.weights_header(path)) for path in model.weights_files]
 
-    def _made(self, tensor: Any) -> Any:
+    def _converted(self, tensor: Any) -> Any:
         """Makes the framework's tensor of a tensor or a slice."""
         if self._is_numpy:
             return tensor.numpy()
@@ -125,9 +126,9 @@ class Sliced:
         return self._tensor.dtype
 
     def __getitem__(self, key: Any) -> Any:
-        """Decode what numbers and slices with steps of 1 name, by the tiles that hold it. For any
-        other index the whole tensor is decoded, and indexed by the framework. Raises `IndexError`
-        as the framework does.
+        """Decode a part. For numbers and slices with steps of 1, decodes only the tiles that hold
+        it. For any other index, decodes the whole tensor, which the framework indexes. Raises
+        `IndexError` like the framework.
         """
         self._file._open()
         indices = key if isinstance(key, tuple) else (key,)
@@ -138,5 +139,5 @@ class Sliced:
         if self._tensor.dtype == "F4" and not is_plain:
             raise unfit("such an index would split pairs of F4", "use numbers and plain slices")
         if not self._tensor.shape or not is_plain:
-            return self._file._made(self._tensor)[key]
-        return self._file._made(self._tensor[key])
+            return self._file._converted(self._tensor)[key]
+        return self._file._converted(self._tensor[key])

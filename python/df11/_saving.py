@@ -1,7 +1,8 @@
 """Saves a model with compressed weights: its containers, or decoded copies.
 
-A save is what the model has in memory: the containers as they were opened, if loading them gives
-just that, and what they lack beside them; else the model is compressed anew, or refused.
+A save writes the model as it is in memory. If loading the containers would give the same weights,
+it copies the containers as they were opened, and writes weights that they lack beside them.
+Otherwise it compresses the model anew, or refuses.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from ._errors import Error
 from ._hub import WEIGHTS
 from ._modules import entries, gathered, is_first, is_sharded, join
 from ._native import TemporaryFolder, compress, install
-from ._source import KEY, Source, members, rooted
+from ._origin import KEY, Origin, members, rooted
 from ._tensor import CompressedTensor
 from ._watch import check_gpus
 
-#: As `df11 compress` inserts it and `df11 decompress` takes it out (src/open/beside.rs).
+#: The mark that `df11 compress` inserts and `df11 decompress` removes (src/open/beside.rs).
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
 _CONFIG = "config.json"
 _INDEX = ".safetensors.index.json"
-#: Files that libraries write from the model as it is now.
+#: Files that libraries write from the model in memory.
 _REWRITTEN = (_CONFIG, "generation_config.json")
-#: Keys of configs that name the release that wrote them, and where they lay.
+#: Keys of configs for the release that wrote them, and for their place.
 _OF_RELEASES = (
     "transformers_version",
     "_diffusers_version",
@@ -52,43 +53,43 @@ def save(model: Any, folder: str | Path) -> None:
     """Copies the containers of a model with compressed weights into a folder, byte for byte, as
     they were when they were loaded, and the side files beside them.
 
-    Every weight is compared first, and compressed ones are decoded for it. All files appear in the
-    folder, or none. Raises `ValueError` if the containers do not hold what the model has in memory,
-    or `ParameterError` if the folder has containers that are of no earlier output.
+    Every weight is compared first, for which compressed ones are decoded. All files appear in the
+    folder, or none. Raises `ValueError` if the containers differ from the model in memory, or
+    `ParameterError` if the folder has containers of no earlier output.
     """
-    found = rooted(model)
-    if not found:
+    modules_loaded = rooted(model)
+    if not modules_loaded:
         raise ValueError("the model has no compressed weights of df11")
-    paths = [name for _, _, source in found for name in _names(source)]
+    paths = [name for _, _, origin in modules_loaded for name in _names(origin)]
     if len(set(paths)) < len(paths):
         raise ValueError(
             "containers of the model's modules have the same names; save each module by itself"
         )
     if names := _unsaved(model):
         raise ValueError(f"{_listed(names)}, which the containers do not hold so; {_ANEW}")
-    identity = str(found[0][2].container.identity) if len(found) == 1 else ""
+    identity = str(modules_loaded[0][2].container.identity) if len(modules_loaded) == 1 else ""
     with _staged(folder) as (stage, files):
-        for at, (_, _, source) in enumerate(found):
-            _bring(source, stage / str(at), files)
+        for at, (_, _, origin) in enumerate(modules_loaded):
+            _bring(origin, stage / str(at), files)
         install(stage, folder, set(paths), identity)
 
 
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """Decoded copies of all weights, in host memory: as large as the BF16 model.
 
-    Names are those of `model.state_dict()`; what an adapter wraps has its own name, without the
-    wrapper's. All processes of a distributed model must call it at once, and each gets whole
-    weights. Raises `CorruptError` if a kernel met damaged weights.
+    Names are those of `model.state_dict()`, without the names of adapters' wrappers. All processes
+    of a distributed model must call it at once, and each gets whole weights. Raises `CorruptError`
+    if a kernel met damaged weights.
     """
     own: dict[tuple[int, str], str] = {}
-    for path, module, source in rooted(model):
-        own |= {key: join(path, name) for key, name in _wrapped(module, source).items()}
+    for path, module, origin in rooted(model):
+        own |= {key: join(path, name) for key, name in _wrapped(module, origin).items()}
     out: dict[str, torch.Tensor] = {}
-    found = [entry for entry in entries(model) if entry.is_persistent]
-    for entry in found:
+    persistent = [entry for entry in entries(model) if entry.is_persistent]
+    for entry in persistent:
         copy = _copied(entry.value)
         out |= {own.get(spot.key, spot.name): copy for spot in entry.spots}
-    check_gpus(entry.value.device for entry in found)
+    check_gpus(entry.value.device for entry in persistent)
     return out
 
 
@@ -98,19 +99,19 @@ def _copied(value: Tensor) -> Tensor:
     return value.cpu().clone(memory_format=torch.contiguous_format)
 
 
-def _wrapped(root: nn.Module, source: Source) -> dict[tuple[int, str], str]:
-    """The own names of weights whose module lies in one that took its place, as adapters do."""
+def _wrapped(root: nn.Module, origin: Origin) -> dict[tuple[int, str], str]:
+    """The original names of weights whose module is wrapped, as by adapters."""
     places = {id(module): path for path, module in root.named_modules()}
-    spots = ((spot, places.get(id(spot.module), "")) for spot in source.spots)
+    spots = ((spot, places.get(id(spot.module), "")) for spot in origin.spots)
     return {spot.key: spot.name for spot, path in spots if path.startswith(f"{spot.path}.")}
 
 
 def _unsaved(model: Any) -> list[str]:
-    """Names of what a copy of the containers would not give again."""
-    found = rooted(model)
-    pairs = ((path, changes_of(module, source)) for path, module, source in found)
+    """Names of weights that a copy of the containers would not restore."""
+    loaded = rooted(model)
+    pairs = ((path, changes_of(module, origin)) for path, module, origin in loaded)
     names = [join(path, name) for path, changes in pairs for name in changes.names]
-    held = {id(module) for _, root, _ in found for module in root.modules()}
+    held = {id(module) for _, root, _ in loaded for module in root.modules()}
     others = (entry for one in members(model) for entry in entries(one) if entry.is_persistent)
     spots = (entry.spots for entry in others)
     return names + [s[0].name for s in spots if not any(id(spot.module) in held for spot in s)]
@@ -121,9 +122,9 @@ def _listed(names: list[str]) -> str:
     return f"the model has {', '.join(names[:3])}{more}"
 
 
-def _names(source: Source) -> list[str]:
+def _names(origin: Origin) -> list[str]:
     """The paths of the containers in the folder of the model."""
-    container = source.container
+    container = origin.container
     paths = [Path(shard["path"]) for shard in container.shards]
     root = Path(container.path)
     is_folder = all(path.is_relative_to(root) and path != root for path in paths)
@@ -131,7 +132,7 @@ def _names(source: Source) -> list[str]:
 
 
 def _bring(
-    source: Source,
+    origin: Origin,
     place: Path,
     files: Path,
     *,
@@ -139,30 +140,29 @@ def _bring(
     rewritten: Iterable[str] = (),
     kept: Iterable[str] = (),
 ) -> None:
-    """Puts copies of a model's containers among some files, and of the side files that lie beside
-    them or beside the weights that they are made of, except what is there; those of names that are
-    `kept` stay at the place. Warns of those that are not as they were, unless they will be
-    `rewritten`.
+    """Copies a model's containers, and the side files beside them or beside their BF16 weights, to
+    `files`. Does not replace existing files. Files named in `kept` stay in `place`. Warns of
+    changed side files, unless they will be `rewritten`.
     """
-    was_open = source.held is not None
-    path = Path(source.path)
+    was_open = origin.held is not None
+    path = Path(origin.path)
     beside = path if path.is_dir() else None
-    changed = source.container.copy(place, beside, containers=containers)
+    changed = origin.container.copy(place, beside, containers=containers)
     for name in set(changed).difference(rewritten):
         warnings.warn(
-            f"{path / name} was changed after the model was compressed, and copied as it is now",
+            f"{path / name} was changed after the model was compressed; the copy has the change",
             stacklevel=2,
         )
     _move(place, files, kept)
-    if source.is_of_files and not was_open:
-        source.close()
+    if origin.is_of_files and not was_open:
+        origin.close()
 
 
 def _move(source: Path, target: Path, kept: Iterable[str] = ()) -> None:
     for path in set(_files(source)).difference(source / name for name in kept):
-        if not (found := target / path.relative_to(source)).exists():
-            found.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(found)
+        if not (place := target / path.relative_to(source)).exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(place)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -171,8 +171,8 @@ def _files(folder: Path) -> list[Path]:
 
 @contextmanager
 def _staged(folder: str | Path) -> Iterator[tuple[Path, Path]]:
-    """A place to work in, and a folder in it with the name of another one, which `install` fills
-    from it. If this fails there is nothing in the other that was not before.
+    """A working folder, and in it a folder named like the target, from which `install` fills the
+    target. On failure the target has nothing new.
     """
     folder = Path(folder)
     is_new = not folder.exists()
@@ -191,7 +191,7 @@ def _staged(folder: str | Path) -> Iterator[tuple[Path, Path]]:
 
 #: The `save_pretrained` of a library, of a folder and its options.
 Library = Callable[..., None]
-#: Options that say how weights are laid out in files.
+#: Options about the layout of weights in files.
 _OF_FILES = ("max_shard_size", "save_original_format")
 
 
@@ -204,19 +204,20 @@ def save_model(
     takes_new: bool,
     renamed: bool = False,
 ) -> None:
-    """`save_pretrained`, by that of the library, which asks `model.hf_quantizer` for the tensors
-    to write. `takes_new`: whether its loader reads what the containers lack from a file beside
-    them; `renamed`: whether it would not find tensors by the names that they have there. What
-    differs from the containers is compressed anew, which takes the host memory of the BF16 model,
-    and twice that on the disk of `folder`. Raises `ValueError` where that cannot be, and
-    `ParameterError` as `save` does.
+    """Runs `save_pretrained` of the library, which asks `model.hf_quantizer` for the tensors to
+    write.
+    `takes_new`: its loader reads a file beside the containers for tensors that they lack.
+    `renamed`: its loader would not find tensors by their names in the containers. If weights differ
+    from the containers, the model is compressed anew. This takes the host memory of the BF16 model,
+    and twice that on the disk of `folder`. Raises `ValueError` if that is impossible, and
+    `ParameterError` like `save`.
     """
-    source: Source = model.__dict__[KEY]
-    changes = _agreed(model, changes_of(model, source))
+    origin: Origin = model.__dict__[KEY]
+    changes = _agreed(model, changes_of(model, origin))
     added = {name: _copied(value) for name, value in changes.new.items()}
     is_anew = bool(renamed or changes.gone or changes.differing or (added and not takes_new))
-    is_anew = is_anew or any(name in source.tensors for name in added)
-    if is_anew and (wrapped := [*_wrapped(model, source).values()]):
+    is_anew = is_anew or any(name in origin.tensors for name in added)
+    if is_anew and (wrapped := [*_wrapped(model, origin).values()]):
         raise ValueError(
             f"{wrapped[0]} is in another module now, as adapters have it; take adapters out first, "
             "with unload_lora_weights() or the like, and save them by themselves"
@@ -227,21 +228,21 @@ def save_model(
             _by_library(model, library, files, options, dict)
             return
         if is_anew:
-            made = _anew(model, source, library, options, stage)
+            made = _anew(model, origin, library, options, stage)
             fill = partial(_move, made, files)
         else:
-            fill = partial(_fill, source, added, stage / "copy", files, Path(folder))
+            fill = partial(_fill, origin, added, stage / "copy", files, Path(folder))
         _by_library(model, library, files, options, fill)
         mark_config(files / _CONFIG)
         _keep_originals(model, stage / "copy", files)
-        names = [] if is_anew else _names(source)
-        identity = _native.open(files).identity if is_anew else source.container.identity
+        names = [] if is_anew else _names(origin)
+        identity = _native.open(files).identity if is_anew else origin.container.identity
         install(stage, folder, set(names), identity)
 
 
 def _keep_originals(model: Any, place: Path, files: Path) -> None:
-    """Takes files that the library did not write, or that say the same as what it wrote in other
-    words: containers have their hash.
+    """Takes the original side files that the library did not write, or whose values equal the
+    written ones: containers have the hashes of the originals.
     """
     objects = (getattr(model, "config", None), getattr(model, "generation_config", None))
     for name, said in zip(_REWRITTEN, objects, strict=True):
@@ -253,22 +254,22 @@ def _keep_originals(model: Any, place: Path, files: Path) -> None:
 
 
 def _says(path: Path, said: Any) -> Any:
-    """Reads a file of JSON as the class of an object that was written to it does."""
-    told = json.loads(path.read_text(encoding="utf-8"))
+    """Reads a JSON file with the class of the object that was written to it."""
+    values = json.loads(path.read_text(encoding="utf-8"))
     if hasattr(said, "from_dict"):
-        told = type(said).from_dict(told).to_dict()
-    return {name: value for name, value in told.items() if name not in _OF_RELEASES}
+        values = type(said).from_dict(values).to_dict()
+    return {name: value for name, value in values.items() if name not in _OF_RELEASES}
 
 
 def _agreed(model: nn.Module, changes: Changes) -> Changes:
-    """Refuses on all processes of a distributed model what one of them found changed."""
+    """Agrees on changes: a change in one process of a distributed model is refused in all."""
     if not any(is_sharded(value) for value in model.parameters()):
         return changes
     names: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(names, [*changes.differing, *changes.gone])
-    if found := list(dict.fromkeys(name for mine in names for name in mine)):
+    if changed := list(dict.fromkeys(name for mine in names for name in mine)):
         raise ValueError(
-            f"{_listed(found)}, which the containers do not hold so, and a model in several "
+            f"{_listed(changed)}, which the containers do not hold so, and a model in several "
             f"processes is not compressed anew; {_ANEW}"
         )
     return changes
@@ -281,7 +282,7 @@ def _by_library(
     options: dict[str, Any],
     fill: Callable[[], dict[str, Any] | None],
 ) -> None:
-    """Has the library write its files; it writes those tensors that `fill` gives."""
+    """Lets the library write its files, with the tensors that `fill` gives."""
     quantizer = model.hf_quantizer
     quantizer.saving = lambda: fill() or {}
     try:
@@ -291,9 +292,9 @@ def _by_library(
 
 
 def _anew(
-    model: Any, source: Source, library: Library, options: dict[str, Any], stage: Path
+    model: Any, origin: Origin, library: Library, options: dict[str, Any], stage: Path
 ) -> Path:
-    """Compresses what the model has in memory; the folder of that."""
+    """Compresses the model in memory. Returns the folder."""
     plain, made = stage / "bf16", stage / "model"
     of_files = {name: options[name] for name in _OF_FILES if name in options}
     _by_library(model, library, plain, of_files, lambda: state_dict(model))
@@ -301,7 +302,7 @@ def _anew(
     config.pop("quantization_config", None)
     (plain / _CONFIG).write_text(_written(config), encoding="utf-8")
     indexes = set(plain.rglob("*" + _INDEX))
-    _bring(source, stage / "side", plain, containers=False, rewritten=_REWRITTEN)
+    _bring(origin, stage / "side", plain, containers=False, rewritten=_REWRITTEN)
     for old in set(plain.rglob("*" + _INDEX)) - indexes:
         old.unlink()
     compress(plain, made, progress=False)
@@ -309,11 +310,11 @@ def _anew(
     return made
 
 
-def _fill(source: Source, added: dict[str, Tensor], place: Path, files: Path, folder: Path) -> None:
-    is_new = not _lies_in(source, folder)
-    _bring(source, place, files, containers=is_new, rewritten=_REWRITTEN, kept=_REWRITTEN)
+def _fill(origin: Origin, added: dict[str, Tensor], place: Path, files: Path, folder: Path) -> None:
+    is_new = not _lies_in(origin, folder)
+    _bring(origin, place, files, containers=is_new, rewritten=_REWRITTEN, kept=_REWRITTEN)
     if added:
-        _save_added(added, files / WEIGHTS, source.container.identity)
+        _save_added(added, files / WEIGHTS, origin.container.identity)
 
 
 def _save_added(added: dict[str, Tensor], path: Path, identity: str) -> None:
@@ -322,20 +323,20 @@ def _save_added(added: dict[str, Tensor], path: Path, identity: str) -> None:
 
     save_file(added, path)
     hashes = json.dumps(_native.tensor_hashes(path))
-    told = {"format": "pt", "df11.identity": identity, "df11.hashes": hashes}
-    save_file(added, path, metadata=told)
+    metadata = {"format": "pt", "df11.identity": identity, "df11.hashes": hashes}
+    save_file(added, path, metadata=metadata)
 
 
-def _lies_in(source: Source, folder: Path) -> bool:
-    """Whether a folder is the one that the model was loaded from, and holds it still."""
-    if source.is_of_files or not Path(source.path).is_dir() or not folder.exists():
+def _lies_in(origin: Origin, folder: Path) -> bool:
+    """Whether the model was loaded from this folder, which still holds it."""
+    if origin.is_of_files or not Path(origin.path).is_dir() or not folder.exists():
         return False
     try:
         there = _native.open(folder)
     except Error:
         return False
-    is_it = there.is_complete and there.identity == source.container.identity
-    return is_it and folder.samefile(source.path)
+    is_it = there.is_complete and there.identity == origin.container.identity
+    return is_it and folder.samefile(origin.path)
 
 
 def mark_config(path: Path) -> None:

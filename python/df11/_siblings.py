@@ -1,10 +1,10 @@
-"""One product for layers of a module that share x: those of queries, keys and values, gate and up.
+"""One product for layers of a module that share x: queries, keys and values; gate and up.
 
-Which layers that are is read from the source of the module's `forward` when it is loaded
-(`_forwards`), and never learned from calls: a product does not depend on who called before. The
-module then gets a subclass with another `forward`, which asks `multiply` where the first of these
-layers is called. If that returns None, each layer is called where it was: layers that were replaced
-or have hooks, gradients, the CPU, many rows of x.
+These layers are read from the source of the module's `forward` when it is loaded (`_forwards`), and
+never learned from calls: a product does not depend on earlier calls. The module then gets a
+subclass with another `forward`, which calls `multiply` in place of the first of these layers. If
+that returns None, each layer is called where it was. Reasons are replaced layers, hooks, gradients,
+the CPU, and many rows of x.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from ._matrices import PART
 from ._modules import join
 from ._tensor import PLAIN, CompressedTensor, is_at_once
 
-#: Where kernels multiply by several matrices at once.
+#: Devices on which kernels multiply by several matrices at once.
 DEVICES = ("cuda",)
 #: Rows of x up to which one launch for several matrices takes less time than one each.
 MOST_ROWS = 64
-#: Functions that a call of a linear layer runs, unless somebody has exchanged them.
+#: Functions that a call of a linear layer runs, unless they were exchanged.
 _FORWARD, _CALL, _LINEAR = nn.Linear.forward, nn.Module.__call__, functional.linear
 
 
 def join_siblings(root: nn.Module) -> None:
-    """Has all modules in it multiply by siblings at once."""
+    """Makes all its modules multiply by siblings at once."""
     for module in root.modules():
         _join(module)
 
 
 def separate_siblings(root: nn.Module) -> None:
-    """Has each layer multiply by itself again."""
+    """Makes each layer multiply separately again."""
     for module in root.modules():
         if _known(module):
             module.__class__ = type(module).__mro__[1]
 
 
 def joined_siblings(root: nn.Module) -> Iterator[tuple[str, ...]]:
-    """Names of the layers of each product by several, as they are now, if x has few rows."""
+    """The current names of the layers of each joint product, if x has few rows."""
     for path, module in root.named_modules():
         for siblings in _known(module):
             if _is_plain(module, siblings):
@@ -67,8 +67,8 @@ def joined_siblings(root: nn.Module) -> Iterator[tuple[str, ...]]:
 
 
 def _known(module: nn.Module) -> tuple[Siblings, ...]:
-    found: tuple[Siblings, ...] = vars(type(module)).get("_df11_siblings", ())
-    return found
+    siblings: tuple[Siblings, ...] = vars(type(module)).get("_df11_siblings", ())
+    return siblings
 
 
 def _join(module: nn.Module) -> None:
@@ -76,8 +76,8 @@ def _join(module: nn.Module) -> None:
     layers = [name for name, layer in module._modules.items() if _is_compressed(layer)]
     if "forward" in vars(module) or _known(module) or not _is_simple(kind):
         return
-    if found := siblings_of(module, layers):
-        module.__class__ = _joined(kind, kind.forward, found)
+    if siblings := siblings_of(module, layers):
+        module.__class__ = _joined(kind, kind.forward, siblings)
 
 
 def _is_compressed(layer: nn.Module | None) -> bool:
@@ -85,7 +85,7 @@ def _is_compressed(layer: nn.Module | None) -> bool:
 
 
 def _is_simple(kind: type[nn.Module]) -> bool:
-    """Whether another class can be made of it without a word to it, and objects are pickled."""
+    """Whether a subclass can be made without side effects, and its objects can be pickled."""
     own = all("__init_subclass__" not in vars(base) for base in kind.__mro__[:-1])
     made = (kind.__new__, kind.__reduce__, kind.__reduce_ex__)
     is_made = made == (object.__new__, object.__reduce__, object.__reduce_ex__)
@@ -94,9 +94,9 @@ def _is_simple(kind: type[nn.Module]) -> bool:
 
 
 @lru_cache(maxsize=1 << 10)
-def _joined(kind: Any, forward: Any, found: tuple[Siblings, ...]) -> type[nn.Module]:
-    """A class whose modules multiply by siblings at once, unless somebody changes its forward."""
-    if (together := rewritten(forward, found, multiply)) is None:
+def _joined(kind: Any, forward: Any, all_siblings: tuple[Siblings, ...]) -> type[nn.Module]:
+    """A class whose modules multiply by siblings at once, until its forward is changed."""
+    if (together := rewritten(forward, all_siblings, multiply)) is None:
         return cast(type[nn.Module], kind)
 
     @wraps(forward)
@@ -109,14 +109,14 @@ def _joined(kind: Any, forward: Any, found: tuple[Siblings, ...]) -> type[nn.Mod
         state: tuple[Any, ...] = object.__reduce_ex__(self, max(protocol, 2))[2:]  # type: ignore[assignment]
         return _revive, (kind,), *state
 
-    told = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    added = {"forward": run, "__reduce_ex__": reduce, "_df11_siblings": found}
-    made: type[nn.Module] = type(kind.__name__, (kind,), told | added)
+    attributes = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    added = {"forward": run, "__reduce_ex__": reduce, "_df11_siblings": all_siblings}
+    made: type[nn.Module] = type(kind.__name__, (kind,), attributes | added)
     return made
 
 
 def _revive(kind: Any) -> nn.Module:
-    """An object without state, which is read again when it has its layers."""
+    """An object without state. Its source is read again when it has its layers."""
     made = _reviving(kind)
     return made.__new__(made)
 
@@ -132,7 +132,7 @@ def _reviving(kind: Any) -> type[nn.Module]:
 
 
 def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tensor] | None:
-    """The products of x with all siblings; None if each shall be multiplied by itself."""
+    """The products of x with all siblings; None if each must be multiplied separately."""
     if not isinstance(x, Tensor) or x.device.type not in DEVICES or _is_watched():
         return None
     if not _is_plain(module, siblings):
@@ -150,7 +150,7 @@ def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tenso
         return None
     if x.dtype is not torch.bfloat16 or not _has_few_rows(x):
         return None
-    return _ops.linears(x, *_told(weights, biases))
+    return _ops.linears(x, *_arguments(weights, biases))
 
 
 def _has_few_rows(x: Tensor) -> bool:
@@ -158,7 +158,7 @@ def _has_few_rows(x: Tensor) -> bool:
 
 
 def _is_watched() -> bool:
-    """Whether a mode sees calls of functions, other than that of a device for new tensors."""
+    """Whether a mode intercepts functions, except the mode for the device of new tensors."""
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     return any(type(mode) is not DeviceContext for mode in modes)
 
@@ -168,13 +168,13 @@ def _ask(biases: Sequence[Tensor | None]) -> bool:
 
 
 def _parameters(module: Any, siblings: Siblings) -> tuple[list[Any], list[Any]]:
-    """Weights and biases, with less work than layers have to tell of them; none of them if they are
-    no parameters any longer.
+    """Weights and biases, read faster than through the layers. Empty if they are no longer
+    parameters.
     """
-    told = [module._modules[layer.name]._parameters for layer in siblings.layers]
-    if not all("weight" in one and "bias" in one for one in told):
+    parameters = [module._modules[layer.name]._parameters for layer in siblings.layers]
+    if not all("weight" in one and "bias" in one for one in parameters):
         return [], []
-    return [one["weight"] for one in told], [one["bias"] for one in told]
+    return [one["weight"] for one in parameters], [one["bias"] for one in parameters]
 
 
 def _is_plain(module: nn.Module, siblings: Siblings) -> bool:
@@ -191,30 +191,30 @@ def _is_plain(module: nn.Module, siblings: Siblings) -> bool:
 def _is_held(module: nn.Module, held: Held) -> bool:
     """Whether a layer still calls a function that was read. Partial ones are tuples here."""
     layer = child_of(module, held.layer)
-    found = None if layer is None else function_held(layer, held.name)
-    is_partial = type(found) is tuple and type(held.function) is tuple
-    return found is held.function or (is_partial and found == held.function)
+    current = None if layer is None else function_held(layer, held.name)
+    is_partial = type(current) is tuple and type(held.function) is tuple
+    return current is held.function or (is_partial and current == held.function)
 
 
-def _is_as_read(found: nn.Module | None, layer: Callee) -> bool:
-    """Whether a layer does what it did when the source was read, and nothing else."""
-    if type(found) is not layer.kind or layer.kind.forward is not layer.forward:
+def _is_as_read(current: nn.Module | None, layer: Callee) -> bool:
+    """Whether a layer still does the same as when the source was read, and nothing else."""
+    if type(current) is not layer.kind or layer.kind.forward is not layer.forward:
         return False
-    told = found.__dict__
-    if "forward" in told or layer.kind.__call__ is not _CALL:
+    attributes = current.__dict__
+    if "forward" in attributes or layer.kind.__call__ is not _CALL:
         return False
     return not (
-        told.get("inplace")
-        or told.get("_compiled_call_impl")
-        or told["_forward_hooks"]
-        or told["_forward_pre_hooks"]
-        or told["_backward_hooks"]
-        or told["_backward_pre_hooks"]
+        attributes.get("inplace")
+        or attributes.get("_compiled_call_impl")
+        or attributes["_forward_hooks"]
+        or attributes["_forward_pre_hooks"]
+        or attributes["_backward_hooks"]
+        or attributes["_backward_pre_hooks"]
     )
 
 
 def _is_alike(weights: Sequence[Any]) -> bool:
-    """Whether one product takes them. Streamed ones would be in memory together."""
+    """Whether one product can take them. Streamed weights would be in memory together."""
     return all(
         type(one) is CompressedTensor
         and one.is_matrix
@@ -225,7 +225,7 @@ def _is_alike(weights: Sequence[Any]) -> bool:
     )
 
 
-def _told(weights: Sequence[Any], biases: Sequence[Tensor | None]) -> tuple[Any, ...]:
+def _arguments(weights: Sequence[Any], biases: Sequence[Tensor | None]) -> tuple[Any, ...]:
     """Arguments of `df11::linears` for them, besides x."""
     arrays = [array for one in weights for array in one._arrays]
     parts = [number for one in weights for number in one.flat_parts]
@@ -246,9 +246,9 @@ _ops.library.define(  # type: ignore[no-untyped-call]
 def _each_linear(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 ) -> Sequence[Tensor]:
-    """Products with weights that may be compressed: what a graph has of siblings."""
+    """Products with weights that may be compressed, for siblings in a graph."""
     if _is_alike(weights):
-        made: Sequence[Tensor] = torch.ops.df11.linears(x, *_told(weights, biases))
+        made: Sequence[Tensor] = torch.ops.df11.linears(x, *_arguments(weights, biases))
         return made
     return [functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
 

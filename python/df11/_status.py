@@ -1,4 +1,4 @@
-"""Reports what compression does for a model that is loaded: `df11.report`."""
+"""Reports the effects of compression on a loaded model: `df11.report`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from ._errors import CorruptError
 from ._matrices import FAST
 from ._modules import local
 from ._ops import orders
+from ._origin import Origin, members, origins
 from ._report import html_table, show_bytes
 from ._siblings import MOST_ROWS, joined_siblings
-from ._source import Source, members, sources
 from ._tensor import CompressedTensor
 from ._watch import check_gpus
 
 
 @dataclass
 class DeviceReport:
-    """Memory that the weights of one device take, in bytes: compressed ones as stored (with their
-    decode tables) and in the fast layout, ordinary parameters, and in the host's memory streamed
-    ones.
+    """Memory of the weights of one device, in bytes: compressed weights as stored (with their
+    decode tables) and in the fast layout, ordinary parameters, and streamed weights in host memory.
     """
 
     device: str
@@ -48,25 +47,24 @@ class ModelReport:
     paths: list[str] = field(default_factory=list)
     #: How compressed weights are multiplied: `exact`, `fused`, or both.
     modes: list[str] = field(default_factory=list)
-    #: The weights if they were not compressed, in bytes.
+    #: Bytes of the uncompressed weights.
     original_bytes: int = 0
     devices: list[DeviceReport] = field(default_factory=list)
     #: Residence of each weight by its name: `stored`, `fast`, `streamed` or `ordinary`.
     residences: dict[str, str] = field(default_factory=dict)
-    #: Ordinary weights by the reason, with their number and bytes; and large ones by name.
+    #: Ordinary weights: number and bytes by reason; and the large ones by name.
     ordinary: dict[str, tuple[int, int]] = field(default_factory=dict)
     large_ordinary: dict[str, str] = field(default_factory=dict)
     #: Tensors of the containers that belong to no parameter.
     unused_tensors: list[str] = field(default_factory=list)
-    #: Exact matrices on GPUs that kernels multiply in the order of PyTorch's own products, without
-    #: decoding to memory, by name: whether that order is known, by the number of rows of x, for all
-    #: that were multiplied so far, or for one row. Others are decoded first: the same bits.
+    #: By name, exact matrices on GPUs that kernels can multiply in the order of PyTorch's products:
+    #: for each number of rows of x so far (or one), whether that order is known. If it is not, the
+    #: matrix is decoded first, with the same bits.
     orders: dict[str, dict[int, bool]] = field(default_factory=dict)
-    #: Layers that one product multiplies by, if x has few rows: each time those that share it.
+    #: Names of layers that share x and that one product multiplies by, if x has few rows.
     siblings: list[tuple[str, ...]] = field(default_factory=list)
-    #: How many weights were compared, if that was asked for, and by what: with the container's
-    #: tensors, of which the hashes were compared too, by digests of the values that were loaded, or
-    #: some so and some so.
+    #: With `verify`, how many weights were compared, and how: with the container's tensors, whose
+    #: hashes were checked too; with digests of the loaded values; or some each way.
     verified: int | None = None
     verified_by: str = "hashes"
 
@@ -74,10 +72,10 @@ class ModelReport:
         return self.active
 
     def _on(self, device: torch.device) -> DeviceReport:
-        found = next((each for each in self.devices if each.device == str(device)), None)
-        if found is None:
-            self.devices.append(found := DeviceReport(str(device)))
-        return found
+        entry = next((each for each in self.devices if each.device == str(device)), None)
+        if entry is None:
+            self.devices.append(entry := DeviceReport(str(device)))
+        return entry
 
     @property
     def device_bytes(self) -> int:
@@ -91,7 +89,7 @@ class ModelReport:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that they would take more without compression."""
+        """Bytes that compression saves."""
         return self.original_bytes - self.device_bytes
 
     @property
@@ -102,7 +100,7 @@ class ModelReport:
         if not self.active:
             return "df11: inactive: the model has no compressed weights"
         head = f"df11: active, {' and '.join(self.modes) or 'nothing compressed'}, "
-        rows = (f"{label:<{_LABEL}}{_native.printable(told)}" for label, told in self._rows())
+        rows = (f"{label:<{_LABEL}}{_native.printable(text)}" for label, text in self._rows())
         return "\n".join([_native.printable(head + f"from {', '.join(self.paths)}"), *rows])
 
     def _rows(self) -> Iterator[tuple[str, str]]:
@@ -112,8 +110,8 @@ class ModelReport:
         for device in self.devices:
             sizes = {name: getattr(device, name) for name in ("stored", "fast", "ordinary")}
             sizes["streamed from pinned host memory"] = device.streamed
-            told = (f"{show(size)} {name}" for name, size in sizes.items() if size)
-            yield device.device, ", ".join(told)
+            parts = (f"{show(size)} {name}" for name, size in sizes.items() if size)
+            yield device.device, ", ".join(parts)
         if self.orders:
             yield from self._of_orders()
         if self.siblings:
@@ -122,8 +120,8 @@ class ModelReport:
             many = f"with more than {MOST_ROWS} rows each multiplies by itself"
             yield "at once", f"{products}; {many}"
         if why := sorted(self.ordinary.items()):
-            told = (f"{reason}: {count} ({show(size)})" for reason, (count, size) in why)
-            yield "ordinary", "; ".join(told)
+            parts = (f"{reason}: {count} ({show(size)})" for reason, (count, size) in why)
+            yield "ordinary", "; ".join(parts)
         large = [f"{name}: {reason}" for name, reason in self.large_ordinary.items()]
         if len(large) > _NAMED:
             large[_NAMED:] = [f"and {len(large) - _NAMED} more, in large_ordinary"]
@@ -135,7 +133,7 @@ class ModelReport:
             yield "verified", f"{self.verified} weights are as they were loaded, {by}"
 
     def _of_orders(self) -> Iterator[tuple[str, str]]:
-        """Counts the matrices whose order is known; names the others, with the rows of x."""
+        """Counts the matrices with a known order; names the others, with the rows of x."""
         decoded = {
             name: ", ".join(str(rows) for rows, is_known in sorted(each.items()) if not is_known)
             for name, each in self.orders.items()
@@ -162,50 +160,50 @@ _OTHER = "not in the containers"
 
 
 def report(model: Any, *, verify: bool = False) -> ModelReport:
-    """Whether a model's weights are compressed, what that saves, and where they are.
+    """Says whether a model's weights are compressed, how much that saves, and where they are.
 
-    With `verify` every compressed weight is decoded on its device and compared with the container
-    decoded by the CPU, and that, as it was opened, with the hashes of the original tensors; takes
-    about as long as reading the model twice. Ordinary weights are compared with what they were when
-    they were loaded, by a digest of 64 bits. If a model is distributed over several processes, each
-    tells what it holds itself.
+    With `verify` every compressed weight is decoded on its device and compared with the container,
+    decoded by the CPU. The container is compared with the hashes of the original tensors. This
+    takes about as long as reading the model twice. Ordinary weights are compared with their loaded
+    values, by a digest of 64 bits. In a model that is distributed over several processes, each
+    reports its own weights.
 
     Waits for the GPUs. Raises CorruptError if something differs, or if a kernel met damaged weights
-    since it was asked last.
+    since the last report.
     """
-    found = [source for _, source in sources(model)]
-    if not found:
+    parts = [origin for _, origin in origins(model)]
+    if not parts:
         return ModelReport(False)
     out = ModelReport(True)
-    for source in found:
-        _add(out, source)
+    for origin in parts:
+        _add(out, origin)
     out.siblings = [layers for one in members(model) for layers in joined_siblings(one)]
-    seen = {id(value) for source in found for _, value in source.found()}
-    for name, value in _parameters(model, found):
+    seen = {id(value) for origin in parts for _, value in origin.live_weights()}
+    for name, value in _parameters(model, parts):
         if id(value) not in seen:
             seen.add(id(value))
             _add_ordinary(out, name, value, _OTHER)
-    check_gpus(value.device for source in found for _, value in source.found())
+    check_gpus(value.device for origin in parts for _, value in origin.live_weights())
     if verify:
-        by = [kind for source in found for kind in _verify(source)]
+        by = [kind for origin in parts for kind in _verify(origin)]
         out.verified, kinds = len(by), sorted(set(by), reverse=True)
         out.verified_by = " and ".join(kinds)
     return out
 
 
-def _parameters(model: Any, found: list[Source]) -> list[tuple[str, torch.Tensor]]:
+def _parameters(model: Any, all_origins: list[Origin]) -> list[tuple[str, torch.Tensor]]:
     if isinstance(model, nn.Module):
         return list(model.named_parameters())
-    spots = (spot for source in found for spot in source.spots)
+    spots = (spot for origin in all_origins for spot in origin.spots)
     modules = [module for spot in spots if (module := spot.module) is not None]
     return [pair for module in modules for pair in module.named_parameters()]
 
 
-def _add(out: ModelReport, source: Source) -> None:
-    out.paths.append(str(source.path))
-    out.unused_tensors += source.unused
+def _add(out: ModelReport, origin: Origin) -> None:
+    out.paths.append(str(origin.path))
+    out.unused_tensors += origin.unused
     counted: set[tuple[int, int]] = set()
-    for weight, whole in source.found():
+    for weight, whole in origin.live_weights():
         value = local(whole)
         if not isinstance(value, CompressedTensor):
             _add_ordinary(out, weight.name, value, weight.reason or "changed since")
@@ -215,9 +213,9 @@ def _add(out: ModelReport, source: Source) -> None:
         if mode not in out.modes:
             out.modes.append(mode)
         device = out._on(value.device)
-        form = "fast" if value.parts[0].form == FAST else "stored"
-        form = "streamed" if value.is_streamed else form
-        out.residences[weight.name] = form
+        residence = "fast" if value.parts[0].residence == FAST else "stored"
+        residence = "streamed" if value.is_streamed else residence
+        out.residences[weight.name] = residence
         if value.exact and value.device.type == "cuda" and value.is_matrix:
             out.orders[weight.name] = orders(value._arrays, value.flat_parts)
         for array in value._arrays:
@@ -225,7 +223,11 @@ def _add(out: ModelReport, source: Source) -> None:
             if array.numel() and key not in counted:
                 counted.add(key)
                 # Tables of streamed weights are on the device.
-                kind = form if form != "streamed" or array.device != value.device else "stored"
+                kind = (
+                    residence
+                    if residence != "streamed" or array.device != value.device
+                    else "stored"
+                )
                 setattr(device, kind, getattr(device, kind) + array.numel())
 
 
@@ -240,16 +242,16 @@ def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str)
     out._on(value.device).ordinary += value.nbytes
 
 
-def _verify(source: Source) -> list[str]:
-    """Checks each weight; tells by what it was compared. Packed weights have no container."""
-    if not source.is_packed:
-        source.container.verify_containers()
-    found = list(source.found())
-    for weight, value in found:
-        if not is_as_loaded(source, weight, value):
+def _verify(origin: Origin) -> list[str]:
+    """Checks each weight, and returns how. Packed weights have no container."""
+    if not origin.is_packed:
+        origin.container.verify_containers()
+    live = list(origin.live_weights())
+    for weight, value in live:
+        if not is_as_loaded(origin, weight, value):
             raise CorruptError(
-                f"{weight.name} is not what {source.path} holds; it was changed, or "
-                "memory fails: load the model again"
+                f"{weight.name} differs from {origin.path}: it was changed, or memory fails; "
+                "load the model again"
             )
-    check_gpus(value.device for _, value in found)
-    return ["digests" if weight.told is None else "hashes" for weight, _ in found]
+    check_gpus(value.device for _, value in live)
+    return ["digests" if weight.description is None else "hashes" for weight, _ in live]

@@ -1,9 +1,9 @@
 """Compressed BF16 matrices as tensors.
 
 A `CompressedTensor` is a tensor to PyTorch: it has a shape, a device and dtype BF16, and may be a
-parameter. What it holds are the compressed arrays, ordinary uint8 tensors. Functions that can work
-with these do (`_dispatch`): products, look-ups of embeddings, views, moves. All others get its
-decoded weights for the time of their call. It cannot be written to.
+parameter. It holds the compressed arrays, ordinary uint8 tensors. Products, look-ups of embeddings,
+views and moves work on these (`_dispatch`). All other functions get its decoded weights during
+their call. It cannot be written to.
 """
 
 from __future__ import annotations
@@ -33,49 +33,49 @@ from ._matrices import (
     check_lengths,
     contiguous_strides,
     lay_out,
-    pieces,
+    parts_with_arrays,
     shape_of,
 )
 
-#: Tensors of PyTorch itself.
+#: PyTorch's own tensor classes.
 PLAIN = (Tensor, nn.Parameter)
 #: No processor has memory at addresses from here on.
 _NO_MEMORY = 1 << 62
-#: Libraries that take an address for the name of a weight, to find tied ones, and read nothing
+#: Libraries that use an address as the identity of a weight, to find tied ones, without reading
 #: there.
 _COMPARING = ("accelerate", "peft", "transformers")
-_TOLD = ("exact", "transposed", "flipped")
+_STATE = ("exact", "transposed", "flipped")
 _NEEDED = {"parts", "shape"}
-#: Calls between `load_state_dict` and what it asks of a tensor, at most.
+#: The most calls between `load_state_dict` and the tensor.
 _MOST_FRAMES = 6
-#: Version of the fast layout, counted up when its bytes mean something else (spec/gpu.md, part 6):
-#: 3 has patches.
+#: Version of the fast layout (spec/gpu.md, part 6), increased when the meaning of its bytes
+#: changes. Version 3 has patches.
 FAST_VERSION = 3
 
 Numbers = Sequence[int]
 
 
 class CompressedTensor(Compressed):
-    """A BF16 tensor whose memory is the compressed arrays of some pieces (see `_matrices`).
+    """A BF16 tensor whose memory is the compressed arrays of some matrices (see `_matrices`).
 
-    The rows of all parts, stacked, are its elements in row-major order: of a tensor of any rank the
-    first dimensions together count rows, and the others columns. It does not require gradients.
+    The stacked rows of all parts are its elements in row-major order. In a tensor of any rank the
+    leading dimensions count rows, and the others columns. It does not require gradients.
     """
 
     parts: tuple[Part, ...]
     flat_parts: tuple[int, ...]
     exact: bool
-    #: Whether arrays hold the last two dimensions the other way round.
+    #: Whether arrays hold the last two dimensions exchanged.
     transposed: bool
-    #: Whether it is a view whose last two dimensions were exchanged, and decodes to such strides.
+    #: Whether it is a view with exchanged last dimensions, which decodes to such strides.
     flipped: bool
     #: Whether arrays are in pinned memory of the host, and a GPU reads them there.
     is_streamed: bool
-    #: Whether it is just the matrix that arrays hold, and the sides of that matrix.
+    #: Whether it is exactly the matrix in the arrays, and the sides of that matrix.
     is_matrix: bool
     matrix_shape: tuple[int, int]
     _names: tuple[str, ...]
-    #: Its device, which PyTorch takes some microseconds to tell of a subclass.
+    #: Its device. PyTorch needs some microseconds to find that of a subclass.
     _place: torch.device
 
     @staticmethod
@@ -91,16 +91,16 @@ class CompressedTensor(Compressed):
         device: torch.device | None = None,
         requires_grad: bool = False,
     ) -> CompressedTensor:
-        """Makes one of arrays, which it keeps; or another one of the same arrays (an alias).
+        """Makes a tensor from arrays, which it keeps; or an alias with the same arrays.
 
         `arrays` and `parts` are as `_matrices` says, with eight numbers for each part.
-        `shape` has as many elements as the parts. `device`: the GPU that works with arrays on the
-        host, which are pinned. `transposed`: arrays hold the last two dimensions the other way
-        round, and what is decoded is a contiguous copy.
+        `shape` has as many elements as the parts. `device`: the GPU that uses pinned arrays on the
+        host. `transposed`: arrays hold the last two dimensions exchanged, and decoding gives a
+        contiguous copy.
         Raises `ValueError` for another number of elements, `RuntimeError` for `requires_grad`.
 
-        Given an ordinary tensor, it is an ordinary parameter: accelerate makes by the class of a
-        weight what it has read from its own files on disk.
+        An ordinary tensor gives an ordinary parameter: accelerate calls the class of a weight with
+        the tensor that it has read from its own files on disk.
         """
         if requires_grad:
             refuse_gradients()
@@ -113,7 +113,7 @@ class CompressedTensor(Compressed):
         self.parts = tuple(part if type(part) is Part else Part(*part) for part in parts)
         self.flat_parts = tuple(chain.from_iterable(self.parts))
         self.exact, self.transposed, self.flipped = exact, transposed, flipped
-        self._names = _names(tuple(part.form for part in self.parts))
+        self._names = _names(tuple(part.residence for part in self.parts))
         self.__dict__.update(zip(self._names, arrays, strict=True))
         self._place = device or arrays[0].device
         self.is_streamed = self._place.type == "cuda" and arrays[0].device.type == "cpu"
@@ -128,7 +128,7 @@ class CompressedTensor(Compressed):
         return self
 
     def _take(self, other: CompressedTensor, **changes: Any) -> CompressedTensor:
-        """Becomes an alias of another one on its device, except for these changes."""
+        """Becomes an alias of another tensor on the same device, with these changes."""
         for name in getattr(self, "_names", ()):
             delattr(self, name)
         is_parameter = getattr(self, "_is_param", False)
@@ -138,12 +138,12 @@ class CompressedTensor(Compressed):
 
     @cached_property
     def _arrays(self) -> list[Tensor]:
-        """Its arrays, which nobody writes to: they may lie in a mapping for reading alone."""
+        """Its arrays. Nobody may write to them: they may lie in a read-only mapping."""
         return [getattr(self, name) for name in self._names]
 
     @property
     def arrays(self) -> list[Tensor]:
-        """Copies of the compressed arrays that it has, in the order of `_matrices.ARRAYS`."""
+        """Copies of its compressed arrays, in the order of `_matrices.ARRAYS`."""
         return [array.clone() for array in self._arrays]
 
     @property
@@ -155,16 +155,16 @@ class CompressedTensor(Compressed):
 
     @property
     def nbytes_stored(self) -> int:
-        """Bytes of the arrays that it reads from, each counted once. Those of a window are all."""
+        """Bytes of its arrays, each counted once. A window counts whole arrays."""
         return sum({id(array): array.nbytes for array in self._arrays}.values())
 
     @property
     def _nbytes(self) -> int:
-        """Its share of the arrays, in bytes: that of windows is by weights, so that the windows of
-        one matrix add up to its arrays.
+        """Its share of the arrays, in bytes. Windows share by their numbers of weights, so all
+        windows of a matrix add up to its arrays.
         """
         total = 0.0
-        for part, mine in pieces(self._arrays, self.flat_parts):
+        for part, mine in parts_with_arrays(self._arrays, self.flat_parts):
             share = part.height * part.width / (part.rows * part.columns)
             total += share * sum(array.numel() for array in mine)
         return round(total)
@@ -176,7 +176,7 @@ class CompressedTensor(Compressed):
         shape: Sequence[int] | None = None,
         **changes: Any,
     ) -> CompressedTensor:
-        """Another one that differs in what is named. `parts` go with arrays."""
+        """A copy with these changes. New arrays need new `parts`."""
         options = {**self._options, **changes}
         shape = self.shape if shape is None else shape
         if arrays is not None:
@@ -186,14 +186,14 @@ class CompressedTensor(Compressed):
 
     @property
     def _options(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in _TOLD}
-        return {**told, "device": self._place if self.is_streamed else None}
+        options = {name: getattr(self, name) for name in _STATE}
+        return {**options, "device": self._place if self.is_streamed else None}
 
     def decode(self) -> Tensor:
         """The weights as an ordinary BF16 tensor of the same shape, strides and device.
 
-        Costs two bytes of new memory a weight, for a moment twice that if `transposed`; the time is
-        that of `df11::decode`. Raises `CorruptError` on the CPU if arrays contradict themselves.
+        Takes two bytes of new memory per weight, briefly twice that if `transposed`, and the time
+        of `df11::decode`. Raises `CorruptError` on the CPU if arrays contradict themselves.
         """
         dense = torch.ops.df11.decode(self._arrays, self.flat_parts, self.device)
         return lay_out(dense, self.shape, self.transposed, self.flipped)
@@ -213,17 +213,19 @@ class CompressedTensor(Compressed):
         return CompressedTensor(list(inner.values()), parts, size, **dict(options))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        form = "fast layout" if any(part.form == FAST for part in self.parts) else "as stored"
+        residence = (
+            "fast layout" if any(part.residence == FAST for part in self.parts) else "as stored"
+        )
         where = ", streamed" if self.is_streamed else ""
         mode = "exact" if self.exact else "fused"
         head = (
             f"CompressedTensor(shape={tuple(self.shape)}, device={str(self.device)!r}, {mode}, "
-            f"{form}{where}, {self.nbytes_stored} bytes)"
+            f"{residence}{where}, {self.nbytes_stored} bytes)"
         )
         return f"{head} containing:\n{self._values_shown()}" if self._has_values() else head
 
     def _has_values(self) -> bool:
-        """Whether its weights can be decoded here and now."""
+        """Whether its weights can be decoded now."""
         if self.is_meta or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
             return False
         if any(type(array) is not Tensor for array in self._arrays):
@@ -232,8 +234,8 @@ class CompressedTensor(Compressed):
 
     @torch.no_grad()
     def _values_shown(self) -> str:
-        """The weights as PyTorch prints those of a tensor; of a large one only those are decoded
-        that are shown, and those around the first and the last of each dimension.
+        """The weights as PyTorch prints a tensor. A large one decodes only the weights at the ends
+        of each dimension.
         """
         options = _tensor_str.PRINT_OPTS
         if self.numel() <= options.threshold:
@@ -250,19 +252,19 @@ class CompressedTensor(Compressed):
             return repr(_dense(shown))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompressedTensor:
-        # Nothing can write to the arrays, so a copy need not have its own.
+        # Nothing can write to the arrays, so a copy may share them.
         copy = memo[id(self)] = CompressedTensor(self)
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return rebuild, (self._kept, self._told, bool(getattr(self, "_is_param", False)))
+        return rebuild, (self._kept, self._state, bool(getattr(self, "_is_param", False)))
 
     @property
-    def _told(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         """Its state besides its arrays, in numbers."""
-        told = {name: getattr(self, name) for name in _TOLD}
+        options = {name: getattr(self, name) for name in _STATE}
         parts, shape = [list(part) for part in self.parts], list(self.shape)
-        return {"parts": parts, "shape": shape, **told, "fast": FAST_VERSION}
+        return {"parts": parts, "shape": shape, **options, "fast": FAST_VERSION}
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -282,8 +284,10 @@ class CompressedTensor(Compressed):
 
 
 @cache
-def _names(forms: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(f"_{name}{at}" for at, form in enumerate(forms) for name in ARRAYS[form])
+def _names(residences: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(
+        f"_{name}{at}" for at, residence in enumerate(residences) for name in ARRAYS[residence]
+    )
 
 
 def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> CompressedTensor:
@@ -296,16 +300,16 @@ def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> Compr
         requires_grad=False,
         storage_size=0,
     )
-    # Code that asks for memory past this class, as DLPack in C does, gets an error, no address.
+    # Code that bypasses this class for memory, as DLPack in C does, gets an error and no address.
     torch._C._set_throw_on_mutable_data_ptr(made)
     return made
 
 
 def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
-    """The product at once, if that is possible; else None.
+    """The product at once, if that is possible; otherwise None.
 
-    One weight alone: whether others will get the same x is not known here, and whether x is still
-    the same when they get it PyTorch's version counter does not tell (`x.data`, NumPy, graphs).
+    Multiplies by one weight alone. It is unknown here whether other weights will get the same x,
+    and PyTorch's version counter does not show all changes of x (`x.data`, NumPy, graphs).
     """
     if not is_at_once(x, weight, bias):
         return None
@@ -313,8 +317,8 @@ def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
 
 
 def is_at_once(x: Any, weight: Any, bias: Any) -> bool:
-    """Whether nothing watches or changes operators, so that a product may be called as a function.
-    Saves about 25 us of dispatch a call, of some hundred calls in a step of a model.
+    """Whether nothing watches or changes operators, so a product may be called as a function. Saves
+    about 25 us of dispatch per call, with some hundred calls per decode step.
     """
     if type(weight) is not CompressedTensor or type(x) not in PLAIN or not weight.is_matrix:
         return False
@@ -347,8 +351,8 @@ def _requires_grad(self: CompressedTensor, requires_grad: bool = True) -> Compre
 
 
 def _is_assigned() -> bool:
-    """Whether `load_state_dict(assign=True)` asks for gradients, which it does for each weight that
-    takes the place of one with gradients. Nobody wants them of a compressed weight by that.
+    """Whether `load_state_dict(assign=True)` requests gradients. It does so for each weight that
+    replaces one with gradients, also for compressed weights, where nobody wants them.
     """
     frame, code = sys._getframe(2), nn.Module._load_from_state_dict.__code__
     for _ in range(_MOST_FRAMES):
@@ -380,8 +384,9 @@ def _set_data(self: CompressedTensor, value: Tensor) -> None:
 
 
 def _scaled(name: str) -> Callable[..., Tensor]:
-    """`div_` or `mul_`, by which models scale weights as they first run. By one nothing changes; a
-    parameter is ordinary from then on. Another tensor may be an alias of one: it is refused.
+    """`div_` or `mul_`, with which some models scale weights in their first run. A factor of one
+    changes nothing. A scaled parameter becomes ordinary. Other tensors are refused, because they
+    may be aliases of a parameter.
     """
 
     def scale(self: Tensor, other: Any, **options: Any) -> Tensor:
@@ -414,7 +419,7 @@ class _Storage(torch.UntypedStorage):
 
 
 def _storage(self: CompressedTensor) -> torch.UntypedStorage:
-    """The storage that it has to PyTorch, always the same object."""
+    """The storage that PyTorch sees, always the same object."""
     with torch._C.DisableTorchFunctionSubclass():
         storage = self.untyped_storage()
     storage.__class__ = _Storage
@@ -435,16 +440,16 @@ def _refuse_address() -> NoReturn:
 
 
 def _address(self: CompressedTensor) -> int:
-    """A number that aliases share, for libraries that compare it. Reading there faults. Raises
-    `RuntimeError` for all others.
+    """A number that aliases share, for libraries that compare addresses. Reading there faults.
+    Raises `RuntimeError` for all other callers.
     """
     if self.is_meta:
         return 0
     caller = sys._getframe(2).f_globals.get("__name__", "").partition(".")[0]
     if caller not in _COMPARING:
         _refuse_address()
-    told = hash((self._arrays[0].data_ptr(), self.flat_parts, self.transposed))
-    return _NO_MEMORY + told % (1 << 44) * 256
+    number = hash((self._arrays[0].data_ptr(), self.flat_parts, self.transposed))
+    return _NO_MEMORY + number % (1 << 44) * 256
 
 
 def _share_memory(self: CompressedTensor) -> CompressedTensor:
@@ -472,7 +477,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     Tensor.nbytes.__get__: lambda self: self._nbytes,  # type: ignore[attr-defined]
     Tensor.untyped_storage: _storage,
     Tensor.storage: _typed_storage,
-    # Whoever clones wants to write.
+    # A caller of clone wants to write.
     Tensor.clone: lambda self, **_: self.decode(),
     Tensor.share_memory_: _share_memory,
     Tensor.is_shared: lambda self: self._arrays[0].is_shared(),
@@ -493,12 +498,12 @@ def _dense(value: Tensor) -> Tensor:
 
 
 def _kept(parts: Sequence[Numbers]) -> list[tuple[int, str]]:
-    """The number of the part and the name of each array that cannot be made of others."""
+    """Part number and name of each array that cannot be made from others."""
     return [(at, label) for at, part in enumerate(parts) for label in ARRAYS[part[0]][:KEPT]]
 
 
 def with_tables(arrays: Sequence[Tensor], parts: Sequence[Numbers]) -> list[Tensor]:
-    """Arrays with the decode tables that their device needs, of arrays without them."""
+    """Adds the decode tables that their device needs to arrays."""
     whole: list[Tensor] = []
     for (_, label), array in zip(_kept(parts), arrays, strict=True):
         whole.append(array)
@@ -508,39 +513,39 @@ def with_tables(arrays: Sequence[Tensor], parts: Sequence[Numbers]) -> list[Tens
 
 
 def rebuild(
-    arrays: list[Tensor], told: dict[str, Any], is_parameter: bool = False
+    arrays: list[Tensor], state: dict[str, Any], is_parameter: bool = False
 ) -> CompressedTensor:
-    """Makes a tensor of what was kept of it, on the device of its arrays. `torch.load` calls this
-    with what a file says: everything is checked, except what arrays hold, which decoding checks.
-    Raises `TypeError` and `ValueError` for what no tensor was kept as, or in the fast layout of
-    another release; `ParameterError` if lengths of arrays contradict their part.
+    """Makes a tensor from its kept arrays and state, on the device of the arrays. `torch.load`
+    calls it with a file's data, so everything is checked; decoding checks the contents of arrays.
+    Raises `TypeError` and `ValueError` for data of no tensor, or in the fast layout of another
+    release; `ParameterError` if lengths of arrays contradict their part.
     """
-    told = _checked(told)
-    version = told.pop("fast", 1)
-    if FAST in (part[0] for part in told["parts"]) and version != FAST_VERSION:
+    state = _checked(state)
+    version = state.pop("fast", 1)
+    if FAST in (part[0] for part in state["parts"]) and version != FAST_VERSION:
         raise ValueError(
             "this tensor was kept in the fast layout of another release; load the container again, "
             "and keep it as stored (residence='stored') for other releases"
         )
-    check_kept(arrays, told["parts"])
-    made = CompressedTensor(with_tables(arrays, told["parts"]), **told)
+    check_kept(arrays, state["parts"])
+    made = CompressedTensor(with_tables(arrays, state["parts"]), **state)
     check_lengths(made._arrays, made.flat_parts)
     made._is_param = bool(is_parameter)
     return made
 
 
-def _checked(told: Any) -> dict[str, Any]:
-    """Checks that `told` is the state of a tensor besides its arrays, and returns it."""
-    if not isinstance(told, dict) or not _NEEDED <= {*told} <= {*_NEEDED, *_TOLD, "fast"}:
+def _checked(state: Any) -> dict[str, Any]:
+    """Checks the state of a tensor, without its arrays, and returns it."""
+    if not isinstance(state, dict) or not _NEEDED <= {*state} <= {*_NEEDED, *_STATE, "fast"}:
         raise ValueError("no compressed tensor was kept with these names")
-    parts, shape = (_listed(told[name]) for name in ("parts", "shape"))
+    parts, shape = (_listed(state[name]) for name in ("parts", "shape"))
     if any(len(_listed(part)) != PART for part in parts):
         raise ValueError(f"parts are {PART} numbers each")
     if any(type(number) is not int for number in chain(*parts, shape)):
         raise TypeError("sides and parts of a compressed tensor are whole numbers")
-    if min(shape, default=0) < 0 or any(type(told.get(name, True)) is not bool for name in _TOLD):
-        raise ValueError(f"there is no compressed tensor of shape {shape} that is so: {told}")
-    return dict(told)
+    if min(shape, default=0) < 0 or any(type(state.get(name, True)) is not bool for name in _STATE):
+        raise ValueError(f"no compressed tensor of shape {shape} has this state: {state}")
+    return dict(state)
 
 
 def _listed(value: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Reports what kernels on GPUs met and could not raise: damaged weights, indices out of range.
+"""Raises problems that kernels on GPUs met: damaged weights, indices out of range.
 
-Kernels tell it in a word of pinned host memory. Whoever reads that waits for nothing and copies
-nothing, so every operator does before it begins. So do `generate`, before a token leaves it, and
-pipelines of transformers and diffusers, before a result does: these are on the host only when the
-kernels before them are done. Damage that the last operator of a process met is told when it ends.
+Kernels write them to a word of pinned host memory. Reading it neither waits nor copies, so every
+operator reads it first. `generate` reads it before it returns a token, and pipelines of
+transformers and diffusers before they return a result: these are on the host only when the kernels
+before them are done. Problems of a process's last operator are printed when the process ends.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 from . import _native
 from ._hub import wrap
 from ._matrices import raw_stream
-from ._source import KEY
+from ._origin import KEY
 from ._tensor import CompressedTensor
 
 
 def raise_if_damaged(device: torch.device | int | None = None) -> None:
-    """Raises what kernels told that are done by now, of one GPU or of all. Takes nanoseconds.
+    """Raises problems of kernels that are done by now, on one GPU or all. Takes nanoseconds.
 
     Raises `CorruptError` if weights contradicted themselves, `IndexError` if an index of a row was
     out of range.
@@ -32,7 +32,7 @@ def raise_if_damaged(device: torch.device | int | None = None) -> None:
 
 
 def check_gpus(devices: Iterable[torch.device]) -> None:
-    """As `raise_if_damaged`, of all that was started: waits for those devices that are GPUs."""
+    """Like `raise_if_damaged`, for all started kernels: waits for the GPUs among the devices."""
     for device in set(devices):
         if device.type == "cuda":
             _native.check(device.index, raw_stream(device.index))
@@ -53,9 +53,9 @@ class _Streamer:
 
 
 def watch(model: Any) -> None:
-    """Has a model's `generate`, if it has one, and pipelines raise before they hand out wrong
-    results, and its `get_memory_footprint` count what compressed weights take. The classes that
-    define them are changed once, and no other model by that.
+    """Makes a model's `generate` (if any) and pipelines raise before they return wrong results, and
+    its `get_memory_footprint` count compressed bytes. Changes the defining classes once, without
+    effect on other models.
     """
     for name, around in (("generate", _generate), ("get_memory_footprint", _footprint)):
         owner = next((kind for kind in type(model).__mro__ if name in vars(kind)), None)
@@ -71,28 +71,28 @@ def watch(model: Any) -> None:
         wrap((DiffusionPipeline, "maybe_free_model_hooks", _end))
 
 
-def _footprint(call: Any, asked: dict[str, Any]) -> Any:
-    """Libraries multiply numbers of elements by the size of one."""
-    some = {id(value): value for value in asked["self"].parameters()}.values()
+def _footprint(call: Any, arguments: dict[str, Any]) -> Any:
+    """Corrects the footprint: libraries multiply numbers of elements by the size of one."""
+    some = {id(value): value for value in arguments["self"].parameters()}.values()
     compressed = (value for value in some if isinstance(value, CompressedTensor))
     return call() - sum(value.numel() * value.element_size() - value.nbytes for value in compressed)
 
 
-def _forward(call: Any, asked: dict[str, Any]) -> Any:
+def _forward(call: Any, arguments: dict[str, Any]) -> Any:
     outputs = call()  # on the host
     raise_if_damaged()
     return outputs
 
 
-def _end(call: Any, asked: dict[str, Any]) -> None:
-    """The last that a pipeline of diffusers does before it returns."""
+def _end(call: Any, arguments: dict[str, Any]) -> None:
+    """Checks in the last call that a pipeline of diffusers makes before it returns."""
     call()
-    modules = asked["self"].components.values()
+    modules = arguments["self"].components.values()
     check_gpus(value.device for one in modules for value in getattr(one, "parameters", list)())
 
 
-def _generate(call: Any, asked: dict[str, Any]) -> Any:
-    model = asked["self"]
+def _generate(call: Any, arguments: dict[str, Any]) -> Any:
+    model = arguments["self"]
     if KEY not in vars(model):
         return call()
     if call.keywords.get("streamer") is not None:

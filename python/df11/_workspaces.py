@@ -1,17 +1,17 @@
 """Workspaces of products on GPUs: zeroed memory, which each product leaves zeroed.
 
-A product has its workspace for itself while it runs. Products on one stream run one after another,
-so one workspace for each stream is enough. A captured graph may be replayed on any stream, together
-with anything else: each capture has a workspace of its own.
+A running product needs a workspace of its own. Products on one stream run one after another, so one
+workspace per stream is enough. A captured graph may be replayed on any stream, together with
+anything else, so each capture has its own workspace.
 
-No workspace is ever freed: kernels in flight and captured graphs have its address. Nor does one
-come from the memory pool of a capture: PyTorch's CUDA graph trees refuse memory there that is none
-of a graph's results, and a zeroing would be recorded, not done. So workspaces are made by a thread
-of their own, whose allocations no pool gets; and as memory cannot be allocated during a capture,
-one is made beforehand.
+No workspace is ever freed, because kernels in flight and captured graphs have its address. None
+comes from the memory pool of a capture: PyTorch's CUDA graph trees refuse memory there that is not
+a graph's result, and zeroing would be recorded instead of done. So a separate thread allocates
+workspaces, and its allocations go to no pool. Memory cannot be allocated during a capture, so a
+spare workspace is allocated beforehand.
 
-An engine captures hundreds of graphs and replays one after another: it says so by
-`share_between_captures`, and captures on a stream share its workspace.
+An engine captures hundreds of graphs and replays one after another. It calls
+`share_between_captures`, and captures on a stream then share its workspace.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from . import _native
 _lock = Lock()
 #: Workspaces by GPU, stream and capture (0: none).
 _held: dict[tuple[int, int, int], Tensor] = {}
-#: Workspaces too small by now, but perhaps in use.
+#: Workspaces that became too small, but may be in use.
 _retired: list[Tensor] = []
 #: Large workspaces are multiples of this, in bytes; others are powers of two.
 _STEP = 16 << 20
-#: Workspaces for the next capture, by GPU and whether it is large: as large as any that products
-#: outside of captures had. A capture of small products alone leaves the large one.
+#: Workspaces for the next capture, by GPU and whether it is large: the largest size of products
+#: outside captures. A capture of small products alone leaves the large one.
 _spare: dict[tuple[int, bool], Tensor] = {}
 _is_shared = False
 
 
 def share_between_captures() -> None:
-    """Says that no two graphs of this process, and nothing beside one, ever run at the same time.
-    What branches off a stream inside of a graph has another stream, and so its own workspace.
+    """Promises that no two graphs of this process, and nothing beside a graph, ever run at the same
+    time. A branch of a stream inside a graph is another stream with its own workspace.
     """
     global _is_shared
     _is_shared = True
@@ -73,12 +73,12 @@ def _eager(key: tuple[int, int, int], room: int) -> Tensor:
     index, *_ = key
     held = _held.get(key)
     if held is None or held.nbytes < room:
-        held = _hold(key, _made(index, room))
+        held = _hold(key, _allocate(index, room))
     if not _has_spare(index, room):
         kind = (index, room > _STEP)
-        # Nobody has had a smaller one: it may be freed.
+        # Nobody got the smaller one, so it may be freed.
         _spare.pop(kind, None)
-        _spare[kind] = _made(index, room)
+        _spare[kind] = _allocate(index, room)
     return held
 
 
@@ -88,8 +88,8 @@ def _captured(key: tuple[int, int, int], room: int) -> Tensor:
         spare = _spare.get((index, is_large))
         if spare is not None and spare.nbytes >= room:
             return _hold(key, _spare.pop((index, is_large)))
-    # No such product ran before the capture. This memory is the graph's: zeroed at each replay, and
-    # free for what follows the product on the stream as soon as the caller drops it.
+    # No such product ran before the capture. This memory belongs to the graph: zeroed at each
+    # replay, and free for later work on the stream as soon as the caller drops it.
     return torch.zeros(room, dtype=torch.uint8, device=torch.device("cuda", index))
 
 
@@ -100,7 +100,7 @@ def _hold(key: tuple[int, int, int], made: Tensor) -> Tensor:
     return made
 
 
-def _made(index: int, room: int) -> Tensor:
+def _allocate(index: int, room: int) -> Tensor:
     def make() -> Tensor:
         with torch.cuda.device(index):
             zeros = torch.zeros(room, dtype=torch.uint8, device=torch.device("cuda", index))

@@ -27,8 +27,8 @@ def load_file(
 ) -> dict[str, torch.Tensor]:
     """All tensors of a container, or of a folder of them, decoded, by name.
 
-    They take the memory of the BF16 model: to keep weights compressed use `from_pretrained`,
-    `df11.attach` or `load_compressed`. Raises what `safe_open` raises, and `CorruptError` if the
+    They take the memory of the BF16 model. To keep weights compressed use `from_pretrained`,
+    `df11.attach` or `load_compressed`. Raises the errors of `safe_open`, and `CorruptError` if the
     container is damaged.
     """
     with safe_open(filename, framework="pt", device=device, backend=backend) as file:
@@ -39,19 +39,19 @@ def load_file(
 def load_compressed(filename: str | PathLike[str]) -> dict[str, torch.Tensor]:
     """All tensors of a container, or of a folder of them, by name; matrices stay compressed.
 
-    These are read-only `CompressedTensor`s in the mapping of the file, which take no memory; other
-    tensors are decoded. For loaders that put the tensors of a state dict into a module:
-    `module.load_state_dict(..., assign=True)`, and `module.to("cuda")` moves compressed bytes.
-    Reads and checks all of the container once. Raises `CorruptError` if it is damaged, `TypeError`
-    for a dtype that PyTorch lacks, `ParameterError` for a folder that lacks shards.
+    Matrices are read-only `CompressedTensor`s in the mapping of the file, which take no memory;
+    other tensors are decoded. `module.load_state_dict(..., assign=True)` puts them into a module,
+    and `module.to("cuda")` then moves compressed bytes. Reads and checks the whole container once.
+    Raises `CorruptError` if it is damaged, `TypeError` for a dtype that PyTorch lacks,
+    `ParameterError` for a folder that lacks shards.
     """
     container = _native.open(filename)
     if Path(filename).is_dir():
         container.check_complete()
     tensors = Tensors(container)
-    found = {name: tensors[name] for name in tensors}
-    tensors.check(name for name, value in found.items() if isinstance(value, CompressedTensor))
-    return found
+    result = {name: tensors[name] for name in tensors}
+    tensors.check(name for name, value in result.items() if isinstance(value, CompressedTensor))
+    return result
 
 
 def save_file(
@@ -64,10 +64,10 @@ def save_file(
     """Compress tensors into one container, whose name ends in `.df11`.
 
     They are first written as safetensors beside it, which takes their size on the disk for a while,
-    and are decoded and compared at the end. `metadata` is that of the safetensors file, which `df11
-    decompress` gives back. Needs the package `safetensors`, and raises what its `save_file` raises:
-    `RuntimeError` for tensors that share memory, `ValueError` for those that are not contiguous.
-    `ParameterError` if the name ends otherwise, or exists and `overwrite` is not given.
+    and are decoded and compared at the end. `metadata` goes into that safetensors file, which
+    `df11 decompress` restores. Needs the package `safetensors`, and raises the errors of its
+    `save_file`: `RuntimeError` for tensors that share memory, `ValueError` for non-contiguous ones.
+    Raises `ParameterError` if the name has another ending, or exists and `overwrite` is not given.
     """
     from safetensors.torch import save_file as save
 

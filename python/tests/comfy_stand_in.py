@@ -1,5 +1,5 @@
-"""What the node for ComfyUI calls of it, as far as tests can do without ComfyUI itself. All else is
-tried with the real one, by comfyui/tests/try_comfyui.py.
+"""A stand-in for the parts of ComfyUI that the nodes call. comfyui/tests/try_comfyui.py tries the
+rest with the real ComfyUI.
 """
 
 import importlib.util

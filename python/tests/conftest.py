@@ -91,7 +91,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_safetensors(tmp_path_factory.mktemp("large") / "model.safetensors", weights)
 
 
-#: What the interpreter does with site-packages, where a file imports df11 when it is needed.
+#: The interpreter's work on site-packages, where a file imports df11 when it is needed.
 AS_INSTALLED = f"import site; site.addsitedir({str(ROOT / 'python/data/purelib')!r})\n"
 
 
@@ -186,7 +186,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def imported(file: Path) -> list[str]:
-    """What a file imports at its top, and what files beside it do that it imports."""
+    """The top-level imports of a file and of the files beside it that it imports."""
     named: list[str] = []
     for node in ast.parse(file.read_text("utf-8")).body:
         if isinstance(node, ast.Import):

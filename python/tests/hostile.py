@@ -1,5 +1,5 @@
-"""What `test_hostile.py` runs in processes of their own: arguments of every kind for operators,
-files that lie, and memory that is asked for. What does not raise must be right.
+"""Programs that `test_hostile.py` runs in separate processes: arguments of every kind for
+operators, files that lie, and requests for memory. A call that does not raise must be right.
 """
 
 import copy
@@ -252,7 +252,7 @@ CONTENTS: list[Callable[[torch.Tensor], Any]] = [
 
 
 class Said:
-    """What a file says that nobody has written by `torch.save`."""
+    """Contents of a file that `torch.save` never writes."""
 
     def __init__(self, function: Any, arguments: tuple[Any, ...]) -> None:
         self.function, self.arguments = function, arguments

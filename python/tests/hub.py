@@ -98,7 +98,7 @@ def _etag(file: Path) -> str:
 
 
 def fill_cache(place: Path, folder: Path, commit: str = "0123") -> None:
-    """As huggingface_hub lays it out: blobs, links to them, and a branch that names a commit."""
+    """The layout of huggingface_hub: blobs, links to them, and a branch that names a commit."""
     for name in ("blobs", "refs", f"snapshots/{commit}"):
         (place / name).mkdir(parents=True)
     (place / "refs/main").write_text(commit)

@@ -17,7 +17,7 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512, "max_position_embeddings": 256,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 511,
 }  # fmt: skip
-# Of fewer equal layers, an arena takes what compression saves; of smaller experts, their codebooks.
+# With fewer equal layers an arena takes the savings, with smaller experts their codebooks.
 MOE: dict[str, Any] = {
     "num_hidden_layers": 5, "num_experts": 6, "num_experts_per_tok": 2,
     "moe_intermediate_size": 320,
@@ -81,7 +81,7 @@ class Folders:
         return folder if folder.exists() else causal(name, folder)
 
     def df11(self, name: str, layout: str = "tile") -> Path:
-        """What `df11.compress` makes of it."""
+        """The compressed folder, by `df11.compress`."""
         folder = self.root / name / layout
         return folder if folder.exists() else compressed(self.bf16(name), folder, layout=layout)
 
@@ -93,7 +93,7 @@ class Folders:
         return original.requires_grad_(False), model
 
     def worded(self, name: str) -> tuple[Path, Path]:
-        """As `both`, with a tokenizer."""
+        """Like `both`, with a tokenizer."""
         bf16, folder = self.root / name / "worded", self.root / name / "worded-df11"
         if not folder.exists():
             tokenizer().save_pretrained(causal(name, bf16))

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-#: What the pipelines here lack.
+#: Components that the pipelines here lack.
 WITHOUT: dict[str, Any] = {"tokenizer": None, "tokenizer_2": None}
 #: Dtypes of the components as they are saved.
 DTYPES = {"default": torch.bfloat16, "vae": torch.float32}
@@ -45,7 +45,7 @@ def save(folder: Path) -> None:
 
 
 def answers(pipeline: Any) -> list[Any]:
-    """What the text encoders say, and an image of it before the VAE."""
+    """The outputs of the text encoders, and an image from them before the VAE."""
     with torch.no_grad():
         ids = torch.tensor([[0, 5, 6, 2]], device=pipeline.text_encoder.device)
         pooled = pipeline.text_encoder(ids).pooler_output
@@ -135,7 +135,7 @@ def wan() -> Any:
     )  # fmt: skip
 
 
-#: What is shown to these, by name; floats are BF16.
+#: Inputs of these components, by name; floats are BF16.
 _TEXT: dict[str, tuple[int, ...]] = {
     "encoder_hidden_states": (1, 8, 64), "pooled_projections": (1, 32),
 }  # fmt: skip

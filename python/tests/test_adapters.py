@@ -27,7 +27,7 @@ from df11._tensor import CompressedTensor
 
 STEPS = 200
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
-#: As an adapter calls it that wraps the layer.
+#: The call of an adapter that wraps the layer.
 BASE = "base_model.model.model.layers.0.mlp.up_proj.base_layer.weight"
 Pair = tuple[Any, Any]
 
@@ -94,7 +94,7 @@ def test_an_adapter_is_saved_and_loaded(pair: Pair, folders: Folders, tmp_path: 
 
 
 def test_decoded_weights_have_their_own_names(pair: Pair) -> None:
-    """What an adapter wraps has no name of the wrapper's; adapters have theirs."""
+    """Wrapped weights keep their own names; adapters have theirs."""
     names = pair[0].state_dict().keys()
     model = adapted(pair[1])
     assert df11.report(model, verify=True).verified
@@ -140,13 +140,13 @@ def test_merging_in_place_is_refused(pair: Pair) -> None:
     with pytest.warns(UserWarning, match="ordinary"):
         model.merge_adapter(safe_merge=True)
     assert torch.equal(logits(model), logits(original))
-    with pytest.raises(df11.CorruptError, match=r"layers\.0\.mlp\.\S+ is not what"):
+    with pytest.raises(df11.CorruptError, match=r"layers\.0\.mlp\.\S+ differs from"):
         df11.report(model, verify=True)
 
 
 @pytest.mark.parametrize("kind", ["pissa", "olora"])
 def test_an_adapter_that_changes_its_base(folders: Folders, pair: Pair, kind: str) -> None:
-    """What it takes out of the base weight is taken out of a decoded copy, and no other weight."""
+    """It takes its share out of a decoded copy of the base weight, and out of no other weight."""
     with pytest.warns(UserWarning, match="ordinary"):
         model = adapted(pair[1], init_lora_weights=kind)
     original = adapted(pair[0], init_lora_weights=kind)
@@ -254,7 +254,7 @@ def test_accelerator_prepares_and_trains(pair: Pair) -> None:
 
 
 def test_no_decoded_weight_waits_for_backward(pair: Pair) -> None:
-    """What backward reads are compressed arrays: memory of a decoded weight may be used again."""
+    """Backward reads compressed arrays: memory of a decoded weight may be reused."""
     model = adapted(pair[1])
     weights = [p for p in model.parameters() if isinstance(p, CompressedTensor)]
     shapes = {tuple(weight.shape) for weight in weights}

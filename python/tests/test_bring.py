@@ -12,7 +12,7 @@ from weights import WEIGHTS, compressed, container_of, normals, same, weights
 from df11 import _bring
 from df11._container import Tensors
 from df11._errors import GpuError
-from df11._plan import EXCEPTIONAL, SMALL, Group, Item, Residence
+from df11._plan import EXCEPTIONAL, SMALL, Item, Residence, WeightBlock
 from df11._progress import Bar
 from df11._tensor import CompressedTensor
 
@@ -83,10 +83,10 @@ def test_dense_weights_beside_those_of_a_container(residence: Residence, why: st
     dense = Item("dense", WEIGHTS["wide"].clone(), [], is_encodable=True)
     worse = Item("noise", noise(256, 256), [], is_encodable=True)
     items = [Item("q", tensors["q"], ["q"]), dense, worse]
-    group = Group(items, FIRST, residence)
+    block = WeightBlock(items, FIRST, residence)
     with torch.cuda.stream(torch.cuda.Stream(FIRST)):
         torch.cuda._sleep(LONG // 20)
-        found = {item.name: value for item, value in _bring.bring(tensors, [group], True, Bar(0))}
+        found = {item.name: value for item, value in _bring.bring(tensors, [block], True, Bar(0))}
     for name, wanted in (("q", "q"), ("dense", "wide")):
         assert same(found[name].decode().cpu(), WEIGHTS[wanted])
     assert isinstance(found["dense"], CompressedTensor) and found["dense"].device == FIRST
@@ -112,8 +112,8 @@ def test_pinned_memory_outlives_kernels_of_another_gpu(
     value = normals(1)(4096, 1024)
     tensors = Tensors(container_of({"w": value}, tmp_path))
     item = Item("w", tensors["w"], ["w"])
-    group = Group([item], FIRST, "streamed")
-    ((_, weight),) = _bring.bring(tensors, [group], True, Bar(0))
+    block = WeightBlock([item], FIRST, "streamed")
+    ((_, weight),) = _bring.bring(tensors, [block], True, Bar(0))
     assert isinstance(weight, CompressedTensor) and weight.is_streamed
     # Less than half of a matrix is read where it lies.
     part = weight.parts[0]._replace(row_begin=1024, row_end=2048)
@@ -129,7 +129,7 @@ def test_pinned_memory_outlives_kernels_of_another_gpu(
         found = ops.decode(arrays, part, SECOND)
     with torch.cuda.device(FIRST):
         assert not stream.query()
-        del weight, arrays, pinned, item, group
+        del weight, arrays, pinned, item, block
         gc.collect()
         assert not any(type(each) is _bring._Held for each in gc.get_objects())
         assert stream.query()

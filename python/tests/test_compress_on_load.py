@@ -20,7 +20,7 @@ from conftest import on_devices, run
 from models import SMALL, Folders, equal, greedy, load, same_weights, saved, seeded
 
 import df11
-from df11 import _source
+from df11 import _origin
 from df11._plan import Devices
 from df11._quantizer import Df11Quantizer
 from df11._tensor import CompressedTensor
@@ -110,7 +110,7 @@ def test_copies_and_pickles(
     folders: Folders, several: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Containers are made when they are asked for, of the same files; nothing is left of them."""
-    monkeypatch.setattr(_source, "PLACES", [tmp_path / "places"])
+    monkeypatch.setattr(_origin, "PLACES", [tmp_path / "places"])
     (tmp_path / "places").mkdir()
     shutil.copytree(several[0], tmp_path / "bf16")
     model = online(tmp_path / "bf16")
@@ -137,8 +137,8 @@ def test_copies_and_pickles(
 LOADS = """
 import sys, transformers, df11
 from pathlib import Path
-from df11 import _source
-_source.PLACES = [Path(sys.argv[2])]
+from df11 import _origin
+_origin.PLACES = [Path(sys.argv[2])]
 while True:
     transformers.AutoModelForCausalLM.from_pretrained(
         sys.argv[1], quantization_config=df11.Config(), device_map="cpu"
@@ -164,7 +164,7 @@ def test_what_a_killed_run_leaves_the_next_one_removes(several: Both, tmp_path: 
     main = "import sys; from df11.__main__ import main; main()"
     said = json.loads(run(main, "doctor", "--json", TMPDIR=str(places)))
     assert left[0] in str(said["checks"]["leftovers"]["value"])
-    with mock.patch.object(_source, "PLACES", [places]):
+    with mock.patch.object(_origin, "PLACES", [places]):
         model = online(several[0])
         assert not containers(places) and not (places / left[0]).exists()
     assert equal(greedy(model, PROMPT, 2), greedy(load(several[0]), PROMPT, 2))
@@ -223,7 +223,7 @@ def test_what_is_refused(several: Both, tmp_path: Path, monkeypatch: pytest.Monk
         patch.setattr("torch.distributed.get_world_size", lambda *_: 2)
         with pytest.raises(ValueError, match=r"df11 compress .* -o FOLDER"):
             online(several[0])
-    monkeypatch.setattr(_source, "_free", lambda place: 1000)
+    monkeypatch.setattr(_origin, "_free", lambda place: 1000)
     with pytest.raises(OSError, match="TMPDIR"):
         online(several[0])
 

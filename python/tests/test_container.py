@@ -65,17 +65,17 @@ def test_what_loaders_make_stays_compressed(tensors: Tensors, name: str) -> None
     found = JOINED[name](tensors)
     assert isinstance(found, CompressedTensor)
     assert same(found, JOINED[name](WEIGHTS))
-    assert same(tensors.again(tensors.told(found)), JOINED[name](WEIGHTS))
+    assert same(tensors.rebuild(tensors.describe(found)), JOINED[name](WEIGHTS))
 
 
 @pytest.mark.parametrize("most", [1, 100_000, 1 << 20, 1 << 30])
 def test_no_two_batches_are_too_much_for_a_gpu(
     tensors: Tensors, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """What is used and what is brought meanwhile; except for a tensor that is larger alone."""
+    """The used batch and the next one fit together, except for a larger single tensor."""
     monkeypatch.setattr(_bring, "BATCH_BYTES", most)
     values: Any = [tensors[name] for name in ("experts", "q", "k", "experts_apart", "q", "wide")]
-    wanted = [window for mine in tensors.around(values)[0] for window in mine]
+    wanted = [window for mine in tensors.enclosing_tiles(values)[0] for window in mine]
     device = _bring._Device(tensors, torch.device("cuda", 0), Bar(0))
     batches = list(device._batches(wanted))
     assert [window for batch in batches for window in batch] == wanted
@@ -123,7 +123,7 @@ def test_what_is_no_stack_of_rows_is_decoded(tensors: Tensors) -> None:
 
 def rebuilt(tensors: Tensors, values: list[Any]) -> tuple[list[Any], list[Area]]:
     """Tensors of the arrays that would be brought to a device."""
-    windows, tiles = tensors.around(values)
+    windows, tiles = tensors.enclosing_tiles(values)
     arrays = tensors.on_host(tiles)
     whole = {key: [*mine, torch.empty(0, dtype=torch.uint8)] for key, mine in arrays.items()}
     found = []
@@ -136,7 +136,7 @@ def rebuilt(tensors: Tensors, values: list[Any]) -> tuple[list[Any], list[Area]]
 def test_slices_take_no_more_than_their_tiles(tensors: Tensors) -> None:
     for name, parts, taken in [
         ("edge", [(slice(40, 90), slice(10, 200))], Area("edge", (32, 96), (0, 256), False)),
-        # What needs all of a tensor shares it.
+        # Windows that need a whole tensor share it.
         (
             "experts",
             [(slice(None), slice(32)), (slice(None), slice(32, None))],
@@ -158,7 +158,7 @@ def test_a_cut_tells_what_its_tiles_need_on_a_gpu(tmp_path: Path) -> None:
     for name in tensors:
         for rows, columns in cuts:
             part = tensors[name][slice(*rows), slice(*columns)]
-            ((_, window),) = tensors.around([part])[0][0]
+            ((_, window),) = tensors.enclosing_tiles([part])[0][0]
             tiles = tensors.container[name].tiles
             needed = tiles.cut(rows, columns)[0]
             assert window.staged_bytes >= needed
@@ -170,10 +170,10 @@ def test_slices_are_read_when_they_are_indexed(tensors: Tensors) -> None:
     again = Tensors(tensors.container)
     some = Sliceable(again, "q")
     assert some.get_shape() == [128, 256] and some.get_dtype() == "BF16"
-    assert not again.asked
+    assert not again.requested
     found = some[...].to(device="meta", dtype=torch.bfloat16)
     assert isinstance(found, CompressedTensor) and found.device.type == "cpu"
-    assert again.asked == ["q"]
+    assert again.requested == ["q"]
     wide = some[...].to(dtype=torch.float32)
     assert torch.equal(wide, WEIGHTS["q"].float())
     joined = torch.cat([some[0:32, :], some[64:96, :]], dim=0).to(device="cpu")

@@ -41,7 +41,7 @@ def load(folder: Path, **options: Any) -> Any:
 
 
 def test_a_pipeline_returns_nothing_of_damaged_weights(flux: Flux) -> None:
-    """What stands for kernels is the function that reads their word."""
+    """The function that reads the kernels' word stands in for kernels."""
     pipeline = load(flux[1])
     answers(pipeline)
     told = mock.patch.object(_watch, "check_gpus", side_effect=df11.CorruptError("told"))
@@ -93,7 +93,7 @@ def test_a_pipeline_is_loaded_as_any_other(flux: Flux, device: str) -> None:
 def test_components_wait_on_the_cpu(
     flux: Flux, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As diffusers' own do, for `to` and the ways of offloading; other models go to the GPU."""
+    """Loads like diffusers' own models, for `to` and offloading; other models go to the GPU."""
     asked: list[str | None] = []
     cpu = torch.device("cpu")
     monkeypatch.setattr("df11._quantizer.device_of", lambda said: asked.append(said) or cpu)
@@ -106,7 +106,7 @@ def test_components_wait_on_the_cpu(
 
 
 def test_without_a_dtype_all_is_as_it_is_stored(flux: Flux) -> None:
-    """Where diffusers would make F32 of everything, which would decode all weights."""
+    """diffusers would convert everything to F32 here, which would decode all weights."""
     pipeline = load(flux[1], torch_dtype=None)
     assert pipeline.transformer.dtype == torch.bfloat16 and pipeline.vae.dtype == torch.float32
     assert equal(answers(pipeline), answers(load(flux[0])))
@@ -135,7 +135,7 @@ def test_a_component_by_itself(flux: Flux, place: str, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "saved/config.json").read_text())
     assert config["quantization_config"] == {"quant_method": "df11"}
     assert same_weights(kind.from_pretrained(tmp_path / "saved", **options), original)
-    # Of several files.
+    # A model of several files.
     bf16, folder = saved(original, tmp_path, max_shard_size="2MB")
     assert len(list(bf16.glob("*.safetensors"))) > 2 or place == "vae"
     again = kind.from_pretrained(folder, **options)
@@ -236,7 +236,7 @@ def test_lora(flux: Flux, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*ordinary")
 def test_a_fused_lora(flux: Flux, tmp_path: Path) -> None:
-    """What it changes is ordinary from then on, and compressed again when it is saved."""
+    """Changed weights become ordinary, and are compressed again when saved."""
     place = lora(tmp_path / "lora", load(flux[0]))
     original, pipeline = load(flux[0]), load(flux[1])
     for each in (original, pipeline):
@@ -335,7 +335,7 @@ def test_from_single_file(single: Single, kind: str, options: Any, tmp_path: Pat
 
 
 def test_single_files_of_others(single: Single, tmp_path: Path) -> None:
-    """Those without options of df11 load as before, also after others."""
+    """Models without options of df11 load as before, also after others."""
     plain = from_single(single, single.file)
     assert not any(isinstance(value, CompressedTensor) for value in plain.parameters())
     model = from_single(single, single.container, torch_dtype=None)
@@ -385,7 +385,7 @@ def test_what_is_refused(flux: Flux, tmp_path: Path) -> None:
             ValueError,
             "its options are mode, residence",
         ),
-        (lambda: model.save_pretrained(tmp_path, variant="fp16"), ValueError, "without variant"),
+        (lambda: model.save_pretrained(tmp_path, variant="fp16"), ValueError, "takes no variant"),
         (lambda: KIND.from_pretrained(tmp_path), FileNotFoundError, r"holds no \*\.df11"),
     ]:
         with pytest.raises(error, match=words):
@@ -404,7 +404,7 @@ def test_the_card_of_a_pipeline_loads_it(
     assert "`from_pretrained` needs no `import df11` if pip installed the package" in card
     found = re.search(r"```python\n(.*?)```", card, re.DOTALL)
     assert found
-    # What has no tokenizers is loaded without.
+    # A pipeline without tokenizers loads without them.
     code = found[1].replace('"bf16-df11"', '"bf16-df11", tokenizer=None, tokenizer_2=None')
     names: dict[str, Any] = {}
     exec(code, names)

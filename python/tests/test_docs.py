@@ -23,7 +23,7 @@ from hub import fill_cache
 DOCS = ROOT / "docs"
 #: Pages whose code is run.
 PAGES = [ROOT / "README.md", ROOT / "python/README.md", *sorted(DOCS.glob("*.md"))]
-#: What is linked, except records, which are as they were on their day.
+#: Pages whose links are checked. Records stay as they were on their day.
 LINKED = [*PAGES, *(ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "CHANGELOG"))]
 #: Why a block may not be run.
 REASONS = {
@@ -31,7 +31,7 @@ REASONS = {
     "takes minutes",
 }
 RUN = {"sh", "python"}
-#: What is no code, and what tests of its own compile.
+#: Languages without code, and languages that other tests compile.
 NO_CODE = {"text", "toml", "json", "c", "cpp", "rust,ignore"}
 
 
@@ -137,7 +137,7 @@ def test_syntax(block: Block) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pages call by name, in one folder, and a cache of the Hub."""
+    """Models that the pages name, in one folder, and a cache of the Hub."""
     transformers = pytest.importorskip("transformers")
     pipelines = pytest.importorskip("pipelines")
     import models
@@ -236,9 +236,9 @@ def test_the_code_of_a_page_runs(page: Path, pages: dict[Path, Path]) -> None:
     assert pages[page].with_suffix(".status").read_text() == "0", said
 
 
-#: Those with Python code.
+#: Pages with Python code.
 TYPED = ["README.md", "python/README.md"]
-#: What code takes as given.
+#: Declarations that the code relies on.
 GIVEN = """
 from typing import Any
 import df11, torch
@@ -260,7 +260,7 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What mypy says of the code of each document, `0.py` and so on, and of wrong calls."""
+    """mypy's messages for the code of each document, `0.py` and so on, and for wrong calls."""
     pytest.importorskip("mypy")
     folder = tmp_path_factory.mktemp("types")
     for at, name in enumerate(TYPED):

@@ -27,7 +27,7 @@ STORED = {
     "mixed-f32-first": lambda name: F32 if "lm_head" in name or "mlp" in name else BF16,
     "mixed-f16": lambda name: F16 if "self_attn" in name else F32,
 }
-#: What a config says, and what the caller does.
+#: The config's dtype, and the caller's.
 SAID = [{}, {"dtype": "bfloat16"}, {"dtype": "float32"}, {"torch_dtype": "float16"}]
 ASKED: list[dict[str, Any]] = [{}, {"dtype": BF16}, {"dtype": F32}, {"dtype": "float16"}]
 
@@ -91,7 +91,9 @@ def test_dtypes_are_those_of_safetensors(
 
 
 def test_the_first_of_several_files_says_the_dtype(folders: Folders, tmp_path: Path) -> None:
-    """As with safetensors, if a config says none: of the first file, there of the first name."""
+    """Without a dtype in the config it is that of the first name in the first file, as in
+    safetensors.
+    """
     plain = tmp_path / "plain"
     load(folders.bf16("llama")).save_pretrained(plain, max_shard_size="400KB")
     first, *others = sorted(file.name for file in plain.glob("*.safetensors"))
@@ -104,7 +106,7 @@ def test_the_first_of_several_files_says_the_dtype(folders: Folders, tmp_path: P
 
 
 def test_configs_that_say_no_dtype(folders: Folders, tmp_path: Path) -> None:
-    """That of a subfolder, and the sentence encoder as it is published, in F32."""
+    """The dtype of a subfolder, and of the published sentence encoder, F32."""
     plain = with_dtypes(folders.bf16("llama"), tmp_path / "plain/text", STORED["f32"])
     (tmp_path / "df11").mkdir()
     compressed(plain, tmp_path / "df11/text")

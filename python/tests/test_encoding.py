@@ -1,5 +1,5 @@
-"""What a GPU does to compress by itself: matrices encoded by PyTorch, to the arrays that
-`df11 compress` writes, and tensors of safetensors files, read ahead of who asks for them.
+"""Compression on a GPU: PyTorch encodes matrices to the arrays that `df11 compress` writes, and
+tensors of safetensors files are read ahead.
 """
 
 from pathlib import Path

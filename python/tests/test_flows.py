@@ -1,4 +1,4 @@
-"""What people do with models in a day, as docs/flows.md lists it: works, or is refused in one line.
+"""Uses of models that docs/flows.md lists: each works, or is refused in one line.
 
 Each row there names its test; most stand with what they belong to, and those here with nothing
 else.
@@ -120,7 +120,7 @@ def test_pipelines_hand_out_nothing_of_damaged_weights(folders: Folders, device:
         features("some words")
 
 
-#: Of a process whose last operator meets damage, which the process itself never asks for.
+#: A process whose last operator meets damage, and which never checks.
 LAST = """
 import sys, torch, transformers
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], device_map="cuda")
@@ -158,7 +158,7 @@ def test_another_quantization_is_refused(both: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize("change", ["half", "float"])
 def test_half_and_float(folders: Folders, change: str) -> None:
-    """As any module: ordinary weights of full size from then on, which a warning says."""
+    """As in any module. Weights become ordinary, of full size, with a warning."""
     original, model = folders.pair("llama")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -291,7 +291,7 @@ def test_moves_between_devices(folders: Folders) -> None:
 
 @pytest.mark.gpu
 def test_a_model_that_waits_on_the_host(folders: Folders) -> None:
-    """As diffusers' `enable_model_cpu_offload` has it: on the GPU from its forward on."""
+    """Like diffusers' `enable_model_cpu_offload`: on the GPU from its forward on."""
     original, model = folders.pair("llama")
     expected = original.cuda()(prompt().cuda()).logits
     model, hook = accelerate.cpu_offload_with_hook(model, 0)

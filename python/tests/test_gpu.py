@@ -1,8 +1,8 @@
 """Models on GPUs: without a driver, and on the stand-in for one, whose memory is the host's and
 which copies but runs no kernels.
 
-What kernels decode, `tests/gpu` of the library tests on a GPU; `test_real_gpu.py` does so through
-this package, where there is one.
+`tests/gpu` of the library tests decoded bits on a GPU; `test_real_gpu.py` tests them through this
+package, if there is a GPU.
 """
 
 import textwrap
@@ -32,7 +32,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source.with_suffix(".df11")
 
 
-# What all scripts start with: outputs are host memory at an address that is a multiple of 256.
+# The start of all scripts. Outputs are host memory at an address that is a multiple of 256.
 PRELUDE = """
 import ctypes, sys, df11
 def output(size, fill=0xA5):
@@ -67,7 +67,7 @@ model = df11.open(sys.argv[1])
 
 @pytest.fixture
 def says(raw: Path, stand_in: Environment) -> Callable[..., str]:
-    """What a script prints on two GPUs of the stand-in, or on others."""
+    """The output of a script on two GPUs of the stand-in, or on others."""
 
     def says(text: str, **answers: str) -> str:
         environment = stand_in(**{"devices": "2", **answers})
@@ -229,7 +229,7 @@ def test_programs_put_tensors_anywhere(says: Callable[..., str]) -> None:
 
 
 def test_the_threads_context_stays_what_it_is(says: Callable[..., str]) -> None:
-    """Of PyTorch it is the current device."""
+    """PyTorch's default is the current device."""
     says("""
         driver = ctypes.CDLL("libcuda.so")
         driver.cuCtxSetCurrent.argtypes = [ctypes.c_void_p]

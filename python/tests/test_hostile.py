@@ -31,7 +31,7 @@ def test_nothing_crashes_and_all_is_refused_or_right(what: str) -> None:
 
 @pytest.mark.parametrize("columns", [0, -1])
 def test_attributes_that_lie_are_refused(columns: int) -> None:
-    """As those of a file: a matrix without columns has no windows."""
+    """Parts from a file, too: a matrix without columns has no windows."""
     tensor = compressed("q")
     tensor.matrix_shape = 128, columns
     assert same(tensor[1:3], WEIGHTS["q"][1:3])
@@ -58,8 +58,8 @@ def test_what_a_file_says_is_checked() -> None:
     refused(ValueError, "no compressed tensor", shape=[-128, -256])
     refused(ValueError, "no compressed tensor", exact=1)
     refused(ValueError, "8 numbers", parts=[part[:7]])
-    refused(ValueError, "form", parts=[[-1, *part[1:]]])
-    refused(ValueError, "form", parts=[])
+    refused(ValueError, "residence", parts=[[-1, *part[1:]]])
+    refused(ValueError, "residence", parts=[])
     refused(ValueError, "staged bytes", parts=[[*part[:3], -1, *part[4:]]])
     refused(ValueError, "4 arrays", arrays=arrays[:3])
     refused(ValueError, "one device", arrays=[*arrays[:3], arrays[3].to("meta")])

@@ -59,7 +59,7 @@ for name, code in json.loads(sys.argv[2]).items():
     said[name] = out.getvalue()
 print(json.dumps(said))
 """
-#: What it begins with to load a model before df11 is imported.
+#: The start of a process that loads a model before df11 is imported.
 ALONE = """
 import sys, transformers
 alone = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/df11")
@@ -122,7 +122,7 @@ assert not df11.report(load("org/bf16"))
 
 
 class Said:
-    """What CASES said, with the Hub and the folder that they were given."""
+    """The results of CASES, with their Hub and folder."""
 
     def __init__(self, root: Path, folders: Folders) -> None:
         self.root, self.hub = root, Hub()
@@ -157,7 +157,7 @@ class Said:
         self.off_line = self.run(again, HF_HUB_OFFLINE="1")
 
     def run(self, cases: dict[str, str], begin: str = "", **environment: str) -> dict[str, str]:
-        """What cases say in a process that begins so."""
+        """The results of cases in a process with this start."""
         settings = {"HF_HOME": str(self.root / "home"), "HF_ENDPOINT": self.hub.url}
         settings |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         said = run(begin + RUNNER, self.root, json.dumps(cases), **settings, **environment)
@@ -226,13 +226,13 @@ def test_paths_that_are_no_repositories(tmp_path: Path, monkeypatch: pytest.Monk
     Path("models").mkdir()
     paths = ["models/absent", "absent", "org/model.df11", "org/name/part", "./models/name"]
     for path in (*paths, tmp_path / "absent"):
-        assert _hub.brought(path, None, None) == Path(path)
+        assert _hub.resolve_path(path, None, None) == Path(path)
         with pytest.raises(df11.IoError) as error:
             df11.attach(torch.nn.Linear(2, 2), path)
         assert "Hub" not in str(error.value)
-    assert _hub.brought("models", None, "part") == Path("models/part")
+    assert _hub.resolve_path("models", None, "part") == Path("models/part")
     with pytest.raises(AssertionError, match="asked the Hub"):
-        _hub.brought("org/name", None, None)
+        _hub.resolve_path("org/name", None, None)
 
 
 @pytest.mark.parametrize("name", ["/etc", "..", "a/../../b", "../x", "\\x", "C:x", "a\\..\\b"])
@@ -280,7 +280,7 @@ def test_it_imports_nothing_by_itself() -> None:
 
 
 def test_a_start_without_df11_goes_on() -> None:
-    """As after a removal that left the file."""
+    """As after an uninstallation that left the file."""
     script = (
         AS_INSTALLED
         + """
@@ -294,7 +294,7 @@ print("bitsandbytes_8bit" in known)
 
 
 def test_the_wheel_has_it() -> None:
-    """Of an installed package; a checkout that is used as it is has none."""
+    """An installed package has the file; a checkout in place has none."""
     try:
         names = {Path(str(file)).name for file in metadata.files("df11") or ()}
     except metadata.PackageNotFoundError:

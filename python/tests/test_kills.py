@@ -22,10 +22,10 @@ KILLS = int(os.environ.get("DF11_KILLS", "2"))
 REPEAT = """
 import sys, tempfile, transformers, df11
 from pathlib import Path
-from df11 import _source
+from df11 import _origin
 
 kind, root, once = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "once"
-_source.PLACES = [root / "places"]
+_origin.PLACES = [root / "places"]
 
 def load(name, **options):
     kind = transformers.AutoModelForCausalLM
@@ -88,7 +88,7 @@ def kill(kind: str, root: Path, share: float) -> None:
 
 
 def left(root: Path) -> list[str]:
-    """What is where temporary files may be, relative to the root."""
+    """Entries of the folders for temporary files, relative to the root."""
     known = {"old-bf16", "old", "new", "adapter", "places", "temporary", "out"}
     found = [path for path in root.iterdir() if path.name not in known]
     for folder in ("places", "temporary", "out"):

@@ -23,7 +23,7 @@ def transposed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("mixtures")
     seeded(vision_language_model()).save_pretrained(root / "bf16")
     file = root / "bf16/model.safetensors"
-    # As checkpoints of such models are published.
+    # The layout of published checkpoints of such models.
     tensors = {
         name: value.transpose(1, 2).contiguous() if ".experts." in name else value
         for name, value in safetensors.load_file(file).items()

@@ -193,7 +193,7 @@ def test_every_character_of_a_message_shows(container: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", ["Corrupt", "Limit", "Unsupported"])
 def test_kinds_of_problems_are_classes(kind: str, tmp_path: Path) -> None:
-    """Of one vector each: tests/spec/vectors.rs of the library reads them all."""
+    """One vector each; tests/spec/vectors.rs of the library reads all."""
     vectors = json.loads((ROOT / "spec/vectors/manifest.json").read_text())["vectors"]
     row = next(row for row in vectors if (row["expect"], row.get("level")) == (kind, "open"))
     with pytest.raises(getattr(df11, f"{kind}Error")):

@@ -40,7 +40,7 @@ def described(*names: str) -> tuple[list[torch.Tensor], list[int]]:
         (lambda a, p: (a, p[:7]), "8 numbers"),
         (lambda a, p: (a, []), "8 numbers"),
         (lambda a, p: (a[:4], p), "5 arrays"),
-        (lambda a, p: (a, [2, *p[1:]]), "form"),
+        (lambda a, p: (a, [2, *p[1:]]), "residence"),
         (lambda a, p: (a, [*p[:4], 0, p[1] + 1, *p[6:]]), "rows"),
         (lambda a, p: (a, [*p[:6], 9, 9]), "columns"),
         (lambda a, p: (a, [*p[:4], -32, 0, *p[6:]]), "rows"),
@@ -102,7 +102,7 @@ def test_embedding_of_stacked_parts() -> None:
 
 
 OFFSETS = torch.tensor([0, 0, 3, 3, 8, 9, 9], dtype=torch.int32)
-#: Of each place its row of x, and by OFFSETS its expert.
+#: The row of x of each place; OFFSETS give its expert.
 ROWS = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0], dtype=torch.int32)
 EXPERT = torch.tensor([1, 1, 1, 3, 3, 3, 3, 3, 4])
 
@@ -162,7 +162,7 @@ def test_backward_does_not_use_memory_of_the_forward_pass(decoded: list[Decoded]
     y = ops.linear(functional.linear(x, unit), arrays, parts, None, True)
     gc.collect()
     assert decoded and all(each.dense() is None for each in decoded)
-    # Whatever lies there now is not weights any more.
+    # The memory no longer holds weights.
     others = [torch.full((520, 264), float("nan"), dtype=torch.bfloat16) for _ in range(4)]
     y.sum().backward()
     functional.linear(functional.linear(plain, unit), WEIGHTS["edge"]).sum().backward()
@@ -178,7 +178,7 @@ def test_compressed_arrays_that_change_before_backward_are_noticed() -> None:
         y.sum().backward()
 
 
-#: What each operator is given, by its name; `of` describes stacked tensors.
+#: Arguments of each operator, by its name; `of` describes stacked tensors.
 SAMPLES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "decode": lambda of: (*of(*"qkv"), CPU),
     "linear": lambda of: (asking(3, 2, 256), *of("q"), None, True),
@@ -257,7 +257,7 @@ def test_the_cache_of_matrices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 def test_at_most_one_slice_is_decoded_at_a_time(
     monkeypatch: pytest.MonkeyPatch, decoded: list[Decoded]
 ) -> None:
-    """What a GPU does for many rows of x in fused mode; it needs no GPU itself."""
+    """A GPU's work for many rows of x in fused mode, which needs no GPU itself."""
     arrays, parts = described("edge", "edge")
     x, bias = normal(5, 264), normal(520)
     monkeypatch.setattr(df11._ops, "TEMPORARY_BYTES", 64 * 2 * 264)

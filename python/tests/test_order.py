@@ -1,7 +1,7 @@
 """The order of a framework's sums: how it is found, what refuses it, and how it is kept on disk.
 
-Kernels are emulated here: chains of products of 16 columns in FP32, by splits. What the real ones
-do is compared with cuBLAS in `test_order_gpu.py`.
+Kernels are emulated here: chains of products of 16 columns in FP32, by splits. `test_order_gpu.py`
+compares the real ones with cuBLAS.
 """
 
 import json
@@ -277,7 +277,7 @@ def ask(*shape: int, bias: bool = False) -> Order:
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the next process."""
+    """Forgets everything, as the next process does."""
     monkeypatch.setattr(_order, "_known", {})
     monkeypatch.setattr(_order, "_caches", {})
 

@@ -102,7 +102,7 @@ def test_products_have_pytorchs_bits(
         for added in (None, bias):
             expected = functional.linear(x[:rows], w, added)
             assert same(functional.linear(x[:rows], tensor, added), expected), (rows, added)
-    # As stored, kernels of this many rows add in an order of their own.
+    # For stored matrices, kernels of this many rows add in an order of their own.
     if keeps_orders() and form == "fast" and shape[1] % 64 == 0:
         decoded.clear()
         functional.linear(x[:1], tensor)
@@ -138,7 +138,7 @@ def test_several_weights_at_once() -> None:
     found = torch.ops.df11.linears(x, arrays, flat, [1, 1, 1], [], True)
     for y, part in zip(found, parts, strict=True):
         assert same(y, functional.linear(x, part.contiguous()))
-    # As one weight of several parts, which PyTorch multiplies at once.
+    # One weight of several parts, which PyTorch multiplies at once.
     merged = CompressedTensor(arrays, [tensor.parts[0] for tensor in tensors], w.shape)
     assert same(functional.linear(x, merged), functional.linear(x, w))
 

@@ -25,11 +25,11 @@ PACKAGE = Path(df11.__file__).parent
 
 
 def test_functions_are_wrapped_once_and_all_or_none() -> None:
-    def around(call: Callable[[], int], asked: dict[str, Any]) -> int:
-        return call() + len(asked)
+    def replacement(call: Callable[[], int], arguments: dict[str, Any]) -> int:
+        return call() + len(arguments)
 
     library = SimpleNamespace(one=lambda number: number)
-    both = (library, "one", around), (library, "other", around)
+    both = (library, "one", replacement), (library, "other", replacement)
     assert wrap(*both) == "other"
     assert library.one(1) == 1
     library.other = lambda: 5
@@ -163,8 +163,24 @@ def test_workflows_name_actions_by_their_commits() -> None:
             assert is_own or re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", action), (name, action)
         assert "\npermissions:\n  contents: read\n" in text
         assert text.count("contents: write") == (name == "release.yml")
+    ci = files["ci.yml"]
+    assert "bash .ci/run" in ci and "\n  pull_request:\n" in ci
     released = files["release.yml"]
-    assert "bash .ci/run" in released and "needs: [tests, kernels, " in released
+    assert "uses: ./.github/workflows/ci.yml" in released
+    assert "needs: [tests, kernels, " in released
+
+
+def test_contributing_names_all_that_ci_installs() -> None:
+    script = (ROOT / ".ci/run").read_text()
+    packages = re.findall(r"^has (?:\w+ )?([\w-]+)(?: +#.*)?$", script, flags=re.M)
+    tools = re.findall(r"^need (?:[\w-]+) ([\w-]+)$", script, flags=re.M)
+    environments = re.findall(r'"?\$target/(py-\w+)"', (ROOT / "python/check").read_text())
+    assert {"strace", "golang-go"} <= set(packages) and "cargo-deny" in tools
+    assert {"py-venv", "py-today"} <= set(environments)
+    (gigabytes,) = re.findall(r"a first run puts (\d+) into target/", script)
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    names = {f"`{name}`" for name in (*packages, *tools, *environments)} | {f"{gigabytes} GB"}
+    assert not {name for name in names if name not in text}
 
 
 def test_the_doctor_tells_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,26 +189,26 @@ def test_the_doctor_tells_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert value["df11"] == df11.__version__ and value["python"]
     releases = {"torch": "2.99.0", "transformers": "5.20.1"}
     monkeypatch.setattr(_doctor, "_release", releases.get)
-    told = _doctor.told()
+    told = _doctor.report()
     newest = _doctor.TESTED["torch"][1]
     newer = f"torch 2.99.0 is newer than {newest}, the newest release that was tested"
     assert newer in str(told["text"])
     tested = f"pip install 'torch{_doctor.within('torch')}'"
-    assert told["remedy"] == f"it may work; if not, what is tested: {tested}"
+    assert told["remedy"] == f"it may work; if not, install a tested release: {tested}"
     releases["torch"] = "2.9.1"
-    assert "torch 2.9.1 is older than 2.11, the oldest" in str(_doctor.told()["text"])
+    assert "torch 2.9.1 is older than 2.11, the oldest" in str(_doctor.report()["text"])
     releases["torch"] = "2.12.1+cpu"
-    assert _doctor.told()["remedy"] == ""
+    assert _doctor.report()["remedy"] == ""
 
 
 def test_newer_releases_are_told_once_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_doctor, "_told", set())
+    monkeypatch.setattr(_doctor, "_logged", set())
     released = {"torch": "2.99.0", "peft": "0.99.1.dev0", "transformers": "5.20.1"}
     monkeypatch.setattr(_doctor, "_imported", released.get)
     for _ in range(2):
-        _doctor.tell_newer()
+        _doctor.log_newer()
     (line,) = caplog.messages
     assert "torch 2.99.0 is newer than" in line and "; peft 0.99.1.dev0 is newer than" in line
     assert "transformers" not in line and "\n" not in line

@@ -38,7 +38,7 @@ ODD = {
     "bos_token_id": 1, "eos_token_id": 999, "tie_word_embeddings": False,
 }  # fmt: skip
 OWN = {"even": ("LlamaConfig", EVEN), "odd": ("Qwen2Config", ODD)}
-#: Of these and of `models.CAUSAL`, logits are compared.
+#: Architectures whose logits are compared, besides `models.CAUSAL`.
 MODELS = ["even", "odd", "llama-tied", "llama-bias", "phi3", "gemma2", "mixtral", "qwen3-moe"]
 PROMPT = prompt(2, 19)
 
@@ -139,7 +139,7 @@ def by_argument(root: Path) -> None:
 
 
 def used(root: Path) -> None:
-    """What is done with a model, beside its forward."""
+    """Uses of a model besides its forward."""
     models = both(root, "even")
     prompt = PROMPT.to(models[0].device)
     hidden = torch.ones(1, 3, EVEN["hidden_size"], dtype=torch.bfloat16, device=prompt.device)
@@ -222,11 +222,11 @@ PATIENCE = 500
 def main(root: Path) -> None:
     faulthandler.dump_traceback_later(PATIENCE, exit=True)
     torch.set_num_threads(1)
-    # As the fixture compressed_on_gpus; and cuDNN's attention has other bits from run to run.
+    # Like the fixture compressed_on_gpus; and cuDNN's attention has other bits from run to run.
     if torch.cuda.is_available():
         _plan.LEAST_SAVED = -(1 << 20)
     torch.backends.cuda.enable_cudnn_sdp(False)
-    # What a process holds that has the whole model.
+    # The bytes of a process with the whole model.
     found: dict[str, Any] = {"alone": df11.report(load(root / "even/df11")).device_bytes}
     cases = {name: partial(compare, name=name) for name in MODELS} | CASES
     for name, case in (cases | (ON_GPUS if torch.cuda.is_available() else {})).items():

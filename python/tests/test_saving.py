@@ -1,5 +1,5 @@
-"""What is saved is what a model has in memory, or the save is refused and names what differs; and a
-save that fails leaves a folder as it was.
+"""A save writes the model in memory, or is refused and names the difference. A failed save does not
+change the folder.
 """
 
 import json
@@ -18,7 +18,7 @@ from models import Folders, compressed, config_of, equal, load, prompt, same_wei
 from torch import nn
 
 import df11
-from df11._source import digest, settled
+from df11._origin import digest, settled
 from df11._tensor import CompressedTensor
 
 transformers = pytest.importorskip("transformers")
@@ -153,7 +153,7 @@ def test_untied_weights_are_saved(folders: Folders, tmp_path: Path) -> None:
 
 
 def test_buffers_and_more_parameters_are_saved(folders: Folders, tmp_path: Path) -> None:
-    """What the containers lack lies beside them, and nothing that they hold."""
+    """Weights that the containers lack lie beside them, and no others."""
     model = load(folders.df11("llama"))
     model.model.register_buffer("counts", torch.arange(4))
     model.extra = nn.Linear(3, 2)
@@ -286,7 +286,7 @@ def test_digests_tell_values_and_places_apart() -> None:
 
 
 def test_a_config_in_other_words_is_kept(folders: Folders, tmp_path: Path) -> None:
-    """As another release wrote it; one that says something else is what the model has now."""
+    """A config of another release stays; one with other values becomes the model's."""
     bf16, source = shutil.copytree(folders.bf16("llama"), tmp_path / "bf16"), tmp_path / "model"
     for name in ("config.json", "generation_config.json"):
         told = json.loads((bf16 / name).read_text())
@@ -319,7 +319,7 @@ def test_as_one_expression(folders: Folders, tmp_path: Path) -> None:
 
 
 def test_another_models_containers_are_in_the_way(folders: Folders, tmp_path: Path) -> None:
-    """Those of an earlier output go, as with `--force`; others stay, and nothing is written."""
+    """Containers of an earlier output go, as with `--force`; others stay: a refused save."""
     few, many = load(folders.df11("llama")), tmp_path / "many"
     shards = tmp_path / "shards"
     seeded(transformers.LlamaForCausalLM(config_of("llama-bias"))).save_pretrained(
@@ -522,7 +522,7 @@ def test_wrapped_weights_are_refused(folders: Folders, tmp_path: Path) -> None:
 
 
 def test_decoded_weights_have_the_names_of_their_places(folders: Folders) -> None:
-    """Of layers that were exchanged, too."""
+    """Names of exchanged layers, too."""
     model, original = load(folders.df11("llama")), load(folders.bf16("llama"))
     for each in (model, original):
         swap_layers(each)

@@ -191,7 +191,7 @@ def renaming(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Wrapped(Three):
-    """As forwards of transformers 5.24 are, whose arguments have new names."""
+    """Forwards like those of transformers 5.24, whose arguments have new names."""
 
     @renaming
     @renaming

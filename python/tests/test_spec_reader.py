@@ -71,7 +71,7 @@ def mutants(data: bytes, generator: random.Random, count: int) -> Iterator[tuple
 
 
 def answer(work: Callable[[], Any], classes: dict[type[Exception], str]) -> str:
-    """What an error is called, or whether all of it could be checked."""
+    """The kind of an error, or whether everything could be checked."""
     try:
         unchecked = work()
     except tuple(classes) as error:

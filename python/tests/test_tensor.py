@@ -21,7 +21,7 @@ MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
 X = torch.randn(3, 4, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
 BIAS = torch.randn(128, generator=torch.Generator().manual_seed(2)).bfloat16()
 IDS = torch.tensor([[3, -1], [0, 3]])
-#: Where the rows of each expert end.
+#: The end of each expert's rows.
 OFFSETS = torch.tensor([0, 5, 5, 5, 11, 12], dtype=torch.int32)
 Function = Callable[..., torch.Tensor]
 
@@ -41,10 +41,10 @@ def test_it_decodes_to_the_original_bits(name: str) -> None:
 
 
 def test_it_has_the_shape_of_its_parts() -> None:
-    pieces = torch.cat([compressed(name) for name in "qkv"])
-    assert isinstance(pieces, CompressedTensor)
+    joined = torch.cat([compressed(name) for name in "qkv"])
+    assert isinstance(joined, CompressedTensor)
     with pytest.raises(ValueError, match="256 x 256"):
-        CompressedTensor(pieces._arrays, pieces.parts, (3, 64, 256))
+        CompressedTensor(joined._arrays, joined.parts, (3, 64, 256))
 
 
 # ---- products ----
@@ -221,7 +221,7 @@ def test_views_of_views(seed: int) -> None:
 
 
 def test_experts_stored_the_other_way_round() -> None:
-    """As transformers makes weights by transposing those of a checkpoint: contiguous in memory."""
+    """transformers transposes weights of a checkpoint so that they are contiguous in memory."""
     stored = compressed("experts")
     weight = CompressedTensor(stored._arrays, stored.parts, (6, 256, 64), transposed=True)
     expected = WEIGHTS["experts"].transpose(1, 2).contiguous()
@@ -352,7 +352,7 @@ def test_bytes_are_those_of_the_arrays(name: str) -> None:
 
 @torch.no_grad()
 def test_a_parameter_is_scaled_in_place(q: CompressedTensor) -> None:
-    """As models do that divide the weights of deep layers when they first run."""
+    """Some models divide the weights of deep layers when they first run."""
     weight, plain = nn.Parameter(q, requires_grad=False), nn.Parameter(WEIGHTS["q"].clone(), False)
     assert weight.div_(1) is weight and isinstance(weight, CompressedTensor)
     for alias in (weight.data, weight.detach(), weight[:32]):
@@ -373,7 +373,7 @@ def test_a_parameter_is_scaled_in_place(q: CompressedTensor) -> None:
 
 
 def printed(weight: torch.Tensor) -> str:
-    """What PyTorch prints of it."""
+    """PyTorch's text for a tensor."""
     return repr(weight.decode() if isinstance(weight, CompressedTensor) else weight)
 
 
@@ -404,7 +404,7 @@ def set_attribute(w: CompressedTensor) -> None:
 
 SHAPE = (IndexError, RuntimeError)
 WRITING, TRAINING = "compressed tensor", "train adapters"
-#: What is done with weights, and what is said of it.
+#: Uses of weights, and their errors.
 REFUSED: dict[str, tuple[str, Callable[[CompressedTensor], Any], Any]] = {
     "rows that there are not": ("q", lambda w: functional.embedding(IDS + 126, w), IndexError),
     "a row before all": ("q", lambda w: functional.embedding(IDS, w), IndexError),
@@ -498,7 +498,7 @@ def test_as_a_parameter(q: CompressedTensor) -> None:
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert isinstance(other.weight, nn.Parameter) and same(other.weight, WEIGHTS["q"])
         assert same(other(X), layer(X))
-    # As accelerate makes a parameter of another class.
+    # accelerate makes a parameter of another class like this.
     again = type(layer.weight)(layer.weight, requires_grad=False)
     assert isinstance(again, nn.Parameter) and same(again, WEIGHTS["q"])
     assert not isinstance(layer.weight.data, nn.Parameter)
@@ -539,7 +539,7 @@ def test_state_dict(q: CompressedTensor) -> None:
             layer.load_state_dict(padded)
     layer.load_state_dict(ordinary.state_dict(), assign=True)
     assert same(layer.weight.data, WEIGHTS["q"])
-    # What is on the meta device takes the place of nothing.
+    # A tensor on the meta device replaces nothing.
     empty = copy.deepcopy(linear_of(q)).to("meta")
     assert empty.weight.is_meta and isinstance(empty.weight, CompressedTensor)
     assert empty(X.to("meta")).shape == (3, 4, 128)
@@ -574,7 +574,7 @@ def test_kept_weights_are_assigned_to_a_model(wants: bool, weights_only: bool) -
     other = layers(dense).requires_grad_(wants)
     other.load_state_dict(dict(model.named_parameters()), assign=True)
     assert same(other[0].weight, WEIGHTS["k"])
-    # Whoever asks for gradients is told.
+    # A request for gradients is refused.
     for ask in (model.requires_grad_, lambda: nn.Parameter(state["0.weight"])):
         with pytest.raises(RuntimeError, match="cannot require gradients"):
             ask()

@@ -82,7 +82,7 @@ def test_all_matrices_stay_compressed(folders: Folders, name: str) -> None:
         assert report.residences[parameter] == expected, parameter
         assert isinstance(value, CompressedTensor) == (expected == "stored")
     assert report.modes == ["exact"]
-    assert set(report.ordinary) <= {"a vector", "as small as it is", "stored as it is"}
+    assert set(report.ordinary) <= {"a vector", "not smaller when compressed", "stored as it is"}
     assert not report.large_ordinary and not report.unused_tensors
     # Tables of codes are there for each of these small matrices.
     assert report.ratio < (0.72 if name == "qwen3-wide" else 0.76)
@@ -213,7 +213,7 @@ def test_a_new_head_is_saved_beside_the_containers(folders: Folders, tmp_path: P
 
     again, missing = classifier(tmp_path / "df11")
     assert not missing and torch.equal(again(prompt()).logits, expected)
-    # As a causal model it has no place for the head, and leaves it out when it is saved there.
+    # A causal model has no place for the head, and drops it when saved.
     causal = load(tmp_path / "df11")
     assert torch.equal(causal(prompt()).logits, load(folders.bf16("qwen3"))(prompt()).logits)
     causal.save_pretrained(tmp_path / "df11")
@@ -230,7 +230,7 @@ def test_a_new_head_is_saved_beside_the_containers(folders: Folders, tmp_path: P
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
 def test_attached_weights_have_the_dtypes_of_the_container(folders: Folders, name: str) -> None:
-    """Whatever those of the module were: a class of transformers makes F32."""
+    """With any dtypes of the module: a class of transformers makes F32."""
     original, model = folders.pair(name)
     kind = transformers.AutoModelForCausalLM
     module = kind.from_config(original.config, dtype=torch.float32)
@@ -280,7 +280,7 @@ def test_two_models_and_two_threads(folders: Folders) -> None:
     names = ["llama", "qwen3-moe"]
     models = {name: load(folders.df11(name)) for name in names}
     expected = {name: load(folders.bf16(name))(prompt()).logits for name in names}
-    # What an error has interrupted can be used.
+    # A model whose call failed can be used again.
     with pytest.raises(IndexError):
         models["llama"](torch.tensor([[10**6]]))
 
@@ -521,7 +521,7 @@ def test_several_gpus(folders: Folders, name: str) -> None:
 @pytest.mark.gpu(2)
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "mixtral", "qwen3-wide"])
 def test_a_device_map_of_modules(folders: Folders, name: str) -> None:
-    """As accelerate's say it; what is on the CPU is streamed to the first GPU."""
+    """A map of modules as in accelerate; modules on the CPU are streamed to the first GPU."""
     tied, folder = name in ("llama-tied", "qwen3-wide"), folders.df11(name)
     count = config_of(name).num_hidden_layers
     ends: dict[str, Any] = {"model.embed_tokens": 0, "model.norm": 1, "model.rotary_emb": 0}

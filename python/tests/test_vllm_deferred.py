@@ -39,7 +39,7 @@ def parameter(*shape: int) -> tuple[Any, Any]:
 
 
 def dense(target: Any) -> Any:
-    """What the recorded patches make, each decoded by itself."""
+    """The values of the recorded patches, each decoded separately."""
     out = torch.full((target.rows, target.columns), torch.nan, dtype=torch.bfloat16)
     for patch in target.ordered():
         window = out[patch.row : patch.row + patch.rows]
@@ -71,8 +71,8 @@ def twice(weight: Any, of: Any) -> None:
 
 Windows = list[tuple[tuple[int, int], tuple[int, int]]]
 WIDE = (0, 512)
-#: What loading code does with a weight of a shape, and of each patch the rows and columns of its
-#: tensor; none if it is dense.
+#: Loading code for a weight of a shape, and for each patch the rows and columns of its tensor, or
+#: none if it is dense.
 RECORDED: dict[str, tuple[tuple[int, ...], Any, Windows]] = {
     "rows of two tensors": ((640, 512), halves, [((320, 640), WIDE)] * 2),
     "columns": (

@@ -98,14 +98,14 @@ if __name__ == "__main__":
 """
 MAPPED = "containers that are still mapped"
 EAGER = {"enforce_eager": True}
-#: What a checkpoint lacks: a part of a merged matrix, and what is no matrix.
+#: Weights that a checkpoint lacks: a part of a merged matrix, and a vector.
 LACKING = ("model.layers.1.mlp.gate_proj.weight", "model.norm.weight")
 BIAS = "model.layers.2.self_attn.o_proj.bias"
 EXACT = {"model_loader_extra_config": {"mode": "exact"}}
 
 
 def serve(jobs: dict[str, Any], **settings: str) -> dict[str, Any]:
-    """What engines say, in one process, which imports vLLM once: a folder, an adapter, options."""
+    """Answers of engines in one process, which imports vLLM once: a folder, an adapter, options."""
     own = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
     own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     environment = {**os.environ, **own, "TORCHDYNAMO_DISABLE": "1", **settings}
@@ -151,7 +151,7 @@ def hub() -> Hub:
 def said(
     folders: models.Folders, hub: Hub, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What engines say of a mixture with a dense layer and a tied head, and of a Llama."""
+    """Answers of engines for a mixture with a dense layer and a tied head, and for a Llama."""
     root = tmp_path_factory.mktemp("engine")
     mixture, mixture_df11 = folders.both("qwen3-moe-mixed")
     llama, llama_df11 = folders.both("llama")

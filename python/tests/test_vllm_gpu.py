@@ -56,7 +56,7 @@ GEOMETRY = {
 
 
 def serve(folder: Path, mode: str, residence: str, is_changed: bool, **said: Any) -> Any:
-    """What was said by an engine in this process, or with `apart` in one of its own."""
+    """Answers of an engine in this process, or with `apart` in one of its own."""
     own = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(said.pop("apart", False)))}
     own |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1"}
     own |= {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # of the function that workers call

@@ -86,7 +86,7 @@ def test_what_is_left_over_beside_containers_is_left_out(folders: Folders, tmp_p
 
 
 def test_containers_that_no_config_names_are_loaded_alone(folders: Folders, tmp_path: Path) -> None:
-    """As those of a checkpoint of another quantization method."""
+    """Like the names of a checkpoint of another quantization method."""
     folder = copy(folders.df11("llama"), tmp_path / "alone")
     unmark(folder)
     assert are_compressed(read(folder))

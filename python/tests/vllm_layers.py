@@ -1,4 +1,4 @@
-"""What `test_vllm_layers` checks of layers, on each rank.
+"""The checks of `test_vllm_layers`, on each rank.
 
 python tests/vllm_layers.py    # on a GPU, where no pytest need be installed
 """
@@ -70,7 +70,7 @@ def on_rank(
     """
     register()
     os.environ["VLLM_DIST_IDENT"] = str(port)  # what an executor of vLLM sets
-    # What vLLM compiles for itself, such as masks of vocabularies, takes a compiler a minute.
+    # vLLM's own compiled functions, such as masks of vocabularies, take a minute to compile.
     torch._dynamo.config.disable = DEVICE.type == "cpu"
     found: dict[str, str] = {}
     parallel = ParallelConfig(tensor_parallel_size=world, enable_expert_parallel=is_apart)

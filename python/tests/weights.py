@@ -15,7 +15,7 @@ from df11._tensor import CompressedTensor
 
 
 def normals(seed: int) -> Callable[..., torch.Tensor]:
-    """What makes weights of a shape, others each time."""
+    """A function that makes weights of a shape, different ones each time."""
     generator = torch.Generator().manual_seed(seed)
     return lambda *shape: (0.02 * torch.randn(shape, generator=generator)).bfloat16()
 
@@ -55,7 +55,7 @@ def _stored() -> Any:
 
 
 def weights() -> Tensors:
-    """Those of a container of WEIGHTS; nobody else has these tensors."""
+    """The tensors of a new container of WEIGHTS, which nobody else uses."""
     return Tensors(_stored())
 
 

@@ -22,7 +22,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def attempt(make: Callable[[str], bytes], names: list[str]) -> tuple[dict, list[FormatError]]:
-    """What is made of each name, and the errors."""
+    """The result for each name, and the errors."""
     made, errors = {}, []
     for name in names:
         try:

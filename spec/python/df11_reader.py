@@ -112,7 +112,7 @@ def parse_header(prefix: bytes) -> dict[str, HeaderTensor]:
     return {name: _header_tensor(entry) for name, entry in header.items()}
 
 
-# What transformers needs to find in the config.json of a folder (8).
+# The mark that transformers finds in the config.json of a folder (8).
 MARK = b'\n  "quantization_config": {"quant_method": "df11"},'
 
 

@@ -42,15 +42,15 @@ class Matrix:
         return self.tile_rows * (i // self.across), self.tile_columns * (i % self.across)
 
     def plane_start(self, i: int) -> int:
-        """Where the bytes of a tile begin in the plane; for tile_count, where the last one ends."""
+        """The first byte of a tile in the plane; for tile_count, the end of the last one."""
         if i == self.tile_count:
             return self.elements
         row, column = self.tile_corner(i)
         return row * self.columns + column * min(self.tile_rows, self.rows - row)
 
     def units(self, i: int) -> Iterator[Unit]:
-        """The units of a tile in the order of the plane. Those of one lane come in the order of the
-        lane.
+        """The units of a tile in the order of the plane. The units of one lane keep their
+        order.
         """
         first_row, first_column = self.tile_corner(i)
         for place in range(1024):
@@ -129,7 +129,7 @@ class Tile:
         return bytes(out[2 * (start - base) : 2 * (end - base)])
 
     def verify(self, _: bytes) -> None:
-        """What decoding does not find."""
+        """Checks that decoding does not make."""
         self.decode(0, self.matrix.elements, verify=True)
         tail = self._read(2, self.bit_count // 8)
         require(not tail.strip(b"\0"), "bits from bit_count on are not zero")

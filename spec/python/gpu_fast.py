@@ -59,7 +59,7 @@ def encode_row(pairs: list[int], codes: list[int]) -> tuple[int, int, int]:
 
 
 def exponents_of(codes: int, base: int) -> list[int]:
-    """Those of four pairs, in their places; elsewhere anything."""
+    """The exponents of four double weights, in their places; other bits hold anything."""
     b, o, low = base * 0x00800080, rotr(codes, 8), K >> 4
     x = [b - (codes & K), b - ((codes & low) << 4), b - (o & K), b - ((o & low) << 4)]
     return [word & WORD for word in x]
@@ -137,7 +137,7 @@ def make_fast(weights: list[int], rows: int, columns: int) -> Fast:
 
 
 def exceptions_of(f: Fast, s: int) -> list[tuple[int, int]]:
-    """Those of a strip, each after its tile."""
+    """The exceptions of a strip, each after its tile."""
     found, all_exceptions = [], words(f.exceptions, "I")
     for tile in range(f.tiles):
         at = 8 * (s * f.tiles + tile)

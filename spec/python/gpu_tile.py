@@ -53,7 +53,7 @@ def entry_of(length: int, value: int) -> int:
 
 
 def build_table(codebook: bytes) -> list[int]:
-    """Of a codebook, which is checked."""
+    """Builds the table of a codebook, which is checked."""
     code = PairCode(codebook)
     entries = zip(code.length_of, code.value_of)
     return [entry_of(length, value) if length else UNREACHED for length, value in entries]
@@ -175,7 +175,7 @@ def decode(t: Tensor) -> tuple[list[int], int]:
 
 
 class Run(NamedTuple):
-    """What a slice takes of a strip: tiles, and bytes of records, bitstream, plane."""
+    """A slice's share of a strip: tiles, and bytes of records, bitstream, plane."""
 
     strip: int
     tiles: range

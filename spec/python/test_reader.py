@@ -44,7 +44,7 @@ def sealed(data: bytearray, valid: Container) -> bytes:
 
 
 class Parts(unittest.TestCase):
-    """What is damaged elsewhere does not matter."""
+    """Damage elsewhere does not matter."""
 
     def check(self, damaged: bytes, good: Container, name: str, right: tuple, wrong: tuple) -> None:
         c, whole = Container(damaged), good.tensor(name)
@@ -120,7 +120,7 @@ class Folders(unittest.TestCase):
 
 
 class Damage(unittest.TestCase):
-    """Whatever happens to a file: a typed error, which `first_failure` tells from others."""
+    """Any damage of a file gives a typed error, which `first_failure` distinguishes from others."""
 
     def test_every_truncation(self) -> None:
         data = vector("one-weight")

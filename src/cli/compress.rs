@@ -138,8 +138,8 @@ fn key_and_value(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// Whether an error is none of the container: all but what is corrupt, and that too if it is a
-/// file of the source.
+/// Whether the source, and not the container, causes an error: every error except Corrupt, and that
+/// one if it names a file of the source.
 fn is_of(error: &Error, source: &Sources) -> bool {
     let Error::Corrupt { place, .. } = error else { return true };
     source.components().iter().flat_map(|component| &component.model.weights).any(|file| {

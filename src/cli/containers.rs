@@ -90,7 +90,7 @@ pub(super) struct Task<'a> {
 }
 
 impl Task<'_> {
-    /// Adds to a document what it has of every run, of which so many bytes took so long.
+    /// Adds the fields of every run to a document: this many bytes took this long.
     pub(super) fn add_to(&self, json: &mut Value, bytes: u64, seconds: f64) {
         json["command"] = json!(self.verb);
         json["source"] = json!(self.source.to_string_lossy());

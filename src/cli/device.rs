@@ -65,13 +65,13 @@ pub(super) struct DecodedBy {
 }
 
 impl DeviceArgs {
-    /// Whether it asks for a GPU, come what may.
+    /// Whether it insists on a GPU.
     pub(super) const fn is_gpu(self) -> bool {
         matches!(self.device, Choice::Gpu(_))
     }
 
-    /// Finds what decodes a model, on the pool that will; a GPU gets the model loaded. Where a GPU
-    /// is there but is not used, standard error says so. Where `only_large`, `auto` leaves a
+    /// Chooses the decoder of a model, on the pool that will decode; a GPU gets the model loaded.
+    /// If a GPU exists but is not used, standard error says so. If `only_large`, `auto` leaves a
     /// small model to the CPU.
     pub(super) fn choose<'m>(
         self,
@@ -93,8 +93,7 @@ impl DeviceArgs {
     }
 }
 
-/// A GPU, or the CPU where there is none or none that can. What is wrong with the container is
-/// wrong on either.
+/// A GPU, or the CPU if no GPU can decode the model. A damaged container is an error on either.
 fn where_possible<'m>(model: &'m Model, session: &Session) -> Result<Chosen<'m>, Failure> {
     match on_gpu(model, None) {
         Err(Failure::Other(

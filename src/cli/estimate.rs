@@ -92,7 +92,7 @@ impl EstimateArgs {
         let (source, out) = self.selection.open(place, self.out.as_ref())?;
         #[cfg(feature = "cudarc")]
         if self.gpus.is_some() && source.is_pipeline() {
-            // Components share the memory of a GPU, and nothing tells which are there together.
+            // Components share the memory of a GPU, and it is unknown which are loaded together.
             let problem = "--gpus takes one model, and this is a pipeline";
             return Err(df11::Error::parameter(problem, "name one of its components").into());
         }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::text;
 
-/// Figures of a tensor, or the sums of those of several. Aliases count as tensors and elements;
+/// Figures of a tensor, or sums over several. Aliases count as tensors and elements;
 /// their bytes are those of another tensor.
 #[derive(Default)]
 pub(super) struct Figures {

@@ -55,7 +55,7 @@ impl Series {
     }
 }
 
-/// Adds the seconds of this many repetitions to their series; those of the first time do not count.
+/// Adds the seconds of this many repetitions to their series. The first repetition does not count.
 pub(super) fn repeat(
     times: u16,
     series: &mut [Series],

@@ -1,5 +1,14 @@
 //! The command line: `arguments → verb → answer → text or JSON, and an exit code`. For the binary,
 //! and for the command of the Python package; no promise is made for anything else.
+//!
+//! A verb prints nothing itself: it returns an `Answer` or a `Failure`.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | success, and help that was asked for |
+//! | 1 | a check failed: a container is damaged or exceeds a limit, or bytes differ |
+//! | 2 | everything else: wrong arguments, a corrupt *source*, a check that was not completed |
+//! | 130, 143 | cancelled by Ctrl-C, by SIGTERM |
 
 mod answer;
 mod bench;

@@ -63,7 +63,7 @@ pub(super) fn pool(threads: usize) -> Result<rayon::ThreadPool, Failure> {
     })
 }
 
-/// Opens models that will be read from end to end. Reading copies what a mapping would not, but its
+/// Opens models that will be read from end to end. Reading makes copies, unlike a mapping. But its
 /// memory is bounded, and a file that shrinks meanwhile is an error and not the end of the process.
 pub(super) fn open_to_stream(path: &Path) -> Result<Models, Error> {
     OpenOptions::new().memory_map(false).open_all(path)
@@ -89,14 +89,15 @@ impl Session {
         Progress(bar)
     }
 
-    /// Tells on standard error what the answer tells programs in a field.
+    /// Prints a text to standard error that programs find in a field of the answer.
     pub(super) fn notice(&self, text: &str) {
         if self.wants_text() {
             let _ = writeln!(io::stderr(), "df11: {}", printable(text));
         }
     }
 
-    /// Tells on standard error what a quiet run must not hide. Other runs tell it in their answer.
+    /// Prints to standard error a text that a quiet run must not hide. Other runs have it in their
+    /// answer.
     pub(super) fn insist(&self, text: &str) {
         if self.quiet && !self.json {
             let _ = writeln!(io::stderr(), "df11: {}", printable(text));
@@ -199,7 +200,7 @@ pub(super) fn fail_usage(usage: &clap::Error, arguments: &[OsString]) -> u8 {
         // Standard error says it in any case.
         let _ = put(&format!("{:#}", json!({ "error": error })));
     }
-    // Nobody is left to tell if standard error is closed.
+    // If standard error is closed, nobody can read this.
     let _ = usage.print();
     code
 }

@@ -58,7 +58,7 @@ impl LevelName {
         }
     }
 
-    /// As it is written on the command line.
+    /// Its name on the command line.
     fn name(self) -> String {
         self.to_possible_value().expect("none is skipped").get_name().to_owned()
     }
@@ -144,7 +144,7 @@ impl Verify {
         let source = self.source.display();
         let problem = format!("{source} is incomplete: {}", problems.join(", "));
         Err(Failure::Incomplete(
-            format!("{problem}; what is there is good, so download the rest"),
+            format!("{problem}; the rest is good, so download the missing files"),
             answer.json,
         ))
     }
@@ -168,7 +168,7 @@ impl Verify {
         Answer { text, json }
     }
 
-    /// Sentence on what is right, from the document that says the same.
+    /// The sentence about the parts that are right, from the same numbers as the document.
     fn result(&self, json: &Value) -> String {
         let number = |key: &str| json[key].as_u64().unwrap_or_default();
         let what = match self.level {

@@ -1,7 +1,7 @@
 //! Traits by which the rest of the library reads and decodes an encoding's arrays.
 //!
 //! Another encoding needs a folder with these traits for its sizes, and a variant of `Coded`
-//! (`format/directory.rs`), which knows all of them. ARCHITECTURE.md lists all places.
+//! (`format/directory.rs`), which knows all of them. `encoding/mod.rs` lists all places.
 
 use std::{borrow::Cow, fmt::Debug, ops::Range};
 
@@ -70,10 +70,10 @@ pub trait ReadArrays<'m> {
     /// If there are fewer arrays.
     fn read(&self, array: usize, range: Range<u64>) -> Result<Cow<'m, [u8]>>;
 
-    /// As [`read`](Self::read), into scratch if they are not mapped.
+    /// Like [`read`](Self::read), into scratch if they are not mapped.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Like [`read`](Self::read).
     fn read_with<'s>(
         &'s self,
         array: usize,
@@ -124,10 +124,10 @@ pub trait DecodeArrays: Send + Sync {
     /// Decodes some columns of some rows of this width, all in weights.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode).
+    /// Like [`decode`](Self::decode).
     ///
     /// # Panics
-    /// As [`decode`](Self::decode), and if there are no such rows or columns.
+    /// Like [`decode`](Self::decode), and if there are no such rows or columns.
     fn decode_columns(
         &self,
         arrays: &dyn ReadArrays<'_>,
@@ -142,7 +142,7 @@ pub trait DecodeArrays: Send + Sync {
     /// much as decoding.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode).
+    /// Like [`decode`](Self::decode).
     fn verify(
         &self,
         arrays: &dyn ReadArrays<'_>,
@@ -171,8 +171,8 @@ pub(crate) fn decode_rows<D: DecodeArrays + ?Sized>(
 /// Bytes of each buffer that a thread keeps, at most.
 const KEPT_BYTES: usize = 4 << 20;
 
-/// Where a thread reads what is not mapped, piece after piece: at most two chunks and the index,
-/// some 4 MiB. Strips of more than a MiB need more, which is given back.
+/// Buffers into which a thread reads arrays that are not mapped: at most two chunks and the index,
+/// some 4 MiB. Strips of more than a MiB need more, which is freed afterwards.
 #[derive(Debug, Default)]
 pub struct Scratch {
     /// Gaps, or records of tiles.
@@ -210,7 +210,7 @@ impl<S: CodedSizes, const N: usize> EncodedTensor<S, N> {
     /// Decodes a range of weights into little-endian BF16.
     ///
     /// # Errors
-    /// As [`CodedSizes::prepare`] and [`DecodeArrays::decode`].
+    /// Like [`CodedSizes::prepare`] and [`DecodeArrays::decode`].
     pub fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
         // The plane, which comes last, has a byte for each weight.
         check_range("elements", &elements, self.sizes.arrays()[N - 1].1)?;

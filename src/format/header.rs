@@ -212,7 +212,7 @@ mod tests {
         zerocopy::transmute!(header)
     }
 
-    /// And one of the version is no damage. What else a header may say, vectors prove.
+    /// A flipped bit of the version is no damage. Vectors test all other headers.
     #[test]
     fn every_flipped_bit_is_found() {
         let good = bytes(Header::complete(4096, b"directory").unwrap());

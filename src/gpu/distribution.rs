@@ -90,7 +90,7 @@ pub(super) fn too_large_to_be_fast(blocks: &[&Needs], memory: &[u64]) -> Error {
     let needed = tally(blocks, &vec![false; blocks.len()], Residence::Fast);
     let there = memory.iter().fold(0, |sum: u64, &one| sum.saturating_add(one));
     let model = format!("in the fast layout the model takes {needed} bytes on one GPU");
-    let remedy = "prefer auto, which keeps as stored what does not fit, or plan for more memory";
+    let remedy = "prefer auto, which keeps the rest as stored, or plan for more memory";
     Error::parameter(format!("{model}, and the plan has {there}"), remedy)
 }
 

@@ -4,6 +4,9 @@
 //! container → sections on the device → a block decoded there → pinned buffers → caller's memory
 //!             once, at load            when its tensor is read  a thread each, some MiB at a time
 //! ```
+//!
+//! Two outputs of its own take decoded blocks in turn. The CPU checks what only verification looks
+//! at in tiles: records, and bits between lanes.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};

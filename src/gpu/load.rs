@@ -1,6 +1,12 @@
 //! Loading:
-//! `directories → plan → device memory → sections through pinned buffers → tables and tasks`, with
-//! validation beside the sections. Matrices for the fast layout come last, once they are validated.
+//! `directories → plan → device memory → sections through pinned buffers → tables and tasks`.
+//!
+//! While sections are copied, the host validates codebooks, output offsets and offsets of tiles
+//! (`stored`). No section of codebooks goes to a GPU: `part::build_tables` copies what decode
+//! tables are made of, and frees it afterwards. Matrices in the fast layout come last, once they
+//! are validated: `linear::arrival` takes strips through slots, decodes them, and packs them with
+//! less than 256 MB of device memory besides the result. The other arrays of such a block lie there
+//! one by one, not in their sections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

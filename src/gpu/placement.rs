@@ -65,6 +65,7 @@ impl Plan {
     /// Places blocks like [`Plan::fit`], with the matrices of resident blocks as the caller
     /// prefers. With [`Preference::Fast`] no block is streamed. With [`Preference::Auto`] all are
     /// fast if they fit, otherwise as many as fit beside what [`Plan::fit`] places.
+    ///
     /// # Errors
     /// Same as [`Plan::fit`]; [`Error::Parameter`](crate::Error::Parameter) if the model does not
     /// fit in the fast layout, with [`Preference::Fast`].

@@ -1,4 +1,5 @@
-//! The word in which kernels say that a stream is malformed.
+//! The word in which kernels say that a stream is malformed. It lies in pinned memory of the host,
+//! where it is read without a copy and without waiting.
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
@@ -11,8 +12,8 @@ const PROBLEMS: [(u32, &str); 9] = [
     (2, "a thread that does not end where the next one starts"),
     (4, "a thread block with another number of codes than its output offsets say"),
     (8, "output offsets that do not hold the elements asked for"),
-    (16, "a lane whose codes have not as many bits as its tile's record says"),
-    (32, "a tile whose lanes have not the bits between its offset and the next one"),
+    (16, "a lane whose codes have another number of bits than its tile's record says"),
+    (32, "a tile whose lanes do not fill the bits between its offset and the next one"),
     (64, "a pair of one weight with two exponents"),
     (128, "a tile of the fast layout whose exceptions do not exist"),
     (INDEX, "an index or an offset of a row that does not exist"),

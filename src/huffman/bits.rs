@@ -15,7 +15,7 @@ pub(crate) fn peek(stream: &[u8], bit: usize) -> u64 {
     u64::from_le_bytes(stream[at..at + 8].try_into().expect("8 bytes")) >> (bit % 8)
 }
 
-/// As [`peek`], anywhere: after the end of the stream follow zeros.
+/// Like [`peek`], anywhere: after the end of the stream follow zeros.
 pub(crate) fn peek_at_end(stream: &[u8], bit: usize) -> u64 {
     let rest = stream.get(bit / 8..).unwrap_or_default();
     let mut bytes = [0; 8];

@@ -33,7 +33,7 @@ impl CodeLengths {
         Self::with_limit(histogram, MAX_CODE_LENGTH)
     }
 
-    /// As [`from_histogram`](Self::from_histogram), with codes of at most `limit` bits.
+    /// Like [`from_histogram`](Self::from_histogram), with codes of at most `limit` bits.
     ///
     /// # Errors
     /// [`Error::Parameter`] if the histogram is empty, or where `limit` is not in 1..=16 or has too

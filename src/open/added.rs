@@ -19,7 +19,7 @@ const HASHES: &str = "df11.hashes";
 /// The BLAKE3 hashes of the tensors of a safetensors file, by name. Reads it once, in 1 MiB.
 ///
 /// # Errors
-/// As [`WeightsFile::open`].
+/// Like [`WeightsFile::open`].
 pub fn tensor_hashes(file: &Path) -> Result<BTreeMap<String, String>> {
     let name = file.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
     hashes(&WeightsFile::open(file, &name)?)
@@ -69,7 +69,7 @@ pub(super) fn verify(model: &Model, is_full: bool) -> Result<Compared> {
         return Ok(none);
     }
     let Some((identity, recorded)) = recorded(&file) else {
-        let unchecked = format!("the weights in {ADDED}, of which no hash is recorded");
+        let unchecked = format!("the weights in {ADDED}, which have no recorded hash");
         return Ok(Compared { unchecked: Some(unchecked), ..none });
     };
     if identity != model.identity().to_hex().as_str() {

@@ -56,7 +56,7 @@ pub trait PreparedTensor: Send + Sync {
     /// [`read`](Self::read) does not.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Like [`read`](Self::read).
     fn verify_index(&self, range: Range<u64>) -> Result<()>;
 }
 

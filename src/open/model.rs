@@ -383,10 +383,10 @@ impl<'m> Block<'m> {
         self.decode_with(&Cpu, buffer)
     }
 
-    /// As [`Block::decode_into`], with another decoder than the CPU.
+    /// Like [`Block::decode_into`], with another decoder than the CPU.
     ///
     /// # Errors
-    /// As [`Block::decode_into`], and what the decoder answers.
+    /// Like [`Block::decode_into`], and what the decoder answers.
     pub fn decode_with(&self, decoder: &dyn Decoder, buffer: &mut [u8]) -> Result<()> {
         let layout = self.layout()?;
         if buffer.len() as u64 != layout.bytes {

@@ -72,12 +72,12 @@ impl OpenOptions {
         self
     }
 
-    /// Opens a container, or a folder with all its shards. Those in its subfolders are of the same
-    /// model, unless the containers that lie directly in the folder are all of its shards: then
-    /// subfolders may hold other models, such as checkpoints. See [`open`].
+    /// Opens a container, or a folder with all its shards. Containers in its subfolders
+    /// belong to the model too, unless the folder itself holds all shards: then subfolders may hold
+    /// other models, such as checkpoints. See [`open`].
     ///
     /// # Errors
-    /// As [`open`].
+    /// Like [`open`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Model> {
         let path = path.as_ref();
         let metadata = fs::metadata(path)
@@ -89,7 +89,7 @@ impl OpenOptions {
         check_installed(path)?;
         if path.join(PIPELINE).is_file() {
             let problem = format!("{} holds a pipeline, which is several models", path.display());
-            let remedy = "name the folder of one of its components, or use what takes a pipeline";
+            let remedy = "name the folder of a component, or use a call that takes pipelines";
             return Err(Error::parameter(problem, remedy));
         }
         Model::new(self.shards(path)?, Some(path.to_owned()))
@@ -99,7 +99,7 @@ impl OpenOptions {
     /// the path in errors.
     ///
     /// # Errors
-    /// As [`open`].
+    /// Like [`open`].
     pub fn open_readers(&self, readers: Vec<(PathBuf, Box<dyn ReadAt>)>) -> Result<Model> {
         if readers.is_empty() {
             let problem = "a model has at least one container";
@@ -116,7 +116,7 @@ impl OpenOptions {
     /// components. A component that is not there is no error: see [`Models::missing`].
     ///
     /// # Errors
-    /// As [`OpenOptions::open`], and [`Error::Parameter`] if a component is another model than
+    /// Like [`OpenOptions::open`], and [`Error::Parameter`] if a component is another model than
     /// the pipeline's container says.
     ///
     /// ```
@@ -214,8 +214,8 @@ fn map(path: &Path) -> Result<Mapped> {
     let file = open_regular(path)?;
     // SAFETY: the mapping is read-only. All code that reads it accepts any bytes, bounds every
     // access by the length that was mapped, and decodes without relying on bytes that it read
-    // before being the same (the directory is copied at once). That nobody truncates the file
-    // meanwhile is the documented contract of `open`, as for every library that maps files
+    // before being the same (the directory is copied at once). The documented contract of
+    // `open` says that nobody truncates the file meanwhile, as for every library that maps files
     // (memmap2, `Mmap`, section Safety).
     let map = unsafe { memmap2::Mmap::map(&file) };
     let map = map.map_err(|error| Error::io("mapping", path, error))?;

@@ -198,7 +198,7 @@ impl Shard {
         Ok(&scratch[part])
     }
 
-    /// As [`Shard::read_array_with`], with memory of its own.
+    /// Like [`Shard::read_array_with`], with memory of its own.
     pub(crate) fn read_array(&self, array: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
         let place = self.place_in(array, &range);
         if let Some(view) = self.view_checked(&place)? {

@@ -7,8 +7,9 @@
 //!          └────┴──────┴────┘
 //!            width
 //! ```
-//! Whatever its rank, a tensor is such a matrix to those who decode slices of it: [`Slice::rects`]
-//! are its wanted rows, as far as they follow each other, [`Rect::runs`] what lies in one piece.
+//! Decoders see a tensor of any rank as such a matrix. A [`Slice::rects`] item has consecutive
+//! wanted rows, and [`Rect::runs`] gives its ranges of bytes, one per row. Only tiles that hold a
+//! wanted element are decoded.
 
 use std::ops::Range;
 

@@ -16,15 +16,15 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Encoding {
-    /// As a reference to another tensor with the same bytes.
+    /// A reference to another tensor with the same bytes.
     Alias,
-    /// As it is.
+    /// The original bytes.
     Raw,
     /// Huffman-coded exponents with a gap array.
     Gap,
     /// Huffman-coded pairs of exponents, in tiles.
     Tile,
-    /// In a way that this version does not know; the tensor cannot be decoded.
+    /// An encoding that this version does not know; the tensor cannot be decoded.
     Unknown(u32),
 }
 
@@ -288,7 +288,7 @@ impl<'m> Tiles<'m> {
     /// The most bytes of its bitstream that a tile takes; reads its records.
     ///
     /// # Errors
-    /// As [`array`](Self::array).
+    /// Like [`array`](Self::array).
     pub fn staged_bytes(&self) -> Result<u32> {
         Ok(tile::staged_bytes(&self.array(1)?))
     }

@@ -90,15 +90,15 @@ impl<'m> Tensor<'m> {
     /// little-endian, as in the original file.
     ///
     /// # Errors
-    /// As [`TensorSlice::decode`].
+    /// Like [`TensorSlice::decode`].
     pub fn decode<E: Element>(&self) -> Result<Vec<E>> {
         self.slice(&[])?.decode()
     }
 
-    /// As [`Tensor::decode`], into memory of the caller: as many elements, or bytes, as it has.
+    /// Like [`Tensor::decode`], into memory of the caller: as many elements, or bytes, as it has.
     ///
     /// # Errors
-    /// As [`TensorSlice::decode_into`].
+    /// Like [`TensorSlice::decode_into`].
     pub fn decode_into<E: Element>(&self, out: &mut [E]) -> Result<()> {
         self.slice(&[])?.decode_into(out)
     }
@@ -146,10 +146,10 @@ impl<'m> TensorSlice<'m> {
         Ok(out)
     }
 
-    /// As [`decode`](Self::decode), into memory of the caller. After an error it holds anything.
+    /// Like [`decode`](Self::decode), into memory of the caller. After an error it holds anything.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode), and [`Error::Parameter`] for memory of another size.
+    /// Like [`decode`](Self::decode), and [`Error::Parameter`] for memory of another size.
     pub fn decode_into<E: Element>(&self, out: &mut [E]) -> Result<()> {
         let (given, length) = (size_of_val(out) as u64, self.byte_length());
         if given != length {

@@ -55,12 +55,12 @@ impl Model {
         self.verify_with(level, &Cpu, observer)
     }
 
-    /// As [`Model::verify`], with another decoder than the CPU: then the hashes prove that what
+    /// Like [`Model::verify`], with another decoder than the CPU: then the hashes prove that what
     /// *it* decodes is the original. Structure, checksums and codebooks are checked on the CPU in
     /// any case. Below [`Level::Full`] nothing is decoded.
     ///
     /// # Errors
-    /// As [`Model::verify`], and what the decoder answers.
+    /// Like [`Model::verify`], and what the decoder answers.
     pub fn verify_with(
         &self,
         level: Level,
@@ -159,7 +159,7 @@ impl Model {
 /// has its containers' names by now.
 ///
 /// # Errors
-/// As [`Model::verify`].
+/// Like [`Model::verify`].
 pub fn verify_containers(model: &Model, observer: &dyn Observer) -> Result<Verification> {
     let mut verification = Verification::default();
     model.verify_shards(Level::Full, &Cpu, observer, &mut verification)?;
@@ -306,7 +306,7 @@ fn hash_parts(hasher: &mut Hasher, parts: &[TensorPart<'_>], mut bytes: &[u8]) -
 
 /// Coded bytes per thread below which the CPU has verified a model sooner than a GPU. An H200's
 /// host needed 0.35 s to start the GPU and to end, and then verified 2.9 GB/s with 2 threads and
-/// 9.8 with 16, and the CPU did 1.3 and 6.7. To be measured again with `benches/gpu_commands.py` if
+/// 9.8 with 16, and the CPU did 1.3 and 6.7. Measure again with `benches/gpu_commands.py` if
 /// a GPU starts or loads faster.
 const SMALL_BYTES: u64 = 400_000_000;
 

@@ -81,11 +81,11 @@ impl Source {
         Self::open_variant(path, None)
     }
 
-    /// As [`Source::open`], with the weights of a variant (`model.fp16.safetensors`) where it is
+    /// Like [`Source::open`], with the weights of a variant (`model.fp16.safetensors`) where it is
     /// there.
     ///
     /// # Errors
-    /// As [`Source::open`], and [`Error::Parameter`] if no file is of the variant, or a file was
+    /// Like [`Source::open`], and [`Error::Parameter`] if no file is of the variant, or a file was
     /// named instead of a folder.
     pub fn open_variant(path: &Path, variant: Option<&str>) -> Result<Self> {
         let metadata =

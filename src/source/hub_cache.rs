@@ -17,7 +17,7 @@ use crate::{Error, Result, io::read_regular, paths::check_path};
 /// The longest file of `refs/` that is read, in bytes; it holds the hash of a commit.
 const MAX_REF_BYTES: u64 = 1024;
 
-/// Where a model is that was asked for.
+/// The place of a requested model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Located {

@@ -232,7 +232,7 @@ pub(super) fn check_variant(found: &[Found], wanted: Option<&str>) -> Result<()>
     } else {
         format!("there are {}", names.into_iter().collect::<Vec<_>>().join(", "))
     };
-    let remedy = format!("{there}; leave --variant out for what loads without one");
+    let remedy = format!("{there}; leave --variant out to take the default weights");
     Err(Error::parameter(format!("no weights file is of the variant {wanted}"), remedy))
 }
 

@@ -59,7 +59,7 @@ impl Sources {
     /// Weights that lie beside the components are left out: no component loads them.
     ///
     /// # Errors
-    /// As [`Source::open_variant`], with the component's name.
+    /// Like [`Source::open_variant`], with the component's name.
     pub fn open(path: &Path, variant: Option<&str>) -> Result<Self> {
         if !path.is_dir() {
             return Source::open_variant(path, variant).map(Self::single);
@@ -90,13 +90,13 @@ impl Sources {
         Ok(Self { components })
     }
 
-    /// As [`Sources::open`], with every file of a model's folder that is not hidden, for a single
+    /// Like [`Sources::open`], with every file of a model's folder that is not hidden, for a single
     /// container: from a folder, loaders read only the weights that an index names. A safetensors
     /// file with new tensor names becomes one of the weights files; everything else that
     /// [`Sources::open`] leaves out becomes a side file, at its full size.
     ///
     /// # Errors
-    /// As [`Sources::open`], and [`Error::Parameter`] for a pipeline.
+    /// Like [`Sources::open`], and [`Error::Parameter`] for a pipeline.
     pub fn open_all_files(path: &Path) -> Result<Self> {
         if !path.is_dir() {
             return Self::open(path, None);

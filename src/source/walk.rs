@@ -69,7 +69,7 @@ pub(crate) fn walk(root: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
     walk_within(root, root)
 }
 
-/// As [`walk`], with links that may lead into `home`, which holds `root`.
+/// Like [`walk`], with links that may lead into `home`, which holds `root`.
 pub(super) fn walk_within(root: &Path, home: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
     check_installed(root)?;
     let (mut found, mut left_out) = (Vec::new(), Vec::new());

@@ -1,6 +1,9 @@
 //! First pass over a weights file: hashes of the file and of each tensor, histograms, and from them
 //! the code and the exact size of everything. After it the whole container can be laid out.
 //!
+//! It also takes a fingerprint of 64 bits of each tensor. The second pass compares its own; if they
+//! differ, the error names the source that changed.
+//!
 //! ```text
 //! file    | prefix | tensor 0            | tensor 1     | ...
 //! pieces           |0 |1 |2 |3 |4 |5 |6  |0 |1 |2 |3 |4 |

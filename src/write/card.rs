@@ -64,7 +64,7 @@ struct Class {
 }
 
 impl Class {
-    /// As config.json tells, which has the mark of this compression; `None` for a model that
+    /// Reads it from a config.json with the mark of this compression. `None` for a model that
     /// neither transformers nor diffusers loads by itself.
     fn read(folder: &Path) -> Option<Self> {
         let bytes = read_regular(&folder.join(CONFIG), MAX_SIDE_BYTES).ok()?;

@@ -70,13 +70,13 @@ pub fn compress(
     Ok(write(vec![input], out, options, observer)?.remove(0))
 }
 
-/// As [`compress`], of all models at a path. Those of a pipeline go into one folder, each as if it
-/// had been compressed into its subfolder; files that belong to none lie where they did and are
+/// Like [`compress`], of all models at a path. Those of a pipeline go into one folder, each as if
+/// it had been compressed into its subfolder; files that belong to none lie where they did and are
 /// recorded in `pipeline.df11`, which lists the components too. Returns a report for each, in the
 /// order of [`Sources::components`].
 ///
 /// # Errors
-/// As [`compress`], and [`Error::Parameter`] if a pipeline is to become a single container.
+/// Like [`compress`], and [`Error::Parameter`] if a pipeline is to become a single container.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -116,8 +116,8 @@ pub fn compress_all(
 /// decoding.
 ///
 /// # Errors
-/// As [`compress`], [`Error::Corrupt`] if the model is damaged, and [`Error::Parameter`] if shards
-/// are missing.
+/// Like [`compress`], [`Error::Corrupt`] if the model is damaged, and [`Error::Parameter`] if
+/// shards are missing.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -142,10 +142,10 @@ pub fn convert(
     Ok(write(vec![input], out, options, observer)?.remove(0))
 }
 
-/// As [`convert`], of all models at a path; see [`compress_all`].
+/// Like [`convert`], of all models at a path; see [`compress_all`].
 ///
 /// # Errors
-/// As [`convert`] and [`compress_all`], and [`Error::Parameter`] if components are missing.
+/// Like [`convert`] and [`compress_all`], and [`Error::Parameter`] if components are missing.
 pub fn convert_all(
     models: &Models,
     out: &Path,

@@ -29,7 +29,7 @@ use crate::{
 /// exact sizes.
 ///
 /// # Errors
-/// As [`compress`](super::compress()), except for writing.
+/// Like [`compress`](super::compress()), except for writing.
 pub fn estimate(
     source: &Source,
     out: &Path,
@@ -40,13 +40,13 @@ pub fn estimate(
     Estimate::new(&component, out, false, layout, None, observer)
 }
 
-/// As [`estimate`], of all models at a path, as [`compress_all`](super::compress_all) would make
+/// Like [`estimate`], of all models at a path, as [`compress_all`](super::compress_all) would make
 /// them: an estimate for each. With `exponent_bits` no weight is read, so that the safetensors
 /// headers alone need to be there: codes are assumed to take as many bits per weight (2.6 to 2.7 in
 /// trained models), and no tensor equals another one. That takes some milliseconds.
 ///
 /// # Errors
-/// As [`estimate`], and [`Error::Parameter`] if the bits are not within 1 to 8.
+/// Like [`estimate`], and [`Error::Parameter`] if the bits are not within 1 to 8.
 pub fn estimate_all(
     sources: &Sources,
     out: &Path,
@@ -130,8 +130,8 @@ impl Estimate {
     /// `gpu::Plan` does. Decoding finds damage. Costs some microseconds a tensor.
     ///
     /// # Errors
-    /// As [`open`](crate::open()), except for reading: where the files together break a rule of the
-    /// format.
+    /// Like [`open`](crate::open()), except for reading: where the files together break a rule of
+    /// the format.
     pub fn outline(&self) -> Result<Model> {
         let files = self.directories.iter().flat_map(|(_, of, _)| IdentifiedFile::of(of));
         let (identity, count) = (format::identity(files), self.directories.len() as u64);

@@ -66,7 +66,7 @@ pub(super) fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> 
         let problem = format!("{path:?} would be taken for the list of a pipeline's components");
         return Err(Error::parameter(problem, remedy));
     }
-    // Whatever ends so is a shard to whoever opens the folder.
+    // Readers of the folder take every file with this ending for a shard.
     if let Some(side) = input.side.iter().find(|side| ends_as_container(&side.path)) {
         let problem = format!("the side file {:?} would be taken for a container", side.path);
         return Err(Error::parameter(problem, remedy));
@@ -118,8 +118,8 @@ pub(super) struct OutputFolder {
 }
 
 impl OutputFolder {
-    /// Creates the temporary folder beside `path`. What has the name `path` is replaced in the end
-    /// if it is an earlier output of one with files of these paths.
+    /// Creates the temporary folder beside `path`. A folder named `path` is replaced in the end
+    /// if it is an earlier output with files of these paths.
     pub(super) fn create(path: &Path, earlier: Option<BTreeSet<String>>) -> Result<Self> {
         if path.file_name().is_none() {
             let problem = format!("{} names no folder", path.display());
@@ -201,8 +201,8 @@ impl OutputFolder {
         }
     }
 
-    /// As an exchange, in two steps. At every moment one of the two folders is whole, and where it
-    /// is cannot be given its name, the error says where it lies.
+    /// Exchanges the folders in two steps. One of the two is whole at every moment. If it cannot
+    /// get its name, the error says where it lies.
     fn move_aside(self) -> Result<()> {
         let aside = aside_of(&self.path)?;
         let old = aside.folder.path().join("old");

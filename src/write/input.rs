@@ -175,7 +175,7 @@ pub(super) struct Weights<'a> {
     pub(super) blocks: Vec<usize>,
     /// Whether loaders pass it over, since an index does not name it.
     pub(super) is_other: bool,
-    /// Where the bytes come from, if not from the file.
+    /// The origin of the bytes, if it is not the file.
     decoded: Option<Decoded<'a>>,
 }
 

@@ -112,7 +112,7 @@ impl SaveTarget {
             return Ok(());
         }
         Error::unless(is_folder(&pending), || {
-            let problem = format!("{} is not what a save left: no folder", pending.display());
+            let problem = format!("{} is no folder, so no save left it there", pending.display());
             Error::parameter(problem, "remove it")
         })?;
         for path in stale_of(&pending)?.iter().filter(|&path| may_be_stale(path)) {

@@ -18,7 +18,7 @@ pub enum Layout {
     /// smaller than `gap`, and faster on a GPU.
     #[default]
     Tile,
-    /// As they are.
+    /// The original bytes.
     Raw,
 }
 

@@ -281,11 +281,10 @@ type Content<'a> = ([u8; 32], Dtype, &'a [u64]);
 
 /// Makes aliases of tensors that equal an earlier one.
 ///
-/// An alias lies in its target's block, so that decoding a block needs no other one. To leave the
-/// other blocks as they are, a tensor becomes an alias only where its target is in the same block,
-/// or where it is all that its own block holds (a tied head), or where loaders pass over its file.
-/// A target has at most [`MAX_ALIASES`];
-/// the next equal tensor is stored again, and is a target itself.
+/// An alias lies in its target's block, so that decoding a block needs no other one. Other blocks
+/// stay the same: a tensor becomes an alias only if its target is in the same block, if its own
+/// block holds nothing else (a tied head), or if loaders pass over its file. A target has at most
+/// [`MAX_ALIASES`]; the next equal tensor is stored again, and is a target itself.
 fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
     let mut sizes: HashMap<usize, usize> = HashMap::new();
     for tensor in tensors.iter() {

@@ -1,5 +1,9 @@
 //! Decides which earlier outputs may be replaced on a person's word. People mistype, and keep files
 //! where outputs are.
+//!
+//! A folder may be replaced if each file in it is known: the new output has the same path, or the
+//! file is a shard of the one model in the folder, or a side file that this model names. This is
+//! checked at the start, and again before the folders are exchanged.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -150,7 +154,7 @@ fn recognise(
                 || *model_of_all.get_or_insert(same) != same
                 || !shards.insert(directory.shard.shard_index.get())
             {
-                let why = ": it is not a shard of the model whose containers are beside it";
+                let why = ": it is no shard of the model beside it";
                 in_the_way(folder, path, why)?;
             }
             recorded.insert(path.to_owned());

@@ -67,12 +67,12 @@ pub fn decompress(
     Ok(restored.into_iter().next().unwrap_or_default())
 }
 
-/// As [`decompress`], of all models at a path; those of a pipeline go to where they were in its
+/// Like [`decompress`], of all models at a path; those of a pipeline go to where they were in its
 /// folder, which appears when all of it is whole. Returns what was restored of each, with paths
 /// relative to the output.
 ///
 /// # Errors
-/// As [`decompress`], and [`Error::Parameter`] if components are missing.
+/// Like [`decompress`], and [`Error::Parameter`] if components are missing.
 pub fn decompress_all(
     models: &Models,
     out: &Path,
@@ -283,11 +283,11 @@ fn clashes(path: &str, recorded: &BTreeSet<&str>) -> bool {
         || recorded.range(&*inside..).next().is_some_and(|next| next.starts_with(&inside))
 }
 
-/// Refuses to begin what the disk of an output has no room for.
+/// Refuses an output for which its disk has no room.
 #[cfg(unix)]
 fn check_space(out: &Path, bytes: u64) -> Result<()> {
     let folder = super::temporary::parent_of(out);
-    // Where the system does not tell, writing will.
+    // If the system does not know, writing will find out.
     let Ok(disk) = rustix::fs::statvfs(folder) else { return Ok(()) };
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     if bytes <= free {

@@ -2,6 +2,14 @@
 //! that the system takes away from a process that ends, however it ends. And the last step of every
 //! output: its own name, which nothing else may have, and which lasts.
 //!
+//! No rename replaces anything without the caller's word: if something takes the output's name
+//! meanwhile, it stays and the run fails. A folder that may be replaced is exchanged with the new
+//! one in one step. If the file system cannot do that, the folder is moved aside first; if that
+//! cannot be undone, both stay and the error says where. A killed run leaves a temporary name
+//! without a lock: the command removes it and says so, and `df11 doctor` lists it. An earlier
+//! output that was moved aside is listed and never removed. Temporary folders of the Python package
+//! have such names too.
+//!
 //! | name | what it is |
 //! |---|---|
 //! | `.df11-XXXXXX.part` | an output that is not whole yet, or one that was replaced |
@@ -113,7 +121,7 @@ fn locked<T: AsRef<Path>>(
             return Ok((new, Some(file)));
         }
     }
-    Err(creating(io::Error::other("other runs remove what this one makes")))
+    Err(creating(io::Error::other("other runs remove the files of this one")))
 }
 
 #[derive(PartialEq)]
@@ -201,7 +209,7 @@ pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>> {
 /// Removes what killed runs left in a folder, except outputs. Returns what was removed.
 ///
 /// # Errors
-/// As [`leftovers`]; what cannot be removed stays, and [`leftovers`] finds it again.
+/// Like [`leftovers`]; what cannot be removed stays, and [`leftovers`] finds it again.
 pub fn remove_leftovers(folder: &Path) -> Result<Vec<Leftover>> {
     let mut removed = Vec::new();
     for (leftover, _lock) in find(folder)?.into_iter().filter(|(leftover, _)| !leftover.is_output) {

@@ -1,4 +1,4 @@
-//! What only `gap` has: threads, thread blocks, chunks, LUTs.
+//! Tests of `gap` alone: threads, thread blocks, chunks, LUTs.
 
 use df11::{
     Error, Result,

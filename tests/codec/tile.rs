@@ -1,4 +1,4 @@
-//! What only `tile` has: units, lanes, tiles, strips, pairs and their escape.
+//! Tests of `tile` alone: units, lanes, tiles, strips, pairs and their escape.
 
 use super::{
     every_pattern, normal, place, weights_of,
@@ -179,7 +179,7 @@ fn the_code_is_a_good_one() {
 
 #[test]
 fn escapes_are_rare() {
-    // Of 32 lanes a GPU lets all wait for one that has an escape.
+    // One lane with an escape makes all 32 lanes of a GPU wait.
     let mut histogram = PairHistogram::default();
     histogram.add(&normal(1 << 22));
     let book = Codebook::from_histogram(&histogram).unwrap().to_bytes();
@@ -241,7 +241,7 @@ fn errors_name_the_array() {
     // A tile that does not need the damaged record is decoded all the same.
     assert!(bad.decode(0..256).is_ok());
     assert_eq!(place(bad.decode(32 * 512..32 * 512 + 1)), "records");
-    // What decodes, and must not verify.
+    // This decodes, but must not verify.
     let mut bad = good.clone();
     assert_ne!(bad.sizes.bit_count() % 128, 0);
     *bad.arrays[BITSTREAM].last_mut().unwrap() |= 0x80;

@@ -1,5 +1,5 @@
-//! What `compress` and `estimate` say before they work: little to code, another quantization, which
-//! snapshot of a cache.
+//! Advice of `compress` and `estimate` before they work: few weights to code, another quantization,
+//! the snapshot of a cache.
 
 use std::fs;
 
@@ -25,7 +25,7 @@ fn folder(files: &[(&str, Vec<u8>)]) -> Folder {
     folder
 }
 
-/// What a run that succeeds answers, and tells on standard error.
+/// The answer of a successful run, and its standard error.
 fn said(folder: &Folder, line: &str) -> (String, String) {
     let output = folder.run(line);
     let [answer, told] = [&output.stdout, &output.stderr].map(|bytes| text(bytes).to_owned());

@@ -1,5 +1,5 @@
-//! What a run of the command leaves after and says next: model cards, how to load, default
-//! outputs, models from the cache of the Hub, completions and manual pages.
+//! The command's last words and files: model cards, code that loads, default outputs, models from
+//! the cache of the Hub, completions and manual pages.
 
 use std::{
     fs,

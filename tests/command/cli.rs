@@ -272,7 +272,8 @@ fn quiet_says_nothing_and_json_says_errors_too() {
     assert_fails(&output, 2, &["nowhere.df11", "check the path"]);
     let error: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&error["error"]["kind"], &error["error"]["exit_code"]), (&"io".into(), &2.into()));
-    // What may be a repository of the Hub; not so below a folder that is here, or a container.
+    // Names that may be a repository of the Hub; a path below an existing folder, or of a
+    // container, is none.
     let remedy = ["hf download org/name-df11 --local-dir name-df11"];
     fixture.fails("verify org/name-df11", 2, &remedy);
     for path in ["model/name", "org/name.df11", "org/name/part", "name"] {
@@ -468,7 +469,7 @@ mod unix {
     }
 }
 
-/// What a folder's files are is said of the recorded ones alone, in both forms of the answer.
+/// Both forms of the answer describe only the recorded files of a folder.
 #[test]
 fn files_beside_the_containers_are_named() {
     let fixture = Fixture::new();

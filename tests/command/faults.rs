@@ -1,7 +1,7 @@
-//! What is left when the system refuses in the middle: strace injects the errors.
+//! Files that remain when the system refuses in the middle: strace injects the errors.
 //!
-//! Where no strace is, or it may not trace, each test says SKIPPED on the standard error; with
-//! `DF11_REQUIRE_STRACE` set that is a failure.
+//! Without strace, or if it may not trace, each test says SKIPPED on standard error, or fails if
+//! `DF11_REQUIRE_STRACE` is set.
 
 use std::{
     fs,
@@ -66,7 +66,7 @@ fn the_only_whole_copy_is_never_deleted() {
     if !has_strace() {
         return;
     }
-    // As on this system, and as on one that cannot exchange two names.
+    // Once as on this system, once as on one that cannot exchange two names.
     let cannot = "renameat2:error=EINVAL";
     // strace counts the calls of each kind by themselves.
     let plain = if cfg!(target_arch = "x86_64") { "rename" } else { "renameat" };
@@ -99,7 +99,7 @@ fn the_only_whole_copy_is_never_deleted() {
                     assert_eq!(output.status.code(), Some(2), "{output:?}");
                     assert_eq!(text(&output.stderr).lines().count(), 1, "{output:?}");
                 }
-                // What is not under its name is said to be where it is.
+                // The error names the place of an output that is not under its name.
                 if contents(&out).is_none() {
                     let place = old.or(new).unwrap();
                     let error = text(&output.stderr);

@@ -1,7 +1,7 @@
 //! The page of `df11 inspect --html`: whole in itself, and drawn by a browser.
 //!
-//! The browser is a headless Chromium. Where there is none, what needs one is skipped, and that is
-//! said; with `DF11_REQUIRE_CHROMIUM` set it is a failure.
+//! The browser is a headless Chromium. Without one, tests that need it say that they are
+//! skipped, or fail if `DF11_REQUIRE_CHROMIUM` is set.
 
 use std::{
     fs,
@@ -56,8 +56,8 @@ fn drawn(page: &Path, script: &str) -> Option<String> {
     browsed(&with_script(page, script))
 }
 
-/// What `script` sends to the page around it, in a frame of this many pixels: browsers' windows
-/// have a least width.
+/// The message of `script` to the enclosing page, in a frame of this many pixels: a browser's own
+/// window has a minimum width.
 fn framed(page: &Path, width: u32, script: &str) -> Option<String> {
     let frame = with_script(page, script);
     let outer = page.with_extension("framed.html");
@@ -132,7 +132,7 @@ fn the_page_is_whole_in_itself() {
 fn a_browser_draws_it() {
     let folder = tiny();
     folder.good("inspect tiny.df11 --html page.html");
-    // As a person at the keyboard: search, clear, sort, choose a bar, change the theme.
+    // Like a person at the keyboard: search, clear, sort, choose a bar, change the theme.
     let script = r##"
         const press = (key, on = document.activeElement) =>
             on.dispatchEvent(

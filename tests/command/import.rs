@@ -243,7 +243,7 @@ fn a_config_that_does_not_fit() {
     check_error(Source::open(&folder.path().join("model.safetensors")), "Parameter", "config.json");
 }
 
-/// What a small config.json or a small file could ask for much with is refused before it is there.
+/// A small config.json or file that would need much memory is refused before it takes any.
 #[test]
 fn a_config_that_asks_for_much() {
     let folder = copy("plain");

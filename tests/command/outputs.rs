@@ -169,7 +169,7 @@ fn coded_and_raw(rows: u64) -> Vec<u8> {
 fn a_source_that_changes_between_the_passes_is_noticed_and_named() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("new.df11");
-    // Of 9 MiB, so that tiles are measured in a pass of their own; and of 64 KiB.
+    // 9 MiB, so that tiles are measured in a pass of their own; and 64 KiB.
     for (rows, layout) in [18432, 128]
         .into_iter()
         .flat_map(|rows| [Layout::Tile, Layout::gap(), Layout::Raw].map(|layout| (rows, layout)))
@@ -225,7 +225,7 @@ fn force_replaces_a_folder_only_if_it_knows_every_file_in_it() {
             fs::remove_file(fixture.path(&precious)).unwrap();
             let _ = fs::remove_dir(fixture.path(&format!("{folder}/photos")));
         }
-        // Of the same model, but no shard of it, or none that this output would have.
+        // A container of the same model that is no shard of it, or none of this output's shards.
         let other = format!("{folder}/other.df11");
         fixture.write(&other, fixture.read("model.df11"));
         fixture.fails(line, 2, &[".df11", "not part of an earlier output"]);
@@ -406,7 +406,7 @@ fn leftovers_of_killed_runs_are_found_told_and_removed() {
     assert_eq!(check["status"], "warn", "{check}");
     assert!(left.iter().all(|part| check["value"].to_string().contains(part.as_str())), "{check}");
 
-    // What a run still uses is nobody's leftover, and is there till its end.
+    // Files that a run still uses are no leftovers, and exist until it ends.
     // It removes the leftovers itself.
     let slow =
         standing_run(&big, "slow.df11", |parts| parts.len() == 1 && !left.contains(&parts[0]));

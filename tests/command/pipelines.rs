@@ -214,7 +214,7 @@ fn an_earlier_output_is_replaced_and_nothing_else() {
     fixture.fails("compress pipe", 2, &["exists", "--force"]);
     fixture.good("compress pipe --force");
     assert!(files(&out) == before);
-    // Of fewer components too: those of the earlier output are known.
+    // A pipeline with fewer components may replace it too: the earlier output's files are known.
     fs::rename(fixture.path("pipe/text_encoder_2"), fixture.path("away")).unwrap();
     fixture.good("compress pipe --force");
     assert!(!out.join("text_encoder_2").exists());

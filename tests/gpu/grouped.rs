@@ -93,7 +93,7 @@ struct Call {
     rows: Option<Vec<u32>>,
     places: usize,
     pitch: usize,
-    /// Of x in its buffer and of its pitch, in elements.
+    /// Offset of x in its buffer, and extra pitch, in elements.
     shift: usize,
 }
 

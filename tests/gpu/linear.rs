@@ -75,7 +75,7 @@ impl Host {
         bits.iter().map(|&bits| bf16::from_bits(bits).to_f64())
     }
 
-    /// What is summed up of a row of this times a row of weights.
+    /// The terms of the sum for a row of this times a row of weights.
     pub(super) fn terms(&self, row: usize, weights: &Self, of: usize) -> impl Iterator<Item = f64> {
         self.row(row).zip(weights.row(of)).map(|(x, w)| x * w)
     }
@@ -133,7 +133,7 @@ fn forms(matrix: &Matrix, host: &Host) -> Vec<Matrix> {
     forms.into_iter().filter(|form| Linear::new(slice::from_ref(form)).is_ok()).collect()
 }
 
-/// What a launch makes of so many halves of poison at an address, and the status.
+/// The output of a launch into this many halves of poison at an address, and the status.
 pub(super) fn launch_at(
     device: &Device,
     stream: &Arc<CudaStream>,
@@ -180,7 +180,7 @@ pub(super) struct Call<'h> {
     pub(super) offset: usize,
     pub(super) pitch: usize,
     pub(super) bias: bool,
-    /// Of the columns of each matrix; 0: the fastest.
+    /// Splits of the columns of each matrix; 0: the fastest.
     pub(super) splits: u64,
 }
 
@@ -497,7 +497,7 @@ fn several_matrices_share_x_and_no_bits() {
             let mut shared = workspace(&stream, &linear, x.rows);
             let products = multiply_in(&stream, &linear, &call, &mut shared);
             for (at, product) in products.iter().enumerate() {
-                // Of more rows than one launch takes, one matrix stands for all.
+                // With more rows than one launch takes, one matrix stands for all.
                 if x.rows == 16 || at == 2 {
                     check(&call, &hosts[at], product, &names[at]);
                 }

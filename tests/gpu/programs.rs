@@ -74,7 +74,7 @@ fn program(model: &GpuModel, expected: &[Expected]) -> GpuProgram {
     model.program(&pieces.collect::<Vec<_>>()).unwrap()
 }
 
-/// What the output must be: the pieces, and poison between them.
+/// The expected output: the pieces, and poison between them.
 fn whole(program: &GpuProgram, expected: &[Expected]) -> Vec<u8> {
     let mut whole = vec![POISON; program.bytes() as usize];
     for piece in expected {
@@ -145,7 +145,7 @@ fn programs_of_streamed_blocks_take_turns_with_blocks() {
     status.check(&stream).unwrap();
 }
 
-/// Of tensors of any blocks, and of one.
+/// Programs with tensors of any blocks, and of one block.
 #[test]
 #[expect(unsafe_code, reason = "capture of raw pointers")]
 fn programs_and_blocks_are_captured_in_graphs() {

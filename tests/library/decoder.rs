@@ -13,8 +13,8 @@ use df11::{
 
 use crate::{container, files::vector};
 
-/// Decodes whole tensors beforehand, and counts the bytes that are read. What it lacks it fails to
-/// read.
+/// Decodes whole tensors beforehand, and counts the bytes that are read. Fails to
+/// read other tensors.
 #[derive(Debug, Default)]
 struct Ahead {
     tensors: HashMap<String, Vec<u8>>,

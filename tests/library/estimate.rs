@@ -108,7 +108,7 @@ fn headers_alone_tell_the_size_of_llama_405b_and_that_it_fits_eight_gpus() {
         #[cfg(feature = "cuda")]
         {
             use df11::gpu::Plan;
-            // As BF16 it would take ten such GPUs.
+            // In BF16 it would take ten such GPUs.
             let plan = Plan::fit(&outline, &[80 << 30; 8]).unwrap();
             assert_eq!(plan.host_bytes(), 0);
             assert!(plan.device_bytes().iter().all(|&bytes| bytes <= 80 << 30));

@@ -32,7 +32,7 @@ fn model(coded: &Item, other: Option<Item>) -> Model {
     Model::new(&items, &[("config.json", b"{}\n"), ("empty", b"")])
 }
 
-/// What the reference decoder makes of a container: each tensor that decodes.
+/// The result of the reference decoder: each tensor that decodes.
 fn reference(bytes: &[u8]) -> df11_reference::Result<Vec<Option<Vec<u8>>>> {
     let container = df11_reference::Container::open(bytes)?;
     Ok((0..container.tensors().len()).map(|tensor| container.decode(tensor).ok()).collect())
@@ -152,7 +152,7 @@ fn forge_content(original: &Model) {
     });
 }
 
-/// Of a section of two chunks, what lies in the wrong one is not decoded, and all else is.
+/// In a section with two chunks, one damaged, tensors of the other one still decode.
 #[test]
 fn a_wrong_chunk_is_found_by_whoever_reads_it() {
     let data = (0..0x0010_0400u32).map(|at| (at >> 7) as u8).collect();
@@ -253,7 +253,7 @@ fn shards_that_belong_together_open_together() {
     assert!(matches!(model.verify(Level::Full, &()), Err(Error::Corrupt { .. })));
 }
 
-/// What is wrong, the first shard, an edit of the second, and whether containers are damaged.
+/// The problem, the first shard, an edit of the second, and whether containers are damaged.
 type Row = (&'static str, (u64, &'static str, &'static str), fn(&mut Draft), bool);
 
 #[test]
@@ -301,7 +301,7 @@ fn lengths_that_a_directory_claims_do_not_overflow_when_added_up() {
     assert!(matches!(restored, Err(Error::Corrupt { .. })));
 }
 
-/// Of tensors with a dtype or an encoding of a later version.
+/// Tensors with a dtype or an encoding of a later version.
 #[test]
 fn what_is_unknown_is_told_and_nothing_is_made_of_it() {
     let weights = |name: &str| Item::raw(name, Dtype::BF16, &[2], vec![2; 4]);
@@ -312,14 +312,14 @@ fn what_is_unknown_is_told_and_nothing_is_made_of_it() {
     let model = sample.open();
     let tensor = model.tensor("dtype").unwrap();
     assert!(matches!(tensor.byte_length(), Err(Error::Unsupported { .. })));
-    // What is not known is the dtype, whatever the encoding.
+    // The dtype is unknown, with any encoding.
     for result in [tensor.check_known(), tensor.decode::<u8>().map(drop)] {
         check_error(result, "Unsupported", "dtype 77 is not supported");
     }
     let tensor = model.tensor("encoding").unwrap();
     assert!(matches!(tensor.decode::<half::bf16>(), Err(Error::Unsupported { .. })));
     assert!(matches!(histogram(&tensor), Err(Error::Unsupported { .. })));
-    // What the header says of them is compared at every level; the bytes cannot be.
+    // Every level compares them with the header; their bytes cannot be compared.
     for level in [Level::Structure, Level::Checksums, Level::Full] {
         let found = model.verify(level, &()).unwrap();
         assert_eq!(found.unchecked.is_empty(), level < Level::Full, "{:?}", found.unchecked);

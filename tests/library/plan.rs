@@ -29,7 +29,7 @@ fn model(rows: &[usize]) -> df11::Model {
     Model::new(&items, &[]).open()
 }
 
-/// Of the blocks that are loaded.
+/// Placements of the loaded blocks.
 fn placed(plan: &Plan) -> impl Iterator<Item = Placement> {
     plan.placements().iter().copied().flatten()
 }
@@ -144,7 +144,7 @@ fn each_block_lies_where_the_caller_says() {
     assert_eq!(plan.host_bytes(), first.host_bytes() + third.host_bytes());
     assert!(first.host_bytes() > 0 && third.host_bytes() > first.host_bytes());
     assert_eq!(of([None; 5]).device_bytes(), [0; 3]);
-    // What the other ways say, it says too.
+    // It agrees with the other constructors.
     for streamed in [false, true] {
         let whole = if streamed { Plan::all_streamed(&model) } else { Plan::resident(&model) };
         assert_eq!(Plan::of(&model, 1, |_| Some(on(0, streamed))).unwrap(), whole.unwrap());
@@ -206,7 +206,7 @@ fn matrices_are_fast_as_far_as_preferred() {
     assert!(auto.device_bytes()[0] < after && auto.device_bytes()[0] > before);
     assert_eq!(prefer(Preference::Auto, &[after]), fast);
     assert_eq!(prefer(Preference::Auto, &[before]).device_bytes(), stored.device_bytes());
-    // What is streamed stays as it is stored.
+    // Streamed blocks stay as stored.
     let streamed = Plan::all_streamed(&model).unwrap();
     assert_eq!(streamed.clone().prefer(&model, Preference::Fast, &[]).unwrap(), streamed);
     for memory in [&[][..], &[after, after]] {
@@ -230,7 +230,7 @@ fn matrices_are_fast_as_far_as_preferred() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Whatever the blocks and the GPUs: no GPU takes more than it may, blocks lie in order, and
+    /// For any blocks and GPUs: no GPU takes more than it may, blocks lie in order, and
     /// nothing is streamed that need not be.
     #[test]
     fn plans_keep_to_their_memory(

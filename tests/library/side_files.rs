@@ -190,7 +190,7 @@ fn an_added_file_is_unchecked() {
     let restored = fixture.restore(false).unwrap();
     assert_eq!((restored.files, &*restored.unchecked), (files, &["notes.md".to_owned()][..]));
     assert_eq!(fixture.restored("notes.md"), b"mine");
-    // What is not recorded is no part of the model, in whatever form.
+    // Files that are not recorded are no part of the model, in any form.
     let out = fixture.path("converted.df11");
     let report = convert(&fixture.open(), &out, &CompressOptions::default(), &()).unwrap();
     assert!(report.left_out.iter().any(|file| file.path == "notes.md"), "{:?}", report.left_out);

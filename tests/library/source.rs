@@ -1,5 +1,5 @@
-//! What comes in: single files and folders. The verdict on any header is that of the safetensors
-//! crate, which the fuzz target `safetensors_in` shows.
+//! Input: single files and folders. The fuzz target `safetensors_in` shows that the verdict on any
+//! header agrees with the safetensors crate.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -71,7 +71,7 @@ fn every_truncation_and_extension_is_found() {
     check_error(parse(longer), "Corrupt", "1 bytes follow the last tensor");
 }
 
-/// Of what the fuzz target tries, what the message says.
+/// Messages for some inputs of the fuzz target.
 #[test]
 fn contradictions_are_corrupt() {
     let a = entry("a", "[1]", 0, 2);
@@ -296,7 +296,7 @@ fn large_side_files_are_left_out_unread() {
 #[test]
 fn links_to_files_are_followed_and_others_are_not() {
     use std::os::unix::{ffi::OsStrExt, fs::symlink};
-    // As the cache of the Hub has them.
+    // Links as in the cache of the Hub.
     let cache = tempfile::tempdir().unwrap();
     let entry = cache.path().join("models--org--name");
     let (blobs, snapshot) = (entry.join("blobs"), entry.join("snapshots/abc"));
@@ -333,7 +333,7 @@ fn links_to_files_are_followed_and_others_are_not() {
     }
 }
 
-/// What would make a container beyond the limits of the format is refused by its name.
+/// An input that would exceed a limit of the format is refused by its name.
 #[test]
 fn too_many_folders_are_refused() {
     // In memory folders are made faster than on a disk.

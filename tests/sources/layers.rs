@@ -1,5 +1,5 @@
-//! Imports point up the table of ARCHITECTURE.md: what `src/` imports, held against its column "may
-//! use". And no file imports itself through others.
+//! Imports keep to the table of ARCHITECTURE.md: the imports of `src/` are compared with its column
+//! "may use". And no file imports itself through others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -150,7 +150,7 @@ fn imports_point_up_the_table() {
     assert!(wrong.is_empty(), "against ARCHITECTURE.md:\n{}", wrong.join("\n"));
 }
 
-/// Of the command: it uses the library by its name, as others do.
+/// The command uses the library by its name, as others do.
 #[test]
 fn the_command_uses_the_library_as_others_do() {
     for (module, used) in imports(&modules()).iter().filter(|(module, _)| top(module) == "cli") {
@@ -235,7 +235,7 @@ fn imports(modules: &BTreeMap<String, String>) -> BTreeMap<&str, BTreeSet<&str>>
         .collect()
 }
 
-/// What a module imports, and what that imports.
+/// The modules that a module imports, directly or through others.
 fn reached<'a>(imports: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &'a str) -> BTreeSet<&'a str> {
     let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
     while let Some(module) = next.pop() {
@@ -280,7 +280,7 @@ fn no_two_types_share_a_name() {
         types(code).for_each(|name| _ = homes.entry(name).or_default().insert(module));
     }
     assert!(homes.len() > 250, "{} types were found", homes.len());
-    // What each encoding has is told by the encoding's name.
+    // Encodings may share names of types: each has a folder, which tells them apart.
     let encodings = |homes: &BTreeSet<&str>| {
         let folder = |home: &&str| home.split("::").take(2).collect::<Vec<_>>().join("::");
         let folders: BTreeSet<String> = homes.iter().map(folder).collect();

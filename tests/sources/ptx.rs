@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::files::sha256;
 
-/// What the crate launches, by module.
+/// The kernels that the crate launches, by module.
 const ENTRIES: [(&str, &[&str]); 3] = [
     (
         "gap.ptx",
@@ -51,7 +51,7 @@ struct Manifest {
 struct Module {
     sha256: String,
     entries: Vec<String>,
-    /// What it was compiled with: the words of `Constants` in its source.
+    /// The constants of its compilation: the words of `Constants` in its source.
     constants: Vec<u64>,
     /// By target and kernel.
     resources: BTreeMap<String, BTreeMap<String, Resources>>,

@@ -48,7 +48,7 @@ fn fields(dump: &str, bytes: &[u8]) -> Vec<(String, Vec<Field>)> {
         let number = found.iter().rev().fold(0, |number: u64, byte| number << 8 | u64::from(*byte));
         let number = if number == u64::MAX { "NONE".to_owned() } else { number.to_string() };
         assert!(value.is_empty() || value == number, "{line}");
-        // What has no name goes on, and `shape[1] to shape[7]` is `shape`.
+        // Bytes without a name continue the field before; `shape[1] to shape[7]` is `shape`.
         let (name, below) = (name.split('[').next().unwrap(), &mut fields.last_mut().unwrap().1);
         match below.last_mut() {
             Some(last) if name.is_empty() || last.0 == name => last.1 += length,
@@ -143,7 +143,7 @@ fn check_gap(text: &str) {
     });
     let count = parameters[2] as usize;
     let parts = [
-        format!("The bits in their order are {}, so bit_count is {count}.", bits(bitstream, count)),
+        format!("The bits, in order, are {}, so bit_count is {count}.", bits(bitstream, count)),
         format!("codebook        {} bytes: {lengths}; from byte 256 on LUT 0\n", codebook.len()),
         format!("LUT 0           {}: the entries 0 to 3, ", hex(&codebook[256..264])),
         format!("gaps            {}\n", hex(gaps)),
@@ -165,8 +165,8 @@ fn check_tile(text: &str) {
         format!("{}  {about}\n           {}\n", hex(&bytes[..16]), hex(&bytes[16..]))
     };
     let parts = [
-        format!("The {used} bits of lane 0 in their order are {}; the", bits(bitstream, used)),
-        format!("0, the excess of lane 0 is {used}, and bit_count is {count}."),
+        format!("The {used} bits of lane 0, in order, are {}; the", bits(bitstream, used)),
+        format!("the excess of lane 0 is {used}, and bit_count is {count}."),
         format!("codebook   {}", lines(codebook, "no escape; 1 pair of 1 bit, 2 of 2")),
         format!("records    {}", lines(&records[..32], "tile 0")),
         format!("           {}", lines(&records[32..], &format!("after it: offset {count}"))),

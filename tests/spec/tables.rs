@@ -98,7 +98,7 @@ fn sizes_of_records() {
     assert_eq!(sizes[1..], expected.map(|size| size.to_string()));
 }
 
-/// What a reader makes of the first and the last id of each range of the registry.
+/// A reader's verdict on the first and the last id of each range of the registry.
 #[test]
 fn registry() {
     let table = rows("## 11. Registry");

@@ -58,7 +58,7 @@ fn every_vector_is_there_and_as_it_was() {
     assert!(invalid >= 40 && rows.len() - invalid >= 20, "{invalid} of {}", rows.len());
 }
 
-/// What a reader finds first: the level, and the kinds of errors there.
+/// The first problem that a reader finds: the level, and the kinds of errors there.
 struct Failure {
     level: &'static str,
     kinds: Vec<String>,
@@ -82,7 +82,7 @@ fn failure(level: &'static str, errors: &[Error]) -> Failure {
 /// Decoded bytes of tensors by name.
 type Decoded = BTreeMap<String, Vec<u8>>;
 
-/// What is right in a container.
+/// The parts of a container that are right.
 struct Found {
     decoded: Decoded,
     /// The result of verification, if it was verified.
@@ -122,8 +122,8 @@ fn check_valid(row: &Row, Found { decoded, result }: &Found) {
     assert_eq!(found, row.tensors, "{}", row.file);
 }
 
-/// What a reader says against what the row asks for; `is_in_time` tells whether a level is right,
-/// and `finds_all` whether what is wrong must be found.
+/// Compares a reader's verdict with the row. `is_in_time` says whether a level is right, and
+/// `finds_all` whether the reader must find every problem.
 fn judge(
     row: &Row,
     read: Result<Found, Failure>,

@@ -1,4 +1,4 @@
-//! What the command says where the GPU's driver is missing, old, broken, or out of memory: the
+//! The command's messages if the GPU's driver is missing, old, broken, or out of memory. The
 //! environment of each process says how the stand-in answers.
 
 use std::{
@@ -46,7 +46,7 @@ impl Driver {
         Self { folder }
     }
 
-    /// Where no driver's library can be loaded, even if the machine has one.
+    /// An environment in which no driver's library can be loaded, even if the machine has one.
     fn missing() -> Self {
         let folder = folder();
         for name in LIBRARY_NAMES {
@@ -70,7 +70,7 @@ impl Driver {
         output
     }
 
-    /// What the doctor says of the GPU.
+    /// The doctor's words about the GPU.
     fn doctor(&self, answers: Answers<'_>) -> Value {
         // Without a folder it does not measure this machine.
         let output = self.run(answers, &["doctor", "--json", "--folder", "/no such folder"]);
@@ -217,7 +217,7 @@ fn a_gpu_that_works_is_named() {
         (&found["status"], found["value"]["devices"].as_array().unwrap().len()),
         (&"ok".into(), 2)
     );
-    // Where the driver does not take the machine code, there is PTX.
+    // If the driver refuses the machine code, it gets PTX.
     let hopper = [("capability", "90"), ("machine_code", "209")];
     assert_eq!(driver.doctor(&hopper)["status"], "ok");
     driver.refuses(&[hopper[0], ("cuModuleLoadData", "209")], &["loading the kernels"]);
@@ -233,9 +233,9 @@ fn a_failure_of_any_function_is_told_in_one_line() {
     functions().into_par_iter().for_each(|function| {
         let output = driver.bench(&[(function, "700")], &file);
         if output.status.success() {
-            // What is free is asked for only where memory does not suffice, how a kernel fits where
-            // it is launched, for compressed tensors, and rows are copied where columns are wanted.
-            // The command multiplies nothing.
+            // These are optional: free memory is queried only if memory does not suffice, occupancy
+            // only when a kernel is launched for compressed tensors, and rows are copied only if
+            // columns are wanted. The command multiplies nothing.
             let minor = [
                 "LaunchKernel",
                 "ModuleGetGlobal",

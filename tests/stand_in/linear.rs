@@ -1,5 +1,5 @@
-//! Matrices to multiply by, cut, prepared and asked for the impossible. What kernels make of them,
-//! `tests/gpu/linear.rs` tests.
+//! Matrices of products: cut, prepared, and asked for the impossible. `tests/gpu/linear.rs` tests
+//! the kernels' results.
 #![expect(unsafe_code, reason = "products, at addresses that the stand-in never reads")]
 
 use std::sync::Arc;
@@ -54,8 +54,8 @@ fn size(matrix: &Matrix) -> (u64, u64) {
     (matrix.row_count(), matrix.column_count())
 }
 
-/// Where launches go. The stand-in runs no kernels, so that nothing is read or written wherever an
-/// address points, which is the proof of all calls here.
+/// The stream of launches. The stand-in runs no kernels, so nothing is read or written at any
+/// address, which is the proof of all calls here.
 struct Stream {
     stream: Arc<CudaStream>,
     status: Status,
@@ -99,7 +99,7 @@ impl Stream {
     }
 }
 
-/// Where arrays of a matrix might lie.
+/// Possible addresses of a matrix's arrays.
 const AT: TileAddresses = TileAddresses {
     records: 256,
     bitstream: 512,
@@ -213,11 +213,11 @@ fn products_are_prepared_and_checked() {
         (Linear::new(&[a.clone(), narrow]), "520 columns and \"narrow\" 256"),
         (Linear::new(&[a.clone(), other]), "different GPUs"),
     ]);
-    // As stored too, and some so and some so.
+    // Matrices as stored too, and mixed with fast ones.
     let mixed = Linear::new(&[stored.clone(), b.clone(), model.matrix("b").unwrap()]).unwrap();
     assert_eq!(mixed.matrices().len(), 3);
 
-    // Of 40 rows only slices of columns are work for a GPU; their sums need a workspace.
+    // 40 rows keep a GPU busy only in slices of columns, whose sums need a workspace.
     let linear = Linear::new(&[wide]).unwrap();
     assert_eq!(linear.workspace_bytes(1), 4352 + 4 * 8 * 2048);
     // Without kernels for more rows, these are several launches.
@@ -270,7 +270,7 @@ fn experts_are_prepared_and_checked() {
         (stack.split_rows(0), "0 parts"),
         (stack.split_rows(2), "multiples of 32"),
     ]);
-    // As stored, slices are what they are cut from as well; nobody multiplies by these yet.
+    // Slices as stored keep the matrix that they are cut from; nobody multiplies by these yet.
     let stored = model.matrix("stack").unwrap().split_rows(3).unwrap();
     all_refused([
         (GroupedLinear::new(&stored), "Matrix::to_fast"),
@@ -415,9 +415,8 @@ fn tables_and_arrays_come_to_the_caller() {
     assert!(refused(upload(&["a", "absent"])).contains("no tensor"));
 }
 
-/// Whatever is multiplied or decoded, in device memory there is what was there before: the caller's
-/// temporary, as large as the largest matrix, is all that a transposed product takes. And nothing
-/// waits.
+/// No product and no decoding takes device memory of its own: a transposed product needs only the
+/// caller's temporary, as large as the largest matrix. And nothing waits.
 #[test]
 fn calls_allocate_nothing_and_wait_for_nothing() {
     const WAITS: [&str; 3] = ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"];
@@ -485,8 +484,8 @@ fn crossovers_are_those_of_the_gpu() {
     }
 }
 
-/// As stored too, more rows are one launch where there are kernels for them, whose sums need a
-/// workspace.
+/// More rows with matrices as stored are one launch too, if there are kernels for them. Their sums
+/// need a workspace.
 #[test]
 fn more_rows_by_matrices_as_stored_need_a_workspace() {
     if setting("child").is_some() {
@@ -495,7 +494,7 @@ fn more_rows_by_matrices_as_stored_need_a_workspace() {
         // Slices of the two strips' columns.
         let few = 4352 + 4 * 8 * 2048;
         assert_eq!([1, 16].map(|rows| linear.workspace_bytes(rows)), [few; 2]);
-        // Of one group of strips eight items' parts, and a place more.
+        // The parts of eight items of one group of strips, and one more place.
         let [some, most] = [32, 64].map(|rows| 4352 + 9 * 256 * rows * 4);
         let sizes = [17, 32, 33, 64, 200].map(|rows| linear.workspace_bytes(rows));
         assert_eq!(sizes, [some, some, most, most, most]);
@@ -544,7 +543,7 @@ fn all_calls() -> Result<()> {
     on.status.check(&on.stream)
 }
 
-/// What goes wrong is told, and nothing panics: in a process for each answer of the driver.
+/// Failures are reported, and nothing panics: one process for each answer of the driver.
 #[test]
 fn failures_of_the_driver_are_errors() {
     if let Some(expected) = setting("expected") {

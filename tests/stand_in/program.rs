@@ -1,5 +1,5 @@
-//! Programs of tensors on a GPU, planned and run. What kernels make of programs,
-//! `tests/gpu/programs.rs` tests.
+//! Programs of tensors on a GPU, planned and run. `tests/gpu/programs.rs` tests the kernels'
+//! results.
 
 use df11::{
     Dtype,
@@ -47,7 +47,7 @@ fn check(original: &df11::Model, program: &GpuProgram, pieces: &[Cut<'_>]) {
     check_bytes(program, &parts.collect::<Vec<_>>(), &format!("{pieces:?}"));
 }
 
-/// As [`check`], for pieces of these bytes at their places in the output.
+/// Like [`check`], for pieces of these bytes at their places in the output.
 fn check_bytes(program: &GpuProgram, parts: &[(u64, Vec<u8>)], what: &str) {
     let device = program.device();
     let (stream, status) = (device.context().new_stream().unwrap(), Status::new(device).unwrap());
@@ -235,7 +235,7 @@ fn blocks_that_are_not_loaded_are_told() {
     // out.
     let slack = plan.device_bytes().iter().sum::<u64>() - (model.device_bytes() + outputs);
     assert!(slack < 4096, "{slack}");
-    // What is loaded is as ever, an alias beside its target too.
+    // Loaded tensors decode as usual, also an alias beside its target.
     for cuts in [
         &[("2.floats", None, 0), ("2.odd", Some((3, 9)), 5000)][..],
         &[("tied", None, 16)],
@@ -246,7 +246,7 @@ fn blocks_that_are_not_loaded_are_told() {
         (0..3).for_each(|_| check(&original, &program, cuts));
     }
     assert_eq!(model.tensor("tied").unwrap().shape(), [40, 30]);
-    // What is not, is told by name, and is no panic.
+    // An error names a tensor that is not loaded; nothing panics.
     let cuts = [("2.odd", None, 0), ("1.coded", None, 512)];
     for (said, part) in [
         (refused(model.block("layer 1")), "block \"layer 1\" is not loaded"),

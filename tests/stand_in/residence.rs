@@ -1,5 +1,5 @@
-//! Models whose matrices are loaded in the fast layout. What is decoded of them,
-//! `tests/gpu/residence.rs` tests.
+//! Models whose matrices are loaded in the fast layout. `tests/gpu/residence.rs` tests the decoded
+//! weights.
 
 use std::sync::{
     Arc,

@@ -1,5 +1,5 @@
-//! What verification must find in the arrays of a coded tensor, written anew from spec/format.md:
-//! slow, and on top of the reference decoder.
+//! The problems that verification must find in the arrays of a coded tensor, written anew from
+//! spec/format.md: slow, and on top of the reference decoder.
 #![allow(dead_code, unreachable_pub, reason = "each user needs another part")]
 
 #[path = "tile_arrays.rs"]

@@ -115,7 +115,7 @@ impl Folder {
         serde_json::from_str(&self.good(&format!("{line} --json"))).unwrap()
     }
 
-    /// As [`assert_fails`], with nothing on standard output.
+    /// Like [`assert_fails`], with nothing on standard output.
     pub(crate) fn fails(&self, line: &str, code: i32, parts: &[&str]) {
         let output = self.run(line);
         assert_fails(&output, code, parts);

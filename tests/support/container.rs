@@ -1,7 +1,7 @@
 //! Builds containers of any content, right or wrong: `Item`s → [`Model`] → [`Draft`] → bytes.
 //!
-//! Whatever a step derives can be edited before the next one, and checksums are made right at the
-//! end, so that a test breaks one rule and no other.
+//! A test may edit the results of each step before the next one. Checksums are made right at the
+//! end, so a test breaks one rule and no other.
 #![allow(dead_code, reason = "each user needs another part")]
 
 #[path = "tile_arrays.rs"]
@@ -121,7 +121,7 @@ impl Item {
         Self { name: name.into(), store: Store::Alias(self.name.clone()), ..self.clone() }
     }
 
-    /// As many aliases, whose names end in their numbers.
+    /// This many aliases, whose names end in their numbers.
     pub(crate) fn aliases(&self, count: usize, prefix: &str) -> Vec<Self> {
         (0..count).map(|at| self.alias(&format!("{prefix}{at:02}"))).collect()
     }
@@ -570,7 +570,7 @@ pub(crate) fn weights(exponents: impl IntoIterator<Item = u8>) -> Vec<u8> {
         .collect()
 }
 
-/// As many weights, with exponents that fall off as those of trained weights do.
+/// This many weights, with exponents distributed like those of trained weights.
 pub(crate) fn normal_weights(count: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     weights((0..count).map(|_| {

@@ -16,8 +16,8 @@ pub(crate) const SOURCE: &str = include_str!("driver.c");
 /// By the first of them the library is looked for; a machine with a GPU has its own under the
 /// second.
 pub(crate) const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
-/// What the kernels that multiply were compiled with: the sizes of the structures that both sides
-/// know, and of the rest some. They are loaded when a matrix is asked for.
+/// Constants of the kernels that multiply: the sizes of the structures that both sides know, and
+/// some numbers for the rest. The kernels are loaded when a matrix is requested.
 pub(crate) const CONSTANTS: (&str, &str) = (
     "df11_linear_constants",
     "1152,96,80,112,192,96,4,8,2048,8,4,1024,6,8,8,4,64,8,256,393216,32,0,9,9,32,\
@@ -31,7 +31,7 @@ pub(crate) fn functions() -> Vec<&'static str> {
     names.filter(|name| name.starts_with("cu")).collect()
 }
 
-/// Where libraries can be loaded from, which not every folder for temporary files allows.
+/// A folder from which libraries can be loaded; not every folder for temporary files allows that.
 pub(crate) fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }

@@ -14,7 +14,7 @@ const ESCAPE: u32 = 1 << 16;
 /// How a pair is to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pair {
-    /// As its code, or after the escape if it has none.
+    /// The code, or the escape and the value if the pair has no code.
     Coded(u16),
     /// After the escape in any case.
     Escaped(u16),
@@ -101,7 +101,7 @@ impl Codebook {
         Self { escape, pairs }
     }
 
-    /// Of an array whose rules have been checked.
+    /// Reads an array whose rules have been checked.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let words: Vec<u16> =
             bytes.chunks_exact(2).map(|word| u16::from_le_bytes([word[0], word[1]])).collect();

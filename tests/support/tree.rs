@@ -23,7 +23,7 @@ pub struct Array {
     pub bytes: Vec<u8>,
 }
 
-/// A file or a tensor. Where its name and its arrays lie, its record need not say.
+/// A file or a tensor, without the places of its name and arrays.
 #[derive(Clone, Debug)]
 pub struct Owner<R> {
     pub record: R,

@@ -20,7 +20,7 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// Where the builder stands: `weight`, a BF16 matrix.
+    /// Loads `weight`, a BF16 matrix, at the builder's path.
     ///
     /// # Errors
     /// If there is no such matrix.

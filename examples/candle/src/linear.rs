@@ -17,7 +17,8 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Where the builder stands: `weight`, a BF16 matrix of this shape, and `bias` if there is one.
+    /// Loads `weight`, a BF16 matrix of this shape, and `bias` if there is one, at the builder's
+    /// path.
     ///
     /// # Errors
     /// If there is no such matrix; failures of the GPU.

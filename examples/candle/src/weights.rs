@@ -64,7 +64,7 @@ impl Weights {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// For any model of candle. What is asked of it is decoded; [`Linear`](crate::Linear) and
+    /// A builder for any model of candle. It decodes tensors; [`Linear`](crate::Linear) and
     /// [`Embedding`](crate::Embedding) keep matrices compressed.
     pub fn var_builder(&self, dtype: DType) -> VarBuilder<'static> {
         VarBuilder::from_backend(Box::new(self.clone()), dtype, self.inner.device.clone())

@@ -41,7 +41,7 @@ impl Models {
         self.folder.path().join("compressed")
     }
 
-    /// As candle reads it.
+    /// The original files, read by candle.
     fn originals(&self, dtype: DType, device: &Device) -> VarBuilder<'static> {
         let files = std::fs::read_dir(&self.checkpoint).unwrap().map(|entry| entry.unwrap().path());
         let files: Vec<_> =

@@ -1,7 +1,7 @@
-//! What a checkpoint must become, found as the package's own decoder does it: each thread starts at
-//! its gap, reads the codes that begin in its eight bytes, look-up table by look-up table, and its
-//! weights go after those of the threads before it in its thread block, whose first weight the
-//! positions tell. Slow; shares nothing with df11.
+//! Decodes a checkpoint as the package's own decoder does. Each thread starts at its gap and reads
+//! the codes that begin in its eight bytes, look-up table by look-up table. Its weights follow
+//! those of the threads before it in its thread block; the positions give the block's first weight.
+//! Slow; shares nothing with df11.
 //!
 //! One thing it does otherwise: the code lengths, not the number alone, tell an exponent of 240 or
 //! more from a pointer to a table.

@@ -14,18 +14,18 @@ use crate::{bytes::Bytes, model, samples::memory_folder};
 /// A checkpoint as files: their names and bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Folder {
-    /// What config.json holds, if there is one.
+    /// The contents of config.json, if there is one.
     pub config: Option<Vec<u8>>,
     /// The safetensors files.
     pub files: Vec<(String, Vec<u8>)>,
 }
 
-/// What an importer made of a folder: each file that a container would hold, with its bytes where
-/// they can be decoded.
+/// An imported folder: each file that a container would hold, with its bytes if they can be
+/// decoded.
 pub type Imported = Vec<(WeightsFile, Option<Vec<u8>>)>;
 
 impl Folder {
-    /// What lies in a folder of this repository.
+    /// Reads a folder of this repository.
     pub fn read(folder: &Path) -> Self {
         let names = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry"));
         let names = names.map(|entry| entry.file_name().into_string().expect("a name"));

@@ -1,5 +1,5 @@
-//! What goes in comes out: any weights, in any geometry and any chunking, and any small model
-//! through files.
+//! Round trips give the input again: any weights, in any geometry and any chunking, and any small
+//! model through files.
 
 use std::{collections::BTreeSet, fs, path::Path};
 

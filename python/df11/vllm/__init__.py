@@ -11,8 +11,8 @@ _registered = False
 
 
 def register() -> None:
-    """Registers df11; vLLM calls it in each of its processes. Once is enough; more often changes
-    nothing. Raises `ImportError` without vLLM.
+    """Registers df11. vLLM calls it in each of its processes; further calls change nothing. Raises
+    `ImportError` without vLLM.
     """
     global _registered
     if _registered:

@@ -37,13 +37,13 @@ class Df11Config(Options, QuantizationConfig):
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """None: `config.json` names the method; of a BF16 folder nothing has to."""
+        """None: `config.json` names the method, and a BF16 folder needs no name."""
         return []
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Df11Config:
-        """Reads `quantization_config` of `config.json`, which names the method alone. Raises
-        `ValueError` if it says more.
+        """Reads `quantization_config` of `config.json`, which has only the method's name. Raises
+        `ValueError` if it has more.
         """
         if others := [name for name in config if name != "quant_method"]:
             raise ValueError(

@@ -1,13 +1,13 @@
-"""Weights without memory, with which vLLM's own loading code says what goes where.
+"""Tensors without memory that record where vLLM's own loading code puts each weight.
 
 Each architecture of vLLM has code that takes the checkpoint's tensors by name, slices them for a
-rank of tensor parallelism, and copies them into windows of its parameters. Here it runs as it is,
-on tensors that only know their shape and whose they are: a `Target` is a parameter, a `Stored` a
-tensor of a container. Views of them are followed; a copy from one into the other is recorded, not
-made. What was recorded is loaded afterwards (`_fill`), each rank its own tiles alone.
+rank of tensor parallelism, and copies them into windows of its parameters. Here this code runs
+unchanged on tensors that know only their shape and their backing: a `Target` is a parameter, a
+`Stored` a tensor of a container. Views keep the backing; a copy from one into the other is
+recorded, not made. `_fill` loads the recorded weights afterwards, on each rank its own tiles alone.
 
-Whatever else is asked of a stored tensor gets its decoded values, so code that computes with
-checkpoint tensors works too; what it makes is copied into targets as dense patches.
+All other operations on a stored tensor get its decoded values, so code that computes with
+checkpoint tensors works too. Its results are copied into targets as dense patches.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _FILLS = (_aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default)
 
 
 class Patch(NamedTuple):
-    """A window of a target, and what it gets."""
+    """A window of a target, and its new values."""
 
     row: int
     rows: int
     column: int
     columns: int
-    #: Values of its rows and columns: dense ones, a window of a stored tensor, or None, for zeros.
+    #: Its values: dense ones, a window of a stored tensor, or None for zeros.
     values: Tensor | None
 
 
-class Origin:
-    """A matrix that deferred tensors are views of. All dimensions of the tensors except for the
-    last one count its rows.
+class Backing:
+    """The matrix behind deferred tensors, which are views of it. All dimensions but the last count
+    rows.
     """
 
     def __init__(self, shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class Origin:
         return Deferred(torch.empty(self.shape, dtype=self.dtype, device="meta"), self, self.device)
 
 
-class Stored(Origin):
+class Stored(Backing):
     """A tensor of a container."""
 
     def __init__(self, tensors: Tensors, name: str) -> None:
@@ -67,30 +67,30 @@ class Stored(Origin):
         return tiles is not None and tiles.columns == self.columns
 
     def compressed(self) -> CompressedTensor:
-        """All of it, if it is in tiles."""
-        found = self.tensors[self.name]
-        assert isinstance(found, CompressedTensor)
-        return found
+        """The whole tensor, if it is in tiles."""
+        value = self.tensors[self.name]
+        assert isinstance(value, CompressedTensor)
+        return value
 
     def values(self, view: Tensor) -> Tensor:
-        found = window_of(view, self.columns) if len(self.shape) == 2 else None
-        if found is None:
+        window = window_of(view, self.columns) if len(self.shape) == 2 else None
+        if window is None:
             base: Tensor = self.stored.torch()
             return base.as_strided(view.shape, view.stride(), view.storage_offset())
-        row, rows, column, width = found
+        row, rows, column, width = window
         decoded: Tensor = self.stored[row : row + rows, column : column + width].torch()
         return decoded.view(view.shape)
 
 
-class Target(Origin):
+class Target(Backing):
     """A parameter of a layer, until its weights are loaded."""
 
     def __init__(self, shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(shape, dtype, device)
         self.patches: list[Patch] = []
-        #: Called when dense patches are all there is to it.
+        #: Called when dense patches cover it.
         self.complete: Callable[[Target], None] | None = None
-        #: The tensor that it became, if it needs no container.
+        #: The final tensor, if it needs no container.
         self.value: Tensor | None = None
 
     def fill(self, view: Tensor, number: float) -> None:
@@ -110,7 +110,7 @@ class Target(Origin):
         self._add(self._patches(view, values))
 
     def _patches(self, view: Tensor, values: Tensor | None) -> list[Patch]:
-        """One for a view that is a window, and gets one; else those of what it consists of."""
+        """One patch if view and values are windows; otherwise those of their parts."""
         mine = window_of(view, self.columns)
         is_window = not isinstance(values, Deferred) or values.window is not None
         if mine is not None and is_window:
@@ -138,15 +138,15 @@ class Target(Origin):
 
     @property
     def lacks(self) -> str | None:
-        """A message if patches leave something out or overlap; else None."""
+        """A message if patches overlap or do not cover it; otherwise None."""
         whole = self.rows * self.columns
-        if self.value is not None or (found := _count(self.patches)) == whole:
+        if self.value is not None or (count := _count(self.patches)) == whole:
             return None
-        return f"{found:,} of {whole:,} weights are there"
+        return f"{count:,} of {whole:,} weights are there"
 
     def ordered(self, name: str = "a layer") -> list[Patch]:
-        """All patches by their place. `name`: what has them, for errors.
-        Raises `ValueError` if they leave something out or overlap.
+        """All patches by their place. `name`: the name of the weight, for errors.
+        Raises `ValueError` if they overlap or do not cover it.
         """
         if self.lacks is not None:
             raise lacking({name: self.lacks})
@@ -162,28 +162,28 @@ _NAMED = 20
 
 
 def lacking(found: dict[str, str]) -> ValueError:
-    """The error for a checkpoint that lacks weights. `found`: for each parameter how many are
+    """The error for a checkpoint that lacks weights. `found`: for each parameter, how many are
     there, or nothing.
     """
-    told = [f"{name} ({count})" if count else name for name, count in found.items()]
-    more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+    names = [f"{name} ({count})" if count else name for name, count in found.items()]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ValueError(
-        f"the checkpoint lacks weights of {', '.join(told[:_NAMED])}{more}; fetch it again"
+        f"the checkpoint lacks weights of {', '.join(names[:_NAMED])}{more}; fetch it again"
     )
 
 
 class Deferred(Tensor):
-    origin: Origin
-    #: The same view on the device meta, which tells places.
+    backing: Backing
+    #: The same view on the device meta, for its place.
     placed: Tensor
 
     @staticmethod
-    def __new__(cls, placed: Tensor, origin: Origin, device: torch.device) -> Deferred:
+    def __new__(cls, placed: Tensor, backing: Backing, device: torch.device) -> Deferred:
         lies: Any = {"strides": placed.stride(), "storage_offset": placed.storage_offset()}
         made: Deferred = torch.Tensor._make_wrapper_subclass(
             cls, placed.shape, dtype=placed.dtype, device=device, **lies
         )
-        made.placed, made.origin = placed, origin
+        made.placed, made.backing = placed, backing
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -199,8 +199,8 @@ class Deferred(Tensor):
         if isinstance(first, Deferred):
             if func is _aten._to_copy.default and kwargs.get("device") == _META:
                 return func(first.placed, *args[1:], **kwargs)
-            if func in _FILLS and isinstance(first.origin, Target):
-                first.origin.fill(first.placed, float(args[1]) if len(args) > 1 else 0.0)
+            if func in _FILLS and isinstance(first.backing, Target):
+                first.backing.fill(first.placed, float(args[1]) if len(args) > 1 else 0.0)
                 return first
             if (views := first._viewed(func, args[1:], kwargs)) is not None:
                 return views
@@ -214,33 +214,33 @@ class Deferred(Tensor):
         if not aliases or any(info.is_write for info in aliases):
             return None
         storage = self.placed.untyped_storage()._cdata
-        found = func(self.placed, *others, **kwargs)
-        views = [found] if isinstance(found, Tensor) else found
+        result = func(self.placed, *others, **kwargs)
+        views = [result] if isinstance(result, Tensor) else result
         if any(view.untyped_storage()._cdata != storage for view in views):
             return None
-        return tree_map(lambda view: Deferred(view, self.origin, self.device), found)
+        return tree_map(lambda view: Deferred(view, self.backing, self.device), result)
 
     @property
     def window(self) -> _Window | None:
-        """Its window of the matrix of a stored tensor, or of a target, if it is one."""
-        return window_of(self.placed, self.origin.columns)
+        """Its window of the backing matrix, if it is a window."""
+        return window_of(self.placed, self.backing.columns)
 
     @property
     def is_in_tiles(self) -> bool:
         """Whether it consists of windows of a stored tensor in tiles."""
-        in_tiles = isinstance(self.origin, Stored) and self.origin.is_in_tiles
-        return in_tiles and _is_of_windows(self.placed, self.origin.columns)
+        in_tiles = isinstance(self.backing, Stored) and self.backing.is_in_tiles
+        return in_tiles and _is_of_windows(self.placed, self.backing.columns)
 
     def decode(self) -> Tensor:
         """Decodes it on the CPU. A parameter has no values yet."""
-        if isinstance(self.origin, Stored):
-            return self.origin.values(self.placed)
+        if isinstance(self.backing, Stored):
+            return self.backing.values(self.placed)
         raise RuntimeError(
             f"a weight that is being loaded has no values to compute with; {_REMEDY}"
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Deferred({type(self.origin).__name__}, shape={tuple(self.shape)})"
+        return f"Deferred({type(self.backing).__name__}, shape={tuple(self.shape)})"
 
 
 _CPU, _META = torch.device("cpu"), torch.device("meta")
@@ -254,10 +254,10 @@ _Window = tuple[int, int, int, int]
 
 def _copy(into: Tensor, values: Tensor) -> Tensor:
     if isinstance(into, Deferred):
-        if isinstance(into.origin, Stored):
-            raise RuntimeError(f"{into.origin.name} of a container cannot be written to")
-        assert isinstance(into.origin, Target)
-        into.origin.copy(into.placed, values)
+        if isinstance(into.backing, Stored):
+            raise RuntimeError(f"{into.backing.name} of a container cannot be written to")
+        assert isinstance(into.backing, Target)
+        into.backing.copy(into.placed, values)
         return into
     assert isinstance(values, Deferred)
     return into.copy_(values.decode())

@@ -1,8 +1,8 @@
 """Mixtures of experts.
 
-With few tokens, kernels multiply by the experts that the router chose and read no others; they find
-out on the GPU. With many tokens most experts are chosen: then, and in exact mode always, a layer's
-experts are decoded, and vLLM's own kernel multiplies.
+With few tokens, kernels multiply by the experts that the router chose on the GPU, and read no
+others. With many tokens most experts are chosen. Then, and always in exact mode, a layer's experts
+are decoded, and vLLM's own kernel multiplies.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from ._deferred import Target
 from ._layers import NAMES, Options, defer, finish
 
 _NAMES = NAMES[1:]
-#: Kernels of vLLM that take weights as checkpoints have them.
+#: Kernels of vLLM that take weights in the checkpoint's layout.
 _BACKENDS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
-#: Rows of x for each expert, on average, from which on decoding all of them is faster.
+#: Average rows of x per expert from which decoding all experts is faster.
 _MOST_ROWS = 8
 #: How vLLM 0.26 chooses experts on the CPU. Later ones have a router for that.
 _select_experts: Any = None
@@ -48,14 +48,14 @@ _ROUTING = (
     *("custom_routing_function", "scoring_func", "routed_scaling_factor"),
     "e_score_correction_bias",
 )
-#: Class that later versions than 0.26 take instead of the numbers of gated activations.
+#: Class that versions after 0.26 take instead of the numbers of gated activations.
 _ActivationConfig: Any = getattr(activation, "ApplyMoEActivationConfig", None)
 
 
 class Df11ExpertsMethod(FusedMoEMethodBase):
     """The experts of a layer: gate and up below each other for each expert, and down."""
 
-    #: The layer's activation: writes what it makes of its second argument into the first one.
+    #: The layer's activation: writes the result for its second argument into the first.
     activate: Callable[[Tensor, Tensor], Tensor]
 
     def __init__(self, options: Options, moe: FusedMoEConfig) -> None:
@@ -73,7 +73,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
 
     @property
     def is_monolithic(self) -> bool:
-        """On the CPU with a vLLM that has no router there outside of its own kernel."""
+        """True on the CPU if this vLLM has no router there outside its own kernel."""
         return _select_experts is not None
 
     def create_weights(
@@ -112,7 +112,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         )
 
     def get_fused_moe_quant_config(self, layer: Any) -> FusedMoEQuantConfig:
-        """Nothing is scaled; the numbers of gated activations are those of the layer."""
+        """No scales; the layer's own numbers for gated activations."""
         return FusedMoEQuantConfig.make(
             gemm1_alpha=getattr(layer, "swiglu_alpha", None),
             gemm1_beta=getattr(layer, "swiglu_beta", None),
@@ -128,7 +128,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         shared_experts: Any = None,
         shared_experts_input: Tensor | None = None,
     ) -> Tensor:
-        """The weighted sum of what each token's experts say: [tokens, hidden]."""
+        """The weighted sum of each token's experts: [tokens, hidden]."""
         few = topk_ids.numel() <= _MOST_ROWS * layer.local_num_experts
         if self.dense is None or (few and self.is_grouped and not self.options.exact):
             return self._multiply(layer, x, topk_weights, topk_ids)
@@ -187,7 +187,7 @@ def _refuse(moe: FusedMoEConfig) -> None:
 
 def _is_grouped(layer: Any, name: str) -> bool:
     weight = getattr(layer, name)
-    return isinstance(weight, CompressedTensor) and [p.form for p in weight.parts] == [FAST]
+    return isinstance(weight, CompressedTensor) and [p.residence for p in weight.parts] == [FAST]
 
 
 def _dense(layer: Any, name: str) -> Tensor:

@@ -1,8 +1,8 @@
-"""Which files of a model are loaded: its containers, or what vLLM itself loads.
+"""Chooses the files of a model: its containers, or the files that vLLM itself loads.
 
-`config.json` decides: if it names df11, containers are the weights, and other weights beside them
-are left over. If it does not, a container beside other weights is a stray one; containers alone
-are loaded, as a checkpoint of another quantization method has its own name there.
+`config.json` decides. If it names df11, the containers are the weights, and other weights beside
+them are ignored. If it does not, a container beside other weights is a stray one. Containers alone
+are loaded, because a checkpoint of another quantization method would be named there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def containers_of(
 
 
 def _names_df11(model: str, revision: str | None, prefix: str) -> bool:
-    """Whether the config names df11: the subfolder's, or if it has none the model's."""
+    """Whether the config of the subfolder, or else of the model, names df11."""
     for place in dict.fromkeys((prefix, "")):
         config = get_hf_file_to_dict(f"{place}config.json", model, revision)
         if isinstance(config, dict):
@@ -53,7 +53,7 @@ def _names_df11(model: str, revision: str | None, prefix: str) -> bool:
 
 
 def _are_alone(model: str, revision: str | None, prefix: str) -> bool:
-    """Whether there are containers and nothing that vLLM would load."""
+    """Whether there are containers and no other files that vLLM would load."""
 
     def listed(patterns: list[str]) -> list[str]:
         names = list_filtered_repo_files(model, allow_patterns=patterns, revision=revision)
@@ -73,9 +73,9 @@ def _are_alone(model: str, revision: str | None, prefix: str) -> bool:
 
 
 def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a folder's containers, and of the file for what these lack, by their names.
-    Raises `ParameterError` if a container is missing; `ValueError` if the file holds what the
-    containers do, `CorruptError` if it is damaged; the errors of `df11.open`.
+    """The tensors of a folder's containers, and of the file beside them, by their names. Raises
+    `ParameterError` if a container is missing; `ValueError` if the file repeats a tensor of the
+    containers, `CorruptError` if it is damaged; the errors of `df11.open`.
     """
     container = df11.open(folder)
     container.check_complete()

@@ -1,4 +1,4 @@
-"""Loads what vLLM's code has recorded: from containers in one pass, or of dense values.
+"""Loads the recorded weights: from containers in one pass, or from dense values.
 
 ```text
  patches of one container, whole rows ──▶ as stored, or in the fast layout
@@ -20,7 +20,7 @@ from vllm.logger import init_logger
 from .._bring import bring
 from .._container import Tensors
 from .._matrices import TILE_COLUMNS, TILE_ROWS, Part
-from .._plan import SMALL, Group, Item, Residence, why_ordinary
+from .._plan import SMALL, Item, Residence, WeightBlock, why_ordinary
 from .._progress import Bar
 from .._tensor import CompressedTensor
 from ._deferred import Deferred, Stored, Target, lacking
@@ -47,7 +47,7 @@ _Layers = list[tuple[str, nn.Module, str]]
 
 @dataclass(eq=False, kw_only=True)
 class _Tiled(Item):
-    """A target that is tiles of a container."""
+    """A target that consists of tiles of a container."""
 
     target: Target
     layers: _Layers
@@ -56,19 +56,19 @@ class _Tiled(Item):
 
 
 def fill(model: nn.Module, options: Options, device: torch.device, memory: int | None) -> None:
-    """Loads all targets of a model whose values a container has. `memory`: bytes of the GPU that
-    vLLM may use, by which `auto` decides. Raises `ValueError` if a checkpoint lacks weights; the
+    """Loads all targets of a model whose values are in a container. `memory`: bytes of the GPU that
+    vLLM may use, for `auto`. Raises `ValueError` if a checkpoint lacks weights; the
     errors of `df11.open`.
     """
     blocks: dict[tuple[int, str], list[_Tiled]] = {}
     for target, layers in _targets(model).items():
         if target.value is not None:
             continue
-        if (found := _find(target, layers, device.type == "cuda", options.exact)) is None:
+        if (tiled := _find(target, layers, device.type == "cuda", options.exact)) is None:
             pack(target, "not all of it is stored in tiles, as whole rows")
             continue
-        block = found.tensors.container[found.sources[0]].block
-        blocks.setdefault((id(found.tensors), block), []).append(found)
+        block = tiled.tensors.container[tiled.tensor_names[0]].block
+        blocks.setdefault((id(tiled.tensors), block), []).append(tiled)
     held = list(blocks.values())
     residences: list[Residence] = ["stored"] * len(held)
     if device.type == "cuda" and options.residence != "stored":
@@ -80,10 +80,10 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
 
 
 def check_loaded(model: nn.Module, loaded: set[str] | None) -> None:
-    """Raises `ValueError`, which names them, if parameters of a model got no values.
+    """Raises a `ValueError` that names the parameters of a model without values.
 
-    `loaded`: names that the model's loading code tells; if it tells none (None), only recorded
-    weights are checked. As in vLLM's own check, what a module makes after loading may be missing,
+    `loaded`: names that the model's loading code returned; for None, only recorded weights are
+    checked. As in vLLM's own check, parameters that a module makes after loading may be missing,
     such as scales of a KV cache.
     """
     made: set[str] = set()
@@ -93,29 +93,29 @@ def check_loaded(model: nn.Module, loaded: set[str] | None) -> None:
             method, "process_weights_after_loading"
         ):
             made |= {name for name, _ in module.named_parameters(path)}
-    found = {}
+    counts = {}
     for name, value in model.named_parameters():
         if isinstance(value, Deferred):
-            lacks = value.origin.lacks if isinstance(value.origin, Target) else None
+            lacks = value.backing.lacks if isinstance(value.backing, Target) else None
         else:
             lacks = "" if loaded is not None and name not in loaded | made else None
         if lacks is not None:
-            found[name] = lacks
-    if found:
-        raise lacking(found)
+            counts[name] = lacks
+    if counts:
+        raise lacking(counts)
 
 
 def _targets(model: nn.Module) -> dict[Target, _Layers]:
-    found: dict[Target, _Layers] = {}
+    layers_of: dict[Target, _Layers] = {}
     for path, module in model.named_modules():
         for name in NAMES:
             if (target := target_of(module, name)) is not None:
-                found.setdefault(target, []).append((f"{path}.{name}", module, name))
-    return found
+                layers_of.setdefault(target, []).append((f"{path}.{name}", module, name))
+    return layers_of
 
 
 def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled | None:
-    """Which tiles of a container it is; None if it has to be made of dense values."""
+    """The tiles of a container that form it; None if it must be made from dense values."""
     because, (name, *_) = None, layers[0]
     patches = target.ordered(name)
     rows = without_padding(target, patches)
@@ -123,41 +123,41 @@ def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled 
     windows = [patch.values for patch in patches if isinstance(patch.values, Deferred)]
     if len(windows) < len(patches) or any(p.columns != target.columns for p in patches):
         return None
-    sources = [window.origin for window in windows if isinstance(window.origin, Stored)]
+    sources = [window.backing for window in windows if isinstance(window.backing, Stored)]
     if len({id(source.tensors) for source in sources}) != 1 or target.dtype != torch.bfloat16:
         return None
     tensors = sources[0].tensors
     value = _stacked(windows, target.shape if rows == target.rows else (rows, target.columns))
     names = list(dict.fromkeys(source.name for source in sources))
-    found = _Tiled(name, value, names, target=target, layers=layers, tensors=tensors)
-    found.reason = why_ordinary(found, tensors.container, False, on_gpu)
+    tiled = _Tiled(name, value, names, target=target, layers=layers, tensors=tensors)
+    tiled.reason = why_ordinary(tiled, tensors.container, False, on_gpu)
     is_mixture = len(target.shape) > 2
     if not all(part.is_aligned for part in value.parts):
         because = f"a slice is no multiple of {TILE_ROWS} rows, {TILE_COLUMNS} columns"
     elif is_mixture:
         because = "experts are multiplied in the fast layout"
-    if because is not None and on_gpu and found.reason == SMALL:
-        # Tiles around a slice are larger than what it is packed into.
-        is_smaller = found.nbytes("fast") < found.nbytes("ordinary")
-        found.reason = None if is_smaller else SMALL
-    # The CPU decodes any window, and exact mode decodes experts as they are stored.
+    if because is not None and on_gpu and tiled.reason == SMALL:
+        # The tiles that enclose a slice are larger than the packed slice.
+        is_smaller = tiled.nbytes("fast") < tiled.nbytes("ordinary")
+        tiled.reason = None if is_smaller else SMALL
+    # The CPU decodes any window, and exact mode decodes stored experts.
     if on_gpu and not (exact and is_mixture):
-        found.repacked_because = because
-    return found
+        tiled.repacked_because = because
+    return tiled
 
 
 def _stacked(windows: list[Deferred], shape: tuple[int, ...]) -> CompressedTensor:
     arrays, parts = [], []
     for each in windows:
-        assert isinstance(each.origin, Stored) and each.window is not None
-        (row, rows, column, width), whole = each.window, each.origin.compressed()
+        assert isinstance(each.backing, Stored) and each.window is not None
+        (row, rows, column, width), whole = each.window, each.backing.compressed()
         arrays += whole._arrays
         parts.append(Part(*whole.parts[0][:4], row, row + rows, column, column + width))
     return CompressedTensor(arrays, parts, shape)
 
 
 def _chosen(blocks: list[list[_Tiled]], options: Options, memory: int | None) -> list[Residence]:
-    sizes = [Group([*block]).nbytes("fast") for block in blocks]
+    sizes = [WeightBlock([*block]).nbytes("fast") for block in blocks]
     budget = sum(sizes)
     if options.residence == "auto" and memory is not None:
         budget = int(_SHARE * memory)
@@ -172,14 +172,14 @@ def _load(
     device: torch.device,
     bar: Bar,
 ) -> None:
-    jobs: dict[tuple[int, Residence], tuple[Tensors, list[Group]]] = {}
+    jobs: dict[tuple[int, Residence], tuple[Tensors, list[WeightBlock]]] = {}
     for block, residence in zip(blocks, residences, strict=True):
-        forms: list[Residence] = [residence, "fast"]
-        for is_repacked, form in enumerate(forms):
+        possible: list[Residence] = [residence, "fast"]
+        for is_repacked, actual in enumerate(possible):
             some = [each for each in block if (each.repacked_because is not None) == is_repacked]
-            key = id(block[0].tensors), form
+            key = id(block[0].tensors), actual
             _, mine = jobs.setdefault(key, (block[0].tensors, []))
-            mine.append(Group([*some], device, form))
+            mine.append(WeightBlock([*some], device, actual))
     for tensors, mine in jobs.values():
         for weight, value in bring(tensors, mine, options.exact, bar):
             assert isinstance(weight, _Tiled)
@@ -194,7 +194,7 @@ def _load(
 
 
 def _tell(blocks: list[list[_Tiled]], residences: list[Residence], read: int) -> None:
-    whole = ", ".join(f"{count} blocks {form}" for form, count in Counter(residences).items())
+    whole = ", ".join(f"{count} blocks {kind}" for kind, count in Counter(residences).items())
     logger.info("df11: %s; %s bytes of compressed matrices read", whole or "nothing", f"{read:,}")
     reasons: Counter[str] = Counter()
     for weight in (weight for block in blocks for weight in block):

@@ -1,4 +1,4 @@
-"""Forms of a layer's weights: first a target, then compressed arrays or an ordinary parameter.
+"""A layer's weights: first a target, then compressed arrays or an ordinary parameter.
 
 Layers with matrices (single, merged, QKV), and vocabularies.
 """
@@ -61,13 +61,13 @@ def target_of(layer: nn.Module, name: str) -> Target | None:
     weight = layer._parameters.get(name)
     if not isinstance(weight, Deferred):
         return None
-    assert isinstance(weight.origin, Target)
-    return weight.origin
+    assert isinstance(weight.backing, Target)
+    return weight.backing
 
 
 def give(layer: nn.Module, name: str, value: Tensor, target: Target) -> None:
-    """Replaces a target by what it became. A compressed weight is an attribute, which tells its
-    shape, dtype and device to whoever looks, and no parameter: compiled code has its key.
+    """Replaces a target by its final weight. A compressed weight is an attribute with shape, dtype
+    and device, and not a parameter: compiled code uses its key.
     """
     del layer._parameters[name]
     key = None
@@ -83,7 +83,7 @@ def give(layer: nn.Module, name: str, value: Tensor, target: Target) -> None:
 
 
 def finish(layer: nn.Module, name: str, options: Options) -> None:
-    """Gives a layer a weight that came from elsewhere than a container.
+    """Gives a layer a weight that does not come from a container.
     Raises `ValueError` if the checkpoint lacks some of it.
     """
     target = target_of(layer, name)
@@ -100,7 +100,7 @@ def finish(layer: nn.Module, name: str, options: Options) -> None:
 
 
 def pack(target: Target, because: str | None = None) -> None:
-    """Makes a target what its dense patches say: packed on a GPU; an ordinary weight on the CPU."""
+    """Makes a weight from the dense patches of a target: packed on a GPU, ordinary on the CPU."""
     patches = target.ordered()
     small = target.rows * target.columns < 1 << 16
     fits = target.dtype == torch.bfloat16 and target.columns % 8 == 0
@@ -123,7 +123,7 @@ def _packed(target: Target, patches: list[Patch]) -> CompressedTensor | None:
 
 
 def without_padding(target: Target, patches: list[Patch]) -> int:
-    """Rows before those of zeros at the end, which would be exceptions in the fast layout."""
+    """Number of rows without zeros at the end, which would be exceptions in the fast layout."""
     rows = target.rows
     for patch in reversed(patches):
         if patch.values is not None or patch.columns != target.columns:

@@ -1,7 +1,7 @@
 """The model loader: reads containers if they are the weights of a model (`_files`).
 
-It is registered as load format `df11`, and in the place of vLLM's own loader for `auto`, whose work
-it does for all other models: vLLM chooses a loader by the format alone, before it knows the model.
+It is registered as load format `df11`, and for `auto` in place of vLLM's own loader, whose work it
+does for all other models: vLLM chooses a loader by the format alone, before it knows the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 import df11
 
 from .. import _ops
-from .._doctor import tell_newer
+from .._doctor import log_newer
 from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
 from ._files import containers_of, weights_of
@@ -42,7 +42,7 @@ _DECODED_BYTES = 120_000_000
 def register_loader() -> None:
     log = logging.getLogger(model_loader.__name__)
     level = log.level
-    # It would warn, in each process, that there is a loader for `auto`.
+    # vLLM would warn in each process that `auto` has a loader already.
     log.setLevel(logging.ERROR)
     for name in (NAME, "auto"):
         model_loader.register_model_loader(name)(Df11ModelLoader)
@@ -75,7 +75,7 @@ class Df11ModelLoader(DefaultModelLoader):
         if isinstance(config, Df11Config):
             config.choose(self.options)
             _refuse(vllm_config, config)
-            tell_newer()
+            log_newer()
             from ._steps import watch_steps  # which imports much of vLLM
 
             watch_steps()
@@ -102,7 +102,7 @@ class Df11ModelLoader(DefaultModelLoader):
         self.counter_before_loading_weights = begin = time.perf_counter()
         config = self._config
         if config is not None and self.enable_weights_track is None:
-            # vLLM checks BF16 models by default, and no quantized ones.
+            # By default vLLM checks BF16 models and no quantized ones.
             self.enable_weights_track = True
         super().load_weights(model, model_config)
         if config is None:
@@ -126,7 +126,7 @@ class Df11ModelLoader(DefaultModelLoader):
     def track_weights_loading(
         self, model: nn.Module, loaded_weights: set[str] | None, **others: Any
     ) -> None:
-        """As vLLM's; in compressed models, also checks recorded weights and biases."""
+        """vLLM's check; in compressed models it also checks recorded weights and biases."""
         if self._config is None:
             super().track_weights_loading(model, loaded_weights, **others)
             return
@@ -137,8 +137,8 @@ class Df11ModelLoader(DefaultModelLoader):
     def get_all_weights(
         self, model_config: ModelConfig, model: nn.Module
     ) -> Generator[tuple[str, Tensor], None, None]:
-        """As vLLM's. Raises `ValueError` for a model that has compressed weights already: graphs
-        have their addresses.
+        """vLLM's method. Raises `ValueError` for a model that has compressed weights already,
+        because graphs have their addresses.
         """
         if any(f"{name}_key" in each._parameters for each in model.modules() for name in NAMES):
             raise ValueError(
@@ -166,15 +166,15 @@ class Df11ModelLoader(DefaultModelLoader):
 
 
 def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]) -> None:
-    """Has what inductor compiles begin while the kernel before it ends, as products do.
+    """Lets kernels of inductor begin while the kernel before them ends, as products do.
 
-    Programmatic dependent launch, for compute capability 9.0 and newer, of which inductor knows.
-    `gpus`: of `df11.devices`; graphs cannot hold such launches if their driver knows no CUDA 12.3.
-    Before the model is made, as its compiler takes over the config then.
+    Inductor supports this programmatic dependent launch on compute capability 9.0 and newer. `gpus`
+    are from `df11.devices`; graphs cannot hold such launches if the driver is older than CUDA 12.3.
+    Call it before the model is made, whose compiler copies the config.
 
-    Inductor's kernels wait for the one before alone. That is right as long as each kernel lets the
-    next one begin after it has waited itself, as products do, or not at all, as nearly all of
-    vLLM's. Those of LoRA begin early and do not wait, so with adapters nothing else does.
+    Inductor's kernels wait only for the kernel before them. That is right if each kernel lets the
+    next one begin after its own wait, as products do, or not at all, like nearly all of vLLM's.
+    LoRA kernels begin early and do not wait, so with adapters no other kernel begins early.
     """
     knows = any(gpu["driver"] >= (12, 3) for gpu in gpus)
     if knows and vllm_config.lora_config is None:
@@ -182,8 +182,9 @@ def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]
 
 
 def tell_compiler(model: nn.Module, vllm_config: VllmConfig) -> None:
-    """Has vLLM's cache of compiled graphs know which weights are ordinary. Nothing else of a
-    container is in a graph; this depends on sizes, and is not in any config.
+    """Adds the names of ordinary weights to the key of vLLM's cache of compiled graphs. Graphs
+    depend on a container in nothing else; which weights are ordinary depends on sizes and is in no
+    config.
     """
     names = [
         path

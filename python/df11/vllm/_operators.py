@@ -1,9 +1,9 @@
 """Operators of layers that hold compressed matrices.
 
-They are `df11::linear`, `embedding` and `grouped_linear` of what a layer holds. A layer is named
-by its `key`, a small tensor: lengths of compressed arrays differ from layer to layer, from model to
-model of one shape, and with options. In a compiled graph they would make each layer a graph of its
-own, and vLLM's cache of compiled graphs, which does not know of them, would return wrong ones.
+They run `df11::linear`, `embedding` and `grouped_linear` on a layer's weight. A `key`, a small
+tensor, names the layer. Lengths of compressed arrays differ between layers, between models of one
+shape, and with options. As arguments in a compiled graph they would give each layer its own graph,
+and vLLM's cache of compiled graphs, which does not know them, would return wrong ones.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .. import _ops
 from .._order import LINEAR, Framework
 from .._tensor import CompressedTensor
 
-#: Has vLLM's batch-invariant product, whose own module has another name in each tested release.
+#: Module with vLLM's batch-invariant product; its own module has other names in other releases.
 _layers: Any = import_module("vllm.model_executor.layers.linear")
-#: Bytes of a key. Compiled code may count on addresses being multiples of this.
+#: Bytes of a key. Compiled code may rely on addresses that are multiples of this.
 _KEY_BYTES = 16
-#: Weights by the addresses of their keys; with each its key, and the rows of zeros after it.
+#: Weights by the addresses of their keys, with the key and the rows of zeros after the weight.
 _held: dict[int, tuple[CompressedTensor, Tensor, int]] = {}
 
 
@@ -49,12 +49,12 @@ def _batch_invariant() -> Framework:
 
 
 def framework() -> Framework:
-    """The product of vLLM's layers on a GPU, with weights that are not compressed."""
+    """The product of vLLM's layers on a GPU with uncompressed weights."""
     return _batch_invariant() if envs.VLLM_BATCH_INVARIANT else LINEAR
 
 
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As vLLM multiplies by a weight that is not compressed, to the bit."""
+    """vLLM's own product with an uncompressed weight, to the bit."""
     return (framework() if x.is_cuda else LINEAR).multiply(x, weight, bias)
 
 
@@ -66,10 +66,10 @@ def _in_order(
     inner = None if bias is None else bias[:height]
     counts = (len(weight.parts),)
     given = (x, weight._arrays, weight.flat_parts, counts, (inner,), framework(), padding)
-    found = _ops.in_order(*given)
-    if found is None:
+    products = _ops.in_order(*given)
+    if products is None:
         return None
-    y = functional.pad(found[0], (0, padding)) if padding else found[0]
+    y = functional.pad(products[0], (0, padding)) if padding else products[0]
     if padding and bias is not None:
         y[..., height:] += bias[height:]
     return y
@@ -81,7 +81,7 @@ def _in_order(
     library,
 )
 def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-    """y = x Wᵀ (+ bias): [..., rows], of which the last ones may be those of padding."""
+    """y = x Wᵀ (+ bias): [..., rows]; the last rows may be padding."""
     weight, _, padding = _held[key.data_ptr()]
     arrays, parts = weight._arrays, weight.flat_parts
     if weight.exact or not x.is_cuda:

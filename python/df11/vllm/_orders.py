@@ -1,4 +1,4 @@
-"""Which layers give BF16's bits without decoding to memory, found before graphs are captured."""
+"""Finds layers that give BF16's bits without decoding to memory, before graphs are captured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ._operators import framework
 
 logger = init_logger("vllm.plugins.df11")
 
-#: The most requests for which products with a vocabulary, which no graph holds, are measured.
+#: The most requests for which products with a vocabulary are measured; no graph holds these.
 _MOST_REQUESTS = 256
 _NAMED = 4
 
@@ -33,9 +33,9 @@ class _Shape(NamedTuple):
 
 
 def find_orders(model: nn.Module, vllm_config: VllmConfig) -> None:
-    """Measures in which order vLLM's products add, for all layers and numbers of tokens that graphs
-    are captured for, and for heads for all numbers of requests; then says for how many it is known.
-    Each shape once; what is on disk is read from there.
+    """Measures the order of vLLM's products: for all layers and captured numbers of tokens, and for
+    heads and all numbers of requests. Then logs for how many it is known. Measures each shape once,
+    and reads known orders from disk.
     """
     begin = time.perf_counter()
     captured = vllm_config.compilation_config.cudagraph_capture_sizes or [1]

@@ -1,11 +1,11 @@
-"""Has workers of vLLM raise before they hand out tokens that damaged weights made.
+"""Makes workers of vLLM raise before they return tokens from damaged weights.
 
-Kernels tell damage in memory of the host (`_watch`), so nothing waits for it. What kernels of a
-step told is there as soon as the step's tokens are: when a worker returns them, or when
-`get_output` of what it returns has waited for them. Most of several workers are never asked for
-outputs, as in tensor parallelism all except one: vLLM logs what such a worker raises and goes on.
-So a worker in a process of its own ends with it, when its next step begins at the latest, and an
-engine that has lost a worker stops.
+Kernels report damage in host memory (`_watch`), so reading it waits for nothing. The reports of a
+step's kernels are there as soon as the step's tokens are: when a worker returns them, or when
+`get_output` of its result has waited for them. With several workers vLLM asks most of them for no
+output, under tensor parallelism all but one, and only logs their exceptions. So a worker in its own
+process ends with the exception, at the latest when its next step begins, and vLLM stops an engine
+that lost a worker.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _checked: set[type] = set()
 
 
 def watch_steps() -> None:
-    """Has all workers of this process check. Raises `ImportError` if this vLLM's lack a step."""
+    """Makes all workers of this process check. Raises `ImportError` if this vLLM lacks a step."""
     steps = [(Worker, name, _step) for name in ("execute_model", "sample_tokens")]
     lacking = wrap(*steps, (Worker, "compile_or_warm_up_model", _start))
     if lacking is not None:
@@ -49,25 +49,25 @@ def _check(worker: Any) -> None:
         raise SystemExit(f"df11: {error}") from error
 
 
-def _step(call: _Step, asked: dict[str, Any]) -> Any:
-    _check(asked["self"])
+def _step(call: _Step, arguments: dict[str, Any]) -> Any:
+    _check(arguments["self"])
     output = call()
     if not isinstance(output, AsyncModelRunnerOutput):
-        _check(asked["self"])
+        _check(arguments["self"])
     elif (kind := type(output)) not in _checked:
         wrap((kind, "get_output", _take))
         _checked.add(kind)
     return output
 
 
-def _take(call: _Step, asked: dict[str, Any]) -> Any:
+def _take(call: _Step, arguments: dict[str, Any]) -> Any:
     output = call()
     raise_if_damaged()
     return output
 
 
-def _start(call: _Step, asked: dict[str, Any]) -> Any:
-    """After a warm-up, which multiplies by each weight. Waits for it."""
+def _start(call: _Step, arguments: dict[str, Any]) -> Any:
+    """Checks after a warm-up, which multiplies by each weight. Waits for it."""
     output = call()
     if torch.cuda.is_available():
         check_gpus([torch.device("cuda", torch.cuda.current_device())])

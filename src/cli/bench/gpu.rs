@@ -129,7 +129,7 @@ fn decoding(model: &GpuModel, times: u16) -> Result<Vec<Series>, Failure> {
     Ok(all)
 }
 
-/// A plain copy, and loading, of which the first time is a series of its own.
+/// A plain copy, and loading; the first load is a series of its own.
 fn loading(
     model: &Model,
     device: &Device,

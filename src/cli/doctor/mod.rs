@@ -130,10 +130,10 @@ fn models(folder: &Path) -> Option<Finding> {
     }
     texts.extend(models.missing().iter().map(|name| format!("{name} missing")));
     let finding = Finding::good("models", texts.join(", ").trim().to_owned(), values.into());
-    Some(finding.with_remedy(!is_whole, "download what is missing; df11 verify names it"))
+    Some(finding.with_remedy(!is_whole, "download the missing files, which df11 verify names"))
 }
 
-/// Where the Python package puts containers while a model is loaded, besides the folder for
+/// The folder in which the Python package keeps containers while a model loads, besides the one for
 /// temporary files.
 const MEMORY: &str = "/dev/shm";
 

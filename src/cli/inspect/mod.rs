@@ -146,7 +146,7 @@ impl Inspect {
         Ok(Findings { path, models, parts })
     }
 
-    /// Writes a file that was asked for, and tells it.
+    /// Writes a requested file, and says so in the document.
     fn write(
         &self,
         key: &str,
@@ -162,7 +162,7 @@ impl Inspect {
         Ok(())
     }
 
-    /// A picture replaces a picture, and a page a page, if told to, and nothing else.
+    /// With `--force` a picture replaces a picture, and a page a page, and nothing else.
     fn check_outputs(&self) -> Result<(), Failure> {
         for (path, end) in [(&self.picture, "svg"), (&self.html, "html")] {
             let Some(path) = path else { continue };

@@ -132,7 +132,7 @@ fn block_chart(svg: &mut String, part: &Part<'_>) {
     legend(svg, 408.0);
     axis.draw(svg, 4.0, "");
     let width = (RIGHT - LEFT) / blocks.len().max(1) as f64;
-    // As many labels as there is room for.
+    // Only as many labels as fit.
     let every = blocks.len().div_ceil(LABELS).max(1);
     for (index, block) in blocks.iter().enumerate() {
         let x = LEFT + width * index as f64;
@@ -144,7 +144,7 @@ fn block_chart(svg: &mut String, part: &Part<'_>) {
     line(svg, "limit", [LEFT, axis.y(BF16_BITS), RIGHT, axis.y(BF16_BITS)]);
 }
 
-/// Sign/mantissa bits, what is stored above them, and a mark where the exponents' entropy ends.
+/// A bar of the sign/mantissa bits, the other stored bits above them, and a mark at the entropy.
 fn block_bar(svg: &mut String, axis: &Axis, x: f64, width: f64, block: &Figures) {
     let Some(stored) = block.bits_per_weight() else { return };
     let entropy = block.information();
@@ -165,7 +165,7 @@ fn block_bar(svg: &mut String, axis: &Axis, x: f64, width: f64, block: &Figures)
 fn block_label(svg: &mut String, x: f64, y: f64, name: &str) {
     let count = name.chars().count();
     let short = if count > LABEL_CHARS {
-        // The end of a name tells blocks apart.
+        // Names of blocks differ at their ends.
         format!("…{}", name.chars().skip(count - LABEL_CHARS + 1).collect::<String>())
     } else {
         name.to_owned()

@@ -143,7 +143,7 @@ impl GapSizes {
     /// `codebook_bytes`.
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`Error::Parameter`] as [`GapGeometry::new`].
+    /// Like [`new`](Self::new); [`Error::Parameter`] as [`GapGeometry::new`].
     pub fn of_record(
         [bytes_per_thread, threads_per_block, bit_count]: [u64; 3],
         elements: u64,

@@ -72,7 +72,7 @@ impl<'a> Arrays<'a> {
     /// [`decode`](Self::decode) does.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode).
+    /// Like [`decode`](Self::decode).
     pub fn gather(&self, rows: &[u64], columns: Range<u64>, weights: &mut [u8]) -> Result<()> {
         let rows: Vec<_> = rows.iter().map(|&row| row..row.saturating_add(1)).collect();
         let geometry = self.sizes.geometry();
@@ -114,11 +114,11 @@ impl<'a> Arrays<'a> {
     }
 }
 
-/// As [`Arrays::cut`], of arrays that are read some bytes at a time: besides codebook and records
+/// Like [`Arrays::cut`], of arrays that are read some bytes at a time: besides codebook and records
 /// nothing else than what the result holds, strip by strip.
 ///
 /// # Errors
-/// As [`Arrays::cut`], and what reading answers.
+/// Like [`Arrays::cut`], and what reading answers.
 pub(crate) fn cut(
     sizes: &TileSizes,
     arrays: &dyn ReadArrays<'_>,

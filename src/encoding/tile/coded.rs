@@ -235,7 +235,7 @@ const STEP_PLANE: usize = 2 * UNIT * LANES;
 /// Steps of a whole narrow tile's band, and the weights of its rows that a step has.
 const STEPS: usize = 4;
 const PAIR: usize = 2 * UNIT * ROW_LANES;
-/// Where a weight has its exponent.
+/// The exponent bits of a weight.
 const EXPONENT: u16 = 0x7F80;
 
 /// Two bands of a tile, 8 KiB.

@@ -214,10 +214,8 @@ impl TileDecoder {
     }
 }
 
-/// A range of weights, and of them those in some columns of the matrix. They go to a dense output,
-/// row by row.
-///
-/// Where columns are left out the range is of whole rows.
+/// The weights of a range that lie in some columns of the matrix. They go to a dense output, row by
+/// row. If columns are left out, the range consists of whole rows.
 struct Wanted {
     elements: Range<u64>,
     columns: Range<u64>,
@@ -257,7 +255,7 @@ impl Wanted {
         self.columns.end - self.columns.start
     }
 
-    /// Where in the output a tile begins of which all weights are wanted; `None` for others.
+    /// The place in the output of a tile whose weights are all wanted; `None` for others.
     fn whole(&self, tile: &Tile) -> Option<usize> {
         let (first, last) = (self.run(tile, 0)?, self.run(tile, tile.height - 1)?);
         (first.count == tile.width && last.count == tile.width).then_some(first.to)

@@ -58,7 +58,7 @@ impl Encoder {
     /// which the places of all strips follow: the bit count is 8 times their sum.
     ///
     /// # Errors
-    /// As [`encode_strip`](Self::encode_strip).
+    /// Like [`encode_strip`](Self::encode_strip).
     pub fn strip_bytes(&self, strip: u64, weights: &[u8]) -> Result<u64> {
         self.check(strip, weights)?;
         let mut exponents = Exponents::new();

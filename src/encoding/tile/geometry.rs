@@ -131,7 +131,7 @@ impl TileGeometry {
     /// The geometry of a vector.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Like [`new`](Self::new).
     pub fn vector(elements: u64) -> Result<Self> {
         Self::new(TILE_ELEMENTS, elements, elements)
     }

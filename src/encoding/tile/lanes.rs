@@ -4,9 +4,9 @@
 //! serves two units of a lane: their pairs rarely have more bits than a load, and then the lane is
 //! decoded again unit by unit. With per-row scales that would be about once in eight times; there,
 //! a load serves one unit. An entry is stored as it is: it has the exponents where they stand in
-//! their weights, and lengths are summed from what was stored. What counts is the number of
-//! instructions, of which the core does some five a cycle: for two units 5.8 a pair in the look-ups
-//! and 2.5 for the lengths.
+//! their weights, and lengths are summed from what was stored. The number of
+//! instructions decides, at some five per cycle: for two units 5.8 per pair in the look-ups and 2.5
+//! for the lengths.
 //!
 //! Measured on one Zen 5 core (virtual, shared), GB of BF16 a second of verification in cache, N(0,
 //! 0.02²); chosen: 8.4.
@@ -142,8 +142,8 @@ impl Lookup {
         for (bit, lane) in bits.iter_mut().zip(lanes) {
             let units = &mut lane[FIRST..FIRST + UNITS];
             let length = units.iter().map(length).fold(0, u8::wrapping_add) % LENGTHS_END;
-            // Where a pair has more bits than are left of the load, so have all of them together,
-            // whatever was found in its place.
+            // If a pair has more bits than the load has left, the sum of all is too large as well,
+            // with any entry in its place.
             if is_other(&units[UNITS - 1]) || (UNITS > 1 && usize::from(length) > PEEK_BITS) {
                 units.iter_mut().try_for_each(|unit| self.unit::<VERIFY>(window, bit, unit))?;
             } else {

@@ -67,7 +67,7 @@ impl TileSizes {
     /// `codebook_bytes`.
     ///
     /// # Errors
-    /// As [`TileGeometry::new`] and [`new`](Self::new).
+    /// Like [`TileGeometry::new`] and [`new`](Self::new).
     pub fn of_record(
         [tile_columns, columns, bit_count]: [u64; 3],
         elements: u64,
@@ -125,7 +125,7 @@ impl TileSizes {
     /// The bytes of the records that some strips need: those of their tiles and the one after.
     ///
     /// # Errors
-    /// As [`elements_of`](Self::elements_of).
+    /// Like [`elements_of`](Self::elements_of).
     pub fn records_of(&self, strips: &Range<u64>) -> Result<Range<u64>> {
         self.elements_of(strips)?;
         let (tiles, record) = (self.geometry.strip_tiles(), RECORD_BYTES as u64);
@@ -136,7 +136,7 @@ impl TileSizes {
     /// with the last strip all to the end of the array.
     ///
     /// # Errors
-    /// As [`elements_of`](Self::elements_of), and where the records have another size;
+    /// Like [`elements_of`](Self::elements_of), and where the records have another size;
     /// [`Error::Corrupt`] if the offsets of the first tile and of the end contradict each other or
     /// the bit count.
     pub fn bitstream_of(&self, records: &[u8], strips: &Range<u64>) -> Result<Range<u64>> {

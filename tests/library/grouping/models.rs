@@ -11,7 +11,7 @@ pub(crate) struct Model {
     pub(crate) tensors: Vec<Tensor>,
     /// The digits at the end of names are their structure.
     pub(crate) is_numbered: bool,
-    /// What the names of blocks begin with that are counted after it.
+    /// Prefix of block names, and how many blocks are counted after it.
     pub(crate) lists: Vec<(String, usize)>,
     pub(crate) others: Vec<String>,
 }

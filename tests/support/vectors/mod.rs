@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 
 use crate::container::{Item, Model, Tensor};
 
-/// What writes the vectors.
+/// The command that writes the vectors.
 pub(crate) const COMMAND: &str = "cargo run --release --example vectors";
 
 /// Larger containers are stored compressed: most of their bytes are zeros.
@@ -36,14 +36,14 @@ pub(crate) struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) file: String,
-    /// Of the container, decompressed.
+    /// SHA-256 of the decompressed container.
     #[serde(default)]
     pub(crate) sha256: String,
     pub(crate) expect: Expect,
-    /// Where an invalid one fails.
+    /// The level at which an invalid vector fails.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) level: Option<String>,
-    /// What verification of a valid one gives.
+    /// The result of verifying a valid vector.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) result: Option<String>,
     pub(crate) about: String,
@@ -83,7 +83,7 @@ impl Expect {
     }
 }
 
-/// What a vector holds.
+/// A container and its row of the manifest.
 pub(crate) struct Vector {
     pub(crate) bytes: Vec<u8>,
     result: Option<String>,

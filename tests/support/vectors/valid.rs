@@ -288,7 +288,7 @@ fn shards(to: &mut Vectors) {
     }
 }
 
-/// What later versions may add.
+/// Additions that later versions may make.
 fn newer(to: &mut Vectors) {
     let new = Item::raw("new", Dtype::BF16, &[4], bytes(8)).in_file("new.safetensors");
     let items = [raw("known", bytes(3)), new.clone(), new.alias("new.alias")];
@@ -321,7 +321,7 @@ fn newer(to: &mut Vectors) {
         &[raw("known", bytes(3)), huge.clone(), huge.alias("new.alias")],
         &|_| {},
     );
-    // What an encoding means is not known without the dtype.
+    // Without the dtype the meaning of an encoding is unknown.
     let new = Item { dtype: (99, "POSIT8".into()), ..raw("new", vec![4; 4]) };
     unknown("unknown-dtype-raw", &[raw("x", vec![1, 2, 3]), new], &|tensor| {
         tensor.parameters = [1, 2, 3, u64::MAX];
