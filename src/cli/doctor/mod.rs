@@ -13,6 +13,7 @@ use df11::{
     hazmat::{
         Leftover, PENDING, SaveTarget,
         constants::{VERSION_MAJOR, VERSION_MINOR},
+        platform::TEMPORARY,
     },
     is_compressed,
     source::Component,
@@ -204,7 +205,7 @@ fn build() -> Finding {
 
 fn unwritable(error: &std::io::Error) -> Finding {
     Finding::good("mapping", format!("not tried: {error}"), json!(null))
-        .with_remedy(true, "name a writable folder with --folder, or set TMPDIR")
+        .with_remedy(true, &format!("name a writable folder with --folder, or set {TEMPORARY}"))
 }
 
 #[cfg(not(feature = "cudarc"))]
