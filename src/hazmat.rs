@@ -69,7 +69,9 @@ pub mod huffman {
 #[doc(hidden)]
 pub mod platform {
     #[cfg(feature = "cli")]
-    pub use crate::platform::{PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
+    pub use crate::platform::{
+        MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops,
+    };
     pub use crate::platform::{free_bytes, path_of_c};
 }
 

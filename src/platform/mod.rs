@@ -23,7 +23,7 @@ pub(crate) use unix::{
     wait_for_lock, why_unnameable, write_all_at,
 };
 #[cfg(all(unix, feature = "cli"))]
-pub use unix::{PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
+pub use unix::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
 #[cfg(unix)]
 pub use unix::{free_bytes, path_of_c};
 #[cfg(windows)]
@@ -33,6 +33,6 @@ pub(crate) use windows::{
     wait_for_lock, why_unnameable, write_all_at,
 };
 #[cfg(all(windows, feature = "cli"))]
-pub use windows::{PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
+pub use windows::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
 #[cfg(windows)]
 pub use windows::{free_bytes, path_of_c};

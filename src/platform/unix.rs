@@ -156,7 +156,7 @@ pub fn path_of_c(text: &CStr) -> PathBuf {
 }
 
 #[cfg(feature = "cli")]
-pub use command::{PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
+pub use command::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
 
 /// What the command alone asks.
 #[cfg(feature = "cli")]
@@ -171,6 +171,9 @@ mod command {
 
     /// The interpreter, by the name that installers give it.
     pub const PYTHON: &str = "python3";
+    /// The folder that is in memory, on Linux. The Python package puts containers there while a
+    /// model is loaded, or else with temporary files.
+    pub const MEMORY_FOLDER: &str = "/dev/shm";
     /// The variable that names the folder of temporary files.
     pub const TEMPORARY: &str = "TMPDIR";
 

@@ -259,7 +259,7 @@ pub fn path_of_c(text: &CStr) -> PathBuf {
 }
 
 #[cfg(feature = "cli")]
-pub use command::{PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
+pub use command::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
 
 /// What the command alone asks.
 #[cfg(feature = "cli")]
@@ -279,6 +279,8 @@ mod command {
 
     /// The interpreter, by the name that installers give it.
     pub const PYTHON: &str = "python";
+    /// A folder that is in memory; Windows has none.
+    pub const MEMORY_FOLDER: &str = "";
     /// The variable that names the folder of temporary files.
     pub const TEMPORARY: &str = "TMP";
 

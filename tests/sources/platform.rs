@@ -18,7 +18,7 @@ const RUST: [&str; 13] = [
     "libc::",
     "signal_hook",
     "/proc/",
-    "/dev/",
+    "\"/dev/",
 ];
 /// The same in Python.
 const PYTHON: [&str; 15] = [

@@ -13,7 +13,7 @@ use df11::{
     hazmat::{
         Leftover, PENDING, SaveTarget,
         constants::{VERSION_MAJOR, VERSION_MINOR},
-        platform::TEMPORARY,
+        platform::{MEMORY_FOLDER, TEMPORARY},
     },
     is_compressed,
     source::Component,
@@ -134,14 +134,10 @@ fn models(folder: &Path) -> Option<Finding> {
     Some(finding.with_remedy(!is_whole, "download what is missing; df11 verify names it"))
 }
 
-/// Where the Python package puts containers while a model is loaded, besides the folder for
-/// temporary files.
-const MEMORY: &str = "/dev/shm";
-
 /// Leftovers of killed runs in a folder, and where models are compressed while they are loaded.
 fn leftovers(folder: &Path) -> Finding {
     let mut folders = vec![folder.to_owned()];
-    for other in [std::env::temp_dir(), MEMORY.into()] {
+    for other in [std::env::temp_dir(), MEMORY_FOLDER.into()] {
         let is_new = |known: &PathBuf| known.canonicalize().ok() != other.canonicalize().ok();
         if other.is_dir() && folders.iter().all(is_new) {
             folders.push(other);
