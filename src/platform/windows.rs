@@ -142,6 +142,7 @@ pub(crate) fn lock(handle: File, path: &Path) -> io::Result<Option<File>> {
 }
 
 /// As [`lock`], as soon as nobody else has it.
+#[expect(clippy::needless_pass_by_value, reason = "on other systems it becomes the lock")]
 pub(crate) fn wait_for_lock(handle: File, path: &Path) -> io::Result<File> {
     loop {
         if let Some(lock) = lock(handle.try_clone()?, path)? {
@@ -159,6 +160,7 @@ fn lock_file(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// Gives a file or folder a name that nothing has; every file system has such a rename.
+#[expect(clippy::unnecessary_wraps, reason = "some other systems have none")]
 pub(crate) fn rename_keeping(from: &Path, to: &Path) -> Option<io::Result<()>> {
     let wide = |path: &Path| long(path).as_os_str().encode_wide().chain([0]).collect::<Vec<_>>();
     let (from, to) = (wide(from), wide(to));
