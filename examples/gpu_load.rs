@@ -93,10 +93,11 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
-/// Has the system forget the file's pages.
+/// Has the system forget the file's pages; Linux only.
 fn drop_pages(file: &Path) -> Result<(), Box<dyn Error>> {
     let file = File::open(file)?;
     file.sync_all()?;
+    #[cfg(target_os = "linux")]
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
     Ok(())
 }

@@ -65,6 +65,16 @@ pub mod huffman {
     pub use crate::huffman::*;
 }
 
+/// What systems do differently, for the command and the interface for C.
+#[doc(hidden)]
+pub mod platform {
+    #[cfg(feature = "cli")]
+    pub use crate::platform::{
+        MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops,
+    };
+    pub use crate::platform::{free_bytes, path_of_c};
+}
+
 /// Items that bindings and benchmarks need of a GPU besides [`gpu`](crate::gpu).
 #[cfg(feature = "cudarc")]
 pub mod gpu {

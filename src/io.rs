@@ -8,7 +8,12 @@ use std::{
     time::SystemTime,
 };
 
-use crate::{Error, Result, constants::CHECKSUM_CHUNK_BYTES, parallel};
+use crate::{
+    Error, Result,
+    constants::CHECKSUM_CHUNK_BYTES,
+    parallel,
+    platform::{self, read_exact_at},
+};
 
 /// Bytes of a known length that many threads may read at once, each at its own offset.
 ///
@@ -99,7 +104,7 @@ impl FileReader {
     }
 
     fn reopen(&self) -> io::Result<File> {
-        let file = open_without_waiting(&self.path)?;
+        let file = platform::open_without_waiting(&self.path)?;
         if Stamp::of(&file)? == self.stamp {
             return Ok(file);
         }
@@ -119,12 +124,7 @@ struct Stamp {
 impl Stamp {
     fn of(file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
-        #[cfg(unix)]
-        let file = [std::os::unix::fs::MetadataExt::dev(&metadata), {
-            std::os::unix::fs::MetadataExt::ino(&metadata)
-        }];
-        #[cfg(not(unix))]
-        let file = [0, 0];
+        let file = platform::file_id(file)?;
         Ok(Self { length: metadata.len(), modified: metadata.modified().ok(), file })
     }
 }
@@ -153,11 +153,7 @@ impl Drop for Kept {
 /// Half of the handles that this process may have, so that as many are left for all else.
 fn most_kept() -> usize {
     const MOST: usize = 4096;
-    #[cfg(unix)]
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    #[cfg(not(unix))]
-    let limit = None;
-    limit.map_or(MOST, |limit: u64| MOST.min(limit as usize / 2))
+    platform::most_open_files().map_or(MOST, |limit| MOST.min(limit as usize / 2))
 }
 
 /// Opens a regular file for reading, and never waits for the other end of a pipe.
@@ -168,7 +164,7 @@ pub(crate) fn open_regular(path: &Path) -> Result<File> {
     let opening = |source| Error::io("opening", path, source);
     // Before as well: opening a device may do something, and a socket cannot be opened.
     check_regular(path, &std::fs::metadata(path).map_err(opening)?)?;
-    let file = open_without_waiting(path).map_err(opening)?;
+    let file = platform::open_without_waiting(path).map_err(opening)?;
     check_regular(path, &file.metadata().map_err(opening)?)?;
     Ok(file)
 }
@@ -179,17 +175,6 @@ fn check_regular(path: &Path, metadata: &std::fs::Metadata) -> Result<()> {
     }
     let problem = format!("{} is not a regular file", path.display());
     Err(Error::parameter(problem, "name a file that lies on a disk"))
-}
-
-fn open_without_waiting(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    options.read(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(
-        &mut options,
-        rustix::fs::OFlags::NONBLOCK.bits().cast_signed(),
-    );
-    options.open(path)
 }
 
 /// All bytes of a regular file, which has at most `most`.
@@ -212,59 +197,10 @@ impl ReadAt for FileReader {
 
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         match &self.kept {
-            Some(Kept(file)) => read_file(file, offset, buf),
-            None => read_file(&self.reopen()?, offset, buf),
+            Some(Kept(file)) => read_exact_at(file, buf, offset),
+            None => read_exact_at(&self.reopen()?, buf, offset),
         }
     }
-}
-
-#[cfg(unix)]
-fn read_file(file: &File, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, buf, offset)
-}
-
-/// Windows moves the file's cursor as well, but reads at the offset asked for, so threads do not
-/// disturb each other.
-#[cfg(windows)]
-fn read_file(file: &File, mut offset: u64, mut buf: &mut [u8]) -> io::Result<()> {
-    use std::os::windows::fs::FileExt;
-    while !buf.is_empty() {
-        match file.seek_read(buf, offset) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => {
-                buf = &mut buf[count..];
-                offset += count as u64;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-/// Writes all of `bytes` to a file, from `offset` on; other threads may write elsewhere in it at
-/// the same time.
-#[cfg(unix)]
-pub(crate) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
-}
-
-/// Like on Unix, but the file's cursor moves as well.
-#[cfg(windows)]
-pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
-    use std::os::windows::fs::FileExt;
-    while !bytes.is_empty() {
-        match file.seek_write(bytes, offset) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => {
-                bytes = &bytes[count..];
-                offset += count as u64;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -286,19 +222,13 @@ mod tests {
         }
     }
 
-    #[cfg(unix)]
     #[test]
-    fn only_regular_files_are_read_and_no_more_than_asked_for() {
+    fn no_more_is_read_than_asked_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, b"12345").unwrap();
         assert_eq!(read_regular(&path, 5).unwrap(), b"12345");
         assert!(matches!(read_regular(&path, 4), Err(Error::Limit { value: 5, limit: 4, .. })));
-        let pipe = folder.path().join("pipe");
-        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, 0o600.into()).unwrap();
-        for path in [&pipe, Path::new("/dev/zero"), folder.path()] {
-            assert!(matches!(read_regular(path, 5), Err(Error::Parameter { .. })), "{path:?}");
-        }
     }
 
     #[test]

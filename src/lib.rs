@@ -67,6 +67,7 @@ mod io;
 mod open;
 mod parallel;
 mod paths;
+mod platform;
 mod progress;
 pub mod source;
 mod write;

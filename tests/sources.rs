@@ -7,5 +7,7 @@ mod docs;
 mod files;
 #[path = "sources/layers.rs"]
 mod layers;
+#[path = "sources/platform.rs"]
+mod platform;
 #[path = "sources/ptx.rs"]
 mod ptx;

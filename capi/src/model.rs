@@ -1,10 +1,10 @@
 //! Models: opened, listed, and decoded on the CPU.
 #![expect(unsafe_code, reason = "memory of the caller")]
 
-use std::ffi::{CStr, CString, c_char, c_void};
-use std::{collections::HashMap, path::PathBuf};
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_void};
 
-use df11::{OpenOptions, gpu::Device, hazmat::Tiles, hazmat::pool};
+use df11::{OpenOptions, gpu::Device, hazmat::Tiles, hazmat::platform::path_of_c, hazmat::pool};
 
 use crate::error::{Failure, call, not_found, refuse};
 use crate::pointers::{bytes, check_size, give, rows_of, shared, take, text, write};
@@ -148,17 +148,6 @@ impl Model {
     }
 }
 
-/// A path in the system's encoding: any bytes on Unix, UTF-8 elsewhere.
-fn to_path(text: &CStr) -> PathBuf {
-    #[cfg(unix)]
-    {
-        use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
-        OsStr::from_bytes(text.to_bytes()).into()
-    }
-    #[cfg(not(unix))]
-    text.to_string_lossy().into_owned().into()
-}
-
 /// Opens a model: a container, or a folder with all its shards. Reads and validates headers and
 /// directories; the cost grows with the number of tensors. Mapped files must not be truncated while
 /// the model is open, which would end the process with SIGBUS; with `DF11_OPEN_WITHOUT_MAP` that is
@@ -176,7 +165,7 @@ pub unsafe extern "C" fn df11_open(
     call(|| {
         let open = || {
             // SAFETY: the caller's promise.
-            let path = to_path(unsafe { text(path, "the path") }?);
+            let path = path_of_c(unsafe { text(path, "the path") }?);
             if flags & !OPEN_WITHOUT_MAP != 0 {
                 return refuse(format!("flags {flags:#x} of df11_open"));
             }

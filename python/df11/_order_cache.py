@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from . import _native
+from ._platform import loaded_library
 
 #: Increased when the meaning of entries changes.
 FORMAT = 1
@@ -141,14 +142,12 @@ def _version(library: str) -> list[int] | None:
     file; None if it has not.
     """
     with suppress(OSError, AttributeError):
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        paths = {line.split(maxsplit=5)[-1] for line in lines if f"/lib{library}.so" in line}
-        if len(paths) != 1:
+        path = loaded_library(library)
+        if path is None:
             return None
-        (path,) = paths
-        tell = getattr(ctypes.CDLL(path), f"{library}GetProperty")
+        tell = getattr(ctypes.CDLL(str(path)), f"{library}GetProperty")
         values = [ctypes.c_int() for _ in range(3)]
         known = [tell(at, ctypes.byref(value)) for at, value in enumerate(values)]
         if not any(known):
-            return [*(value.value for value in values), Path(path).stat().st_size]
+            return [*(value.value for value in values), path.stat().st_size]
     return None

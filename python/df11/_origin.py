@@ -3,12 +3,13 @@
 Containers that are made from BF16 files while a model loads have no names: each file is deleted as
 soon as it is open, and its memory is freed when nobody uses it any longer, also if the process is
 killed. If the process is killed earlier, the next run removes the files.
+Windows deletes no file that is mapped: there it stays in a temporary folder, which the next run
+removes.
 """
 
 from __future__ import annotations
 
 import shutil
-import tempfile
 import weakref
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack
@@ -23,11 +24,12 @@ from torch import Tensor, nn
 from . import _native
 from ._container import Tensors
 from ._modules import Spot, entries, local
+from ._platform import TEMPORARY, places, unlink_mapped
 from ._tensor import CompressedTensor
 
 KEY = "_df11"
 #: Folders for these containers: in memory, or among temporary files if memory is too small.
-PLACES = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+PLACES = places()
 _SUFFIX = ".safetensors"
 #: Remedy for a checkpoint that cannot be compressed while it is loaded.
 SAVE_AGAIN = "load it in BF16, save it with save_pretrained(FOLDER), and load FOLDER"
@@ -49,7 +51,7 @@ class Made:
         _native.compress(folder, out, verify=False)
         self.container: Any = _native.open(out)
         for shard in self.container.shards:
-            Path(shard["path"]).unlink()
+            unlink_mapped(Path(shard["path"]))
 
 
 Stamp = tuple[tuple[str, int, int], ...]
@@ -120,7 +122,7 @@ def _place(folder: Path) -> Path:
         where = " and ".join(map(str, PLACES))
         raise OSError(
             f"{where} have no room for {count:,} bytes, which is the most that compressed weights "
-            "take while they are loaded; set TMPDIR to a folder that has"
+            f"take while they are loaded; set {TEMPORARY} to a folder that has"
         )
     return roomy
 

@@ -5,6 +5,8 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+use df11::hazmat::platform::watch_stops;
+
 /// Ctrl-C, as on all systems.
 const SIGINT: u8 = 2;
 
@@ -24,18 +26,5 @@ pub(super) fn interrupted_code() -> u8 {
 
 /// Takes over the signals. Without a handler, a signal ends the process at once.
 pub(super) fn take_over() {
-    #[cfg(not(unix))]
-    let _ = ctrlc::set_handler(|| SIGNAL.store(SIGINT.into(), Ordering::Relaxed));
-    #[cfg(unix)]
-    {
-        use signal_hook::{consts, flag};
-        /// The same number on all systems that we know; the crate has no constant for it.
-        const SIGXFSZ: i32 = 25;
-        for signal in [consts::SIGINT, consts::SIGTERM, consts::SIGHUP] {
-            let _ = flag::register_usize(signal, SIGNAL.clone(), signal.unsigned_abs() as usize);
-        }
-        // A write beyond the limit of file sizes then fails, as on a full disk, instead of ending
-        // the process. Nobody reads the flag.
-        let _ = flag::register(SIGXFSZ, Arc::default());
-    }
+    watch_stops(&SIGNAL);
 }

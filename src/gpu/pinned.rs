@@ -16,7 +16,7 @@ use rayon::prelude::*;
 use super::fault::{OrFault, gpu};
 use super::memory::Buffer;
 use crate::constants::{CHECKSUM_CHUNK_BYTES, SECTION_ALIGNMENT};
-use crate::{Result, open::Shard};
+use crate::{Result, open::Shard, platform};
 
 /// Alignment and size of the large pages that the system may hand out.
 const LARGE_PAGE: usize = 2 << 20;
@@ -94,9 +94,8 @@ impl PinnedRegion {
         let problem = |error| format!("allocating pinned memory: {error}");
         let mut memory = memory.map_err(|error| gpu(problem(error), "free memory on the host"))?;
         let start = if slack == 0 { 0 } else { memory.as_ptr().align_offset(LARGE_PAGE) };
-        #[cfg(target_os = "linux")]
-        memory.advise(memmap2::Advice::HugePage).ok();
-        // The system hands out pages here, to many threads at once; the driver would take them one
+        platform::in_large_pages(&memory);
+        // The system hands pages out here, to many threads at once; the driver would take them one
         // after the other.
         let pages = memory[start..start + bytes].par_chunks_mut(LARGE_PAGE);
         pages.for_each(|page| page.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0));

@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Error, Result, io::read_regular, paths::check_path};
+use crate::{Error, Result, io::read_regular, paths::check_path, platform::HOME};
 
 /// The longest file of `refs/` that is read, in bytes; it holds the hash of a commit.
 const MAX_REF_BYTES: u64 = 1024;
@@ -109,7 +109,7 @@ fn folder(get: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
         return Some(cache);
     }
     let home = get("HF_HOME").or_else(|| {
-        let caches = get("XDG_CACHE_HOME").or_else(|| Some(get("HOME")?.join(".cache")));
+        let caches = get("XDG_CACHE_HOME").or_else(|| Some(get(HOME)?.join(".cache")));
         caches.map(|caches| caches.join("huggingface"))
     });
     home.map(|home| home.join("hub"))
@@ -184,18 +184,18 @@ mod tests {
     fn the_environment_tells_where_the_cache_is() {
         let of = |variables: &[(&str, &str)]| {
             let variables: BTreeMap<_, _> = variables.iter().copied().collect();
-            let found = folder(|name| variables.get(name).map(OsString::from));
-            found.map(|path| path.to_str().unwrap().to_owned())
+            folder(|name| variables.get(name).map(OsString::from))
         };
         assert_eq!(of(&[]), None);
-        assert_eq!(of(&[("HOME", "/h")]).as_deref(), Some("/h/.cache/huggingface/hub"));
-        assert_eq!(
-            of(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]).as_deref(),
-            Some("/x/huggingface/hub")
-        );
-        assert_eq!(of(&[("HOME", "/h"), ("HF_HOME", "/f")]).as_deref(), Some("/f/hub"));
-        assert_eq!(of(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/f")]).as_deref(), Some("/c"));
-        assert_eq!(of(&[("HF_HUB_CACHE", ""), ("HF_HOME", "/f")]).as_deref(), Some("/f/hub"));
+        for (variables, wanted) in [
+            (&[(HOME, "/h")][..], "/h/.cache/huggingface/hub"),
+            (&[(HOME, "/h"), ("XDG_CACHE_HOME", "/x")], "/x/huggingface/hub"),
+            (&[(HOME, "/h"), ("HF_HOME", "/f")], "/f/hub"),
+            (&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/f")], "/c"),
+            (&[("HF_HUB_CACHE", ""), ("HF_HOME", "/f")], "/f/hub"),
+        ] {
+            assert_eq!(of(variables).as_deref(), Some(Path::new(wanted)));
+        }
     }
 
     #[test]

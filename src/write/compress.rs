@@ -13,12 +13,12 @@ use super::{
     analysis::{self, FileAnalysis},
     card,
     encode::{ContainerOutput, encode},
-    folder::{OutputFolder, check_outputs, shard_paths, write_side_files},
+    folder::{OutputFolder, check_nameable, check_outputs, shard_paths, write_side_files},
     input::Input,
     options::{CompressOptions, Layout, check_key, check_metadata},
     plan::{ContainerPlan, Contents},
     report::Report,
-    temporary::{check_absent, check_file, file_beside, parent_of, rename_file},
+    temporary::{TemporaryFile, check_absent, check_file, file_beside, parent_of, rename_file},
 };
 use crate::{
     Error, Model, OpenOptions, Result,
@@ -214,6 +214,7 @@ fn write_folder(
         let side = input.model.side.iter().map(|side| &side.path);
         paths.extend(side.chain(&shards).map(|path| input.path_of(path)));
     }
+    check_nameable(paths.iter())?;
     let card = options.card.as_ref().zip(card_path(&paths));
     let mut folder = OutputFolder::create(out, options.overwrite.then_some(paths))?;
     let (mut reports, mut identities) = (Vec::new(), BTreeMap::new());
@@ -300,7 +301,8 @@ impl Compressor<'_> {
     fn single(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
         check_file(out)?;
         let mut report = Report::new(self.component, true);
-        let (file, temporary) = file_beside(out)?.into_parts();
+        let TemporaryFile { file, lock } = file_beside(out)?;
+        let (file, temporary) = file.into_parts();
         let mut output = self.write(&self.shards(true)[0], (file, out.to_owned()), &mut report)?;
         let identity = format::identity(IdentifiedFile::of(&output.directory));
         output.seal(ShardRecord::new(0, 1, identity))?;
@@ -308,7 +310,7 @@ impl Compressor<'_> {
             self.verify(&temporary, 1).map_err(|error| error.in_file(out))?;
         }
         let file = NamedTempFile::from_parts(output.into_file(), temporary);
-        rename_file(file, out, options.overwrite)?;
+        rename_file(TemporaryFile { file, lock }, out, options.overwrite)?;
         Ok(report)
     }
 

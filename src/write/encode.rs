@@ -26,8 +26,8 @@ use crate::{
         directory::ShardRecord,
     },
     huffman::{self, CodeLengths, Histogram},
-    io::write_all_at,
     parallel,
+    platform::write_all_at,
     progress::{Observer, advance},
 };
 

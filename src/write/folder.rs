@@ -12,7 +12,7 @@ use super::{
     input::{Input, Side},
     replace::check_earlier,
     temporary::{
-        TemporaryFolder, aside_of, exchange, folder_beside, lock_folder, rename_folder, renaming,
+        TemporaryFolder, aside_of, folder_beside, lock_folder, rename_folder, renaming,
         sync_folder, sync_parent,
     },
 };
@@ -22,6 +22,7 @@ use crate::{
     paths::{
         PIPELINE, PathTree, check_path, configs, ends_as_container, is_pipeline_list, shard_path,
     },
+    platform,
     source::Component,
 };
 
@@ -79,6 +80,18 @@ pub(super) fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> 
             Err(Error::parameter(problem, remedy))
         }
     }
+}
+
+/// Refuses paths of which this system has no file.
+pub(super) fn check_nameable<'a>(paths: impl Iterator<Item = &'a String>) -> Result<()> {
+    for path in paths {
+        if let Some(why) = path.split('/').find_map(platform::why_unnameable) {
+            let problem = format!("Windows has no file that is named {path:?}: {why}");
+            let remedy = "rename it in the source, or use another system";
+            return Err(Error::parameter(problem, remedy));
+        }
+    }
+    Ok(())
 }
 
 /// Puts the side files of a model beside its containers, each configuration with its mark.
@@ -187,7 +200,7 @@ impl OutputFolder {
         check_earlier(&self.path, earlier)?;
         // No other run shall take it for a leftover while it has a temporary name.
         let _lock = lock_folder(&self.path);
-        match exchange(self.path(), &self.path) {
+        match platform::exchange(self.path(), &self.path) {
             // Under the temporary name is now what was replaced, which is dropped with it.
             Some(result) => {
                 result.map_err(|error| renaming(&self.path, error))?;

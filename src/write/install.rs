@@ -14,12 +14,13 @@ use std::{
 
 use super::{
     replace::earlier_containers,
-    temporary::{lock_folder, sync_folder, wait_for_folder},
+    temporary::{lock_folder, renaming, sync_folder, wait_for_folder},
 };
 use crate::{
     Error, Result,
     io::read_regular,
     paths::{ADDED, PENDING, check_path, is_container},
+    platform,
     source::MAX_SIDE_BYTES,
 };
 
@@ -119,6 +120,7 @@ impl SaveTarget {
             self.check_place(path)?;
             match fs::remove_file(self.folder.join(path)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    let error = platform::explain_use(error);
                     return Err(Error::io("removing", self.folder.join(path), error));
                 }
                 _ => {}
@@ -242,5 +244,5 @@ fn move_file(from: &Path, to: &Path, done: &mut Vec<(PathBuf, PathBuf)>) -> Resu
 }
 
 fn rename(from: &Path, to: &Path) -> Result<()> {
-    fs::rename(from, to).map_err(|error| Error::io("renaming to", to, error))
+    fs::rename(from, to).map_err(|error| renaming(to, error))
 }

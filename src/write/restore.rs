@@ -5,20 +5,21 @@ use std::{collections::BTreeSet, fs::File, path::Path};
 use blake3::Hasher;
 
 use super::{
-    folder::OutputFolder,
+    folder::{OutputFolder, check_nameable},
     input::Side,
     options::DecompressOptions,
     temporary::{check_absent, check_file, file_beside, rename_file},
 };
 use crate::{
     Error, Model, Result,
-    io::{FileReader, ReadAt, write_all_at},
+    io::{FileReader, ReadAt},
     open::{
         Cpu, FilePieces, Models, OriginalFile,
         beside::{self, Beside},
         hash,
     },
     paths::is_safetensors,
+    platform::{self, write_all_at},
     progress::{Observer, Stage, advance},
     source::{Component, Found, LeftOut, leads_out},
 };
@@ -120,7 +121,7 @@ fn restore(
     check_file(out)?;
     check_space(out, length)?;
     let output = file_beside(out)?;
-    restorer.restore(file, output.as_file(), out)?;
+    restorer.restore(file, output.file.as_file(), out)?;
     rename_file(output, out, options.overwrite)?;
     Ok(vec![restorer.done])
 }
@@ -141,6 +142,7 @@ fn restore_folder(
             length = length.saturating_add(bytes);
         }
     }
+    check_nameable(paths.iter())?;
     check_space(out, length)?;
     let mut folder = OutputFolder::create(out, options.overwrite.then_some(paths))?;
     for restorer in &mut restorers {
@@ -283,22 +285,15 @@ fn clashes(path: &str, recorded: &BTreeSet<&str>) -> bool {
         || recorded.range(&*inside..).next().is_some_and(|next| next.starts_with(&inside))
 }
 
-/// Refuses an output for which its disk has no room.
-#[cfg(unix)]
+/// Refuses to begin what the disk of an output has no room for.
 fn check_space(out: &Path, bytes: u64) -> Result<()> {
     let folder = super::temporary::parent_of(out);
-    // If the system does not know, writing will find out.
-    let Ok(disk) = rustix::fs::statvfs(folder) else { return Ok(()) };
-    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    // Where the system does not tell, writing will.
+    let Ok(free) = platform::free_bytes(folder) else { return Ok(()) };
     if bytes <= free {
         return Ok(());
     }
     let problem = format!("{bytes} bytes are to be written, and {free} are free");
     let full = std::io::Error::new(std::io::ErrorKind::StorageFull, problem);
     Err(Error::io("looking at the disk of", folder, full))
-}
-
-#[cfg(not(unix))]
-fn check_space(_: &Path, _: u64) -> Result<()> {
-    Ok(())
 }

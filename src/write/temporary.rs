@@ -24,7 +24,7 @@ use std::{
 
 use tempfile::{Builder, NamedTempFile, PersistError, TempDir};
 
-use crate::{Error, Result, paths::PENDING};
+use crate::{Error, Result, paths::PENDING, platform};
 
 /// Not named after the output, whose name may be as long as the file system allows.
 const PREFIX: &str = ".df11-";
@@ -40,6 +40,14 @@ const ATTEMPTS: usize = 16;
 pub struct TemporaryFolder {
     pub(super) folder: TempDir,
     _lock: Option<File>,
+}
+
+/// A temporary file that is in use until this is dropped, and with it the file.
+#[derive(Debug)]
+pub(super) struct TemporaryFile {
+    pub(super) file: NamedTempFile,
+    /// Held at least as long as the file has its temporary name.
+    pub(super) lock: Option<File>,
 }
 
 impl TemporaryFolder {
@@ -61,11 +69,11 @@ impl TemporaryFolder {
 }
 
 /// A temporary file in the folder of `path`; deleted when dropped.
-pub(super) fn file_beside(path: &Path) -> Result<NamedTempFile> {
+pub(super) fn file_beside(path: &Path) -> Result<TemporaryFile> {
     let folder = parent_of(path);
-    let make = || builder(0o666).tempfile_in(folder);
-    let (file, _) = locked("file", folder, make, |file| Some(file.as_file().try_clone()))?;
-    Ok(file)
+    let make = || builder(0o666).tempfile_in(platform::long(folder));
+    let (file, lock) = locked("file", folder, make, |file| file.as_file().try_clone())?;
+    Ok(TemporaryFile { file, lock })
 }
 
 /// A temporary folder in the folder of `path`; deleted with all that is in it when dropped.
@@ -79,8 +87,9 @@ pub(super) fn aside_of(path: &Path) -> Result<TemporaryFolder> {
 }
 
 fn locked_folder(parent: &Path, builder: &Builder<'_, '_>) -> Result<TemporaryFolder> {
-    let make = || builder.tempdir_in(parent);
-    let (folder, lock) = locked("folder", parent, make, |folder| open_folder(folder.path()))?;
+    let make = || builder.tempdir_in(platform::long(parent));
+    let open = |folder: &TempDir| platform::open_folder(folder.path());
+    let (folder, lock) = locked("folder", parent, make, open)?;
     Ok(TemporaryFolder { folder, _lock: lock })
 }
 
@@ -89,13 +98,7 @@ fn locked_folder(parent: &Path, builder: &Builder<'_, '_>) -> Result<TemporaryFo
 fn builder(mode: u32) -> Builder<'static, 'static> {
     let mut builder = Builder::new();
     builder.prefix(PREFIX).suffix(SUFFIX).rand_bytes(DRAWN);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(mode));
-    }
-    #[cfg(not(unix))]
-    let _ = mode;
+    platform::make_accessible(&mut builder, mode);
     builder
 }
 
@@ -105,7 +108,7 @@ fn locked<T: AsRef<Path>>(
     what: &str,
     folder: &Path,
     make: impl Fn() -> io::Result<T>,
-    open: impl Fn(&T) -> Option<io::Result<File>>,
+    open: impl Fn(&T) -> io::Result<File>,
 ) -> Result<(T, Option<File>)> {
     let creating = |error| Error::io(&format!("creating a {what} in"), folder, error);
     let make = || match make() {
@@ -116,68 +119,25 @@ fn locked<T: AsRef<Path>>(
     };
     for _ in 0..ATTEMPTS {
         let new = make().map_err(creating)?;
-        let Some(Ok(file)) = open(&new) else { return Ok((new, None)) };
-        if lock(&file) != Lock::Taken && new.as_ref().symlink_metadata().is_ok() {
-            return Ok((new, Some(file)));
+        let path = new.as_ref();
+        match open(&new).and_then(|handle| platform::lock(handle, path)) {
+            Ok(Some(lock)) if path.symlink_metadata().is_ok() => return Ok((new, Some(lock))),
+            Ok(_) => {}
+            // Nothing is ever taken for a leftover where there are no locks.
+            Err(_) => return Ok((new, None)),
         }
     }
     Err(creating(io::Error::other("other runs remove the files of this one")))
 }
 
-#[derive(PartialEq)]
-enum Lock {
-    Held,
-    Taken,
-    /// The file system has no locks; then nothing is ever taken for a leftover.
-    Unknown,
-}
-
-/// Locks a file or folder for as long as the handle, or a copy of it, is open.
-fn lock(file: &File) -> Lock {
-    #[cfg(unix)]
-    return match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Lock::Held,
-        Err(rustix::io::Errno::WOULDBLOCK) => Lock::Taken,
-        Err(_) => Lock::Unknown,
-    };
-    #[cfg(not(unix))]
-    {
-        let _ = file;
-        Lock::Unknown
-    }
-}
-
-/// A folder's handle; None on systems where folders have none.
-#[cfg(unix)]
-#[expect(clippy::unnecessary_wraps, reason = "on other systems folders have no handle")]
-fn open_folder(path: &Path) -> Option<io::Result<File>> {
-    use rustix::fs::OFlags;
-    use std::os::unix::fs::OpenOptionsExt as _;
-    // Something else, such as a pipe, may have taken its place.
-    let only_folders = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits().cast_signed();
-    Some(File::options().read(true).custom_flags(only_folders).open(path))
-}
-
-#[cfg(not(unix))]
-fn open_folder(_: &Path) -> Option<io::Result<File>> {
-    None
-}
-
 /// Keeps other runs from taking a folder for a leftover, where the file system has locks.
 pub(super) fn lock_folder(path: &Path) -> Option<File> {
-    let folder = open_folder(path)?.ok()?;
-    lock(&folder);
-    Some(folder)
+    platform::lock(platform::open_folder(path).ok()?, path).ok()?
 }
 
 /// Locks a folder as soon as nobody else has its lock, where the file system has locks.
 pub(super) fn wait_for_folder(path: &Path) -> Option<File> {
-    let folder = open_folder(path)?.ok()?;
-    #[cfg(unix)]
-    while rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive)
-        == Err(rustix::io::Errno::INTR)
-    {}
-    Some(folder)
+    platform::wait_for_lock(platform::open_folder(path).ok()?, path).ok()
 }
 
 pub(super) fn parent_of(path: &Path) -> &Path {
@@ -197,8 +157,8 @@ pub struct Leftover {
 }
 
 /// Lists files and folders in a folder that killed runs left: those with the name of a temporary of
-/// this crate whose lock no process holds. Subfolders are not searched. On systems and file systems
-/// without locks none is found.
+/// this crate whose lock no process holds. Subfolders are not searched. On file systems without
+/// locks none is found.
 ///
 /// # Errors
 /// [`Error::Io`] if the folder cannot be listed.
@@ -256,11 +216,12 @@ fn examine(entry: &fs::DirEntry) -> Option<(u64, File)> {
     }
     let path = entry.path();
     let handle = if kind.is_dir() {
-        open_folder(&path)?.ok()?
+        platform::open_folder(&path).ok()?
     } else {
         crate::io::open_regular(&path).ok()?
     };
-    (lock(&handle) == Lock::Held).then(|| (bytes_of(&path), handle))
+    let lock = platform::lock(handle, &path).ok()??;
+    Some((bytes_of(&path), lock))
 }
 
 fn bytes_of(path: &Path) -> u64 {
@@ -304,13 +265,15 @@ fn exists(out: &Path) -> Error {
 pub(super) fn renaming(to: &Path, error: io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty => exists(to),
-        _ => Error::io("renaming to", to, error),
+        _ => Error::io("renaming to", to, platform::explain_use(error)),
     }
 }
 
 /// Gives a file its name; in place of what has it only with `overwrite`.
-pub(super) fn rename_file(file: NamedTempFile, to: &Path, overwrite: bool) -> Result<()> {
-    let renamed = if overwrite { file.persist(to) } else { keeping(file, to) };
+pub(super) fn rename_file(temporary: TemporaryFile, to: &Path, overwrite: bool) -> Result<()> {
+    let TemporaryFile { file, lock: _lock } = temporary;
+    let place = platform::long(to);
+    let renamed = if overwrite { file.persist(&place) } else { keeping(file, &place) };
     renamed.map_err(|error| renaming(to, error.error))?;
     sync_parent(to)
 }
@@ -347,51 +310,23 @@ pub fn write_file(path: &Path, bytes: &[u8], overwrite: bool) -> Result<()> {
     check_absent(path, overwrite)?;
     check_file(path)?;
     let mut temporary = file_beside(path)?;
-    let written = temporary.write_all(bytes).and_then(|()| temporary.as_file().sync_all());
+    let file = temporary.file.as_file_mut();
+    let written = file.write_all(bytes).and_then(|()| file.sync_all());
     written.map_err(|error| Error::io("writing", path, error))?;
     rename_file(temporary, path, overwrite)
 }
 
 /// Gives a folder a name that nothing has.
 pub(super) fn rename_folder(from: &Path, to: &Path) -> io::Result<()> {
-    if let Some(result) = rename_with(from, to, false) {
+    if let Some(result) = platform::rename_keeping(from, to) {
         return result;
     }
     // The folder that is made here is ours, or there is one already; a rename replaces it only
-    // while it is empty. Windows replaces no folder, so that none is made there.
-    if cfg!(unix) {
-        fs::create_dir(to)?;
-    }
+    // while it is empty.
+    fs::create_dir(to)?;
     fs::rename(from, to).inspect_err(|_| {
-        if cfg!(unix) {
-            let _ = fs::remove_dir(to);
-        }
+        let _ = fs::remove_dir(to);
     })
-}
-
-/// Exchanges two names in one step; None if the system or the file system cannot.
-pub(super) fn exchange(a: &Path, b: &Path) -> Option<io::Result<()>> {
-    rename_with(a, b, true)
-}
-
-/// Keeps what has the new name, or exchanges both; None if the system or the file system cannot.
-#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
-fn rename_with(from: &Path, to: &Path, exchange: bool) -> Option<io::Result<()>> {
-    use rustix::{
-        fs::{CWD, RenameFlags, renameat_with},
-        io::Errno,
-    };
-    let flag = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
-    match renameat_with(CWD, from, CWD, to, flag) {
-        Err(Errno::NOSYS | Errno::INVAL | Errno::NOTSUP) => None,
-        result => Some(result.map_err(io::Error::from)),
-    }
-}
-
-/// Other systems have no such renames.
-#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
-fn rename_with(_: &Path, _: &Path, _: bool) -> Option<io::Result<()>> {
-    None
 }
 
 /// Makes the names in the folder of `path` last.
@@ -402,10 +337,7 @@ pub(super) fn sync_parent(path: &Path) -> Result<()> {
 /// Makes the names in a folder last, where the system and the file system can; elsewhere the system
 /// decides when.
 pub(super) fn sync_folder(folder: &Path) -> Result<()> {
-    if !cfg!(unix) {
-        return Ok(());
-    }
-    match File::open(folder).and_then(|folder| folder.sync_all()) {
+    match platform::sync_folder(folder) {
         Err(error) if !may_be_lacking(&error) => Err(Error::io("syncing", folder, error)),
         _ => Ok(()),
     }
@@ -428,7 +360,7 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let file = file_beside(&folder.path().join("x")).unwrap();
-        assert_eq!(kind_of(file.path().file_name().unwrap().to_str().unwrap()), Some(false));
+        assert_eq!(kind_of(file.file.path().file_name().unwrap().to_str().unwrap()), Some(false));
         assert_eq!(leftovers(folder.path()).unwrap(), [], "it is in use");
     }
 }

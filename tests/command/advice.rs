@@ -105,7 +105,11 @@ fn cache_entry(commits: &[&str], main: Option<&str>) -> Folder {
         ] {
             let blob = format!("blobs/{commit}-{name}");
             folder.write(&format!("{entry}/{blob}"), content);
+            #[cfg(unix)]
             std::os::unix::fs::symlink(format!("../../{blob}"), snapshot.join(name)).unwrap();
+            // As the library of the Hub does where links need a privilege.
+            #[cfg(not(unix))]
+            fs::copy(folder.path(entry).join(&blob), snapshot.join(name)).unwrap();
         }
     }
     if let Some(main) = main {

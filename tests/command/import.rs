@@ -180,6 +180,7 @@ fn the_container_is_that_of_the_original() {
     );
 }
 
+#[cfg(unix)] // Elsewhere links need a privilege.
 #[test]
 fn the_command_imports() {
     let folder = Folder::new();

@@ -7,7 +7,7 @@ use df11::Dtype;
 use serde_json::{Value, json};
 
 use crate::{
-    command::{Folder, assert_fails, names, text},
+    command::{Folder, names, text},
     container::{Item, normal_weights},
     files::files,
 };
@@ -324,6 +324,7 @@ fn weights_beside_the_components_are_left_out_and_named() {
     );
 }
 
+#[cfg(unix)] // The limit is a shell's.
 #[test]
 fn an_interrupted_run_leaves_nothing() {
     let fixture = Fixture::new();
@@ -334,7 +335,7 @@ fn an_interrupted_run_leaves_nothing() {
     let large = Item::raw("decoder.weight", Dtype::F32, &[1024, 1024], vec![7; 4 << 20]);
     fixture.part("vae/diffusion_pytorch_model.safetensors", &[large]);
     let output = fixture.shell("ulimit -f 2000; df11 compress pipe --quiet");
-    assert_fails(&output, 2, &["limit of file sizes"]);
+    crate::command::assert_fails(&output, 2, &["limit of file sizes"]);
     assert_eq!(fixture.names(), ["pipe"]);
 }
 

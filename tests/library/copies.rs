@@ -83,7 +83,10 @@ fn what_was_opened_is_copied() {
         copied(&model, &fixture.model, &fixture.path("copy")),
         Err(Error::Exists { .. })
     ));
-    // Another model takes the folder's name.
+    // Another model takes the folder's name; Windows renames none with an open file.
+    if cfg!(windows) {
+        return;
+    }
     fs::rename(&fixture.model, fixture.path("elsewhere")).unwrap();
     fixture.other("other", "model-00001-of-00002.safetensors");
     compress_to(&fixture.path("other"), &fixture.model);

@@ -15,8 +15,9 @@ pub(crate) fn files(root: &Path) -> BTreeMap<String, Vec<u8>> {
             if path.is_dir() {
                 folders.push(path);
             } else {
-                let name = path.strip_prefix(root).unwrap().to_str().unwrap();
-                found.insert(name.to_owned(), fs::read(&path).unwrap());
+                let names = path.strip_prefix(root).unwrap().iter();
+                let names: Vec<&str> = names.map(|name| name.to_str().unwrap()).collect();
+                found.insert(names.join("/"), fs::read(&path).unwrap());
             }
         }
     }

@@ -1,7 +1,8 @@
 //! Cores, memory, instructions, pages, disk, and the Python that would use df11.
 
-use std::{env, ffi::OsString, fs, path::Path, process::Command, thread};
+use std::{env, ffi::OsString, path::Path, process::Command, thread};
 
+use df11::hazmat::platform;
 use serde_json::{Value, json};
 
 use super::Finding;
@@ -9,10 +10,7 @@ use crate::cli::text;
 
 /// Free memory and disk below which a warning is due.
 const LITTLE_MEMORY: u64 = 512 << 20;
-#[cfg(unix)]
 const LITTLE_DISK: u64 = 1 << 30;
-/// The interpreter of any other command, by the name that installers give it.
-const PYTHON: &str = if cfg!(windows) { "python" } else { "python3" };
 /// The interpreter whose command this is: the Python package sets it.
 const INTERPRETER: &str = "DF11_PYTHON";
 
@@ -28,14 +26,8 @@ fn cores() -> Finding {
     }
 }
 
-/// Total and available memory, as Linux tells it.
 fn memory() -> Finding {
-    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let field = |name: &str| {
-        let line = info.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib << 10)
-    };
-    let (Some(total), Some(available)) = (field("MemTotal:"), field("MemAvailable:")) else {
+    let Some((total, available)) = platform::memory() else {
         return Finding::good("memory", "unknown on this system", json!(null));
     };
     let text = format!("{}, {} available", text::bytes(total), text::bytes(available));
@@ -92,46 +84,34 @@ fn known_instructions() -> Vec<(&'static str, bool, bool)> {
     known
 }
 
-#[cfg(unix)]
 fn pages() -> Finding {
-    let bytes = rustix::param::page_size();
+    let bytes = platform::page_size();
     Finding::good("page size", format!("{bytes} bytes"), json!(bytes))
 }
 
-#[cfg(unix)]
 fn disk(folder: &Path) -> Finding {
     let place = folder.display();
-    match rustix::fs::statvfs(folder) {
-        Ok(disk) => {
-            let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-            Finding::good(
-                "disk",
-                format!("{} free in {place}", text::bytes(free)),
-                json!({ "free": free }),
-            )
-            .with_remedy(
-                free < LITTLE_DISK,
-                "free some space, or set TMPDIR to a folder on a larger disk",
-            )
-        }
+    match platform::free_bytes(folder) {
+        Ok(free) => Finding::good(
+            "disk",
+            format!("{} free in {place}", text::bytes(free)),
+            json!({ "free": free }),
+        )
+        .with_remedy(
+            free < LITTLE_DISK,
+            &format!(
+                "free some space, or set {} to a folder on a larger disk",
+                platform::TEMPORARY
+            ),
+        ),
         Err(error) => Finding::good("disk", format!("unknown in {place}: {error}"), json!(null))
             .with_remedy(true, "name a folder that exists"),
     }
 }
 
-#[cfg(not(unix))]
-fn pages() -> Finding {
-    Finding::good("page size", "unknown on this system", json!(null))
-}
-
-#[cfg(not(unix))]
-fn disk(_: &Path) -> Finding {
-    Finding::good("disk", "unknown on this system", json!(null))
-}
-
-/// Runs `df11/_doctor.py` in the interpreter whose command this is, else in [`PYTHON`].
+/// Runs `df11/_doctor.py` in the interpreter whose command this is, else that of the system.
 fn python() -> Finding {
-    let python = env::var_os(INTERPRETER).unwrap_or_else(|| OsString::from(PYTHON));
+    let python = env::var_os(INTERPRETER).unwrap_or_else(|| OsString::from(platform::PYTHON));
     let name = python.display().to_string();
     // Nothing is imported from the current folder, which may be anybody's.
     let mut command = Command::new(&python);

@@ -13,6 +13,7 @@ use df11::{
     hazmat::{
         Leftover, PENDING, SaveTarget,
         constants::{VERSION_MAJOR, VERSION_MINOR},
+        platform::{MEMORY_FOLDER, TEMPORARY},
     },
     is_compressed,
     source::Component,
@@ -133,14 +134,10 @@ fn models(folder: &Path) -> Option<Finding> {
     Some(finding.with_remedy(!is_whole, "download the missing files, which df11 verify names"))
 }
 
-/// The folder in which the Python package keeps containers while a model loads, besides the one for
-/// temporary files.
-const MEMORY: &str = "/dev/shm";
-
 /// Leftovers of killed runs in a folder, and where models are compressed while they are loaded.
 fn leftovers(folder: &Path) -> Finding {
     let mut folders = vec![folder.to_owned()];
-    for other in [std::env::temp_dir(), MEMORY.into()] {
+    for other in [std::env::temp_dir(), MEMORY_FOLDER.into()] {
         let is_new = |known: &PathBuf| known.canonicalize().ok() != other.canonicalize().ok();
         if other.is_dir() && folders.iter().all(is_new) {
             folders.push(other);
@@ -204,7 +201,7 @@ fn build() -> Finding {
 
 fn unwritable(error: &std::io::Error) -> Finding {
     Finding::good("mapping", format!("not tried: {error}"), json!(null))
-        .with_remedy(true, "name a writable folder with --folder, or set TMPDIR")
+        .with_remedy(true, &format!("name a writable folder with --folder, or set {TEMPORARY}"))
 }
 
 #[cfg(not(feature = "cudarc"))]

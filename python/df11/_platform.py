@@ -1,0 +1,52 @@
+"""What systems do differently. Nothing else in the package asks which system it runs on, of which a
+test of the repository makes sure.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+IS_WINDOWS = os.name == "nt"
+#: The variable that names the folder of temporary files.
+TEMPORARY = "TMP" if IS_WINDOWS else "TMPDIR"
+
+
+def places() -> list[Path]:
+    """Folders for files that are soon deleted: in memory, where there is one, or temporary ones."""
+    temporary = Path(tempfile.gettempdir())
+    return [Path("/dev/shm"), temporary] if sys.platform == "linux" else [temporary]
+
+
+def unlink_mapped(path: Path) -> None:
+    """Delete a file that this process has mapped, whose memory stays until nobody uses it. Windows
+    deletes none that is mapped: there it goes with its folder, or when the next run removes what
+    is left.
+    """
+    if not IS_WINDOWS:
+        path.unlink()
+
+
+def loaded_library(name: str) -> Path | None:
+    """Return the file of a CUDA library that this process has loaded, such as `cublas`; None if it
+    has not, has several, or the system does not tell.
+    """
+    found: set[Path] = set()
+    with suppress(OSError):
+        found = _in_torch(name) if IS_WINDOWS else _mapped(name)
+    return found.pop() if len(found) == 1 else None
+
+
+def _mapped(name: str) -> set[Path]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {Path(line.split(maxsplit=5)[-1]) for line in lines if f"/lib{name}.so" in line}
+
+
+def _in_torch(name: str) -> set[Path]:
+    """PyTorch for Windows has its own, which it loads from its folder."""
+    torch = sys.modules.get("torch")
+    folder = Path(torch.__file__ or "").parent / "lib" if torch else Path()
+    return set(folder.glob(f"{name}64_*.dll"))
