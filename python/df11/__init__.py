@@ -17,11 +17,11 @@
 #           _order_cache keeps that on disk. _forwards and _code read from a module's source which
 #           layers share x; _siblings compiles its forward again with one product for them.
 #   load    attach (_load), transformers (_quantizer) and diffusers (_diffusers) call in. BF16 files
-#           become containers first (_source), or one GPU compresses them without any (_packing,
+#           become containers first (_origin), or one GPU compresses them without any (_packing,
 #           _encoding). _container shows a container as a dictionary of tensors on the CPU. The
 #           library's own loader moves these (_pretrained), or their names decide (_parameters).
 #           _plan then decides device and residence of each, and _load and _bring copy them.
-#   save    _source remembers the containers of a module, _changes compares, and _saving copies them
+#   save    _origin remembers the containers of a module, _changes compares, and _saving copies them
 #           or compresses anew. _merging merges adapters.
 #   other   _safe and torch have the interface of safetensors; vllm is the plugin, which records
 #           what vLLM's loading code does with tensors without memory, and loads that.
