@@ -32,8 +32,8 @@ const SHARE_PERCENT: u64 = 95;
 /// is, and the kernels found neither bits that are not a code, nor a gap or an output offset that
 /// contradicts the codes, in its whole block. So a full verification with it proves that the GPU's
 /// decoding has the hashes of the originals and that the whole index is right; it says nothing of
-/// the CPU's decoding. In full verifications the CPU checks the records of tensors in `tile`, and
-/// the bits between their codes.
+/// the CPU's decoding. Tensors in `float` are decoded by the CPU, at the load. In full verifications the CPU checks the records of tensors in `tile` and `float`,
+/// and the bits between their codes.
 ///
 /// It refuses tensors, empty ones too, of a block that the plan leaves out.
 #[derive(Debug)]
@@ -164,7 +164,7 @@ impl Decoder for GpuDecoder<'_> {
             return refuse(problem, "load its own model");
         }
         let (entry, _) = self.model.inner.tensor(tensor.name())?;
-        let cpu = tensor.target().encoding() == Encoding::Tile;
+        let cpu = matches!(tensor.target().encoding(), Encoding::Tile | Encoding::Float);
         let cpu = cpu.then(|| Cpu.prepare(tensor)).transpose()?;
         Ok(Box::new(PreparedOnGpu { decoder: self, tensor, entry, cpu }))
     }

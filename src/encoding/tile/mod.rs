@@ -22,6 +22,7 @@ mod decode;
 mod encode;
 mod geometry;
 mod histogram;
+mod kept;
 mod lanes;
 mod record;
 mod sizes;
@@ -29,7 +30,7 @@ mod sizes;
 pub(crate) use arrays::cut;
 pub use arrays::{Arrays, OwnedArrays};
 pub use codebook::Codebook;
-pub use encode::{EncodedStrips, Encoder, encode_tensor};
+pub use encode::{EncodedStrips, Encoder, encode_floats, encode_tensor};
 #[cfg(feature = "cudarc")]
 pub(crate) use geometry::RECORD_BYTES;
 pub use geometry::TileGeometry;
