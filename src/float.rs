@@ -116,6 +116,11 @@ impl FloatSplit {
     }
 }
 
+/// Whether exponents of tensors of a dtype are coded, if that makes them smaller.
+pub fn is_coded(dtype: Dtype) -> bool {
+    dtype == Dtype::BF16 || !FloatSplit::all_of(dtype).is_empty()
+}
+
 /// A split that is known when the code is compiled: [`with_float`] finds it.
 pub(crate) trait Float {
     const SPLIT: FloatSplit;
@@ -228,3 +233,91 @@ floats! {
 }
 
 pub(crate) use with_float;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All words, or of 32 bits those of some mantissas; with the zero bits of a split.
+    fn words(split: FloatSplit) -> Vec<u32> {
+        let words: Vec<u32> = match split.bytes() {
+            1 => (0..1 << 8).collect(),
+            2 => (0..1 << 16).collect(),
+            _ => (0..1 << 20)
+                .map(|at: u32| at << 12 | at.wrapping_mul(2_654_435_761) >> 20)
+                .collect(),
+        };
+        words.into_iter().map(|word| word >> split.zero_bits() << split.zero_bits()).collect()
+    }
+
+    fn splits() -> impl Iterator<Item = FloatSplit> {
+        let all = SPLITS.iter().flat_map(|(_, splits)| splits.iter().copied());
+        all.chain([FloatSplit::BF16])
+    }
+
+    fn comes_back<F: Float>() {
+        for unit in words(F::SPLIT).as_chunks::<UNIT>().0 {
+            let packed = F::pack(*unit);
+            let bytes = F::SPLIT.plane_bytes(UNIT as u64) as usize;
+            assert!(packed[bytes..].iter().all(|&byte| byte == 0));
+            let kept = F::unpack(&packed[..bytes]);
+            let weights =
+                std::array::from_fn(|at| F::SPLIT.weight(F::SPLIT.exponent(unit[at]), kept[at]));
+            assert_eq!(weights, *unit);
+            let stored = F::store(weights);
+            assert_eq!(F::load(&stored[..UNIT * F::SPLIT.bytes()]), *unit);
+            assert_eq!(
+                F::load(&stored[..3 * F::SPLIT.bytes()])[..4],
+                [unit[0], unit[1], unit[2], 0]
+            );
+        }
+    }
+
+    #[test]
+    fn every_pattern_comes_back() {
+        for split in splits() {
+            with_float!(split, F => comes_back::<F>());
+        }
+    }
+
+    #[test]
+    fn bf16_has_the_plane_of_tiles() {
+        for word in 0..=u16::MAX {
+            let split = FloatSplit::BF16;
+            assert_eq!(split.exponent(word.into()), crate::bf16::exponent(word));
+            let plane_byte = u32::from(crate::bf16::plane_byte(word));
+            assert_eq!(split.kept(word.into()), plane_byte);
+        }
+    }
+
+    #[test]
+    fn exponents_do_not_depend_on_zero_bits() {
+        for (_, splits) in SPLITS {
+            for word in words(splits[0]) {
+                let exponents = splits.iter().map(|split| split.exponent(word));
+                assert!(exponents.into_iter().all(|exponent| exponent == splits[0].exponent(word)));
+            }
+        }
+    }
+
+    #[test]
+    fn the_most_zero_bits_are_chosen() {
+        let zero_bits = |dtype, bits| FloatSplit::choose(dtype, bits).map(FloatSplit::zero_bits);
+        assert_eq!(zero_bits(Dtype::F32, 0x3F80_0000), Some(16));
+        assert_eq!(zero_bits(Dtype::F32, 0x3F80_8000), Some(13));
+        assert_eq!(zero_bits(Dtype::F32, 0x3F80_1000), Some(0));
+        assert_eq!(zero_bits(Dtype::F32, 0), Some(16));
+        assert_eq!(zero_bits(Dtype::F8_E4M3, 0x80), Some(0));
+        assert_eq!(zero_bits(Dtype::F64, 0), None);
+        assert_eq!(FloatSplit::of(Dtype::F32, 12), None);
+        assert_eq!(FloatSplit::of(Dtype::F32, u64::MAX), None);
+    }
+
+    /// What bounds the size of what a container restores to (spec/rationale.md, "Limits").
+    #[test]
+    fn a_quarter_of_a_weight_is_kept_at_least() {
+        for split in splits() {
+            assert!(split.kept_bits() as usize >= 2 * split.bytes(), "{split:?}");
+        }
+    }
+}

@@ -1,7 +1,9 @@
-//! Both encodings against the reference decoder and a witness, for many distributions and sizes.
-//! What only one of them has is in `codec/gap.rs` and `codec/tile.rs`. Arrays that break one rule
-//! are among the test vectors; any weights, ranges, chunks and damage are what fuzz targets try.
+//! All encodings against the reference decoder and a witness, for many distributions and sizes.
+//! What only one of them has is in `codec`. Arrays that break one rule are among the test vectors;
+//! any weights, ranges, chunks and damage are what fuzz targets try.
 
+#[path = "codec/float.rs"]
+mod float;
 #[path = "codec/gap.rs"]
 mod gap;
 #[path = "../benches/support/normal.rs"]

@@ -17,8 +17,8 @@ use zerocopy::{
 };
 
 use super::records::{
-    ArrayRecord, BlockRecord, ENCODING_FLOAT, ENCODING_GAP, ENCODING_TILE, FILE_WEIGHTS, FileRecord,
-    MetadataRecord, SectionRecord, TensorRecord, record,
+    ArrayRecord, BlockRecord, ENCODING_FLOAT, ENCODING_GAP, ENCODING_TILE, FILE_WEIGHTS,
+    FileRecord, MetadataRecord, SectionRecord, TensorRecord, record,
 };
 use crate::{
     Dtype, Error, Result,
@@ -173,7 +173,7 @@ impl Coded {
         [ENCODING_GAP, ENCODING_TILE, ENCODING_FLOAT].contains(&encoding)
     }
 
-    /// The tensor's split, if tensors of its dtype can have its encoding, which must be a coded one.
+    /// A tensor's split, if tensors of its dtype can have its encoding, which is a coded one.
     pub(crate) fn split(tensor: &TensorRecord) -> Option<FloatSplit> {
         let dtype = Dtype::from_id(tensor.dtype.get())?;
         match tensor.encoding.get() {

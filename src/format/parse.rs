@@ -7,8 +7,8 @@ use super::{
     check::{Check, corrupt, require},
     directory::{Coded, Directory},
     records::{
-        ArrayRecord, ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_RAW, FILE_WEIGHTS, SECTION_CODEBOOK, SECTION_PREFIX,
-        SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord, section_name,
+        ArrayRecord, ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_RAW, FILE_WEIGHTS, SECTION_CODEBOOK,
+        SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord, section_name,
     },
 };
 use crate::{

@@ -32,8 +32,9 @@ const SHARE_PERCENT: u64 = 95;
 /// is, and the kernels found neither bits that are not a code, nor a gap or an output offset that
 /// contradicts the codes, in its whole block. So a full verification with it proves that the GPU's
 /// decoding has the hashes of the originals and that the whole index is right; it says nothing of
-/// the CPU's decoding. Tensors in `float` are decoded by the CPU, at the load. In full verifications the CPU checks the records of tensors in `tile` and `float`,
-/// and the bits between their codes.
+/// the CPU's decoding. Tensors in `float` are decoded by the CPU, at the load. In full
+/// verifications the CPU checks the records of tensors in `tile` and `float`, and the bits between
+/// their codes.
 ///
 /// It refuses tensors, empty ones too, of a block that the plan leaves out.
 #[derive(Debug)]

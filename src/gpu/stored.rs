@@ -113,7 +113,9 @@ impl Stored {
                 let sizes = coded.tile_sizes();
                 rect.is_run() || sizes.is_some_and(|sizes| has_rows_of(sizes, rect.width))
             }
-            Self::Raw(_) | Self::Decoded(_) | Self::Empty => rect.is_run() || rect.width <= MOST_PITCH,
+            Self::Raw(_) | Self::Decoded(_) | Self::Empty => {
+                rect.is_run() || rect.width <= MOST_PITCH
+            }
         }
     }
 

@@ -8,7 +8,9 @@ use crate::{
     encoding::tile::{self, OwnedArrays, TileSizes},
     format::{
         Coded,
-        records::{ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, TensorRecord},
+        records::{
+            ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, TensorRecord,
+        },
     },
 };
 

@@ -18,9 +18,8 @@ use super::{
     options::Layout,
 };
 use crate::{
-    Dtype, Error, Result, encoding::gap::GapGeometry, float::FloatSplit, huffman::Histogram,
-    open::hash, parallel,
-    progress::Observer, source::SourceTensor,
+    Dtype, Error, Result, encoding::gap::GapGeometry, float::is_coded, huffman::Histogram,
+    open::hash, parallel, progress::Observer, source::SourceTensor,
 };
 
 /// Bytes that are read, counted and hashed in one go; small enough for the second-level cache.
@@ -200,7 +199,7 @@ fn work(layout: Layout, tensor: &SourceTensor) -> PieceWork {
         _ if tensor.length < MIN_CODED_BYTES => PieceWork::None,
         Layout::Raw => PieceWork::None,
         Layout::Gap(geometry) if tensor.dtype == Dtype::BF16 => PieceWork::Exponents(geometry),
-        _ if FloatSplit::all_of(tensor.dtype).is_empty() => PieceWork::None,
+        _ if !is_coded(tensor.dtype) => PieceWork::None,
         _ if tensor.length <= coding::WHOLE_BYTES => PieceWork::Whole,
         _ => PieceWork::Pairs,
     }

@@ -292,11 +292,7 @@ impl Measuring {
 }
 
 /// Counts and measures a tensor that is in memory, on this thread.
-pub(super) fn measure_whole(
-    dtype: Dtype,
-    shape: &[u64],
-    weights: &[u8],
-) -> Result<Option<Coding>> {
+pub(super) fn measure_whole(dtype: Dtype, shape: &[u64], weights: &[u8]) -> Result<Option<Coding>> {
     let mut histogram = PairHistogram::default();
     count(&mut histogram, dtype, weights);
     let Some(measuring) = Measuring::new(dtype, shape, &histogram)? else { return Ok(None) };

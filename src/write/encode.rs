@@ -341,7 +341,6 @@ pub(super) fn seal(
 ) -> Result<(Header, Vec<u8>)> {
     directory.shard = shard;
     let bytes = directory.to_bytes();
-    let header =
-        Header::complete(directory_offset, &bytes)?.with_minor(directory.version_minor());
+    let header = Header::complete(directory_offset, &bytes)?.with_minor(directory.version_minor());
     Ok((header, bytes))
 }

@@ -204,8 +204,10 @@ impl TileDecoder {
         }
         let mut placed = [0; 2 * TILE_ELEMENTS as usize];
         coded.decode(&self.lookup, stage, &NO_PLANE, &mut placed, coded.tile.width)?;
-        kept::join(split, coded.tile, &placed, plane, (out, stride));
-        Ok(())
+        Error::unless(kept::join(split, coded.tile, &placed, plane, (out, stride)), || {
+            let problem = "a weight has an exponent that its dtype has not";
+            Error::corrupt("bitstream", coded.byte, problem)
+        })
     }
 
     /// The byte of the plane at which a tile starts.

@@ -24,15 +24,16 @@ pub(super) fn pack<F: Float>(tile: Tile, weights: &[u8], mut plane: &mut [u8]) {
 }
 
 /// Joins the placed exponents of a tile, whose rows follow each other, with their kept bits:
-/// weights to `out`, whose rows are this many weights apart.
+/// weights to `out`, whose rows are this many weights apart. Returns whether all exponents are
+/// such as the dtype has.
 pub(super) fn join(
     split: FloatSplit,
     tile: Tile,
     placed: &[u8],
     plane: &[u8],
     (out, pitch): (&mut [u8], usize),
-) {
-    with_float!(split, F => join_units::<F>(tile, placed, plane, (out, pitch)));
+) -> bool {
+    with_float!(split, F => join_units::<F>(tile, placed, plane, (out, pitch)))
 }
 
 fn join_units<F: Float>(
@@ -40,8 +41,10 @@ fn join_units<F: Float>(
     placed: &[u8],
     mut plane: &[u8],
     (out, pitch): (&mut [u8], usize),
-) {
+) -> bool {
     let each = F::SPLIT.bytes();
+    let seen = placed[..2 * tile.elements()].as_chunks::<2>().0;
+    let seen = seen.iter().fold(0, |seen, &word| seen | u16::from_le_bytes(word));
     let tile = Tile { stride: tile.width, ..tile };
     tile.units().for_each(|(_, unit)| {
         let bytes = F::SPLIT.plane_bytes(unit.count as u64) as usize;
@@ -60,6 +63,7 @@ fn join_units<F: Float>(
             }
         }
     });
+    u32::from(bf16::exponent(seen)) >> F::SPLIT.exponent_bits() == 0
 }
 
 #[inline]
