@@ -149,8 +149,8 @@ impl Writing {
 
 #[derive(Args, Clone, Copy, Default)]
 pub(super) struct LayoutArgs {
-    /// How BF16 tensors are stored (with raw all tensors, as they are) [default: tile, or gap if one
-    /// of its numbers is given]
+    /// How BF16 tensors are stored (with raw all tensors, as they are) [default: tile, or gap if
+    /// one of its numbers is given]
     #[arg(long, value_enum, hide_default_value = true)]
     layout: Option<LayoutName>,
     /// Advanced, gap layout: bitstream bytes per thread, 8, 16, 32 or 64 [default: 32]

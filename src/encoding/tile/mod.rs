@@ -1,5 +1,5 @@
-//! The encodings `tile` and `float` (spec/format.md, 6.4 and 6.5): made for warps that decode a tile
-//! into registers.
+//! The encodings `tile` and `float` (spec/format.md, 6.4 and 6.5): made for warps that decode a
+//! tile into registers.
 //!
 //! A tensor is a matrix, cut into *tiles* of 32 rows × 256 columns, or a vector, cut into tiles of
 //! 8192 weights. A tile has 32 *lanes*, as a warp has; each lane has its own stretch of bits and,
