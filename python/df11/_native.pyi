@@ -302,8 +302,8 @@ class Tensor(_Decoded):
     bits_per_element: Final[float]
     """Stored bits per element; 0 for an alias or a tensor without elements."""
     encoding: Final[str]
-    """How its bytes are stored: `gap`, `tile`, `raw`, or `unknown` for a newer version's. Of an
-    alias that of its target.
+    """How its bytes are stored: `gap`, `tile`, `float`, `raw`, or `unknown` for a newer version's.
+    Of an alias that of its target.
     """
     target: Final[str]
     """The name of the tensor that holds its bytes: its own, except for an alias."""
