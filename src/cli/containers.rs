@@ -353,7 +353,7 @@ fn text_of(report: &Report) -> String {
         lines.push(format!(
             "  weights   {:.2} bits per weight; the entropy limit is {:.2}",
             report.bits_per_weight(),
-            8.0 + report.entropy()
+            report.entropy_limit()
         ));
     }
     lines.push(format!(
