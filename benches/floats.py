@@ -30,19 +30,22 @@ Arrays = dict[str, numpy.ndarray]
 F32 = numpy.float32
 
 
-def read(path: pathlib.Path) -> Arrays:
-    """The matrices of a safetensors file with at least 256 rows and columns, as F32."""
+def read(path: pathlib.Path, most: float) -> Arrays:
+    """The matrices of a safetensors file with at least 256 rows and columns, as F32; the first
+    ones, of so many MB.
+    """
     data = path.read_bytes()
     (length,) = struct.unpack_from("<Q", data)
     kinds = {"F32": "<f4", "F16": "<f2"}
-    found = {}
+    found, left = {}, most * 1e6
     for name, info in json.loads(data[8 : 8 + length]).items():
         if name == "__metadata__" or info["dtype"] not in kinds or len(info["shape"]) != 2:
             continue
         begin, end = (8 + length + offset for offset in info["data_offsets"])
         values = numpy.frombuffer(data[begin:end], kinds[info["dtype"]])
-        if min(info["shape"]) >= 256:
+        if min(info["shape"]) >= 256 and 4 * values.size <= left:
             found[name] = values.reshape(info["shape"]).astype(F32)
+            left -= 4 * values.size
     return found
 
 
@@ -127,10 +130,11 @@ def main() -> int:
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("--df11", default="target/release/df11")
     parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--most", type=float, default=1e9, help="MB of F32 weights")
     parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    tensors = read(arguments.model)
+    tensors = read(arguments.model, arguments.most)
     print("| weights | MB | df11 | zstd -19 | zipnn | df11 compress, MB/s | decompress, MB/s |")
     print("|---|---|---|---|---|---|---|")
     for name in arguments.only:

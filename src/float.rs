@@ -193,15 +193,20 @@ pub(crate) trait Float {
     }
 }
 
+/// Bytes of a weight, bits of its exponent, and kept bits.
+pub(crate) enum KnownSplit<const BYTES: u8, const EXPONENT: u8, const KEPT: u8> {}
+
+impl<const BYTES: u8, const EXPONENT: u8, const KEPT: u8> Float
+    for KnownSplit<BYTES, EXPONENT, KEPT>
+{
+    const SPLIT: FloatSplit = FloatSplit::new(BYTES, EXPONENT, KEPT);
+}
+
 macro_rules! floats {
     ($($(#[$about:meta])* $name:ident = $bytes:literal, $exponent:literal, $kept:literal;)*) => {
         $(
             $(#[$about])*
-            pub(crate) enum $name {}
-
-            impl Float for $name {
-                const SPLIT: FloatSplit = FloatSplit::new($bytes, $exponent, $kept);
-            }
+            pub(crate) type $name = KnownSplit<$bytes, $exponent, $kept>;
         )*
 
         /// Evaluates an expression in which a type is the [`Float`](crate::float::Float) of a

@@ -31,7 +31,7 @@ def floats() -> dict[str, Any]:
         "f32": normal,
         "f32-of-bf16": normal.bfloat16().float(),
         "f32-of-f16": (normal / 1000).half().float(),
-        "odd": normal.flatten()[:33333],
+        "odd": normal.flatten()[:33333].clone(),
         "special": special,
         "bf16": normal.bfloat16(),
         "steps": torch.arange(9000),

@@ -10,8 +10,8 @@ use df11::{
             Header,
             records::{
                 ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_GAP,
-                ENCODING_RAW, ENCODING_TILE, FileRecord, MetadataRecord, SECTION_SKIPPABLE, SectionRecord,
-                TensorRecord, section_name,
+                ENCODING_RAW, ENCODING_TILE, FileRecord, MetadataRecord, SECTION_SKIPPABLE,
+                SectionRecord, TensorRecord, section_name,
             },
         },
         tile::{BITSTREAM, FloatSplit, PLANE, RECORDS, TileGeometry, TileSizes},
