@@ -88,27 +88,26 @@ def write(path: pathlib.Path, dtype: str, tensors: Arrays) -> None:
             file.write(values.tobytes())
 
 
-def seconds_of(command: list[str]) -> float:
+def timed(command: list[str]) -> tuple[bytes, float]:
+    """What a command answers, and its seconds."""
     begin = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    return time.perf_counter() - begin
+    done = subprocess.run(command, check=True, capture_output=True)
+    return done.stdout, time.perf_counter() - begin
 
 
-def by_df11(df11: str, path: pathlib.Path) -> tuple[int, float, float]:
-    """Bytes, and seconds of both directions with one thread."""
+def by_df11(df11: str, path: pathlib.Path) -> tuple[int, float, float, float]:
+    """Bytes, bits per weight, and seconds of both directions with one thread."""
     packed, back = path.with_suffix(".df11"), path.with_suffix(".back.safetensors")
     packed.unlink(missing_ok=True), back.unlink(missing_ok=True)
     one = ["--threads", "1", "-q"]
-    pack = [df11, "compress", str(path), "-o", str(packed), "--no-verify", *one]
-    times = [
-        seconds_of(pack),
-        seconds_of([df11, "decompress", str(packed), "-o", str(back), *one]),
-    ]
+    pack = [df11, "compress", str(path), "-o", str(packed), "--no-verify", "--json", *one]
+    answer, packing = timed(pack)
+    _, restoring = timed([df11, "decompress", str(packed), "-o", str(back), *one])
     if not filecmp.cmp(path, back, shallow=False):
         raise RuntimeError(f"{path} is not restored")
     size = packed.stat().st_size
     packed.unlink(), back.unlink()
-    return size, *times
+    return size, json.loads(answer)["bits_per_weight"], packing, restoring
 
 
 def by_zstd(data: bytes) -> int:
@@ -135,16 +134,17 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     tensors = read(arguments.model, arguments.most)
-    print("| weights | MB | df11 | zstd -19 | zipnn | df11 compress, MB/s | decompress, MB/s |")
-    print("|---|---|---|---|---|---|---|")
+    print("| weights | MB | df11 | bits | zstd -19 | zipnn | compress, MB/s | decompress, MB/s |")
+    print("|---|---|---|---|---|---|---|---|")
     for name in arguments.only:
         dtype, make = KINDS[name]
         path = arguments.out / f"{name}.safetensors"
         write(path, dtype, {key: make(values) for key, values in tensors.items()})
         data = path.read_bytes()
-        size, pack, restore = by_df11(arguments.df11, path)
+        size, bits, pack, restore = by_df11(arguments.df11, path)
         sizes = [size, by_zstd(data), by_zipnn(data, dtype)]
         shares = ["–" if one is None else f"{100 * one / len(data):.2f} %" for one in sizes]
+        shares.insert(1, f"{bits:.3f}")
         rates = [f"{len(data) / 1e6 / seconds:.0f}" for seconds in (pack, restore)]
         print(f"| {name} | {len(data) / 1e6:.1f} | " + " | ".join([*shares, *rates]) + " |")
         sys.stdout.flush()

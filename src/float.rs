@@ -237,6 +237,7 @@ floats! {
     F32OfBf16 = 4, 8, 8;
 }
 
+#[expect(clippy::single_component_path_imports, reason = "it gives the macro a path")]
 pub(crate) use with_float;
 
 #[cfg(test)]

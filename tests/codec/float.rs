@@ -26,7 +26,7 @@ fn floats(split: FloatSplit, count: u64) -> Vec<u8> {
         let (random, kept) = (random.next(), random.next() as u32);
         let middle = (1u32 << (split.exponent_bits() - 1)) - 1;
         let less = (random as u32).trailing_zeros();
-        let rare = if random >> 40 & 63 == 0 { random as u32 >> 8 } else { 0 };
+        let rare = if (random >> 40).is_multiple_of(64) { random as u32 >> 8 } else { 0 };
         let exponent = (middle.saturating_sub(less) ^ rare) % (1 << split.exponent_bits());
         split.weight(exponent as u8, kept % (1 << split.kept_bits()))
     };
@@ -62,7 +62,7 @@ fn every_word_of_eight_and_sixteen_bits() {
     for (dtype, split) in splits().filter(|(dtype, _)| dtype.bits() <= 16) {
         let count = 1u32 << dtype.bits();
         let word =
-            |at: u32| at.wrapping_mul(40_503) % count >> split.zero_bits() << split.zero_bits();
+            |at: u32| (at.wrapping_mul(40_503) % count) >> split.zero_bits() << split.zero_bits();
         let words = (0..count).flat_map(|at| word(at).to_le_bytes()[..split.bytes()].to_vec());
         let words: Vec<u8> = words.collect();
         let count = u64::from(count);

@@ -52,16 +52,13 @@ fn join_units<F: Float>(
         let at = each * (unit.row * pitch + unit.column);
         let placed = &placed[2 * unit.at..2 * (unit.at + unit.count)];
         let out = &mut out[at..at + each * unit.count];
-        match (placed.first_chunk(), out.split_at_mut_checked(each * UNIT)) {
-            (Some(placed), Some((out, _))) => {
-                out.copy_from_slice(&join_unit::<F>(placed, kept)[..each * UNIT]);
-            }
-            _ => {
-                let mut whole = [0; 2 * UNIT];
-                whole[..placed.len()].copy_from_slice(placed);
-                out.copy_from_slice(&join_unit::<F>(&whole, kept)[..out.len()]);
-            }
+        if let Some(placed) = placed.first_chunk() {
+            out[..each * UNIT].copy_from_slice(&join_unit::<F>(placed, kept)[..each * UNIT]);
+            return;
         }
+        let mut whole = [0; 2 * UNIT];
+        whole[..placed.len()].copy_from_slice(placed);
+        out.copy_from_slice(&join_unit::<F>(&whole, kept)[..out.len()]);
     });
     u32::from(bf16::exponent(seen)) >> F::SPLIT.exponent_bits() == 0
 }
