@@ -77,13 +77,6 @@ fn containers() -> Vec<Vec<u8>> {
     let matrix = sample("m", Dtype::BF16, &[68, 264], weights(68 * 264, 2));
     let vector = sample("v", Dtype::BF16, &[16_385], weights(16_385, 3));
     write_safetensors(&matrices, &[matrix, vector], false);
-    let floats = folder.path().join("floats.safetensors");
-    let halves = weights(17_000, 4);
-    let wide = halves.as_chunks::<2>().0.iter().flat_map(|&[low, high]| [0, 0, low, high]);
-    let wide = sample("wide", Dtype::F32, &[17, 1000], wide.collect());
-    let eight = sample("eight", Dtype::F8_E4M3, &[40_001], vec![0x38; 40_001]);
-    let half = sample("half", Dtype::F16, &[17_000], halves);
-    write_safetensors(&floats, &[half, wide, eight], false);
     let small = folder.path().join("small.safetensors");
     write_safetensors(&small, &[sample("w", Dtype::U8, &[5], vec![5; 5])], false);
     let wide = Layout::Gap(GapGeometry::new(8, 64).expect("a geometry"));
@@ -108,6 +101,5 @@ fn containers() -> Vec<Vec<u8>> {
         read(compressed(&root, "raw.df11", Layout::Raw)),
         read(compressed(&matrices, "matrices.df11", Layout::Tile)),
         read(compressed(&one, "vector.df11", Layout::Tile)),
-        read(compressed(&floats, "floats.df11", Layout::Tile)),
     ]
 }

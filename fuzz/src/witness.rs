@@ -8,14 +8,14 @@ use df11::{
         format::{
             Directory,
             records::{
-                ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE,
-                FILE_WEIGHTS, TensorRecord,
+                ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_WEIGHTS,
+                TensorRecord,
             },
         },
     },
 };
 
-use crate::array_witness::{verify_float, verify_gap, verify_tile};
+use crate::array_witness::{verify_gap, verify_tile};
 
 /// Why a container or a tensor does not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,12 +57,6 @@ pub fn verify(container: &[u8], directory: &Directory) -> Result {
                     let [codebook, records, bitstream, plane, _] = arrays;
                     verify_tile([codebook, records, bitstream, plane], parameters(tensor))?;
                 }
-                ENCODING_FLOAT => {
-                    let [tiles @ .., _] = arrays;
-                    let elements = tensor.dimensions().iter().product();
-                    let parameters = tensor.parameters.map(|parameter| parameter.get());
-                    verify_float(tiles, parameters, tensor.dtype.get(), elements)?;
-                }
                 _ => {}
             }
         }
@@ -81,7 +75,7 @@ fn is_known(directory: &Directory, tensor: &TensorRecord) -> bool {
         ENCODING_ALIAS => &directory.tensors[tensor.parameters[0].get() as usize],
         _ => tensor,
     };
-    let known = [ENCODING_RAW, ENCODING_GAP, ENCODING_TILE, ENCODING_FLOAT];
+    let known = [ENCODING_RAW, ENCODING_GAP, ENCODING_TILE];
     Dtype::from_id(tensor.dtype.get()).is_some() && known.contains(&source.encoding.get())
 }
 

@@ -195,7 +195,7 @@ impl Subject {
                 return;
             }
         };
-        let judgement = Judgement { valid, reference, witness, weight_bytes: 2 };
+        let judgement = Judgement { valid, reference, witness };
         let luts = self.luts_are_as_many_as_needed();
         let zeros = array_witness::zeros_after(&self.arrays[BITSTREAM], self.parameters[BIT_COUNT]);
         let count = tensor.sizes.elements();

@@ -1,7 +1,6 @@
 //! The targets: each runs one input, and panics if its property does not hold.
 
 pub mod decode_vs_reference;
-pub mod floats_vs_reference;
 pub mod import_raw;
 pub mod import_structured;
 pub mod open_raw;

@@ -166,10 +166,6 @@ fn tensor(bytes: &mut Bytes<'_>, names: &mut BTreeSet<String>) -> Option<Sample>
     let (dtype, data) = match kind % 8 {
         0 => (Dtype::F32, vec![seed; 4 * usize::from(seed)]),
         1 => (Dtype::U8, bytes.run(usize::from(seed)).to_vec()),
-        2 if kind > 128 => {
-            let dtypes = [Dtype::F8_E4M3, Dtype::F8_E5M2, Dtype::F16, Dtype::F32];
-            (dtypes[usize::from(seed) % 4], crate::samples::weights(40_000, u64::from(seed)))
-        }
         2 => (Dtype::F8_E4M3, vec![kind; usize::from(seed)]),
         // Large enough to be an alias where it occurs again.
         3 => (Dtype::BF16, crate::samples::weights(40_000, u64::from(seed % 2))),

@@ -229,7 +229,7 @@ impl Subject {
                 return;
             }
         };
-        let judgement = Judgement { valid, reference, witness, weight_bytes: 2 };
+        let judgement = Judgement { valid, reference, witness };
         let count = tensor.sizes.elements();
         judgement.whole(tensor.decode(0..count), true);
         let range = compare::range(count, [cuts[0], cuts[1]]);

@@ -1,6 +1,0 @@
-//! `df11_fuzz::targets::floats_vs_reference` with libFuzzer.
-#![no_main]
-
-use df11_fuzz::{start, targets::floats_vs_reference::run};
-
-libfuzzer_sys::fuzz_target!(init: start(), |data: &[u8]| run(data));
